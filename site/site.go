@@ -3,6 +3,7 @@
 package site
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -58,3 +59,16 @@ type Proc struct {
 
 // String is "pid 123".
 func (p Proc) String() string { return fmt.Sprintf("pid %d", p.PID) }
+
+// Client is a process that an MPS server serves.
+type Client struct {
+	Server int // the server's pid
+	PID    int
+}
+
+// What a control daemon can be other than serving. One failed question says nothing about its health, so both come only
+// after the tries that mps.md's measurements call for.
+var (
+	ErrNotServing = errors.New("the daemon does not serve")
+	ErrWedged     = errors.New("the daemon does not answer")
+)

@@ -1,0 +1,111 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// MinSMs is the least that the driver gives a client: a share below it is silently raised to it
+// (measured on an H200: 1 to 7 % all give 8 SMs).
+const MinSMs = 8
+
+// GPU is what division needs to know of a device.
+type GPU struct {
+	SMs int // multiprocessors
+	TPC int // SMs in a TPC: shares are whole TPCs, since the driver rounds down to one
+}
+
+// Share is one rank's part of a GPU.
+type Share struct {
+	SMs int
+	// Percent is what CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set to; zero means no cap, and the variable stays unset.
+	Percent Percent
+}
+
+// Percent is a percentage in millionths of a percent, so that arithmetic is exact: 33333334 is 33.333334 %.
+type Percent int64
+
+// String is the shortest decimal, "33.333334" or "50".
+func (p Percent) String() string {
+	s := fmt.Sprintf("%d.%06d", int64(p)/1e6, int64(p)%1e6)
+	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
+}
+
+// MarshalJSON writes a number, or null where there is no cap.
+func (p Percent) MarshalJSON() ([]byte, error) {
+	if p == 0 {
+		return []byte("null"), nil
+	}
+	return []byte(p.String()), nil
+}
+
+// PercentOf is the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs:
+// it gives the largest multiple of a TPC that is no more than SMs × p / 100. So 44 of 132 is 33.333334, not 33.33.
+func (g GPU) PercentOf(sms int) Percent {
+	return Percent((int64(sms)*100_000_000 + int64(g.SMs) - 1) / int64(g.SMs))
+}
+
+// SMsAt is what the driver makes of a percentage: whole TPCs, rounded down, never below MinSMs (the recorded sweep of an
+// H200, 1 to 100 %, agrees at every point).
+func (g GPU) SMsAt(p Percent) int {
+	sms := int(int64(g.SMs) * int64(p) / 100_000_000)
+	return min(g.SMs, max(sms-sms%g.TPC, g.least()))
+}
+
+// least is the smallest share in SMs that the driver does not change.
+func (g GPU) least() int { return min(g.SMs, (MinSMs+g.TPC-1)/g.TPC*g.TPC) }
+
+// ParsePercent reads a percentage above 0 and up to 100, with at most six decimals.
+func ParsePercent(s string) (Percent, error) {
+	f, err := strconv.ParseFloat(s, 64)
+	_, decimals, _ := strings.Cut(s, ".")
+	if err != nil || !(f > 0 && f <= 100) || len(decimals) > 6 {
+		return 0, fmt.Errorf("cannot read percentage %q: want a number above 0 and up to 100, with at most six decimals", s)
+	}
+	return PercentFrom(f), nil
+}
+
+// PercentFrom is f percent, to the nearest millionth.
+func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
+
+// Divide deals g among ranks by the grant: element i is rank i's share of its GPU.
+//
+// Even shares are whole TPCs; what does not divide goes one TPC each to the first ranks, so that with overlap 1 the
+// shares add up to the GPU. Overlap multiplies what is dealt. No share is above the grant's ceiling or the GPU, and none
+// is below what the driver gives anyway, so many ranks with small shares add up to more than the GPU.
+func Divide(g GPU, ranks int, grant Grant) ([]Share, error) {
+	if g.SMs <= 0 || g.TPC <= 0 || g.TPC > g.SMs {
+		return nil, fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.TPC)
+	}
+	if ranks <= 0 {
+		return nil, fmt.Errorf("cannot divide GPU among %d ranks", ranks)
+	}
+	shares := make([]Share, ranks)
+	most := g.SMsAt(PercentFrom(grant.Ceiling))
+	if grant.Share == ShareNone {
+		for i := range shares {
+			shares[i] = g.share(most, most)
+		}
+		return shares, nil
+	}
+	units := int(math.Floor(float64(g.SMs/g.TPC) * max(grant.Overlap, 1)))
+	for i := range shares {
+		own := units / ranks
+		if i < units%ranks {
+			own++
+		}
+		shares[i] = g.share(own*g.TPC, most)
+	}
+	return shares, nil
+}
+
+// share bounds sms from both sides. A share of the whole GPU needs no percentage.
+func (g GPU) share(sms, most int) Share {
+	sms = max(min(sms, most), g.least())
+	if sms >= g.SMs-g.SMs%g.TPC {
+		return Share{SMs: g.SMs}
+	}
+	return Share{SMs: sms, Percent: g.PercentOf(sms)}
+}

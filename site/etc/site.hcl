@@ -1,0 +1,9 @@
+# Where helper programs are on this node and how long acts may take. Every line may be left out; slurmd gives a prolog
+# neither PATH nor LD_LIBRARY_PATH, so paths are whole.
+
+# mps_control     = "/usr/bin/nvidia-cuda-mps-control"
+# nvml_library    = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" # without it the loader finds it
+# library_path    = "/usr/local/nvidia/lib64"                     # LD_LIBRARY_PATH for mps_control
+# gres_conf       = "/etc/slurm/gres.conf"                        # without it the one beside Slurm's slurm.conf
+# prolog_deadline = "60s"
+# epilog_deadline = "60s"

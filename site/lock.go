@@ -1,0 +1,41 @@
+package site
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked means that somebody else held a lock until the deadline.
+var ErrLocked = errors.New("locked by another process")
+
+// Flock takes the lock of an open file, waiting until ctx ends; the error is ErrLocked then. It polls, since a blocked
+// flock cannot be given up. The lock goes with the file's last close, or with the process.
+func Flock(ctx context.Context, file *os.File) error {
+	pause := time.Millisecond
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if !Pause(ctx, pause) {
+			return ErrLocked
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
+
+// Pause waits for d and reports whether ctx still lasts.
+func Pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return ctx.Err() == nil
+	}
+}

@@ -1,0 +1,58 @@
+package site
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrForeign means that a file that only root may write could have been written by somebody else.
+var ErrForeign = errors.New("not root's own")
+
+// maxOwned bounds the files that root reads: the largest, a policy of hundreds of rules, is far below it.
+const maxOwned = 4 << 20
+
+// ReadOwned reads a whole file that only root can have written: a regular one, owned by root, writable by nobody else,
+// and not behind a link. The error wraps fs.ErrNotExist where there is none, ErrForeign where it may be another's.
+func ReadOwned(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, ErrForeign)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "cannot read", Path: path, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if why := foreign(st); why != "" {
+		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrForeign, why)
+	}
+	content, err := io.ReadAll(io.LimitReader(file, maxOwned+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if len(content) > maxOwned {
+		return nil, fmt.Errorf("cannot read %s: larger than %d bytes", path, maxOwned)
+	}
+	return content, nil
+}
+
+func foreign(st unix.Stat_t) string {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return "it is not a regular file"
+	case st.Uid != 0:
+		return fmt.Sprintf("its owner is uid %d", st.Uid)
+	case st.Mode&0o022 != 0:
+		return fmt.Sprintf("its mode %04o lets others write", st.Mode&0o7777)
+	}
+	return ""
+}

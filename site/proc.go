@@ -1,0 +1,98 @@
+package site
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stat is what /proc says of a process.
+type Stat struct {
+	Proc
+	State   byte // R, S, D, T (stopped), Z (zombie), …
+	Parent  int
+	Session int
+}
+
+// ReadStat reads /proc/PID/stat. The error wraps fs.ErrNotExist where there is no such process.
+func ReadStat(pid int) (Stat, error) {
+	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return Stat{}, fmt.Errorf("cannot read state of pid %d: %w", pid, err)
+	}
+	stat, ok := parseStat(content)
+	if !ok || stat.PID != pid {
+		return Stat{}, fmt.Errorf("cannot read state of pid %d: unexpected form %q", pid, content)
+	}
+	return stat, nil
+}
+
+// parseStat takes the line apart behind the last ')': the command's name before it may hold anything.
+func parseStat(content []byte) (Stat, bool) {
+	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
+	if open < 0 || end < open {
+		return Stat{}, false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content[:open])))
+	fields := strings.Fields(string(content[end+1:]))
+	if err != nil || len(fields) < 20 {
+		return Stat{}, false
+	}
+	parent, err1 := strconv.Atoi(fields[1])
+	session, err2 := strconv.Atoi(fields[3])
+	start, err3 := strconv.ParseUint(fields[19], 10, 64)
+	return Stat{Proc{pid, start}, fields[0][0], parent, session}, errors.Join(err1, err2, err3) == nil
+}
+
+// Alive reports whether p is there and not a zombie: the same start time, not only the same pid.
+func (p Proc) Alive() bool {
+	if p.PID <= 0 {
+		return false
+	}
+	stat, err := ReadStat(p.PID)
+	return err == nil && stat.Start == p.Start && stat.State != 'Z' && stat.State != 'X'
+}
+
+// Self is this process.
+func Self() (Proc, error) {
+	stat, err := ReadStat(os.Getpid())
+	return stat.Proc, err
+}
+
+// Kill ends p and nothing else: the signal goes through a pidfd, and the start time is read again after that is open, so
+// that a process that got the same pid meanwhile cannot be hit. It is no error when p has gone.
+func (p Proc) Kill(signal unix.Signal) error {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open pidfd of pid %d: %w", p.PID, err)
+	}
+	defer unix.Close(fd)
+	if !p.Alive() {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("cannot send %s to pid %d: %w", unix.SignalName(signal), p.PID, err)
+	}
+	return nil
+}
+
+// BootID is the kernel's name for this boot.
+func BootID() (string, error) {
+	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("cannot read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(content)), nil
+}
