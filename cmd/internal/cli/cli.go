@@ -1,0 +1,64 @@
+// Package cli is what all doors share: the process they run in as a value, exit codes, and sentences for people. It
+// links nothing that the wrapper may not link.
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strings"
+)
+
+// Exit codes. A prolog's or epilog's non-zero drains the node; the wrapper's own failures have the codes that env(1),
+// nohup(1) and timeout(1) use.
+const (
+	OK            = 0
+	Drain         = 1
+	Usage         = 2
+	WrapperFailed = 125
+	NotExecutable = 126
+	NotFound      = 127
+)
+
+// Process is the surroundings of a program: nothing else reads them.
+type Process struct {
+	Args []string // without the program's name
+	Env  []string
+	PID  int
+	Out  io.Writer
+	Err  io.Writer
+}
+
+// ThisProcess is the one that runs.
+func ThisProcess() Process {
+	return Process{os.Args[1:], os.Environ(), os.Getpid(), os.Stdout, os.Stderr}
+}
+
+// Complain writes one line to stderr, whatever the error holds: slurmd logs it, and a user may have had a hand in it.
+func (p Process) Complain(program string, err error) {
+	fmt.Fprintf(p.Err, "%s: %s\n", program, OneLine(err))
+}
+
+// OneLine is an error in one line of printable text; joined errors are set apart by semicolons.
+func OneLine(err error) string {
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// commit is set by the linker: make build.
+var commit = "unknown"
+
+// Version is "slurm-mps COMMIT (GO)".
+func Version() string {
+	goVersion := "go"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		goVersion = info.GoVersion
+	}
+	return fmt.Sprintf("slurm-mps %s (%s)", commit, goVersion)
+}

@@ -1,0 +1,61 @@
+package node
+
+import (
+	"sync"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+)
+
+// lazyGPUs opens NVML when it is first asked: 8 ms that a job without MPS, and an epilog without a mode to restore, are
+// spared.
+type lazyGPUs struct {
+	library string
+	once    sync.Once
+	nvml    *gpu.NVML
+	err     error
+}
+
+func (l *lazyGPUs) open() (*gpu.NVML, error) {
+	l.once.Do(func() { l.nvml, l.err = gpu.Open(l.library) })
+	return l.nvml, l.err
+}
+
+// Close shuts NVML down where it was opened.
+func (l *lazyGPUs) Close() {
+	if l.nvml != nil {
+		l.nvml.Close()
+	}
+}
+
+func (l *lazyGPUs) Devices() ([]site.Device, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return nil, err
+	}
+	return nvml.Devices()
+}
+
+func (l *lazyGPUs) Find(uuid site.UUID) (site.Device, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return site.Device{}, err
+	}
+	return nvml.Find(uuid)
+}
+
+func (l *lazyGPUs) Mode(uuid site.UUID) (site.Mode, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return "", err
+	}
+	return nvml.Mode(uuid)
+}
+
+func (l *lazyGPUs) SetMode(uuid site.UUID, mode site.Mode) error {
+	nvml, err := l.open()
+	if err != nil {
+		return err
+	}
+	return nvml.SetMode(uuid, mode)
+}

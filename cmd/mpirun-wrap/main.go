@@ -1,0 +1,11 @@
+// Command mpirun-wrap seats one rank on the job's GPUs and runs its program under MPS.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/rank"
+)
+
+func main() { os.Exit(rank.Wrap(cli.ThisProcess())) }

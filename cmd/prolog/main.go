@@ -1,0 +1,11 @@
+// Command prolog is slurmd's Prolog= on a node that shares GPUs through MPS.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+)
+
+func main() { os.Exit(node.Prolog(cli.ThisProcess())) }

@@ -1,0 +1,11 @@
+// Command task-prolog is slurmd's TaskProlog=: it seats ranks that run without mpirun-wrap.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/rank"
+)
+
+func main() { os.Exit(rank.TaskProlog(cli.ThisProcess())) }

@@ -1,0 +1,302 @@
+// Package epilog closes a lease: the one undo in the house. The prolog calls it too, for what it could not finish.
+//
+// The promise: it obeys the record and never the present policy; closing twice is closing once; everything is tried, and
+// the lease is forgotten only when all of it succeeded. What is another job's by now is left alone.
+package epilog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// Daemons is what the epilog asks of control daemons. Every call ends by ctx's deadline.
+type Daemons interface {
+	Clients(context.Context, lease.Job, lease.Daemon) ([]site.Client, error)
+	Terminate(context.Context, lease.Job, lease.Daemon, site.Client) error
+	Quit(context.Context, lease.Job, lease.Daemon) error
+	End(context.Context, lease.Job, lease.Daemon) error
+	Family(lease.Job, lease.Daemon) ([]site.Proc, error)
+}
+
+// GPUs is what the epilog asks of the driver.
+type GPUs interface {
+	Mode(site.UUID) (site.Mode, error)
+	SetMode(site.UUID, site.Mode) error
+}
+
+// Closer closes leases.
+type Closer struct {
+	Journal *lease.Journal
+	Daemons Daemons
+	GPUs    GPUs
+	Log     zerolog.Logger
+	// Again is the command that runs the epilog of a job by hand, for the log.
+	Again func(lease.Job) string
+}
+
+// The bounds of single steps. Together with a grant's grace they stay below the default deadline of 60 s, and each of
+// them ends early enough before the whole's end that what must come after it still can.
+const (
+	turnPatience     = 10 * time.Second
+	terminatePatient = 2 * time.Second
+	quitPatience     = 8 * time.Second
+	endReserve       = 5 * time.Second
+)
+
+// Close brings the node back to what it was before the job. It is safe where there was no prolog, when it is called
+// twice, after a reboot, and beside a prolog of the same job, which it waits for and then takes over from.
+func (c Closer) Close(ctx context.Context, job uint32) error {
+	turn, err := c.takeTurn(ctx, job)
+	if err != nil {
+		return err
+	}
+	defer turn.Release()
+	l, err := c.Journal.Read(job)
+	switch {
+	case errors.Is(err, lease.ErrNone):
+		return c.closeUnleased(ctx, job)
+	case errors.Is(err, lease.ErrVoid):
+		c.Log.Info().Msg("the lease is of an earlier boot: nothing of it is left but files")
+		return c.Journal.Void(ctx, job)
+	case err != nil:
+		return c.withRepair(err, lease.Lease{Job: lease.Job{ID: job}})
+	}
+	return c.Undo(ctx, l)
+}
+
+// closeUnleased removes the ticket of a job that was refused, and what a prolog left that died before its intent.
+func (c Closer) closeUnleased(ctx context.Context, job uint32) error {
+	if err := c.Journal.Void(ctx, job); err != nil {
+		return err
+	}
+	c.Log.Info().Msg("nothing to close")
+	return nil
+}
+
+// takeTurn waits for a prolog of the same job, then ends it: whatever it has done stands in the lease.
+func (c Closer) takeTurn(ctx context.Context, job uint32) (*lease.Turn, error) {
+	patience, cancel := context.WithTimeout(ctx, part(ctx, turnPatience))
+	turn, err := c.Journal.Lock(patience, job)
+	cancel()
+	var busy *lease.BusyError
+	if !errors.As(err, &busy) {
+		return turn, err
+	}
+	if !busy.Holder.Alive() {
+		return nil, err
+	}
+	c.Log.Warn().Int("pid", busy.Holder.PID).Msg("a prolog of this job still runs: taking over")
+	if err := busy.Holder.Kill(unix.SIGKILL); err != nil {
+		return nil, err
+	}
+	return c.Journal.Lock(ctx, job)
+}
+
+// part is at most d, and at most a third of what is left of ctx.
+func part(ctx context.Context, d time.Duration) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return d
+	}
+	return min(d, time.Until(deadline)/3)
+}
+
+// Undo undoes a lease; the caller has the job's turn. Every step is tried whatever became of the one before, but for
+// two: modes and folders stay while a daemon may still be using them.
+func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
+	began := time.Now()
+	failed := c.Journal.Withdraw(l.Job.ID)
+	l.Phase = lease.Closing
+	failed = errors.Join(failed, c.Journal.Record(l))
+	ended := c.endDaemons(ctx, l)
+	failed = errors.Join(failed, ended)
+	if ended == nil {
+		failed = errors.Join(failed, c.restoreModes(l), c.Journal.RemoveDirs(l.Job.ID))
+	}
+	if failed == nil {
+		failed = c.Journal.Forget(ctx, l)
+	}
+	if failed != nil {
+		return c.withRepair(failed, l)
+	}
+	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("the node is as it was before the job")
+	return nil
+}
+
+// endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others.
+func (c Closer) endDaemons(ctx context.Context, l lease.Lease) error {
+	results := make(chan error, len(l.Daemons))
+	for _, d := range l.Daemons {
+		go func() { results <- c.endDaemon(ctx, l, d) }()
+	}
+	var failed error
+	for range l.Daemons {
+		failed = errors.Join(failed, <-results)
+	}
+	return failed
+}
+
+// endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
+// others' are said and gone past.
+func (c Closer) endDaemon(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+	began := time.Now()
+	there, err := c.Daemons.Family(l.Job, d)
+	if err != nil {
+		return err
+	}
+	if len(there) == 0 && !d.Proc.Alive() {
+		return nil
+	}
+	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
+	gentle, cancel := before(ctx, endReserve)
+	err = c.drain(gentle, l, d, log)
+	if err == nil {
+		err = c.quit(gentle, l, d)
+	}
+	cancel()
+	if err != nil {
+		log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
+	}
+	if err := c.Daemons.End(ctx, l.Job, d); err != nil {
+		return err
+	}
+	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
+	return nil
+}
+
+func (c Closer) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, quitPatience)
+	defer cancel()
+	return c.Daemons.Quit(bound, l.Job, d)
+}
+
+// before is ctx, ended early enough to leave d.
+func before(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-d))
+}
+
+// drain gives clients their grace and then has the daemon terminate those that stay. A client that is stopped is passed
+// over: to terminate it would wedge the daemon (measured), and it has no work in flight by then.
+func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
+	if err != nil || len(clients) == 0 {
+		return err
+	}
+	for _, client := range clients {
+		if stopped(client.PID) {
+			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
+			return fmt.Errorf("client %d is stopped", client.PID)
+		}
+		bound, cancel := context.WithTimeout(ctx, terminatePatient)
+		err := c.Daemons.Terminate(bound, l.Job, d, client)
+		cancel()
+		if err != nil {
+			return err
+		}
+		log.Warn().Int("client", client.PID).Msg("client terminated: it outlived the job")
+	}
+	return nil
+}
+
+// await polls until no client is left or the grace is over, and returns who is.
+func (c Closer) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
+	bound, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	pause := 20 * time.Millisecond
+	for {
+		clients, err := c.Daemons.Clients(ctx, l.Job, d)
+		if err != nil || len(clients) == 0 {
+			return nil, err
+		}
+		if !site.Pause(bound, pause) {
+			return clients, nil
+		}
+		pause = min(2*pause, 500*time.Millisecond)
+	}
+}
+
+func stopped(pid int) bool {
+	stat, err := site.ReadStat(pid)
+	return err == nil && (stat.State == 'T' || stat.State == 't')
+}
+
+// restoreModes sets back the modes that the record says were set. A device that is another job's by now is that job's
+// to care for, and a mode that is neither what was set nor what was before was set by an admin since: both stay.
+func (c Closer) restoreModes(l lease.Lease) error {
+	var failed error
+	for _, held := range l.Held {
+		if held.Set == "" {
+			continue
+		}
+		if err := c.restoreMode(l.Job.ID, held); err != nil {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+func (c Closer) restoreMode(job uint32, held lease.Held) error {
+	holder, taken, err := c.Journal.Holder(held.UUID)
+	if err != nil {
+		return err
+	}
+	log := c.Log.With().Str("gpu", string(held.UUID)).Logger()
+	if taken && holder != job {
+		log.Warn().Uint32("holder", holder).Msg("the GPU is another job's by now: its mode stays")
+		return nil
+	}
+	mode, err := c.GPUs.Mode(held.UUID)
+	if err != nil {
+		return err
+	}
+	if mode == held.Before {
+		return nil
+	}
+	if mode != held.Set {
+		log.Warn().Str("mode", string(mode)).Msg("somebody else set the compute mode since: it stays")
+		return nil
+	}
+	if err := c.GPUs.SetMode(held.UUID, held.Before); err != nil {
+		return err
+	}
+	mode, err = c.GPUs.Mode(held.UUID)
+	if err != nil {
+		return err
+	}
+	if mode != held.Before {
+		return fmt.Errorf("cannot restore compute mode of %s: set to %s, and it reads %s", held.UUID, held.Before, mode)
+	}
+	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Send()
+	return nil
+}
+
+// withRepair logs what an admin does by hand, exactly, and returns the failure.
+func (c Closer) withRepair(failed error, l lease.Lease) error {
+	var commands []string
+	for _, d := range l.Daemons {
+		family, _ := c.Daemons.Family(l.Job, d)
+		for _, proc := range family {
+			commands = append(commands, fmt.Sprintf("kill -9 %d", proc.PID))
+		}
+	}
+	for _, held := range l.Held {
+		if held.Set != "" {
+			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.Before))))
+		}
+	}
+	commands = append(commands, c.Again(l.Job))
+	c.Log.Error().Err(failed).Strs("repair", commands).Msg("the node is not proved clean: the lease is kept")
+	return fmt.Errorf("%w: the lease is kept; to repair: %s", failed, strings.Join(commands, "; "))
+}

@@ -1,0 +1,89 @@
+package mpirunwrap
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProgramError says that a program could not be run, and with what code its wrapper ends.
+type ProgramError struct {
+	Code int // 126 not executable, 127 not found
+	err  error
+}
+
+func (e *ProgramError) Error() string { return e.err.Error() }
+func (e *ProgramError) Unwrap() error { return e.err }
+
+const (
+	notExecutable = 126
+	notFound      = 127
+)
+
+// Exec becomes the program argv[0] with the arguments and environment given, found by the PATH in that environment as a
+// shell would. It returns only where that failed, with a *ProgramError.
+func Exec(argv, env []string) error {
+	path, err := Look(argv[0], env)
+	if err != nil {
+		return err
+	}
+	err = unix.Exec(path, argv, env)
+	code := notExecutable
+	if errors.Is(err, unix.ENOENT) {
+		code = notFound
+	}
+	return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+}
+
+// Look finds a program: a name with a slash is a path, any other is looked for in PATH.
+func Look(program string, env []string) (string, error) {
+	if strings.Contains(program, "/") {
+		return program, executable(program)
+	}
+	refused := error(nil)
+	for _, dir := range filepath.SplitList(pathOf(env)) {
+		path := filepath.Join(dir, program)
+		err := executable(path)
+		if err == nil {
+			return path, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) && refused == nil {
+			refused = err
+		}
+	}
+	if refused != nil {
+		return "", refused
+	}
+	return "", &ProgramError{notFound, fmt.Errorf("cannot run %s: not found in PATH", program)}
+}
+
+func pathOf(env []string) string {
+	for _, entry := range env {
+		if path, ok := strings.CutPrefix(entry, "PATH="); ok {
+			return path
+		}
+	}
+	return "/usr/local/bin:/usr/bin:/bin"
+}
+
+func executable(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		code := notExecutable
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			code = notFound
+		}
+		return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return &ProgramError{notExecutable, fmt.Errorf("cannot run %s: it is a directory", path)}
+	}
+	if err := unix.Access(path, unix.X_OK); err != nil {
+		return &ProgramError{notExecutable, fmt.Errorf("cannot run %s: %w", path, err)}
+	}
+	return nil
+}

@@ -1,0 +1,411 @@
+// Package prolog opens a lease: it makes a node ready for a job that its policy gives MPS to.
+//
+// The promise: the intent is written before the first effect; whatever fails is undone by that record; and an exit code
+// is a scheduling act, so what a user did wrong never fails a prolog: the job's ticket says it.
+package prolog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Daemons is what the prolog asks of control daemons. Every call ends by ctx's deadline.
+type Daemons interface {
+	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
+	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
+	Serves(context.Context, lease.Job, lease.Daemon) error
+}
+
+// GPUs is what the prolog asks of the driver.
+type GPUs interface {
+	Devices() ([]site.Device, error)
+	Find(site.UUID) (site.Device, error)
+	Mode(site.UUID) (site.Mode, error)
+	SetMode(site.UUID, site.Mode) error
+}
+
+// Slurm is what the prolog asks of Slurm's files.
+type Slurm interface {
+	Gres(slurm.Job) (slurm.Gres, error)
+}
+
+// Opener opens leases.
+type Opener struct {
+	Journal *lease.Journal
+	Daemons Daemons
+	GPUs    GPUs
+	Slurm   Slurm
+	Undo    func(context.Context, lease.Lease) error // the epilog's
+	Log     zerolog.Logger
+	Clock   func() time.Time
+}
+
+// Outcome is how an Open ended. All but Failed let the job start.
+type Outcome string
+
+// The ways of an Open to end.
+const (
+	NotAsked Outcome = "not asked" // no rule of the policy is for this job
+	Opened   Outcome = "opened"
+	Adopted  Outcome = "adopted" // the job's lease is open and its daemons serve: nothing was changed
+	Refused  Outcome = "refused" // the job cannot have MPS, and its ticket says why
+	Without  Outcome = "without" // the node failed, and the policy lets the job run without MPS
+	Failed   Outcome = "failed"  // the node failed: drain it
+)
+
+// undoTime bounds the undo of a prolog that failed, which goes on when the prolog's own time is over.
+const undoTime = 30 * time.Second
+
+// Open decides on a job and makes its lease. The error is nil for all outcomes but Without and Failed.
+func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
+	rule, asked, err := law.Decide(request(job))
+	if err != nil {
+		return Failed, err
+	}
+	if !asked {
+		return NotAsked, nil
+	}
+	turn, err := o.Journal.Lock(ctx, job.ID)
+	if err != nil {
+		return Failed, err
+	}
+	defer turn.Release()
+	outcome, err := o.open(ctx, job, rule)
+	if err == nil {
+		return outcome, nil
+	}
+	return o.fall(job, rule, err)
+}
+
+// dirtyError is a failure that no policy lets a job run after: the node is not as it was.
+type dirtyError struct{ error }
+
+func (e dirtyError) Unwrap() error { return e.error }
+
+// fall decides what a failure means.
+func (o Opener) fall(job slurm.Job, rule policy.Rule, failure error) (Outcome, error) {
+	var dirty dirtyError
+	if rule.Grant.OnFailure != policy.FailRunWithout || errors.As(failure, &dirty) {
+		return Failed, failure
+	}
+	ticket := lease.Ticket{Job: owner(job), Rule: rule.Name, Refused: failure.Error(), Without: true}
+	if err := o.Journal.Publish(ticket); err != nil {
+		return Failed, errors.Join(failure, err)
+	}
+	return Without, failure
+}
+
+func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outcome, error) {
+	before, err := o.earlier(job)
+	if err != nil {
+		return Failed, err
+	}
+	devices, refusal, err := o.resolve(job)
+	if err != nil {
+		return Failed, err
+	}
+	if before != nil {
+		if o.adopts(ctx, *before, devices) {
+			return Adopted, o.republish(*before, rule, devices)
+		}
+		if err := o.undo(*before); err != nil {
+			return Failed, dirtyError{err}
+		}
+	}
+	if refusal != "" {
+		o.Log.Warn().Str("reason", refusal).Msg("refused: the ticket says so")
+		return Refused, o.Journal.Publish(lease.Ticket{Job: owner(job), Rule: rule.Name, Refused: refusal})
+	}
+	return o.establish(ctx, job, rule, devices)
+}
+
+// earlier is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
+func (o Opener) earlier(job slurm.Job) (*lease.Lease, error) {
+	l, err := o.Journal.Read(job.ID)
+	switch {
+	case errors.Is(err, lease.ErrNone):
+		return nil, nil
+	case errors.Is(err, lease.ErrVoid):
+		return nil, o.Journal.Void(context.Background(), job.ID)
+	case err != nil:
+		return nil, dirtyError{err}
+	}
+	return &l, nil
+}
+
+// resolve finds the devices of the job. What leaves a doubt is a refusal: a sentence for the ticket.
+func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, err error) {
+	gres, err := o.Slurm.Gres(job)
+	if err != nil {
+		return nil, "", err
+	}
+	refs, err := slurm.Resolve(gres, job)
+	if err != nil {
+		return nil, err.Error(), nil
+	}
+	if len(refs) == 0 {
+		return nil, fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node), nil
+	}
+	if refs[0].By == slurm.ByUUID {
+		devices, err = o.named(refs)
+		return devices, "", err
+	}
+	all, err := o.GPUs.Devices()
+	if err != nil {
+		return nil, "", err
+	}
+	devices, err = slurm.Pick(gres, refs, all)
+	if err != nil {
+		return nil, err.Error(), nil
+	}
+	return devices, unfit(devices), nil
+}
+
+// named finds devices that Slurm named by UUID itself.
+func (o Opener) named(refs []slurm.Ref) ([]site.Device, error) {
+	devices := make([]site.Device, len(refs))
+	for i, ref := range refs {
+		device, err := o.GPUs.Find(ref.UUID)
+		if err != nil {
+			return nil, err
+		}
+		devices[i] = device
+	}
+	return devices, nil
+}
+
+// unfit is why MPS cannot share one of the devices.
+func unfit(devices []site.Device) string {
+	for _, d := range devices {
+		if d.MIGMode {
+			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID)
+		}
+	}
+	return ""
+}
+
+// adopts reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve.
+func (o Opener) adopts(ctx context.Context, l lease.Lease, devices []site.Device) bool {
+	held := make([]site.UUID, len(l.Held))
+	for i, h := range l.Held {
+		held[i] = h.UUID
+	}
+	if l.Phase != lease.Opened || !slices.Equal(held, uuids(devices)) {
+		return false
+	}
+	for _, d := range l.Daemons {
+		if !d.Proc.Alive() {
+			return false
+		}
+		if err := o.Daemons.Serves(ctx, l.Job, d); err != nil {
+			o.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
+			return false
+		}
+	}
+	return true
+}
+
+// republish gives an adopted lease its ticket where a prolog died before that.
+func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device) error {
+	_, err := o.Journal.ReadTicket(l.Job.ID)
+	if errors.Is(err, lease.ErrNone) {
+		return o.Journal.Publish(ticket(l, rule, devices))
+	}
+	return err
+}
+
+// establish is the way in: it stops at the first error, and then undoes what the lease says.
+func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device) (Outcome, error) {
+	l, err := o.draft(job, rule, devices)
+	if err != nil {
+		return Failed, err
+	}
+	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
+		return Failed, err
+	}
+	if err := o.effects(ctx, &l, rule, devices); err != nil {
+		o.Log.Error().Err(err).Msg("undoing")
+		if undone := o.undo(l); undone != nil {
+			return Failed, dirtyError{errors.Join(err, undone)}
+		}
+		return Failed, err
+	}
+	return Opened, nil
+}
+
+func (o Opener) undo(l lease.Lease) error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	return o.step("undo", func() error { return o.Undo(ctx, l) })
+}
+
+// draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
+func (o Opener) draft(job slurm.Job, rule policy.Rule, devices []site.Device) (lease.Lease, error) {
+	l := lease.Lease{
+		Job: owner(job), Phase: lease.Opening, Rule: rule.Name,
+		DrainGrace: lease.Duration(rule.Grant.DrainGrace), Made: o.Clock(),
+	}
+	for _, device := range devices {
+		held, err := o.hold(device, rule.Grant)
+		if err != nil {
+			return l, err
+		}
+		l.Held = append(l.Held, held)
+	}
+	for n, group := range groups(devices, rule.Grant.Scope) {
+		dir := o.Journal.DaemonDir(job.ID, n)
+		l.Daemons = append(l.Daemons, lease.Daemon{
+			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
+		})
+	}
+	return l, nil
+}
+
+// hold says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took
+// out of service by PROHIBITED stays out.
+func (o Opener) hold(device site.Device, grant policy.Grant) (lease.Held, error) {
+	held := lease.Held{UUID: device.UUID}
+	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
+		return held, nil
+	}
+	mode, err := o.GPUs.Mode(device.UUID)
+	if err != nil {
+		return held, err
+	}
+	if mode == site.ModeProhibited {
+		return held, fmt.Errorf("cannot use %s: its compute mode is %s: an admin took it out of service", device.UUID, mode)
+	}
+	held.Before, held.Set = mode, site.ModeExclusiveProcess
+	return held, nil
+}
+
+// groups says which devices share a daemon. A daemon serves one MIG instance only.
+func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
+	if scope == policy.ScopeJob && !devices[0].UUID.MIG() {
+		return [][]site.UUID{uuids(devices)}
+	}
+	var each [][]site.UUID
+	for _, device := range devices {
+		each = append(each, []site.UUID{device.UUID})
+	}
+	return each
+}
+
+// effects does what the lease says, in the order of the design.
+func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, devices []site.Device) error {
+	if err := o.step("modes", func() error { return o.setModes(l.Held) }); err != nil {
+		return err
+	}
+	if err := o.step("folders", func() error { return o.Journal.MakeDirs(*l) }); err != nil {
+		return err
+	}
+	if err := o.step("daemon", func() error { return o.startDaemons(ctx, l) }); err != nil {
+		return err
+	}
+	ceiling := policy.PercentFrom(rule.Grant.Ceiling)
+	if err := o.step("answer", func() error { return o.prepareDaemons(ctx, *l, ceiling) }); err != nil {
+		return err
+	}
+	l.Phase = lease.Opened
+	return o.step("ticket", func() error {
+		return errors.Join(o.Journal.Record(*l), o.Journal.Publish(ticket(*l, rule, devices)))
+	})
+}
+
+// setModes sets the modes and reads them back: the driver's word, not ours, says that a GPU is exclusive.
+func (o Opener) setModes(all []lease.Held) error {
+	for _, held := range all {
+		if held.Set == "" || held.Set == held.Before {
+			continue
+		}
+		if err := o.GPUs.SetMode(held.UUID, held.Set); err != nil {
+			return err
+		}
+		mode, err := o.GPUs.Mode(held.UUID)
+		if err != nil {
+			return err
+		}
+		if mode != held.Set {
+			return fmt.Errorf("cannot set compute mode of %s: set to %s, and it reads %s", held.UUID, held.Set, mode)
+		}
+	}
+	return nil
+}
+
+// startDaemons starts them side by side and records who they are.
+func (o Opener) startDaemons(ctx context.Context, l *lease.Lease) error {
+	err := each(len(l.Daemons), func(n int) (err error) {
+		l.Daemons[n].Proc, err = o.Daemons.Start(ctx, l.Job, l.Daemons[n])
+		return err
+	})
+	return errors.Join(err, o.Journal.Record(*l))
+}
+
+func (o Opener) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
+	return each(len(l.Daemons), func(n int) error {
+		return o.Daemons.Prepare(ctx, l.Job, l.Daemons[n], ceiling)
+	})
+}
+
+// each runs act for 0 to n-1 side by side and joins the errors.
+func each(n int, act func(int) error) error {
+	results := make(chan error, n)
+	for i := range n {
+		go func() { results <- act(i) }()
+	}
+	var failed error
+	for range n {
+		failed = errors.Join(failed, <-results)
+	}
+	return failed
+}
+
+// step runs one step and logs how long it took.
+func (o Opener) step(name string, act func() error) error {
+	began := o.Clock()
+	err := act()
+	o.Log.Info().Str("step", name).Dur("ms", o.Clock().Sub(began)).Bool("ok", err == nil).Send()
+	return err
+}
+
+func ticket(l lease.Lease, rule policy.Rule, devices []site.Device) lease.Ticket {
+	t := lease.Ticket{
+		Job: l.Job, Rule: rule.Name, Scope: string(rule.Grant.Scope), Share: string(rule.Grant.Share),
+		Overlap: rule.Grant.Overlap, Ceiling: rule.Grant.Ceiling, Daemons: l.Daemons,
+	}
+	for _, device := range devices {
+		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
+		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Daemon: n})
+	}
+	return t
+}
+
+func request(job slurm.Job) policy.Request {
+	return policy.Request{
+		JobID: job.ID, User: job.User, UID: job.UID, GID: job.GID, Account: job.Account, Partition: job.Partition,
+		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Requested: job.Constraints,
+		GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes, Node: job.Node,
+	}
+}
+
+func owner(job slurm.Job) lease.Job {
+	return lease.Job{ID: job.ID, UID: job.UID, GID: job.GID, User: job.User}
+}
+
+func uuids(devices []site.Device) []site.UUID {
+	list := make([]site.UUID, len(devices))
+	for i, device := range devices {
+		list[i] = device.UUID
+	}
+	return list
+}

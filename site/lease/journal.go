@@ -1,0 +1,385 @@
+package lease
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Journal is all leases of this node.
+type Journal struct {
+	dir  string
+	boot string
+}
+
+// Open makes the folders of a journal below dir, root's own, and returns it. The boot is site.BootID's.
+func Open(dir, boot string) (*Journal, error) {
+	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "turns"} {
+		path := filepath.Join(dir, sub)
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return nil, fmt.Errorf("cannot make journal: %w", err)
+		}
+		if err := ownDir(path); err != nil {
+			return nil, err
+		}
+	}
+	return &Journal{dir, boot}, nil
+}
+
+// ownDir makes sure that only root can put anything into path, whatever the umask was.
+func ownDir(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return fmt.Errorf("cannot make journal: %w", err)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("cannot make journal: %s is not a directory: move it away", path)
+	}
+	if info.Mode().Perm() == 0o755 {
+		return nil
+	}
+	if err := os.Chmod(path, 0o755); err != nil {
+		return fmt.Errorf("cannot make journal: %w", err)
+	}
+	return nil
+}
+
+func (j *Journal) path(folder string, job uint32) string {
+	return filepath.Join(j.dir, folder, strconv.FormatUint(uint64(job), 10)+".json")
+}
+
+func (j *Journal) leasePath(job uint32) string { return j.path("leases", job) }
+
+// TicketPath is where the ticket of a job is published.
+func (j *Journal) TicketPath(job uint32) string { return j.path("tickets", job) }
+
+// JobDir is the folder for the daemons of a job.
+func (j *Journal) JobDir(job uint32) string {
+	return filepath.Join(j.dir, "jobs", strconv.FormatUint(uint64(job), 10))
+}
+
+func (j *Journal) claimPath(uuid site.UUID) string {
+	return filepath.Join(j.dir, "claims", string(uuid))
+}
+
+// Turn is the right to act on one job's lease: prolog and epilog of a job take turns.
+type Turn struct {
+	file *os.File
+	path string
+}
+
+// Lock takes the turn of a job, waiting until ctx ends; a *BusyError then says who has it.
+func (j *Journal) Lock(ctx context.Context, job uint32) (*Turn, error) {
+	path := filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10))
+	file, err := flock(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	turn := &Turn{file, path}
+	if err := turn.sign(); err != nil {
+		turn.Release()
+		return nil, err
+	}
+	return turn, nil
+}
+
+// sign writes who has the turn, so that an epilog can prove which process it waits for.
+func (t *Turn) sign() error {
+	self, err := site.Self()
+	if err != nil {
+		return err
+	}
+	name, err := json.Marshal(self)
+	if err != nil {
+		return fmt.Errorf("cannot sign %s: %w", t.path, err)
+	}
+	if err := t.file.Truncate(0); err != nil {
+		return fmt.Errorf("cannot sign %s: %w", t.path, err)
+	}
+	if _, err := t.file.WriteAt(name, 0); err != nil {
+		return fmt.Errorf("cannot sign %s: %w", t.path, err)
+	}
+	return nil
+}
+
+// Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one.
+func (t *Turn) Release() error {
+	err := remove(t.path)
+	return errors.Join(err, t.file.Close())
+}
+
+// Read returns the lease of a job. The error is ErrNone, ErrVoid, or wraps ErrTorn, ErrSchema, site.ErrForeign or what
+// the file system said.
+func (j *Journal) Read(job uint32) (Lease, error) {
+	var l Lease
+	path := j.leasePath(job)
+	if err := readRecord(path, j.boot, &l); err != nil {
+		return Lease{}, err
+	}
+	if l.Job.ID != job {
+		return Lease{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrForeign, l.Job.ID)
+	}
+	for _, held := range l.Held {
+		if !held.UUID.Valid() {
+			return Lease{}, fmt.Errorf("cannot read %s: %w: it names a device %q", path, ErrTorn, held.UUID)
+		}
+	}
+	return l, nil
+}
+
+// Begin writes the intent: the lease, then a claim on each of its devices. Where a device is another job's, nothing of
+// it stays and the error is a *HeldError.
+func (j *Journal) Begin(ctx context.Context, l Lease) error {
+	for _, held := range l.Held {
+		if !held.UUID.Valid() {
+			return fmt.Errorf("cannot begin lease of job %d: %q is not the UUID of a device", l.Job.ID, held.UUID)
+		}
+	}
+	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := j.Record(l); err != nil {
+		return err
+	}
+	if err := j.claim(l); err != nil {
+		return errors.Join(err, j.forget(l.Job.ID, uuids(l)))
+	}
+	return nil
+}
+
+// Record writes the lease as it is now. Schema and boot are the journal's to say.
+func (j *Journal) Record(l Lease) error {
+	l.Schema, l.Boot = Schema, j.boot
+	content, err := json.MarshalIndent(l, "", "  ")
+	if err != nil {
+		return fmt.Errorf("cannot write lease of job %d: %w", l.Job.ID, err)
+	}
+	return writeWhole(j.leasePath(l.Job.ID), append(content, '\n'), 0o600, -1)
+}
+
+// claim is the content of a file in claims/.
+type claim struct {
+	header
+	Job uint32 `json:"job"`
+}
+
+// claim links one complete file to the name of every device, so that a claim is exclusive and never empty.
+func (j *Journal) claim(l Lease) error {
+	content, err := json.Marshal(claim{header{Schema, j.boot}, l.Job.ID})
+	if err != nil {
+		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
+	}
+	temporary := j.claimTemporary(l.Job.ID)
+	if err := writeFile(temporary, content, 0o600, -1); err != nil {
+		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
+	}
+	for _, held := range l.Held {
+		if err := j.claimOne(temporary, held.UUID, l.Job.ID); err != nil {
+			return err
+		}
+	}
+	if err := remove(temporary); err != nil {
+		return err
+	}
+	return syncDir(filepath.Join(j.dir, "claims"))
+}
+
+func (j *Journal) claimTemporary(job uint32) string {
+	return filepath.Join(j.dir, "claims", fmt.Sprintf(".%d.new", job))
+}
+
+func (j *Journal) claimOne(complete string, uuid site.UUID, job uint32) error {
+	path := j.claimPath(uuid)
+	err := os.Link(complete, path)
+	if !errors.Is(err, fs.ErrExist) {
+		if err != nil {
+			return fmt.Errorf("cannot claim %s: %w", uuid, err)
+		}
+		return nil
+	}
+	holder, held, err := j.Holder(uuid)
+	if err != nil {
+		return err
+	}
+	if held && holder != job {
+		return &HeldError{uuid, holder}
+	}
+	// What is there is a claim of an earlier boot, of a job without a lease, or our own of before.
+	if err := remove(path); err != nil {
+		return err
+	}
+	if err := os.Link(complete, path); err != nil {
+		return fmt.Errorf("cannot claim %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// Holder returns the job that holds a device. A claim of another boot, or of a job that has no lease, holds nothing.
+func (j *Journal) Holder(uuid site.UUID) (job uint32, held bool, err error) {
+	var c claim
+	err = readRecord(j.claimPath(uuid), j.boot, &c)
+	if errors.Is(err, ErrNone) || errors.Is(err, ErrVoid) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	var head header
+	err = readRecord(j.leasePath(c.Job), j.boot, &head)
+	if errors.Is(err, ErrNone) || errors.Is(err, ErrVoid) {
+		return 0, false, nil
+	}
+	return c.Job, true, nil // a lease that cannot be read holds its devices all the same
+}
+
+// Publish gives the job its ticket: readable by its group, writable by root alone.
+func (j *Journal) Publish(t Ticket) error {
+	t.Schema, t.Boot = Schema, j.boot
+	content, err := json.MarshalIndent(t, "", "  ")
+	if err != nil {
+		return fmt.Errorf("cannot publish ticket of job %d: %w", t.Job.ID, err)
+	}
+	return writeWhole(j.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID))
+}
+
+// ReadTicket returns the ticket of a job. Errors as of Read.
+func (j *Journal) ReadTicket(job uint32) (Ticket, error) {
+	var t Ticket
+	path := j.TicketPath(job)
+	if err := readRecord(path, j.boot, &t); err != nil {
+		return Ticket{}, err
+	}
+	if t.Job.ID != job {
+		return Ticket{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrForeign, t.Job.ID)
+	}
+	return t, nil
+}
+
+// Reader is a journal for reading only: the wrapper, which is no root, makes no folders.
+func Reader(dir, boot string) *Journal { return &Journal{dir, boot} }
+
+// Withdraw takes the ticket back.
+func (j *Journal) Withdraw(job uint32) error {
+	path := j.TicketPath(job)
+	return errors.Join(remove(temporaryOf(path)), remove(path))
+}
+
+// Forget removes what is left of a job here: its claims, then its lease. It is the last act of an undo. The devices are
+// the lease's; claims that are another job's by now stay.
+func (j *Journal) Forget(ctx context.Context, l Lease) error {
+	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return j.forget(l.Job.ID, uuids(l))
+}
+
+func (j *Journal) forget(job uint32, devices []site.UUID) error {
+	for _, uuid := range devices {
+		if err := j.unclaim(uuid, job); err != nil {
+			return err
+		}
+	}
+	path := j.leasePath(job)
+	for _, stale := range []string{j.claimTemporary(job), temporaryOf(path), path} {
+		if err := remove(stale); err != nil {
+			return err
+		}
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func (j *Journal) unclaim(uuid site.UUID, job uint32) error {
+	var c claim
+	err := readRecord(j.claimPath(uuid), j.boot, &c)
+	if errors.Is(err, ErrNone) || err == nil && c.Job != job {
+		return nil
+	}
+	if err != nil && !errors.Is(err, ErrVoid) {
+		return err
+	}
+	return remove(j.claimPath(uuid))
+}
+
+// Void removes what an earlier boot, or a killed writer, left of a job: no process and no mode of it is there any more,
+// so there is nothing else to undo.
+func (j *Journal) Void(ctx context.Context, job uint32) error {
+	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := j.Withdraw(job); err != nil {
+		return err
+	}
+	if err := j.RemoveDirs(job); err != nil {
+		return err
+	}
+	claimed, err := j.claimedBy(job)
+	if err != nil {
+		return err
+	}
+	return j.forget(job, claimed)
+}
+
+// claimedBy lists the devices whose claim names job, of whatever boot.
+func (j *Journal) claimedBy(job uint32) ([]site.UUID, error) {
+	entries, err := os.ReadDir(filepath.Join(j.dir, "claims"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list claims: %w", err)
+	}
+	var claimed []site.UUID
+	for _, entry := range entries {
+		uuid := site.UUID(entry.Name())
+		if !uuid.Valid() {
+			continue
+		}
+		content, err := site.ReadOwned(j.claimPath(uuid))
+		if err != nil {
+			return nil, err
+		}
+		var c claim
+		if json.Unmarshal(content, &c) == nil && c.Job == job {
+			claimed = append(claimed, uuid)
+		}
+	}
+	return claimed, nil
+}
+
+// Jobs lists the jobs that have a lease, in order.
+func (j *Journal) Jobs() ([]uint32, error) {
+	entries, err := os.ReadDir(filepath.Join(j.dir, "leases"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list leases: %w", err)
+	}
+	var jobs []uint32
+	for _, entry := range entries {
+		name, ok := strings.CutSuffix(entry.Name(), ".json")
+		id, err := strconv.ParseUint(name, 10, 32)
+		if ok && err == nil {
+			jobs = append(jobs, uint32(id))
+		}
+	}
+	slices.Sort(jobs)
+	return jobs, nil
+}
+
+func uuids(l Lease) []site.UUID {
+	list := make([]site.UUID, len(l.Held))
+	for i, held := range l.Held {
+		list[i] = held.UUID
+	}
+	return list
+}

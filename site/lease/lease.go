@@ -1,0 +1,131 @@
+// Package lease is the memory: which job holds which devices, and what has to be undone for it. A record is written
+// before the first effect that it names and forgotten after the last undo, so whoever dies in between leaves enough for
+// the next one to finish.
+//
+// The promise: a file here is whole or absent, has one writer at a time, and means nothing after a reboot.
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Schema is the number of the form of the records below. A record of another number is never guessed at.
+const Schema = 1
+
+// What a record can be other than good. Each has one outcome, the same everywhere: none and void mean that there is
+// nothing to undo; torn, foreign (site.ErrForeign) and unknown schema mean that a person must look, and the node drains.
+var (
+	ErrNone   = errors.New("no record")
+	ErrVoid   = errors.New("record of another boot")
+	ErrTorn   = errors.New("torn record")
+	ErrSchema = errors.New("record of an unknown schema")
+)
+
+// Lease says that a job holds devices, and all that has to be undone.
+type Lease struct {
+	Schema     int       `json:"schema"`
+	Boot       string    `json:"boot"`
+	Job        Job       `json:"job"`
+	Phase      Phase     `json:"phase"`
+	Rule       string    `json:"rule"`
+	DrainGrace Duration  `json:"drain_grace"`
+	Made       time.Time `json:"made"`
+	Held       []Held    `json:"held"`
+	Daemons    []Daemon  `json:"daemons"`
+}
+
+// Job is whose lease it is.
+type Job struct {
+	ID   uint32 `json:"id"`
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
+	User string `json:"user"`
+}
+
+// Phase says how far a lease has come.
+type Phase string
+
+// A lease is opening from its first write until its ticket is out, and closing from the epilog's first act.
+const (
+	Opening Phase = "opening"
+	Opened  Phase = "open"
+	Closing Phase = "closing"
+)
+
+// Held is a device with its compute mode before, and the one that was asked for; Set is empty where the mode was left
+// alone.
+type Held struct {
+	UUID   site.UUID `json:"uuid"`
+	Before site.Mode `json:"before,omitempty"`
+	Set    site.Mode `json:"set,omitempty"`
+}
+
+// Daemon is a control daemon of the job. Proc is zero from the intent to start it until it is known.
+type Daemon struct {
+	Devices []site.UUID `json:"devices"`
+	PipeDir string      `json:"pipe_dir"`
+	LogDir  string      `json:"log_dir"`
+	Proc    site.Proc   `json:"proc"`
+}
+
+// Ticket is the part of a lease that its job may read.
+type Ticket struct {
+	Schema  int            `json:"schema"`
+	Boot    string         `json:"boot"`
+	Job     Job            `json:"job"`
+	Rule    string         `json:"rule,omitempty"`
+	Refused string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
+	Without bool           `json:"without,omitempty"` // refused, and the site lets the job run without MPS
+	Scope   string         `json:"scope,omitempty"`
+	Share   string         `json:"share,omitempty"`
+	Overlap float64        `json:"overlap,omitempty"`
+	Ceiling float64        `json:"ceiling,omitempty"` // percent
+	Devices []TicketDevice `json:"devices,omitempty"` // in Slurm's order
+	Daemons []Daemon       `json:"daemons,omitempty"`
+}
+
+// TicketDevice is a device of the job and the daemon that serves it, an index into Daemons.
+type TicketDevice struct {
+	site.Device
+	Daemon int `json:"daemon"`
+}
+
+// Duration is a time.Duration that is written like "10s".
+type Duration time.Duration
+
+// MarshalText writes "10s".
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// UnmarshalText reads "10s".
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := time.ParseDuration(string(text))
+	*d = Duration(parsed)
+	return err
+}
+
+// HeldError says that a device is another job's.
+type HeldError struct {
+	UUID site.UUID
+	Job  uint32
+}
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("cannot claim %s: job %d holds it: its epilog has not closed it", e.UUID, e.Job)
+}
+
+// BusyError says that another process has a job's turn, or the journal's lock, and who it is where that is known.
+type BusyError struct {
+	Path   string
+	Holder site.Proc
+}
+
+func (e *BusyError) Error() string {
+	if e.Holder.PID == 0 {
+		return fmt.Sprintf("cannot lock %s: another process holds it", e.Path)
+	}
+	return fmt.Sprintf("cannot lock %s: %s holds it", e.Path, e.Holder)
+}
