@@ -30,6 +30,7 @@ type Daemons interface {
 type GPUs interface {
 	Devices() ([]site.Device, error)
 	Find(site.UUID) (site.Device, error)
+	Capability(site.UUID) (major, minor int, err error)
 	Mode(site.UUID) (site.Mode, error)
 	SetMode(site.UUID, site.Mode) error
 }
@@ -158,8 +159,18 @@ func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, e
 	}
 	if refs[0].By == slurm.ByUUID {
 		devices, err = o.named(refs)
-		return devices, "", err
+	} else {
+		devices, refusal, err = o.picked(gres, refs)
 	}
+	if err != nil || refusal != "" {
+		return nil, refusal, err
+	}
+	refusal, err = o.unfit(devices)
+	return devices, refusal, err
+}
+
+// picked finds devices by their place in Slurm's list.
+func (o Opener) picked(gres slurm.Gres, refs []slurm.Ref) (devices []site.Device, refusal string, err error) {
 	all, err := o.GPUs.Devices()
 	if err != nil {
 		return nil, "", err
@@ -168,7 +179,7 @@ func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, e
 	if err != nil {
 		return nil, err.Error(), nil
 	}
-	return devices, unfit(devices), nil
+	return devices, "", nil
 }
 
 // named finds devices that Slurm named by UUID itself.
@@ -184,14 +195,24 @@ func (o Opener) named(refs []slurm.Ref) ([]site.Device, error) {
 	return devices, nil
 }
 
-// unfit is why MPS cannot share one of the devices.
-func unfit(devices []site.Device) string {
+// volta is the first compute capability whose MPS isolates clients and knows shares.
+const volta = 7
+
+// unfit is why MPS cannot share one of the devices, "" where it can share all.
+func (o Opener) unfit(devices []site.Device) (string, error) {
 	for _, d := range devices {
 		if d.MIGMode {
-			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID)
+			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID), nil
+		}
+		major, minor, err := o.GPUs.Capability(d.UUID)
+		if err != nil {
+			return "", err
+		}
+		if major < volta {
+			return fmt.Sprintf("%s (%s) has compute capability %d.%d: MPS shares a GPU safely from %d.0 (Volta) on", d.UUID, d.Name, major, minor, volta), nil
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // adopts reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve.

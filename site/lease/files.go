@@ -89,7 +89,10 @@ func readRecord(path, boot string, value any) error {
 	if err := json.Unmarshal(content, &head); err != nil {
 		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
 	}
-	if head.Boot != boot && head.Boot != "" {
+	if head.Boot == "" {
+		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrTorn)
+	}
+	if head.Boot != boot {
 		return ErrVoid
 	}
 	if head.Schema != Schema {

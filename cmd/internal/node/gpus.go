@@ -44,6 +44,14 @@ func (l *lazyGPUs) Find(uuid site.UUID) (site.Device, error) {
 	return nvml.Find(uuid)
 }
 
+func (l *lazyGPUs) Capability(uuid site.UUID) (major, minor int, err error) {
+	nvml, err := l.open()
+	if err != nil {
+		return 0, 0, err
+	}
+	return nvml.Capability(uuid)
+}
+
 func (l *lazyGPUs) Mode(uuid site.UUID) (site.Mode, error) {
 	nvml, err := l.open()
 	if err != nil {

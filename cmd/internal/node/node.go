@@ -37,7 +37,7 @@ type node struct {
 
 // open puts a node together. The facts are the file's; where that cannot be read the error is in the second result, and
 // the node has the defaults: an epilog goes on with them.
-func open(paths site.Paths, program string, job uint32) (node, error, error) {
+func open(paths site.Paths, program string, job uint32) (n node, factsErr, err error) {
 	facts, factsErr := readFacts(paths.Facts())
 	boot, err := site.BootID()
 	if err != nil {

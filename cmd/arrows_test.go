@@ -1,0 +1,135 @@
+// Package cmd_test holds the house to its arrows: who may import whom (docs/contract.md, Arrows).
+package cmd_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/slurm-mps/slurm-mps/"
+
+// rooms is the house: what a room may import of the house and of the world. What is not written here is not allowed;
+// the standard library is, but for what stands in guarded.
+var rooms = map[string][]string{
+	"policy":            {},
+	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"site":              {"golang.org/x/sys/unix"},
+	"site/slurm":        {"site"},
+	"site/lease":        {"site", "golang.org/x/sys/unix"},
+	"site/gpu":          {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
+	"site/mps":          {"policy", "site", "site/lease", "golang.org/x/sys/unix", "os/exec"},
+	"prolog":            {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
+	"epilog":            {"site", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"mpirun-wrap":       {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
+	"cmd/internal/cli":  {},
+	"cmd/internal/node": {"cmd/internal/cli", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/gpu", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},
+	"cmd/internal/rank": {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
+	"cmd/prolog":        {"cmd/internal/cli", "cmd/internal/node"},
+	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/node"},
+	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/rank"},
+	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/rank"},
+}
+
+// outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no
+// shipped room may import them.
+var outside = []string{"site/sim", "site/lab"}
+
+// guarded are packages of the standard library that only a room that names them may import.
+var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}
+
+// forbidden are what no rank may link: found anywhere below the doors that ranks run.
+var forbidden = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net"}
+
+// arrow is an import.
+type arrow struct{ from, to string }
+
+func TestArrows(t *testing.T) {
+	arrows := imports(t)
+	if len(arrows) < 50 {
+		t.Fatalf("only %d imports found: the test sees nothing", len(arrows))
+	}
+	for _, wrong := range astray(arrows) {
+		t.Errorf("%s imports %s: no arrow of the house allows it", wrong.from, wrong.to)
+	}
+	for _, room := range []string{"prolog", "epilog", "mpirun-wrap", "site/mps", "site/gpu"} {
+		if !slices.ContainsFunc(arrows, func(a arrow) bool { return a.from == room }) {
+			t.Errorf("room %s is gone", room)
+		}
+	}
+}
+
+// A planted arrow is found: each of these would be a mistake.
+func TestAPlantedArrowIsFound(t *testing.T) {
+	planted := []arrow{
+		{"prolog", "epilog"}, {"prolog", "site/mps"}, {"epilog", "site/gpu"}, {"policy", "site"}, {"site/lease", "os/exec"},
+		{"mpirun-wrap", "policy/policyfile"}, {"cmd/mpirun-wrap", "github.com/spf13/cobra"}, {"site/slurm", "net/http"},
+		{"prolog", "site/sim"}, {"new/room", "site"}, {"site/gpu", "site/mps"},
+	}
+	good := []arrow{{"prolog", "policy"}, {"prolog", "fmt"}, {"site/mps", "os/exec"}, {"site/sim/node", "os/exec"}}
+	if got := astray(append(slices.Clone(planted), good...)); !slices.Equal(got, planted) {
+		t.Errorf("found %v, want %v", got, planted)
+	}
+}
+
+func TestRanksLinkNoMoreThanTheyMay(t *testing.T) {
+	for _, door := range []string{"mpirun-wrap", "task-prolog"} {
+		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "./"+door) {
+			for _, f := range forbidden {
+				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {
+					t.Errorf("%s links %s", door, dependency)
+				}
+			}
+		}
+	}
+}
+
+// astray are the arrows that the house does not allow.
+func astray(arrows []arrow) []arrow {
+	var wrong []arrow
+	for _, a := range arrows {
+		if !allowed(a) {
+			wrong = append(wrong, a)
+		}
+	}
+	return wrong
+}
+
+func allowed(a arrow) bool {
+	if tool(a.from) {
+		return true
+	}
+	targets, known := rooms[a.from]
+	standard := !strings.Contains(strings.SplitN(a.to, "/", 2)[0], ".") && rooms[a.to] == nil && !tool(a.to) && a.to != "policy"
+	return known && (slices.Contains(targets, a.to) || standard && !slices.Contains(guarded, a.to))
+}
+
+func tool(room string) bool {
+	return slices.ContainsFunc(outside, func(o string) bool { return room == o || strings.HasPrefix(room, o+"/") })
+}
+
+func imports(t *testing.T) []arrow {
+	var arrows []arrow
+	for _, line := range list(t, "-f", "{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}\n{{end}}", module+"...") {
+		from, to, ok := strings.Cut(line, " ")
+		if ok {
+			arrows = append(arrows, arrow{strings.TrimPrefix(from, module), strings.TrimPrefix(to, module)})
+		}
+	}
+	return arrows
+}
+
+func list(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=1")
+	if strings.Contains(strings.Join(args, " "), "-deps") {
+		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0") // as they are built
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %q: %v", cmd.Args, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}

@@ -1,0 +1,322 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+const (
+	gpuA = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
+	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+)
+
+func journal(t *testing.T) *Journal {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("records are root's own: run as root")
+	}
+	j, err := Open(filepath.Join(t.TempDir(), "run"), "boot-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func leaseOf(job uint32, devices ...site.UUID) Lease {
+	l := Lease{Job: Job{ID: job, UID: 2001, GID: 2001, User: "hpc1"}, Phase: Opening, DrainGrace: Duration(10 * time.Second)}
+	for _, d := range devices {
+		l.Held = append(l.Held, Held{UUID: d, Before: site.ModeDefault, Set: site.ModeExclusiveProcess})
+	}
+	return l
+}
+
+func deadline(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// everything lists the files of a journal, to show what is left.
+func everything(t *testing.T, j *Journal) string {
+	t.Helper()
+	var list []string
+	err := filepath.WalkDir(j.dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			name, _ := filepath.Rel(j.dir, path)
+			list = append(list, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(list, " ")
+}
+
+func TestALeaseFromIntentToOblivion(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	l := leaseOf(7, gpuA, gpuB)
+	if err := j.Begin(ctx, l); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := everything(t, j), fmt.Sprintf("claims/%s claims/%s leases/7.json lock", gpuA, gpuB); got != want {
+		t.Errorf("after Begin: %s, want %s", got, want)
+	}
+	read, err := j.Read(7)
+	if err != nil || read.Phase != Opening || len(read.Held) != 2 || read.Held[0] != l.Held[0] || time.Duration(read.DrainGrace) != 10*time.Second {
+		t.Errorf("read %+v, %v", read, err)
+	}
+	if err := j.Publish(Ticket{Job: l.Job, Rule: "mps"}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(j.TicketPath(7))
+	if err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("ticket: mode %v, %v", info.Mode(), err)
+	}
+	if err := errors.Join(j.Withdraw(7), j.Withdraw(7), j.Forget(ctx, l), j.Forget(ctx, l)); err != nil {
+		t.Errorf("forgetting twice: %v", err)
+	}
+	if got := everything(t, j); got != "lock" {
+		t.Errorf("left behind: %s", got)
+	}
+	if _, err := j.Read(7); !errors.Is(err, ErrNone) {
+		t.Errorf("a forgotten lease reads %v", err)
+	}
+}
+
+func TestADeviceHasOneHolder(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	var held *HeldError
+	err := j.Begin(ctx, leaseOf(8, gpuB, gpuA))
+	if !errors.As(err, &held) || held.Job != 7 || held.UUID != gpuA {
+		t.Fatalf("a second holder: %v", err)
+	}
+	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/7.json lock", gpuA); got != want {
+		t.Errorf("the refused one left: %s, want %s", got, want)
+	}
+	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+		t.Errorf("the holder itself again: %v", err)
+	}
+}
+
+func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 20*time.Second)
+	var wg sync.WaitGroup
+	results := make([]error, 32)
+	for i := range results {
+		wg.Go(func() { results[i] = j.Begin(ctx, leaseOf(uint32(100+i), gpuA)) })
+	}
+	wg.Wait()
+	won := 0
+	for i, err := range results {
+		var held *HeldError
+		switch {
+		case err == nil:
+			won++
+		case !errors.As(err, &held):
+			t.Errorf("job %d: %v", 100+i, err)
+		}
+	}
+	if jobs, err := j.Jobs(); won != 1 || len(jobs) != 1 || err != nil {
+		t.Errorf("%d won, leases of %v, %v", won, jobs, err)
+	}
+}
+
+// What a record can be other than good, and its one outcome.
+func TestBadRecords(t *testing.T) {
+	good := `{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open"}`
+	for _, c := range []struct {
+		name   string
+		damage func(path string) error
+		is     error
+		says   string
+	}{
+		{"empty", write("", 0o600), ErrTorn, "torn record: unexpected end of JSON input"},
+		{"cut", write(good[:40], 0o600), ErrTorn, "torn record"},
+		{"of another form", write(`{"schema":1,"boot":"boot-1","job":7}`, 0o600), ErrTorn, "torn record"},
+		{"with a path for a device", write(`{"schema":1,"boot":"boot-1","job":{"id":7},"held":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrTorn, `torn record: it names a device "../../etc/passwd"`},
+		{"without a boot", write(`{"schema":1}`, 0o600), ErrTorn, "torn record: it names no boot"},
+		{"of a newer schema", write(`{"schema":2,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 2, and this program knows 1"},
+		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrVoid, "record of another boot"},
+		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), site.ErrForeign, "not root's own: it is job 8's"},
+		{"writable by others", write(good, 0o666), site.ErrForeign, "not root's own: its mode 0666 lets others write"},
+		{"of another owner", func(path string) error {
+			return errors.Join(write(good, 0o600)(path), os.Chown(path, 2001, 2001))
+		}, site.ErrForeign, "not root's own: its owner is uid 2001"},
+		{"a link", func(path string) error {
+			return errors.Join(write(good, 0o600)(path+".x"), os.Symlink(path+".x", path))
+		}, site.ErrForeign, "not root's own: it is a symbolic link"},
+		{"a folder", func(path string) error { return os.Mkdir(path, 0o700) }, site.ErrForeign, "not root's own: it is not a regular file"},
+		{"not there", func(string) error { return nil }, ErrNone, "no record"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := journal(t)
+			if err := c.damage(j.leasePath(7)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := j.Read(7)
+			if !errors.Is(err, c.is) || !strings.HasSuffix(strings.SplitN(err.Error(), "\n", 2)[0], c.says) && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+func write(content string, mode fs.FileMode) func(string) error {
+	return func(path string) error {
+		return errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode))
+	}
+}
+
+func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	later, err := Open(j.dir, "boot-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := later.Begin(ctx, leaseOf(8, gpuA)); err != nil {
+		t.Fatalf("a device that a job of an earlier boot held: %v", err)
+	}
+	if err := later.Void(ctx, 7); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/8.json lock", gpuA); got != want {
+		t.Errorf("left: %s, want %s", got, want)
+	}
+}
+
+func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	if err := errors.Join(j.Begin(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Begin(ctx, leaseOf(8, gpuA)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	if err := errors.Join(j.Begin(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var held *HeldError
+	if err := j.Begin(ctx, leaseOf(8, gpuA)); !errors.As(err, &held) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	seven := leaseOf(7, gpuA)
+	if err := errors.Join(j.Begin(ctx, seven), os.Remove(j.claimPath(gpuA)), j.Begin(ctx, leaseOf(8, gpuA)), j.Forget(ctx, seven)); err != nil {
+		t.Fatal(err)
+	}
+	if holder, ok, err := j.Holder(gpuA); holder != 8 || !ok || err != nil {
+		t.Errorf("holder %d, %v, %v", holder, ok, err)
+	}
+}
+
+func TestTurnsAreTakenInTurn(t *testing.T) {
+	j := journal(t)
+	first, err := j.Lock(deadline(t, time.Second), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := site.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *BusyError
+	if _, err := j.Lock(deadline(t, 30*time.Millisecond), 7); !errors.As(err, &busy) || busy.Holder != self {
+		t.Fatalf("a second turn: %v", err)
+	}
+	if other, err := j.Lock(deadline(t, time.Second), 8); err != nil {
+		t.Errorf("another job's turn: %v", err)
+	} else if err := other.Release(); err != nil {
+		t.Error(err)
+	}
+	waiting := make(chan error)
+	go func() {
+		turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+		if err == nil {
+			err = turn.Release()
+		}
+		waiting <- err
+	}()
+	time.Sleep(10 * time.Millisecond) // so that the waiter has the old file open; right without it too
+	if err := errors.Join(first.Release(), <-waiting); err != nil {
+		t.Error(err)
+	}
+	if got := everything(t, j); got != "" {
+		t.Errorf("left behind: %s", got)
+	}
+}
+
+func TestFoldersGoWithoutFollowingALink(t *testing.T) {
+	j := journal(t)
+	l := leaseOf(7, gpuA)
+	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
+	if err := errors.Join(j.MakeDirs(l), j.MakeDirs(l)); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(l.Daemons[0].PipeDir)
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	outside := t.TempDir()
+	precious := filepath.Join(outside, "precious")
+	deep := filepath.Join(l.Daemons[0].LogDir, "a", "b")
+	if err := errors.Join(os.WriteFile(precious, nil, 0o644), os.Symlink(outside, filepath.Join(l.Daemons[0].PipeDir, "out")), os.MkdirAll(deep, 0o700), os.Symlink(outside, filepath.Join(deep, "out"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.RemoveDirs(7), j.RemoveDirs(7)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Errorf("the removal followed a link: %v", err)
+	}
+	if _, err := os.Stat(j.JobDir(7)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder stays: %v", err)
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open","held":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
+	f.Add([]byte(`{"schema":1e9,"boot":null}`))
+	f.Add([]byte(``))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, content []byte) {
+		path := filepath.Join(dir, fmt.Sprint(os.Getpid()))
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var l Lease
+		if err := readRecord(path, "boot-1", &l); err == nil && l.Schema != Schema {
+			t.Errorf("a record of schema %d is taken", l.Schema)
+		}
+	})
+}

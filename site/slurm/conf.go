@@ -1,0 +1,194 @@
+package slurm
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// confLine is a line of one of Slurm's files after comments, continuations and escapes are gone.
+type confLine struct {
+	file string
+	line int // the first of the physical lines, from 1
+	text string
+}
+
+func (l confLine) String() string { return fmt.Sprintf("%s:%d", l.file, l.line) }
+
+// pair is one NAME=value of a line.
+type pair struct{ name, value string }
+
+const (
+	confLineMax    = 1 << 20 // bytes in a physical line
+	confLinesMax   = 1 << 20 // lines of a file with all that it includes
+	confIncludeMax = 16      // files that include one another
+)
+
+// open is what readConf needs of a file system; os.Open is one.
+type open func(path string) (io.ReadCloser, error)
+
+func openFile(path string) (io.ReadCloser, error) { return os.Open(path) }
+
+// readConf reads a file and what it includes, in order.
+func readConf(opener open, path string) ([]confLine, error) {
+	return includeConf(opener, path, filepath.Dir(path), 0, nil)
+}
+
+// includeConf appends the lines of path to have. A relative include is looked up in dir, where the first file lies.
+func includeConf(opener open, path, dir string, depth int, have []confLine) ([]confLine, error) {
+	if depth > confIncludeMax {
+		return nil, fmt.Errorf("cannot read %s: more than %d files include one another", path, confIncludeMax)
+	}
+	file, err := opener(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	defer file.Close()
+	lines, err := confLines(file, path)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range lines {
+		target, ok := includeTarget(line.text)
+		if !ok {
+			have = append(have, line)
+			continue
+		}
+		if target == "" || strings.Contains(target, "%") {
+			return nil, fmt.Errorf("cannot read %s: include of %q is not understood: write the path out", line, target)
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(dir, target)
+		}
+		if have, err = includeConf(opener, target, dir, depth+1, have); err != nil {
+			return nil, err
+		}
+		if len(have) > confLinesMax {
+			return nil, fmt.Errorf("cannot read %s: more than %d lines", line, confLinesMax)
+		}
+	}
+	return have, nil
+}
+
+// confLines cuts a file into logical lines and leaves the empty ones out. The order of the steps is Slurm's: a comment
+// ends a physical line even within quotes, then a backslash at its end joins the next, then escapes are resolved.
+func confLines(r io.Reader, name string) ([]confLine, error) {
+	scanner := bufio.NewScanner(r)
+	scanner.Buffer(nil, confLineMax)
+	var lines []confLine
+	var joined strings.Builder
+	first := 0
+	end := func() {
+		text := stripEscapes(joined.String())
+		if strings.TrimSpace(text) != "" {
+			lines = append(lines, confLine{name, first, text})
+		}
+		joined.Reset()
+		first = 0
+	}
+	for at := 1; scanner.Scan(); at++ {
+		if first == 0 {
+			first = at
+		}
+		text, more := stripContinuation(stripComment(scanner.Text()))
+		if strings.ContainsRune(text, 0) {
+			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is no text file", name, at)
+		}
+		joined.WriteString(text)
+		if joined.Len() > confLineMax {
+			return nil, fmt.Errorf("cannot read %s:%d: a line of more than %d bytes", name, first, confLineMax)
+		}
+		if !more {
+			end()
+		}
+	}
+	if err := scanner.Err(); err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", name, err)
+	}
+	end()
+	return lines, nil
+}
+
+// stripComment cuts at the first "#" that no odd number of backslashes stands before.
+func stripComment(line string) string {
+	escaped := false
+	for i := 0; i < len(line); i++ {
+		switch {
+		case line[i] == '#' && !escaped:
+			return line[:i]
+		case line[i] == '\\':
+			escaped = !escaped
+		default:
+			escaped = false
+		}
+	}
+	return line
+}
+
+// stripContinuation says whether the line goes on: an odd number of backslashes at its end, spaces behind them allowed.
+func stripContinuation(line string) (string, bool) {
+	text := strings.TrimRight(line, " \t\r\v\f")
+	head := strings.TrimRight(text, `\`)
+	if (len(text)-len(head))%2 == 0 {
+		return line, false
+	}
+	return text[:len(text)-1], true
+}
+
+// stripEscapes takes each backslash away and keeps what follows it.
+func stripEscapes(line string) string {
+	if !strings.Contains(line, `\`) {
+		return line
+	}
+	var out strings.Builder
+	for i := 0; i < len(line); i++ {
+		if line[i] == '\\' {
+			if i++; i == len(line) {
+				break
+			}
+		}
+		out.WriteByte(line[i])
+	}
+	return out.String()
+}
+
+func includeTarget(line string) (string, bool) {
+	const word = "include"
+	line = strings.TrimLeft(line, " \t\r\v\f")
+	if len(line) <= len(word) || !strings.EqualFold(line[:len(word)], word) || !strings.ContainsRune(" \t\r\v\f", rune(line[len(word)])) {
+		return "", false
+	}
+	fields := strings.Fields(line[len(word):])
+	if len(fields) == 0 {
+		return "", true
+	}
+	return fields[0], true
+}
+
+// keyValue is Slurm's own pattern (keyvalue_pattern in parse_config.c).
+var keyValue = regexp.MustCompile(`^\s*([[:alnum:]_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?:\s|$)`)
+
+// pairs takes a line apart into NAME=value; what is left over is an error, as it is for slurmd.
+func pairs(line confLine) ([]pair, error) {
+	var found []pair
+	rest := line.text
+	for strings.TrimSpace(rest) != "" {
+		m := keyValue.FindStringSubmatchIndex(rest)
+		if m == nil {
+			return nil, fmt.Errorf("cannot read %s: %s is not NAME=value", line, quote(strings.TrimSpace(rest)))
+		}
+		value, end := "", 0
+		if m[4] >= 0 {
+			value, end = rest[m[4]:m[5]], m[5]+1
+		} else {
+			value, end = rest[m[6]:m[7]], m[7]
+		}
+		found = append(found, pair{rest[m[2]:m[3]], value})
+		rest = rest[end:]
+	}
+	return found, nil
+}

@@ -1,0 +1,347 @@
+package slurm
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Detect is how slurmd finds the node's GPUs, AutoDetect= of gres.conf.
+type Detect string
+
+// What AutoDetect= may say. Slurm looks for the words inside the value, so "nvml,x" is nvml; "off" must stand alone.
+const (
+	DetectUnset  Detect = ""
+	DetectOff    Detect = "off"
+	DetectNVML   Detect = "nvml"
+	DetectNvidia Detect = "nvidia" // Slurm 24.11 on
+	DetectFull   Detect = "full"   // the newest releases: whatever finds something
+	DetectRSMI   Detect = "rsmi"
+	DetectOneAPI Detect = "oneapi"
+	DetectNRT    Detect = "nrt"
+)
+
+// detects is in the order in which Slurm looks for the words.
+var detects = []Detect{DetectFull, DetectNVML, DetectRSMI, DetectOneAPI, DetectNRT, DetectNvidia}
+
+// on says whether slurmd looks for devices by itself.
+func (d Detect) on() bool { return d != DetectUnset && d != DetectOff }
+
+// Entry is one place in the node's list of GPUs.
+type Entry struct {
+	Minor    int    // N of /dev/nvidiaN, -1 where the line has no File= or names several files for one place
+	Type     string // Type= of the line, "" without
+	Multiple bool   // MultipleFiles=: a MIG instance
+	From     string // file and line
+}
+
+// Gres is what gres.conf and, if it was read, slurm.conf say of one node's GPUs.
+type Gres struct {
+	Path    string // of gres.conf
+	Node    string
+	Detect  Detect
+	Entries []Entry  // in the order of Slurm's indices as long as Detect is off
+	Shared  []string // names of the node's other GRES in the file (mps, shard, nic), sorted
+
+	// Want is what slurm.conf says the node has, by type; nil where slurm.conf was not read. Slurm takes the lines of
+	// gres.conf by it: in the order of its types, and no more than it counts.
+	Want []Want
+}
+
+// Want is a part of Gres= in slurm.conf.
+type Want struct {
+	Type  string // "" where slurm.conf names no type
+	Count int    // devices
+}
+
+// ReadGres reads the gres.conf at path and what it includes, and keeps what it says of node. A missing file is an error
+// that wraps fs.ErrNotExist. Whatever slurmd would refuse to start with is an error too.
+func ReadGres(path, node string) (Gres, error) {
+	return readGres(openFile, path, node)
+}
+
+func readGres(opener open, path, node string) (Gres, error) {
+	lines, err := readConf(opener, path)
+	if err != nil {
+		return Gres{}, err
+	}
+	return parseGres(lines, path, node)
+}
+
+// gresKeys are the names that slurmd knows on a line of gres.conf; it does not start with another.
+var gresKeys = []string{"autodetect", "count", "cpus", "cores", "file", "files", "flags", "link", "links", "multiplefiles", "name", "type"}
+
+// gresLine is a line of gres.conf that is about this node.
+type gresLine struct {
+	at     confLine
+	values map[string]string // by lower-case name
+}
+
+// gresFile gathers the lines of a gres.conf that are about one node.
+type gresFile struct {
+	node          string
+	global, local Detect     // AutoDetect= for all nodes, for this one
+	everywhere    []gresLine // lines that begin with Name=
+	here          []gresLine // lines that begin with NodeName= and name this node
+}
+
+// parseGres sorts the lines as Slurm does: all that begin with Name= come before all that begin with NodeName=, however
+// the file mixes them (measured with slurmd -G, Slurm 22.05.8).
+func parseGres(lines []confLine, path, node string) (Gres, error) {
+	file := gresFile{node: node}
+	for _, at := range lines {
+		if err := file.add(at); err != nil {
+			return Gres{}, err
+		}
+	}
+	gres := Gres{Path: path, Node: node, Detect: file.global}
+	if file.local != DetectUnset {
+		gres.Detect = file.local
+	}
+	if err := gres.fill(append(file.everywhere, file.here...)); err != nil {
+		return Gres{}, err
+	}
+	return gres, nil
+}
+
+// add takes a line by its first word; a line of another kind keeps slurmd from starting.
+func (f *gresFile) add(at confLine) error {
+	all, err := pairs(at)
+	if err != nil {
+		return err
+	}
+	switch strings.ToLower(all[0].name) {
+	case "autodetect":
+		return f.addDetect(at, all)
+	case "name":
+		values, err := gresValues(at, all)
+		f.everywhere = append(f.everywhere, gresLine{at, values})
+		return err
+	case "nodename":
+		return f.addNode(at, all)
+	}
+	return fmt.Errorf("cannot read %s: a line begins with Name=, NodeName= or AutoDetect=, not with %s=", at, all[0].name)
+}
+
+func (f *gresFile) addDetect(at confLine, all []pair) (err error) {
+	if len(all) > 1 {
+		return fmt.Errorf("cannot read %s: AutoDetect= for all nodes must stand on a line of its own: put NodeName= before it, or %s= on the next line", at, all[1].name)
+	}
+	f.global, err = parseDetect(at, all[0].value) // the last counts, as in Slurm
+	return err
+}
+
+// addNode checks the line whichever node it names, as slurmd does, and keeps it where it names this one.
+func (f *gresFile) addNode(at confLine, all []pair) error {
+	values, err := gresValues(at, all[1:])
+	if err != nil {
+		return err
+	}
+	ours, err := hasHost(all[0].value, f.node)
+	if err != nil {
+		return fmt.Errorf("cannot read %s: %w", at, err)
+	}
+	if !ours {
+		return nil
+	}
+	if f.local, err = localDetect(at, values, f.local); err != nil {
+		return err
+	}
+	f.here = append(f.here, gresLine{at, values})
+	return nil
+}
+
+// hasHost reports whether the hostlist names the node.
+func hasHost(list, node string) (bool, error) {
+	hosts, err := Hosts(list)
+	return slices.Contains(hosts, node), err
+}
+
+func gresValues(at confLine, all []pair) (map[string]string, error) {
+	values := map[string]string{}
+	for _, p := range all {
+		key := strings.ToLower(p.name)
+		if !slices.Contains(gresKeys, key) {
+			return nil, fmt.Errorf("cannot read %s: %s= is not a name of gres.conf: correct it, slurmd does not start with it", at, p.name)
+		}
+		values[key] = p.value // the last counts, as in Slurm
+	}
+	return values, nil
+}
+
+func parseDetect(at confLine, value string) (Detect, error) {
+	lower := strings.ToLower(value)
+	for _, d := range detects {
+		if strings.Contains(lower, string(d)) {
+			return d, nil
+		}
+	}
+	if lower == string(DetectOff) {
+		return DetectOff, nil
+	}
+	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", at, value)
+}
+
+// localDetect reads AutoDetect= of a line that begins with NodeName=. Behind Name= alone it has no effect in Slurm.
+func localDetect(at confLine, values map[string]string, before Detect) (Detect, error) {
+	value, ok := values["autodetect"]
+	if !ok {
+		return before, nil
+	}
+	detect, err := parseDetect(at, value)
+	if err != nil {
+		return "", err
+	}
+	if before != DetectUnset && detect != before {
+		return "", fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", at, detect, before)
+	}
+	return detect, nil
+}
+
+// fill makes entries of the lines and checks what slurmd checks.
+func (g *Gres) fill(lines []gresLine) error {
+	var first *gresLine
+	for _, line := range lines {
+		name, ok := line.values["name"]
+		if !ok {
+			continue // AutoDetect= alone; slurmd logs anything else and goes on
+		}
+		if !strings.EqualFold(name, "gpu") {
+			g.Shared = append(g.Shared, name)
+			continue
+		}
+		if first == nil {
+			first = &line
+		}
+		if err := g.addGPUs(line, *first); err != nil {
+			return err
+		}
+	}
+	slices.Sort(g.Shared)
+	g.Shared = slices.Compact(g.Shared)
+	return twice(g.Entries)
+}
+
+func (g *Gres) addGPUs(line, first gresLine) error {
+	if name := line.values["name"]; name != "gpu" {
+		return fmt.Errorf("cannot read %s: Name=%s: Slurm makes no devices of it: write gpu", line.at, name)
+	}
+	entries, err := line.entries()
+	if err != nil {
+		return err
+	}
+	if err := line.agrees(first); err != nil {
+		return err
+	}
+	if g.Entries = append(g.Entries, entries...); len(g.Entries) > positionsMax {
+		return fmt.Errorf("cannot read %s: more than %d GPUs on node %s", line.at, positionsMax, g.Node)
+	}
+	return nil
+}
+
+// files returns File= or MultipleFiles=.
+func (l gresLine) files() (list string, multiple, ok bool) {
+	if list, ok = l.values["file"]; ok {
+		return list, false, true
+	}
+	if list, ok = l.values["files"]; ok {
+		return list, false, true
+	}
+	list, ok = l.values["multiplefiles"]
+	return list, true, ok
+}
+
+// agrees holds two rules of slurmd's: File= and Type= stand on all lines of a node's GPUs or on none.
+func (l gresLine) agrees(first gresLine) error {
+	_, _, file := l.files()
+	_, _, firstFile := first.files()
+	if file != firstFile {
+		return fmt.Errorf("cannot read %s: of the node's GPU lines some have File= and some do not (%s): slurmd does not start with it", l.at, first.at)
+	}
+	_, typed := l.values["type"]
+	_, firstTyped := first.values["type"]
+	if typed != firstTyped {
+		return fmt.Errorf("cannot read %s: of the node's GPU lines some have Type= and some do not (%s): slurmd does not start with it", l.at, first.at)
+	}
+	return nil
+}
+
+// entries makes one entry of each file, one of all files of MultipleFiles=, and without files as many as Count= says.
+func (l gresLine) entries() ([]Entry, error) {
+	list, multiple, ok := l.files()
+	empty := Entry{Minor: -1, Type: l.values["type"], Multiple: multiple && ok, From: l.at.String()}
+	if !ok {
+		return slices.Repeat([]Entry{empty}, l.countOrOne()), nil
+	}
+	if _, both := l.values["multiplefiles"]; both && !multiple {
+		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.at)
+	}
+	paths, err := Hosts(list)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
+	}
+	if multiple {
+		return []Entry{empty}, l.counts(1)
+	}
+	entries := make([]Entry, 0, len(paths))
+	for _, path := range paths {
+		entry := empty
+		if entry.Minor, err = Minor(path); err != nil {
+			return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
+		}
+		entries = append(entries, entry)
+	}
+	return entries, l.counts(len(entries))
+}
+
+// countOrOne is Count= of a line without files. Nothing rests on it but whether the line is there.
+func (l gresLine) countOrOne() int {
+	if n, err := parseDigits(l.values["count"]); err == nil && n <= positionsMax {
+		return int(n)
+	}
+	return 1
+}
+
+// counts holds Count= against the number of places that the files make.
+func (l gresLine) counts(places int) error {
+	value, ok := l.values["count"]
+	if n, err := parseDigits(value); !ok || err == nil && n == uint64(places) {
+		return nil
+	}
+	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.at, value, places)
+}
+
+var nvidiaN = regexp.MustCompile(`^nvidia(0|[1-9][0-9]{0,2})$`)
+
+// minorMax is the last minor of the GPUs' major 195; 254 and 255 are nvidia-modeset and nvidiactl.
+const minorMax = 253
+
+// Minor returns N of a path that ends in nvidiaN; the folder does not matter, so that a lab's nodes resolve too.
+func Minor(path string) (int, error) {
+	m := nvidiaN.FindStringSubmatch(filepath.Base(path))
+	if m == nil {
+		return 0, fmt.Errorf("%s is not the device of a whole NVIDIA GPU: File= wants /dev/nvidiaN", quote(path))
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil || n > minorMax {
+		return 0, fmt.Errorf("%s is not the device of a GPU: its number is above %d", quote(path), minorMax)
+	}
+	return n, nil
+}
+
+func twice(entries []Entry) error {
+	seen := map[int]string{}
+	for _, e := range entries {
+		if e.Minor < 0 {
+			continue
+		}
+		if before, ok := seen[e.Minor]; ok {
+			return fmt.Errorf("cannot read %s: nvidia%d stands here and at %s: slurmd does not start with it", e.From, e.Minor, before)
+		}
+		seen[e.Minor] = e.From
+	}
+	return nil
+}

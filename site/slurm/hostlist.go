@@ -1,0 +1,122 @@
+package slurm
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// hostsMax bounds what one expression may expand to; Slurm's own bound on one range is 65536 (MAX_RANGE).
+const hostsMax = 65536
+
+// Hosts expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers keep the width that their
+// lower bound was written with. An error names the expression and what is wrong with it.
+func Hosts(list string) ([]string, error) {
+	items, err := splitHosts(list)
+	if err != nil {
+		return nil, err
+	}
+	var hosts []string
+	for _, item := range items {
+		if item == "" {
+			continue
+		}
+		expanded, err := expandHost(item, hostsMax-len(hosts))
+		if err != nil {
+			return nil, fmt.Errorf("cannot expand %q: %w", list, err)
+		}
+		hosts = append(hosts, expanded...)
+	}
+	if len(hosts) == 0 {
+		return nil, fmt.Errorf("cannot expand %q: it names nothing", list)
+	}
+	return hosts, nil
+}
+
+// splitHosts cuts at the commas outside brackets.
+func splitHosts(list string) ([]string, error) {
+	var items []string
+	depth, start := 0, 0
+	for i := 0; i < len(list); i++ {
+		switch c := list[i]; {
+		case c == '[':
+			depth++
+		case c == ']':
+			depth--
+		case c == ',' && depth == 0:
+			items = append(items, list[start:i])
+			start = i + 1
+		}
+		if depth < 0 || depth > 1 {
+			return nil, fmt.Errorf("cannot expand %q: the brackets do not match", list)
+		}
+	}
+	if depth != 0 {
+		return nil, fmt.Errorf("cannot expand %q: the brackets do not match", list)
+	}
+	return append(items, list[start:]), nil
+}
+
+// expandHost expands one item; the first bracket varies slowest.
+func expandHost(item string, room int) ([]string, error) {
+	prefix, rest, ok := strings.Cut(item, "[")
+	if !ok {
+		if room < 1 {
+			return nil, fmt.Errorf("it names more than %d", hostsMax)
+		}
+		return []string{item}, nil
+	}
+	ranges, suffix, _ := strings.Cut(rest, "]") // splitHosts saw the bracket
+	numbers, err := expandRanges(ranges, room)
+	if err != nil {
+		return nil, err
+	}
+	tails, err := expandHost(suffix, room/len(numbers))
+	if err != nil {
+		return nil, err
+	}
+	hosts := make([]string, 0, len(numbers)*len(tails))
+	for _, number := range numbers {
+		for _, tail := range tails {
+			hosts = append(hosts, prefix+number+tail)
+		}
+	}
+	return hosts, nil
+}
+
+// expandRanges expands "1-3,5" to at least one and at most room numbers.
+func expandRanges(ranges string, room int) ([]string, error) {
+	var numbers []string
+	for _, r := range strings.Split(ranges, ",") {
+		lo, hi, isRange := strings.Cut(r, "-")
+		if !isRange {
+			hi = lo
+		}
+		first, err := parseDigits(lo)
+		if err != nil {
+			return nil, fmt.Errorf("range %q: %w", r, err)
+		}
+		last, err := parseDigits(hi)
+		if err != nil {
+			return nil, fmt.Errorf("range %q: %w", r, err)
+		}
+		if last < first {
+			return nil, fmt.Errorf("range %q runs backwards", r)
+		}
+		if last-first >= uint64(room-len(numbers)) {
+			return nil, fmt.Errorf("it names more than %d", hostsMax)
+		}
+		for n := first; n <= last; n++ {
+			numbers = append(numbers, fmt.Sprintf("%0*d", len(lo), n))
+		}
+	}
+	return numbers, nil
+}
+
+// parseDigits reads a plain number: digits alone, no sign, no space, at most 18 of them.
+func parseDigits(s string) (uint64, error) {
+	if s == "" || len(s) > 18 || strings.Trim(s, "0123456789") != "" {
+		return 0, fmt.Errorf("%q is not a number", s)
+	}
+	return strconv.ParseUint(s, 10, 64)
+}

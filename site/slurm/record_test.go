@@ -1,0 +1,58 @@
+package slurm
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// recording reads an environment that Slurm 22.05.8 gave one of its scripts (testdata/*/README.md).
+func recording(t *testing.T, path string) Environ {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, line := range strings.Split(string(data), "\n") {
+		if !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	return NewEnviron(lines)
+}
+
+// recordings lists the files that match, and fails where there are fewer than at least.
+func recordings(t *testing.T, pattern string, atLeast int) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join("testdata", pattern))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(paths) < atLeast {
+		t.Fatalf("%d recordings match %s, want at least %d", len(paths), pattern, atLeast)
+	}
+	return paths
+}
+
+// with returns a copy of env with values set; the value "-" takes the name away.
+func with(env Environ, set Environ) Environ {
+	out := Environ{}
+	for name, value := range env {
+		out[name] = value
+	}
+	for name, value := range set {
+		if out[name] = value; value == "-" {
+			delete(out, name)
+		}
+	}
+	return out
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,309 @@
+package slurm
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// By says what a Ref's number means.
+type By string
+
+// The ways in which Slurm names a device.
+const (
+	ByMinor     By = "minor"      // N of /dev/nvidiaN
+	ByPCI       By = "pci"        // place, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
+	ByMinorRank By = "minor rank" // place, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
+	ByUUID      By = "uuid"       // Slurm named the device itself: a MIG instance, or Flags=env_uuid
+)
+
+// Ref says how to find one of the job's devices.
+type Ref struct {
+	By   By
+	N    int       // for all but ByUUID
+	UUID site.UUID // for ByUUID
+}
+
+// Resolve says which devices the job's GPUs are, in the order of SLURM_JOB_GPUS. A job without a GPU here has none. It
+// refuses whatever leaves a doubt; Pick makes devices of the result.
+func Resolve(gres Gres, job Job) ([]Ref, error) {
+	if len(job.GPUs) == 0 && len(job.MIG) == 0 && len(job.UUIDs) == 0 {
+		return nil, nil
+	}
+	refs, err := gres.resolve(job)
+	if err != nil {
+		return nil, fmt.Errorf("cannot resolve GPUs of job %d: %w", job.ID, err)
+	}
+	return refs, nil
+}
+
+func (g Gres) resolve(job Job) ([]Ref, error) {
+	if err := g.checkTypes(); err != nil {
+		return nil, err
+	}
+	if len(job.MIG)+len(job.UUIDs) > 0 {
+		return namedRefs(job)
+	}
+	if n, again := repeated(job.GPUs); again {
+		return nil, fmt.Errorf("SLURM_JOB_GPUS names position %d twice", n)
+	}
+	by, err := g.order()
+	if err != nil {
+		return nil, err
+	}
+	refs := make([]Ref, 0, len(job.GPUs))
+	for _, position := range job.GPUs {
+		ref, err := g.at(by, position)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// namedRefs serves a job whose devices CUDA_VISIBLE_DEVICES names itself.
+func namedRefs(job Job) ([]Ref, error) {
+	named := slices.Concat(job.MIG, job.UUIDs)
+	if len(job.MIG) > 0 && len(named) > len(job.MIG) || len(named) != len(job.Visible) {
+		return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES is %s, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind",
+			quote(strings.Join(job.Visible, ",")))
+	}
+	if len(job.GPUs) > 0 && len(job.GPUs) != len(named) {
+		return nil, fmt.Errorf("SLURM_JOB_GPUS names %d devices and CUDA_VISIBLE_DEVICES %d", len(job.GPUs), len(named))
+	}
+	if uuid, again := repeated(named); again {
+		return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES names %s twice", uuid)
+	}
+	refs := make([]Ref, 0, len(named))
+	for _, uuid := range named {
+		refs = append(refs, Ref{By: ByUUID, UUID: uuid})
+	}
+	return refs, nil
+}
+
+func repeated[T comparable](items []T) (T, bool) {
+	for i, item := range items {
+		if slices.Contains(items[:i], item) {
+			return item, true
+		}
+	}
+	var none T
+	return none, false
+}
+
+// checkTypes refuses a node with GPUs of several types: of a request for two of them, Slurm 22.05's prolog saw the GPUs
+// of the last alone (measured). Where slurm.conf was read it decides, since Slurm drops the types that it lacks.
+func (g Gres) checkTypes() error {
+	var types []string
+	from := "gres.conf"
+	if g.Want != nil {
+		from = "slurm.conf"
+		for _, w := range g.Want {
+			types = append(types, w.Type)
+		}
+	} else {
+		for _, e := range g.Entries {
+			types = append(types, e.Type)
+		}
+	}
+	slices.Sort(types)
+	types = slices.Compact(types)
+	if len(types) < 2 {
+		return nil
+	}
+	return fmt.Errorf("node %s has GPU types %s in %s, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type",
+		g.Node, strings.Join(types, " and "), from)
+}
+
+// order says how Slurm sorts the node's list.
+func (g Gres) order() (By, error) {
+	switch g.Detect {
+	case DetectUnset, DetectOff:
+		return ByMinor, nil
+	case DetectNVML:
+		return ByPCI, nil
+	case DetectNvidia:
+		return ByMinorRank, nil
+	}
+	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= lines", g.Detect, g.Path)
+}
+
+func (g Gres) at(by By, position int) (Ref, error) {
+	listed := g.listed()
+	if by != ByMinor {
+		if want := g.count(); g.Want != nil && position >= want {
+			return Ref{}, fmt.Errorf("position %d, but slurm.conf gives node %s %d GPUs", position, g.Node, want)
+		}
+		return Ref{By: by, N: position}, nil
+	}
+	if len(listed) == 0 && len(g.Entries) > 0 && g.Want != nil {
+		return Ref{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
+	}
+	if len(listed) == 0 {
+		return Ref{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml", g.Path, g.Node)
+	}
+	if position < 0 || position >= len(listed) {
+		return Ref{}, fmt.Errorf("position %d, but node %s has %d GPUs in %s", position, g.Node, len(listed), g.Path)
+	}
+	entry := listed[position]
+	if entry.Multiple {
+		return Ref{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml", position, entry.From)
+	}
+	return Ref{By: ByMinor, N: entry.Minor}, nil
+}
+
+// count is the number of GPUs that slurm.conf gives the node.
+func (g Gres) count() int {
+	n := 0
+	for _, w := range g.Want {
+		n += w.Count
+	}
+	return n
+}
+
+// listed is the list of devices that Slurm makes of the entries: those with a file, and where slurm.conf is known taken
+// by it, type after type, up to its count (_merge_config in Slurm's gres.c).
+func (g Gres) listed() []Entry {
+	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e Entry) bool { return e.Minor < 0 && !e.Multiple })
+	if g.Want == nil {
+		return left
+	}
+	var taken []Entry
+	for _, want := range g.Want {
+		n := 0
+		left = slices.DeleteFunc(left, func(e Entry) bool {
+			match := n < want.Count && (want.Type == "" || strings.EqualFold(want.Type, e.Type))
+			if match {
+				n++
+				taken = append(taken, e)
+			}
+			return match
+		})
+	}
+	return taken
+}
+
+// Pick finds the devices that refs mean among all of the node's devices, in the order of refs. Places by PCI bus id or
+// by minor number count what slurmd's own detection found, and it need not have taken all of it: Pick answers only
+// where every list that slurmd may have made has the same device in that place, and refuses otherwise.
+func Pick(gres Gres, refs []Ref, devices []site.Device) ([]site.Device, error) {
+	picked := make([]site.Device, 0, len(refs))
+	for _, ref := range refs {
+		device, err := gres.pick(ref, devices)
+		if err != nil {
+			return nil, fmt.Errorf("cannot find GPU of node %s: %w", gres.Node, err)
+		}
+		picked = append(picked, device)
+	}
+	return picked, nil
+}
+
+func (g Gres) pick(ref Ref, devices []site.Device) (site.Device, error) {
+	if ref.By == ByUUID {
+		return one(devices, func(d site.Device) bool { return d.UUID == ref.UUID }, string(ref.UUID))
+	}
+	whole := slices.DeleteFunc(slices.Clone(devices), func(d site.Device) bool { return d.UUID.MIG() })
+	if ref.By == ByMinor {
+		return one(whole, func(d site.Device) bool { return d.Minor == ref.N }, fmt.Sprintf("/dev/nvidia%d", ref.N))
+	}
+	if i := slices.IndexFunc(whole, func(d site.Device) bool { return d.MIGMode }); i >= 0 {
+		return site.Device{}, fmt.Errorf("place %d: with %s in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG", ref.N, whole[i].UUID)
+	}
+	ordered, err := g.ordered(ref.By, whole)
+	if err != nil {
+		return site.Device{}, fmt.Errorf("place %d: %w", ref.N, err)
+	}
+	if ref.N < 0 || ref.N >= len(ordered) {
+		return site.Device{}, fmt.Errorf("place %d of %d GPUs", ref.N, len(ordered))
+	}
+	return ordered[ref.N], nil
+}
+
+func one(devices []site.Device, is func(site.Device) bool, what string) (site.Device, error) {
+	i := slices.IndexFunc(devices, is)
+	if i < 0 {
+		return site.Device{}, fmt.Errorf("%s is in Slurm's list and not on the node", what)
+	}
+	return devices[i], nil
+}
+
+func byBus(a, b site.Device) int {
+	return cmp.Compare(strings.ToUpper(a.BusID), strings.ToUpper(b.BusID))
+}
+func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
+
+// ordered is the list that slurmd made of the node's whole GPUs. Its source (_merge_system_gres_conf in gres_gpu.c)
+// takes detected devices by natural order of their files, at most as many as slurm.conf counts, those on File= lines
+// first, and then sorts what it took: by PCI bus id with nvml, by file with nvidia. A slurmd built without the library
+// keeps the File= lines as they stand.
+func (g Gres) ordered(by By, devices []site.Device) ([]site.Device, error) {
+	sorted := slices.SortedFunc(slices.Values(devices), byBus)
+	if by == ByMinorRank {
+		sorted = slices.SortedFunc(slices.Values(devices), byMinor)
+	}
+	if err := g.checkKinds(devices); err != nil {
+		return nil, err
+	}
+	if listed := g.listed(); len(listed) > 0 {
+		return g.orderedFiles(listed, sorted)
+	}
+	if by == ByMinorRank || slices.IsSortedFunc(sorted, byMinor) {
+		return sorted, nil // the lowest files are the first places, so the count does not matter
+	}
+	if g.Want == nil {
+		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and how many of the %d Slurm uses is in slurm.conf: let it be read", len(sorted))
+	}
+	if g.count() < len(sorted) {
+		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses %d of %d: name them by File= lines with AutoDetect=off", g.count(), len(sorted))
+	}
+	return sorted, nil
+}
+
+// checkKinds refuses a type and several products: which of them Slurm matched with the type depends on their names.
+func (g Gres) checkKinds(devices []site.Device) error {
+	typed := slices.ContainsFunc(g.Entries, func(e Entry) bool { return e.Type != "" }) ||
+		slices.ContainsFunc(g.Want, func(w Want) bool { return w.Type != "" })
+	for _, d := range devices {
+		if typed && d.Name != devices[0].Name {
+			return fmt.Errorf("GPUs %s and %s under one type with AutoDetect=%s: name them by File= lines with AutoDetect=off", devices[0].Name, d.Name, g.Detect)
+		}
+	}
+	return nil
+}
+
+// orderedFiles serves File= lines beside AutoDetect=. The places are certain where the lines stand in the order into
+// which detection sorts, by its key and by file, and no GPU that they leave out can come to stand between them.
+func (g Gres) orderedFiles(listed []Entry, sorted []site.Device) ([]site.Device, error) {
+	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
+	complete := g.Want != nil && g.count() <= len(listed)
+	var places []site.Device
+	for _, d := range sorted {
+		isListed := slices.ContainsFunc(listed, func(e Entry) bool { return e.Minor == d.Minor })
+		switch {
+		case isListed:
+			places = append(places, d)
+		case !complete && len(places) < len(listed):
+			return nil, refuse
+		}
+	}
+	if len(places) != len(listed) {
+		return nil, fmt.Errorf("%s lists %d GPUs by File= and %d of them are on the node", g.Path, len(listed), len(places))
+	}
+	for i, d := range places {
+		if listed[i].Minor != d.Minor {
+			return nil, refuse
+		}
+	}
+	if g.Detect == DetectNVML && typedEntries(listed) && !slices.IsSortedFunc(places, byMinor) {
+		return nil, refuse // where the type is not in the product's name, Slurm sorts by file
+	}
+	return places, nil
+}
+
+func typedEntries(entries []Entry) bool {
+	return slices.ContainsFunc(entries, func(e Entry) bool { return e.Type != "" })
+}

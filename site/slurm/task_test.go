@@ -1,0 +1,204 @@
+package slurm
+
+import (
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+func taskPID(t *testing.T, env Environ) int {
+	t.Helper()
+	pid, err := strconv.Atoi(env["SLURM_TASK_PID"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// Ranks of srun and of the batch script: their number is in the file's name, how many there are in the table.
+func TestReadTaskRecordedSlurm(t *testing.T) {
+	sizes := map[string]int{"a-gres2-n4": 4, "b-gpt1": 4, "c-gpubind": 4, "cg-a": 1, "d-comment": 2, "e-array": 1, "f-srun": 2, "g-salloc": 2, "i-nogpu": 1}
+	name := regexp.MustCompile(`^([0-9]+)\.task[a-z]*\.n1(\.s([0-9]+))?\.p([0-9]+)$`)
+	for _, path := range recordings(t, "slurm-env/*/*.task*", 50) {
+		folder := filepath.Base(filepath.Dir(path))
+		t.Run(folder+"/"+filepath.Base(path), func(t *testing.T) {
+			m := name.FindStringSubmatch(filepath.Base(path))
+			if m == nil {
+				t.Fatal("the name of the recording is not understood")
+			}
+			job, _ := strconv.Atoi(m[1])
+			rank, _ := strconv.Atoi(m[4])
+			size := sizes[folder]
+			if m[3] == "" {
+				size = 1 // the batch script
+			}
+			env := recording(t, path)
+			want := Task{JobID: uint32(job), JobIDs: []uint32{uint32(job)}, StepID: m[3], LocalRank: rank, LocalSize: size, Source: SourceStepd}
+			checkTask(t, env, taskPID(t, env), want)
+			want.Source = SourceShell
+			checkTask(t, env, taskPID(t, env)+1, want)
+		})
+	}
+}
+
+func checkTask(t *testing.T, env Environ, pid int, want Task) {
+	t.Helper()
+	got, err := ReadTask(env, pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestReadTaskRecordedLaunchers(t *testing.T) {
+	tests := map[string]struct {
+		job    uint32
+		step   string
+		size   int
+		source string
+		stepd  bool // slurmstepd started the rank itself
+	}{
+		"hydra":           {9, "1", 4, "hydra", false},
+		"hydra-fork":      {9, "", 2, "hydra", false},
+		"mpirun-ompi":     {9, "0", 4, "Open MPI", false},
+		"srun-pmi2-mpich": {5, "0", 2, SourceStepd, true},
+		"srun-pmix-mpich": {8, "0", 2, SourceStepd, true},
+		"srun-pmix-ompi":  {7, "0", 2, SourceStepd, true},
+	}
+	for _, path := range recordings(t, "launcher-env/*.[0-9]", 15) {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			launcher, suffix, _ := strings.Cut(filepath.Base(path), ".")
+			tt, ok := tests[launcher]
+			if !ok {
+				t.Fatalf("nothing is said of %s", launcher)
+			}
+			rank, err := strconv.Atoi(suffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			env := recording(t, path)
+			pid := taskPID(t, env)
+			if !tt.stepd {
+				pid++
+			}
+			checkTask(t, env, pid, Task{JobID: tt.job, JobIDs: []uint32{tt.job}, StepID: tt.step, LocalRank: rank, LocalSize: tt.size, Source: tt.source})
+		})
+	}
+}
+
+func TestReadTask(t *testing.T) {
+	stepTwoOfFour := Environ{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
+	ompi := Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	tests := []struct {
+		name   string
+		env    Environ
+		pid    int
+		rank   int
+		size   int
+		source string
+	}{
+		{"srun within an mpirun", with(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
+		{"mpirun within an srun", with(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
+		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceShell},
+		{"nobody", Environ{"PATH": "/bin"}, 100, 0, 1, SourceAlone},
+		{"salloc's shell", Environ{"SLURM_JOB_ID": "7"}, 100, 0, 1, SourceAlone},
+		{"Intel MPI", Environ{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
+		{"MVAPICH2", Environ{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
+		{"PALS", Environ{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
+		{"jsrun", Environ{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
+		{"Flux on one node", Environ{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
+		{"Flux, told the size", Environ{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
+		{"PMIx beside Open MPI", Environ{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
+		{"torchrun in a rank of srun", with(stepTwoOfFour, Environ{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
+		{"torchrun in a rank of mpirun", with(ompi, Environ{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
+		{"a script's LOCAL_RANK under mpirun", with(ompi, Environ{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ReadTask(tt.env, tt.pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.LocalRank != tt.rank || got.LocalSize != tt.size || got.Source != tt.source {
+				t.Errorf("got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
+			}
+		})
+	}
+}
+
+func TestReadTaskJobs(t *testing.T) {
+	tests := []struct {
+		name string
+		env  Environ
+		job  uint32
+		jobs []uint32
+	}{
+		{"plain", Environ{"SLURM_JOB_ID": "7"}, 7, []uint32{7}},
+		{"outside", Environ{}, 0, nil},
+		{"heterogeneous", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17", "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_ID_HET_GROUP_1": "8"}, 7, []uint32{7, 8, 9, 17}},
+		{"pack, as it was called", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
+		{"a leader elsewhere", Environ{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
+		{"a name that is none", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ReadTask(tt.env, 1)
+			if err != nil || got.JobID != tt.job || !reflect.DeepEqual(got.JobIDs, tt.jobs) {
+				t.Errorf("got %d %v, %v, want %d %v", got.JobID, got.JobIDs, err, tt.job, tt.jobs)
+			}
+		})
+	}
+}
+
+func TestReadTaskRefuses(t *testing.T) {
+	const export = ": export LOCAL_RANK and LOCAL_WORLD_SIZE"
+	tests := []struct {
+		env  Environ
+		want string
+	}{
+		{Environ{"SLURM_JOB_ID": "../x"}, `cannot read task: SLURM_JOB_ID is "../x", want a job's number from 1 to 4294967293`},
+		{Environ{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
+		{Environ{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
+		{Environ{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
+		{Environ{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
+		{Environ{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but nothing says how many ranks this node has` + export},
+		{Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
+		{Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is 4, want a rank below 4 (OMPI_COMM_WORLD_LOCAL_SIZE)`},
+		{Environ{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
+		{Environ{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
+		{Environ{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1000000"}, `cannot read task: MPI_LOCALNRANKS is "1000000", want a number from 1 to 65536`},
+		{Environ{"SLURM_LOCALID": "0"}, `cannot read task: SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper`},
+		{Environ{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
+		{Environ{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
+		{Environ{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
+		{Environ{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
+		{Environ{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
+	}
+	for _, tt := range tests {
+		t.Run(tt.want, func(t *testing.T) {
+			if _, err := ReadTask(tt.env, 1); message(err) != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzReadTask(f *testing.F) {
+	f.Add("7", "1", "0,1,2", "1", "2", 1)
+	f.Add("x", "9999999999999999999999", ",", "-1", "0", 0)
+	f.Fuzz(func(t *testing.T, job, rank, ids, ompiRank, ompiSize string, pid int) {
+		task, err := ReadTask(Environ{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
+			"OMPI_COMM_WORLD_LOCAL_RANK": ompiRank, "OMPI_COMM_WORLD_LOCAL_SIZE": ompiSize}, pid)
+		if err == nil && (task.LocalRank < 0 || task.LocalRank >= task.LocalSize || task.JobID == 0) {
+			t.Errorf("accepted %+v", task)
+		}
+		if err != nil && strings.ContainsAny(err.Error(), "\n\x00") {
+			t.Errorf("an error that breaks a log: %q", err)
+		}
+	})
+}
