@@ -29,6 +29,7 @@ type Daemons interface {
 // GPUs is what the prolog asks of the driver.
 type GPUs interface {
 	Devices() ([]site.Device, error)
+	ByMinor(int) (site.Device, error)
 	Find(site.UUID) (site.Device, error)
 	Capability(site.UUID) (major, minor int, err error)
 	Mode(site.UUID) (site.Mode, error)
@@ -157,9 +158,12 @@ func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, e
 	if len(refs) == 0 {
 		return nil, fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node), nil
 	}
-	if refs[0].By == slurm.ByUUID {
-		devices, err = o.named(refs)
-	} else {
+	switch refs[0].By {
+	case slurm.ByUUID:
+		devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.Find(r.UUID) })
+	case slurm.ByMinor:
+		devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
+	default:
 		devices, refusal, err = o.picked(gres, refs)
 	}
 	if err != nil || refusal != "" {
@@ -169,7 +173,20 @@ func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, e
 	return devices, refusal, err
 }
 
-// picked finds devices by their place in Slurm's list.
+// find finds each device by itself: a GPU that has failed fails no job but those that have it.
+func find(refs []slurm.Ref, one func(slurm.Ref) (site.Device, error)) ([]site.Device, error) {
+	devices := make([]site.Device, len(refs))
+	for i, ref := range refs {
+		device, err := one(ref)
+		if err != nil {
+			return nil, err
+		}
+		devices[i] = device
+	}
+	return devices, nil
+}
+
+// picked finds devices by their place in a list that Slurm sorted, which takes all of the node's devices to know.
 func (o Opener) picked(gres slurm.Gres, refs []slurm.Ref) (devices []site.Device, refusal string, err error) {
 	all, err := o.GPUs.Devices()
 	if err != nil {
@@ -180,19 +197,6 @@ func (o Opener) picked(gres slurm.Gres, refs []slurm.Ref) (devices []site.Device
 		return nil, err.Error(), nil
 	}
 	return devices, "", nil
-}
-
-// named finds devices that Slurm named by UUID itself.
-func (o Opener) named(refs []slurm.Ref) ([]site.Device, error) {
-	devices := make([]site.Device, len(refs))
-	for i, ref := range refs {
-		device, err := o.GPUs.Find(ref.UUID)
-		if err != nil {
-			return nil, err
-		}
-		devices[i] = device
-	}
-	return devices, nil
 }
 
 // volta is the first compute capability whose MPS isolates clients and knows shares.

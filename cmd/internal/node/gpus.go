@@ -36,6 +36,14 @@ func (l *lazyGPUs) Devices() ([]site.Device, error) {
 	return nvml.Devices()
 }
 
+func (l *lazyGPUs) ByMinor(minor int) (site.Device, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return site.Device{}, err
+	}
+	return nvml.ByMinor(minor)
+}
+
 func (l *lazyGPUs) Find(uuid site.UUID) (site.Device, error) {
 	nvml, err := l.open()
 	if err != nil {

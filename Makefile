@@ -1,0 +1,46 @@
+# make demo      show a job's life on a node, on a real Slurm
+# make test      pass the tests
+# Both install what they lack and say so.
+
+.PHONY: all build setup demo test check bench fuzz gpu-test gpu-demo slurm-bundle clean
+
+COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
+BUILT   := $(CURDIR)/.build
+# go-nvml binds functions that NVIDIA's header calls deprecated.
+export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
+
+all: build
+
+# The programs that ranks run are static; those that root runs load libnvidia-ml.so.1 when they need it.
+build:
+	@mkdir -p $(BUILT)/bin
+	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
+
+setup:
+	@site/lab/install.sh
+
+demo: setup
+	go run ./site/lab/demo
+
+test: setup
+	REQUIRE_LAB=1 go test -timeout 12m ./...
+
+check:
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	go vet ./...
+
+bench: setup
+	go test -run '^$$' -bench . -benchtime 20x ./cmd ./site/lease ./policy/...
+
+fuzz:
+	@for p in ./site/slurm ./site/lease ./policy/policyfile ./site/mps; do \
+	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
+
+slurm-bundle: setup
+	site/lab/bundle.sh $(BUILT)/slurm-bundle.tar.xz
+
+clean:
+	rm -rf $(BUILT)

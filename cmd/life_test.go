@@ -1,0 +1,392 @@
+package cmd_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// The job's user of these tests. Nobody needs to have that name or number on the machine.
+const uid, gid = 2001, 2001
+
+// play is one test's stage: the production binaries on a simulated node of its own.
+type play struct {
+	stage.Stage
+	t    *testing.T
+	ctx  context.Context
+	conf string // path of slurm.conf
+}
+
+func newPlay(t *testing.T, policy string, models ...node.Model) play {
+	t.Helper()
+	return playIn(t, publicDir(t), policy, models...)
+}
+
+func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("prologs are root's: run as root")
+	}
+	shared, err := stage.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := stage.Build(shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := stage.New(dir, built, policy, models...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", len(models)))
+	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
+	t.Cleanup(p.killLeft)
+	return p
+}
+
+// publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.
+func publicDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/tmp", "mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (p play) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
+
+func (p play) write(path, content string) {
+	p.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// killLeft ends what a failed test left, by pids that the stage proves to be its own.
+func (p play) killLeft() {
+	pids, _ := p.Processes()
+	for _, pid := range pids {
+		if stat, err := site.ReadStat(pid); err == nil {
+			_ = stat.Kill(9)
+		}
+	}
+}
+
+func (p play) job(id uint32, gpus string) stage.Job {
+	return stage.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
+}
+
+// must runs a binary and holds its exit code.
+func (p play) must(code int, job stage.Job, program string) string {
+	p.t.Helper()
+	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if result.Code != code {
+		p.t.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.log())
+	}
+	return result.Output
+}
+
+func (p play) log() string {
+	content, _ := os.ReadFile(p.Paths().Log())
+	return string(content)
+}
+
+func (p play) left() []string {
+	p.t.Helper()
+	left, err := p.Left()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return left
+}
+
+// clean holds that nothing is left of any job.
+func (p play) clean() {
+	p.t.Helper()
+	if left := p.left(); len(left) > 0 {
+		p.t.Errorf("left behind: %q\n%s", left, p.log())
+	}
+}
+
+func (p play) ticket(job uint32) lease.Ticket {
+	p.t.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	t, err := lease.Reader(p.Paths().Run(), boot).ReadTicket(job)
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, p.log())
+	}
+	return t
+}
+
+func (p play) modes() string {
+	p.t.Helper()
+	gpus, err := p.Sim.Node.GPUs()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var modes []string
+	for _, gpu := range gpus {
+		mode, err := gpu.Mode()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		modes = append(modes, fmt.Sprint(mode))
+	}
+	return strings.Join(modes, "")
+}
+
+func TestAJobsLife(t *testing.T) {
+	for _, scope := range []string{"job", "gpu"} {
+		t.Run(scope, func(t *testing.T) {
+			p := newPlay(t, stage.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
+			job := p.job(7, "1,3")
+			p.must(0, job, "prolog")
+			if got := p.modes(); got != "0303" {
+				t.Errorf("modes %s, want the job's GPUs alone in EXCLUSIVE_PROCESS: 0303", got)
+			}
+			ticket := p.ticket(7)
+			daemons := map[string]int{"job": 1, "gpu": 2}[scope]
+			if len(ticket.Daemons) != daemons || len(ticket.Devices) != 2 || ticket.Devices[0].Minor != 1 || ticket.Devices[1].Minor != 3 {
+				t.Errorf("ticket %+v", ticket)
+			}
+			for _, d := range ticket.Daemons {
+				p.holdsDaemon(d)
+			}
+			p.must(0, job, "epilog")
+			p.clean()
+			p.must(0, job, "epilog")
+			p.clean()
+		})
+	}
+}
+
+// holdsDaemon holds everything that the design says of a daemon's process.
+func (p play) holdsDaemon(d lease.Daemon) {
+	t := p.t
+	t.Helper()
+	proc := fmt.Sprintf("/proc/%d/", d.Proc.PID)
+	status := read(t, proc+"status")
+	for _, want := range []string{
+		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
+		"SigBlk:\t0000000000000000\n", "PPid:\t",
+	} {
+		if !strings.Contains(status, want) {
+			t.Errorf("status lacks %q:\n%s", want, status)
+		}
+	}
+	if stat, err := site.ReadStat(d.Proc.PID); err != nil || stat.Session != d.Proc.PID || stat.Start != d.Proc.Start {
+		t.Errorf("stat %+v, %v: want a session of its own", stat, err)
+	}
+	if cwd, err := os.Readlink(proc + "cwd"); cwd != "/" {
+		t.Errorf("cwd %s, %v", cwd, err)
+	}
+	if got := read(t, proc+"oom_score_adj"); got != "0\n" {
+		t.Errorf("oom_score_adj %s", got)
+	}
+	var files uint64
+	for line := range strings.Lines(read(t, proc+"limits")) {
+		fmt.Sscanf(line, "Max open files %d", &files)
+	}
+	if files < 16384 {
+		t.Errorf("RLIMIT_NOFILE %d", files)
+	}
+	for fd := range 3 {
+		if to, err := os.Readlink(fmt.Sprintf("%sfd/%d", proc, fd)); to != "/dev/null" {
+			t.Errorf("fd %d is %s, %v", fd, to, err)
+		}
+	}
+	var uuids []string
+	for _, uuid := range d.Devices {
+		uuids = append(uuids, string(uuid))
+	}
+	environment := strings.Split(strings.TrimRight(read(t, proc+"environ"), "\x00"), "\x00")
+	slices.Sort(environment)
+	want := []string{
+		"CUDA_MPS_LOG_DIRECTORY=" + d.LogDir, "CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
+		"CUDA_VISIBLE_DEVICES=" + strings.Join(uuids, ","), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+	}
+	if !slices.Equal(environment, want) {
+		t.Errorf("environment %q, want %q", environment, want)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func TestAJobThatAsksForNoMPS(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	job := p.job(7, "0")
+	job.Features = "a100"
+	p.must(0, job, "prolog")
+	p.clean()
+	p.must(0, job, "epilog")
+	p.clean()
+}
+
+func TestAnEpilogWithoutAProlog(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+func TestAPrologAgainAdopts(t *testing.T) {
+	p := newPlay(t, "", node.H200, node.H200)
+	job := p.job(7, "0,1")
+	p.must(0, job, "prolog")
+	before := p.ticket(7)
+	p.must(0, job, "prolog")
+	if after := p.ticket(7); after.Daemons[0].Proc != before.Daemons[0].Proc {
+		t.Errorf("the daemon was %v and is %v", before.Daemons[0].Proc, after.Daemons[0].Proc)
+	}
+	if !strings.Contains(p.log(), `"outcome":"adopted"`) {
+		t.Errorf("not adopted:\n%s", p.log())
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+}
+
+func TestAPrologAfterItsDaemonDied(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	job := p.job(7, "0")
+	p.must(0, job, "prolog")
+	before := p.ticket(7).Daemons[0]
+	if err := before.Proc.Kill(9); err != nil {
+		t.Fatal(err)
+	}
+	p.gone(before.Proc)
+	p.must(0, job, "prolog")
+	if after := p.ticket(7).Daemons[0]; after.Proc == before.Proc || !after.Proc.Alive() {
+		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+}
+
+func (p play) gone(proc site.Proc) {
+	p.t.Helper()
+	for proc.Alive() {
+		if !site.Pause(p.ctx, time.Millisecond) {
+			p.t.Fatalf("%v does not go", proc)
+		}
+	}
+}
+
+func TestTwoJobsSideBySide(t *testing.T) {
+	p := newPlay(t, "", node.H200, node.H200)
+	seven, eight := p.job(7, "0"), p.job(8, "1")
+	p.must(0, seven, "prolog")
+	p.must(0, eight, "prolog")
+	if got := p.modes(); got != "33" {
+		t.Errorf("modes %s", got)
+	}
+	p.must(0, seven, "epilog")
+	if got := p.modes(); got != "03" {
+		t.Errorf("after the first: modes %s", got)
+	}
+	if !p.ticket(8).Daemons[0].Proc.Alive() {
+		t.Error("the other job's daemon is gone")
+	}
+	p.must(0, eight, "epilog")
+	p.clean()
+}
+
+// A GPU whose job was never closed is that job's: the next one drains the node, and the first one's epilog mends it.
+func TestAGPUThatAnotherJobHolds(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	out := p.must(1, p.job(8, "0"), "prolog")
+	uuid := p.ticket(7).Devices[0].UUID
+	if want := fmt.Sprintf("prolog: cannot claim %s: job 7 holds it: its epilog has not closed it\n", uuid); out != want {
+		t.Errorf("got %s want %s", out, want)
+	}
+	p.must(0, p.job(8, "0"), "epilog")
+	if !p.ticket(7).Daemons[0].Proc.Alive() || p.modes() != "3" {
+		t.Error("the second job's epilog touched the first job's GPU")
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+func TestAnotherBoot(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	daemon := p.ticket(7).Daemons[0].Proc
+	// The node booted: no process, modes at their default, and records that name another boot.
+	if err := daemon.Kill(9); err != nil {
+		t.Fatal(err)
+	}
+	p.gone(daemon)
+	gpus, err := p.Sim.Node.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gpus[0].SetMode(2); err != nil { // an admin's, after the boot
+		t.Fatal(err)
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, record := range []string{"leases/7.json", "tickets/7.json", "claims/" + string(p.uuid(0))} {
+		path := filepath.Join(p.Paths().Run(), record)
+		p.rewrite(path, strings.ReplaceAll(read(t, path), boot, "00000000-earlier"))
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	if got := p.modes(); got != "2" {
+		t.Errorf("a record of another boot changed a mode: %s", got)
+	}
+	if err := gpus[0].SetMode(0); err != nil {
+		t.Fatal(err)
+	}
+	p.clean()
+}
+
+func (p play) uuid(gpu int) site.UUID {
+	p.t.Helper()
+	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return site.UUID(uuid)
+}
+
+// rewrite changes a record in place: root's own, as it was.
+func (p play) rewrite(path, content string) {
+	p.t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}

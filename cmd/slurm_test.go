@@ -1,0 +1,368 @@
+package cmd_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes that
+// share this machine share nothing else.
+type cluster struct {
+	*lab.Cluster
+	t      *testing.T
+	ctx    context.Context
+	user   lab.User
+	dir    string
+	stages map[string]play // by the node's name
+}
+
+// gpusOfANode are H200s that differ from what is on other nodes by nothing: a job on one node must not see another's.
+var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	if missing := lab.Missing(); len(missing) > 0 {
+		if os.Getenv("REQUIRE_LAB") != "" {
+			t.Fatalf("packages are missing: %q: run make setup", missing)
+		}
+		t.Skipf("packages are missing: %q: run make setup", missing)
+	}
+	user, err := lab.EnsureUser("hpc1", uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{t: t, user: user, dir: publicDir(t), stages: map[string]play{}}
+	for _, name := range names(t, o) {
+		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
+		c.ctx = c.stages[name].ctx
+	}
+	o.Dir, o.GPUs, o.Features = filepath.Join(c.dir, "lab"), len(gpusOfANode), "mps,a100"
+	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
+	c.hook("mpirun-wrap")
+	c.Cluster, err = lab.Start(c.ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func names(t *testing.T, o lab.Options) []string {
+	if o.SameName {
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		short, _, _ := strings.Cut(host, ".")
+		return []string{short}
+	}
+	var list []string
+	for n := range max(o.Nodes, 1) {
+		list = append(list, fmt.Sprintf("n%d", n+1))
+	}
+	return list
+}
+
+// hook is a script that runs a binary on the stage of the node that it finds itself on.
+func (c *cluster) hook(program string) []string {
+	var bin string
+	for _, s := range c.stages {
+		bin = s.Bin
+	}
+	path := filepath.Join(c.dir, program)
+	script := fmt.Sprintf("#!/bin/sh\nLD_LIBRARY_PATH=%[1]s/$SLURMD_NODENAME/sim/lib; export LD_LIBRARY_PATH\nexec %[2]s/%[3]s --root %[1]s/$SLURMD_NODENAME/root \"$@\"\n", c.dir, bin, program)
+	if program != "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
+		script = strings.Replace(script, "LD_LIBRARY_PATH="+c.dir+"/$SLURMD_NODENAME/sim/lib; export LD_LIBRARY_PATH\n", "", 1)
+	}
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	return []string{path}
+}
+
+// wrap is a rank's command line: the client that prints what CUDA tells it, through the wrapper.
+func (c *cluster) wrap(args string) string {
+	return filepath.Join(c.dir, "mpirun-wrap") + " " + c.client() + " " + args
+}
+
+func (c *cluster) first() play { return c.stages[c.Nodes()[0]] }
+
+func (c *cluster) client() string { return c.first().Sim.Program("cuda-client") }
+
+func (c *cluster) log() string {
+	var all strings.Builder
+	for name, s := range c.stages {
+		fmt.Fprintf(&all, "--- %s\n%s", name, s.log())
+	}
+	return all.String()
+}
+
+// batch submits a script and returns the job's number.
+func (c *cluster) batch(script string, args ...string) int {
+	c.t.Helper()
+	home, err := c.Home(c.user)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
+	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	id, err := c.Submit(c.ctx, c.user, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return id
+}
+
+// output is what a batch job printed.
+func (c *cluster) output(id int) string {
+	c.t.Helper()
+	home, err := c.Home(c.user)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	paths, _ := filepath.Glob(fmt.Sprintf("%s/%d.*.out", home, id))
+	var all strings.Builder
+	for _, path := range paths {
+		all.WriteString(read(c.t, path))
+	}
+	return all.String()
+}
+
+// ended waits for a job and for its epilog on every node.
+func (c *cluster) ended(id int) lab.Job {
+	c.t.Helper()
+	job, err := c.WaitJob(c.ctx, id)
+	if err != nil {
+		c.t.Fatalf("%v\n%s", err, c.log())
+	}
+	return job
+}
+
+// quiet waits until nothing of any job is left, holds that the nodes are not drained, and says what stays.
+func (c *cluster) quiet() {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
+	defer cancel()
+	for name, s := range c.stages {
+		for left := s.left(); len(left) > 0; left = s.left() {
+			if !site.Pause(ctx, 20*time.Millisecond) {
+				c.t.Fatalf("left behind on %s: %q\n%s", name, left, c.log())
+			}
+		}
+	}
+	for _, name := range c.Nodes() {
+		state, reason, err := c.NodeState(c.ctx, name)
+		if err != nil || strings.Contains(strings.ToLower(state), "drain") {
+			c.t.Errorf("node %s is %s: %s, %v", name, state, reason, err)
+		}
+	}
+}
+
+var sms = regexp.MustCompile(`err=0\(cudaSuccess\) sm=(\d+) ndev=1`)
+
+// counts are the SMs that the ranks' CUDA reported, in order.
+func counts(t *testing.T, output string) []int {
+	t.Helper()
+	var found []int
+	for _, m := range sms.FindAllStringSubmatch(output, -1) {
+		n, _ := strconv.Atoi(m[1])
+		found = append(found, n)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// What each way of starting ranks gives them: four ranks on two GPUs, the whole GPU dealt once.
+func TestRanksUnderSlurm(t *testing.T) {
+	c := newCluster(t, stage.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	want := []int{66, 66, 66, 66}
+	for _, launch := range []struct{ name, command string }{
+		{"srun", "srun -n4"},
+		{"srun pmi2", "srun --mpi=pmi2 -n4"},
+		{"srun pmix", "srun --mpi=pmix -n4"},
+		{"mpirun of Open MPI", "mpirun.openmpi -np 4"},
+		{"mpiexec of MPICH", "mpiexec.hydra -n 4"},
+	} {
+		t.Run(launch.name, func(t *testing.T) {
+			id := c.batch(launch.command+" "+c.wrap("info"), "-n4", "--gres=gpu:2")
+			job := c.ended(id)
+			if got := counts(t, c.output(id)); !slices.Equal(got, want) {
+				t.Errorf("SMs %v, want %v: %+v\n%s\n%s", got, want, job, c.output(id), c.log())
+			}
+		})
+	}
+	t.Run("srun alone", func(t *testing.T) {
+		result, err := c.Run(c.ctx, c.user, "srun", "-n4", "--gres=gpu:2", "--constraint=mps", "bash", "-c",
+			"exec "+c.wrap("info"))
+		if got := counts(t, result.Stdout); err != nil || !slices.Equal(got, want) {
+			t.Errorf("SMs %v, want %v: %+v, %v", got, want, result, err)
+		}
+	})
+	t.Run("the task prolog's seat without the wrapper", func(t *testing.T) {
+		id := c.batch("srun -n4 "+c.client()+" info", "-n4", "--gres=gpu:2")
+		c.ended(id)
+		if got := counts(t, c.output(id)); !slices.Equal(got, want) {
+			t.Errorf("SMs %v, want %v:\n%s", got, want, c.output(id))
+		}
+	})
+	c.quiet()
+}
+
+func TestAnAllocationWithoutAStep(t *testing.T) {
+	for _, flags := range []string{"Alloc", ""} {
+		t.Run("PrologFlags="+flags, func(t *testing.T) {
+			c := newCluster(t, "", lab.Options{PrologFlags: flags})
+			result, err := c.Run(c.ctx, c.user, "salloc", "--gres=gpu:1", "--constraint=mps", "true")
+			if err != nil || result.Exit != 0 {
+				t.Fatalf("%+v, %v", result, err)
+			}
+			c.quiet()
+		})
+	}
+}
+
+func TestAnArrayAndJobsSideBySide(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	array := c.batch("srun -n2 "+c.wrap("info"), "-n2", "--gres=gpu:1", "--array=0-3")
+	alone := c.batch("srun -n2 "+c.wrap("info"), "-n2", "--gres=gpu:1")
+	c.ended(array)
+	c.ended(alone)
+	c.quiet()
+	if got := counts(t, c.output(array)); len(got) != 8 {
+		t.Errorf("ranks of the array: %v\n%s", got, c.output(array))
+	}
+	if got := counts(t, c.output(alone)); len(got) != 2 {
+		t.Errorf("ranks of the job: %v\n%s", got, c.output(alone))
+	}
+}
+
+func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	result, err := c.Run(c.ctx, c.user, "srun", "--gres=gpu:1", filepath.Join(c.dir, "mpirun-wrap"), "true")
+	want := "cannot find ticket of job"
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
+	}
+	result, err = c.Run(c.ctx, c.user, "srun", "--gres=gpu:1", "true")
+	if err != nil || result.Exit != 0 {
+		t.Errorf("%+v, %v", result, err)
+	}
+	c.quiet()
+}
+
+// A user who forgets the GPU is told so by the wrapper, and no node is drained.
+func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
+	result, err := c.Run(c.ctx, c.user, "srun", "--constraint=mps", filepath.Join(c.dir, "mpirun-wrap"), "true")
+	want := "has no GPU on node n1: submit it with --gres=gpu:N"
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
+	}
+	c.quiet()
+}
+
+func TestACancelledJob(t *testing.T) {
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	id := c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
+	c.running(id)
+	if result, err := c.Run(c.ctx, c.user, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.ended(id)
+	c.quiet()
+}
+
+// running waits until the job's ranks say that they run on their GPUs.
+func (c *cluster) running(id int) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
+	defer cancel()
+	for strings.Count(c.output(id), " ready") < 4 {
+		if !site.Pause(ctx, 20*time.Millisecond) {
+			c.t.Fatalf("the ranks do not run:\n%s\n%s", c.output(id), c.log())
+		}
+	}
+}
+
+func TestARequeuedJob(t *testing.T) {
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	id := c.batch("if [ $SLURM_RESTART_COUNT ]; then srun -n4 "+c.wrap("info")+"; else srun -n4 "+c.wrap("spin -ms 5 -for 60")+"; fi",
+		"-n4", "--gres=gpu:2", "--requeue", "--open-mode=append")
+	c.running(id)
+	if result, err := c.Run(c.ctx, lab.User{}, "scontrol", "requeue", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	released := func(j lab.Job) bool { return j.State == "PENDING" || j.State == "RUNNING" || j.State == "COMPLETED" }
+	if _, err := c.WaitJobUntil(c.ctx, id, released); err != nil {
+		t.Fatal(err)
+	}
+	if result, err := c.Run(c.ctx, lab.User{}, "scontrol", "update", "jobid="+strconv.Itoa(id), "starttime=now"); err != nil {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.ended(id)
+	c.quiet()
+	if got := counts(t, c.output(id)); len(got) != 4 {
+		t.Errorf("ranks after the requeue: %v\n%s", got, c.output(id))
+	}
+}
+
+// slurmd is killed in the middle of a job and comes back: without Alloc the prolog runs again for the running job.
+func TestSlurmdKilledInMidJob(t *testing.T) {
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{})
+	id := c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
+	c.running(id)
+	before := c.first().ticket(uint32(id)).Daemons[0].Proc
+	if err := c.KillNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.StartNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if after := c.first().ticket(uint32(id)).Daemons[0].Proc; after != before || !after.Alive() {
+		t.Errorf("the daemon was %v and is %v", before, after)
+	}
+	c.ended(id)
+	c.quiet()
+}
+
+func TestConstrainedDevices(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
+	id := c.batch("srun -n4 "+c.wrap("info"), "-n4", "--gres=gpu:2")
+	c.ended(id)
+	if got := counts(t, c.output(id)); len(got) != 4 {
+		t.Errorf("ranks %v\n%s", got, c.output(id))
+	}
+	c.quiet()
+}
+
+func TestThreeNodes(t *testing.T) {
+	c := newCluster(t, stage.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
+	for _, launch := range []string{"srun", "mpirun.openmpi"} {
+		id := c.batch(launch+" "+c.wrap("info"), "-N3", "--ntasks-per-node=2", "--gres=gpu:1")
+		c.ended(id)
+		if got := counts(t, c.output(id)); !slices.Equal(got, []int{66, 66, 66, 66, 66, 66}) {
+			t.Errorf("%s: ranks %v\n%s\n%s", launch, got, c.output(id), c.log())
+		}
+		c.quiet()
+	}
+}

@@ -1,0 +1,297 @@
+package gpu
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Devices are all whole GPUs of the node in NVML's order, which is that of the PCI bus. A GPU in MIG mode is listed with
+// MIGMode set and, as NVML does not say them then, 0 SMs; its instances are not listed. One GPU that cannot be read makes
+// the list fail, because the places of the others would shift.
+func (n *NVML) Devices() ([]site.Device, error) {
+	return within(n, "list GPUs", n.devices)
+}
+
+// Find is one device, whole or a MIG instance, and touches no other. The error is ErrNotFound where the node has none.
+func (n *NVML) Find(uuid site.UUID) (site.Device, error) {
+	return within(n, "find "+string(uuid), func() (site.Device, error) {
+		handle, err := n.handle(uuid)
+		if err != nil {
+			return site.Device{}, err
+		}
+		return describe(string(uuid), handle, uuid.MIG())
+	})
+}
+
+// ByPCI is the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound where the node has fewer.
+func (n *NVML) ByPCI(position int) (site.Device, error) {
+	return within(n, "find "+atPosition(position), func() (site.Device, error) {
+		handle, err := n.at(position)
+		if err != nil {
+			return site.Device{}, err
+		}
+		return describe(atPosition(position), handle, false)
+	})
+}
+
+// ByMinor is the whole GPU whose device file is /dev/nvidiaMINOR. NVML finds nothing by a minor, so this looks at the
+// GPUs one by one, and first at the position of the same number, where it usually is. A GPU that cannot be read is passed
+// over; it is the error where no other has the minor.
+func (n *NVML) ByMinor(minor int) (site.Device, error) {
+	return within(n, "find "+withMinor(minor), func() (site.Device, error) { return n.byMinor(minor) })
+}
+
+// Capability is the compute capability of a device: 9, 0. Below 7.0 (Volta) MPS knows no shares.
+func (n *NVML) Capability(uuid site.UUID) (major, minor int, err error) {
+	version, err := within(n, "read compute capability of "+string(uuid), func() (capability, error) {
+		handle, err := n.handle(uuid)
+		if err != nil {
+			return capability{}, err
+		}
+		handle, err = whole(handle, uuid.MIG())
+		if err != nil {
+			return capability{}, cannotRead("compute capability", string(uuid), err)
+		}
+		return readCapability(string(uuid), handle)
+	})
+	return version.major, version.minor, err
+}
+
+func (n *NVML) devices() ([]site.Device, error) {
+	count, err := n.count()
+	if err != nil {
+		return nil, err
+	}
+	found := make([]site.Device, 0, count)
+	for position := range count {
+		handle, err := n.at(position)
+		if err != nil {
+			return nil, err
+		}
+		device, err := describe(atPosition(position), handle, false)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, device)
+	}
+	return found, nil
+}
+
+func (n *NVML) byMinor(minor int) (site.Device, error) {
+	count, err := n.count()
+	if err != nil {
+		return site.Device{}, err
+	}
+	unread := cannot("find "+withMinor(minor), ErrNotFound)
+	for _, position := range beginningWith(minor, count) {
+		handle, found, err := n.hasMinor(position, minor)
+		if found {
+			return describe(atPosition(position), handle, false)
+		}
+		if err != nil {
+			unread = fmt.Errorf("%w; %w", unread, err)
+		}
+	}
+	return site.Device{}, unread
+}
+
+func (n *NVML) hasMinor(position, minor int) (handle nvml.Device, found bool, err error) {
+	handle, err = n.at(position)
+	if err != nil {
+		return nil, false, err
+	}
+	own, ret := handle.GetMinorNumber()
+	if err := because(ret); err != nil {
+		return nil, false, cannotRead("minor number", atPosition(position), err)
+	}
+	return handle, own == minor, nil
+}
+
+// beginningWith are the numbers below count, the likely one first.
+func beginningWith(likely, count int) []int {
+	var order []int
+	if likely >= 0 && likely < count {
+		order = append(order, likely)
+	}
+	for i := range count {
+		if i != likely {
+			order = append(order, i)
+		}
+	}
+	return order
+}
+
+func (n *NVML) count() (int, error) {
+	count, ret := n.library.DeviceGetCount()
+	if err := because(ret); err != nil {
+		return 0, fmt.Errorf("cannot count GPUs: %w", err)
+	}
+	return count, nil
+}
+
+// at opens the GPU at a position; NVML answers Invalid Argument for one past the last.
+func (n *NVML) at(position int) (nvml.Device, error) {
+	handle, ret := n.library.DeviceGetHandleByIndex(position)
+	if ret == nvml.ERROR_INVALID_ARGUMENT {
+		return nil, fmt.Errorf("cannot find %s: %w", atPosition(position), ErrNotFound)
+	}
+	if err := because(ret); err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", atPosition(position), err)
+	}
+	return handle, nil
+}
+
+// handle opens the device with a UUID. NVML answers Not Found for one that is not here, measured on an H200; its manual
+// has Invalid Argument for one that it cannot read, which comes to the same.
+func (n *NVML) handle(uuid site.UUID) (nvml.Device, error) {
+	if !uuid.Valid() {
+		return nil, fmt.Errorf("cannot find GPU %q: not the UUID of a device: %w", uuid, ErrNotFound)
+	}
+	handle, ret := n.library.DeviceGetHandleByUUID(string(uuid))
+	if ret == nvml.ERROR_INVALID_ARGUMENT || ret == nvml.ERROR_NOT_FOUND {
+		return nil, fmt.Errorf("cannot find %s on this node: %w", uuid, ErrNotFound)
+	}
+	if err := because(ret); err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", uuid, err)
+	}
+	return handle, nil
+}
+
+// whole is the GPU of a handle: the instance's parent, or itself.
+func whole(handle nvml.Device, instance bool) (nvml.Device, error) {
+	if !instance {
+		return handle, nil
+	}
+	parent, ret := handle.GetDeviceHandleFromMigDeviceHandle()
+	return parent, because(ret)
+}
+
+func atPosition(position int) string { return fmt.Sprintf("GPU at PCI position %d", position) }
+
+func withMinor(minor int) string { return fmt.Sprintf("GPU /dev/nvidia%d", minor) }
+
+func cannotRead(what, device string, cause error) error {
+	return fmt.Errorf("cannot read %s of %s: %w", what, device, cause)
+}
+
+// describe reads the facts of a device; named is what errors call it.
+func describe(named string, handle nvml.Device, instance bool) (site.Device, error) {
+	parent, err := whole(handle, instance)
+	if err != nil {
+		return site.Device{}, cannotRead("parent", named, err)
+	}
+	device, err := identity(named, handle)
+	if err != nil {
+		return site.Device{}, err
+	}
+	err = locate(named, parent, &device)
+	if err != nil {
+		return site.Device{}, err
+	}
+	if instance {
+		return device, instanceSize(named, handle, &device)
+	}
+	return device, wholeSize(named, handle, &device)
+}
+
+// identity is what a device is: UUID, name and memory.
+func identity(named string, handle nvml.Device) (site.Device, error) {
+	uuid, ret := handle.GetUUID()
+	if err := because(ret); err != nil {
+		return site.Device{}, cannotRead("UUID", named, err)
+	}
+	name, ret := handle.GetName()
+	if err := because(ret); err != nil {
+		return site.Device{}, cannotRead("name", named, err)
+	}
+	memory, ret := handle.GetMemoryInfo()
+	if err := because(ret); err != nil {
+		return site.Device{}, cannotRead("memory", named, err)
+	}
+	return site.Device{UUID: site.UUID(uuid), Name: name, MemoryMiB: int(memory.Total >> 20), TPC: smsPerTPC}, nil
+}
+
+// locate adds where the GPU is: device file, PCI bus and NUMA node.
+func locate(named string, gpu nvml.Device, device *site.Device) error {
+	minor, ret := gpu.GetMinorNumber()
+	if err := because(ret); err != nil {
+		return cannotRead("minor number", named, err)
+	}
+	pci, ret := gpu.GetPciInfo()
+	if err := because(ret); err != nil {
+		return cannotRead("PCI bus id", named, err)
+	}
+	device.Minor, device.BusID, device.NUMA = minor, text(pci.BusId[:]), nearestNUMA(gpu)
+	return nil
+}
+
+// nearestNUMA is the NUMA node next to the GPU, -1 where the machine does not say. It is NVML's memory affinity: its
+// NumaNodeId is another thing, the node that the GPU's own memory forms on some machines.
+func nearestNUMA(gpu nvml.Device) int {
+	nodes, ret := gpu.GetMemoryAffinity(maxNUMA, nvml.AffinityScope(nvml.AFFINITY_SCOPE_NODE))
+	if ret != nvml.SUCCESS {
+		return -1
+	}
+	for i, word := range nodes {
+		if word != 0 {
+			return i*bits.UintSize + bits.TrailingZeros(word)
+		}
+	}
+	return -1
+}
+
+// maxNUMA is how many NUMA nodes are asked about; go-nvml takes it for a number of nodes, eight to a word of 64, so
+// this is eight words.
+const maxNUMA = 64
+
+// wholeSize adds the SMs and the MIG mode of a whole GPU.
+func wholeSize(named string, handle nvml.Device, device *site.Device) error {
+	cut, err := inMIGMode(named, handle)
+	if err != nil {
+		return err
+	}
+	device.MIGMode = cut
+	if cut {
+		return nil // NVML does not count the cores of a GPU that is cut
+	}
+	device.SMs, err = countSMs(named, handle)
+	return err
+}
+
+// instanceSize adds the SMs of a MIG instance, which NVML says itself.
+func instanceSize(named string, handle nvml.Device, device *site.Device) error {
+	attributes, ret := handle.GetAttributes()
+	if err := because(ret); err != nil {
+		return cannotRead("SMs", named, err)
+	}
+	device.SMs = int(attributes.MultiprocessorCount)
+	return nil
+}
+
+// inMIGMode is false for a GPU that knows no MIG.
+func inMIGMode(named string, handle nvml.Device) (bool, error) {
+	mode, _, ret := handle.GetMigMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return false, nil
+	}
+	if err := because(ret); err != nil {
+		return false, cannotRead("MIG mode", named, err)
+	}
+	return mode == nvml.DEVICE_MIG_ENABLE, nil
+}
+
+// text is a C string in a fixed array.
+func text(array []int8) string {
+	var letters []byte
+	for _, c := range array {
+		if c == 0 {
+			break
+		}
+		letters = append(letters, byte(c))
+	}
+	return string(letters)
+}

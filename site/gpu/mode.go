@@ -1,0 +1,110 @@
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Process is a process that holds a compute context on a device.
+type Process struct {
+	PID int
+	MPS bool // a client of an MPS server; false for the server itself, and for a process without MPS
+}
+
+// modes are the compute modes by NVML's number.
+var modes = map[nvml.ComputeMode]site.Mode{
+	nvml.COMPUTEMODE_DEFAULT:           site.ModeDefault,
+	nvml.COMPUTEMODE_EXCLUSIVE_THREAD:  site.ModeExclusiveThread,
+	nvml.COMPUTEMODE_PROHIBITED:        site.ModeProhibited,
+	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: site.ModeExclusiveProcess,
+}
+
+// Mode is the compute mode of a device as it is now.
+func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
+	return within(n, "read compute mode of "+string(uuid), func() (site.Mode, error) {
+		handle, err := n.handle(uuid)
+		if err != nil {
+			return "", err
+		}
+		number, ret := handle.GetComputeMode()
+		if err := because(ret); err != nil {
+			return "", cannotRead("compute mode", string(uuid), err)
+		}
+		mode, known := modes[number]
+		if !known {
+			return "", cannotRead("compute mode", string(uuid), fmt.Errorf("NVML answers %d, which is no mode", number))
+		}
+		return mode, nil
+	})
+}
+
+// SetMode sets the compute mode of a whole GPU, for which NVML wants root. It does not read the mode back.
+// The error is ErrNotSupported for a GPU in MIG mode, ErrPermission without root.
+func (n *NVML) SetMode(uuid site.UUID, mode site.Mode) error {
+	_, err := within(n, "set compute mode of "+string(uuid), func() (struct{}, error) { return struct{}{}, n.setMode(uuid, mode) })
+	return err
+}
+
+// Processes are the processes that hold a compute context on a device, an MPS server and its clients among them.
+func (n *NVML) Processes(uuid site.UUID) ([]Process, error) {
+	return within(n, "read processes of "+string(uuid), func() ([]Process, error) { return n.processes(uuid) })
+}
+
+func (n *NVML) setMode(uuid site.UUID, mode site.Mode) error {
+	number, err := numberOf(mode)
+	if err != nil {
+		return fmt.Errorf("cannot set compute mode of %s: %w", uuid, err)
+	}
+	handle, err := n.handle(uuid)
+	if err != nil {
+		return err
+	}
+	if err := because(handle.SetComputeMode(number)); err != nil {
+		return fmt.Errorf("cannot set compute mode of %s to %s: %w", uuid, mode, err)
+	}
+	return nil
+}
+
+func numberOf(mode site.Mode) (nvml.ComputeMode, error) {
+	for number, known := range modes {
+		if known == mode {
+			return number, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no compute mode", mode)
+}
+
+func (n *NVML) processes(uuid site.UUID) ([]Process, error) {
+	handle, err := n.handle(uuid)
+	if err != nil {
+		return nil, err
+	}
+	clients, ret := handle.GetMPSComputeRunningProcesses()
+	if err := because(ret); err != nil {
+		return nil, cannotRead("MPS clients", string(uuid), err)
+	}
+	others, ret := handle.GetComputeRunningProcesses()
+	if err := because(ret); err != nil {
+		return nil, cannotRead("processes", string(uuid), err)
+	}
+	return joined(clients, others), nil
+}
+
+// joined lists each pid once; one that is in both lists is a client.
+func joined(clients, others []nvml.ProcessInfo) []Process {
+	var all []Process
+	seen := map[uint32]bool{}
+	for _, client := range clients {
+		seen[client.Pid] = true
+		all = append(all, Process{PID: int(client.Pid), MPS: true})
+	}
+	for _, other := range others {
+		if !seen[other.Pid] {
+			all = append(all, Process{PID: int(other.Pid)})
+		}
+	}
+	return all
+}

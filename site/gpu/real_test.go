@@ -1,0 +1,81 @@
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// real says that this test program runs on a machine with NVIDIA's own library, with -test.run=TestReal.
+func real() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
+
+// TestRealMachineAgreesWithNvidiaSMI holds this package's answers against nvidia-smi's. It reads and changes nothing.
+func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
+	if !real() {
+		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
+	}
+	nvml, err := Open("")
+	must(t, err)
+	defer nvml.Close()
+	devices, err := nvml.Devices()
+	must(t, err)
+	lines := querySMI(t)
+	if len(lines) != len(devices) || len(devices) == 0 {
+		t.Fatalf("%d devices, nvidia-smi lists %d", len(devices), len(lines))
+	}
+	for i, device := range devices {
+		t.Logf("%+v", device)
+		mode, err := nvml.Mode(device.UUID)
+		must(t, err)
+		if got := describedAsSMI(device, mode); got != lines[i] {
+			t.Errorf("device %d\n got %s\nwant %s", i, got, lines[i])
+		}
+		expectSame(t, nvml, i, device)
+	}
+	_, err = nvml.ByPCI(len(devices))
+	refused(t, err, ErrNotFound, fmt.Sprintf("cannot find GPU at PCI position %d: not found", len(devices)))
+	none := site.UUID("GPU-00000000-0000-0000-0000-000000000000")
+	_, err = nvml.Find(none)
+	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
+}
+
+// expectSame proves that every way leads to the same device, and that what else can be read is read.
+func expectSame(t *testing.T, nvml *NVML, position int, device site.Device) {
+	t.Helper()
+	byUUID, err := nvml.Find(device.UUID)
+	must(t, err)
+	byPCI, err := nvml.ByPCI(position)
+	must(t, err)
+	byMinor, err := nvml.ByMinor(device.Minor)
+	must(t, err)
+	if byUUID != device || byPCI != device || byMinor != device {
+		t.Errorf("by UUID %+v\nby PCI %+v\nby minor %+v\nwant %+v", byUUID, byPCI, byMinor, device)
+	}
+	processes, err := nvml.Processes(device.UUID)
+	must(t, err)
+	major, minor, err := nvml.Capability(device.UUID)
+	must(t, err)
+	t.Logf("capability %d.%d, processes %v", major, minor, processes)
+}
+
+func querySMI(t *testing.T) []string {
+	t.Helper()
+	answer, err := exec.Command("nvidia-smi",
+		"--query-gpu=uuid,name,pci.bus_id,memory.total,compute_mode,mig.mode.current", "--format=csv,noheader,nounits").Output()
+	must(t, err)
+	return strings.Split(strings.TrimSpace(string(answer)), "\n")
+}
+
+// describedAsSMI is a device in the form that nvidia-smi prints.
+func describedAsSMI(device site.Device, mode site.Mode) string {
+	words := map[site.Mode]string{
+		site.ModeDefault: "Default", site.ModeProhibited: "Prohibited", site.ModeExclusiveProcess: "Exclusive_Process",
+	}
+	mig := map[bool]string{true: "Enabled", false: "Disabled"}
+	return fmt.Sprintf("%s, %s, %s, %d, %s, %s",
+		device.UUID, device.Name, device.BusID, device.MemoryMiB, words[mode], mig[device.MIGMode])
+}

@@ -1,0 +1,64 @@
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// smsPerTPC is 2 for every GPU from Volta on (NVIDIA's architecture white papers), and so the granularity of MPS's shares:
+// measured on an H200, whose shares are the even numbers. Older GPUs know no shares.
+const smsPerTPC = 2
+
+// capability is a compute capability.
+type capability struct{ major, minor int }
+
+// coresPerSM is the number of CUDA cores in an SM by compute capability, as in the CUDA samples' table
+// (_ConvertSMVer2Cores in helper_cuda.h) and NVIDIA's architecture white papers. NVML says cores and not SMs.
+var coresPerSM = map[capability]int{
+	{6, 0}: 64, {6, 1}: 128, {6, 2}: 128, // Pascal
+	{7, 0}: 64, {7, 2}: 64, // Volta
+	{7, 5}: 64,                           // Turing
+	{8, 0}: 64, {8, 6}: 128, {8, 7}: 128, // Ampere
+	{8, 9}:  128,                                                                       // Ada
+	{9, 0}:  128,                                                                       // Hopper: 16896 cores of an H200 are 132 SMs, as CUDA counts them too (measured)
+	{10, 0}: 128, {10, 1}: 128, {10, 3}: 128, {11, 0}: 128, {12, 0}: 128, {12, 1}: 128, // Blackwell
+}
+
+func readCapability(named string, handle nvml.Device) (capability, error) {
+	major, minor, ret := handle.GetCudaComputeCapability()
+	if err := because(ret); err != nil {
+		return capability{}, cannotRead("compute capability", named, err)
+	}
+	return capability{major, minor}, nil
+}
+
+// countSMs is the number of SMs of a whole GPU that is not in MIG mode.
+func countSMs(named string, handle nvml.Device) (int, error) {
+	version, err := readCapability(named, handle)
+	if err != nil {
+		return 0, err
+	}
+	cores, ret := handle.GetNumGpuCores()
+	if err := because(ret); err != nil {
+		return 0, cannotRead("CUDA cores", named, err)
+	}
+	sms, err := divideCores(cores, version)
+	if err != nil {
+		return 0, fmt.Errorf("cannot count SMs of %s: %w", named, err)
+	}
+	return sms, nil
+}
+
+// divideCores is cores by cores of an SM. A share of a wrong number of SMs would be wrong silently, so what is not known
+// or does not divide is an error.
+func divideCores(cores int, version capability) (int, error) {
+	each, known := coresPerSM[version]
+	if !known {
+		return 0, fmt.Errorf("compute capability %d.%d is not known to this program, add its cores per SM to site/gpu", version.major, version.minor)
+	}
+	if cores <= 0 || cores%each != 0 {
+		return 0, fmt.Errorf("%d CUDA cores are no whole number of SMs of %d", cores, each)
+	}
+	return cores / each, nil
+}

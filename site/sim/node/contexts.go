@@ -1,0 +1,164 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// The types of a context, as nvidia-smi prints them; Server is a C there and told apart here.
+const (
+	Compute = "C"   // a process that computes without MPS
+	Client  = "M+C" // a client of an MPS server
+	Server  = "S"   // an MPS server
+)
+
+// Whole is the Instance of a context on a GPU that is not cut.
+const Whole = -1
+
+// Context is a process that holds a context on a GPU.
+type Context struct {
+	PID       int
+	Start     uint64 // field 22 of /proc/PID/stat
+	Type      string // Compute, Client or Server
+	MemoryMiB int
+	Instance  int // K of mig/K, or Whole
+}
+
+// Contexts are the living holders of a context on the GPU.
+func (g GPU) Contexts() ([]Context, error) {
+	living, _, err := g.entries()
+	return living, err
+}
+
+// AddContext notes that a process holds a context. The error is ErrBusy where the compute mode forbids it.
+// A process has one entry on a GPU: a second call replaces the first.
+func (g GPU) AddContext(added Context) error {
+	return locked(g.Dir, func() error {
+		held, err := g.sweep()
+		if err != nil {
+			return err
+		}
+		mode, err := g.Mode()
+		if err != nil {
+			return err
+		}
+		if !admits(mode, held, added) {
+			return fmt.Errorf("cannot create context of pid %d on simulated GPU %d: %w", added.PID, g.Index, ErrBusy)
+		}
+		return g.Set(filepath.Join("contexts", strconv.Itoa(added.PID)), added.text())
+	})
+}
+
+// DropContext notes that a process holds no context any more; one that held none is no error.
+func (g GPU) DropContext(pid int) error {
+	return locked(g.Dir, func() error {
+		err := os.Remove(filepath.Join(g.Dir, "contexts", strconv.Itoa(pid)))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+}
+
+// Start is the start time of a living process, field 22 of /proc/PID/stat; ok is false for a zombie and for no process.
+func Start(pid int) (start uint64, ok bool) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, false
+	}
+	// The program's name, field 2, stands in parentheses and may hold anything, so the fields count from its end.
+	_, rest, found := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+	fields := strings.Fields(rest)
+	if !found || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return 0, false
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return start, err == nil
+}
+
+// admits is the driver's rule for a compute mode.
+func admits(mode int, held []Context, added Context) bool {
+	if added.Type == Client || mode == Default {
+		return true
+	}
+	if mode == Prohibited {
+		return false
+	}
+	for _, other := range held {
+		if other.PID != added.PID && other.Type != Client {
+			return false
+		}
+	}
+	return true
+}
+
+// sweep removes the entries of dead processes and returns the others. The caller holds the lock.
+func (g GPU) sweep() ([]Context, error) {
+	living, dead, err := g.entries()
+	if err != nil {
+		return nil, err
+	}
+	for _, gone := range dead {
+		if err := os.Remove(filepath.Join(g.Dir, "contexts", strconv.Itoa(gone.PID))); err != nil {
+			return nil, fmt.Errorf("cannot drop context of dead pid %d: %w", gone.PID, err)
+		}
+	}
+	return living, nil
+}
+
+// entries are the notes in contexts/, parted into those of living processes and those that count for nothing.
+func (g GPU) entries() (living, dead []Context, err error) {
+	files, err := os.ReadDir(filepath.Join(g.Dir, "contexts"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list contexts of simulated GPU %d: %w", g.Index, err)
+	}
+	for _, file := range files {
+		context, err := g.context(file.Name())
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			continue // dropped meanwhile, or a draft
+		case err != nil:
+			return nil, nil, err
+		case context.alive():
+			living = append(living, context)
+		default:
+			dead = append(dead, context)
+		}
+	}
+	return living, dead, nil
+}
+
+func (g GPU) context(name string) (Context, error) {
+	found := Context{Instance: Whole}
+	pid, err := strconv.Atoi(name)
+	if err != nil {
+		return found, os.ErrNotExist // a draft that is being written
+	}
+	text, err := g.Text(filepath.Join("contexts", name))
+	if err != nil {
+		return found, err
+	}
+	found.PID = pid
+	words, err := fmt.Sscan(text, &found.Start, &found.Type, &found.MemoryMiB, &found.Instance)
+	if words < 3 {
+		return found, fmt.Errorf("cannot read context %s of simulated GPU %d: %w", name, g.Index, err)
+	}
+	return found, nil
+}
+
+func (c Context) alive() bool {
+	start, ok := Start(c.PID)
+	return ok && start == c.Start
+}
+
+func (c Context) text() string {
+	text := fmt.Sprintf("%d %s %d", c.Start, c.Type, c.MemoryMiB)
+	if c.Instance != Whole {
+		text += " " + strconv.Itoa(c.Instance)
+	}
+	return text
+}

@@ -1,0 +1,287 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+func created(t *testing.T, models ...Model) Node {
+	t.Helper()
+	made, err := Create(filepath.Join(t.TempDir(), "node"), models)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// Every model's cores are its SMs times the 64 or 128 cores of its capability, and whole TPCs.
+func TestModelsAreConsistent(t *testing.T) {
+	for _, model := range []Model{P100, V100, T4, A100SXM40, A100SXM80, A30, A40, L4, L40S, H100PCIe, H100SXM, H200, GH200, B200} {
+		t.Run(model.Name, func(t *testing.T) {
+			each := 128
+			if model.Major < 8 || (model.Major == 8 && model.Minor == 0) {
+				each = 64
+			}
+			if model.Cores != model.SMs*each {
+				t.Errorf("%d cores are not %d SMs of %d", model.Cores, model.SMs, each)
+			}
+			if model.SMs%model.TPC != 0 {
+				t.Errorf("%d SMs are no whole TPCs of %d", model.SMs, model.TPC)
+			}
+		})
+	}
+}
+
+func TestCreateGivesEachDeviceItsOwnValidUUID(t *testing.T) {
+	made := created(t, H200, H100SXM.Cut(H100Slice1, H100Slice3), H200)
+	seen := map[string]bool{}
+	check := func(gpu GPU, attribute string, mig bool) {
+		t.Helper()
+		text, err := gpu.Text(attribute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uuid := site.UUID(text); !uuid.Valid() || uuid.MIG() != mig || seen[text] || len(text) != 40 {
+			t.Errorf("%s of GPU %d = %q: not a fresh UUID", attribute, gpu.Index, text)
+		}
+		seen[text] = true
+	}
+	gpus, err := made.GPUs()
+	if err != nil || len(gpus) != 3 {
+		t.Fatalf("GPUs: %v, %v", gpus, err)
+	}
+	for _, gpu := range gpus {
+		check(gpu, "uuid", false)
+		instances, err := gpu.Instances()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range instances {
+			check(gpu, filepath.Join("mig", strconv.Itoa(k), "uuid"), true)
+		}
+	}
+	if len(seen) != 5 {
+		t.Errorf("%d UUIDs, want those of 3 GPUs and 2 instances", len(seen))
+	}
+	again := created(t, H200)
+	if text, _ := again.GPU(0).Text("uuid"); !seen[text] {
+		t.Errorf("UUID of GPU 0 is %s in another run", text)
+	}
+}
+
+func TestCreateReplacesWhatWasThere(t *testing.T) {
+	made := created(t, H200, H200)
+	made.GPU(0).SetMode(ExclusiveProcess)
+	made, err := Create(made.Dir, []Model{T4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpus, err := made.GPUs()
+	if err != nil || len(gpus) != 1 {
+		t.Fatalf("GPUs: %v, %v", gpus, err)
+	}
+	if mode, err := gpus[0].Mode(); err != nil || mode != Default {
+		t.Errorf("mode %d, %v", mode, err)
+	}
+}
+
+// own is the test's own process; other is a child that waits for its input to end.
+func own() int { return os.Getpid() }
+
+func other(t *testing.T) int {
+	t.Helper()
+	waiting := exec.Command("cat")
+	input, err := waiting.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := waiting.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		input.Close()
+		waiting.Wait()
+	})
+	return waiting.Process.Pid
+}
+
+func context(t *testing.T, pid int, kind string) Context {
+	t.Helper()
+	start, alive := Start(pid)
+	if !alive {
+		t.Fatalf("process %d is not alive", pid)
+	}
+	return Context{PID: pid, Start: start, Type: kind, MemoryMiB: 500, Instance: Whole}
+}
+
+func TestAComputeModeAdmits(t *testing.T) {
+	cases := []struct {
+		name        string
+		mode        int
+		held, added string
+		same        bool // by one process
+		admitted    bool
+	}{
+		{"default takes any number", Default, Compute, Compute, false, true},
+		{"exclusive takes the first", ExclusiveProcess, "", Compute, false, true},
+		{"exclusive refuses the second", ExclusiveProcess, Compute, Compute, false, false},
+		{"exclusive refuses a process beside a server", ExclusiveProcess, Server, Compute, false, false},
+		{"exclusive refuses a second server", ExclusiveProcess, Server, Server, false, false},
+		{"exclusive refuses a server beside a process", ExclusiveProcess, Compute, Server, false, false},
+		{"exclusive takes a server's client", ExclusiveProcess, Server, Client, false, true},
+		{"a client does not hold the GPU", ExclusiveProcess, Client, Server, false, true},
+		{"exclusive takes the same process again", ExclusiveProcess, Compute, Compute, true, true},
+		{"exclusive thread is exclusive", ExclusiveThread, Compute, Compute, false, false},
+		{"prohibited refuses the first", Prohibited, "", Compute, false, false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			forms := map[string]func(GPU, Context) error{"Go": GPU.AddContext, "C": addInC(t)}
+			for language, add := range forms {
+				gpu := created(t, H200).GPU(0)
+				first := own()
+				if c.held != "" {
+					if err := gpu.AddContext(context(t, first, c.held)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := gpu.SetMode(c.mode); err != nil {
+					t.Fatal(err)
+				}
+				second := first
+				if !c.same {
+					second = other(t)
+				}
+				err := add(gpu, context(t, second, c.added))
+				if (err == nil) != c.admitted || (err != nil && !errors.Is(err, ErrBusy)) {
+					t.Errorf("%s: answer %v, admitted should be %v", language, err, c.admitted)
+				}
+				expectHeld(t, language, gpu, c.held, c.added, c.admitted, c.same)
+			}
+		})
+	}
+}
+
+// expectHeld proves the folder's state after an attempt to add.
+func expectHeld(t *testing.T, language string, gpu GPU, held, added string, admitted, same bool) {
+	t.Helper()
+	var expected []string
+	if held != "" && !(same && admitted) {
+		expected = append(expected, held)
+	}
+	if admitted {
+		expected = append(expected, added)
+	}
+	contexts, err := gpu.Contexts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for _, context := range contexts {
+		kinds = append(kinds, context.Type)
+	}
+	if len(kinds) != len(expected) || strings.Count(strings.Join(kinds, " "), added) < strings.Count(strings.Join(expected, " "), added) {
+		t.Errorf("%s: contexts %v, want %v", language, kinds, expected)
+	}
+}
+
+var program string // the C program, once it is built
+
+// addInC is AddContext by node.h, in a program of its own: the two must agree.
+func addInC(t *testing.T) func(GPU, Context) error {
+	t.Helper()
+	if program == "" {
+		dir, err := os.MkdirTemp("", "node-c-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The go tool keeps a test's result while the files that the test itself has read are the same.
+		for _, source := range []string{"node.h", "testdata/add.c"} {
+			if _, err := os.ReadFile(source); err != nil {
+				t.Fatal(err)
+			}
+		}
+		built := filepath.Join(dir, "add")
+		answer, err := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-O2", "-I.", "-o", built, "testdata/add.c", "-ldl").CombinedOutput()
+		if err != nil {
+			t.Fatalf("cannot compile testdata/add.c: %v\n%s", err, answer)
+		}
+		program = built
+	}
+	return func(gpu GPU, added Context) error {
+		answer, err := exec.Command(program, gpu.Dir, strconv.Itoa(added.PID), added.Type, strconv.Itoa(added.MemoryMiB)).Output()
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(answer)) == "busy" {
+			return ErrBusy
+		}
+		return nil
+	}
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if program != "" {
+		os.RemoveAll(filepath.Dir(program))
+	}
+	os.Exit(code)
+}
+
+func TestContextsOfTheDeadCountForNothing(t *testing.T) {
+	gpu := created(t, H200).GPU(0)
+	dead := context(t, own(), Compute)
+	dead.Start++ // the pid lives, but as another process
+	if err := gpu.AddContext(dead); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := gpu.Contexts(); err != nil || len(held) != 0 {
+		t.Errorf("held %v, %v", held, err)
+	}
+	if err := gpu.SetMode(ExclusiveProcess); err != nil {
+		t.Fatal(err)
+	}
+	living := other(t)
+	if err := gpu.AddContext(context(t, living, Compute)); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(filepath.Join(gpu.Dir, "contexts"))
+	if err != nil || len(files) != 1 || files[0].Name() != strconv.Itoa(living) {
+		t.Errorf("contexts/ holds %v, %v; want %d alone", files, err, living)
+	}
+}
+
+func TestDropContext(t *testing.T) {
+	gpu := created(t, H200).GPU(0)
+	added := context(t, own(), Server)
+	added.Instance = 2
+	if err := gpu.AddContext(added); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := gpu.Contexts(); err != nil || len(held) != 1 || held[0] != added {
+		t.Errorf("held %v, %v, want %v", held, err, added)
+	}
+	for range 2 {
+		if err := gpu.DropContext(added.PID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held, err := gpu.Contexts(); err != nil || len(held) != 0 {
+		t.Errorf("held %v, %v after the drop", held, err)
+	}
+}
+
+func TestOpenSaysWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Open(dir)
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot open simulated node "+dir) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
+}

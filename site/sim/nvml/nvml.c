@@ -1,0 +1,771 @@
+//go:build ignore
+// The Go tool would refuse a C file beside this folder's Go tests; sim.Build compiles it.
+
+/*
+ * A simulated libnvidia-ml.so.1: NVIDIA's management library, answering from the folder that ../node/README.md describes.
+ *
+ * The promise: a program that uses the functions below finds the C ABI of NVIDIA's nvml.h (CUDA 13) and the answers of the
+ * node's files as they are at the call. Nothing is kept between calls but the count of initialisations, so what one
+ * process sets, every other reads. Answers for an H200 equal those recorded on one (testdata/).
+ */
+#define _GNU_SOURCE
+#include "../node/node.h"
+
+#include <pthread.h>
+#include <strings.h>
+
+#define API __attribute__((visibility("default")))
+
+/* ---- The part of nvml.h that is needed here; names, numbers and layouts are NVIDIA's. ---- */
+
+typedef enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
+	NVML_ERROR_NOT_FOUND = 6,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+	NVML_ERROR_UNKNOWN = 999,
+} nvmlReturn_t;
+
+typedef struct device *nvmlDevice_t;
+
+typedef struct {
+	char busIdLegacy[16];
+	unsigned domain, bus, device;
+	unsigned pciDeviceId, pciSubSystemId;
+	char busId[32];
+} nvmlPciInfo_t;
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+	unsigned pid;
+	unsigned long long usedGpuMemory;
+	unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+
+typedef struct {
+	unsigned multiprocessorCount;
+	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	unsigned gpuInstanceSliceCount, computeInstanceSliceCount;
+	unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+/* ---- The node ---- */
+
+enum { MAX_GPUS = 64, MAX_INSTANCES = 7, WHOLE = NODE_WHOLE };
+enum { INIT_MS = 8, SHUTDOWN_MS = 2 }; /* measured on an H200, as are all answers in testdata */
+
+/* A handle: the GPU, and the instance of it or WHOLE. It holds no fact, so it cannot be stale. */
+struct device {
+	unsigned gpu;
+	int instance;
+};
+
+static struct device devices[MAX_GPUS][1 + MAX_INSTANCES];
+static char node[PATH_MAX]; /* empty where there is none */
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static int initialised; /* how often, under guard */
+
+__attribute__((constructor)) static void find_node(void)
+{
+	if (node_here(node))
+		node[0] = '\0';
+	for (unsigned gpu = 0; gpu < MAX_GPUS; gpu++)
+		for (int slot = 0; slot <= MAX_INSTANCES; slot++)
+			devices[gpu][slot] = (struct device){ gpu, slot - 1 };
+}
+
+static int is_initialised(void)
+{
+	pthread_mutex_lock(&guard);
+	int yes = initialised > 0;
+	pthread_mutex_unlock(&guard);
+	return yes;
+}
+
+static nvmlDevice_t handle(unsigned gpu, int instance) { return &devices[gpu][instance + 1]; }
+
+static int is_handle(nvmlDevice_t device)
+{
+	return device >= &devices[0][0] && device <= &devices[MAX_GPUS - 1][MAX_INSTANCES];
+}
+
+/* enter is what every function of the library does first: the delay and the failure that a test asked for. */
+static nvmlReturn_t enter(const char *function)
+{
+	if (!is_initialised())
+		return NVML_ERROR_UNINITIALIZED;
+	node_delay(node, function, 0);
+	return (nvmlReturn_t)node_failure(node, function);
+}
+
+/* enter_device is enter for a function on a device; gpu becomes the folder of the GPU. */
+static nvmlReturn_t enter_device(const char *function, nvmlDevice_t device, const void *out, char gpu[PATH_MAX])
+{
+	nvmlReturn_t ret = enter(function);
+	if (ret)
+		return ret;
+	if (!is_handle(device) || !out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (node_gpu(gpu, node, device->gpu))
+		return NVML_ERROR_GPU_IS_LOST;
+	return (nvmlReturn_t)node_failure(gpu, function);
+}
+
+/* attribute_of names a device's own attribute: "sms", or "mig/3/sms" for an instance. */
+static void attribute_of(char name[64], nvmlDevice_t device, const char *attribute)
+{
+	if (device->instance == WHOLE)
+		snprintf(name, 64, "%s", attribute);
+	else
+		snprintf(name, 64, "mig/%d/%s", device->instance, attribute);
+}
+
+static nvmlReturn_t read_number(const char *gpu, nvmlDevice_t device, const char *attribute, long *number)
+{
+	char name[64];
+	attribute_of(name, device, attribute);
+	return node_number(gpu, name, number) ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
+}
+
+/* give_text copies a text to the caller; real NVML too refuses a buffer that is too short. */
+static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
+{
+	if (strlen(text) >= length)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	strcpy(out, text);
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_device_text(const char *gpu, nvmlDevice_t device, const char *attribute, char *out, unsigned length)
+{
+	char name[64], text[128];
+	attribute_of(name, device, attribute);
+	if (node_read(gpu, name, text, sizeof text))
+		return NVML_ERROR_UNKNOWN;
+	return give_text(text, out, length);
+}
+
+static int in_mig_mode(const char *gpu)
+{
+	long mode;
+	return node_number(gpu, "mig_mode", &mode) == 0 && mode == 1;
+}
+
+static unsigned count_gpus(void)
+{
+	char gpu[PATH_MAX];
+	unsigned count = 0;
+	while (count < MAX_GPUS && node_gpu(gpu, node, count) == 0)
+		count++;
+	return count;
+}
+
+static int has_instance(const char *gpu, int instance)
+{
+	char name[64], text[128];
+	snprintf(name, sizeof name, "mig/%d/uuid", instance);
+	return in_mig_mode(gpu) && node_read(gpu, name, text, sizeof text) == 0;
+}
+
+/* ---- The library itself ---- */
+
+static nvmlReturn_t initialise(const char *function)
+{
+	node_delay(node, function, INIT_MS);
+	if (!node[0] || access(node, F_OK))
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	nvmlReturn_t failure = (nvmlReturn_t)node_failure(node, function);
+	if (failure)
+		return failure;
+	pthread_mutex_lock(&guard);
+	initialised++;
+	pthread_mutex_unlock(&guard);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlInit_v2(void) { return initialise(__func__); }
+
+API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
+{
+	(void)flags; /* they say whether to attach to the GPUs and whether none is an error: neither shows here */
+	return initialise(__func__);
+}
+
+API nvmlReturn_t nvmlShutdown(void)
+{
+	if (!is_initialised())
+		return NVML_ERROR_UNINITIALIZED;
+	node_delay(node, __func__, SHUTDOWN_MS);
+	nvmlReturn_t failure = (nvmlReturn_t)node_failure(node, __func__);
+	if (failure)
+		return failure;
+	pthread_mutex_lock(&guard);
+	initialised--;
+	pthread_mutex_unlock(&guard);
+	return NVML_SUCCESS;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t result)
+{
+	static const char *const texts[] = {
+		"Success",
+		"Uninitialized",
+		"Invalid Argument",
+		"Not Supported",
+		"Insufficient Permissions",
+		"Already Initialized",
+		"Not Found",
+		"Insufficient Size",
+		"Insufficient External Power",
+		"Driver Not Loaded",
+		"Timeout",
+		"Interrupt Request Issue",
+		"NVML Shared Library Not Found",
+		"Function Not Found",
+		"Corrupted infoROM",
+		"GPU is lost",
+		"GPU requires reset",
+		"GPU access blocked by the operating system",
+		"Driver/library version mismatch",
+		"In use by another client",
+		"Insufficient Memory",
+		"No data",
+		"vGPU ECC not supported",
+		"Insufficient Resources",
+		"Invalid Frequency",
+		"Argument version mismatch",
+		"Requested functionality has been deprecated",
+		"System is not in ready state",
+		"No supported GPUs were found",
+		"Resource not in correct state to perform requested operation",
+		"Reset type is not supported for given device",
+	};
+	if ((unsigned)result < sizeof texts / sizeof *texts)
+		return texts[result];
+	return "Unknown Error";
+}
+
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+	char text[80];
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (node_read(node, "driver_version", text, sizeof text))
+		return NVML_ERROR_UNKNOWN;
+	return give_text(text, version, length);
+}
+
+/* CUDA 13 came with driver 580; NVML's own version is CUDA's major number and the driver's version. */
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
+{
+	char text[84] = "13.";
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (node_read(node, "driver_version", text + 3, sizeof text - 3))
+		return NVML_ERROR_UNKNOWN;
+	return give_text(text, version, length);
+}
+
+static nvmlReturn_t cuda_driver_version(const char *function, int *version)
+{
+	nvmlReturn_t ret = enter(function);
+	if (ret)
+		return ret;
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*version = 13000;
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return cuda_driver_version(__func__, version); }
+
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) { return cuda_driver_version(__func__, version); }
+
+/* ---- Finding a device ---- */
+
+API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+{
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = count_gpus();
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!device || index >= MAX_GPUS || node_gpu(gpu, node, index))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*device = handle(index, WHOLE);
+	return (nvmlReturn_t)node_failure(gpu, __func__);
+}
+
+/* has_uuid looks for a UUID among a GPU and its instances. */
+static int has_uuid(const char *gpu, unsigned index, const char *uuid, nvmlDevice_t *device)
+{
+	for (int instance = WHOLE; instance < MAX_INSTANCES; instance++) {
+		char own[128];
+		nvmlDevice_t candidate = handle(index, instance);
+		if (instance != WHOLE && !has_instance(gpu, instance))
+			continue;
+		if (give_device_text(gpu, candidate, "uuid", own, sizeof own) || strcasecmp(own, uuid))
+			continue;
+		*device = candidate;
+		return 1;
+	}
+	return 0;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!uuid || !device)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned index = 0; index < count_gpus(); index++)
+		if (node_gpu(gpu, node, index) == 0 && has_uuid(gpu, index, uuid, device))
+			return (nvmlReturn_t)node_failure(gpu, __func__);
+	return NVML_ERROR_NOT_FOUND;
+}
+
+/* parse_bus_id takes the forms that nvml.h allows: domain:bus:device.function, domain:bus:device, bus:device.function. */
+static int parse_bus_id(const char *text, nvmlPciInfo_t *pci)
+{
+	unsigned function;
+	if (sscanf(text, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) == 3)
+		return 1;
+	pci->domain = 0;
+	return sscanf(text, "%x:%x.%x", &pci->bus, &pci->device, &function) == 3;
+}
+
+static nvmlReturn_t read_pci(const char *gpu, nvmlPciInfo_t *pci)
+{
+	char text[64];
+	memset(pci, 0, sizeof *pci);
+	if (node_read(gpu, "bus_id", text, sizeof text) || !parse_bus_id(text, pci))
+		return NVML_ERROR_UNKNOWN;
+	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff, pci->device & 0xff);
+	snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", pci->domain, pci->bus, pci->device);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
+{
+	char gpu[PATH_MAX];
+	nvmlPciInfo_t wanted, own;
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!bus_id || !device || !parse_bus_id(bus_id, &wanted))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned index = 0; index < count_gpus(); index++) {
+		if (node_gpu(gpu, node, index) || read_pci(gpu, &own))
+			continue;
+		if (own.domain != wanted.domain || own.bus != wanted.bus || own.device != wanted.device)
+			continue;
+		*device = handle(index, WHOLE);
+		return (nvmlReturn_t)node_failure(gpu, __func__);
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+/* ---- Facts of a device ---- */
+
+API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, uuid, gpu);
+	return ret ? ret : give_device_text(gpu, device, "uuid", uuid, length);
+}
+
+API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, name, gpu);
+	return ret ? ret : give_device_text(gpu, device, "name", name, length);
+}
+
+API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, index, gpu);
+	if (ret)
+		return ret;
+	*index = device->instance == WHOLE ? device->gpu : (unsigned)device->instance;
+	return NVML_SUCCESS;
+}
+
+/* give_unsigned answers a function that reads one number of the whole GPU. */
+static nvmlReturn_t give_unsigned(const char *function, nvmlDevice_t device, const char *attribute, unsigned *out)
+{
+	char gpu[PATH_MAX];
+	long number;
+	nvmlReturn_t ret = enter_device(function, device, out, gpu);
+	if (ret)
+		return ret;
+	if (device->instance != WHOLE)
+		return NVML_ERROR_NOT_SUPPORTED;
+	ret = read_number(gpu, device, attribute, &number);
+	if (!ret)
+		*out = (unsigned)number;
+	return ret;
+}
+
+API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor)
+{
+	return give_unsigned(__func__, device, "minor", minor);
+}
+
+API nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *architecture)
+{
+	return give_unsigned(__func__, device, "architecture", architecture);
+}
+
+API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode)
+{
+	return give_unsigned(__func__, device, "persistence", mode);
+}
+
+/* nvml.h: "On MIG-enabled GPUs, querying the device's core count is currently not supported". */
+API nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
+{
+	char gpu[PATH_MAX];
+	if (is_initialised() && is_handle(device) && node_gpu(gpu, node, device->gpu) == 0 && in_mig_mode(gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	return give_unsigned(__func__, device, "cores", cores);
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, pci, gpu);
+	return ret ? ret : read_pci(gpu, pci);
+}
+
+API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+	char gpu[PATH_MAX];
+	long high, low;
+	nvmlReturn_t ret = enter_device(__func__, device, minor ? major : NULL, gpu);
+	if (ret)
+		return ret;
+	if (node_number(gpu, "cc_major", &high) || node_number(gpu, "cc_minor", &low))
+		return NVML_ERROR_UNKNOWN;
+	*major = (int)high;
+	*minor = (int)low;
+	return NVML_SUCCESS;
+}
+
+/* nvml.h: the node that the GPU's own memory is, on platforms where it is one; the nearest node is the memory affinity. */
+API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *numa)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, numa, gpu);
+	return ret ? ret : NVML_ERROR_NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned size, unsigned long *nodes, unsigned scope)
+{
+	char gpu[PATH_MAX];
+	const unsigned bits = 8 * sizeof *nodes;
+	long numa;
+	nvmlReturn_t ret = enter_device(__func__, device, nodes, gpu);
+	if (ret)
+		return ret;
+	if (size == 0 || scope > 1)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (node_number(gpu, "numa", &numa))
+		return NVML_ERROR_UNKNOWN;
+	if (numa < 0 || (unsigned long)numa >= (unsigned long)size * bits)
+		return NVML_ERROR_NOT_SUPPORTED;
+	memset(nodes, 0, size * sizeof *nodes);
+	nodes[numa / bits] = 1UL << (numa % bits);
+	return NVML_SUCCESS;
+}
+
+/* ---- The compute mode ---- */
+
+API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
+{
+	char gpu[PATH_MAX];
+	long number;
+	nvmlReturn_t ret = enter_device(__func__, device, mode, gpu);
+	if (ret)
+		return ret;
+	if (node_number(gpu, "compute_mode", &number))
+		return NVML_ERROR_UNKNOWN;
+	*mode = (unsigned)number;
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t write_mode(const char *gpu, unsigned mode)
+{
+	char text[16];
+	snprintf(text, sizeof text, "%u", mode);
+	int lock = node_lock(gpu);
+	if (lock < 0)
+		return NVML_ERROR_UNKNOWN;
+	int err = node_write(gpu, "compute_mode", text);
+	close(lock);
+	return err ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
+}
+
+/* The mode of a GPU that is cut into instances cannot be set, nor can an instance's (NVIDIA's MPS guide). */
+API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, device, gpu);
+	if (ret)
+		return ret;
+	if (mode > NODE_EXCLUSIVE_PROCESS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (geteuid() != 0)
+		return NVML_ERROR_NO_PERMISSION;
+	if (in_mig_mode(gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	return write_mode(gpu, mode);
+}
+
+/* ---- Processes and memory ---- */
+
+/* select_contexts keeps the contexts of this device that are, or are not, clients of an MPS server. */
+static int select_contexts(const char *gpu, nvmlDevice_t device, int clients, struct node_context *held)
+{
+	int count = node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0), kept = 0;
+	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++) {
+		int is_client = strcmp(held[i].type, "M+C") == 0;
+		int here = device->instance == WHOLE || held[i].instance == device->instance;
+		if (here && is_client == clients)
+			held[kept++] = held[i];
+	}
+	return count < 0 ? count : kept;
+}
+
+static nvmlProcessInfo_t process_of(const char *gpu, unsigned index, const struct node_context *context)
+{
+	nvmlProcessInfo_t process = { (unsigned)context->pid, (unsigned long long)context->memory_mib << 20, 0xffffffff, 0xffffffff };
+	long gi, ci;
+	if (context->instance >= 0 && context->instance < MAX_INSTANCES) {
+		nvmlDevice_t device = handle(index, context->instance);
+		if (!read_number(gpu, device, "gi", &gi) && !read_number(gpu, device, "ci", &ci)) {
+			process.gpuInstanceId = (unsigned)gi;
+			process.computeInstanceId = (unsigned)ci;
+		}
+	}
+	return process;
+}
+
+static nvmlReturn_t give_processes(const char *function, nvmlDevice_t device, int clients, unsigned *count, nvmlProcessInfo_t *processes)
+{
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(function, device, count, gpu);
+	if (ret)
+		return ret;
+	int found = select_contexts(gpu, device, clients, held);
+	if (found < 0)
+		return NVML_ERROR_UNKNOWN;
+	unsigned room = *count;
+	*count = (unsigned)found;
+	if (room < (unsigned)found)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	if (found > 0 && !processes)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (int i = 0; i < found; i++)
+		processes[i] = process_of(gpu, device->gpu, &held[i]);
+	return NVML_SUCCESS;
+}
+
+/* An MPS server counts as a process that computes; its clients do not (nvidia-smi prints C for it, M+C for them). */
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes)
+{
+	return give_processes(__func__, device, 0, count, processes);
+}
+
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes)
+{
+	return give_processes(__func__, device, 1, count, processes);
+}
+
+/* read_memory gives bytes; what the driver keeps for itself is left out, as nothing here depends on it. */
+static nvmlReturn_t read_memory(const char *gpu, nvmlDevice_t device, unsigned long long *total, unsigned long long *used)
+{
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	long mib;
+	if (read_number(gpu, device, "memory_mib", &mib))
+		return NVML_ERROR_UNKNOWN;
+	*total = (unsigned long long)mib << 20;
+	*used = 0;
+	for (int clients = 0; clients <= 1; clients++) {
+		int count = select_contexts(gpu, device, clients, held);
+		for (int i = 0; i < count; i++)
+			*used += (unsigned long long)held[i].memory_mib << 20;
+	}
+	if (*used > *total)
+		*used = *total;
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, memory, gpu);
+	if (!ret)
+		ret = read_memory(gpu, device, &memory->total, &memory->used);
+	if (!ret)
+		memory->free = memory->total - memory->used;
+	return ret;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, memory, gpu);
+	if (ret)
+		return ret;
+	if (memory->version != (sizeof *memory | 2u << 24))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	ret = read_memory(gpu, device, &memory->total, &memory->used);
+	if (ret)
+		return ret;
+	memory->reserved = 0;
+	memory->free = memory->total - memory->used;
+	return NVML_SUCCESS;
+}
+
+/* ---- MIG ---- */
+
+/* MIG came with Ampere's data-centre GPUs (capability 8.0); the H200 answers 0, a V100 Not Supported. */
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	char gpu[PATH_MAX];
+	long major, minor;
+	nvmlReturn_t ret = enter_device(__func__, device, pending ? current : NULL, gpu);
+	if (ret)
+		return ret;
+	if (node_number(gpu, "cc_major", &major) || node_number(gpu, "cc_minor", &minor))
+		return NVML_ERROR_UNKNOWN;
+	if (device->instance != WHOLE || major < 8 || (major == 8 && minor != 0))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*current = *pending = (unsigned)in_mig_mode(gpu);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, count, gpu);
+	if (ret)
+		return ret;
+	*count = in_mig_mode(gpu) ? MAX_INSTANCES : 0;
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *instance)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, instance, gpu);
+	if (ret)
+		return ret;
+	if (device->instance != WHOLE)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (index >= MAX_INSTANCES || !has_instance(gpu, (int)index))
+		return NVML_ERROR_NOT_FOUND;
+	*instance = handle(device->gpu, (int)index);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance, nvmlDevice_t *device)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, instance, device, gpu);
+	if (ret)
+		return ret;
+	if (instance->instance == WHOLE)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*device = handle(instance->gpu, WHOLE);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_instance)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, is_instance, gpu);
+	if (ret)
+		return ret;
+	*is_instance = device->instance != WHOLE;
+	return NVML_SUCCESS;
+}
+
+/* give_instance_number answers a function that only an instance has. */
+static nvmlReturn_t give_instance_number(const char *function, nvmlDevice_t device, const char *attribute, unsigned *out)
+{
+	char gpu[PATH_MAX];
+	long number;
+	nvmlReturn_t ret = enter_device(function, device, out, gpu);
+	if (ret)
+		return ret;
+	if (device->instance == WHOLE)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	ret = read_number(gpu, device, attribute, &number);
+	if (!ret)
+		*out = (unsigned)number;
+	return ret;
+}
+
+API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id)
+{
+	return give_instance_number(__func__, device, "gi", id);
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *id)
+{
+	return give_instance_number(__func__, device, "ci", id);
+}
+
+API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
+{
+	char gpu[PATH_MAX];
+	long sms, mib, slices;
+	nvmlReturn_t ret = enter_device(__func__, device, attributes, gpu);
+	if (ret)
+		return ret;
+	if (device->instance == WHOLE)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (read_number(gpu, device, "sms", &sms) || read_number(gpu, device, "memory_mib", &mib) ||
+	    read_number(gpu, device, "slices", &slices))
+		return NVML_ERROR_UNKNOWN;
+	memset(attributes, 0, sizeof *attributes);
+	attributes->multiprocessorCount = (unsigned)sms;
+	attributes->memorySizeMB = (unsigned long long)mib;
+	attributes->gpuInstanceSliceCount = attributes->computeInstanceSliceCount = (unsigned)slices;
+	return NVML_SUCCESS;
+}

@@ -1,0 +1,564 @@
+// Package nvml_test holds the simulated libnvidia-ml.so.1 against a recording of an H200 and against NVIDIA's ABI, through
+// go-nvml as the house uses it.
+package nvml_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// The process can load one library only, so all tests share the folders and each makes its node anew.
+var built, place string
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	if len(os.Args) == 4 && os.Args[1] == "set-mode" {
+		return 0, setModeIn(os.Args[2], os.Args[3])
+	}
+	scratch, err := os.MkdirTemp("", "nvml-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(scratch)
+	if err := os.Chmod(scratch, 0o755); err != nil { // some tests act as another user
+		return 1, err
+	}
+	built, place = filepath.Join(scratch, "built"), filepath.Join(scratch, "sim")
+	if err := sim.Build(built); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// setModeIn is what the second process of TestModeIsSharedBetweenProcesses does.
+func setModeIn(library, mode string) error {
+	lib := nvml.New(nvml.WithLibraryPath(library))
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return ret
+	}
+	device, ret := lib.DeviceGetHandleByIndex(0)
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	number, err := strconv.Atoi(mode)
+	if err != nil {
+		return err
+	}
+	if ret := device.SetComputeMode(nvml.ComputeMode(number)); ret != nvml.SUCCESS {
+		return ret
+	}
+	return nil
+}
+
+// opened is a node with these GPUs and its library, initialised until the test ends.
+func opened(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
+	t.Helper()
+	made, lib := created(t, models...)
+	ok(t, lib.Init())
+	t.Cleanup(func() { lib.Shutdown() })
+	return made, lib
+}
+
+func created(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
+	t.Helper()
+	made, err := sim.New(place, built, models...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made, nvml.New(nvml.WithLibraryPath(made.NVML()))
+}
+
+func ok(t *testing.T, ret nvml.Return) {
+	t.Helper()
+	want(t, "answer", ret, nvml.SUCCESS)
+}
+
+func want[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s = %v, want %v", what, got, want)
+	}
+}
+
+// The recording is of calls on a real H200 with its driver 580.159.04. Each of its lines is made again, in its own words.
+func TestH200AnswersAsRecorded(t *testing.T) {
+	recording, err := os.ReadFile("testdata/nvml-h200.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(recording)), "\n")
+	made, lib := created(t, node.H200)
+	if err := made.Node.GPU(0).Set("uuid", strings.Fields(lines[2])[0]); err != nil {
+		t.Fatal(err)
+	}
+	got := record(lib)
+	if len(got) != len(lines) {
+		t.Fatalf("%d answers for %d recorded lines", len(got), len(lines))
+	}
+	for i, line := range lines {
+		if isTimed(line) {
+			holdTime(t, got[i], line)
+			continue
+		}
+		want(t, fmt.Sprintf("line %d", i+1), got[i], line)
+	}
+}
+
+// record makes the calls of the recording.
+func record(lib nvml.Interface) []string {
+	start := time.Now()
+	ret := lib.Init()
+	out := []string{fmt.Sprintf("init %v %.2f ms", ret, milliseconds(start))}
+	say := func(format string, words ...any) { out = append(out, fmt.Sprintf(format, words...)) }
+	count, ret := lib.DeviceGetCount()
+	say("count %d %v", count, ret)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	uuid, ret := device.GetUUID()
+	say("%s %v", uuid, ret)
+	mode, ret := device.GetComputeMode()
+	say("compute mode %d %v", int(mode), ret)
+	cores, ret := device.GetNumGpuCores()
+	say("cores %d %v", cores, ret)
+	architecture, ret := device.GetArchitecture()
+	say("architecture %d %v", architecture, ret)
+	_, ret = device.GetAttributes()
+	say("attributes %v", ret)
+	mig, _, ret := device.GetMigMode()
+	say("MIG mode %d %v", mig, ret)
+	major, minor, ret := device.GetCudaComputeCapability()
+	say("compute capability %d %d %v", major, minor, ret)
+	number, ret := device.GetMinorNumber()
+	say("minor %d %v", number, ret)
+	processes, ret := device.GetComputeRunningProcesses()
+	say("compute processes %v %v", processes, ret)
+	clients, ret := device.GetMPSComputeRunningProcesses()
+	say("MPS compute processes %v %v", clients, ret)
+	memory, ret := device.GetMemoryInfo()
+	say("memory total %d MiB %v", memory.Total>>20, ret)
+	start = time.Now()
+	lib.Shutdown()
+	say("shutdown %.2f ms", milliseconds(start))
+	return out
+}
+
+func milliseconds(since time.Time) float64 { return float64(time.Since(since).Microseconds()) / 1000 }
+
+func isTimed(line string) bool { return strings.HasSuffix(line, " ms") }
+
+// holdTime compares the words, and the time to a half of the recorded one; above it there is no bound but a hang's, as
+// the machine may be busy.
+func holdTime(t *testing.T, got, recorded string) {
+	t.Helper()
+	gotWords, wantWords := strings.Fields(got), strings.Fields(recorded)
+	at := len(wantWords) - 2
+	want(t, "words", strings.Join(gotWords[:at], " "), strings.Join(wantWords[:at], " "))
+	took, _ := strconv.ParseFloat(gotWords[at], 64)
+	recordedMS, _ := strconv.ParseFloat(wantWords[at], 64)
+	if took < recordedMS/2 || took > 1000+recordedMS {
+		t.Errorf("%q took %v ms, recorded were %v", gotWords[0], took, recordedMS)
+	}
+}
+
+// The texts are those of the library of driver 580.159.04.
+func TestErrorTextsAreAsRecorded(t *testing.T) {
+	recording, err := os.ReadFile("testdata/nvml-h200-returns.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened(t, node.H200)
+	for line := range strings.Lines(string(recording)) {
+		number, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		code, err := strconv.Atoi(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "text of "+number, nvml.Return(code).Error(), text)
+	}
+}
+
+// Refusals that were recorded on an H200 without MIG, driver 580.159.04.
+func TestH200RefusesAsRecorded(t *testing.T) {
+	_, lib := opened(t, node.H200)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	_, ret := lib.DeviceGetHandleByIndex(9)
+	want(t, "index 9", ret, nvml.ERROR_INVALID_ARGUMENT)
+	for _, uuid := range []string{"x", "GPU-00000000-0000-0000-0000-000000000000", "MIG-00000000-0000-0000-0000-000000000000"} {
+		_, ret = lib.DeviceGetHandleByUUID(uuid)
+		want(t, uuid, ret, nvml.ERROR_NOT_FOUND)
+	}
+	for _, index := range []int{0, 50} {
+		_, ret = device.GetMigDeviceHandleByIndex(index)
+		want(t, fmt.Sprintf("MIG instance %d", index), ret, nvml.ERROR_NOT_FOUND)
+	}
+	most, ret := device.GetMaxMigDeviceCount()
+	want(t, "most instances", most, 0)
+	ok(t, ret)
+	is, ret := device.IsMigDeviceHandle()
+	want(t, "is an instance", is, false)
+	ok(t, ret)
+	_, ret = device.GetGpuInstanceId()
+	want(t, "GPU instance", ret, nvml.ERROR_INVALID_ARGUMENT)
+	_, ret = device.GetNumaNodeId()
+	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
+}
+
+func TestCallsBeforeInitAreRefused(t *testing.T) {
+	_, lib := opened(t, node.L4)
+	device, ret := lib.DeviceGetHandleByIndex(0)
+	ok(t, ret)
+	ok(t, lib.Shutdown())
+	_, ret = device.GetComputeMode()
+	want(t, "mode after shutdown", ret, nvml.ERROR_UNINITIALIZED)
+	want(t, "second shutdown", lib.Shutdown(), nvml.ERROR_UNINITIALIZED)
+	ok(t, lib.Init())
+	_, ret = device.GetComputeMode()
+	want(t, "mode after init", ret, nvml.SUCCESS)
+}
+
+func TestModeIsSharedBetweenProcesses(t *testing.T) {
+	needRoot(t)
+	made, lib := opened(t, node.H200, node.H200)
+	first, _ := lib.DeviceGetHandleByIndex(0)
+	second, _ := lib.DeviceGetHandleByIndex(1)
+	other := exec.Command(os.Args[0], "set-mode", made.NVML(), "3")
+	if answer, err := other.CombinedOutput(); err != nil || len(answer) > 0 {
+		t.Fatalf("other process: %v %s", err, answer)
+	}
+	mode, ret := first.GetComputeMode()
+	ok(t, ret)
+	want(t, "mode set by the other process", mode, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
+	mode, _ = second.GetComputeMode()
+	want(t, "mode of the other GPU", mode, nvml.COMPUTEMODE_DEFAULT)
+	if text, err := made.Node.GPU(0).Mode(); err != nil || text != node.ExclusiveProcess {
+		t.Errorf("folder says %v, %v", text, err)
+	}
+}
+
+func TestModeCanBeEditedWithAPlainWrite(t *testing.T) {
+	made, lib := opened(t, node.T4)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	file := filepath.Join(made.Node.GPU(0).Dir, "compute_mode")
+	if err := os.WriteFile(file, []byte("2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mode, ret := device.GetComputeMode()
+	ok(t, ret)
+	want(t, "mode", mode, nvml.COMPUTEMODE_PROHIBITED)
+}
+
+func TestSetComputeModeRefuses(t *testing.T) {
+	needRoot(t)
+	made, lib := opened(t, node.A100SXM40, node.A100SXM40.Cut(node.A100Slice3))
+	plain, _ := lib.DeviceGetHandleByIndex(0)
+	cut, _ := lib.DeviceGetHandleByIndex(1)
+	instance, ret := cut.GetMigDeviceHandleByIndex(0)
+	ok(t, ret)
+	want(t, "a mode that is none", plain.SetComputeMode(4), nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "a GPU in MIG mode", cut.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
+	want(t, "a MIG instance", instance.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
+	asNobody(t, func() {
+		want(t, "an ordinary user", plain.SetComputeMode(3), nvml.ERROR_NO_PERMISSION)
+	})
+	for i := range 2 {
+		if mode, err := made.Node.GPU(i).Mode(); err != nil || mode != node.Default {
+			t.Errorf("mode of GPU %d afterwards: %d, %v", i, mode, err)
+		}
+	}
+	ok(t, plain.SetComputeMode(3))
+}
+
+// asNobody runs something with another effective uid; the tests of this package run one after the other.
+func asNobody(t *testing.T, act func()) {
+	t.Helper()
+	if err := syscall.Seteuid(65534); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Seteuid(0); err != nil {
+			panic(err)
+		}
+	}()
+	act()
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("NVML sets compute modes for root only; run this as root or below `unshare -r`")
+	}
+}
+
+func TestDevicesAreFoundInEveryWay(t *testing.T) {
+	made, lib := opened(t, node.V100, node.B200)
+	uuid, err := made.Node.GPU(1).Text("uuid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := func(device nvml.Device, ret nvml.Return) int {
+		t.Helper()
+		ok(t, ret)
+		if ret != nvml.SUCCESS {
+			return -1
+		}
+		found, ret := device.GetIndex()
+		ok(t, ret)
+		return found
+	}
+	want(t, "by UUID", index(lib.DeviceGetHandleByUUID(uuid)), 1)
+	want(t, "by UUID in capitals", index(lib.DeviceGetHandleByUUID("GPU-"+strings.ToUpper(uuid[4:]))), 1)
+	want(t, "by bus id", index(lib.DeviceGetHandleByPciBusId("00000000:20:00.0")), 1)
+	want(t, "by short bus id", index(lib.DeviceGetHandleByPciBusId("20:00.0")), 1)
+	_, ret := lib.DeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000")
+	want(t, "unknown UUID", ret, nvml.ERROR_NOT_FOUND)
+	_, ret = lib.DeviceGetHandleByPciBusId("00000000:99:00.0")
+	want(t, "unknown bus id", ret, nvml.ERROR_NOT_FOUND)
+	_, ret = lib.DeviceGetHandleByIndex(2)
+	want(t, "index past the last", ret, nvml.ERROR_INVALID_ARGUMENT)
+}
+
+func TestWholeGPUFacts(t *testing.T) {
+	made, lib := opened(t, node.H100SXM, node.GH200)
+	if err := made.Node.GPU(1).Set("numa", "70"); err != nil {
+		t.Fatal(err)
+	}
+	device, _ := lib.DeviceGetHandleByIndex(1)
+	name, ret := device.GetName()
+	ok(t, ret)
+	want(t, "name", name, "NVIDIA GH200 480GB")
+	pci, ret := device.GetPciInfo()
+	ok(t, ret)
+	want(t, "bus id", letters(pci.BusId[:]), "00000000:20:00.0")
+	want(t, "legacy bus id", letters(pci.BusIdLegacy[:]), "0000:20:00.0")
+	want(t, "bus", pci.Bus, 0x20)
+	nodes, ret := device.GetMemoryAffinity(64, 0)
+	ok(t, ret)
+	want(t, "word 1 of the memory affinity", nodes[1], 1<<6)
+	_, ret = device.GetNumaNodeId()
+	want(t, "NUMA node that the GPU is", ret, nvml.ERROR_NOT_SUPPORTED)
+	memory, ret := device.GetMemoryInfo_v2()
+	ok(t, ret)
+	want(t, "memory", memory.Total>>20, 97871)
+	persistence, ret := device.GetPersistenceMode()
+	ok(t, ret)
+	want(t, "persistence", persistence, nvml.FEATURE_ENABLED)
+	driver, ret := lib.SystemGetDriverVersion()
+	ok(t, ret)
+	want(t, "driver", driver, "580.159.04")
+	version, ret := lib.SystemGetNVMLVersion()
+	ok(t, ret)
+	want(t, "NVML", version, "13.580.159.04")
+	cuda, ret := lib.SystemGetCudaDriverVersion()
+	ok(t, ret)
+	want(t, "CUDA", cuda, 13000)
+}
+
+func letters(array []int8) string {
+	var text strings.Builder
+	for _, c := range array {
+		if c == 0 {
+			break
+		}
+		text.WriteByte(byte(c))
+	}
+	return text.String()
+}
+
+func TestMIGInstances(t *testing.T) {
+	made, lib := opened(t, node.L4, node.A100SXM40.Cut(node.A100Slice3, node.A100Slice1))
+	uuid, err := made.Node.GPU(1).Text("mig/1/uuid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	instance, ret := lib.DeviceGetHandleByUUID(uuid)
+	ok(t, ret)
+	is, ret := instance.IsMigDeviceHandle()
+	ok(t, ret)
+	want(t, "is an instance", is, true)
+	attributes, ret := instance.GetAttributes()
+	ok(t, ret)
+	want(t, "SMs", attributes.MultiprocessorCount, 14)
+	want(t, "memory", attributes.MemorySizeMB, 4864)
+	want(t, "slices", attributes.GpuInstanceSliceCount, 1)
+	gi, ret := instance.GetGpuInstanceId()
+	ok(t, ret)
+	want(t, "GPU instance", gi, 2)
+	ci, ret := instance.GetComputeInstanceId()
+	ok(t, ret)
+	want(t, "compute instance", ci, 0)
+	parent, ret := instance.GetDeviceHandleFromMigDeviceHandle()
+	ok(t, ret)
+	index, _ := parent.GetIndex()
+	want(t, "parent", index, 1)
+	mode, _, ret := parent.GetMigMode()
+	ok(t, ret)
+	want(t, "MIG mode", mode, nvml.DEVICE_MIG_ENABLE)
+	_, ret = parent.GetNumGpuCores()
+	want(t, "cores of a GPU in MIG mode", ret, nvml.ERROR_NOT_SUPPORTED)
+	most, ret := parent.GetMaxMigDeviceCount()
+	ok(t, ret)
+	want(t, "most instances", most, 7)
+	_, ret = parent.GetMigDeviceHandleByIndex(2)
+	want(t, "instance that is not there", ret, nvml.ERROR_NOT_FOUND)
+	whole, _ := lib.DeviceGetHandleByIndex(0)
+	_, _, ret = whole.GetMigMode()
+	want(t, "MIG mode of an L4", ret, nvml.ERROR_NOT_SUPPORTED)
+}
+
+// More processes than go-nvml first makes room for, so its loop over Insufficient Size is run.
+func TestProcessesAreToldApart(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	gpu := made.Node.GPU(0)
+	sleepers := []int{sleeper(t), sleeper(t), sleeper(t), sleeper(t)}
+	kinds := []string{node.Server, node.Client, node.Client, node.Client}
+	for i, pid := range sleepers {
+		hold(t, gpu, pid, kinds[i], 100)
+	}
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	computing, ret := device.GetComputeRunningProcesses()
+	ok(t, ret)
+	want(t, "computing", fmt.Sprint(pids(computing)), fmt.Sprint(sleepers[:1]))
+	clients, ret := device.GetMPSComputeRunningProcesses()
+	ok(t, ret)
+	slices.Sort(sleepers[1:])
+	want(t, "clients", fmt.Sprint(pids(clients)), fmt.Sprint(sleepers[1:]))
+	want(t, "instance of a whole GPU", clients[0].GpuInstanceId, 0xffffffff)
+	memory, ret := device.GetMemoryInfo()
+	ok(t, ret)
+	want(t, "memory used", memory.Used>>20, 400)
+}
+
+func TestTheDeadHoldNothing(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	gpu := made.Node.GPU(0)
+	dying := exec.Command("sleep", "60")
+	if err := dying.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hold(t, gpu, dying.Process.Pid, node.Compute, 100)
+	if err := dying.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody has waited for it yet: the process becomes a zombie, and a zombie holds no context.
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		processes, ret := device.GetComputeRunningProcesses()
+		ok(t, ret)
+		if len(processes) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a killed process still holds a context: %v", processes)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	dying.Wait()
+}
+
+func sleeper(t *testing.T) int {
+	t.Helper()
+	sleeping := exec.Command("sleep", "60")
+	if err := sleeping.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		sleeping.Process.Kill()
+		sleeping.Wait()
+	})
+	return sleeping.Process.Pid
+}
+
+func hold(t *testing.T, gpu node.GPU, pid int, kind string, mib int) {
+	t.Helper()
+	start, alive := node.Start(pid)
+	if !alive {
+		t.Fatalf("process %d has no start time", pid)
+	}
+	err := gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: mib, Instance: node.Whole})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pids(processes []nvml.ProcessInfo) []int {
+	var found []int
+	for _, process := range processes {
+		found = append(found, int(process.Pid))
+	}
+	slices.Sort(found)
+	return found
+}
+
+func TestFailuresOnDemand(t *testing.T) {
+	made, lib := opened(t, node.H200, node.H200)
+	first, _ := lib.DeviceGetHandleByIndex(0)
+	second, _ := lib.DeviceGetHandleByIndex(1)
+	if err := made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", int(nvml.ERROR_GPU_IS_LOST), 2); err != nil {
+		t.Fatal(err)
+	}
+	for call, expected := range []nvml.Return{nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST, nvml.SUCCESS} {
+		_, ret := first.GetComputeMode()
+		want(t, fmt.Sprintf("call %d", call+1), ret, expected)
+		_, ret = second.GetComputeMode()
+		want(t, "the other GPU", ret, nvml.SUCCESS)
+	}
+	if err := made.Node.Fail("nvmlDeviceGetCount_v2", int(nvml.ERROR_UNKNOWN), 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		_, ret := lib.DeviceGetCount()
+		want(t, "count", ret, nvml.ERROR_UNKNOWN)
+	}
+}
+
+func TestDelaysOnDemand(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	if err := made.Node.Delay("nvmlDeviceGetCount_v2", 50); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	_, ret := lib.DeviceGetCount()
+	ok(t, ret)
+	if took := time.Since(start); took < 50*time.Millisecond {
+		t.Errorf("count answered after %v, asked for were 50 ms", took)
+	}
+}
+
+func TestWithoutItsNodeThereIsNoDriver(t *testing.T) {
+	made, lib := created(t, node.H200)
+	if err := os.RemoveAll(made.Node.Dir); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "init", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
+	want(t, "text", nvml.ERROR_DRIVER_NOT_LOADED.Error(), "Driver Not Loaded")
+}
+
+func TestAGPUThatVanishesIsLost(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	if err := os.RemoveAll(made.Node.GPU(0).Dir); err != nil {
+		t.Fatal(err)
+	}
+	_, ret := device.GetComputeMode()
+	want(t, "mode", ret, nvml.ERROR_GPU_IS_LOST)
+}

@@ -1,0 +1,283 @@
+// Package stage is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below a root
+// on a simulated node or on a real one. It also proves that a node is as it was.
+package stage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// Programs are the production binaries.
+var Programs = []string{"prolog", "epilog", "task-prolog", "mpirun-wrap"}
+
+// Stage is one node.
+type Stage struct {
+	Root string   // --root of the binaries
+	Bin  string   // where they are
+	Sim  *sim.Sim // nil on a real node
+}
+
+// Build builds the production binaries as make build does, and the simulation, into a folder; a second call finds them
+// there. Where SLURM_MPS_BUILT names a folder with all of it, that is used: a machine with a GPU may have no Go.
+func Build(dir string) (string, error) {
+	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+		return built, nil
+	}
+	module, err := moduleDir()
+	if err != nil {
+		return "", err
+	}
+	unlock, err := turn(dir)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	for _, program := range Programs {
+		if err := goBuild(module, filepath.Join(dir, "bin", program), program); err != nil {
+			return "", err
+		}
+	}
+	return dir, sim.Build(filepath.Join(dir, "sim"))
+}
+
+// turn lets test programs that share the folder build one after the other.
+func turn(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	file, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if err := site.Flock(ctx, file); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	return func() { file.Close() }, nil
+}
+
+// Shared is the folder of builds that all tests of this module use: .build at its top.
+func Shared() (string, error) {
+	module, err := moduleDir()
+	return filepath.Join(module, ".build"), err
+}
+
+// goBuild builds one binary: those that ranks run are static.
+func goBuild(module, output, program string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-o", output, "./cmd/"+program)
+	cmd.Dir = module
+	cgo := "CGO_ENABLED=1"
+	if program == "mpirun-wrap" || program == "task-prolog" {
+		cgo = "CGO_ENABLED=0"
+	}
+	cmd.Env = append(os.Environ(), cgo, "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot build %s: %w: %s", program, err, out)
+	}
+	return nil
+}
+
+func moduleDir() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("cannot find module: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// New sets a stage in dir, which everybody can traverse: a root with the policy given and facts that name the simulated
+// programs, and a simulated node with these GPUs. The policy "" is the shipped one's defaults.
+func New(dir, built, policy string, models ...node.Model) (Stage, error) {
+	simulated, err := sim.New(filepath.Join(dir, "sim"), filepath.Join(built, "sim"), models...)
+	if err != nil {
+		return Stage{}, err
+	}
+	facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", simulated.Program("nvidia-cuda-mps-control"), simulated.NVML())
+	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
+	return s, s.install(policy, facts)
+}
+
+// Real sets a stage on a real node: nothing but the policy and the facts given stand between the binaries and it.
+func Real(dir, built, policy, facts string) (Stage, error) {
+	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
+	return s, s.install(policy, facts)
+}
+
+// Default is a policy that grants MPS to whoever asks, with the attributes given, a line each.
+func Default(attributes ...string) string {
+	return "version = 1\nrule \"mps\" {\n  when = contains(job.requested, \"mps\")\n  grant {\n    " +
+		strings.Join(attributes, "\n    ") + "\n  }\n}\n"
+}
+
+func (s Stage) install(policy, facts string) error {
+	if policy == "" {
+		policy = Default()
+	}
+	paths := site.Paths{Root: s.Root}
+	if err := os.MkdirAll(filepath.Dir(paths.Policy()), 0o755); err != nil {
+		return fmt.Errorf("cannot set stage: %w", err)
+	}
+	return errors.Join(os.WriteFile(paths.Policy(), []byte(policy), 0o644), os.WriteFile(paths.Facts(), []byte(facts), 0o644))
+}
+
+// Paths is where the binaries' files are.
+func (s Stage) Paths() site.Paths { return site.Paths{Root: s.Root} }
+
+// Command is a binary with its --root, as slurm.conf's Prolog= would have it.
+func (s Stage) Command(program string, args ...string) []string {
+	return append([]string{filepath.Join(s.Bin, program), "--root", s.Root}, args...)
+}
+
+// Job is what a test says of a job.
+type Job struct {
+	ID       uint32
+	UID, GID uint32
+	GPUs     string // SLURM_JOB_GPUS, "0,1"
+	Features string // SLURM_JOB_CONSTRAINTS
+	Conf     string // SLURM_CONF; gres.conf lies beside it
+	Extra    []string
+}
+
+// Environment is what slurmd gives its prolog or epilog for a job, and nothing else: recorded on Slurm 22.05.
+func (j Job) Environment(context string) []string {
+	env := []string{
+		"SLURM_SCRIPT_CONTEXT=" + context, "SLURMD_NODENAME=n1", "SLURM_CLUSTER_NAME=lab", "SLURM_CONF=" + j.Conf,
+		fmt.Sprintf("SLURM_JOB_ID=%d", j.ID), fmt.Sprintf("SLURM_JOB_UID=%d", j.UID), fmt.Sprintf("SLURM_JOB_GID=%d", j.GID),
+		"SLURM_JOB_USER=hpc1", "SLURM_JOB_PARTITION=main", "SLURM_JOB_CONSTRAINTS=" + j.Features,
+		"SLURM_JOB_RESTART_COUNT=0", "SLURM_JOB_NUM_NODES=1", "SLURM_JOB_NTASKS=1",
+	}
+	if j.GPUs != "" {
+		env = append(env, "SLURM_JOB_GPUS="+j.GPUs, "CUDA_VISIBLE_DEVICES="+j.GPUs)
+	}
+	return append(env, j.Extra...)
+}
+
+// Result is how a program ended.
+type Result struct {
+	Code   int
+	Output string // stdout and stderr, which are one pipe under slurmd
+}
+
+// Run runs a binary to its end with an environment, from a folder and with a stdin as slurmd has it.
+func (s Stage) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
+	line := s.Command(program, args...)
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = env
+	cmd.Dir = "/"
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return Result{}, fmt.Errorf("cannot run %s: %w: %s", program, err, out.String())
+	}
+	return Result{cmd.ProcessState.ExitCode(), out.String()}, ctx.Err()
+}
+
+// Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is not
+// the default. Nothing left is an empty list. Lock files that stay for good are not state.
+func (s Stage) Left() ([]string, error) {
+	files, err := s.leftFiles()
+	if err != nil {
+		return nil, err
+	}
+	processes, err := s.leftProcesses()
+	if err != nil {
+		return nil, err
+	}
+	modes, err := s.leftModes()
+	return append(append(files, processes...), modes...), err
+}
+
+func (s Stage) leftFiles() ([]string, error) {
+	var left []string
+	run := s.Paths().Run()
+	err := filepath.WalkDir(run, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		name, _ := filepath.Rel(run, path)
+		if err == nil && strings.Contains(name, "/") || !known(name) {
+			left = append(left, "file "+name)
+		}
+		return err
+	})
+	return left, err
+}
+
+func known(name string) bool {
+	switch name {
+	case ".", "lock", "leases", "claims", "tickets", "jobs", "turns":
+		return true
+	}
+	return false
+}
+
+func (s Stage) leftProcesses() ([]string, error) {
+	pids, err := s.Processes()
+	var left []string
+	for _, pid := range pids {
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		left = append(left, fmt.Sprintf("process %d %s", pid, bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+	}
+	return left, err
+}
+
+// Processes are the living processes of MPS whose pipe folder is below the root.
+func (s Stage) Processes() ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		name, _ := os.ReadFile("/proc/" + entry.Name() + "/comm")
+		environment, _ := os.ReadFile("/proc/" + entry.Name() + "/environ")
+		stat, err := site.ReadStat(pid)
+		if err == nil && stat.Alive() && strings.HasPrefix(string(name), "nvidia-cuda-mps") &&
+			bytes.Contains(environment, []byte("CUDA_MPS_PIPE_DIRECTORY="+s.Paths().Run())) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+func (s Stage) leftModes() ([]string, error) {
+	if s.Sim == nil {
+		return nil, nil
+	}
+	gpus, err := s.Sim.Node.GPUs()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for i, gpu := range gpus {
+		mode, err := gpu.Mode()
+		if err != nil {
+			return nil, err
+		}
+		if mode != 0 {
+			left = append(left, fmt.Sprintf("GPU %d in mode %d", i, mode))
+		}
+	}
+	return left, nil
+}
