@@ -1,0 +1,184 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// boot starts the daemons, each when the one that it needs answers, and waits until every node is idle.
+func (c *Cluster) boot(ctx context.Context) error {
+	if err := c.startMunged(ctx); err != nil {
+		return err
+	}
+	if err := c.startController(ctx); err != nil {
+		return err
+	}
+	for _, name := range c.names {
+		if err := c.launchNode(name); err != nil {
+			return err
+		}
+	}
+	return c.waitIdle(ctx)
+}
+
+func (c *Cluster) startMunged(ctx context.Context) error {
+	run := filepath.Join(c.opts.Dir, "run")
+	socket := mungeSocket(c.opts.Dir)
+	var err error
+	c.munged, err = launch(c.keeper, c.opts, c.tree, "munged", c.tree.sbin("munged"), "--foreground", "--num-threads=4",
+		"--key-file="+filepath.Join(c.opts.Dir, "etc", "munge.key"), "--socket="+socket,
+		"--pid-file="+filepath.Join(run, "munged.pid"), "--seed-file="+filepath.Join(run, "munged.seed"),
+		"--log-file="+logPath(c.opts.Dir, "munged"))
+	if err != nil {
+		return err
+	}
+	return c.munged.ready(ctx, func() bool {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return false
+		}
+		conn.Close()
+		return true
+	})
+}
+
+func (c *Cluster) startController(ctx context.Context) error {
+	var err error
+	c.controller, err = launch(c.keeper, c.opts, c.tree, "slurmctld", c.tree.sbin("slurmctld"), "-D", "-i")
+	if err != nil {
+		return err
+	}
+	return c.controller.ready(ctx, func() bool { return listening(c.base) })
+}
+
+// launchNode starts a node's slurmd and returns at once.
+func (c *Cluster) launchNode(name string) error {
+	argv := []string{c.tree.sbin("slurmd"), "-D", "-N", name}
+	if c.tree.root != "" {
+		argv = append(argv, "-d", c.tree.sbin("slurmstepd"))
+	}
+	if c.opts.UTSNodes {
+		argv = append(withOwnName(name, hostsPath(c.opts.Dir)), argv...)
+	}
+	d, err := launch(c.keeper, c.opts, c.tree, "slurmd."+name, argv...)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nodes[name] = d
+	return nil
+}
+
+// withOwnName is a command line that gives the one after it a host name and an /etc/hosts of its own, in the same
+// process. Mounts of the host still arrive there.
+func withOwnName(name, hosts string) []string {
+	const script = `hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"`
+	return []string{"/usr/bin/unshare", "--uts", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", name, hosts}
+}
+
+// waitIdle waits until Slurm calls every node idle. It gives up early where a node can no longer become so.
+func (c *Cluster) waitIdle(ctx context.Context) error {
+	err := until(ctx, 20*time.Millisecond, func() (bool, error) {
+		for _, name := range c.names {
+			if d := c.node(name); !d.running() {
+				return false, fmt.Errorf("slurmd ended with %s%s", d.cmd.ProcessState, logTail(c.opts.Dir, d.name))
+			}
+			state, reason, err := c.NodeState(ctx, name)
+			if err != nil {
+				return false, err
+			}
+			if strings.Contains(state, "INVALID") || strings.Contains(state, "DRAIN") {
+				return false, fmt.Errorf("node %s is %s: %s%s", name, state, reason, logTail(c.opts.Dir, "slurmd."+name))
+			}
+			if state != "IDLE" {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the nodes are not idle: %w%s", err, logTail(c.opts.Dir, "slurmctld"))
+	}
+	return err
+}
+
+func (c *Cluster) node(name string) *daemon {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodes[name]
+}
+
+// StartNode starts the slurmd of a node that is not running, and returns when it listens and Slurm hears of it.
+func (c *Cluster) StartNode(name string) error {
+	if !slices.Contains(c.names, name) {
+		return fmt.Errorf("cannot start node %s: the nodes are %s", name, strings.Join(c.names, ", "))
+	}
+	if c.node(name).running() {
+		return fmt.Errorf("cannot start node %s: its slurmd is running", name)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
+	defer cancel()
+	if err := c.launchNode(name); err != nil {
+		return err
+	}
+	port := c.base + 1 + slices.Index(c.names, name)
+	return c.node(name).ready(ctx, func() bool { return listening(port) && c.responding(ctx, name) })
+}
+
+// responding says whether Slurm believes that a node is there.
+func (c *Cluster) responding(ctx context.Context, name string) bool {
+	state, _, err := c.NodeState(ctx, name)
+	return err == nil && !strings.Contains(state, "DOWN") && !strings.Contains(state, "*") && !strings.Contains(state, "NOT_RESPONDING")
+}
+
+// endLimit is how long a daemon has to end after a signal.
+const endLimit = 5 * time.Second
+
+// StopNode ends a node's slurmd as a restart of the service would: its jobs live on.
+func (c *Cluster) StopNode(name string) error { return c.endNode(name, syscall.SIGTERM) }
+
+// KillNode ends a node's slurmd with SIGKILL. Its jobs live on, and so does a prolog or an epilog in its midst.
+func (c *Cluster) KillNode(name string) error { return c.endNode(name, syscall.SIGKILL) }
+
+func (c *Cluster) endNode(name string, sig syscall.Signal) error {
+	d := c.node(name)
+	if !d.running() {
+		return fmt.Errorf("cannot end node %s: its slurmd is not running", name)
+	}
+	if !d.end(sig, endLimit) {
+		return fmt.Errorf("cannot end node %s: its slurmd (pid %d) lives %s after %s", name, d.cmd.Process.Pid, endLimit, sig)
+	}
+	return nil
+}
+
+// listening says whether anybody listens on a TCP port of this machine, without connecting to it.
+func listening(port int) bool {
+	for _, path := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		text, err := os.ReadFile(path)
+		if err == nil && listensOn(string(text), port) {
+			return true
+		}
+	}
+	return false
+}
+
+// listensOn reads the text of /proc/net/tcp: "sl local_address rem_address st …", st 0A being LISTEN.
+func listensOn(table string, port int) bool {
+	suffix := fmt.Sprintf(":%04X", port)
+	for _, line := range strings.Split(table, "\n") {
+		f := strings.Fields(line)
+		if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], suffix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,79 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// checkGroups says whether this machine has the control groups that ConstrainDevices needs: version 1, since Slurm's
+// way to version 2 goes through systemd.
+func checkGroups() error {
+	for _, controller := range []string{"freezer", "devices"} {
+		path := filepath.Join(cgroupRoot, controller, "release_agent")
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("cannot constrain devices: no cgroup v1 controller %q is mounted at %s", controller, filepath.Dir(path))
+		}
+	}
+	return nil
+}
+
+// removeGroups removes the nodes' control groups, which Slurm leaves behind. A group stays busy until its last process
+// has been reaped, so it tries until the context ends.
+func removeGroups(ctx context.Context, names []string) error {
+	for _, name := range names {
+		tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "slurm_"+name))
+		if err != nil {
+			return err
+		}
+		for _, top := range tops {
+			if err := removeGroup(ctx, top); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func removeGroup(ctx context.Context, top string) error {
+	var last error
+	err := until(ctx, 10*time.Millisecond, func() (bool, error) {
+		last = rmdirTree(top)
+		return !errors.Is(last, unix.EBUSY), nil
+	})
+	if last != nil {
+		return fmt.Errorf("cannot remove the control group %s: %w", top, last)
+	}
+	return err
+}
+
+// rmdirTree removes a tree of control groups, leaves first. Its files are the kernel's and go with their directory.
+func rmdirTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		if err := rmdirTree(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

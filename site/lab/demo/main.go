@@ -1,0 +1,262 @@
+// Command demo shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an MPI
+// program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where there are
+// some, their modes left alone, and simulated H200s where there are none.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+const (
+	uid      = 2001
+	userName = "hpc1"
+	ranks    = 8
+	patience = 50 * time.Second
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if os.Geteuid() != 0 {
+		return errors.New("cannot show a node: slurmd runs prologs as root: run this as root")
+	}
+	shared, err := stage.Shared()
+	if err != nil {
+		return err
+	}
+	built, err := stage.Build(shared)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("/tmp", "demo")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	d := demo{dir: dir, built: built}
+	return d.play(ctx)
+}
+
+// demo is one showing.
+type demo struct {
+	dir, built string
+	stage      stage.Stage
+	control    mps.Control
+	gpus       int
+	libraries  string // LD_LIBRARY_PATH of the ranks
+	cluster    *lab.Cluster
+	user       lab.User
+}
+
+func (d *demo) play(ctx context.Context) (err error) {
+	if err := d.setStage(); err != nil {
+		return err
+	}
+	if err := d.startSlurm(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.cluster.Stop()) }()
+	began := time.Now()
+	id, err := d.submit(ctx)
+	if err != nil {
+		return err
+	}
+	watched, err := d.watch(ctx, id)
+	if err != nil {
+		return fmt.Errorf("%w\n%s\n%s", err, d.output(id), d.log())
+	}
+	d.printTimeline(began, watched)
+	if err := d.printRanks(watched); err != nil {
+		return fmt.Errorf("%w\n%s", err, d.output(id))
+	}
+	return d.proveClean(ctx)
+}
+
+// real says where a real node's programs are, or that there is none.
+func real() (control string, gpus int) {
+	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	const path = "/usr/bin/nvidia-cuda-mps-control"
+	if _, err := os.Stat(path); err != nil {
+		return "", 0
+	}
+	return path, len(devices)
+}
+
+func (d *demo) setStage() (err error) {
+	if control, gpus := real(); gpus > 0 {
+		d.gpus, d.control, d.libraries = gpus, mps.Control{Path: control}, os.Getenv("LD_LIBRARY_PATH")
+		d.stage, err = stage.Real(d.dir, d.built, stage.Default(`compute_mode = "unchanged"`), "")
+		fmt.Printf("This machine has %d real GPU(s): their compute modes are left alone.\n", gpus)
+		return err
+	}
+	d.gpus = 4
+	d.stage, err = stage.New(d.dir, d.built, "", node.H200, node.H200, node.H200, node.H200)
+	if err != nil {
+		return err
+	}
+	d.control = mps.Control{Path: d.stage.Sim.Program("nvidia-cuda-mps-control")}
+	d.libraries = d.stage.Sim.Libraries()
+	fmt.Printf("This machine has no GPU: its driver and MPS are simulated, four NVIDIA H200s.\n")
+	return nil
+}
+
+func (d *demo) startSlurm(ctx context.Context) (err error) {
+	if d.user, err = lab.EnsureUser(userName, uid); err != nil {
+		return err
+	}
+	o := lab.Options{
+		Dir: filepath.Join(d.dir, "slurm"), GPUs: d.gpus, Features: "mps", PrologFlags: "Alloc", SameName: true,
+		Prolog: d.stage.Command("prolog"), Epilog: d.stage.Command("epilog"), TaskProlog: d.stage.Command("task-prolog"),
+		Bundle: os.Getenv("SLURM_BUNDLE"),
+	}
+	if d.stage.Sim == nil {
+		o.DevDir = "/dev"
+	}
+	began := time.Now()
+	if d.cluster, err = lab.Start(ctx, o); err != nil {
+		return err
+	}
+	version, err := d.cluster.Run(ctx, d.user, "sinfo", "--version")
+	fmt.Printf("A real %s is up on it after %d ms, with our prolog, epilog and task-prolog.\n\n", strings.TrimSpace(version.Stdout), time.Since(began).Milliseconds())
+	return err
+}
+
+// submit sends the job as an ordinary user does.
+func (d *demo) submit(ctx context.Context) (int, error) {
+	home, err := d.cluster.Home(d.user)
+	if err != nil {
+		return 0, err
+	}
+	launch := fmt.Sprintf("srun --mpi=pmix -n%d %s %s 5 300", ranks, strings.Join(d.stage.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
+	script := filepath.Join(home, "job.sh")
+	if err := os.WriteFile(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+"\n"+launch+"\n"), 0o755); err != nil {
+		return 0, err
+	}
+	gres := fmt.Sprintf("--gres=gpu:%d", min(2, d.gpus))
+	fmt.Printf("%s$ sbatch %s --constraint=mps -n%d job.sh\n      job.sh: srun -n%d mpirun-wrap ./mpi-ranks\n\n", userName, gres, ranks, ranks)
+	return d.cluster.Submit(ctx, d.user, gres, "--constraint=mps", fmt.Sprintf("-n%d", ranks), "-o", filepath.Join(home, "%j.out"), script)
+}
+
+// watched is what was seen of the job from beside it.
+type watched struct {
+	ticket  lease.Ticket
+	clients map[int]bool // pids that the daemon named as its clients
+	modes   string       // of the GPUs during the job
+	seen    time.Time    // when all ranks were clients
+	ended   time.Time
+	output  string
+}
+
+// watch follows the job from its ticket to its epilog, and asks the daemon once who its clients are.
+func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return w, err
+	}
+	journal := lease.Reader(d.stage.Paths().Run(), boot)
+	for w.ticket.Job.ID == 0 {
+		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !site.Pause(ctx, 5*time.Millisecond) {
+			return w, fmt.Errorf("cannot see the job's ticket: %w", err)
+		}
+	}
+	if w.ticket.Refused != "" {
+		return w, fmt.Errorf("cannot show the job: %s", w.ticket.Refused)
+	}
+	w.modes = d.modes()
+	w.clients = map[int]bool{}
+	for len(w.clients) < ranks && site.Pause(ctx, 100*time.Millisecond) {
+		if _, err := journal.ReadTicket(uint32(id)); err != nil {
+			break // the job has ended
+		}
+		for _, daemon := range w.ticket.Daemons {
+			clients, err := d.control.Clients(ctx, w.ticket.Job, daemon)
+			if err != nil {
+				continue // one failed question says nothing
+			}
+			for _, client := range clients {
+				w.clients[client.PID] = true
+			}
+		}
+		w.seen = time.Now()
+	}
+	if _, err := d.cluster.WaitJob(ctx, id); err != nil {
+		return w, err
+	}
+	w.ended = time.Now()
+	w.output = d.output(id)
+	return w, nil
+}
+
+func (d *demo) output(id int) string {
+	home, err := d.cluster.Home(d.user)
+	if err != nil {
+		return err.Error()
+	}
+	content, _ := os.ReadFile(filepath.Join(home, fmt.Sprintf("%d.out", id)))
+	return string(content)
+}
+
+// modes are the compute modes of the simulated GPUs; a real machine's are not changed and not asked.
+func (d *demo) modes() string {
+	if d.stage.Sim == nil {
+		return "left alone"
+	}
+	gpus, err := d.stage.Sim.Node.GPUs()
+	if err != nil {
+		return err.Error()
+	}
+	names := map[int]string{0: "DEFAULT", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+	var list []string
+	for _, gpu := range gpus {
+		mode, _ := gpu.Mode()
+		list = append(list, names[mode])
+	}
+	return strings.Join(list, " ")
+}
+
+// proveClean waits a moment for Slurm to have run the epilog, then looks at the node itself.
+func (d *demo) proveClean(ctx context.Context) error {
+	bound, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		left, err := d.stage.Left()
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 {
+			fmt.Printf("\nThe node afterwards: compute modes %s; no daemon, no server, no lease, no claim, no ticket, no folder of the job. Clean.\n", d.modes())
+			return nil
+		}
+		if !site.Pause(bound, 20*time.Millisecond) {
+			return fmt.Errorf("the node is not as it was: %q\n%s", left, d.log())
+		}
+	}
+}
+
+func (d *demo) log() string {
+	content, _ := os.ReadFile(d.stage.Paths().Log())
+	return string(content)
+}

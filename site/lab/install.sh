@@ -1,0 +1,71 @@
+#!/bin/sh
+# install.sh: installs the Debian packages that a lab needs, where some are missing. Works on Debian 12 and 13 and on
+# Ubuntu 24.04, as root. Prints nothing and changes nothing where all are there. No service is started: a lab starts
+# daemons of its own, and this machine must not become a Slurm node by the way.
+set -eu
+
+packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev gcc libc6-dev make xz-utils patchelf'
+policy=/usr/sbin/policy-rc.d # asked by every package's maintainer script before it starts a service
+kept=$policy.kept-by-slurm-mps-lab
+log=''
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+# Prints those of its arguments that are not installed.
+missing() {
+    for package; do
+        status=$(dpkg-query --show --showformat='${db:Status-Abbrev}' "$package" 2>/dev/null || true)
+        case $status in
+        ii*) ;;
+        *) printf ' %s' "$package" ;;
+        esac
+    done
+}
+
+# A former run that was killed may have left our policy in place; what it kept is the machine's own.
+deny_services() {
+    if [ ! -e "$kept" ] && [ -e "$policy" ]; then
+        mv "$policy" "$kept"
+    fi
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+}
+
+restore() {
+    rm -f "$policy"
+    if [ -e "$kept" ]; then
+        mv "$kept" "$policy"
+    fi
+    rm -f "$log"
+}
+
+# Runs apt-get without questions; its output is shown only where it fails.
+apt() {
+    if ! DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -q -y "$@" >"$log" 2>&1 </dev/null; then
+        tail -n 20 "$log" >&2
+        fail "cannot install$absent: 'apt-get $1' failed, its last lines are above"
+    fi
+}
+
+command -v apt-get >/dev/null && command -v dpkg-query >/dev/null ||
+    fail "cannot install $packages: there is no apt-get here; use Debian 12, Debian 13 or Ubuntu 24.04, or a bundle made by bundle.sh"
+# shellcheck disable=SC2086 # the list is split on purpose
+absent=$(missing $packages)
+[ -n "$absent" ] || exit 0
+[ "$(id -u)" = 0 ] || fail "cannot install$absent: run this as root"
+
+echo "install.sh: installing with apt-get:$absent"
+log=$(mktemp)
+trap restore EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+deny_services
+apt update
+# shellcheck disable=SC2086
+apt install --no-install-recommends $absent
+# shellcheck disable=SC2086
+absent=$(missing $packages)
+[ -z "$absent" ] || fail "cannot install$absent: apt-get reported success, but dpkg does not list them"

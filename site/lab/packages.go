@@ -1,0 +1,54 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// packages are the Debian packages that a lab needs, each with a file that it alone brings. install.sh installs the
+// same ones; a test compares them.
+var packages = []struct{ name, file string }{
+	{"slurm-wlm", "/usr/sbin/slurmctld"},
+	{"munge", "/usr/sbin/munged"},
+	{"openmpi-bin", "/usr/bin/mpirun.openmpi"},
+	{"libopenmpi-dev", "/usr/lib/*/openmpi/include/mpi.h"},
+	{"mpich", "/usr/bin/mpiexec.hydra"},
+	{"libmpich-dev", "/usr/include/*/mpich/mpi.h"},
+	{"libpmix-dev", "/usr/lib/*/pmix2/lib/libpmix.so"},
+	{"gcc", "/usr/bin/gcc"},
+	{"libc6-dev", "/usr/include/stdio.h"},
+	{"make", "/usr/bin/make"},
+	{"xz-utils", "/usr/bin/xz"},
+	{"patchelf", "/usr/bin/patchelf"},
+}
+
+// Missing names the Debian packages that a lab needs and that are not installed, in install.sh's order.
+func Missing() []string {
+	var names []string
+	for _, p := range packages {
+		if !present(p.file) {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+func present(pattern string) bool {
+	found, err := filepath.Glob(pattern)
+	return err == nil && len(found) > 0
+}
+
+// Unfit says why no lab can run here, in one sentence that says what to do, or nil. It looks at the Debian packages, so
+// it is not for a lab that runs from a bundle.
+func Unfit() error {
+	if os.Geteuid() != 0 {
+		return errors.New("a lab starts Slurm's daemons and needs root; run the tests as root")
+	}
+	if missing := Missing(); len(missing) > 0 {
+		return fmt.Errorf("a lab needs the Debian packages %s; site/lab/install.sh installs them", strings.Join(missing, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// process is a process that belongs to a cluster.
+type process struct {
+	site.Proc
+	name string // comm
+	jobs bool   // a step daemon, a job's process or a hook: what a stopped cluster has to end
+}
+
+func (p process) String() string { return fmt.Sprintf("%s (pid %d)", p.name, p.PID) }
+
+// members finds the processes of the cluster below dir: those whose SLURM_CONF is the cluster's, and those that hold a
+// file below dir, that run there or from there. Processes older than the cluster, zombies, and this process with its
+// ancestors are not among them. A process that gave all that up cannot be told from any other.
+func members(dir string, since uint64) ([]process, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("cannot list processes: %w", err)
+	}
+	mine := ancestors()
+	var found []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || mine[pid] {
+			continue
+		}
+		// A process that ends while it is looked at shows as an error or as empty: it is no member then.
+		if p, ok := member(pid, dir, since); ok {
+			found = append(found, p)
+		}
+	}
+	return found, nil
+}
+
+func member(pid int, dir string, since uint64) (process, bool) {
+	st, err := readStat(pid)
+	if err != nil || st.state == 'Z' || st.state == 'X' || st.start < since {
+		return process{}, false
+	}
+	p := process{Proc: site.Proc{PID: pid, Start: st.start}, name: st.name}
+	env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	holds := holdsBelow(pid, dir)
+	configured := hasVariable(env, "SLURM_CONF="+confPath(dir))
+	p.jobs = holds && strings.HasPrefix(st.name, "slurmstepd") || configured && hasPrefixed(env, "SLURM_JOB_ID=")
+	return p, holds || configured
+}
+
+// holdsBelow says whether a process has its program, its working directory or an open file below dir.
+func holdsBelow(pid int, dir string) bool {
+	root := fmt.Sprintf("/proc/%d", pid)
+	links := []string{root + "/exe", root + "/cwd"}
+	fds, _ := os.ReadDir(root + "/fd")
+	for _, fd := range fds {
+		links = append(links, filepath.Join(root, "fd", fd.Name()))
+	}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && (target == dir || strings.HasPrefix(target, dir+"/")) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasVariable(env []byte, variable string) bool {
+	for _, v := range bytes.Split(env, []byte{0}) {
+		if string(v) == variable {
+			return true
+		}
+	}
+	return false
+}
+
+func hasPrefixed(env []byte, prefix string) bool {
+	for _, v := range bytes.Split(env, []byte{0}) {
+		if bytes.HasPrefix(v, []byte(prefix)) {
+			return true
+		}
+	}
+	return false
+}
+
+// ancestors are this process, its parent, and so on up.
+func ancestors() map[int]bool {
+	found := map[int]bool{}
+	for pid := os.Getpid(); pid > 0 && !found[pid]; {
+		found[pid] = true
+		st, err := readStat(pid)
+		if err != nil {
+			break
+		}
+		pid = st.parent
+	}
+	return found
+}
+
+// stat is the part of /proc/PID/stat that is used here.
+type stat struct {
+	name   string
+	state  byte
+	parent int
+	start  uint64 // clock ticks since the boot
+}
+
+func readStat(pid int) (stat, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(string(text))
+}
+
+// parseStat reads "PID (NAME) STATE PPID …"; the name may hold blanks and parentheses, so it ends at the last one.
+func parseStat(text string) (stat, error) {
+	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if open < 0 || end < open {
+		return stat{}, fmt.Errorf("cannot read a process's stat: %q", text)
+	}
+	f := strings.Fields(text[end+1:])
+	if len(f) < 20 {
+		return stat{}, fmt.Errorf("cannot read a process's stat: %q has %d fields after the name", text, len(f))
+	}
+	parent, err1 := strconv.Atoi(f[1])
+	start, err2 := strconv.ParseUint(f[19], 10, 64)
+	return stat{name: text[open+1 : end], state: f[0][0], parent: parent, start: start}, errors.Join(err1, err2)
+}
+
+// kill ends a process with SIGKILL if it still is the one that was found.
+func kill(p site.Proc) error {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot kill %s: %w", p, err)
+	}
+	defer unix.Close(fd)
+	// The descriptor holds one process; the start time, read after it was opened, says whether that is the right one.
+	if st, err := readStat(p.PID); err != nil || st.start != p.Start {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("cannot kill %s: %w", p, err)
+	}
+	return nil
+}
+
+// bootTicks is now in the unit of a process's start time: a hundredth of a second since the boot. That is USER_HZ,
+// which is 100 on every architecture that has NVIDIA GPUs.
+func bootTicks() (uint64, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, fmt.Errorf("cannot read the clock: %w", err)
+	}
+	return uint64(now.Nano() / 1e7), nil
+}

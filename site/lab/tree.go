@@ -1,0 +1,108 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// tree says where a Slurm is installed: in the Debian packages' places, or below the root of a bundle.
+type tree struct {
+	root    string // "" for the packages
+	release string // of Slurm, "22.05"
+}
+
+// systemPath is the PATH of every process that the lab starts; the caller's is not looked at.
+const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// newTree looks at the Slurm below root and asks it for its release.
+func newTree(ctx context.Context, root string) (tree, error) {
+	t := tree{root: root}
+	if root != "" && !filepath.IsAbs(root) {
+		return tree{}, fmt.Errorf("Bundle is %q: it must be an absolute path", root)
+	}
+	for _, name := range []string{"munged", "slurmctld", "slurmd", "slurmstepd"} {
+		if _, err := os.Stat(t.sbin(name)); err != nil {
+			return tree{}, fmt.Errorf("cannot find Slurm: %w (install.sh beside this package installs it)", err)
+		}
+	}
+	out, err := exec.CommandContext(ctx, t.sbin("slurmd"), "-V").Output()
+	if err != nil {
+		return tree{}, fmt.Errorf("cannot ask %s for its version: %w", t.sbin("slurmd"), err)
+	}
+	if t.release, err = parseRelease(string(out)); err != nil {
+		return tree{}, err
+	}
+	return t, nil
+}
+
+var releaseForm = regexp.MustCompile(`^slurm\S* (\d\d\.\d\d)\.\d+`)
+
+// parseRelease takes "22.05" from what slurmd -V prints: "slurm-wlm 22.05.8" at Debian, "slurm 24.11.5" elsewhere.
+func parseRelease(version string) (string, error) {
+	m := releaseForm.FindStringSubmatch(version)
+	if m == nil {
+		return "", fmt.Errorf("cannot read Slurm's version: %q is not like \"slurm 22.05.8\"", strings.TrimSpace(version))
+	}
+	return m[1], nil
+}
+
+func (t tree) sbin(name string) string {
+	if t.root == "" {
+		return "/usr/sbin/" + name
+	}
+	return filepath.Join(t.root, "sbin", name)
+}
+
+func (t tree) path() string {
+	if t.root == "" {
+		return systemPath
+	}
+	return strings.Join([]string{t.root + "/bin", t.root + "/ompi/bin", t.root + "/mpich/bin", t.root + "/sbin", systemPath}, ":")
+}
+
+// env is what programs of the tree, and MPI programs that use its libraries, need to find their own files.
+func (t tree) env() []string {
+	env := []string{"PATH=" + t.path()}
+	if t.root == "" {
+		return env
+	}
+	pmix := t.root + "/pmix2"
+	return append(env,
+		"LD_LIBRARY_PATH="+t.root+"/mpilib",
+		"OPAL_PREFIX="+t.root+"/ompi",
+		// Debian's PMIx has each of its folders built in as a whole path, so that its prefix alone moves none of them.
+		"PMIX_PREFIX="+pmix,
+		"PMIX_LIBDIR="+pmix+"/lib",
+		"PMIX_PKGLIBDIR="+pmix+"/lib/pmix",
+		"PMIX_DATADIR="+pmix+"/share",
+		"PMIX_PKGDATADIR="+pmix+"/share/pmix",
+	)
+}
+
+// look finds a program in the tree's PATH.
+func (t tree) look(name string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	for _, dir := range filepath.SplitList(t.path()) {
+		file := filepath.Join(dir, name)
+		if info, err := os.Stat(file); err == nil && !info.IsDir() && info.Mode().Perm()&0o111 != 0 {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find %s in %s", name, t.path())
+}
+
+func hasRemoteShell() bool {
+	for _, name := range []string{"ssh", "rsh"} {
+		if _, err := (tree{}).look(name); err == nil {
+			return true
+		}
+	}
+	return false
+}
