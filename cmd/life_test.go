@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +28,15 @@ type play struct {
 	conf string // path of slurm.conf
 }
 
+// built is the folder of the binaries, built once for all tests.
+var built = sync.OnceValues(func() (string, error) {
+	shared, err := stage.Shared()
+	if err != nil {
+		return "", err
+	}
+	return stage.Build(shared)
+})
+
 func newPlay(t *testing.T, policy string, models ...node.Model) play {
 	t.Helper()
 	return playIn(t, publicDir(t), policy, models...)
@@ -37,11 +47,7 @@ func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 	if os.Geteuid() != 0 {
 		t.Skip("prologs are root's: run as root")
 	}
-	shared, err := stage.Shared()
-	if err != nil {
-		t.Fatal(err)
-	}
-	built, err := stage.Build(shared)
+	built, err := built()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +354,9 @@ func TestAnotherBoot(t *testing.T) {
 	if err := daemon.Kill(9); err != nil {
 		t.Fatal(err)
 	}
-	p.gone(daemon)
+	for p.killLeft(); len(p.left()) > 0 && strings.Contains(fmt.Sprint(p.left()), "process"); {
+		site.Pause(p.ctx, time.Millisecond)
+	}
 	gpus, err := p.Sim.Node.GPUs()
 	if err != nil {
 		t.Fatal(err)

@@ -73,13 +73,15 @@ func groups(job lease.Job) ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
 	}
-	ids := make([]uint32, 0, len(names)+1)
+	ids := []uint32{job.GID}
 	for _, name := range names {
 		id, err := strconv.ParseUint(name, 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
 		}
-		ids = append(ids, uint32(id))
+		if uint32(id) != job.GID {
+			ids = append(ids, uint32(id))
+		}
 	}
-	return append(ids, job.GID), nil
+	return ids, nil
 }

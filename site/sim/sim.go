@@ -27,12 +27,17 @@ import (
 // Go sources here import the standard library and each other only. A C file beside Go files (tests too) begins with
 // `//go:build ignore`, as the Go tool refuses it otherwise.
 //
-//go:embed node nvml
+//go:embed node nvml cuda control
 var sources embed.FS
 
 // targets is everything that a simulated node has in bin/ and lib/. A target runs in the folder of this package.
 var targets = []target{
 	{output: "lib/libnvidia-ml.so.1", build: cLibrary("nvml/nvml.c")},
+	{output: "lib/libcuda.so.1", build: cLibrary("cuda/cuda.c", "cuda/mps.c", "cuda/devices.c")},
+	{output: "bin/nvidia-cuda-mps-control", build: goProgram("./control/nvidia-cuda-mps-control")},
+	{output: "bin/nvidia-cuda-mps-server", build: goProgram("./control/nvidia-cuda-mps-server")},
+	{output: "bin/cuda-client", build: cProgram("cuda/client.c")},
+	{output: "bin/mpi-ranks", build: []string{"mpicc.openmpi", "-O2", "-Wall", "-Wextra", "cuda/mpi-ranks.c"}, needs: "mpicc.openmpi"},
 }
 
 // buildDeadline bounds one target; a Go program on a cold cache takes half a minute.

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"errors"
 	"bufio"
 	"fmt"
 	"io"
@@ -31,7 +32,14 @@ const (
 // open is what readConf needs of a file system; os.Open is one.
 type open func(path string) (io.ReadCloser, error)
 
-func openFile(path string) (io.ReadCloser, error) { return os.Open(path) }
+// openFile is os.Open without the path in its error: whoever reads names the file.
+func openFile(path string) (io.ReadCloser, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return file, nil
+}
 
 // readConf reads a file and what it includes, in order.
 func readConf(opener open, path string) ([]confLine, error) {

@@ -93,6 +93,7 @@ func readFacts(path string) (site.Facts, error) {
 
 // openLog appends to the log. A log that cannot be written is no reason to drain a node: it goes to nobody then.
 func openLog(path string) (io.Writer, func()) {
+	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	_ = os.MkdirAll(filepath.Dir(path), 0o755)
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	if err != nil {

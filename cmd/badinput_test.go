@@ -1,0 +1,186 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// without is an environment less a variable, and with one a variable more.
+func without(env []string, name string) []string {
+	var rest []string
+	for _, entry := range env {
+		if !strings.HasPrefix(entry, name+"=") {
+			rest = append(rest, entry)
+		}
+	}
+	return rest
+}
+
+func with(env []string, name, value string) []string {
+	return append(without(env, name), name+"="+value)
+}
+
+// Every bad input of an admin's or of Slurm's, and its sentence, whole.
+func TestBadInputOfRootsDoors(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	prolog, epilog := p.job(7, "0").Environment("prolog_slurmd"), p.job(7, "0").Environment("epilog_slurmd")
+	const fromSlurmd = "slurmd sets it, so run this as slurmd's script and not by hand"
+	for _, c := range []struct {
+		program string
+		env     []string
+		args    []string
+		want    string
+	}{
+		{"prolog", nil, nil, "cannot read job: SLURM_SCRIPT_CONTEXT is not set: run this as slurmd's Prolog= in slurm.conf"},
+		{"prolog", epilog, nil, `cannot read job: SLURM_SCRIPT_CONTEXT is "epilog_slurmd", want "prolog_slurmd": run this as slurmd's Prolog= in slurm.conf`},
+		{"epilog", prolog, nil, `cannot read job: SLURM_SCRIPT_CONTEXT is "prolog_slurmd", want "epilog_slurmd": run this as slurmd's Epilog= in slurm.conf`},
+		{"prolog", without(prolog, "SLURM_JOB_ID"), nil, "cannot read job: SLURM_JOB_ID is not set: " + fromSlurmd},
+		{"epilog", without(epilog, "SLURM_JOB_ID"), nil, "cannot read job: SLURM_JOB_ID is not set: " + fromSlurmd},
+		{"prolog", without(prolog, "SLURM_JOB_UID"), nil, "cannot read job: SLURM_JOB_UID is not set: " + fromSlurmd},
+		{"prolog", nil, []string{"--rooot"}, "unknown flag: --rooot"},
+		{"prolog", prolog, []string{"now"}, `unknown command "now" for "prolog"`},
+		{"epilog", epilog, []string{"--root", "rel"}, `cannot use --root "rel": give an absolute path`},
+	} {
+		result, err := p.Run(p.ctx, c.env, c.program, c.args...)
+		if want := c.program + ": " + c.want + "\n"; err != nil || result.Code != 1 || result.Output != want {
+			t.Errorf("%s %q: code %d, %v\n got  %s want %s", c.program, c.args, result.Code, err, result.Output, want)
+		}
+	}
+	p.clean()
+}
+
+func TestBadFilesOfTheSite(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		breaks func(p play)
+		want   string
+	}{
+		{"no policy", func(p play) { os.Remove(p.Paths().Policy()) }, "cannot read policy: cannot read POLICY: no such file or directory"},
+		{"a policy with a mistake", func(p play) { p.write(p.Paths().Policy(), "version = 1\nrule \"r\" {\n  when = tru\n  grant {}\n}\n") },
+			`cannot read policy: POLICY:3:10: Unknown variable: There is no variable named "tru".`},
+		{"a policy that others may write", func(p play) { os.Chmod(p.Paths().Policy(), 0o666) },
+			"cannot read policy: cannot read POLICY: not root's own: its mode 0666 lets others write"},
+		{"a policy of another's", func(p play) { os.Chown(p.Paths().Policy(), uid, gid) },
+			"cannot read policy: cannot read POLICY: not root's own: its owner is uid 2001"},
+		{"facts with a mistake", func(p play) { p.facts("mps_controll = 1") }, `FACTS:3:1: Unsupported argument: An argument named "mps_controll" is not expected here.`},
+		{"no gres.conf", func(p play) { os.Remove(p.gres()) }, "cannot read GRES: no such file or directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			c.breaks(p)
+			out := p.must(1, p.job(7, "0"), "prolog")
+			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().Facts(), "GRES", p.gres()).Replace(c.want)
+			if out != "prolog: "+want+"\n" {
+				t.Errorf("got  %swant prolog: %s", out, want)
+			}
+			p.must(0, p.job(7, "0"), "epilog")
+			p.clean()
+		})
+	}
+}
+
+// What a record can be other than good has one outcome at both doors: exit 1, nothing acted on, the file stays.
+func TestBadLeases(t *testing.T) {
+	for _, c := range []struct{ name, content, want string }{
+		{"torn", "{", "torn record: unexpected end of JSON input"},
+		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 1"},
+		{"of another job", `{"schema":1,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			p.must(0, p.job(6, "0"), "prolog") // so that the folders are there
+			p.must(0, p.job(6, "0"), "epilog")
+			path := filepath.Join(p.Paths().Run(), "leases", "7.json")
+			p.rewrite(path, strings.ReplaceAll(c.content, "BOOT", boot(t)))
+			for _, program := range []string{"prolog", "epilog"} {
+				out := p.must(1, p.job(7, "0"), program)
+				want := fmt.Sprintf("%s: cannot read %s: %s", program, path, c.want)
+				if !strings.HasPrefix(out, want) || strings.Count(out, "\n") != 1 {
+					t.Errorf("got  %swant %s", out, want)
+				}
+			}
+			if p.modes() != "0" {
+				t.Errorf("modes %s", p.modes())
+			}
+			if _, err := os.Stat(path); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Every bad input of a user's, its sentence whole and its exit code.
+func TestBadInputOfTheWrapper(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	defer p.must(0, p.job(7, "0"), "epilog")
+	rank := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
+	daemon := p.ticket(7).Daemons[0]
+	for _, c := range []struct {
+		name string
+		env  []string
+		args []string
+		code int
+		want string
+	}{
+		{"no program", rank, nil, 125, "cannot run a program: none is given: see mpirun-wrap --help"},
+		{"a wrong flag", rank, []string{"--share", "x"}, 125, "cannot read flags: flag provided but not defined: -share: see mpirun-wrap --help"},
+		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125, "cannot find ticket: this is no Slurm job: SLURM_JOB_ID is not set"},
+		{"another job", with(rank, "SLURM_JOB_ID", "8"), []string{"true"}, 125,
+			"cannot find ticket of job 8 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
+		{"not found", rank, []string{"nonexistent"}, 127, "cannot run nonexistent: not found in PATH"},
+		{"not executable", rank, []string{"/etc/passwd"}, 126, "cannot run /etc/passwd: permission denied"},
+		{"a folder", rank, []string{"--", "/etc"}, 126, "cannot run /etc: it is a directory"},
+	} {
+		result, err := p.Run(p.ctx, c.env, "mpirun-wrap", c.args...)
+		if want := "mpirun-wrap: " + c.want + "\n"; err != nil || result.Code != c.code || result.Output != want {
+			t.Errorf("%s: code %d, %v\n got  %s want %s", c.name, result.Code, err, result.Output, want)
+		}
+	}
+	for _, argv := range [][]string{{"sh", "-c", "exit 42"}, {"--", "sh", "-c", `test "$1" = --root && exit 42`, "sh", "--root"}} {
+		if result, err := p.Run(p.ctx, rank, "mpirun-wrap", argv...); err != nil || result.Code != 42 {
+			t.Errorf("the program's own code: %+v, %v", result, err)
+		}
+	}
+	if err := daemon.Proc.Kill(9); err != nil {
+		t.Fatal(err)
+	}
+	p.gone(daemon.Proc)
+	result, err := p.Run(p.ctx, rank, "mpirun-wrap", "true")
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again\n", daemon.Devices[0], daemon.Proc)
+	if err != nil || result.Code != 125 || result.Output != want {
+		t.Errorf("got  %+v, %v\nwant %s", result, err, want)
+	}
+}
+
+func TestTaskPrologIsSilentButForItsLines(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	for _, env := range [][]string{nil, {"SLURM_JOB_ID=x"}, {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0"}} {
+		if result, err := p.Run(p.ctx, env, "task-prolog", "--nonsense"); err != nil || result.Code != 0 || result.Output != "" {
+			t.Errorf("%q: %+v, %v", env, result, err)
+		}
+	}
+	p.must(0, p.job(7, "0"), "prolog")
+	defer p.must(0, p.job(7, "0"), "epilog")
+	task := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=1", "SLURM_GTIDS=0,1,2,3", "SLURM_TASK_PID=1", "SLURM_NODEID=0"}
+	daemon := p.ticket(7).Daemons[0]
+	want := fmt.Sprintf("export CUDA_VISIBLE_DEVICES=%s\nexport CUDA_MPS_PIPE_DIRECTORY=%s\nexport CUDA_MPS_LOG_DIRECTORY=%s\nexport CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50\n",
+		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
+	if result, err := p.Run(p.ctx, task, "task-prolog"); err != nil || result.Code != 0 || result.Output != want {
+		t.Errorf("got  %+v, %v\nwant %s", result, err, want)
+	}
+	batch := without(without(task, "SLURM_STEP_ID"), "SLURM_STEPID")
+	if result, err := p.Run(p.ctx, batch, "task-prolog"); err != nil || result.Code != 0 || result.Output != "" {
+		t.Errorf("a batch script has a seat: %+v, %v", result, err)
+	}
+}
+
+func boot(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(read(t, "/proc/sys/kernel/random/boot_id"))
+}

@@ -1,0 +1,368 @@
+package cmd_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// fault turns one of the simulated node's knobs.
+func (p play) fault(knob, value string) {
+	p.t.Helper()
+	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// fail makes an NVML function answer a code, so many times; 0 is for ever.
+func (p play) fail(function string, code, times int) {
+	p.t.Helper()
+	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// facts adds lines to the site's facts.
+func (p play) facts(lines ...string) {
+	p.t.Helper()
+	path := p.Paths().Facts()
+	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
+}
+
+// says holds an output against a pattern of one line: what differs from run to run is a pattern there.
+func says(t *testing.T, output, pattern string) {
+	t.Helper()
+	if !regexp.MustCompile(`^` + pattern + `\n$`).MatchString(output) {
+		t.Errorf("got  %swant %s", output, pattern)
+	}
+}
+
+// Whatever a prolog meets on its way in, the node is quiet when it has exited, and drained by its code.
+func TestAPrologThatFailsLeavesNothing(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		breaks func(play)
+		want   string
+	}{
+		{"the control program is not there", func(p play) { p.facts(`mps_control = "/nonexistent"`) }, ``},
+		{"the daemon dies at its start", func(p play) { p.fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
+		{"the start is silent", func(p play) { p.fault("silent_start", "1") }, `prolog: cannot (start|prepare) .*`},
+		{"the daemon answers rubbish", func(p play) { p.fault("garbage_answer", "1") }, `prolog: cannot .*`},
+		{"the daemon never stops answering", func(p play) { p.fault("endless_answer", "1") }, `prolog: cannot .*`},
+		{"the daemon is deaf", func(p play) { p.fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},
+		{"there is no driver", func(p play) {
+			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
+				p.t.Fatal(err)
+			}
+		}, `prolog: cannot initialise NVML: Driver Not Loaded`},
+		{"the mode may not be set", func(p play) { p.fail("nvmlDeviceSetComputeMode", 4, 0) }, `prolog: cannot set compute mode of GPU-\S+ to exclusive_process: .*`},
+		{"the GPU is lost", func(p play) { p.fail("nvmlDeviceGetUUID", 15, 0) }, `prolog: cannot .*`},
+		{"an admin took the GPU out of service", func(p play) {
+			if err := p.Sim.Node.GPU(0).SetMode(2); err != nil {
+				p.t.Fatal(err)
+			}
+		}, `prolog: cannot use GPU-\S+: its compute mode is prohibited: an admin took it out of service`},
+		{"the state cannot be written", func(p play) { p.write(p.Paths().Run(), "a file") }, `prolog: cannot make journal: .*`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			if strings.Contains(c.name, "not there") {
+				p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
+				c.want = `prolog: cannot start /nonexistent -d: .*no such file or directory`
+			} else {
+				c.breaks(p)
+			}
+			mode := p.modes()
+			says(t, p.must(1, p.job(7, "0"), "prolog"), c.want)
+			if p.modes() != mode {
+				t.Errorf("mode %s, and it was %s", p.modes(), mode)
+			}
+			if mode == "2" {
+				_ = p.Sim.Node.GPU(0).SetMode(0)
+			}
+			if !strings.Contains(c.name, "state") {
+				p.clean()
+			}
+		})
+	}
+}
+
+func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
+	p := newPlay(t, stage.Default(`on_failure = "run_without"`), node.H200)
+	p.fault("dies_at_start", "1")
+	p.must(0, p.job(7, "0"), "prolog")
+	if ticket := p.ticket(7); !ticket.Without || !strings.Contains(ticket.Refused, "cannot start") {
+		t.Errorf("ticket %+v", ticket)
+	}
+	env := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
+	result, err := p.Run(p.ctx, env, "mpirun-wrap", "echo", "ran")
+	if err != nil || result.Code != 0 || !strings.HasSuffix(result.Output, "ran\n") || !strings.HasPrefix(result.Output, "mpirun-wrap: running without MPS, as this site's policy says: ") {
+		t.Errorf("%+v, %v", result, err)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// client is a stand-in CUDA client of the job, started as its user through the wrapper. It is no child that anybody
+// waits for but this test: an escapee that outlived its job.
+func (p play) client(job uint32, args ...string) *exec.Cmd {
+	p.t.Helper()
+	line := p.Command("mpirun-wrap", append([]string{p.Sim.Program("cuda-client")}, args...)...)
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"LD_LIBRARY_PATH=" + p.Sim.Libraries(), fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_STEP_ID=0",
+		"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line1, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.Contains(line1, "ready") {
+		p.t.Fatalf("the client says %q, %v\n%s", line1, err, p.log())
+	}
+	return cmd
+}
+
+// Whatever an epilog meets, it ends in time, and the node is as it was.
+func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		breaks func(play, lease.Daemon)
+	}{
+		{"an idle daemon", func(play, lease.Daemon) {}},
+		{"a client that goes on", func(p play, _ lease.Daemon) { p.client(7, "spin", "-ms", "5", "-for", "100") }},
+		{"a client that is stopped", func(p play, _ lease.Daemon) {
+			cmd := p.client(7, "spin", "-ms", "5", "-for", "100")
+			_ = cmd.Process.Signal(syscall.SIGSTOP)
+		}},
+		{"a daemon that is stopped", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGSTOP) }},
+		{"a server that is stopped", func(p play, d lease.Daemon) {
+			p.client(7, "spin", "-ms", "5", "-for", "100")
+			pids, _ := p.Processes()
+			for _, pid := range pids {
+				if stat, err := site.ReadStat(pid); err == nil && pid != d.Proc.PID {
+					_ = stat.Kill(syscall.SIGSTOP)
+				}
+			}
+		}},
+		{"a daemon that was killed", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
+		{"a daemon that ignores quit", func(p play, _ lease.Daemon) { p.fault("ignore_quit", "1") }},
+		{"a daemon that went deaf", func(p play, _ lease.Daemon) { p.fault("deaf", "1") }},
+		{"a user who emptied the pipe folder", func(p play, d lease.Daemon) {
+			entries, _ := os.ReadDir(d.PipeDir)
+			for _, entry := range entries {
+				_ = os.Remove(filepath.Join(d.PipeDir, entry.Name()))
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, stage.Default(`drain_grace = "200ms"`), node.H200)
+			p.facts(`epilog_deadline = "20s"`)
+			p.must(0, p.job(7, "0"), "prolog")
+			c.breaks(p, p.ticket(7).Daemons[0])
+			began := time.Now()
+			p.must(0, p.job(7, "0"), "epilog")
+			t.Logf("%v", time.Since(began).Round(time.Millisecond))
+			p.clean()
+		})
+	}
+}
+
+// What cannot be restored keeps the lease, drains the node and says the exact repair; once it can be, the epilog mends.
+func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	p.fail("nvmlDeviceSetComputeMode", 15, 0)
+	out := p.must(1, p.job(7, "0"), "epilog")
+	uuid := string(p.uuid(0))
+	want := fmt.Sprintf(`epilog: cannot set compute mode of %s to default: .*: the lease is kept; to repair: nvidia-smi -i %s -c DEFAULT; SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=7 \S+/epilog --root %s`, uuid, uuid, p.Root)
+	says(t, out, want)
+	if _, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json")); err != nil {
+		t.Errorf("the lease: %v", err)
+	}
+	if err := os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", "nvmlDeviceSetComputeMode")); err != nil {
+		t.Fatal(err)
+	}
+	// The command of the message, as an admin would paste it.
+	repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
+	if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
+		t.Errorf("%s: %v: %s", repair, err, text)
+	}
+	p.clean()
+}
+
+// The mode before is what is restored, whatever it was, and what an admin set since stays.
+func TestModesBefore(t *testing.T) {
+	for _, c := range []struct{ name, before, since, after string }{
+		{"default", "0", "", "0"},
+		{"exclusive before", "3", "", "3"},
+		{"an admin's since", "0", "2", "2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			gpu := p.Sim.Node.GPU(0)
+			set := func(mode string) {
+				if mode != "" {
+					if err := gpu.Set("compute_mode", mode); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			set(c.before)
+			p.must(0, p.job(7, "0"), "prolog")
+			if p.modes() != "3" {
+				t.Errorf("during the job: mode %s", p.modes())
+			}
+			set(c.since)
+			p.must(0, p.job(7, "0"), "epilog")
+			if p.modes() != c.after {
+				t.Errorf("after the job: mode %s, want %s", p.modes(), c.after)
+			}
+		})
+	}
+}
+
+func TestComputeModeUnchanged(t *testing.T) {
+	p := newPlay(t, stage.Default(`compute_mode = "unchanged"`), node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	if p.modes() != "0" {
+		t.Errorf("mode %s", p.modes())
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// The epilog obeys the record: a policy that is gone or broken by then changes nothing.
+func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	p.write(p.Paths().Policy(), "rubbish {")
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// An epilog that finds a prolog of its job at work waits for it, and takes over from one that hangs.
+func TestAnEpilogBesideItsProlog(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		delay int
+		takes bool
+	}{{"that finishes", 500, false}, {"that hangs", 1_000_000, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			p.facts(`epilog_deadline = "6s"`)
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
+				t.Fatal(err)
+			}
+			line := p.Command("prolog")
+			cmd := exec.Command(line[0])
+			cmd.Args, cmd.Env = line, p.job(7, "0").Environment("prolog_slurmd")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			p.appears(filepath.Join(p.Paths().Run(), "leases/7.json"))
+			if c.takes { // the epilog's own calls do not hang
+				defer func() { _ = cmd.Process.Kill() }()
+			}
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil {
+				t.Fatal(err)
+			}
+			p.must(0, p.job(7, "0"), "epilog")
+			p.clean()
+			if taken := strings.Contains(p.log(), "taking over"); taken != c.takes {
+				t.Errorf("took over: %v\n%s", taken, p.log())
+			}
+			<-ended
+		})
+	}
+}
+
+func (p play) appears(path string) {
+	p.t.Helper()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		if !site.Pause(p.ctx, time.Millisecond) {
+			p.t.Fatalf("%s does not appear", path)
+		}
+	}
+}
+
+func TestMIGInstances(t *testing.T) {
+	p := newPlay(t, "", node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
+	instances := []string{}
+	for k := range 2 {
+		uuid, err := p.Sim.Node.GPU(0).Text(fmt.Sprintf("mig/%d/uuid", k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		instances = append(instances, uuid)
+	}
+	job := p.job(7, "")
+	job.Extra = []string{"SLURM_JOB_GPUS=0,1", "CUDA_VISIBLE_DEVICES=" + strings.Join(instances, ",")}
+	p.must(0, job, "prolog")
+	ticket := p.ticket(7)
+	if len(ticket.Daemons) != 2 || string(ticket.Devices[0].UUID) != instances[0] || ticket.Devices[1].Daemon != 1 {
+		t.Errorf("ticket %+v", ticket)
+	}
+	if p.modes() != "0" {
+		t.Errorf("the mode of a GPU with instances was set to %s", p.modes())
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+}
+
+// What leaves a doubt about which GPU is meant, or cannot be shared, is refused by a ticket: nothing drains.
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		model  node.Model
+		gres   string
+		gpus   string
+		reason string
+	}{
+		{"no GPU", node.H200, "", "", `job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N`},
+		{"two types", node.H200, "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "0",
+			`cannot resolve GPUs of job 7: node n1 has GPU types a and b in slurm.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type`},
+		{"older than Volta", node.P100, "", "0", `GPU-\S+ \(Tesla P100\S*\) has compute capability 6.0: MPS shares a GPU safely from 7.0 \(Volta\) on`},
+		{"a whole GPU in MIG mode", node.H100SXM.Cut(node.H100Slice1), "", "0", `GPU-\S+ is in MIG mode, and the job has it whole: ask for an instance of it`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", c.model, c.model)
+			if c.gres != "" {
+				p.write(p.gres(), c.gres)
+				p.write(p.conf, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
+			}
+			p.must(0, p.job(7, c.gpus), "prolog")
+			if got := p.ticket(7).Refused; !regexp.MustCompile("^" + c.reason + "$").MatchString(got) {
+				t.Errorf("got  %s\nwant %s", got, c.reason)
+			}
+			if p.modes() != "00" {
+				t.Errorf("modes %s", p.modes())
+			}
+			p.must(0, p.job(7, c.gpus), "epilog")
+			p.clean()
+		})
+	}
+}

@@ -1,0 +1,233 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Pipe directory missing, or not searchable: CUDA starts without MPS and says nothing.
+func TestSilentWithoutMPS(t *testing.T) {
+	d := directories(t, under.uid)
+	for _, pipe := range []string{d.pipe(), "/nonexistent", "/tmp/" + strings.Repeat("x", 200)} {
+		if got := d.info("CUDA_MPS_PIPE_DIRECTORY=" + pipe); got.err != 0 || got.sms == 0 {
+			t.Errorf("%s: %+v", pipe, got)
+		}
+	}
+}
+
+// A daemon run by user U serves U only: another user with access gets 805, root too; one without access gets no MPS.
+func TestForeignUsers(t *testing.T) {
+	needsRoot(t)
+	if under.uid == 0 {
+		t.Skip("needs a daemon of an ordinary user: CONFORMANCE_UID")
+	}
+	d := start(t)
+	d.server()
+	for _, uid := range []int{0, d.uid + 1} {
+		if got := read(t, d.clientOf(uid, nil, "info")); got.err != 805 {
+			t.Errorf("user %d: %+v", uid, got)
+		}
+	}
+	if err := os.Chmod(d.pipe(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, d.clientOf(d.uid+1, nil, "info")); got.err != 0 {
+		t.Errorf("without access: %+v", got)
+	}
+}
+
+// In EXCLUSIVE_PROCESS the server holds the GPU: MPS is the only way in, and a client without MPS gets 46. Without a
+// server the first process gets the GPU, and then the server does not.
+func TestExclusiveProcess(t *testing.T) {
+	onlySimulated(t, "the compute mode of a real GPU is not touched")
+	gpu := under.node.GPU(0)
+	if err := gpu.SetMode(3); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { gpu.SetMode(0) })
+	d := start(t)
+	d.server()
+	if got := d.info(); got.err != 0 {
+		t.Errorf("client of MPS: %+v", got)
+	}
+	if got := d.info("CUDA_MPS_PIPE_DIRECTORY=/nonexistent"); got.err != 46 {
+		t.Errorf("client without MPS: %+v", got)
+	}
+	d.ask("quit")
+	holder := d.spin(nil, "-ms", "0", "-for", "10")
+	if got := d.info(); got.err != 46 {
+		t.Errorf("second process: %+v", got)
+	}
+	d.again()
+	if got := d.info(); got.err == 0 {
+		t.Errorf("server beside a process: %+v", got)
+	}
+	holder.signal(syscall.SIGKILL)
+}
+
+// A client lowers the server's percentage and cannot raise it; set_* reaches clients started later, set_default_* servers
+// started later. Decimals are kept: 33.333334 gives 44 SMs of 132.
+func TestPercentageOfServer(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	whole := d.info().sms
+	share := func(percentage float64) int { return int(float64(whole)*percentage/100/2) * 2 }
+	expect := func(what string, want int, variables ...string) {
+		t.Helper()
+		if got := d.info(variables...); got.err != 0 || got.sms != want {
+			t.Errorf("%s: %+v, not %d SMs", what, got, want)
+		}
+	}
+	d.ask("set_default_active_thread_percentage 33.333334")
+	expect("default set after the server's start", whole)
+	if got := d.ask(fmt.Sprintf("set_active_thread_percentage %d 50", server)); got != "50.0" {
+		t.Errorf("set_active_thread_percentage: %q", got)
+	}
+	expect("server 50", share(50))
+	expect("server 50, client 80", share(50), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80")
+	expect("server 50, client 20", share(20), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20")
+	d.ask(fmt.Sprintf("shutdown_server %d", server))
+	expect("next server, default 33.333334", share(33.333334))
+}
+
+// Memory limits: by ordinal and by UUID in the client; a list with a device that the process does not see drops every
+// limit; the daemon's default reaches servers started later, and by UUID it does nothing.
+func TestMemoryLimit(t *testing.T) {
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	server := d.server()
+	limited := func(what string, want bool, variables ...string) {
+		t.Helper()
+		got := d.info(variables...)
+		if got.err != 0 || (got.free < 2048) != want {
+			t.Errorf("%s: %+v", what, got)
+		}
+	}
+	const variable = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
+	limited("none", false)
+	limited("0=2G", true, variable+"0=2G")
+	limited("UUID", true, variable+under.gpus[0]+"=2G")
+	limited("an invisible device in the list", false, variable+"0=2G,9=2G")
+	if got := d.ask("set_default_device_pinned_mem_limit " + under.gpus[0] + " 2G\nget_default_device_pinned_mem_limit 0"); got != "" {
+		t.Errorf("default by UUID: %q", got)
+	}
+	if got := d.ask("set_default_device_pinned_mem_limit 0 2G\nget_default_device_pinned_mem_limit 0"); got != "2G" {
+		t.Errorf("default: %q", got)
+	}
+	limited("default set after the server's start", false)
+	d.ask(fmt.Sprintf("shutdown_server %d", server))
+	limited("next server", true)
+	if out := d.client(nil, "alloc", "4096"); !strings.Contains(out.stdout, "err=2(") {
+		t.Errorf("4096 MiB of 2048: %q", out.stdout)
+	}
+}
+
+// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides.
+func TestVisibleDevices(t *testing.T) {
+	needsGPUs(t, 2)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	for _, c := range []struct {
+		list, uuids string
+		err         int
+	}{
+		{"", under.gpus[1], 0}, {"0", under.gpus[1], 0}, {under.gpus[1], under.gpus[1], 0}, {"1", "", 100}, {under.gpus[0], "", 100},
+	} {
+		var variables []string
+		if c.list != "" {
+			variables = []string{"CUDA_VISIBLE_DEVICES=" + c.list}
+		}
+		out := d.client(variables, "count")
+		want := "count=1 uuid=" + c.uuids
+		if c.err != 0 {
+			want = fmt.Sprintf("count err=%d", c.err)
+		}
+		if !strings.HasPrefix(out.stdout, want) {
+			t.Errorf("client's list %q: %q, not %q", c.list, out.stdout, want)
+		}
+	}
+	d.ask("quit")
+	d.again("CUDA_VISIBLE_DEVICES=" + under.gpus[1] + "," + under.gpus[0])
+	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, "count=2 uuid="+under.gpus[1]+" uuid="+under.gpus[0]) {
+		t.Errorf("daemon for both, reversed: %q", out.stdout)
+	}
+}
+
+// A daemon limited to one GPU names it in the client's error, in the log.
+func TestInvisibleDeviceIsLogged(t *testing.T) {
+	needsGPUs(t, 2)
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	d.client([]string{"CUDA_VISIBLE_DEVICES=1"}, "count")
+	const line = "Client requested 1 which is not a valid GPU ID in the MPS visible set of devices"
+	eventually(t, "the log has "+line, 5*time.Second, func() bool { return strings.Contains(d.log("server.log"), line) })
+}
+
+// 48 contexts on a device, and the 49th gets 46; the others go on.
+func TestMostClients(t *testing.T) {
+	onlySimulated(t, "takes half a minute of a real GPU, and is as the driver's version has it")
+	d := start(t)
+	d.server()
+	var clients [48]*spinner
+	var group sync.WaitGroup
+	for i := range clients {
+		clients[i] = d.launch(nil, "-ms", "0", "-for", "20", "-exit-idle")
+	}
+	for _, client := range clients {
+		group.Go(func() {
+			eventually(t, "a client is ready", answerDeadline, func() bool { return client.line(0) != "" })
+		})
+	}
+	group.Wait()
+	if got := d.info(); got.err != 46 {
+		t.Errorf("client 49: %+v", got)
+	}
+	if got := len(strings.Fields(d.ask(fmt.Sprintf("get_client_list %d", d.servers()[0])))); got != 48 {
+		t.Errorf("%d clients are listed", got)
+	}
+	for _, client := range clients {
+		client.signal(syscall.SIGTERM)
+	}
+	for _, client := range clients {
+		client.survives("client 49")
+	}
+	if got := d.info(); got.err != 0 {
+		t.Errorf("afterwards: %+v", got)
+	}
+}
+
+// RLIMIT_NOFILE 1024 on the daemon: of 48 clients none finishes.
+func TestFewDescriptors(t *testing.T) {
+	onlySimulated(t, "takes half a minute of a real GPU")
+	d := directories(t, under.uid)
+	c := under.command(d.environment, d.uid, "/bin/sh", "-c", `ulimit -S -n 1024 && exec "$0" -d`, under.control)
+	if out := c.run(); out.code != 0 {
+		t.Fatalf("-d: %+v", out)
+	}
+	d.server()
+	limits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/limits", d.pid()))
+	if !strings.Contains(string(limits), "Max open files            1024 ") {
+		t.Errorf("limits of the daemon: %s", limits)
+	}
+	var clients [24]*spinner
+	for i := range clients {
+		clients[i] = d.launch(nil, "-ms", "1", "-for", "2")
+	}
+	for _, client := range clients {
+		eventually(t, "a client is ready", answerDeadline, func() bool { return client.line(0) != "" })
+	}
+	select {
+	case <-clients[0].done:
+		t.Errorf("a client finished: %q", clients[0].line(1))
+	case <-time.After(3 * time.Second):
+	}
+	for _, client := range clients {
+		if client.line(1) != "" {
+			t.Errorf("a client came on: %q", client.line(1))
+		}
+		client.signal(syscall.SIGKILL)
+		client.end()
+	}
+}

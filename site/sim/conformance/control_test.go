@@ -1,0 +1,387 @@
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// `-d` returns with rc 0 when the daemon answers; the pipe directory holds five files with these modes.
+func TestFilesOfPipeDirectory(t *testing.T) {
+	d := start(t)
+	d.ask("get_server_list")
+	want := map[string]string{"control": "Srw-rw-rw-", "control_lock": "-rw-rw-rw-", "control_privileged": "Srwxr-xr-x",
+		"log": "prwxrwxrwx", "nvidia-cuda-mps-control.pid": "-rw-rw-rw-"}
+	for name, mode := range want {
+		file, err := os.Lstat(filepath.Join(d.pipe(), name))
+		if err != nil {
+			t.Error(err)
+		} else if file.Mode().String() != mode {
+			t.Errorf("%s has mode %s, not %s", name, file.Mode(), mode)
+		}
+	}
+	if !strings.Contains(d.log("control.log"), "Starting control daemon using socket "+d.pipe()+"/control\n") {
+		t.Errorf("control.log: %q", d.log("control.log"))
+	}
+}
+
+// A clean quit removes the fifo and the pid file and leaves the sockets and the lock; a daemon starts there again.
+func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
+	d := start(t)
+	d.server()
+	out := d.tell("quit", answerDeadline)
+	if out.code != 0 || out.took > 5*time.Second {
+		t.Errorf("quit: exit code %d after %v", out.code, out.took)
+	}
+	entries, _ := os.ReadDir(d.pipe())
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	sort.Strings(names)
+	if got := strings.Join(names, " "); got != "control control_lock control_privileged" {
+		t.Errorf("left behind: %s", got)
+	}
+	d.again()
+	if got := d.ask("get_default_client_priority"); got != "0" {
+		t.Errorf("after the restart: %q", got)
+	}
+}
+
+// The daemon has its own session, its first three descriptors on /dev/null, every other inherited one and the cwd; its
+// comm is cut at 15 characters. The server is its child and in its session, with its environment.
+func TestProcesses(t *testing.T) {
+	d := directories(t, under.uid)
+	kept, err := os.Create(filepath.Join(d.dir, "kept"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	c := d.control(d.uid, []string{"MARK=here"}, "-d")
+	c.Dir = "/usr"
+	c.ExtraFiles = []*os.File{kept, kept, kept, kept, kept, kept, kept} // 3 to 9
+	if out := c.run(); out.code != 0 || strings.Contains(out.stderr, "holds the streams") {
+		t.Fatalf("-d: %+v", out)
+	}
+	server := d.server()
+	for i := 0; i < 3; i++ {
+		if link, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", d.pid(), i)); link != "/dev/null" {
+			t.Errorf("descriptor %d of the daemon is %q", i, link)
+		}
+	}
+	if link, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/9", d.pid())); link != kept.Name() {
+		t.Errorf("descriptor 9 of the daemon is %q", link)
+	}
+	if cwd, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", d.pid())); cwd != "/usr" {
+		t.Errorf("cwd of the daemon is %q", cwd)
+	}
+	_, fields := stat(d.pid())
+	if fields[3] != fmt.Sprint(d.pid()) {
+		t.Errorf("session of the daemon %d is %s", d.pid(), fields[3])
+	}
+	_, fields = stat(server)
+	if fields[1] != fmt.Sprint(d.pid()) || fields[3] != fmt.Sprint(d.pid()) {
+		t.Errorf("parent and session of the server are %s and %s, not %d", fields[1], fields[3], d.pid())
+	}
+	if !strings.HasSuffix(cmdline(d.pid()), "nvidia-cuda-mps-control -d") || !strings.HasSuffix(cmdline(server), "nvidia-cuda-mps-server") {
+		t.Errorf("command lines %q and %q", cmdline(d.pid()), cmdline(server))
+	}
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", d.pid()))
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", server))
+	if string(comm) != "nvidia-cuda-mps\n" || !strings.Contains(string(environment), "MARK=here\x00") {
+		t.Errorf("comm %q, environment of the server %q", comm, environment)
+	}
+}
+
+// `-f` stays, writes its log to standard output and none into the log directory.
+func TestForeground(t *testing.T) {
+	d := directories(t, under.uid)
+	c := d.control(d.uid, nil, "-f")
+	c.SysProcAttr.Setsid = true
+	ended := make(chan outcome, 1)
+	c.deadline = 2 * answerDeadline
+	go func() { ended <- c.run() }()
+	eventually(t, "the daemon answers", answerDeadline, func() bool { return d.tell("get_server_list", answerDeadline).code == 0 })
+	d.ask("quit")
+	out := <-ended
+	if out.code != 0 || !strings.Contains(out.stdout, "Starting control daemon using socket") {
+		t.Errorf("-f: exit code %d, %q", out.code, out.stdout)
+	}
+	if entries, _ := os.ReadDir(filepath.Join(d.dir, "l")); len(entries) > 0 {
+		t.Errorf("the log directory holds %v", entries)
+	}
+}
+
+// Second daemon on a live directory: a message on standard output, rc 1, and the first one goes on.
+func TestSecondDaemon(t *testing.T) {
+	d := start(t)
+	out := d.control(d.uid, nil, "-d").run()
+	if out.code != 1 || !strings.Contains(out.stdout, "An instance of this daemon is already running") {
+		t.Errorf("second -d: %+v", out)
+	}
+	d.ask("get_server_list")
+}
+
+// No daemon: a message on standard error, rc 1.
+func TestNoDaemon(t *testing.T) {
+	out := directories(t, under.uid).tell("get_server_list", answerDeadline)
+	if out.code != 1 || out.stderr != "Cannot find MPS control daemon process\n" {
+		t.Errorf("%+v", out)
+	}
+}
+
+// Pipe directory too long for a socket's name: rc 1 and no message at all.
+func TestLongPath(t *testing.T) {
+	d := directories(t, under.uid)
+	long := filepath.Join(d.pipe(), strings.Repeat("x", 108-len("/control_privileged")-len(d.pipe())-1))
+	if err := os.Mkdir(long, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	os.Chmod(long, 0o777)
+	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=" + long}, "-d").run()
+	if out.code != 1 || out.stdout+out.stderr != "" {
+		t.Errorf("%+v", out)
+	}
+}
+
+// Directories that are not there: the daemon says so on standard output, rc 1. Devices that are not there: rc 100.
+func TestRefusedStarts(t *testing.T) {
+	d := directories(t, under.uid)
+	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p"}, "-d").run()
+	if out.code != 1 || !strings.Contains(out.stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p") {
+		t.Errorf("no directory: %+v", out)
+	}
+	out = d.control(d.uid, []string{"CUDA_VISIBLE_DEVICES=77"}, "-d").run()
+	if out.code != 100 {
+		t.Errorf("no device: %+v", out)
+	}
+}
+
+// A command given as an argument is ignored; several lines on one stdin are answered in order.
+func TestArgumentsAndLines(t *testing.T) {
+	d := start(t)
+	if out := d.control(d.uid, nil, "get_default_client_priority").run(); out.code != 0 || out.stdout != "" {
+		t.Errorf("as an argument: %+v", out)
+	}
+	got := d.ask("get_default_active_thread_percentage\nbogus\nget_default_client_priority\nget_server_status 1")
+	if want := "100.0\nUnknown command \"bogus\"\n0\nServer 1 not found"; got != want {
+		t.Errorf("four lines: %q", got)
+	}
+}
+
+// `set_default_*` shows one decimal and ignores what is no percentage; the environment sets the default too.
+func TestDefaultPercentage(t *testing.T) {
+	d := start(t, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40")
+	for _, step := range [][2]string{{"get_default_active_thread_percentage", "40.0"}, {"set_default_active_thread_percentage 50", "50.0"},
+		{"set_default_active_thread_percentage 0", "50.0"}, {"set_default_active_thread_percentage 101", "50.0"},
+		{"set_default_active_thread_percentage abc", "50.0"}, {"set_default_active_thread_percentage 33.333334", "33.3"}} {
+		if got := d.ask(step[0]); got != step[1] {
+			t.Errorf("%s: %q, not %q", step[0], got, step[1])
+		}
+	}
+}
+
+// Another user may ask, and may change nothing; a user may not start a server for another. rc is 0 all the same.
+func TestPrivileges(t *testing.T) {
+	needsRoot(t)
+	d := start(t)
+	as := func(uid int, command string) string {
+		c := d.control(uid, nil)
+		c.stdin = command + "\n"
+		out := c.run()
+		if out.code != 0 {
+			t.Errorf("%s: exit code %d", command, out.code)
+		}
+		return out.stdout
+	}
+	for _, step := range []struct {
+		uid          int
+		command, has string
+	}{
+		{d.uid + 1, "set_default_client_priority 1", fmt.Sprintf("Insufficient privileges for UID %d.", d.uid+1)},
+		{d.uid + 1, fmt.Sprintf("start_server -uid %d", d.uid), fmt.Sprintf("Insufficient privileges for UID %d.", d.uid+1)},
+		{d.uid, "start_server -uid 4711", fmt.Sprintf("Insufficient privileges for UID %d.", d.uid)},
+		{d.uid + 1, "get_default_client_priority", "0\n"},
+		{0, "set_default_client_priority 1", ""},
+		{0, "get_default_client_priority", "1\n"},
+	} {
+		if got := as(step.uid, step.command); !strings.HasPrefix(got, step.has) || (step.has == "" && got != "") {
+			t.Errorf("user %d, %s: %q, not %q", step.uid, step.command, got, step.has)
+		}
+	}
+}
+
+// start_server returns before the server is ready; get_server_list waits until it is.
+func TestServerStart(t *testing.T) {
+	d := start(t)
+	d.ask(fmt.Sprintf("start_server -uid %d", d.uid))
+	server := d.servers()[0]
+	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
+		t.Errorf("status %q", got)
+	}
+	if got := d.info(); got.err != 0 || got.sms == 0 {
+		t.Errorf("client: %+v", got)
+	}
+	if again := d.servers(); len(again) != 1 || again[0] != server {
+		t.Errorf("servers %v, not %d alone", again, server)
+	}
+}
+
+// shutdown_server ends an idle server; the next client makes the daemon start another.
+func TestShutdownServer(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	d.ask(fmt.Sprintf("shutdown_server %d", server))
+	eventually(t, "the server is gone", 5*time.Second, func() bool { return !alive(server) })
+	if got := d.info(); got.err != 0 {
+		t.Errorf("next client: %+v", got)
+	}
+	if next := d.servers()[0]; next == server {
+		t.Errorf("server %d is there again", next)
+	}
+}
+
+// Four loops of queries at once: some fail, in the two forms that were recorded; alone none does.
+func TestParallelQueries(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	query := fmt.Sprintf("get_server_status %d", server)
+	for i := 0; i < 20; i++ {
+		if got := d.ask(query); got != "ACTIVE" {
+			t.Fatalf("alone: %q", got)
+		}
+	}
+	const loops, each = 4, 50
+	var failures, strange int
+	var mutex sync.Mutex
+	var group sync.WaitGroup
+	for range loops {
+		group.Go(func() {
+			for range each {
+				out := d.tell(query, answerDeadline)
+				mutex.Lock()
+				switch {
+				case out.stdout == "ACTIVE\n":
+				case out.stdout == "" && (out.stderr == "" || out.stderr == "Cannot send command to MPS control daemon process\n"):
+					failures++
+				default:
+					strange++
+					t.Errorf("%+v", out)
+				}
+				mutex.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	t.Logf("%d of %d failed", failures, loops*each)
+	if failures == 0 || failures > loops*each*3/4 {
+		t.Errorf("%d of %d failed; measured were 33 to 48 of 100", failures, loops*each)
+	}
+	if got := d.ask(query); got != "ACTIVE" {
+		t.Errorf("afterwards: %q", got)
+	}
+}
+
+// quit with a client waits with a back-off that doubles from 200 ms; `quit -t N` forces after N seconds, rc 1, and the
+// client gets 806.
+func TestQuitWithClient(t *testing.T) {
+	d := start(t)
+	d.server()
+	client := d.spin(nil, "-ms", "1", "-for", "15")
+	out := d.tell("quit -t 1", answerDeadline)
+	if out.code != 1 || out.took < 900*time.Millisecond || out.took > 5*time.Second {
+		t.Errorf("quit -t 1: exit code %d after %v", out.code, out.took)
+	}
+	client.fails("forced quit", 806)
+	log := d.log("control.log")
+	for _, line := range []string{"quit command issued with timeout of 1", "backoff is disabled",
+		"has 2 active worker threads. Server will not shutdown.", "again in at most 200ms", "backoff is enabled",
+		"again in at most 400ms", "Force shutting down server", "Exit with status 1"} {
+		if !strings.Contains(log, line) {
+			t.Errorf("control.log lacks %q", line)
+		}
+	}
+}
+
+// Plain quit ends once the last client has gone; meanwhile a new client gets 805.
+func TestQuitWaitsForClient(t *testing.T) {
+	d := start(t)
+	d.server()
+	client := d.spin(nil, "-ms", "1", "-for", "2")
+	ended := make(chan outcome, 1)
+	go func() { ended <- d.tell("quit", answerDeadline) }()
+	eventually(t, "the daemon tries again", 5*time.Second, func() bool {
+		return strings.Contains(d.log("control.log"), "again in at most 200ms")
+	})
+	if got := d.info(); got.err != 805 {
+		t.Errorf("a client while the daemon quits: %+v", got)
+	}
+	client.survives("quit")
+	if out := <-ended; out.code != 0 {
+		t.Errorf("quit: %+v", out)
+	}
+}
+
+// kill -9 of the daemon takes its servers along; a client then silently runs without MPS; a daemon starts there again.
+func TestDaemonKilled(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	syscall.Kill(d.pid(), syscall.SIGKILL)
+	eventually(t, "the server is gone", 10*time.Second, func() bool { return !alive(server) })
+	if out := d.tell("get_server_list", answerDeadline); out.code != 1 {
+		t.Errorf("get_server_list: %+v", out)
+	}
+	if got := d.info(); got.err != 0 {
+		t.Errorf("client without a daemon: %+v", got)
+	}
+	d.again()
+	if got := d.info(); got.err != 0 {
+		t.Errorf("client after the restart: %+v", got)
+	}
+}
+
+// kill -9 of the server: its clients get 806, the next client makes the daemon start a new one.
+func TestServerKilled(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	client := d.spin(nil, "-ms", "1", "-for", "15")
+	syscall.Kill(server, syscall.SIGKILL)
+	client.fails("server killed", 806)
+	if got := d.info(); got.err != 0 {
+		t.Errorf("next client: %+v", got)
+	}
+	if next := d.servers()[0]; next == server {
+		t.Errorf("server %d lives", server)
+	}
+}
+
+// Daemon stopped: control program and clients hang. Server stopped: status, list, quit -t and clients hang. Continued, all
+// goes on.
+func TestStopped(t *testing.T) {
+	const patience = 700 * time.Millisecond
+	d := start(t)
+	server := d.server()
+	hangs := func(command string) {
+		t.Helper()
+		if out := d.tell(command, patience); !out.late {
+			t.Errorf("%s does not hang: %+v", command, out)
+		}
+	}
+	syscall.Kill(d.pid(), syscall.SIGSTOP)
+	hangs("get_server_list")
+	syscall.Kill(d.pid(), syscall.SIGCONT)
+	if got := d.ask("get_server_list"); got != fmt.Sprint(server) {
+		t.Errorf("continued: %q", got)
+	}
+	syscall.Kill(server, syscall.SIGSTOP)
+	hangs(fmt.Sprintf("get_server_status %d", server))
+	hangs(fmt.Sprintf("get_client_list %d", server))
+	hangs("quit -t 1")
+	syscall.Kill(server, syscall.SIGCONT)
+}

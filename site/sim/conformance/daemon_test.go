@@ -1,0 +1,316 @@
+package conformance
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// daemon is a control daemon in directories of its own.
+type daemon struct {
+	t           *testing.T
+	dir         string
+	environment []string // of the daemon and, but for the devices, of its clients
+	uid         int
+}
+
+// directories makes the pipe and log directories p and l of a daemon.
+func directories(t *testing.T, uid int) *daemon {
+	t.Helper()
+	dir, err := os.MkdirTemp(under.scratch, "d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "p"), filepath.Join(dir, "l")} {
+		os.Mkdir(path, 0o755)
+		os.Chmod(path, 0o755)
+		if err := os.Chown(path, uid, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &daemon{t: t, dir: dir, uid: uid}
+	d.environment = []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "l")}
+	t.Cleanup(d.kill)
+	return d
+}
+
+func (d *daemon) pipe() string { return filepath.Join(d.dir, "p") }
+
+// start runs a daemon with these variables as well; it serves when this returns.
+func start(t *testing.T, variables ...string) *daemon {
+	t.Helper()
+	d := directories(t, under.uid)
+	d.again(variables...)
+	return d
+}
+
+func (d *daemon) again(variables ...string) {
+	d.t.Helper()
+	out := d.control(d.uid, variables, "-d").run()
+	if out.code != 0 {
+		d.t.Fatalf("-d: exit code %d, %q %q", out.code, out.stdout, out.stderr)
+	}
+}
+
+func (d *daemon) control(uid int, variables []string, args ...string) *call {
+	return under.command(append(append([]string{}, d.environment...), variables...), uid, under.control, args...)
+}
+
+// ask sends a command as the daemon's user and returns its answer; the daemon must answer.
+func (d *daemon) ask(command string) string {
+	d.t.Helper()
+	out := d.tell(command, answerDeadline)
+	if out.late || out.stderr != "" {
+		d.t.Fatalf("%s: late=%v, %q %q", command, out.late, out.stdout, out.stderr)
+	}
+	return strings.TrimSuffix(out.stdout, "\n")
+}
+
+func (d *daemon) tell(command string, deadline time.Duration) outcome {
+	c := d.control(d.uid, nil)
+	c.stdin, c.deadline = command+"\n", deadline
+	return c.run()
+}
+
+// server starts a server, waits for it and returns its pid.
+func (d *daemon) server() int {
+	d.t.Helper()
+	d.ask(fmt.Sprintf("start_server -uid %d", d.uid))
+	return d.servers()[0]
+}
+
+func (d *daemon) servers() []int {
+	d.t.Helper()
+	var pids []int
+	for _, word := range strings.Fields(d.ask("get_server_list")) {
+		pid, err := strconv.Atoi(word)
+		if err != nil {
+			d.t.Fatalf("get_server_list: %q", word)
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) == 0 {
+		d.t.Fatal("get_server_list: no server")
+	}
+	return pids
+}
+
+// pid is the daemon's, from its file; 0 where there is none.
+func (d *daemon) pid() int {
+	text, err := os.ReadFile(filepath.Join(d.pipe(), "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+// kill ends what the test has left: every daemon with this pipe directory. The servers die with it.
+func (d *daemon) kill() {
+	for _, pid := range d.daemons() {
+		for _, child := range children(pid) {
+			syscall.Kill(child, syscall.SIGCONT)
+		}
+		syscall.Kill(pid, syscall.SIGKILL)
+		eventually(d.t, "the daemon is gone", 10*time.Second, func() bool { return !alive(pid) })
+	}
+	os.RemoveAll(d.dir)
+}
+
+// daemons are the control daemons with this pipe directory in their environment, whether they have a pid file or not.
+func (d *daemon) daemons() []int {
+	var found []int
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || !strings.Contains(cmdline(pid), "nvidia-cuda-mps-control") {
+			continue
+		}
+		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if strings.Contains(string(environment), "CUDA_MPS_PIPE_DIRECTORY="+d.pipe()+"\x00") {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+func (d *daemon) log(name string) string {
+	text, _ := os.ReadFile(filepath.Join(d.dir, "l", name))
+	return string(text)
+}
+
+// alive: a process that is there and no zombie.
+func alive(pid int) bool {
+	state, _ := stat(pid)
+	return state != "" && state != "Z" && state != "X"
+}
+
+// stat are the fields of /proc/PID/stat from the third on.
+func stat(pid int) (state string, fields []string) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", nil
+	}
+	fields = strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	return fields[0], fields
+}
+
+func children(pid int) []int {
+	var found []int
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		child, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if _, fields := stat(child); len(fields) > 1 && fields[1] == strconv.Itoa(pid) {
+			found = append(found, child)
+		}
+	}
+	return found
+}
+
+func cmdline(pid int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.TrimRight(strings.ReplaceAll(string(text), "\x00", " "), " ")
+}
+
+// client runs the CUDA program to its end.
+func (d *daemon) client(variables []string, args ...string) outcome {
+	d.t.Helper()
+	return d.clientOf(d.uid, variables, args...)
+}
+
+func (d *daemon) clientOf(uid int, variables []string, args ...string) outcome {
+	d.t.Helper()
+	out := under.command(append(append([]string{}, d.environment...), variables...), uid, under.client, args...).run()
+	if out.late {
+		d.t.Fatalf("cuda-client %v hangs: %q", args, out.stdout)
+	}
+	return out
+}
+
+// info is what `cuda-client info` prints.
+type info struct{ err, sms, devices, free, total int }
+
+var infoLine = regexp.MustCompile(`^err=(\d+)\(\w+\) sm=(\d+) ndev=(\d+) init=[\d.]+ free=(\d+)MiB total=(\d+)MiB`)
+
+func (d *daemon) info(variables ...string) info {
+	d.t.Helper()
+	return read(d.t, d.client(variables, "info"))
+}
+
+func read(t *testing.T, out outcome) info {
+	t.Helper()
+	words := infoLine.FindStringSubmatch(out.stdout)
+	if words == nil {
+		t.Fatalf("not a line of info: %q %q", out.stdout, out.stderr)
+	}
+	var number [5]int
+	for i := range number {
+		number[i], _ = strconv.Atoi(words[i+1])
+	}
+	return info{number[0], number[1], number[2], number[3], number[4]}
+}
+
+// spinner is a client that runs.
+type spinner struct {
+	t     *testing.T
+	call  *call
+	mutex sync.Mutex
+	lines []string
+	done  chan struct{}
+}
+
+// spin starts a client that runs kernels; it is ready when this returns.
+func (d *daemon) spin(variables []string, args ...string) *spinner {
+	d.t.Helper()
+	s := d.launch(variables, args...)
+	eventually(d.t, "a client is ready", answerDeadline, func() bool { return s.line(0) != "" })
+	if !strings.Contains(s.line(0), " ready ") {
+		d.t.Fatalf("client: %q", s.line(0))
+	}
+	return s
+}
+
+func (d *daemon) launch(variables []string, args ...string) *spinner {
+	d.t.Helper()
+	c := under.command(append(append([]string{}, d.environment...), variables...), d.uid, under.client, append([]string{"spin"}, args...)...)
+	stdout, err := c.StdoutPipe()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	s := &spinner{t: d.t, call: c, done: make(chan struct{})}
+	if err := c.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	go func() {
+		for scan := bufio.NewScanner(stdout); scan.Scan(); {
+			s.mutex.Lock()
+			s.lines = append(s.lines, scan.Text())
+			s.mutex.Unlock()
+		}
+		c.Wait()
+		close(s.done)
+	}()
+	d.t.Cleanup(func() { c.Process.Kill(); <-s.done })
+	return s
+}
+
+func (s *spinner) line(i int) string {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if i < len(s.lines) {
+		return s.lines[i]
+	}
+	return ""
+}
+
+func (s *spinner) pid() int { return s.call.Process.Pid }
+
+func (s *spinner) signal(signal syscall.Signal) { syscall.Kill(s.pid(), signal) }
+
+// end waits for the client's end and returns its last line.
+func (s *spinner) end() string {
+	s.t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(answerDeadline):
+		s.t.Fatalf("client %d does not end: %q", s.pid(), s.lines)
+	}
+	return s.line(len(s.lines) - 1)
+}
+
+// survives fails the test where the client has died of a CUDA error by its end.
+func (s *spinner) survives(what string) {
+	s.t.Helper()
+	if last := s.end(); !strings.Contains(last, " done ") {
+		s.t.Errorf("%s: the neighbour ended with %q", what, last)
+	}
+}
+
+// fails fails the test where the client does not end with this CUDA error.
+func (s *spinner) fails(what string, code int) {
+	s.t.Helper()
+	if last := s.end(); !strings.Contains(last, fmt.Sprintf(" err=%d ", code)) {
+		s.t.Errorf("%s: the client ended with %q, not with error %d", what, last, code)
+	}
+}
+
+// fault sets a knob for the length of the test.
+func fault(t *testing.T, knob, text string) {
+	t.Helper()
+	path := filepath.Join(under.node.Dir, "faults", knob)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(path) })
+}

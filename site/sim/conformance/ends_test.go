@@ -1,0 +1,199 @@
+package conformance
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// pair is a server with a victim and a neighbour on the first GPU.
+func pair(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
+	t.Helper()
+	d = start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	server = d.server()
+	neighbour = d.spin(nil, "-ms", "1", "-for", "1.3")
+	victim = d.spin(nil, append([]string{"-for", "30"}, victimArgs...)...)
+	return d, server, victim, neighbour
+}
+
+// inFlight waits until a client is surely in the middle of its kernels: its work is on the GPU from its ready line on.
+const inFlight = 100 * time.Millisecond
+
+// A SIGKILL with a 400 ms kernel in flight kills the neighbour with 700; with kernels of 1 ms and less, alone or queued,
+// and with nothing in flight it does not.
+func TestKill(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		dies bool
+	}{
+		{[]string{"-ms", "400"}, true},
+		{[]string{"-ms", "100"}, true},
+		{[]string{"-ms", "1"}, false},
+		{[]string{"-ms", "5"}, false},
+		{[]string{"-ms", "0.1", "-queue", "1000"}, false},
+		{[]string{"-ms", "1", "-queue", "100"}, false},
+		{[]string{"-ms", "0"}, false},
+	} {
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
+			_, _, victim, neighbour := pair(t, c.args...)
+			time.Sleep(inFlight)
+			victim.signal(syscall.SIGKILL)
+			if c.dies {
+				neighbour.fails("kill", 700)
+			} else {
+				neighbour.survives("kill")
+			}
+		})
+	}
+}
+
+// SIGSTOP, wait longer than the work in flight, SIGKILL: the neighbour survives. A shorter wait does not help.
+func TestStopDrainKill(t *testing.T) {
+	for _, c := range []struct {
+		wait time.Duration
+		dies bool
+	}{{600 * time.Millisecond, false}, {time.Millisecond, true}} {
+		t.Run(c.wait.String(), func(t *testing.T) {
+			_, _, victim, neighbour := pair(t, "-ms", "400")
+			time.Sleep(inFlight)
+			victim.signal(syscall.SIGSTOP)
+			time.Sleep(c.wait)
+			victim.signal(syscall.SIGKILL)
+			if c.dies {
+				neighbour.fails("kill", 700)
+			} else {
+				neighbour.survives("stop, drain, kill")
+			}
+		})
+	}
+}
+
+// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives.
+func TestTerminateClient(t *testing.T) {
+	d, server, victim, neighbour := pair(t, "-ms", "400")
+	time.Sleep(inFlight)
+	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
+		t.Errorf("terminate_client: %q", got)
+	}
+	victim.fails("terminate_client", 810)
+	neighbour.survives("terminate_client")
+	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
+		t.Errorf("status: %q", got)
+	}
+	if !strings.Contains(d.log("server.log"), fmt.Sprintf("MPS server requesting client {PID: %d, Context ID: 1} to exit", victim.pid())) {
+		t.Errorf("server.log: %s", d.log("server.log"))
+	}
+}
+
+// terminate_client for a stopped client hangs, and the daemon answers nothing else until the client continues.
+func TestTerminateStoppedClient(t *testing.T) {
+	d, server, victim, _ := pair(t, "-ms", "1")
+	victim.signal(syscall.SIGSTOP)
+	const patience = 700 * time.Millisecond
+	if out := d.tell(fmt.Sprintf("terminate_client %d %d", server, victim.pid()), patience); !out.late {
+		t.Errorf("terminate_client: %+v", out)
+	}
+	if out := d.tell(fmt.Sprintf("get_server_status %d", server), patience); !out.late {
+		t.Errorf("get_server_status meanwhile: %+v", out)
+	}
+	victim.signal(syscall.SIGCONT)
+	victim.fails("terminate_client, continued", 810)
+	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
+		t.Errorf("status: %q", got)
+	}
+}
+
+// An illegal access in one client gives 700 to all clients on that GPU; then new ones work.
+func TestIllegalAccess(t *testing.T) {
+	d, server, victim, neighbour := pair(t, "-ms", "0")
+	out := d.client(nil, "fault")
+	if !strings.Contains(out.stdout, "err=700 cudaErrorIllegalAddress") {
+		t.Errorf("fault: %q", out.stdout)
+	}
+	victim.fails("illegal access", 700)
+	neighbour.fails("illegal access", 700)
+	if got := d.info(); got.err != 0 {
+		t.Errorf("new client: %+v", got)
+	}
+	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
+		t.Errorf("status: %q", got)
+	}
+	for _, line := range []string{"Server is handling a fatal GPU error.", "The following devices will be reset:",
+		"Destroy server context on device 0"} {
+		if !strings.Contains(d.log("server.log"), line) {
+			t.Errorf("server.log lacks %q", line)
+		}
+	}
+}
+
+// An affected client that stays keeps the server in FAULT, and new clients get 807 until it has gone.
+func TestFaultState(t *testing.T) {
+	onlySimulated(t, "documented by NVIDIA; it was measured in passing only")
+	d, server, victim, neighbour := pair(t, "-ms", "1")
+	victim.signal(syscall.SIGSTOP)
+	d.client(nil, "fault")
+	neighbour.fails("illegal access", 700)
+	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "FAULT" {
+		t.Errorf("status: %q", got)
+	}
+	if got := d.info(); got.err != 807 {
+		t.Errorf("new client: %+v", got)
+	}
+	victim.signal(syscall.SIGCONT)
+	victim.fails("illegal access", 700)
+	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
+}
+
+// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work.
+func TestNewClientAfterKill(t *testing.T) {
+	onlySimulated(t, "measured in 9 of 10 starts")
+	d := start(t)
+	d.server()
+	victim := d.spin(nil, "-ms", "1000", "-for", "30")
+	time.Sleep(inFlight)
+	victim.signal(syscall.SIGKILL)
+	victim.end()
+	if got := d.info(); got.err != 46 {
+		t.Errorf("first new client: %+v", got)
+	}
+	if got := d.info(); got.err != 0 {
+		t.Errorf("second new client: %+v", got)
+	}
+}
+
+// One daemon for two GPUs and a fault on the first: where some client uses both, a client of the second alone dies of 719;
+// otherwise it goes on.
+func TestFaultOnOneOfTwoGPUs(t *testing.T) {
+	needsGPUs(t, 2)
+	for _, bridged := range []bool{true, false} {
+		t.Run(fmt.Sprintf("a client of both: %v", bridged), func(t *testing.T) {
+			d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0]+","+under.gpus[1])
+			d.server()
+			first := d.spin(nil, "-ms", "1", "-for", "20", "-dev", "0")
+			second := d.spin(nil, "-ms", "1", "-for", "1.5", "-dev", "1")
+			if !bridged {
+				d.client([]string{"CUDA_VISIBLE_DEVICES=" + under.gpus[0]}, "fault")
+				first.fails("fault on GPU 0", 700)
+				second.survives("fault on GPU 0")
+				return
+			}
+			both := d.spin(nil, "-ms", "1", "-for", "20", "-dev", "0,1")
+			d.client([]string{"CUDA_VISIBLE_DEVICES=" + under.gpus[0]}, "fault")
+			first.fails("fault on GPU 0", 700)
+			both.fails("fault on GPU 0", 700)
+			second.fails("fault on GPU 0", 719)
+		})
+	}
+}
+
+// One daemon per GPU: a fault on the first leaves the clients of the second alone.
+func TestDaemonPerGPU(t *testing.T) {
+	needsGPUs(t, 2)
+	first, second := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0]), start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
+	dies, lives := first.spin(nil, "-ms", "1", "-for", "20"), second.spin(nil, "-ms", "1", "-for", "1.5")
+	first.client(nil, "fault")
+	dies.fails("fault on GPU 0", 700)
+	lives.survives("fault on GPU 0")
+}

@@ -1,0 +1,223 @@
+// Package conformance holds the simulated MPS against the real one: one suite drives the control program and a CUDA
+// program and checks what was measured on an H200 with driver 580.159.04. It runs against the simulation, or, with
+// CONFORMANCE_TARGET=real, against the machine that it runs on.
+//
+//	CONFORMANCE_TARGET   real: the machine's own driver; otherwise the simulation, built for the purpose
+//	MPS_CONTROL          the control program (real only; nvidia-cuda-mps-control of PATH)
+//	CONFORMANCE_CLIENT   cuda-client, built from site/sim/cuda/client.c (real only; cuda-client of PATH)
+//	CONFORMANCE_LIB      folder with libcuda.so.1 (real only; the loader's own search)
+//	CONFORMANCE_UID      the user who runs daemon and clients (2001 where root runs the suite, else oneself)
+//	CONFORMANCE_GPUS     UUIDs of the GPUs to use (real only; all that CUDA shows)
+//
+// The promise: on a real machine no compute mode is touched. What needs one, or needs a fault made to order, or is true of
+// the machine where it was measured only, asks onlySimulated and says why there.
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// target is what the suite runs on.
+type target struct {
+	control, client, libraries string
+	uid                        int
+	scratch                    string
+	node                       *node.Node // of the simulation; nil on a real machine
+	gpus                       []string   // UUIDs in PCI order
+}
+
+var under target
+
+// answerDeadline is for one command of a program that should answer. A client that starts a server takes 0.4 s.
+const answerDeadline = 20 * time.Second
+
+func TestMain(m *testing.M) { os.Exit(suite(m)) }
+
+func suite(m *testing.M) int {
+	scratch, err := os.MkdirTemp("", "mps-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(scratch)
+	os.Chmod(scratch, 0o755) // the user of the daemons passes through
+	under = target{scratch: scratch, uid: ownOr2001()}
+	if os.Getenv("CONFORMANCE_TARGET") == "real" {
+		err = under.findReal()
+	} else {
+		err = under.simulate()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cannot prepare conformance suite:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+func ownOr2001() int {
+	if uid, err := strconv.Atoi(os.Getenv("CONFORMANCE_UID")); err == nil {
+		return uid
+	}
+	if os.Getuid() == 0 {
+		return 2001
+	}
+	return os.Getuid()
+}
+
+func (t *target) simulate() error {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = t.scratch
+	}
+	built := filepath.Join(cache, "slurm-mps", "simulation")
+	if err := sim.Build(built); err != nil {
+		return err
+	}
+	made, err := sim.New(filepath.Join(t.scratch, "sim"), built, node.H200, node.H200)
+	if err != nil {
+		return err
+	}
+	t.control, t.client = made.Program("nvidia-cuda-mps-control"), made.Program("cuda-client")
+	t.libraries, t.node = made.Libraries(), &made.Node
+	return t.listGPUs()
+}
+
+func (t *target) listGPUs() error {
+	gpus, err := t.node.GPUs()
+	for _, gpu := range gpus {
+		uuid, err := gpu.Text("uuid")
+		if err != nil {
+			return err
+		}
+		t.gpus = append(t.gpus, uuid)
+	}
+	return err
+}
+
+func (t *target) findReal() error {
+	var err error
+	if t.control, err = exec.LookPath(or(os.Getenv("MPS_CONTROL"), "nvidia-cuda-mps-control")); err != nil {
+		return err
+	}
+	if t.client, err = exec.LookPath(or(os.Getenv("CONFORMANCE_CLIENT"), "cuda-client")); err != nil {
+		return err
+	}
+	t.libraries = os.Getenv("CONFORMANCE_LIB")
+	if list := os.Getenv("CONFORMANCE_GPUS"); list != "" {
+		t.gpus = strings.Split(list, ",")
+		return nil
+	}
+	out := t.command(nil, t.uid, t.client, "count").run()
+	for _, word := range strings.Fields(out.stdout) {
+		if uuid, ok := strings.CutPrefix(word, "uuid="); ok {
+			t.gpus = append(t.gpus, uuid)
+		}
+	}
+	if len(t.gpus) == 0 {
+		return fmt.Errorf("no GPU found: %s%s", out.stdout, out.stderr)
+	}
+	return nil
+}
+
+func or(text, otherwise string) string {
+	if text != "" {
+		return text
+	}
+	return otherwise
+}
+
+// onlySimulated skips a case on a real machine, because of what it needs there.
+func onlySimulated(t *testing.T, because string) {
+	t.Helper()
+	if under.node == nil {
+		t.Skipf("simulation only: %s", because)
+	}
+}
+
+// needsRoot skips a case that has to act as several users.
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to act as several users")
+	}
+}
+
+func needsGPUs(t *testing.T, count int) {
+	t.Helper()
+	if len(under.gpus) < count {
+		t.Skipf("needs %d GPUs, has %d", count, len(under.gpus))
+	}
+}
+
+// call is a program to run: its environment beyond the loader's and PATH, its user, its standard input.
+type call struct {
+	*exec.Cmd
+	stdin    string
+	deadline time.Duration
+}
+
+// outcome is how a program ended.
+type outcome struct {
+	stdout, stderr string
+	code           int
+	late           bool // it did not end in time and was killed
+	took           time.Duration
+}
+
+func (t *target) command(environment []string, uid int, program string, args ...string) *call {
+	command := exec.Command(program, args...)
+	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + or(t.libraries, os.Getenv("LD_LIBRARY_PATH"))},
+		environment...)
+	command.Dir = "/"
+	command.SysProcAttr = &syscall.SysProcAttr{}
+	if uid != os.Getuid() {
+		command.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+	}
+	return &call{Cmd: command, deadline: answerDeadline}
+}
+
+// run waits for the program, until its deadline.
+func (c *call) run() outcome {
+	var stdout, stderr bytes.Buffer
+	deadline, cancel := context.WithTimeout(context.Background(), c.deadline)
+	defer cancel()
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
+	c.WaitDelay = time.Second
+	begin := time.Now()
+	if err := c.Start(); err != nil {
+		return outcome{stderr: err.Error(), code: -1}
+	}
+	stop := context.AfterFunc(deadline, func() { c.Process.Kill() })
+	err := c.Wait()
+	stop()
+	result := outcome{stdout: stdout.String(), stderr: stderr.String(), code: c.ProcessState.ExitCode(), took: time.Since(begin)}
+	result.late = deadline.Err() != nil
+	if errors.Is(err, exec.ErrWaitDelay) {
+		result.stderr += "(a descendant holds the streams)"
+	}
+	return result
+}
+
+// eventually polls until what is true, and fails the test after the deadline.
+func eventually(t *testing.T, what string, deadline time.Duration, true_ func() bool) {
+	t.Helper()
+	for end := time.Now().Add(deadline); !true_(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", deadline, what)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/control/faults"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/nofile"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// startDeadline bounds the wait of `-d` for the daemon that it has started. Measured: 12 to 18 ms.
+const startDeadline = 20 * time.Second
+
+// highDescriptor is where the pipe between the two processes of `-d` lies, out of the way of what a caller leaves open.
+const highDescriptor = 100
+
+// background is `-d`. The daemon is this program again, in a session of its own: it keeps the cwd, the environment, the
+// command line and every descriptor above 2, as the real one does. What tells it that it is the daemon is a socket whose
+// other end its parent made; the environment and the command line stay as the caller wrote them.
+func background(stdout, stderr io.Writer) int {
+	if parent, ok := parentSocket(); ok {
+		return serve(parent)
+	}
+	own, others, err := wire.Pair()
+	if err != nil {
+		return fail(stderr, err)
+	}
+	if err := spawn(others); err != nil {
+		return fail(stderr, err)
+	}
+	others.Close()
+	return report(own, stdout, stderr)
+}
+
+func fail(stderr io.Writer, err error) int {
+	fmt.Fprintln(stderr, err)
+	return 1
+}
+
+// report passes on what the daemon says of its start: "CODE TEXT", the text with a word for its stream before it.
+func report(own wire.Conn, stdout, stderr io.Writer) int {
+	answers := make(chan string)
+	go func() {
+		for {
+			text, _, err := own.Receive()
+			if err != nil {
+				close(answers)
+				return
+			}
+			answers <- text
+		}
+	}()
+	deadline := time.After(startDeadline)
+	for {
+		select {
+		case text, ok := <-answers:
+			word, rest, _ := strings.Cut(text, " ")
+			switch {
+			case !ok:
+				return 1
+			case word == "stdout":
+				fmt.Fprint(stdout, rest)
+			case word == "stderr":
+				fmt.Fprint(stderr, rest)
+			default:
+				code, _ := strconv.Atoi(rest)
+				return code
+			}
+		case <-deadline:
+			return 1
+		}
+	}
+}
+
+// spawn starts the daemon with the socket of the start at a high descriptor.
+func spawn(socket *os.File) error {
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("cannot find own program: %w", err)
+	}
+	high, _, errno := syscall.Syscall(syscall.SYS_FCNTL, socket.Fd(), syscall.F_DUPFD, highDescriptor)
+	if errno != 0 {
+		return fmt.Errorf("cannot start daemon: %w", errno)
+	}
+	defer syscall.Close(int(high))
+	streams, err := streams()
+	if err != nil {
+		return err
+	}
+	_, err = syscall.ForkExec(program, os.Args, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: streams,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return fmt.Errorf("cannot start daemon: %w", err)
+	}
+	return nil
+}
+
+// streams are descriptors 0 to 2 of the daemon: /dev/null, or the caller's own where the knob holds_fds asks for it.
+func streams() ([]uintptr, error) {
+	if here, err := node.Here(); err == nil && faults.Of(here).On("holds_fds") {
+		return []uintptr{0, 1, 2}, nil
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start daemon: %w", err)
+	}
+	return []uintptr{null.Fd(), null.Fd(), null.Fd()}, nil
+}
+
+// parentSocket finds the socket that background left open for its daemon: one whose other end the parent process made.
+func parentSocket() (wire.Conn, bool) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return wire.Conn{}, false
+	}
+	for _, entry := range entries {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil || fd < highDescriptor {
+			continue
+		}
+		who, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+		if err != nil || int(who.Pid) != os.Getppid() || who.Pid == 0 {
+			continue
+		}
+		conn, err := wire.Adopt(fd)
+		return conn, err == nil
+	}
+	return wire.Conn{}, false
+}
+
+// serve is the daemon's side of `-d`.
+func serve(parent wire.Conn) int {
+	d, problem := prepare(teller{parent, "stdout"}, teller{parent, "stderr"}, logDirectory())
+	if problem != nil {
+		parent.Send(fmt.Sprintf("end %d", problem.code))
+		return problem.code
+	}
+	parent.Send("end 0")
+	parent.Close()
+	return d.run()
+}
+
+// foreground is `-f`: the same daemon in the caller's process and session, its logs on standard output.
+func foreground(stdout, stderr io.Writer) int {
+	d, problem := prepare(stdout, stderr, "")
+	if problem != nil {
+		return problem.code
+	}
+	d.log.To, d.foreground = stdout, true
+	return d.run()
+}
+
+// teller writes to a stream of the process that `-d` was called as.
+type teller struct {
+	parent wire.Conn
+	stream string
+}
+
+func (t teller) Write(text []byte) (int, error) {
+	return len(text), t.parent.Send(t.stream + " " + string(text))
+}
+
+// refusal is why a daemon does not start; the message is written already, and often there is none.
+type refusal struct{ code int }
+
+// prepare does all that comes before the daemon serves. It tells only what the real one tells. With logs "" the daemon
+// writes no log files.
+func prepare(stdout, stderr io.Writer, logs string) (*daemon, *refusal) {
+	syscall.Umask(0)
+	if _, err := nofile.Restore(); err != nil {
+		fmt.Fprintln(stderr, err)
+		return nil, &refusal{1}
+	}
+	here, err := node.Here()
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return nil, &refusal{1}
+	}
+	d := newDaemon(here, pipeDirectory())
+	if d.knobs.On("dies_at_start") || tooLong(d.pipe) {
+		return nil, &refusal{1}
+	}
+	warning := d.openLogs(logs)
+	fmt.Fprint(stdout, warning)
+	os.Mkdir(d.pipe, 0o700)
+	if err := syscall.Access(d.pipe, 7); err != nil {
+		fmt.Fprintf(stdout, "Cannot access CUDA_MPS_PIPE_DIRECTORY=%s\n%s", d.pipe, warning)
+		return nil, &refusal{1}
+	}
+	if !d.lock() {
+		fmt.Fprintln(stdout, "An instance of this daemon is already running")
+		return nil, &refusal{1}
+	}
+	if code := d.findDevices(); code != 0 {
+		return nil, &refusal{code}
+	}
+	d.standFast()
+	if d.knobs.On("silent_start") {
+		d.silent = true
+		return d, nil
+	}
+	if err := d.listen(); err != nil {
+		fmt.Fprintln(stderr, err)
+		return nil, &refusal{1}
+	}
+	return d, nil
+}
+
+// tooLong: the longest socket's name, with its final zero, has to fit the 108 bytes of sun_path.
+func tooLong(pipe string) bool { return len(filepath.Join(pipe, "control_privileged")) >= 108 }
+
+// lock takes the pipe directory; false while another daemon has it. It goes with the process, however that ends.
+func (d *daemon) lock() bool {
+	path := filepath.Join(d.pipe, "control_lock")
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return false
+	}
+	d.held = file
+	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+}
+
+// standFast makes SIGTERM do nothing while the knob ignore_quit is there; otherwise it ends the daemon as it always does.
+func (d *daemon) standFast() {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	go func() {
+		for range asked {
+			if !d.knobs.On("ignore_quit") {
+				os.Exit(128 + int(syscall.SIGTERM))
+			}
+		}
+	}()
+}

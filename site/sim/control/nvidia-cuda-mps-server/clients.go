@@ -1,0 +1,273 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
+)
+
+const (
+	// mostContexts on a device, on this driver.
+	mostContexts = 48
+	// A server needs about this many descriptors and so many more for each context: with a limit of 1024 none of 48
+	// clients finished, with 20000 all did, and 16384 is what the manual asks for.
+	ownDescriptors     = 40
+	contextDescriptors = 80
+	// refusing is how long a client that comes right after a kill in mid-kernel waits for its error 46.
+	refusing = 250 * time.Millisecond
+)
+
+// context is a client's context on a device.
+type context struct {
+	process *process
+	number  int
+	conn    wire.Conn
+	work    *work
+	agreed  chan struct{} // closed when the client has given up its work to terminate_client
+	ended   chan struct{} // closed when it is gone
+}
+
+func (c *context) String() string { return label(c.process.pid, c.number) }
+
+func label(pid, number int) string { return fmt.Sprintf("{PID: %d, Context ID: %d}", pid, number) }
+
+var errWords = errors.New("unexpected packet")
+
+// welcome takes a connection from the daemon: "PID CONTEXT", where context 0 stands for the process itself.
+func (s *server) welcome(text string, files []int) {
+	if len(files) != 1 {
+		return
+	}
+	conn, err := wire.Adopt(files[0])
+	if err != nil {
+		return
+	}
+	first, second, _ := strings.Cut(text, " ")
+	pid, err1 := strconv.Atoi(first)
+	number, err2 := strconv.Atoi(second)
+	if err := errors.Join(err1, err2); err != nil {
+		conn.Close()
+		return
+	}
+	s.mutex.Lock()
+	s.log.Line("Server", "Received new client request for %s", s.latestOr(pid, number))
+	s.latest = label(pid, number)
+	s.mutex.Unlock()
+	if number == 0 {
+		go s.process(pid, conn)
+		return
+	}
+	go s.context(pid, number, conn)
+}
+
+// latestOr is the client before, which is what the real log names here.
+func (s *server) latestOr(pid, number int) string {
+	if s.latest == "" {
+		return label(pid, number)
+	}
+	return s.latest
+}
+
+// process serves a process from its first CUDA call to its end.
+func (s *server) process(pid int, conn wire.Conn) {
+	defer conn.Close()
+	s.mutex.Lock()
+	if s.affected > 0 {
+		s.mutex.Unlock()
+		conn.Send("err 807")
+		return
+	}
+	s.restoreContexts()
+	s.counted++
+	p := &process{pid: pid, id: s.counted, conn: conn, gone: make(chan struct{})}
+	s.processes[pid] = p
+	s.order = append(s.order, p)
+	greeting := s.greeting()
+	s.log.Line("Server", "Client %s connected", label(pid, 0))
+	s.log.Line("Server", "Creating worker thread for client %s", label(pid, 0))
+	s.mutex.Unlock()
+	conn.Send(greeting)
+	for {
+		text, _, err := conn.Receive()
+		if err != nil {
+			break
+		}
+		if line, ok := strings.CutPrefix(text, "log "); ok {
+			s.log.As(pid, "Client", "%s", line)
+		}
+	}
+	p.contexts.Wait()
+	s.leave(p)
+}
+
+// greeting tells a process what it gets: "ok PERCENTAGE PRIORITY", then a line for each device.
+func (s *server) greeting() string {
+	lines := []string{fmt.Sprintf("ok %s %d", strconv.FormatFloat(s.percentage, 'g', -1, 64), s.priority)}
+	for _, g := range s.devices {
+		limit := s.pinned[strconv.Itoa(g.ordinal)]
+		if limit == "" {
+			limit = "-"
+		}
+		lines = append(lines, fmt.Sprintf("%d %d %d %d %d %s %s %s", g.GPU.Index, g.Instance, g.SMs, g.TPC, g.MemoryMiB,
+			limit, g.UUID, g.Name))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (s *server) leave(p *process) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", label(p.pid, 0))
+	s.log.Line("Server", "Client process %d disconnected", p.pid)
+	if s.processes[p.pid] == p {
+		delete(s.processes, p.pid)
+	}
+	for i, other := range s.order {
+		if other == p {
+			s.order = append(s.order[:i:i], s.order[i+1:]...)
+			break
+		}
+	}
+	if p.failed != 0 {
+		s.affected--
+	}
+	close(p.gone)
+}
+
+// context serves one context from its making to its end.
+func (s *server) context(pid, number int, conn wire.Conn) {
+	defer conn.Close()
+	c, g, code := s.open(pid, number, conn)
+	if code != 0 {
+		conn.Send(fmt.Sprintf("err %d", code))
+		return
+	}
+	defer c.process.contexts.Done()
+	conn.Send("ok")
+	s.feed(c)
+	for {
+		text, _, err := conn.Receive()
+		if err != nil {
+			break
+		}
+		switch text {
+		case "terminated":
+			close(c.agreed)
+		case "fault":
+			s.mutex.Lock()
+			s.fault(g)
+			s.mutex.Unlock()
+		}
+	}
+	s.end(c, g)
+}
+
+// open makes a context, or says by which error it is refused.
+func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
+	text, files, err := conn.Receive()
+	if err != nil {
+		return nil, nil, 806
+	}
+	g := s.device(strings.TrimPrefix(text, "open "))
+	page, err := mapWork(files)
+	if err != nil || g == nil {
+		return nil, nil, 101
+	}
+	if s.doomed(g) {
+		page.close()
+		return nil, nil, 46
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	p := s.processes[pid]
+	if p == nil || p.failed != 0 {
+		page.close()
+		return nil, nil, 807
+	}
+	c := &context{process: p, number: number, conn: conn, work: page, agreed: make(chan struct{}), ended: make(chan struct{})}
+	s.log.Line("Server", "Client %s connected", c)
+	s.log.Line("Server", "Creating worker thread for client %s", c)
+	s.log.Line("Server", "Device %s (uuid %s) is associated", g.Name, g.UUID)
+	if len(g.contexts) >= mostContexts {
+		s.log.Line("Server", "Failed to accept new client. Maximum number of clients (%d) reached.", mostContexts)
+		s.log.Line("Server", "Client process %d disconnected", pid)
+		page.close()
+		return nil, nil, 46
+	}
+	s.log.Line("Server", "Status of client %s is ACTIVE", c)
+	g.contexts = append(g.contexts, c)
+	p.contexts.Add(1)
+	return c, g, 0
+}
+
+func (s *server) device(uuid string) *gpu {
+	for _, g := range s.devices {
+		if g.UUID == uuid {
+			return g
+		}
+	}
+	return nil
+}
+
+// feed lets the clients starve, all of them, once the descriptors are used up: their work never ends.
+func (s *server) feed(c *context) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	needed := uint64(ownDescriptors)
+	for _, g := range s.devices {
+		needed += uint64(contextDescriptors * len(g.contexts))
+	}
+	if s.starved {
+		c.conn.Send("stall")
+		return
+	}
+	if needed <= s.descriptors {
+		return
+	}
+	s.starved = true
+	s.log.Line("Server", "Failed to open a file for client %s: too many open files", c)
+	for _, g := range s.devices {
+		for _, other := range g.contexts {
+			other.conn.Send("stall")
+		}
+	}
+}
+
+// end notes that a context is gone, and looks for work that it has left on the GPU.
+func (s *server) end(c *context, g *gpu) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	left := 0
+	for i, other := range g.contexts {
+		if other == c {
+			g.contexts = append(g.contexts[:i:i], g.contexts[i+1:]...)
+			break
+		}
+	}
+	for _, each := range s.devices {
+		left += len(each.contexts)
+	}
+	if left == 0 {
+		s.starved = false
+	}
+	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", c)
+	s.log.Line("Server", "Client %s exiting. Number of active client contexts is %d.", c, left)
+	deadly := c.work.outlasts(now())
+	c.work.close()
+	close(c.ended)
+	select {
+	case <-c.agreed:
+		return
+	default:
+	}
+	if deadly && c.process.failed == 0 {
+		s.suspect(g)
+	}
+	if g.destroyed && len(g.contexts) == 0 {
+		s.log.Line("Server", "Destroy server context on device %d (%s)", g.ordinal, g.Name)
+	}
+}

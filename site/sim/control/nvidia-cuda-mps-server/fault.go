@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// noticing is from a kill in mid-kernel to the server's word of a fatal error: 130 to 150 ms measured.
+const noticing = 130 * time.Millisecond
+
+const (
+	illegalAddress = 700
+	launchFailure  = 719
+)
+
+// suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the mutex.
+func (s *server) suspect(g *gpu) {
+	if g.suspect != nil {
+		return
+	}
+	over := make(chan struct{})
+	g.suspect = over
+	time.AfterFunc(noticing, func() {
+		s.mutex.Lock()
+		defer s.mutex.Unlock()
+		if len(g.contexts) > 0 {
+			s.fault(g)
+		}
+		g.suspect = nil
+		close(over)
+	})
+}
+
+// doomed reports whether a new context runs into the fault that a killed client has left behind: one that comes before the
+// fault has been noticed, on a GPU where nobody else would notice it. It takes as long as was measured.
+func (s *server) doomed(g *gpu) bool {
+	s.mutex.Lock()
+	over, alone := g.suspect, len(g.contexts) == 0
+	s.mutex.Unlock()
+	if over == nil {
+		return false
+	}
+	<-over
+	if alone {
+		time.Sleep(refusing)
+	}
+	return alone
+}
+
+// fault is a fatal error on a GPU: every process with a context there gets 700, and so does nobody else, unless one of
+// them has a context on another GPU as well: then that GPU is reset too, and who is there alone gets 719. The caller holds
+// the mutex.
+func (s *server) fault(g *gpu) {
+	there := s.holders(g, illegalAddress)
+	for _, p := range there {
+		for _, other := range s.devices {
+			if other != g && other.has(p) {
+				there = append(there, s.holders(other, launchFailure)...)
+			}
+		}
+	}
+	if len(there) == 0 {
+		return
+	}
+	s.affected += len(there)
+	s.describe(g, there)
+	for _, p := range there {
+		p.conn.Send(fmt.Sprintf("fault %d", p.failed))
+	}
+}
+
+// holders marks the processes with a context on a GPU as failed and returns those that were not so before.
+func (s *server) holders(g *gpu, code int) []*process {
+	g.destroyed = true
+	var fresh []*process
+	for _, c := range g.contexts {
+		if c.process.failed == 0 {
+			c.process.failed = code
+			fresh = append(fresh, c.process)
+		}
+	}
+	return fresh
+}
+
+func (g *gpu) has(p *process) bool {
+	for _, c := range g.contexts {
+		if c.process == p {
+			return true
+		}
+	}
+	return false
+}
+
+// describe writes into the log what the real server writes.
+func (s *server) describe(g *gpu, there []*process) {
+	say := func(format string, values ...any) { s.log.Line("Server", format, values...) }
+	say("Client {PID: %d, Context: 1} encountered a fatal GPU error.", there[0].pid)
+	say("Server is handling a fatal GPU error.")
+	for _, each := range s.devices {
+		for _, c := range each.contexts {
+			if each.destroyed {
+				say("Client %s on device %d to be torn down", c, each.ordinal)
+			}
+		}
+	}
+	for _, p := range there {
+		say("All clients belonging to error trigging process %d will be torn down", p.pid)
+		for _, each := range s.devices {
+			for _, c := range each.contexts {
+				if c.process == p {
+					say("Client %s on the error-trigging process %d to be torn down", c, p.pid)
+				}
+			}
+		}
+	}
+	say("The following devices will be reset:")
+	for _, each := range s.devices {
+		if each.destroyed {
+			say("%s", strconv.Itoa(each.ordinal))
+		}
+	}
+	say("The following client process have a sticky error set:")
+	for _, p := range there {
+		say("%d", p.pid)
+	}
+}
+
+// restoreContexts makes the contexts again that a fault has destroyed. The caller holds the mutex.
+func (s *server) restoreContexts() {
+	for _, g := range s.devices {
+		if g.destroyed {
+			s.log.Line("Server", "Creating server context on device %d (%s)", g.ordinal, g.Name)
+			time.Sleep(creating)
+			g.destroyed = false
+		}
+	}
+}

@@ -1,0 +1,144 @@
+// nvidia-cuda-mps-server of a simulated node. The control daemon starts it, with a socket as descriptor 3 and the log as
+// descriptor 4; it holds the contexts on the GPUs, and the CUDA library's processes are its clients.
+//
+// The promise: who lives and who dies when a client ends is as measured (README.md in the folder above).
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/control/faults"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/nofile"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/record"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/visible"
+	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+const (
+	linkDescriptor = 3
+	logDescriptor  = 4
+	// initializing is from the start to the first word to the daemon, measured as 138 ms in all.
+	initializing = 95 * time.Millisecond
+	// creating is the making of the contexts.
+	creating = 43 * time.Millisecond
+	// leaving is from the order to the end, measured as 50 to 70 ms.
+	leaving = 55 * time.Millisecond
+	// serverMemory is what a server holds on each GPU by nvidia-smi.
+	serverMemory = 66
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	link, err := wire.Adopt(linkDescriptor)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "nvidia-cuda-mps-server is started by nvidia-cuda-mps-control")
+		return 1
+	}
+	log := record.Log{To: os.NewFile(logDescriptor, "log"), PID: os.Getpid()}
+	s, err := newServer(link, log)
+	if err != nil {
+		log.Line("Other", "%v", err)
+		return 1
+	}
+	defer s.dropContexts()
+	if err := s.start(); err != nil {
+		log.Line("Server", "%v", err)
+		return 1
+	}
+	return s.serve()
+}
+
+func newServer(link wire.Conn, log record.Log) (*server, error) {
+	soft, err := nofile.Restore()
+	if err != nil {
+		return nil, err
+	}
+	here, err := node.Here()
+	if err != nil {
+		return nil, err
+	}
+	list, ok := os.LookupEnv("CUDA_VISIBLE_DEVICES")
+	devices, err := visible.Devices(here, list, ok)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		link: link, log: log, knobs: faults.Of(here), descriptors: soft,
+		processes: map[int]*process{}, pinned: map[string]string{}, percentage: 100,
+	}
+	for i, device := range devices {
+		s.devices = append(s.devices, &gpu{Device: device, ordinal: i})
+	}
+	return s, nil
+}
+
+// start initialises. The daemon's first packet holds the limits.
+func (s *server) start() error {
+	s.log.Line("Other", "Startup")
+	s.log.Line("Other", "Connecting to control daemon on socket: %s/control", os.Getenv("CUDA_MPS_PIPE_DIRECTORY"))
+	s.log.Line("Other", "Initializing server process")
+	text, _, err := s.link.Receive()
+	if err != nil {
+		return fmt.Errorf("cannot learn limits from control daemon: %w", err)
+	}
+	s.setLimits(text)
+	whole := s.knobs.Wait("server_start_ms", initializing+creating)
+	time.Sleep(whole * initializing / (initializing + creating))
+	if s.knobs.On("server_dies_at_start") {
+		return fmt.Errorf("cannot start: the knob server_dies_at_start is there")
+	}
+	if err := s.createContexts(); err != nil {
+		return err
+	}
+	time.Sleep(whole * creating / (initializing + creating))
+	s.log.Line("Server", "Created anonymous shared memory region mps.shm.%d.%d", os.Getuid(), os.Getpid())
+	s.log.Line("Server", "CUDA MPS Server for Linux/Unix. Binary version: 13000")
+	s.log.Line("Server", "Display Driver version: 580")
+	s.log.Line("Server", "Active Threads Percentage set to %s", s.shownPercentage())
+	s.log.Line("Server", "Server Priority set to %d", s.priority)
+	s.log.Line("Server", "Server has started")
+	return s.link.Send(mark + "ready")
+}
+
+// setLimits reads "limits 33.333334 0 0=4G,1=2G".
+func (s *server) setLimits(text string) {
+	words := strings.Split(text, " ")
+	if len(words) != 4 {
+		return
+	}
+	s.percentage, _ = strconv.ParseFloat(words[1], 64)
+	s.priority, _ = strconv.Atoi(words[2])
+	for _, entry := range strings.Split(words[3], ",") {
+		if device, value, ok := strings.Cut(entry, "="); ok {
+			s.pinned[device] = value
+		}
+	}
+}
+
+// createContexts takes the GPUs. In exclusive-process mode that fails where another process holds one already.
+func (s *server) createContexts() error {
+	start, _ := node.Start(os.Getpid())
+	for _, g := range s.devices {
+		s.log.Line("Server", "Creating server context on device %d (%s)", g.ordinal, g.Name)
+		err := g.GPU.AddContext(node.Context{PID: os.Getpid(), Start: start, Type: node.Server,
+			MemoryMiB: serverMemory, Instance: g.Instance})
+		if err != nil {
+			return fmt.Errorf("cannot create server context on device %d (%s): %w", g.ordinal, g.Name, err)
+		}
+	}
+	return nil
+}
+
+func (s *server) dropContexts() {
+	for _, g := range s.devices {
+		if err := g.GPU.DropContext(os.Getpid()); err != nil {
+			s.log.Line("Server", "%v", err)
+		}
+	}
+}

@@ -1,0 +1,265 @@
+/*
+ * cuda-client: a CUDA program to look at a device's share with and to try ways of ending it on.
+ *
+ *   cuda-client info [-v]       one line: what CUDA says of device 0; -v adds the UUIDs of all devices
+ *   cuda-client count           the devices that CUDA shows
+ *   cuda-client spin [options]  runs kernels until the time is up or a call fails
+ *       -ms D       milliseconds a kernel runs; 0 holds a context and launches nothing    (1)
+ *       -queue Q    kernels launched before each wait for them                            (1)
+ *       -blocks B   blocks in a kernel                                                    (1)
+ *       -for S      seconds                                                               (5)
+ *       -dev LIST   ordinals, "0" or "0,1": a context on each, kernels on the first       (0)
+ *       -exit-idle  on SIGTERM waits for the work in flight and ends, as a careful program does
+ *   cuda-client fault           runs a kernel that writes to an illegal address
+ *   cuda-client alloc MIB       allocates device memory
+ *
+ * Exit code 0 when every call succeeded, 1 when one failed (its number and name are printed), 2 for wrong usage.
+ */
+#define _GNU_SOURCE
+#include "driver.h"
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { most_devices = 16 };
+
+static volatile sig_atomic_t asked_to_end;
+
+static void on_term(int signal)
+{
+	(void)signal;
+	asked_to_end = 1;
+}
+
+struct spin {
+	double ms, seconds;
+	int queue, blocks, exit_idle;
+	int devices[most_devices], ndevices;
+};
+
+static int usage(const char *what)
+{
+	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
+			"[-for S] [-dev LIST] [-exit-idle] | fault | alloc MIB\n", what);
+	return 2;
+}
+
+static void print_uuids(int devices)
+{
+	for (int i = 0; i < devices; i++) {
+		char uuid[48] = "?";
+		CUdevice device;
+		if (driver.device(&device, i) == 0)
+			driver_uuid(uuid, device);
+		printf(" uuid=%s", uuid);
+	}
+}
+
+static int info(int verbose)
+{
+	double begin = driver_now();
+	int devices = 0, sms = 0;
+	size_t available = 0, total = 0;
+	CUdevice device;
+	CUcontext context;
+	CUresult e = driver.init(0);
+	if (!e)
+		e = driver.device_count(&devices);
+	if (!e && !devices)
+		e = 100;
+	if (!e)
+		e = driver.device(&device, 0);
+	if (!e)
+		e = driver.retain(&context, device);
+	if (!e)
+		e = driver.set_current(context);
+	double took = driver_now() - begin;
+	if (!e)
+		e = driver.device_attribute(&sms, ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+	if (!e)
+		e = driver.mem_info(&available, &total);
+	if (e)
+		devices = 0;
+	printf("err=%d(%s) sm=%d ndev=%d init=%.3f free=%zuMiB total=%zuMiB", e, driver_error(e), sms, devices, took,
+	       available >> 20, total >> 20);
+	if (verbose)
+		print_uuids(devices);
+	printf("\n");
+	return e != 0;
+}
+
+static int count(void)
+{
+	int devices = 0;
+	CUresult e = driver.init(0);
+	if (!e)
+		e = driver.device_count(&devices);
+	if (e) {
+		printf("count err=%d %s\n", e, driver_error(e));
+		return 1;
+	}
+	printf("count=%d", devices);
+	print_uuids(devices);
+	printf("\n");
+	return 0;
+}
+
+/* Contexts on all of the devices; the first is left current, and its kernels are loaded last. */
+static CUresult open_all(const struct spin *s, CUfunction *spin, CUfunction *fault)
+{
+	CUcontext context;
+	CUresult e = driver.init(0);
+	for (int i = s->ndevices - 1; i >= 0 && !e; i--)
+		e = driver_open(s->devices[i], &context, spin, fault);
+	return e;
+}
+
+static CUresult run_queue(const struct spin *s, CUfunction spin)
+{
+	CUresult e = 0;
+	for (int i = 0; i < s->queue && !e && s->ms > 0; i++)
+		e = driver_spin(spin, (unsigned)s->blocks, (uint64_t)(s->ms * 1e6), 0);
+	if (!e)
+		e = driver.synchronize();
+	if (s->ms <= 0)
+		usleep(10000);
+	return e;
+}
+
+static int spin(const struct spin *s)
+{
+	CUfunction kernel, fault;
+	long kernels = 0;
+	CUresult e = open_all(s, &kernel, &fault);
+	if (e) {
+		printf("pid=%d init err=%d %s\n", getpid(), e, driver_error(e));
+		return 1;
+	}
+	if (s->exit_idle)
+		signal(SIGTERM, on_term);
+	printf("pid=%d ready ms=%g queue=%d blocks=%d\n", getpid(), s->ms, s->queue, s->blocks);
+	fflush(stdout);
+	double end = driver_now() + s->seconds;
+	while (driver_now() < end && !asked_to_end) {
+		e = run_queue(s, kernel);
+		if (e) {
+			printf("pid=%d err=%d %s after %ld\n", getpid(), e, driver_error(e), kernels);
+			return 1;
+		}
+		kernels += s->ms > 0 ? s->queue : 0;
+	}
+	printf("pid=%d done kernels=%ld\n", getpid(), kernels);
+	return 0;
+}
+
+static int fault(void)
+{
+	struct spin first = { .devices = { 0 }, .ndevices = 1 };
+	CUfunction kernel, bad;
+	uint64_t where = 16;
+	void *arguments[] = { &where };
+	CUresult e = open_all(&first, &kernel, &bad);
+	if (!e)
+		e = driver.launch(bad, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+	if (!e)
+		e = driver.synchronize();
+	printf("fault pid=%d err=%d %s\n", getpid(), e, driver_error(e));
+	return e != 0;
+}
+
+static int allocate(double mib)
+{
+	struct spin first = { .devices = { 0 }, .ndevices = 1 };
+	CUfunction kernel, bad;
+	CUdeviceptr memory;
+	size_t available = 0, total = 0;
+	CUresult e = open_all(&first, &kernel, &bad);
+	if (!e)
+		e = driver.alloc(&memory, (size_t)(mib * (1 << 20)));
+	if (!e)
+		e = driver.mem_info(&available, &total);
+	printf("alloc pid=%d err=%d(%s) mib=%g free=%zuMiB\n", getpid(), e, driver_error(e), mib, available >> 20);
+	return e != 0;
+}
+
+/* Reads "0,1,3" into ordinals; 0 when it is not such a list. */
+static int read_devices(struct spin *s, const char *list)
+{
+	s->ndevices = 0;
+	while (s->ndevices < most_devices) {
+		char *end;
+		long ordinal = strtol(list, &end, 10);
+		if (end == list || ordinal < 0)
+			return 0;
+		s->devices[s->ndevices++] = (int)ordinal;
+		if (!*end)
+			return 1;
+		if (*end != ',')
+			return 0;
+		list = end + 1;
+	}
+	return 0;
+}
+
+static int read_number(const char *text, double *into)
+{
+	char *end;
+	*into = strtod(text, &end);
+	return end != text && !*end && *into >= 0;
+}
+
+static int spin_options(int argc, char **argv)
+{
+	struct spin s = { .ms = 1, .seconds = 5, .queue = 1, .blocks = 1, .devices = { 0 }, .ndevices = 1 };
+	for (int i = 2; i < argc; i++) {
+		double number;
+		if (!strcmp(argv[i], "-exit-idle")) {
+			s.exit_idle = 1;
+			continue;
+		}
+		if (i + 1 >= argc)
+			return usage("an option lacks its value");
+		if (!strcmp(argv[i], "-dev")) {
+			if (!read_devices(&s, argv[++i]))
+				return usage("-dev wants ordinals, as in 0,1");
+			continue;
+		}
+		if (!read_number(argv[i + 1], &number))
+			return usage("an option wants a number");
+		if (!strcmp(argv[i], "-ms"))
+			s.ms = number;
+		else if (!strcmp(argv[i], "-queue") && number >= 1)
+			s.queue = (int)number;
+		else if (!strcmp(argv[i], "-blocks") && number >= 1)
+			s.blocks = (int)number;
+		else if (!strcmp(argv[i], "-for"))
+			s.seconds = number;
+		else
+			return usage("unknown option, or its value is too small");
+		i++;
+	}
+	return spin(&s);
+}
+
+int main(int argc, char **argv)
+{
+	double mib;
+	if (argc < 2)
+		return usage("no mode given");
+	const char *missing = driver_load();
+	if (missing) {
+		fprintf(stderr, "cuda-client: cannot load the CUDA driver: %s\n", missing);
+		return 1;
+	}
+	if (!strcmp(argv[1], "info"))
+		return info(argc > 2 && !strcmp(argv[2], "-v"));
+	if (!strcmp(argv[1], "count"))
+		return count();
+	if (!strcmp(argv[1], "spin"))
+		return spin_options(argc, argv);
+	if (!strcmp(argv[1], "fault"))
+		return fault();
+	if (!strcmp(argv[1], "alloc") && argc == 3 && read_number(argv[2], &mib))
+		return allocate(mib);
+	return usage("unknown mode");
+}

@@ -1,0 +1,616 @@
+/*
+ * libcuda.so.1 of a simulated node: as much of the driver API as the programs beside it need, and what MPS was measured
+ * to do to a process that calls it. There is no GPU: a kernel `spin` takes its time, a kernel `fault` fails, every other
+ * takes none; device memory is the process's own.
+ */
+#include "inside.h"
+#include "share.h"
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#define API __attribute__((visibility("default")))
+
+typedef struct CUctx_st *CUcontext;
+typedef unsigned long long CUdeviceptr;
+struct CUmod_st { char *image; };
+struct CUfunc_st { enum { other, spin, fault } kind; };
+
+/* What was measured to pass before the first context is there: 85 ms with a server, 316 ms without. */
+enum { init_mps_ms = 72, context_mps_ms = 12, init_alone_ms = 200, context_alone_ms = 115 };
+/* MiB: a context without MPS; the server's own; what nobody accounts for; NVML's count of a GPU's memory over CUDA's. */
+enum { alone_mib = 518, server_mib = 66, overhead_mib = 8, nvml_mib = 143771, cuda_mib = 143155 };
+
+struct process process = { .mutex = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .percentage = 100 };
+
+static __thread struct CUctx_st *current;
+
+static pid_t self; /* a child after a fork has no contexts to take back */
+
+__attribute__((constructor)) static void begin(void)
+{
+	pthread_condattr_t attributes;
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&process.changed, &attributes);
+	pthread_condattr_destroy(&attributes);
+	self = getpid();
+	if (node_here(process.node))
+		process.node[0] = '\0';
+}
+
+__attribute__((destructor)) static void end(void)
+{
+	char gpu[PATH_MAX];
+	if (getpid() != self)
+		return;
+	for (struct CUctx_st *c = process.contexts; c; c = c->next)
+		if (!node_gpu(gpu, process.node, (unsigned)c->device->gpu))
+			node_drop_context(gpu, self);
+}
+
+static void rest(int ms)
+{
+	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+	while (nanosleep(&t, &t) && errno == EINTR)
+		;
+}
+
+/* Finds the devices: through the server where one is reached, on the node otherwise. */
+static int find_devices(void)
+{
+	struct devices all;
+	const char *limits = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
+	int mps = mps_connect(&all);
+	if (mps < 0)
+		return -mps;
+	process.mps = mps;
+	if (!mps && devices_of_node(process.node, &all))
+		return no_device;
+	int error = devices_visible(&all, getenv("CUDA_VISIBLE_DEVICES"), &process.devices);
+	if (!error && mps && limits)
+		devices_limit(&process.devices, limits);
+	if (error && mps) {
+		shutdown(process.socket, SHUT_RDWR);
+		process.socket = -1;
+	}
+	return error;
+}
+
+API int cuInit(unsigned flags)
+{
+	(void)flags;
+	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+	pthread_mutex_lock(&once);
+	int error = process.initialized ? success : find_devices();
+	if (!error && !process.initialized) {
+		rest(process.mps ? init_mps_ms : init_alone_ms);
+		process.initialized = 1;
+	}
+	pthread_mutex_unlock(&once);
+	return error;
+}
+
+/* The error that a call gives before it does anything: 3 before cuInit, or what is sticky. */
+static int ready(void)
+{
+	if (!process.initialized)
+		return not_initialized;
+	return __atomic_load_n(&process.sticky, __ATOMIC_ACQUIRE);
+}
+
+static struct device *device_of(int ordinal)
+{
+	return ordinal < 0 || ordinal >= process.devices.count ? NULL : &process.devices.list[ordinal];
+}
+
+API int cuDriverGetVersion(int *version)
+{
+	*version = 13000;
+	return success;
+}
+
+API int cuDeviceGetCount(int *count)
+{
+	int error = ready();
+	*count = error ? 0 : process.devices.count;
+	return error;
+}
+
+API int cuDeviceGet(int *device, int ordinal)
+{
+	int error = ready();
+	if (error)
+		return error;
+	*device = ordinal;
+	return device_of(ordinal) ? success : invalid_device;
+}
+
+API int cuDeviceGetName(char *name, int size, int device)
+{
+	const struct device *d = device_of(device);
+	if (!d || size < 1)
+		return d ? invalid_value : invalid_device;
+	snprintf(name, (size_t)size, "%s", d->name);
+	return success;
+}
+
+API int cuDeviceGetUuid_v2(unsigned char uuid[16], int device)
+{
+	const struct device *d = device_of(device);
+	if (!d)
+		return invalid_device;
+	const char *digit = d->uuid + 4; /* after GPU- or MIG- */
+	for (int i = 0; i < 16; i++, digit += 2) {
+		unsigned value;
+		digit += *digit == '-';
+		if (sscanf(digit, "%2x", &value) != 1)
+			return invalid_device;
+		uuid[i] = (unsigned char)value;
+	}
+	return success;
+}
+
+API int cuDeviceGetUuid(unsigned char uuid[16], int device) { return cuDeviceGetUuid_v2(uuid, device); }
+
+/* A number that is an attribute of the GPU's folder. */
+static int from_folder(const struct device *d, const char *name, int *value)
+{
+	char gpu[PATH_MAX];
+	long number;
+	if (node_gpu(gpu, process.node, (unsigned)d->gpu) || node_number(gpu, name, &number))
+		return invalid_device;
+	*value = (int)number;
+	return success;
+}
+
+/* Part 0 to 2 of the bus id "00000000:3B:00.0": domain, bus, slot. */
+static int bus_part(const struct device *d, int part, int *value)
+{
+	char gpu[PATH_MAX], text[64];
+	unsigned parts[3];
+	if (node_gpu(gpu, process.node, (unsigned)d->gpu) || node_read(gpu, "bus_id", text, sizeof text) ||
+	    sscanf(text, "%x:%x:%x", &parts[0], &parts[1], &parts[2]) != 3)
+		return invalid_device;
+	*value = (int)parts[part];
+	return success;
+}
+
+API int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	int error = ready();
+	const struct device *d = device_of(device);
+	if (error || !d)
+		return error ? error : invalid_device;
+	switch (attribute) {
+	case 1: *value = 1024; return success;   /* threads in a block */
+	case 10: *value = 32; return success;    /* threads in a warp */
+	case 16: *value = d->sms; return success;
+	case 20: return from_folder(d, "compute_mode", value);
+	case 33: return bus_part(d, 1, value);
+	case 34: return bus_part(d, 2, value);
+	case 50: return bus_part(d, 0, value);
+	case 75: return from_folder(d, "cc_major", value);
+	case 76: return from_folder(d, "cc_minor", value);
+	}
+	return invalid_value;
+}
+
+static size_t total_mib(const struct device *d) { return (size_t)((long long)d->mib * cuda_mib / nvml_mib); }
+
+API int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+	const struct device *d = device_of(device);
+	if (!d)
+		return invalid_device;
+	*bytes = total_mib(d) << 20;
+	return success;
+}
+
+static long context_mib(const struct device *d)
+{
+	return process.mps ? share_context_mib(d->sms) - server_mib - overhead_mib : alone_mib;
+}
+
+/* Tells the node what the process holds on a device. The caller has the mutex. 0 or the error. */
+static int hold(const struct device *d)
+{
+	char gpu[PATH_MAX];
+	struct node_context held = { .pid = getpid(), .instance = d->instance };
+	int contexts = 0;
+	snprintf(held.type, sizeof held.type, "%s", process.mps ? "M+C" : "C");
+	for (struct CUctx_st *c = process.contexts; c; c = c->next) {
+		if (c->device->gpu != d->gpu || c->device->instance != d->instance)
+			continue;
+		contexts++;
+		held.memory_mib += context_mib(d) + (long)(c->allocated >> 20);
+	}
+	if (node_gpu(gpu, process.node, (unsigned)d->gpu))
+		return unavailable;
+	if (!contexts)
+		return node_drop_context(gpu, held.pid) ? unavailable : success;
+	if (node_start(held.pid, &held.start) || node_add_context(gpu, &held))
+		return unavailable;
+	return success;
+}
+
+static void unlink_context(struct CUctx_st *context)
+{
+	for (struct CUctx_st **at = &process.contexts; *at; at = &(*at)->next)
+		if (*at == context) {
+			*at = context->next;
+			return;
+		}
+}
+
+/* The work page, and its file for the server. */
+static struct work *new_work(int *file)
+{
+	*file = memfd_create("work", MFD_CLOEXEC);
+	if (*file < 0 || ftruncate(*file, sizeof(struct work)))
+		return NULL;
+	void *page = mmap(NULL, sizeof(struct work), PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
+	return page == MAP_FAILED ? NULL : page;
+}
+
+/* Makes a context; the caller has the mutex. */
+static int make_context(struct CUctx_st **made, struct device *d)
+{
+	int file, error = success;
+	struct CUctx_st *context = calloc(1, sizeof *context);
+	if (!context)
+		return out_of_memory;
+	context->device = d;
+	context->socket = -1;
+	context->work = new_work(&file);
+	rest(process.mps ? context_mps_ms : context_alone_ms);
+	if (!context->work)
+		error = out_of_memory;
+	else if (process.mps)
+		error = mps_open(context, file);
+	close(file);
+	if (!error) {
+		context->next = process.contexts;
+		process.contexts = context;
+		error = hold(d);
+	}
+	if (error) {
+		unlink_context(context);
+		free(context);
+		return error;
+	}
+	*made = context;
+	return success;
+}
+
+static void drop_context(struct CUctx_st *context)
+{
+	unlink_context(context);
+	hold(context->device);
+	context->ended = 1;
+	if (context->socket >= 0)
+		shutdown(context->socket, SHUT_RDWR); /* its ear may still hold the context, which therefore stays */
+}
+
+API int cuDevicePrimaryCtxRetain(struct CUctx_st **context, int device)
+{
+	static struct CUctx_st *primary[devices_max];
+	struct device *d = device_of(device);
+	int error = ready();
+	if (error || !d)
+		return error ? error : invalid_device;
+	pthread_mutex_lock(&process.mutex);
+	if (!primary[device] || primary[device]->ended)
+		error = make_context(&primary[device], d);
+	if (!error) {
+		primary[device]->references++;
+		*context = primary[device];
+	}
+	pthread_mutex_unlock(&process.mutex);
+	return error;
+}
+
+API int cuDevicePrimaryCtxRelease_v2(int device)
+{
+	struct device *d = device_of(device);
+	if (!d)
+		return invalid_device;
+	pthread_mutex_lock(&process.mutex);
+	struct CUctx_st *c = process.contexts;
+	while (c && !(c->device == d && c->references))
+		c = c->next;
+	if (c && !--c->references)
+		drop_context(c);
+	pthread_mutex_unlock(&process.mutex);
+	return c ? success : invalid_context;
+}
+
+API int cuCtxCreate_v2(struct CUctx_st **context, unsigned flags, int device)
+{
+	(void)flags;
+	struct device *d = device_of(device);
+	int error = ready();
+	if (error || !d)
+		return error ? error : invalid_device;
+	pthread_mutex_lock(&process.mutex);
+	error = make_context(context, d);
+	pthread_mutex_unlock(&process.mutex);
+	if (!error)
+		current = *context;
+	return error;
+}
+
+API int cuCtxCreate_v4(struct CUctx_st **context, void *parameters, unsigned flags, int device)
+{
+	return parameters ? invalid_value : cuCtxCreate_v2(context, flags, device);
+}
+
+API int cuCtxDestroy_v2(struct CUctx_st *context)
+{
+	if (!context || context->ended)
+		return invalid_context;
+	pthread_mutex_lock(&process.mutex);
+	drop_context(context);
+	pthread_mutex_unlock(&process.mutex);
+	if (current == context)
+		current = NULL;
+	return success;
+}
+
+API int cuCtxSetCurrent(struct CUctx_st *context)
+{
+	current = context;
+	return ready();
+}
+
+/* The error that a call on the current context gives before it does anything. */
+static int usable(void)
+{
+	int error = ready();
+	return !error && (!current || current->ended) ? invalid_context : error;
+}
+
+/* Waits until the GPU has come to the time t, or a fault has come. The caller has the mutex. */
+static void wait_until(const struct CUctx_st *c, uint64_t t)
+{
+	while (!process.sticky && (process.stalled || c->faulting || work_now() < t)) {
+		struct timespec at = { (time_t)(t / 1000000000u), (long)(t % 1000000000u) };
+		if (process.stalled || c->faulting)
+			pthread_cond_wait(&process.changed, &process.mutex);
+		else
+			pthread_cond_timedwait(&process.changed, &process.mutex, &at);
+	}
+}
+
+API int cuCtxSynchronize(void)
+{
+	int error = usable();
+	if (error)
+		return error;
+	pthread_mutex_lock(&process.mutex);
+	wait_until(current, work_end(current->work));
+	error = process.sticky;
+	pthread_mutex_unlock(&process.mutex);
+	return error;
+}
+
+API int cuStreamCreate(void **stream, unsigned flags)
+{
+	(void)flags;
+	*stream = NULL; /* all streams are the default stream */
+	return usable();
+}
+
+API int cuStreamSynchronize(void *stream)
+{
+	(void)stream;
+	return cuCtxSynchronize();
+}
+
+API int cuStreamDestroy_v2(void *stream)
+{
+	(void)stream;
+	return usable();
+}
+
+/* Free MiB on the current context's device: less what all processes hold, or what is left of the process's own limit. */
+static long free_mib(long total)
+{
+	struct node_context held[NODE_CONTEXTS_MAX];
+	char gpu[PATH_MAX];
+	const struct device *d = current->device;
+	long available = total - overhead_mib, own = 0;
+	int count = node_gpu(gpu, process.node, (unsigned)d->gpu) ? 0 : node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0);
+	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++) {
+		available -= held[i].instance == d->instance ? held[i].memory_mib : 0;
+		own += held[i].pid == getpid() ? held[i].memory_mib : 0;
+	}
+	/* Measured: a limit of 2 GiB leaves 1534 MiB to a client whose context is 516 MiB by nvidia-smi. */
+	if (d->limit && d->limit - (own - 2) < available)
+		available = d->limit - (own - 2);
+	return available > 0 ? available : 0;
+}
+
+API int cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	int error = usable();
+	if (error)
+		return error;
+	size_t mib = total_mib(current->device);
+	*total = mib << 20;
+	*available = (size_t)free_mib((long)mib) << 20;
+	return success;
+}
+
+/* Device memory is anonymous memory of the process, there only where it is touched; its size lies in the page before. */
+enum { page_bytes = 4096 };
+
+API int cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+	size_t available, total;
+	int error = cuMemGetInfo_v2(&available, &total);
+	if (error)
+		return error;
+	if (!bytes)
+		return invalid_value;
+	if (bytes > available)
+		return out_of_memory;
+	char *page = mmap(NULL, bytes + page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (page == MAP_FAILED)
+		return out_of_memory;
+	*(size_t *)page = bytes;
+	*pointer = (CUdeviceptr)(uintptr_t)(page + page_bytes);
+	pthread_mutex_lock(&process.mutex);
+	current->allocated += bytes;
+	error = hold(current->device);
+	pthread_mutex_unlock(&process.mutex);
+	return error;
+}
+
+API int cuMemFree_v2(CUdeviceptr pointer)
+{
+	int error = usable();
+	if (error || !pointer)
+		return error;
+	char *page = (char *)(uintptr_t)pointer - page_bytes;
+	size_t bytes = *(size_t *)page;
+	munmap(page, bytes + page_bytes);
+	pthread_mutex_lock(&process.mutex);
+	current->allocated -= bytes < current->allocated ? bytes : current->allocated;
+	error = hold(current->device);
+	pthread_mutex_unlock(&process.mutex);
+	return error;
+}
+
+API int cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+	int error = cuCtxSynchronize();
+	if (!error)
+		memcpy((void *)(uintptr_t)to, from, bytes);
+	return error;
+}
+
+API int cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+	int error = cuCtxSynchronize();
+	if (!error)
+		memcpy(to, (void *)(uintptr_t)from, bytes);
+	return error;
+}
+
+/* Modules are PTX; that alone is looked at. */
+API int cuModuleLoadData(struct CUmod_st **module, const void *image)
+{
+	int error = usable();
+	if (error)
+		return error;
+	if (strncmp(image, ".version", 8))
+		return invalid_ptx;
+	*module = malloc(sizeof **module);
+	if (!*module || !((*module)->image = strdup(image)))
+		return out_of_memory;
+	return success;
+}
+
+API int cuModuleGetFunction(struct CUfunc_st **function, struct CUmod_st *module, const char *name)
+{
+	static struct CUfunc_st others = { other }, spins = { spin }, faults = { fault };
+	char entry[256];
+	snprintf(entry, sizeof entry, ".entry %s(", name);
+	if (!strstr(module->image, entry))
+		return not_found;
+	*function = !strcmp(name, "spin") ? &spins : !strcmp(name, "fault") ? &faults : &others;
+	return success;
+}
+
+/* Queues a kernel; waits for room where more than a queue's length is in flight. */
+static int launch_spin(struct CUctx_st *c, uint64_t ns, CUdeviceptr out)
+{
+	enum { queue = 1000 };
+	pthread_mutex_lock(&process.mutex);
+	if (c->work->launched >= queue)
+		wait_until(c, c->work->launch[(c->work->launched - queue) % work_slots].end);
+	int error = process.sticky;
+	if (!error)
+		work_launch(c->work, ns);
+	pthread_mutex_unlock(&process.mutex);
+	if (!error && out)
+		memcpy((void *)(uintptr_t)out, &ns, sizeof ns); /* nobody reads it before the kernel's end */
+	return error;
+}
+
+/* An illegal access: the server tells all that are on the GPU, this process too. */
+static int launch_fault(struct CUctx_st *c)
+{
+	if (c->socket < 0) {
+		mps_fail(illegal_address);
+		return success;
+	}
+	pthread_mutex_lock(&process.mutex);
+	c->faulting = 1;
+	pthread_mutex_unlock(&process.mutex);
+	return send(c->socket, "fault", 5, MSG_NOSIGNAL) < 0 ? mps_rpc_failure : success;
+}
+
+API int cuLaunchKernel(struct CUfunc_st *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+		       unsigned bz, unsigned shared, void *stream, void **arguments, void **extra)
+{
+	(void)shared;
+	(void)stream;
+	(void)extra;
+	int error = usable();
+	if (error)
+		return error;
+	if (!gx || !gy || !gz || !bx || !by || !bz || (unsigned long long)bx * by * bz > 1024)
+		return invalid_value;
+	switch (function->kind) {
+	case spin: return launch_spin(current, *(uint64_t *)arguments[0], *(CUdeviceptr *)arguments[1]);
+	case fault: return launch_fault(current);
+	default: return success;
+	}
+}
+
+static const struct {
+	int number;
+	const char *name, *text;
+} errors[] = {
+	{ success, "CUDA_SUCCESS", "no error" },
+	{ invalid_value, "CUDA_ERROR_INVALID_VALUE", "invalid argument" },
+	{ out_of_memory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory" },
+	{ not_initialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error" },
+	{ unavailable, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable" },
+	{ no_device, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
+	{ invalid_device, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
+	{ invalid_context, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context" },
+	{ invalid_ptx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed" },
+	{ not_found, "CUDA_ERROR_NOT_FOUND", "named symbol not found" },
+	{ illegal_address, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered" },
+	{ 719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure" },
+	{ mps_connection_failed, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server" },
+	{ mps_rpc_failure, "CUDA_ERROR_MPS_RPC_FAILURE", "the remote procedural call between the MPS server and the MPS client failed" },
+	{ 807, "CUDA_ERROR_MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests" },
+	{ 808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "the hardware resources required to create MPS client have been exhausted" },
+	{ 809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "the hardware resources required to device connections have been exhausted" },
+	{ mps_terminated, "CUDA_ERROR_MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the server" },
+};
+
+API int cuGetErrorName(int error, const char **name)
+{
+	for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+		if (errors[i].number == error) {
+			*name = errors[i].name;
+			return success;
+		}
+	*name = NULL;
+	return invalid_value;
+}
+
+API int cuGetErrorString(int error, const char **text)
+{
+	for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+		if (errors[i].number == error) {
+			*text = errors[i].text;
+			return success;
+		}
+	*text = NULL;
+	return invalid_value;
+}

@@ -1,0 +1,196 @@
+/*
+ * The CUDA driver API as the programs here use it: loaded with dlopen, so that one binary runs on a real GPU and on a
+ * simulated node alike and needs neither a CUDA toolkit nor libcuda.so.1 to be built.
+ *
+ * The kernels are hand-written PTX. `spin` runs for a given time by the GPU's own clock and then stores that time where
+ * it is told, so that a reader of the memory knows that the kernel ran; `fault` writes to an address that nothing owns.
+ */
+#ifndef SLURM_MPS_SIM_CUDA_DRIVER_H
+#define SLURM_MPS_SIM_CUDA_DRIVER_H
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+typedef struct { unsigned char bytes[16]; } CUuuid;
+
+enum { ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, ATTRIBUTE_PCI_BUS_ID = 33 };
+
+static const char driver_kernels[] =
+	".version 6.4\n"
+	".target sm_50\n"
+	".address_size 64\n"
+	".visible .entry spin(.param .u64 ns, .param .u64 out)\n"
+	"{\n"
+	"	.reg .pred %p<3>;\n"
+	"	.reg .b64 %rd<6>;\n"
+	"	ld.param.u64 %rd0, [ns];\n"
+	"	ld.param.u64 %rd1, [out];\n"
+	"	mov.u64 %rd2, %globaltimer;\n"
+	"AGAIN:\n"
+	"	mov.u64 %rd3, %globaltimer;\n"
+	"	sub.u64 %rd4, %rd3, %rd2;\n"
+	"	setp.lt.u64 %p1, %rd4, %rd0;\n"
+	"	@%p1 bra AGAIN;\n"
+	"	setp.eq.u64 %p2, %rd1, 0;\n"
+	"	@%p2 bra DONE;\n"
+	"	st.global.u64 [%rd1], %rd0;\n"
+	"DONE:\n"
+	"	ret;\n"
+	"}\n"
+	".visible .entry fault(.param .u64 where)\n"
+	"{\n"
+	"	.reg .b32 %r<2>;\n"
+	"	.reg .b64 %rd<2>;\n"
+	"	ld.param.u64 %rd1, [where];\n"
+	"	mov.u32 %r1, 1;\n"
+	"	st.global.u32 [%rd1], %r1;\n"
+	"	ret;\n"
+	"}\n";
+
+/* The driver's entry points; filled in by driver_load. */
+static struct {
+	CUresult (*init)(unsigned);
+	CUresult (*device_count)(int *);
+	CUresult (*device)(CUdevice *, int);
+	CUresult (*device_name)(char *, int, CUdevice);
+	CUresult (*device_uuid)(CUuuid *, CUdevice);
+	CUresult (*device_attribute)(int *, int, CUdevice);
+	CUresult (*retain)(CUcontext *, CUdevice);
+	CUresult (*set_current)(CUcontext);
+	CUresult (*synchronize)(void);
+	CUresult (*alloc)(CUdeviceptr *, size_t);
+	CUresult (*release)(CUdeviceptr);
+	CUresult (*mem_info)(size_t *, size_t *);
+	CUresult (*to_device)(CUdeviceptr, const void *, size_t);
+	CUresult (*to_host)(void *, CUdeviceptr, size_t);
+	CUresult (*load)(CUmodule *, const void *);
+	CUresult (*function)(CUfunction *, CUmodule, const char *);
+	CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+			   void **, void **);
+	CUresult (*error_name)(CUresult, const char **);
+} driver;
+
+/* Loads libcuda.so.1 by the loader's search path. NULL, or what could not be loaded. */
+static inline const char *driver_load(void)
+{
+	static const struct { const char *name; void *into; } wanted[] = {
+		{ "cuInit", &driver.init },
+		{ "cuDeviceGetCount", &driver.device_count },
+		{ "cuDeviceGet", &driver.device },
+		{ "cuDeviceGetName", &driver.device_name },
+		/* MIG instances have UUIDs of their own only in _v2; without MIG the two agree. */
+		{ "cuDeviceGetUuid_v2", &driver.device_uuid },
+		{ "cuDeviceGetAttribute", &driver.device_attribute },
+		{ "cuDevicePrimaryCtxRetain", &driver.retain },
+		{ "cuCtxSetCurrent", &driver.set_current },
+		{ "cuCtxSynchronize", &driver.synchronize },
+		{ "cuMemAlloc_v2", &driver.alloc },
+		{ "cuMemFree_v2", &driver.release },
+		{ "cuMemGetInfo_v2", &driver.mem_info },
+		{ "cuMemcpyHtoD_v2", &driver.to_device },
+		{ "cuMemcpyDtoH_v2", &driver.to_host },
+		{ "cuModuleLoadData", &driver.load },
+		{ "cuModuleGetFunction", &driver.function },
+		{ "cuLaunchKernel", &driver.launch },
+		{ "cuGetErrorName", &driver.error_name },
+	};
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (!library)
+		return dlerror();
+	for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+		void *symbol = dlsym(library, wanted[i].name);
+		if (!symbol)
+			return dlerror();
+		memcpy(wanted[i].into, &symbol, sizeof symbol);
+	}
+	return NULL;
+}
+
+/* The runtime's name of an error, as most CUDA programs print it; the driver's own name where the two lists differ. */
+static inline const char *driver_error(CUresult e)
+{
+	static const struct { CUresult number; const char *name; } names[] = {
+		{ 0, "cudaSuccess" },
+		{ 1, "cudaErrorInvalidValue" },
+		{ 2, "cudaErrorMemoryAllocation" },
+		{ 3, "cudaErrorInitializationError" },
+		{ 46, "cudaErrorDevicesUnavailable" },
+		{ 100, "cudaErrorNoDevice" },
+		{ 101, "cudaErrorInvalidDevice" },
+		{ 218, "cudaErrorInvalidPtx" },
+		{ 700, "cudaErrorIllegalAddress" },
+		{ 719, "cudaErrorLaunchFailure" },
+		{ 805, "cudaErrorMpsConnectionFailed" },
+		{ 806, "cudaErrorMpsRpcFailure" },
+		{ 807, "cudaErrorMpsServerNotReady" },
+		{ 808, "cudaErrorMpsMaxClientsReached" },
+		{ 809, "cudaErrorMpsMaxConnectionsReached" },
+		{ 810, "cudaErrorMpsClientTerminated" },
+	};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (names[i].number == e)
+			return names[i].name;
+	const char *name = NULL;
+	if (driver.error_name && driver.error_name(e, &name) == 0 && name)
+		return name;
+	return "unknown";
+}
+
+/* Seconds on a clock that only goes forward. */
+static inline double driver_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Writes a device's UUID, "GPU-…", into text, which holds at least 41 characters. */
+static inline CUresult driver_uuid(char *text, CUdevice device)
+{
+	CUuuid u;
+	CUresult e = driver.device_uuid(&u, device);
+	if (e)
+		return e;
+	text += sprintf(text, "GPU-");
+	for (int i = 0; i < 16; i++)
+		text += sprintf(text, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", u.bytes[i]);
+	return 0;
+}
+
+/* Takes device number `ordinal` for the calling thread and loads the kernels there. */
+static inline CUresult driver_open(int ordinal, CUcontext *context, CUfunction *spin, CUfunction *fault)
+{
+	CUdevice device;
+	CUmodule module;
+	CUresult e = driver.device(&device, ordinal);
+	if (!e)
+		e = driver.retain(context, device);
+	if (!e)
+		e = driver.set_current(*context);
+	if (!e)
+		e = driver.load(&module, driver_kernels);
+	if (!e)
+		e = driver.function(spin, module, "spin");
+	if (!e)
+		e = driver.function(fault, module, "fault");
+	return e;
+}
+
+/* Starts `spin` on the current context: `blocks` blocks of one thread, ns nanoseconds, the result at out (0: nowhere). */
+static inline CUresult driver_spin(CUfunction spin, unsigned blocks, uint64_t ns, CUdeviceptr out)
+{
+	void *arguments[] = { &ns, &out };
+	return driver.launch(spin, blocks, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* What the parts of the simulated libcuda share: devices.c, mps.c and cuda.c. */
+#ifndef SIMULATED_CUDA_INSIDE_H
+#define SIMULATED_CUDA_INSIDE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "../node/node.h"
+#include "work.h"
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+	success = 0,
+	invalid_value = 1,
+	out_of_memory = 2,
+	not_initialized = 3,
+	unavailable = 46,
+	no_device = 100,
+	invalid_device = 101,
+	invalid_context = 201,
+	invalid_ptx = 218,
+	not_found = 500,
+	illegal_address = 700,
+	mps_connection_failed = 805,
+	mps_rpc_failure = 806,
+	mps_terminated = 810,
+};
+
+struct device {
+	int gpu;      /* N of SIM/node/gpuN */
+	int instance; /* K of mig/K, or NODE_WHOLE */
+	int sms;      /* what the process may use of it */
+	int mib;      /* total, as NVML counts it */
+	int limit;    /* MiB that the process may have, 0 for no limit */
+	char uuid[64], name[96];
+};
+
+enum { devices_max = 64 };
+
+struct devices {
+	int count;
+	struct device list[devices_max];
+};
+
+struct CUctx_st {
+	struct device *device;
+	int socket;       /* to the server, -1 without one */
+	int ended;        /* its end is wanted, so losing the server means nothing */
+	int faulting;     /* a kernel has gone wrong and the server will say so */
+	int references;   /* of a primary context */
+	size_t allocated; /* bytes */
+	struct work *work;
+	struct CUctx_st *next;
+};
+
+/* The process. The mutex guards all but what is set once in cuInit; changed is told of every change that a wait is for. */
+struct process {
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	char node[PATH_MAX];
+	int initialized;
+	int mps;     /* there is a server */
+	int sticky;  /* the error that all calls give from now on */
+	int stalled; /* the server has lost the work */
+	int contexts_made;
+	int socket; /* the process's own connection to the server */
+	double percentage;
+	struct devices devices;
+	struct CUctx_st *contexts;
+};
+
+extern struct process process;
+
+/* devices.c: the devices that the process sees, from the node, or through CUDA_VISIBLE_DEVICES from what there is. */
+int devices_of_node(const char *node, struct devices *all);
+int devices_visible(const struct devices *all, const char *list, struct devices *seen);
+void devices_limit(struct devices *seen, const char *limits);
+int devices_memory(const char *text, long *mib);
+
+/* mps.c: the server. mps_connect: 1 with a server, 0 without, -error. */
+int mps_connect(struct devices *all);
+void mps_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+int mps_open(struct CUctx_st *context, int memory);
+int mps_listen(int socket, struct CUctx_st *context);
+void mps_fail(int error);
+
+#endif

@@ -1,0 +1,228 @@
+/* The connection of a CUDA process to the MPS server: one for the process, one for each context. */
+#include "inside.h"
+#include "share.h"
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+enum { packet_max = 64 << 10 };
+
+static void control_address(struct sockaddr_un *address, socklen_t *length, int *fits)
+{
+	const char *dir = getenv("CUDA_MPS_PIPE_DIRECTORY");
+	address->sun_family = AF_UNIX;
+	int n = snprintf(address->sun_path, sizeof address->sun_path, "%s/control", dir && *dir ? dir : "/tmp/nvidia-mps");
+	*fits = n < (int)sizeof address->sun_path;
+	*length = sizeof *address;
+}
+
+/* A connection to the control daemon, -1 where nobody listens or the caller may not. */
+static int control(void)
+{
+	struct sockaddr_un address;
+	socklen_t length;
+	int fits;
+	control_address(&address, &length, &fits);
+	int fd = fits ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
+	if (fd < 0)
+		return -1;
+	while (connect(fd, (struct sockaddr *)&address, length)) {
+		if (errno == EINTR)
+			continue;
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* The next packet, as text; its length, 0 at the end and on an error. */
+static ssize_t receive(int socket, char *text, size_t size)
+{
+	ssize_t n;
+	do
+		n = recv(socket, text, size - 1, 0);
+	while (n < 0 && errno == EINTR);
+	text[n < 0 ? 0 : n] = '\0';
+	return n < 0 ? 0 : n;
+}
+
+static int say(int socket, const char *text)
+{
+	return send(socket, text, strlen(text), MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+/* A packet with an open file. */
+static int say_with(int socket, const char *text, int file)
+{
+	char control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec part = { (void *)text, strlen(text) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &file, sizeof file);
+	return sendmsg(socket, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+/* A line into the server's log, under this process's name. */
+void mps_log(const char *format, ...)
+{
+	char text[1024];
+	int n = snprintf(text, sizeof text, "log ");
+	va_list values;
+	va_start(values, format);
+	vsnprintf(text + n, sizeof text - (size_t)n, format, values);
+	va_end(values);
+	say(process.socket, text);
+}
+
+/* "GPU INSTANCE SMS TPC MIB LIMIT UUID NAME…" */
+static int read_line(const char *line, double percentage, struct device *d)
+{
+	int tpc, sms;
+	char limit[32];
+	long mib;
+	if (sscanf(line, "%d %d %d %d %d %31s %63s %95[^\n]", &d->gpu, &d->instance, &sms, &tpc, &d->mib, limit, d->uuid, d->name) != 8)
+		return -1;
+	d->sms = share_sms(sms, tpc > 0 ? tpc : 1, percentage);
+	d->limit = devices_memory(limit, &mib) ? 0 : (int)mib;
+	return 0;
+}
+
+/* "ok PERCENTAGE PRIORITY" and a line for each device; 0, or the error that the text is. */
+static int read_greeting(char *text, struct devices *all)
+{
+	int error = mps_rpc_failure, priority;
+	double server;
+	char *rest = text, *line = strsep(&rest, "\n");
+	if (sscanf(line, "err %d", &error) == 1 || sscanf(line, "ok %lf %d", &server, &priority) != 2)
+		return error;
+	double own = share_percentage(getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
+	process.percentage = own < server ? own : server; /* a client only lowers what the server gives */
+	for (all->count = 0; (line = strsep(&rest, "\n")) && all->count < devices_max; all->count++)
+		if (read_line(line, process.percentage, &all->list[all->count]))
+			return mps_rpc_failure;
+	return success;
+}
+
+/* The real library looks whether somebody listens before it introduces itself; the daemon's log shows it. */
+int mps_connect(struct devices *all)
+{
+	char text[packet_max];
+	int probe = control();
+	if (probe < 0)
+		return 0;
+	close(probe);
+	int fd = control();
+	if (fd < 0)
+		return 0;
+	if (say(fd, "client 0") || !receive(fd, text, sizeof text)) {
+		close(fd);
+		return -mps_connection_failed;
+	}
+	int error = read_greeting(text, all);
+	if (error) {
+		close(fd);
+		return -error;
+	}
+	process.socket = fd;
+	return mps_listen(fd, NULL) ? -mps_connection_failed : 1;
+}
+
+/* Asks for a context; memory is the work page's file. 0 or the error. */
+int mps_open(struct CUctx_st *context, int memory)
+{
+	char text[256], answer[256];
+	int error = mps_rpc_failure, fd = control();
+	if (fd < 0)
+		return mps_rpc_failure;
+	snprintf(text, sizeof text, "client %d", ++process.contexts_made);
+	int lost = say(fd, text);
+	snprintf(text, sizeof text, "open %s", context->device->uuid);
+	lost = lost || say_with(fd, text, memory) || !receive(fd, answer, sizeof answer);
+	if (lost || strcmp(answer, "ok")) {
+		sscanf(answer, "err %d", &error);
+		close(fd);
+		return lost ? mps_rpc_failure : error;
+	}
+	context->socket = fd;
+	return mps_listen(fd, context) ? mps_rpc_failure : success;
+}
+
+/* From now on every call gives this error; the first one stays. */
+void mps_fail(int error)
+{
+	pthread_mutex_lock(&process.mutex);
+	if (!process.sticky)
+		process.sticky = error;
+	pthread_cond_broadcast(&process.changed);
+	pthread_mutex_unlock(&process.mutex);
+}
+
+static void stall(void)
+{
+	pthread_mutex_lock(&process.mutex);
+	process.stalled = 1;
+	pthread_cond_broadcast(&process.changed);
+	pthread_mutex_unlock(&process.mutex);
+}
+
+struct ear {
+	int socket;
+	struct CUctx_st *context;
+};
+
+/* What the server says of its own accord, and that it is gone. A context that it ends agrees first: terminate_client
+ * waits for that, so it waits as long as this process is stopped. */
+static void *hear(void *argument)
+{
+	struct ear ear = *(struct ear *)argument;
+	char text[256];
+	int error, wanted = 0;
+	free(argument);
+	while (receive(ear.socket, text, sizeof text)) {
+		if (sscanf(text, "fault %d", &error) == 1)
+			mps_fail(error);
+		if (!strcmp(text, "stall"))
+			stall();
+		if (!strcmp(text, "terminate")) {
+			mps_fail(mps_terminated);
+			say(ear.socket, "terminated");
+			wanted = 1;
+			break;
+		}
+	}
+	pthread_mutex_lock(&process.mutex);
+	if (ear.context && ear.context->ended)
+		wanted = 1;
+	pthread_mutex_unlock(&process.mutex);
+	if (!wanted)
+		mps_fail(mps_rpc_failure);
+	shutdown(ear.socket, SHUT_RDWR);
+	return NULL;
+}
+
+/* Starts to listen to the server, with all signals left to the program's own threads. */
+int mps_listen(int socket, struct CUctx_st *context)
+{
+	struct ear *ear = malloc(sizeof *ear);
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigset_t all, before;
+	if (!ear)
+		return -1;
+	*ear = (struct ear){ socket, context };
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	int error = pthread_create(&thread, &attributes, hear, ear);
+	pthread_attr_destroy(&attributes);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error)
+		free(ear);
+	return error;
+}

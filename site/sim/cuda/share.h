@@ -1,0 +1,47 @@
+/*
+ * The arithmetic of MPS shares as driver 580.159.04 does it on an H200: percentage → SMs → memory of a context.
+ * Everything is a value; the conformance suite holds all points of the recorded sweep against it.
+ */
+#ifndef SIMULATED_SHARE_H
+#define SIMULATED_SHARE_H
+
+#include <stdlib.h>
+
+/* A percentage as CUDA_MPS_ACTIVE_THREAD_PERCENTAGE gives it; 100 for what is ignored silently: unset, empty, no number,
+ * 0 and less, more than 100. Decimals count: 33.333333 and 33.333334 differ. */
+static inline double share_percentage(const char *text)
+{
+	char *end;
+	if (!text || !*text)
+		return 100;
+	double percentage = strtod(text, &end);
+	return *end || !(percentage > 0 && percentage <= 100) ? 100 : percentage;
+}
+
+enum { share_least = 8 }; /* SMs: 1 to 7 percent of 132 all give 8 */
+
+/* SMs of a device with so many, cut into TPCs of `tpc` SMs: whole TPCs, rounded down, never below 8. */
+static inline int share_sms(int sms, int tpc, double percentage)
+{
+	int least = sms < share_least ? sms : share_least;
+	int share = (int)(sms * percentage / 100 / tpc) * tpc;
+	return share < least ? least : share;
+}
+
+/* MiB that free memory is less by for a client with so many SMs, its server's 66 MiB included; measured for each even
+ * number from 8 to 132. Between and beyond, 3.7 MiB an SM. */
+static inline int share_context_mib(int sms)
+{
+	static const short measured[] = {
+		132, 138, 146, 152, 160, 168, 176, 182, 190, 196, 204, 210, 218, 226, 234, 240, 248, 254, 262, 268, 276,
+		286, 292, 300, 306, 314, 320, 328, 336, 348, 354, 362, 368, 376, 382, 390, 396, 406, 412, 420, 426, 434,
+		440, 448, 456, 464, 472, 478, 486, 492, 500, 506, 514, 522, 530, 536, 544, 550, 558, 564, 572, 582, 590,
+	};
+	enum { count = sizeof measured / sizeof *measured };
+	if (sms < share_least)
+		return measured[0];
+	int i = (sms - share_least) / 2;
+	return i < count ? measured[i] : measured[count - 1] + (sms - 132) * 37 / 10;
+}
+
+#endif
