@@ -58,7 +58,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 	}{
 		{"the control program is not there", func(p play) { p.facts(`mps_control = "/nonexistent"`) }, ``},
 		{"the daemon dies at its start", func(p play) { p.fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
-		{"the start is silent", func(p play) { p.fault("silent_start", "1") }, `prolog: cannot (start|prepare) .*`},
+		{"the start is silent", func(p play) { p.fault("silent_start", "1") }, `prolog: cannot prepare daemon of \S+: no answer within 10s: .*`},
 		{"the daemon answers rubbish", func(p play) { p.fault("garbage_answer", "1") }, `prolog: cannot .*`},
 		{"the daemon never stops answering", func(p play) { p.fault("endless_answer", "1") }, `prolog: cannot .*`},
 		{"the daemon is deaf", func(p play) { p.fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},

@@ -39,6 +39,7 @@ var built = sync.OnceValues(func() (string, error) {
 
 func newPlay(t *testing.T, policy string, models ...node.Model) play {
 	t.Helper()
+	t.Parallel() // each has a node of its own, and most of its time it waits
 	return playIn(t, publicDir(t), policy, models...)
 }
 
@@ -201,7 +202,6 @@ func (p play) holdsDaemon(d lease.Daemon) {
 	status := read(t, proc+"status")
 	for _, want := range []string{
 		"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n",
-		"SigBlk:\t0000000000000000\n", "PPid:\t",
 	} {
 		if !strings.Contains(status, want) {
 			t.Errorf("status lacks %q:\n%s", want, status)
@@ -250,6 +250,27 @@ func read(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(content)
+}
+
+// On some machines the control program is a script that runs the real one elsewhere. This one writes down what it was
+// given first: no signal blocked, though slurmd's prologs have some blocked, and none ignored.
+func TestAControlProgramThatIsAScript(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
+	p.write(script, fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.must(0, p.job(7, "0"), "prolog")
+	status := read(t, filepath.Join(p.ticket(7).Daemons[0].LogDir, "status"))
+	for _, want := range []string{"SigBlk:\t0000000000000000\n", "SigIgn:\t0000000000000000\n"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("status lacks %q:\n%s", want, status)
+		}
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
 }
 
 func TestAJobThatAsksForNoMPS(t *testing.T) {

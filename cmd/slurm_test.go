@@ -34,6 +34,7 @@ var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
 
 func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	t.Helper()
+	t.Parallel()
 	if missing := lab.Missing(); len(missing) > 0 {
 		if os.Getenv("REQUIRE_LAB") != "" {
 			t.Fatalf("packages are missing: %q: run make setup", missing)

@@ -260,6 +260,7 @@ func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, 
 	}
 	if err := o.effects(ctx, &l, rule, devices); err != nil {
 		o.Log.Error().Err(err).Msg("undoing")
+		l.DrainGrace = 0 // without a ticket there are no clients
 		if undone := o.undo(l); undone != nil {
 			return Failed, dirtyError{errors.Join(err, undone)}
 		}

@@ -21,6 +21,7 @@ import (
 // asked at the same time as others fail, so a question is asked again, a bounded number of times.
 const (
 	askDeadline  = 5 * time.Second
+	firstAnswer  = 10 * time.Second
 	askTries     = 6
 	lockPatience = 2 * time.Second
 )
@@ -107,6 +108,8 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
+	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+	defer cancel()
 	for {
 		answer, err := c.ask(ctx, job, d, lines...)
 		if err == nil && len(answer) > 0 {
@@ -116,7 +119,7 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 			return err
 		}
 		if !site.Pause(ctx, 2*time.Millisecond) {
-			return errors.Join(fmt.Errorf("cannot prepare daemon of %s: no answer within the deadline", d.PipeDir), err)
+			return fmt.Errorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, firstAnswer, errors.Join(err, ctx.Err()))
 		}
 	}
 }

@@ -1,8 +1,8 @@
 package slurm
 
 import (
-	"errors"
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"

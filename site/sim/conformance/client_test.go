@@ -39,6 +39,9 @@ func TestForeignUsers(t *testing.T) {
 	if got := read(t, d.clientOf(d.uid+1, nil, "info")); got.err != 0 {
 		t.Errorf("without access: %+v", got)
 	}
+	if out := d.tell("quit", answerDeadline); out.code != 0 {
+		t.Errorf("quit after foreign users were refused: rc %d", out.code)
+	}
 }
 
 // In EXCLUSIVE_PROCESS the server holds the GPU: MPS is the only way in, and a client without MPS gets 46. Without a
@@ -126,7 +129,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides.
+// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides. Its order is not that of a client without a list.
 func TestVisibleDevices(t *testing.T) {
 	needsGPUs(t, 2)
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
@@ -151,7 +154,7 @@ func TestVisibleDevices(t *testing.T) {
 	}
 	d.ask("quit")
 	d.again("CUDA_VISIBLE_DEVICES=" + under.gpus[1] + "," + under.gpus[0])
-	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, "count=2 uuid="+under.gpus[1]+" uuid="+under.gpus[0]) {
+	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, "count=2 uuid="+under.gpus[0]+" uuid="+under.gpus[1]) {
 		t.Errorf("daemon for both, reversed: %q", out.stdout)
 	}
 }

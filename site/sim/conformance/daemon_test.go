@@ -116,11 +116,14 @@ func (d *daemon) pid() int {
 // kill ends what the test has left: every daemon with this pipe directory. The servers die with it.
 func (d *daemon) kill() {
 	for _, pid := range d.daemons() {
-		for _, child := range children(pid) {
-			syscall.Kill(child, syscall.SIGCONT)
+		family := append(children(pid), pid)
+		for _, member := range family {
+			syscall.Kill(member, syscall.SIGCONT)
 		}
 		syscall.Kill(pid, syscall.SIGKILL)
-		eventually(d.t, "the daemon is gone", 10*time.Second, func() bool { return !alive(pid) })
+		for _, member := range family {
+			eventually(d.t, "the daemon and its servers are gone", 10*time.Second, func() bool { return !alive(member) })
+		}
 	}
 	os.RemoveAll(d.dir)
 }

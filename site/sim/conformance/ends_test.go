@@ -87,6 +87,17 @@ func TestTerminateClient(t *testing.T) {
 	}
 }
 
+// terminate_client for a pid that is no client says so and answers 1, rc 0.
+func TestTerminateUnknownClient(t *testing.T) {
+	d := start(t)
+	server := d.server()
+	client := d.spin(nil, "-ms", "1", "-for", "0.3")
+	if got := d.ask(fmt.Sprintf("terminate_client %d 999999", server)); got != "Invalid process 999999!\n1" {
+		t.Errorf("%q", got)
+	}
+	client.survives("terminate_client for another pid")
+}
+
 // terminate_client for a stopped client hangs, and the daemon answers nothing else until the client continues.
 func TestTerminateStoppedClient(t *testing.T) {
 	d, server, victim, _ := pair(t, "-ms", "1")

@@ -48,6 +48,13 @@ func TestKnobs(t *testing.T) {
 				t.Errorf("%+v", out)
 			}
 		},
+		"quit_status": func(t *testing.T) {
+			d := start(t)
+			fault(t, "quit_status", "1")
+			if out := d.tell("quit", answerDeadline); out.code != 1 {
+				t.Errorf("%+v", out)
+			}
+		},
 		"ignore_quit": func(t *testing.T) {
 			d := start(t)
 			fault(t, "ignore_quit", "")

@@ -92,6 +92,13 @@ static int read_line(const char *line, double percentage, struct device *d)
 	return 0;
 }
 
+/* PCI order: the daemon's own order does not reach its clients (measured). */
+static int by_position(const void *a, const void *b)
+{
+	const struct device *one = a, *other = b;
+	return one->gpu != other->gpu ? one->gpu - other->gpu : one->instance - other->instance;
+}
+
 /* "ok PERCENTAGE PRIORITY" and a line for each device; 0, or the error that the text is. */
 static int read_greeting(char *text, struct devices *all)
 {
@@ -105,6 +112,7 @@ static int read_greeting(char *text, struct devices *all)
 	for (all->count = 0; (line = strsep(&rest, "\n")) && all->count < devices_max; all->count++)
 		if (read_line(line, process.percentage, &all->list[all->count]))
 			return mps_rpc_failure;
+	qsort(all->list, (size_t)all->count, sizeof *all->list, by_position);
 	return success;
 }
 

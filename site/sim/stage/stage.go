@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
 )
 
 // Programs are the production binaries.
@@ -181,12 +183,29 @@ func (s Stage) Run(ctx context.Context, env []string, program string, args ...st
 	cmd.Dir = "/"
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
+	err := blocked(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return Result{}, fmt.Errorf("cannot run %s: %w: %s", program, err, out.String())
 	}
 	return Result{cmd.ProcessState.ExitCode(), out.String()}, ctx.Err()
+}
+
+// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded): a child has the mask of the thread
+// that starts it.
+func blocked(start func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const sigint, sigpipe = 1 << 1, 1 << 12
+	mask, before := unix.Sigset_t{Val: [16]uint64{sigint | sigpipe}}, unix.Sigset_t{}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &mask, &before); err != nil {
+		return err
+	}
+	err := start()
+	return errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
 }
 
 // Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is not

@@ -268,11 +268,9 @@ func (d *daemon) deviceQuery(words []string, _ arrival) answer {
 	}
 	s := d.alive()
 	if len(asked) > 0 {
-		named, missing := d.named(asked)
-		if named == nil {
+		if named, missing := d.named(asked); named == nil {
 			return says(missing)
 		}
-		return says(append([]string{fmt.Sprintf("Server %d", named.pid)}, form(d.devices)...)...)
 	}
 	lines := append([]string{"Default"}, form(d.devices)...)
 	if s != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -47,7 +48,7 @@ func (d *daemon) quit(words []string, a arrival) answer {
 func (d *daemon) tryQuit() {
 	q := &d.quitting
 	if d.server == nil {
-		d.leave(0)
+		d.leave()
 		return
 	}
 	late := !q.deadline.IsZero() && !time.Now().Before(q.deadline)
@@ -61,13 +62,13 @@ func (d *daemon) tryQuit() {
 	switch {
 	case idle:
 		d.reap(d.server)
-		d.leave(0)
+		d.leave()
 	case late:
 		d.say("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
 		d.say("Force shutting down server %d", d.server.pid)
 		d.server.request("force")
 		d.reap(d.server)
-		d.leave(1)
+		d.leave()
 	default:
 		d.say("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
 		d.say("Control will try shutting down server %d again in at most %dms", d.server.pid, q.wait.Milliseconds())
@@ -85,9 +86,12 @@ func (d *daemon) postpone() {
 }
 
 // leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does.
-func (d *daemon) leave(status int) {
-	d.status, d.over = status, true
+func (d *daemon) leave() {
+	d.over = true
+	if text, ok := d.knobs.Text("quit_status"); ok {
+		d.status, _ = strconv.Atoi(strings.TrimSpace(text))
+	}
 	d.tidy()
-	d.say("Exit with status %d", status)
-	d.reply(d.quitting.asked.conn, nil, status)
+	d.say("Exit with status %d", d.status)
+	d.reply(d.quitting.asked.conn, nil, d.status)
 }

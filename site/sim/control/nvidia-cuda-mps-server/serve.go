@@ -237,7 +237,8 @@ func (s *server) setPinned(text string) string {
 }
 
 // terminate ends a client's work whatever is in flight. Its library has to agree, so it takes for ever where the process
-// is stopped; the answer is 0 or, where no such client is there or it dies meanwhile, 1.
+// is stopped. The answer is 0; 201 for a client that has been ended already and is still there; 1 for none, or one that dies
+// meanwhile.
 func (s *server) terminate(text string) string {
 	pid, _ := strconv.Atoi(text)
 	s.mutex.Lock()
@@ -249,9 +250,13 @@ func (s *server) terminate(text string) string {
 			}
 		}
 	}
+	ended := s.processes[pid] != nil
 	s.mutex.Unlock()
+	if len(ending) == 0 && ended {
+		return "201"
+	}
 	if len(ending) == 0 {
-		return "1"
+		return fmt.Sprintf("Invalid process %d!\n1", pid)
 	}
 	for _, c := range ending {
 		s.log.Line("Server", "MPS server requesting client %s to exit", c)
