@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
 )
 
 // fault turns one of the simulated node's knobs.
@@ -280,10 +281,9 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
-			p.appears(filepath.Join(p.Paths().Run(), "leases/7.json"))
-			if c.takes { // the epilog's own calls do not hang
-				defer func() { _ = cmd.Process.Kill() }()
-			}
+			defer cmd.Process.Kill()
+			p.sleepsInDriver(cmd.Process.Pid)
+			// The epilog's own calls do not wait.
 			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil {
 				t.Fatal(err)
 			}
@@ -297,14 +297,21 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 	}
 }
 
-func (p play) appears(path string) {
+// sleepsInDriver waits until a thread of the process is in clock_nanosleep, which Go does not call and the simulated
+// driver does.
+func (p play) sleepsInDriver(pid int) {
 	p.t.Helper()
 	for {
-		if _, err := os.Stat(path); err == nil {
-			return
+		calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+		for _, call := range calls {
+			text, _ := os.ReadFile(call)
+			_, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json"))
+			if strings.HasPrefix(string(text), fmt.Sprint(unix.SYS_CLOCK_NANOSLEEP)+" ") && err == nil {
+				return
+			}
 		}
 		if !site.Pause(p.ctx, time.Millisecond) {
-			p.t.Fatalf("%s does not appear", path)
+			p.t.Fatal("the prolog does not come to the driver")
 		}
 	}
 }

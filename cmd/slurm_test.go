@@ -51,6 +51,9 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		c.ctx = c.stages[name].ctx
 	}
 	o.Dir, o.GPUs, o.Features = filepath.Join(c.dir, "lab"), len(gpusOfANode), "mps,a100"
+	for i, line := range o.Extra {
+		o.Extra[i] = strings.ReplaceAll(line, "%D", o.Dir)
+	}
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
 	c.Cluster, err = lab.Start(c.ctx, o)
@@ -305,22 +308,21 @@ func (c *cluster) running(id int) {
 	}
 }
 
+// A requeued job starts when its old credential has expired, after two minutes by default. Told to start at once it gets
+// no second prolog (seen on 22.05) and its wrapper refuses, so the credential is made short here, not the wait.
 func TestARequeuedJob(t *testing.T) {
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	o := lab.Options{PrologFlags: "Alloc"}
+	o.Extra = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=5"}
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), o)
 	id := c.batch("if [ $SLURM_RESTART_COUNT ]; then srun -n4 "+c.wrap("info")+"; else srun -n4 "+c.wrap("spin -ms 5 -for 60")+"; fi",
 		"-n4", "--gres=gpu:2", "--requeue", "--open-mode=append")
 	c.running(id)
 	if result, err := c.Run(c.ctx, lab.User{}, "scontrol", "requeue", strconv.Itoa(id)); err != nil || result.Exit != 0 {
 		t.Fatalf("%+v, %v", result, err)
 	}
-	released := func(j lab.Job) bool { return j.State == "PENDING" || j.State == "RUNNING" || j.State == "COMPLETED" }
-	if _, err := c.WaitJobUntil(c.ctx, id, released); err != nil {
-		t.Fatal(err)
+	if j, err := c.WaitJobUntil(c.ctx, id, func(j lab.Job) bool { return j.State == "COMPLETED" }); err != nil {
+		t.Fatalf("%+v, %v\n%s", j, err, c.log())
 	}
-	if result, err := c.Run(c.ctx, lab.User{}, "scontrol", "update", "jobid="+strconv.Itoa(id), "starttime=now"); err != nil {
-		t.Fatalf("%+v, %v", result, err)
-	}
-	c.ended(id)
 	c.quiet()
 	if got := counts(t, c.output(id)); len(got) != 4 {
 		t.Errorf("ranks after the requeue: %v\n%s", got, c.output(id))

@@ -252,7 +252,7 @@ func (c Closer) restoreMode(job uint32, held lease.Held) error {
 	if err != nil {
 		return err
 	}
-	log := c.Log.With().Str("gpu", string(held.UUID)).Logger()
+	log, began := c.Log.With().Str("gpu", string(held.UUID)).Logger(), time.Now()
 	if taken && holder != job {
 		log.Warn().Uint32("holder", holder).Msg("the GPU is another job's by now: its mode stays")
 		return nil
@@ -278,7 +278,7 @@ func (c Closer) restoreMode(job uint32, held lease.Held) error {
 	if mode != held.Before {
 		return fmt.Errorf("cannot restore compute mode of %s: set to %s, and it reads %s", held.UUID, held.Before, mode)
 	}
-	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Send()
+	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Dur("ms", time.Since(began)).Send()
 	return nil
 }
 
