@@ -23,6 +23,7 @@ import (
 type Daemons interface {
 	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
 	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
+	StartServer(context.Context, lease.Job, lease.Daemon) error
 	Serves(context.Context, lease.Job, lease.Daemon) error
 }
 
@@ -112,7 +113,9 @@ func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outc
 	if err != nil {
 		return Failed, err
 	}
-	devices, refusal, err := o.resolve(job)
+	var devices []site.Device
+	var refusal string
+	err = o.step("gpus", func() (err error) { devices, refusal, err = o.resolve(job); return err })
 	if err != nil {
 		return Failed, err
 	}
@@ -342,10 +345,20 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, d
 	if err := o.step("answer", func() error { return o.prepareDaemons(ctx, *l, ceiling) }); err != nil {
 		return err
 	}
+	// The servers are asked for while the ticket is written: the job starts when both are done.
+	started := make(chan error, 1)
+	go func() { started <- o.step("servers", func() error { return o.startServers(ctx, *l) }) }()
+	published := o.step("ticket", func() error { return o.publish(*l, rule, devices) })
+	return errors.Join(published, <-started)
+}
+
+func (o Opener) publish(l lease.Lease, rule policy.Rule, devices []site.Device) error {
 	l.Phase = lease.Opened
-	return o.step("ticket", func() error {
-		return errors.Join(o.Journal.Record(*l), o.Journal.Publish(ticket(*l, rule, devices)))
-	})
+	return errors.Join(o.Journal.Record(l), o.Journal.Publish(ticket(l, rule, devices)))
+}
+
+func (o Opener) startServers(ctx context.Context, l lease.Lease) error {
+	return each(len(l.Daemons), func(n int) error { return o.Daemons.StartServer(ctx, l.Job, l.Daemons[n]) })
 }
 
 // setModes sets the modes and reads them back: the driver's word, not ours, says that a GPU is exclusive.

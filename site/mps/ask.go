@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -101,10 +102,10 @@ func judge(said string, exit error) ([]string, error) {
 	return strings.Split(said, "\n"), nil
 }
 
-// Prepare waits for the daemon's first answer, sets the ceiling and reads it back, and has the server started ahead
-// without waiting for it. The first answer comes 2 to 5 ms after the daemon listens (measured).
+// Prepare waits for the daemon's first answer, sets the ceiling and reads it back. The first answer comes 2 to 5 ms after
+// the daemon listens (measured).
 func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, ceiling policy.Percent) error {
-	lines := []string{"get_default_active_thread_percentage", fmt.Sprintf("start_server -uid %d", job.UID)}
+	lines := []string{"get_default_active_thread_percentage"}
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
@@ -126,8 +127,18 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 
 const whole = policy.Percent(100_000_000)
 
+// StartServer has the server started ahead, so that the first rank finds it: that takes 140 ms and is not waited for. It
+// comes after Prepare, since a ceiling reaches servers that are started later only. It answers nothing unless it complains.
+func (c Control) StartServer(ctx context.Context, job lease.Job, d lease.Daemon) error {
+	answer, err := c.ask(ctx, job, d, fmt.Sprintf("start_server -uid %d", job.UID))
+	if err == nil && len(answer) > 0 {
+		return fmt.Errorf("cannot start server of %s: the daemon says %q", d.PipeDir, answer)
+	}
+	return err
+}
+
 // readBack holds the daemon's word against the ceiling. It prints one decimal (measured: 33.333334 is 33.3), and a line
-// for each of set and get; start_server is silent unless it complains.
+// for each of set and get.
 func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	questions := 1
 	if ceiling < whole {
@@ -149,55 +160,47 @@ func (c Control) Serves(ctx context.Context, job lease.Job, d lease.Daemon) erro
 	return err
 }
 
-// Clients lists the clients of all servers.
+// Clients lists the clients of all servers. A dropped question may leave an empty answer, which would read as no clients,
+// so a second question that is never without an answer goes along.
 func (c Control) Clients(ctx context.Context, job lease.Job, d lease.Daemon) ([]site.Client, error) {
-	servers, err := c.numbers(ctx, job, d, "get_server_list")
-	if err != nil {
-		return nil, err
-	}
-	var clients []site.Client
-	for _, server := range servers {
-		pids, err := c.numbers(ctx, job, d, fmt.Sprintf("get_client_list %d", server))
-		if err != nil {
-			return nil, err
-		}
-		for _, pid := range pids {
-			clients = append(clients, site.Client{Server: server, PID: pid})
-		}
-	}
-	return clients, nil
-}
-
-// numbers asks for a list of pids. A dropped question may leave an empty answer, which would read as an empty list, so a
-// second question that is never without an answer goes along. A server that went between two questions has no clients.
-func (c Control) numbers(ctx context.Context, job lease.Job, d lease.Daemon, question string) ([]int, error) {
 	for try := 1; ; try++ {
-		answer, err := c.ask(ctx, job, d, question, "get_default_active_thread_percentage")
+		answer, err := c.ask(ctx, job, d, "ps", "get_default_active_thread_percentage")
 		if err != nil {
 			return nil, err
 		}
 		if len(answer) > 0 {
-			return pids(answer[:len(answer)-1], fmt.Sprintf("daemon of %s %q", d.PipeDir, question))
+			return parseClients(answer[:len(answer)-1])
 		}
 		if try == askTries {
-			return nil, fmt.Errorf("cannot ask daemon of %s %q: %w", d.PipeDir, question, errTransient)
+			return nil, fmt.Errorf("cannot ask daemon of %s for its clients: %w", d.PipeDir, errTransient)
 		}
 	}
 }
 
-func pids(answer []string, asked string) ([]int, error) {
-	var list []int
-	for _, line := range answer {
-		if strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, "not found") {
-			return nil, nil
+// parseClients reads the table that ps prints, a row for each client and device:
+//
+//	PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND
+//	670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin
+func parseClients(table []string) ([]site.Client, error) {
+	var clients []site.Client
+	for _, line := range table {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "PID" || strings.HasPrefix(line, "Server ") && strings.HasSuffix(line, "not found") {
+			continue
 		}
-		n, err := strconv.Atoi(strings.TrimSpace(line))
-		if err != nil || n <= 0 {
-			return nil, fmt.Errorf("cannot ask %s: unexpected answer %q", asked, line)
+		if len(fields) < 3 {
+			return nil, fmt.Errorf("cannot read list of clients: unexpected line %q", line)
 		}
-		list = append(list, n)
+		pid, err1 := strconv.Atoi(fields[0])
+		server, err2 := strconv.Atoi(fields[2])
+		if err1 != nil || err2 != nil || pid <= 0 || server <= 0 {
+			return nil, fmt.Errorf("cannot read list of clients: unexpected line %q", line)
+		}
+		if client := (site.Client{Server: server, PID: pid}); !slices.Contains(clients, client) {
+			clients = append(clients, client)
+		}
 	}
-	return list, nil
+	return clients, nil
 }
 
 // Terminate has the server end a client. The client's work in flight harms nobody then; its own calls return 810. It
@@ -220,12 +223,15 @@ func (c Control) Quit(ctx context.Context, job lease.Job, d lease.Daemon) error 
 		return err
 	}
 	for {
-		family, err := c.living(job, d)
-		if err != nil || len(family) == 0 {
-			return err
+		var family []site.Proc
+		if !d.Proc.Alive() { // to look for all of the family is dear, and the daemon goes last
+			var err error
+			if family, err = c.Family(job, d); err != nil || len(family) == 0 {
+				return err
+			}
 		}
-		if !site.Pause(ctx, 2*time.Millisecond) {
-			return fmt.Errorf("cannot end daemon of %s by quit: %v is still there", d.PipeDir, family)
+		if !site.Pause(ctx, time.Millisecond) {
+			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, family)
 		}
 	}
 }

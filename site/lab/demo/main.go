@@ -6,8 +6,10 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -23,23 +25,32 @@ import (
 const (
 	uid      = 2001
 	userName = "hpc1"
-	ranks    = 8
 	patience = 50 * time.Second
 )
 
+// launchers are the ways to start the ranks, a command line each.
+var launchers = map[string]string{"srun": "srun --mpi=pmix -n%d", "mpirun": "mpirun.openmpi -np %d"}
+
 func main() {
-	if err := run(); err != nil {
+	ranks := flag.Int("ranks", 8, "ranks of the job")
+	launcher := flag.String("launcher", "srun", "srun or mpirun")
+	showPS := flag.Bool("ps", false, "print what the control program says of its clients, as it says it")
+	flag.Parse()
+	if err := run(*ranks, *launcher, *showPS); err != nil {
 		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run() error {
+func run(ranks int, launcher string, showPS bool) error {
+	if launchers[launcher] == "" || ranks < 1 || ranks > 48 {
+		return errors.New("cannot launch: -launcher is srun or mpirun, and -ranks 1 to 48")
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("cannot show a node: slurmd runs prologs as root: run this as root")
 	}
 	shared, err := stage.Shared()
-	if err != nil {
+	if err != nil && os.Getenv("SLURM_MPS_BUILT") == "" {
 		return err
 	}
 	built, err := stage.Build(shared)
@@ -56,13 +67,16 @@ func run() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d := demo{dir: dir, built: built}
+	d := demo{dir: dir, built: built, ranks: ranks, launch: fmt.Sprintf(launchers[launcher], ranks), showPS: showPS}
 	return d.play(ctx)
 }
 
 // demo is one showing.
 type demo struct {
 	dir, built string
+	ranks      int
+	launch     string // what starts the ranks
+	showPS     bool
 	stage      stage.Stage
 	control    mps.Control
 	gpus       int
@@ -95,21 +109,11 @@ func (d *demo) play(ctx context.Context) (err error) {
 	return d.proveClean(ctx)
 }
 
-// real says where a real node's programs are, or that there is none.
-func real() (control string, gpus int) {
-	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
-	const path = "/usr/bin/nvidia-cuda-mps-control"
-	if _, err := os.Stat(path); err != nil {
-		return "", 0
-	}
-	return path, len(devices)
-}
-
 func (d *demo) setStage() (err error) {
-	if control, gpus := real(); gpus > 0 {
-		d.gpus, d.control, d.libraries = gpus, mps.Control{Path: control}, os.Getenv("LD_LIBRARY_PATH")
-		d.stage, err = stage.Real(d.dir, d.built, stage.Default(`compute_mode = "unchanged"`), "")
-		fmt.Printf("This machine has %d real GPU(s): their compute modes are left alone.\n", gpus)
+	if d.gpus = stage.RealGPUs(); d.gpus > 0 {
+		d.control, d.libraries = mps.Control{Path: stage.RealControl}, os.Getenv("LD_LIBRARY_PATH")
+		d.stage, err = stage.Real(d.dir, d.built, stage.Default(`compute_mode = "unchanged"`))
+		fmt.Printf("This machine has %d real GPU(s): their compute modes are left alone.\n", d.gpus)
 		return err
 	}
 	d.gpus = 4
@@ -150,14 +154,14 @@ func (d *demo) submit(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	launch := fmt.Sprintf("srun --mpi=pmix -n%d %s %s 5 300", ranks, strings.Join(d.stage.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
+	launch := fmt.Sprintf("%s %s %s 5 300", d.launch, strings.Join(d.stage.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
 	script := filepath.Join(home, "job.sh")
-	if err := os.WriteFile(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+"\n"+launch+"\n"), 0o755); err != nil {
+	if err := os.WriteFile(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+":$LD_LIBRARY_PATH\n"+launch+"\n"), 0o755); err != nil {
 		return 0, err
 	}
 	gres := fmt.Sprintf("--gres=gpu:%d", min(2, d.gpus))
-	fmt.Printf("%s$ sbatch %s --constraint=mps -n%d job.sh\n      job.sh: srun -n%d mpirun-wrap ./mpi-ranks\n\n", userName, gres, ranks, ranks)
-	return d.cluster.Submit(ctx, d.user, gres, "--constraint=mps", fmt.Sprintf("-n%d", ranks), "-o", filepath.Join(home, "%j.out"), script)
+	fmt.Printf("%s$ sbatch %s --constraint=mps -n%d job.sh\n      job.sh: %s mpirun-wrap ./mpi-ranks\n\n", userName, gres, d.ranks, d.launch)
+	return d.cluster.Submit(ctx, d.user, gres, "--constraint=mps", fmt.Sprintf("-n%d", d.ranks), "-o", filepath.Join(home, "%j.out"), script)
 }
 
 // watched is what was seen of the job from beside it.
@@ -168,6 +172,7 @@ type watched struct {
 	seen    time.Time    // when all ranks were clients
 	ended   time.Time
 	output  string
+	ps      string // of the control program, as it says it
 }
 
 // watch follows the job from its ticket to its epilog, and asks the daemon once who its clients are.
@@ -187,7 +192,7 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	}
 	w.modes = d.modes()
 	w.clients = map[int]bool{}
-	for len(w.clients) < ranks && site.Pause(ctx, 100*time.Millisecond) {
+	for len(w.clients) < d.ranks && site.Pause(ctx, 100*time.Millisecond) {
 		if _, err := journal.ReadTicket(uint32(id)); err != nil {
 			break // the job has ended
 		}
@@ -202,12 +207,31 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 		}
 		w.seen = time.Now()
 	}
+	if d.showPS {
+		w.ps = d.askPS(w.ticket)
+	}
 	if _, err := d.cluster.WaitJob(ctx, id); err != nil {
 		return w, err
 	}
 	w.ended = time.Now()
 	w.output = d.output(id)
 	return w, nil
+}
+
+// askPS has the control program itself say who its clients are, as the job's user would.
+func (d *demo) askPS(t lease.Ticket) string {
+	all := ""
+	for _, daemon := range t.Daemons {
+		cmd := exec.Command(d.control.Path)
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + daemon.PipeDir}
+		cmd.Stdin = strings.NewReader("ps\n")
+		said, err := cmd.CombinedOutput()
+		if err != nil {
+			said = append(said, err.Error()...)
+		}
+		all += string(said)
+	}
+	return all
 }
 
 func (d *demo) output(id int) string {

@@ -35,7 +35,7 @@ func (d *demo) printTimeline(began time.Time, w watched) {
 		}
 		if e.Program == "epilog" && !told {
 			told = true
-			fmt.Printf("%8d  ranks   %d of %d seen as clients of the job's daemon; modes: %s\n", w.seen.Sub(began).Milliseconds(), len(w.clients), ranks, w.modes)
+			fmt.Printf("%8d  ranks   %d of %d seen as clients of the job's daemon; modes: %s\n", w.seen.Sub(began).Milliseconds(), len(w.clients), d.ranks, w.modes)
 		}
 		at := e.Time.Sub(began).Milliseconds()
 		switch {
@@ -46,6 +46,9 @@ func (d *demo) printTimeline(began time.Time, w watched) {
 		case e.Closed != nil:
 			fmt.Printf("%8d  %-7s %-14s %7.1f ms in all\n", at, e.Program, "done", e.MS)
 		}
+	}
+	if w.ps != "" {
+		fmt.Printf("\nThe control program's ps:\n%s", w.ps)
 	}
 	fmt.Println()
 }
@@ -64,7 +67,7 @@ func (d *demo) printRanks(w watched) error {
 			continue
 		}
 		found++
-		seat, err := mpirunwrap.Take(w.ticket, slurm.Task{LocalRank: rank, LocalSize: ranks})
+		seat, err := mpirunwrap.Take(w.ticket, slurm.Task{LocalRank: rank, LocalSize: d.ranks})
 		if err != nil {
 			return err
 		}
@@ -81,8 +84,8 @@ func (d *demo) printRanks(w watched) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	if found != ranks {
-		return fmt.Errorf("%d ranks of %d reported", found, ranks)
+	if found != d.ranks {
+		return fmt.Errorf("%d ranks of %d reported", found, d.ranks)
 	}
 	return wrong
 }

@@ -114,10 +114,42 @@ func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	return s, s.install(policy, facts)
 }
 
-// Real sets a stage on a real node: nothing but the policy and the facts given stand between the binaries and it.
-func Real(dir, built, policy, facts string) (Stage, error) {
+// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone.
+func Real(dir, built, policy string) (Stage, error) {
+	if !strings.Contains(policy, `compute_mode = "unchanged"`) {
+		return Stage{}, errors.New(`cannot set stage on a real node: the policy lacks compute_mode = "unchanged"`)
+	}
 	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
-	return s, s.install(policy, facts)
+	return s, s.install(policy, realFacts())
+}
+
+// RealControl is where a real node's control program is.
+const RealControl = "/usr/bin/nvidia-cuda-mps-control"
+
+// RealGPUs counts the real GPUs of this machine; none where there is no control program.
+func RealGPUs() int {
+	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	if _, err := os.Stat(RealControl); err != nil {
+		return 0
+	}
+	return len(devices)
+}
+
+// realFacts names the driver's library where the loader may not find it: slurmd gives prologs no LD_LIBRARY_PATH.
+func realFacts() string {
+	if path := RealNVML(); path != "" {
+		return fmt.Sprintf("nvml_library = %q\n", path)
+	}
+	return ""
+}
+
+// RealNVML is the path of the real library where it is out of the loader's way, "" where the loader finds it.
+func RealNVML() string {
+	const outOfTheWay = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
+	if _, err := os.Stat(outOfTheWay); err == nil {
+		return outOfTheWay
+	}
+	return ""
 }
 
 // Default is a policy that grants MPS to whoever asks, with the attributes given, a line each.

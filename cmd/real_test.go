@@ -1,0 +1,103 @@
+package cmd_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// realPlay is a stage on this machine's own GPU 0, whose compute mode is left alone.
+func realPlay(t *testing.T, attributes ...string) play {
+	t.Helper()
+	if os.Getenv("CONFORMANCE_TARGET") != "real" {
+		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
+	}
+	if stage.RealGPUs() == 0 {
+		t.Fatal("this machine has no GPU, or no " + stage.RealControl)
+	}
+	built, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := publicDir(t)
+	s, err := stage.Real(dir, built, stage.Default(append(attributes, `compute_mode = "unchanged"`)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p.write(p.conf, "NodeName=n1 Gres=gpu:1\n")
+	p.write(p.gres(), "Name=gpu File=/dev/nvidia0\n")
+	t.Cleanup(p.killLeft)
+	return p
+}
+
+// The acts on a real daemon, whole: prolog, adoption, the ceiling, and every way of an epilog to end what is left.
+func TestRealLife(t *testing.T) {
+	p := realPlay(t, "ceiling = 50", "overlap = 1")
+	p.must(0, p.job(7, "0"), "prolog")
+	first := p.ticket(7)
+	p.must(0, p.job(7, "0"), "prolog")
+	if p.ticket(7).Daemons[0].Proc != first.Daemons[0].Proc {
+		t.Error("not adopted")
+	}
+	p.holdsDaemon(first.Daemons[0])
+	device := first.Devices[0]
+	want := device.SMs / 2 / device.TPC * device.TPC
+	got := counts(t, p.info(7))
+	if len(got) != 1 || got[0] != want {
+		t.Errorf("under a ceiling of 50 %% a rank sees %v of %d SMs, want %d", got, device.SMs, want)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// info is what a rank sees that asks for the whole GPU by itself: the ceiling is not its to lift.
+func (p play) info(job uint32) string {
+	p.t.Helper()
+	line := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.cudaClient(), "info")
+	cmd := p.asUser(job, line)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		p.t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
+	spin := []string{"spin", "-ms", "400", "-for", "60"}
+	for _, c := range []struct {
+		name   string
+		breaks func(play, lease.Daemon)
+	}{
+		{"an idle daemon", func(play, lease.Daemon) {}},
+		{"three clients in mid-kernel", func(p play, _ lease.Daemon) {
+			for range 3 {
+				p.client(7, spin...)
+			}
+		}},
+		{"a client that is stopped", func(p play, _ lease.Daemon) { _ = p.client(7, spin...).Process.Signal(syscall.SIGSTOP) }},
+		{"a daemon that is stopped", func(p play, d lease.Daemon) { p.client(7, spin...); _ = d.Proc.Kill(syscall.SIGSTOP) }},
+		{"a daemon that was killed", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := realPlay(t, `drain_grace = "200ms"`)
+			p.facts(`epilog_deadline = "30s"`)
+			p.must(0, p.job(7, "0"), "prolog")
+			c.breaks(p, p.ticket(7).Daemons[0])
+			began := time.Now()
+			p.must(0, p.job(7, "0"), "epilog")
+			fmt.Printf("epilog after %s: %v\n%s", c.name, time.Since(began).Round(time.Millisecond), p.log())
+			p.clean()
+		})
+	}
+}

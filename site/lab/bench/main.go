@@ -1,0 +1,374 @@
+// Command bench measures the prolog and the epilog as whole processes against their floor on the same machine, side by
+// side and interleaved: what NVML and the control program take by themselves. It prints medians and writes every single
+// time as JSON. On a machine with a GPU it measures that, with the compute modes left alone, else the simulation.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+const uid, gid = 2001, 2001
+
+// set is one line of the table: a shape of node and job.
+type set struct {
+	GPUs   int    `json:"gpus"`
+	Leases int    `json:"leases"` // on the node, the job's own among them
+	Scope  string `json:"scope"`
+
+	// Milliseconds, an element a trial. Floor is nvmlInit, control daemon, first answer, nvmlShutdown; Quit is the quit
+	// of that daemon with an idle server.
+	Floor  []float64 `json:"floor_ms"`
+	Prolog []float64 `json:"prolog_ms"`
+	Quit   []float64 `json:"quit_ms"`
+	Epilog []float64 `json:"epilog_ms"`
+
+	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
+	// modes, daemon, answer and servers (where that is not hidden behind the ticket), less nvmlShutdown.
+	Outside []float64 `json:"outside_ms"`
+}
+
+func main() {
+	trials := flag.Int("trials", 20, "trials a line")
+	out := flag.String("json", "", "file for every single time")
+	flag.Parse()
+	if err := run(*trials, *out); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(trials int, out string) error {
+	shared, err := stage.Shared()
+	if err != nil && os.Getenv("SLURM_MPS_BUILT") == "" {
+		return err
+	}
+	built, err := stage.Build(shared)
+	if err != nil {
+		return err
+	}
+	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
+	real := stage.RealGPUs() > 0
+	if real {
+		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > 1 })
+	}
+	defer os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid())))
+	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
+	for i := range sets {
+		if err := measure(&sets[i], built, real, trials); err != nil {
+			return err
+		}
+		s := sets[i]
+		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8.1f  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
+			median(s.Prolog)/median(s.Floor), median(s.Outside), median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
+	}
+	if out == "" {
+		return nil
+	}
+	content, err := json.Marshal(map[string]any{"date": time.Now().Format(time.DateOnly), "real": real, "trials": trials, "sets": sets})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(content, '\n'), 0o644)
+}
+
+func median(all []float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return (sorted[len(sorted)/2] + sorted[(len(sorted)-1)/2]) / 2
+}
+
+// bench is one set's node.
+type bench struct {
+	stage   stage.Stage
+	conf    string
+	control string
+	nvml    string
+	dir     string
+}
+
+func measure(s *set, built string, real bool, trials int) error {
+	dir, err := os.MkdirTemp("/tmp", "bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	b, err := newBench(dir, built, real, *s)
+	if err != nil {
+		return err
+	}
+	if err := b.others(s.Leases - 1); err != nil {
+		return err
+	}
+	for trial := range trials {
+		if err := b.trial(s, uint32(10_000+trial)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newBench(dir, built string, real bool, s set) (bench, error) {
+	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf"), control: stage.RealControl}
+	var err error
+	if real {
+		b.stage, err = stage.Real(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope), `compute_mode = "unchanged"`))
+	} else {
+		b.stage, err = stage.New(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope)), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
+	}
+	if err != nil {
+		return b, err
+	}
+	if real {
+		b.nvml = stage.RealNVML()
+	} else {
+		b.control = b.stage.Sim.Program("nvidia-cuda-mps-control")
+		b.nvml, err = floorLibrary(built)
+		if err != nil {
+			return b, err
+		}
+	}
+	if err := b.runOnTmpfs(); err != nil {
+		return b, err
+	}
+	gres := fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", s.GPUs-1)
+	if err := os.WriteFile(b.conf, []byte(fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", s.GPUs)), 0o644); err != nil {
+		return b, err
+	}
+	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
+}
+
+// runOnTmpfs puts the root's /run where a node has it: on a tmpfs.
+func (b bench) runOnTmpfs() error {
+	shm := filepath.Join("/dev/shm", filepath.Base(b.dir))
+	if err := os.Mkdir(shm, 0o755); err != nil {
+		return err
+	}
+	return os.Symlink(shm, filepath.Join(b.stage.Root, "run"))
+}
+
+// others puts leases of other jobs on the node.
+func (b bench) others(n int) error {
+	boot, err := site.BootID()
+	if err != nil {
+		return err
+	}
+	journal, err := lease.Open(b.stage.Paths().Run(), boot)
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		l := lease.Lease{Job: lease.Job{ID: uint32(100 + i), UID: uid, GID: gid}, Phase: lease.Opened,
+			Held: []lease.Held{{UUID: site.UUID(fmt.Sprintf("GPU-0000-%04d", i))}}}
+		if err := journal.Begin(context.Background(), l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// trial measures the floor and ours once each, in turns.
+func (b bench) trial(s *set, id uint32) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	daemons := 1
+	if s.Scope == "gpu" {
+		daemons = s.GPUs
+	}
+	start, shutdown, quit, err := b.floor(ctx, daemons)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(b.stage.Paths().Log()); err != nil && len(s.Prolog) > 0 {
+		return err
+	}
+	positions := "0"
+	for i := 1; i < s.GPUs; i++ {
+		positions += fmt.Sprintf(",%d", i)
+	}
+	job := stage.Job{ID: id, UID: uid, GID: gid, GPUs: positions, Features: "mps", Conf: b.conf}
+	prolog, err := b.timed(ctx, job, "prolog")
+	if err != nil {
+		return err
+	}
+	steps, err := b.steps()
+	if err != nil {
+		return err
+	}
+	inside := steps["daemon"] + steps["answer"] + max(0, steps["servers"]-steps["ticket"]) + steps["gpus"] + steps["modes"] + shutdown
+	s.Outside = append(s.Outside, prolog-inside)
+	if err := b.serverReady(ctx, id); err != nil {
+		return err
+	}
+	epilog, err := b.timed(ctx, job, "epilog")
+	if err != nil {
+		return err
+	}
+	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
+	s.Prolog, s.Epilog = append(s.Prolog, prolog), append(s.Epilog, epilog)
+	return nil
+}
+
+func (b bench) timed(ctx context.Context, job stage.Job, program string) (float64, error) {
+	began := time.Now()
+	result, err := b.stage.Run(ctx, job.Environment(program+"_slurmd"), program)
+	if err == nil && result.Code != 0 {
+		err = fmt.Errorf("%s ends with %d: %s", program, result.Code, result.Output)
+	}
+	return since(began), err
+}
+
+// steps are the milliseconds of each step, from the log of the last prolog.
+func (b bench) steps() (map[string]float64, error) {
+	content, err := os.ReadFile(b.stage.Paths().Log())
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]float64{}
+	for line := range strings.Lines(string(content)) {
+		var entry struct {
+			Step string
+			MS   float64
+		}
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			return nil, err
+		}
+		all[entry.Step] += entry.MS
+	}
+	return all, nil
+}
+
+func since(began time.Time) float64 { return float64(time.Since(began).Microseconds()) / 1000 }
+
+// serverReady waits for the job's servers: get_server_list answers when they are ready.
+func (b bench) serverReady(ctx context.Context, id uint32) error {
+	boot, err := site.BootID()
+	if err != nil {
+		return err
+	}
+	ticket, err := lease.Reader(b.stage.Paths().Run(), boot).ReadTicket(id)
+	if err != nil {
+		return err
+	}
+	for _, daemon := range ticket.Daemons {
+		if _, err := b.ask(ctx, filepath.Dir(daemon.PipeDir), "get_server_list"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// floor is what is left when everything that can be left out is: NVML up and down, the daemons as the user, their first
+// answers; then, with idle servers, their quits.
+func (b bench) floor(ctx context.Context, daemons int) (start, shutdown, quit float64, err error) {
+	began := time.Now()
+	shutdown, err = b.nvmlUpAndDown()
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	err = each(daemons, func(n int) error {
+		f, err := b.newFloor(n)
+		if err != nil {
+			return err
+		}
+		_, err = b.ask(ctx, f, "", "-d")
+		if err == nil {
+			_, err = b.ask(ctx, f, "get_server_list")
+		}
+		return err
+	})
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	start = since(began)
+	all := func(command string) error {
+		return each(daemons, func(n int) error { _, err := b.ask(ctx, b.floorDir(n), command); return err })
+	}
+	if err := all(fmt.Sprintf("start_server -uid %d\nget_server_list", uid)); err != nil {
+		return 0, 0, 0, err
+	}
+	began = time.Now()
+	err = all("quit")
+	return start, shutdown, since(began), err
+}
+
+// each runs act for 0 to n-1 side by side and returns the first error.
+func each(n int, act func(int) error) error {
+	results := make(chan error, n)
+	for i := range n {
+		go func() { results <- act(i) }()
+	}
+	var failed error
+	for range n {
+		if err := <-results; failed == nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+func (b bench) floorDir(n int) string { return filepath.Join(b.dir, fmt.Sprintf("f%d", n)) }
+
+// newFloor makes a daemon's folders, the user's own.
+func (b bench) newFloor(n int) (string, error) {
+	dir := b.floorDir(n)
+	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return "", err
+		}
+		if err := os.Chown(path, uid, gid); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// floorLibrary is a simulated library that all sets share, since a process can load one in its life.
+func floorLibrary(built string) (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid()))
+	simulated, err := sim.New(dir, filepath.Join(built, "sim"), node.H200)
+	return simulated.NVML(), err
+}
+
+// nvmlUpAndDown initialises NVML and shuts it down, and returns what the second took.
+func (b bench) nvmlUpAndDown() (shutdown float64, err error) {
+	n, err := gpu.Open(b.nvml)
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err = n.Close()
+	return since(began), err
+}
+
+func (b bench) ask(ctx context.Context, dir, command string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, b.control, args...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}
+	cmd.Stdin = strings.NewReader(command + "\n")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("cannot ask %q: %w: %s", command, err, said)
+	}
+	return string(said), nil
+}
