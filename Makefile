@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build setup demo test check bench fuzz gpu-test gpu-demo slurm-bundle clean
+.PHONY: all build setup demo test check bench fuzz gpu-pack gpu-test clean
 
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -31,16 +31,30 @@ check:
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	go vet ./...
 
-bench: setup
-	go test -run '^$$' -bench . -benchtime 20x ./cmd ./site/lease ./policy/...
-
 fuzz:
 	@for p in ./site/slurm ./site/lease ./policy/policyfile ./site/mps; do \
 	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 
-slurm-bundle: setup
-	site/lab/bundle.sh $(BUILT)/slurm-bundle.tar.xz
+bench: build
+	go run ./site/lab/bench
+
+# What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
+gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
+	go run ./site/lab/demo >/dev/null
+	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin
+	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
+	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
+	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
+	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo ./site/lab/bench
+	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
+
+gpu-test: gpu-pack
+	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+$(BUILT)/slurm-bundle.tar.xz: | setup
+	site/lab/bundle.sh $@
 
 clean:
 	rm -rf $(BUILT)

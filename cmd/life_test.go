@@ -234,6 +234,11 @@ func (p play) holdsDaemon(d lease.Daemon) {
 	}
 	environment := strings.Split(strings.TrimRight(read(t, proc+"environ"), "\x00"), "\x00")
 	slices.Sort(environment)
+	if p.Sim == nil { // the control program of a machine may be a script that adds its own
+		environment = slices.DeleteFunc(environment, func(entry string) bool {
+			return strings.HasPrefix(entry, "LD_LIBRARY_PATH=") || strings.HasPrefix(entry, "PWD=")
+		})
+	}
 	want := []string{
 		"CUDA_MPS_LOG_DIRECTORY=" + d.LogDir, "CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
 		"CUDA_VISIBLE_DEVICES=" + strings.Join(uuids, ","), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",

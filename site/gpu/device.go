@@ -3,6 +3,9 @@ package gpu
 import (
 	"fmt"
 	"math/bits"
+	"os"
+	"strconv"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -225,12 +228,30 @@ func locate(named string, gpu nvml.Device, device *site.Device) error {
 	if err := because(ret); err != nil {
 		return cannotRead("PCI bus id", named, err)
 	}
-	device.Minor, device.BusID, device.NUMA = minor, text(pci.BusId[:]), nearestNUMA(gpu)
+	device.Minor, device.BusID, device.NUMA = minor, text(pci.BusId[:]), -1
+	if node, known := kernelNUMA(device.BusID); known {
+		device.NUMA = node
+	} else {
+		device.NUMA = nearestNUMA(gpu)
+	}
 	return nil
 }
 
-// nearestNUMA is the NUMA node next to the GPU, -1 where the machine does not say. It is NVML's memory affinity: its
-// NumaNodeId is another thing, the node that the GPU's own memory forms on some machines.
+// kernelNUMA is what the kernel says of a PCI device: the NUMA node next to it, or -1. NVML would say the same from the
+// same source, and takes 8 ms for it (measured on an H200).
+func kernelNUMA(bus string) (node int, known bool) {
+	short := strings.ToLower(strings.TrimPrefix(bus, "0000")) // NVML's domain has eight digits, the kernel's four
+	content, err := os.ReadFile("/sys/bus/pci/devices/" + short + "/numa_node")
+	if err != nil {
+		return 0, false
+	}
+	node, err = strconv.Atoi(strings.TrimSpace(string(content)))
+	return node, err == nil
+}
+
+// nearestNUMA is the NUMA node next to the GPU, -1 where the machine does not say, for a GPU that the kernel does not
+// show. It is NVML's memory affinity: its NumaNodeId is another thing, the node that the GPU's own memory forms on some
+// machines.
 func nearestNUMA(gpu nvml.Device) int {
 	nodes, ret := gpu.GetMemoryAffinity(maxNUMA, nvml.AffinityScope(nvml.AFFINITY_SCOPE_NODE))
 	if ret != nvml.SUCCESS {

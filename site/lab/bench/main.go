@@ -56,7 +56,7 @@ func main() {
 
 func run(trials int, out string) error {
 	shared, err := stage.Shared()
-	if err != nil && os.Getenv("SLURM_MPS_BUILT") == "" {
+	if err != nil {
 		return err
 	}
 	built, err := stage.Build(shared)
@@ -303,8 +303,10 @@ func (b bench) floor(ctx context.Context, daemons int) (start, shutdown, quit fl
 	all := func(command string) error {
 		return each(daemons, func(n int) error { _, err := b.ask(ctx, b.floorDir(n), command); return err })
 	}
-	if err := all(fmt.Sprintf("start_server -uid %d\nget_server_list", uid)); err != nil {
-		return 0, 0, 0, err
+	for _, command := range []string{fmt.Sprintf("start_server -uid %d", uid), "get_server_list"} {
+		if err := all(command); err != nil {
+			return 0, 0, 0, err
+		}
 	}
 	began = time.Now()
 	err = all("quit")

@@ -50,7 +50,7 @@ func run(ranks int, launcher string, showPS bool) error {
 		return errors.New("cannot show a node: slurmd runs prologs as root: run this as root")
 	}
 	shared, err := stage.Shared()
-	if err != nil && os.Getenv("SLURM_MPS_BUILT") == "" {
+	if err != nil {
 		return err
 	}
 	built, err := stage.Build(shared)

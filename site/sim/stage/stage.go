@@ -73,8 +73,11 @@ func turn(dir string) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
-// Shared is the folder of builds that all tests of this module use: .build at its top.
+// Shared is the folder of builds that all tests of this module use: .build at its top, or what SLURM_MPS_BUILT names.
 func Shared() (string, error) {
+	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+		return built, nil
+	}
 	module, err := moduleDir()
 	return filepath.Join(module, ".build"), err
 }

@@ -1,0 +1,39 @@
+#!/bin/bash
+# gpu.sh PACK RESULTS: runs what make gpu-pack made on a machine with a GPU, as root, and writes what it saw. Needs
+# neither Go nor Slurm there. It never changes a compute mode, MIG or a clock.
+set -u
+pack=$(cd "$1" && pwd) || exit 2
+mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
+work=$(mktemp -d /tmp/gpu.XXXX) && chmod 755 "$work" || exit 2
+trap 'rm -rf "$work"' EXIT
+cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must reach it
+mkdir "$work/slurm" && tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
+export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real CONFORMANCE_CLIENT=$pack/sim/bin/cuda-client
+failed=0
+
+# say NAME COMMAND...: runs it, shows it, keeps its output, remembers a failure.
+say() {
+    local name=$1
+    shift
+    echo "== $name: $*"
+    "$@" >"$results/$name.txt" 2>&1
+    local code=$?
+    [ $code = 0 ] || { failed=1; echo "FAILED with $code"; }
+    tail -n "${LINES_SHOWN:-30}" "$results/$name.txt"
+}
+
+modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }
+
+modes | tee "$results/machine.txt"
+LINES_SHOWN=45 say job-srun "$pack/demo" -ranks 4 -launcher srun -ps
+LINES_SHOWN=45 say job-mpirun "$pack/demo" -ranks 4 -launcher mpirun -ps
+LINES_SHOWN=80 say acts "$pack/cmd.test" -test.run Real -test.v
+say bench "$pack/bench" -trials 20 -json "$results/bench.json"
+say conformance "$pack/conformance.test" -test.v -test.timeout 5m
+grep -cE -- '^ *--- PASS' "$results/conformance.txt"
+grep -E -- '^ *--- (FAIL|SKIP)' "$results/conformance.txt"
+left=$(pgrep -fa 'nvidia-cuda-mps|slurm(ctl)?d|munged' | grep -v -e pgrep -e '<defunct>')
+[ -z "$left" ] || { failed=1; echo "left behind: $left"; }
+modes | diff - "$results/machine.txt" || { failed=1; echo "the GPUs are not as they were"; }
+[ $failed = 0 ] && echo "all passed"
+exit $failed
