@@ -6,6 +6,7 @@
 
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
+ROOMS   := cmd epilog mpirun-wrap policy prolog site
 BUILT   := $(CURDIR)/.build
 # go-nvml binds functions that NVIDIA's header calls deprecated.
 export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
@@ -28,7 +29,7 @@ test: setup
 	REQUIRE_LAB=1 go test -timeout 12m ./...
 
 check:
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
 	go vet ./...
 
 fuzz:
@@ -36,7 +37,8 @@ fuzz:
 	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 
-bench: build
+bench: setup build
+	go test -run '^$$' -bench . ./policy/... ./site/lease
 	go run ./site/lab/bench
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.

@@ -21,6 +21,7 @@ import (
 
 // Daemons is what the prolog asks of control daemons. Every call ends by ctx's deadline.
 type Daemons interface {
+	Groups(context.Context, lease.Job) ([]uint32, error)
 	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
 	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
 	StartServer(context.Context, lease.Job, lease.Daemon) error
@@ -109,7 +110,7 @@ func (o Opener) fall(job slurm.Job, rule policy.Rule, failure error) (Outcome, e
 }
 
 func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outcome, error) {
-	before, err := o.earlier(job)
+	before, err := o.earlier(ctx, job)
 	if err != nil {
 		return Failed, err
 	}
@@ -135,13 +136,13 @@ func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outc
 }
 
 // earlier is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
-func (o Opener) earlier(job slurm.Job) (*lease.Lease, error) {
+func (o Opener) earlier(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
 	l, err := o.Journal.Read(job.ID)
 	switch {
 	case errors.Is(err, lease.ErrNone):
 		return nil, nil
 	case errors.Is(err, lease.ErrVoid):
-		return nil, o.Journal.Void(context.Background(), job.ID)
+		return nil, o.Journal.Void(ctx, job.ID)
 	case err != nil:
 		return nil, dirtyError{err}
 	}
@@ -254,7 +255,7 @@ func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device
 
 // establish is the way in: it stops at the first error, and then undoes what the lease says.
 func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device) (Outcome, error) {
-	l, err := o.draft(job, rule, devices)
+	l, err := o.draft(ctx, job, rule, devices)
 	if err != nil {
 		return Failed, err
 	}
@@ -279,10 +280,13 @@ func (o Opener) undo(l lease.Lease) error {
 }
 
 // draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
-func (o Opener) draft(job slurm.Job, rule policy.Rule, devices []site.Device) (lease.Lease, error) {
-	l := lease.Lease{
+func (o Opener) draft(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device) (l lease.Lease, err error) {
+	l = lease.Lease{
 		Job: owner(job), Phase: lease.Opening, Rule: rule.Name,
 		DrainGrace: lease.Duration(rule.Grant.DrainGrace), Made: o.Clock(),
+	}
+	if l.Job.Groups, err = o.Daemons.Groups(ctx, l.Job); err != nil {
+		return l, err
 	}
 	for _, device := range devices {
 		held, err := o.hold(device, rule.Grant)
@@ -418,6 +422,7 @@ func (o Opener) step(name string, act func() error) error {
 }
 
 func ticket(l lease.Lease, rule policy.Rule, devices []site.Device) lease.Ticket {
+	l.Job.Groups = nil // nobody's business but the lease's
 	t := lease.Ticket{
 		Job: l.Job, Rule: rule.Name, Scope: string(rule.Grant.Scope), Share: string(rule.Grant.Share),
 		Overlap: rule.Grant.Overlap, Ceiling: rule.Grant.Ceiling, Daemons: l.Daemons,

@@ -44,6 +44,8 @@ type Job struct {
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	User string `json:"user"`
+	// Groups are all of the user's, looked up once: an epilog asks no directory service that may be down by then.
+	Groups []uint32 `json:"groups,omitempty"`
 }
 
 // Phase says how far a lease has come.

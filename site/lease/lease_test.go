@@ -320,3 +320,23 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkLease is a lease's whole life on a node with 63 others.
+func BenchmarkLease(b *testing.B) {
+	j, err := Open(filepath.Join(b.TempDir(), "run"), "boot-1")
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx := context.Background()
+	for i := range 63 {
+		if err := j.Begin(ctx, leaseOf(uint32(100+i), site.UUID(fmt.Sprintf("GPU-%d", i)))); err != nil {
+			b.Fatal(err)
+		}
+	}
+	l := leaseOf(7, gpuA, gpuB)
+	for b.Loop() {
+		if err := errors.Join(j.Begin(ctx, l), j.Record(l), j.Publish(Ticket{Job: l.Job}), j.Withdraw(7), j.Forget(ctx, l)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

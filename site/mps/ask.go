@@ -72,14 +72,11 @@ func serialise(ctx context.Context, d lease.Daemon) (unlock func()) {
 func (c Control) askOnce(ctx context.Context, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, askDeadline)
 	defer cancel()
-	cmd, err := c.command(bound, job, d)
-	if err != nil {
-		return nil, err
-	}
+	cmd := c.command(bound, job, d)
 	answer := &bounded{}
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
 	cmd.Stdout, cmd.Stderr = answer, answer
-	err = cmd.Run()
+	err := cmd.Run()
 	if bound.Err() != nil {
 		return nil, site.ErrWedged
 	}

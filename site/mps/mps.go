@@ -6,10 +6,13 @@
 package mps
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -59,29 +62,55 @@ func joined(devices []site.UUID) string {
 	return list
 }
 
-// groups returns the supplementary groups of a job's user. A user whom the node does not know has none but the job's
-// own: files that a foreign group would open are no daemon's business.
-func groups(job lease.Job) ([]uint32, error) {
+// lookupDeadline bounds a question to the machine's directory service, which may be on the network.
+const lookupDeadline = 10 * time.Second
+
+// Groups returns the groups of a job's user, the job's own first. A user whom the node does not know has none but that.
+func (c Control) Groups(ctx context.Context, job lease.Job) ([]uint32, error) {
+	type answer struct {
+		groups []uint32
+		err    error
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupDeadline)
+	defer cancel()
+	answered := make(chan answer, 1)
+	go func() {
+		groups, err := lookUp(job)
+		answered <- answer{groups, err}
+	}()
+	select {
+	case a := <-answered:
+		if a.err != nil {
+			return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, a.err)
+		}
+		return a.groups, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cannot look up groups of uid %d: no answer within %v", job.UID, lookupDeadline)
+	}
+}
+
+func lookUp(job lease.Job) ([]uint32, error) {
+	groups := []uint32{job.GID}
 	u, err := user.LookupId(strconv.FormatUint(uint64(job.UID), 10))
-	if _, unknown := err.(user.UnknownUserIdError); unknown {
-		return []uint32{job.GID}, nil
+	var unknown user.UnknownUserIdError
+	if errors.As(err, &unknown) {
+		return groups, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot look up uid %d: %w", job.UID, err)
+		return nil, err
 	}
 	names, err := u.GroupIds()
 	if err != nil {
-		return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
+		return nil, err
 	}
-	ids := []uint32{job.GID}
 	for _, name := range names {
 		id, err := strconv.ParseUint(name, 10, 32)
 		if err != nil {
-			return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
+			return nil, err
 		}
 		if uint32(id) != job.GID {
-			ids = append(ids, uint32(id))
+			groups = append(groups, uint32(id))
 		}
 	}
-	return ids, nil
+	return groups, nil
 }

@@ -39,10 +39,7 @@ func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site
 	if err := becomeParent(); err != nil {
 		return site.Proc{}, err
 	}
-	cmd, err := c.command(ctx, job, d, "-d")
-	if err != nil {
-		return site.Proc{}, err
-	}
+	cmd := c.command(ctx, job, d, "-d")
 	said := &bounded{}
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := released(unmasked(cmd.Run)); err != nil {
@@ -52,22 +49,18 @@ func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site
 }
 
 // command is the control program as the job's user: in a session of its own, at /, without any file of ours.
-func (c Control) command(ctx context.Context, job lease.Job, d lease.Daemon, args ...string) (*exec.Cmd, error) {
-	ids, err := groups(job)
-	if err != nil {
-		return nil, err
-	}
+func (c Control) command(ctx context.Context, job lease.Job, d lease.Daemon, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.Path, args...)
 	cmd.Env = c.environment(d)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
-		Credential: &syscall.Credential{Uid: job.UID, Gid: job.GID, Groups: ids},
+		Credential: &syscall.Credential{Uid: job.UID, Gid: job.GID, Groups: job.Groups},
 	}
 	// The whole session goes when the deadline does, so that a site's script around the program does not survive it.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = 200 * time.Millisecond // a daemon that holds our pipe open is not waited for
-	return cmd, nil
+	return cmd
 }
 
 // becomeParent prepares this process for having a daemon: its grandchildren become its children when their parent goes,
