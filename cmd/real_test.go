@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -34,8 +35,8 @@ func realPlay(t *testing.T, attributes ...string) play {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
-	p.write(p.conf, "NodeName=n1 Gres=gpu:1\n")
-	p.write(p.gres(), "Name=gpu File=/dev/nvidia0\n")
+	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", stage.RealGPUs()))
+	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", stage.RealGPUs()-1))
 	t.Cleanup(p.killLeft)
 	return p
 }
@@ -97,6 +98,34 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 			began := time.Now()
 			p.must(0, p.job(7, "0"), "epilog")
 			fmt.Printf("epilog after %s: %v\n%s", c.name, time.Since(began).Round(time.Millisecond), p.log())
+			p.clean()
+		})
+	}
+}
+
+// Two GPUs, in an order that is not theirs: each rank sees the one that its ticket seats it on, by whatever scope.
+func TestRealSeatsOnTwoGPUs(t *testing.T) {
+	for _, scope := range []string{"job", "gpu"} {
+		t.Run(scope, func(t *testing.T) {
+			p := realPlay(t, fmt.Sprintf("scope = %q", scope))
+			if stage.RealGPUs() < 2 {
+				t.Skip("needs two GPUs")
+			}
+			p.must(0, p.job(7, "1,0"), "prolog")
+			ticket := p.ticket(7)
+			if len(ticket.Daemons) != map[string]int{"job": 1, "gpu": 2}[scope] {
+				t.Errorf("daemons %+v", ticket.Daemons)
+			}
+			for rank, device := range ticket.Devices {
+				cmd := p.asUser(7, p.Command("mpirun-wrap", p.cudaClient(), "info", "-v"))
+				cmd.Env = with(with(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", "0,1")
+				out, err := cmd.CombinedOutput()
+				fmt.Printf("scope %s, rank %d on %s: %s", scope, rank, device.UUID, out)
+				if err != nil || !strings.Contains(string(out), string(device.UUID)) {
+					t.Errorf("rank %d does not see %s: %v", rank, device.UUID, err)
+				}
+			}
+			p.must(0, p.job(7, "1,0"), "epilog")
 			p.clean()
 		})
 	}
