@@ -114,6 +114,7 @@ func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outc
 	if err != nil {
 		return Failed, err
 	}
+	groups := o.lookUpGroups(ctx, job)
 	var devices []site.Device
 	var refusal string
 	err = o.step("gpus", func() (err error) { devices, refusal, err = o.resolve(job); return err })
@@ -132,7 +133,19 @@ func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outc
 		o.Log.Warn().Str("reason", refusal).Msg("refused: the ticket says so")
 		return Refused, o.Journal.Publish(lease.Ticket{Job: owner(job), Rule: rule.Name, Refused: refusal})
 	}
-	return o.establish(ctx, job, rule, devices)
+	return o.establish(ctx, job, rule, devices, groups)
+}
+
+// lookUpGroups asks for the user's groups while the driver is asked for the GPUs: both take their time.
+func (o Opener) lookUpGroups(ctx context.Context, job slurm.Job) (wait func() ([]uint32, error)) {
+	var groups []uint32
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		groups, err = o.Daemons.Groups(ctx, owner(job))
+	}()
+	return func() ([]uint32, error) { <-done; return groups, err }
 }
 
 // earlier is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
@@ -254,9 +267,12 @@ func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device
 }
 
 // establish is the way in: it stops at the first error, and then undoes what the lease says.
-func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device) (Outcome, error) {
-	l, err := o.draft(ctx, job, rule, devices)
+func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device, groups func() ([]uint32, error)) (Outcome, error) {
+	l, err := o.draft(job, rule, devices)
 	if err != nil {
+		return Failed, err
+	}
+	if l.Job.Groups, err = groups(); err != nil {
 		return Failed, err
 	}
 	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
@@ -280,13 +296,10 @@ func (o Opener) undo(l lease.Lease) error {
 }
 
 // draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
-func (o Opener) draft(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device) (l lease.Lease, err error) {
-	l = lease.Lease{
+func (o Opener) draft(job slurm.Job, rule policy.Rule, devices []site.Device) (lease.Lease, error) {
+	l := lease.Lease{
 		Job: owner(job), Phase: lease.Opening, Rule: rule.Name,
 		DrainGrace: lease.Duration(rule.Grant.DrainGrace), Made: o.Clock(),
-	}
-	if l.Job.Groups, err = o.Daemons.Groups(ctx, l.Job); err != nil {
-		return l, err
 	}
 	for _, device := range devices {
 		held, err := o.hold(device, rule.Grant)

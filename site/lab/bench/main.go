@@ -75,8 +75,12 @@ func run(trials int, out string) error {
 			return err
 		}
 		s := sets[i]
-		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8.1f  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
-			median(s.Prolog)/median(s.Floor), median(s.Outside), median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
+		outside := fmt.Sprintf("%.1f", median(s.Outside))
+		if real {
+			outside = "-" // how NVML's time parts into calls is known of the simulation alone
+		}
+		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
+			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
 	}
 	if out == "" {
 		return nil
@@ -100,6 +104,7 @@ type bench struct {
 	control string
 	nvml    string
 	dir     string
+	visible string // the job's GPUs, for the floor's daemons too
 }
 
 func measure(s *set, built string, real bool, trials int) error {
@@ -147,6 +152,9 @@ func newBench(dir, built string, real bool, s set) (bench, error) {
 			return b, err
 		}
 	}
+	if b.visible, err = uuids(b.nvml, s.GPUs); err != nil {
+		return b, err
+	}
 	if err := b.runOnTmpfs(); err != nil {
 		return b, err
 	}
@@ -155,6 +163,22 @@ func newBench(dir, built string, real bool, s set) (bench, error) {
 		return b, err
 	}
 	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
+}
+
+// uuids names the first GPUs, comma separated.
+func uuids(library string, n int) (string, error) {
+	nvml, err := gpu.Open(library)
+	if err != nil {
+		return "", err
+	}
+	defer nvml.Close()
+	var list []string
+	for i := range n {
+		if device, err := nvml.ByMinor(i); err == nil { // the floor's simulated library knows one GPU
+			list = append(list, string(device.UUID))
+		}
+	}
+	return strings.Join(list, ","), nil
 }
 
 // runOnTmpfs puts the root's /run where a node has it: on a tmpfs.
@@ -366,6 +390,9 @@ func (b bench) ask(ctx context.Context, dir, command string, args ...string) (st
 	cmd := exec.CommandContext(ctx, b.control, args...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}
+	if stage.RealGPUs() > 0 {
+		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+b.visible)
+	}
 	cmd.Stdin = strings.NewReader(command + "\n")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
 	said, err := cmd.CombinedOutput()
