@@ -17,7 +17,7 @@ all: build
 build:
 	@mkdir -p $(BUILT)/bin
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog ./cmd/mpsctl
 
 setup:
 	@site/lab/install.sh
@@ -33,7 +33,7 @@ check:
 	go vet ./...
 
 fuzz:
-	@for p in ./site/slurm ./site/lease ./policy/policyfile ./site/mps; do \
+	@for p in ./policy ./site/slurm ./site/lease ./policy/policyfile ./site/mps; do \
 	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 

@@ -30,6 +30,8 @@ var rooms = map[string][]string{
 	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/node"},
 	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/rank"},
 	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/rank"},
+	"cmd/internal/plan": {"cmd/internal/cli", "policy", "github.com/spf13/cobra"},
+	"cmd/mpsctl":        {"cmd/internal/cli", "cmd/internal/plan"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no

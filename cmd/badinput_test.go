@@ -129,7 +129,10 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 		want string
 	}{
 		{"no program", rank, nil, 125, "cannot run a program: none is given: see mpirun-wrap --help"},
-		{"a wrong flag", rank, []string{"--share", "x"}, 125, "cannot read flags: flag provided but not defined: -share: see mpirun-wrap --help"},
+		{"a wrong flag", rank, []string{"--shares", "x"}, 125, "cannot read flags: flag provided but not defined: -shares: see mpirun-wrap --help"},
+		{"a wrong value", rank, []string{"--gpu", "best", "true"}, 125, `cannot read flags: invalid value "best" for flag -gpu: cannot read --gpu: it is "best": want auto, block, cyclic or nearest: see mpirun-wrap --help`},
+		{"a wrong variable", with(rank, "SLURM_MPS_GPU", "best"), []string{"true"}, 125, `cannot read SLURM_MPS_GPU: it is "best": want auto, block, cyclic or nearest`},
+		{"a rank by hand that is none", rank, []string{"--local-rank", "2", "true"}, 125, "cannot seat rank 2: --local-rank needs --local-size"},
 		{"outside of Slurm", []string{"PATH=/bin"}, []string{"true"}, 125, "cannot find ticket: this is no Slurm job: SLURM_JOB_ID is not set"},
 		{"another job", with(rank, "SLURM_JOB_ID", "8"), []string{"true"}, 125,
 			"cannot find ticket of job 8 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
@@ -141,6 +144,15 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 		if want := "mpirun-wrap: " + c.want + "\n"; err != nil || result.Code != c.code || result.Output != want {
 			t.Errorf("%s: code %d, %v\n got  %s want %s", c.name, result.Code, err, result.Output, want)
 		}
+	}
+	off := with(rank, "SLURM_MPS", "off")
+	if result, err := p.Run(p.ctx, off, "mpirun-wrap", "sh", "-c", `echo "[$CUDA_VISIBLE_DEVICES]"`); err != nil || result.Output != "[]\n" {
+		t.Errorf("switched off: %+v, %v", result, err)
+	}
+	dry := fmt.Sprintf(`{"ranks":[{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}]}`+"\n",
+		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
+	if result, err := p.Run(p.ctx, rank, "mpirun-wrap", "--dry-run", "--json", "--share=65sm"); err != nil || result.Code != 0 || result.Output != dry {
+		t.Errorf("dry run: %+v, %v\nwant %s", result, err, dry)
 	}
 	for _, argv := range [][]string{{"sh", "-c", "exit 42"}, {"--", "sh", "-c", `test "$1" = --root && exit 42`, "sh", "--root"}} {
 		if result, err := p.Run(p.ctx, rank, "mpirun-wrap", argv...); err != nil || result.Code != 42 {

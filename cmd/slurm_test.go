@@ -222,6 +222,25 @@ func TestRanksUnderSlurm(t *testing.T) {
 			t.Errorf("SMs %v, want %v: %+v, %v", got, want, result, err)
 		}
 	})
+	wrapper := filepath.Join(c.dir, "mpirun-wrap") + " "
+	for _, flagged := range []struct {
+		name, command, gres string
+		want                []int
+	}{
+		{"two programs in one mpirun", "mpirun.openmpi -np 1 " + wrapper + "--share=60% " + c.client() + " info : -np 3 " + c.wrap("info"), "--gres=gpu:1", []int{18, 18, 18, 78}},
+		{"weights", "srun -n4 bash -c 'exec " + wrapper + "--share=weight:$((SLURM_LOCALID+1)) " + c.client() + " info'", "--gres=gpu:1", []int{14, 26, 40, 52}},
+		{"a variable for all", "SLURM_MPS_SHARE=overlap:2 srun -n4 " + c.wrap("info"), "--gres=gpu:1", []int{66, 66, 66, 66}},
+		{"blocks", "srun -n3 " + wrapper + "--gpu=block " + c.client() + " info", "--gres=gpu:2", []int{66, 66, 132}},
+		{"a GPU for each task", "srun -n4 " + c.wrap("info"), "--gpus-per-task=1", []int{132, 132, 132, 132}},
+	} {
+		t.Run(flagged.name, func(t *testing.T) {
+			id := c.batch(flagged.command, "-n4", flagged.gres)
+			c.ended(id)
+			if got := counts(t, c.output(id)); !slices.Equal(got, flagged.want) {
+				t.Errorf("SMs %v, want %v:\n%s", got, flagged.want, c.output(id))
+			}
+		})
+	}
 	t.Run("the task prolog's seat without the wrapper", func(t *testing.T) {
 		id := c.batch("srun -n4 "+c.client()+" info", "-n4", "--gres=gpu:2")
 		c.ended(id)

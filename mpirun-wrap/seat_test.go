@@ -48,7 +48,7 @@ func TestSeats(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for rank := range c.ranks {
-				seat, err := Take(c.ticket, slurm.Task{LocalRank: rank, LocalSize: c.ranks})
+				seat, err := Take(c.ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: c.ranks}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -66,7 +66,7 @@ func TestSeats(t *testing.T) {
 }
 
 func TestEnvironmentReplacesAndUnsets(t *testing.T) {
-	seat, err := Take(ticketOf(1, policy.ScopeJob, 1), slurm.Task{LocalRank: 0, LocalSize: 1})
+	seat, err := Take(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalRank: 0, LocalSize: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,16 +92,16 @@ func TestNoSeat(t *testing.T) {
 		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a refused job", func() error {
-			_, err := Take(lease.Ticket{Refused: "it has no GPU"}, slurm.Task{LocalSize: 1})
+			_, err := Take(lease.Ticket{Refused: "it has no GPU"}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err
 		},
 			"this job has no MPS: it has no GPU"},
 		{"a ticket without devices", func() error {
-			_, err := Take(lease.Ticket{Job: lease.Job{ID: 7}}, slurm.Task{LocalSize: 1})
+			_, err := Take(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err
 		},
 			"cannot seat rank 0: the ticket of job 7 names no device"},
-		{"a ticket without the daemon", func() error { _, err := Take(broken, slurm.Task{LocalSize: 1}); return err },
+		{"a ticket without the daemon", func() error { _, err := Take(broken, Rank{Task: slurm.Task{LocalSize: 1}}); return err },
 			"cannot seat rank 0: the ticket of job 7 names no daemon for GPU-0"},
 	} {
 		if err := c.err(); err == nil || err.Error() != c.want {

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -70,35 +71,15 @@ func ParsePercent(s string) (Percent, error) {
 // PercentFrom is f percent, to the nearest millionth.
 func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 
-// Divide deals g among ranks by the grant: element i is rank i's share of its GPU.
+// Divide deals g among ranks by the grant: element i is rank i's share of its GPU. It is Split with the grant's rule for
+// each rank.
 //
 // Even shares are whole TPCs; what does not divide goes one TPC each to the first ranks, so that with overlap 1 the
 // shares add up to the GPU. Overlap multiplies what is dealt. No share is above the grant's ceiling or the GPU, and none
 // is below what the driver gives anyway, so many ranks with small shares add up to more than the GPU.
 func Divide(g GPU, ranks int, grant Grant) ([]Share, error) {
-	if g.SMs <= 0 || g.TPC <= 0 || g.TPC > g.SMs {
-		return nil, fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.TPC)
-	}
-	if ranks <= 0 {
-		return nil, fmt.Errorf("cannot divide GPU among %d ranks", ranks)
-	}
-	shares := make([]Share, ranks)
-	most := g.SMsAt(PercentFrom(grant.Ceiling))
-	if grant.Share == ShareNone {
-		for i := range shares {
-			shares[i] = g.share(most, most)
-		}
-		return shares, nil
-	}
-	units := int(math.Floor(float64(g.SMs/g.TPC) * max(grant.Overlap, 1)))
-	for i := range shares {
-		own := units / ranks
-		if i < units%ranks {
-			own++
-		}
-		shares[i] = g.share(own*g.TPC, most)
-	}
-	return shares, nil
+	rules := slices.Repeat([]ShareRule{grant.Rule()}, max(ranks, 0))
+	return Split(g, rules, PercentFrom(grant.Ceiling))
 }
 
 // share bounds sms from both sides. A share of the whole GPU needs no percentage.

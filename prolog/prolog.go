@@ -123,7 +123,7 @@ func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outc
 	}
 	if before != nil {
 		if o.adopts(ctx, *before, devices) {
-			return Adopted, o.republish(*before, rule, devices)
+			return Adopted, o.republish(*before, rule, devices, positions(job))
 		}
 		if err := o.undo(*before); err != nil {
 			return Failed, dirtyError{err}
@@ -258,10 +258,10 @@ func (o Opener) adopts(ctx context.Context, l lease.Lease, devices []site.Device
 }
 
 // republish gives an adopted lease its ticket where a prolog died before that.
-func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device) error {
+func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device, positions []int) error {
 	_, err := o.Journal.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNone) {
-		return o.Journal.Publish(ticket(l, rule, devices))
+		return o.Journal.Publish(o.ticket(l, rule, devices, positions))
 	}
 	return err
 }
@@ -278,7 +278,7 @@ func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, 
 	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
 		return Failed, err
 	}
-	if err := o.effects(ctx, &l, rule, devices); err != nil {
+	if err := o.effects(ctx, &l, rule, devices, positions(job)); err != nil {
 		o.Log.Error().Err(err).Msg("undoing")
 		l.DrainGrace = 0 // without a ticket there are no clients
 		if undone := o.undo(l); undone != nil {
@@ -348,7 +348,7 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 }
 
 // effects does what the lease says, in the order of the design.
-func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, devices []site.Device) error {
+func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, devices []site.Device, positions []int) error {
 	if err := o.step("modes", func() error { return o.setModes(l.Held) }); err != nil {
 		return err
 	}
@@ -365,13 +365,13 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, d
 	// The servers are asked for while the ticket is written: the job starts when both are done.
 	started := make(chan error, 1)
 	go func() { started <- o.step("servers", func() error { return o.startServers(ctx, *l) }) }()
-	published := o.step("ticket", func() error { return o.publish(*l, rule, devices) })
+	published := o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, rule, devices, positions)) })
 	return errors.Join(published, <-started)
 }
 
-func (o Opener) publish(l lease.Lease, rule policy.Rule, devices []site.Device) error {
+func (o Opener) publish(l lease.Lease, t lease.Ticket) error {
 	l.Phase = lease.Opened
-	return errors.Join(o.Journal.Record(l), o.Journal.Publish(ticket(l, rule, devices)))
+	return errors.Join(o.Journal.Record(l), o.Journal.Publish(t))
 }
 
 func (o Opener) startServers(ctx context.Context, l lease.Lease) error {
@@ -434,15 +434,28 @@ func (o Opener) step(name string, act func() error) error {
 	return err
 }
 
-func ticket(l lease.Lease, rule policy.Rule, devices []site.Device) lease.Ticket {
+// positions are the places of the job's devices in Slurm's list, nil where Slurm named the devices themselves.
+func positions(job slurm.Job) []int {
+	if len(job.MIG)+len(job.UUIDs) > 0 {
+		return nil
+	}
+	return job.GPUs
+}
+
+func (o Opener) ticket(l lease.Lease, rule policy.Rule, devices []site.Device, positions []int) lease.Ticket {
 	l.Job.Groups = nil // nobody's business but the lease's
 	t := lease.Ticket{
 		Job: l.Job, Rule: rule.Name, Scope: string(rule.Grant.Scope), Share: string(rule.Grant.Share),
 		Overlap: rule.Grant.Overlap, Ceiling: rule.Grant.Ceiling, Daemons: l.Daemons,
+		Meet: o.Journal.MeetDir(l.Job.ID),
 	}
-	for _, device := range devices {
+	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
-		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Daemon: n})
+		position := -1
+		if positions != nil {
+			position = positions[i]
+		}
+		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Position: position, Daemon: n})
 	}
 	return t
 }

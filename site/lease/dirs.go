@@ -16,10 +16,16 @@ func (j *Journal) DaemonDir(job uint32, n int) string {
 	return filepath.Join(j.JobDir(job), strconv.Itoa(n))
 }
 
-// MakeDirs makes the pipe and log folders of the lease's daemons. They are the user's alone, 0700; what is above them is
-// root's, so that the user cannot put others in their place.
+// MeetDir is the folder where the job's ranks meet.
+func (j *Journal) MeetDir(job uint32) string { return filepath.Join(j.JobDir(job), "meet") }
+
+// MakeDirs makes the pipe and log folders of the lease's daemons and the ranks' meeting place. They are the user's alone,
+// 0700; what is above them is root's, so that the user cannot put others in their place.
 func (j *Journal) MakeDirs(l Lease) error {
 	if err := mkdir(j.JobDir(l.Job.ID), 0, 0, 0o755); err != nil {
+		return err
+	}
+	if err := mkdir(j.MeetDir(l.Job.ID), l.Job.UID, l.Job.GID, 0o700); err != nil {
 		return err
 	}
 	for n, daemon := range l.Daemons {

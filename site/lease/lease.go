@@ -88,12 +88,15 @@ type Ticket struct {
 	Ceiling float64        `json:"ceiling,omitempty"` // percent
 	Devices []TicketDevice `json:"devices,omitempty"` // in Slurm's order
 	Daemons []Daemon       `json:"daemons,omitempty"`
+	Meet    string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
 }
 
-// TicketDevice is a device of the job and the daemon that serves it, an index into Daemons.
+// TicketDevice is a device of the job, its place in Slurm's list of the node's GPUs (what SLURM_STEP_GPUS of a task
+// names; -1 where Slurm names devices by UUID), and the daemon that serves it, an index into Daemons.
 type TicketDevice struct {
 	site.Device
-	Daemon int `json:"daemon"`
+	Position int `json:"position"`
+	Daemon   int `json:"daemon"`
 }
 
 // Duration is a time.Duration that is written like "10s".

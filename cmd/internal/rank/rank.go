@@ -3,11 +3,13 @@
 package rank
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"strconv"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
@@ -21,39 +23,85 @@ const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its o
   srun mpirun-wrap [flags] [--] PROGRAM [ARG...]
   mpirun mpirun-wrap [flags] [--] PROGRAM [ARG...]
 
-Flags stand before the program; all that follows is the program's.
-  --root DIR   look for the job's ticket below DIR
-  --version    print the version
-  --help       print this
+Flags stand before the program; all that follows is the program's. A flag counts before its variable, a variable before
+the site's policy.
+`
+
+const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+SLURM_MPS=off runs the program as it is, without MPS.
 
 It exits with the program's own code; 125 where it cannot seat the rank, 126 where the program cannot be executed, 127
 where it is not found.
 `
 
-// Wrap is the door of mpirun-wrap. It returns only where the program could not be run.
-func Wrap(p cli.Process) int {
-	var paths site.Paths
+// usage is the help, with a line for each setting.
+func usage(out io.Writer) {
+	fmt.Fprint(out, wrapUsage)
+	for _, s := range mpirunwrap.Settings() {
+		flag := "--" + s.Flag
+		if s.Value != "" {
+			flag += " " + s.Value
+		}
+		fmt.Fprintf(out, "  %-19s %s (%s)\n", flag, s.Usage, s.Variable())
+	}
+	fmt.Fprint(out, wrapUsageEnd)
+}
+
+// line is mpirun-wrap's own command line, taken apart.
+type line struct {
+	paths   site.Paths
+	options mpirunwrap.Options
+	version bool
+	program []string
+}
+
+// parse reads the flags over the variables.
+func parse(p cli.Process) (l line, err error) {
+	if l.options, err = mpirunwrap.ReadOptions(slurm.NewEnviron(p.Env)); err != nil {
+		return l, err
+	}
 	flags := flag.NewFlagSet("mpirun-wrap", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	flags.StringVar(&paths.Root, "root", "", "")
-	version := flags.Bool("version", false, "")
-	switch err := flags.Parse(p.Args); {
+	flags.StringVar(&l.paths.Root, "root", "", "")
+	flags.BoolVar(&l.version, "version", false, "")
+	for _, s := range mpirunwrap.Settings() {
+		set := func(value string) error { return l.options.Set(s.Flag, value) }
+		if s.Value == "" {
+			flags.BoolFunc(s.Flag, "", set)
+		} else {
+			flags.Func(s.Flag, "", set)
+		}
+	}
+	if err := flags.Parse(p.Args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return l, err
+		}
+		return l, fmt.Errorf("cannot read flags: %w: see mpirun-wrap --help", err)
+	}
+	l.program = flags.Args()
+	return l, l.options.Check()
+}
+
+// Wrap is the door of mpirun-wrap. It returns only where no program ran in its place.
+func Wrap(p cli.Process) int {
+	l, err := parse(p)
+	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.Out, wrapUsage)
+		usage(p.Out)
 		return cli.OK
-	case err != nil:
-		p.Complain("mpirun-wrap", fmt.Errorf("cannot read flags: %w: see mpirun-wrap --help", err))
-		return cli.WrapperFailed
-	case *version:
+	case err == nil && l.version:
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.OK
-	case flags.NArg() == 0:
-		p.Complain("mpirun-wrap", errors.New("cannot run a program: none is given: see mpirun-wrap --help"))
-		return cli.WrapperFailed
+	case err == nil && len(l.program) == 0 && !l.options.DryRun:
+		err = errors.New("cannot run a program: none is given: see mpirun-wrap --help")
 	}
-	env, err := seated(p, paths)
 	if err == nil {
-		err = mpirunwrap.Exec(flags.Args(), env)
+		err = run(p, l)
+	}
+	if err == nil {
+		return cli.OK
 	}
 	p.Complain("mpirun-wrap", err)
 	var program *mpirunwrap.ProgramError
@@ -63,40 +111,104 @@ func Wrap(p cli.Process) int {
 	return cli.WrapperFailed
 }
 
-// seated is the environment for the rank's program. Where the site lets the job run without MPS it is the environment as
-// it was, and the first rank of the node says so.
-func seated(p cli.Process, paths site.Paths) ([]string, error) {
-	task, err := slurm.ReadTask(slurm.NewEnviron(p.Env), p.PID)
-	if err != nil {
-		return nil, err
+// run seats the rank and becomes its program. Where MPS is switched off, or the site lets the job run without it, the
+// program runs as it is; in the second case the first rank of the node says so.
+func run(p cli.Process, l line) error {
+	if l.options.Off {
+		return mpirunwrap.Exec(l.program, p.Env)
 	}
-	seat, err := take(paths, task)
+	rank, err := readRank(p.Env, p.PID, l.options)
+	if err != nil {
+		return err
+	}
+	seat, err := take(l.paths, rank)
 	var refused *mpirunwrap.RefusedError
-	if errors.As(err, &refused) && refused.Without {
-		if task.LocalRank == 0 {
+	if errors.As(err, &refused) && refused.Without && !l.options.DryRun {
+		if rank.Task.LocalRank == 0 {
 			p.Complain("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %w", err))
 		}
-		return p.Env, nil
+		return mpirunwrap.Exec(l.program, p.Env)
 	}
+	if err != nil {
+		return err
+	}
+	if l.options.DryRun {
+		return seat.Print(p.Out, l.options.JSON)
+	}
+	if err := seat.Check(); err != nil {
+		return err
+	}
+	if l.options.Report {
+		if err := seat.Report(p.Err, l.options.JSON); err != nil {
+			return err
+		}
+	}
+	return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
+}
+
+// readRank is what the environment and the machine say of this rank.
+func readRank(environment []string, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
+	env := slurm.NewEnviron(environment)
+	rank.Options = options
+	rank.At.NUMA = -1
+	if options.GPU == mpirunwrap.Nearest {
+		rank.At.NUMA = site.OwnNUMA("/sys/devices/system/node")
+	}
+	if rank.Binding, err = slurm.ReadBinding(env); err != nil {
+		return rank, err
+	}
+	if rank.Task, err = readTask(env, pid, options); err != nil {
+		return rank, err
+	}
+	if mpirunwrap.MustMeet(env, rank.Task, options) {
+		rank.Agree, err = meeting(env, pid, rank.Task)
+	}
+	return rank, err
+}
+
+func readTask(env slurm.Environ, pid int, options mpirunwrap.Options) (slurm.Task, error) {
+	if options.LocalSize > 0 {
+		return slurm.TaskByHand(env, options.LocalRank, options.LocalSize)
+	}
+	task, err := slurm.ReadTask(env, pid)
+	if err != nil {
+		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
+	}
+	return task, nil
+}
+
+// meetingPatience is how long a rank waits for the others of its launch: a launcher starts all ranks of a node within a
+// second, and this leaves room for a busy one.
+const meetingPatience = 15 * time.Second
+
+// meeting is how this rank agrees with the others of its launch.
+func meeting(env slurm.Environ, pid int, task slurm.Task) (func(string, mpirunwrap.Word) ([]mpirunwrap.Word, error), error) {
+	self, err := site.ReadStat(pid)
 	if err != nil {
 		return nil, err
 	}
-	if err := seat.Check(); err != nil {
+	parent, err := site.ReadStat(self.Parent)
+	if err != nil {
 		return nil, err
 	}
-	return seat.Environment(p.Env), nil
+	launch := mpirunwrap.Launch(env, task, parent.Proc)
+	return func(folder string, own mpirunwrap.Word) ([]mpirunwrap.Word, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), meetingPatience)
+		defer cancel()
+		return mpirunwrap.Meet(ctx, folder, launch, task.LocalSize, own)
+	}, nil
 }
 
-func take(paths site.Paths, task slurm.Task) (mpirunwrap.Seat, error) {
+func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Seat, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return mpirunwrap.Seat{}, err
 	}
-	ticket, err := mpirunwrap.FindTicket(lease.Reader(paths.Run(), boot), task)
+	ticket, err := mpirunwrap.FindTicket(lease.Reader(paths.Run(), boot), rank.Task)
 	if err != nil {
 		return mpirunwrap.Seat{}, err
 	}
-	return mpirunwrap.Take(ticket, task)
+	return mpirunwrap.Take(ticket, rank)
 }
 
 // TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
@@ -111,11 +223,16 @@ func TaskProlog(p cli.Process) int {
 	}
 	env := slurm.NewEnviron(p.Env)
 	pid, _ := strconv.Atoi(env["SLURM_TASK_PID"]) // slurmstepd runs this for that task
-	task, err := slurm.ReadTask(env, pid)
-	if err != nil || task.StepID == "" {
+	options, err := mpirunwrap.ReadOptions(env)
+	if err != nil || options.Off {
 		return cli.OK
 	}
-	seat, err := take(paths, task)
+	rank, err := readRank(p.Env, pid, options)
+	if err != nil || rank.Task.StepID == "" {
+		return cli.OK
+	}
+	rank.Agree = nil // task prologs of a step need not run at the same time, and have no flags
+	seat, err := take(paths, rank)
 	if err != nil || seat.Check() != nil {
 		return cli.OK
 	}

@@ -67,7 +67,7 @@ func (d *demo) printRanks(w watched) error {
 			continue
 		}
 		found++
-		seat, err := mpirunwrap.Take(w.ticket, slurm.Task{LocalRank: rank, LocalSize: d.ranks})
+		seat, err := mpirunwrap.Take(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,223 @@
+package mpirunwrap
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+var update = flag.Bool("update", false, "write what is seen as what is expected: read the difference before you commit it")
+
+// golden is one case: a node, a launch and flags, and what every rank gets.
+type golden struct {
+	node   string // "H200 2 scope=gpu overlap=1"
+	launch string // "srun 8"
+	flags  []string
+	ranks  []string
+}
+
+// TestGoldens runs every file of testdata/golden. A file has three lines that say the case, and a line for each rank:
+// GPU, daemon, SMs, percentage and how many ranks share the GPU.
+func TestGoldens(t *testing.T) {
+	paths, err := filepath.Glob("testdata/golden/*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(paths) < 60 {
+		t.Fatalf("only %d cases", len(paths))
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := readGolden(t, string(content))
+			got := c.play(t)
+			if *update {
+				if err := os.WriteFile(path, []byte(c.text(got)), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if want := strings.Join(c.ranks, "\n"); strings.Join(got, "\n") != want {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
+			}
+		})
+	}
+}
+
+func readGolden(t *testing.T, content string) golden {
+	head, body, ok := strings.Cut(content, "---\n")
+	lines := strings.Split(head, "\n")
+	if !ok || len(lines) < 3 {
+		t.Fatalf("not a case: %q", content)
+	}
+	field := func(i int, name string) string {
+		value, found := strings.CutPrefix(lines[i], name)
+		if !found {
+			t.Fatalf("line %d is no %s: %q", i+1, name, lines[i])
+		}
+		return strings.TrimSpace(value)
+	}
+	return golden{field(0, "node"), field(1, "launch"), strings.Fields(field(2, "flags")), strings.Split(strings.TrimSpace(body), "\n")}
+}
+
+func (c golden) text(ranks []string) string {
+	return fmt.Sprintf("node   %s\nlaunch %s\nflags  %s\n---\n%s\n", c.node, c.launch, strings.Join(c.flags, " "), strings.Join(ranks, "\n"))
+}
+
+// play seats every rank as a wrapper would, each from its own environment alone.
+func (c golden) play(t *testing.T) []string {
+	ticket := nodeOf(t, c.node)
+	launcher, count, _ := strings.Cut(c.launch, " ")
+	ranks, err := strconv.Atoi(count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	for rank := range ranks { // all of them have said their word before the first asks for the others'
+		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
+		seatOf(ticket, env, c.flags, func(_ string, own Word) ([]Word, error) { return nil, leave(folder, "x", own) })
+	}
+	var seats []string
+	for rank := range ranks {
+		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
+		seat, err := seatOf(ticket, env, c.flags, func(_ string, own Word) ([]Word, error) {
+			return Meet(t.Context(), folder, "x", ranks, own)
+		})
+		if err != nil {
+			seats = append(seats, fmt.Sprintf("%d %v", rank, err))
+			continue
+		}
+		percent, _ := seat.Share.Percent.MarshalJSON()
+		line := fmt.Sprintf("%d GPU %d daemon %s %d SMs %s of %d", rank, seat.GPU, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.Beside)
+		for _, v := range seat.Variables()[4:] {
+			line += " " + v.Name + "=" + v.Value
+		}
+		seats = append(seats, line)
+	}
+	return seats
+}
+
+func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string, Word) ([]Word, error)) (Seat, error) {
+	env := slurm.NewEnviron(environment)
+	options, err := ReadOptions(env)
+	if err != nil {
+		return Seat{}, err
+	}
+	for _, f := range flags {
+		name, value, ok := strings.Cut(strings.TrimPrefix(f, "--"), "=")
+		if !ok {
+			value = "true"
+		}
+		if err := options.Set(name, value); err != nil {
+			return Seat{}, err
+		}
+	}
+	task, err := slurm.ReadTask(env, 4711)
+	if err != nil {
+		return Seat{}, err
+	}
+	binding, err := slurm.ReadBinding(env)
+	if err != nil {
+		return Seat{}, err
+	}
+	if !MustMeet(env, task, options) {
+		agree = nil
+	}
+	return Take(ticket, Rank{task, binding, Whereabouts{NUMA: task.LocalRank * 2 / task.LocalSize}, options, agree})
+}
+
+// nodeOf is a ticket: a model and how many of it, then attributes. The GPUs' NUMA nodes are 0 for the first half of them.
+func nodeOf(t *testing.T, line string) lease.Ticket {
+	fields := strings.Fields(line)
+	model, err := policy.FindModel(fields[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(fields[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	attributes := slurm.NewEnviron(fields[2:])
+	overlap := 1.0
+	if s := attributes["overlap"]; s != "" {
+		if overlap, err = strconv.ParseFloat(s, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ceiling := 100.0
+	if s := attributes["ceiling"]; s != "" {
+		if ceiling, err = strconv.ParseFloat(s, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scope := policy.Scope(attributes["scope"])
+	if scope == "" {
+		scope = policy.ScopeJob
+	}
+	ticket := ticketOf(n, scope, overlap)
+	ticket.Ceiling = ceiling
+	if s := attributes["share"]; s != "" {
+		ticket.Share = s
+	}
+	for i := range ticket.Devices {
+		d := &ticket.Devices[i]
+		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.TPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n}
+		d.Position = i
+	}
+	return ticket
+}
+
+// environmentOf is what a launcher says to rank of ranks, by its documents where it was not recorded.
+func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
+	gtids := "0"
+	for i := 1; i < ranks; i++ {
+		gtids += fmt.Sprintf(",%d", i)
+	}
+	srun := []string{"SLURM_STEP_ID=0", fmt.Sprintf("SLURM_LOCALID=%d", rank), "SLURM_GTIDS=" + gtids, "SLURM_TASK_PID=4711", "SLURM_NODEID=0"}
+	under := []string{"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"} // a launcher inside a batch script
+	pair := func(rankName, sizeName string) []string {
+		return append(under, fmt.Sprintf("%s=%d", rankName, rank), fmt.Sprintf("%s=%d", sizeName, ranks))
+	}
+	switch launcher {
+	case "srun":
+		return srun
+	case "srun-inside-mpirun": // the outer launcher's variables are stale
+		return append(srun, "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2")
+	case "srun-gpus-per-task":
+		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank))
+	case "srun-ntasks-per-gpu-2":
+		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2), "SLURM_NTASKS_PER_GPU=2")
+	case "openmpi":
+		return pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+	case "openmpi-mpmd": // rank 0 is another program, with 60 % for itself
+		env := append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "OMPI_NUM_APP_CTX=2")
+		if rank == 0 {
+			env = append(env, "SLURM_MPS_SHARE=60%")
+		}
+		return env
+	case "hydra":
+		return pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+	case "mvapich2":
+		return pair("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+	case "pals":
+		return pair("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
+	case "jsrun":
+		return pair("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
+	case "torchrun":
+		return append(pair("LOCAL_RANK", "LOCAL_WORLD_SIZE"), "TORCHELASTIC_RUN_ID=1")
+	}
+	t.Fatalf("unknown launcher %q", launcher)
+	return nil
+}

@@ -1,0 +1,135 @@
+package mpirunwrap
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Word is what a rank says to the others of its launch on the node.
+type Word struct {
+	Rank   int    `json:"rank"`
+	Device int    `json:"device"` // index into the ticket's devices
+	Rule   string `json:"rule"`   // a share
+}
+
+// Launch names one launch on this node, so that two launches of a job do not meet. Behind a shell the parent is not the
+// launcher any more, so a launcher's own name counts first.
+func Launch(env slurm.Environ, task slurm.Task, parent site.Proc) string {
+	switch {
+	case task.Source == slurm.SourceStepd:
+		return "step" + task.StepID
+	case env["PMIX_NAMESPACE"] != "":
+		return "pmix" + clean(env["PMIX_NAMESPACE"])
+	case env["OMPI_MCA_ess_base_jobid"] != "":
+		return "ompi" + clean(env["OMPI_MCA_ess_base_jobid"])
+	}
+	return fmt.Sprintf("pid%d.%d", parent.PID, parent.Start)
+}
+
+// clean makes a part of a file's name of what a launcher says.
+func clean(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, name[:min(len(name), 100)])
+}
+
+// MustMeet reports whether a rank cannot know its share alone: a weight is one among others, and of several programs in
+// one launch (Open MPI says how many) each may have flags of its own.
+func MustMeet(env slurm.Environ, task slurm.Task, o Options) bool {
+	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
+	return task.LocalSize > 1 && (programs > 1 || o.Own && o.Share.Relative())
+}
+
+// Meet tells the others of a launch a word and returns all of theirs, by rank. The folder is the user's own. The error
+// says how many came before ctx ended.
+func Meet(ctx context.Context, folder, launch string, size int, own Word) ([]Word, error) {
+	if err := leave(folder, launch, own); err != nil {
+		return nil, err
+	}
+	words := make([]Word, 0, size)
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		for len(words) < size {
+			word, err := hear(folder, launch, len(words))
+			if errors.Is(err, fs.ErrNotExist) {
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
+			words = append(words, word)
+		}
+		if len(words) == size {
+			return words, nil
+		}
+		if !site.Pause(ctx, pause) {
+			return nil, fmt.Errorf("cannot agree on shares: rank %d of this launch did not come: start every rank of the node by mpirun-wrap, or leave out --share=weight and flags for some ranks only", len(words))
+		}
+	}
+}
+
+func wordPath(folder, launch string, rank int) string {
+	return filepath.Join(folder, fmt.Sprintf("%s.%d", launch, rank))
+}
+
+// leave writes a word whole: the others read it as soon as it has its name.
+func leave(folder, launch string, own Word) error {
+	content, err := json.Marshal(own)
+	if err != nil {
+		return fmt.Errorf("cannot leave word: %w", err)
+	}
+	path := wordPath(folder, launch, own.Rank)
+	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+		return fmt.Errorf("cannot leave word: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("cannot leave word: %w", err)
+	}
+	return nil
+}
+
+func hear(folder, launch string, rank int) (Word, error) {
+	content, err := os.ReadFile(wordPath(folder, launch, rank))
+	if err != nil {
+		return Word{}, err
+	}
+	var word Word
+	if err := json.Unmarshal(content, &word); err != nil || word.Rank != rank {
+		return Word{}, fmt.Errorf("cannot read word of rank %d: %q", rank, content)
+	}
+	return word, nil
+}
+
+// together is a rank's place among those that said they sit on its device, and all their rules.
+func together(words []Word, own Word) (beside []policy.ShareRule, index int, err error) {
+	slices.SortFunc(words, func(a, b Word) int { return a.Rank - b.Rank })
+	for _, word := range words {
+		if word.Device != own.Device {
+			continue
+		}
+		if word.Rank == own.Rank {
+			index = len(beside)
+		}
+		rule, err := policy.ParseShare(word.Rule)
+		if err != nil {
+			return nil, 0, err
+		}
+		beside = append(beside, rule)
+	}
+	return beside, index, nil
+}

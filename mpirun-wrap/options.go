@@ -1,0 +1,160 @@
+package mpirunwrap
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Options are what a user says of a rank. The zero value leaves everything to Slurm and the policy.
+type Options struct {
+	GPU       Choice
+	Share     *policy.ShareRule // nil: the ticket's
+	Own       bool              // Share is this rank's flag, not a variable that all ranks have
+	Memory    policy.MemoryRule // the zero value: no limit
+	Low       bool              // priority below the other ranks'
+	LocalRank int               // with LocalSize, by hand; LocalSize 0 means not given
+	LocalSize int
+	Report    bool // a line about the seat on stderr
+	DryRun    bool // print the seat and run nothing
+	JSON      bool // for Report and DryRun
+	Off       bool // run the program as it is
+}
+
+// Choice is how a rank comes to its GPU.
+type Choice string
+
+// The ways to choose. The zero value is Auto.
+const (
+	Auto    Choice = "auto"    // what Slurm bound to the task, else cyclic
+	Block   Choice = "block"   // neighbouring ranks on one GPU
+	Cyclic  Choice = "cyclic"  // ranks go round the GPUs
+	Nearest Choice = "nearest" // the GPUs of the rank's own NUMA node, round them
+)
+
+// Setting is a row of the table of options: a flag, and the variable that stands for it.
+type Setting struct {
+	Flag  string
+	Value string // what its value is called, "" for a switch
+	Usage string
+	set   func(*Options, string) error
+}
+
+// Variable is the name of the variable that stands for the flag.
+func (s Setting) Variable() string {
+	return "SLURM_MPS_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
+}
+
+// Settings is the table that ReadOptions follows.
+func Settings() []Setting {
+	return []Setting{
+		{"gpu", "CHOICE", "auto, block, cyclic or nearest", func(o *Options, v string) error {
+			choice := Choice(v)
+			switch choice {
+			case Auto, Block, Cyclic, Nearest:
+				o.GPU = choice
+				return nil
+			}
+			return fmt.Errorf("want auto, block, cyclic or nearest")
+		}},
+		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) error {
+			rule, err := policy.ParseShare(v)
+			o.Share = &rule
+			return err
+		}},
+		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) (err error) {
+			o.Memory, err = policy.ParseMemory(v)
+			return err
+		}},
+		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error {
+			if v != "normal" && v != "low" {
+				return fmt.Errorf("want normal or low")
+			}
+			o.Low = v == "low"
+			return nil
+		}},
+		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
+			return natural(v, &o.LocalRank)
+		}},
+		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
+			return natural(v, &o.LocalSize)
+		}},
+		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return truth(v, &o.Report) }},
+		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return truth(v, &o.DryRun) }},
+		{"json", "", "print both as JSON", func(o *Options, v string) error { return truth(v, &o.JSON) }},
+	}
+}
+
+// Switch is the variable that switches everything off for a job, with the value "off".
+const Switch = "SLURM_MPS"
+
+// ReadOptions reads the variables of an environment; flags are set over them by Set.
+func ReadOptions(env slurm.Environ) (Options, error) {
+	var o Options
+	switch value := env[Switch]; value {
+	case "", "on":
+	case "off":
+		o.Off = true
+	default:
+		return o, fmt.Errorf("cannot read %s: it is %q: want on or off", Switch, value)
+	}
+	for _, s := range Settings() {
+		value, given := env[s.Variable()]
+		if !given {
+			continue
+		}
+		if err := s.set(&o, value); err != nil {
+			return o, fmt.Errorf("cannot read %s: it is %q: %w", s.Variable(), value, err)
+		}
+	}
+	return o, nil
+}
+
+// Set sets an option by its flag. A switch has the value "true".
+func (o *Options) Set(flag, value string) error {
+	for _, s := range Settings() {
+		if s.Flag != flag {
+			continue
+		}
+		if err := s.set(o, value); err != nil {
+			return fmt.Errorf("cannot read --%s: it is %q: %w", flag, value, err)
+		}
+		o.Own = o.Own || flag == "share"
+	}
+	return nil
+}
+
+// Check refuses what does not go together.
+func (o Options) Check() error {
+	if o.LocalSize > 0 && o.LocalRank >= o.LocalSize {
+		return fmt.Errorf("cannot seat rank %d of %d: --local-rank counts from 0 and is below --local-size", o.LocalRank, o.LocalSize)
+	}
+	if o.LocalRank > 0 && o.LocalSize == 0 {
+		return fmt.Errorf("cannot seat rank %d: --local-rank needs --local-size", o.LocalRank)
+	}
+	return nil
+}
+
+func natural(value string, into *int) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > 1<<16 {
+		return fmt.Errorf("want a whole number")
+	}
+	*into = n
+	return nil
+}
+
+func truth(value string, into *bool) error {
+	switch value {
+	case "true", "1", "yes":
+		*into = true
+	case "false", "0", "no", "":
+		*into = false
+	default:
+		return fmt.Errorf("want true or false")
+	}
+	return nil
+}

@@ -1,0 +1,147 @@
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+func TestAFlagCountsBeforeItsVariable(t *testing.T) {
+	o, err := ReadOptions(slurm.NewEnviron([]string{"SLURM_MPS_SHARE=50%", "SLURM_MPS_GPU=block", "SLURM_MPS_DRY_RUN=1"}))
+	if err != nil || o.Share.String() != "50%" || o.GPU != Block || !o.DryRun || o.Own {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "nearest"), o.Set("dry-run", "false")); err != nil {
+		t.Fatal(err)
+	}
+	if o.Share.String() != "even" || o.GPU != Nearest || o.DryRun || !o.Own {
+		t.Errorf("%+v", o)
+	}
+}
+
+// Every bad value of an option, its sentence whole: as a variable, and as a flag.
+func TestBadOptions(t *testing.T) {
+	for _, c := range []struct{ variable, flag, value, want string }{
+		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic or nearest"},
+		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
+		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
+		{"SLURM_MPS_SHARE", "share", "0%", `cannot read share "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
+	} {
+		_, err := ReadOptions(slurm.Environ{c.variable: c.value})
+		if want := "cannot read " + c.variable + `: it is "` + c.value + `": ` + c.want; err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+		var o Options
+		err = o.Set(c.flag, c.value)
+		if want := "cannot read --" + c.flag + `: it is "` + c.value + `": ` + c.want; err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+	if _, err := ReadOptions(slurm.Environ{"SLURM_MPS": "no"}); err == nil || err.Error() != `cannot read SLURM_MPS: it is "no": want on or off` {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{LocalRank: 4, LocalSize: 4}, "cannot seat rank 4 of 4: --local-rank counts from 0 and is below --local-size"},
+		{Options{LocalRank: 1}, "cannot seat rank 1: --local-rank needs --local-size"},
+	} {
+		if err := c.o.Check(); err == nil || err.Error() != c.want {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	}
+}
+
+// Over 1 to 8 GPUs and 1 to 64 ranks: every rank is seated once, ranks that go round or in blocks agree on who sits
+// beside them, and even shares of a GPU add up to all of its SMs where each is at least the driver's.
+func TestEverySeatIsTakenOnce(t *testing.T) {
+	for _, choice := range []Choice{"", Cyclic, Block} {
+		for gpus := 1; gpus <= 8; gpus++ {
+			for ranks := 1; ranks <= 64; ranks++ {
+				if (ranks+gpus-1)/gpus > policy.Clients {
+					continue // refused, and a golden of its own
+				}
+				ticket := ticketOf(gpus, policy.ScopeGPU, 1)
+				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
+				for rank := range ranks {
+					seat, err := Take(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					sums[seat.GPU] += seat.Share.SMs
+					beside[seat.GPU] = seat.Beside
+					seen[seat.GPU]++
+				}
+				for gpu := range gpus {
+					if seen[gpu] > 0 && beside[gpu] != seen[gpu] {
+						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d has %d and they think %d", choice, gpus, ranks, gpu, seen[gpu], beside[gpu])
+					}
+					if n := seen[gpu]; n > 0 && n <= 132/policy.MinSMs && sums[gpu] != 132 {
+						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d deals %d SMs to %d", choice, gpus, ranks, gpu, sums[gpu], n)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestARankThatDoesNotCome(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err := Meet(ctx, t.TempDir(), "step0", 2, Word{Rank: 0, Rule: "even"})
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot agree on shares: rank 1 of this launch did not come: ") {
+		t.Error(err)
+	}
+}
+
+func TestTwoLaunchesDoNotMeet(t *testing.T) {
+	parent := site.Proc{PID: 1, Start: 2}
+	names := map[string]bool{}
+	for _, name := range []string{
+		Launch(slurm.Environ{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
+		Launch(slurm.Environ{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
+		Launch(slurm.Environ{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
+		Launch(slurm.Environ{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
+		Launch(slurm.Environ{}, slurm.Task{}, parent),
+		Launch(slurm.Environ{}, slurm.Task{}, site.Proc{PID: 1, Start: 3}),
+	} {
+		if names[name] || strings.ContainsAny(name, "/ ") {
+			t.Errorf("launch %q", name)
+		}
+		names[name] = true
+	}
+}
+
+func TestOwnNUMA(t *testing.T) {
+	dir := t.TempDir()
+	if got := site.OwnNUMA(dir); got != -1 {
+		t.Errorf("without nodes: %d", got)
+	}
+	if err := errors.Join(os.Mkdir(dir+"/node3", 0o755), os.WriteFile(dir+"/node3/cpulist", []byte("0-1023\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if got := site.OwnNUMA(dir); got != 3 {
+		t.Errorf("all CPUs of node 3: %d", got)
+	}
+}
+
+// docs/user.md has a row for every setting, with its variable.
+func TestTheSettingsAreDocumented(t *testing.T) {
+	content, err := os.ReadFile("../docs/user.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range Settings() {
+		if !strings.Contains(string(content), "| `--"+s.Flag) || !strings.Contains(string(content), "`"+s.Variable()+"`") {
+			t.Errorf("--%s or %s is not documented", s.Flag, s.Variable())
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package mpirunwrap
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// row is a seat in JSON: the fields of mpsctl plan, and what a real rank has besides.
+type row struct {
+	Rank      int               `json:"rank"`
+	GPU       int               `json:"gpu"`
+	SMs       int               `json:"sms"`
+	Percent   policy.Percent    `json:"percent"`
+	MemoryMiB *int              `json:"memory_mib"`
+	UUID      string            `json:"uuid"`
+	PipeDir   string            `json:"pipe_dir"`
+	Env       map[string]string `json:"env"` // an empty value: the variable is unset
+}
+
+// Print writes the seat and its environment: as lines that a shell could read, or as JSON.
+func (s Seat) Print(out io.Writer, asJSON bool) error {
+	if asJSON {
+		return s.printJSON(out)
+	}
+	if err := s.Report(out, false); err != nil {
+		return err
+	}
+	for _, v := range s.Variables() {
+		line := "export " + v.Name + "=" + v.Value
+		if v.Value == "" {
+			line = "unset " + v.Name
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return fmt.Errorf("cannot print seat: %w", err)
+		}
+	}
+	return nil
+}
+
+// Report writes the seat in one line.
+func (s Seat) Report(out io.Writer, asJSON bool) error {
+	if asJSON {
+		return s.printJSON(out)
+	}
+	share := "no cap"
+	if s.Share.Percent != 0 {
+		share = s.Share.Percent.String() + " %"
+	}
+	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): GPU %d %s, %d of %d SMs (%s), %d ranks on it\n",
+		s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, s.GPU, s.Device.UUID, s.Share.SMs, s.Device.SMs, share, s.Beside)
+	if err != nil {
+		return fmt.Errorf("cannot print seat: %w", err)
+	}
+	return nil
+}
+
+func (s Seat) printJSON(out io.Writer) error {
+	env := map[string]string{}
+	for _, v := range s.Variables() {
+		env[v.Name] = v.Value
+	}
+	var memory *int
+	if s.Memory.LimitMiB > 0 {
+		memory = &s.Memory.UsableMiB
+	}
+	content, err := json.Marshal(map[string][]row{"ranks": {{
+		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Share.Percent, memory, string(s.Device.UUID), s.Daemon.PipeDir, env,
+	}}})
+	if err != nil {
+		return fmt.Errorf("cannot print seat: %w", err)
+	}
+	if _, err := fmt.Fprintln(out, string(content)); err != nil {
+		return fmt.Errorf("cannot print seat: %w", err)
+	}
+	return nil
+}

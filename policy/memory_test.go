@@ -1,0 +1,151 @@
+package policy
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The recorded sweep of a real H200: percent, SMs, context MiB. What is taken off must be enough, and not much more.
+func TestContextIsTheRecordedSweep(t *testing.T) {
+	points := 0
+	for line := range lines(t, "testdata/sweep-h200.txt") {
+		fields := strings.Fields(line)
+		sms, err := strconv.Atoi(fields[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorded, err := strconv.Atoi(fields[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := ContextMiB(sms); got < recorded || got > recorded+8 {
+			t.Errorf("%d SMs: %d MiB, the H200 took %d", sms, got, recorded)
+		}
+		points++
+	}
+	if points != 100 {
+		t.Fatalf("%d points, want 100", points)
+	}
+}
+
+func TestParseMemory(t *testing.T) {
+	for given, want := range map[string]string{
+		"none": "none", "even": "even", "8G": "8192M", "16384M": "16384M", "1.5G": "1536M", "0.5G": "512M", "1T": "1048576M", "1024T": "1073741824M", "1M": "1M",
+	} {
+		rule, err := ParseMemory(given)
+		if err != nil || rule.String() != want {
+			t.Errorf("%q is read as %q, %v, want %q", given, rule, err, want)
+		}
+		if again, err := ParseMemory(rule.String()); err != nil || again != rule {
+			t.Errorf("%q reads back as %q, %v", rule, again, err)
+		}
+		if rule.None() != (given == "none") {
+			t.Errorf("%q: no limit is %v", given, rule.None())
+		}
+	}
+	for _, given := range []string{"", "8", "8g", "G", "0G", "0.0M", "-8G", "8GB", "8GiB", "1.5M", "0.0001G", "1025T", "8K", "1e3M", "None", "99999999999G", "8 G", "é"} {
+		_, err := ParseMemory(given)
+		if want := fmt.Sprintf("cannot read memory %q: want none, even, or a size of whole MiB, like 8G or 16384M", given); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func TestParseOvercommit(t *testing.T) {
+	for given, want := range map[string]float64{"1": 1, "1.5": 1.5, "48": 48} {
+		if got, err := ParseOvercommit(given); err != nil || got != want {
+			t.Errorf("%q is read as %v, %v", given, got, err)
+		}
+	}
+	for _, given := range []string{"", "0.9", "48.1", "x", "-1"} {
+		_, err := ParseOvercommit(given)
+		if want := fmt.Sprintf("cannot read overcommit %q: want a factor from 1 to 48, like 1.5", given); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func TestMemoryEach(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		total, context int
+		ranks          int
+		overlap        float64
+		rule           string
+		want           Memory
+	}{
+		{"no limit", 143771, 590, 8, 1, "none", Memory{}},
+		{"even", 143771, 160, 8, 1, "even", Memory{17894, 17734}},
+		{"even, once and a half over", 143771, 160, 8, 1.5, "even", Memory{26841, 26681}},
+		{"even, more over than there are ranks", 143771, 590, 2, 4, "even", Memory{143155, 142565}},
+		{"even of one is what CUDA says is free", 143771, 590, 1, 1, "even", Memory{143155, 142565}},
+		{"an overlap below 1 is 1", 143771, 590, 2, 0, "even", Memory{71577, 70987}},
+		{"a size is what the program can use", 143771, 160, 8, 1, "8G", Memory{8352, 8192}},
+		{"the size that fits beside the context", 143771, 590, 1, 1, "142565M", Memory{143155, 142565}},
+		{"sizes may be more than the GPU", 143771, 590, 48, 1, "100G", Memory{102990, 102400}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := MemoryEach(c.total, c.context, c.ranks, c.overlap, mustMemory(t, c.rule))
+			if err != nil || got != c.want {
+				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestMemoryEachRefuses(t *testing.T) {
+	for _, c := range []struct {
+		total, context, ranks int
+		rule, want            string
+	}{
+		{143771, 590, 0, "even", "cannot divide memory among 0 ranks"},
+		{1000, 590, 1, "even", "cannot limit memory of a GPU of 1000 MiB: the driver takes 616 MiB of it and a context 590 MiB"},
+		{15360, 348, 48, "even", "cannot divide 14744 MiB among 48 ranks: each would have 307 MiB and its context takes 348 MiB: run fewer ranks on the GPU"},
+		{143771, 590, 1, "142566M", "cannot give a rank 142566 MiB: the GPU has 142565 MiB beside the rank's context: ask for 142565M or less"},
+	} {
+		if _, err := MemoryEach(c.total, c.context, c.ranks, 1, mustMemory(t, c.rule)); err == nil || err.Error() != c.want {
+			t.Errorf("got  %v\nwant %s", err, c.want)
+		}
+	}
+}
+
+// A limit of 2 GiB left a program of the whole H200 1534 MiB free (measured): what is promised must be there.
+func TestWhatIsPromisedIsThere(t *testing.T) {
+	got, err := MemoryEach(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.LimitMiB != 2048 || got.UsableMiB > 1534 {
+		t.Errorf("a limit of %d MiB is said to leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
+	}
+}
+
+// Even limits never promise more than there is, and leave less than a MiB for each rank.
+func TestEvenMemoryAddsUp(t *testing.T) {
+	for _, m := range Models() {
+		for ranks := 1; ranks <= m.Clients; ranks++ {
+			got, err := MemoryEach(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := m.MemoryMiB - ReserveMiB
+			if sum := got.LimitMiB * ranks; sum > all || sum <= all-ranks {
+				t.Errorf("%s, %d ranks: limits add up to %d MiB of %d", m.Name, ranks, sum, all)
+			}
+			if got.UsableMiB != got.LimitMiB-ContextMiB(MinSMs) {
+				t.Errorf("%s, %d ranks: %+v", m.Name, ranks, got)
+			}
+		}
+	}
+}
+
+func mustMemory(t *testing.T, s string) MemoryRule {
+	t.Helper()
+	rule, err := ParseMemory(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rule
+}

@@ -1,0 +1,87 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+)
+
+// The most clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60 from
+// CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46). It counts contexts, and a raised
+// CUDA_DEVICE_MAX_CONNECTIONS lowers it.
+const (
+	ClientsBeforeVolta = 16
+	Clients            = 48
+	ClientsFromCUDA131 = 60
+)
+
+// DefaultTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
+// shares were measured to go in steps of two.
+const DefaultTPC = 2
+
+// Model is a GPU known by name.
+type Model struct {
+	Name      string // as people say it, "H100 PCIe"
+	Product   string // as NVML says it, "NVIDIA H100 PCIe"
+	GPU       GPU
+	Clients   int // the most that MPS serves at once, before CUDA 13.1
+	MemoryMiB int // total, as NVML says it (driver R510 and later)
+}
+
+// models is every GPU known by name. SMs are those of NVIDIA's white papers and data sheets, named at each group; the
+// memory is what nvidia-smi prints for the product with a driver of R510 or later; clients are NVIDIA's MPS guide's.
+var models = []Model{
+	// Volta white paper: 80 SMs in 40 TPCs. This is the 16 GB product.
+	model("V100", "Tesla V100-SXM2-16GB", 80, 16384),
+	// Turing white paper and T4 data sheet: 2560 cores, 64 an SM.
+	model("T4", "Tesla T4", 40, 15360),
+	// GA100 white paper: the A100 has 108 SMs in 54 TPCs.
+	model("A100-40", "NVIDIA A100-SXM4-40GB", 108, 40960),
+	model("A100-80", "NVIDIA A100-SXM4-80GB", 108, 81920),
+	// A30 data sheet: 3584 cores, 64 an SM.
+	model("A30", "NVIDIA A30", 56, 24576),
+	// GA102 white paper: the A40 has 10752 cores, 128 an SM. Its memory is 48 GB with ECC on.
+	model("A40", "NVIDIA A40", 84, 46068),
+	// Ada white paper and data sheets: the L4 has 7424 cores, the L40S 18176, 128 an SM.
+	model("L4", "NVIDIA L4", 58, 23034),
+	model("L40S", "NVIDIA L40S", 142, 46068),
+	// Hopper white paper: PCIe 114 SMs in 57 TPCs, SXM5 132 in 66.
+	model("H100 PCIe", "NVIDIA H100 PCIe", 114, 81559),
+	model("H100 SXM", "NVIDIA H100 80GB HBM3", 132, 81559),
+	// Measured: 16896 cores, 128 an SM, 143771 MiB by NVML.
+	model("H200", "NVIDIA H200", 132, 143771),
+	// CUDA's device query: 148 SMs, 74 on each of two dies.
+	model("B200", "NVIDIA B200", 148, 183359),
+	// GH200 data sheet: the GPU is the SXM5's; this is the product with 96 GB of HBM3.
+	model("GH200", "NVIDIA GH200 480GB", 132, 97871),
+}
+
+func model(name, product string, sms, mib int) Model {
+	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, TPC: DefaultTPC}, Clients: Clients, MemoryMiB: mib}
+}
+
+// Models are the GPUs known by name, oldest first.
+func Models() []Model { return append([]Model(nil), models...) }
+
+// FindModel is the GPU of that name, or of that product's name. Case, spaces, hyphens and underscores do not matter:
+// "h100-pcie" is the H100 PCIe. A name that leaves the memory open, A100, is the product with the least. The error lists
+// the known names.
+func FindModel(name string) (Model, error) {
+	wanted := plain(name)
+	if wanted == "a100" {
+		wanted = "a10040"
+	}
+	var known []string
+	for _, m := range models {
+		if wanted == plain(m.Name) || wanted == plain(m.Product) {
+			return m, nil
+		}
+		known = append(known, m.Name)
+	}
+	return Model{}, fmt.Errorf("cannot find GPU %q: known are %s", name, strings.Join(known, ", "))
+}
+
+// plain is a name without what people write differently.
+func plain(name string) string {
+	name = strings.NewReplacer(" ", "", "-", "", "_", "").Replace(strings.ToLower(name))
+	return strings.TrimPrefix(strings.TrimPrefix(name, "nvidia"), "tesla")
+}

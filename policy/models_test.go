@@ -1,0 +1,57 @@
+package policy
+
+import "testing"
+
+func TestModels(t *testing.T) {
+	want := map[string]Model{ // by name: SMs, clients and MiB
+		"V100": {GPU: GPU{80, 2}, Clients: 48, MemoryMiB: 16384}, "T4": {GPU: GPU{40, 2}, Clients: 48, MemoryMiB: 15360},
+		"A100-40": {GPU: GPU{108, 2}, Clients: 48, MemoryMiB: 40960}, "A100-80": {GPU: GPU{108, 2}, Clients: 48, MemoryMiB: 81920},
+		"A30": {GPU: GPU{56, 2}, Clients: 48, MemoryMiB: 24576}, "A40": {GPU: GPU{84, 2}, Clients: 48, MemoryMiB: 46068},
+		"L4": {GPU: GPU{58, 2}, Clients: 48, MemoryMiB: 23034}, "L40S": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068},
+		"H100 PCIe": {GPU: GPU{114, 2}, Clients: 48, MemoryMiB: 81559}, "H100 SXM": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 81559},
+		"H200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 143771}, "B200": {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 183359},
+		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871},
+	}
+	for _, m := range Models() {
+		w, ok := want[m.Name]
+		if !ok || m.GPU != w.GPU || m.Clients != w.Clients || m.MemoryMiB != w.MemoryMiB {
+			t.Errorf("%+v, want %+v", m, w)
+		}
+		for _, name := range []string{m.Name, m.Product} {
+			if found, err := FindModel(name); err != nil || found != m {
+				t.Errorf("%q is found as %q, %v", name, found.Name, err)
+			}
+		}
+		delete(want, m.Name)
+	}
+	if len(want) != 0 {
+		t.Errorf("not there: %v", want)
+	}
+}
+
+func TestFindModel(t *testing.T) {
+	for given, want := range map[string]string{
+		"h200": "H200", "H100-PCIe": "H100 PCIe", "h100pcie": "H100 PCIe", "H100_SXM": "H100 SXM", "nvidia l40s": "L40S", "Tesla-V100": "V100",
+		"A100": "A100-40", "a100-80": "A100-80", "tesla t4": "T4", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA A100": "A100-40",
+	} {
+		if m, err := FindModel(given); err != nil || m.Name != want {
+			t.Errorf("%q is found as %q, %v, want %q", given, m.Name, err, want)
+		}
+	}
+	for given, want := range map[string]string{
+		"H100": `cannot find GPU "H100": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
+		"":     `cannot find GPU "": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
+	} {
+		if _, err := FindModel(given); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+// Models hands out a copy.
+func TestModelsCannotBeChanged(t *testing.T) {
+	Models()[0].MemoryMiB = 1
+	if m, err := FindModel("V100"); err != nil || m.MemoryMiB != 16384 {
+		t.Errorf("%+v, %v", m, err)
+	}
+}

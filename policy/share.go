@@ -1,0 +1,285 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ShareRule says how much of its GPU one rank asks for. The zero rule says nothing: it is what a user who gave no rule
+// has, Lower replaces it and Split refuses it. Rules compare with ==.
+type ShareRule struct {
+	kind shareKind
+	// amount is a factor, a weight or a percentage in millionths, or a number of SMs.
+	amount int64
+}
+
+type shareKind int
+
+const (
+	shareUnsaid shareKind = iota
+	shareNone
+	shareEven
+	shareOverlap
+	shareWeight
+	sharePercent
+	shareSMs
+)
+
+// The bounds of what ParseShare reads. 48 is the client limit that was measured: with overlap 48 every rank that can
+// attach has the whole GPU. The most of a weight keeps the arithmetic exact in 64 bits.
+const (
+	maxOverlap = 48
+	maxWeight  = 1_000_000
+	maxSMs     = 10_000
+	one        = 1_000_000 // 1 in millionths
+)
+
+// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, weight:W with W above 0, PCT% with PCT above 0 and
+// up to 100, or Nsm. F, W and PCT have at most six decimals.
+func ParseShare(s string) (ShareRule, error) {
+	factor, overlap := strings.CutPrefix(s, "overlap:")
+	weight, weighted := strings.CutPrefix(s, "weight:")
+	percent, percentage := strings.CutSuffix(s, "%")
+	sms, multiprocessors := strings.CutSuffix(s, "sm")
+	switch {
+	case s == "none":
+		return ShareRule{kind: shareNone}, nil
+	case s == "even":
+		return ShareRule{kind: shareEven}, nil
+	case overlap:
+		return shareNumber(s, factor, shareOverlap, one, maxOverlap*one, "a factor from 1 to 48, with at most six decimals, like overlap:2")
+	case weighted:
+		return shareNumber(s, weight, shareWeight, 1, maxWeight*one, "a weight above 0 and up to 1000000, with at most six decimals, like weight:2")
+	case percentage:
+		return shareNumber(s, percent, sharePercent, 1, 100*one, "a percentage above 0 and up to 100, with at most six decimals, like 12.5%")
+	case multiprocessors:
+		return shareWhole(s, sms)
+	}
+	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, weight:W, PCT%% or Nsm", s)
+}
+
+func shareNumber(s, number string, kind shareKind, least, most int64, want string) (ShareRule, error) {
+	amount, err := millionths(number)
+	if err != nil || amount < least || amount > most {
+		return ShareRule{}, fmt.Errorf("cannot read share %q: want %s", s, want)
+	}
+	return ShareRule{kind, amount}, nil
+}
+
+func shareWhole(s, number string) (ShareRule, error) {
+	n, err := strconv.ParseUint(number, 10, 32)
+	if err != nil || n < 1 || n > maxSMs {
+		return ShareRule{}, fmt.Errorf("cannot read share %q: want a whole number of SMs from 1 to %d, like 18sm", s, maxSMs)
+	}
+	return ShareRule{shareSMs, int64(n)}, nil
+}
+
+var errNoDecimal = errors.New("want digits, and at most one point with one to six digits behind it")
+
+// millionths reads a plain decimal exactly. strconv would take 1e1, 0x1p3 and Inf as well, which nobody means here.
+func millionths(s string) (int64, error) {
+	whole, decimals, point := strings.Cut(s, ".")
+	if whole == "" || len(whole) > 12 || len(decimals) > 6 || point && decimals == "" {
+		return 0, errNoDecimal
+	}
+	digits := whole + decimals + strings.Repeat("0", 6-len(decimals))
+	if strings.Trim(digits, "0123456789") != "" {
+		return 0, errNoDecimal
+	}
+	return strconv.ParseInt(digits, 10, 64)
+}
+
+// String is the rule as ParseShare reads it; the zero rule is empty.
+func (r ShareRule) String() string {
+	switch amount := Percent(r.amount).String(); r.kind {
+	case shareNone:
+		return "none"
+	case shareEven:
+		return "even"
+	case shareOverlap:
+		return "overlap:" + amount
+	case shareWeight:
+		return "weight:" + amount
+	case sharePercent:
+		return amount + "%"
+	case shareSMs:
+		return fmt.Sprintf("%dsm", r.amount)
+	}
+	return ""
+}
+
+// Rule is the grant's rule for each rank of a GPU.
+func (g Grant) Rule() ShareRule {
+	factor := int64(PercentFrom(max(g.Overlap, 1)))
+	switch {
+	case g.Share == ShareNone:
+		return ShareRule{kind: shareNone}
+	case factor == one:
+		return ShareRule{kind: shareEven}
+	}
+	return ShareRule{shareOverlap, factor}
+}
+
+// Lower is the rule that a rank is dealt by: the user's where the user gave one, else the policy's.
+//
+// A user's rule replaces the policy's whole, and the ceiling alone bounds what comes of it (Split does that). The
+// policy's rule is how a site divides where nobody says otherwise: a rank can drop the percentage from its own
+// environment, so to refuse a user's 30% where the policy's even share is 25% would enforce nothing. What a site must
+// not let happen is the ceiling, which the daemon holds and no client can lift (measured: of a daemon at 50 %, a client
+// that asks for 80 % gets 50 %).
+func Lower(policyRule, userRule ShareRule) ShareRule {
+	if userRule == (ShareRule{}) {
+		return policyRule
+	}
+	return userRule
+}
+
+// Split deals g among the ranks of one GPU: element i of the result is what the rank of rules[i] gets. It errs where g
+// is no GPU, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is no percentage.
+//
+// PCT% and Nsm take theirs first, in whole TPCs, rounded down. What they leave goes to the others in whole TPCs, in
+// proportion to their weights (even and overlap weigh 1), by largest remainder, ties to the first; overlap:F then has F
+// times its part. A rank whose part would be below what the driver gives gets that, and the others divide the rest. A
+// rank of none has no cap and takes nothing from the others.
+//
+// No share is above the ceiling, and none is below what the driver gives anyway. What a ceiling keeps from a rank stays
+// undealt: a ceiling is a bound and no gift to the neighbours. So the shares add up to the GPU, but for these: overlap,
+// a ceiling, none, fixed shares of more than the GPU (which are overlap by hand), and more ranks than the GPU has of the
+// driver's least shares.
+func Split(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
+	if err := splittable(g, rules, ceiling); err != nil {
+		return nil, err
+	}
+	shares, most, free := make([]Share, len(rules)), g.SMsAt(ceiling), g.SMs/g.TPC
+	var hands []hand
+	for i, r := range rules {
+		switch r.kind {
+		case shareNone:
+			shares[i] = g.share(most, most)
+		case sharePercent, shareSMs:
+			shares[i] = g.share(g.fixed(r), most)
+			free -= shares[i].SMs / g.TPC
+		default:
+			hands = append(hands, newHand(i, r))
+		}
+	}
+	deal(hands, free, g.least()/g.TPC)
+	for _, h := range hands {
+		shares[h.rank] = g.share(h.units*g.TPC, most)
+	}
+	return shares, nil
+}
+
+func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
+	if g.SMs <= 0 || g.TPC <= 0 || g.TPC > g.SMs {
+		return fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.TPC)
+	}
+	if len(rules) == 0 {
+		return errors.New("cannot divide GPU among 0 ranks")
+	}
+	if ceiling <= 0 || ceiling > 100*one {
+		return fmt.Errorf("cannot divide GPU under a ceiling of %s %%: want above 0 and up to 100", ceiling)
+	}
+	for i, r := range rules {
+		if r == (ShareRule{}) {
+			return fmt.Errorf("cannot divide GPU among %d ranks: rank %d of it has no rule", len(rules), i)
+		}
+		if r.kind == shareSMs && r.amount > int64(g.SMs) {
+			return fmt.Errorf("cannot give share %s: the GPU has %d SMs: ask for %dsm or less", r, g.SMs, g.SMs)
+		}
+	}
+	return nil
+}
+
+// fixed is what a rule that names its amount comes to, in whole TPCs.
+func (g GPU) fixed(r ShareRule) int {
+	if r.kind == sharePercent {
+		return g.SMsAt(Percent(r.amount))
+	}
+	return int(r.amount) - int(r.amount)%g.TPC
+}
+
+// hand is what a rank holds while TPCs are dealt.
+type hand struct {
+	rank   int
+	weight int64 // in millionths
+	factor int64 // in millionths; either weight or factor is 1, so that their product is exact
+	units  int   // TPCs
+	raised bool  // to the driver's least
+}
+
+func newHand(rank int, r ShareRule) hand {
+	h := hand{rank: rank, weight: one, factor: one}
+	switch r.kind {
+	case shareWeight:
+		h.weight = r.amount
+	case shareOverlap:
+		h.factor = r.amount
+	}
+	return h
+}
+
+// pull is weight times factor in millionths, at most 10^12: of u units dealt among hands whose weights add up to w, the
+// hand's part is u·pull/w.
+func (h hand) pull() int64 { return h.weight * h.factor / one }
+
+// deal hands out free units: whole ones by the proportion, then one each by the largest remainder. Hands whose part is
+// below least are raised to it first; that is all of them where fixed shares left nothing, or less, to deal.
+func deal(hands []hand, free, least int) {
+	free = raise(hands, free, least)
+	weights := weightsOf(hands)
+	var remainders []*hand
+	var pulls, dealt int64
+	for i := range hands {
+		if h := &hands[i]; !h.raised {
+			h.units = int(int64(free) * h.pull() / weights)
+			pulls, dealt = pulls+h.pull(), dealt+int64(h.units)
+			remainders = append(remainders, h)
+		}
+	}
+	if len(remainders) == 0 {
+		return
+	}
+	slices.SortStableFunc(remainders, func(a, b *hand) int {
+		return cmp.Compare(int64(free)*b.pull()%weights, int64(free)*a.pull()%weights)
+	})
+	for _, h := range remainders[:int64(free)*pulls/weights-dealt] {
+		h.units++
+	}
+}
+
+// raise gives least to each hand whose part of what is free would be below it, again and again, since each one raised
+// leaves less for the others. It returns what is free for those that were not raised.
+func raise(hands []hand, free, least int) int {
+	for {
+		weights, before := weightsOf(hands), free
+		raised := false
+		for i := range hands {
+			h := &hands[i]
+			if h.raised || int64(before)*h.pull() >= int64(least)*weights {
+				continue
+			}
+			h.units, h.raised, raised = least, true, true
+			free -= int((int64(least)*one + h.factor - 1) / h.factor) // an overlapped hand takes less than it gets
+		}
+		if !raised {
+			return free
+		}
+	}
+}
+
+func weightsOf(hands []hand) (sum int64) {
+	for _, h := range hands {
+		if !h.raised {
+			sum += h.weight
+		}
+	}
+	return sum
+}
+
+// Relative reports whether the rule's amount depends on the rules of the other ranks on the GPU.
+func (r ShareRule) Relative() bool { return r.kind == shareWeight }
