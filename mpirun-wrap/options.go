@@ -18,6 +18,7 @@ type Options struct {
 	Low       bool              // priority below the other ranks'
 	LocalRank int               // with LocalSize, by hand; LocalSize 0 means not given
 	LocalSize int
+	Pass      bool // become the program instead of guarding it
 	Report    bool // a line about the seat on stderr
 	DryRun    bool // print the seat and run nothing
 	JSON      bool // for Report and DryRun
@@ -74,6 +75,13 @@ func Settings() []Setting {
 				return fmt.Errorf("want normal or low")
 			}
 			o.Low = v == "low"
+			return nil
+		}},
+		{"signals", "HOW", "protect: a rank that is cancelled harms no neighbour; pass: the wrapper becomes the program", func(o *Options, v string) error {
+			if v != "protect" && v != "pass" {
+				return fmt.Errorf("want protect or pass")
+			}
+			o.Pass = v == "pass"
 			return nil
 		}},
 		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {

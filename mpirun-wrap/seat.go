@@ -29,6 +29,7 @@ type Seat struct {
 	Memory policy.Memory
 	Low    bool // priority below the others'
 	Beside int  // ranks on the same device, this one among them
+	Ticket lease.Ticket
 }
 
 // RefusedError says that the job has no MPS; Without, that it runs all the same.
@@ -101,7 +102,7 @@ func Take(ticket lease.Ticket, rank Rank) (Seat, error) {
 	if err != nil {
 		return Seat{}, fmt.Errorf("cannot seat rank %d on %s: %w", task.LocalRank, device.UUID, err)
 	}
-	return Seat{task, at.device, device.Device, ticket.Daemons[device.Daemon], share, memory, rank.Options.Low, len(rules)}, nil
+	return Seat{task, at.device, device.Device, ticket.Daemons[device.Daemon], share, memory, rank.Options.Low, len(rules), ticket}, nil
 }
 
 // beside are the rules of all ranks on one device, and which of them is this one's. Where the ranks agree it is what they

@@ -50,6 +50,7 @@ type Opener struct {
 	GPUs    GPUs
 	Slurm   Slurm
 	Undo    func(context.Context, lease.Lease) error // the epilog's
+	Control lease.Program                            // for the ticket
 	Log     zerolog.Logger
 	Clock   func() time.Time
 }
@@ -447,7 +448,7 @@ func (o Opener) ticket(l lease.Lease, rule policy.Rule, devices []site.Device, p
 	t := lease.Ticket{
 		Job: l.Job, Rule: rule.Name, Scope: string(rule.Grant.Scope), Share: string(rule.Grant.Share),
 		Overlap: rule.Grant.Overlap, Ceiling: rule.Grant.Ceiling, Daemons: l.Daemons,
-		Meet: o.Journal.MeetDir(l.Job.ID),
+		Control: o.Control, Meet: o.Journal.MeetDir(l.Job.ID),
 	}
 	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })

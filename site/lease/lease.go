@@ -88,7 +88,14 @@ type Ticket struct {
 	Ceiling float64        `json:"ceiling,omitempty"` // percent
 	Devices []TicketDevice `json:"devices,omitempty"` // in Slurm's order
 	Daemons []Daemon       `json:"daemons,omitempty"`
+	Control Program        `json:"control,omitzero"`
 	Meet    string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
+}
+
+// Program is the control program, for ranks that have to end a client.
+type Program struct {
+	Path        string `json:"path"`
+	LibraryPath string `json:"library_path,omitempty"`
 }
 
 // TicketDevice is a device of the job, its place in Slurm's list of the node's GPUs (what SLURM_STEP_GPUS of a task

@@ -11,6 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/prolog"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -41,6 +42,7 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	defer n.close()
 	opener := prolog.Opener{
 		Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
+		Control: lease.Program{Path: n.facts.Control, LibraryPath: n.facts.LibraryPath},
 	}
 	return within(n.facts.PrologDeadline, prologMargin, func(ctx context.Context) error {
 		outcome, err := opener.Open(ctx, job, law)

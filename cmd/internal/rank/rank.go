@@ -84,7 +84,7 @@ func parse(p cli.Process) (l line, err error) {
 	return l, l.options.Check()
 }
 
-// Wrap is the door of mpirun-wrap. It returns only where no program ran in its place.
+// Wrap is the door of mpirun-wrap. It returns the program's code where it guarded one.
 func Wrap(p cli.Process) int {
 	l, err := parse(p)
 	switch {
@@ -103,6 +103,10 @@ func Wrap(p cli.Process) int {
 	if err == nil {
 		return cli.OK
 	}
+	var code exitCode
+	if errors.As(err, &code) {
+		return int(code)
+	}
 	p.Complain("mpirun-wrap", err)
 	var program *mpirunwrap.ProgramError
 	if errors.As(err, &program) {
@@ -111,7 +115,7 @@ func Wrap(p cli.Process) int {
 	return cli.WrapperFailed
 }
 
-// run seats the rank and becomes its program. Where MPS is switched off, or the site lets the job run without it, the
+// run seats the rank and guards its program, or becomes it. Where MPS is switched off, or the site lets the job run without it, the
 // program runs as it is; in the second case the first rank of the node says so.
 func run(p cli.Process, l line) error {
 	if l.options.Off {
@@ -143,8 +147,29 @@ func run(p cli.Process, l line) error {
 			return err
 		}
 	}
-	return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
+	if l.options.Pass {
+		return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
+	}
+	code, err := mpirunwrap.Guard(l.program, seat.Environment(p.Env), mpirunwrap.GuardOptions{
+		Peers: seat.Ticket.Meet, Rank: rank.Task.LocalRank, Size: rank.Task.LocalSize,
+		Terminate: terminator{seat}.terminate, Broadcast: launched(rank.Task), Err: p.Err,
+	})
+	if err != nil {
+		return err
+	}
+	return exitCode(code)
 }
+
+// launched reports whether a launcher started the rank: its signals reach all processes of the rank, not the wrapper
+// alone.
+func launched(task slurm.Task) bool {
+	return task.Source != slurm.SourceAlone && task.Source != slurm.SourceHand
+}
+
+// exitCode is the code of a program that ran, which is the wrapper's.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("the program ended with code %d", int(c)) }
 
 // readRank is what the environment and the machine say of this rank.
 func readRank(environment []string, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {

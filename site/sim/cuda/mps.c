@@ -197,8 +197,9 @@ static void *hear(void *argument)
 		if (!strcmp(text, "stall"))
 			stall();
 		if (!strcmp(text, "terminate")) {
-			mps_fail(mps_terminated);
+			/* Agreed before the program's own calls fail: it may exit at the first that does. */
 			say(ear.socket, "terminated");
+			mps_fail(mps_terminated);
 			wanted = 1;
 			break;
 		}
