@@ -8,12 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
@@ -189,8 +192,9 @@ func (p play) cancelOne(how, ms, queue string) (lived bool, took time.Duration) 
 
 // spin is a client that has said that it is ready.
 type spin struct {
-	cmd *exec.Cmd
-	out *bufio.Reader
+	cmd   *exec.Cmd
+	out   *bufio.Reader
+	ready string
 }
 
 // spinning starts a client in a process group of its own. The first client after a neighbour's death may be refused for a
@@ -212,11 +216,123 @@ func (p play) spinning(how string, args ...string) spin {
 		line, err := reader.ReadString('\n')
 		if err == nil && strings.Contains(line, "ready") {
 			p.t.Cleanup(func() { _ = cmd.Process.Kill() })
-			return spin{cmd, reader}
+			return spin{cmd, reader, line}
 		}
 		_ = cmd.Wait()
 		if !site.Pause(p.ctx, 100*time.Millisecond) {
 			p.t.Fatalf("no client starts: %q, %v", line, err)
 		}
 	}
+}
+
+// What CUDA tells each rank is what the plan says, for ranks that are all there at once.
+func TestRealCounts(t *testing.T) {
+	for _, n := range []int{1, 3, 7, 8, 12, 48} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			p := realPlay(t, "overlap = 1")
+			p.must(0, p.job(7, "0"), "prolog")
+			device := p.ticket(7).Devices[0]
+			shares, err := policy.Divide(policy.GPU{SMs: device.SMs, TPC: device.TPC}, n, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ranks := p.ranks(n, "protect", "spin", "-ms", "1", "-for", "2")
+			var got, want []string
+			for rank, r := range ranks {
+				got = append(got, regexp.MustCompile(`sm=\d+`).FindString(r.ready))
+				want = append(want, fmt.Sprintf("sm=%d", shares[rank].SMs))
+				_, _ = io.ReadAll(r.out)
+				_ = r.cmd.Wait()
+			}
+			fmt.Printf("counts,%d,%s\n", n, strings.Join(got, " "))
+			if !slices.Equal(got, want) {
+				t.Errorf("%d ranks see %v, planned %v", n, got, want)
+			}
+			p.must(0, p.job(7, "0"), "epilog")
+			p.clean()
+		})
+	}
+}
+
+// All ranks of a step but one in another step are cancelled at once: the one computes on, or not.
+func TestRealCancelledStep(t *testing.T) {
+	trials, _ := strconv.Atoi(os.Getenv("CANCEL_STEP_TRIALS"))
+	if trials == 0 {
+		t.Skip("give CANCEL_STEP_TRIALS=5")
+	}
+	for _, n := range []int{8, 40} {
+		for _, ms := range []string{"20", "400"} {
+			for _, how := range []string{"protect", "pass"} {
+				alive, count := 0, trials
+				if how == "pass" {
+					count = (trials + 1) / 2
+				}
+				for trial := range count {
+					p := realPlay(t, `share = "none"`)
+					p.must(0, p.job(7, "0"), "prolog")
+					lived, took := p.cancelStep(n, how, ms)
+					if lived {
+						alive++
+					}
+					fmt.Printf("trial,%d ranks x %s ms,%s,%d,%v,%d\n", n, ms, how, trial, lived, took.Milliseconds())
+					p.must(0, p.job(7, "0"), "epilog")
+					p.clean()
+				}
+				fmt.Printf("cell,%d ranks x %s ms,%s,%d of %d neighbours alive\n", n, ms, how, alive, count)
+				if how == "protect" && alive < count {
+					t.Errorf("%d ranks of %s ms: %d of %d neighbours alive under protect", n, ms, alive, count)
+				}
+			}
+		}
+	}
+}
+
+func (p play) cancelStep(n int, how, ms string) (lived bool, took time.Duration) {
+	victims := p.ranks(n, how, "spin", "-ms", ms, "-blocks", "1", "-for", "60")
+	neighbour := p.spinning("pass", "-ms", "1", "-blocks", "1", "-for", "5")
+	time.Sleep(300 * time.Millisecond) // so that they are in the middle of their work
+	began := time.Now()
+	for _, v := range victims {
+		_ = syscall.Kill(-v.cmd.Process.Pid, syscall.SIGTERM)
+	}
+	for _, v := range victims {
+		_ = v.cmd.Wait()
+	}
+	took = time.Since(began)
+	rest, _ := io.ReadAll(neighbour.out)
+	_ = neighbour.cmd.Wait()
+	return strings.Contains(string(rest), "done kernels"), took
+}
+
+// ranks starts all ranks of a step at once and waits until every one of them is ready.
+func (p play) ranks(n int, how string, program ...string) []spin {
+	p.t.Helper()
+	gtids := "0"
+	for i := 1; i < n; i++ {
+		gtids += fmt.Sprintf(",%d", i)
+	}
+	all := make([]spin, n)
+	for rank := range n {
+		cmd := p.asUser(7, p.Command("mpirun-wrap", append([]string{"--signals=" + how, p.cudaClient()}, program...)...))
+		cmd.Env = with(with(cmd.Env, "SLURM_LOCALID", fmt.Sprint(rank)), "SLURM_GTIDS", gtids)
+		cmd.SysProcAttr.Setpgid = true
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		cmd.Stderr = cmd.Stdout
+		if err := cmd.Start(); err != nil {
+			p.t.Fatal(err)
+		}
+		p.t.Cleanup(func() { _ = cmd.Process.Kill() })
+		all[rank] = spin{cmd: cmd, out: bufio.NewReader(out)}
+	}
+	for rank := range all {
+		line, err := all[rank].out.ReadString('\n')
+		if err != nil || !strings.Contains(line, "ready") {
+			p.t.Fatalf("rank %d says %q, %v", rank, line, err)
+		}
+		all[rank].ready = line
+	}
+	return all
 }

@@ -130,14 +130,20 @@ static int spin(const struct spin *s)
 {
 	CUfunction kernel, fault;
 	long kernels = 0;
+	CUdevice device;
+	int sms = 0;
 	CUresult e = open_all(s, &kernel, &fault);
+	if (!e)
+		e = driver.device(&device, s->devices[0]);
+	if (!e)
+		e = driver.device_attribute(&sms, ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
 	if (e) {
 		printf("pid=%d init err=%d %s\n", getpid(), e, driver_error(e));
 		return 1;
 	}
 	if (s->exit_idle)
 		signal(SIGTERM, on_term);
-	printf("pid=%d ready ms=%g queue=%d blocks=%d\n", getpid(), s->ms, s->queue, s->blocks);
+	printf("pid=%d ready ms=%g queue=%d blocks=%d sm=%d\n", getpid(), s->ms, s->queue, s->blocks, sms);
 	fflush(stdout);
 	double end = driver_now() + s->seconds;
 	while (driver_now() < end && !asked_to_end) {
