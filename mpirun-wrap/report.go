@@ -28,6 +28,11 @@ func (s Seat) Print(out io.Writer, asJSON bool) error {
 	if err := s.Report(out, false); err != nil {
 		return err
 	}
+	return s.Export(out)
+}
+
+// Export writes the seat's variables as lines that Slurm takes from a TaskProlog, and a shell could read.
+func (s Seat) Export(out io.Writer) error {
 	for _, v := range s.Variables() {
 		line := "export " + v.Name + "=" + v.Value
 		if v.Value == "" {

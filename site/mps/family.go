@@ -2,14 +2,13 @@ package mps
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"time"
-
-	"context"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -40,7 +39,8 @@ func (c Control) Family(job lease.Job, d lease.Daemon) ([]site.Proc, error) {
 	return family, nil
 }
 
-// owned reports whether a process has the uid, which the owner of its folder in /proc tells.
+// owned reports whether a process may have the uid, which the owner of its folder in /proc tells. Root is the owner there
+// of a process that has changed its uid and not yet run its program, as our own child between fork and exec.
 func owned(pid int, uid uint32) bool {
 	var st unix.Stat_t
 	return unix.Stat("/proc/"+strconv.Itoa(pid), &st) == nil && (st.Uid == uid || st.Uid == 0)

@@ -40,11 +40,11 @@ where it is not found.
 func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsage)
 	for _, s := range mpirunwrap.Settings() {
-		flag := "--" + s.Flag
+		form := "--" + s.Flag
 		if s.Value != "" {
-			flag += " " + s.Value
+			form += " " + s.Value
 		}
-		fmt.Fprintf(out, "  %-19s %s (%s)\n", flag, s.Usage, s.Variable())
+		fmt.Fprintf(out, "  %-19s %s (%s)\n", form, s.Usage, s.Variable())
 	}
 	fmt.Fprint(out, wrapUsageEnd)
 }
@@ -115,15 +115,21 @@ func Wrap(p cli.Process) int {
 	return cli.WrapperFailed
 }
 
-// run seats the rank and guards its program, or becomes it. Where MPS is switched off, or the site lets the job run without it, the
-// program runs as it is; in the second case the first rank of the node says so.
+// run seats the rank and guards its program, or becomes it. Where MPS is switched off, or the site lets the job run
+// without it, the program runs as it is; in the second case the first rank of the node says so.
 func run(p cli.Process, l line) error {
 	if l.options.Off {
 		return mpirunwrap.Exec(l.program, p.Env)
 	}
-	rank, err := readRank(p.Env, p.PID, l.options)
+	env := slurm.NewEnviron(p.Env)
+	rank, err := readRank(env, p.PID, l.options)
 	if err != nil {
 		return err
+	}
+	if mpirunwrap.MustMeet(env, rank.Task, l.options) {
+		if rank.Agree, err = meeting(env, p.PID, rank.Task); err != nil {
+			return err
+		}
 	}
 	seat, err := take(l.paths, rank)
 	var refused *mpirunwrap.RefusedError
@@ -172,8 +178,7 @@ type exitCode int
 func (c exitCode) Error() string { return fmt.Sprintf("the program ended with code %d", int(c)) }
 
 // readRank is what the environment and the machine say of this rank.
-func readRank(environment []string, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
-	env := slurm.NewEnviron(environment)
+func readRank(env slurm.Environ, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
 	rank.Options = options
 	rank.At.NUMA = -1
 	if options.GPU == mpirunwrap.Nearest {
@@ -182,12 +187,7 @@ func readRank(environment []string, pid int, options mpirunwrap.Options) (rank m
 	if rank.Binding, err = slurm.ReadBinding(env); err != nil {
 		return rank, err
 	}
-	if rank.Task, err = readTask(env, pid, options); err != nil {
-		return rank, err
-	}
-	if mpirunwrap.MustMeet(env, rank.Task, options) {
-		rank.Agree, err = meeting(env, pid, rank.Task)
-	}
+	rank.Task, err = readTask(env, pid, options)
 	return rank, err
 }
 
@@ -237,7 +237,8 @@ func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Seat, error) {
 }
 
 // TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
-// for lines too and a failure for the task's. The batch script is no rank and gets no seat.
+// for lines too and a failure for the task's. The batch script is no rank and gets no seat. Ranks do not meet here: the
+// task prologs of a step need not run at the same time, and have no flags.
 func TaskProlog(p cli.Process) int {
 	var paths site.Paths
 	flags := flag.NewFlagSet("task-prolog", flag.ContinueOnError)
@@ -252,21 +253,14 @@ func TaskProlog(p cli.Process) int {
 	if err != nil || options.Off {
 		return cli.OK
 	}
-	rank, err := readRank(p.Env, pid, options)
+	rank, err := readRank(env, pid, options)
 	if err != nil || rank.Task.StepID == "" {
 		return cli.OK
 	}
-	rank.Agree = nil // task prologs of a step need not run at the same time, and have no flags
 	seat, err := take(paths, rank)
 	if err != nil || seat.Check() != nil {
 		return cli.OK
 	}
-	for _, v := range seat.Variables() {
-		if v.Value == "" {
-			fmt.Fprintf(p.Out, "unset %s\n", v.Name)
-		} else {
-			fmt.Fprintf(p.Out, "export %s=%s\n", v.Name, v.Value)
-		}
-	}
+	_ = seat.Export(p.Out) // Slurm that does not listen is no reason to fail the task
 	return cli.OK
 }
