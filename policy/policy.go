@@ -72,6 +72,13 @@ type Grant struct {
 	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
 	OnFailure  OnFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
+
+	// What a rank has where its user says nothing else.
+	Memory        MemoryRule
+	MemoryOverlap float64 // 1 to 48: how many times over memory is promised
+	Low           bool    // priority below that of other jobs' clients
+	Pass          bool    // signals go straight to the program; else its wrapper protects its neighbours
+	MaxClients    int     // 1 to Clients: how many ranks may share a GPU
 }
 
 // DefaultGrant is what a grant has where its block says nothing. Overlap 2 measured best on real programs
@@ -79,7 +86,7 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, MemoryOverlap: 1, MaxClients: Clients,
 	}
 }
 

@@ -445,10 +445,13 @@ func positions(job slurm.Job) []int {
 
 func (o Opener) ticket(l lease.Lease, rule policy.Rule, devices []site.Device, positions []int) lease.Ticket {
 	l.Job.Groups = nil // nobody's business but the lease's
+	g := rule.Grant
 	t := lease.Ticket{
-		Job: l.Job, Rule: rule.Name, Scope: string(rule.Grant.Scope), Share: string(rule.Grant.Share),
-		Overlap: rule.Grant.Overlap, Ceiling: rule.Grant.Ceiling, Daemons: l.Daemons,
-		Control: o.Control, Meet: o.Journal.MeetDir(l.Job.ID),
+		Job: l.Job, Rule: rule.Name, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
+		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, Low: g.Low, Pass: g.Pass, MaxClients: g.MaxClients,
+		Without:   g.OnFailure == policy.FailRunWithout,
+		Exclusive: slices.ContainsFunc(l.Held, func(h lease.Held) bool { return h.Set == site.ModeExclusiveProcess }),
+		Daemons:   l.Daemons, Control: o.Control, Meet: o.Journal.MeetDir(l.Job.ID),
 	}
 	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })

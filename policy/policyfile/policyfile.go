@@ -126,6 +126,35 @@ var grantAttributes = map[string]func(*hcl.Attribute, *policy.Grant) error{
 		g.DrainGrace, err = durationIn(a, 0, 10*time.Minute)
 		return err
 	},
+	"memory": func(a *hcl.Attribute, g *policy.Grant) error {
+		s, err := text(a)
+		if err != nil {
+			return err
+		}
+		if g.Memory, err = policy.ParseMemory(s); err != nil {
+			return at(a.Expr.Range(), "Unknown value: %v", err)
+		}
+		return nil
+	},
+	"memory_overlap": func(a *hcl.Attribute, g *policy.Grant) (err error) {
+		g.MemoryOverlap, err = numberIn(a, 1, policy.Clients)
+		return err
+	},
+	"priority": func(a *hcl.Attribute, g *policy.Grant) error {
+		s, err := oneOf(a, "normal", "low")
+		g.Low = s == "low"
+		return err
+	},
+	"signals": func(a *hcl.Attribute, g *policy.Grant) error {
+		s, err := oneOf(a, "protect", "pass")
+		g.Pass = s == "pass"
+		return err
+	},
+	"max_clients": func(a *hcl.Attribute, g *policy.Grant) error {
+		n, err := numberIn(a, 1, policy.Clients)
+		g.MaxClients = int(n)
+		return err
+	},
 }
 
 func parseGrant(block *hcl.Block) (policy.Grant, error) {

@@ -76,20 +76,26 @@ type Daemon struct {
 
 // Ticket is the part of a lease that its job may read.
 type Ticket struct {
-	Schema  int            `json:"schema"`
-	Boot    string         `json:"boot"`
-	Job     Job            `json:"job"`
-	Rule    string         `json:"rule,omitempty"`
-	Refused string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
-	Without bool           `json:"without,omitempty"` // refused, and the site lets the job run without MPS
-	Scope   string         `json:"scope,omitempty"`
-	Share   string         `json:"share,omitempty"`
-	Overlap float64        `json:"overlap,omitempty"`
-	Ceiling float64        `json:"ceiling,omitempty"` // percent
-	Devices []TicketDevice `json:"devices,omitempty"` // in Slurm's order
-	Daemons []Daemon       `json:"daemons,omitempty"`
-	Control Program        `json:"control,omitzero"`
-	Meet    string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
+	Schema        int            `json:"schema"`
+	Boot          string         `json:"boot"`
+	Job           Job            `json:"job"`
+	Rule          string         `json:"rule,omitempty"`
+	Refused       string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
+	Without       bool           `json:"without,omitempty"` // the site lets the job run where it cannot have MPS
+	Scope         string         `json:"scope,omitempty"`
+	Share         string         `json:"share,omitempty"`
+	Overlap       float64        `json:"overlap,omitempty"`
+	Ceiling       float64        `json:"ceiling,omitempty"` // percent
+	Memory        string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
+	MemoryOverlap float64        `json:"memory_overlap,omitempty"`
+	Low           bool           `json:"low,omitempty"`         // priority
+	Pass          bool           `json:"pass,omitempty"`        // signals
+	MaxClients    int            `json:"max_clients,omitempty"` // ranks on one GPU
+	Exclusive     bool           `json:"exclusive,omitempty"`   // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
+	Devices       []TicketDevice `json:"devices,omitempty"`     // in Slurm's order
+	Daemons       []Daemon       `json:"daemons,omitempty"`
+	Control       Program        `json:"control,omitzero"`
+	Meet          string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
 }
 
 // Program is the control program, for ranks that have to end a client.
