@@ -7,12 +7,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// place is where a rank comes to sit: an index into the ticket's devices, how many ranks share that device, and which of
-// them this one is.
+// place is where a rank comes to sit: indices into the ticket's devices, one but for a rank with several GPUs, how many
+// ranks share each of them, and which of those this one is.
 type place struct {
-	device int
-	beside int
-	index  int
+	devices []int
+	beside  int
+	index   int
 }
 
 // Whereabouts is what the node says of the process itself.
@@ -23,61 +23,95 @@ type Whereabouts struct {
 // choose seats a rank. What the ranks beside it do is known exactly for ranks that go round all of the job's GPUs or
 // take them in blocks. Where Slurm bound GPUs to single tasks, or NUMA nodes decide, it is bounded from above, and the
 // rank takes the smallest of the shares: together they are never more than was meant.
+//
+// A task that asked for several GPUs (--gpus-per-task=2) gets that many: the devices are dealt in groups of so many.
 func choose(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, at Whereabouts) place {
 	all := make([]int, len(devices))
 	for i := range devices {
 		all[i] = i
 	}
+	bound := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
+	if len(bound) == 0 {
+		bound = all
+	}
+	if choice == Inherit {
+		return inherited(bound, len(all), task, binding)
+	}
+	each := min(max(binding.PerTask, 1), len(all))
+	groups := grouped(all, each)
 	switch choice {
 	case Block:
-		return block(task, len(devices))
+		return block(groups, task)
 	case Cyclic:
-		return cyclic(task, len(devices))
+		return cyclic(groups, task)
 	case Nearest:
 		near := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.NUMA < 0 || devices[i].NUMA != at.NUMA })
-		if len(near) == 0 || len(near) == len(all) {
-			return cyclic(task, len(devices))
+		if len(near) < each || len(near) == len(all) {
+			return cyclic(groups, task)
 		}
-		return bounded(near, task, spread(task, len(devices)))
+		return bounded(grouped(near, each), task, spread(task.LocalSize, len(groups)))
 	}
-	bound := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
-	if len(bound) == 0 || len(bound) == len(all) {
-		return cyclic(task, len(devices))
+	if len(bound) == len(all) {
+		return cyclic(groups, task)
 	}
-	beside := spread(task, len(devices))
+	beside := spread(task.LocalSize, len(groups))
 	if binding.PerGPU > 0 {
 		beside = binding.PerGPU
 	}
-	return bounded(bound, task, beside)
+	return bounded(grouped(bound, min(each, len(bound))), task, beside)
 }
 
-// cyclic: rank r sits on device r mod n.
-func cyclic(task slurm.Task, n int) place {
+// inherited: all that Slurm bound to the task. Where that is all of the job's, every rank of the node has them all.
+func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) place {
+	switch {
+	case len(bound) == all:
+		return place{bound, task.LocalSize, task.LocalRank}
+	case binding.PerGPU > 0:
+		return place{bound, binding.PerGPU, binding.PerGPU - 1}
+	}
+	beside := spread(task.LocalSize*len(bound), all)
+	return place{bound, beside, beside - 1}
+}
+
+// grouped deals devices in groups of n; what is left over is no group.
+func grouped(devices []int, n int) [][]int {
+	var groups [][]int
+	for group := range slices.Chunk(devices, n) {
+		if len(group) == n {
+			groups = append(groups, group)
+		}
+	}
+	return groups
+}
+
+// cyclic: rank r sits on group r mod n.
+func cyclic(groups [][]int, task slurm.Task) place {
+	n := len(groups)
 	own := task.LocalRank % n
-	return place{own, (task.LocalSize - own + n - 1) / n, task.LocalRank / n}
+	return place{groups[own], (task.LocalSize - own + n - 1) / n, task.LocalRank / n}
 }
 
-// block: the first ranks sit on the first device; what does not divide goes one each to the first devices.
-func block(task slurm.Task, n int) place {
-	least, more := task.LocalSize/n, task.LocalSize%n
+// block: the first ranks sit on the first group; what does not divide goes one each to the first groups.
+func block(groups [][]int, task slurm.Task) place {
+	least, more := task.LocalSize/len(groups), task.LocalSize%len(groups)
 	first := 0
-	for device := range n {
+	for i, group := range groups {
 		beside := least
-		if device < more {
+		if i < more {
 			beside++
 		}
 		if task.LocalRank < first+beside {
-			return place{device, beside, task.LocalRank - first}
+			return place{group, beside, task.LocalRank - first}
 		}
 		first += beside
 	}
-	return cyclic(task, n)
+	return cyclic(groups, task)
 }
 
-// bounded: round the devices given, with at most beside ranks on each, of which this is taken to be the last.
-func bounded(devices []int, task slurm.Task, beside int) place {
-	return place{devices[task.LocalRank%len(devices)], beside, beside - 1}
+// bounded: round the groups given, with at most beside ranks on each, of which this is taken to be the last.
+func bounded(groups [][]int, task slurm.Task, beside int) place {
+	return place{groups[task.LocalRank%len(groups)], beside, beside - 1}
 }
 
-// spread is how many ranks a device has at most when all of them are spread evenly.
-func spread(task slurm.Task, n int) int { return (task.LocalSize + n - 1) / n }
+// spread is how many ranks each of n has at most when they are spread evenly.
+func spread(ranks, n int) int { return (ranks + n - 1) / n }

@@ -99,8 +99,12 @@ func (c golden) play(t *testing.T) []string {
 			seats = append(seats, fmt.Sprintf("%d %v", rank, err))
 			continue
 		}
-		percent, _ := seat.Share.Percent.MarshalJSON()
-		line := fmt.Sprintf("%d GPU %d daemon %s %d SMs %s of %d", rank, seat.GPU, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.Beside)
+		percent, _ := seat.Percent().MarshalJSON()
+		gpus := fmt.Sprint(seat.GPU)
+		for _, part := range seat.Also {
+			gpus += fmt.Sprintf(",%d", part.GPU)
+		}
+		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.Beside)
 		for _, v := range seat.Variables()[4:] {
 			line += " " + v.Name + "=" + v.Value
 		}
@@ -171,6 +175,14 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	if s := attributes["share"]; s != "" {
 		ticket.Share = s
 	}
+	ticket.Memory, ticket.MemoryOverlap = attributes["memory"], 1
+	if s := attributes["memory_overlap"]; s != "" {
+		if ticket.MemoryOverlap, err = strconv.ParseFloat(s, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ticket.Low = attributes["priority"] == "low"
+	ticket.MaxClients, _ = strconv.Atoi(attributes["max_clients"])
 	for i := range ticket.Devices {
 		d := &ticket.Devices[i]
 		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.TPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n}
@@ -196,13 +208,25 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	case "srun-inside-mpirun": // the outer launcher's variables are stale
 		return append(srun, "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2")
 	case "srun-gpus-per-task":
-		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank))
+		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank), "SLURM_GPUS_PER_TASK=1")
+	case "srun-gpus-per-task-2":
+		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d,%d", 2*rank, 2*rank+1), "SLURM_GPUS_PER_TASK=2")
+	case "openmpi-gpus-per-task-2": // the batch step's binding, which is all of the job's, and its request
+		return append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "SLURM_GPUS_PER_TASK=h200:2")
+	case "srun-gpu-bind-single-2": // --gpu-bind=single:2
+		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2))
 	case "srun-ntasks-per-gpu-2":
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2), "SLURM_NTASKS_PER_GPU=2")
 	case "openmpi":
 		return pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 	case "openmpi-mpmd": // rank 0 is another program, with 60 % for itself
 		env := append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "OMPI_NUM_APP_CTX=2")
+		if rank == 0 {
+			env = append(env, "SLURM_MPS_SHARE=60%")
+		}
+		return env
+	case "hydra-mpmd": // the same, and hydra does not say that there are two programs
+		env := pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 		if rank == 0 {
 			env = append(env, "SLURM_MPS_SHARE=60%")
 		}

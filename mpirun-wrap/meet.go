@@ -20,9 +20,9 @@ import (
 
 // Word is what a rank says to the others of its launch on the node.
 type Word struct {
-	Rank   int    `json:"rank"`
-	Device int    `json:"device"` // index into the ticket's devices
-	Rule   string `json:"rule"`   // a share
+	Rank    int    `json:"rank"`
+	Devices []int  `json:"devices"` // indices into the ticket's devices
+	Rule    string `json:"rule"`    // a share
 }
 
 // Launch names one launch on this node, so that two launches of a job do not meet. Behind a shell the parent is not the
@@ -50,10 +50,10 @@ func clean(name string) string {
 }
 
 // MustMeet reports whether a rank cannot know its share alone: a weight is one among others, and of several programs in
-// one launch (Open MPI says how many) each may have flags of its own.
+// one launch each may have flags of its own. Open MPI says how many programs there are; for others the user does.
 func MustMeet(env slurm.Environ, task slurm.Task, o Options) bool {
 	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
-	return task.LocalSize > 1 && (programs > 1 || o.Own && o.Share.Relative())
+	return task.LocalSize > 1 && (o.Meet || programs > 1 || o.Own && o.Share.Relative())
 }
 
 // Meet tells the others of a launch a word and returns all of theirs, by rank. The folder is the user's own. The error
@@ -115,14 +115,14 @@ func hear(folder, launch string, rank int) (Word, error) {
 	return word, nil
 }
 
-// together is a rank's place among those that said they sit on its device, and all their rules.
-func together(words []Word, own Word) (beside []policy.ShareRule, index int, err error) {
+// together are the rules of those that said they sit on a device, and a rank's place among them.
+func together(words []Word, rank, device int) (beside []policy.ShareRule, index int, err error) {
 	slices.SortFunc(words, func(a, b Word) int { return a.Rank - b.Rank })
 	for _, word := range words {
-		if word.Device != own.Device {
+		if !slices.Contains(word.Devices, device) {
 			continue
 		}
-		if word.Rank == own.Rank {
+		if word.Rank == rank {
 			index = len(beside)
 		}
 		rule, err := policy.ParseShare(word.Rule)

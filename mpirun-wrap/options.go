@@ -1,25 +1,29 @@
 package mpirunwrap
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // Options are what a user says of a rank. The zero value leaves everything to Slurm and the policy.
 type Options struct {
 	GPU       Choice
-	Share     *policy.ShareRule // nil: the ticket's
-	Own       bool              // Share is this rank's flag, not a variable that all ranks have
-	Memory    policy.MemoryRule // the zero value: no limit
-	Low       bool              // priority below the other ranks'
-	LocalRank int               // with LocalSize, by hand; LocalSize 0 means not given
+	Share     *policy.ShareRule  // nil: the ticket's
+	Own       bool               // Share is this rank's flag, not a variable that all ranks have
+	Meet      bool               // some ranks of the launch have flags of their own, so all of them agree
+	Memory    *policy.MemoryRule // nil: the ticket's
+	Low       *bool              // priority below the other ranks'; nil: the ticket's
+	Pass      *bool              // become the program instead of guarding it; nil: the ticket's
+	LocalRank int                // with LocalSize, by hand; LocalSize 0 means not given
 	LocalSize int
-	Pass      bool // become the program instead of guarding it
 	Report    bool // a line about the seat on stderr
+	Verbose   bool // say on stderr what is done and why, the report among it
 	DryRun    bool // print the seat and run nothing
 	JSON      bool // for Report and DryRun
 	Off       bool // run the program as it is
@@ -34,6 +38,7 @@ const (
 	Block   Choice = "block"   // neighbouring ranks on one GPU
 	Cyclic  Choice = "cyclic"  // ranks go round the GPUs
 	Nearest Choice = "nearest" // the GPUs of the rank's own NUMA node, round them
+	Inherit Choice = "inherit" // all that Slurm bound to the task, or all of the job's
 )
 
 // Setting is a row of the table of options: a flag, and the variable that stands for it.
@@ -52,37 +57,29 @@ func (s Setting) Variable() string {
 // Settings is the table that ReadOptions follows.
 func Settings() []Setting {
 	return []Setting{
-		{"gpu", "CHOICE", "auto, block, cyclic or nearest", func(o *Options, v string) error {
+		{"gpu", "CHOICE", "auto, block, cyclic, nearest or inherit", func(o *Options, v string) error {
 			choice := Choice(v)
 			switch choice {
-			case Auto, Block, Cyclic, Nearest:
+			case Auto, Block, Cyclic, Nearest, Inherit:
 				o.GPU = choice
 				return nil
 			}
-			return fmt.Errorf("want auto, block, cyclic or nearest")
+			return errors.New("want auto, block, cyclic, nearest or inherit")
 		}},
 		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) error {
 			rule, err := policy.ParseShare(v)
 			o.Share = &rule
 			return err
 		}},
-		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) (err error) {
-			o.Memory, err = policy.ParseMemory(v)
+		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return truth(v, &o.Meet) }},
+		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
+			rule, err := policy.ParseMemory(v)
+			o.Memory = &rule
 			return err
 		}},
-		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error {
-			if v != "normal" && v != "low" {
-				return fmt.Errorf("want normal or low")
-			}
-			o.Low = v == "low"
-			return nil
-		}},
+		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return either(v, "normal", "low", &o.Low) }},
 		{"signals", "HOW", "protect: a rank that is cancelled harms no neighbour; pass: the wrapper becomes the program", func(o *Options, v string) error {
-			if v != "protect" && v != "pass" {
-				return fmt.Errorf("want protect or pass")
-			}
-			o.Pass = v == "pass"
-			return nil
+			return either(v, "protect", "pass", &o.Pass)
 		}},
 		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
 			return natural(v, &o.LocalRank)
@@ -91,6 +88,7 @@ func Settings() []Setting {
 			return natural(v, &o.LocalSize)
 		}},
 		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return truth(v, &o.Report) }},
+		{"verbose", "", "say on stderr what is done and why, with the seat; -v", func(o *Options, v string) error { return truth(v, &o.Verbose) }},
 		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return truth(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return truth(v, &o.JSON) }},
 	}
@@ -143,6 +141,35 @@ func (o Options) Check() error {
 	if o.LocalRank > 0 && o.LocalSize == 0 {
 		return fmt.Errorf("cannot seat rank %d: --local-rank needs --local-size", o.LocalRank)
 	}
+	return nil
+}
+
+// memory is the user's rule, else the ticket's.
+func (o Options) memory(ticket lease.Ticket) (policy.MemoryRule, error) {
+	switch {
+	case o.Memory != nil:
+		return *o.Memory, nil
+	case ticket.Memory == "":
+		return policy.MemoryRule{}, nil
+	}
+	return policy.ParseMemory(ticket.Memory)
+}
+
+// said is the user's word where there is one, else the ticket's.
+func said(user *bool, ticket bool) bool {
+	if user != nil {
+		return *user
+	}
+	return ticket
+}
+
+// either reads one of two words; the second is true.
+func either(value, first, second string, into **bool) error {
+	if value != first && value != second {
+		return fmt.Errorf("want %s or %s", first, second)
+	}
+	is := value == second
+	*into = &is
 	return nil
 }
 

@@ -29,7 +29,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 // Every bad value of an option, its sentence whole: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
 	for _, c := range []struct{ variable, flag, value, want string }{
-		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic or nearest"},
+		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest or inherit"},
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `cannot read share "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
@@ -71,21 +71,63 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 				}
 				ticket := ticketOf(gpus, policy.ScopeGPU, 1)
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
+				least, most := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
 					seat, err := Take(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
 					if err != nil {
 						t.Fatal(err)
 					}
 					sums[seat.GPU] += seat.Share.SMs
+					most[seat.GPU] = max(most[seat.GPU], seat.Share.SMs)
+					if least[seat.GPU] == 0 || seat.Share.SMs < least[seat.GPU] {
+						least[seat.GPU] = seat.Share.SMs
+					}
 					beside[seat.GPU] = seat.Beside
 					seen[seat.GPU]++
 				}
 				for gpu := range gpus {
+					if most[gpu]-least[gpu] > 2 {
+						t.Fatalf("%s, %d GPUs, %d ranks: shares of GPU %d are %d to %d SMs", choice, gpus, ranks, gpu, least[gpu], most[gpu])
+					}
 					if seen[gpu] > 0 && beside[gpu] != seen[gpu] {
 						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d has %d and they think %d", choice, gpus, ranks, gpu, seen[gpu], beside[gpu])
 					}
 					if n := seen[gpu]; n > 0 && n <= 132/policy.MinSMs && sums[gpu] != 132 {
 						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d deals %d SMs to %d", choice, gpus, ranks, gpu, sums[gpu], n)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Whatever a rank asks for, and however it comes to its GPUs, it gets no more than the ceiling and no less than the
+// driver gives, and what CUDA is told comes out as exactly its SMs.
+func TestNoSeatIsAboveTheCeiling(t *testing.T) {
+	h200 := policy.GPU{SMs: 132, TPC: 2}
+	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
+		most := h200.SMsAt(policy.PercentFrom(ceiling))
+		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
+			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, Inherit} {
+				for gpus := 1; gpus <= 8; gpus++ {
+					ticket := ticketOf(gpus, policy.ScopeJob, 2)
+					ticket.Ceiling = ceiling
+					for ranks := 1; ranks <= 64; ranks += 1 + ranks/8 {
+						rank := Rank{Task: slurm.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
+						if err := rank.Options.Set("share", rule); err != nil {
+							t.Fatal(err)
+						}
+						seat, err := Take(ticket, rank)
+						if err != nil {
+							if ranks <= policy.Clients {
+								t.Fatalf("%s of %d ranks on %d GPUs, %s: %v", rule, ranks, gpus, choice, err)
+							}
+							continue
+						}
+						percent, sms := seat.Percent(), seat.Share.SMs
+						if sms > most || sms < policy.MinSMs || percent != 0 && h200.SMsAt(percent) != sms || percent == 0 && sms != min(most, 132) {
+							t.Fatalf("%s of %d ranks on %d GPUs, %s, ceiling %v: %d SMs, %v %%", rule, ranks, gpus, choice, ceiling, sms, percent)
+						}
 					}
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 )
@@ -15,7 +16,7 @@ type row struct {
 	SMs       int               `json:"sms"`
 	Percent   policy.Percent    `json:"percent"`
 	MemoryMiB *int              `json:"memory_mib"`
-	UUID      string            `json:"uuid"`
+	UUID      string            `json:"uuid"` // of a rank with several GPUs: all, the first one first
 	PipeDir   string            `json:"pipe_dir"`
 	Env       map[string]string `json:"env"` // an empty value: the variable is unset
 }
@@ -50,16 +51,24 @@ func (s Seat) Report(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
 	}
-	share := "no cap"
-	if s.Share.Percent != 0 {
-		share = s.Share.Percent.String() + " %"
+	var parts []string
+	for _, part := range s.parts() {
+		parts = append(parts, part.String())
 	}
-	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): GPU %d %s, %d of %d SMs (%s), %d ranks on it\n",
-		s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, s.GPU, s.Device.UUID, s.Share.SMs, s.Device.SMs, share, s.Beside)
+	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): %s\n", s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, strings.Join(parts, "; "))
 	if err != nil {
 		return fmt.Errorf("cannot print seat: %w", err)
 	}
 	return nil
+}
+
+// String is the part in words.
+func (p Part) String() string {
+	share := "no cap"
+	if p.Share.Percent != 0 {
+		share = p.Share.Percent.String() + " %"
+	}
+	return fmt.Sprintf("GPU %d %s, %d of %d SMs (%s), %d ranks on it", p.GPU, p.Device.UUID, p.Share.SMs, p.Device.SMs, share, p.Beside)
 }
 
 func (s Seat) printJSON(out io.Writer) error {
@@ -72,7 +81,7 @@ func (s Seat) printJSON(out io.Writer) error {
 		memory = &s.Memory.UsableMiB
 	}
 	content, err := json.Marshal(map[string][]row{"ranks": {{
-		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Share.Percent, memory, string(s.Device.UUID), s.Daemon.PipeDir, env,
+		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Percent(), memory, s.visible(), s.Daemon.PipeDir, env,
 	}}})
 	if err != nil {
 		return fmt.Errorf("cannot print seat: %w", err)

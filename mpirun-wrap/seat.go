@@ -19,17 +19,24 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Seat is a rank's device, daemon and share.
+// Seat is a rank's devices, daemon and share.
 type Seat struct {
 	Task   slurm.Task
+	Part          // of the rank's first GPU
+	Also   []Part // of the others, for a rank with several
+	Daemon lease.Daemon
+	Low    bool // priority below the others'
+	Pass   bool // become the program instead of guarding it
+	Ticket lease.Ticket
+}
+
+// Part is a rank's part of one GPU.
+type Part struct {
 	GPU    int // the device's place among the job's
 	Device site.Device
-	Daemon lease.Daemon
 	Share  policy.Share
 	Memory policy.Memory
-	Low    bool // priority below the others'
-	Beside int  // ranks on the same device, this one among them
-	Ticket lease.Ticket
+	Beside int // ranks on the device, this one among them
 }
 
 // RefusedError says that the job has no MPS; Without, that it runs all the same.
@@ -82,46 +89,100 @@ func Take(ticket lease.Ticket, rank Rank) (Seat, error) {
 		return Seat{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
 	}
 	at := choose(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.At)
-	device := ticket.Devices[at.device]
-	if device.Daemon < 0 || device.Daemon >= len(ticket.Daemons) {
-		return Seat{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, device.UUID)
+	seat := Seat{Task: task, Low: said(rank.Options.Low, ticket.Low), Pass: said(rank.Options.Pass, ticket.Pass), Ticket: ticket}
+	var err error
+	if seat.Daemon, err = daemonOf(ticket, task, at.devices); err != nil {
+		return Seat{}, err
 	}
-	rules, index, err := beside(ticket, rank, at)
+	words, err := rank.agreed(ticket, at)
 	if err != nil {
 		return Seat{}, err
 	}
-	if len(rules) > policy.Clients {
-		return Seat{}, fmt.Errorf("cannot seat rank %d on %s: %d ranks share it, and MPS serves %d at once: use more GPUs or fewer ranks", task.LocalRank, device.UUID, len(rules), policy.Clients)
+	parts := make([]Part, len(at.devices))
+	for i, device := range at.devices {
+		if parts[i], err = take(ticket, rank, at, device, words); err != nil {
+			return Seat{}, fmt.Errorf("cannot seat rank %d on %s: %w", task.LocalRank, ticket.Devices[device].UUID, err)
+		}
+	}
+	seat.Part, seat.Also = parts[0], parts[1:]
+	return seat, nil
+}
+
+// daemonOf is the daemon that serves all of a rank's devices: a process can use one (measured).
+func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon, error) {
+	first := ticket.Devices[devices[0]]
+	for _, i := range devices {
+		if ticket.Devices[i].Daemon != first.Daemon {
+			return lease.Daemon{}, fmt.Errorf("cannot seat rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
+		}
+	}
+	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
+		return lease.Daemon{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
+	}
+	return ticket.Daemons[first.Daemon], nil
+}
+
+// take is the rank's part of one of its devices.
+func take(ticket lease.Ticket, rank Rank, at place, index int, words []Word) (Part, error) {
+	device := ticket.Devices[index]
+	rules, own, err := rank.beside(ticket, at, index, words)
+	if err != nil {
+		return Part{}, err
+	}
+	if most := mostClients(ticket); len(rules) > most {
+		return Part{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), most)
 	}
 	shares, err := policy.Split(policy.GPU{SMs: device.SMs, TPC: device.TPC}, rules, policy.PercentFrom(ticket.Ceiling))
 	if err != nil {
-		return Seat{}, fmt.Errorf("cannot seat rank %d on %s: %w", task.LocalRank, device.UUID, err)
+		return Part{}, err
 	}
-	share := shares[index]
-	memory, err := policy.MemoryEach(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), 1, rank.Options.Memory)
+	share := shares[own]
+	rule, err := rank.Options.memory(ticket)
 	if err != nil {
-		return Seat{}, fmt.Errorf("cannot seat rank %d on %s: %w", task.LocalRank, device.UUID, err)
+		return Part{}, err
 	}
-	return Seat{task, at.device, device.Device, ticket.Daemons[device.Daemon], share, memory, rank.Options.Low, len(rules), ticket}, nil
+	memory, err := policy.MemoryEach(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), ticket.MemoryOverlap, rule)
+	if err != nil {
+		return Part{}, err
+	}
+	return Part{index, device.Device, share, memory, len(rules)}, nil
+}
+
+// mostClients is how many ranks may share a GPU: the policy's number, and never more than MPS serves.
+func mostClients(ticket lease.Ticket) int {
+	if ticket.MaxClients > 0 {
+		return min(ticket.MaxClients, policy.Clients)
+	}
+	return policy.Clients
+}
+
+// rules are what the ranks of a job are dealt by where they say nothing, and this rank's.
+func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
+	granted = policy.Grant{Share: policy.Sharing(ticket.Share), Overlap: ticket.Overlap}.Rule()
+	own = granted
+	if r.Options.Share != nil {
+		own = policy.Lower(granted, *r.Options.Share)
+	}
+	return granted, own
+}
+
+// agreed are the words of all ranks of the launch, nil where they need not agree.
+func (r Rank) agreed(ticket lease.Ticket, at place) ([]Word, error) {
+	if r.Agree == nil {
+		return nil, nil
+	}
+	_, own := r.rules(ticket)
+	return r.Agree(ticket.Meet, Word{r.Task.LocalRank, at.devices, own.String()})
 }
 
 // beside are the rules of all ranks on one device, and which of them is this one's. Where the ranks agree it is what they
 // said; else the others have the ticket's rule, or all have this one's variable.
-func beside(ticket lease.Ticket, rank Rank, at place) (rules []policy.ShareRule, index int, err error) {
-	granted := policy.Grant{Share: policy.Sharing(ticket.Share), Overlap: ticket.Overlap}.Rule()
-	own := granted
-	if rank.Options.Share != nil {
-		own = policy.Lower(granted, *rank.Options.Share)
+func (r Rank) beside(ticket lease.Ticket, at place, device int, words []Word) (rules []policy.ShareRule, index int, err error) {
+	if words != nil {
+		return together(words, r.Task.LocalRank, device)
 	}
-	if rank.Agree != nil {
-		word := Word{rank.Task.LocalRank, at.device, own.String()}
-		words, err := rank.Agree(ticket.Meet, word)
-		if err != nil {
-			return nil, 0, err
-		}
-		return together(words, word)
-	}
-	if !rank.Options.Own {
+	granted, own := r.rules(ticket)
+	if !r.Options.Own {
 		return slices.Repeat([]policy.ShareRule{own}, at.beside), at.index, nil
 	}
 	rules = slices.Repeat([]policy.ShareRule{granted}, at.beside)
@@ -146,21 +207,56 @@ func (s Seat) Check() error {
 	return nil
 }
 
-// Variables are the variables of a seat in order, an empty value means unset. CUDA_VISIBLE_DEVICES is always a UUID:
+// parts are the rank's parts of all of its GPUs.
+func (s Seat) parts() []Part { return append([]Part{s.Part}, s.Also...) }
+
+// Percent is what CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set to, 0 for no cap. CUDA takes one for all of a process's GPUs:
+// where they differ it is the least.
+func (s Seat) Percent() (least policy.Percent) {
+	for _, part := range s.parts() {
+		if p := part.Share.Percent; p != 0 && (least == 0 || p < least) {
+			least = p
+		}
+	}
+	return least
+}
+
+// visible is CUDA_VISIBLE_DEVICES.
+func (s Seat) visible() string {
+	var uuids []string
+	for _, part := range s.parts() {
+		uuids = append(uuids, string(part.Device.UUID))
+	}
+	return strings.Join(uuids, ",")
+}
+
+// limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: of the rank's own devices alone, since a list with a device that the rank
+// cannot see drops every limit (measured).
+func (s Seat) limits() string {
+	var limits []string
+	for _, part := range s.parts() {
+		if part.Memory.LimitMiB > 0 {
+			limits = append(limits, fmt.Sprintf("%s=%dM", part.Device.UUID, part.Memory.LimitMiB))
+		}
+	}
+	return strings.Join(limits, ",")
+}
+
+// Variables are the variables of a seat in order, an empty value means unset. CUDA_VISIBLE_DEVICES is always of UUIDs:
 // indices mean another thing under every daemon, and unset makes PyTorch count devices that CUDA has not (measured).
 func (s Seat) Variables() []Variable {
 	percentage := ""
-	if s.Share.Percent != 0 {
-		percentage = s.Share.Percent.String()
+	if p := s.Percent(); p != 0 {
+		percentage = p.String()
 	}
 	all := []Variable{
-		{"CUDA_VISIBLE_DEVICES", string(s.Device.UUID)},
+		{"CUDA_VISIBLE_DEVICES", s.visible()},
 		{"CUDA_MPS_PIPE_DIRECTORY", s.Daemon.PipeDir},
 		{"CUDA_MPS_LOG_DIRECTORY", s.Daemon.LogDir},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage},
 	}
-	if s.Memory.LimitMiB > 0 { // of its own device alone: a list with a device that the rank cannot see drops every limit
-		all = append(all, Variable{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", fmt.Sprintf("%s=%dM", s.Device.UUID, s.Memory.LimitMiB)})
+	if limits := s.limits(); limits != "" {
+		all = append(all, Variable{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits})
 	}
 	if s.Low {
 		all = append(all, Variable{"CUDA_MPS_CLIENT_PRIORITY", "1"})

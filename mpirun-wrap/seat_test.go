@@ -116,7 +116,7 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	seat := Seat{Device: site.Device{UUID: "GPU-0"}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
+	seat := Seat{Part: Part{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
 	control := filepath.Join(dir, "control")
 	if err := seat.Check(); err == nil {
 		t.Error("a daemon without a socket passes")

@@ -1,11 +1,15 @@
 package slurm
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Binding is what Slurm says of the GPUs of one task. A launcher's ranks inherit that of the launcher's own step.
 type Binding struct {
-	GPUs   []int // positions in the node's list, as in Job.GPUs; nil where Slurm does not say
-	PerGPU int   // --ntasks-per-gpu, 0 where it was not given
+	GPUs    []int // positions in the node's list, as in Job.GPUs; nil where Slurm does not say
+	PerGPU  int   // --ntasks-per-gpu, 0 where it was not given
+	PerTask int   // --gpus-per-task, of all types together, 0 where it was not given
 }
 
 // ReadBinding reads it from a task's environment. With --gpus-per-task or --gpu-bind the task's GPUs are fewer than the
@@ -22,6 +26,15 @@ func ReadBinding(env Environ) (Binding, error) {
 	if value := env["SLURM_NTASKS_PER_GPU"]; value != "" {
 		if err := count(func(*Job) *int { return &binding.PerGPU })(&job, value); err != nil {
 			return Binding{}, fmt.Errorf("cannot read binding: SLURM_NTASKS_PER_GPU %w", err)
+		}
+	}
+	if value := env["SLURM_GPUS_PER_TASK"]; value != "" {
+		for typed := range strings.SplitSeq(value, ",") { // "2", or "a100:1,h200:1"
+			var n int
+			if err := count(func(*Job) *int { return &n })(&job, typed[strings.LastIndex(typed, ":")+1:]); err != nil {
+				return Binding{}, fmt.Errorf("cannot read binding: SLURM_GPUS_PER_TASK %w", err)
+			}
+			binding.PerTask += n
 		}
 	}
 	return binding, nil

@@ -74,6 +74,7 @@ func parse(p cli.Process) (l line, err error) {
 			flags.Func(s.Flag, "", set)
 		}
 	}
+	flags.BoolFunc("v", "", func(value string) error { return l.options.Set("verbose", value) })
 	if err := flags.Parse(p.Args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return l, err
@@ -148,17 +149,17 @@ func run(p cli.Process, l line) error {
 	if err := seat.Check(); err != nil {
 		return err
 	}
-	if l.options.Report {
+	if l.options.Report || l.options.Verbose {
 		if err := seat.Report(p.Err, l.options.JSON); err != nil {
 			return err
 		}
 	}
-	if l.options.Pass {
+	if seat.Pass {
 		return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
 	}
 	code, err := mpirunwrap.Guard(l.program, seat.Environment(p.Env), mpirunwrap.GuardOptions{
 		Peers: seat.Ticket.Meet, Rank: rank.Task.LocalRank, Size: rank.Task.LocalSize,
-		Terminate: terminator{seat}.terminate, Broadcast: launched(rank.Task), Err: p.Err,
+		Terminate: terminator{seat}.terminate, Broadcast: launched(rank.Task), Err: p.Err, Verbose: l.options.Verbose,
 	})
 	if err != nil {
 		return err
