@@ -66,18 +66,26 @@ func parse(p cli.Process) (l line, err error) {
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&l.paths.Root, "root", "", "")
 	flags.BoolVar(&l.version, "version", false, "")
+	var refused error // the option's own sentence, without the flag package's around it
+	set := func(flag, value string) error {
+		refused = l.options.Set(flag, value)
+		return refused
+	}
+	flags.BoolFunc("v", "", func(value string) error { return set("verbose", value) })
 	for _, s := range mpirunwrap.Settings() {
-		set := func(value string) error { return l.options.Set(s.Flag, value) }
+		set := func(value string) error { return set(s.Flag, value) }
 		if s.Value == "" {
 			flags.BoolFunc(s.Flag, "", set)
 		} else {
 			flags.Func(s.Flag, "", set)
 		}
 	}
-	flags.BoolFunc("v", "", func(value string) error { return l.options.Set("verbose", value) })
 	if err := flags.Parse(p.Args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return l, err
+		}
+		if refused != nil {
+			return l, refused
 		}
 		return l, fmt.Errorf("cannot read flags: %w: see mpirun-wrap --help", err)
 	}
