@@ -392,6 +392,35 @@ func TestTheDrain(t *testing.T) {
 	}
 }
 
+// A daemon that does not answer, as happened in 2 of 270 calls on an H200: the rank is stopped again, waits for a longer
+// drain and is killed.
+func TestADaemonThatHangs(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("needs python3")
+	}
+	r := newRank(t)
+	control := filepath.Join(r.dir, "control")
+	if err := os.WriteFile(control, []byte("#!/bin/sh\necho asked >>"+r.dir+"/asked\nexec sleep 60\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const drain = 100 * time.Millisecond
+	r.sh([]string{"-drain", drain.String(), "-control", control}, cuda)
+	program := r.proc("pid")
+	began := time.Now()
+	r.signal(syscall.SIGTERM)
+	r.until("question", func() bool { _, err := os.Stat(filepath.Join(r.dir, "asked")); return err == nil })
+	r.until("program that is stopped again", func() bool { return time.Since(began) > terminatePatience && stateOf(program) == 'T' })
+	if code := r.code(); code != 128+15 {
+		t.Errorf("code %d", code)
+	}
+	if took := time.Since(began); took < terminatePatience+longer*drain {
+		t.Errorf("ended after %v", took)
+	}
+	if asked, err := os.ReadFile(filepath.Join(r.dir, "asked")); err != nil || string(asked) != "asked\n" {
+		t.Errorf("asked %q, %v: want once", asked, err)
+	}
+}
+
 // A wrapper that has ended its rank waits for its peers, but not for one that was killed, nor for ever.
 func TestWrappersWaitForTheirPeers(t *testing.T) {
 	self, err := site.Self()
