@@ -37,7 +37,7 @@ var ErrNoClient = errors.New("the daemon has no such client")
 // held is what has been stopped.
 type held map[site.Proc]bool
 
-// end ends the rank on account of a signal and returns the wrapper's code.
+// end ends the rank on account of a signal, or of noSignal, and returns the wrapper's code.
 func (g *guard) end(received unix.Signal) int {
 	if err := g.peers.enter(); err != nil {
 		g.say("%v", err)
@@ -61,13 +61,16 @@ func (g *guard) end(received unix.Signal) int {
 
 // codeFor is the program's own where it ended by itself; else what it would have been without a wrapper.
 func (g *guard) codeFor(received unix.Signal) int {
-	if g.endedByItself() {
+	switch {
+	case g.endedByItself():
 		return codeOf(g.status)
+	case received == noSignal:
+		return outsideCode
 	}
 	return 128 + int(received)
 }
 
-// stop stops every process of the rank but those that catch the signal, which it returns; signal 0 is caught by none. It
+// stop stops every process of the rank but those that catch the signal, which it returns; noSignal is caught by none. It
 // looks again until it finds no new one: what is not stopped yet may fork.
 func (g *guard) stop(stopped held, received unix.Signal) []site.Proc {
 	for look := 1; ; look++ {
@@ -76,7 +79,7 @@ func (g *guard) stop(stopped held, received unix.Signal) []site.Proc {
 		for _, p := range descendants() {
 			switch {
 			case stopped[p]:
-			case received != 0 && catches(p.PID, received):
+			case received != noSignal && catches(p.PID, received):
 				catching = append(catching, p)
 			default:
 				_ = p.Kill(unix.SIGSTOP)
@@ -123,7 +126,7 @@ func (g *guard) endRest() {
 	for {
 		stopped := held{}
 		began := time.Now()
-		g.stop(stopped, 0)
+		g.stop(stopped, noSignal)
 		if len(stopped) == 0 {
 			return
 		}

@@ -28,8 +28,9 @@ type GuardOptions struct {
 	// Broadcast says that whoever signals the wrapper signals all processes of the rank, as slurmstepd, mpirun and
 	// hydra do: what a process catches has reached it then, and is not sent a second time.
 	Broadcast bool
-	Err       io.Writer // where a message goes
-	Verbose   bool      // say what is done with a signal
+	Verify    *Verification // nil: nobody looks whether the rank is under MPS
+	Err       io.Writer     // where a message goes
+	Verbose   bool          // say what is done with a signal
 }
 
 // DefaultDrain is the longest time that leaves room for terminate_client, 11 ms to 0.3 s, before the SIGKILL that Open
@@ -48,9 +49,10 @@ type guard struct {
 	ended   chan struct{} // closed when the program has been waited for
 	status  syscall.WaitStatus
 	fate    atomic.Int32
-	code    chan int   // of a rank that a signal ends
-	killed  bool       // we ended the program; only the guard's own goroutine touches it
-	reaping sync.Mutex // held while somebody else's children may not be waited for
+	code    chan int      // of a rank that a signal ends
+	killed  bool          // we ended the program; only the guard's own goroutine touches it
+	reaping sync.Mutex    // held while somebody else's children may not be waited for
+	outside chan struct{} // has one when the rank is to be ended for being outside MPS
 }
 
 // A rank's fate is decided once: its program ends, or a signal asks for its end first.
@@ -79,11 +81,18 @@ func Guard(argv, env []string, o GuardOptions) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if g.Verify != nil {
+		g.Verify.log = follow(g.Verify.LogDir)
+	}
 	g.program, err = fork(path, argv, env)
 	if err != nil {
 		return 0, err
 	}
 	go g.watch()
+	if g.Verify != nil {
+		began := time.Now()
+		time.AfterFunc(looks[0], func() { g.verify(began) }) // no goroutine before: that would cost the start a thread
+	}
 	g.await() // here, so that the end of the program wakes no other thread first
 	if g.fate.CompareAndSwap(undecided, endsItself) {
 		return codeOf(g.status), nil
@@ -105,7 +114,7 @@ func newGuard(o GuardOptions) (*guard, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("cannot guard rank %d: cannot become subreaper: %w", o.Rank, err)
 	}
-	g := &guard{GuardOptions: o, peers: peers{dir: o.Peers}, signals: make(chan os.Signal, 16), ended: make(chan struct{}), code: make(chan int, 1)}
+	g := &guard{GuardOptions: o, peers: peers{dir: o.Peers}, signals: make(chan os.Signal, 16), ended: make(chan struct{}), code: make(chan int, 1), outside: make(chan struct{}, 1)}
 	var expected []os.Signal
 	for _, s := range fatal {
 		if !signal.Ignored(s) { // as nohup has it, and as the program will have it
@@ -152,19 +161,30 @@ func (g *guard) reapOne() int {
 	return dead
 }
 
-// watch waits for a signal that asks for the program's end, and ends it.
+// watch waits for a reason to end the program, and ends it.
 func (g *guard) watch() {
-	for s := range g.signals {
-		received := s.(unix.Signal)
-		if !g.asksForEnd(received) {
-			continue
-		}
-		if g.fate.CompareAndSwap(undecided, isEnded) {
-			g.code <- g.end(received)
-		}
-		return
+	reason := g.reason()
+	if g.fate.CompareAndSwap(undecided, isEnded) {
+		g.code <- g.end(reason)
 	}
 }
+
+// reason is the signal that asks for the program's end, or noSignal where the program is outside MPS.
+func (g *guard) reason() unix.Signal {
+	for {
+		select {
+		case <-g.outside:
+			return noSignal
+		case s := <-g.signals:
+			if received := s.(unix.Signal); g.asksForEnd(received) {
+				return received
+			}
+		}
+	}
+}
+
+// noSignal is none, so no process catches it.
+const noSignal unix.Signal = 0
 
 // asksForEnd reports whether a signal to the wrapper means the end of the program, and passes it on where it does not:
 // only what the program neither expects nor ignores of itself would have ended it. SIGTERM and SIGINT always ask.

@@ -20,6 +20,7 @@ type Options struct {
 	Memory    *policy.MemoryRule // nil: the ticket's
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
 	Pass      *bool              // become the program instead of guarding it; nil: the ticket's
+	Verify    Verify             // what is done about a rank that uses a GPU outside MPS; "" is VerifyWarn
 	LocalRank int                // with LocalSize, by hand; LocalSize 0 means not given
 	LocalSize int
 	Report    bool // a line about the seat on stderr
@@ -81,6 +82,7 @@ func Settings() []Setting {
 		{"signals", "HOW", "protect: a rank that is cancelled harms no neighbour; pass: the wrapper becomes the program", func(o *Options, v string) error {
 			return either(v, "protect", "pass", &o.Pass)
 		}},
+		{"verify", "HOW", "warn: say it where a rank uses a GPU outside MPS; fail: end it as well; off", setVerify},
 		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
 			return natural(v, &o.LocalRank)
 		}},

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -188,23 +186,6 @@ func (r Rank) beside(ticket lease.Ticket, at place, device int, words []Word) (r
 	rules = slices.Repeat([]policy.ShareRule{granted}, at.beside)
 	rules[at.index] = own
 	return rules, at.index, nil
-}
-
-// Check proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
-// nothing, since a third of questions asked by all ranks at once would fail (measured).
-func (s Seat) Check() error {
-	if !s.Daemon.Proc.Alive() {
-		return fmt.Errorf("cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again", s.Device.UUID, s.Daemon.Proc)
-	}
-	socket := filepath.Join(s.Daemon.PipeDir, "control")
-	info, err := os.Lstat(socket)
-	if err != nil {
-		return fmt.Errorf("cannot use MPS on %s: %w", s.Device.UUID, err)
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("cannot use MPS on %s: %s is not a socket", s.Device.UUID, socket)
-	}
-	return nil
 }
 
 // parts are the rank's parts of all of its GPUs.

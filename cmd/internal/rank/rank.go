@@ -124,8 +124,8 @@ func Wrap(p cli.Process) int {
 	return cli.WrapperFailed
 }
 
-// run seats the rank and guards its program, or becomes it. Where MPS is switched off, or the site lets the job run
-// without it, the program runs as it is; in the second case the first rank of the node says so.
+// run seats the rank, waits until MPS is ready and guards the program, or becomes it. Where MPS is switched off, or the
+// site lets the job run without it, the program runs as it is; in the second case one rank of the node says so.
 func run(p cli.Process, l line) error {
 	if l.options.Off {
 		return mpirunwrap.Exec(l.program, p.Env)
@@ -154,8 +154,9 @@ func run(p cli.Process, l line) error {
 	if l.options.DryRun {
 		return seat.Print(p.Out, l.options.JSON)
 	}
-	if err := seat.Check(); err != nil {
-		return err
+	h := herald{p, env, seat}
+	if err := h.ready(l.options); err != nil {
+		return h.instead(l.program, err)
 	}
 	if l.options.Report || l.options.Verbose {
 		if err := seat.Report(p.Err, l.options.JSON); err != nil {
@@ -167,7 +168,7 @@ func run(p cli.Process, l line) error {
 	}
 	code, err := mpirunwrap.Guard(l.program, seat.Environment(p.Env), mpirunwrap.GuardOptions{
 		Peers: seat.Ticket.Meet, Rank: rank.Task.LocalRank, Size: rank.Task.LocalSize,
-		Terminate: terminator{seat}.terminate, Broadcast: launched(rank.Task), Err: p.Err, Verbose: l.options.Verbose,
+		Terminate: control{seat}.terminate, Broadcast: launched(rank.Task), Verify: h.verification(l.options), Err: p.Err, Verbose: l.options.Verbose,
 	})
 	if err != nil {
 		return err

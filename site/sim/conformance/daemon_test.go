@@ -246,7 +246,13 @@ func (d *daemon) spin(variables []string, args ...string) *spinner {
 
 func (d *daemon) launch(variables []string, args ...string) *spinner {
 	d.t.Helper()
-	c := under.command(append(append([]string{}, d.environment...), variables...), d.uid, under.client, append([]string{"spin"}, args...)...)
+	return d.run(variables, append([]string{"spin"}, args...)...)
+}
+
+// run starts the CUDA program.
+func (d *daemon) run(variables []string, args ...string) *spinner {
+	d.t.Helper()
+	c := under.command(append(append([]string{}, d.environment...), variables...), d.uid, under.client, args...)
 	stdout, err := c.StdoutPipe()
 	if err != nil {
 		d.t.Fatal(err)

@@ -10,6 +10,9 @@
  *       -for S      seconds                                                               (5)
  *       -dev LIST   ordinals, "0" or "0,1": a context on each, kernels on the first       (0)
  *       -exit-idle  on SIGTERM waits for the work in flight and ends, as a careful program does
+ *       -tell S     seconds between two lines that say how many kernels are done; 0 for none  (0)
+ *       -hold S     seconds that it stays after a call has failed, as a program does that tidies up  (0)
+ *   cuda-client stay STAGE S    holds on for S seconds at a stage: load (libcuda alone), init (cuInit) or context
  *   cuda-client fault           runs a kernel that writes to an illegal address
  *   cuda-client alloc MIB       allocates device memory
  *
@@ -32,7 +35,7 @@ static void on_term(int signal)
 }
 
 struct spin {
-	double ms, seconds;
+	double ms, seconds, tell, hold;
 	int queue, blocks, exit_idle;
 	int devices[most_devices], ndevices;
 };
@@ -40,7 +43,7 @@ struct spin {
 static int usage(const char *what)
 {
 	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
-			"[-for S] [-dev LIST] [-exit-idle] | fault | alloc MIB\n", what);
+			"[-for S] [-dev LIST] [-exit-idle] [-tell S] [-hold S] | stay load|init|context S | fault | alloc MIB\n", what);
 	return 2;
 }
 
@@ -145,17 +148,41 @@ static int spin(const struct spin *s)
 		signal(SIGTERM, on_term);
 	printf("pid=%d ready ms=%g queue=%d blocks=%d sm=%d\n", getpid(), s->ms, s->queue, s->blocks, sms);
 	fflush(stdout);
-	double end = driver_now() + s->seconds;
+	double told = driver_now(), end = told + s->seconds;
 	while (driver_now() < end && !asked_to_end) {
 		e = run_queue(s, kernel);
 		if (e) {
 			printf("pid=%d err=%d %s after %ld\n", getpid(), e, driver_error(e), kernels);
+			fflush(stdout);
+			usleep((useconds_t)(s->hold * 1e6));
 			return 1;
 		}
 		kernels += s->ms > 0 ? s->queue : 0;
+		if (s->tell > 0 && driver_now() >= told + s->tell) {
+			told = driver_now();
+			printf("pid=%d at work kernels=%ld\n", getpid(), kernels);
+			fflush(stdout);
+		}
 	}
 	printf("pid=%d done kernels=%ld\n", getpid(), kernels);
 	return 0;
+}
+
+static int stay(const char *stage, double seconds)
+{
+	struct spin first = { .devices = { 0 }, .ndevices = 1 };
+	CUfunction kernel, bad;
+	CUresult e = 0;
+	if (!strcmp(stage, "init"))
+		e = driver.init(0);
+	else if (!strcmp(stage, "context"))
+		e = open_all(&first, &kernel, &bad);
+	else if (strcmp(stage, "load"))
+		return usage("stay wants load, init or context");
+	printf("pid=%d stays at %s err=%d %s\n", getpid(), stage, e, driver_error(e));
+	fflush(stdout);
+	usleep((useconds_t)(seconds * 1e6));
+	return e != 0;
 }
 
 static int fault(void)
@@ -240,6 +267,10 @@ static int spin_options(int argc, char **argv)
 			s.blocks = (int)number;
 		else if (!strcmp(argv[i], "-for"))
 			s.seconds = number;
+		else if (!strcmp(argv[i], "-tell"))
+			s.tell = number;
+		else if (!strcmp(argv[i], "-hold"))
+			s.hold = number;
 		else
 			return usage("unknown option, or its value is too small");
 		i++;
@@ -249,7 +280,7 @@ static int spin_options(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	double mib;
+	double number;
 	if (argc < 2)
 		return usage("no mode given");
 	const char *missing = driver_load();
@@ -263,9 +294,11 @@ int main(int argc, char **argv)
 		return count();
 	if (!strcmp(argv[1], "spin"))
 		return spin_options(argc, argv);
+	if (!strcmp(argv[1], "stay") && argc == 4 && read_number(argv[3], &number))
+		return stay(argv[2], number);
 	if (!strcmp(argv[1], "fault"))
 		return fault();
-	if (!strcmp(argv[1], "alloc") && argc == 3 && read_number(argv[2], &mib))
-		return allocate(mib);
+	if (!strcmp(argv[1], "alloc") && argc == 3 && read_number(argv[2], &number))
+		return allocate(number);
 	return usage("unknown mode");
 }

@@ -55,6 +55,28 @@ static void rest(int ms)
 		;
 }
 
+/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. */
+static void open_file(const char *name)
+{
+	char path[PATH_MAX], dev[PATH_MAX];
+	if (!node_join(dev, process.node, "dev") && !node_join(path, dev, name))
+		(void)!open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. */
+static void open_files(void)
+{
+	open_file("nvidia-uvm");
+	for (int i = 0; i < process.devices.count; i++) {
+		char gpu[PATH_MAX], name[24];
+		long minor;
+		if (node_gpu(gpu, process.node, (unsigned)process.devices.list[i].gpu) || node_number(gpu, "minor", &minor))
+			continue;
+		snprintf(name, sizeof name, "nvidia%ld", minor);
+		open_file(name);
+	}
+}
+
 /* Finds the devices: through the server where one is reached, on the node otherwise. */
 static int find_devices(void)
 {
@@ -81,8 +103,11 @@ API int cuInit(unsigned flags)
 	(void)flags;
 	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
 	pthread_mutex_lock(&once);
+	if (!process.initialized)
+		open_file("nvidiactl");
 	int error = process.initialized ? success : find_devices();
 	if (!error && !process.initialized) {
+		open_files();
 		rest(process.mps ? init_mps_ms : init_alone_ms);
 		process.initialized = 1;
 	}

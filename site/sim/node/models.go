@@ -88,6 +88,9 @@ func Create(dir string, gpus []Model) (Node, error) {
 		makeFolder(filepath.Join(dir, "errors"), 0o777),
 		makeFolder(filepath.Join(dir, "delay_ms"), 0o755),
 		makeFolder(filepath.Join(dir, "faults"), 0o755),
+		makeFolder(filepath.Join(dir, "dev"), 0o755),
+		writeText(dir, "dev/nvidiactl", ""),
+		writeText(dir, "dev/nvidia-uvm", ""),
 		makeLock(dir),
 		writeText(dir, "driver_version", driverVersion),
 	)
@@ -104,6 +107,7 @@ func Create(dir string, gpus []Model) (Node, error) {
 
 func (g GPU) create(model Model) error {
 	err := errors.Join(
+		writeText(filepath.Dir(g.Dir), "dev/nvidia"+strconv.Itoa(g.Index), ""),
 		makeFolder(g.Dir, 0o755),
 		makeFolder(filepath.Join(g.Dir, "mig"), 0o755),
 		makeFolder(filepath.Join(g.Dir, "contexts"), 0o777),

@@ -77,6 +77,7 @@ func (s *server) process(pid int, conn wire.Conn) {
 	defer conn.Close()
 	s.mutex.Lock()
 	if s.affected > 0 {
+		s.refuse(label(pid, 0))
 		s.mutex.Unlock()
 		conn.Send("err 807")
 		return
@@ -102,6 +103,12 @@ func (s *server) process(pid int, conn wire.Conn) {
 	}
 	p.contexts.Wait()
 	s.leave(p)
+}
+
+// refuse notes a client that comes while the server waits for those that a fault has hit.
+func (s *server) refuse(client string) {
+	s.log.Line("Server", "Server teardown in progress. Refusing to accept new client %s", client)
+	s.log.Line("Server", "Failed to accept client %s with status 807", client)
 }
 
 // greeting tells a process what it gets: "ok PERCENTAGE PRIORITY", then a line for each device.
@@ -185,6 +192,7 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	defer s.mutex.Unlock()
 	p := s.processes[pid]
 	if p == nil || p.failed != 0 {
+		s.refuse(label(pid, number))
 		page.close()
 		return nil, nil, 807
 	}

@@ -1,0 +1,140 @@
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// OffError says that MPS is not on for a seat, and what a user can do.
+type OffError struct {
+	UUID  site.UUID
+	Cause error
+	Do    string // "" where nothing is known
+}
+
+func (e *OffError) Error() string {
+	text := e.Short()
+	if e.Do != "" {
+		text += ": " + e.Do
+	}
+	return text
+}
+
+// Short leaves out what to do.
+func (e *OffError) Short() string { return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause) }
+
+func (e *OffError) Unwrap() error { return e.Cause }
+
+// Check proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
+// nothing, since a third of questions asked by all ranks at once would fail (measured). The error is an *OffError.
+func (s Seat) Check() error {
+	if !s.Daemon.Proc.Alive() {
+		return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
+	}
+	socket := filepath.Join(s.Daemon.PipeDir, "control")
+	info, err := os.Lstat(socket)
+	if err != nil {
+		return s.off("", "%w", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return s.off("", "%s is not a socket", socket)
+	}
+	return nil
+}
+
+func (s Seat) off(do, format string, values ...any) error {
+	return &OffError{s.Device.UUID, fmt.Errorf(format, values...), do}
+}
+
+// How long a rank waits for a server that recovers from a fatal error. It does so within 0.1 s of the last affected
+// process's end (measured); what takes longer is a process that does not go.
+const (
+	recovery     = 30 * time.Second
+	firstPause   = 50 * time.Millisecond
+	longestPause = 2 * time.Second
+)
+
+// Server is what a seat asks of its daemon: the state of the server with a pid, in the daemon's word. The error wraps
+// fs.ErrNotExist or fs.ErrPermission where nobody can be asked from here.
+type Server func(ctx context.Context, pid int) (state string, err error)
+
+// Ready proves that MPS is on for a seat and takes clients. After a fatal error a server gives new clients error 807
+// until the last process that it hit has gone: Ready waits for that, and says so by waits. The daemon is asked only
+// where the server's log speaks of such an error. The error is an *OffError.
+func (s Seat) Ready(ctx context.Context, ask Server, waits func(what string)) error {
+	ctx, cancel := context.WithTimeout(ctx, recovery)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		if err := s.Check(); err != nil {
+			return err
+		}
+		f := readFault(logTail(s.Daemon.LogDir))
+		if f.server == 0 {
+			return nil
+		}
+		state, err := ask(ctx, f.server)
+		if err == nil && state != "FAULT" {
+			return nil
+		}
+		if waits != nil {
+			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, s.Device.UUID, f.living()))
+			waits = nil
+		}
+		if site.Pause(ctx, jittered(pause)) {
+			continue
+		}
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+			return nil // the log alone is no reason to refuse
+		}
+		if err != nil {
+			return s.off("submit the job again", "its server (pid %d) had a fatal GPU error, and for %v nothing could be learned of it: %w", f.server, recovery, err)
+		}
+		return s.off("end what is left of the ranks that it hit, or submit the job again", "its server (pid %d) has not recovered from a fatal GPU error within %v%s", f.server, recovery, f.living())
+	}
+}
+
+// living is a part of a sentence: the processes that a server waits for.
+func (f fault) living() string {
+	if len(f.clients) == 0 {
+		return ""
+	}
+	slices.Sort(f.clients)
+	list := fmt.Sprint(slices.Compact(f.clients))
+	return ": these processes that it hit are still there: " + strings.Trim(list, "[]")
+}
+
+// jittered spreads the ranks of a node, which all begin to wait at the same time.
+func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
+
+// Without is env without MPS: nothing of it points to a daemon, and the rank keeps its own GPUs.
+func (s Seat) Without(env []string) []string {
+	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return strings.HasPrefix(entry, "CUDA_MPS_") || strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=")
+	})
+	return append(kept, "CUDA_VISIBLE_DEVICES="+s.visible())
+}
+
+// First reports whether no other rank of a launch on this node has said a thing yet. The folder is where the job's ranks
+// meet; without it rank 0 is the first.
+func First(folder, launch, thing string, rank int) bool {
+	if folder == "" {
+		return rank == 0
+	}
+	fd, err := unix.Open(filepath.Join(folder, launch+"."+thing), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		unix.Close(fd)
+		return true
+	}
+	return !errors.Is(err, unix.EEXIST) && rank == 0
+}
