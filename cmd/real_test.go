@@ -10,14 +10,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
@@ -139,90 +137,11 @@ func TestRealSeatsOnTwoGPUs(t *testing.T) {
 	}
 }
 
-// A rank is cancelled in mid-kernel as slurmstepd does it, with SIGTERM to all of its processes; a neighbour on the same
-// GPU computes on, or not. The work in flight is the cell, protect and pass are side by side. Every trial is a line.
-func TestRealCancelledRank(t *testing.T) {
-	trials, _ := strconv.Atoi(os.Getenv("CANCEL_TRIALS"))
-	if trials == 0 {
-		t.Skip("give CANCEL_TRIALS=10")
-	}
-	for _, work := range []struct{ name, ms, queue string }{
-		{"20 ms", "20", "1"}, {"50 ms", "50", "1"}, {"400 ms", "400", "1"}, {"200 x 5 ms", "5", "200"}, {"5 s", "5000", "1"},
-	} {
-		for _, how := range []string{"protect", "pass"} {
-			n := trials
-			if how == "pass" {
-				n = (trials + 1) / 2
-			}
-			alive := 0
-			for trial := range n {
-				p := realPlay(t)
-				p.must(0, p.job(7, "0"), "prolog")
-				lived, took := p.cancelOne(how, work.ms, work.queue)
-				if lived {
-					alive++
-				}
-				fmt.Printf("trial,%s,%s,%d,%v,%d\n", work.name, how, trial, lived, took.Milliseconds())
-				p.must(0, p.job(7, "0"), "epilog")
-				p.clean()
-			}
-			fmt.Printf("cell,%s,%s,%d of %d neighbours alive\n", work.name, how, alive, n)
-			if how == "protect" && alive < n {
-				t.Errorf("%s: %d of %d neighbours alive under protect", work.name, alive, n)
-			}
-		}
-	}
-}
-
-// cancelOne reports whether the neighbour lived, and how long it took from the signal to the end of the cancelled rank.
-func (p play) cancelOne(how, ms, queue string) (lived bool, took time.Duration) {
-	neighbour := p.spinning("pass", "-ms", "1", "-for", "2.5")
-	victim := p.spinning(how, "-ms", ms, "-queue", queue, "-for", "60")
-	time.Sleep(300 * time.Millisecond) // so that it is in the middle of its work, wherever that is
-	began := time.Now()
-	if err := syscall.Kill(-victim.cmd.Process.Pid, syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
-	_ = victim.cmd.Wait()
-	took = time.Since(began)
-	rest, _ := io.ReadAll(neighbour.out)
-	_ = neighbour.cmd.Wait()
-	return strings.Contains(string(rest), "done kernels"), took
-}
-
 // spin is a client that has said that it is ready.
 type spin struct {
 	cmd   *exec.Cmd
 	out   *bufio.Reader
 	ready string
-}
-
-// spinning starts a client in a process group of its own. The first client after a neighbour's death may be refused for a
-// moment (error 46), so it is started again.
-func (p play) spinning(how string, args ...string) spin {
-	p.t.Helper()
-	for {
-		cmd := p.asUser(7, p.Command("mpirun-wrap", append([]string{"--signals=" + how, p.cudaClient(), "spin"}, args...)...))
-		cmd.SysProcAttr.Setpgid = true
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		cmd.Stderr = cmd.Stdout
-		if err := cmd.Start(); err != nil {
-			p.t.Fatal(err)
-		}
-		reader := bufio.NewReader(out)
-		line, err := reader.ReadString('\n')
-		if err == nil && strings.Contains(line, "ready") {
-			p.t.Cleanup(func() { _ = cmd.Process.Kill() })
-			return spin{cmd, reader, line}
-		}
-		_ = cmd.Wait()
-		if !site.Pause(p.ctx, 100*time.Millisecond) {
-			p.t.Fatalf("no client starts: %q, %v", line, err)
-		}
-	}
 }
 
 // What CUDA tells each rank is what the plan says, for ranks that are all there at once.
@@ -252,56 +171,6 @@ func TestRealCounts(t *testing.T) {
 			p.clean()
 		})
 	}
-}
-
-// All ranks of a step but one in another step are cancelled at once: the one computes on, or not.
-func TestRealCancelledStep(t *testing.T) {
-	trials, _ := strconv.Atoi(os.Getenv("CANCEL_STEP_TRIALS"))
-	if trials == 0 {
-		t.Skip("give CANCEL_STEP_TRIALS=5")
-	}
-	for _, n := range []int{8, 40} {
-		for _, ms := range []string{"20", "400"} {
-			for _, how := range []string{"protect", "pass"} {
-				alive, count := 0, trials
-				if how == "pass" {
-					count = (trials + 1) / 2
-				}
-				for trial := range count {
-					p := realPlay(t, `share = "none"`)
-					p.must(0, p.job(7, "0"), "prolog")
-					lived, took := p.cancelStep(n, how, ms)
-					if lived {
-						alive++
-					}
-					fmt.Printf("trial,%d ranks x %s ms,%s,%d,%v,%d\n", n, ms, how, trial, lived, took.Milliseconds())
-					p.must(0, p.job(7, "0"), "epilog")
-					p.clean()
-				}
-				fmt.Printf("cell,%d ranks x %s ms,%s,%d of %d neighbours alive\n", n, ms, how, alive, count)
-				if how == "protect" && alive < count {
-					t.Errorf("%d ranks of %s ms: %d of %d neighbours alive under protect", n, ms, alive, count)
-				}
-			}
-		}
-	}
-}
-
-func (p play) cancelStep(n int, how, ms string) (lived bool, took time.Duration) {
-	victims := p.ranks(n, how, "spin", "-ms", ms, "-blocks", "1", "-for", "60")
-	neighbour := p.spinning("pass", "-ms", "1", "-blocks", "1", "-for", "5")
-	time.Sleep(300 * time.Millisecond) // so that they are in the middle of their work
-	began := time.Now()
-	for _, v := range victims {
-		_ = syscall.Kill(-v.cmd.Process.Pid, syscall.SIGTERM)
-	}
-	for _, v := range victims {
-		_ = v.cmd.Wait()
-	}
-	took = time.Since(began)
-	rest, _ := io.ReadAll(neighbour.out)
-	_ = neighbour.cmd.Wait()
-	return strings.Contains(string(rest), "done kernels"), took
 }
 
 // ranks starts all ranks of a step at once and waits until every one of them is ready.
