@@ -13,11 +13,11 @@ export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
 
 all: build
 
-# The programs that ranks run are static; those that root runs load libnvidia-ml.so.1 when they need it.
+# The programs that ranks run are static; the others load libnvidia-ml.so.1 when they need it.
 build:
 	@mkdir -p $(BUILT)/bin
-	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog ./cmd/mpsctl
+	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
 
 setup:
 	@site/lab/install.sh
@@ -38,7 +38,7 @@ fuzz:
 	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 
 bench: setup build
-	go test -run '^$$' -bench . ./policy/... ./site/lease
+	go test -run '^$$' -bench . ./policy/... ./site/lease ./cmd/internal/sight
 	go run ./site/lab/bench
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
@@ -49,6 +49,8 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
 	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo ./site/lab/bench
+	CGO_ENABLED=0 go build -trimpath -o $(BUILT)/gpu/bin/ ./site/lab/bench/execs
+	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing site/lab/bench/nothing/nothing.c
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
 

@@ -14,7 +14,7 @@ const module = "github.com/slurm-mps/slurm-mps/"
 // the standard library is, but for what stands in guarded.
 var rooms = map[string][]string{
 	"policy":            {},
-	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"site":              {"golang.org/x/sys/unix"},
 	"site/slurm":        {"site"},
 	"site/lease":        {"site", "golang.org/x/sys/unix"},
@@ -30,8 +30,14 @@ var rooms = map[string][]string{
 	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/node"},
 	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/rank"},
 	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/rank"},
-	"cmd/internal/plan": {"cmd/internal/cli", "policy", "github.com/spf13/cobra"},
-	"cmd/mpsctl":        {"cmd/internal/cli", "cmd/internal/plan"},
+	// mpsctl: ctl is what its commands share, sight is what there is on the node.
+	"cmd/internal/ctl":    {"cmd/internal/cli", "site", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/sight":  {"cmd/internal/ctl", "cmd/internal/node", "policy", "site", "site/gpu", "site/lease", "site/mps"},
+	"cmd/internal/status": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "policy", "site", "github.com/spf13/cobra"},
+	"cmd/internal/audit":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "github.com/spf13/cobra"},
+	"cmd/internal/plan":   {"cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
+	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/spf13/cobra"},
+	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/status"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no

@@ -38,6 +38,7 @@ type Closer struct {
 	Daemons Daemons
 	GPUs    GPUs
 	Log     zerolog.Logger
+	Logs    string // the folder where logs are kept that outlive their job
 	// Again is the command that runs the epilog of a job by hand, for the log.
 	Again func(lease.Job) string
 }
@@ -114,19 +115,24 @@ func part(ctx context.Context, d time.Duration) time.Duration {
 func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 	began := time.Now()
 	failed := c.Journal.Withdraw(l.Job.ID)
+	wasOpen := l.Phase == lease.Opened
 	l.Phase = lease.Closing
-	failed = errors.Join(failed, c.Journal.Record(l))
+	noted := c.Journal.Record(l) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
 	c.wakeDriver(l)
-	ended := c.endDaemons(ctx, l)
+	byItself, ended := c.endDaemons(ctx, l)
 	failed = errors.Join(failed, ended)
 	if ended == nil {
-		failed = errors.Join(failed, c.restoreModes(l), c.Journal.RemoveDirs(l.Job.ID))
+		failed = errors.Join(failed, c.restoreModes(l))
+		if wantsLogs(l, failed != nil || !wasOpen || !byItself) {
+			c.keepLogs(l)
+		}
+		failed = errors.Join(failed, c.Journal.RemoveDirs(l.Job.ID))
 	}
 	if failed == nil {
 		failed = c.Journal.Forget(ctx, l)
 	}
 	if failed != nil {
-		return c.withRepair(failed, l)
+		return c.withRepair(errors.Join(failed, noted), l)
 	}
 	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("the node is as it was before the job")
 	return nil
@@ -143,44 +149,55 @@ func (c Closer) wakeDriver(l lease.Lease) {
 	}
 }
 
-// endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others.
-func (c Closer) endDaemons(ctx context.Context, l lease.Lease) error {
-	results := make(chan error, len(l.Daemons))
+// endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others. It says
+// whether all of them lived until then and went when they were asked, with no client to be terminated.
+func (c Closer) endDaemons(ctx context.Context, l lease.Lease) (byItself bool, failed error) {
+	type end struct {
+		byItself bool
+		err      error
+	}
+	results := make(chan end, len(l.Daemons))
 	for _, d := range l.Daemons {
-		go func() { results <- c.endDaemon(ctx, l, d) }()
+		go func() {
+			byItself, err := c.endDaemon(ctx, l, d)
+			results <- end{byItself, err}
+		}()
 	}
-	var failed error
+	byItself = true
 	for range l.Daemons {
-		failed = errors.Join(failed, <-results)
+		one := <-results
+		byItself, failed = byItself && one.byItself, errors.Join(failed, one.err)
 	}
-	return failed
+	return byItself, failed
 }
 
 // endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
 // others' are said and gone past.
-func (c Closer) endDaemon(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+func (c Closer) endDaemon(ctx context.Context, l lease.Lease, d lease.Daemon) (byItself bool, err error) {
 	began := time.Now()
-	if !d.Proc.Alive() { // never started, killed, or started by a prolog that died before it could say so
+	lived := d.Proc.Alive()
+	if !lived { // never started, killed, or started by a prolog that died before it could say so
 		there, err := c.Daemons.Family(l.Job, d)
 		if err != nil || len(there) == 0 {
-			return err
+			return false, err
 		}
 	}
 	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
 	gentle, cancel := before(ctx, endReserve)
-	err := c.drain(gentle, l, d, log)
+	terminated, err := c.drain(gentle, l, d, log)
 	if err == nil {
 		err = c.quit(gentle, l, d)
 	}
 	cancel()
+	byItself = lived && terminated == 0 && err == nil
 	if err != nil {
 		log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
 		if err := c.Daemons.End(ctx, l.Job, d); err != nil {
-			return err
+			return byItself, err
 		}
 	}
 	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
-	return nil
+	return byItself, nil
 }
 
 func (c Closer) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
@@ -200,25 +217,26 @@ func before(ctx context.Context, d time.Duration) (context.Context, context.Canc
 
 // drain gives clients their grace and then has the daemon terminate those that stay. A client that is stopped is passed
 // over: to terminate it would wedge the daemon (measured), and it has no work in flight by then.
-func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
 	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
 	if err != nil || len(clients) == 0 {
-		return err
+		return 0, err
 	}
 	for _, client := range clients {
 		if stopped(client.PID) {
 			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
-			return fmt.Errorf("client %d is stopped", client.PID)
+			return terminated, fmt.Errorf("client %d is stopped", client.PID)
 		}
 		bound, cancel := context.WithTimeout(ctx, terminatePatient)
 		err := c.Daemons.Terminate(bound, l.Job, d, client)
 		cancel()
 		if err != nil {
-			return err
+			return terminated, err
 		}
+		terminated++
 		log.Warn().Int("client", client.PID).Msg("client terminated: it outlived the job")
 	}
-	return nil
+	return terminated, nil
 }
 
 // await polls until no client is left or the grace is over, and returns who is.

@@ -4,25 +4,72 @@ package policy
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
-// Request is what a job asks of a node, as Slurm told it. Every string in it may be the user's own.
+// Request is what a job asks of a node: what Slurm said of it, and what was looked up because the law mentions it
+// (Needs). Every string in it may be the user's own.
 type Request struct {
 	JobID       uint32
 	User        string
 	UID         uint32
 	GID         uint32
+	Groups      []string // looked up: the names of all of the user's
 	Account     string
 	Partition   string
 	QOS         string
 	Reservation string
 	Comment     string
+	Extra       string
 	Requested   []string // whole names out of --constraint
+	Option      string   // the value of --mps
+	HasOption   bool     // --mps was given, with a value or without
 	GPUs        []int    // the job's GPUs, or MIG instances, on this node: positions in Slurm's list
 	NTasks      int
 	Nodes       int
-	Node        string
+	Array       uint32 // the array's number, 0 for a job of none
+	Restart     int    // times requeued
+
+	Node     string
+	Features []string // looked up: the node's own
+	NodeGPUs int      // looked up: how many the node has
+	Driver   string   // looked up: its version
+	GPU      GPUFacts // looked up: the first of the job's
+}
+
+// What of a request is looked at where a user wrote it, so that no job can make a node slow.
+const (
+	maxText  = 4096 // bytes of a string
+	maxNames = 256  // of a list of names
+)
+
+// Bounded is the request as rules see it: of long texts and lists the beginning.
+func (r Request) Bounded() Request {
+	for _, text := range []*string{&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver} {
+		*text = (*text)[:min(len(*text), maxText)]
+	}
+	for _, names := range []*[]string{&r.Groups, &r.Requested, &r.Features} {
+		*names = slices.Clone((*names)[:min(len(*names), maxNames)])
+		for i, name := range *names {
+			(*names)[i] = name[:min(len(name), maxText)]
+		}
+	}
+	return r
+}
+
+// GPUFacts are what rules can ask of a GPU. The zero value is that of a job without one.
+type GPUFacts struct {
+	Model     string // the product's name, "NVIDIA H200"
+	SMs       int
+	MemoryMiB int
+	MIG       bool // a MIG instance
+}
+
+// Needs says which look-ups the law's rules mention. Each costs time or a driver, so that no other is made.
+type Needs struct {
+	Groups, Features, Devices, Driver, GPU bool
 }
 
 // Scope says how many daemons serve a job.
@@ -63,6 +110,19 @@ const (
 	ShareNone Sharing = "none"
 )
 
+// KeepLogs says when the logs of a job's daemons outlive the job.
+type KeepLogs string
+
+// From fewest to most.
+const (
+	KeepNever     KeepLogs = "never"
+	KeepOnFailure KeepLogs = "on_failure"
+	KeepAlways    KeepLogs = "always"
+)
+
+// MaxDrainGrace is the longest that an epilog waits for clients.
+const MaxDrainGrace = 10 * time.Minute
+
 // Grant is what a rule gives.
 type Grant struct {
 	Scope      Scope
@@ -72,6 +132,7 @@ type Grant struct {
 	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
 	OnFailure  OnFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
+	KeepLogs   KeepLogs
 
 	// What a rank has where its user says nothing else.
 	Memory        MemoryRule
@@ -86,36 +147,210 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, MemoryOverlap: 1, MaxClients: Clients,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, KeepLogs: KeepNever, MemoryOverlap: 1, MaxClients: Clients,
 	}
 }
 
-// Condition decides whether a rule is for a request. An error means that the condition could not be decided.
-type Condition func(Request) (bool, error)
+// Setting is an attribute of a grant, or an option of a user's, and its value as a policy spells it.
+type Setting struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
 
-// Rule is one clause of the law.
+// Settings are the grant's attributes in the order of the documents.
+func (g Grant) Settings() []Setting {
+	return []Setting{
+		{"scope", string(g.Scope)},
+		{"compute_mode", string(g.Compute)},
+		{"share", string(g.Share)},
+		{"overlap", number(g.Overlap)},
+		{"ceiling", number(g.Ceiling)},
+		{"memory", g.Memory.String()},
+		{"memory_overlap", number(g.MemoryOverlap)},
+		{"priority", Priority(g.Low)},
+		{"max_clients", fmt.Sprint(g.MaxClients)},
+		{"signals", Signals(g.Pass)},
+		{"on_failure", string(g.OnFailure)},
+		{"drain_grace", g.DrainGrace.String()},
+		{"keep_logs", string(g.KeepLogs)},
+	}
+}
+
+func number(f float64) string { return fmt.Sprintf("%v", f) }
+
+// Priority is how a policy spells Grant.Low.
+func Priority(low bool) string {
+	if low {
+		return "low"
+	}
+	return "normal"
+}
+
+// Signals is how a policy spells Grant.Pass.
+func Signals(pass bool) string {
+	if pass {
+		return "pass"
+	}
+	return "protect"
+}
+
+// Trigger says how a job asks for MPS. Of a job that does not ask, no rule is tried and nothing is looked up.
+type Trigger struct {
+	Constraint string // the name in --constraint, "" for none
+	Comment    string // the word that a comment is, or begins with before a colon, "" for none
+	Option     bool   // --mps
+}
+
+// asks says how the request asks, "" where it does not.
+func (t Trigger) asks(r Request) string {
+	_, commented := t.commented(r)
+	switch {
+	case t.Constraint != "" && slices.Contains(r.Requested, t.Constraint):
+		return fmt.Sprintf("--constraint names %q", t.Constraint)
+	case t.Option && r.HasOption:
+		return "--mps is given"
+	case commented:
+		return fmt.Sprintf("the comment says %q", t.Comment)
+	}
+	return ""
+}
+
+// commented is what a comment like mps:share=even says behind the colon.
+func (t Trigger) commented(r Request) (options string, ok bool) {
+	if t.Comment == "" {
+		return "", false
+	}
+	rest, ok := strings.CutPrefix(r.Comment, t.Comment)
+	if !ok || rest == "" {
+		return "", ok
+	}
+	return strings.CutPrefix(rest, ":")
+}
+
+// ways says how a job can ask.
+func (t Trigger) ways() string {
+	var ways []string
+	if t.Constraint != "" {
+		ways = append(ways, "--constraint="+t.Constraint)
+	}
+	if t.Option {
+		ways = append(ways, "--mps")
+	}
+	if t.Comment != "" {
+		ways = append(ways, "--comment="+t.Comment)
+	}
+	return strings.Join(ways, " or ")
+}
+
+// Evidence is a request in the form that rules look at. It is made once for all of them.
+type Evidence any
+
+// Rule is one clause of the law. An error of its functions means that they could not say; the reader of a law makes
+// sure, when the law is read, that there is none.
 type Rule struct {
 	Name  string
-	When  Condition
-	Grant Grant
+	Allow []string // the options that a user may narrow its grant by
+	When  func(Evidence) (bool, error)
+	// Gives is the grant, or why the job has none.
+	Gives func(Evidence) (grant Grant, denied string, err error)
 }
 
 // Policy is the law: the first rule whose condition holds decides.
 type Policy struct {
-	Rules []Rule
+	Trigger *Trigger // nil: the rules alone say who wants MPS
+	Needs   Needs
+	Gather  func(Request) Evidence
+	Rules   []Rule
 }
 
-// Decide returns the first rule that is for r; ok is false where none is, and the job runs without MPS.
-// The error names the rule whose condition could not be decided.
-func (p Policy) Decide(r Request) (rule Rule, ok bool, err error) {
+// Verdict is the answer to a request. Where it was not Asked the job runs as if nothing were installed; where it is
+// Denied, the job has no MPS and is told why; else the Grant holds.
+type Verdict struct {
+	Asked  bool   `json:"asked"`
+	Rule   string `json:"rule,omitempty"` // that decided
+	Denied string `json:"denied,omitempty"`
+	Grant  Grant  `json:"-"`
+}
+
+// Granted says that there is a grant.
+func (v Verdict) Granted() bool { return v.Asked && v.Denied == "" }
+
+// noRule is what a job is told that asks and that no rule is for.
+const noRule = "no rule of this site's policy is for this job"
+
+// Asks says whether the request asks for MPS, as far as that can be said without the rules, and how: a way of asking, or
+// what ways there are.
+func (p Policy) Asks(r Request) (how string, asks bool) {
+	if p.Trigger == nil {
+		return "the policy has no trigger: its rules alone decide", true
+	}
+	if how := p.Trigger.asks(r); how != "" {
+		return how, true
+	}
+	return "it does not ask: it would by " + p.Trigger.ways(), false
+}
+
+// Decide answers a request. It cannot fail: whatever is wrong with a request is a denial that says so.
+func (p Policy) Decide(r Request) Verdict {
+	if _, asks := p.Asks(r); !asks {
+		return Verdict{}
+	}
+	evidence := p.Gather(r.Bounded())
 	for _, rule := range p.Rules {
-		holds, err := rule.When(r)
+		holds, err := rule.When(evidence)
 		if err != nil {
-			return Rule{}, false, fmt.Errorf("cannot decide rule %q for job %d: %w", rule.Name, r.JobID, err)
+			return undecided(rule, err)
 		}
 		if holds {
-			return rule, true, nil
+			return p.apply(rule, evidence, r)
 		}
 	}
-	return Rule{}, false, nil
+	if p.Trigger == nil {
+		return Verdict{}
+	}
+	return Verdict{Asked: true, Denied: noRule}
+}
+
+// undecided is what must not happen. It is no failure of the node's, so the job is denied and the node stays.
+func undecided(rule Rule, err error) Verdict {
+	return Verdict{Asked: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
+}
+
+// apply is the verdict of the rule that holds, narrowed by what the user asks.
+func (p Policy) apply(rule Rule, evidence Evidence, r Request) Verdict {
+	grant, denied, err := rule.Gives(evidence)
+	if err != nil {
+		return undecided(rule, err)
+	}
+	verdict := Verdict{Asked: true, Rule: rule.Name, Denied: denied}
+	if denied != "" {
+		return verdict
+	}
+	options, err := p.OptionsOf(r)
+	if err == nil {
+		verdict.Grant, err = options.Narrow(grant, rule.Allow)
+	}
+	if err != nil {
+		verdict.Denied = err.Error()
+	}
+	return verdict
+}
+
+// OptionsOf are the options of a request: those of --mps, and those of the comment where the law's trigger looks there.
+func (p Policy) OptionsOf(r Request) (Options, error) {
+	var given, commented Options
+	var err error
+	if r.HasOption {
+		if given, err = ParseOptions(r.Option); err != nil {
+			return Options{}, err
+		}
+	}
+	if p.Trigger != nil {
+		if text, ok := p.Trigger.commented(r); ok {
+			if commented, err = ParseOptions(text); err != nil {
+				return Options{}, err
+			}
+		}
+	}
+	return given.and(commented)
 }

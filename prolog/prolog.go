@@ -6,10 +6,12 @@ package prolog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -36,11 +38,13 @@ type GPUs interface {
 	Capability(site.UUID) (major, minor int, err error)
 	Mode(site.UUID) (site.Mode, error)
 	SetMode(site.UUID, site.Mode) error
+	Driver() (string, error)
 }
 
 // Slurm is what the prolog asks of Slurm's files.
 type Slurm interface {
 	Gres(slurm.Job) (slurm.Gres, error)
+	Features(slurm.Job) ([]string, error)
 }
 
 // Opener opens leases.
@@ -49,8 +53,9 @@ type Opener struct {
 	Daemons Daemons
 	GPUs    GPUs
 	Slurm   Slurm
-	Undo    func(context.Context, lease.Lease) error // the epilog's
-	Control lease.Program                            // for the ticket
+	Names   func(context.Context, []uint32) ([]string, error) // of groups
+	Undo    func(context.Context, lease.Lease) error          // the epilog's
+	Control lease.Program                                     // for the ticket
 	Log     zerolog.Logger
 	Clock   func() time.Time
 }
@@ -60,7 +65,7 @@ type Outcome string
 
 // The ways of an Open to end.
 const (
-	NotAsked Outcome = "not asked" // no rule of the policy is for this job
+	NotAsked Outcome = "not asked" // the job does not ask for MPS
 	Opened   Outcome = "opened"
 	Adopted  Outcome = "adopted" // the job's lease is open and its daemons serve: nothing was changed
 	Refused  Outcome = "refused" // the job cannot have MPS, and its ticket says why
@@ -73,23 +78,107 @@ const undoTime = 30 * time.Second
 
 // Open decides on a job and makes its lease. The error is nil for all outcomes but Without and Failed.
 func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
-	rule, asked, err := law.Decide(request(job))
-	if err != nil {
-		return Failed, err
-	}
-	if !asked {
+	if _, asks := law.Asks(request(job)); !asks {
 		return NotAsked, nil
 	}
+	v := visit{
+		job:     job,
+		groups:  sync.OnceValues(func() ([]uint32, error) { return o.Daemons.Groups(ctx, owner(job)) }),
+		resolve: sync.OnceValues(func() (found, error) { return o.resolve(job) }),
+	}
+	if err := o.decide(ctx, &v, law); err != nil {
+		return Failed, err
+	}
+	if !v.verdict.Asked {
+		return NotAsked, nil
+	}
+	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
 	turn, err := o.Journal.Lock(ctx, job.ID)
 	if err != nil {
 		return Failed, err
 	}
 	defer turn.Release()
-	outcome, err := o.open(ctx, job, rule)
+	outcome, err := o.open(ctx, v)
 	if err == nil {
 		return outcome, nil
 	}
-	return o.fall(job, rule, err)
+	return o.fall(v, err)
+}
+
+// visit is one job at the prolog: what was decided, and what is looked up once whoever asks first.
+type visit struct {
+	job     slurm.Job
+	request policy.Request
+	verdict policy.Verdict
+	groups  func() ([]uint32, error)
+	resolve func() (found, error)
+}
+
+// found are the devices of a job, or why it is not certain which they are.
+type found struct {
+	devices []site.Device
+	refusal string
+}
+
+// decide asks the law, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
+// has said by then that the job may run without MPS.
+func (o Opener) decide(ctx context.Context, v *visit, law policy.Policy) error {
+	v.request = request(v.job)
+	refusal, err := o.lookUp(ctx, v, law.Needs, &v.request)
+	if err != nil {
+		return err
+	}
+	if refusal != "" {
+		v.verdict = policy.Verdict{Asked: true, Denied: refusal}
+		return nil
+	}
+	v.verdict = law.Decide(v.request)
+	return nil
+}
+
+// lookUp adds to a request what the rules mention and Slurm did not say. A doubt about the GPUs is a refusal: a rule that
+// asks about them could only guess.
+func (o Opener) lookUp(ctx context.Context, v *visit, needs policy.Needs, r *policy.Request) (refusal string, err error) {
+	for _, look := range []struct {
+		needed bool
+		up     func() error
+	}{
+		{needs.Features, func() (err error) { r.Features, err = o.Slurm.Features(v.job); return err }},
+		{needs.Groups, func() (err error) { r.Groups, err = o.groupNames(ctx, v); return err }},
+		{needs.Driver, func() (err error) { r.Driver, err = o.GPUs.Driver(); return err }},
+		{needs.Devices, func() (err error) { r.NodeGPUs, err = o.countGPUs(); return err }},
+		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(v); return err }},
+	} {
+		if !look.needed {
+			continue
+		}
+		if err := look.up(); err != nil || refusal != "" {
+			return refusal, err
+		}
+	}
+	return "", nil
+}
+
+func (o Opener) countGPUs() (int, error) {
+	all, err := o.GPUs.Devices()
+	return len(all), err
+}
+
+func firstGPU(v *visit) (facts policy.GPUFacts, refusal string, err error) {
+	of, err := v.resolve()
+	if err != nil || of.refusal != "" {
+		return facts, of.refusal, err
+	}
+	first := of.devices[0]
+	return policy.GPUFacts{Model: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
+}
+
+func (o Opener) groupNames(ctx context.Context, v *visit) ([]string, error) {
+	groups, err := v.groups()
+	if err != nil {
+		return nil, err
+	}
+	return o.Names(ctx, groups)
 }
 
 // dirtyError is a failure that no policy lets a job run after: the node is not as it was.
@@ -98,55 +187,44 @@ type dirtyError struct{ error }
 func (e dirtyError) Unwrap() error { return e.error }
 
 // fall decides what a failure means.
-func (o Opener) fall(job slurm.Job, rule policy.Rule, failure error) (Outcome, error) {
+func (o Opener) fall(v visit, failure error) (Outcome, error) {
 	var dirty dirtyError
-	if rule.Grant.OnFailure != policy.FailRunWithout || errors.As(failure, &dirty) {
+	if v.verdict.Grant.OnFailure != policy.FailRunWithout || errors.As(failure, &dirty) {
 		return Failed, failure
 	}
-	ticket := lease.Ticket{Job: owner(job), Rule: rule.Name, Refused: failure.Error(), Without: true}
+	ticket := lease.Ticket{Job: owner(v.job), Rule: v.verdict.Rule, Refused: failure.Error(), Without: true}
 	if err := o.Journal.Publish(ticket); err != nil {
 		return Failed, errors.Join(failure, err)
 	}
 	return Without, failure
 }
 
-func (o Opener) open(ctx context.Context, job slurm.Job, rule policy.Rule) (Outcome, error) {
-	before, err := o.earlier(ctx, job)
+func (o Opener) open(ctx context.Context, v visit) (Outcome, error) {
+	before, err := o.earlier(ctx, v.job)
 	if err != nil {
 		return Failed, err
 	}
-	groups := o.lookUpGroups(ctx, job)
-	var devices []site.Device
-	var refusal string
-	err = o.step("gpus", func() (err error) { devices, refusal, err = o.resolve(job); return err })
+	of := found{refusal: v.verdict.Denied}
+	if of.refusal == "" {
+		go v.groups() // while the driver is asked for the GPUs: both take their time
+		err = o.step("gpus", func() (err error) { of, err = v.resolve(); return err })
+	}
 	if err != nil {
 		return Failed, err
 	}
 	if before != nil {
-		if o.adopts(ctx, *before, devices) {
-			return Adopted, o.republish(*before, rule, devices, positions(job))
+		if o.adopts(ctx, *before, of) {
+			return Adopted, o.republish(*before, v, of.devices)
 		}
 		if err := o.undo(*before); err != nil {
 			return Failed, dirtyError{err}
 		}
 	}
-	if refusal != "" {
-		o.Log.Warn().Str("reason", refusal).Msg("refused: the ticket says so")
-		return Refused, o.Journal.Publish(lease.Ticket{Job: owner(job), Rule: rule.Name, Refused: refusal})
+	if of.refusal != "" {
+		o.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket says so")
+		return Refused, o.Journal.Publish(lease.Ticket{Job: owner(v.job), Rule: v.verdict.Rule, Refused: of.refusal})
 	}
-	return o.establish(ctx, job, rule, devices, groups)
-}
-
-// lookUpGroups asks for the user's groups while the driver is asked for the GPUs: both take their time.
-func (o Opener) lookUpGroups(ctx context.Context, job slurm.Job) (wait func() ([]uint32, error)) {
-	var groups []uint32
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		groups, err = o.Daemons.Groups(ctx, owner(job))
-	}()
-	return func() ([]uint32, error) { <-done; return groups, err }
+	return o.establish(ctx, v, of.devices)
 }
 
 // earlier is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
@@ -164,31 +242,32 @@ func (o Opener) earlier(ctx context.Context, job slurm.Job) (*lease.Lease, error
 }
 
 // resolve finds the devices of the job. What leaves a doubt is a refusal: a sentence for the ticket.
-func (o Opener) resolve(job slurm.Job) (devices []site.Device, refusal string, err error) {
+func (o Opener) resolve(job slurm.Job) (found, error) {
 	gres, err := o.Slurm.Gres(job)
 	if err != nil {
-		return nil, "", err
+		return found{}, err
 	}
 	refs, err := slurm.Resolve(gres, job)
 	if err != nil {
-		return nil, err.Error(), nil
+		return found{refusal: err.Error()}, nil
 	}
 	if len(refs) == 0 {
-		return nil, fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node), nil
+		return found{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
 	}
+	var of found
 	switch refs[0].By {
 	case slurm.ByUUID:
-		devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.Find(r.UUID) })
+		of.devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.Find(r.UUID) })
 	case slurm.ByMinor:
-		devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
+		of.devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
 	default:
-		devices, refusal, err = o.picked(gres, refs)
+		of.devices, of.refusal, err = o.picked(gres, refs)
 	}
-	if err != nil || refusal != "" {
-		return nil, refusal, err
+	if err != nil || of.refusal != "" {
+		return found{refusal: of.refusal}, err
 	}
-	refusal, err = o.unfit(devices)
-	return devices, refusal, err
+	of.refusal, err = o.unfit(of.devices)
+	return of, err
 }
 
 // find finds each device by itself: a GPU that has failed fails no job but those that have it.
@@ -237,14 +316,18 @@ func (o Opener) unfit(devices []site.Device) (string, error) {
 	return "", nil
 }
 
-// adopts reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve.
-func (o Opener) adopts(ctx context.Context, l lease.Lease, devices []site.Device) bool {
+// adopts reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve. A refusal
+// says nothing of devices: what a job has that runs, it keeps, though by now the policy would deny it.
+func (o Opener) adopts(ctx context.Context, l lease.Lease, of found) bool {
 	held := make([]site.UUID, len(l.Held))
 	for i, h := range l.Held {
 		held[i] = h.UUID
 	}
-	if l.Phase != lease.Opened || !slices.Equal(held, uuids(devices)) {
+	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(held, uuids(of.devices)) {
 		return false
+	}
+	if _, err := o.Journal.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
+		return false // nobody has run with it yet
 	}
 	for _, d := range l.Daemons {
 		if !d.Proc.Alive() {
@@ -259,27 +342,27 @@ func (o Opener) adopts(ctx context.Context, l lease.Lease, devices []site.Device
 }
 
 // republish gives an adopted lease its ticket where a prolog died before that.
-func (o Opener) republish(l lease.Lease, rule policy.Rule, devices []site.Device, positions []int) error {
+func (o Opener) republish(l lease.Lease, v visit, devices []site.Device) error {
 	_, err := o.Journal.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNone) {
-		return o.Journal.Publish(o.ticket(l, rule, devices, positions))
+		return o.Journal.Publish(o.ticket(l, v, devices))
 	}
 	return err
 }
 
 // establish is the way in: it stops at the first error, and then undoes what the lease says.
-func (o Opener) establish(ctx context.Context, job slurm.Job, rule policy.Rule, devices []site.Device, groups func() ([]uint32, error)) (Outcome, error) {
-	l, err := o.draft(job, rule, devices)
+func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (Outcome, error) {
+	l, err := o.draft(v, devices)
 	if err != nil {
 		return Failed, err
 	}
-	if l.Job.Groups, err = groups(); err != nil {
+	if l.Job.Groups, err = v.groups(); err != nil {
 		return Failed, err
 	}
 	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
 		return Failed, err
 	}
-	if err := o.effects(ctx, &l, rule, devices, positions(job)); err != nil {
+	if err := o.effects(ctx, &l, v, devices); err != nil {
 		o.Log.Error().Err(err).Msg("undoing")
 		l.DrainGrace = 0 // without a ticket there are no clients
 		if undone := o.undo(l); undone != nil {
@@ -297,20 +380,25 @@ func (o Opener) undo(l lease.Lease) error {
 }
 
 // draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
-func (o Opener) draft(job slurm.Job, rule policy.Rule, devices []site.Device) (lease.Lease, error) {
+func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
+	grant := v.verdict.Grant
+	asked, err := json.Marshal(v.request.Bounded())
+	if err != nil {
+		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", v.job.ID, err)
+	}
 	l := lease.Lease{
-		Job: owner(job), Phase: lease.Opening, Rule: rule.Name,
-		DrainGrace: lease.Duration(rule.Grant.DrainGrace), Made: o.Clock(),
+		Job: owner(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
+		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Made: o.Clock(),
 	}
 	for _, device := range devices {
-		held, err := o.hold(device, rule.Grant)
+		held, err := o.hold(device, grant)
 		if err != nil {
 			return l, err
 		}
 		l.Held = append(l.Held, held)
 	}
-	for n, group := range groups(devices, rule.Grant.Scope) {
-		dir := o.Journal.DaemonDir(job.ID, n)
+	for n, group := range groups(devices, grant.Scope) {
+		dir := o.Journal.DaemonDir(v.job.ID, n)
 		l.Daemons = append(l.Daemons, lease.Daemon{
 			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
 		})
@@ -349,7 +437,7 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 }
 
 // effects does what the lease says, in the order of the design.
-func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, devices []site.Device, positions []int) error {
+func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []site.Device) error {
 	if err := o.step("modes", func() error { return o.setModes(l.Held) }); err != nil {
 		return err
 	}
@@ -359,14 +447,14 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, rule policy.Rule, d
 	if err := o.step("daemon", func() error { return o.startDaemons(ctx, l) }); err != nil {
 		return err
 	}
-	ceiling := policy.PercentFrom(rule.Grant.Ceiling)
+	ceiling := policy.PercentFrom(v.verdict.Grant.Ceiling)
 	if err := o.step("answer", func() error { return o.prepareDaemons(ctx, *l, ceiling) }); err != nil {
 		return err
 	}
 	// The servers are asked for while the ticket is written: the job starts when both are done.
 	started := make(chan error, 1)
 	go func() { started <- o.step("servers", func() error { return o.startServers(ctx, *l) }) }()
-	published := o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, rule, devices, positions)) })
+	published := o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
 	return errors.Join(published, <-started)
 }
 
@@ -443,11 +531,11 @@ func positions(job slurm.Job) []int {
 	return job.GPUs
 }
 
-func (o Opener) ticket(l lease.Lease, rule policy.Rule, devices []site.Device, positions []int) lease.Ticket {
+func (o Opener) ticket(l lease.Lease, v visit, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // nobody's business but the lease's
-	g := rule.Grant
+	g, positions := v.verdict.Grant, positions(v.job)
 	t := lease.Ticket{
-		Job: l.Job, Rule: rule.Name, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
+		Job: l.Job, Rule: v.verdict.Rule, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
 		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, Low: g.Low, Pass: g.Pass, MaxClients: g.MaxClients,
 		Without:   g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.Held, func(h lease.Held) bool { return h.Set == site.ModeExclusiveProcess }),
@@ -467,8 +555,9 @@ func (o Opener) ticket(l lease.Lease, rule policy.Rule, devices []site.Device, p
 func request(job slurm.Job) policy.Request {
 	return policy.Request{
 		JobID: job.ID, User: job.User, UID: job.UID, GID: job.GID, Account: job.Account, Partition: job.Partition,
-		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Requested: job.Constraints,
-		GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes, Node: job.Node,
+		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Extra: job.Extra, Requested: job.Constraints,
+		Option: job.Option, HasOption: job.HasOption, GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes,
+		Array: job.ArrayJobID, Restart: job.RestartCount, Node: job.Node,
 	}
 }
 

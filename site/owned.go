@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,13 +47,43 @@ func ReadOwned(path string) ([]byte, error) {
 }
 
 func foreign(st unix.Stat_t) string {
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "it is not a regular file"
+	}
+	return others(st)
+}
+
+// others says how somebody else than root could change it.
+func others(st unix.Stat_t) string {
+	switch {
 	case st.Uid != 0:
 		return fmt.Sprintf("its owner is uid %d", st.Uid)
 	case st.Mode&0o022 != 0:
 		return fmt.Sprintf("its mode %04o lets others write", st.Mode&0o7777)
 	}
 	return ""
+}
+
+// ListOwned lists the names in a folder that only root can change, in order. The error wraps fs.ErrNotExist where there
+// is none, ErrForeign where another could have put a file there or taken one away.
+func ListOwned(path string) ([]string, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "cannot list", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer dir.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("cannot list %s: %w", path, err)
+	}
+	if why := others(st); why != "" {
+		return nil, fmt.Errorf("cannot list %s: %w: %s", path, ErrForeign, why)
+	}
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("cannot list %s: %w", path, err)
+	}
+	slices.Sort(names)
+	return names, nil
 }

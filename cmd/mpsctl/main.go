@@ -1,11 +1,15 @@
-// Command mpsctl says what slurm-mps would do, on any machine: no GPU, no daemon and no Slurm is asked.
+// Command mpsctl looks at a node, and says what slurm-mps would do there or on any machine.
 package main
 
 import (
 	"os"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/audit"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/law"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/plan"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/status"
 )
 
-func main() { os.Exit(plan.Mpsctl(cli.ThisProcess())) }
+func main() { os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command)) }

@@ -1,108 +1,131 @@
 package policyfile
 
 import (
+	"errors"
+	"regexp"
 	"strings"
 
-	"github.com/hashicorp/hcl/v2"
-	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
-	"github.com/zclconf/go-cty/cty/convert"
-	"github.com/zclconf/go-cty/cty/function"
-	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// jobAttributes is the variable job, an attribute a row: its type, and its value for a request. What a user can set is a
-// string here and never code.
-var jobAttributes = map[string]struct {
-	kind  cty.Type
-	value func(policy.Request) cty.Value
-}{
-	"id":          {cty.Number, func(r policy.Request) cty.Value { return cty.NumberUIntVal(uint64(r.JobID)) }},
-	"user":        {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.User) }},
-	"uid":         {cty.Number, func(r policy.Request) cty.Value { return cty.NumberUIntVal(uint64(r.UID)) }},
-	"gid":         {cty.Number, func(r policy.Request) cty.Value { return cty.NumberUIntVal(uint64(r.GID)) }},
-	"account":     {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.Account) }},
-	"partition":   {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.Partition) }},
-	"qos":         {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.QOS) }},
-	"reservation": {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.Reservation) }},
-	"comment":     {cty.String, func(r policy.Request) cty.Value { return cty.StringVal(r.Comment) }},
-	"requested":   {cty.List(cty.String), func(r policy.Request) cty.Value { return list(cty.String, r.Requested, cty.StringVal) }},
-	"gpus":        {cty.List(cty.Number), func(r policy.Request) cty.Value { return list(cty.Number, r.GPUs, intValue) }},
-	"ntasks":      {cty.Number, func(r policy.Request) cty.Value { return cty.NumberIntVal(int64(r.NTasks)) }},
-	"nodes":       {cty.Number, func(r policy.Request) cty.Value { return cty.NumberIntVal(int64(r.Nodes)) }},
+// condition is a rule's when, taken apart at &&, || and !. hcl would evaluate both operands of them whatever the first
+// says, for each rule anew; of a condition that the judge let pass, all orders come to the same. So it is decided from
+// the left as far as need be, and what many rules ask is asked once for a request.
+type condition struct {
+	op     string // "&&", "||", "!", or "" of a leaf
+	source string // in one line
+	expr   hclsyntax.Expression
+	parts  []condition
+	leaf   int // the leaf's place among those of the law: leaves of one wording share it
 }
 
-var functions = map[string]function.Function{
-	"contains":   stdlib.ContainsFunc,
-	"length":     stdlib.LengthFunc,
-	"lower":      stdlib.LowerFunc,
-	"min":        stdlib.MinFunc,
-	"max":        stdlib.MaxFunc,
-	"startswith": prefixLike(strings.HasPrefix),
-	"endswith":   prefixLike(strings.HasSuffix),
-}
+// leaves numbers leaves by their wording.
+type leaves map[string]int
 
-func prefixLike(test func(s, part string) bool) function.Function {
-	return function.New(&function.Spec{
-		Params: []function.Parameter{{Name: "string", Type: cty.String}, {Name: "part", Type: cty.String}},
-		Type:   function.StaticReturnType(cty.Bool),
-		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-			return cty.BoolVal(test(args[0].AsString(), args[1].AsString())), nil
-		},
-	})
-}
-
-// condition makes a rule's when of an expression. It is tried against a request of which nothing but the types is known,
-// so that a wrong name or type is found when the file is read and not when a job comes.
-func condition(expr hcl.Expression) (policy.Condition, error) {
-	unknown := map[string]cty.Value{}
-	for name, a := range jobAttributes {
-		unknown[name] = cty.UnknownVal(a.kind)
+func (l leaves) number(source string) int {
+	n, known := l[source]
+	if !known {
+		n = len(l)
+		l[source] = n
 	}
-	if _, err := holds(expr, unknown); err != nil {
-		return nil, err
-	}
-	return func(r policy.Request) (bool, error) {
-		known := map[string]cty.Value{}
-		for name, a := range jobAttributes {
-			known[name] = a.value(r)
-		}
-		v, err := holds(expr, known)
-		if err != nil {
-			return false, err
-		}
-		if !v.IsKnown() || v.IsNull() {
-			return false, at(expr.Range(), "Undecided condition: when must be true or false")
-		}
-		return v.True(), nil
-	}, nil
+	return n
 }
 
-func holds(expr hcl.Expression, job map[string]cty.Value) (cty.Value, error) {
-	v, diags := expr.Value(&hcl.EvalContext{
-		Variables: map[string]cty.Value{"job": cty.ObjectVal(job)},
-		Functions: functions,
-	})
-	if diags.HasErrors() {
-		return cty.NilVal, complaint(diags)
+// newCondition takes an expression apart. The text of an expression is source's.
+func newCondition(e hclsyntax.Expression, source func(hclsyntax.Expression) string, all leaves) condition {
+	if parentheses, ok := e.(*hclsyntax.ParenthesesExpr); ok {
+		return newCondition(parentheses.Expression, source, all)
 	}
-	truth, err := convert.Convert(v, cty.Bool)
+	c := condition{source: unbroken(source(e)), expr: e}
+	var operands []hclsyntax.Expression
+	switch e := e.(type) {
+	case *hclsyntax.UnaryOpExpr:
+		if e.Op == hclsyntax.OpLogicalNot {
+			c.op, operands = "!", []hclsyntax.Expression{e.Val}
+		}
+	case *hclsyntax.BinaryOpExpr:
+		if e.Op == hclsyntax.OpLogicalAnd || e.Op == hclsyntax.OpLogicalOr {
+			c.op, operands = operators[e.Op].sign, chain(e, e.Op)
+		}
+	}
+	if c.op == "" {
+		c.leaf = all.number(source(e))
+	}
+	for _, operand := range operands {
+		c.parts = append(c.parts, newCondition(operand, source, all))
+	}
+	return c
+}
+
+var lineBreaks = regexp.MustCompile(`[ \t\r]*\n\s*`)
+
+// unbroken is a text in one line.
+func unbroken(text string) string {
+	if !strings.Contains(text, "\n") {
+		return text
+	}
+	return lineBreaks.ReplaceAllString(text, " ")
+}
+
+// chain are the operands of a && b && c, which hcl has as (a && b) && c.
+func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expression {
+	var reversed []hclsyntax.Expression
+	for {
+		binary, ok := e.(*hclsyntax.BinaryOpExpr)
+		if !ok || binary.Op != op {
+			break
+		}
+		reversed = append(reversed, binary.RHS)
+		e = binary.LHS
+	}
+	operands := []hclsyntax.Expression{e}
+	for i := len(reversed) - 1; i >= 0; i-- {
+		operands = append(operands, reversed[i])
+	}
+	return operands
+}
+
+// holds decides the condition.
+func (c *condition) holds(e *evidence) (bool, error) {
+	switch c.op {
+	case "":
+		return c.ask(e)
+	case "!":
+		holds, err := c.parts[0].holds(e)
+		return !holds, err
+	}
+	for i := range c.parts {
+		holds, err := c.parts[i].holds(e)
+		if err != nil || holds == (c.op == "||") {
+			return holds, err
+		}
+	}
+	return c.op == "&&", nil
+}
+
+// What is known of a leaf.
+const (
+	unasked int8 = iota
+	untrue
+	isTrue
+)
+
+// ask evaluates a leaf, once.
+func (c *condition) ask(e *evidence) (bool, error) {
+	if known := e.leaves[c.leaf]; known != unasked {
+		return known == isTrue, nil
+	}
+	v, err := evaluate(c.expr, e.ctx)
 	if err != nil {
-		return cty.NilVal, at(expr.Range(), "Wrong type: when is true or false, not a %s", v.Type().FriendlyName())
+		return false, err
 	}
-	return truth, nil
-}
-
-func intValue(n int) cty.Value { return cty.NumberIntVal(int64(n)) }
-
-// list is a list that may be empty, which cty writes in another way.
-func list[T any](kind cty.Type, items []T, value func(T) cty.Value) cty.Value {
-	if len(items) == 0 {
-		return cty.ListValEmpty(kind)
+	if v.Type() != cty.Bool {
+		return false, errors.New(at(c.expr) + ": neither true nor false")
 	}
-	values := make([]cty.Value, len(items))
-	for i, item := range items {
-		values[i] = value(item)
+	e.leaves[c.leaf] = untrue
+	if v.True() {
+		e.leaves[c.leaf] = isTrue
 	}
-	return cty.ListVal(values)
+	return v.True(), nil
 }

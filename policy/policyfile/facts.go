@@ -3,67 +3,34 @@ package policyfile
 import (
 	"time"
 
-	"github.com/hashicorp/hcl/v2"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// factAttributes is the site file, an attribute a row.
-var factAttributes = map[string]func(*hcl.Attribute, *site.Facts) error{
-	"nvml_library": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.NVMLLibrary, err = absolutePath(a)
-		return err
-	},
-	"mps_control": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.Control, err = absolutePath(a)
-		return err
-	},
-	"library_path": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.LibraryPath, err = text(a)
-		return err
-	},
-	"gres_conf": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.GresConf, err = absolutePath(a)
-		return err
-	},
-	"prolog_deadline": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.PrologDeadline, err = durationIn(a, time.Second, time.Hour)
-		return err
-	},
-	"epilog_deadline": func(a *hcl.Attribute, f *site.Facts) (err error) {
-		f.EpilogDeadline, err = durationIn(a, 5*time.Second, time.Hour)
-		return err
-	},
+// factAttributes is the site file.
+var factAttributes = []attribute[site.Facts]{
+	phrase("nvml_library", absolute, func(f *site.Facts, s string) { f.NVMLLibrary = s }),
+	phrase("mps_control", absolute, func(f *site.Facts, s string) { f.Control = s }),
+	phrase("library_path", anything, func(f *site.Facts, s string) { f.LibraryPath = s }),
+	phrase("gres_conf", absolute, func(f *site.Facts, s string) { f.GresConf = s }),
+	lasting("prolog_deadline", time.Second, time.Hour, func(f *site.Facts, d time.Duration) { f.PrologDeadline = d }),
+	lasting("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Facts, d time.Duration) { f.EpilogDeadline = d }),
 }
+
+func anything(string) string { return "" }
 
 // ParseFacts reads the site's facts over the defaults given.
 func ParseFacts(source []byte, name string, facts site.Facts) (site.Facts, error) {
-	file, err := parse(source, name)
-	if err != nil {
-		return facts, err
+	f := file{name: name, source: source}
+	j := newJudge(nil)
+	if j.wrong = parse(&f); !j.wrong.HasErrors() {
+		constants(j, factAttributes, f.hcl.Body, &facts)
 	}
-	schema := &hcl.BodySchema{}
-	for attribute := range factAttributes {
-		schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: attribute})
-	}
-	content, diags := file.Body.Content(schema)
-	if diags.HasErrors() {
-		return facts, complaint(diags)
-	}
-	for attribute, attr := range content.Attributes {
-		if err := factAttributes[attribute](attr, &facts); err != nil {
-			return facts, err
-		}
-	}
-	return facts, nil
+	return facts, complain(j.wrong, []file{f})
 }
 
-func absolutePath(a *hcl.Attribute) (string, error) {
-	path, err := text(a)
-	if err != nil {
-		return "", err
-	}
+func absolute(path string) string {
 	if path == "" || path[0] != '/' {
-		return "", at(a.Expr.Range(), "Not an absolute path: %s is a path from /, not %q", a.Name, path)
+		return "is a path from /, not \"" + path + "\""
 	}
-	return path, nil
+	return ""
 }

@@ -1,8 +1,12 @@
 package policyfile
 
 import (
+	"bytes"
 	"fmt"
+	"io"
+	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,34 +21,88 @@ func FuzzParse(f *testing.F) {
 	f.Add(shipped)
 	f.Add([]byte("version = 1\nrule \"r\" {\n when = job.gpus[0] == 3\n grant {}\n}\n"))
 	f.Add([]byte("version = 1e400"))
+	paths, err := filepath.Glob("testdata/*.hcl")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		source, _, _ := bytes.Cut(content, []byte("=== "))
+		f.Add(source)
+	}
 	f.Fuzz(func(t *testing.T, source []byte) {
 		law, err := Parse(source, "p")
 		if err != nil {
+			if line := err.Error(); strings.ContainsAny(line, "\n\x00\x1b") || !strings.HasPrefix(line, "p:") {
+				t.Errorf("a complaint that breaks a log: %q", line)
+			}
+			if err := err.(*Error).Write(io.Discard, true); err != nil {
+				t.Error(err)
+			}
 			return
 		}
-		if _, _, err := law.Decide(policy.Request{}); err != nil && !strings.Contains(err.Error(), "rule") {
-			t.Errorf("an error that names no rule: %v", err)
+		for _, r := range oddRequests {
+			law.Explain(r)
+			if verdict := law.Decide(r); strings.Contains(verdict.Denied, "cannot decide") {
+				t.Errorf("a policy that loads could not decide: %s", verdict.Denied)
+			}
 		}
 	})
 }
 
-// BenchmarkDecide is the last of 200 rules.
+// BenchmarkDecide is the last of 200 rules; of the others the first operand is false, or the last.
 func BenchmarkDecide(b *testing.B) {
+	b.Run("first", func(b *testing.B) {
+		benchmarkDecide(b, `job.partition == "p%d" && contains(job.requested, "mps") && length(job.gpus) > 1`)
+	})
+	b.Run("last", func(b *testing.B) {
+		benchmarkDecide(b, `contains(job.requested, "mps") && length(job.gpus) > 1 && job.partition == "p%d"`)
+	})
+}
+
+// rules200 is a policy whose rules have a condition with a number in it.
+func rules200(when string) []byte {
 	var source strings.Builder
 	source.WriteString("version = 1\n")
 	for i := range 200 {
-		fmt.Fprintf(&source, "rule \"r%d\" {\n  when = job.partition == \"p%d\" && contains(job.requested, \"mps\") && length(job.gpus) > 1\n  grant {}\n}\n", i, i)
+		fmt.Fprintf(&source, "rule \"r%d\" {\n  when = "+when+"\n  grant {}\n}\n", i, i)
 	}
-	law, err := Parse([]byte(source.String()), "p")
+	return []byte(source.String())
+}
+
+func benchmarkDecide(b *testing.B, when string) {
+	law, err := Parse(rules200(when), "p")
 	if err != nil {
 		b.Fatal(err)
 	}
 	request := policy.Request{Partition: "p199", Requested: []string{"mps"}, GPUs: []int{0, 1}}
 	for b.Loop() {
-		if rule, ok, err := law.Decide(request); !ok || err != nil || rule.Name != "r199" {
-			b.Fatal(rule.Name, err)
+		if verdict := law.Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
+			b.Fatal(verdict)
 		}
 	}
+}
+
+func FuzzCases(f *testing.F) {
+	shipped, err := os.ReadFile("../../site/etc/policy_test.hcl")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(shipped)
+	f.Add([]byte("version = 1\ncase \"x\" {\n  job { gpus = [1, 2] }\n  node { gpus = 3 }\n  gpu { mig = true }\n  expect {\n    denied = \"no\"\n    grant { memory = \"8G\" }\n  }\n}\n"))
+	law, err := Parse([]byte("version = 1\nrule \"r\" {\n  when = job.uid > 5\n  grant {}\n}\n"), "p")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, source []byte) {
+		cases, err := ParseCases(source, "c")
+		if err == nil && len(law.Run(cases)) != len(cases) {
+			t.Error("a case without a result")
+		}
+	})
 }
 
 func BenchmarkParse(b *testing.B) {
@@ -52,9 +110,24 @@ func BenchmarkParse(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for b.Loop() {
-		if _, err := Parse(shipped, "p"); err != nil {
-			b.Fatal(err)
-		}
+	for name, source := range map[string][]byte{"shipped": shipped, "200 rules": rules200(`job.partition == "p%d" && length(job.gpus) > 1`)} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := Parse(source, "p"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
+}
+
+// oddRequests are what no policy may stumble over.
+var oddRequests = []policy.Request{
+	{},
+	{
+		JobID: math.MaxUint32, User: "\xff\xfe", UID: math.MaxUint32, Comment: strings.Repeat("\x00a\u0301", 5000), Extra: "\n\r\x1b[2J",
+		Requested: []string{"", "mps", "\xc3\x28"}, Option: "${job.user}", HasOption: true, GPUs: []int{-1, 1 << 40, 0},
+		NTasks: math.MaxInt64, Nodes: math.MinInt64, Restart: -1, Groups: []string{""}, Node: "\u2028", Features: []string{"mps"},
+		NodeGPUs: -5, Driver: "%!s", GPU: policy.GPUFacts{Model: "\x7f", SMs: -1, MemoryMiB: math.MaxInt64, MIG: true},
+	},
 }

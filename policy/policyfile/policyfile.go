@@ -1,255 +1,332 @@
 // Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only importer
-// of hcl. A file is taken whole or not at all; every complaint says file, line and column.
+// of hcl.
+//
+// The promise: a file is taken whole or not at all; every complaint says file, line and column; and a policy that loads
+// cannot fail a prolog. For that each expression is judged when the file is read: what can fail for any job, and a value
+// that can leave its range, is refused there (docs/decisions/010). Evaluating what is left needs no error.
 package policyfile
 
 import (
-	"fmt"
-	"time"
+	"slices"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/zclconf/go-cty/cty"
-	"github.com/zclconf/go-cty/cty/convert"
 )
 
-// Version is the version of the policy language that this program reads.
-const Version = 1
+// Law is a policy that was read.
+type Law struct {
+	policy policy.Policy
+	files  []file
+	rules  []rule
+	judge  *judge
+	locals [][]*local // those that depend on the job and that rules name, by level
+	leaves leaves
+}
 
-// Parse reads a policy. The name is what complaints call the file.
-func Parse(source []byte, name string) (policy.Policy, error) {
-	file, err := parse(source, name)
-	if err != nil {
-		return policy.Policy{}, err
+// RuleInfo says where a rule stands.
+type RuleInfo struct {
+	Name   string `json:"name"`
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	Denies bool   `json:"denies"`
+}
+
+// Policy is the law as the prolog asks it.
+func (l *Law) Policy() policy.Policy { return l.policy }
+
+// Needs are the look-ups that the rules mention: what has to be known of a request before it is decided.
+func (l *Law) Needs() policy.Needs { return l.policy.Needs }
+
+// Asks says whether a request asks for MPS, as far as that is known without the rules.
+func (l *Law) Asks(r policy.Request) bool {
+	_, asks := l.policy.Asks(r)
+	return asks
+}
+
+// Decide answers a request.
+func (l *Law) Decide(r policy.Request) policy.Verdict { return l.policy.Decide(r) }
+
+// Files are the names of the files that the law was read from.
+func (l *Law) Files() []string {
+	names := make([]string, len(l.files))
+	for i, f := range l.files {
+		names[i] = f.name
 	}
-	if err := checkVersion(file.Body); err != nil {
-		return policy.Policy{}, err
+	return names
+}
+
+// Rules are the law's rules in their order.
+func (l *Law) Rules() []RuleInfo {
+	infos := make([]RuleInfo, len(l.rules))
+	for i, r := range l.rules {
+		infos[i] = RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil}
 	}
-	content, diags := file.Body.Content(&hcl.BodySchema{
-		Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}},
-		Blocks:     []hcl.BlockHeaderSchema{{Type: "rule", LabelNames: []string{"name"}}},
-	})
-	if diags.HasErrors() {
-		return policy.Policy{}, complaint(diags)
+	return infos
+}
+
+// Parse reads a policy of one file. The name is what complaints call it.
+func Parse(source []byte, name string) (*Law, error) {
+	return compile([]file{{name: name, source: source}})
+}
+
+func formatted(source []byte) []byte { return hclwrite.Format(source) }
+
+// compile makes a law of files. All that is wrong with them is one error.
+func compile(files []file) (*Law, error) {
+	d := draft{judge: newJudge(map[string]*local{})}
+	for i := range files {
+		d.read(&files[i])
 	}
-	var law policy.Policy
-	seen := map[string]hcl.Range{}
-	for _, block := range content.Blocks {
-		if first, twice := seen[block.Labels[0]]; twice {
-			return policy.Policy{}, at(block.LabelRanges[0], "Duplicate rule: a rule named %q stands at line %d already; give this one another name", block.Labels[0], first.Start.Line)
-		}
-		seen[block.Labels[0]] = block.DefRange
-		rule, err := parseRule(block)
-		if err != nil {
-			return policy.Policy{}, err
-		}
-		law.Rules = append(law.Rules, rule)
+	d.finish()
+	if err := complain(d.judge.wrong, files); err != nil {
+		return nil, err
+	}
+	law := &Law{files: files, rules: d.rules, judge: d.judge, locals: byLevel(d.judge.order), leaves: leaves{}}
+	law.policy = policy.Policy{Trigger: d.trigger, Needs: d.judge.needs, Gather: law.gather}
+	for i := range law.rules {
+		law.rules[i].when = newCondition(law.rules[i].test, law.sourceOf, law.leaves)
+		law.policy.Rules = append(law.policy.Rules, law.rules[i].clause())
 	}
 	return law, nil
 }
 
-func parse(source []byte, name string) (*hcl.File, error) {
-	file, diags := hclsyntax.ParseConfig(source, name, hcl.InitialPos)
-	if diags.HasErrors() {
-		return nil, complaint(diags)
-	}
-	return file, nil
+// draft is a law while its files are read. Rules are judged when all of them are: a local may stand in any.
+type draft struct {
+	judge    *judge
+	trigger  *policy.Trigger
+	triggers []hcl.Range
+	defaults *hcl.Block
+	blocks   []*hcl.Block // rule
+	rules    []rule
 }
 
-// checkVersion comes before everything else, so that a newer file is refused for its version and not for a word of it
-// that this program does not know.
-func checkVersion(body hcl.Body) error {
-	content, _, diags := body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}}})
-	if diags.HasErrors() {
-		return complaint(diags)
-	}
-	attr := content.Attributes["version"]
-	version, err := numberIn(attr, 0, 1e6)
-	if err != nil {
-		return err
-	}
-	if version != Version {
-		return at(attr.Expr.Range(), "Unsupported version: this program reads policies of version %d, not %v", Version, version)
-	}
-	return nil
-}
-
-func parseRule(block *hcl.Block) (policy.Rule, error) {
-	content, diags := block.Body.Content(&hcl.BodySchema{
-		Attributes: []hcl.AttributeSchema{{Name: "when", Required: true}},
-		Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
-	})
-	if diags.HasErrors() {
-		return policy.Rule{}, complaint(diags)
-	}
-	if len(content.Blocks) != 1 {
-		return policy.Rule{}, at(block.DefRange, "Wrong number of grant blocks: rule %q has %d; write exactly one", block.Labels[0], len(content.Blocks))
-	}
-	when, err := condition(content.Attributes["when"].Expr)
-	if err != nil {
-		return policy.Rule{}, err
-	}
-	grant, err := parseGrant(content.Blocks[0])
-	if err != nil {
-		return policy.Rule{}, err
-	}
-	return policy.Rule{Name: block.Labels[0], When: when, Grant: grant}, nil
-}
-
-// grantAttributes is the grant block, an attribute a row: how its value lands in a Grant.
-var grantAttributes = map[string]func(*hcl.Attribute, *policy.Grant) error{
-	"scope": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.Scope, err = oneOf(a, policy.ScopeJob, policy.ScopeGPU)
-		return err
-	},
-	"compute_mode": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.Compute, err = oneOf(a, policy.ComputeExclusive, policy.ComputeUnchanged)
-		return err
-	},
-	"share": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.Share, err = oneOf(a, policy.ShareEven, policy.ShareNone)
-		return err
-	},
-	"overlap": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.Overlap, err = numberIn(a, 1, 48)
-		return err
-	},
-	"ceiling": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.Ceiling, err = numberIn(a, 1, 100)
-		return err
-	},
-	"on_failure": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.OnFailure, err = oneOf(a, policy.FailDrain, policy.FailRunWithout)
-		return err
-	},
-	"drain_grace": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.DrainGrace, err = durationIn(a, 0, 10*time.Minute)
-		return err
-	},
-	"memory": func(a *hcl.Attribute, g *policy.Grant) error {
-		s, err := text(a)
-		if err != nil {
-			return err
-		}
-		if g.Memory, err = policy.ParseMemory(s); err != nil {
-			return at(a.Expr.Range(), "Unknown value: %v", err)
-		}
-		return nil
-	},
-	"memory_overlap": func(a *hcl.Attribute, g *policy.Grant) (err error) {
-		g.MemoryOverlap, err = numberIn(a, 1, policy.Clients)
-		return err
-	},
-	"priority": func(a *hcl.Attribute, g *policy.Grant) error {
-		s, err := oneOf(a, "normal", "low")
-		g.Low = s == "low"
-		return err
-	},
-	"signals": func(a *hcl.Attribute, g *policy.Grant) error {
-		s, err := oneOf(a, "protect", "pass")
-		g.Pass = s == "pass"
-		return err
-	},
-	"max_clients": func(a *hcl.Attribute, g *policy.Grant) error {
-		n, err := numberIn(a, 1, policy.Clients)
-		g.MaxClients = int(n)
-		return err
+var topLevel = &hcl.BodySchema{
+	Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}},
+	Blocks: []hcl.BlockHeaderSchema{
+		{Type: "trigger"}, {Type: "locals"}, {Type: "defaults"}, {Type: "rule", LabelNames: []string{"name"}},
 	},
 }
 
-func parseGrant(block *hcl.Block) (policy.Grant, error) {
-	grant := policy.DefaultGrant()
-	schema := &hcl.BodySchema{}
-	for name := range grantAttributes {
-		schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name})
+func (d *draft) read(f *file) {
+	if diags := parse(f); diags.HasErrors() {
+		d.judge.wrong = append(d.judge.wrong, diags...)
+		return
 	}
-	content, diags := block.Body.Content(schema)
-	if diags.HasErrors() {
-		return grant, complaint(diags)
+	if diags := checkVersion(f.hcl.Body); diags.HasErrors() {
+		d.judge.wrong = append(d.judge.wrong, diags...)
+		return
 	}
-	for name, attr := range content.Attributes {
-		if err := grantAttributes[name](attr, &grant); err != nil {
-			return grant, err
+	content, diags := f.hcl.Body.Content(topLevel)
+	d.judge.wrong = append(d.judge.wrong, diags...)
+	for _, block := range content.Blocks {
+		switch block.Type {
+		case "trigger":
+			d.triggers = append(d.triggers, block.DefRange)
+			d.readTrigger(block)
+		case "locals":
+			d.readLocals(block)
+		case "defaults":
+			d.readDefaults(block)
+		case "rule":
+			d.blocks = append(d.blocks, block)
 		}
 	}
-	return grant, nil
 }
 
-// value evaluates an attribute that may not refer to anything, as the wanted type.
-func value(attr *hcl.Attribute, want cty.Type) (cty.Value, error) {
-	v, diags := attr.Expr.Value(nil)
-	if diags.HasErrors() {
-		return cty.NilVal, complaint(diags)
-	}
-	v, err := convert.Convert(v, want)
-	if err != nil || v.IsNull() {
-		return cty.NilVal, at(attr.Expr.Range(), "Wrong type: %s is a %s", attr.Name, want.FriendlyName())
-	}
-	return v, nil
+// triggerAttributes is the trigger block.
+var triggerAttributes = []attribute[policy.Trigger]{
+	phrase("constraint", word, func(t *policy.Trigger, s string) { t.Constraint = s }),
+	phrase("comment", word, func(t *policy.Trigger, s string) { t.Comment = s }),
+	switched("option", func(t *policy.Trigger, on bool) { t.Option = on }),
 }
 
-func text(attr *hcl.Attribute) (string, error) {
-	v, err := value(attr, cty.String)
-	if err != nil {
-		return "", err
+func (d *draft) readTrigger(block *hcl.Block) {
+	if len(d.triggers) > 1 {
+		d.twice(block, "trigger", d.triggers[0])
+		return
 	}
-	return v.AsString(), nil
+	d.trigger = &policy.Trigger{}
+	wrong := len(d.judge.wrong)
+	constants(d.judge, triggerAttributes, block.Body, d.trigger)
+	if *d.trigger == (policy.Trigger{}) && len(d.judge.wrong) == wrong {
+		d.judge.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
+	}
 }
 
-func oneOf[T ~string](attr *hcl.Attribute, allowed ...T) (T, error) {
-	s, err := text(attr)
-	if err != nil {
-		return "", err
-	}
-	for _, a := range allowed {
-		if s == string(a) {
-			return a, nil
-		}
-	}
-	return "", at(attr.Expr.Range(), "Unknown value %q: %s is one of %q", s, attr.Name, allowed)
+func (d *draft) twice(block *hcl.Block, what string, first hcl.Range) {
+	d.judge.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
 }
 
-func numberIn(attr *hcl.Attribute, least, most float64) (float64, error) {
-	v, err := value(attr, cty.Number)
-	if err != nil {
-		return 0, err
+func (d *draft) readDefaults(block *hcl.Block) {
+	if d.defaults != nil {
+		d.twice(block, "defaults", d.defaults.DefRange)
+		return
 	}
-	f, _ := v.AsBigFloat().Float64()
-	if f < least || f > most {
-		return 0, at(attr.Expr.Range(), "Out of range: %s is %v to %v, not %v", attr.Name, least, most, f)
-	}
-	return f, nil
+	d.defaults = block
 }
 
-func durationIn(attr *hcl.Attribute, least, most time.Duration) (time.Duration, error) {
-	s, err := text(attr)
-	if err != nil {
-		return 0, err
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		return 0, at(attr.Expr.Range(), `Not a duration: %s is written like "10s" or "1m30s", not %q`, attr.Name, s)
-	}
-	if d < least || d > most {
-		return 0, at(attr.Expr.Range(), "Out of range: %s is %v to %v, not %v", attr.Name, least, most, d)
-	}
-	return d, nil
-}
-
-// complaint is the first of the diagnostics in one line: an admin mends one thing at a time.
-func complaint(diags hcl.Diagnostics) error {
-	for _, d := range diags {
-		if d.Severity != hcl.DiagError {
+func (d *draft) readLocals(block *hcl.Block) {
+	attributes, diags := block.Body.JustAttributes()
+	d.judge.wrong = append(d.judge.wrong, diags...)
+	for _, name := range sortedKeys(attributes) {
+		attr := attributes[name]
+		if first := d.judge.locals[name]; first != nil {
+			d.judge.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
 			continue
 		}
-		if d.Subject == nil {
-			return fmt.Errorf("%s: %s", d.Summary, d.Detail)
-		}
-		return at(*d.Subject, "%s: %s", d.Summary, d.Detail)
+		d.judge.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
 	}
-	return diags
 }
 
-func at(where hcl.Range, format string, args ...any) error {
-	return fmt.Errorf("%s:%d:%d: %s", where.Filename, where.Start.Line, where.Start.Column, fmt.Sprintf(format, args...))
+// finish judges the rules, then the locals that none of them names, whose look-ups and values nobody needs.
+func (d *draft) finish() {
+	var defaults []setting[policy.Grant]
+	if d.defaults != nil {
+		defaults = settings(d.judge, grantAttributes, d.defaults.Body)
+	}
+	seen := map[string]hcl.Range{}
+	for _, block := range d.blocks {
+		name, where := block.Labels[0], block.LabelRanges[0]
+		if first, twice := seen[name]; twice {
+			d.judge.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
+			continue
+		}
+		seen[name] = where
+		if r, ok := readRule(d.judge, block, defaults); ok {
+			d.rules = append(d.rules, r)
+		}
+	}
+	d.checkNeeds()
+	needs, order := d.judge.needs, d.judge.order
+	for _, name := range sortedKeys(d.judge.locals) {
+		d.judge.judgeLocal(d.judge.locals[name])
+	}
+	d.judge.needs, d.judge.order = needs, order
+}
+
+// checkNeeds refuses look-ups that every job of the node would pay for, with its time and with what they can fail by.
+func (d *draft) checkNeeds() {
+	if d.judge.needs == (policy.Needs{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
+		return
+	}
+	d.judge.mistake(d.blocks[0].DefRange, "Missing trigger", "the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: write a trigger block, so that only jobs that ask for MPS pay for that")
+}
+
+func byLevel(order []*local) [][]*local {
+	var levels [][]*local
+	for _, l := range order {
+		for len(levels) <= l.level {
+			levels = append(levels, nil)
+		}
+		levels[l.level] = append(levels[l.level], l)
+	}
+	return levels
+}
+
+// rule is a rule block.
+type rule struct {
+	name   string
+	where  hcl.Range            // of its label
+	test   hclsyntax.Expression // its when
+	when   condition            // the same, taken apart
+	always cty.Value            // of a condition that depends on no job; else NilVal
+	deny   hclsyntax.Expression
+	base   policy.Grant // what of the grant depends on no job
+	moving []setting[policy.Grant]
+	allow  []string
+}
+
+var ruleSchema = &hcl.BodySchema{
+	Attributes: []hcl.AttributeSchema{{Name: "when", Required: true}, {Name: "deny"}, {Name: "allow"}},
+	Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
+}
+
+func readRule(j *judge, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
+	r := rule{name: block.Labels[0], where: block.LabelRanges[0]}
+	if why := word(r.name); why != "" {
+		j.mistake(r.where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
+	}
+	content, diags := block.Body.Content(ruleSchema)
+	if j.wrong = append(j.wrong, diags...); diags.HasErrors() {
+		return r, false
+	}
+	r.readWhen(j, content.Attributes["when"])
+	deny := content.Attributes["deny"]
+	switch grants := len(content.Blocks); {
+	case grants > 1:
+		j.mistake(content.Blocks[1].DefRange, "Duplicate grant", "rule %q has a grant already", r.name)
+	case deny != nil && grants > 0:
+		j.mistake(deny.NameRange, "Grant and deny", "rule %q grants and denies: do one of them", r.name)
+	case deny != nil:
+		r.readDeny(j, deny)
+		if allow := content.Attributes["allow"]; allow != nil {
+			j.mistake(allow.NameRange, "Nothing to allow", "rule %q grants nothing that a user's options could narrow", r.name)
+		}
+	case grants == 1:
+		r.readGrant(j, content.Blocks[0], defaults)
+		r.readAllow(j, content.Attributes["allow"])
+	default:
+		j.mistake(block.DefRange, "Neither grant nor deny", "rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.name)
+	}
+	return r, true
+}
+
+func (r *rule) readWhen(j *judge, attr *hcl.Attribute) {
+	r.test = expression(attr)
+	s := j.value(r.test)
+	if s.kind != truth && s.kind != nothing {
+		j.mistake(attr.Expr.Range(), "Wrong type", "when is true or false, not %s", s.kind)
+	}
+	if s.fixed {
+		r.always = s.known
+	}
+}
+
+func (r *rule) readDeny(j *judge, attr *hcl.Attribute) {
+	r.deny = expression(attr)
+	s := j.value(r.deny)
+	switch {
+	case s.kind != text && s.kind != nothing:
+		j.mistake(attr.Expr.Range(), "Wrong type", "deny is the reason, a string, not %s", s.kind)
+	case slices.Contains(s.words, ""):
+		j.mistake(attr.Expr.Range(), "No reason", "deny says why: the job is told")
+	}
+}
+
+func (r *rule) readGrant(j *judge, block *hcl.Block, defaults []setting[policy.Grant]) {
+	own := settings(j, grantAttributes, block.Body)
+	r.base = policy.DefaultGrant()
+	for _, s := range slices.Concat(defaults, own) {
+		r.moving = slices.DeleteFunc(r.moving, func(m setting[policy.Grant]) bool { return m.name == s.name })
+		if s.shape.fixed && s.shape.known != cty.NilVal {
+			s.set(&r.base, s.shape.known)
+			continue
+		}
+		r.moving = append(r.moving, s)
+	}
+}
+
+func (r *rule) readAllow(j *judge, attr *hcl.Attribute) {
+	if attr == nil {
+		return
+	}
+	s := constant(j, attr, list)
+	if s.kind == nothing {
+		return
+	}
+	if s.elem.kind != text && s.elem.kind != nothing {
+		j.mistake(attr.Expr.Range(), "Wrong type", "allow is a list of strings, the names of options")
+		return
+	}
+	for _, item := range s.known.AsValueSlice() {
+		name := item.AsString()
+		if !slices.Contains(policy.OptionNames(), name) {
+			j.mistake(attr.Expr.Range(), "Unknown option", "a user can set %q, not %q", policy.OptionNames(), name)
+			continue
+		}
+		r.allow = append(r.allow, name)
+	}
 }

@@ -1,16 +1,18 @@
 package policyfile
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-func parsed(t *testing.T, source string) policy.Policy {
+func parsed(t *testing.T, source string) *Law {
 	t.Helper()
 	law, err := Parse([]byte(source), "policy.hcl")
 	if err != nil {
@@ -19,22 +21,135 @@ func parsed(t *testing.T, source string) policy.Policy {
 	return law
 }
 
-func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
-	source, err := os.ReadFile("../../site/etc/policy.hcl")
+func shipped(t *testing.T) *Law {
+	t.Helper()
+	law, err := LoadAny("../../site/etc")
 	if err != nil {
 		t.Fatal(err)
 	}
-	law := parsed(t, string(source))
-	if len(law.Rules) != 1 || law.Rules[0].Grant != policy.DefaultGrant() {
-		t.Fatalf("the shipped policy grants %+v, the defaults are %+v", law.Rules, policy.DefaultGrant())
+	return law
+}
+
+func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
+	law := shipped(t)
+	verdict := law.Decide(policy.Request{JobID: 7, Requested: []string{"mps"}})
+	if !verdict.Granted() || verdict.Rule != "mps" || verdict.Grant != policy.DefaultGrant() {
+		t.Errorf("the shipped policy grants %+v, the defaults are %+v", verdict, policy.DefaultGrant())
 	}
-	for _, c := range []struct {
-		requested []string
-		want      bool
-	}{{[]string{"mps"}, true}, {[]string{"a100", "mps"}, true}, {[]string{"nomps"}, false}, {nil, false}} {
-		_, asked, err := law.Decide(policy.Request{JobID: 7, Requested: c.requested})
-		if err != nil || asked != c.want {
-			t.Errorf("a job that requests %q: %v, %v; want %v", c.requested, asked, err, c.want)
+	if needs := law.Needs(); needs != (policy.Needs{}) {
+		t.Errorf("the shipped policy takes look-ups: %+v", needs)
+	}
+}
+
+func TestTheShippedPolicyPassesItsOwnCases(t *testing.T) {
+	cases, err := LoadCases("../../site/etc/policy_test.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := shipped(t).Run(cases)
+	if len(results) < 6 {
+		t.Errorf("only %d cases", len(results))
+	}
+	for _, r := range results {
+		if !r.Passed {
+			t.Errorf("%s:%d: %s: %q", r.File, r.Line, r.Name, r.Wrong)
+		}
+	}
+}
+
+// A case that does not hold says what it found.
+func TestCasesThatDoNotHold(t *testing.T) {
+	law := parsed(t, `version = 1
+trigger { option = true }
+rule "big" {
+  when = length(job.gpus) > 2
+  deny = "at most 2"
+}
+rule "all" {
+  when = true
+  grant {}
+}`)
+	cases, err := ParseCases([]byte(`version = 1
+case "asked" {
+  expect { asked = true }
+}
+case "rule" {
+  job { option = "" }
+  expect { rule = "big" }
+}
+case "denied" {
+  job {
+    option = ""
+    gpus   = [0, 1, 2]
+  }
+  expect { rule = "big" }
+}
+case "another reason" {
+  job {
+    option = ""
+    gpus   = [0, 1, 2]
+  }
+  expect { denied = "at most 3" }
+}
+case "not denied" {
+  job { option = "" }
+  expect { denied = true }
+}
+case "no grant" {
+  expect {
+    grant { overlap = 2 }
+  }
+}
+case "another grant" {
+  job { option = "" }
+  expect {
+    grant {
+      overlap     = 3
+      drain_grace = "10s"
+      memory      = "2G"
+    }
+  }
+}
+`), "p_test.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"asked: asked is false, expected true",
+		`rule: the rule that decides is "all", expected "big"`,
+		`denied: denied is "at most 2", and the case expects no denial`,
+		`another reason: denied is "at most 2", expected "at most 3"`,
+		"not denied: denied is none, expected true",
+		"no grant: nothing is granted",
+		"another grant: overlap is 2, expected 3; memory is none, expected 2048M",
+	}
+	for i, r := range law.Run(cases) {
+		if got := r.Name + ": " + strings.Join(r.Wrong, "; "); got != want[i] || r.Passed {
+			t.Errorf("got %q, %v, want %q", got, r.Passed, want[i])
+		}
+	}
+}
+
+func TestBadCases(t *testing.T) {
+	for _, c := range []struct{ source, want string }{
+		{"", `c:1:1: Missing required argument: The argument "version" is required, but no definition was found.`},
+		{"version = 1\n", "c:1:1: No case: a file of tests has case blocks"},
+		{"version = 1\nrule \"x\" {}\n", "c:2:1: Unsupported block type: Blocks of type \"rule\" are not expected here."},
+		{"version = 1\ncase \"x\" {}\n", `c:2:1: Nothing expected: case "x" has no expect block`},
+		{"version = 1\ncase \"x\" {\n  expect {}\n}\n", "c:3:3: Nothing expected: expect names rule, asked, denied or a grant"},
+		{"version = 1\ncase \"x\" {\n  job {}\n  job {}\n  expect { asked = true }\n}\n", `c:4:3: Duplicate job: case "x" has a job block already`},
+		{"version = 1\ncase \"x\" {\n  expect { asked = true }\n}\ncase \"x\" {\n  expect { asked = true }\n}\n", `c:5:6: Duplicate case: a case named "x" stands at line 2 already`},
+		{"version = 1\ncase \"x\" {\n  job { gpus = [\"a\"] }\n  expect { asked = true }\n}\n", "c:3:16: Wrong type: job.gpus is a list of numbers, not of strings"},
+		{"version = 1\ncase \"x\" {\n  job { ntasks = -1 }\n  expect { asked = true }\n}\n", "c:3:18: Out of range: job.ntasks has whole numbers from 0 to 4294967295, not -1"},
+		{"version = 1\ncase \"x\" {\n  job { user = 7 }\n  expect { asked = true }\n}\n", "c:3:16: Wrong type: job.user is a string, not a number"},
+		{"version = 1\ncase \"x\" {\n  gpu { mig = job.user }\n  expect { asked = true }\n}\n", "c:3:15: Wrong type: gpu.mig is true or false, not a string"},
+		{"version = 1\ncase \"x\" {\n  expect { denied = 3 }\n}\n", "c:3:21: Wrong type: denied is true, false or a part of the reason"},
+		{"version = 1\ncase \"x\" {\n  expect { rule = job.user }\n}\n", "c:3:19: Variables not allowed: rule is constant: it cannot depend on a job"},
+		{"version = 1\ncase \"x\" {\n  expect {\n    grant { overlap = 99 }\n  }\n}\n", "c:4:23: Out of range: overlap is 1 to 48, not 99"},
+	} {
+		_, err := ParseCases([]byte(c.source), "c")
+		if err == nil || err.Error() != c.want {
+			t.Errorf("%s\n got  %v\n want %s", c.source, err, c.want)
 		}
 	}
 }
@@ -50,103 +165,19 @@ func TestTheShippedFactsAreTheDefaults(t *testing.T) {
 	}
 	active := strings.ReplaceAll(string(source), "\n# ", "\n")
 	active = active[strings.Index(active, "mps_control "):]
-	if _, err := ParseFacts([]byte(active), "site.hcl", site.DefaultFacts()); err != nil {
-		t.Errorf("a line of the shipped file does not hold when it is taken in: %v", err)
-	}
-}
-
-func TestConditions(t *testing.T) {
-	job := policy.Request{
-		JobID: 7, User: "hpc1", UID: 2001, Account: "chem-a", Partition: "gpu", Comment: "a\nb",
-		Requested: []string{"mps"}, GPUs: []int{0, 1}, NTasks: 8, Nodes: 1,
-	}
-	for when, want := range map[string]bool{
-		`true`: true,
-		`job.partition == "gpu" && length(job.gpus) > 1`:  true,
-		`length(job.gpus) == 1`:                           false,
-		`startswith(job.account, "chem")`:                 true,
-		`endswith(job.account, "chem")`:                   false,
-		`contains(job.requested, "mps") && job.uid>=1000`: true,
-		`job.comment == "a\nb"`:                           true,
-		`max(job.ntasks, 4) == 8 && min(job.nodes, 2)==1`: true,
-		`lower(job.user) == "hpc1" && job.qos == ""`:      true,
-	} {
-		law := parsed(t, "version = 1\nrule \"r\" {\n when = "+when+"\n grant {}\n}\n")
-		if _, got, err := law.Decide(job); got != want || err != nil {
-			t.Errorf("%s: %v, %v; want %v", when, got, err, want)
-		}
-	}
-}
-
-func TestTheFirstRuleDecides(t *testing.T) {
-	law := parsed(t, `version = 1
-rule "small" {
-  when = length(job.gpus) == 1
-  grant {
-    scope       = "gpu"
-    overlap     = 1
-    drain_grace = "1m30s"
-  }
-}
-rule "all" {
-  when = true
-  grant {}
-}`)
-	rule, _, err := law.Decide(policy.Request{GPUs: []int{3}})
-	if err != nil || rule.Name != "small" || rule.Grant.Scope != policy.ScopeGPU || rule.Grant.DrainGrace != 90*time.Second {
-		t.Errorf("one GPU: %+v, %v", rule, err)
-	}
-	if rule, _, _ = law.Decide(policy.Request{GPUs: []int{3, 4}}); rule.Name != "all" {
-		t.Errorf("two GPUs: rule %q", rule.Name)
-	}
-}
-
-// Every complaint whole: what, where, and what to do.
-func TestBadPolicies(t *testing.T) {
-	grant := func(line string) string {
-		return "version = 1\nrule \"r\" {\n  when = true\n  grant {\n    " + line + "\n  }\n}\n"
-	}
-	when := func(expression string) string {
-		return "version = 1\nrule \"r\" {\n  when = " + expression + "\n  grant {}\n}\n"
-	}
-	for _, c := range []struct{ source, want string }{
-		{"", `policy.hcl:1:1: Missing required argument: The argument "version" is required, but no definition was found.`},
-		{"version = 2\nnew {}\n", `policy.hcl:1:11: Unsupported version: this program reads policies of version 1, not 2`},
-		{"version = \"x\"\n", `policy.hcl:1:11: Wrong type: version is a number`},
-		{"version = 1\nrule \"r\" {", `policy.hcl:2:10: Unclosed configuration block: There is no closing brace for this block before the end of the file. This may be caused by incorrect brace nesting elsewhere in this file.`},
-		{"version = 1\nrules = 3\n", `policy.hcl:2:1: Unsupported argument: An argument named "rules" is not expected here.`},
-		{"version = 1\nrule {\n}\n", `policy.hcl:2:6: Missing name for rule: All rule blocks must have 1 labels (name).`},
-		{"version = 1\nrule \"r\" {\n  grant {}\n}\n", `policy.hcl:2:10: Missing required argument: The argument "when" is required, but no definition was found.`},
-		{"version = 1\nrule \"r\" {\n  when = true\n}\n", `policy.hcl:2:1: Wrong number of grant blocks: rule "r" has 0; write exactly one`},
-		{when("true\n grant {}"), `policy.hcl:2:1: Wrong number of grant blocks: rule "r" has 2; write exactly one`},
-		{when("true") + "rule \"r\" {\n  when = false\n  grant {}\n}\n", `policy.hcl:6:6: Duplicate rule: a rule named "r" stands at line 2 already; give this one another name`},
-		{when(`job.gpu == 1`), `policy.hcl:3:13: Unsupported attribute: This object does not have an attribute named "gpu".`},
-		{when(`user == "x"`), `policy.hcl:3:10: Unknown variable: There is no variable named "user".`},
-		{when(`job.uid`), `policy.hcl:3:10: Wrong type: when is true or false, not a number`},
-		{when(`hasprefix(job.user, "x")`), `policy.hcl:3:10: Call to unknown function: There is no function named "hasprefix".`},
-		{grant(`scoop = "job"`), `policy.hcl:5:5: Unsupported argument: An argument named "scoop" is not expected here. Did you mean "scope"?`},
-		{grant(`scope = "node"`), `policy.hcl:5:13: Unknown value "node": scope is one of ["job" "gpu"]`},
-		{grant(`compute_mode = 3`), `policy.hcl:5:20: Unknown value "3": compute_mode is one of ["exclusive_process" "unchanged"]`},
-		{grant(`share = []`), `policy.hcl:5:13: Wrong type: share is a string`},
-		{grant(`overlap = 0.5`), `policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0.5`},
-		{grant(`ceiling = 101`), `policy.hcl:5:15: Out of range: ceiling is 1 to 100, not 101`},
-		{grant(`drain_grace = "10"`), `policy.hcl:5:19: Not a duration: drain_grace is written like "10s" or "1m30s", not "10"`},
-		{grant(`drain_grace = "1h"`), `policy.hcl:5:19: Out of range: drain_grace is 0s to 10m0s, not 1h0m0s`},
-		{grant(`on_failure = job.user`), `policy.hcl:5:18: Variables not allowed: Variables may not be used here.`},
-		{grant("scope = \"job\"\n    scope = \"gpu\""), `policy.hcl:6:5: Attribute redefined: The argument "scope" was already set at policy.hcl:5,5-10. Each argument may be set only once.`},
-	} {
-		_, err := Parse([]byte(c.source), "policy.hcl")
-		if err == nil || err.Error() != c.want {
-			t.Errorf("%s\n got  %v\n want %s", c.source, err, c.want)
-		}
+	if facts, err := ParseFacts([]byte(active), "site.hcl", site.DefaultFacts()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
+		t.Errorf("a line of the shipped file does not hold when it is taken in: %+v, %v", facts, err)
 	}
 }
 
 func TestBadFacts(t *testing.T) {
 	for _, c := range []struct{ source, want string }{
 		{`nvml = "/x"`, `site.hcl:1:1: Unsupported argument: An argument named "nvml" is not expected here.`},
-		{`mps_control = "nvidia-cuda-mps-control"`, `site.hcl:1:15: Not an absolute path: mps_control is a path from /, not "nvidia-cuda-mps-control"`},
+		{`mps_control = "nvidia-cuda-mps-control"`, `site.hcl:1:15: Unusable value: mps_control is a path from /, not "nvidia-cuda-mps-control"`},
+		{`mps_control = 3`, `site.hcl:1:15: Wrong type: mps_control is a string, not a number`},
+		{`mps_control = job.user`, `site.hcl:1:15: Variables not allowed: mps_control is constant: it cannot depend on a job`},
 		{`epilog_deadline = "1s"`, `site.hcl:1:19: Out of range: epilog_deadline is 5s to 1h0m0s, not 1s`},
+		{`epilog_deadline = "soon"`, `site.hcl:1:19: Not a duration: epilog_deadline is written like "10s" or "1m30s", not "soon"`},
 	} {
 		_, err := ParseFacts([]byte(c.source), "site.hcl", site.DefaultFacts())
 		if err == nil || err.Error() != c.want {
@@ -154,3 +185,194 @@ func TestBadFacts(t *testing.T) {
 		}
 	}
 }
+
+// A policy is policy.hcl and what lies in policy.d, in the order of the names.
+func TestLoad(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("policies are root's own: run as root")
+	}
+	rule := func(name, when string) string {
+		return "version = 1\nrule \"" + name + "\" {\n  when = " + when + "\n  grant {}\n}\n"
+	}
+	write := func(t *testing.T, dir string, files map[string]string) {
+		t.Helper()
+		for name, content := range files {
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	good := map[string]string{
+		"policy.hcl":             rule("first", "local.never"),
+		"policy.d/20-c.hcl":      rule("third", "true"),
+		"policy.d/10-b.hcl":      "version = 1\nlocals {\n  never = false\n}\n" + rule("second", "false")[12:],
+		"policy.d/.20-c.hcl.swp": "not HCL",
+		"policy.d/.hidden.hcl":   "not HCL",
+		"policy.d/20-c_test.hcl": "not HCL",
+		"policy.d/README":        "not HCL",
+	}
+	t.Run("in order", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, dir, good)
+		for _, load := range []func() (*Law, error){
+			func() (*Law, error) { return Load(filepath.Join(dir, "policy.hcl")) },
+			func() (*Law, error) { return LoadAny(dir) },
+		} {
+			law, err := load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, r := range law.Rules() {
+				names = append(names, r.Name)
+			}
+			if got := strings.Join(names, " "); got != "first second third" {
+				t.Errorf("rules %s", got)
+			}
+			if verdict := law.Decide(policy.Request{}); verdict.Rule != "third" {
+				t.Errorf("rule %q decides", verdict.Rule)
+			}
+		}
+		if _, err := LoadAny(filepath.Join(dir, "policy.hcl")); err == nil || !strings.Contains(err.Error(), `there is no local named "never"`) {
+			t.Errorf("a file by itself: %v", err)
+		}
+	})
+	for _, c := range []struct {
+		name string
+		make func(dir string) error
+		want string
+	}{
+		{"a name twice", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "policy.d", "30-d.hcl"), []byte(rule("first", "true")), 0o644)
+		}, `DIR/policy.d/30-d.hcl:2:6: Duplicate rule: a rule named "first" stands at DIR/policy.hcl:2 already; give this one another name`},
+		{"no version", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "policy.d", "30-d.hcl"), []byte("locals {}\n"), 0o644)
+		}, `DIR/policy.d/30-d.hcl:1:1: Missing required argument: The argument "version" is required, but no definition was found.`},
+		{"a link", func(dir string) error {
+			return os.Symlink(filepath.Join(dir, "policy.hcl"), filepath.Join(dir, "policy.d", "30-d.hcl"))
+		}, "cannot read DIR/policy.d/30-d.hcl: not root's own: it is a symbolic link"},
+		{"a file that others may write", func(dir string) error { return os.Chmod(filepath.Join(dir, "policy.d", "20-c.hcl"), 0o666) },
+			"cannot read DIR/policy.d/20-c.hcl: not root's own: its mode 0666 lets others write"},
+		{"a folder that others may write", func(dir string) error { return os.Chmod(filepath.Join(dir, "policy.d"), 0o777) },
+			"cannot list DIR/policy.d: not root's own: its mode 0777 lets others write"},
+		{"a folder of another's", func(dir string) error { return os.Chown(filepath.Join(dir, "policy.d"), 2001, 2001) },
+			"cannot list DIR/policy.d: not root's own: its owner is uid 2001"},
+		{"no policy.hcl", func(dir string) error { return os.Remove(filepath.Join(dir, "policy.hcl")) },
+			"cannot read DIR/policy.hcl: no such file or directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, good)
+			if err := c.make(dir); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Load(filepath.Join(dir, "policy.hcl"))
+			if err == nil || strings.ReplaceAll(err.Error(), dir, "DIR") != c.want {
+				t.Errorf("got  %v\nwant %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestFormat(t *testing.T) {
+	got, err := Format([]byte("version=1\nrule   \"a\" {\nwhen=true\n  allow = [ \"share\" ]\n}\n"), "p")
+	want := "version = 1\nrule \"a\" {\n  when  = true\n  allow = [\"share\"]\n}\n"
+	if err != nil || string(got) != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	var wrong *Error
+	if _, err := Format([]byte("rule {"), "p"); !errors.As(err, &wrong) {
+		t.Errorf("no HCL: %v", err)
+	}
+	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/policy_test.hcl", "../../site/etc/site.hcl"} {
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if formatted, err := Format(source, path); err != nil || string(formatted) != string(source) {
+			t.Errorf("%s is not in hcl's own form: %v\n%s", path, err, formatted)
+		}
+	}
+}
+
+// What hcl's parser would take minutes for, or all of the stack.
+func TestHugeFiles(t *testing.T) {
+	for _, c := range []struct{ piece, want string }{
+		{"(", "p:1:105: Nested too deeply: a file of more than 32768 bytes has at most 100 levels: take it apart with locals"},
+		{"[", "p:1:105: Nested too deeply: a file of more than 32768 bytes has at most 100 levels: take it apart with locals"},
+		{"!", "p:1:105: Nested too deeply: a file of more than 32768 bytes has at most 100 levels: take it apart with locals"},
+		{"\"${", "p:1:306: Nested too deeply: a file of more than 32768 bytes has at most 100 levels: take it apart with locals"},
+		{"1?1:", "p:1:4006: Nested too deeply: a file of more than 32768 bytes has at most 100 levels: take it apart with locals"},
+	} {
+		for _, size := range []int{40 << 10, 80 << 10} {
+			_, err := Parse([]byte("a = "+strings.Repeat(c.piece, size/len(c.piece))), "p")
+			if err == nil || err.Error() != c.want {
+				t.Errorf("%d bytes of %q\n got  %v\n want %s", size, c.piece, err, c.want)
+			}
+		}
+	}
+	_, err := Parse(make([]byte, 1<<20+1), "p")
+	if want := "p:1:1: Too large: a policy file has at most 1048576 bytes: put some of its rules into policy.d"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	for open, want := range map[string]string{
+		"(": "p:3:10: Too long: an expression has at most 16384 bytes: take it apart with locals",
+		"":  "p:3:17: Invalid expression: Expected the start of an expression, but found an invalid expression token.",
+	} {
+		chain := "version = 1\nrule \"r\" {\n  when = " + open + strings.Repeat("true &&\n", 5000) + "true)\n  grant {}\n}\n"
+		_, err := Parse([]byte(chain), "p")
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		var wrong *Error
+		if errors.As(err, &wrong) && len(wrong.Complaints()) > 100 {
+			t.Errorf("%d complaints", len(wrong.Complaints()))
+		}
+	}
+}
+
+// All that is wrong with all files comes out, in their order, the first of it in one line.
+func TestComplaints(t *testing.T) {
+	dir := t.TempDir()
+	for name, source := range map[string]string{
+		"b.hcl": "version = 1\nrule \"r\" {\n  when = user\n  grant {\n    overlap = 99\n  }\n}\n",
+		"a.hcl": "version = 1\nlocals {\n  x = local.y\n}\nquota {}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(source), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := LoadAny(filepath.Join(dir, "b.hcl"), filepath.Join(dir, "a.hcl"))
+	var wrong *Error
+	if !errors.As(err, &wrong) {
+		t.Fatal(err)
+	}
+	var places []string
+	for _, c := range wrong.Complaints() {
+		places = append(places, strings.TrimPrefix(c.String(), dir+"/"))
+	}
+	want := []string{
+		`b.hcl:3:10: Unknown variable: There is no variable named "user". Did you mean job.user?`,
+		"b.hcl:5:15: Out of range: overlap is 1 to 48, not 99",
+		`a.hcl:3:12: Unsupported attribute: there is no local named "y".`,
+		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here.`,
+	}
+	if !slices.Equal(places, want) || wrong.Error() != wrong.Complaints()[0].String() {
+		t.Errorf("got  %q\nwant %q", places, want)
+	}
+	if c := wrong.Complaints()[1]; c.In != `rule "r"` || c.Source != "    overlap = 99" || c.EndColumn != 17 {
+		t.Errorf("%+v", c)
+	}
+	var out strings.Builder
+	if err := wrong.Write(&out, true); err != nil || !strings.HasPrefix(out.String(), "\x1b[31mError\x1b[0m: \x1b[1mUnknown variable\x1b[0m\n") {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	if err := wrong.Write(full{}, false); err == nil {
+		t.Error("a writer that fails goes unseen")
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("full") }

@@ -1,18 +1,33 @@
-# What jobs get from slurm-mps on this node. The first rule whose "when" holds decides; a job that none is for runs
-# without MPS. Every attribute of grant may be left out; the values here are the defaults.
+# What jobs get from slurm-mps on this node. A job that asks for MPS in one of the trigger's ways gets what the first
+# rule grants whose "when" is true. More rules may stand in policy.d/*.hcl; docs/policy.md has all words.
 version = 1
 
-rule "mps" {
-  # sbatch --constraint=mps
-  when = contains(job.requested, "mps")
+trigger {
+  constraint = "mps" # sbatch --constraint=mps
+  comment    = "mps" # sbatch --comment=mps, or --comment=mps:share=even,scope=gpu
+  option     = true  # sbatch --mps, or --mps=share=even,scope=gpu, where the SPANK plugin is installed
+}
 
+rule "mps" {
+  when = true
+
+  # What a user may choose less of, in --mps=… or --comment=mps:….
+  allow = ["scope", "share", "overlap", "ceiling", "memory", "priority", "max_clients"]
+
+  # Every attribute may be left out; the values here are the defaults.
   grant {
-    scope        = "job"               # or "gpu": a daemon for each GPU, so that a fault stays on its GPU
-    compute_mode = "exclusive_process" # or "unchanged"
-    share        = "even"              # or "none"
-    overlap      = 2                   # every SM is dealt twice: best on real programs
-    ceiling      = 100                 # percent of a GPU that no rank can exceed
-    on_failure   = "drain"             # or "run_without"
-    drain_grace  = "10s"               # for clients that outlive their job
+    scope          = "job"               # or "gpu": a daemon for each GPU, so that a fault stays on its GPU
+    compute_mode   = "exclusive_process" # or "unchanged"
+    share          = "even"              # or "none"
+    overlap        = 2                   # every SM is dealt twice: best on real programs
+    ceiling        = 100                 # percent of a GPU that no rank can exceed
+    memory         = "none"              # or "even", or a size like "8G": what a rank may have
+    memory_overlap = 1                   # how many times over "even" promises it
+    priority       = "normal"            # or "low"
+    max_clients    = 48                  # ranks on one GPU
+    signals        = "protect"           # or "pass"
+    on_failure     = "drain"             # or "run_without"
+    drain_grace    = "10s"               # for clients that outlive their job
+    keep_logs      = "never"             # or "on_failure" or "always"
   }
 }

@@ -54,11 +54,14 @@ type NVML struct {
 
 // Open loads and initialises NVML from a path, or from where the loader finds libnvidia-ml.so.1 if it is "".
 // A process can use one library file in its life; Open refuses a second.
-func Open(path string) (*NVML, error) {
+func Open(path string) (*NVML, error) { return OpenWithin(path, callDeadline) }
+
+// OpenWithin is Open for an act that has less time: it bounds each method by that.
+func OpenWithin(path string, deadline time.Duration) (*NVML, error) {
 	if path == "" {
 		path = library
 	}
-	return open(path, callDeadline)
+	return open(path, min(deadline, callDeadline))
 }
 
 // Close shuts NVML down, once. It does nothing after a hang: the library holds its lock then, and the process's end

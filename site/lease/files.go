@@ -17,10 +17,12 @@ import (
 // file's name is fixed: there is one writer, and what a killed one left is overwritten by the next.
 func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
 	temporary := temporaryOf(path)
-	if err := writeFile(temporary, content, mode, gid); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
+	err := writeFile(temporary, content, mode, gid)
+	if err == nil {
+		err = os.Rename(temporary, path)
 	}
-	if err := os.Rename(temporary, path); err != nil {
+	if err != nil {
+		_ = os.Remove(temporary) // a full disk wants its blocks back
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
 	return syncDir(filepath.Dir(path))

@@ -8,9 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
 )
@@ -73,8 +71,9 @@ func (j *Journal) claimPath(uuid site.UUID) string {
 
 // Turn is the right to act on one job's lease: prolog and epilog of a job take turns.
 type Turn struct {
-	file *os.File
-	path string
+	file  *os.File
+	path  string
+	lease string // path of the lease
 }
 
 // Lock takes the turn of a job, waiting until ctx ends; a *BusyError then says who has it.
@@ -84,35 +83,31 @@ func (j *Journal) Lock(ctx context.Context, job uint32) (*Turn, error) {
 	if err != nil {
 		return nil, err
 	}
-	turn := &Turn{file, path}
-	if err := turn.sign(); err != nil {
-		turn.Release()
-		return nil, err
-	}
+	turn := &Turn{file, path, j.leasePath(job)}
+	turn.sign()
 	return turn, nil
 }
 
-// sign writes who has the turn, so that an epilog can prove which process it waits for.
-func (t *Turn) sign() error {
+// sign writes who has the turn, so that an epilog can prove which process it waits for. An epilog on a full file system
+// has its turn all the same: what it is about to remove makes room.
+func (t *Turn) sign() {
 	self, err := site.Self()
 	if err != nil {
-		return err
+		return
 	}
 	name, err := json.Marshal(self)
-	if err != nil {
-		return fmt.Errorf("cannot sign %s: %w", t.path, err)
+	if err != nil || t.file.Truncate(0) != nil {
+		return
 	}
-	if err := t.file.Truncate(0); err != nil {
-		return fmt.Errorf("cannot sign %s: %w", t.path, err)
-	}
-	if _, err := t.file.WriteAt(name, 0); err != nil {
-		return fmt.Errorf("cannot sign %s: %w", t.path, err)
-	}
-	return nil
+	_, _ = t.file.WriteAt(name, 0)
 }
 
-// Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one.
+// Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one. While there is
+// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another.
 func (t *Turn) Release() error {
+	if _, err := os.Lstat(t.lease); err == nil {
+		return t.file.Close()
+	}
 	err := remove(t.path)
 	return errors.Join(err, t.file.Close())
 }
@@ -149,10 +144,11 @@ func (j *Journal) Begin(ctx context.Context, l Lease) error {
 		return err
 	}
 	defer lock.Close()
-	if err := j.Record(l); err != nil {
-		return err
+	err = j.Record(l)
+	if err == nil {
+		err = j.claim(l)
 	}
-	if err := j.claim(l); err != nil {
+	if err != nil {
 		return errors.Join(err, j.forget(l.Job.ID, uuids(l)))
 	}
 	return nil
@@ -356,24 +352,6 @@ func (j *Journal) claimedBy(job uint32) ([]site.UUID, error) {
 		}
 	}
 	return claimed, nil
-}
-
-// Jobs lists the jobs that have a lease, in order.
-func (j *Journal) Jobs() ([]uint32, error) {
-	entries, err := os.ReadDir(filepath.Join(j.dir, "leases"))
-	if err != nil {
-		return nil, fmt.Errorf("cannot list leases: %w", err)
-	}
-	var jobs []uint32
-	for _, entry := range entries {
-		name, ok := strings.CutSuffix(entry.Name(), ".json")
-		id, err := strconv.ParseUint(name, 10, 32)
-		if ok && err == nil {
-			jobs = append(jobs, uint32(id))
-		}
-	}
-	slices.Sort(jobs)
-	return jobs, nil
 }
 
 func uuids(l Lease) []site.UUID {

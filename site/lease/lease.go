@@ -6,6 +6,7 @@
 package lease
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -27,15 +28,18 @@ var (
 
 // Lease says that a job holds devices, and all that has to be undone.
 type Lease struct {
-	Schema     int       `json:"schema"`
-	Boot       string    `json:"boot"`
-	Job        Job       `json:"job"`
-	Phase      Phase     `json:"phase"`
-	Rule       string    `json:"rule"`
-	DrainGrace Duration  `json:"drain_grace"`
-	Made       time.Time `json:"made"`
-	Held       []Held    `json:"held"`
-	Daemons    []Daemon  `json:"daemons"`
+	Schema     int      `json:"schema"`
+	Boot       string   `json:"boot"`
+	Job        Job      `json:"job"`
+	Phase      Phase    `json:"phase"`
+	Rule       string   `json:"rule"`
+	DrainGrace Duration `json:"drain_grace"`
+	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs outlive the job; "" is never
+	// Request is what the policy was asked, for whoever asks it again: a policy.Request. No undo reads it.
+	Request json.RawMessage `json:"request,omitempty"`
+	Made    time.Time       `json:"made"`
+	Held    []Held          `json:"held"`
+	Daemons []Daemon        `json:"daemons"`
 }
 
 // Job is whose lease it is.

@@ -37,8 +37,13 @@ func (c Control) ask(ctx context.Context, job lease.Job, d lease.Daemon, lines .
 }
 
 func (c Control) askTimes(ctx context.Context, tries int, job lease.Job, d lease.Daemon, lines ...string) ([]string, error) {
-	unlock := serialise(ctx, d)
+	unlock := serialise(ctx, d, os.O_CREATE)
 	defer unlock()
+	return c.insist(ctx, tries, job, d, lines)
+}
+
+// insist asks until there is an answer, whoever else asks.
+func (c Control) insist(ctx context.Context, tries int, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
 	pause := 5 * time.Millisecond
 	for try := 1; ; try++ {
 		answer, err := c.askOnce(ctx, job, d, lines)
@@ -56,10 +61,11 @@ func (c Control) askTimes(ctx context.Context, tries int, job lease.Job, d lease
 }
 
 // serialise makes questions to one daemon take turns. The lock lies in root's folder above the pipe folder. Whoever
-// cannot have it asks all the same after a while: the tries are there for that.
-func serialise(ctx context.Context, d lease.Daemon) (unlock func()) {
+// cannot have it asks all the same after a while: the tries are there for that. Who changes nothing makes no lock either:
+// a file that comes while an epilog removes the folder would fail it.
+func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) {
 	path := filepath.Join(filepath.Dir(d.PipeDir), "lock")
-	file, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	file, err := os.OpenFile(path, os.O_RDONLY|create|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return func() {}
 	}

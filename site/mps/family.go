@@ -18,51 +18,92 @@ import (
 // comm is the name that the kernel has for daemon and server alike, cut at 15 bytes.
 const comm = "nvidia-cuda-mps"
 
+// passes bounds how often the processes are listed for one answer.
+const passes = 10
+
 // Family finds the processes of a daemon, itself and its servers: they bear the name, are the job user's and have the
 // daemon's pipe folder in their environment. A user can make such a process too, and then it is ended with the rest:
 // it is the user's own and says of itself that it belongs to this job.
+//
+// A list of processes is old when it is read: one that has gone meanwhile may have left a child that is not on it, which
+// is what the program that starts a daemon does. So they are listed again until nobody has gone unseen.
 func (c Control) Family(job lease.Job, d lease.Daemon) ([]site.Proc, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("cannot list processes: %w", err)
-	}
 	var family []site.Proc
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || !owned(pid, job.UID) {
-			continue
+	seen := map[int]bool{}
+	for range passes {
+		entries, err := os.ReadDir("/proc")
+		if err != nil {
+			return nil, fmt.Errorf("cannot list processes: %w", err)
 		}
-		if proc, ok := serves(pid, d.PipeDir); ok {
-			family = append(family, proc)
+		missed := false
+		for _, entry := range entries {
+			pid, err := strconv.Atoi(entry.Name())
+			if err != nil || seen[pid] {
+				continue
+			}
+			proc, kin := look(pid, job.UID, d.PipeDir)
+			seen[pid] = kin != becoming
+			missed = missed || kin == gone || kin == becoming
+			if kin == member {
+				family = append(family, proc)
+			}
+		}
+		if !missed {
+			break
 		}
 	}
 	return family, nil
 }
 
-// owned reports whether a process may have the uid, which the owner of its folder in /proc tells. Root is the owner there
-// of a process that has changed its uid and not yet run its program, as our own child between fork and exec.
-func owned(pid int, uid uint32) bool {
+// kin is what a process is to a daemon.
+type kin int
+
+const (
+	stranger kin = iota
+	member
+	gone     // before it could be looked at
+	becoming // another program, and has no environment for a moment
+)
+
+// look tells what a process is to the daemon of a pipe folder and of a user.
+func look(pid int, uid uint32, pipeDir string) (site.Proc, kin) {
 	var st unix.Stat_t
-	return unix.Stat("/proc/"+strconv.Itoa(pid), &st) == nil && (st.Uid == uid || st.Uid == 0)
+	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
+		return site.Proc{}, gone
+	}
+	// Root is the owner there of a process that has changed its uid and not yet run its program, as our own child between
+	// fork and exec.
+	if st.Uid != uid && st.Uid != 0 {
+		return site.Proc{}, stranger
+	}
+	return serves(pid, pipeDir)
 }
 
-// serves reports whether pid is a living daemon or server of the pipe folder. The start time is read before the rest and
+// serves tells whether pid is a living daemon or server of the pipe folder. The start time is read before the rest and
 // again after it, so that all of it is about one process.
-func serves(pid int, pipeDir string) (site.Proc, bool) {
+func serves(pid int, pipeDir string) (site.Proc, kin) {
 	folder := "/proc/" + strconv.Itoa(pid)
 	name, err := os.ReadFile(folder + "/comm")
-	if err != nil || !strings.HasPrefix(string(name), comm) {
-		return site.Proc{}, false
+	if err != nil {
+		return site.Proc{}, gone
+	}
+	if !strings.HasPrefix(string(name), comm) {
+		return site.Proc{}, stranger
 	}
 	before, err := site.ReadStat(pid)
 	if err != nil {
-		return site.Proc{}, false
+		return site.Proc{}, gone
 	}
 	environment, err := os.ReadFile(folder + "/environ")
-	if err != nil || !has(environment, "CUDA_MPS_PIPE_DIRECTORY="+pipeDir) {
-		return site.Proc{}, false
+	switch {
+	case err != nil || !before.Proc.Alive():
+		return site.Proc{}, gone
+	case len(environment) == 0:
+		return site.Proc{}, becoming
+	case !has(environment, "CUDA_MPS_PIPE_DIRECTORY="+pipeDir):
+		return site.Proc{}, stranger
 	}
-	return before.Proc, before.Proc.Alive()
+	return before.Proc, member
 }
 
 func has(environment []byte, variable string) bool {

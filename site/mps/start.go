@@ -40,6 +40,8 @@ func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site
 		return site.Proc{}, err
 	}
 	cmd := c.command(ctx, job, d, "-d")
+	// It dies with its prolog, whose thread unmasked holds until then: nobody is to make a daemon that no epilog waits for.
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	said := &bounded{}
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := released(unmasked(cmd.Run)); err != nil {
@@ -53,9 +55,9 @@ func (c Control) command(ctx context.Context, job lease.Job, d lease.Daemon, arg
 	cmd := exec.CommandContext(ctx, c.Path, args...)
 	cmd.Env = c.environment(d)
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid:     true,
-		Credential: &syscall.Credential{Uid: job.UID, Gid: job.GID, Groups: job.Groups},
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if os.Geteuid() == 0 { // a user who asks a daemon of their own is that user already, and may become nobody else
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: job.UID, Gid: job.GID, Groups: job.Groups}
 	}
 	// The whole session goes when the deadline does, so that a site's script around the program does not survive it.
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
@@ -111,7 +113,7 @@ func child(d lease.Daemon) (site.Proc, error) {
 		}
 		for field := range strings.FieldsSeq(string(content)) {
 			pid, _ := strconv.Atoi(field)
-			if proc, ok := serves(pid, d.PipeDir); ok {
+			if proc, kin := serves(pid, d.PipeDir); kin == member {
 				return proc, nil
 			}
 		}

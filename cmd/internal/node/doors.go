@@ -43,6 +43,7 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	opener := prolog.Opener{
 		Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
 		Control: lease.Program{Path: n.facts.Control, LibraryPath: n.facts.LibraryPath},
+		Names:   groupNames,
 	}
 	return within(n.facts.PrologDeadline, prologMargin, func(ctx context.Context) error {
 		outcome, err := opener.Open(ctx, job, law)
@@ -55,15 +56,11 @@ func runProlog(p cli.Process, paths site.Paths) error {
 }
 
 func readPolicy(path string) (policy.Policy, error) {
-	content, err := site.ReadOwned(path)
+	law, err := policyfile.Load(path)
 	if err != nil {
 		return policy.Policy{}, fmt.Errorf("cannot read policy: %w", err)
 	}
-	law, err := policyfile.Parse(content, path)
-	if err != nil {
-		return law, fmt.Errorf("cannot read policy: %w", err)
-	}
-	return law, nil
+	return law.Policy(), nil
 }
 
 // Epilog is the door of the epilog.

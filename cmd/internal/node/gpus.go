@@ -2,6 +2,7 @@ package node
 
 import (
 	"sync"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
@@ -10,14 +11,15 @@ import (
 // lazyGPUs opens NVML when it is first asked: 8 ms that a job without MPS, and an epilog without a mode to restore, are
 // spared.
 type lazyGPUs struct {
-	library string
-	once    sync.Once
-	nvml    *gpu.NVML
-	err     error
+	library  string
+	patience time.Duration // with one method
+	once     sync.Once
+	nvml     *gpu.NVML
+	err      error
 }
 
 func (l *lazyGPUs) open() (*gpu.NVML, error) {
-	l.once.Do(func() { l.nvml, l.err = gpu.Open(l.library) })
+	l.once.Do(func() { l.nvml, l.err = gpu.OpenWithin(l.library, l.patience) })
 	return l.nvml, l.err
 }
 
@@ -74,4 +76,12 @@ func (l *lazyGPUs) SetMode(uuid site.UUID, mode site.Mode) error {
 		return err
 	}
 	return nvml.SetMode(uuid, mode)
+}
+
+func (l *lazyGPUs) Driver() (string, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return "", err
+	}
+	return nvml.Driver()
 }

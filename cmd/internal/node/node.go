@@ -38,7 +38,7 @@ type node struct {
 // open puts a node together. The facts are the file's; where that cannot be read the error is in the second result, and
 // the node has the defaults: an epilog goes on with them.
 func open(paths site.Paths, program string, job uint32) (n node, factsErr, err error) {
-	facts, factsErr := readFacts(paths.Facts())
+	facts, factsErr := ReadFacts(paths.Facts())
 	boot, err := site.BootID()
 	if err != nil {
 		return node{}, nil, err
@@ -48,7 +48,8 @@ func open(paths site.Paths, program string, job uint32) (n node, factsErr, err e
 		return node{}, nil, err
 	}
 	out, closeLog := openLog(paths.Log())
-	gpus := &lazyGPUs{library: facts.NVMLLibrary}
+	// An NVML that hangs is given up early enough for all that does not need it.
+	gpus := &lazyGPUs{library: facts.NVMLLibrary, patience: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
 	return node{
 		paths: paths, facts: facts, journal: journal, gpus: gpus,
 		control: mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath},
@@ -59,7 +60,10 @@ func open(paths site.Paths, program string, job uint32) (n node, factsErr, err e
 
 // closer is the undo of the house.
 func (n node) closer() epilog.Closer {
-	return epilog.Closer{Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Log: n.log, Again: n.again}
+	return epilog.Closer{
+		Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Log: n.log, Again: n.again,
+		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"),
+	}
 }
 
 // again is how an admin runs the epilog of a job by hand.
@@ -75,7 +79,8 @@ func (n node) again(job lease.Job) string {
 	return command
 }
 
-func readFacts(path string) (site.Facts, error) {
+// ReadFacts reads what the site says of itself; what it does not say, or has no file for, is the default.
+func ReadFacts(path string) (site.Facts, error) {
 	facts := site.DefaultFacts()
 	content, err := site.ReadOwned(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,6 +99,7 @@ func readFacts(path string) (site.Facts, error) {
 // openLog appends to the log. A log that cannot be written is no reason to drain a node: it goes to nobody then.
 func openLog(path string) (io.Writer, func()) {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
+	zerolog.ErrorHandler = func(error) {} // it would say each lost line on stderr, which is for what the act says
 	_ = os.MkdirAll(filepath.Dir(path), 0o755)
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// question is what a user asks, as typed.
-type question struct {
-	gpu     string
-	sms     int
-	gpus    int
-	ranks   int
-	clients int
-	share   string
-	memory  string
-	over    string
-	ceiling string
+// Question is what is asked, as a user types it.
+type Question struct {
+	GPU     string // a model's name
+	SMs     int    // of a GPU that has no name here
+	GPUs    int
+	Ranks   int
+	Clients int    // that MPS serves on a GPU; 0 for the model's own
+	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
+	Memory  string // none, even or a size
+	Over    string // how many times over even memory is promised
+	Ceiling string // percent
 }
 
 // Plan is the answer: each rank's place, in the order of the ranks.
@@ -51,27 +51,27 @@ type about struct {
 
 const maxGPUs = 64
 
-// answer makes the plan.
-func (q question) answer() (Plan, error) {
+// Answer makes the plan.
+func (q Question) Answer() (Plan, error) {
 	model, err := q.model()
 	if err != nil {
 		return Plan{}, err
 	}
-	if q.gpus < 1 || q.gpus > maxGPUs {
-		return Plan{}, fmt.Errorf("cannot plan for %d GPUs: give --gpus 1 to %d", q.gpus, maxGPUs)
+	if q.GPUs < 1 || q.GPUs > maxGPUs {
+		return Plan{}, fmt.Errorf("cannot plan for %d GPUs: give --gpus 1 to %d", q.GPUs, maxGPUs)
 	}
-	if q.ranks < 1 {
-		return Plan{}, fmt.Errorf("cannot plan for %d ranks: say with --ranks how many run on the node", q.ranks)
+	if q.Ranks < 1 {
+		return Plan{}, fmt.Errorf("cannot plan for %d ranks: say with --ranks how many run on the node", q.Ranks)
 	}
-	if err := fits(q.ranks, q.gpus, model); err != nil {
+	if err := fits(q.Ranks, q.GPUs, model); err != nil {
 		return Plan{}, err
 	}
 	r, err := q.rules()
 	if err != nil {
 		return Plan{}, err
 	}
-	plan := Plan{Ranks: make([]Rank, q.ranks), about: about{model, q.gpus, r.share, r.memory, r.ceiling}}
-	for gpu := range min(q.gpus, q.ranks) {
+	plan := Plan{Ranks: make([]Rank, q.Ranks), about: about{model, q.GPUs, r.share, r.memory, r.ceiling}}
+	for gpu := range min(q.GPUs, q.Ranks) {
 		if err := plan.seat(gpu, r); err != nil {
 			return Plan{}, err
 		}
@@ -97,54 +97,54 @@ type rules struct {
 	ceiling    policy.Percent
 }
 
-func (q question) rules() (r rules, err error) {
-	if r.share, err = policy.ParseShare(q.share); err != nil {
+func (q Question) rules() (r rules, err error) {
+	if r.share, err = policy.ParseShare(q.Share); err != nil {
 		return r, err
 	}
-	if r.memory, err = policy.ParseMemory(q.memory); err != nil {
+	if r.memory, err = policy.ParseMemory(q.Memory); err != nil {
 		return r, err
 	}
-	if r.overcommit, err = policy.ParseOvercommit(q.over); err != nil {
+	if r.overcommit, err = policy.ParseOvercommit(q.Over); err != nil {
 		return r, err
 	}
-	if r.ceiling, err = policy.ParsePercent(q.ceiling); err != nil {
+	if r.ceiling, err = policy.ParsePercent(q.Ceiling); err != nil {
 		return r, fmt.Errorf("cannot read --ceiling: %w", err)
 	}
 	return r, nil
 }
 
 // model is the GPU that is asked about: one known by name, or one of so many SMs, whose memory nobody knows.
-func (q question) model() (policy.Model, error) {
+func (q Question) model() (policy.Model, error) {
 	model, err := q.named()
 	if err != nil {
 		return model, err
 	}
-	if q.clients < 0 {
-		return model, fmt.Errorf("cannot plan for %d clients: give --clients 1 or more", q.clients)
+	if q.Clients < 0 {
+		return model, fmt.Errorf("cannot plan for %d clients: give --clients 1 or more", q.Clients)
 	}
-	if q.clients > 0 {
-		model.Clients = q.clients
+	if q.Clients > 0 {
+		model.Clients = q.Clients
 	}
 	return model, nil
 }
 
-func (q question) named() (policy.Model, error) {
+func (q Question) named() (policy.Model, error) {
 	switch {
-	case q.gpu == "" && q.sms == 0:
+	case q.GPU == "" && q.SMs == 0:
 		return policy.Model{}, errors.New("cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms")
-	case q.sms < 0 || q.sms > maxSMs:
-		return policy.Model{}, fmt.Errorf("cannot plan for a GPU of %d SMs: give --sms 1 to %d", q.sms, maxSMs)
-	case q.sms == 0:
-		return policy.FindModel(q.gpu)
+	case q.SMs < 0 || q.SMs > maxSMs:
+		return policy.Model{}, fmt.Errorf("cannot plan for a GPU of %d SMs: give --sms 1 to %d", q.SMs, maxSMs)
+	case q.SMs == 0:
+		return policy.FindModel(q.GPU)
 	}
-	known, err := policy.FindModel(q.gpu)
-	if err == nil && known.GPU.SMs != q.sms {
-		return policy.Model{}, fmt.Errorf("cannot plan with --sms %d: %s has %d SMs: leave out --gpu or --sms", q.sms, known.Name, known.GPU.SMs)
+	known, err := policy.FindModel(q.GPU)
+	if err == nil && known.GPU.SMs != q.SMs {
+		return policy.Model{}, fmt.Errorf("cannot plan with --sms %d: %s has %d SMs: leave out --gpu or --sms", q.SMs, known.Name, known.GPU.SMs)
 	}
 	if err == nil {
 		return known, nil
 	}
-	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.sms, TPC: policy.DefaultTPC}, Clients: policy.Clients}, nil
+	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.SMs, TPC: policy.DefaultTPC}, Clients: policy.Clients}, nil
 }
 
 // maxSMs is far above any GPU, and keeps a slip of the keyboard from being divided.

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
@@ -21,7 +22,7 @@ var update = flag.Bool("update", false, "write the goldens anew")
 
 func mpsctl(args ...string) (code int, out, complaint string) {
 	var o, e bytes.Buffer
-	code = Mpsctl(cli.Process{Args: args, Out: &o, Err: &e})
+	code = ctl.Mpsctl(cli.Process{Args: args, Out: &o, Err: &e}, Command)
 	return code, o.String(), e.String()
 }
 
@@ -95,8 +96,8 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
-				q := question{gpu: "H200", gpus: gpus, ranks: ranks, clients: 64, share: share, memory: "none", over: "1", ceiling: "100"}
-				p, err := q.answer()
+				q := Question{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
+				p, err := q.Answer()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -106,12 +107,12 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 	}
 }
 
-func checkSeats(t *testing.T, p Plan, q question) {
+func checkSeats(t *testing.T, p Plan, q Question) {
 	t.Helper()
 	gpu := p.about.model.GPU
-	seats := make([][]policy.Share, q.gpus)
+	seats := make([][]policy.Share, q.GPUs)
 	for i, r := range p.Ranks {
-		if r.Rank != i || r.GPU != i%q.gpus {
+		if r.Rank != i || r.GPU != i%q.GPUs {
 			t.Fatalf("%+v: seat %d is rank %d on GPU %d", q, i, r.Rank, r.GPU)
 		}
 		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
@@ -119,7 +120,7 @@ func checkSeats(t *testing.T, p Plan, q question) {
 		}
 		seats[r.GPU] = append(seats[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
 	}
-	if len(p.Ranks) != q.ranks {
+	if len(p.Ranks) != q.Ranks {
 		t.Fatalf("%+v: %d seats", q, len(p.Ranks))
 	}
 	for g, shares := range seats {
@@ -128,27 +129,8 @@ func checkSeats(t *testing.T, p Plan, q question) {
 			sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
 		}
 		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.share == "even" && fits && (sum != gpu.SMs || most-least > gpu.TPC) {
+		if q.Share == "even" && fits && (sum != gpu.SMs || most-least > gpu.TPC) {
 			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, least, most)
-		}
-	}
-}
-
-// A bar is as wide as the GPU whatever the share, and longer for more.
-func TestBar(t *testing.T) {
-	for _, c := range []struct {
-		part int
-		want string
-	}{
-		{0, "░░░░░░░░"}, {1, "▌░░░░░░░"}, {8, "████░░░░"}, {9, "████▌░░░"}, {15, "███████▌"}, {16, "████████"},
-	} {
-		if got := bar(c.part, 16, 8); got != c.want {
-			t.Errorf("%d of 16: %s, want %s", c.part, got, c.want)
-		}
-	}
-	for sms := range 133 {
-		if n := utf8.RuneCountInString(bar(sms, 132, barCells)); n != barCells {
-			t.Errorf("%d of 132: %d cells", sms, n)
 		}
 	}
 }
@@ -204,7 +186,7 @@ func TestBadQuestions(t *testing.T) {
 func TestAPlanThatCannotBePrinted(t *testing.T) {
 	for _, more := range [][]string{nil, {"--json"}} {
 		var e bytes.Buffer
-		code := Mpsctl(cli.Process{Args: append([]string{"plan", "--gpu", "H200", "--ranks", "2"}, more...), Out: full{}, Err: &e})
+		code := ctl.Mpsctl(cli.Process{Args: append([]string{"plan", "--gpu", "H200", "--ranks", "2"}, more...), Out: full{}, Err: &e}, Command)
 		if want := "mpsctl: cannot print plan: no space left\n"; code != 1 || e.String() != want {
 			t.Errorf("code %d\ngot  %swant %s", code, e.String(), want)
 		}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 )
 
 // writeJSON writes the plan in one line, for programs.
@@ -14,13 +16,13 @@ func (p Plan) writeJSON(w io.Writer) error { return json.NewEncoder(w).Encode(p)
 // barCells is what 80 columns leave beside the numbers.
 const barCells = 38
 
-// writeTable writes the plan for people: a line a rank with a bar of the GPU's width, then what each GPU gives in all.
-func (p Plan) writeTable(w io.Writer) error {
+// Write writes the plan for people: a line a rank with a bar of the GPU's width, then what each GPU gives in all.
+func (p Plan) Write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", p.about)
 	b.WriteString("rank  GPU    SMs     percent     memory\n")
 	for _, r := range p.Ranks {
-		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, r.percent(), r.memory(), bar(r.SMs, p.about.model.GPU.SMs, barCells))
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, r.percent(), r.memory(), ctl.Bar(r.SMs, p.about.model.GPU.SMs, barCells))
 	}
 	b.WriteByte('\n')
 	for gpu := range p.about.gpus {
@@ -65,15 +67,4 @@ func (r Rank) memory() string {
 		return "no limit"
 	}
 	return strconv.Itoa(*r.MemoryMiB) + " MiB"
-}
-
-// eighths are the parts of a cell, left to right.
-var eighths = []string{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"}
-
-// bar draws part of whole in cells, to the nearest eighth of one.
-func bar(part, whole, cells int) string {
-	n := (part*cells*8*2 + whole) / (whole * 2)
-	filled := strings.Repeat("█", n/8) + eighths[n%8]
-	used := (n + 7) / 8
-	return filled + strings.Repeat("░", cells-used)
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // Programs are the production binaries.
-var Programs = []string{"prolog", "epilog", "task-prolog", "mpirun-wrap"}
+var Programs = []string{"prolog", "epilog", "task-prolog", "mpirun-wrap", "mpsctl"}
 
 // Stage is one node.
 type Stage struct {

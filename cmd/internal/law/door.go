@@ -1,0 +1,71 @@
+// Package law is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
+package law
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/spf13/cobra"
+)
+
+const help = `policy works on the files that say who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
+
+// Command is mpsctl policy.
+func Command(call *ctl.Call) *cobra.Command {
+	c := &cobra.Command{
+		Use: "policy", Short: "check, format, explain and test the policy", Long: help,
+		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
+		Args:    ctl.NoOperand,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("cannot run: no command is given: see mpsctl policy --help")
+		},
+	}
+	c.AddCommand(check(call), format(call), explain(call), test(call))
+	return c
+}
+
+// load reads the node's own policy, or files and folders that are given.
+func load(call *ctl.Call, paths []string) (*policyfile.Law, error) {
+	if len(paths) == 0 {
+		return policyfile.Load(call.Paths.Policy())
+	}
+	return policyfile.LoadAny(paths...)
+}
+
+// wrong is what is wrong with a policy's text.
+type wrong struct {
+	OK         bool                   `json:"ok"`
+	Complaints []policyfile.Complaint `json:"complaints"`
+}
+
+// refused prints all that is wrong with a policy's text, and ends the command; any other error is its own.
+func refused(call *ctl.Call, err error) error {
+	var bad *policyfile.Error
+	if !errors.As(err, &bad) {
+		return cli.Failed{Err: err}
+	}
+	if call.JSON {
+		err = json.NewEncoder(call.Out).Encode(wrong{false, bad.Complaints()})
+	} else {
+		err = bad.Write(call.Out, call.Screen().Coloured())
+	}
+	if err != nil {
+		return ctl.Wrote("policy", err)
+	}
+	return cli.ErrFound
+}
+
+// written prints an answer as JSON or as text.
+func written(call *ctl.Call, answer any, text string) error {
+	var err error
+	if call.JSON {
+		err = json.NewEncoder(call.Out).Encode(answer)
+	} else {
+		_, err = io.WriteString(call.Out, text)
+	}
+	return ctl.Wrote("policy", err)
+}

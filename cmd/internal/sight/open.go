@@ -1,0 +1,68 @@
+package sight
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+)
+
+// Here makes a reader of this node; asking says whether it asks the daemons. The site's file may be out of reach or have a
+// mistake: then the defaults hold, and every look says so.
+func Here(paths site.Paths, asking bool) (*Reader, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot tell which node this is: %w", err)
+	}
+	facts, err := node.ReadFacts(paths.Facts())
+	r := &Reader{
+		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Epilog: epilog(paths.Root),
+		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
+	}
+	if err != nil {
+		r.doubt = fmt.Sprintf("the site's file, so its defaults hold: %v", err)
+	}
+	if asking {
+		r.Daemons = mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath}
+	}
+	return r, nil
+}
+
+// opening opens NVML at its first use, once: it takes 8 ms (measured) and a hang is never tried again.
+func opening(library string) func() (Driver, error) {
+	open := sync.OnceValues(func() (*gpu.NVML, error) { return gpu.Open(library) })
+	return func() (Driver, error) {
+		nvml, err := open()
+		if err != nil {
+			return nil, err
+		}
+		return nvml, nil
+	}
+}
+
+// epilog is how it is called by hand: the one beside this program, else the one of docs/operator.md.
+func epilog(root string) string {
+	path := "/usr/libexec/slurm-mps/epilog"
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), "epilog")
+		if _, err := os.Stat(beside); !errors.Is(err, os.ErrNotExist) {
+			path = beside
+		}
+	}
+	if root != "" {
+		path += " --root " + root
+	}
+	return path
+}

@@ -1,0 +1,297 @@
+package status
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// picture is a text that grows.
+type picture struct {
+	strings.Builder
+	sight.Node
+	found  []sight.Finding
+	screen ctl.Screen
+}
+
+func (p *picture) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+// text is what was seen, for people.
+func text(n sight.Node, found []sight.Finding, screen ctl.Screen) string {
+	p := &picture{Node: n, found: found, screen: screen}
+	p.head()
+	for _, j := range n.Jobs {
+		p.job(j)
+	}
+	p.gpus()
+	p.WriteString(sight.Say(found, "disagreement", screen))
+	p.WriteString(sight.SayUnseen(n.Unseen, screen))
+	return p.String()
+}
+
+func (p *picture) head() {
+	clients := map[int]bool{}
+	for _, j := range p.Jobs {
+		for _, held := range j.Devices {
+			for _, c := range held.Clients {
+				clients[c.PID] = true
+			}
+		}
+	}
+	p.line("%s  %s  %s, %s, %s", p.screen.Strong(p.Name), p.Time.Format("2006-01-02 15:04:05"),
+		ctl.Count(len(p.GPUs), "GPU"), ctl.Count(len(p.Jobs), "job"), ctl.Count(len(clients), "client"))
+}
+
+func (p *picture) job(j sight.Job) {
+	p.line("")
+	line := p.screen.Strong(fmt.Sprintf("job %d", j.ID))
+	for _, part := range []string{j.User, quoted("rule ", j.Rule), p.phase(j.Phase), p.since(j.Since), acting(j.Acting)} {
+		if part != "" {
+			line += "  " + part
+		}
+	}
+	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.GPU == "" && f.PID == 0 }))
+	if j.Refused != "" {
+		p.WriteString(p.screen.Fold("  ", "no MPS: "+j.Refused))
+	}
+	if j.Share != "" {
+		p.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
+	}
+	for _, d := range j.Daemons {
+		p.daemon(j, d)
+	}
+	for _, held := range j.Devices {
+		p.device(j, held)
+	}
+}
+
+func quoted(before, name string) string {
+	if name == "" {
+		return ""
+	}
+	return before + name
+}
+
+func (p *picture) phase(phase sight.Phase) string {
+	switch phase {
+	case sight.Open:
+		return p.screen.Good(string(phase))
+	case sight.Unread, sight.Stray:
+		return p.screen.Bad(string(phase))
+	}
+	return p.screen.Odd(string(phase))
+}
+
+func (p *picture) since(at *time.Time) string {
+	if at == nil {
+		return ""
+	}
+	local, form := at.In(p.Time.Location()), "15:04:05"
+	if local.YearDay() != p.Time.YearDay() || local.Year() != p.Time.Year() {
+		form = "2006-01-02 15:04"
+	}
+	return fmt.Sprintf("since %s (%s)", local.Format(form), age(p.Time.Sub(*at)))
+}
+
+// age is how long something lasts, in its two largest units.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	day, hour, minute, second := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60, int(d.Seconds())%60
+	switch {
+	case day > 0:
+		return fmt.Sprintf("%dd%dh", day, hour)
+	case hour > 0:
+		return fmt.Sprintf("%dh%dm", hour, minute)
+	case minute > 0:
+		return fmt.Sprintf("%dm%ds", minute, second)
+	}
+	return fmt.Sprintf("%ds", second)
+}
+
+func acting(pid int) string {
+	if pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf("(pid %d is at work)", pid)
+}
+
+func (p *picture) daemon(j sight.Job, d sight.Daemon) {
+	line := "  daemon   "
+	if d.PID != 0 {
+		line += fmt.Sprintf("pid %d  ", d.PID)
+	}
+	line += p.serving(d.State)
+	if len(j.Daemons) > 1 {
+		line += "  for " + p.numbers(d.Devices)
+	}
+	if d.Ceiling != nil {
+		line += fmt.Sprintf("  ceiling reads %.1f %%", *d.Ceiling)
+	}
+	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
+	for _, s := range d.Servers {
+		line := fmt.Sprintf("  server   pid %d  %s  ceiling reads %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
+		p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
+	}
+	if d.State == sight.Serves && len(d.Servers) == 0 {
+		p.line("  server   none: the first client starts it")
+	}
+}
+
+// memories are a server's limits of memory, which this house sets none of.
+func memories(limits []string) string {
+	said := ""
+	for i, limit := range limits {
+		if limit != "" {
+			said += fmt.Sprintf("  memory of device %d: %s", i, limit)
+		}
+	}
+	return said
+}
+
+func (p *picture) serving(state sight.Serving) string {
+	switch state {
+	case sight.Serves:
+		return p.screen.Good(string(state))
+	case sight.Alive, sight.NotStarted:
+		return string(state)
+	}
+	return p.screen.Bad(string(state))
+}
+
+func (p *picture) health(status string) string {
+	switch status {
+	case "ACTIVE":
+		return p.screen.Good(status)
+	case "FAULT":
+		return p.screen.Bad(status)
+	}
+	return p.screen.Odd(status)
+}
+
+func (p *picture) numbers(devices []site.UUID) string {
+	var names []string
+	for _, uuid := range devices {
+		names = append(names, p.name(uuid))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (p *picture) name(uuid site.UUID) string {
+	if g, seen := p.GPU(uuid); seen {
+		return g.String()
+	}
+	return string(uuid)
+}
+
+func (p *picture) device(j sight.Job, held sight.Held) {
+	g, seen := p.GPU(held.UUID)
+	line := "  " + p.name(held.UUID)
+	if seen {
+		line = fmt.Sprintf("  %-8s %s, %d SMs", g, g.Name, g.SMs)
+	}
+	if g.Mode != "" {
+		line += ", " + string(g.Mode)
+	}
+	if dealt := dealt(held.Clients); dealt > 0 {
+		line += fmt.Sprintf(", %d SMs dealt", dealt)
+	}
+	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	for _, c := range held.Clients {
+		p.client(c, g)
+	}
+}
+
+// dealt is what the clients may use in all: more than the GPU has where shares overlap.
+func dealt(clients []sight.Client) (sms int) {
+	for _, c := range clients {
+		sms += c.SMs
+	}
+	return sms
+}
+
+// cells is what the numbers before a bar leave of the screen, within reason.
+func (p *picture) cells() int { return min(max(p.screen.Columns-62, 10), 60) }
+
+func (p *picture) client(c sight.Client, g sight.GPU) {
+	line := fmt.Sprintf("    %8d  %-15.15s", c.PID, c.Command)
+	if c.Unknown != "" {
+		p.line("%s  limits not known: %s", line, c.Unknown)
+		return
+	}
+	if c.SMs == 0 || g.SMs == 0 {
+		p.line("%s %8s %11s %9s", line, "", percent(c.Percent), memory(c.MemoryMiB))
+		return
+	}
+	p.line("%s %4d SMs %11s %9s  %s", line, c.SMs, percent(c.Percent), memory(c.MemoryMiB), ctl.Bar(c.SMs, g.SMs, p.cells()))
+}
+
+func percent(own policy.Percent) string {
+	if own == 0 {
+		return "no cap"
+	}
+	return own.String() + " %"
+}
+
+func memory(mib *int) string {
+	if mib == nil {
+		return "no limit"
+	}
+	return strconv.Itoa(*mib) + " MiB"
+}
+
+const gpuRow = "%-13s %-20.20s %-17s %-11s %7s %6s"
+
+// gpus is every GPU with its mode and who holds it.
+func (p *picture) gpus() {
+	if len(p.GPUs) == 0 {
+		return
+	}
+	p.line("\n%s", p.screen.Weak(fmt.Sprintf(gpuRow, "GPU", "name", "mode", "held by", "clients", "others")))
+	for _, g := range p.GPUs {
+		clients, others := 0, 0
+		for _, process := range g.Processes {
+			switch process.Kind {
+			case sight.KindClient:
+				clients++
+			case sight.KindCompute:
+				others++
+			}
+		}
+		mode := string(g.Mode)
+		if mode == "" {
+			mode = "-"
+		}
+		p.line(gpuRow+"%s", g, g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others),
+			p.marks(func(f sight.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+	}
+}
+
+func holder(g sight.GPU) string {
+	switch {
+	case g.Holder != nil:
+		return fmt.Sprintf("job %d", *g.Holder)
+	case g.Held:
+		return "another job"
+	}
+	return "nobody"
+}
+
+// marks are the kinds of the findings of a place.
+func (p *picture) marks(here func(sight.Finding) bool) string {
+	var kinds []string
+	for _, f := range p.found {
+		if here(f) {
+			kinds = append(kinds, string(f.Kind))
+		}
+	}
+	if len(kinds) == 0 {
+		return ""
+	}
+	return p.screen.Bad("  ! " + strings.Join(kinds, ", "))
+}

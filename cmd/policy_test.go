@@ -1,0 +1,325 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+const triggered = `version = 1
+
+trigger {
+  constraint = "mps"
+  comment    = "mps"
+  option     = true
+}
+`
+
+func (p play) lease(job uint32) lease.Lease {
+	p.t.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	l, err := lease.Reader(p.Paths().Run(), boot).Read(job)
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, p.log())
+	}
+	return l
+}
+
+// The three ways of asking, and options that narrow what the rule grants; each is a job's whole life.
+func TestAJobThatAsksWithOptions(t *testing.T) {
+	p := newPlay(t, triggered+`
+rule "mps" {
+  when  = true
+  allow = ["share", "scope", "ceiling", "max_clients"]
+  grant {
+    max_clients = 16
+  }
+}
+`, node.H200, node.H200)
+	for _, c := range []struct {
+		name  string
+		extra []string
+		want  string
+	}{
+		{"the option alone", []string{"SPANK_MPS="}, "job even 2 100 16"},
+		{"the option with options", []string{"SPANK_MPS=share=even,scope=gpu,ceiling=50"}, "gpu even 1 50 16"},
+		{"the comment", []string{"SLURM_JOB_COMMENT=mps"}, "job even 2 100 16"},
+		{"the comment with options", []string{"SLURM_JOB_COMMENT=mps:max_clients=4"}, "job even 2 100 4"},
+		{"both", []string{"SLURM_JOB_COMMENT=mps:max_clients=4", "SPANK_MPS=scope=gpu"}, "gpu even 2 100 4"},
+	} {
+		job := p.job(7, "0,1")
+		job.Features, job.Extra = "a100", c.extra
+		p.must(0, job, "prolog")
+		ticket := p.ticket(7)
+		if got := fmt.Sprint(ticket.Scope, " ", ticket.Share, " ", ticket.Overlap, " ", ticket.Ceiling, " ", ticket.MaxClients); got != c.want || ticket.Rule != "mps" {
+			t.Errorf("%s: rule %q gives %s, want %s", c.name, ticket.Rule, got, c.want)
+		}
+		p.must(0, job, "epilog")
+		p.clean()
+	}
+}
+
+// What a policy denies, and what no option may say, is a ticket's sentence and no failure.
+func TestDenials(t *testing.T) {
+	p := newPlay(t, triggered+`
+rule "small" {
+  when = length(job.gpus) > 1
+  deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.extra}"
+}
+rule "mine" {
+  when  = job.partition == "main"
+  allow = ["overlap"]
+  grant {}
+}
+`, node.H200, node.H200)
+	for _, c := range []struct {
+		gpus, rule string
+		extra      []string
+		want       string
+	}{
+		{"0,1", "small", []string{"SLURM_JOB_EXTRA=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
+		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
+		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
+		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"}, `cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs`},
+		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` + strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
+		{"0", "", []string{"SLURM_JOB_PARTITION=other"}, "no rule of this site's policy is for this job"},
+	} {
+		job := p.job(7, c.gpus)
+		job.Extra = c.extra
+		env := job.Environment("prolog_slurmd")
+		for i, entry := range env { // an earlier entry of one name counts
+			for _, extra := range c.extra {
+				if name, _, _ := strings.Cut(extra, "="); strings.HasPrefix(entry, name+"=") {
+					env[i] = extra
+				}
+			}
+		}
+		if result, err := p.Run(p.ctx, env, "prolog"); err != nil || result.Code != 0 {
+			t.Fatalf("%q: %+v, %v", c.extra, result, err)
+		}
+		ticket := p.ticket(7)
+		if ticket.Refused != c.want || ticket.Rule != c.rule {
+			t.Errorf("rule %q: %s\nwant %q: %s", ticket.Rule, ticket.Refused, c.rule, c.want)
+		}
+		if p.modes() != "00" {
+			t.Errorf("modes %s", p.modes())
+		}
+		p.must(0, job, "epilog")
+		p.clean()
+	}
+}
+
+// A rule may ask about the user's groups, the node and the GPU; what it asked stands in the lease for mpsctl.
+func TestLookUps(t *testing.T) {
+	p := newPlay(t, triggered+`
+rule "all" {
+  when = contains(job.groups, "daemon") && contains(node.features, "fast") && node.gpus == 2 && startswith(node.driver, "580.") && gpu.model == "NVIDIA H200" && gpu.sms == 132 && !gpu.mig
+  grant {
+    memory = gpu.memory > 140000 ? "16G" : "8G"
+  }
+}
+rule "none" {
+  when = true
+  deny = "${join(",", job.groups)} ${join(",", node.features)} ${node.gpus} ${node.driver} ${gpu.model} ${gpu.sms} ${gpu.memory} ${gpu.mig}"
+}
+`, node.H200, node.H200)
+	p.write(p.conf, "NodeName=DEFAULT Features=slow\nNodeName=n1 Gres=gpu:2 Features=mps,fast\n")
+	job := p.job(7, "1")
+	job.GID = 1
+	p.must(0, job, "prolog")
+	ticket := p.ticket(7)
+	if ticket.Rule != "all" || ticket.Memory != "16384M" {
+		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Memory, ticket.Refused)
+	}
+	var asked policy.Request
+	if err := json.Unmarshal(p.lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
+		t.Errorf("the lease says that %+v was asked, %v", asked, err)
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+}
+
+// A job that does not ask pays for no look-up: the policy names the driver, and there is none.
+func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
+	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
+	p.write(p.Paths().Facts(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
+	job := p.job(7, "0")
+	job.Features = "a100"
+	p.must(0, job, "prolog")
+	p.clean()
+	if out := p.must(1, p.job(8, "0"), "prolog"); !strings.Contains(out, "cannot open NVML library /nonexistent/libnvidia-ml.so.1") {
+		t.Errorf("a job that asks: %s", out)
+	}
+	p.must(0, p.job(8, "0"), "epilog")
+	p.clean()
+}
+
+// A doubt about the GPUs is a refusal before any rule that asks about them.
+func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
+	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
+	p.must(0, p.job(7, ""), "prolog")
+	if ticket := p.ticket(7); ticket.Rule != "" || ticket.Refused != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
+		t.Errorf("rule %q: %s", ticket.Rule, ticket.Refused)
+	}
+	p.must(0, p.job(7, ""), "epilog")
+	p.clean()
+}
+
+// What a running job has it keeps, though the policy would deny it by now.
+func TestAPolicyThatDeniesLater(t *testing.T) {
+	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	before := p.ticket(7)
+	p.write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
+	p.must(0, p.job(7, "0"), "prolog")
+	if after := p.ticket(7); after.Refused != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Alive() {
+		t.Errorf("the ticket says %+v, and said %+v", after, before)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// Rules of policy.d count, and a mistake there fails the prolog with its place.
+func TestAPolicyOfSeveralFiles(t *testing.T) {
+	p := newPlay(t, triggered, node.H200)
+	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
+	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {}\n}\n")
+	p.must(0, p.job(7, "0"), "prolog")
+	if ticket := p.ticket(7); ticket.Rule != "more" {
+		t.Errorf("rule %q", ticket.Rule)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = job.ntasks\n  }\n}\n")
+	want := "prolog: cannot read policy: " + more + ":5:15: Out of range: overlap is 1 to 48, and this can be anything from 0 to 4294967295: hold it with min(48, max(1, …))\n"
+	if out := p.must(1, p.job(7, "0"), "prolog"); out != want {
+		t.Errorf("got  %s\nwant %s", out, want)
+	}
+	p.clean()
+}
+
+func (p play) kept(job uint32) string {
+	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
+}
+
+// Logs are kept as the grant says, for the job's group to read.
+func TestKeepLogs(t *testing.T) {
+	kill := func(p play) {
+		if err := p.ticket(7).Daemons[0].Proc.Kill(9); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		keep    string
+		trouble func(play)
+		kept    bool
+	}{
+		{"never", kill, false}, {"on_failure", func(play) {}, false}, {"on_failure", kill, true}, {"always", func(play) {}, true},
+	} {
+		t.Run(fmt.Sprint(c.keep, c.kept), func(t *testing.T) {
+			p := newPlay(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep), node.H200, node.H200)
+			p.must(0, p.job(7, "0,1"), "prolog")
+			said := read(t, filepath.Join(p.ticket(7).Daemons[1].LogDir, "control.log"))
+			c.trouble(p)
+			p.must(0, p.job(7, "0,1"), "epilog")
+			p.clean()
+			path := filepath.Join(p.kept(7), "1", "control.log")
+			info, err := os.Stat(path)
+			if !c.kept {
+				if _, err := os.Stat(p.kept(7)); !os.IsNotExist(err) {
+					t.Errorf("logs are kept: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, p.log())
+			}
+			st := info.Sys().(*syscall.Stat_t)
+			if info.Mode().Perm() != 0o640 || st.Uid != 0 || st.Gid != gid {
+				t.Errorf("%s is %v of %d:%d", path, info.Mode(), st.Uid, st.Gid)
+			}
+			if got := read(t, path); said == "" || !strings.HasPrefix(got, said) {
+				t.Errorf("kept %q of %q", got, said)
+			}
+		})
+	}
+}
+
+// A daemon that does not come up is a failure whose log is wanted most.
+func TestKeepLogsOfAPrologThatFails(t *testing.T) {
+	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
+	script := filepath.Join(filepath.Dir(p.Root), "control")
+	p.write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.must(1, p.job(7, "0"), "prolog")
+	p.clean()
+	if got := read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {
+		t.Errorf("kept %q", got)
+	}
+}
+
+// The user owns the folder that root reads the logs from.
+func TestKeepLogsFollowsNoLink(t *testing.T) {
+	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
+	secret := filepath.Join(filepath.Dir(p.Root), "secret")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	job := p.job(7, "0,1,2,3")
+	p.must(0, job, "prolog")
+	var logs []string
+	for _, d := range p.ticket(7).Daemons {
+		logs = append(logs, filepath.Join(d.LogDir, "control.log"))
+	}
+	for _, log := range logs {
+		if err := os.Remove(log); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A link, a pipe that nobody writes to, a hard link to a file of root's, and a log that is far too long.
+	if err := os.Symlink(secret, logs[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(logs[1], 0o666); err != nil {
+		t.Fatal(err)
+	}
+	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // of the same file system
+	if err := os.WriteFile(ours, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(ours, logs[2]); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("x", 5<<20) + "the end\n"
+	if err := os.WriteFile(logs[3], []byte(long), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(logs[3], uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+	for n := range 3 {
+		if content, err := os.ReadFile(filepath.Join(p.kept(7), fmt.Sprint(n), "control.log")); !os.IsNotExist(err) {
+			t.Errorf("log %d is kept: %q, %v", n, content, err)
+		}
+	}
+	got := read(t, filepath.Join(p.kept(7), "3", "control.log"))
+	if head := fmt.Sprintf("(%d bytes before this are not kept)\n", len(long)-4<<20); !strings.HasPrefix(got, head) || len(got) != len(head)+4<<20 || !strings.HasSuffix(got, "the end\n") {
+		t.Errorf("%d bytes are kept: %.80q", len(got), got)
+	}
+}

@@ -1,0 +1,175 @@
+package epilog
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// The logs that a control daemon and its server write, and the bounds of what is kept of them on a node: of a file its
+// end, of a job so much, of jobs the latest.
+const (
+	maxKeptFile = 4 << 20
+	maxKeptJob  = 16 << 20
+	maxKeptJobs = 100
+)
+
+var logNames = []string{"control.log", "server.log"}
+
+// wantsLogs says whether a lease's logs outlive it. Failed is whatever did not go as it should: in the prolog, since the
+// lease was not open; a daemon that died; and all that was not ended by itself.
+func wantsLogs(l lease.Lease, failed bool) bool {
+	return l.KeepLogs == "always" || l.KeepLogs == "on_failure" && failed
+}
+
+// keepLogs keeps a job's logs. They are no part of what must be undone: that they cannot be kept is said, and no more.
+func (c Closer) keepLogs(l lease.Lease) {
+	kept, err := keep(c.Logs, l)
+	if err == nil {
+		err = prune(c.Logs, maxKeptJobs)
+	}
+	if err != nil {
+		c.Log.Warn().Err(err).Msg("logs are not kept")
+		return
+	}
+	c.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
+}
+
+// keep copies the logs to a folder of the job below dir: root's, and readable by the job's group as its ticket is. The
+// folder is whole or absent; that of an earlier run of the job goes.
+func keep(dir string, l lease.Lease) (int64, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	}
+	name := strconv.FormatUint(uint64(l.Job.ID), 10)
+	whole, fresh := filepath.Join(dir, name), filepath.Join(dir, "."+name+".new")
+	if err := os.RemoveAll(fresh); err != nil {
+		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	}
+	kept, err := copyAll(fresh, l)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("cannot keep logs: %w", err), os.RemoveAll(fresh))
+	}
+	if err := os.RemoveAll(whole); err != nil {
+		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	}
+	if err := os.Rename(fresh, whole); err != nil {
+		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	}
+	return kept, nil
+}
+
+func copyAll(dir string, l lease.Lease) (kept int64, err error) {
+	if err := groupDir(dir, l.Job.GID); err != nil {
+		return 0, err
+	}
+	for n, daemon := range l.Daemons {
+		into := filepath.Join(dir, strconv.Itoa(n))
+		if err := groupDir(into, l.Job.GID); err != nil {
+			return kept, err
+		}
+		for _, name := range logNames {
+			size, err := copyLog(daemon.LogDir, name, filepath.Join(into, name), l.Job, min(maxKeptFile, maxKeptJob-kept))
+			if err != nil {
+				return kept, err
+			}
+			kept += size
+		}
+	}
+	return kept, nil
+}
+
+func groupDir(path string, gid uint32) error {
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return err
+	}
+	return errors.Join(os.Chown(path, 0, int(gid)), os.Chmod(path, 0o750))
+}
+
+// copyLog copies the end of a log. A log that is not there, or is not the user's own regular file, is passed over.
+func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
+	log, size, err := openLog(from, name, job.UID)
+	if err != nil {
+		return 0, nil
+	}
+	defer log.Close()
+	file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if err := errors.Join(file.Chown(0, int(job.GID)), file.Chmod(0o640)); err != nil {
+		return 0, err
+	}
+	if left := size - most; left > 0 {
+		if _, err := fmt.Fprintf(file, "(%d bytes before this are not kept)\n", left); err != nil {
+			return 0, err
+		}
+		if _, err := log.Seek(left, io.SeekStart); err != nil {
+			return 0, err
+		}
+	}
+	return io.Copy(file, io.LimitReader(log, most))
+}
+
+// openLog opens a file in a folder of the user's, who can put anything there: a link to a file that only root can read, a
+// hard link to one, a pipe that never ends. No link is followed, and what is open must be the user's own and a regular
+// file of one name.
+func openLog(dir, name string, uid uint32) (*os.File, int64, error) {
+	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root's own
+	if err != nil {
+		return nil, 0, err
+	}
+	defer unix.Close(folder)
+	fd, err := unix.Openat2(folder, filepath.Join(filepath.Base(dir), name), &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	file := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid || st.Nlink != 1 {
+		file.Close()
+		return nil, 0, fs.ErrInvalid
+	}
+	return file, st.Size, nil
+}
+
+// prune removes the oldest jobs' logs until most are left. Another epilog may do the same at the same time.
+func prune(dir string, most int) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("cannot prune logs: %w", err)
+	}
+	type job struct {
+		name string
+		at   int64
+	}
+	var jobs []job
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			jobs = append(jobs, job{entry.Name(), info.ModTime().UnixNano()})
+		}
+	}
+	slices.SortFunc(jobs, func(a, b job) int { return int(min(max(a.at-b.at, -1), 1)) })
+	for _, old := range jobs[:max(len(jobs)-most, 0)] {
+		if err := os.RemoveAll(filepath.Join(dir, old.name)); err != nil {
+			return fmt.Errorf("cannot prune logs: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package epilog
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// Of the jobs' logs the latest stay.
+func TestPrune(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 7 {
+		path := filepath.Join(dir, fmt.Sprint(100-i), "0")
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Unix(int64(1000+i), 0)
+		if err := os.Chtimes(filepath.Dir(path), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := prune(dir, 3); err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 3 {
+			t.Fatalf("%d are left, %v", len(entries), err)
+		}
+		for i, want := range []string{"94", "95", "96"} {
+			if entries[i].Name() != want {
+				t.Errorf("left: %s, want %s", entries[i].Name(), want)
+			}
+		}
+	}
+}
+
+func TestWantsLogs(t *testing.T) {
+	for keep, want := range map[string][2]bool{"": {}, "never": {}, "on_failure": {false, true}, "always": {true, true}, "sometimes": {}} {
+		l := lease.Lease{KeepLogs: keep}
+		if got := [2]bool{wantsLogs(l, false), wantsLogs(l, true)}; got != want {
+			t.Errorf("%q: %v, want %v", keep, got, want)
+		}
+	}
+}
+
+// A job that ran before keeps the logs of its last run alone.
+func TestKeepTwice(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("logs are kept by root")
+	}
+	from, to := t.TempDir(), t.TempDir()
+	l := lease.Lease{Job: lease.Job{ID: 7}, Daemons: []lease.Daemon{{LogDir: filepath.Join(from, "log")}}}
+	if err := os.Mkdir(l.Daemons[0].LogDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range logNames {
+		if err := os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := keep(to, l); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(l.Daemons[0].LogDir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(to, "7", "0"))
+	if err != nil || len(entries) != 1 || entries[0].Name() != "server.log" {
+		t.Errorf("kept: %v, %v", entries, err)
+	}
+	if all, err := os.ReadDir(to); err != nil || len(all) != 1 {
+		t.Errorf("left in the folder: %v, %v", all, err)
+	}
+}

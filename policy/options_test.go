@@ -1,0 +1,200 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+)
+
+func TestParseOptions(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                              "",
+		"  ":                            "",
+		"share=even":                    "share=even",
+		"scope=gpu,share=even":          "scope=gpu,share=even",
+		"overlap=1.5 , share=overlap:2": "share=overlap:2,overlap=1.5",
+		"mem=8G":                        "memory=8G",
+		"memory=even,drain_grace=1m30s": "memory=even,drain_grace=1m30s",
+		"keep_logs=always,signals=pass,max_clients=8,priority=low,ceiling=40.5,memory_overlap=2,compute_mode=unchanged": "compute_mode=unchanged,ceiling=40.5,memory_overlap=2,priority=low,max_clients=8,signals=pass,keep_logs=always",
+	} {
+		o, err := ParseOptions(text)
+		if err != nil || o.String() != want {
+			t.Errorf("%q: %q, %v, want %q", text, o, err, want)
+		}
+		if again, err := ParseOptions(o.String()); err != nil || again.String() != want {
+			t.Errorf("%q again: %q, %v", want, again, err)
+		}
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	const names = "want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs"
+	long := strings.Repeat("a", 600)
+	for _, c := range []struct{ text, want string }{
+		{"on", `cannot read options "on": there is no option "on": ` + names},
+		{"share=even,", `cannot read options "share=even,": an option is empty: want NAME=VALUE, separated by commas`},
+		{",", `cannot read options ",": an option is empty: want NAME=VALUE, separated by commas`},
+		{"=", `cannot read options "=": there is no option "": ` + names},
+		{"Share=even", `cannot read options "Share=even": there is no option "Share": ` + names},
+		{"share", `cannot read options "share": share has no value: want share=VALUE`},
+		{"share=", `cannot read options "share=": share has no value: want share=VALUE`},
+		{"share=even,share=none", `cannot read options "share=even,share=none": share is given twice`},
+		{"mem=8G,memory=8G", `cannot read options "mem=8G,memory=8G": memory is given twice`},
+		{"share=half", `cannot read options "share=half": share is "half": want none, even or overlap:F`},
+		{"share=50%", `cannot read options "share=50%": share is "50%": want none, even or overlap:F; one rank's own share is set by mpirun-wrap --share`},
+		{"share=weight:2", `cannot read options "share=weight:2": share is "weight:2": want none, even or overlap:F; one rank's own share is set by mpirun-wrap --share`},
+		{"scope=node", `cannot read options "scope=node": scope is "node": want job or gpu`},
+		{"overlap=0", `cannot read options "overlap=0": overlap is "0": want a number from 1 to 48`},
+		{"overlap=NaN", `cannot read options "overlap=NaN": overlap is "NaN": want a number from 1 to 48`},
+		{"overlap=1e1", `cannot read options "overlap=1e1": overlap is "1e1": want a number from 1 to 48`},
+		{"ceiling=101", `cannot read options "ceiling=101": ceiling is "101": want a number from 1 to 100`},
+		{"mem=8", `cannot read options "mem=8": memory is "8": want none, even, or a size like 8G`},
+		{"max_clients=1.5", `cannot read options "max_clients=1.5": max_clients is "1.5": want a whole number from 1 to 48`},
+		{"max_clients=49", `cannot read options "max_clients=49": max_clients is "49": want a whole number from 1 to 48`},
+		{"drain_grace=10", `cannot read options "drain_grace=10": drain_grace is "10": want a time like 10s, up to 10m0s`},
+		{"drain_grace=99999999999h", `cannot read options "drain_grace=99999999999h": drain_grace is "99999999999h": want a time like 10s, up to 10m0s`},
+		{"priority=high", `cannot read options "priority=high": priority is "high": want low or normal`},
+		{"on_failure=run_without", `cannot read options "on_failure=run_without": there is no option "on_failure": ` + names},
+		{"share=even\nscope=gpu", `cannot read options "share=even\nscope=gpu": share is "even\nscope=gpu": want none, even or overlap:F`},
+		{"\x00", `cannot read options "\x00": there is no option "\x00": ` + names},
+		{"\xff\x1b[2J", `cannot read options "\xff\x1b[2J": there is no option "\xff\x1b[2J": ` + names},
+		{long, `cannot read options "` + long[:64] + `"…: 600 bytes, want at most 512`},
+	} {
+		if _, err := ParseOptions(c.text); err == nil || err.Error() != c.want {
+			t.Errorf("%q\n got  %v\n want %s", c.text, err, c.want)
+		}
+	}
+}
+
+func TestNarrow(t *testing.T) {
+	given := DefaultGrant()
+	given.Memory, given.MaxClients, given.Ceiling, given.KeepLogs = MemoryRule{mib: 8192}, 16, 80, KeepOnFailure
+	with := func(change func(*Grant)) Grant { g := given; change(&g); return g }
+	for _, c := range []struct {
+		text string
+		want Grant
+		err  string
+	}{
+		{"", given, ""},
+		{"share=even", with(func(g *Grant) { g.Overlap = 1 }), ""},
+		{"overlap=1.5,share=even", with(func(g *Grant) { g.Overlap = 1.5 }), ""},
+		{"ceiling=80,max_clients=1,scope=gpu", with(func(g *Grant) { g.MaxClients, g.Scope = 1, ScopeGPU }), ""},
+		{"mem=1.5G", with(func(g *Grant) { g.Memory.mib = 1536 }), ""},
+		{"keep_logs=never,drain_grace=0s,signals=pass,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Pass, g.Low = KeepNever, 0, true, true }), ""},
+		{"share=none", Grant{}, "cannot take share=none: the rule gives shares, and an option can only narrow that"},
+		{"share=overlap:2.5", Grant{}, "cannot take share=overlap:2.5: the rule gives overlap:2, and an option can only narrow that"},
+		{"overlap=2.1", Grant{}, "cannot take overlap=2.1: the rule gives 2, and an option can only narrow that"},
+		{"ceiling=80.000001", Grant{}, "cannot take ceiling=80.000001: the rule gives 80, and an option can only narrow that"},
+		{"mem=none", Grant{}, "cannot take memory=none: the rule gives 8192M, and an option can only narrow that"},
+		{"mem=8193M", Grant{}, "cannot take memory=8193M: the rule gives 8192M, and an option can only narrow that"},
+		{"max_clients=17", Grant{}, "cannot take max_clients=17: the rule gives 16, and an option can only narrow that"},
+		{"drain_grace=10.1s", Grant{}, "cannot take drain_grace=10.1s: the rule gives 10s, and an option can only narrow that"},
+		{"keep_logs=always", Grant{}, "cannot take keep_logs=always: the rule gives on_failure, and an option can only narrow that"},
+		{"compute_mode=unchanged", Grant{}, "cannot take compute_mode=unchanged: the rule gives exclusive_process, and an option can only narrow that"},
+	} {
+		o, err := ParseOptions(c.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := o.Narrow(given, OptionNames())
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%q: %+v, %v; want %+v, %s", c.text, got, err, c.want, c.err)
+		}
+	}
+	o, err := ParseOptions("share=even,scope=gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, allow := range map[string][]string{
+		"cannot take share=even: this site's policy lets this job set scope alone": {"scope"},
+		"cannot take scope=gpu: this site's policy lets this job set no option":    nil,
+	} {
+		if _, err := o.Narrow(given, allow); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// Whatever a user writes, the answer is one sentence that can be printed, and no grant is wider than what was given.
+func FuzzOptions(f *testing.F) {
+	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "overlap=48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,signals=pass,keep_logs=never"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		o, err := ParseOptions(text)
+		if err != nil {
+			if s := err.Error(); len(s) > 1500 || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }) {
+				t.Errorf("an error that cannot be printed: %q", s)
+			}
+			return
+		}
+		if again, err := ParseOptions(o.String()); err != nil || again.String() != o.String() {
+			t.Errorf("%q is read as %q, and that as %q, %v", text, o, again, err)
+		}
+		for _, given := range []Grant{DefaultGrant(), widest, {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true}} {
+			g, err := o.Narrow(given, OptionNames())
+			if err == nil && isWider(g, given) {
+				t.Errorf("%q makes %+v of %+v", text, g, given)
+			}
+		}
+	})
+}
+
+func isWider(g, given Grant) bool {
+	logs := []KeepLogs{KeepNever, KeepOnFailure, KeepAlways}
+	switch {
+	case g.Ceiling > given.Ceiling, g.MemoryOverlap > given.MemoryOverlap, g.MaxClients > given.MaxClients, g.DrainGrace > given.DrainGrace,
+		g.OnFailure != given.OnFailure, given.Low && !g.Low, given.Compute == ComputeExclusive && g.Compute != ComputeExclusive,
+		slices.Index(logs, g.KeepLogs) > slices.Index(logs, given.KeepLogs),
+		given.Share == ShareEven && (g.Share != ShareEven || g.Overlap > given.Overlap), g.Overlap > 48,
+		!given.Memory.None() && g.Memory.None(), g.DrainGrace > 10*time.Minute, g.MaxClients < 1, g.Ceiling < 1, g.DrainGrace < 0:
+		return true
+	}
+	return false
+}
+
+func TestDecide(t *testing.T) {
+	grant := func(name string, holds bool) Rule {
+		return Rule{
+			Name: name, Allow: []string{"overlap"}, When: func(Evidence) (bool, error) { return holds, nil },
+			Gives: func(Evidence) (Grant, string, error) { return DefaultGrant(), "", nil },
+		}
+	}
+	gather := func(r Request) Evidence { return r }
+	asks := &Trigger{Constraint: "mps", Comment: "mps", Option: true}
+	narrowed := DefaultGrant()
+	narrowed.Overlap = 1
+	for _, c := range []struct {
+		name string
+		law  Policy
+		r    Request
+		want Verdict
+	}{
+		{"no trigger, no rule", Policy{Gather: gather, Rules: []Rule{grant("a", false)}}, Request{}, Verdict{}},
+		{"no trigger", Policy{Gather: gather, Rules: []Rule{grant("a", false), grant("b", true)}}, Request{}, Verdict{Asked: true, Rule: "b", Grant: DefaultGrant()}},
+		{"not asked", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"nomps"}, Comment: "mpsx"}, Verdict{}},
+		{"asked, no rule", Policy{Trigger: asks, Gather: gather}, Request{HasOption: true}, Verdict{Asked: true, Denied: "no rule of this site's policy is for this job"}},
+		{"by constraint", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"x", "mps"}}, Verdict{Asked: true, Rule: "a", Grant: DefaultGrant()}},
+		{"by comment", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Comment: "mps:overlap=1"}, Verdict{Asked: true, Rule: "a", Grant: narrowed}},
+		{"by option", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Option: "overlap=3"},
+			Verdict{Asked: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
+		{"a comment that nobody looks at", Policy{Trigger: &Trigger{Option: true}, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Verdict{Asked: true, Rule: "a", Grant: DefaultGrant()}},
+	} {
+		if got := c.law.Decide(c.r); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestBounded(t *testing.T) {
+	r := Request{Comment: strings.Repeat("x", 5000), Requested: slices.Repeat([]string{strings.Repeat("y", 5000)}, 300)}
+	b := r.Bounded()
+	if len(b.Comment) != 4096 || len(b.Requested) != 256 || len(b.Requested[0]) != 4096 {
+		t.Errorf("%d, %d, %d", len(b.Comment), len(b.Requested), len(b.Requested[0]))
+	}
+	if len(r.Comment) != 5000 || len(r.Requested[0]) != 5000 {
+		t.Error("the request itself was changed")
+	}
+}

@@ -1,0 +1,101 @@
+package policyfile
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+var update = flag.Bool("update", false, "write what the policies of testdata come to as what they should")
+
+// Each file of testdata is a policy, and behind lines that begin with === what it comes to: "wrong" and the whole
+// complaint, or "job", a request, and the decision.
+func TestCorpus(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.hcl")
+	if err != nil || len(paths) < 100 {
+		t.Fatalf("%d cases, %v", len(paths), err)
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".hcl"), func(t *testing.T) {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := outcome(t, string(content))
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got != string(content) {
+				t.Errorf("comes to\n%s\nand should to\n%s", got, content)
+			}
+		})
+	}
+}
+
+// outcome is a file with what it comes to in place of what it should.
+func outcome(t *testing.T, content string) string {
+	t.Helper()
+	source, expected, ok := strings.Cut(content, "=== ")
+	if !ok {
+		t.Fatal("nothing is expected")
+	}
+	law, err := Parse([]byte(source), "policy.hcl")
+	if err != nil {
+		return source + "=== wrong\n" + complaints(t, err)
+	}
+	var out strings.Builder
+	out.WriteString(source)
+	for section := range strings.SplitSeq(expected, "=== ") {
+		line, _, _ := strings.Cut(section, "\n")
+		asked, isJob := strings.CutPrefix(line, "job ")
+		if !isJob {
+			return source + "=== right\n"
+		}
+		var r policy.Request
+		if err := json.Unmarshal([]byte(asked), &r); err != nil {
+			t.Fatalf("%s: %v", asked, err)
+		}
+		fmt.Fprintf(&out, "=== %s\n%s\n", line, decision(law.Decide(r)))
+	}
+	return out.String()
+}
+
+func complaints(t *testing.T, err error) string {
+	t.Helper()
+	var wrong *Error
+	if !errors.As(err, &wrong) {
+		t.Fatalf("an error without a place: %v", err)
+	}
+	var out strings.Builder
+	if err := wrong.Write(&out, false); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// decision is a verdict in a line: of a grant what is not the default.
+func decision(v policy.Verdict) string {
+	switch {
+	case !v.Asked:
+		return "not asked"
+	case v.Denied != "":
+		return fmt.Sprintf("rule %q: denied: %s", v.Rule, v.Denied)
+	}
+	line := fmt.Sprintf("rule %q: granted", v.Rule)
+	usual := policy.DefaultGrant().Settings()
+	for i, s := range v.Grant.Settings() {
+		if s != usual[i] {
+			line += " " + s.Name + "=" + s.Value
+		}
+	}
+	return line
+}

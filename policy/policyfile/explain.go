@@ -1,0 +1,181 @@
+package policyfile
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// Explanation is a verdict with the way to it.
+type Explanation struct {
+	Asked   bool             `json:"asked"` // as of Law.Asks
+	How     string           `json:"how"`   // the job asks, or what ways of asking there are
+	Verdict policy.Verdict   `json:"verdict"`
+	Grant   []policy.Setting `json:"grant,omitempty"` // of the verdict, where it has one
+	Options []policy.Setting `json:"options,omitempty"`
+	Rules   []Tried          `json:"rules,omitempty"` // in order, up to the one that decides
+}
+
+// Tried is a rule and whether it was for the request.
+type Tried struct {
+	Rule  string `json:"rule"`
+	File  string `json:"file"`
+	Line  int    `json:"line"`
+	Holds bool   `json:"holds"`
+	When  Part   `json:"when"`
+}
+
+// Part is a condition or an operand of one. What && and || join and ! negates are Parts again; another expression is a
+// leaf, and has the values that it is made of.
+type Part struct {
+	Op     string  `json:"op,omitempty"` // "&&", "||", "!", or "" of a leaf
+	Source string  `json:"source"`       // in one line
+	Value  string  `json:"value"`        // "true" or "false"
+	With   []Named `json:"with,omitempty"`
+	Parts  []Part  `json:"parts,omitempty"`
+}
+
+// Named is a variable and its value as a policy spells it.
+type Named struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Leaves are the leaves of a condition in their order.
+func (p Part) Leaves() []Part {
+	if p.Op == "" {
+		return []Part{p}
+	}
+	var leaves []Part
+	for _, part := range p.Parts {
+		leaves = append(leaves, part.Leaves()...)
+	}
+	return leaves
+}
+
+// Explain answers a request and says why.
+func (l *Law) Explain(r policy.Request) Explanation {
+	how, asked := l.policy.Asks(r)
+	x := Explanation{Asked: asked, How: how, Verdict: l.Decide(r)}
+	if !asked {
+		return x
+	}
+	if x.Verdict.Granted() {
+		x.Grant = x.Verdict.Grant.Settings()
+	}
+	if options, err := l.policy.OptionsOf(r); err == nil {
+		x.Options = options.Settings()
+	}
+	e := l.gather(r.Bounded()).(*evidence)
+	for i := range l.rules {
+		tried := try(&l.rules[i], e)
+		x.Rules = append(x.Rules, tried)
+		if tried.Holds {
+			break
+		}
+	}
+	return x
+}
+
+func try(r *rule, e *evidence) Tried {
+	holds, _ := r.holds(e)
+	return Tried{r.name, r.where.Filename, r.where.Start.Line, holds, part(&r.when, e)}
+}
+
+// part is a condition with its values. Every operand is evaluated here, also those that the decision could do without.
+func part(c *condition, e *evidence) Part {
+	p := Part{Op: c.op, Source: c.source, Value: rendered(c.expr, e.ctx)}
+	if c.op == "" {
+		p.With = variablesIn(c.expr, e.ctx)
+	}
+	for i := range c.parts {
+		p.Parts = append(p.Parts, part(&c.parts[i], e))
+	}
+	return p
+}
+
+// sourceOf is an expression as it is written.
+func (l *Law) sourceOf(e hclsyntax.Expression) string {
+	where := e.Range()
+	for _, f := range l.files {
+		if f.name == where.Filename && where.CanSliceBytes(f.source) {
+			return string(where.SliceBytes(f.source))
+		}
+	}
+	return ""
+}
+
+func rendered(e hclsyntax.Expression, ctx *hcl.EvalContext) string {
+	v, err := evaluate(e, ctx)
+	if err != nil {
+		return err.Error()
+	}
+	return spell(v)
+}
+
+// variablesIn are the variables that an expression names, each once, and what they are.
+func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []Named {
+	var all []Named
+	for _, traversal := range e.Variables() {
+		if len(traversal) < 2 {
+			continue
+		}
+		name, ok := attributeOf(traversal[1])
+		if !ok {
+			continue
+		}
+		v, diags := traversal[:2].TraverseAbs(ctx)
+		named := Named{Name: traversal.RootName() + "." + name, Value: spell(v)}
+		if !diags.HasErrors() && !slices.Contains(all, named) {
+			all = append(all, named)
+		}
+	}
+	return all
+}
+
+// maxSpelled bounds a value in an explanation.
+const maxSpelled = 200
+
+// spell is a value as a policy would have it.
+func spell(v cty.Value) string {
+	switch t := v.Type(); {
+	case v.IsNull() || !v.IsWhollyKnown():
+		return "nothing"
+	case t == cty.String:
+		if s := v.AsString(); len(s) > maxSpelled {
+			return strconv.Quote(s[:maxSpelled]) + "…"
+		}
+		return strconv.Quote(v.AsString())
+	case t == cty.Number:
+		return v.AsBigFloat().Text('g', 15)
+	case t == cty.Bool:
+		return fmt.Sprint(v.True())
+	case t.IsObjectType() || t.IsMapType():
+		var items []string
+		for _, name := range sortedKeys(v.AsValueMap()) {
+			items = append(items, name+" = "+spell(v.AsValueMap()[name]))
+		}
+		return bracketed("{", items, "}")
+	}
+	var items []string
+	for _, item := range v.AsValueSlice() {
+		items = append(items, spell(item))
+	}
+	return bracketed("[", items, "]")
+}
+
+func bracketed(open string, items []string, end string) string {
+	shown := 0
+	for i, item := range items {
+		if shown += len(item); shown > maxSpelled && i > 0 {
+			return open + strings.Join(items[:i], ", ") + ", … " + strconv.Itoa(len(items)-i) + " more" + end
+		}
+	}
+	return open + strings.Join(items, ", ") + end
+}

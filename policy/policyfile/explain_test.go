@@ -1,0 +1,132 @@
+package policyfile
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// shown is an explanation in lines.
+func shown(x Explanation) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v: %s\n", x.Asked, x.How)
+	for _, r := range x.Rules {
+		fmt.Fprintf(&b, "%s:%d %s %v\n", r.File, r.Line, r.Rule, r.Holds)
+		showPart(&b, r.When, "  ")
+	}
+	fmt.Fprintf(&b, "-> %s\n", decision(x.Verdict))
+	return b.String()
+}
+
+func showPart(b *strings.Builder, p Part, indent string) {
+	if p.Op != "" {
+		fmt.Fprintf(b, "%s%s is %s\n", indent, p.Op, p.Value)
+	} else {
+		fmt.Fprintf(b, "%s%s is %s %v\n", indent, p.Source, p.Value, p.With)
+	}
+	for _, part := range p.Parts {
+		showPart(b, part, indent+"  ")
+	}
+}
+
+func TestExplain(t *testing.T) {
+	law := parsed(t, `version = 1
+trigger {
+  constraint = "mps"
+  comment    = "mps"
+}
+locals {
+  large = length(job.gpus) > 2
+}
+rule "teaching" {
+  when = job.partition == "edu" && length(job.gpus) > 1
+  deny = "one GPU at a time"
+}
+rule "odd" {
+  when = !(job.user == "root"  ||
+    local.large) && (job.uid < 1000 || job.comment == "a  b")
+  deny = "x"
+}
+rule "rest" {
+  when  = true
+  allow = ["overlap"]
+  grant {}
+}`)
+	x := law.Explain(policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
+	want := `true: --constraint names "mps"
+policy.hcl:9 teaching false
+  && is false
+    job.partition == "edu" is false [{job.partition "gpu"}]
+    length(job.gpus) > 1 is true [{job.gpus [0, 1]}]
+policy.hcl:13 odd false
+  && is false
+    ! is true
+      || is false
+        job.user == "root" is false [{job.user "anna"}]
+        local.large is false [{local.large false}]
+    || is false
+      job.uid < 1000 is false [{job.uid 2001}]
+      job.comment == "a  b" is false [{job.comment "mps:overlap=1"}]
+policy.hcl:18 rest true
+  true is true []
+-> rule "rest": granted overlap=1
+`
+	if got := shown(x); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if len(x.Grant) == 0 || fmt.Sprint(x.Options) != "[{overlap 1}]" {
+		t.Errorf("grant %v, options %v", x.Grant, x.Options)
+	}
+	if leaves := x.Rules[1].When.Leaves(); len(leaves) != 4 || leaves[2].Source != "job.uid < 1000" {
+		t.Errorf("leaves %+v", leaves)
+	}
+	if whole := x.Rules[1].When.Source; whole != `!(job.user == "root"  || local.large) && (job.uid < 1000 || job.comment == "a  b")` {
+		t.Errorf("a condition over two lines is %q", whole)
+	}
+	if content, err := json.Marshal(x); err != nil || !strings.Contains(string(content), `"asked":true`) {
+		t.Errorf("%s, %v", content, err)
+	}
+	if got, want := shown(law.Explain(policy.Request{User: "anna"})), "false: it does not ask: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// What a user wrote can be as long and as odd as it likes.
+func TestExplainIsBounded(t *testing.T) {
+	law := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")
+	r := policy.Request{Comment: strings.Repeat("\x1b\n", 3000)}
+	for i := range 300 {
+		r.Requested, r.GPUs = append(r.Requested, fmt.Sprint("name", i)), append(r.GPUs, 1000-i)
+	}
+	for _, leaf := range law.Explain(r).Rules[0].When.Leaves() {
+		for _, named := range leaf.With {
+			if len(named.Value) > 1000 || strings.ContainsAny(named.Value, "\x1b\n") {
+				t.Errorf("%s is %d bytes: %q", named.Name, len(named.Value), named.Value)
+			}
+			if named.Name != "job.comment" && !strings.HasSuffix(named.Value, " more]") {
+				t.Errorf("%s is cut without a word: %q", named.Name, named.Value)
+			}
+		}
+	}
+}
+
+// Leaves that differ in a blank within a string are different ones.
+func TestLeavesOfOneWording(t *testing.T) {
+	law := parsed(t, `version = 1
+rule "two" {
+  when = job.comment == "a  b"
+  grant {}
+}
+rule "one" {
+  when = job.comment == "a b"
+  grant {}
+}`)
+	for comment, want := range map[string]string{"a b": "one", "a  b": "two"} {
+		if verdict := law.Decide(policy.Request{Comment: comment}); verdict.Rule != want {
+			t.Errorf("%q: rule %q, want %q", comment, verdict.Rule, want)
+		}
+	}
+}

@@ -1,0 +1,293 @@
+package policyfile
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// author writes expressions at random: of the right kinds mostly, so that many of them load.
+type author struct {
+	*rand.Rand
+	depth int
+	loop  bool
+}
+
+func (a *author) pick(words ...string) string { return words[a.IntN(len(words))] }
+
+func (a *author) deeper() bool { return a.depth < 4 && a.IntN(3) > 0 }
+
+// of writes an expression of a kind.
+func (a *author) of(k kind) string {
+	a.depth++
+	defer func() { a.depth-- }()
+	if a.IntN(60) == 0 { // now and then a wrong one
+		k = []kind{number, text, truth, list}[a.IntN(4)]
+	}
+	if a.IntN(8) == 0 && k != list {
+		return fmt.Sprintf("(%s ? %s : %s)", a.of(truth), a.of(k), a.of(k))
+	}
+	if a.IntN(8) == 0 {
+		if a.IntN(8) == 0 {
+			return fmt.Sprintf("try(%s, %s)", a.risky(k), a.risky(k))
+		}
+		return fmt.Sprintf("try(%s, %s)", a.risky(k), a.of(k))
+	}
+	switch k {
+	case number:
+		return a.number()
+	case text:
+		return a.text()
+	case truth:
+		return a.truth()
+	}
+	return a.list()
+}
+
+// risky is what may fail.
+func (a *author) risky(k kind) string {
+	switch k {
+	case number:
+		return a.pick("job.gpus[0]", "job.gpus[job.restart]", "[1, 2][job.ntasks]", "local.limit[job.account]", "[for g in job.gpus : g if g > 3][0]", "local.positions[1]")
+	case text:
+		return a.pick(`regex("[a-z]+", job.comment)`, "job.requested[1]", `regex("^$", job.user)`, "node.features[job.uid]")
+	}
+	return a.of(k)
+}
+
+func (a *author) number() string {
+	if !a.deeper() {
+		words := []string{"0", "1", "2", "48", "100", "0.1", "1e15", "0.5", "job.id", "job.uid", "job.ntasks", "job.restart", "gpu.memory", "node.gpus", "local.five", "local.big", "-3"}
+		if a.loop {
+			words = append(words, "x", "i")
+		}
+		return a.pick(words...)
+	}
+	switch a.IntN(7) {
+	case 0:
+		return fmt.Sprintf("(%s %s %s)", a.of(number), a.pick("+", "-", "*", "/", "%"), a.of(number))
+	case 1:
+		return fmt.Sprintf("(%s %s max(1, %s))", a.of(number), a.pick("/", "%"), a.of(number))
+	case 2:
+		return fmt.Sprintf("%s(%s)", a.pick("floor", "ceil", "-"), a.of(number))
+	case 3:
+		return fmt.Sprintf("%s(%s, %s)", a.pick("min", "max"), a.of(number), a.of(number))
+	case 4:
+		return fmt.Sprintf("length(%s)", a.of([]kind{list, text}[a.IntN(2)]))
+	case 5:
+		return fmt.Sprintf("lookup(local.limit, %s, %s)", a.of(text), a.of(number))
+	}
+	return fmt.Sprintf("min(48, max(1, %s))", a.of(number))
+}
+
+func (a *author) text() string {
+	if !a.deeper() {
+		return a.pick(`""`, `"even"`, `"none"`, `"job"`, `"10s"`, "job.user", "job.comment", "job.extra", "gpu.model", "node.driver", "local.name", `"ä\n"`)
+	}
+	switch a.IntN(4) {
+	case 0:
+		return fmt.Sprintf("%s(%s)", a.pick("lower", "upper"), a.of(text))
+	case 1:
+		return fmt.Sprintf(`"%s${%s}"`, a.pick("", "x", "µ"), a.of([]kind{text, number, truth}[a.IntN(3)]))
+	case 2:
+		return fmt.Sprintf("coalesce(%s, %s)", a.of(text), a.of(text))
+	}
+	return fmt.Sprintf(`join(",", %s)`, a.pick("job.requested", `["a", "b"]`, fmt.Sprintf("[%s, %s]", a.of(text), a.of(text))))
+}
+
+func (a *author) truth() string {
+	if !a.deeper() {
+		return a.pick("true", "false", "gpu.mig", "local.large", "can(job.gpus[3])", `can(regex("x", job.extra))`)
+	}
+	switch a.IntN(6) {
+	case 0:
+		return fmt.Sprintf("(%s %s %s)", a.of(truth), a.pick("&&", "||"), a.of(truth))
+	case 1:
+		return "!" + a.of(truth)
+	case 2:
+		return fmt.Sprintf("(%s %s %s)", a.of(number), a.pick("<", ">", "<=", ">=", "==", "!="), a.of(number))
+	case 3:
+		return fmt.Sprintf("%s(%s, %s)", a.pick("startswith", "endswith", "strcontains"), a.of(text), a.of(text))
+	case 4:
+		return fmt.Sprintf("contains(%s, %s)", a.of(list), a.of(number))
+	}
+	return fmt.Sprintf("(%s == %s)", a.of(text), a.of(text))
+}
+
+func (a *author) list() string {
+	if a.loop || a.IntN(2) == 0 {
+		return a.pick("job.gpus", "[]", "[1, 2, 3]", fmt.Sprintf("[%s, %s]", a.of(number), a.of(number)), "local.positions")
+	}
+	from := a.of(list)
+	a.loop = true
+	defer func() { a.loop = false }()
+	condition := ""
+	if a.IntN(2) == 0 {
+		condition = " if " + a.of(truth)
+	}
+	return fmt.Sprintf("[for i, x in %s : %s%s]", from, a.of(number), condition)
+}
+
+func (a *author) policy() string {
+	attributes := ""
+	for name, k := range map[string]kind{
+		"overlap": number, "ceiling": number, "max_clients": number, "memory_overlap": number,
+		"share": text, "scope": text, "memory": text, "drain_grace": text, "priority": text,
+	} {
+		if a.IntN(4) > 0 {
+			continue
+		}
+		value := a.of(k)
+		switch {
+		case name == "max_clients":
+			value = fmt.Sprintf("min(48, max(1, floor(%s)))", value)
+		case k == number && a.IntN(3) > 0:
+			value = fmt.Sprintf("min(%s, max(1, %s))", a.pick("48", "40 + 8", "3 * 16"), value)
+		case k == text:
+			words := map[string][]string{
+				"share": {"even", "none"}, "scope": {"job", "gpu"}, "memory": {"8G", "even"}, "drain_grace": {"1s", "10m"}, "priority": {"low", "normal"},
+			}[name]
+			value = fmt.Sprintf("%s ? %q : lower(%q)", a.of(truth), words[0], words[1])
+		}
+		attributes += fmt.Sprintf("    %s = %s\n", name, value)
+	}
+	return fmt.Sprintf(`version = 1
+trigger {
+  option = true
+}
+locals {
+  five      = 5
+  big       = job.ntasks * 3
+  name      = "${job.user}@${node.name}"
+  large     = length(job.gpus) > local.five || local.big > 9
+  limit     = { chem = 4, phys = job.nodes }
+  positions = [for g in job.gpus : g + 1]
+}
+rule "deny" {
+  when = %s
+  deny = "no: ${%s}"
+}
+rule "grant" {
+  when = %s
+  grant {
+%s  }
+}
+rule "all" {
+  when = true
+  grant {}
+}
+`, a.of(truth), a.of(text), a.of(truth), attributes)
+}
+
+func (a *author) request() policy.Request {
+	word := func() string {
+		if a.IntN(4) == 0 {
+			bytes := make([]byte, a.IntN(40))
+			for i := range bytes {
+				bytes[i] = byte(a.IntN(256))
+			}
+			return string(bytes)
+		}
+		return a.pick("", "even", "none", "chem", "phys", "anna", "0", "-1", "null", "true", "${job.user}", "a\u0301", strings.Repeat("x", 5000), "\x00")
+	}
+	count := func() int {
+		return []int{0, 1, 2, 47, 48, 49, -1, math.MaxInt64, math.MinInt64, a.IntN(1000)}[a.IntN(10)]
+	}
+	words := func() (all []string) {
+		for range a.IntN(4) {
+			all = append(all, word())
+		}
+		return all
+	}
+	r := policy.Request{
+		JobID: a.Uint32(), User: word(), UID: a.Uint32N(3), GID: a.Uint32(), Groups: words(), Account: word(), Partition: word(),
+		QOS: word(), Reservation: word(), Comment: word(), Extra: word(), Requested: words(), HasOption: true,
+		NTasks: count(), Nodes: count(), Array: a.Uint32N(2), Restart: count(), Node: word(), Features: words(), NodeGPUs: count(),
+		Driver: word(), GPU: policy.GPUFacts{Model: word(), SMs: count(), MemoryMiB: count(), MIG: a.IntN(2) == 0},
+	}
+	for range a.IntN(5) {
+		r.GPUs = append(r.GPUs, count())
+	}
+	return r
+}
+
+// A policy that loads can be decided for every job, and what it grants is in range.
+func TestWhatLoadsNeverFails(t *testing.T) {
+	seed := uint64(1)
+	if given, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
+		seed = given
+	}
+	a := &author{Rand: rand.New(rand.NewPCG(seed, 2))}
+	var laws []*Law
+	var sources []string
+	take := func(source string) {
+		if law, err := Parse([]byte(source), "p"); err == nil {
+			laws, sources = append(laws, law), append(sources, source)
+		}
+	}
+	paths, err := filepath.Glob("testdata/good-*.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(paths, "../../site/etc/policy.hcl") {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source, _, _ := strings.Cut(string(content), "=== ")
+		take(source)
+	}
+	const tried = 500
+	for range tried {
+		take(a.policy())
+	}
+	if len(laws) < tried/4 {
+		t.Fatalf("only %d of %d policies load: the test sees little", len(laws), tried)
+	}
+	t.Logf("%d of %d policies load", len(laws), tried)
+	granted, denied := 0, 0
+	for i, law := range laws {
+		for range 12 {
+			r := a.request()
+			verdict := law.Decide(r)
+			if strings.Contains(verdict.Denied, "cannot decide") {
+				t.Fatalf("%s\nof %+v in\n%s", verdict.Denied, r, sources[i])
+			}
+			if verdict.Granted() {
+				granted++
+				holdsRange(t, verdict.Grant, sources[i])
+			} else if verdict.Denied != "" {
+				denied++
+			}
+			explained := law.Explain(r)
+			if len(explained.Rules) > 0 && explained.Verdict.Rule != "" && explained.Rules[len(explained.Rules)-1].Rule != verdict.Rule {
+				t.Fatalf("explained by %q, decided by %q in\n%s", explained.Rules[len(explained.Rules)-1].Rule, verdict.Rule, sources[i])
+			}
+		}
+	}
+	if granted < 100 || denied < 100 {
+		t.Errorf("%d granted, %d denied: the test sees little", granted, denied)
+	}
+}
+
+// holdsRange knows the ranges by heart.
+func holdsRange(t *testing.T, g policy.Grant, source string) {
+	t.Helper()
+	ok := slices.Contains([]policy.Scope{"job", "gpu"}, g.Scope) && slices.Contains([]policy.Compute{"exclusive_process", "unchanged"}, g.Compute) &&
+		slices.Contains([]policy.Sharing{"even", "none"}, g.Share) && slices.Contains([]policy.OnFailure{"drain", "run_without"}, g.OnFailure) &&
+		slices.Contains([]policy.KeepLogs{"never", "on_failure", "always"}, g.KeepLogs) &&
+		g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 && g.MemoryOverlap <= 48 &&
+		g.MaxClients >= 1 && g.MaxClients <= 48 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
+	if !ok {
+		t.Fatalf("out of range: %+v in\n%s", g, source)
+	}
+}

@@ -1,0 +1,15 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    memory = "8"
+  }
+}
+=== wrong
+Error: Unknown value
+
+  on policy.hcl line 5, column 14, in rule "r":
+   5:     memory = "8"
+                   ^^^
+
+  cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M

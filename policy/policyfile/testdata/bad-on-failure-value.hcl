@@ -1,0 +1,15 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    on_failure = "retry"
+  }
+}
+=== wrong
+Error: Unknown value "retry"
+
+  on policy.hcl line 5, column 18, in rule "r":
+   5:     on_failure = "retry"
+                       ^^^^^^^
+
+  on_failure is one of ["drain" "run_without"]

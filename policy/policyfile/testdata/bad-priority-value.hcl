@@ -1,0 +1,15 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    priority = "high"
+  }
+}
+=== wrong
+Error: Unknown value "high"
+
+  on policy.hcl line 5, column 16, in rule "r":
+   5:     priority = "high"
+                     ^^^^^^
+
+  priority is one of ["normal" "low"]

@@ -1,0 +1,15 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    scope = "node"
+  }
+}
+=== wrong
+Error: Unknown value "node"
+
+  on policy.hcl line 5, column 13, in rule "r":
+   5:     scope = "node"
+                  ^^^^^^
+
+  scope is one of ["job" "gpu"]

@@ -1,0 +1,15 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    share = job.uid > 5 ? "even" : "odd"
+  }
+}
+=== wrong
+Error: Unknown value "odd"
+
+  on policy.hcl line 5, column 13, in rule "r":
+   5:     share = job.uid > 5 ? "even" : "odd"
+                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+
+  share is one of ["even" "none"]

@@ -1,0 +1,32 @@
+version = 1
+rule "r" {
+  when = jbo.user == ""
+  grant {
+    overlap = 99
+    share   = "odd"
+  }
+}
+=== wrong
+Error: Unknown variable
+
+  on policy.hcl line 3, column 10, in rule "r":
+   3:   when = jbo.user == ""
+               ^^^
+
+  There is no variable named "jbo". Did you mean "job"?
+
+Error: Out of range
+
+  on policy.hcl line 5, column 15, in rule "r":
+   5:     overlap = 99
+                    ^^
+
+  overlap is 1 to 48, not 99
+
+Error: Unknown value "odd"
+
+  on policy.hcl line 6, column 15, in rule "r":
+   6:     share   = "odd"
+                    ^^^^^
+
+  share is one of ["even" "none"]

@@ -1,0 +1,3 @@
+version = 1
+=== job {"HasOption": true, "Requested": ["mps"]}
+not asked

@@ -1,0 +1,14 @@
+version = 1
+trigger {
+  option = true
+}
+rule "r" {
+  when = true
+  grant {}
+}
+=== job {"HasOption": true}
+rule "r": granted
+=== job {"HasOption": true, "Option": "nonsense"}
+rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs
+=== job {"Comment": "mps"}
+not asked

@@ -1,0 +1,49 @@
+package slurm
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestReadFeatures(t *testing.T) {
+	dir := t.TempDir()
+	more := filepath.Join(dir, "nodes.conf")
+	for name, content := range map[string]string{
+		"slurm.conf": `ClusterName=lab
+NodeName=DEFAULT Features=slow CPUs=4
+NodeName=n[1-2] Gres=gpu:4
+NodeName=n3 feature=mps,fast Features=other
+NodeName=n4 Features=a,,b \
+  CPUs=8
+NodeName=DEFAULT Features=late
+include nodes.conf
+NodeName=n7 Features="x,y"
+`,
+		"nodes.conf": "NodeName=n5\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "slurm.conf")
+	for node, want := range map[string][]string{
+		"n1": {"slow"}, "n2": {"slow"}, "n3": {"mps", "fast"}, "n4": {"a", "b"}, "n5": {"late"}, "n7": {"x", "y"},
+	} {
+		if got, err := ReadFeatures(path, node); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v, want %q", node, got, err, want)
+		}
+	}
+	if _, err := ReadFeatures(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(message(err), "cannot read features of node n9 in "+path) {
+		t.Errorf("a node that is not there: %v", err)
+	}
+	if err := os.WriteFile(more, []byte("NodeName=n[5 Features=x\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFeatures(path, "n7"); err == nil || !strings.Contains(err.Error(), more+":1") {
+		t.Errorf("a line that cannot be read: %v", err)
+	}
+}
