@@ -12,4 +12,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/status"
 )
 
-func main() { os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command)) }
+func main() {
+	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command))
+}

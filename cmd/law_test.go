@@ -1,0 +1,211 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+const teaching = `version = 1
+
+trigger {
+  constraint = "mps"
+  option     = true
+}
+
+rule "teaching" {
+  when = job.partition == "edu" && length(job.gpus) > 1
+  deny = "MPS on the edu partition is for one GPU at a time"
+}
+
+rule "chemistry" {
+  when  = startswith(job.account, "chem")
+  allow = ["share", "ceiling"]
+  grant {
+    scope   = "gpu"
+    overlap = 3
+  }
+}
+
+rule "all" {
+  when = true
+  grant {}
+}
+`
+
+// explained is the JSON of explain, as somebody reads it who has the documentation.
+type explained struct {
+	Asked   bool `json:"asked"`
+	Verdict struct {
+		Rule   string
+		Denied string
+	} `json:"verdict"`
+	Grant []struct{ Name, Value string } `json:"grant"`
+	Rules []struct {
+		Rule  string `json:"rule"`
+		Holds bool   `json:"holds"`
+	} `json:"rules"`
+	Decided string `json:"decided"`
+	Ranks   []struct {
+		Rank, GPU, SMs int
+	} `json:"ranks"`
+}
+
+func (p play) explained(args ...string) explained {
+	p.t.Helper()
+	result := p.ctl(append([]string{"policy", "explain", "--json"}, args...)...)
+	var x explained
+	if err := json.Unmarshal([]byte(result.Output), &x); err != nil || result.Code != 0 {
+		p.t.Fatalf("code %d, %v: %s", result.Code, err, result.Output)
+	}
+	return x
+}
+
+// What explain says of a described job is what the prolog decides of a real one: its rule, or the reason of its denial.
+func TestExplainAgreesWithTheProlog(t *testing.T) {
+	p := newPlay(t, teaching, node.H200, node.H200)
+	for i, c := range []struct {
+		gpus                         string
+		partition, account, mps      string
+		rule, denied, scope, overlap string
+	}{
+		{"0,1", "edu", "", "", "teaching", "MPS on the edu partition is for one GPU at a time", "", ""},
+		{"0", "edu", "", "", "all", "", "job", "2"},
+		{"0,1", "gpu", "chem-a", "", "chemistry", "", "gpu", "3"},
+		{"1", "gpu", "chem-a", "share=even,ceiling=50", "chemistry", "", "gpu", "1"},
+		{"1", "gpu", "chem-a", "scope=job", "chemistry", "cannot take scope=job: this site's policy lets this job set share, ceiling alone", "", ""},
+		{"0,1", "gpu", "bio", "", "all", "", "job", "2"},
+	} {
+		job := p.job(uint32(20+i), c.gpus)
+		job.Extra = append(job.Extra, "SLURM_JOB_PARTITION="+c.partition, "SLURM_JOB_ACCOUNT="+c.account)
+		args := []string{"--partition", c.partition, "--account", c.account, "--constraint", "mps", "--gpus", fmt.Sprint(strings.Count(c.gpus, ",") + 1)}
+		if c.mps != "" {
+			job.Extra = append(job.Extra, "SPANK_MPS="+c.mps)
+			args = append(args, "--mps="+c.mps)
+		}
+		p.must(0, job, "prolog")
+		x, ticket := p.explained(args...), p.ticket(job.ID)
+		if x.Verdict.Rule != c.rule || !strings.Contains(x.Verdict.Denied, c.denied) || (c.denied == "") != (x.Verdict.Denied == "") {
+			t.Errorf("%d: explained as %+v, want rule %q, denied %q", i, x.Verdict, c.rule, c.denied)
+		}
+		if ticket.Rule != x.Verdict.Rule || ticket.Refused != x.Verdict.Denied {
+			t.Errorf("%d: the prolog says rule %q, refused %q; explain says %+v", i, ticket.Rule, ticket.Refused, x.Verdict)
+		}
+		for _, setting := range x.Grant {
+			if want := map[string]string{"scope": c.scope, "overlap": c.overlap}[setting.Name]; want != "" && setting.Value != want {
+				t.Errorf("%d: %s is %s, want %s", i, setting.Name, setting.Value, want)
+			}
+		}
+		p.must(0, job, "epilog")
+	}
+	p.clean()
+}
+
+// A job of this node is explained as its prolog saw it; a policy that has changed since is told.
+func TestExplainAJobOfTheNode(t *testing.T) {
+	p := newPlay(t, teaching, node.H200)
+	job := p.job(7, "0")
+	job.Extra = append(job.Extra, "SLURM_JOB_ACCOUNT=chem-a")
+	p.must(0, job, "prolog")
+	if x := p.explained("--job", "7"); x.Verdict.Rule != "chemistry" || x.Decided != "chemistry" || len(x.Rules) != 2 || x.Rules[0].Holds {
+		t.Errorf("%+v", x)
+	}
+	p.write(p.Paths().Policy(), strings.Replace(teaching, `"chem"`, `"physics"`, 1))
+	result := p.ctl("policy", "explain", "--job", "7")
+	want := `! its prolog decided by rule "chemistry": the policy has changed since.`
+	if result.Code != 0 || !strings.Contains(result.Output, want) || !strings.Contains(result.Output, `startswith(job.account, "physics")`) || !strings.Contains(result.Output, `job.account = "chem-a"`) {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	p.must(0, job, "epilog")
+	result = p.ctl("policy", "explain", "--job", "7")
+	if want := "mpsctl: cannot explain job 7: it has no MPS on this node: describe it with flags\n"; result.Code != 1 || result.Output != want {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	p.clean()
+}
+
+// The seats are those of mpsctl plan for the same words.
+func TestExplainPrintsTheSeats(t *testing.T) {
+	p := newPlay(t, teaching, node.H200)
+	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
+	var planned struct {
+		Ranks []struct{ Rank, GPU, SMs int }
+	}
+	result := p.ctl("plan", "--json", "--gpu", "H200", "--gpus", "2", "--ranks", "7", "--share", "overlap:2")
+	if err := json.Unmarshal([]byte(result.Output), &planned); err != nil || len(x.Ranks) != 7 || fmt.Sprint(x.Ranks) != fmt.Sprint(planned.Ranks) {
+		t.Errorf("%v: explain %+v, plan %+v", err, x.Ranks, planned.Ranks)
+	}
+}
+
+func TestPolicyCheckFormatAndTest(t *testing.T) {
+	p := newPlay(t, teaching, node.H200)
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		p.write(path, content)
+		return path
+	}
+	good := write("policy.hcl", teaching)
+	bad := write("bad.hcl", "version = 1\nrule \"x\" {\n  when = job.gpu == 1\n  grant { scope = \"nod\" }\n}\n")
+	ugly := write("ugly.hcl", "version=1\nrule \"x\" {\nwhen=true\ngrant {}\n}\n")
+	cases := write("policy_test.hcl", `version = 1
+case "a student with two GPUs" {
+  job {
+    partition = "edu"
+    requested = ["mps"]
+    gpus      = [0, 1]
+  }
+  expect {
+    rule   = "teaching"
+    denied = "one GPU at a time"
+  }
+}
+`)
+	failing := write("failing_test.hcl", `version = 1
+case "wrong" {
+  job {
+    requested = ["mps"]
+  }
+  expect {
+    rule = "chemistry"
+  }
+}
+`)
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"check"}, 0, "can be used: 3 rules\n"},
+		{[]string{"check", good}, 0, good + " can be used: 3 rules\n"},
+		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
+		{[]string{"check", bad}, 1, `scope is one of ["job" "gpu"]`},
+		{[]string{"check", "--json", bad}, 1, `{"ok":false,"complaints":[{"file":"` + bad + `","line":3,"column":13`},
+		{[]string{"check", dir + "/none.hcl"}, 1, "mpsctl: cannot read " + dir + "/none.hcl: no such file or directory\n"},
+		{[]string{"fmt", ugly}, 0, "version = 1\nrule \"x\" {\n  when = true\n  grant {}\n}\n"},
+		{[]string{"fmt", "--check", good, ugly}, 1, ugly + "\n"},
+		{[]string{"fmt", "--write", ugly}, 0, ""},
+		{[]string{"fmt", "--check", good, ugly}, 0, ""},
+		{[]string{"fmt"}, 2, "mpsctl: cannot format: no file is given: see mpsctl policy fmt --help\n"},
+		{[]string{"test", cases}, 0, "1 case passed, 0 failed\n"},
+		{[]string{"test", failing}, 1, "FAIL " + failing + ":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
+		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
+		{[]string{"test"}, 2, "mpsctl: cannot test: no file of cases is given: see mpsctl policy test --help\n"},
+		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain a job with 99 GPUs: give --gpus 0 to 64\n"},
+		{nil, 2, "mpsctl: cannot run: no command is given: see mpsctl policy --help\n"},
+		{[]string{"judge"}, 2, "mpsctl: cannot run \"judge\": there is no such command: see mpsctl policy --help\n"},
+	} {
+		result := p.ctl(append([]string{"policy"}, c.args...)...)
+		if result.Code != c.code || !strings.Contains(result.Output, c.want) || c.want == "" && result.Output != "" {
+			t.Errorf("%q: code %d, want %d\n got  %s\n want %s", c.args, result.Code, c.code, result.Output, c.want)
+		}
+	}
+	if info, err := os.Stat(ugly); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("what fmt wrote: %v, %v", info.Mode(), err)
+	}
+}
