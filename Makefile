@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build setup demo test check bench fuzz gpu-pack gpu-test clean
+.PHONY: all build spank setup demo test test-slurm check bench fuzz slurm-bundle gpu-pack gpu-test clean
 
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -19,6 +19,12 @@ build:
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
 
+# The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
+SLURM_INCLUDE ?= /usr/include
+spank:
+	@mkdir -p $(BUILT)/lib
+	site/spank/build.sh $(SLURM_INCLUDE) $(BUILT)/lib/slurm_mps.so
+
 setup:
 	@site/lab/install.sh
 
@@ -27,6 +33,13 @@ demo: setup
 
 test: setup
 	REQUIRE_LAB=1 go test -timeout 12m ./...
+
+# The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.
+slurm-bundle: $(BUILT)/slurm-trixie
+$(BUILT)/slurm-trixie: | setup
+	site/lab/bundle.sh $@ trixie
+test-slurm: slurm-bundle
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -timeout 12m ./cmd ./site/lab ./site/slurm
 
 check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }

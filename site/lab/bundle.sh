@@ -2,6 +2,11 @@
 # bundle.sh OUTPUT.tar.xz: packs the installed Slurm, munge, Open MPI, MPICH and PMIx into a relocatable tree, slurm-lab/,
 # for a machine of the same architecture that has none of them and whose glibc is not older than this one's. The lab
 # takes the unpacked tree as Options.Bundle. The same packages give the same bytes.
+#
+# bundle.sh FOLDER SUITE: makes such a tree of Slurm, munge and PMIx from another release of Debian ("trixie"), so that
+# a lab has a second Slurm beside the installed one. It has that release's glibc too, and each program names its loader
+# by its path, so the tree works in this FOLDER only. The MPIs stay the machine's own. The headers that the SPANK plugin
+# is built with are in FOLDER/include/slurm.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -11,21 +16,29 @@ fail() {
     exit 1
 }
 
-[ $# = 1 ] || fail "usage: bundle.sh OUTPUT.tar.xz"
+case $# in
+1 | 2) ;;
+*) fail "usage: bundle.sh OUTPUT.tar.xz, or bundle.sh FOLDER SUITE" ;;
+esac
 output=$(realpath -m "$1")
+suite=${2:-}
+[[ $suite =~ ^[a-z]*$ ]] || fail "cannot make a bundle: $suite is no release of Debian; say trixie"
 for tool in patchelf strip xz ldd tar; do
     command -v "$tool" >/dev/null || fail "cannot make a bundle: there is no $tool; site/lab/install.sh installs what is needed"
 done
-for program in /usr/sbin/{munged,slurmctld,slurmd} /usr/bin/{mpirun.openmpi,mpiexec.hydra}; do
-    [ -x "$program" ] || fail "cannot make a bundle: there is no $program; site/lab/install.sh installs what is needed"
-done
-
 libs=/usr/lib/$(gcc -print-multiarch)
-[ -d "$libs/openmpi/lib/openmpi3" ] ||
-    fail "cannot make a bundle: $libs/openmpi/lib/openmpi3 is not there; it wants Open MPI 4, as Debian 12 and Ubuntu 24.04 have it"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/slurm-lab
+from='' # where the packages are unpacked: in the machine itself
+
+installed() {
+    for program in /usr/sbin/{munged,slurmctld,slurmd} /usr/bin/{mpirun.openmpi,mpiexec.hydra}; do
+        [ -x "$program" ] || fail "cannot make a bundle: there is no $program; site/lab/install.sh installs what is needed"
+    done
+    [ -d "$libs/openmpi/lib/openmpi3" ] ||
+        fail "cannot make a bundle: $libs/openmpi/lib/openmpi3 is not there; it wants Open MPI 4, as Debian 12 and Ubuntu 24.04 have it"
+}
 
 # Slurm's plugins that need nothing but Slurm, munge and PMIx. The others drag in databases, Lua and hardware libraries.
 plugins='accounting_storage_none acct_gather_.*_none auth_munge auth_none burst_buffer_none cgroup_ cli_filter_none
@@ -45,11 +58,19 @@ copy() { # files… folder
     cp --dereference --no-preserve=mode,ownership,timestamps "$@"
 }
 
+# A package's maintainer script, which did not run for an unpacked one, gives slurmd-wlm its plain name.
+daemon() {
+    if [ -e "$from/usr/sbin/$1" ]; then echo "$from/usr/sbin/$1"; else echo "$from/usr/sbin/$1-wlm"; fi
+}
+
 slurm() {
-    local dir pattern
-    dir=$(dirname "$(dpkg-query --listfiles slurm-wlm-basic-plugins | grep '/auth_munge\.so$')")
-    copy /usr/sbin/{slurmd,slurmctld,slurmstepd,munged} "$tree/sbin"
-    copy /usr/bin/{srun,sbatch,salloc,squeue,sinfo,scontrol,scancel,sattach,sbcast,munge,unmunge} "$tree/bin"
+    local dir pattern name
+    dir=$(dirname "$(find "$from$libs" -name auth_munge.so -print -quit)")
+    copy "$from/usr/sbin/munged" "$tree/sbin"
+    for name in slurmd slurmctld slurmstepd; do
+        cp --dereference --no-preserve=mode,ownership,timestamps "$(daemon $name)" "$tree/sbin/$name"
+    done
+    copy "$from"/usr/bin/{srun,sbatch,salloc,squeue,sinfo,scontrol,scancel,sattach,sbcast,munge,unmunge} "$tree/bin"
     copy "$dir"/libslurm*.so "$tree/lib"
     pattern="^($(echo $plugins | tr ' ' '|')).*\.so$"
     for plugin in "$dir"/*.so; do
@@ -85,7 +106,7 @@ mpich() {
 
 pmix() {
     mkdir -p "$tree/pmix2"
-    cp --recursive --preserve=links "$libs"/pmix2/{lib,share} "$tree/pmix2/"
+    cp --recursive --preserve=links "$from$libs"/pmix2/{lib,share} "$tree/pmix2/"
     find "$tree/pmix2" \( -name '*.a' -o -name '*.la' \) -delete
 }
 
@@ -101,19 +122,72 @@ relocate_pmix_plugin() {
     done
 }
 
+# Unpacks Slurm and all that it needs from another release, below $from. apt is given a machine on which nothing is
+# installed, so that it wants the C library too; it looks at nothing of this machine's own but the keys.
+unpack() {
+    local apt=$work/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg what deb
+    [ -r "$keys" ] || fail "cannot unpack $suite: there is no $keys; install debian-archive-keyring"
+    from=$work/from
+    mkdir -p "$apt"/{etc,state/lists/partial,cache/archives/partial} "$from"
+    : >"$apt/status"
+    echo "deb [signed-by=$keys] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main" >"$apt/etc/sources.list"
+    cat >"$apt/conf" <<END
+Dir "$apt/";
+Dir::Etc "$apt/etc/";
+Dir::State "$apt/state/";
+Dir::State::status "$apt/status";
+Dir::Cache "$apt/cache/";
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+pkgCacheGen::Essential "none";
+END
+    for what in update '--download-only install slurm-wlm munge libslurm-dev libpmix-dev'; do
+        # shellcheck disable=SC2086 # the list is split on purpose
+        APT_CONFIG=$apt/conf apt-get -q -y $what >"$apt/log" 2>&1 </dev/null || {
+            tail -n 20 "$apt/log" >&2
+            fail "cannot unpack $suite: 'apt-get $what' failed, its last lines are above"
+        }
+    done
+    for deb in "$apt"/cache/archives/*.deb; do dpkg-deb --extract "$deb" "$from"; done
+}
+
+headers() {
+    copy "$from"/usr/include/slurm/*.h "$tree/include/slurm"
+}
+
+# The loader and C library of the release, which find one another by place. libgcc_s is opened when a thread is cancelled.
+glibc() {
+    local lib
+    interpreter=$(basename "$(patchelf --print-interpreter "$from/usr/sbin/munged")")
+    for lib in "$interpreter" libc.so.6 libm.so.6 libresolv.so.2 libgcc_s.so.1; do
+        copy "$from$libs/$lib" "$tree/lib"
+    done
+}
+
 elf_files() {
     find "$tree" -type f | sort | while read -r file; do
         if [ "$(head -c4 "$file" | tail -c3)" = ELF ]; then echo "$file"; fi
     done
 }
 
-# Copies the libraries that the tree needs, and those that they need, and so on. ldd lists them all at once, but as this
-# machine finds them.
+# Says which libraries a file needs, as this machine finds them or, from another release, as its loader does there.
+needs() {
+    if [ -z "$from" ]; then
+        ldd "$1"
+    else
+        "$from$libs/$interpreter" --inhibit-cache --library-path "$from$libs:$from$libs/slurm-wlm" --list "$1"
+    fi 2>/dev/null || true
+}
+
+# Copies the libraries that the tree needs, and those that they need, and so on: they are listed all at once.
 close_over() {
-    elf_files | while read -r file; do ldd "$file" 2>/dev/null || true; done |
-        awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u | while read -r name path; do
-        [[ $name =~ ^$host_libs ]] && continue
-        [ -n "$(find "$tree" -name "$name" -print -quit)" ] || cp --dereference "$path" "$tree/lib/$name"
+    elf_files | while read -r file; do needs "$file"; done |
+        awk '$1 !~ /^\// && $2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u | while read -r name path; do
+        [[ -z $from && $name =~ ^$host_libs ]] && continue
+        [ -n "$(find "$tree" -name "$name" -print -quit)" ] && continue
+        [[ $path == "$from"/* ]] || fail "cannot make a bundle: $suite lacks $name, and this machine's own was found"
+        cp --dereference "$path" "$tree/lib/$name"
     done
 }
 
@@ -121,6 +195,7 @@ close_over() {
 relocate() {
     local dir rpath sub
     elf_files | while read -r file; do
+        case $(basename "$file") in ld-linux* | libc.so.6) continue ;; esac # patched, they would not run
         dir=$(dirname "$file")
         rpath=''
         for sub in lib pmix2/lib mpilib; do
@@ -131,21 +206,60 @@ relocate() {
     done
 }
 
-pack() {
+# Makes every program start with the tree's own loader, in the folder where it will be.
+own_loader() {
+    local file
+    for file in "$tree"/{bin,sbin}/*; do
+        patchelf --set-interpreter "$output/lib/$interpreter" "$file"
+    done
+}
+
+modes() {
     find "$tree" -type d -exec chmod 755 {} +
     find "$tree" -type f -exec chmod 644 {} +
-    chmod 755 "$tree"/{bin,sbin,ompi/bin,mpich/bin}/*
+    find "$tree" -type f \( -path '*/bin/*' -o -path '*/sbin/*' -o -name 'ld-linux*' \) -exec chmod 755 {} +
+}
+
+pack() {
     tar --create --directory="$work" --sort=name --format=gnu --mtime=@0 --owner=0 --group=0 --numeric-owner slurm-lab |
         xz -9 --threads=1 >"$output.part"
     mv "$output.part" "$output"
 }
 
+# The folder is whole or absent, and nothing of a former one stays.
+place() {
+    rm -rf "$output" "$output.part"
+    mkdir -p "$(dirname "$output")"
+    cp --recursive "$tree" "$output.part"
+    mv "$output.part" "$output"
+}
+
+of_this_machine() {
+    installed
+    slurm
+    openmpi
+    mpich
+    pmix
+    relocate_pmix_plugin
+    close_over
+    relocate
+    modes
+    pack
+}
+
+of_a_release() {
+    unpack
+    slurm
+    pmix
+    headers
+    glibc
+    relocate_pmix_plugin
+    close_over
+    relocate
+    own_loader
+    modes
+    place
+}
+
 mkdir -p "$tree"
-slurm
-openmpi
-mpich
-pmix
-relocate_pmix_plugin
-close_over
-relocate
-pack
+if [ -z "$suite" ]; then of_this_machine; else of_a_release; fi

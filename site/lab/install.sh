@@ -4,7 +4,7 @@
 # daemons of its own, and this machine must not become a Slurm node by the way.
 set -eu
 
-packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev gcc libc6-dev make xz-utils patchelf'
+packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev libslurm-dev gcc libc6-dev make xz-utils patchelf'
 policy=/usr/sbin/policy-rc.d # asked by every package's maintainer script before it starts a service
 kept=$policy.kept-by-slurm-mps-lab
 log=''

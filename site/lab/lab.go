@@ -37,7 +37,7 @@ type Options struct {
 	Gres             string   // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
 	GresConf         string   // whole text of gres.conf; "" means a line for each device
 	Extra            []string // more lines of slurm.conf; where a name comes twice, the last one counts
-	Bundle           string   // root of a relocated Slurm, as bundle.sh makes it; "" means the Debian packages
+	Bundle           string   // root of a Slurm that bundle.sh made; "" means the Debian packages
 }
 
 // startLimit bounds Start where the caller's context has no deadline; a cluster is normally up in half a second.
@@ -158,17 +158,20 @@ func (o Options) check() error {
 	case o.GPUs < 0 || o.CPUs < 0:
 		return errors.New("GPUs and CPUs cannot be negative")
 	}
-	return errors.Join(checkReachable(o.Dir),
+	return errors.Join(checkReachable(o.Dir), checkReachable(o.Bundle),
 		checkHook("Prolog", o.Prolog), checkHook("Epilog", o.Epilog), checkHook("TaskProlog", o.TaskProlog))
 }
 
-// checkReachable refuses a Dir below a folder that an ordinary user cannot pass: the jobs' users need its devices,
-// its munge socket and its slurm.conf.
+// checkReachable refuses a Dir or a Bundle below a folder that an ordinary user cannot pass: the jobs' users need the
+// devices, the munge socket and the slurm.conf of the one, and the programs of the other.
 func checkReachable(dir string) error {
+	if dir == "" {
+		return nil
+	}
 	for parent := filepath.Dir(dir); ; parent = filepath.Dir(parent) {
 		info, err := os.Stat(parent)
 		if err == nil && info.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("jobs' users cannot reach %s: %s has mode %#o; choose a Dir below /tmp or add o+x",
+			return fmt.Errorf("jobs' users cannot reach %s: %s has mode %#o; choose a place below /tmp or add o+x",
 				dir, parent, info.Mode().Perm())
 		}
 		if parent == "/" {
@@ -200,6 +203,9 @@ func (c *Cluster) Dir() string { return c.opts.Dir }
 
 // Nodes are the names of the nodes, in order.
 func (c *Cluster) Nodes() []string { return append([]string(nil), c.names...) }
+
+// Release is Slurm's, "22.05". Releases compare as strings.
+func (c *Cluster) Release() string { return c.tree.release }
 
 // Env is what a Slurm or an MPI command needs in its environment to work with this cluster, as NAME=value. It holds
 // PATH, but nothing of the caller's environment. Open MPI 5 (Debian 13) has no variable here: its runtime refuses the

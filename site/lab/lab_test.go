@@ -61,8 +61,8 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
-// up starts a cluster and stops it at the test's end, when nothing may be left of it. Its hooks record their
-// environments where the options give them the argument vector []string{"record"}.
+// up starts a cluster, of the Slurm that SLURM_BUNDLE names where it is set, and stops it at the test's end, when nothing
+// may be left of it. Its hooks record their environments where the options give them the argument vector []string{"record"}.
 func up(t *testing.T, o Options) scene {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
@@ -72,6 +72,9 @@ func up(t *testing.T, o Options) scene {
 		t.Fatal(err)
 	}
 	o.Dir = newDir(t)
+	if o.Bundle == "" {
+		o.Bundle = os.Getenv("SLURM_BUNDLE")
+	}
 	records := filepath.Join(o.Dir, "records")
 	if err := makeDir(records, 0o777|fs.ModeSticky); err != nil {
 		t.Fatal(err)
@@ -642,7 +645,8 @@ func noMembers(t *testing.T, dir string) bool {
 	return len(found) == 0
 }
 
-// A relocated Slurm; LAB_BUNDLE is the root of an unpacked bundle, which takes a minute to make.
+// A Slurm from elsewhere; LAB_BUNDLE is the root of an unpacked bundle, or of one that has another release's Slurm and this
+// machine's MPIs. Either takes a while to make.
 func TestBundle(t *testing.T) {
 	root := os.Getenv("LAB_BUNDLE")
 	if root == "" {
@@ -650,8 +654,8 @@ func TestBundle(t *testing.T) {
 	}
 	t.Parallel()
 	s := up(t, Options{Bundle: root, SameName: true, GPUs: 2, PrologFlags: "Alloc", Prolog: record, Epilog: record})
-	for _, command := range []string{"srun --mpi=pmix printenv PMIX_RANK", "mpirun -n 2 printenv OMPI_COMM_WORLD_LOCAL_RANK",
-		"mpiexec -n 2 printenv MPI_LOCALRANKID"} {
+	for _, command := range []string{"srun --mpi=pmix printenv PMIX_RANK", "mpirun.openmpi -n 2 printenv OMPI_COMM_WORLD_LOCAL_RANK",
+		"mpiexec.hydra -n 2 printenv MPI_LOCALRANKID"} {
 		if got := strings.Fields(s.batch(t, []string{"--ntasks=2", "--gres=gpu:1"}, command)); !sameWords(got, []string{"0", "1"}) {
 			t.Errorf("%s printed %q", command, got)
 		}

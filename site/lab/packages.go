@@ -18,6 +18,7 @@ var packages = []struct{ name, file string }{
 	{"mpich", "/usr/bin/mpiexec.hydra"},
 	{"libmpich-dev", "/usr/include/*/mpich/mpi.h"},
 	{"libpmix-dev", "/usr/lib/*/pmix2/lib/libpmix.so"},
+	{"libslurm-dev", "/usr/include/slurm/spank.h"},
 	{"gcc", "/usr/bin/gcc"},
 	{"libc6-dev", "/usr/include/stdio.h"},
 	{"make", "/usr/bin/make"},

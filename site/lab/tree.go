@@ -40,6 +40,12 @@ func newTree(ctx context.Context, root string) (tree, error) {
 	return t, nil
 }
 
+// Release is the release that a cluster of this bundle would have, or of the Debian packages for "".
+func Release(ctx context.Context, bundle string) (string, error) {
+	t, err := newTree(ctx, bundle)
+	return t.release, err
+}
+
 var releaseForm = regexp.MustCompile(`^slurm\S* (\d\d\.\d\d)\.\d+`)
 
 // parseRelease takes "22.05" from what slurmd -V prints: "slurm-wlm 22.05.8" at Debian, "slurm 24.11.5" elsewhere.
@@ -68,8 +74,8 @@ func (t tree) path() string {
 // env is what programs of the tree, and MPI programs that use its libraries, need to find their own files.
 func (t tree) env() []string {
 	env := []string{"PATH=" + t.path()}
-	if t.root == "" {
-		return env
+	if _, err := os.Stat(t.root + "/ompi"); t.root == "" || err != nil {
+		return env // the MPIs are the machine's own, and another release's libraries are not for their programs
 	}
 	pmix := t.root + "/pmix2"
 	return append(env,

@@ -15,7 +15,8 @@ import (
 )
 
 // TestAgainstSlurmd holds our reading of gres.conf and slurm.conf against a real slurmd, which prints its list offline
-// with -G. It needs slurmd and root, to make device nodes; REQUIRE_LAB=1 makes their absence a failure.
+// with -G. It needs slurmd and root, to make device nodes; REQUIRE_LAB=1 makes their absence a failure, and SLURM_BUNDLE
+// names another Slurm than the installed one.
 func TestAgainstSlurmd(t *testing.T) {
 	slurmd := labSlurmd(t)
 	dev := labDevices(t, 6)
@@ -81,6 +82,9 @@ func TestAgainstSlurmd(t *testing.T) {
 
 func labSlurmd(t *testing.T) string {
 	t.Helper()
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		return filepath.Join(bundle, "sbin", "slurmd")
+	}
 	path, err := exec.LookPath("slurmd")
 	if err != nil {
 		path = "/usr/sbin/slurmd"
@@ -121,14 +125,19 @@ func labConf(t *testing.T, dir, gres, included, counted string) {
 		t.Fatal(err)
 	}
 	host, _, _ = strings.Cut(host, ".")
-	conf := strings.NewReplacer("DIR", dir, "HOST", host, "GRES", strings.ReplaceAll(counted, "#", `\#`)).Replace(`ClusterName=lab
+	plugins := ""
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		plugins = "PluginDir=" + filepath.Join(bundle, "plugins") + "\n"
+	}
+	conf := plugins + strings.NewReplacer("DIR", dir, "HOST", host, "GRES", strings.ReplaceAll(counted, "#", `\#`)).Replace(`ClusterName=lab
 SlurmctldHost=localhost
 GresTypes=gpu
 SelectType=select/cons_tres
 SlurmdSpoolDir=DIR/spool
 SlurmdLogFile=DIR/log
 SlurmdPidFile=DIR/pid
-AuthType=auth/munge
+AuthType=auth/none
+CredType=cred/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 NodeName=n[1-3] NodeHostname=HOST NodeAddr=127.0.0.1 Port=17018-17020 CPUs=1 RealMemory=1 Gres=GRES

@@ -1,0 +1,54 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// needRelease skips a test where Slurm is older.
+func needRelease(t *testing.T, least string) {
+	t.Helper()
+	if len(lab.Missing()) > 0 {
+		return // newCluster says what becomes of that
+	}
+	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if release < least {
+		t.Skipf("it takes Slurm %s and this is %s; SLURM_BUNDLE names another (make slurm-bundle)", least, release)
+	}
+}
+
+// With PrologFlags=RunInJob the prolog runs in the job's containers, and so does what it starts: Slurm ends that with the
+// job, on cgroup v2 before the epilog. The node comes back either way, and a cancelled rank has a daemon until it is gone.
+func TestRunInJob(t *testing.T) {
+	needRelease(t, "24.05")
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})
+	id := c.batch("srun -n4 "+c.wrap("info"), "-n4", "--gres=gpu:2")
+	c.ended(id)
+	if got := counts(t, c.output(id)); !slices.Equal(got, []int{132, 132, 132, 132}) {
+		t.Errorf("SMs %v\n%s\n%s", got, c.output(id), c.log())
+	}
+	id = c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
+	c.running(id)
+	daemon := c.first().ticket(uint32(id)).Daemons[0].Proc
+	if groups := read(t, fmt.Sprintf("/proc/%d/cgroup", daemon.PID)); !strings.Contains(groups, fmt.Sprintf("/job_%d", id)) {
+		t.Errorf("the daemon is not in the job's control group: %s", groups)
+	}
+	if result, err := c.Run(c.ctx, c.user, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.ended(id)
+	c.quiet()
+	if daemon.Alive() {
+		t.Error("the daemon has outlived its job")
+	}
+}

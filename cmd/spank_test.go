@@ -1,0 +1,318 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// optionPolicy knows no other way to ask than --mps, so that a job with MPS is one whose option arrived.
+const optionPolicy = `version = 1
+trigger { option = true }
+rule "mps" {
+  when  = true
+  allow = ["share", "scope"]
+  grant { overlap = 2 }
+}
+`
+
+// spanked is a cluster with the SPANK plugin, built against the cluster's own Slurm.
+type spanked struct {
+	*cluster
+	plugin string
+}
+
+func newSpanked(t *testing.T, o lab.Options) spanked {
+	o.PrologFlags = "Alloc"
+	c := newCluster(t, optionPolicy, o)
+	s := spanked{c, filepath.Join(c.dir, "slurm_mps.so")}
+	include := "/usr/include"
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		include = filepath.Join(bundle, "include")
+	}
+	if out, err := exec.Command("../site/spank/build.sh", include, s.plugin).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s.plugstack("optional")
+	return s
+}
+
+// plugstack writes plugstack.conf anew: every command and every step reads it.
+func (s spanked) plugstack(need string, arguments ...string) {
+	s.t.Helper()
+	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")
+	if err := os.WriteFile(filepath.Join(s.Dir(), "etc", "plugstack.conf"), []byte(line+"\n"), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// run runs a command as the user.
+func (s spanked) run(name string, args ...string) lab.Result {
+	s.t.Helper()
+	result, err := s.Run(s.ctx, s.user, name, args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return result
+}
+
+// script writes a batch script.
+func (s spanked) script(lines ...string) string {
+	s.t.Helper()
+	path := filepath.Join(s.dir, fmt.Sprintf("script%d", len(glob(s.dir, "script*"))))
+	if err := os.WriteFile(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n"), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+func glob(dir, pattern string) []string {
+	found, _ := filepath.Glob(filepath.Join(dir, pattern))
+	return found
+}
+
+// ticket is a command line that prints the job's ticket.
+func (s spanked) ticket() string {
+	return fmt.Sprintf("cat %s/run/slurm-mps/tickets/$SLURM_JOB_ID.json", s.first().Root)
+}
+
+// ranks is a command line that prints the job's ticket, and then runs two ranks.
+func (s spanked) ranks() string { return s.ticket() + "; srun -n2 " + s.wrap("info") }
+
+// granted reads what ranks prints: the ticket, and the SMs of the ranks.
+func granted(t *testing.T, output string) (lease.Ticket, []int) {
+	t.Helper()
+	var ticket lease.Ticket
+	begin := strings.Index(output, "{")
+	if err := json.NewDecoder(strings.NewReader(output[max(begin, 0):])).Decode(&ticket); err != nil {
+		t.Fatalf("no ticket: %v\n%s", err, output)
+	}
+	return ticket, counts(t, output)
+}
+
+// batched submits a job, waits for its end, and returns it with what it wrote. sbatch --wait would look every two seconds.
+func (s spanked) batched(args ...string) (lab.Job, string) {
+	s.t.Helper()
+	id, err := s.Submit(s.ctx, s.user, append([]string{"-o", "%j.0.out"}, args...)...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.ended(id), s.output(id)
+}
+
+func TestTheOptionMPS(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	// Of ranks that srun starts itself, the first prints the ticket.
+	step := func(args ...string) string {
+		return s.run("srun", append(args, "-Q", "--gres=gpu:1", "bash", "-c", "if [ $SLURM_PROCID = 0 ]; then "+s.ticket()+"; fi; exec "+s.wrap("info"))...).Stdout
+	}
+	allocation := func(args ...string) string {
+		return s.run("salloc", append(args, "-Q", "--gres=gpu:1", "bash", "-c", s.ranks())...).Stdout
+	}
+	batch := func(args ...string) string {
+		_, output := s.batched(append([]string{"-n2", "--gres=gpu:1"}, args...)...)
+		return output
+	}
+	script, plain := s.script("#SBATCH --mps=share=even,scope=gpu", s.ranks()), s.script(s.ranks())
+	for _, given := range []struct {
+		name  string
+		run   func(...string) string
+		args  []string
+		scope string
+		want  []int
+	}{
+		{"srun", step, []string{"-n2", "--mps"}, "job", []int{132, 132}},
+		{"salloc", allocation, []string{"-n2", "--mps=share=even"}, "job", []int{66, 66}},
+		{"sbatch", batch, []string{"--mps=scope=gpu", plain}, "gpu", []int{132, 132}},
+		{"#SBATCH", batch, []string{script}, "gpu", []int{66, 66}},
+		{"the command line over #SBATCH", batch, []string{"--mps", script}, "job", []int{132, 132}},
+	} {
+		t.Run(given.name, func(t *testing.T) {
+			output := given.run(given.args...)
+			ticket, sms := granted(t, output)
+			if ticket.Scope != given.scope || !slices.Equal(sms, given.want) {
+				t.Errorf("scope %s and SMs %v, want %s and %v:\n%s\n%s", ticket.Scope, sms, given.scope, given.want, output, s.log())
+			}
+		})
+	}
+	t.Run("more than the policy allows", func(t *testing.T) {
+		result := s.run("srun", "-Q", "--mps=keep_logs=always", "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true")
+		want := "cannot take keep_logs=always: this site's policy lets this job set share, scope alone"
+		if result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+			t.Errorf("%+v: want 125 and %q", result, want)
+		}
+	})
+	t.Run("a job from within asks by itself", func(t *testing.T) {
+		wrap := "srun " + filepath.Join(s.dir, "mpirun-wrap") + " true"
+		inner := s.script("#SBATCH --gres=gpu:1", wrap)
+		result := s.run("salloc", "-Q", "--mps", "--gres=gpu:1", "bash", "-c", strings.Join([]string{
+			"sbatch --parsable -o /dev/null " + inner,
+			"sbatch --parsable -o /dev/null --mps " + inner,
+			"env -u SLURM_JOB_ID -u SLURM_JOBID " + strings.Replace(wrap, "srun", "srun -Q --gres=gpu:1", 1) + " 2>/dev/null; echo $?",
+			"srun true; echo $?",
+		}, "\n"))
+		said := strings.Fields(result.Stdout)
+		if len(said) != 4 {
+			t.Fatalf("%+v\n%s", result, s.log())
+		}
+		for i, id := range said[:2] {
+			n, err := strconv.Atoi(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			said[i] = strconv.Itoa(s.ended(n).Exit)
+		}
+		if !slices.Equal(said, []string{"125", "0", "125", "0"}) {
+			t.Errorf("codes %q: %+v\n%s", said, result, s.log())
+		}
+	})
+	s.quiet()
+}
+
+// A mistake is told where it is made, as the policy would tell it, and nothing is submitted.
+func TestAMistakeInTheOption(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	mistakes := []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "a\nb\x1b[31m=\"%s%n", strings.Repeat("x", 5000)}
+	for i, options := range mistakes {
+		_, err := policy.ParseOptions(options)
+		if err == nil {
+			t.Fatalf("%q can be read", options)
+		}
+		command := [][]string{{"srun", "true"}, {"salloc", "true"}, {"sbatch", "--wrap=true"}}[i%3]
+		result := s.run(command[0], "--mps="+options, command[1])
+		if result.Exit == 0 || result.Stdout != "" || strings.Count(result.Stderr, command[0]+": error: "+err.Error()+"\n") != 1 {
+			t.Errorf("%s --mps=%q: %+v: want %q", command[0], options, result, err)
+		}
+	}
+	scripted := s.run("sbatch", s.script("#SBATCH --mps=keep_logs=sometimes", "true"))
+	if want := "keep_logs is \"sometimes\": want never or on_failure or always\n"; scripted.Exit == 0 || strings.Count(scripted.Stderr, want) != 1 {
+		t.Errorf("%+v: want %q", scripted, want)
+	}
+	if jobs := s.run("scontrol", "show", "jobs"); !strings.Contains(jobs.Stdout, "No jobs") {
+		t.Errorf("there are jobs: %s", jobs.Stdout)
+	}
+}
+
+// What is wrong in plugstack.conf is told to those that use the option, and to slurmd's log; no job fails of it.
+func TestPlugstackArguments(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	const form = "cannot use %s of slurm_mps in plugstack.conf: %s\n"
+	long := "wrapper=" + strings.Repeat("x", 3000)
+	cases := []struct{ argument, want string }{
+		{"zonk=%s%n", fmt.Sprintf(form, `"zonk=%s%n"`, "want auto_wrap=1, wrapper=/PATH or root=/PATH")},
+		{"auto_wrap=yes", fmt.Sprintf(form, `"auto_wrap=yes"`, "want auto_wrap=1 or auto_wrap=0")},
+		{"wrapper=bin/x", fmt.Sprintf(form, `"wrapper=bin/x"`, "want an absolute path")},
+		{"root=", fmt.Sprintf(form, `"root="`, "want an absolute path")},
+		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "want an absolute path")},
+	}
+	if s.Release() < "23.11" {
+		cases = append(cases, struct{ argument, want string }{"auto_wrap=1",
+			fmt.Sprintf(form, `"auto_wrap=1"`, "this Slurm cannot put a program before tasks: Slurm 23.11 and later can")})
+	}
+	for _, wrong := range cases {
+		s.plugstack("required", wrong.argument)
+		if result := s.run("srun", "--test-only", "true"); result.Exit != 0 || strings.Contains(result.Stderr, "error") {
+			t.Errorf("%.80s: a job without --mps: %+v", wrong.argument, result)
+		}
+		if result := s.run("srun", "--test-only", "--mps", "true"); result.Exit != 0 || strings.Count(result.Stderr, "srun: error: "+wrong.want) != 1 {
+			t.Errorf("%.80s: a job with --mps: %+v: want %q", wrong.argument, result, wrong.want)
+		}
+	}
+	if result := s.run("srun", "-Q", "true"); result.Exit != 0 || result.Stderr != "" {
+		t.Errorf("a job without --mps: %+v", result)
+	}
+	if result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true"); result.Exit != 0 {
+		t.Errorf("a job with --mps: %+v", result)
+	}
+	s.quiet() // a slurmd that stops before it was told of a job's end is told again after minutes
+	s.plugstack("required", cases[0].argument)
+	if err := s.StopNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.StartNode("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if log := read(t, filepath.Join(s.Dir(), "log", "slurmd.n1.log")); !strings.Contains(log, cases[0].want) {
+		t.Errorf("slurmd's log does not have %q", cases[0].want)
+	}
+}
+
+// On a Slurm that can, every rank of a job with MPS has the wrapper before it, and nothing else has.
+func TestAutoWrap(t *testing.T) {
+	needRelease(t, "23.11")
+	s := newSpanked(t, lab.Options{})
+	wrapper := filepath.Join(s.dir, "mpirun-wrap")
+	s.plugstack("optional", "auto_wrap=1", "wrapper="+wrapper, "root="+s.first().Root)
+	programs := filepath.Join(s.dir, "programs")
+	if err := os.WriteFile(programs, []byte("0 "+s.client()+" info\n1 "+s.client()+" info\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const report = "# rank "
+	for _, started := range []struct {
+		name, line string
+		mps        bool
+		reports    int
+	}{
+		{"srun", "srun -n2 " + s.client() + " info", true, 2},
+		{"with the wrapper already", "srun -n2 " + s.wrap("info"), true, 2},
+		{"two programs", "srun -n2 --multi-prog " + programs, true, 2},
+		{"mpirun, whose ranks are wrapped by hand", "mpirun.openmpi -np 2 " + s.wrap("info"), true, 2},
+		{"the batch script itself", "true", true, 0},
+		{"a job without MPS", "srun -n2 true", false, 0},
+	} {
+		t.Run(started.name, func(t *testing.T) {
+			args := []string{"--gres=gpu:1", "-n2", "--export=ALL,SLURM_MPS_REPORT=1,LD_LIBRARY_PATH=" + s.first().Sim.Libraries(), s.script(started.line)}
+			if started.mps {
+				args = append([]string{"--mps=share=even"}, args...)
+			}
+			job, output := s.batched(args...)
+			if job.Exit != 0 || strings.Count(output, report) != started.reports {
+				t.Errorf("%+v: want %d reports\n%s", job, started.reports, output)
+			}
+			if sms := counts(t, output); started.reports > 0 && !slices.Equal(sms, []int{66, 66}) {
+				t.Errorf("SMs %v\n%s", sms, output)
+			}
+		})
+	}
+	t.Run("a program at a terminal", func(t *testing.T) {
+		line := "export SLURM_MPS_REPORT=1; srun -Q --mps --gres=gpu:1 --pty tty; srun -Q --mps --gres=gpu:1 true"
+		result := s.run("script", "-qec", "bash -c '"+line+"'", "/dev/null")
+		if strings.Count(result.Stdout, "/dev/pts/") != 1 || strings.Count(result.Stdout, report) != 1 {
+			t.Errorf("%+v: want a terminal, and one report, which is the other step's", result)
+		}
+	})
+	t.Run("a wrapper that is not there", func(t *testing.T) {
+		s.plugstack("optional", "auto_wrap=1", "wrapper=/nowhere/mpirun-wrap", "root="+s.first().Root)
+		result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", "true")
+		want := "cannot put /nowhere/mpirun-wrap before this task, which runs as it is: No such file or directory"
+		if result.Exit != 0 || !strings.Contains(result.Stderr, want) {
+			t.Errorf("%+v: want 0 and %q", result, want)
+		}
+	})
+	s.quiet()
+}
+
+// The daemons by which mpirun reaches the other nodes are started by srun, and are no ranks.
+func TestAutoWrapLeavesLaunchersAlone(t *testing.T) {
+	needRelease(t, "23.11")
+	s := newSpanked(t, lab.Options{Nodes: 2, UTSNodes: true})
+	s.plugstack("optional", "auto_wrap=1", "wrapper="+filepath.Join(s.dir, "mpirun-wrap"), "root="+s.first().Root)
+	// Each rank prints the command lines of the processes above it.
+	ancestors := `p=$$; while [ $p -gt 1 ]; do tr '\0' ' ' </proc/$p/cmdline; echo; p=$(awk '/^PPid/ {print $2}' /proc/$p/status); done`
+	program := s.script(ancestors)
+	job, output := s.batched("--mps", "--gres=gpu:1", "-N2", "--ntasks-per-node=2", s.script("mpirun.openmpi "+program))
+	if job.Exit != 0 || strings.Count(output, "bash "+program) != 4 || !strings.Contains(output, "orted ") || strings.Contains(output, "mpirun-wrap") {
+		t.Errorf("%+v: want four ranks, orted above two of them, and no mpirun-wrap\n%s\n%s", job, output, s.log())
+	}
+	s.quiet()
+}

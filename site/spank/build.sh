@@ -1,0 +1,16 @@
+#!/bin/sh
+# build.sh INCLUDE OUTPUT.so: builds the SPANK plugin for the release of Slurm whose headers are in INCLUDE/slurm. A
+# plugin works with that release only (22.05, 24.11), so build it anew when Slurm is upgraded.
+set -eu
+
+fail() {
+    echo "build.sh: $*" >&2
+    exit 1
+}
+
+[ $# = 2 ] || fail "usage: build.sh INCLUDE OUTPUT.so"
+[ -r "$1/slurm/spank.h" ] ||
+    fail "cannot build the SPANK plugin: there is no $1/slurm/spank.h: install Slurm's headers (Debian: libslurm-dev) or say where they are: make spank SLURM_INCLUDE=..."
+here=$(dirname "$0")
+# It links nothing of Slurm's: what it calls is in the program that loads it.
+exec "${CC:-cc}" -O2 -Wall -Wextra -Werror -fPIC -shared -Wl,-z,relro,-z,now -I"$1" -o "$2" "$here/slurm_mps.c" "$here/options.c"
