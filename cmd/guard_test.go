@@ -48,11 +48,18 @@ func newProtection(t *testing.T) protection {
 	return g
 }
 
-// start starts a CUDA client as the job's user, below a wrapper or bare, and waits until it is at work. It has a process
-// group of its own, as launchers give their ranks.
+// start starts a CUDA client as the job's user, below a wrapper or bare, and waits until it is at work.
 func (g protection) start(wrapper []string, client ...string) *exec.Cmd {
 	g.t.Helper()
-	line := append(append([]string{}, wrapper...), append([]string{g.cudaClient()}, client...)...)
+	cmd := g.launched(append(append([]string{}, wrapper...), append([]string{g.cudaClient()}, client...)...)...)
+	g.atWork(cmd.Process.Pid, len(wrapper) > 0)
+	return cmd
+}
+
+// launched starts a line with a CUDA client in it as the job's user and waits until the client is ready. It has a process
+// group of its own, as launchers give their ranks.
+func (g protection) launched(line ...string) *exec.Cmd {
+	g.t.Helper()
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Dir, cmd.Env, cmd.Stderr = "/", g.env, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
@@ -68,7 +75,6 @@ func (g protection) start(wrapper []string, client ...string) *exec.Cmd {
 	if err != nil || !strings.Contains(line1, "ready") {
 		g.t.Fatalf("the client says %q, %v\n%s", line1, err, g.log())
 	}
-	g.atWork(cmd.Process.Pid, len(wrapper) > 0)
 	return cmd
 }
 

@@ -50,6 +50,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
 		c.ctx = c.stages[name].ctx
 	}
+	o.Bundle = os.Getenv("SLURM_BUNDLE")
 	o.Dir, o.GPUs, o.Features = filepath.Join(c.dir, "lab"), len(gpusOfANode), "mps,a100"
 	for i, line := range o.Extra {
 		o.Extra[i] = strings.ReplaceAll(line, "%D", o.Dir)
@@ -59,6 +60,11 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	c.Cluster, err = lab.Start(c.ctx, o)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, s := range c.stages { // the GPUs' device files, which tasks may be kept from
+		if err := os.Symlink(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
@@ -91,10 +97,12 @@ func (c *cluster) hook(program string) []string {
 		bin = s.Bin
 	}
 	path := filepath.Join(c.dir, program)
-	script := fmt.Sprintf("#!/bin/sh\nLD_LIBRARY_PATH=%[1]s/$SLURMD_NODENAME/sim/lib; export LD_LIBRARY_PATH\nexec %[2]s/%[3]s --root %[1]s/$SLURMD_NODENAME/root \"$@\"\n", c.dir, bin, program)
-	if program != "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
-		script = strings.Replace(script, "LD_LIBRARY_PATH="+c.dir+"/$SLURMD_NODENAME/sim/lib; export LD_LIBRARY_PATH\n", "", 1)
+	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node that has its own host name goes by that.
+	script := fmt.Sprintf("#!/bin/sh\nhere=%s/$(/bin/hostname)\n[ -d $here ] || here=%[1]s/$SLURMD_NODENAME\n", c.dir)
+	if program == "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
+		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
+	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		c.t.Fatal(err)
 	}

@@ -17,7 +17,8 @@ type place struct {
 
 // Whereabouts is what the node says of the process itself.
 type Whereabouts struct {
-	NUMA int // the node of all of its CPUs, -1 where they are of several or it is not known
+	NUMA    int                  // the node of all of its CPUs, -1 where they are of several or it is not known
+	MayOpen func(minor int) bool // whether it may open nvidiaN; nil, or none of the job's, where that is not known
 }
 
 // choose seats a rank. What the ranks beside it do is known exactly for ranks that go round all of the job's GPUs or
@@ -30,12 +31,15 @@ func choose(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding
 	for i := range devices {
 		all[i] = i
 	}
-	bound := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
-	if len(bound) == 0 {
-		bound = all
+	bound, confined := ownDevices(devices, all, task, binding, at)
+	if binding.Whole || !task.BySlurm() { // the others of the launch have these as well, and no more
+		all, confined = bound, false
 	}
 	if choice == Inherit {
 		return inherited(bound, len(all), task, binding)
+	}
+	if confined {
+		choice = Auto // there is no other device to choose
 	}
 	each := min(max(binding.PerTask, 1), len(all))
 	groups := grouped(all, each)
@@ -51,14 +55,37 @@ func choose(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding
 		}
 		return bounded(grouped(near, each), task, spread(task.LocalSize, len(groups)))
 	}
-	if len(bound) == len(all) {
+	beside := besideOn(len(groups), task, binding)
+	if len(bound) == len(all) && beside <= spread(task.LocalSize, len(groups)) {
 		return cyclic(groups, task)
 	}
-	beside := spread(task.LocalSize, len(groups))
-	if binding.PerGPU > 0 {
-		beside = binding.PerGPU
-	}
 	return bounded(grouped(bound, min(each, len(bound))), task, beside)
+}
+
+// besideOn is how many ranks at most share a GPU with this one.
+func besideOn(groups int, task slurm.Task, binding slurm.Binding) int {
+	if binding.PerGPU > 0 && !binding.Whole && task.BySlurm() {
+		return min(binding.PerGPU, task.LocalSize)
+	}
+	return spread(task.LocalSize, groups)
+}
+
+// ownDevices are the devices that the rank is to use, and whether it is confined to them, while others of the launch may
+// have others. What the process may open counts first: Slurm's numbers of a task that is confined to its own devices say
+// nothing (recorded). Next are Slurm's numbers, where all of them name devices of the job. Those of a launcher's rank are
+// the launcher's daemon's, which a request for GPUs per task makes fewer than the ranks may open.
+func ownDevices(devices []lease.TicketDevice, all []int, task slurm.Task, binding slurm.Binding, at Whereabouts) (own []int, confined bool) {
+	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.MayOpen == nil || !at.MayOpen(devices[i].Minor) })
+	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
+	switch {
+	case len(open) > 0 && len(open) < len(all):
+		return open, true
+	case len(open) > 0 && !task.BySlurm() && !binding.Whole:
+		return open, false
+	case len(named) > 0 && len(named) == len(binding.GPUs):
+		return named, false
+	}
+	return all, false
 }
 
 // inherited: all that Slurm bound to the task. Where that is all of the job's, every rank of the node has them all.
@@ -67,7 +94,8 @@ func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) pla
 	case len(bound) == all:
 		return place{bound, task.LocalSize, task.LocalRank}
 	case binding.PerGPU > 0:
-		return place{bound, binding.PerGPU, binding.PerGPU - 1}
+		beside := min(binding.PerGPU, task.LocalSize)
+		return place{bound, beside, beside - 1}
 	}
 	beside := spread(task.LocalSize*len(bound), all)
 	return place{bound, beside, beside - 1}

@@ -53,6 +53,9 @@ func (g *guard) end(received unix.Signal) int {
 	g.grace(catching, began)
 	if !g.endedByItself() {
 		g.endRest()
+	} else if g.status.Signaled() { // a crash that the signal found, or what the program made of the signal
+		close(g.asked)
+		g.linger(g.heldFor(g.status))
 	}
 	g.peers.leave()
 	g.peers.await(2 * g.Drain)

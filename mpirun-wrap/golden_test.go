@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -139,7 +140,7 @@ func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string,
 	if !MustMeet(env, task, options) {
 		agree = nil
 	}
-	return Take(ticket, Rank{task, binding, Whereabouts{NUMA: task.LocalRank * 2 / task.LocalSize}, options, agree})
+	return Take(ticket, Rank{task, binding, Whereabouts{task.LocalRank * 2 / task.LocalSize, openOf(env)}, options, agree})
 }
 
 // nodeOf is a ticket: a model and how many of it, then attributes. The GPUs' NUMA nodes are 0 for the first half of them.
@@ -185,7 +186,7 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	ticket.MaxClients, _ = strconv.Atoi(attributes["max_clients"])
 	for i := range ticket.Devices {
 		d := &ticket.Devices[i]
-		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.TPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n}
+		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.TPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n, Minor: i}
 		d.Position = i
 	}
 	return ticket
@@ -201,6 +202,9 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	under := []string{"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"} // a launcher inside a batch script
 	pair := func(rankName, sizeName string) []string {
 		return append(under, fmt.Sprintf("%s=%d", rankName, rank), fmt.Sprintf("%s=%d", sizeName, ranks))
+	}
+	if name, ok := strings.CutPrefix(launcher, "recorded/"); ok {
+		return recordedOf(t, name, rank, ranks)
 	}
 	switch launcher {
 	case "srun":
@@ -244,4 +248,28 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	}
 	t.Fatalf("unknown launcher %q", launcher)
 	return nil
+}
+
+// recordedOf is what a real launch said to the rank that stands at that place in a recording.
+func recordedOf(t *testing.T, name string, rank, ranks int) []string {
+	content, err := os.ReadFile(filepath.Join("../site/slurm/testdata/launches", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(strings.TrimSpace(string(content)), "\n\n")
+	if len(blocks) != ranks {
+		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
+	}
+	lines := strings.Split(blocks[rank], "\n")
+	env := slurm.NewEnviron(lines)
+	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this very process
+		lines = append([]string{"SLURM_TASK_PID=4711"}, lines...)
+	}
+	return lines
+}
+
+// openOf says which GPUs a recorded rank could open.
+func openOf(env slurm.Environ) func(minor int) bool {
+	minors := strings.Fields(env["RANK_OPEN"])
+	return func(minor int) bool { return slices.Contains(minors, strconv.Itoa(minor)) }
 }

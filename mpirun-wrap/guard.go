@@ -28,6 +28,7 @@ type GuardOptions struct {
 	// Broadcast says that whoever signals the wrapper signals all processes of the rank, as slurmstepd, mpirun and
 	// hydra do: what a process catches has reached it then, and is not sent a second time.
 	Broadcast bool
+	Device    string        // the memory driver's device file, whose opening tells of a new client; "" for none
 	Verify    *Verification // nil: nobody looks whether the rank is under MPS
 	Err       io.Writer     // where a message goes
 	Verbose   bool          // say what is done with a signal
@@ -44,6 +45,7 @@ const DefaultGrace = 20 * time.Second
 type guard struct {
 	GuardOptions
 	peers   peers
+	files   *keeper
 	program int // its pid, which is no other process's until ended is closed
 	signals chan os.Signal
 	ended   chan struct{} // closed when the program has been waited for
@@ -52,6 +54,7 @@ type guard struct {
 	code    chan int      // of a rank that a signal ends
 	killed  bool          // we ended the program; only the guard's own goroutine touches it
 	reaping sync.Mutex    // held while somebody else's children may not be waited for
+	asked   chan struct{} // closed when a signal has asked for the end and the program has ended by itself
 	outside chan struct{} // has one when the rank is to be ended for being outside MPS
 }
 
@@ -89,12 +92,14 @@ func Guard(argv, env []string, o GuardOptions) (code int, err error) {
 		return 0, err
 	}
 	go g.watch()
+	time.AfterFunc(firstLook, g.files.keep) // no goroutine before: that would cost the start a thread
 	if g.Verify != nil {
 		began := time.Now()
-		time.AfterFunc(looks[0], func() { g.verify(began) }) // no goroutine before: that would cost the start a thread
+		time.AfterFunc(looks[0], func() { g.verify(began) })
 	}
 	g.await() // here, so that the end of the program wakes no other thread first
 	if g.fate.CompareAndSwap(undecided, endsItself) {
+		g.holdOn()
 		return codeOf(g.status), nil
 	}
 	go g.reap()
@@ -114,7 +119,8 @@ func newGuard(o GuardOptions) (*guard, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("cannot guard rank %d: cannot become subreaper: %w", o.Rank, err)
 	}
-	g := &guard{GuardOptions: o, peers: peers{dir: o.Peers}, signals: make(chan os.Signal, 16), ended: make(chan struct{}), code: make(chan int, 1), outside: make(chan struct{}, 1)}
+	g := &guard{GuardOptions: o, peers: peers{dir: o.Peers}, signals: make(chan os.Signal, 16), ended: make(chan struct{}), code: make(chan int, 1), asked: make(chan struct{}), outside: make(chan struct{}, 1)}
+	g.files = newKeeper(o.Device, g.say)
 	var expected []os.Signal
 	for _, s := range fatal {
 		if !signal.Ignored(s) { // as nohup has it, and as the program will have it
@@ -166,7 +172,9 @@ func (g *guard) watch() {
 	reason := g.reason()
 	if g.fate.CompareAndSwap(undecided, isEnded) {
 		g.code <- g.end(reason)
+		return
 	}
+	close(g.asked)
 }
 
 // reason is the signal that asks for the program's end, or noSignal where the program is outside MPS.
@@ -192,6 +200,13 @@ func (g *guard) asksForEnd(received unix.Signal) bool {
 	switch received {
 	case unix.SIGTERM, unix.SIGINT:
 		return true
+	}
+	select {
+	case <-g.ended: // its pid may be another's now
+		return true
+	default:
+	}
+	switch received {
 	case unix.SIGHUP, unix.SIGXCPU:
 		return !ignores(g.program, received)
 	}

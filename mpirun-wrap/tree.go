@@ -2,6 +2,7 @@ package mpirunwrap
 
 import (
 	"bytes"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -87,4 +88,60 @@ func usesCUDA(pid int) bool {
 		return !os.IsNotExist(err)
 	}
 	return bytes.Contains(content, []byte("/libcuda.so"))
+}
+
+// mostFiles bounds the descriptors that are looked at: cuInit's are among a process's first.
+const mostFiles = 1024
+
+// memoryFiles are the descriptors by which a process has the memory driver's file open; none where that may not be seen.
+func memoryFiles(pid int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
+		if err != nil {
+			return
+		}
+		defer dir.Close()
+		names, _ := dir.Readdirnames(mostFiles)
+		for _, name := range names {
+			number, err := strconv.Atoi(name)
+			if err == nil && isMemoryFile(int(dir.Fd()), name) && !yield(number) {
+				return
+			}
+		}
+	}
+}
+
+// isMemoryFile reports whether a link in /proc/PID/fd is to the memory driver's file.
+func isMemoryFile(dir int, name string) bool {
+	buffer := make([]byte, 256)
+	n, err := unix.Readlinkat(dir, name, buffer)
+	return err == nil && bytes.HasSuffix(buffer[:n], []byte("/dev/nvidia-uvm"))
+}
+
+// ownFile is the path of an open file of this process.
+func ownFile(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// whenReadable calls act whenever a descriptor that does not block can be read, until act says that this is all, and
+// closes it. It waits in Go's poller, which takes no thread.
+func whenReadable(fd int, act func() (all bool)) {
+	file := os.NewFile(uintptr(fd), ownFile(fd))
+	defer file.Close()
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return
+	}
+	for all := false; !all && err == nil; {
+		err = conn.Read(func(fd uintptr) bool {
+			ready := readable(int(fd))
+			if ready {
+				all = act()
+			}
+			return ready
+		})
+	}
+}
+
+func readable(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"golang.org/x/sys/unix"
 )
 
 // Verify is what is done about a rank that uses a GPU outside MPS.
@@ -199,25 +198,12 @@ func startedWith(pid int, name string) (value string, set bool, err error) {
 	return "", false, err
 }
 
-// mostFiles bounds the descriptors that are looked at: cuInit's are among a process's first.
-const mostFiles = 1024
-
 // initialised reports whether a process has called cuInit: it has the memory driver's file open then, under MPS and
 // without, and with CUDA's library loaded alone it has not (measured). The GPU's own file says less, since NVML opens it
 // too. What may not be seen counts as no.
 func initialised(pid int) bool {
-	dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
-	if err != nil {
-		return false
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(mostFiles)
-	buffer := make([]byte, 256)
-	for _, name := range names {
-		n, err := unix.Readlinkat(int(dir.Fd()), name, buffer)
-		if err == nil && bytes.HasSuffix(buffer[:n], []byte("/dev/nvidia-uvm")) {
-			return true
-		}
+	for range memoryFiles(pid) {
+		return true
 	}
 	return false
 }

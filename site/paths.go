@@ -19,6 +19,9 @@ func (p Paths) Facts() string { return filepath.Join(p.Root, "/etc/slurm-mps/sit
 // Run is the folder of all state. It lives as long as the boot, as what it describes does.
 func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
 
+// Devices is the folder of the GPUs' device files.
+func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
+
 // Log is the log file, a JSON object a line.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 

@@ -1,8 +1,7 @@
 package slurm
 
 import (
-	"os"
-	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,26 +9,99 @@ import (
 
 // What was recorded of tasks: all GPUs of the step, or the one that Slurm bound to the task.
 func TestReadBindingRecorded(t *testing.T) {
-	for folder, want := range map[string]func(rank int) []int{
-		"a-gres2-n4": func(int) []int { return []int{0, 1} },
-		"b-gpt1":     func(rank int) []int { return []int{rank} },
-		"c-gpubind":  func(rank int) []int { return []int{rank} },
-		"i-nogpu":    func(int) []int { return nil },
+	for folder, want := range map[string]func(rank int) Binding{
+		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, Whole: true} },
+		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, PerGPU: 1, PerTask: 1} },
+		"c-gpubind":  func(rank int) Binding { return Binding{GPUs: []int{rank}, PerGPU: 1} },
+		"i-nogpu":    func(int) Binding { return Binding{} },
 	} {
-		paths, err := filepath.Glob("testdata/slurm-env/" + folder + "/*.task.n1.s0.p*")
-		if err != nil || len(paths) == 0 {
-			t.Fatalf("%s: %q, %v", folder, paths, err)
+		for _, path := range recordings(t, "slurm-env/"+folder+"/*.task.n1.s0.p*", 1) {
+			got, err := ReadBinding(recording(t, path))
+			if rank := int(path[len(path)-1] - '0'); err != nil || !reflect.DeepEqual(got, want(rank)) {
+				t.Errorf("%s: %+v, %v; want %+v", path, got, err, want(rank))
+			}
 		}
-		for _, path := range paths {
-			content, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
+	}
+}
+
+// Of the recorded launches: how many tasks of a node share a task's GPU, and whether the step's tasks have all the same.
+func TestReadBindingRecordedLaunches(t *testing.T) {
+	same := func(n int) func(int) int { return func(int) int { return n } }
+	for name, want := range map[string]struct {
+		whole bool
+		most  func(rank int) int
+	}{
+		"one.srun.n1":                              {true, same(0)},
+		"one.two-steps.n1":                         {true, same(0)},
+		"one.mpirun.n1":                            {false, same(0)}, // the batch step has no such variable
+		"bound.bind-closest.n1":                    {true, same(0)},
+		"bound.bind-single-1.n1":                   {false, same(2)},
+		"bound.bind-single-2.n1":                   {false, same(2)},
+		"bound.bind-single-4.n1":                   {false, same(4)},
+		"bound.bind-map_gpu-1-0.n1":                {false, same(2)},
+		"bound.bind-map_gpu-1.n1":                  {false, same(4)},
+		"bound.bind-map_gpu-1x2-0.n1":              {false, func(rank int) int { return []int{3, 3, 1, 3}[rank] }},
+		"bound.bind-mask_gpu-1-2.n1":               {false, same(2)},
+		"bound.a-GPU-per-task.n1":                  {false, same(1)},
+		"bound.two-tasks-per-GPU.n1":               {false, same(2)},
+		"bound.two-tasks-per-GPU-by-srun.n1":       {false, same(2)},
+		"bound.more-tasks-than-places.n1":          {false, same(3)},
+		"confined.bind-single-2.n1":                {false, same(2)},
+		"confined.a-GPU-per-task.n1":               {false, same(1)},
+		"three.a-GPU-per-task-mpirun.n2":           {true, same(0)},
+		"three.a-GPU-per-task-hydra.n2":            {false, same(0)},
+		"three.srun-bound.n2":                      {false, func(rank int) int { return []int{2, 1, 2}[rank] }},
+		"three.both-groups.n2":                     {true, same(0)},
+		"one.mpirun-in-srun-a-shell-between.n1":    {true, same(0)},
+		"one.srun-in-mpirun-a-shell-between.n1":    {true, same(0)},
+		"bound.two-tasks-per-GPU-mpirun.n1":        {false, same(2)},
+		"confined.two-tasks-per-GPU.n1":            {false, same(2)},
+		"confined.a-GPU-per-task-hydra.n1":         {false, same(0)},
+		"confined.bind-map_gpu-1.n1":               {false, same(4)},
+		"24.11/bound.bind-map_gpu-1.n1":            {false, same(4)},
+		"24.11/bound.a-GPU-per-task.n1":            {false, same(1)},
+		"24.11/bound.two-tasks-per-GPU-by-srun.n1": {false, same(2)},
+		"24.11/confined.a-GPU-per-task.n1":         {false, same(1)},
+		"24.11/three.a-GPU-per-task-mpirun.n2":     {true, same(0)},
+		"confined.more-tasks-than-places.n1":       {false, same(3)},
+	} {
+		ranks := launchRecordings(t)[name]
+		if len(ranks) == 0 {
+			t.Errorf("%s is not recorded", name)
+		}
+		for rank, env := range ranks {
+			got, err := ReadBinding(env)
+			if err != nil || got.Whole != want.whole || got.PerGPU != want.most(rank) {
+				t.Errorf("%s, rank %d: %+v, %v; want %v, %d", name, rank, got, err, want.whole, want.most(rank))
 			}
-			rank := int(path[len(path)-1] - '0')
-			got, err := ReadBinding(NewEnviron(strings.Split(string(content), "\n")))
-			if err != nil || !slices.Equal(got.GPUs, want(rank)) || got.PerGPU != 0 {
-				t.Errorf("%s: %+v, %v; want %v", path, got, err, want(rank))
-			}
+		}
+	}
+}
+
+// Ways to bind that were not recorded, and what is no such way: nothing is said then.
+func TestReadBindingWays(t *testing.T) {
+	for bind, want := range map[string]int{
+		"gres/gpu:single:3":         3,
+		"gpu:verbose,single:3":      3,
+		"gpu:single:0":              0,
+		"gpu:single:x":              0,
+		"gpu:map_gpu:0x1,1,2":       4, // ranks 0, 1, 3 and 4 of 6
+		"gpu:map_gpu:1*0":           0,
+		"gpu:map_gpu:":              0,
+		"gpu:map_gpu:1*99999999":    0,
+		"gpu:mask_gpu:0xf,10":       3,
+		"gpu:mask_gpu:3,1":          6,
+		"gpu:per_task:1":            3, // ranks 4 and 5 find no GPU left, and get the first
+		"gpu:per_task:9":            0,
+		"gpu:none":                  0,
+		"gpu:closest":               0,
+		"nic:single:1;gpu:single:6": 6,
+		"nic:single:1":              0,
+		"single:1":                  0,
+	} {
+		env := Environ{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
+		if got, err := ReadBinding(env); err != nil || got.PerGPU != want {
+			t.Errorf("%s: %+v, %v; want %d", bind, got, err, want)
 		}
 	}
 }
@@ -41,6 +113,15 @@ func TestReadBindingRefuses(t *testing.T) {
 	} {
 		if _, err := ReadBinding(NewEnviron([]string{value})); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", value, err, want)
+		}
+	}
+	for value, want := range map[string]int{
+		"SLURM_GPUS_PER_TASK=2": 2, "SLURM_GPUS_PER_TASK=a100:1,h200:1": 2,
+		"SLURM_TRES_PER_TASK=gres/gpu=2": 2, "SLURM_TRES_PER_TASK=cpu=4,gres/gpu:a100=2,gres/gpu:h200:1": 3, "SLURM_TRES_PER_TASK=cpu=4": 0,
+		"SLURM_TRES_PER_TASK=gres/gpu": 1, "SLURM_TRES_PER_TASK=gres/gpu:h200": 1, "SLURM_TRES_PER_TASK=gres/gpumem=8": 0,
+	} {
+		if got, err := ReadBinding(NewEnviron([]string{value})); err != nil || got.PerTask != want {
+			t.Errorf("%s: %+v, %v; want %d", value, got, err, want)
 		}
 	}
 	if got, err := ReadBinding(NewEnviron([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil || got.PerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {

@@ -3,6 +3,7 @@ package slurm
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,10 @@ type Task struct {
 	LocalSize int    // ranks of this launch on this node, at least 1
 	Source    string // who said so: the name of a Launcher, one of the Source constants
 }
+
+// BySlurm reports whether srun started the rank, so that what Slurm says of a task is said of this one. A launcher's ranks
+// inherit what it says of the launcher.
+func (t Task) BySlurm() bool { return t.Source == SourceStepd || t.Source == SourceShell }
 
 // The values of Task.Source that name no launcher.
 const (
@@ -65,6 +70,24 @@ func ReadTask(env Environ, pid int) (Task, error) {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
 	}
 	return task, nil
+}
+
+// Fresh is env without what a launcher said to another process: to the task of the step that this process is part of, so
+// before the step began. An srun inside an mpirun leaves the mpirun's variables standing, and where a shell stands between
+// srun and the rank, SLURM_TASK_PID is no proof any more. The step's task is process SLURM_TASK_PID, task its environment.
+func Fresh(env, task Environ) Environ {
+	if env["SLURM_STEP_ID"] == "" {
+		return env // a batch script, which inherits the variables of whoever submitted it
+	}
+	fresh := maps.Clone(env)
+	for _, l := range Launchers() {
+		for _, name := range []string{l.Rank, l.Size, l.World} {
+			if value, ok := task[name]; ok && value == env[name] {
+				delete(fresh, name)
+			}
+		}
+	}
+	return fresh
 }
 
 func readTask(env Environ, pid int) (Task, error) {

@@ -131,6 +131,34 @@ func TestReadTask(t *testing.T) {
 	}
 }
 
+// A launcher's variables that the step's own task had already are an outer launcher's; all others are the rank's own.
+func TestFresh(t *testing.T) {
+	ompi := Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	step := Environ{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
+	for _, c := range []struct {
+		name      string
+		env, task Environ
+		source    string
+	}{
+		{"srun within an mpirun, a shell between", with(step, ompi), with(step, ompi), SourceShell},
+		{"mpirun within an srun", with(step, ompi), step, "Open MPI"},
+		{"mpirun within an srun within an mpirun", with(step, ompi), with(step, Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "3"}), "Open MPI"},
+		{"mpirun in a batch script that an mpirun submitted", with(with(step, Environ{"SLURM_STEP_ID": "-"}), ompi), ompi, "Open MPI"},
+		{"the task cannot be read", with(step, ompi), Environ{}, "Open MPI"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := with(c.env, Environ{})
+			got, err := ReadTask(Fresh(c.env, c.task), 101)
+			if err != nil || got.Source != c.source {
+				t.Errorf("%+v, %v; want %s", got, err, c.source)
+			}
+			if !reflect.DeepEqual(c.env, before) {
+				t.Error("the environment given was changed")
+			}
+		})
+	}
+}
+
 func TestReadTaskJobs(t *testing.T) {
 	tests := []struct {
 		name string

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -131,7 +132,7 @@ func run(p cli.Process, l line) error {
 		return mpirunwrap.Exec(l.program, p.Env)
 	}
 	env := slurm.NewEnviron(p.Env)
-	rank, err := readRank(env, p.PID, l.options)
+	rank, err := readRank(l.paths, env, p.PID, l.options)
 	if err != nil {
 		return err
 	}
@@ -168,6 +169,7 @@ func run(p cli.Process, l line) error {
 	}
 	code, err := mpirunwrap.Guard(l.program, seat.Environment(p.Env), mpirunwrap.GuardOptions{
 		Peers: seat.Ticket.Meet, Rank: rank.Task.LocalRank, Size: rank.Task.LocalSize,
+		Device:    filepath.Join(l.paths.Devices(), "nvidia-uvm"),
 		Terminate: control{seat}.terminate, Broadcast: launched(rank.Task), Verify: h.verification(l.options), Err: p.Err, Verbose: l.options.Verbose,
 	})
 	if err != nil {
@@ -188,9 +190,11 @@ type exitCode int
 func (c exitCode) Error() string { return fmt.Sprintf("the program ended with code %d", int(c)) }
 
 // readRank is what the environment and the machine say of this rank.
-func readRank(env slurm.Environ, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
+func readRank(paths site.Paths, env slurm.Environ, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
 	rank.Options = options
-	rank.At.NUMA = -1
+	rank.At = mpirunwrap.Whereabouts{NUMA: -1, MayOpen: func(minor int) bool {
+		return site.MayOpen(filepath.Join(paths.Devices(), "nvidia"+strconv.Itoa(minor)))
+	}}
 	if options.GPU == mpirunwrap.Nearest {
 		rank.At.NUMA = site.OwnNUMA("/sys/devices/system/node")
 	}
@@ -204,6 +208,9 @@ func readRank(env slurm.Environ, pid int, options mpirunwrap.Options) (rank mpir
 func readTask(env slurm.Environ, pid int, options mpirunwrap.Options) (slurm.Task, error) {
 	if options.LocalSize > 0 {
 		return slurm.TaskByHand(env, options.LocalRank, options.LocalSize)
+	}
+	if first, _ := strconv.Atoi(env["SLURM_TASK_PID"]); first > 0 && first != pid {
+		env = slurm.Fresh(env, slurm.NewEnviron(site.Environ(first)))
 	}
 	task, err := slurm.ReadTask(env, pid)
 	if err != nil {
@@ -247,8 +254,8 @@ func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Seat, error) {
 }
 
 // TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
-// for lines too and a failure for the task's. The batch script is no rank and gets no seat. Ranks do not meet here: the
-// task prologs of a step need not run at the same time, and have no flags.
+// for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no seat. Ranks
+// do not meet here: the task prologs of a step need not run at the same time, and have no flags.
 func TaskProlog(p cli.Process) int {
 	var paths site.Paths
 	flags := flag.NewFlagSet("task-prolog", flag.ContinueOnError)
@@ -263,8 +270,8 @@ func TaskProlog(p cli.Process) int {
 	if err != nil || options.Off {
 		return cli.OK
 	}
-	rank, err := readRank(env, pid, options)
-	if err != nil || rank.Task.StepID == "" {
+	rank, err := readRank(paths, env, pid, options)
+	if err != nil || rank.Task.StepID == "" || slurm.LaunchesRanks(env) {
 		return cli.OK
 	}
 	seat, err := take(paths, rank)

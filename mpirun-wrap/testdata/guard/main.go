@@ -20,6 +20,7 @@ func main() {
 	flag.DurationVar(&o.Drain, "drain", 0, "")
 	flag.DurationVar(&o.Grace, "grace", 0, "")
 	flag.StringVar(&o.Peers, "peers", "", "")
+	flag.StringVar(&o.Device, "device", "", "")
 	flag.BoolVar(&o.Broadcast, "broadcast", false, "")
 	flag.BoolVar(&o.Verbose, "v", false, "")
 	control := flag.String("control", "", "control program: have it terminate clients")

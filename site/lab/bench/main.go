@@ -1,6 +1,6 @@
-// Command bench measures the prolog and the epilog as whole processes against their floor on the same machine, side by
-// side and interleaved: what NVML and the control program take by themselves. It prints medians and writes every single
-// time as JSON. On a machine with a GPU it measures that, with the compute modes left alone, else the simulation.
+// Command bench measures the prolog, the epilog and the wrapper as whole processes against their floors on the same
+// machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program takes
+// that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU it measures that, with the compute modes left alone, else the simulation.
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -47,14 +48,25 @@ type set struct {
 func main() {
 	trials := flag.Int("trials", 20, "trials a line")
 	out := flag.String("json", "", "file for every single time")
+	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone")
 	flag.Parse()
-	if err := run(*trials, *out); err != nil {
+	if err := run(*trials, *out, *only); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(trials int, out string) error {
+// result is what is written as JSON.
+type result struct {
+	Date    string    `json:"date"`
+	Real    bool      `json:"real"`
+	CPUs    int       `json:"cpus"`
+	Trials  int       `json:"trials"`
+	Sets    []set     `json:"sets,omitempty"`
+	Wrapper *wrapping `json:"wrapper,omitempty"`
+}
+
+func run(trials int, out, only string) error {
 	shared, err := stage.Shared()
 	if err != nil {
 		return err
@@ -63,16 +75,41 @@ func run(trials int, out string) error {
 	if err != nil {
 		return err
 	}
+	defer os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid())))
+	r := result{Date: time.Now().Format(time.DateOnly), Real: stage.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
+	if only != "wrapper" {
+		if r.Sets, err = acts(built, r.Real, trials); err != nil {
+			return err
+		}
+	}
+	if only != "acts" {
+		wrapper, err := wrappers(built, r.Real, trials)
+		if err != nil {
+			return err
+		}
+		wrapper.print()
+		r.Wrapper = &wrapper
+	}
+	if out == "" {
+		return nil
+	}
+	content, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(content, '\n'), 0o644)
+}
+
+// acts measures prolog and epilog on every shape of node and job.
+func acts(built string, real bool, trials int) ([]set, error) {
 	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
-	real := stage.RealGPUs() > 0
 	if real {
 		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > 1 })
 	}
-	defer os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid())))
 	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
 	for i := range sets {
 		if err := measure(&sets[i], built, real, trials); err != nil {
-			return err
+			return nil, err
 		}
 		s := sets[i]
 		outside := fmt.Sprintf("%.1f", median(s.Outside))
@@ -82,14 +119,7 @@ func run(trials int, out string) error {
 		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
 			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
 	}
-	if out == "" {
-		return nil
-	}
-	content, err := json.Marshal(map[string]any{"date": time.Now().Format(time.DateOnly), "real": real, "trials": trials, "sets": sets})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(out, append(content, '\n'), 0o644)
+	return sets, nil
 }
 
 func median(all []float64) float64 {

@@ -11,6 +11,8 @@
  *       -dev LIST   ordinals, "0" or "0,1": a context on each, kernels on the first       (0)
  *       -exit-idle  on SIGTERM waits for the work in flight and ends, as a careful program does
  *       -tell S     seconds between two lines that say how many kernels are done; 0 for none  (0)
+ *       -exit S     after S seconds ends at once with code 1, in mid-kernel, as _exit does  (never)
+ *       -mib M      device memory that it allocates                                       (0)
  *       -hold S     seconds that it stays after a call has failed, as a program does that tidies up  (0)
  *   cuda-client stay STAGE S    holds on for S seconds at a stage: load (libcuda alone), init (cuInit) or context
  *   cuda-client fault           runs a kernel that writes to an illegal address
@@ -28,6 +30,12 @@ enum { most_devices = 16 };
 
 static volatile sig_atomic_t asked_to_end;
 
+static void on_alarm(int signal)
+{
+	(void)signal;
+	_exit(1);
+}
+
 static void on_term(int signal)
 {
 	(void)signal;
@@ -35,7 +43,7 @@ static void on_term(int signal)
 }
 
 struct spin {
-	double ms, seconds, tell, hold;
+	double ms, seconds, tell, hold, exit, mib;
 	int queue, blocks, exit_idle;
 	int devices[most_devices], ndevices;
 };
@@ -43,7 +51,7 @@ struct spin {
 static int usage(const char *what)
 {
 	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
-			"[-for S] [-dev LIST] [-exit-idle] [-tell S] [-hold S] | stay load|init|context S | fault | alloc MIB\n", what);
+			"[-for S] [-dev LIST] [-exit-idle] [-exit S] [-tell S] [-mib M] [-hold S] | stay load|init|context S | fault | alloc MIB\n", what);
 	return 2;
 }
 
@@ -132,6 +140,7 @@ static CUresult run_queue(const struct spin *s, CUfunction spin)
 static int spin(const struct spin *s)
 {
 	CUfunction kernel, fault;
+	CUdeviceptr memory;
 	long kernels = 0;
 	CUdevice device;
 	int sms = 0;
@@ -140,12 +149,18 @@ static int spin(const struct spin *s)
 		e = driver.device(&device, s->devices[0]);
 	if (!e)
 		e = driver.device_attribute(&sms, ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+	if (!e && s->mib > 0)
+		e = driver.alloc(&memory, (size_t)(s->mib * (1 << 20)));
 	if (e) {
 		printf("pid=%d init err=%d %s\n", getpid(), e, driver_error(e));
 		return 1;
 	}
 	if (s->exit_idle)
 		signal(SIGTERM, on_term);
+	if (s->exit > 0) {
+		signal(SIGALRM, on_alarm);
+		ualarm((useconds_t)(s->exit * 1e6), 0);
+	}
 	printf("pid=%d ready ms=%g queue=%d blocks=%d sm=%d\n", getpid(), s->ms, s->queue, s->blocks, sms);
 	fflush(stdout);
 	double told = driver_now(), end = told + s->seconds;
@@ -269,6 +284,10 @@ static int spin_options(int argc, char **argv)
 			s.seconds = number;
 		else if (!strcmp(argv[i], "-tell"))
 			s.tell = number;
+		else if (!strcmp(argv[i], "-exit") && number < 1)
+			s.exit = number;
+		else if (!strcmp(argv[i], "-mib"))
+			s.mib = number;
 		else if (!strcmp(argv[i], "-hold"))
 			s.hold = number;
 		else

@@ -55,18 +55,31 @@ static void rest(int ms)
 		;
 }
 
-/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. */
-static void open_file(const char *name)
+/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. -1 where it is not there. */
+static int open_file(const char *name)
 {
 	char path[PATH_MAX], dev[PATH_MAX];
-	if (!node_join(dev, process.node, "dev") && !node_join(path, dev, name))
-		(void)!open(path, O_RDONLY | O_CLOEXEC);
+	if (node_join(dev, process.node, "dev") || node_join(path, dev, name))
+		return -1;
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* The memory driver's file, twice. What the process leaves on the GPU does harm when the last descriptor of either goes,
+ * whoever has it: so each has a lock that belongs to the open file, on byte 2 PID and the next, and the server looks. */
+static void open_memory(void)
+{
+	for (int i = 0; i < 2; i++) {
+		struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 2L * getpid() + i, .l_len = 1 };
+		int file = open_file("nvidia-uvm");
+		if (file >= 0)
+			fcntl(file, F_OFD_SETLK, &lock);
+	}
 }
 
 /* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. */
 static void open_files(void)
 {
-	open_file("nvidia-uvm");
+	open_memory();
 	for (int i = 0; i < process.devices.count; i++) {
 		char gpu[PATH_MAX], name[24];
 		long minor;

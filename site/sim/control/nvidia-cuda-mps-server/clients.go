@@ -265,15 +265,17 @@ func (s *server) end(c *context, g *gpu) {
 	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", c)
 	s.log.Line("Server", "Client %s exiting. Number of active client contexts is %d.", c, left)
 	deadly := c.work.outlasts(now())
-	c.work.close()
 	close(c.ended)
 	select {
 	case <-c.agreed:
-		return
+		deadly = false
 	default:
 	}
-	if deadly && c.process.failed == 0 {
-		s.suspect(g)
+	if deadly {
+		g.leaving[c] = make(chan struct{})
+		go s.leavings(c, g)
+	} else {
+		c.work.close()
 	}
 	if g.destroyed && len(g.contexts) == 0 {
 		s.log.Line("Server", "Destroy server context on device %d (%s)", g.ordinal, g.Name)

@@ -2,17 +2,77 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"os"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 )
 
 // noticing is from a kill in mid-kernel to the server's word of a fatal error: 130 to 150 ms measured.
 const noticing = 130 * time.Millisecond
 
+// dying is what a killed process may take on a busy machine from closing its socket to closing its other files. One that
+// lives on has ended its context only.
+const dying = time.Second
+
 const (
 	illegalAddress = 700
 	launchFailure  = 719
 )
+
+// leavings finds out what becomes of the work of a client that has gone: it is done, or it is in flight still when the last
+// descriptor of the client's memory files goes, which does the harm (measured: docs/decisions/011). The files of a process
+// that dies go a moment after its socket; until then nobody else is served, as while a death is being noticed.
+func (s *server) leavings(c *context, g *gpu) {
+	defer c.work.close()
+	dead, deadly := false, true
+	for began := time.Now(); deadly && s.held(c.process.pid); time.Sleep(time.Millisecond) {
+		if !dead && (gone(c.process.pid) || time.Since(began) > dying) {
+			dead = true
+			s.decided(g, c)
+		}
+		deadly = !dead || c.work.outlasts(now())
+	}
+	s.mutex.Lock()
+	if deadly && c.process.failed == 0 {
+		s.suspect(g)
+	}
+	s.mutex.Unlock()
+	s.decided(g, c)
+}
+
+// decided lets those go on who wait for what becomes of a client's work.
+func (s *server) decided(g *gpu, c *context) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if left, ok := g.leaving[c]; ok {
+		delete(g.leaving, c)
+		close(left)
+	}
+}
+
+// gone reports whether a process has closed its files.
+func gone(pid int) bool {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, found := strings.Cut(string(content), ") ")
+	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
+}
+
+// held reports whether anybody has both memory files of a process open: cuda.c locks a byte of each.
+func (s *server) held(pid int) bool {
+	for i := range int64(2) {
+		lock := syscall.Flock_t{Type: syscall.F_WRLCK, Start: 2*int64(pid) + i, Len: 1}
+		if s.memory == nil || syscall.FcntlFlock(s.memory.Fd(), ofdGetLock, &lock) != nil || lock.Type == syscall.F_UNLCK {
+			return false
+		}
+	}
+	return true
+}
+
+// ofdGetLock is F_OFD_GETLK, which package syscall lacks.
+const ofdGetLock = 36
 
 // suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the mutex.
 func (s *server) suspect(g *gpu) {
@@ -35,6 +95,12 @@ func (s *server) suspect(g *gpu) {
 // doomed reports whether a new context runs into the fault that a killed client has left behind: one that comes before the
 // fault has been noticed, on a GPU where nobody else would notice it. It takes as long as was measured.
 func (s *server) doomed(g *gpu) bool {
+	s.mutex.Lock()
+	leaving := maps.Clone(g.leaving)
+	s.mutex.Unlock()
+	for _, left := range leaving {
+		<-left
+	}
 	s.mutex.Lock()
 	over, alone := g.suspect, len(g.contexts) == 0
 	s.mutex.Unlock()

@@ -22,6 +22,7 @@ type server struct {
 	knobs       faults.Knobs
 	descriptors uint64 // RLIMIT_NOFILE
 	devices     []*gpu
+	memory      *os.File // the memory driver's file, for its locks; nil where the node has none
 
 	mutex      sync.Mutex
 	percentage float64
@@ -40,8 +41,9 @@ type gpu struct {
 	visible.Device
 	ordinal   int
 	contexts  []*context
-	suspect   chan struct{} // open while a killed client's work is being found out
-	destroyed bool          // the context is made again when the next client comes
+	leaving   map[*context]chan struct{} // open while it is not known what becomes of a client's work
+	suspect   chan struct{}              // open while a killed client's work is being found out
+	destroyed bool                       // the context is made again when the next client comes
 }
 
 // process is a client: a process with CUDA in it.

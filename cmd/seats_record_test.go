@@ -1,0 +1,121 @@
+package cmd_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Goldens are made of what real launches said: go test ./cmd -run TestSeats -args -record DIR writes a file for each launch
+// and node, the environments of its ranks in their order there (site/slurm/testdata/launches).
+var recordTo = flag.String("record", "", "folder for the environments of the ranks of every launch")
+
+// recordScript keeps what a rank would see that is started in its place, then becomes it.
+const recordScript = `#!/bin/sh
+open=$(for f in %[1]s/lab/dev/nvidia*; do [ -r $f ] && [ -w $f ] && echo ${f##*nvidia}; done)
+{ /usr/bin/env; echo RANK_PID=$$; echo RANK_OPEN=$open; } >%[1]s/said/$1.$(/bin/hostname).$$
+shift
+exec "$@"
+`
+
+// recorder is what stands before the wrapper in a launch that is recorded.
+func (s *seating) recorder(number int) string {
+	if *recordTo == "" {
+		return ""
+	}
+	path := filepath.Join(s.dir, "record")
+	if err := os.WriteFile(path, []byte(fmt.Sprintf(recordScript, s.dir)), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.dir, "said"), 0o777); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(s.dir, "said"), 0o777); err != nil {
+		s.t.Fatal(err)
+	}
+	return fmt.Sprintf("%s %d ", path, number)
+}
+
+// keep writes a launch's files.
+func (s *seating) keep(number int, l launchCase) {
+	if *recordTo == "" {
+		return
+	}
+	for _, name := range s.Nodes() {
+		paths, err := filepath.Glob(fmt.Sprintf("%s/said/%d.%s.*", s.dir, number, name))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		var ranks []slurm.Environ
+		for _, path := range paths {
+			ranks = append(ranks, slurm.NewEnviron(strings.Split(read(s.t, path), "\n")))
+			if err := os.Remove(path); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		if len(ranks) == 0 {
+			continue
+		}
+		slices.SortFunc(ranks, func(a, b slurm.Environ) int { return s.localRank(a) - s.localRank(b) })
+		var text strings.Builder
+		for _, env := range ranks {
+			text.WriteString(s.plain(env, name) + "\n")
+		}
+		file := s.name + "." + strings.NewReplacer(", ", "-", " ", "-", ":", "-", "*", "x", ",", "-").Replace(l.name)
+		if len(s.Nodes()) == 1 {
+			name = "n1"
+		}
+		if err := os.WriteFile(filepath.Join(*recordTo, file+"."+name), []byte(text.String()), 0o644); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func (s *seating) localRank(env slurm.Environ) int {
+	pid, _ := strconv.Atoi(env["RANK_PID"])
+	task, err := slurm.ReadTask(env, pid)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return task.LocalRank
+}
+
+// plain are the lines that say something of a launch, and nothing of the machine that it ran on.
+func (s *seating) plain(env slurm.Environ, name string) string {
+	var lines []string
+	for variable, value := range env {
+		if variable == "_" {
+			value = "/usr/bin/" + filepath.Base(value) // wherever it is on this machine
+		} else if strings.HasPrefix(value, "/") || !tells(variable) {
+			continue
+		}
+		if len(s.Nodes()) == 1 && value == name {
+			value = "n1"
+		}
+		lines = append(lines, variable+"="+value+"\n")
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "")
+}
+
+func tells(variable string) bool {
+	for _, part := range []string{"HOST", "PORT", "ADDR", "CLUSTER", "JOB_NAME", "SLURM_CONF", "_UID", "_TIME", "_DIR", "_GID", "_USER", "UMASK",
+		"PACK_GROUP", "ALIASES", "PRIO", "JOBID", "STEPID", "NPROCS", "PARTITION", "NODELIST"} {
+		if strings.Contains(variable, part) {
+			return false
+		}
+	}
+	for _, prefix := range []string{"SLURM_", "SLURMD_TRES", "OMPI_COMM_", "OMPI_NUM_APP", "OMPI_MCA_ess_base_jobid", "PMI_RANK", "PMI_SIZE",
+		"PMIX_RANK", "PMIX_NAMESPACE", "PMIX_MCA_mca", "MPI_LOCAL", "IPATH_NO", "HFI_NO", "RANK_", "_", "CUDA_VISIBLE"} {
+		if strings.HasPrefix(variable, prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,381 @@
+package cmd_test
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+//go:embed testdata/seat.c
+var seatSource string
+
+// seatScript is a rank without MPI: who it is, is Slurm's word.
+const seatScript = `#!/bin/sh
+size=$(echo "$SLURM_GTIDS" | tr , '\n' | wc -l)
+echo "seat launch=$1 world=$SLURM_PROCID local=$SLURM_LOCALID/$size node=$(hostname) gpu=${CUDA_VISIBLE_DEVICES:--} percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:--} pipe=${CUDA_MPS_PIPE_DIRECTORY:--}"
+`
+
+// seat is what one rank says of itself.
+type seat struct {
+	world, local, size int
+	node               string
+	gpu, percent, pipe string
+}
+
+// launchCase is one way of starting ranks.
+type launchCase struct {
+	name string
+	// line is the command, in which WRAP stands for a rank under the wrapper and PLAIN for one without it.
+	line   string
+	rank   string // "openmpi" or "mpich": the rank is a real MPI program; "": a script
+	layout []int  // ranks on each of the nodes, in order
+	want   plan
+}
+
+// plan says where a rank sits that is the local one of so many on a node: the GPU's place in Slurm's list, "*" for any,
+// and the percentage, "-" for no cap.
+type plan func(rank seat) string
+
+// round is what the policy and the placement say: round the GPUs, the ranks of one dividing it evenly.
+func round(gpus int) plan {
+	return func(rank seat) string {
+		gpu, place := rank.local%gpus, rank.local/gpus
+		beside := (rank.size - gpu + gpus - 1) / gpus
+		shares, err := policy.Divide(h200, beside, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+		if err != nil {
+			return err.Error()
+		}
+		if shares[place].Percent == 0 {
+			return fmt.Sprintf("%d -", gpu)
+		}
+		return fmt.Sprintf("%d %s", gpu, shares[place].Percent)
+	}
+}
+
+// listed is a plan by node-local rank.
+func listed(places ...string) plan {
+	return func(rank seat) string {
+		if rank.local >= len(places) {
+			return "nothing"
+		}
+		return places[rank.local]
+	}
+}
+
+// again is a launch that is repeated until it succeeds, four times at most: on several nodes ranks of Open MPI 4.1.4 die of
+// SIGSEGV in MPI_Init under Slurm's pmix, before any says a word, without the wrapper as well (7 of 60 launches).
+func again(line string) string { return strings.Join([]string{line, line, line, line}, " || ") }
+
+// unseated is for ranks that are given no seat.
+func unseated(seat) string { return "no seat" }
+
+var h200 = policy.GPU{SMs: node.H200.SMs, TPC: node.H200.TPC}
+
+// seating is a cluster whose ranks say their seats.
+type seating struct {
+	*cluster
+	name     string   // of its recordings
+	uuids    []string // of every node's GPUs, in Slurm's order
+	confined bool     // each task can open its own GPUs alone
+}
+
+func newSeating(t *testing.T, name string, o lab.Options) *seating {
+	t.Helper()
+	o.PrologFlags = "Alloc"
+	s := &seating{name: name, cluster: newCluster(t, stage.Default("overlap = 1"), o), confined: o.ConstrainDevices}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a job here is many launches
+	t.Cleanup(cancel)
+	s.ctx = ctx
+	gpus, err := s.first().Sim.Node.GPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gpu := range gpus {
+		uuid, err := gpu.Text("uuid")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.uuids = append(s.uuids, uuid)
+	}
+	s.makeRanks()
+	return s
+}
+
+// makeRanks puts the programs that ranks run where their user finds them.
+func (s *seating) makeRanks() {
+	s.t.Helper()
+	source := filepath.Join(s.dir, "seat.c")
+	for path, text := range map[string]string{source: seatSource, filepath.Join(s.dir, "seat"): seatScript} {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for _, mpi := range []string{"openmpi", "mpich"} {
+		if out, err := exec.CommandContext(s.ctx, "mpicc."+mpi, "-o", filepath.Join(s.dir, "seat."+mpi), source).CombinedOutput(); err != nil {
+			s.t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// command is a launch's line; the launch's number is what its ranks repeat.
+func (s *seating) command(l launchCase, number int) string {
+	program := strings.TrimSuffix(filepath.Join(s.dir, "seat")+"."+l.rank, ".")
+	plain := fmt.Sprintf("%s %d", program, number)
+	return strings.NewReplacer("WRAP", s.recorder(number)+filepath.Join(s.dir, "mpirun-wrap")+" "+plain, "PLAIN", plain).Replace(l.line)
+}
+
+// try runs all launches in one job and compares each rank's seat with its plan.
+func (s *seating) try(launches []launchCase, args ...string) {
+	s.t.Helper()
+	var script strings.Builder
+	for i, l := range launches {
+		fmt.Fprintf(&script, "echo == $SECONDS s: %s\n%s\n", l.name, s.command(l, i))
+	}
+	id := s.batch(script.String(), args...)
+	s.ended(id)
+	output := s.output(id)
+	said := seatsOf(output)
+	failed := false
+	for i, l := range launches {
+		failed = !s.t.Run(l.name, func(t *testing.T) { s.hold(t, l, said[i]) }) || failed
+		s.keep(i, l)
+	}
+	if failed {
+		s.t.Logf("%s\n%s", output, s.log())
+	}
+	s.quiet()
+}
+
+var seatLine = regexp.MustCompile(`seat launch=(\d+) world=(\d+) local=(\d+)/(\d+) node=(\S+) gpu=(\S+) percent=(\S+) pipe=(\S+)`)
+
+// seatsOf are the seats of each launch, in the ranks' order.
+func seatsOf(output string) map[int][]seat {
+	said := map[int][]seat{}
+	for _, m := range seatLine.FindAllStringSubmatch(output, -1) {
+		var n [4]int
+		for i := range n {
+			n[i], _ = strconv.Atoi(m[i+1]) // digits, by the expression
+		}
+		said[n[0]] = append(said[n[0]], seat{n[1], n[2], n[3], m[5], m[6], m[7], m[8]})
+	}
+	for _, seats := range said {
+		slices.SortFunc(seats, func(a, b seat) int { return a.world - b.world })
+	}
+	return said
+}
+
+// hold compares a launch's seats with its plan, rank by rank, and holds that no GPU is dealt more than once.
+func (s *seating) hold(t *testing.T, l launchCase, seats []seat) {
+	layout := make([]int, len(s.Nodes()))
+	dealt := map[string]int{}
+	for _, x := range seats {
+		i := max(0, slices.Index(s.Nodes(), x.node)) // the only node of a cluster may have another name than its host
+		layout[i]++
+		at, want := s.place(s.Nodes()[i], x), l.want(x)
+		if any, ok := strings.CutPrefix(want, "*"); at != want && !(ok && strings.HasSuffix(at, any)) {
+			t.Errorf("rank %d, %d of %d on %s, sits on %s, want %s", x.world, x.local, x.size, x.node, at, want)
+		}
+		if at != "no seat" {
+			dealt[x.node+" "+x.gpu] += smsAt(x.percent)
+		}
+	}
+	for gpu, sms := range dealt {
+		if sms > h200.SMs {
+			t.Errorf("%d SMs of %s are dealt", sms, gpu)
+		}
+	}
+	if !slices.Equal(layout, l.layout) {
+		t.Errorf("the ranks on the nodes are %v, want %v", layout, l.layout)
+	}
+}
+
+// place is a seat in a plan's words; the daemon must be that node's own.
+func (s *seating) place(name string, x seat) string {
+	switch {
+	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
+		return "no seat"
+	case !strings.HasPrefix(x.pipe, s.stages[name].Paths().Run()):
+		return "another node's daemon, " + x.pipe
+	}
+	var gpus []string
+	for uuid := range strings.SplitSeq(x.gpu, ",") {
+		gpus = append(gpus, strconv.Itoa(slices.Index(s.uuids, uuid)))
+	}
+	return strings.Join(gpus, ",") + " " + x.percent
+}
+
+func smsAt(percent string) int {
+	p, err := policy.ParsePercent(percent)
+	if err != nil {
+		return h200.SMs // no cap
+	}
+	return h200.SMsAt(p)
+}
+
+// Every launcher on one node: five ranks on two GPUs, so that the shares differ.
+func TestSeatsOnOneNode(t *testing.T) {
+	s := newSeating(t, "one", lab.Options{SameName: true})
+	five, three := []int{5}, []int{3}
+	s.try([]launchCase{
+		{"srun", "srun -n5 --mpi=none WRAP", "", five, round(2)},
+		{"srun, pmi2", "srun -n5 --mpi=pmi2 WRAP", "mpich", five, round(2)},
+		{"srun, pmix", again("srun -n5 --mpi=pmix WRAP"), "openmpi", five, round(2)},
+		{"mpirun", "mpirun.openmpi -np 5 WRAP", "openmpi", five, round(2)},
+		{"hydra", "mpiexec.hydra -n 5 WRAP", "mpich", five, round(2)},
+		{"srun, a shell between", "srun -n5 sh -c 'WRAP; true'", "", five, round(2)},
+		{"srun of several programs", "printf '0 WRAP\n1-2 WRAP\n3-4 env WRAP\n' >programs; srun -n5 --multi-prog programs", "", five, round(2)},
+		{"task prolog", "srun -n5 PLAIN", "", five, round(2)},
+		{"task prolog, pmi2", "srun -n5 --mpi=pmi2 PLAIN", "mpich", five, round(2)},
+		// A step with one of the job's GPUs: its ranks share that one.
+		{"two steps", "srun --exact -n2 --gres=gpu:1 WRAP & srun --exact -n2 --gres=gpu:1 WRAP & wait", "", []int{4}, listed("* 50", "* 50")},
+	}, "-n5", "--gres=gpu:2")
+	s.try([]launchCase{
+		// An outer launcher's variables are stale: Slurm's word counts.
+		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap WRAP", "", five, round(2)},
+		{"srun in mpirun, a shell between", "mpirun.openmpi -np 1 sh -c 'srun -n5 --overlap WRAP; true'", "", five, round(2)},
+		{"srun in mpirun, a shell behind", "mpirun.openmpi -np 1 srun -n5 --overlap sh -c 'WRAP; true'", "", five, round(2)},
+		{"srun in hydra, a shell behind", "mpiexec.hydra -n 1 srun -n5 --overlap sh -c 'WRAP; true'", "", five, round(2)},
+		{"srun in hydra", "mpiexec.hydra -n 1 srun -n5 --overlap WRAP", "", five, round(2)},
+		{"task prolog in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", five, round(2)},
+		// An outer step's variables are those of the launcher's own task.
+		{"mpirun in srun", "srun -n1 -c5 mpirun.openmpi --oversubscribe -np 3 WRAP", "openmpi", three, round(2)},
+		{"mpirun in srun, a shell between", "srun -n1 -c5 sh -c 'mpirun.openmpi --oversubscribe -np 3 WRAP; true'", "openmpi", three, round(2)},
+		{"hydra in srun", "srun -n1 -c5 mpiexec.hydra -launcher fork -n 3 WRAP", "mpich", three, round(2)},
+		// mpiexec starts its own daemon by srun. That is no rank, so its ranks without the wrapper have no seat.
+		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unseated},
+		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unseated},
+	}, "-n5", "--gres=gpu:2")
+}
+
+// Where Slurm binds GPUs to single tasks, they keep those.
+func TestSeatsOfBoundTasks(t *testing.T) {
+	newSeating(t, "bound", lab.Options{SameName: true}).bound()
+}
+
+// A job of several tasks of an array, each with an mpirun, and a GPU each.
+func TestSeatsOfAnArray(t *testing.T) {
+	s := newSeating(t, "array", lab.Options{SameName: true})
+	s.try([]launchCase{{"mpirun", "mpirun.openmpi -np 3 WRAP", "openmpi", []int{9}, listed("* 33.333334", "* 33.333334", "* 33.333334")}},
+		"-n3", "--gres=gpu:1", "--array=0-2")
+}
+
+// Where Slurm confines tasks to their own devices its variables count those from 0 in every task: what a process may
+// open says which GPU it has.
+func TestSeatsOfConfinedTasks(t *testing.T) {
+	newSeating(t, "confined", lab.Options{SameName: true, ConstrainDevices: true}).bound()
+}
+
+// bound tries every way in which Slurm binds GPUs to tasks.
+func (s *seating) bound() {
+	four := []int{4}
+	quarter := policy.Percent(0)
+	if shares, err := policy.Divide(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
+		quarter = shares[3].Percent // ranks that know only how many they are at most take the smallest share
+	}
+	first, second := "0 "+quarter.String(), "1 "+quarter.String()
+	s.try([]launchCase{
+		{"bind closest", "srun -n4 --gpu-bind=closest WRAP", "", four, round(2)},
+		{"bind single:1", "srun -n4 --gpu-bind=single:1 WRAP", "", four, round(2)},
+		{"bind single:2", "srun -n4 --gpu-bind=single:2 WRAP", "", four, listed("0 50", "0 50", "1 50", "1 50")},
+		{"bind single:4", "srun -n4 --gpu-bind=single:4 WRAP", "", four, listed(first, first, first, first)},
+		{"bind map_gpu:1,0", "srun -n4 --gpu-bind=map_gpu:1,0 WRAP", "", four, listed("1 50", "0 50", "1 50", "0 50")},
+		{"bind map_gpu:1", "srun -n4 --gpu-bind=map_gpu:1 WRAP", "", four, listed(second, second, second, second)},
+		{"bind map_gpu:1*2,0", "srun -n4 --gpu-bind=verbose,map_gpu:1*2,0 WRAP", "", four, listed("1 33.333334", "1 33.333334", "0 -", "1 33.333334")},
+		{"bind mask_gpu:1,2", "srun -n4 --gpu-bind=mask_gpu:0x1,0x2 WRAP", "", four, listed("0 50", "1 50", "0 50", "1 50")},
+		{"bind, task prolog", "srun -n4 --gpu-bind=map_gpu:1,0 PLAIN", "", four, listed("1 50", "0 50", "1 50", "0 50")},
+	}, "-n4", "--gres=gpu:2")
+	opened := 4 // MPICH's ranks may open what its daemon may
+	if s.confined {
+		opened = s.ofDaemon(4)
+	}
+	s.try([]launchCase{
+		{"a GPU per task", "srun -n4 WRAP", "", four, listed("0 -", "1 -", "2 -", "3 -")},
+		{"a GPU per task, pmi2", "srun -n4 --mpi=pmi2 WRAP", "mpich", four, listed("0 -", "1 -", "2 -", "3 -")},
+		{"a GPU per task, task prolog", "srun -n4 PLAIN", "", four, listed("0 -", "1 -", "2 -", "3 -")},
+		{"a GPU per task, mpirun", "mpirun.openmpi -np 4 WRAP", "openmpi", four, round(4)},
+		{"a GPU per task, hydra", "mpiexec.hydra -n 4 WRAP", "mpich", four, round(opened)},
+	}, "-n4", "--gpus-per-task=1")
+	s.try([]launchCase{
+		{"two GPUs per task", "srun -n2 WRAP", "", []int{2}, listed("0,1 -", "2,3 -")},
+		{"two GPUs per task, task prolog", "srun -n2 PLAIN", "", []int{2}, listed("0,1 -", "2,3 -")},
+		{"two GPUs per task, mpirun", "mpirun.openmpi -np 2 WRAP", "openmpi", []int{2}, listed("0,1 -", "2,3 -")},
+	}, "-n2", "--gpus-per-task=2")
+	pairs := listed("0 50", "0 50", "1 50", "1 50", "2 50", "2 50", "3 50", "3 50")
+	eight := []int{8}
+	s.try([]launchCase{
+		{"two tasks per GPU", "srun -n8 WRAP", "", eight, pairs},
+		{"two tasks per GPU, mpirun", "mpirun.openmpi -np 8 WRAP", "openmpi", eight, round(4)},
+		// mpiexec.hydra (4.0.2) aborts there: Slurm starts two of its daemons, since one GPU has two tasks.
+	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
+	s.try([]launchCase{
+		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
+		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank seat) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
+	}, "-n9", "--gpus=4")
+}
+
+// ofDaemon is how many of a job's GPUs on a node the daemon of a launcher has, which is a task to Slurm. With a GPU per
+// task that is one on 22.05, and all on 24.11.
+func (s *seating) ofDaemon(all int) int {
+	if s.Release() < "24.11" {
+		return 1
+	}
+	return all
+}
+
+// Three nodes with uneven layouts.
+func TestSeatsOnThreeNodes(t *testing.T) {
+	s := newSeating(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
+	uneven, more := []int{2, 2, 1}, []int{3, 1, 1}
+	s.try([]launchCase{
+		{"srun", "srun -n5 WRAP", "", uneven, round(2)},
+		{"srun, pmi2, cyclic", "srun -n5 --mpi=pmi2 -m cyclic WRAP", "mpich", uneven, round(2)},
+		{"srun, pmix, plane", again("srun -n5 --mpi=pmix -m plane=2 WRAP"), "openmpi", uneven, round(2)},
+		{"task prolog", "srun -n5 PLAIN", "", uneven, round(2)},
+		{"srun, arbitrary", "printf 'n1\nn2\nn2\nn1\nn2\nn3\n' >arbitrary; SLURM_HOSTFILE=arbitrary srun -n6 -m arbitrary WRAP", "", []int{2, 3, 1}, round(2)},
+		{"srun, bound", "srun -n9 --gpu-bind=map_gpu:1,0 WRAP", "", []int{3, 3, 3}, listed("1 50", "0 -", "1 50")},
+		{"mpirun, hostfile", "printf 'n1 slots=3\nn2 slots=1\nn3 slots=1\n' >hosts; mpirun.openmpi --hostfile hosts -np 5 WRAP", "openmpi", more, round(2)},
+		{"mpirun, by node", "mpirun.openmpi --map-by node -np 7 WRAP", "openmpi", []int{3, 2, 2}, round(2)},
+		{"hydra", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 WRAP", "mpich", more, round(2)},
+		{"mpirun without the wrapper", "mpirun.openmpi --map-by node -np 7 PLAIN", "openmpi", []int{3, 2, 2}, unseated},
+		{"hydra without the wrapper", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 PLAIN", "mpich", more, unseated},
+		{"mpirun without a shell and the wrapper", "perl -e 'system qw(mpirun.openmpi --map-by node -np 7), @ARGV' PLAIN", "openmpi", []int{3, 2, 2}, unseated},
+		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", uneven, round(2)},
+	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
+	s.try([]launchCase{
+		// Two programs of one step. On 22.05 they never share a node: "already allocated 3 nodes to previous components".
+		{"srun of two groups", "srun -N1 -n2 WRAP : -N2 -n3 WRAP", "", []int{2, 2, 1}, round(2)},
+	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
+	s.try([]launchCase{
+		{"a GPU per task", "srun WRAP", "", []int{2, 2, 2}, round(2)},
+		{"a GPU per task, hydra", "mpiexec.hydra -ppn 2 -n 6 WRAP", "mpich", []int{2, 2, 2}, round(2)},
+		// mpirun is a process of the batch script on the first node; on the others it has a daemon.
+		{"a GPU per task, mpirun", "mpirun.openmpi WRAP", "openmpi", []int{2, 2, 2}, func(rank seat) string {
+			if rank.node == "n1" {
+				return round(2)(rank)
+			}
+			return round(s.ofDaemon(2))(rank)
+		}},
+	}, "-N3", "--ntasks-per-node=2", "--gpus-per-task=1")
+	groups := func(rank seat) string { return round(map[string]int{"n1": 2, "n2": 1}[rank.node])(rank) }
+	// A heterogeneous job. Its components never share a node on 22.05: on one node they wait for ever.
+	s.try([]launchCase{
+		{"a group each", "srun --het-group=0 -n3 WRAP", "", []int{3, 0, 0}, round(2)},
+		{"the other group", "srun --het-group=1 -n2 WRAP", "", []int{0, 2, 0}, round(1)},
+		{"both groups", "srun --het-group=0,1 WRAP", "", []int{3, 2, 0}, groups},
+		{"task prolog", "srun --het-group=0,1 PLAIN", "", []int{3, 2, 0}, groups},
+	}, "-N1", "-n3", "--gres=gpu:2", ":", "-N1", "-n2", "--gres=gpu:1", "--constraint=mps")
+}

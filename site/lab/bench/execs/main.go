@@ -1,0 +1,18 @@
+// Command execs becomes the program that it is given, and nothing else: what a wrapper written in Go takes at the least.
+package main
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: execs PROGRAM [ARG...]")
+		os.Exit(2)
+	}
+	err := syscall.Exec(os.Args[1], os.Args[1:], os.Environ())
+	fmt.Fprintf(os.Stderr, "execs: cannot run %s: %v\n", os.Args[1], err)
+	os.Exit(126)
+}

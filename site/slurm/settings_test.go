@@ -1,0 +1,56 @@
+package slurm
+
+import (
+	"errors"
+	"io/fs"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// Names are of any case, lines go on behind a backslash, an include stands in its place, and a line about another node or
+// a partition is not the cluster's.
+func TestSettings(t *testing.T) {
+	f := files{
+		"/e/slurm.conf": "prologflags=Alloc, # x\nPROLOG=/a\nInclude more.conf\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n" +
+			"NodeName=n3 Gres=gpu:3\nPartitionName=p Nodes=n1 Gres=none\n",
+		"/e/more.conf": "Prolog=/b\n",
+	}
+	s, err := readSettings(f.open, "/e/slurm.conf", "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]Setting{
+		"PrologFlags": {{"Alloc,", "/e/slurm.conf:1"}},
+		"prolog":      {{"/a", "/e/slurm.conf:2"}, {"/b", "/e/more.conf:1"}},
+		"Gres":        {{"gpu:1", "/e/slurm.conf:4"}, {"gpu:2", "/e/slurm.conf:5"}},
+		"feature":     {{"mps", "/e/slurm.conf:5"}},
+		"Epilog":      nil,
+	}
+	for name, all := range want {
+		if got := s.All(name); !reflect.DeepEqual(got, all) {
+			t.Errorf("%s: %v, want %v", name, got, all)
+		}
+	}
+	if last, ok := s.Last("gres"); !ok || last.Value != "gpu:2" {
+		t.Errorf("last %v, %v", last, ok)
+	}
+	if _, ok := s.Last("Epilog"); ok {
+		t.Error("Epilog is set")
+	}
+}
+
+func TestSettingsRefused(t *testing.T) {
+	for content, want := range map[string]string{
+		"Prolog\n":           "cannot read /e/slurm.conf:1: ",
+		"NodeName=n[1 X=1\n": "cannot read /e/slurm.conf:1: ",
+		"include a%b\n":      "cannot read /e/slurm.conf:1: include",
+	} {
+		if _, err := readSettings(files{"/e/slurm.conf": content}.open, "/e/slurm.conf", "n1"); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", content, err, want)
+		}
+	}
+	if _, err := readSettings(files{}.open, "/e/slurm.conf", "n1"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
