@@ -35,9 +35,13 @@ var rooms = map[string][]string{
 	"cmd/internal/sight":  {"cmd/internal/ctl", "cmd/internal/node", "policy", "site", "site/gpu", "site/lease", "site/mps"},
 	"cmd/internal/status": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "policy", "site", "github.com/spf13/cobra"},
 	"cmd/internal/audit":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "github.com/spf13/cobra"},
+	"cmd/internal/doctor": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/sight", "mpirun-wrap", "policy", "policy/policyfile", "site", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/shelf":  {"cmd/internal/ctl", "site/etc", "github.com/spf13/cobra"},
+	"site/etc":            {},
 	"cmd/internal/plan":   {"cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
 	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/spf13/cobra"},
-	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/status"},
+	"cmd/internal/reap":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "site", "site/lease", "site/mps", "github.com/spf13/cobra"},
+	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no

@@ -51,6 +51,9 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	}
 	name := strconv.FormatUint(uint64(l.Job.ID), 10)
 	whole, fresh := filepath.Join(dir, name), filepath.Join(dir, "."+name+".new")
+	if info, err := os.Lstat(whole); err == nil && !l.Made.IsZero() && info.ModTime().After(l.Made) {
+		return 0, nil // an epilog kept them that was killed since: what it had not removed yet is less
+	}
 	if err := os.RemoveAll(fresh); err != nil {
 		return 0, fmt.Errorf("cannot keep logs: %w", err)
 	}
@@ -58,11 +61,12 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("cannot keep logs: %w", err), os.RemoveAll(fresh))
 	}
-	if err := os.RemoveAll(whole); err != nil {
-		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	err = os.RemoveAll(whole)
+	if err == nil {
+		err = os.Rename(fresh, whole)
 	}
-	if err := os.Rename(fresh, whole); err != nil {
-		return 0, fmt.Errorf("cannot keep logs: %w", err)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("cannot keep logs: %w", err), os.RemoveAll(fresh))
 	}
 	return kept, nil
 }

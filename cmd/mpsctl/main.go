@@ -7,11 +7,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/audit"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/doctor"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/law"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/plan"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/reap"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/shelf"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/status"
 )
 
 func main() {
-	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command))
+	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command, reap.Command, doctor.Command, shelf.Command))
 }

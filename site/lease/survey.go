@@ -17,7 +17,8 @@ import (
 // What follows is for whoever looks at a node and changes nothing. No lock is taken: a file is whole or absent, and what
 // is read of several files may be of several moments, so a reader looks twice before it calls anything wrong.
 
-// Claim is a claim on a device as its file says it. Err is why it says nothing: root's alone to read, torn, or void.
+// Claim is a claim on a device as its file says it. Err is why it says nothing: root's alone to read, torn, or void; a
+// void one names its job all the same.
 type Claim struct {
 	UUID site.UUID
 	Job  uint32
@@ -38,11 +39,24 @@ func (j *Journal) Claims() ([]Claim, error) {
 		}
 		var c claim
 		err := readRecord(j.claimPath(uuid), j.boot, &c)
+		if errors.Is(err, ErrVoid) {
+			c.Job = j.claimant(uuid)
+		}
 		if !errors.Is(err, ErrNone) { // gone meanwhile
 			claims = append(claims, Claim{uuid, c.Job, err})
 		}
 	}
 	return claims, nil
+}
+
+// claimant is the job that a claim names, of whatever boot; 0 for none.
+func (j *Journal) claimant(uuid site.UUID) uint32 {
+	var c claim
+	content, err := site.ReadOwned(j.claimPath(uuid))
+	if err != nil || json.Unmarshal(content, &c) != nil {
+		return 0
+	}
+	return c.Job
 }
 
 // Jobs lists the jobs that have a lease, in order; none where there is no journal yet.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -96,6 +97,8 @@ func serves(pid int, pipeDir string) (site.Proc, kin) {
 	}
 	environment, err := os.ReadFile(folder + "/environ")
 	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return site.Proc{}, stranger
 	case err != nil || !before.Proc.Alive():
 		return site.Proc{}, gone
 	case len(environment) == 0:

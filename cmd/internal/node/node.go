@@ -31,6 +31,7 @@ type node struct {
 	journal *lease.Journal
 	gpus    *lazyGPUs
 	control mps.Control
+	out     io.Writer // of log
 	log     zerolog.Logger
 	close   func()
 }
@@ -53,9 +54,13 @@ func open(paths site.Paths, program string, job uint32) (n node, factsErr, err e
 	return node{
 		paths: paths, facts: facts, journal: journal, gpus: gpus,
 		control: mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath},
-		log:     zerolog.New(out).With().Timestamp().Str("program", program).Uint32("job", job).Logger(),
-		close:   func() { gpus.Close(); closeLog() },
+		out:     out, log: logOf(out, program, job),
+		close: func() { gpus.Close(); closeLog() },
 	}, factsErr, nil
+}
+
+func logOf(out io.Writer, program string, job uint32) zerolog.Logger {
+	return zerolog.New(out).With().Timestamp().Str("program", program).Uint32("job", job).Logger()
 }
 
 // closer is the undo of the house.

@@ -1,0 +1,530 @@
+package cmd_test
+
+import (
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
+)
+
+// diagnosis is the JSON of doctor, as somebody reads it who has the documentation.
+type diagnosis struct {
+	Node     string `json:"node"`
+	Time     string `json:"time"`
+	Complete bool   `json:"complete"`
+	Looked   struct {
+		SlurmConf string `json:"slurm_conf"`
+		Driver    string `json:"driver"`
+		GPUs      int    `json:"gpus"`
+		Programs  int    `json:"programs"`
+		Checks    int    `json:"checks"`
+	} `json:"looked"`
+	Findings []struct {
+		Kind  string `json:"kind"`
+		Level string `json:"level"`
+		Where string `json:"where"`
+		What  string `json:"what"`
+		Do    string `json:"do"`
+	} `json:"findings"`
+	Unseen []string `json:"unseen"`
+}
+
+// ward is a node in good health, set up as mpsctl site show slurm.conf and gres.conf have it, for something to go wrong.
+type ward struct{ play }
+
+const wardNode = "gpu01"
+
+func newWard(t *testing.T) ward {
+	t.Helper()
+	return wardIn(newPlay(t, "", node.H200, node.H200))
+}
+
+func wardIn(p play) ward {
+	p.t.Helper()
+	w := ward{p}
+	w.linkPrograms()
+	for _, program := range []string{"prolog", "epilog", "task-prolog"} {
+		w.script(w.hook(program), fmt.Sprintf("exec %s --root %s\n", w.bin(program), w.Root))
+	}
+	conf := w.shows("slurm.conf")
+	conf = strings.ReplaceAll(conf, "/usr/libexec/slurm-mps", filepath.Dir(w.hook("x")))
+	w.write(w.conf, strings.ReplaceAll(conf, "gpu:4", "gpu:2"))
+	w.write(w.gres(), strings.ReplaceAll(w.shows("gres.conf"), "[0-3]", "[0-1]"))
+	w.write(w.cgroup(), "ConstrainDevices=yes\n")
+	w.write(w.Paths().Policy(), w.shows("policy.hcl"))
+	return w
+}
+
+// linkPrograms gives the node a folder of programs of its own.
+func (w *ward) linkPrograms() {
+	w.t.Helper()
+	from := w.Bin
+	w.Bin = filepath.Join(filepath.Dir(w.Root), "bin")
+	w.change(os.Mkdir(w.Bin, 0o755))
+	for _, program := range stage.Programs {
+		if err := os.Link(filepath.Join(from, program), w.bin(program)); err != nil { // another file system
+			w.copy(filepath.Join(from, program), w.bin(program))
+		}
+	}
+}
+
+func (w ward) copy(from, to string) {
+	w.t.Helper()
+	content, err := os.ReadFile(from)
+	w.change(err)
+	w.change(os.WriteFile(to, content, 0o755))
+}
+
+// own makes a program the ward's alone and names it: what is done to it is not done to the others' build.
+func (w ward) own(program string) string {
+	w.t.Helper()
+	w.copy(w.bin(program), w.bin(program)+".own")
+	w.change(os.Rename(w.bin(program)+".own", w.bin(program)))
+	return w.bin(program)
+}
+
+func (w ward) bin(program string) string { return filepath.Join(w.Bin, program) }
+func (w ward) hook(program string) string {
+	return filepath.Join(filepath.Dir(w.Root), "hooks", program)
+}
+func (w ward) cgroup() string { return filepath.Join(filepath.Dir(w.conf), "cgroup.conf") }
+
+func (w ward) script(path, content string) {
+	w.t.Helper()
+	w.write(path, "#!/bin/sh\n"+content)
+	w.change(os.Chmod(path, 0o755))
+}
+
+func (w ward) change(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w ward) shows(name string) string {
+	w.t.Helper()
+	result := w.ctl("site", "show", name)
+	if result.Code != 0 {
+		w.t.Fatalf("site show %s: %+v", name, result)
+	}
+	return result.Output
+}
+
+// edit puts one text in place of another in a file, which has it.
+func (w ward) edit(path, old, new string) {
+	w.t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil || !strings.Contains(string(content), old) {
+		w.t.Fatalf("%s: no %q: %v", path, old, err)
+	}
+	w.write(path, strings.Replace(string(content), old, new, 1))
+}
+
+// sets adds a line to slurm.conf.
+func (w ward) sets(line string) { w.edit(w.conf, "GresTypes=", line+"\nGresTypes=") }
+
+func (w ward) doctor(args ...string) stage.Result {
+	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode}, args...)...)
+}
+
+// diagnose is what doctor says in JSON, in which no word is unknown; its exit code must say whether it found anything.
+func (w ward) diagnose() diagnosis {
+	w.t.Helper()
+	return w.read(w.doctor("--json"))
+}
+
+func (w ward) read(result stage.Result) diagnosis {
+	w.t.Helper()
+	var d diagnosis
+	decoder := json.NewDecoder(strings.NewReader(result.Output))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&d); err != nil {
+		w.t.Fatalf("%v: %s", err, result.Output)
+	}
+	if found := len(d.Findings)+len(d.Unseen) > 0; result.Code != map[bool]int{false: 0, true: 1}[found] || d.Complete != (len(d.Unseen) == 0) {
+		w.t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	return d
+}
+
+// A healthy node: exit 0, one line that says what was looked at, nothing changed, and JSON whose lists are lists.
+func TestDoctorOfAHealthyNode(t *testing.T) {
+	w := newWard(t)
+	before := w.files()
+	result := w.doctor()
+	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 5 programs, ` + regexp.QuoteMeta(w.conf) + `, driver [0-9.]+, 2 GPUs\n$`)
+	if result.Code != 0 || !line.MatchString(result.Output) {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	raw := w.doctor("--json").Output
+	for _, list := range []string{`"findings":[]`, `"unseen":[]`, `"complete":true`} {
+		if !strings.Contains(raw, list) {
+			t.Errorf("no %s in %s", list, raw)
+		}
+	}
+	d := w.diagnose()
+	if d.Node != wardNode || d.Looked.SlurmConf != w.conf || d.Looked.GPUs != 2 || d.Looked.Programs != 5 || d.Looked.Checks < 30 || d.Looked.Driver == "" {
+		t.Errorf("looked %+v", d)
+	}
+	if after := w.files(); !reflect.DeepEqual(after, before) {
+		t.Errorf("doctor changed files:\n%v\n%v", before, after)
+	}
+}
+
+// files are all files of the ward with their modes and contents' sizes.
+func (w ward) files() (all []string) {
+	w.t.Helper()
+	err := filepath.Walk(filepath.Dir(w.Root), func(path string, info os.FileInfo, err error) error {
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size()))
+		}
+		return err
+	})
+	w.change(err)
+	return all
+}
+
+// Healthy too: programs named without a script, a pattern, an include, names of any case, AutoDetect, a job that runs.
+func TestDoctorOfOtherHealthyNodes(t *testing.T) {
+	for name, plant := range map[string]func(ward){
+		"programs themselves": func(w ward) {
+			for _, program := range []string{"prolog", "epilog", "task-prolog"} {
+				w.edit(w.conf, w.hook(program)+"\n", w.bin(program)+"\n")
+			}
+		},
+		"patterns": func(w ward) {
+			w.folder("prolog", "10-ours", "50-other")
+			w.folder("epilog", "90-ours", "50-other")
+		},
+		"an include, and any case": func(w ward) {
+			w.edit(w.conf, "PrologFlags=Alloc,Contain", "include more.conf \\\n\n")
+			w.write(filepath.Join(filepath.Dir(w.conf), "more.conf"), "PROLOGFLAGS=contain\n")
+		},
+		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
+		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534\nKillWait=60") },
+		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=95") },
+		"private folders": func(w ward) {
+			w.sets("JobContainerType=job_container/tmpfs")
+			w.write(w.container(), "BasePath=/var/x Dirs=/var/tmp\n")
+		},
+		"no constraint asks": func(w ward) { w.edit(w.Paths().Policy(), `constraint = "mps"`, ""); w.edit(w.conf, " Feature=mps", "") },
+		"a link to a program": func(w ward) {
+			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
+			w.edit(w.conf, w.hook("prolog")+"\n", w.hook("link")+"\n")
+		},
+		"a job runs":      func(w ward) { w.must(0, w.wardJob(), "prolog") },
+		"a job has ended": func(w ward) { w.must(0, w.wardJob(), "prolog"); w.must(0, w.wardJob(), "epilog") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			plant(w)
+			if d := w.diagnose(); len(d.Findings)+len(d.Unseen) != 0 {
+				t.Errorf("found %+v", d)
+			}
+		})
+	}
+}
+
+func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
+
+func (w ward) wardJob() stage.Job {
+	j := w.job(7, "0")
+	j.Extra = append(j.Extra, "SLURMD_NODENAME="+wardNode)
+	return j
+}
+
+// folder makes a folder of scripts of a hook, one of which starts our program.
+func (w ward) folder(program string, names ...string) {
+	w.t.Helper()
+	for _, name := range names {
+		content := "exit 0\n"
+		if strings.HasSuffix(name, "-ours") {
+			content = fmt.Sprintf("# %s does what is to be done\nexec \"%s\" --root %s\n", w.bin("mpsctl"), w.bin(program), w.Root)
+		}
+		w.script(filepath.Join(w.hook(program+".d"), name), content)
+	}
+	w.edit(w.conf, w.hook(program)+"\n", w.hook(program+".d")+"/*\n")
+}
+
+// faultPlanted is something that is wrong with a node, and what doctor says of it. BIN, ROOT, DIR, CONF and HOOKS in the words
+// stand for the ward's.
+type faultPlanted struct {
+	name, kind string
+	plant      func(ward)
+	where, do  string // of the finding; the repair begins so
+	mends      bool   // the repair is a command, after which doctor finds nothing
+	unseen     bool   // and something could not be looked at for it
+}
+
+func (w ward) copyOf(program string) string {
+	w.t.Helper()
+	path := filepath.Join(filepath.Dir(w.Root), program)
+	w.copy(w.Sim.Program(program), path)
+	return path
+}
+
+var planted = []faultPlanted{
+	{name: "a prolog that may be executed and not read", kind: "program-mode", plant: func(w ward) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
+	{name: "a task-prolog for root alone", kind: "program-mode", plant: func(w ward) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
+	{name: "no wrapper", kind: "program-missing", plant: func(w ward) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
+	{name: "a wrapper of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(w.own("mpirun-wrap"), uid, gid)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
+	{name: "a folder of programs for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
+	{name: "a folder of scripts of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(filepath.Dir(w.hook("x")), uid, gid)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
+
+	{name: "a policy with a mistake", kind: "policy", plant: func(w ward) { w.edit(w.Paths().Policy(), "overlap        = 2", "overlap        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+	{name: "no policy", kind: "policy", plant: func(w ward) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
+	{name: "a policy of somebody else", kind: "policy", plant: func(w ward) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
+	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
+	{name: "a site file with a mistake", kind: "site-file", plant: func(w ward) { w.write(w.Paths().Facts(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
+
+	{name: "no control program", kind: "control-missing", plant: func(w ward) { w.edit(w.Paths().Facts(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "a control program that is none", kind: "control-mode", plant: func(w ward) {
+		path := w.copyOf("nvidia-cuda-mps-control")
+		w.change(os.Chmod(path, 0o644))
+		w.edit(w.Paths().Facts(), w.Sim.Program("nvidia-cuda-mps-control"), path)
+	}, where: "DIR/nvidia-cuda-mps-control", do: "chmod 755 DIR/nvidia-cuda-mps-control", mends: true},
+	{name: "no folder of libraries", kind: "library-path", plant: func(w ward) { w.edit(w.Paths().Facts(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library") }, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "no NVML", kind: "nvml", plant: func(w ward) { w.edit(w.Paths().Facts(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "a driver that does not start", kind: "nvml", plant: func(w ward) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
+
+	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
+	{name: "a GPU of before Volta", kind: "gpu-too-old", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Set("cc_major", "6")) }, where: "GPU 1, GPU-", do: "give its node no Feature"},
+	{name: "persistence mode off", kind: "persistence-off", plant: func(w ward) { w.change(w.Sim.Node.GPU(0).Set("persistence", "0")) }, where: "GPU 0, GPU-", do: "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i GPU-"},
+	{name: "MIG", kind: "mig-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
+	{name: "a GPU that is prohibited", kind: "gpu-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.Prohibited)) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
+	{name: "a GPU that is exclusive and nobody's", kind: "exclusive-without-lease", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless somebody meant it: nvidia-smi -i GPU-"},
+
+	{name: "a line of slurm.conf that is none", kind: "slurm-conf", plant: func(w ward) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
+	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w ward) { w.change(os.Remove(w.conf)) }, where: "CONF/slurm.conf", do: "say where it is: mpsctl doctor --slurm-conf FILE"},
+	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "\nProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
+	{name: "an epilog of somebody else", kind: "hook-not-ours", plant: func(w ward) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "our prolog as the epilog", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "no TaskProlog=", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
+	{name: "a prolog that is not there", kind: "hook-missing", plant: func(w ward) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
+	{name: "a script that may not be read", kind: "hook-mode", plant: func(w ward) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
+	{name: "a prolog that is not the last", kind: "hook-order", plant: func(w ward) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
+	{name: "an epilog that is not the first", kind: "hook-order", plant: func(w ward) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
+	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w ward) { w.edit(w.conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "Alloc without Contain", kind: "prolog-flags-contain", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "Alloc") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "RunInJob", kind: "run-in-job", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "RunInJob") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "too little time", kind: "hook-timeout", plant: func(w ward) { w.sets("PrologEpilogTimeout=94") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=95 in CONF/slurm.conf"},
+	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w ward) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
+	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w ward) {
+		w.sets("PrologTimeout=100")
+		w.edit(w.Paths().Facts(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
+	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=125 in CONF/slurm.conf"},
+	{name: "a short KillWait", kind: "kill-wait", plant: func(w ward) { w.edit(w.conf, "KillWait=30", "KillWait=29") }, where: "CONF/slurm.conf:8", do: "write KillWait=30 in CONF/slurm.conf"},
+	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
+	{name: "a node without a line", kind: "node-unknown", plant: func(w ward) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
+	{name: "a node with two lines", kind: "node-line", plant: func(w ward) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
+	{name: "a node without GPUs", kind: "node-gres", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:16", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "a node without the feature", kind: "node-feature", plant: func(w ward) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:16", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "no gres.conf", kind: "gres-conf", plant: func(w ward) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it: mpsctl site show gres.conf"},
+	{name: "a word in gres.conf that is none", kind: "gres-conf", plant: func(w ward) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
+	{name: "two types of GPUs", kind: "gpu-types", plant: func(w ward) {
+		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
+		w.write(w.gres(), "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
+	}, where: "CONF/slurm.conf:16", do: "give the node's GPUs one type"},
+	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w ward) { w.edit(w.gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:3"); w.write(w.gres(), "AutoDetect=nvml\n") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
+	{name: "gres/mps", kind: "gres-mps", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=gpu,mps") }, where: "CONF/slurm.conf:3", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf"},
+	{name: "gres/mps of a node", kind: "gres-mps", plant: func(w ward) { w.edit(w.gres(), "Name=gpu", "Name=mps Count=200\nName=gpu") }, where: "CONF/gres.conf", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
+	{name: "a state in a private /tmp", kind: "state-private", plant: func(w ward) {
+		w.sets("JobContainerType=job_container/tmpfs")
+		w.write(w.container(), "BasePath=/var/x\n")
+	}, where: "CONF/slurm.conf:3", do: "take /tmp out of Dirs="},
+	{name: "a state in another private folder", kind: "state-private", plant: func(w ward) {
+		w.sets("JobContainerType=job_container/tmpfs")
+		w.write(w.container(), "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,"+w.Root+"/run\n")
+	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of Dirs="},
+	{name: "devices for all", kind: "devices-open", plant: func(w ward) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
+	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:12", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
+
+	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w ward) {
+		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
+		w.change(os.Chmod(w.Paths().Run(), 0o777))
+	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
+	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=7 BIN/epilog --root ROOT", mends: true},
+	{name: "a torn lease", kind: "lease-unreadable", plant: func(w ward) { w.write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
+}
+
+// words puts the ward's own paths into a sentence.
+func (w ward) words(text string) string {
+	dir := filepath.Dir(w.Root)
+	return strings.NewReplacer("BIN", w.Bin, "ROOT", w.Root, "HOOKS", filepath.Dir(w.hook("x")), "CONF", filepath.Dir(w.conf), "DIR", dir).Replace(text)
+}
+
+// Each fault is found, alone, where it is, and with its repair; where the repair is a command, it makes the node healthy.
+func TestDoctorFindsEachFault(t *testing.T) {
+	for _, f := range planted {
+		t.Run(f.name, func(t *testing.T) {
+			w := newWard(t)
+			f.plant(w)
+			w.expect(f)
+			if f.mends {
+				w.mend()
+			}
+		})
+	}
+}
+
+func (w ward) expect(f faultPlanted) {
+	w.t.Helper()
+	w.found(w.diagnose(), f)
+	if text := w.doctor().Output; !strings.Contains(text, f.kind+"  ") || !strings.HasSuffix(text, "1 finding\n") {
+		w.t.Errorf("the text says\n%s", text)
+	}
+}
+
+// found holds that there is this one finding.
+func (w ward) found(d diagnosis, f faultPlanted) {
+	w.t.Helper()
+	if len(d.Findings) != 1 || (len(d.Unseen) != 0) != f.unseen {
+		w.t.Fatalf("found %+v", d)
+	}
+	got := d.Findings[0]
+	if got.Kind != f.kind || !strings.Contains(got.Where, w.words(f.where)) || !strings.HasPrefix(got.Do, w.words(f.do)) || got.What == "" || !slices.Contains([]string{"fault", "warning"}, got.Level) {
+		w.t.Errorf("got  %+v\nwant %s  %s\n do: %s", got, f.kind, w.words(f.where), w.words(f.do))
+	}
+}
+
+// mend runs the repair as root would, in a shell.
+func (w ward) mend() {
+	w.t.Helper()
+	do := w.diagnose().Findings[0].Do
+	if _, command, ok := strings.Cut(do, ": "); ok && !strings.HasPrefix(do, "chown") {
+		do = command
+	}
+	cmd := exec.CommandContext(w.ctx, "/bin/sh", "-c", do)
+	cmd.Env = []string{"PATH=" + w.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin"}
+	if said, err := cmd.CombinedOutput(); err != nil {
+		w.t.Fatalf("%s: %v: %s", do, err, said)
+	}
+	if d := w.diagnose(); len(d.Findings)+len(d.Unseen) != 0 {
+		w.t.Errorf("after %s: %+v", do, d)
+	}
+}
+
+// A program of another build among ours.
+func TestDoctorFindsAnotherVersion(t *testing.T) {
+	w := newWard(t)
+	file, err := elf.Open(w.bin("epilog"))
+	w.change(err)
+	defer file.Close()
+	symbols, err := file.Symbols()
+	w.change(err)
+	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == "github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit" })
+	if at < 0 {
+		t.Fatal("the programs do not say of what version they are")
+	}
+	section := file.Sections[symbols[at].Section]
+	program, err := os.OpenFile(w.own("epilog"), os.O_WRONLY, 0)
+	w.change(err)
+	defer program.Close()
+	_, err = program.WriteAt([]byte{3}, int64(section.Offset+symbols[at].Value-section.Addr)+8) // the length of the string
+	w.change(err)
+	w.expect(faultPlanted{kind: "program-versions", where: "BIN", do: "install all of one build"})
+}
+
+func TestDoctorFindsALongPath(t *testing.T) {
+	dir := filepath.Join(publicDir(t), strings.Repeat("x", 60))
+	w := wardIn(playIn(t, dir, "", node.H200, node.H200))
+	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "move it with a shorter --root"})
+}
+
+// A file system with room for a few files only.
+func TestDoctorFindsNoRoom(t *testing.T) {
+	w := newWard(t)
+	run := filepath.Dir(w.Paths().Run())
+	w.change(os.MkdirAll(run, 0o755))
+	if err := unix.Mount("tmpfs", run, "tmpfs", 0, "size=64k,mode=755"); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			t.Skip("needs to mount a file system")
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.change(unix.Unmount(run, unix.MNT_DETACH)) })
+	w.expect(faultPlanted{kind: "state-room", where: "ROOT/run/slurm-mps", do: "make room there: df -h ROOT/run"})
+}
+
+// A limit that root may not raise, as in a container without the capability.
+func TestDoctorFindsFewFiles(t *testing.T) {
+	w := newWard(t)
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip(err)
+	}
+	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.conf, "--node", wardNode)...)
+	out, err := exec.CommandContext(w.ctx, "/bin/sh", line...).Output()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.found(w.read(stage.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "LimitNOFILE="})
+}
+
+// The name and the file come from where slurmd has them; a user who looks is told that it is not all.
+func TestDoctorAsksTheEnvironment(t *testing.T) {
+	w := newWard(t)
+	result, err := w.Run(w.ctx, []string{"SLURM_CONF=" + w.conf, "SLURMD_NODENAME=" + wardNode}, "mpsctl", "doctor", "--json")
+	w.change(err)
+	if d := w.read(result); d.Node != wardNode || d.Looked.SlurmConf != w.conf || len(d.Findings) != 0 {
+		t.Errorf("%+v", d)
+	}
+	for args, want := range map[string]string{
+		"--slurm-conf x": `cannot use --slurm-conf "x": give an absolute path`,
+		"more":           `cannot take "more"`,
+		"--bogus":        "cannot read flags: unknown flag: --bogus",
+	} {
+		if result := w.ctl(append([]string{"doctor"}, strings.Fields(args)...)...); result.Code != 2 || !strings.HasPrefix(result.Output, "mpsctl: "+want) {
+			t.Errorf("%s: %+v", args, result)
+		}
+	}
+}
+
+// What is shown is what the sources have, byte for byte, and list names all of it.
+func TestSiteShows(t *testing.T) {
+	w := newWard(t)
+	var listed struct {
+		Files []struct{ Name, Place, About string }
+	}
+	w.change(json.Unmarshal([]byte(w.ctl("site", "list", "--json").Output), &listed))
+	entries, err := os.ReadDir("../site/etc")
+	w.change(err)
+	var names []string
+	for _, f := range listed.Files {
+		names = append(names, f.Name)
+		content, err := os.ReadFile(filepath.Join("../site/etc", f.Name))
+		if err != nil || w.shows(f.Name) != string(content) || len(content) == 0 {
+			t.Errorf("%s is not what the sources have: %v", f.Name, err)
+		}
+		var shown struct{ Name, Place, About, Content string }
+		w.change(json.Unmarshal([]byte(w.ctl("site", "show", "--json", f.Name).Output), &shown))
+		if shown.Content != string(content) || shown.Place != f.Place || !strings.Contains(w.ctl("site", "list").Output, f.Name+" ") {
+			t.Errorf("%s in JSON: %+v", f.Name, shown)
+		}
+	}
+	for _, entry := range entries {
+		if name := entry.Name(); filepath.Ext(name) != ".go" && !slices.Contains(names, name) {
+			t.Errorf("%s is not listed", name)
+		}
+	}
+	for _, args := range [][]string{{"site"}, {"site", "show"}, {"site", "show", "x"}, {"site", "show", "../etc/policy.hcl"}, {"site", "list", "x"}} {
+		if result := w.ctl(args...); result.Code != 2 || strings.Count(result.Output, "\n") != 1 {
+			t.Errorf("%q: %+v", args, result)
+		}
+	}
+}

@@ -1,0 +1,195 @@
+// Package doctor is mpsctl doctor: what stands between this node and a working job, each with its repair.
+//
+// The promise: it changes nothing, waits for nobody without a deadline, and says nothing is wrong that it has not seen.
+// Gathering and judging are apart: Judge is pure.
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/spf13/cobra"
+)
+
+const help = `doctor looks for what stands between this node and a job with MPS, and changes nothing: our programs and files, the control
+program, the driver and its GPUs, slurm.conf, gres.conf and the files beside them, limits, and what is left of jobs that
+have ended. Each finding says what to do, and is a fault (a job fails, or gets less than it was granted) or a warning.
+
+slurm.conf is the one of --slurm-conf, else of SLURM_CONF, else /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf. This
+node's name there is that of --node, else of SLURMD_NODENAME, else the host's, up to its first dot.
+
+It exits with 0 where all was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Who is not root
+cannot see all.`
+
+// Command is mpsctl doctor.
+func Command(call *ctl.Call) *cobra.Command {
+	var conf, name string
+	c := &cobra.Command{
+		Use: "doctor", Short: "find what stands between this node and a working job", Long: help,
+		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].do'",
+		DisableFlagsInUseLine: true, Args: ctl.NoOperand,
+		PreRunE: func(*cobra.Command, []string) error {
+			if conf != "" && !filepath.IsAbs(conf) {
+				return fmt.Errorf("cannot use --slurm-conf %q: give an absolute path", conf)
+			}
+			return nil
+		},
+		RunE: func(*cobra.Command, []string) error {
+			q, err := asked(call, conf, name)
+			if err != nil {
+				return cli.Failed{Err: err}
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			defer stop()
+			n := gather(ctx, q)
+			if ctx.Err() != nil {
+				return cli.Failed{Err: errors.New("cannot print findings: interrupted")}
+			}
+			return tell(call, newReport(n))
+		},
+	}
+	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and what lies beside it")
+	c.Flags().StringVar(&name, "node", "", "the node's `NAME` in slurm.conf")
+	return c
+}
+
+// asked fills in what was not given.
+func asked(call *ctl.Call, conf, name string) (question, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return question{}, fmt.Errorf("cannot find own program: %w", err)
+	}
+	if name == "" {
+		name = variable(call.Env, "SLURMD_NODENAME")
+	}
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return question{}, fmt.Errorf("cannot tell which node this is: %w: give --node", err)
+		}
+		name, _, _ = strings.Cut(host, ".")
+	}
+	if conf == "" {
+		conf = found(variable(call.Env, "SLURM_CONF"))
+	}
+	return question{paths: call.Paths, conf: conf, node: name, self: self}, nil
+}
+
+// found is slurm.conf where a slurmd would find it.
+func found(named string) string {
+	if named != "" {
+		return named
+	}
+	const usual, configless = "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"
+	if _, err := os.Stat(usual); err != nil {
+		if _, err := os.Stat(configless); err == nil {
+			return configless
+		}
+	}
+	return usual
+}
+
+func variable(env []string, name string) string {
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// report is the JSON.
+type report struct {
+	Node     string    `json:"node"`
+	Time     time.Time `json:"time"`
+	Complete bool      `json:"complete"` // all was seen
+	Looked   looked    `json:"looked"`
+	Findings []Finding `json:"findings"`
+	Unseen   []string  `json:"unseen"`
+}
+
+// looked is what was looked at.
+type looked struct {
+	SlurmConf string `json:"slurm_conf"` // "" where there is none to read
+	Driver    string `json:"driver"`     // its version, "" where it does not answer
+	GPUs      int    `json:"gpus"`
+	Programs  int    `json:"programs"`
+	Checks    int    `json:"checks"`
+}
+
+func newReport(n Node) report {
+	r := report{Node: n.Name, Time: n.Time, Complete: len(n.Unseen) == 0, Findings: Judge(n), Unseen: n.Unseen}
+	r.Looked.Programs, r.Looked.Checks = len(n.Programs), len(checks)
+	if n.Slurm != nil {
+		r.Looked.SlurmConf = n.Slurm.Path
+	}
+	if n.Driver != nil {
+		r.Looked.Driver, r.Looked.GPUs = n.Driver.Version, len(n.Driver.GPUs)
+	}
+	return r
+}
+
+func tell(call *ctl.Call, r report) error {
+	var err error
+	if call.JSON {
+		encoder := json.NewEncoder(call.Out)
+		encoder.SetEscapeHTML(false) // "do" holds commands
+		err = encoder.Encode(r)
+	} else {
+		_, err = io.WriteString(call.Out, r.text(call.Screen()))
+	}
+	if err != nil {
+		return ctl.Wrote("findings", err)
+	}
+	if len(r.Findings) > 0 || !r.Complete {
+		return cli.ErrFound
+	}
+	return nil
+}
+
+// text is the report for people: what was looked at on one line, then what was found.
+func (r report) text(screen ctl.Screen) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Strong(r.Node), r.Time.Format("2006-01-02 15:04:05"), ctl.Count(r.Looked.Checks, "check"),
+		ctl.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), ctl.Count(r.Looked.GPUs, "GPU"))
+	for _, f := range r.Findings {
+		mark := screen.Bad("!")
+		if f.Level == Warning {
+			mark = screen.Odd("~")
+		}
+		fmt.Fprintf(&b, "\n%s %s  %s\n", mark, screen.Strong(string(f.Kind)), f.Where)
+		b.WriteString(screen.Fold("    ", f.What))
+		fmt.Fprintf(&b, "    do: %s\n", f.Do)
+	}
+	for i, what := range r.Unseen {
+		if i == 0 {
+			fmt.Fprintf(&b, "\n%s\n", screen.Odd("not seen"))
+		}
+		b.WriteString(screen.Fold("  ", what))
+	}
+	if len(r.Findings) > 0 {
+		fmt.Fprintf(&b, "\n%s\n", screen.Bad(ctl.Count(len(r.Findings), "finding")))
+	}
+	return b.String()
+}
+
+func orNo(what, value string) string {
+	if value == "" {
+		return "no " + what
+	}
+	if what == "slurm.conf" {
+		return value
+	}
+	return what + " " + value
+}

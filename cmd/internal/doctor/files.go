@@ -1,0 +1,237 @@
+package doctor
+
+import (
+	"debug/buildinfo"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// look sees a file, and whether another than root could put something else in its place.
+func look(name, file string) File {
+	f := File{Name: name, Path: file}
+	real, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		f.Err = cause(err)
+		return f
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		f.Err = cause(err)
+		return f
+	}
+	f.Mode = info.Mode()
+	f.Loose, f.LooseWhy = loose(real)
+	return f
+}
+
+// cause is an error without the path, which whoever reports it names.
+func cause(err error) error {
+	var wrapped *fs.PathError
+	if errors.As(err, &wrapped) {
+		return wrapped.Err
+	}
+	return err
+}
+
+// loose is the first of a file and the folders above it that another than root can change. In a sticky folder nobody
+// changes what is root's.
+func loose(file string) (where, why string) {
+	for at := file; ; at = filepath.Dir(at) {
+		var st unix.Stat_t
+		if err := unix.Lstat(at, &st); err != nil {
+			return at, err.Error()
+		}
+		sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+		switch {
+		case st.Uid != 0:
+			return at, fmt.Sprintf("its owner is uid %d", st.Uid)
+		case st.Mode&0o022 != 0 && !sticky:
+			return at, fmt.Sprintf("its mode is %04o", st.Mode&0o7777)
+		}
+		if at == filepath.Dir(at) {
+			return "", ""
+		}
+	}
+}
+
+// ourDoors is where our programs are in the sources, which Go writes into each program.
+const ourDoors = "github.com/slurm-mps/slurm-mps/cmd/"
+
+// ours says which of our programs a file is, "" for none.
+func ours(file string) string {
+	info, err := buildinfo.ReadFile(file)
+	if err != nil || !strings.HasPrefix(info.Path, ourDoors) {
+		return ""
+	}
+	return path.Base(info.Path)
+}
+
+// commit is the variable of ours that holds what the linker was told of the version.
+const commit = ourDoors + "internal/cli.commit"
+
+// versionOf reads the version out of a program of ours, which is quicker than to run it and needs no trust in it. One that
+// was stripped does not say: "".
+func versionOf(path string) string {
+	file, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	symbols, err := file.Symbols()
+	if err != nil {
+		return ""
+	}
+	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == commit })
+	if at < 0 {
+		return ""
+	}
+	var header [16]byte // a Go string: where it is, and its length
+	if !readAt(file, symbols[at].Value, header[:]) {
+		return ""
+	}
+	text := make([]byte, min(file.ByteOrder.Uint64(header[8:]), 200))
+	if !readAt(file, file.ByteOrder.Uint64(header[:]), text) {
+		return ""
+	}
+	return string(text)
+}
+
+// readAt reads what a program has at an address when it starts.
+func readAt(file *elf.File, address uint64, into []byte) bool {
+	for _, section := range file.Sections {
+		if section.Type == elf.SHT_PROGBITS && section.Addr <= address && address+uint64(len(into)) <= section.Addr+section.Size {
+			_, err := section.ReadAt(into, int64(address-section.Addr))
+			return err == nil
+		}
+	}
+	return false
+}
+
+const scriptMost = 1 << 20 // bytes of a script that are read
+
+// script sees what Slurm runs, and which program of ours it is or starts.
+func script(file string) Script {
+	s := Script{File: look("", file)}
+	if s.Err != nil || !s.Mode.IsRegular() {
+		return s
+	}
+	if name := ours(file); name != "" {
+		s.Starts, s.By = name, file
+		return s
+	}
+	content, err := os.ReadFile(file)
+	if err != nil || len(content) > scriptMost || !strings.HasPrefix(string(content), "#!") {
+		return s
+	}
+	s.Starts, s.By = started(string(content))
+	return s
+}
+
+// started is the first program of ours that a script names by its path.
+func started(content string) (name, by string) {
+	for line := range strings.Lines(content) {
+		if strings.HasPrefix(strings.TrimSpace(line), "#") {
+			continue
+		}
+		words := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\r\n\"'`;|&(){}=<>", r) })
+		for _, word := range words {
+			if !filepath.IsAbs(word) {
+				continue
+			}
+			if name := ours(word); name != "" {
+				return name, word
+			}
+		}
+	}
+	return "", ""
+}
+
+// hook sees what Slurm runs where one of its settings says: a path, or a pattern whose files it runs in the reverse order
+// of their names (measured).
+func hook(name, program string, settings slurm.Settings) Hook {
+	h := Hook{Name: name, Ours: program, Settings: settings.All(name)}
+	if name == "TaskProlog" && len(h.Settings) > 1 {
+		h.Settings = h.Settings[len(h.Settings)-1:]
+	}
+	for _, s := range h.Settings {
+		for _, file := range expanded(s.Value, filepath.Dir(settings.Path)) {
+			h.Scripts = append(h.Scripts, script(file))
+		}
+	}
+	return h
+}
+
+// expanded are the files of a path or a pattern, the last first. A path without any is itself.
+func expanded(pattern, dir string) []string {
+	if !filepath.IsAbs(pattern) {
+		pattern = filepath.Join(dir, pattern)
+	}
+	if !strings.ContainsAny(pattern, "*?[") {
+		return []string{pattern}
+	}
+	matched, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil
+	}
+	slices.Sort(matched)
+	slices.Reverse(matched)
+	return matched
+}
+
+// state sees the folder of state, or what is there of the path to it.
+func state(paths site.Paths) State {
+	s := State{Path: paths.Run()}
+	for at := s.Path; ; at = filepath.Dir(at) {
+		var st unix.Stat_t
+		err := unix.Lstat(at, &st)
+		if errors.Is(err, unix.ENOENT) && at != filepath.Dir(at) {
+			continue
+		}
+		if err != nil {
+			s.Err = err
+			return s
+		}
+		if at == s.Path {
+			s.There, s.Mode, s.UID = true, fileMode(st.Mode), st.Uid
+		}
+		s.Err = s.measure(at)
+		return s
+	}
+}
+
+func fileMode(mode uint32) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	if mode&unix.S_IFMT == unix.S_IFDIR {
+		m |= fs.ModeDir
+	}
+	return m
+}
+
+// measure sees what room there is. A file system that counts no files has no end of them.
+func (s *State) measure(at string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(at, &fs); err != nil {
+		return err
+	}
+	s.Memory = int64(fs.Type) == unix.TMPFS_MAGIC || int64(fs.Type) == unix.RAMFS_MAGIC
+	s.Bytes, s.Files = fs.Bavail*uint64(fs.Bsize), fs.Ffree
+	if fs.Files == 0 {
+		s.Files = 1 << 62
+	}
+	if fs.Blocks == 0 {
+		s.Bytes = 1 << 62
+	}
+	return nil
+}

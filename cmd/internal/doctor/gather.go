@@ -1,0 +1,254 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// question is what an admin asks about.
+type question struct {
+	paths site.Paths
+	conf  string // path of slurm.conf
+	node  string // its name in slurm.conf
+	self  string // this program's path
+}
+
+// driverPatience bounds one call of NVML: a driver without persistence initialises its GPUs first.
+const driverPatience = 15 * time.Second
+
+// gather looks at a node. What it cannot look at it says, and goes on.
+func gather(ctx context.Context, q question) Node {
+	n := Node{Name: q.node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.paths, Conf: q.conf, Unseen: []string{}}
+	if !n.Root {
+		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
+	}
+	n.Policy = readLaw(q.paths.Policy())
+	n.Own = []File{look("the policy", q.paths.Policy()), look("the site's file", q.paths.Facts())}
+	facts, err := node.ReadFacts(q.paths.Facts())
+	if n.FactsErr = err; err == nil {
+		n.Facts = &facts
+		n.Helpers = helpers(facts)
+	}
+	n.Slurm, n.SlurmErr = readSlurm(q, facts)
+	if n.Slurm != nil {
+		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
+	}
+	n.Programs = programs(q, n.Slurm)
+	n.State = state(q.paths)
+	n.Limits = limits()
+	n.askDriver(ctx, q.paths)
+	return n
+}
+
+func readLaw(path string) Law {
+	law, err := policyfile.Load(path)
+	if err != nil {
+		return Law{Err: err}
+	}
+	return Law{Trigger: law.Policy().Trigger}
+}
+
+func helpers(facts site.Facts) []File {
+	all := []File{look("mps_control", facts.Control)}
+	if facts.LibraryPath != "" {
+		for _, dir := range filepath.SplitList(facts.LibraryPath) {
+			all = append(all, look("library_path", dir))
+		}
+	}
+	return all
+}
+
+// programs finds ours: those that Slurm starts where it starts them, the others beside this one.
+func programs(q question, s *Slurm) []Program {
+	var all []Program
+	for _, name := range []string{"prolog", "epilog", "task-prolog", "mpirun-wrap"} {
+		path := hooked(s, name)
+		if path == "" {
+			path = installed(filepath.Dir(q.self), name)
+		}
+		all = append(all, program(name, path))
+	}
+	return append(all, program("mpsctl", q.self))
+}
+
+func program(name, path string) Program {
+	return Program{look(name, path), versionOf(path)}
+}
+
+func hooked(s *Slurm, name string) string {
+	if s == nil {
+		return ""
+	}
+	for _, h := range s.Hooks {
+		for _, script := range h.Scripts {
+			if script.Starts == name {
+				return script.By
+			}
+		}
+	}
+	return ""
+}
+
+// installed is where a program is that Slurm does not name: beside this one, or where docs/operator.md puts it.
+func installed(beside, name string) string {
+	home := "/usr/libexec/slurm-mps"
+	if name == "mpirun-wrap" {
+		home = "/usr/bin"
+	}
+	path := filepath.Join(beside, name)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return filepath.Join(home, name)
+	}
+	return path
+}
+
+// readSlurm reads Slurm's files. Its error is that slurm.conf cannot be read; of the others each has its own.
+func readSlurm(q question, facts site.Facts) (*Slurm, error) {
+	settings, err := slurm.ReadSettings(q.conf, q.node)
+	if err != nil {
+		return nil, err
+	}
+	s := &Slurm{Settings: settings, Hooks: []Hook{hook("Prolog", "prolog", settings), hook("Epilog", "epilog", settings), hook("TaskProlog", "task-prolog", settings)}}
+	want, err := slurm.ReadNode(q.conf, q.node)
+	s.NodeErr = err
+	s.Features, s.FeaturesErr = slurm.ReadFeatures(q.conf, q.node)
+	path := facts.GresConf
+	if path == "" {
+		path = filepath.Join(filepath.Dir(q.conf), "gres.conf")
+	}
+	gres, err := slurm.ReadGres(path, q.node)
+	if s.GresErr = err; err == nil {
+		gres.Want = want
+		s.Gres = &gres
+	}
+	s.Container = s.beside("job_container.conf", q.node)
+	s.Cgroup = s.beside("cgroup.conf", q.node)
+	return s, nil
+}
+
+// beside reads another of Slurm's files; nil stands for one that is not there, which has Slurm's defaults.
+func (s *Slurm) beside(name, node string) *slurm.Settings {
+	settings, err := slurm.ReadSettings(filepath.Join(filepath.Dir(s.Path), name), node)
+	if err == nil {
+		return &settings
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.Unread = append(s.Unread, err.Error())
+	}
+	return nil
+}
+
+// askDriver asks NVML, and what else there is to see of jobs. Where the site's file cannot be read it is not known which
+// NVML is meant.
+func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
+	if n.Facts == nil {
+		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.Facts()+" says where they are, and cannot be read")
+		return
+	}
+	nvml, err := gpu.OpenWithin(n.Facts.NVMLLibrary, driverPatience)
+	if n.NVMLErr = err; err == nil {
+		defer nvml.Close()
+		n.Driver, n.NVMLErr = askGPUs(nvml)
+	}
+	n.lookForLeft(ctx, paths, nvml, n.NVMLErr)
+}
+
+func askGPUs(nvml *gpu.NVML) (*Driver, error) {
+	version, err := nvml.Driver()
+	if err != nil {
+		return nil, err
+	}
+	seen, err := nvml.Survey()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Version: version}
+	for _, s := range seen {
+		g := GPU{Index: s.Index, Device: s.Device, Mode: s.Mode, Err: s.Err}
+		if g.Err == nil {
+			var err1, err2 error
+			g.Major, g.Minor, err1 = nvml.Capability(g.Device.UUID)
+			g.Persistent, err2 = nvml.Persistent(g.Device.UUID)
+			g.Err = errors.Join(err1, err2)
+		}
+		d.GPUs = append(d.GPUs, g)
+	}
+	return d, nil
+}
+
+// lookForLeft looks as status does, with the same NVML.
+func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML, driverErr error) {
+	reader, err := sight.Here(paths, true)
+	if err != nil {
+		n.Unseen = append(n.Unseen, "what is left of jobs: "+err.Error())
+		return
+	}
+	reader.Driver = func() (sight.Driver, error) { return nvml, driverErr }
+	seen, found := reader.Look(ctx, sight.Disagreements)
+	n.Left = found
+	for _, missed := range seen.Unseen {
+		if !strings.HasPrefix(missed, "the GPUs: ") && !strings.HasPrefix(missed, "GPU ") { // findings of their own
+			n.Unseen = append(n.Unseen, missed)
+		}
+	}
+}
+
+// limits are those of slurmd, whose children prologs are, and of this process, whose limits a slurmd started by hand has.
+func limits() []Limit {
+	all := []Limit{limitOf("this shell", os.Getpid())}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return all
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if name, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "comm")); err == nil && string(name) == "slurmd\n" {
+			all = append(all, limitOf(fmt.Sprintf("slurmd (pid %d)", pid), pid))
+		}
+	}
+	return slices.DeleteFunc(all, func(l Limit) bool { return l.Who == "" })
+}
+
+// limitOf is a process's; a process that is gone by now has none.
+func limitOf(who string, pid int) Limit {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		return Limit{}
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return Limit{}
+	}
+	return Limit{Who: who, Hard: limit.Max, MayRaise: hasCapability(string(status), unix.CAP_SYS_RESOURCE)}
+}
+
+// hasCapability reads CapEff of /proc/PID/status.
+func hasCapability(status string, capability int) bool {
+	_, rest, ok := strings.Cut(status, "\nCapEff:")
+	if !ok {
+		return false
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	set, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	return err == nil && set&(1<<capability) != 0
+}

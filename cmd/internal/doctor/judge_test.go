@@ -1,0 +1,75 @@
+package doctor
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// sound is a node of which nothing was seen that is wrong.
+func sound() Node {
+	return Node{Name: "n1", Root: true, State: State{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
+}
+
+// What the simulated node of cmd/doctor_test.go cannot have.
+func TestJudge(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(*Node)
+		want  []Kind
+	}{
+		"nothing seen, nothing wrong": {func(*Node) {}, nil},
+		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []Kind{"state-on-disk"}},
+		"a root of its own on a disk": {func(n *Node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
+		"no names left":               {func(n *Node) { n.State.Files = leastNames - 1 }, []Kind{"state-room"}},
+		"a state that cannot be seen": {func(n *Node) { n.State = State{Err: errors.New("input/output error")} }, []Kind{"state-folder"}},
+		"a state of a user":           {func(n *Node) { n.State.There, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []Kind{"state-folder"}},
+		"a state as it should be":     {func(n *Node) { n.State.There, n.State.Mode = true, 0o755|1<<31 }, nil},
+		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []Kind{"no-gpu"}},
+		"few files that may be more":  {func(n *Node) { n.Limits = []Limit{{"slurmd", 1024, true}} }, nil},
+		"few files":                   {func(n *Node) { n.Limits = []Limit{{"slurmd", leastFiles - 1, false}, {"x", leastFiles, false}} }, []Kind{"open-files"}},
+		"versions that do not say":    {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+	} {
+		n := sound()
+		n.Programs = nil
+		c.spoil(&n)
+		for i := range n.Programs {
+			n.Programs[i].Name = "mpsctl" // which runs: its mode is not judged
+		}
+		var got []Kind
+		for _, f := range Judge(n) {
+			got = append(got, f.Kind)
+			if f.Where == "" && f.Kind != "state-folder" || f.What == "" || f.Do == "" {
+				t.Errorf("%s: half a finding: %+v", name, f)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for text, want := range map[string]struct {
+		d           time.Duration
+		forever, ok bool
+	}{
+		"60": {time.Minute, false, true}, "INFINITE": {0, true, true}, "unlimited": {0, true, true}, "65534": {0, true, true}, "1m": {0, false, false},
+	} {
+		if d, forever, ok := seconds(text); d != want.d || forever != want.forever || ok != want.ok {
+			t.Errorf("%s: %v %v %v", text, d, forever, ok)
+		}
+	}
+}
+
+func TestHasCapability(t *testing.T) {
+	for status, want := range map[string]bool{
+		"Name:\tx\nCapEff:\t000001ffffffffff\n": true, "Name:\tx\nCapEff:\t000001fffeffffff\nX:": false, "Name:\tCapEff:\n": false,
+	} {
+		if got := hasCapability(status, 24); got != want {
+			t.Errorf("%q: %v", status, got)
+		}
+	}
+}

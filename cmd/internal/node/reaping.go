@@ -1,0 +1,87 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// Reaping is what mpsctl reap does with a node: the undo of the house and its parts, for many jobs.
+type Reaping struct{ n node }
+
+// OpenReaping puts a node together for reaping. It makes the folders of state and the log where they are missing. The
+// facts are the file's; where that cannot be read the error is in the second result, and the defaults hold, as for an
+// epilog.
+func OpenReaping(paths site.Paths) (r *Reaping, factsErr, err error) {
+	n, factsErr, err := open(paths, "reap", 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &Reaping{n}, factsErr, nil
+}
+
+// Close gives back what was opened.
+func (r *Reaping) Close() { r.n.close() }
+
+// Journal is the node's.
+func (r *Reaping) Journal() *lease.Journal { return r.n.journal }
+
+// Within runs an act on one job with an epilog's deadline, which signals shorten. One that hangs in the driver past it is
+// left behind.
+func (r *Reaping) Within(act func(context.Context) error) error {
+	return within(r.n.facts.EpilogDeadline, epilogMargin, act)
+}
+
+// Undo undoes a lease as the epilog does; the caller has the job's turn.
+func (r *Reaping) Undo(ctx context.Context, l lease.Lease) error {
+	c := r.n.closer()
+	c.Log = logOf(r.n.out, "reap", l.Job.ID)
+	c.Again = func(job lease.Job) string { return Reap(r.n.paths, job.ID) }
+	return c.Undo(ctx, l)
+}
+
+// Void ends the daemons of a job that has no lease, and removes its files; the caller has the job's turn.
+func (r *Reaping) Void(ctx context.Context, job uint32, daemons []Unleased) error {
+	log := logOf(r.n.out, "reap", job)
+	for _, d := range daemons {
+		if err := r.n.control.End(ctx, d.Job, d.Daemon); err != nil {
+			return err
+		}
+		log.Warn().Str("step", "daemon ended").Int("pid", d.Daemon.Proc.PID).Str("pipe_dir", d.Daemon.PipeDir).Msg("no lease named it")
+	}
+	if err := r.n.journal.Void(ctx, job); err != nil {
+		return err
+	}
+	log.Info().Msg("removed what was left of the job without a lease")
+	return nil
+}
+
+// Unleased is a daemon that no lease names, with the job and the user that its own process says it is of.
+type Unleased struct {
+	Job    lease.Job
+	Daemon lease.Daemon
+}
+
+// Reap is the command that reaps one job.
+func Reap(paths site.Paths, job uint32) string {
+	command := fmt.Sprintf("mpsctl reap --job %d", job)
+	if paths.Root != "" {
+		command += " --root " + paths.Root
+	}
+	return command
+}
+
+// GPUs is the driver of this node.
+type GPUs interface {
+	Devices() ([]site.Device, error)
+	Mode(site.UUID) (site.Mode, error)
+	Close()
+}
+
+// LookAt is the driver of the node for who only looks. Each call ends within the epilog's deadline.
+func LookAt(paths site.Paths) GPUs {
+	facts, _ := ReadFacts(paths.Facts())
+	return &lazyGPUs{library: facts.NVMLLibrary, patience: facts.EpilogDeadline / 2}
+}

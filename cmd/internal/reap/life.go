@@ -1,0 +1,215 @@
+package reap
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+)
+
+// signs are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for another's
+// job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
+type signs struct {
+	of   map[uint32]string // by the job's number
+	cuts []cut
+}
+
+// cut is the title of a step daemon that had no room for the job's whole number (recorded: five digits behind
+// /usr/sbin/slurmstepd).
+type cut struct {
+	digits string
+	pid    int
+}
+
+// sign is why a job runs, "" for no sign of it. A title that was cut is any job's whose number begins so, unless a socket
+// tells whose it is.
+func (s signs) sign(job uint32) string {
+	if sign := s.of[job]; sign != "" {
+		return sign
+	}
+	number := strconv.FormatUint(uint64(job), 10)
+	for _, c := range s.cuts {
+		if strings.HasPrefix(number, c.digits) && !s.tells(c.digits) {
+			return fmt.Sprintf("slurmstepd pid %d may be its own: its title ends at %s", c.pid, c.digits)
+		}
+	}
+	return ""
+}
+
+// tells reports whether some job whose number begins with digits has a sign.
+func (s signs) tells(digits string) bool {
+	for job := range s.of {
+		if strings.HasPrefix(strconv.FormatUint(uint64(job), 10), digits) {
+			return true
+		}
+	}
+	return false
+}
+
+// lookForSteps finds the signs: sockets of step daemons, their titles, and control groups of jobs.
+func lookForSteps() (signs, error) {
+	s := signs{of: map[uint32]string{}}
+	sockets, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return s, fmt.Errorf("cannot look for steps: %w", err)
+	}
+	for line := range strings.Lines(string(sockets)) {
+		s.socket(strings.TrimSuffix(line, "\n"))
+	}
+	processes, err := pids()
+	if err != nil {
+		return s, err
+	}
+	for _, pid := range processes {
+		s.group(pid)
+		s.title(pid)
+	}
+	return s, nil
+}
+
+// stepSocket is SlurmdSpoolDir/NODE_JOB.STEP, with one number more for a part of a heterogeneous step.
+var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
+
+// socket takes a line of /proc/net/unix. Anybody can listen somewhere under such a name, so the file must be root's.
+func (s signs) socket(line string) {
+	at := strings.IndexByte(line, '/')
+	if at < 0 {
+		return
+	}
+	path := line[at:]
+	match := stepSocket.FindStringSubmatch(path)
+	if match == nil {
+		return
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		return
+	}
+	s.note(match[1], "slurmstepd listens at "+path)
+}
+
+func (s signs) note(number, sign string) {
+	if job, err := strconv.ParseUint(number, 10, 32); err == nil && s.of[uint32(job)] == "" {
+		s.of[uint32(job)] = sign
+	}
+}
+
+// group takes the control group of a process, of version 1 or 2.
+func (s signs) group(pid int) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return
+	}
+	number := groupOf(string(content))
+	if number == "" {
+		return
+	}
+	if stat, err := site.ReadStat(pid); err == nil && stat.Alive() {
+		s.note(number, fmt.Sprintf("pid %d is in its control group", pid))
+	}
+}
+
+// groupOf is the number of the job in whose control group a process is, "" for none: …/slurm/uid_U/job_N/… and
+// …/slurmstepd.scope/job_N/…, with a node's name in it where a machine runs several slurmd. What users delegate to
+// themselves is no word of Slurm's.
+func groupOf(content string) string {
+	for line := range strings.Lines(content) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) < 3 || strings.HasPrefix(parts[2], "/user.slice/") {
+			continue
+		}
+		ours := false
+		for element := range strings.SplitSeq(parts[2], "/") {
+			if number, ok := strings.CutPrefix(element, "job_"); ok && ours {
+				return number
+			}
+			ours = ours || strings.Contains(element, "slurm")
+		}
+	}
+	return ""
+}
+
+var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
+
+// title takes what a step daemon calls itself. Only root's processes are asked: a user's could say anything.
+func (s *signs) title(pid int) {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil || !strings.HasPrefix(string(name), "slurmstepd") {
+		return
+	}
+	if uid, err := mps.Owner(pid); err != nil || uid != 0 {
+		return
+	}
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return
+	}
+	match := stepTitle.FindStringSubmatch(string(content))
+	switch {
+	case match == nil:
+	case match[2] == "." || match[2] == "+":
+		s.note(match[1], fmt.Sprintf("slurmstepd pid %d", pid))
+	default:
+		s.cuts = append(s.cuts, cut{match[1], pid})
+	}
+}
+
+// ofUser finds a process of a user that was started in a job. It proves no step: what a job left behind has that too.
+func ofUser(ctx context.Context, job, uid uint32) (pid int) {
+	pid, _ = bounded(ctx, 2*time.Second, func() (int, error) {
+		processes, err := pids()
+		for _, pid := range processes {
+			owner, err := mps.Owner(pid)
+			if err == nil && owner == uid && slices.Contains(site.Environ(pid), fmt.Sprintf("SLURM_JOB_ID=%d", job)) {
+				return pid, nil
+			}
+		}
+		return 0, err
+	})
+	return pid
+}
+
+func pids() ([]int, error) {
+	folders, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for _, folder := range folders {
+		if pid, err := strconv.Atoi(filepath.Base(folder)); err == nil {
+			all = append(all, pid)
+		}
+	}
+	return all, nil
+}
+
+// bounded leaves an act behind that a user can hold up: the memory of a process comes from its owner.
+func bounded[T any](ctx context.Context, d time.Duration, act func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	answered := make(chan answer, 1)
+	go func() {
+		value, err := act()
+		answered <- answer{value, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("no answer within %v: a process holds up its reader", d)
+	}
+}

@@ -1,0 +1,530 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
+)
+
+// The jobs of these tests. None of a Slurm that another test runs on this machine has their numbers, and those that have a
+// step or a process are one test's alone, since reap looks at the whole machine for them.
+const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
+
+// reapLine is a line of reap's JSON, as somebody reads it who has the documentation.
+type reapLine struct {
+	Job    uint32 `json:"job"`
+	Where  string `json:"where"`
+	Act    string `json:"act"`
+	Why    string `json:"why"`
+	Do     string `json:"do"`
+	Failed string `json:"failed"`
+}
+
+func (p play) runReap(code int, args ...string) []reapLine {
+	p.t.Helper()
+	result := p.ctl(append([]string{"reap", "--json"}, args...)...)
+	var r struct {
+		DryRun bool       `json:"dry_run"`
+		Lines  []reapLine `json:"lines"`
+	}
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.DryRun != slices.Contains(args, "--dry-run") {
+		p.t.Fatalf("%v: %s", err, result.Output)
+	}
+	if result.Code != code {
+		p.t.Fatalf("reap %q: code %d, want %d: %s\n%s", args, result.Code, code, result.Output, p.log())
+	}
+	return r.Lines
+}
+
+// reap reaps, after a dry run that changes nothing and prints the same.
+func (p play) reap(code int, args ...string) []reapLine {
+	p.t.Helper()
+	before := p.everything()
+	said := p.runReap(code, append([]string{"--dry-run"}, args...)...)
+	if after := p.everything(); !slices.Equal(before, after) {
+		p.t.Errorf("a dry run changed something:\nbefore %q\nafter  %q", before, after)
+	}
+	did := p.runReap(code, args...)
+	for _, lines := range [][]reapLine{said, did} {
+		for i := range lines {
+			if lines[i].Job == 7 { // other tests on this machine have a job 7 too, whose processes come and go
+				lines[i].Why = ""
+			}
+		}
+	}
+	if !reflect.DeepEqual(said, did) {
+		p.t.Errorf("a dry run says %+v\nand a run %+v", said, did)
+	}
+	return did
+}
+
+// everything is the state, the log, the modes and the processes.
+func (p play) everything() []string {
+	p.t.Helper()
+	pids, err := p.Processes()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return append(p.files(), p.log(), p.modes(), fmt.Sprint(pids))
+}
+
+// acts are lines without their words.
+func acts(lines []reapLine) string {
+	var all []string
+	for _, line := range lines {
+		all = append(all, line.Where+" "+line.Act)
+	}
+	return strings.Join(all, ", ")
+}
+
+// reaps holds what a reaping does, in its lines and in the words of the only one.
+func (p play) reaps(code int, want, why string, args ...string) {
+	p.t.Helper()
+	lines := p.reap(code, args...)
+	if acts(lines) != want || want != "" && !strings.Contains(lines[0].Why+lines[0].Do, why) {
+		p.t.Errorf("reap %q: %+v, want %q with %q\n%s", args, lines, want, why, p.log())
+	}
+}
+
+func act(what string) string { return actOn(goneJob, what) }
+
+func actOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", job, what) }
+
+// A prolog that was killed anywhere leaves nothing that reap does not close; where the job may have begun, it says so.
+func TestReapAfterAKilledProlog(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	job := p.job(goneJob, "0")
+	points := p.points(job, "prolog")
+	p.must(0, job, "epilog")
+	closed, asked := 0, 0
+	for _, at := range nth(points, 6) {
+		if !p.killed(job, "prolog", at, p.booted) {
+			continue
+		}
+		open := false
+		if _, err := os.Stat(filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", goneJob))); err == nil {
+			closed++
+			open = p.lease(goneJob).Phase == lease.Opened
+		}
+		if open {
+			asked++
+			if lines := p.runReap(1); acts(lines) != act("leave") || !strings.Contains(lines[0].Why, "may be an allocation without a step") {
+				t.Errorf("%+v", lines)
+			}
+			p.runReap(0, "--job", fmt.Sprint(goneJob))
+		} else {
+			p.runReap(0) // without a dry run before it: the server that the prolog asked for may still be starting
+		}
+		p.quiet()
+		p.reaps(0, "", "")
+	}
+	if closed-asked < 2 {
+		t.Errorf("%d leases, %d of them open: the test proves too little", closed, asked)
+	}
+}
+
+// What an epilog could not finish is finished, also by the second reap where the first cannot.
+func TestReapAfterAFailedEpilog(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p.must(0, p.job(goneJob, "0"), "prolog")
+	p.fail("nvmlDeviceSetComputeMode", 999, 2)
+	p.must(1, p.job(goneJob, "0"), "epilog")
+	result := p.ctl("reap")
+	want := fmt.Sprintf("mpsctl reap --job %d --root %s", goneJob, p.Root)
+	if result.Code != 1 || !strings.Contains(result.Output, "failed: cannot") || !strings.Contains(result.Output, want) || p.modes() != "30" {
+		t.Errorf("a reap that fails: %+v, modes %s, want code 1 and %q", result, p.modes(), want)
+	}
+	p.reaps(0, act("close"), "its epilog has begun")
+	p.quiet()
+	p.reaps(0, "", "")
+}
+
+// An open lease is left, with a step, with a process or with nothing; only who knows more closes it.
+func TestReapOfAnOpenLease(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p.must(0, p.job(openJob, "0"), "prolog")
+	p.must(0, p.job(otherJob, "1"), "prolog")
+	other := fmt.Sprintf("job %d leave", otherJob)
+	before := p.everything()
+	p.reaps(1, actOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
+	client := p.client(openJob, "spin", "-ms", "1", "-for", "100")
+	p.reaps(1, actOn(openJob, "leave")+", "+other, "of its user was started in it")
+	if err := client.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.Wait()
+	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
+		t.Errorf("an open lease was touched: %q\n%q", before, after)
+	}
+	p.reaps(0, actOn(openJob, "close"), "you say", "--job", fmt.Sprint(openJob))
+	if p.modes() != "03" || !p.ticket(otherJob).Daemons[0].Proc.Alive() {
+		t.Errorf("the other job was touched: modes %s", p.modes())
+	}
+	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
+	p.must(0, p.job(otherJob, "1"), "epilog")
+	p.quiet()
+}
+
+// stepd is a process of root's that has a step daemon's name, and a title as slurmstepd writes it.
+func (p play) stepd(title string) (end func()) {
+	p.t.Helper()
+	path := filepath.Join(filepath.Dir(p.Root), "slurmstepd")
+	content, err := os.ReadFile("/bin/sleep")
+	if err == nil {
+		err = os.WriteFile(path, content, 0o755)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: path, Args: []string{title, "120"}}
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	p.t.Cleanup(end)
+	return end
+}
+
+// socket listens as slurmstepd does, as root or as another.
+func (p play) socket(job uint32, owner int) (end func()) {
+	p.t.Helper()
+	path := filepath.Join(filepath.Dir(p.Root), fmt.Sprintf("n1_%d.4294967291", job))
+	listener, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chown(path, owner, owner)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	end = func() { _ = listener.Close() }
+	p.t.Cleanup(end)
+	return end
+}
+
+// Nothing of a job is closed while Slurm has a step of it, whatever its phase and whoever says that it is gone.
+func TestReapWhileAStepRuns(t *testing.T) {
+	for job, step := range map[uint32]func(play) func(){
+		4310007: func(p play) func() { return p.socket(4310007, 0) },
+		4320007: func(p play) func() { return p.stepd("slurmstepd: [4320007.batch]") },
+		4330007: func(p play) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut
+	} {
+		t.Run(fmt.Sprint(job), func(t *testing.T) {
+			p := newPlay(t, stage.Default(), node.H200, node.H200)
+			p.must(0, p.job(job, "0"), "prolog")
+			end := step(p)
+			p.reaps(0, actOn(job, "keep"), "slurmstepd")
+			p.reaps(1, actOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
+			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
+			p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
+			p.reaps(1, actOn(job, "leave"), "Slurm has a step")
+			if p.modes() != "30" || !p.ticket(job).Daemons[0].Proc.Alive() {
+				t.Error("the job was touched")
+			}
+			end()
+			p.reaps(0, actOn(job, "close"), "its epilog has begun")
+			p.quiet()
+		})
+	}
+}
+
+// A user's socket of that name is no sign: it could keep another's lease for ever.
+func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200)
+	p.must(0, p.job(goneJob, "0"), "prolog")
+	p.socket(goneJob, uid)
+	p.reaps(0, act("close"), "you say", "--job", fmt.Sprint(goneJob))
+	p.clean()
+}
+
+// After a boot only files are left, and they go. A mode that an admin has set since stays.
+func TestReapAfterABoot(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p.must(0, p.job(goneJob, "0"), "prolog")
+	p.must(0, p.job(otherJob, "1"), "prolog")
+	p.killLeft()
+	p.until("end of the daemons", func() bool { pids, err := p.Processes(); return err == nil && len(pids) == 0 })
+	for gpu, mode := range []int{0, 2} {
+		if err := p.Sim.Node.GPU(gpu).SetMode(mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := p.Paths().Run()
+	for _, pattern := range []string{"leases/*.json", "tickets/*.json", "claims/*"} {
+		paths, err := filepath.Glob(filepath.Join(run, pattern))
+		if err != nil || len(paths) != 2 {
+			t.Fatal(paths, err)
+		}
+		for _, path := range paths {
+			p.rewrite(path, strings.ReplaceAll(read(t, path), boot(t), "00000000-earlier"))
+		}
+	}
+	// Of the other job nothing but its claim and its folder is left.
+	for _, name := range []string{"leases", "tickets"} {
+		if err := os.Remove(filepath.Join(run, fmt.Sprintf("%s/%d.json", name, otherJob))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.reaps(0, act("remove")+fmt.Sprintf(", job %d remove", otherJob), "of another boot")
+	if got := p.modes(); got != "02" {
+		t.Errorf("modes %s", got)
+	}
+	if err := p.Sim.Node.GPU(1).SetMode(0); err != nil {
+		t.Fatal(err)
+	}
+	p.quiet()
+}
+
+// What no lease names goes where it is proved to be a job's, and is said where not.
+func TestReapOfWhatNoLeaseNames(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(scene)
+		want  string
+		code  int
+		mend  func(scene) // what an admin does then; nil where nothing is to be done
+	}{
+		{"a folder", func(s scene) { s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "") }, act("remove"), 0, nil},
+		{"a claim", func(s scene) {
+			claim := read(s.t, s.path("claims/"+string(s.uuid(0))))
+			s.record("claims/"+string(s.uuid(1)), strings.Replace(claim, `"job":7`, fmt.Sprintf(`"job":%d`, goneJob), 1))
+		}, act("remove"), 0, nil},
+		{"a ticket", func(s scene) {
+			ticket := read(s.t, s.path("tickets/7.json"))
+			s.record(fmt.Sprintf("tickets/%d.json", goneJob), strings.Replace(ticket, `"id": 7`, fmt.Sprintf(`"id": %d`, goneJob), 1))
+		}, act("remove"), 0, nil},
+		{"a killed act's turn", func(s scene) {
+			s.record(fmt.Sprintf("turns/%d", goneJob), `{"pid":1,"start":1}`)
+			s.record(fmt.Sprintf("leases/.%d.json.new", goneJob), `{`)
+		}, act("remove"), 0, nil},
+		{"a daemon in a job's folder", func(s scene) {
+			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
+		}, act("remove"), 0, nil},
+		{"a daemon whose folder is gone", func(s scene) {
+			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
+			if err := os.RemoveAll(s.path(fmt.Sprintf("jobs/%d", goneJob))); err != nil {
+				s.t.Fatal(err)
+			}
+		}, act("remove"), 0, nil},
+		{"a daemon elsewhere below our folder", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "pid N leave", 1,
+			func(s scene) { s.killServing(s.path("elsewhere/pipe")); _ = os.RemoveAll(s.path("elsewhere")) }},
+		{"an exclusive GPU", func(s scene) { s.mode(1, node.ExclusiveProcess) }, "GPU leave", 1,
+			func(s scene) { s.mode(1, node.Default) }},
+		{"a torn claim", func(s scene) { s.record("claims/"+string(s.uuid(1)), `{"schema":1`) }, "GPU leave", 1,
+			func(s scene) { s.remove("claims/" + string(s.uuid(1))) }},
+		{"a torn lease", func(s scene) { s.record(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) }, act("leave"), 1,
+			func(s scene) { s.remove(fmt.Sprintf("leases/%d.json", goneJob)) }},
+		{"a lease of another schema", func(s scene) {
+			s.record(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":99,"boot":%q}`, boot(s.t)))
+		}, act("leave"), 1, func(s scene) { s.remove(fmt.Sprintf("leases/%d.json", goneJob)) }},
+		{"a torn ticket and a folder", func(s scene) {
+			s.record(fmt.Sprintf("tickets/%d.json", goneJob), `{"schema":1`)
+			s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "")
+		}, act("leave"), 1, func(s scene) {
+			s.remove(fmt.Sprintf("tickets/%d.json", goneJob))
+			_ = os.RemoveAll(s.path(fmt.Sprintf("jobs/%d", goneJob)))
+		}},
+		{"a refusal", func(s scene) { // a job that runs without MPS, as it was told
+			refused := s.job(goneJob, "")
+			s.must(0, refused, "prolog")
+		}, "", 0, func(s scene) { s.must(0, s.job(goneJob, ""), "epilog") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t) // job 7, which stays whole
+			c.spoil(s)
+			before := s.everything()
+			lines := slices.DeleteFunc(s.reap(1), func(l reapLine) bool { return l.Job == 7 })
+			got := strings.NewReplacer(string(s.uuid(1)), "GPU").Replace(acts(lines))
+			if strings.HasPrefix(got, "pid ") {
+				got = "pid N" + got[strings.LastIndexByte(got, ' '):]
+			}
+			if got != c.want {
+				t.Errorf("%+v, want %q", lines, c.want)
+			}
+			for _, line := range lines {
+				if (line.Act == "leave") != (c.code == 1) || (line.Do == "") == (c.code == 1) {
+					t.Errorf("line %+v", line)
+				}
+			}
+			if c.mend != nil {
+				if after := s.everything(); !slices.Equal(before, after) {
+					t.Errorf("what is left was touched:\nbefore %q\nafter  %q", before, after)
+				}
+				c.mend(s)
+			}
+			if !s.daemon.Proc.Alive() || s.ticket(7).Daemons[0].Proc != s.daemon.Proc || s.modes() != "30" {
+				t.Errorf("job 7 was touched: modes %s", s.modes())
+			}
+			s.must(0, s.job(7, "0"), "epilog")
+			s.quiet()
+		})
+	}
+}
+
+// A prolog or an epilog that is at work keeps its job, and another job is reaped beside it.
+func TestReapBesideAProlog(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p.must(0, p.job(otherJob, "1"), "prolog")
+	path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", otherJob))
+	p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
+	p.atGate(func() {
+		lines := p.runReap(0)
+		if acts(lines) != act("keep")+fmt.Sprintf(", job %d close", otherJob) {
+			t.Errorf("%+v", lines)
+		}
+		if lines = p.runReap(1, "--job", fmt.Sprint(goneJob)); acts(lines) != act("leave") {
+			t.Errorf("%+v", lines)
+		}
+	}, "prolog")
+	if ticket := p.ticket(goneJob); p.modes() != "30" || !ticket.Daemons[0].Proc.Alive() {
+		t.Errorf("the prolog's job: modes %s, %+v", p.modes(), ticket)
+	}
+	p.atGate(func() {
+		if lines := p.runReap(0); acts(lines) != act("keep") {
+			t.Errorf("%+v", lines)
+		}
+	}, "epilog")
+	p.quiet()
+}
+
+// atGate runs a program for the job, whose control program waits at its first question until something is done.
+func (p play) atGate(do func(), program string) {
+	p.t.Helper()
+	gate := filepath.Join(filepath.Dir(p.Root), "gate")
+	p.control(fmt.Sprintf("while ! test -e %[1]s.open; do sleep 0.02; done\nexec $REAL \"$@\"", gate))
+	lock := filepath.Join(p.Paths().Run(), fmt.Sprintf("turns/%d", goneJob))
+	done := make(chan stage.Result, 1)
+	go func() {
+		result, _ := p.Run(p.ctx, p.job(goneJob, "0").Environment(program+"_slurmd"), program)
+		done <- result
+	}()
+	phase := map[string]string{"prolog": `"phase": "opening"`, "epilog": `"phase": "closing"`}[program]
+	p.until(program+" at work", func() bool {
+		content, _ := os.ReadFile(filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", goneJob)))
+		_, err := os.Stat(lock)
+		return err == nil && strings.Contains(string(content), phase)
+	})
+	do()
+	p.write(gate+".open", "")
+	if result := <-done; result.Code != 0 {
+		p.t.Fatalf("%s: %+v\n%s", program, result, p.log())
+	}
+	if err := os.Remove(gate + ".open"); err != nil {
+		p.t.Fatal(err)
+	}
+	p.write(p.Paths().Facts(), strings.Replace(read(p.t, p.Paths().Facts()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
+}
+
+// A reaping that ends halfway is finished by the next, and by an epilog of the same job.
+func TestReapThatIsKilled(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	for _, next := range []string{"reap", "epilog"} {
+		p.must(0, p.job(goneJob, "0"), "prolog")
+		daemon := p.ticket(goneJob).Daemons[0].Proc
+		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // which takes a while to end
+			t.Fatal(err)
+		}
+		line := p.Command("mpsctl", "reap", "--job", fmt.Sprint(goneJob))
+		cmd := exec.Command(line[0], line[1:]...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p.until("reap at work", func() bool { return p.lease(goneJob).Phase == lease.Closing })
+		if stat, err := site.ReadStat(cmd.Process.Pid); err != nil || stat.Kill(unix.SIGKILL) != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		if left := p.left(); len(left) == 0 {
+			t.Error("nothing is left of a reap that was killed: the test proves nothing")
+		}
+		if next == "reap" {
+			p.reaps(0, act("close"), "its epilog has begun")
+		} else {
+			p.must(0, p.job(goneJob, "0"), "epilog")
+		}
+		p.quiet()
+	}
+}
+
+// On a real Slurm: a job with a step is kept, also from who says that it is gone; an allocation without one is left.
+func TestReapUnderSlurm(t *testing.T) {
+	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc", Extra: []string{"FirstJobId=4200001"}})
+	p := c.first()
+	running := func(id int) {
+		if job, err := c.WaitJobUntil(c.ctx, id, func(j lab.Job) bool { return j.State == "RUNNING" }); err != nil {
+			t.Fatalf("%+v, %v\n%s", job, err, c.log())
+		}
+		p.until("open lease", func() bool {
+			return strings.Contains(p.log(), fmt.Sprintf(`"job":%d`, id)) && strings.Contains(p.log(), `"outcome":"opened"`)
+		})
+	}
+	id := c.batch("echo started; sleep 100", "--gres=gpu:1")
+	running(id)
+	p.until("start of the batch step", func() bool { return strings.Contains(c.output(id), "started") })
+	lines := p.runReap(0)
+	if want := fmt.Sprintf("job %d keep", id); acts(lines) != want || !strings.Contains(lines[0].Why, c.dir) {
+		t.Errorf("%+v, want %s", lines, want)
+	}
+	if lines = p.runReap(1, "--job", fmt.Sprint(id)); acts(lines) != fmt.Sprintf("job %d leave", id) {
+		t.Errorf("%+v", lines)
+	}
+	if result, err := c.Run(c.ctx, c.user, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.ended(id)
+	c.quiet()
+	// An allocation in which no step runs.
+	if result, err := c.Run(c.ctx, c.user, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1"); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v\n%s", result, err, c.log())
+	}
+	id++
+	running(id)
+	if lines := p.runReap(1); acts(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
+		t.Errorf("%+v", lines)
+	}
+	if !p.ticket(uint32(id)).Daemons[0].Proc.Alive() {
+		t.Error("the daemon of an allocation was ended")
+	}
+	if result, err := c.Run(c.ctx, c.user, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	c.ended(id)
+	c.quiet()
+}
+
+func TestReapRefuses(t *testing.T) {
+	p := newPlay(t, stage.Default(), node.H200)
+	for _, c := range []struct {
+		code int
+		want string
+		args []string
+	}{
+		{2, "mpsctl: cannot reap job 0: ", []string{"reap", "--job", "0"}},
+		{2, "mpsctl: cannot read flags: ", []string{"reap", "--job", "x"}},
+		{2, "mpsctl: cannot take ", []string{"reap", "7"}},
+	} {
+		if result := p.ctl(c.args...); result.Code != c.code || !strings.HasPrefix(result.Output, c.want) {
+			t.Errorf("%q: %+v, want %d %s", c.args, result, c.code, c.want)
+		}
+	}
+	if code, out := p.mpsctlAs(uid, "reap"); code != 1 || out != "mpsctl: cannot reap: not root\n" {
+		t.Errorf("as a user: code %d, %s", code, out)
+	}
+	if result := p.ctl("reap"); result.Code != 0 || result.Output != "nothing to reap\n" {
+		t.Errorf("on a quiet node: %+v", result)
+	}
+}

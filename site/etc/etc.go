@@ -1,0 +1,9 @@
+// Package etc is what a site installs, as files that a program carries along: the binary shows what it was built with.
+package etc
+
+import "embed"
+
+// Files are the files of this folder.
+//
+//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf
+var Files embed.FS
