@@ -1,0 +1,464 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/trace"
+)
+
+// errnos are what a full, forbidden or broken file system and a crowded node answer. The last one is not for reading and
+// removing: to be told that a file is not there, which is, is no error but a lie that nobody can see through.
+var errnos = []syscall.Errno{syscall.ENOSPC, syscall.EACCES, syscall.EIO, syscall.EMFILE, syscall.ENOENT}
+
+// failure is an effect that answers an error.
+type failure struct {
+	point
+	errno syscall.Errno
+}
+
+// refuse is what a plan asks: the error for an effect, 0 for none.
+type refuse func(trace.Effect) syscall.Errno
+
+// refuse fails the point, once.
+func (f failure) refuse(p play, reached *bool) refuse {
+	hit := f.reached(p)
+	return func(e trace.Effect) syscall.Errno {
+		if p.matters(e) && hit(e) {
+			*reached = true
+			return f.errno
+		}
+		return 0
+	}
+}
+
+// matters reports whether the failure of an effect is the program's to care for: not the loader's and the name service's
+// search, not what the simulated driver looks up for tests, and not words for the log.
+func (p play) matters(e trace.Effect) bool {
+	path, _, _ := strings.Cut(e.What, " ")
+	switch {
+	case path == p.Paths().Log(), strings.HasPrefix(path, p.Sim.Node.Dir+"/delay_ms/"), e.Call == "connect":
+		return false
+	case !e.Asks, !strings.HasPrefix(path, "/"), strings.HasPrefix(path, filepath.Dir(p.Root)), strings.HasPrefix(path, "/proc/"):
+		return true
+	}
+	return path == "/etc/passwd" || path == "/etc/group"
+}
+
+// failures are what can fail in one act, found by watching it go on under a plan that may fail something else already:
+// every effect, with one error here and the next there; or every effect and every question, with each of them. Otherwise
+// a third of the questions will do.
+func (p play) failures(job stage.Job, program string, each bool, already refuse) []failure {
+	p.t.Helper()
+	var found tally
+	var all []failure
+	asked := 0
+	p.trace(job, program, trace.Plan{Fail: func(e trace.Effect) syscall.Errno {
+		if already != nil {
+			if errno := already(e); errno != 0 {
+				return errno
+			}
+		}
+		if !p.matters(e) {
+			return 0
+		}
+		at := found.add(p.name(e))
+		if e.Asks {
+			asked++
+		}
+		switch {
+		case each:
+			for _, errno := range fits(e) {
+				all = append(all, failure{at, errno})
+			}
+		case !e.Asks || asked%3 == 0:
+			all = append(all, failure{at, fits(e)[len(all)%len(fits(e))]})
+		}
+		return 0
+	}})
+	return slices.DeleteFunc(all, func(f failure) bool { return f.nth > most })
+}
+
+// most is how many of one name fail: what an act asks over and over, it asks in one way.
+const most = 8
+
+// fits are the errors that an effect can answer.
+func fits(e trace.Effect) []syscall.Errno {
+	if e.Asks || e.Call == "unlinkat" {
+		return errnos[:4]
+	}
+	return errnos
+}
+
+// failing runs a binary under refusals, or one refusal once, and holds that it says what it could not do, in a line of this house.
+func (p play) failing(job stage.Job, program string, once bool, refusals ...refuse) trace.Result {
+	p.t.Helper()
+	result := p.trace(job, program, trace.Plan{Once: once, Fail: func(e trace.Effect) syscall.Errno {
+		for _, refuse := range refusals {
+			if errno := refuse(e); errno != 0 {
+				return errno
+			}
+		}
+		return 0
+	}})
+	if result.Code != 0 && result.Code != 1 {
+		p.t.Errorf("%s: %+v\n%s", program, result, p.log())
+	}
+	if result.Code == 1 && !regexp.MustCompile(`^`+program+`: cannot [^\n]+\n$`).MatchString(result.Output) {
+		p.t.Errorf("%s says %q", program, result.Output)
+	}
+	return result
+}
+
+// cleanButTurn is clean, but for the file of the job's turn where that is what failed: the next act takes it over, so it
+// is no state.
+func (p play) cleanButTurn(f failure) {
+	p.t.Helper()
+	left := p.left()
+	if strings.Contains(f.name, "/turns/7") {
+		left = slices.DeleteFunc(left, func(what string) bool { return what == "file turns/7" })
+	}
+	if len(left) > 0 {
+		p.t.Errorf("left behind: %q\n%s", left, p.log())
+	}
+}
+
+// opened holds that a job has what its prolog's 0 promises.
+func (p play) opened(id uint32) {
+	p.t.Helper()
+	ticket := p.ticket(id)
+	for _, d := range ticket.Daemons {
+		if !d.Proc.Alive() {
+			p.t.Errorf("exit 0 without a daemon: %+v\n%s", ticket, p.log())
+		}
+	}
+	if len(ticket.Daemons) == 0 || strings.Trim(p.modes(), "3") != "" {
+		p.t.Errorf("exit 0 with modes %s and %+v\n%s", p.modes(), ticket, p.log())
+	}
+}
+
+// A prolog that meets an error opens the lease all the same, or fails and leaves the node quiet itself.
+func TestAPrologWhoseEffectsFail(t *testing.T) {
+	t.Parallel()
+	for _, s := range shapes {
+		t.Run(s.String(), func(t *testing.T) {
+			p := s.stand(t)
+			job := s.job(p)
+			failures := p.failures(job, "prolog", everything && s == shapes[0], nil)
+			p.must(0, job, "epilog")
+			sweep(t, s, some(s, failures, 20), func(p play, f failure) (reached bool) {
+				job := s.job(p)
+				p.booted()
+				if result := p.failing(job, "prolog", true, f.refuse(p, &reached)); result.Code == 0 {
+					p.opened(job.ID)
+				} else {
+					p.cleanButTurn(f)
+				}
+				p.must(0, job, "epilog")
+				p.quiet()
+				return reached
+			})
+		})
+	}
+}
+
+// A prolog that refuses a job has a ticket to write, and fails where it cannot.
+func TestARefusalWhoseEffectsFail(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	p := s.stand(t)
+	none := p.job(7, "")
+	failures := p.failures(none, "prolog", everything, nil)
+	p.must(0, none, "epilog")
+	sweep(t, s, sample(failures, 3), func(p play, f failure) (reached bool) {
+		none := p.job(7, "")
+		p.booted()
+		if result := p.failing(none, "prolog", true, f.refuse(p, &reached)); result.Code == 1 {
+			p.cleanButTurn(f)
+		} else if p.ticket(7).Refused == "" {
+			p.t.Errorf("exit 0 and %+v", p.ticket(7))
+		}
+		p.must(0, none, "epilog")
+		p.quiet()
+		return reached
+	})
+}
+
+// An epilog that meets an error does the rest, says it and keeps the lease; the next one finishes.
+func TestAnEpilogWhoseEffectsFail(t *testing.T) {
+	t.Parallel()
+	for _, s := range shapes {
+		t.Run(s.String(), func(t *testing.T) {
+			p := s.stand(t)
+			job := s.job(p)
+			p.must(0, job, "prolog")
+			failures := p.failures(job, "epilog", everything && s == shapes[0], nil)
+			sweep(t, s, some(s, failures, 20), func(p play, f failure) (reached bool) {
+				job := s.job(p)
+				p.booted()
+				p.must(0, job, "prolog")
+				if result := p.failing(job, "epilog", true, f.refuse(p, &reached)); result.Code == 0 {
+					p.cleanButTurn(f)
+				} else {
+					p.didTheRest()
+				}
+				p.must(0, job, "epilog")
+				p.quiet()
+				return reached
+			})
+		})
+	}
+}
+
+// didTheRest holds that an epilog that could not do one thing did all others, and kept the lease for what is left.
+// Modes and folders stay while a process may be using them.
+func (p play) didTheRest() {
+	p.t.Helper()
+	left := slices.DeleteFunc(p.left(), func(what string) bool { return what == "file turns/7" })
+	kinds := map[string]bool{}
+	for _, what := range left {
+		kind, _, _ := strings.Cut(strings.TrimPrefix(what, "file "), "/")
+		kind, _, _ = strings.Cut(kind, " ")
+		kinds[kind] = true
+	}
+	if len(left) > 0 && !slices.Contains(left, "file leases/7.json") {
+		p.t.Errorf("without a lease are left: %q\n%s", left, p.log())
+	}
+	undone := 0
+	for _, kind := range []string{"tickets", "jobs", "GPU"} {
+		if kinds[kind] {
+			undone++
+		}
+	}
+	if !kinds["process"] && undone > 1 {
+		p.t.Errorf("more than one thing was left undone: %q\n%s", left, p.log())
+	}
+}
+
+// A prolog that fails, and whose undo fails too, leaves a lease by which the epilog makes the node quiet.
+func TestAPrologWhoseUndoFails(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	p := s.stand(t)
+	noTicket := func(p play) refuse {
+		return func(e trace.Effect) syscall.Errno {
+			if e.Call == "renameat" && strings.Contains(e.What, p.Paths().Run()+"/tickets/") {
+				return syscall.EIO
+			}
+			return 0
+		}
+	}
+	job := s.job(p)
+	failures := p.failures(job, "prolog", everything, noTicket(p))
+	p.must(0, job, "epilog")
+	begun := slices.IndexFunc(failures, func(f failure) bool { return strings.Contains(f.name, "/tickets/") })
+	sweep(t, s, sample(failures[begun:], 4), func(p play, f failure) (reached bool) {
+		job := s.job(p)
+		p.booted()
+		if result := p.failing(job, "prolog", false, noTicket(p), f.refuse(p, &reached)); result.Code == 0 {
+			p.t.Errorf("exit 0 without a ticket\n%s", p.log())
+		}
+		p.didTheRest()
+		p.must(0, job, "epilog")
+		p.quiet()
+		return reached
+	})
+}
+
+// From some effect on nothing can be written any more, or no file opened. Whatever act meets it, the next epilog on a node
+// that is well again makes it quiet; and a disk that is full keeps nobody from undoing.
+func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	for _, end := range []struct {
+		name    string
+		errno   syscall.Errno
+		refuses func(play, trace.Effect) bool
+	}{
+		{"disk", syscall.ENOSPC, func(p play, e trace.Effect) bool {
+			_, err := os.Lstat(e.What) // what is there can be opened
+			makes := err != nil && slices.Contains([]string{"openat", "mkdirat", "linkat"}, e.Call)
+			return !e.Asks && strings.Contains(e.What, p.Root) && (makes || e.Call == "write" || e.Call == "pwrite64")
+		}},
+		{"descriptors", syscall.EMFILE, func(p play, e trace.Effect) bool {
+			return slices.Contains([]string{"openat", "pipe2", "pidfd_open"}, e.Call) && p.matters(e)
+		}},
+	} {
+		for _, program := range []string{"prolog", "epilog"} {
+			t.Run(end.name+" "+program, func(t *testing.T) {
+				p := s.stand(t)
+				job := s.job(p)
+				open := func(p play, job stage.Job) {
+					if p.booted(); program == "epilog" {
+						p.must(0, job, "prolog")
+					}
+				}
+				open(p, job)
+				points := p.points(job, program)
+				p.must(0, job, "epilog")
+				sweep(t, s, sample(points, 8), func(p play, at point) bool {
+					job := s.job(p)
+					open(p, job)
+					hit, full := at.reached(p), false
+					result := p.failing(job, program, false, func(e trace.Effect) syscall.Errno {
+						if full = full || p.changes(e) && hit(e); full && end.refuses(p, e) {
+							return end.errno
+						}
+						return 0
+					})
+					switch {
+					case program == "prolog" && result.Code == 0:
+						p.opened(job.ID)
+					case end.name == "disk":
+						p.quiet()
+					}
+					p.must(0, job, "epilog")
+					p.quiet()
+					return full
+				})
+			})
+		}
+	}
+}
+
+// nvmlCall is a call of NVML that answers an error; by the file in which the simulated driver looks up its delay it is
+// seen to begin.
+type nvmlCall struct {
+	point
+	code int
+}
+
+// codes are what a driver answers: not supported, no permission, GPU lost, unknown.
+var codes = []int{3, 4, 15, 999}
+
+func (p play) nvmlFunction(e trace.Effect) (name string, ok bool) {
+	return strings.CutPrefix(e.What, p.Sim.Node.Dir+"/delay_ms/")
+}
+
+func (p play) nvmlCalls(job stage.Job, program string) []nvmlCall {
+	p.t.Helper()
+	var found tally
+	var all []nvmlCall
+	p.trace(job, program, trace.Plan{Fail: func(e trace.Effect) syscall.Errno {
+		if name, ok := p.nvmlFunction(e); ok {
+			at := found.add(name)
+			for i, code := range codes {
+				if everything || i == len(all)%len(codes) {
+					all = append(all, nvmlCall{at, code})
+				}
+			}
+		}
+		return 0
+	}})
+	return all
+}
+
+// refuse has the call fail, once.
+func (c nvmlCall) refuse(p play, reached *bool) refuse {
+	seen := 0
+	return func(e trace.Effect) syscall.Errno {
+		if name, ok := p.nvmlFunction(e); ok && name == c.name {
+			if seen++; seen == c.nth {
+				*reached = p.Sim.Node.Fail(c.name, c.code, 1) == nil
+			}
+		}
+		return 0
+	}
+}
+
+// Whatever a call of NVML answers, the prolog opens the lease or leaves the node quiet, and the epilog does the rest.
+func TestNVMLCallsThatFail(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	p := s.stand(t)
+	job := s.job(p)
+	prologs := p.nvmlCalls(job, "prolog")
+	epilogs := p.nvmlCalls(job, "epilog")
+	t.Run("prolog", func(t *testing.T) {
+		sweep(t, s, sample(prologs, 2), func(p play, c nvmlCall) (reached bool) {
+			job := s.job(p)
+			if result := p.failing(job, "prolog", false, c.refuse(p, &reached)); result.Code == 0 {
+				p.opened(job.ID)
+			} else {
+				p.clean()
+			}
+			p.must(0, job, "epilog")
+			p.quiet()
+			return reached
+		})
+	})
+	t.Run("epilog", func(t *testing.T) {
+		sweep(t, s, sample(epilogs, 2), func(p play, c nvmlCall) (reached bool) {
+			job := s.job(p)
+			p.must(0, job, "prolog")
+			if result := p.failing(job, "epilog", false, c.refuse(p, &reached)); result.Code == 0 {
+				p.clean()
+			} else {
+				p.didTheRest()
+			}
+			p.must(0, job, "epilog")
+			p.quiet()
+			return reached
+		})
+	})
+}
+
+// The control program may answer anything to any question: once, so that the next has its answer, or from then on. The
+// prolog opens the lease or leaves the node quiet; the epilog ends the daemon by itself.
+func TestAnswersOfEveryWrongKind(t *testing.T) {
+	type wrong struct {
+		name, answer string
+		number       int // of the question: the prolog's are 1 and 2
+		always       bool
+	}
+	var all []wrong
+	for number := 1; number <= 4; number++ {
+		for name, answer := range map[string]string{
+			"nothing": `:`, "no word and a failure": `exit 3`, "killed": `kill -9 $$`,
+			"rubbish": `printf '\001\377 rubbish\n\n\n'`, "a number": `echo 50.0`, "many numbers": `echo 100.0; echo 100.0; echo 100.0`,
+			"no daemon":             `echo Cannot find MPS control daemon process; exit 1`,
+			"dropped":               `echo Cannot send command to MPS control daemon process`,
+			"a client that is none": `printf 'PID ID SERVER DEVICE NAMESPACE COMMAND\n1 2 1 GPU-0 1 init\n100.0\n'`,
+			"no table":              `printf 'PID\nx y z\n100.0\n'`,
+			"without an end":        `exec yes`, "silence": `exec sleep 900`,
+		} {
+			all = append(all, wrong{name, answer, number, false}, wrong{name, answer, number, true})
+		}
+	}
+	slices.SortFunc(all, func(a, b wrong) int { return strings.Compare(a.name, b.name) })
+	s := shapes[0]
+	t.Parallel()
+	sweep(t, s, sample(all, 3), func(p play, w wrong) bool {
+		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
+		asked := filepath.Join(filepath.Dir(p.Root), "asked")
+		p.write(asked, "")
+		if err := os.Chmod(asked, 0o666); err != nil {
+			p.t.Fatal(err)
+		}
+		p.control(fmt.Sprintf(`[ "$1" = -d ] && exec $REAL "$@"
+echo >>%[1]s
+[ $(wc -l <%[1]s) %[2]s %[3]d ] || exec $REAL "$@"
+cat >/dev/null
+%[4]s`, asked, test, w.number, w.answer))
+		job := s.job(p)
+		result, err := p.Run(p.ctx, job.Environment("prolog_slurmd"), "prolog")
+		switch {
+		case err != nil || result.Code > 1:
+			p.t.Errorf("%+v, %v", result, err)
+		case result.Code == 0:
+			p.opened(job.ID)
+		default:
+			p.clean()
+		}
+		p.must(0, job, "epilog")
+		p.quiet()
+		return strings.Count(read(p.t, asked), "\n") >= w.number
+	})
+}

@@ -1,0 +1,522 @@
+package cmd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/trace"
+	"golang.org/x/sys/unix"
+)
+
+// everything asks for every point of every sweep; make soak sets it. Without it the job with one GPU is swept whole, and
+// of the rest so much as a CI run has time for.
+var everything = os.Getenv("KILL_ALL") != ""
+
+// point is one effect of an act: its name, and which of those that have this name. Effects of threads that run side by
+// side change places from run to run; their names do not change.
+type point struct {
+	name string
+	nth  int
+}
+
+func (at point) String() string { return fmt.Sprintf("%s (%d)", at.name, at.nth) }
+
+// reached counts the effects of a run and reports the one that is meant.
+func (at point) reached(p play) func(trace.Effect) bool {
+	count := 0
+	return func(e trace.Effect) bool {
+		if p.name(e) != at.name {
+			return false
+		}
+		count++
+		return count == at.nth
+	}
+}
+
+var (
+	processes = regexp.MustCompile(`/(proc|task)/[0-9]+`)
+	drafts    = regexp.MustCompile(`(/\.draft-[a-z_]+-)[0-9]+`)
+)
+
+// name is an effect without what differs from run to run.
+func (p play) name(e trace.Effect) string {
+	name := strings.ReplaceAll(e.String(), filepath.Dir(p.Root), "")
+	name = processes.ReplaceAllString(name, "/$1/N")
+	return drafts.ReplaceAllString(name, "${1}N")
+}
+
+// changes are the effects that outlive a killed program, but for lines of the log.
+func (p play) changes(e trace.Effect) bool {
+	return !e.Asks && !(e.Call == "write" && e.What == p.Paths().Log())
+}
+
+// trace runs a binary for a job under a plan.
+func (p play) trace(job stage.Job, program string, plan trace.Plan) trace.Result {
+	p.t.Helper()
+	result, err := trace.Run(p.ctx, p.Command(program), job.Environment(program+"_slurmd"), plan)
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, p.log())
+	}
+	return result
+}
+
+// points are the effects of one act, found by watching it; those that fail by themselves change nothing.
+func (p play) points(job stage.Job, program string) []point {
+	p.t.Helper()
+	var found tally
+	result := p.trace(job, program, trace.Plan{Kill: func(e trace.Effect) bool {
+		if p.changes(e) {
+			found.add(p.name(e))
+		}
+		return false
+	}})
+	if result.Code != 0 {
+		p.t.Fatalf("%s under a tracer: %+v\n%s", program, result, p.log())
+	}
+	return found.points
+}
+
+// tally numbers effects of one name.
+type tally struct {
+	points []point
+	seen   map[string]int
+}
+
+func (l *tally) add(name string) point {
+	if l.seen == nil {
+		l.seen = map[string]int{}
+	}
+	l.seen[name]++
+	l.points = append(l.points, point{name, l.seen[name]})
+	return l.points[len(l.points)-1]
+}
+
+// killed runs a binary and kills it at a point. An act that comes to its end without it took another way this time, as
+// one does that has to ask a daemon twice, so it is tried again from the start.
+func (p play) killed(job stage.Job, program string, at point, start func()) bool {
+	p.t.Helper()
+	for range 3 {
+		start()
+		hit := at.reached(p)
+		result := p.trace(job, program, trace.Plan{Kill: func(e trace.Effect) bool { return p.changes(e) && hit(e) }})
+		if result.Signal == syscall.SIGKILL {
+			return true
+		}
+		if result.Code != 0 {
+			p.t.Fatalf("%s: %+v\n%s", program, result, p.log())
+		}
+		p.must(0, job, "epilog")
+	}
+	return false
+}
+
+// booted takes away all state and the log, as for the first job after a boot.
+func (p play) booted() {
+	p.t.Helper()
+	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
+		if err := os.RemoveAll(path); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// quiet holds that the node is as it was before any job: what clean holds, and no process of the stage at all, no lock
+// held, and no file anywhere that was not there.
+func (p play) quiet() {
+	p.t.Helper()
+	p.clean()
+	for _, what := range slices.Concat(p.strangers(), p.locks(), p.strays()) {
+		p.t.Errorf("left behind: %s\n%s", what, p.log())
+	}
+}
+
+// strangers are living processes that have the stage's folder in their command line or environment, whatever they are.
+func (p play) strangers() []string {
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		environment, _ := os.ReadFile(folder + "/environ")
+		var pid int
+		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
+		stat, err := site.ReadStat(pid)
+		if err == nil && stat.Alive() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
+			found = append(found, fmt.Sprintf("process %d %q", pid, line))
+		}
+	}
+	return found
+}
+
+// locks are files of the state whose lock somebody holds.
+func (p play) locks() []string {
+	var held []string
+	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer file.Close()
+		if errors.Is(unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
+			held = append(held, "lock of "+path)
+		}
+		return nil
+	})
+	return held
+}
+
+// strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
+// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care for.
+// State is clean's to hold.
+func (p play) strays() []string {
+	var found []string
+	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") {
+			return err
+		}
+		switch path {
+		case p.Paths().Policy(), p.Paths().Facts(), p.Paths().Log():
+			return nil
+		}
+		if kept, ok := strings.CutPrefix(path, p.keptLogs()); !ok || strings.HasPrefix(kept, ".") {
+			found = append(found, "file "+path)
+		}
+		return nil
+	})
+	return found
+}
+
+// keptLogs is where the logs of jobs are kept, with a slash.
+func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
+
+// another job can open and close.
+func (p play) another(job stage.Job) {
+	p.t.Helper()
+	next := job
+	next.ID++
+	p.must(0, next, "prolog")
+	p.must(0, next, "epilog")
+	p.quiet()
+}
+
+// shape is a job of a sweep.
+type shape struct {
+	scope string
+	gpus  int
+}
+
+var shapes = []shape{{"job", 1}, {"gpu", 1}, {"job", 4}, {"gpu", 4}}
+
+func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
+
+// gpuList is SLURM_JOB_GPUS.
+func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
+
+// job is a job of the shape. Its user is nobody else's on this machine, so that no other test's user can stop its daemons.
+func (s shape) job(p play) stage.Job {
+	job := p.job(7, s.gpuList())
+	job.UID, job.GID = 2011, 2011
+	return job
+}
+
+// stand sets a stage for jobs of the shape.
+func (s shape) stand(t *testing.T) play {
+	t.Helper()
+	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
+	policy := stage.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
+	return playIn(t, publicDir(t), policy, models...)
+}
+
+// some are the points that there is time for: all of a job with one GPU and one daemon, and every so many-th of others.
+func some[P any](s shape, points []P, every int) []P {
+	if s == shapes[0] {
+		return points
+	}
+	return sample(points, every)
+}
+
+// sample is every so many-th of the points, or all of them where everything is asked for.
+func sample[P any](points []P, every int) []P {
+	if everything {
+		return points
+	}
+	return nth(points, every)
+}
+
+func nth[P any](points []P, every int) []P {
+	var chosen []P
+	for i := every / 2; i < len(points); i += every {
+		chosen = append(chosen, points[i])
+	}
+	return chosen
+}
+
+// pointDeadline bounds the acts at one point.
+const pointDeadline = time.Minute
+
+// sweep tries every point, each a subtest. Several stages are at work side by side, since acts wait for daemons most of
+// their time. A stage on which a point has failed is replaced: what it left must not fail the next.
+func sweep[P any](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
+	t.Helper()
+	const sideBySide = 4
+	began := time.Now()
+	var missed, failed atomic.Int32
+	var all sync.WaitGroup
+	for shard := range sideBySide {
+		all.Go(func() {
+			p, fresh := play{}, false
+			for i := shard; i < len(points); i += sideBySide {
+				if !fresh {
+					p, fresh = s.stand(t), true
+				}
+				fresh = t.Run(fmt.Sprint(i), func(t *testing.T) {
+					p := p.anew(t)
+					defer func() {
+						if t.Failed() {
+							failed.Add(1)
+							t.Logf("at point %v", points[i])
+						}
+					}()
+					if !try(p, points[i]) {
+						missed.Add(1)
+						t.Logf("not reached: %v", points[i])
+					}
+				})
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d points, %d of them not met again", len(points), missed.Load())
+	report(t, t.Name(), len(points), int(failed.Load()), time.Since(began))
+	if int(missed.Load())*20 > len(points)+20 {
+		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), len(points))
+	}
+}
+
+// report adds what a sweep did to the file that RELIABILITY names, for docs/reliability.md: a line of name, points, failed
+// points and seconds.
+func report(t *testing.T, name string, points, failed int, took time.Duration) {
+	t.Helper()
+	path := os.Getenv("RELIABILITY")
+	if path == "" {
+		return
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := fmt.Fprintf(file, "%s\t%d\t%d\t%.0f\n", name, points, failed, took.Seconds()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// anew is the play for another point.
+func (p play) anew(t *testing.T) play {
+	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
+	t.Cleanup(cancel)
+	return play{p.Stage, t, ctx, p.conf}
+}
+
+// A prolog that is killed after any of its effects leaves a node that the epilog makes quiet.
+func TestAPrologKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	for _, s := range shapes {
+		t.Run(s.String(), func(t *testing.T) {
+			p := s.stand(t)
+			job := s.job(p)
+			points := p.points(job, "prolog")
+			p.must(0, job, "epilog")
+			var tried atomic.Int32
+			sweep(t, s, some(s, points, 12), func(p play, at point) bool {
+				job := s.job(p)
+				reached := p.killed(job, "prolog", at, p.booted)
+				p.must(0, job, "epilog")
+				p.quiet()
+				if everything || tried.Add(1)%4 == 0 {
+					p.another(job)
+				}
+				return reached
+			})
+		})
+	}
+}
+
+// After a prolog that was killed slurmd may run another one for the same job, as when it was started anew: that one opens
+// the lease.
+func TestAPrologAfterOneThatWasKilled(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	p := s.stand(t)
+	job := s.job(p)
+	points := p.points(job, "prolog")
+	p.must(0, job, "epilog")
+	sweep(t, s, sample(points, 6), func(p play, at point) bool {
+		job := s.job(p)
+		reached := p.killed(job, "prolog", at, p.booted)
+		p.must(0, job, "prolog")
+		p.opened(job.ID)
+		p.must(0, job, "epilog")
+		p.quiet()
+		return reached
+	})
+}
+
+// An epilog that is killed after any of its effects is finished by the next.
+func TestAnEpilogKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	for _, s := range shapes {
+		t.Run(s.String(), func(t *testing.T) {
+			p := s.stand(t)
+			job := s.job(p)
+			p.must(0, job, "prolog")
+			points := p.points(job, "epilog")
+			sweep(t, s, some(s, points, 12), func(p play, at point) bool {
+				job := s.job(p)
+				reached := p.killed(job, "epilog", at, func() { p.booted(); p.must(0, job, "prolog") })
+				p.must(0, job, "epilog")
+				p.quiet()
+				for _, name := range []string{"control.log", "server.log"} {
+					if log := p.keptLogs() + "7/0/" + name; !strings.Contains(read(p.t, log), "\n") {
+						p.t.Errorf("%s was not kept", log)
+					}
+				}
+				return reached
+			})
+		})
+	}
+}
+
+// A prolog that is killed at one point and its epilog at another: the next epilog finishes. Every pair, for a job with one
+// GPU; of others a part.
+func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	for _, s := range shapes {
+		if s != shapes[0] && !everything {
+			continue
+		}
+		t.Run(s.String(), func(t *testing.T) {
+			p := s.stand(t)
+			job := s.job(p)
+			points, every := p.points(job, "prolog"), 12
+			p.must(0, job, "epilog")
+			if s != shapes[0] {
+				points, every = nth(points, 8), 8
+			}
+			var pairs atomic.Int32
+			sweep(t, s, sample(points, every), func(p play, first point) (reached bool) {
+				job := s.job(p)
+				reached = p.killed(job, "prolog", first, p.booted)
+				seconds := p.points(job, "epilog")
+				p.quiet()
+				if s != shapes[0] {
+					seconds = nth(seconds, every)
+				}
+				for _, second := range sample(seconds, 5) {
+					p := p.anew(p.t)
+					p.killed(job, "epilog", second, func() { reached = p.killed(job, "prolog", first, p.booted) && reached })
+					p.must(0, job, "epilog")
+					p.quiet()
+					pairs.Add(1)
+					if p.t.Failed() {
+						p.t.Fatalf("and %v", second)
+					}
+				}
+				return reached
+			})
+			t.Logf("%d pairs", pairs.Load())
+			report(t, t.Name()+" pairs", int(pairs.Load()), 0, 0)
+		})
+	}
+}
+
+// A prolog that is killed while a child of its has not yet become the control program leaves somebody who may yet start
+// a daemon. The epilog waits for it; where it does not move, the lease is kept and the node drains.
+func TestAnOrphanThatIsLate(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		moves bool
+	}{{"and moves", true}, {"and does not", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := shapes[0]
+			p := s.stand(t)
+			p.facts(`epilog_deadline = "5s"`)
+			job := s.job(p)
+			born := daemonsBirth(p.points(job, "prolog"))
+			p.must(0, job, "epilog")
+			hit, ended := born.reached(p), make(chan stage.Result, 1)
+			p.trace(job, "prolog", trace.Plan{
+				Kill: hit,
+				Killed: func() {
+					go func() {
+						result, _ := p.Run(p.ctx, job.Environment("epilog_slurmd"), "epilog")
+						ended <- result
+					}()
+					if p.waitsForTurn(); !c.moves {
+						ended <- <-ended
+					}
+				},
+			})
+			result := <-ended
+			if c.moves && result.Code != 0 {
+				t.Errorf("epilog: %+v\n%s", result, p.log())
+			}
+			if !c.moves {
+				want := "epilog: cannot lock " + p.Paths().Run() + "/turns/7: "
+				if result.Code != 1 || !strings.HasPrefix(result.Output, want) {
+					t.Errorf("epilog: %+v, want 1 and %q", result, want)
+				}
+				p.must(0, job, "epilog")
+			}
+			p.quiet()
+		})
+	}
+}
+
+// daemonsBirth is the point that makes the child that becomes the first control program.
+func daemonsBirth(points []point) point {
+	execs := slices.IndexFunc(points, func(at point) bool { return strings.HasPrefix(at.name, "child's execve ") })
+	var born point
+	for _, at := range points[:max(execs, 0)] {
+		if at.name == "clone" {
+			born = at
+		}
+	}
+	return born
+}
+
+// waitsForTurn returns when an epilog of the stage has opened the file of job 7's turn, which another has locked.
+func (p play) waitsForTurn() {
+	for {
+		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+		for _, file := range files {
+			target, _ := os.Readlink(file)
+			program, _ := os.Readlink(filepath.Join(filepath.Dir(filepath.Dir(file)), "exe"))
+			if target == p.Paths().Run()+"/turns/7" && filepath.Base(program) == "epilog" {
+				return
+			}
+		}
+		if !site.Pause(p.ctx, time.Millisecond) {
+			p.t.Error("the epilog does not come to its turn")
+			return
+		}
+	}
+}

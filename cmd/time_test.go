@@ -1,0 +1,303 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
+)
+
+// The deadlines of these tests, and what docs/contract.md (T1) lets an act take beyond them: the prolog for its undo, the
+// epilog for its last words.
+const (
+	prologDeadline = 5 * time.Second
+	prologBound    = prologDeadline + 35*time.Second
+	epilogDeadline = 10 * time.Second
+	epilogBound    = epilogDeadline + 5*time.Second
+)
+
+// timedPlay is a play with short deadlines, and a job of it.
+func timedPlay(t *testing.T) (play, stage.Job) {
+	t.Helper()
+	p := shapes[0].stand(t)
+	p.facts(fmt.Sprintf("prolog_deadline = %q", prologDeadline), fmt.Sprintf("epilog_deadline = %q", epilogDeadline))
+	return p, p.job(7, "0")
+}
+
+// atOnce runs subtests side by side, as many as there are: all that they do is wait.
+func atOnce[C any](t *testing.T, cases []C, name func(C) string, try func(*testing.T, C)) {
+	t.Helper()
+	t.Parallel()
+	var all sync.WaitGroup
+	for _, c := range cases {
+		all.Go(func() { t.Run(name(c), func(t *testing.T) { try(t, c) }) })
+	}
+	all.Wait()
+}
+
+// within runs a binary, holds its exit code, and holds that it took no longer than it may.
+func (p play) within(bound time.Duration, code int, job stage.Job, program string) string {
+	p.t.Helper()
+	began := time.Now()
+	out := p.must(code, job, program)
+	took := time.Since(began)
+	p.t.Logf("%s: code %d after %v", program, code, took.Round(10*time.Millisecond))
+	if took > bound {
+		p.t.Errorf("%s took %v, and may take %v\n%s", program, took, bound, p.log())
+	}
+	return out
+}
+
+// hang makes a function of NVML take a quarter of an hour.
+func (p play) hang(function string) {
+	p.t.Helper()
+	if err := p.Sim.Node.Delay(function, 900_000); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// answer ends the hang of every function.
+func (p play) answer() {
+	p.t.Helper()
+	delays := filepath.Join(p.Sim.Node.Dir, "delay_ms")
+	entries, err := os.ReadDir(delays)
+	for _, entry := range entries {
+		if err == nil {
+			err = os.Remove(filepath.Join(delays, entry.Name()))
+		}
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// stop stops every process of MPS on the stage, daemons and servers.
+func (p play) stop() {
+	p.t.Helper()
+	pids, err := p.Processes()
+	if err != nil || len(pids) < 2 {
+		p.t.Fatalf("processes %v, %v: want a daemon and a server", pids, err)
+	}
+	for _, pid := range pids {
+		stat, err := site.ReadStat(pid)
+		if err == nil {
+			err = stat.Kill(syscall.SIGSTOP)
+		}
+		if err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// control puts a script in the place of the control program; $REAL is the simulated one.
+func (p play) control(script string) {
+	p.t.Helper()
+	path := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
+	p.write(path, "#!/bin/sh\nREAL="+p.Sim.Program("nvidia-cuda-mps-control")+"\n"+script+"\n")
+	if err := os.Chmod(path, 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	p.write(p.Paths().Facts(), strings.Replace(read(p.t, p.Paths().Facts()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
+}
+
+// hold takes the lock of a file of the state until the test's end, or until the function returned is called.
+func (p play) hold(name string) (release func()) {
+	p.t.Helper()
+	path := filepath.Join(p.Paths().Run(), name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { file.Close() })
+	return func() { file.Close() }
+}
+
+// A prolog ends in its time whatever does not, and leaves the node quiet or a lease by which the epilog makes it so.
+func TestAPrologEndsInTime(t *testing.T) {
+	type wait struct {
+		name   string
+		breaks func(play)
+		code   int
+		dirty  bool // what hangs is what the undo needs
+	}
+	atOnce(t, []wait{
+		{"NVML hangs when it is opened", func(p play) { p.hang("nvmlInit_v2") }, 1, false},
+		{"NVML hangs when it is asked for the GPU", func(p play) { p.hang("nvmlDeviceGetUUID") }, 1, false},
+		{"NVML hangs when it is asked for the mode", func(p play) { p.hang("nvmlDeviceGetComputeMode") }, 1, false},
+		{"NVML hangs when it sets the mode", func(p play) { p.hang("nvmlDeviceSetComputeMode") }, 1, true},
+		{"NVML hangs when it is closed", func(p play) { p.hang("nvmlShutdown") }, 0, false},
+		{"the control program hangs when it starts the daemon", func(p play) { p.control(`exec sleep 900`) }, 1, false},
+		{"and has children", func(p play) { p.control(`sleep 900 & sleep 900`) }, 1, false},
+		{"the control program hangs when it asks", func(p play) { p.control(`[ "$1" = -d ] && exec $REAL "$@"; exec sleep 900`) }, 1, false},
+		{"the daemon is stopped at once", func(p play) {
+			p.control(`$REAL "$@" || exit; [ "$1" = -d ] && kill -STOP $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid)`)
+		}, 1, false},
+		{"the daemon answers each command after a quarter of an hour", func(p play) { p.fault("slow_ms", "900000") }, 1, false},
+		{"the server takes a quarter of an hour to start", func(p play) { p.fault("server_start_ms", "900000") }, 0, false},
+		{"the server dies at its start", func(p play) { p.fault("server_dies_at_start", "1") }, 0, false},
+		{"another process holds the journal", func(p play) { p.hold("lock") }, 1, false},
+		{"another process has the job's turn", func(p play) { p.hold("turns/7") }, 1, false},
+	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
+		p, job := timedPlay(t)
+		c.breaks(p)
+		p.within(prologBound, c.code, job, "prolog")
+		switch left := p.left(); {
+		case c.code == 0:
+			p.opened(job.ID)
+		case c.dirty:
+			p.didTheRest()
+		case len(left) > 0 && fmt.Sprint(left) != "[file turns/7]": // which one case's test holds
+			t.Errorf("left behind: %q\n%s", left, p.log())
+		}
+	})
+}
+
+// An epilog ends in its time whatever does not. What it could restore is restored, for the rest it keeps the lease, and
+// once what hung answers the next epilog finishes.
+func TestAnEpilogEndsInTime(t *testing.T) {
+	everythingStopped := func(p play) {
+		cmd := p.client(7, "spin", "-ms", "5", "-for", "100")
+		p.stop()
+		_ = cmd.Process.Signal(syscall.SIGSTOP)
+	}
+	type wait struct {
+		name   string
+		breaks func(play) (mends func())
+		code   int
+	}
+	atOnce(t, []wait{
+		{"daemon, server and client are stopped", func(p play) func() { everythingStopped(p); return nil }, 0},
+		{"all of them, and NVML hangs", func(p play) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
+		{"NVML hangs when it is opened", func(p play) func() { p.hang("nvmlInit_v2"); return p.answer }, 1},
+		{"NVML hangs when it sets the mode", func(p play) func() { p.hang("nvmlDeviceSetComputeMode"); return p.answer }, 1},
+		{"NVML hangs when it is closed", func(p play) func() { p.hang("nvmlShutdown"); return nil }, 0},
+		{"the control program hangs", func(p play) func() { p.control(`exec sleep 900`); return nil }, 0},
+		{"the daemon answers each command after a quarter of an hour", func(p play) func() { p.fault("slow_ms", "900000"); return nil }, 0},
+		{"another process holds the journal", func(p play) func() { return p.hold("lock") }, 1},
+		{"another process has the job's turn", func(p play) func() { return p.hold("turns/7") }, 1},
+	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
+		p, job := timedPlay(t)
+		p.must(0, job, "prolog")
+		mends := c.breaks(p)
+		p.within(epilogBound, c.code, job, "epilog")
+		if mends != nil {
+			p.didTheRest()
+			mends()
+			p.within(epilogBound, 0, job, "epilog")
+		}
+		p.clean()
+	})
+}
+
+// A prolog that is stopped has the turn and does nothing with it: its epilog ends it and takes over.
+func TestAnEpilogOfAStoppedProlog(t *testing.T) {
+	t.Parallel()
+	p, job := timedPlay(t)
+	if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000); err != nil {
+		t.Fatal(err)
+	}
+	line := p.Command("prolog")
+	cmd := exec.CommandContext(p.ctx, line[0], line[1:]...)
+	cmd.Env = job.Environment("prolog_slurmd")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.sleepsInDriver(cmd.Process.Pid)
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	p.answer()
+	p.within(epilogBound, 0, job, "epilog")
+	p.clean()
+	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("the prolog ended by itself: %v", err)
+	}
+}
+
+// small makes the state's file system one of so many blocks and inodes, 0 for no limit.
+func (p play) small(blocks, inodes int) {
+	p.t.Helper()
+	run := p.Paths().Run()
+	if err := os.MkdirAll(run, 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	limits := fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", blocks*os.Getpagesize(), inodes)
+	if err := unix.Mount("small", run, "tmpfs", 0, limits); err != nil {
+		p.t.Fatalf("cannot mount a tmpfs: %v: this place forbids it: give the container CAP_SYS_ADMIN", err)
+	}
+	p.t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
+}
+
+// However little room there is in /run, a prolog opens the lease or leaves nothing, and the epilog closes it. Eight
+// inodes are the journal's own.
+func TestASmallRun(t *testing.T) {
+	t.Parallel()
+	p, job := timedPlay(t)
+	opened := 0
+	try := func(t *testing.T, blocks, inodes int) {
+		p := p.anew(t)
+		p.small(blocks, inodes)
+		result, err := p.Run(p.ctx, job.Environment("prolog_slurmd"), "prolog")
+		switch {
+		case err != nil || result.Code > 1:
+			t.Errorf("%+v, %v\n%s", result, err, p.log())
+		case result.Code == 0:
+			opened++
+		default:
+			p.clean()
+		}
+		p.must(0, job, "epilog")
+		p.clean()
+	}
+	for blocks := 1; blocks <= 20; blocks++ {
+		t.Run(fmt.Sprintf("%d blocks", blocks), func(t *testing.T) { try(t, blocks, 0) })
+	}
+	few := opened
+	for inodes := 8; inodes <= 28; inodes++ {
+		t.Run(fmt.Sprintf("%d inodes", inodes), func(t *testing.T) { try(t, 0, inodes) })
+	}
+	if few == 0 || few == 20 || opened == few || opened == few+21 {
+		t.Errorf("of 20 and 21 prologs %d and %d opened: the room was never too small, or always", few, opened-few)
+	}
+}
+
+// A job may fill the file system of its pipe folder, which is that of the state: that keeps no epilog from closing.
+func TestAJobThatFillsRun(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		blocks, inodes int
+		line           string
+	}{
+		{"with data", 64, 0, `! cat /dev/zero >fill`},
+		{"with files", 0, 64, `n=0; while echo >$n; do n=$((n+1)); done 2>/dev/null`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p, job := timedPlay(t)
+			p.small(c.blocks, c.inodes)
+			p.must(0, job, "prolog")
+			cmd := p.asUser(7, []string{"/bin/sh", "-c", c.line})
+			cmd.Dir = p.ticket(7).Daemons[0].PipeDir
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			p.within(epilogBound, 0, job, "epilog")
+			p.clean()
+		})
+	}
+}
