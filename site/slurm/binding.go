@@ -96,9 +96,9 @@ func bindWay(value string) (way, list string) {
 type among struct{ rank, tasks int }
 
 func taskOf(env Environ) among {
-	rank, err := strconv.Atoi(env["SLURM_LOCALID"])
+	rank, err := parseDigits(env["SLURM_LOCALID"])
 	if ids := env["SLURM_GTIDS"]; ids != "" && err == nil {
-		return among{rank, strings.Count(ids, ",") + 1}
+		return among{int(rank), strings.Count(ids, ",") + 1}
 	}
 	return among{}
 }
@@ -163,7 +163,7 @@ func alike(list []uint64, masks bool, task among) (count int) {
 // so every GPU is taken to be that one.
 func dealt(each string, tasks, gpus int) int {
 	n, err := strconv.Atoi(each)
-	if err != nil || n < 1 || gpus < 1 {
+	if err != nil || n < 1 || n > localMax || gpus < 1 || gpus > localMax {
 		return 0
 	}
 	return tasks/(n*gpus)*n + min(n, tasks%(n*gpus))

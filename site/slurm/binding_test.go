@@ -106,6 +106,20 @@ func TestReadBindingWays(t *testing.T) {
 	}
 }
 
+func FuzzReadBinding(f *testing.F) {
+	f.Add("gpu:single:4611686018427387904", "4", "gres/gpu=2", "0", "0,1,2")
+	f.Add("gres/gpu:mask_gpu:0xf,1*2", "99999999999", "cpu=1,gres/gpu:a:1", "2", "0,1,2")
+	f.Add("gpu:per_task:1", "1", "gres/gpu", "-1", ",")
+	f.Add("gpu:map_gpu:1,0", "2", "", "-1", "0,1")
+	f.Fuzz(func(t *testing.T, bind, onNode, perTask, rank, ids string) {
+		env := Environ{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
+		got, err := ReadBinding(env)
+		if most := strings.Count(ids, ",") + 1; err == nil && (got.PerGPU < 0 || got.PerGPU > most) {
+			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.PerGPU, most)
+		}
+	})
+}
+
 func TestReadBindingRefuses(t *testing.T) {
 	for value, want := range map[string]string{
 		"SLURM_STEP_GPUS=x":         `cannot read binding: SLURM_STEP_GPUS is "x", want positions such as "0,2" or "0-3", each below`,
