@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build spank setup demo test test-slurm check bench fuzz slurm-bundle gpu-pack gpu-test clean
+.PHONY: all build spank setup demo test test-slurm check soak bench fuzz slurm-bundle gpu-pack gpu-test clean
 
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -40,6 +40,10 @@ $(BUILT)/slurm-trixie: | setup
 	site/lab/bundle.sh $@ trixie
 test-slurm: slurm-bundle
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -timeout 12m ./cmd ./site/lab ./site/slurm
+
+# Every effect of prolog and epilog, killed and refused: half an hour.
+soak: setup
+	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
 
 check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
