@@ -187,6 +187,10 @@ func writeHook(dir, name string, argv []string) (string, error) {
 	return path, os.Chmod(path, 0o755)
 }
 
+// firstJob is where a cluster's job numbers begin: apart from those of clusters beside it, since Open MPI names its shared
+// memory by host, user and job, and two jobs of one name crash each other.
+func firstJob(base int) int { return base * 100 }
+
 // slurmConf is the text of slurm.conf. What is not said is Slurm's default, since newer releases refuse some spellings
 // of it. The controller has the first of the ports, the nodes have those after it.
 func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, base int) string {
@@ -194,6 +198,7 @@ func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, 
 		"ClusterName=lab",
 		"SlurmctldHost=" + host + "(127.0.0.1)",
 		fmt.Sprintf("SlurmctldPort=%d", base),
+		fmt.Sprintf("FirstJobId=%d", firstJob(base)),
 		"SlurmUser=root",
 		"SlurmdUser=root",
 		"AuthType=auth/munge",

@@ -233,8 +233,8 @@ func TestDirectStep(t *testing.T) {
 	if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"); got != "2001\n0\n" {
 		t.Errorf("the step printed %q", got)
 	}
-	wantVariables(t, "prolog", s.hook(t, "prolog", 1, "n1"), map[string]string{"SLURM_JOB_GPUS": "0"})
-	wantVariables(t, "task prolog", s.hook(t, "task", 1, "n1"), map[string]string{"SLURM_PROCID": "0"})
+	wantVariables(t, "prolog", s.hook(t, "prolog", firstJob(s.base), "n1"), map[string]string{"SLURM_JOB_GPUS": "0"})
+	wantVariables(t, "task prolog", s.hook(t, "task", firstJob(s.base), "n1"), map[string]string{"SLURM_PROCID": "0"})
 	r, err := s.Run(s.ctx, s.user, "srun", "sh", "-c", "exit 7")
 	if err != nil || r.Exit != 7 {
 		t.Errorf("srun of a program that exits 7: %d, %v", r.Exit, err)
@@ -251,11 +251,11 @@ func TestPrologFlags(t *testing.T) {
 			needLab(t)
 			s := up(t, Options{GPUs: 1, PrologFlags: tc.flags, Prolog: record, Epilog: record})
 			s.must(t, "salloc", "--gres=gpu:1", "true")
-			s.wait(t, 1)
-			if got := s.hook(t, "prolog", 1, "n1") != nil; got != tc.prolog {
+			s.wait(t, firstJob(s.base))
+			if got := s.hook(t, "prolog", firstJob(s.base), "n1") != nil; got != tc.prolog {
 				t.Errorf("a prolog ran: %t, want %t", got, tc.prolog)
 			}
-			wantVariables(t, "epilog", s.hook(t, "epilog", 1, "n1"), map[string]string{"SLURM_JOB_ID": "1"})
+			wantVariables(t, "epilog", s.hook(t, "epilog", firstJob(s.base), "n1"), map[string]string{"SLURM_JOB_ID": fmt.Sprint(firstJob(s.base))})
 		})
 	}
 }
@@ -543,7 +543,7 @@ func TestTwoClusters(t *testing.T) {
 		t.Fatalf("both have port %d", a.base)
 	}
 	for _, s := range []scene{a, b} {
-		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_CONF"); got != "1 "+confPath(s.Dir())+"\n" {
+		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_CONF"); got != fmt.Sprintf("%d %s\n", firstJob(s.base), confPath(s.Dir())) {
 			t.Errorf("the step printed %q", got)
 		}
 	}
@@ -660,7 +660,7 @@ func TestBundle(t *testing.T) {
 			t.Errorf("%s printed %q", command, got)
 		}
 	}
-	wantVariables(t, "prolog", s.hook(t, "prolog", 1, s.Nodes()[0]), map[string]string{"SLURM_JOB_GPUS": "0"})
+	wantVariables(t, "prolog", s.hook(t, "prolog", firstJob(s.base), s.Nodes()[0]), map[string]string{"SLURM_JOB_GPUS": "0"})
 	wantInside(t, root, "slurmd", s.node(s.Nodes()[0]).cmd.Process.Pid)
 	wantInside(t, root, "munged", s.munged.cmd.Process.Pid)
 }
