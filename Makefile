@@ -33,6 +33,7 @@ demo: setup
 
 test: setup
 	REQUIRE_LAB=1 go test -timeout 12m ./...
+	FUZZTIME=20s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.
 slurm-bundle: $(BUILT)/slurm-trixie
@@ -49,10 +50,9 @@ check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
 	go vet ./...
 
+# Every fuzzer for FUZZTIME. The test target gives those that read what admins and users write 20 s each.
 fuzz:
-	@for p in ./policy ./site/slurm ./site/lease ./policy/policyfile ./site/mps; do \
-	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
-	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
+	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
 bench: setup build
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./cmd/internal/sight

@@ -35,7 +35,7 @@ var rooms = map[string][]string{
 	"cmd/internal/sight":  {"cmd/internal/ctl", "cmd/internal/node", "policy", "site", "site/gpu", "site/lease", "site/mps"},
 	"cmd/internal/status": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "policy", "site", "github.com/spf13/cobra"},
 	"cmd/internal/audit":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "github.com/spf13/cobra"},
-	"cmd/internal/doctor": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/sight", "mpirun-wrap", "policy", "policy/policyfile", "site", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/doctor": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/sight", "mpirun-wrap", "policy", "policy/policyfile", "site", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},
 	"cmd/internal/shelf":  {"cmd/internal/ctl", "site/etc", "github.com/spf13/cobra"},
 	"site/etc":            {},
 	"cmd/internal/plan":   {"cmd/internal/ctl", "policy", "github.com/spf13/cobra"},

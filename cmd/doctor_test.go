@@ -137,7 +137,7 @@ func (w ward) edit(path, old, new string) {
 func (w ward) sets(line string) { w.edit(w.conf, "GresTypes=", line+"\nGresTypes=") }
 
 func (w ward) doctor(args ...string) stage.Result {
-	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode}, args...)...)
+	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none"}, args...)...)
 }
 
 // diagnose is what doctor says in JSON, in which no word is unknown; its exit code must say whether it found anything.
@@ -259,6 +259,49 @@ func (w ward) folder(program string, names ...string) {
 	w.edit(w.conf, w.hook(program)+"\n", w.hook(program+".d")+"/*\n")
 }
 
+// The real slurmd prints its list: where it has another than the prolog would find, or none, doctor says so.
+func TestDoctorAsksSlurmd(t *testing.T) {
+	const slurmd = "/usr/sbin/slurmd"
+	if _, err := os.Stat(slurmd); err != nil {
+		if os.Getenv("REQUIRE_LAB") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	for _, c := range []struct {
+		name  string
+		plant func(w ward) (slurmd string)
+		fault faultPlanted // its kind is "" for none
+	}{
+		{"they agree", func(ward) string { return slurmd }, faultPlanted{}},
+		{"slurmd does not start", func(w ward) string { w.sets("Foo=3"); return slurmd },
+			faultPlanted{kind: "slurmd-refuses", where: "CONF/slurm.conf", do: "correct what slurmd -G complains of"}},
+		{"slurmd finds none", func(w ward) string { w.write(w.gres(), "AutoDetect=nvml\n"); return slurmd },
+			faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
+		{"another order", func(w ward) string {
+			w.script(w.hook("slurmd"), "echo 'slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[1,0] Flags=HAS_FILE'\n")
+			return w.hook("slurmd")
+		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
+		{"no slurmd there", func(w ward) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWard(t)
+			for i := range 2 { // slurmd lists no GPU without a device file
+				w.change(unix.Mknod(fmt.Sprint(w.hook("nvidia"), i), unix.S_IFCHR|0o600, 195<<8|i))
+			}
+			w.write(w.gres(), "Name=gpu File="+w.hook("nvidia")+"[0-1]\n")
+			w.sets("ClusterName=lab\nSlurmctldHost=localhost\nSlurmUser=root\nPartitionName=main Nodes=ALL")
+			path := c.plant(w)
+			d := w.read(w.doctor("--json", "--slurmd", path))
+			if c.fault.kind != "" {
+				w.found(d, c.fault)
+			} else if len(d.Findings) != 0 || (len(d.Unseen) != 0) != c.fault.unseen {
+				t.Errorf("found %+v", d)
+			}
+		})
+	}
+}
+
 // faultPlanted is something that is wrong with a node, and what doctor says of it. BIN, ROOT, DIR, CONF and HOOKS in the words
 // stand for the ward's.
 type faultPlanted struct {
@@ -357,7 +400,7 @@ var planted = []faultPlanted{
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
 		w.change(os.Chmod(w.Paths().Run(), 0o777))
 	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
-	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=7 BIN/epilog --root ROOT", mends: true},
+	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --root ROOT --job 7", mends: true},
 	{name: "a torn lease", kind: "lease-unreadable", plant: func(w ward) { w.write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
 }
 
@@ -467,7 +510,7 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.conf, "--node", wardNode)...)
+	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none")...)
 	out, err := exec.CommandContext(w.ctx, "/bin/sh", line...).Output()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -479,13 +522,14 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 // The name and the file come from where slurmd has them; a user who looks is told that it is not all.
 func TestDoctorAsksTheEnvironment(t *testing.T) {
 	w := newWard(t)
-	result, err := w.Run(w.ctx, []string{"SLURM_CONF=" + w.conf, "SLURMD_NODENAME=" + wardNode}, "mpsctl", "doctor", "--json")
+	result, err := w.Run(w.ctx, []string{"SLURM_CONF=" + w.conf, "SLURMD_NODENAME=" + wardNode}, "mpsctl", "doctor", "--json", "--slurmd", "none")
 	w.change(err)
 	if d := w.read(result); d.Node != wardNode || d.Looked.SlurmConf != w.conf || len(d.Findings) != 0 {
 		t.Errorf("%+v", d)
 	}
 	for args, want := range map[string]string{
 		"--slurm-conf x": `cannot use --slurm-conf "x": give an absolute path`,
+		"--slurmd x":     `cannot use --slurmd "x": give an absolute path, or none`,
 		"more":           `cannot take "more"`,
 		"--bogus":        "cannot read flags: unknown flag: --bogus",
 	} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,6 +18,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
 )
+
+// TestMain has what the tests start end of SIGHUP also where they were themselves started with it ignored, by nohup: a
+// signal that is caught is at its default in a new program, and one that is ignored is ignored.
+func TestMain(m *testing.M) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	os.Exit(m.Run())
+}
 
 // guardBinary is a wrapper that does nothing but Guard: that waits for every child of its process, so it needs one.
 // It has no name any more, so that nothing of it is left, and is run through its descriptor.

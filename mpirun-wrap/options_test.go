@@ -26,6 +26,28 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	}
 }
 
+// Whatever an environment holds, the answer is options that a rank can be seated by, or one line that can be printed.
+func FuzzReadOptions(f *testing.F) {
+	for _, s := range Settings() {
+		f.Add(s.Variable(), "even", "1")
+		f.Add(s.Variable(), "off", "3")
+	}
+	f.Add("SLURM_MPS_MEM", "8G", "x")
+	f.Add("SLURM_MPS_SHARE", "weight:1e-9\x1b", "70000")
+	f.Fuzz(func(t *testing.T, name, value, rank string) {
+		o, err := ReadOptions(slurm.Environ{name: value, "SLURM_MPS_LOCAL_RANK": rank, "SLURM_MPS_LOCAL_SIZE": "2"})
+		if err == nil {
+			err = o.Check()
+		}
+		switch {
+		case err != nil && strings.ContainsAny(err.Error(), "\n\x00\x1b"):
+			t.Errorf("a complaint that breaks a log: %q", err)
+		case err == nil && !o.Off && (o.LocalRank < 0 || o.LocalSize > 0 && o.LocalRank >= o.LocalSize):
+			t.Errorf("rank %d of %d is taken", o.LocalRank, o.LocalSize)
+		}
+	})
+}
+
 // Every bad value of an option, its sentence whole: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
 	for _, c := range []struct{ variable, flag, value, want string }{

@@ -306,6 +306,7 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open","held":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
+	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":7,"rule":"mps","share":"even","memory":"8G","devices":[{"uuid":"GPU-1"}]}`))
 	f.Add([]byte(`{"schema":1e9,"boot":null}`))
 	f.Add([]byte(``))
 	dir := f.TempDir()
@@ -316,7 +317,11 @@ func FuzzRecord(f *testing.F) {
 		}
 		var l Lease
 		if err := readRecord(path, "boot-1", &l); err == nil && l.Schema != Schema {
-			t.Errorf("a record of schema %d is taken", l.Schema)
+			t.Errorf("a lease of schema %d is taken", l.Schema)
+		}
+		var ticket Ticket
+		if err := readRecord(path, "boot-1", &ticket); err == nil && ticket.Schema != Schema {
+			t.Errorf("a ticket of schema %d is taken", ticket.Schema)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"reflect"
 	"strings"
@@ -53,4 +54,37 @@ func TestSettingsRefused(t *testing.T) {
 	if _, err := readSettings(files{}.open, "/e/slurm.conf", "n1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
+}
+
+// Whatever slurm.conf holds, the answer is settings with the line of each, or one sentence that names a line.
+func FuzzReadSettings(f *testing.F) {
+	for _, seed := range []string{
+		"PrologFlags=Alloc,Contain # x\nProlog=/a\nInclude x\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n",
+		"PartitionName=p Nodes=n1 Default=YES\nNodeSet=a Feature=b\nProlog=\"/a b\"\n", "NodeName=n[1 X=1\n", "Epilog=/e\\#x\\", "include x\ninclude %h\n", "=\x00",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := readSettings(files{"/s": text, "/x": "Prolog=/b\nGres=none"}.open, "/s", "n1")
+		if err != nil {
+			if line := err.Error(); !strings.HasPrefix(line, "cannot read /") || strings.ContainsAny(line, "\n\x00\x1b") {
+				t.Errorf("a complaint that breaks a log: %q", line)
+			}
+			return
+		}
+		for name, all := range s.values {
+			if name != strings.ToLower(name) || len(all) == 0 {
+				t.Errorf("%q: %v", name, all)
+			}
+			if last, ok := s.Last(strings.ToUpper(name)); strings.ToLower(strings.ToUpper(name)) == name && (!ok || last != all[len(all)-1]) {
+				t.Errorf("the last %q of %v is %v", name, all, last)
+			}
+			for _, one := range all {
+				file, line := "", 0
+				if _, err := fmt.Sscanf(one.From, "/%1s:%d", &file, &line); err != nil || line < 1 || line > strings.Count(text, "\n")+1 && file == "s" {
+					t.Errorf("%q is said to stand at %q", one.Value, one.From)
+				}
+			}
+		}
+	})
 }

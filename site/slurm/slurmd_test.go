@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -150,8 +149,6 @@ PartitionName=main Nodes=ALL Default=YES
 	}
 }
 
-var slurmdLine = regexp.MustCompile(`^slurmd: Gres Name=gpu .* File=(\S+)`)
-
 // labList is the list of minors that slurmd prints, or the word with which it refuses.
 func labList(t *testing.T, slurmd, dir string) ([]int, error) {
 	t.Helper()
@@ -163,33 +160,11 @@ func labList(t *testing.T, slurmd, dir string) ([]int, error) {
 	if ctx.Err() != nil {
 		t.Fatalf("slurmd -G did not end: %s", out)
 	}
-	for _, line := range strings.Split(string(out), "\n") {
-		if strings.Contains(line, "fatal:") {
-			return nil, fmt.Errorf("%s", line)
-		}
+	list, refused := ReadList(string(out))
+	if refused == nil && err != nil {
+		refused = fmt.Errorf("%w: %s", err, out)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s", err, out)
-	}
-	var list []int
-	for _, line := range strings.Split(string(out), "\n") {
-		m := slurmdLine.FindStringSubmatch(line)
-		if m == nil {
-			continue
-		}
-		paths, err := Hosts(m[1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range paths {
-			minor, err := Minor(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			list = append(list, minor)
-		}
-	}
-	return list, nil
+	return list, refused
 }
 
 // ourList resolves the positions one by one until we say that there are no more.

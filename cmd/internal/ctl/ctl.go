@@ -51,7 +51,7 @@ prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is 
 func newRoot(call *Call) *cobra.Command {
 	root := &cobra.Command{
 		Use: "mpsctl", Short: "look at a node, and say what slurm-mps would do", Long: rootHelp, Version: cli.Version(),
-		Example:       "  mpsctl status\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
+		Example:       "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
 		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true,
 		Args: NoOperand,
 		RunE: func(*cobra.Command, []string) error {

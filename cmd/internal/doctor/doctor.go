@@ -23,8 +23,8 @@ import (
 )
 
 const help = `doctor looks for what stands between this node and a job with MPS, and changes nothing: our programs and files, the control
-program, the driver and its GPUs, slurm.conf, gres.conf and the files beside them, limits, and what is left of jobs that
-have ended. Each finding says what to do, and is a fault (a job fails, or gets less than it was granted) or a warning.
+program, the driver and its GPUs, slurm.conf, gres.conf and the files beside them, slurmd's own list of GPUs (slurmd -G,
+which reads those files and ends), limits, and what is left of jobs that have ended. Each finding says what to do, and is a fault (a job fails, or gets less than it was granted) or a warning.
 
 slurm.conf is the one of --slurm-conf, else of SLURM_CONF, else /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf. This
 node's name there is that of --node, else of SLURMD_NODENAME, else the host's, up to its first dot.
@@ -34,7 +34,7 @@ cannot see all.`
 
 // Command is mpsctl doctor.
 func Command(call *ctl.Call) *cobra.Command {
-	var conf, name string
+	var conf, name, slurmd string
 	c := &cobra.Command{
 		Use: "doctor", Short: "find what stands between this node and a working job", Long: help,
 		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].do'",
@@ -43,10 +43,13 @@ func Command(call *ctl.Call) *cobra.Command {
 			if conf != "" && !filepath.IsAbs(conf) {
 				return fmt.Errorf("cannot use --slurm-conf %q: give an absolute path", conf)
 			}
+			if slurmd != "" && slurmd != leaveSlurmd && !filepath.IsAbs(slurmd) {
+				return fmt.Errorf("cannot use --slurmd %q: give an absolute path, or none", slurmd)
+			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			q, err := asked(call, conf, name)
+			q, err := asked(call, conf, name, slurmd)
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
@@ -61,11 +64,12 @@ func Command(call *ctl.Call) *cobra.Command {
 	}
 	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and what lies beside it")
 	c.Flags().StringVar(&name, "node", "", "the node's `NAME` in slurm.conf")
+	c.Flags().StringVar(&slurmd, "slurmd", "", "have this `FILE` print its list of GPUs; none asks no slurmd")
 	return c
 }
 
 // asked fills in what was not given.
-func asked(call *ctl.Call, conf, name string) (question, error) {
+func asked(call *ctl.Call, conf, name, slurmd string) (question, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return question{}, fmt.Errorf("cannot find own program: %w", err)
@@ -83,7 +87,7 @@ func asked(call *ctl.Call, conf, name string) (question, error) {
 	if conf == "" {
 		conf = found(variable(call.Env, "SLURM_CONF"))
 	}
-	return question{paths: call.Paths, conf: conf, node: name, self: self}, nil
+	return question{paths: call.Paths, conf: conf, node: name, self: self, slurmd: slurmd}, nil
 }
 
 // found is slurm.conf where a slurmd would find it.

@@ -80,6 +80,8 @@ type Slurm struct {
 	FeaturesErr error
 	Gres        *slurm.Gres
 	GresErr     error
+	Listed      []int           // the minors that slurmd itself lists, by position; nil where it was not asked
+	ListErr     error           // why it does not list them
 	Container   *slurm.Settings // job_container.conf
 	Cgroup      *slurm.Settings
 	Unread      []string // why a file beside slurm.conf could not be read

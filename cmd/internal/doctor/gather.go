@@ -24,10 +24,11 @@ import (
 
 // question is what an admin asks about.
 type question struct {
-	paths site.Paths
-	conf  string // path of slurm.conf
-	node  string // its name in slurm.conf
-	self  string // this program's path
+	paths  site.Paths
+	conf   string // path of slurm.conf
+	node   string // its name in slurm.conf
+	self   string // this program's path
+	slurmd string // its path, "" for wherever it is, "none" to leave it alone
 }
 
 // driverPatience bounds one call of NVML: a driver without persistence initialises its GPUs first.
@@ -48,6 +49,9 @@ func gather(ctx context.Context, q question) Node {
 	}
 	n.Slurm, n.SlurmErr = readSlurm(q, facts)
 	if n.Slurm != nil {
+		if n.Root && q.slurmd != leaveSlurmd {
+			n.Slurm.askSlurmd(ctx, q)
+		}
 		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
 	}
 	n.Programs = programs(q, n.Slurm)

@@ -47,7 +47,7 @@ func warning(kind Kind, where, do, what string, args ...any) Finding {
 var checks = []func(Node) []Finding{
 	programsThere, programsAgree, policyLoads, factsLoad, nobodyElseWrites, helpersThere,
 	driverAnswers, gpusReadable, gpusNewEnough, gpusPersistent, gpusWhole, gpusOpen,
-	slurmReads, hooksOurs, hooksRunnable, hookOrder, prologFlags, prologTimeouts, killWait, gresTypes, nodeLine, nodeFeature, gresReads, oneType, gresAgrees, noGresMPS, stateShared, devicesConstrained,
+	slurmReads, hooksOurs, hooksRunnable, hookOrder, prologFlags, prologTimeouts, killWait, gresTypes, nodeLine, nodeFeature, gresReads, slurmdReads, oneType, gresAgrees, noGresMPS, stateShared, devicesConstrained,
 	socketsFit, filesEnough, stateOurs, stateRoom, nothingLeft,
 }
 

@@ -167,7 +167,7 @@ func prologFlags(n Node) (found []Finding) {
 	flags, where := n.Slurm.value("PrologFlags"), n.Slurm.at("PrologFlags")
 	contain := flag(flags, "Contain") || flag(flags, "X11") || flag(flags, "RunInJob")
 	if flag(flags, "RunInJob") {
-		return []Finding{fault("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob: the daemon lives in the job, and Slurm kills it before the epilog")}
+		return []Finding{warning("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob, which nothing of ours needs: the daemon lives in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the ranks are gone")}
 	}
 	switch {
 	case !contain && !flag(flags, "Alloc") && !flag(flags, "ForceRequeueOnFail"): // the others imply it
@@ -287,6 +287,14 @@ func gresReads(n Node) []Finding {
 	return []Finding{fault("gres-conf", "gres.conf", do, "%v", n.Slurm.GresErr)}
 }
 
+// slurmdReads holds that slurmd itself starts with these files: whatever it refuses, no job comes to the node.
+func slurmdReads(n Node) []Finding {
+	if n.Slurm == nil || n.Slurm.ListErr == nil || n.Slurm.GresErr != nil {
+		return nil
+	}
+	return []Finding{fault("slurmd-refuses", n.Slurm.Path, "correct what slurmd -G complains of", "slurmd does not list its GPUs: %v", n.Slurm.ListErr)}
+}
+
 // types are the types of GPUs that Slurm tells apart on the node.
 func (s Slurm) types() []string {
 	var types []string
@@ -325,7 +333,10 @@ func gresAgrees(n Node) []Finding {
 	for position := range n.Slurm.count() {
 		refs, err := slurm.Resolve(*n.Slurm.Gres, slurm.Job{GPUs: []int{position}})
 		if err == nil {
-			_, err = slurm.Pick(*n.Slurm.Gres, refs, devices)
+			var picked []site.Device
+			if picked, err = slurm.Pick(*n.Slurm.Gres, refs, devices); err == nil {
+				err = n.Slurm.lists(position, picked[0])
+			}
 		} else if inner := errors.Unwrap(err); inner != nil {
 			err = inner // without the number of a job that there is not
 		}
@@ -333,6 +344,19 @@ func gresAgrees(n Node) []Finding {
 			return []Finding{fault("gres-differs", n.Slurm.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi -L agree; slurmd -G prints Slurm's list", n.Name, n.Slurm.Gres.Path, len(devices)),
 				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v", n.Slurm.count(), n.Name, position, err)}
 		}
+	}
+	return nil
+}
+
+// lists is an error where slurmd itself has another device at a position.
+func (s Slurm) lists(position int, device site.Device) error {
+	switch {
+	case s.Listed == nil:
+		return nil
+	case position >= len(s.Listed):
+		return fmt.Errorf("slurmd lists %d", len(s.Listed))
+	case s.Listed[position] != device.Minor:
+		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", s.Listed[position], device.Minor)
 	}
 	return nil
 }

@@ -1,10 +1,8 @@
 package sight
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -28,7 +26,7 @@ func Here(paths site.Paths, asking bool) (*Reader, error) {
 	}
 	facts, err := node.ReadFacts(paths.Facts())
 	r := &Reader{
-		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Epilog: epilog(paths.Root),
+		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Reap: reap(paths.Root),
 		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
 	}
 	if err != nil {
@@ -52,17 +50,10 @@ func opening(library string) func() (Driver, error) {
 	}
 }
 
-// epilog is how it is called by hand: the one beside this program, else the one of docs/operator.md.
-func epilog(root string) string {
-	path := "/usr/libexec/slurm-mps/epilog"
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), "epilog")
-		if _, err := os.Stat(beside); !errors.Is(err, os.ErrNotExist) {
-			path = beside
-		}
-	}
+// reap is the command that closes a job whose number follows.
+func reap(root string) string {
 	if root != "" {
-		path += " --root " + root
+		root = " --root " + root
 	}
-	return path
+	return "mpsctl reap" + root + " --job"
 }

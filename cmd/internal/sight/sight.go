@@ -28,7 +28,7 @@ type Node struct {
 	records string // what the records said in short, to tell whether they still do
 	census  []mps.Process
 	run     string // the folder of state, to know our daemons by
-	epilog  string // the command that closes a job by hand
+	reap    string // the command that closes a job, without its number
 	drivers bool   // the driver was asked and answered
 }
 

@@ -1,0 +1,31 @@
+#!/bin/bash
+# fuzz.sh FOLDER: builds the fuzzers into FOLDER, or takes those that are there where there is no Go, and runs each for
+# FUZZTIME (a time, or a count of executions like 10000000x). FUZZ=REGEX runs those alone whose names match; JOBS run at
+# once, with WORKERS processes each. What they find goes to the package's testdata, as seeds.
+set -eu
+folder=$(realpath -m "$1")
+cd "$(dirname "$0")/../.."
+build() {
+	mkdir -p "$folder"
+	: >"$folder/list"
+	go list -f '{{.Dir}}' ./policy/... ./site/slurm ./site/lease ./site/mps ./mpirun-wrap | while read -r dir; do
+		dir=${dir#"$PWD"/}
+		binary=$folder/${dir//\//-}
+		go test -c -fuzz Fuzz -o "$binary" "./$dir"
+		"$binary" -test.list '^Fuzz' | while read -r name; do echo "$dir $name" >>"$folder/list"; done
+	done
+}
+one() {
+	local folder=$1 dir=$2 name=$3 log=$1/$3.log
+	if (cd "$dir" && "$folder/${dir//\//-}" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "${FUZZTIME:-20s}" \
+		-test.fuzzminimizetime 5s -test.parallel "${WORKERS:-1}" -test.fuzzcachedir "$folder/cache/$name") >"$log" 2>&1; then
+		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
+	else
+		echo "$name failed:"
+		cat "$log"
+		return 1
+	fi
+}
+export -f one
+if command -v go >/dev/null; then build; fi
+grep -E " (${FUZZ:-.*})\$" "$folder/list" | xargs -P "${JOBS:-2}" -I{} bash -c "one '$folder' {}"

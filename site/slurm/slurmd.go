@@ -1,0 +1,43 @@
+package slurm
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// slurmdLine is a line of slurmd -G, the same from 22.05 to 24.11.
+var slurmdLine = regexp.MustCompile(`^slurmd: Gres Name=gpu .*\bFile=(\S+)`)
+
+// ReadList reads what slurmd -G prints: the minors of the node's GPUs, in the order of Slurm's positions; none is no error.
+// Where slurmd ends with a fatal error, that is the error, with the complaints before it. A line without File=, or with
+// the files of a MIG instance, is an error too.
+func ReadList(printed string) ([]int, error) {
+	list := []int{}
+	var complaints []string
+	for _, line := range strings.Split(printed, "\n") {
+		if _, why, is := strings.Cut(line, "slurmd: error: "); is {
+			complaints = append(complaints, why)
+		}
+		if _, why, is := strings.Cut(line, "slurmd: fatal: "); is {
+			return nil, errors.New(strings.Join(append(complaints, why), "; "))
+		}
+		found := slurmdLine.FindStringSubmatch(line)
+		if found == nil {
+			continue
+		}
+		files, err := Hosts(found[1])
+		if err != nil {
+			return nil, fmt.Errorf("cannot read slurmd's list: %w", err)
+		}
+		for _, file := range files {
+			minor, err := Minor(file)
+			if err != nil {
+				return nil, fmt.Errorf("cannot read slurmd's list: %w", err)
+			}
+			list = append(list, minor)
+		}
+	}
+	return list, nil
+}
