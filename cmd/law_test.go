@@ -209,3 +209,31 @@ case "wrong" {
 		t.Errorf("what fmt wrote: %v, %v", info.Mode(), err)
 	}
 }
+
+// Six jobs on the shipped policy, as an admin reads it. UPDATE=1 writes them anew.
+func TestExplainOnTheShippedPolicy(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.write(p.Paths().Policy(), p.ctl("site", "show", "policy.hcl").Output)
+	for name, args := range map[string][]string{
+		"eight-ranks-on-two-gpus": {"--constraint", "mps", "--gpus", "2", "--gpu", "H200", "--ranks", "8"},
+		"does-not-ask":            {"--gpus", "1"},
+		"asks-in-its-comment":     {"--comment", "mps:share=even,mem=8G", "--gpu", "H200", "--ranks", "3"},
+		"asks-for-a-scope":        {"--mps=scope=gpu", "--gpus", "2"},
+		"has-no-gpu":              {"--constraint", "mps", "--gpus", "0"},
+		"asks-for-too-much":       {"--constraint", "a100&mps", "--mps=signals=pass"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := p.ctl(append([]string{"policy", "explain"}, args...)...)
+			text := "$ mpsctl policy explain " + strings.ReplaceAll(strings.Join(args, " "), "a100&mps", "'a100&mps'") + "\n" + strings.ReplaceAll(got.Output, p.Root, "")
+			golden := filepath.Join("testdata", "explain", name+".txt")
+			if os.Getenv("UPDATE") == "1" {
+				if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got.Code != 0 || text != read(t, golden) {
+				t.Errorf("code %d:\n%s", got.Code, text)
+			}
+		})
+	}
+}

@@ -287,7 +287,7 @@ func (p Policy) Asks(r Request) (how string, asks bool) {
 	if how := p.Trigger.asks(r); how != "" {
 		return how, true
 	}
-	return "it does not ask: it would by " + p.Trigger.ways(), false
+	return "it would by " + p.Trigger.ways(), false
 }
 
 // Decide answers a request. It cannot fail: whatever is wrong with a request is a denial that says so.

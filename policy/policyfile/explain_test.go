@@ -89,7 +89,7 @@ policy.hcl:18 rest true
 	if content, err := json.Marshal(x); err != nil || !strings.Contains(string(content), `"asked":true`) {
 		t.Errorf("%s, %v", content, err)
 	}
-	if got, want := shown(law.Explain(policy.Request{User: "anna"})), "false: it does not ask: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
+	if got, want := shown(law.Explain(policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

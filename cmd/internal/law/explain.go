@@ -77,6 +77,7 @@ type query struct {
 type answer struct {
 	policyfile.Explanation
 	Decided string      `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
+	Refused string      `json:"refused,omitempty"` // why the prolog refuses it whatever the policy says
 	Ranks   []plan.Rank `json:"ranks,omitempty"`
 	seats   string
 }
@@ -95,6 +96,9 @@ func (q query) run(call *ctl.Call) error {
 		return refused(call, err)
 	}
 	a := answer{Explanation: law.Explain(request), Decided: decided}
+	if a.Asked && len(request.GPUs) == 0 {
+		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
+	}
 	if err := q.seat(&a); err != nil {
 		return err
 	}
@@ -149,7 +153,7 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 
 // seat plans the seats that a grant gives.
 func (q query) seat(a *answer) error {
-	if q.ranks == 0 || !a.Verdict.Granted() {
+	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
 	}
 	g := a.Verdict.Grant
@@ -202,6 +206,8 @@ func (a answer) verdict(b *strings.Builder, s ctl.Screen) {
 		fmt.Fprintf(b, "\n%s its prolog decided by rule %q: the policy has changed since.\n", s.Odd("!"), a.Decided)
 	}
 	switch {
+	case a.Refused != "":
+		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Bad("Refused"), a.Refused)
 	case a.Verdict.Granted():
 		fmt.Fprintf(b, "\nGranted by rule %q", a.Verdict.Rule)
 		if len(a.Options) > 0 {

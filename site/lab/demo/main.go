@@ -35,14 +35,15 @@ func main() {
 	ranks := flag.Int("ranks", 8, "ranks of the job")
 	launcher := flag.String("launcher", "srun", "srun or mpirun")
 	showPS := flag.Bool("ps", false, "print what the control program says of its clients, as it says it")
+	screen := flag.String("screen", "", "draw what mpsctl status shows during the job into this SVG `FILE`")
 	flag.Parse()
-	if err := run(*ranks, *launcher, *showPS); err != nil {
+	if err := run(*ranks, *launcher, *showPS, *screen); err != nil {
 		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(ranks int, launcher string, showPS bool) error {
+func run(ranks int, launcher string, showPS bool, screen string) error {
 	if launchers[launcher] == "" || ranks < 1 || ranks > 48 {
 		return errors.New("cannot launch: -launcher is srun or mpirun, and -ranks 1 to 48")
 	}
@@ -67,7 +68,7 @@ func run(ranks int, launcher string, showPS bool) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d := demo{dir: dir, built: built, ranks: ranks, launch: fmt.Sprintf(launchers[launcher], ranks), showPS: showPS}
+	d := demo{dir: dir, built: built, ranks: ranks, launch: fmt.Sprintf(launchers[launcher], ranks), showPS: showPS, screen: screen}
 	return d.play(ctx)
 }
 
@@ -77,6 +78,7 @@ type demo struct {
 	ranks      int
 	launch     string // what starts the ranks
 	showPS     bool
+	screen     string // where to draw mpsctl status, "" for nowhere
 	stage      stage.Stage
 	control    mps.Control
 	gpus       int
@@ -209,6 +211,11 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	}
 	if d.showPS {
 		w.ps = d.askPS(w.ticket)
+	}
+	if d.screen != "" {
+		if err := d.screenshot(ctx, d.screen); err != nil {
+			return w, err
+		}
 	}
 	if _, err := d.cluster.WaitJob(ctx, id); err != nil {
 		return w, err
