@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -121,22 +120,6 @@ func newWreck(t *testing.T, dir string) *wreck {
 func (w *wreck) inTime() bool {
 	deadline, ok := w.t.Deadline()
 	return !ok || time.Until(deadline) > 25*time.Second
-}
-
-// begin starts a rank of the job below the unmodified wrapper.
-func (w *wreck) begin(signals string, client ...string) *launch {
-	w.t.Helper()
-	cmd := w.asUser(7, w.Command("mpirun-wrap", append([]string{"--signals=" + signals, w.cudaClient()}, client...)...))
-	cmd.SysProcAttr.Setpgid = true
-	a := &launch{ended: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = a, a
-	if err := cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	a.signal = func(s unix.Signal) error { return cmd.Process.Signal(s) }
-	w.t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); <-a.ended })
-	go func() { _ = cmd.Wait(); close(a.ended) }()
-	return a
 }
 
 // accompany makes sure of two living neighbours. The first clients after a death may be refused.
