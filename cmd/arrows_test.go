@@ -41,7 +41,8 @@ var rooms = map[string][]string{
 	"cmd/internal/plan":   {"cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
 	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/spf13/cobra"},
 	"cmd/internal/reap":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "site", "site/lease", "site/mps", "github.com/spf13/cobra"},
-	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status"},
+	"cmd/internal/tune":   {"cmd/internal/cli", "cmd/internal/ctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
+	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status", "cmd/internal/tune"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no

@@ -13,8 +13,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/reap"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/shelf"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/status"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
 )
 
 func main() {
-	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command, reap.Command, doctor.Command, shelf.Command))
+	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command, reap.Command, doctor.Command, shelf.Command, tune.Command))
 }
