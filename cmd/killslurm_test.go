@@ -1,6 +1,7 @@
 package cmd_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -32,8 +33,10 @@ func (c *cluster) cutter(program string) (where string) {
 // drained waits until slurmd has drained the node.
 func (c *cluster) drained() {
 	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, 30*time.Second)
+	defer cancel()
 	drain := func(state string) bool { return strings.Contains(state, "DRAIN") }
-	if _, _, err := c.WaitNode(c.ctx, "n1", drain); err != nil {
+	if _, _, err := c.WaitNode(ctx, "n1", drain); err != nil {
 		c.t.Fatalf("%v\n%s", err, c.log())
 	}
 }
@@ -89,7 +92,7 @@ func (c *cluster) empty() {
 func TestAnEpilogKilledUnderSlurm(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	where := c.cutter("epilog")
-	for _, text := range sample([]string{"/tickets/", "quit", "compute_mode", "/pipe", "/leases/"}, 2) {
+	for _, text := range sample([]string{"/tickets/", "quit", "compute_mode", "/claims/", "/leases/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
 			c := &cluster{c.Cluster, t, c.ctx, c.user, c.dir, c.stages}
 			c.first().write(where, text)

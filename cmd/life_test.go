@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
 )
 
 // The job's user of these tests. Nobody needs to have that name or number on the machine.
@@ -71,11 +72,21 @@ func publicDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// unmount takes away the file systems of jobs that a failed test has left below a folder.
+func unmount(dir string) {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			_ = unix.Unmount(fields[4], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		}
+	}
 }
 
 func (p play) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }

@@ -118,7 +118,7 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 			holder := readHolder(file)
 			file.Close()
 			if errors.Is(err, site.ErrLocked) {
-				return nil, &BusyError{path, holder}
+				return nil, &BusyError{path, holder.Proc, holder.Closing}
 			}
 			return nil, fmt.Errorf("cannot lock %s: %w", path, err)
 		}
@@ -135,8 +135,8 @@ func sameFile(file *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(open, there)
 }
 
-func readHolder(file *os.File) site.Proc {
-	var holder site.Proc
+func readHolder(file *os.File) signature {
+	var holder signature
 	buffer := make([]byte, 256)
 	n, _ := file.ReadAt(buffer, 0)
 	_ = json.Unmarshal(buffer[:n], &holder) // a holder that has not signed yet is nobody

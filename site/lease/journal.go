@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
 )
@@ -41,6 +42,9 @@ func ownDir(path string) error {
 	}
 	if !info.IsDir() {
 		return fmt.Errorf("cannot make journal: %s is not a directory: move it away", path)
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 {
+		return fmt.Errorf("cannot make journal: %s is uid %d's: give it to root", path, owner)
 	}
 	if info.Mode().Perm() == 0o755 {
 		return nil
@@ -84,18 +88,27 @@ func (j *Journal) Lock(ctx context.Context, job uint32) (*Turn, error) {
 		return nil, err
 	}
 	turn := &Turn{file, path, j.leasePath(job)}
-	turn.sign()
+	turn.sign(false)
 	return turn, nil
 }
 
+// signature says who has a turn.
+type signature struct {
+	site.Proc
+	Closing bool `json:"closing,omitempty"`
+}
+
+// Closing says that the turn's process undoes: whoever waits for it has no reason to end it.
+func (t *Turn) Closing() { t.sign(true) }
+
 // sign writes who has the turn, so that an epilog can prove which process it waits for. An epilog on a full file system
 // has its turn all the same: what it is about to remove makes room.
-func (t *Turn) sign() {
+func (t *Turn) sign(closing bool) {
 	self, err := site.Self()
 	if err != nil {
 		return
 	}
-	name, err := json.Marshal(self)
+	name, err := json.Marshal(signature{self, closing})
 	if err != nil || t.file.Truncate(0) != nil {
 		return
 	}
@@ -246,7 +259,10 @@ func (j *Journal) Publish(t Ticket) error {
 	if err != nil {
 		return fmt.Errorf("cannot publish ticket of job %d: %w", t.Job.ID, err)
 	}
-	return writeWhole(j.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID))
+	if err := writeWhole(j.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID)); err != nil {
+		return errors.Join(err, j.Withdraw(t.Job.ID)) // it may be in place and not on the disk
+	}
+	return nil
 }
 
 // ReadTicket returns the ticket of a job. Errors as of Read.

@@ -141,8 +141,9 @@ func (e *HeldError) Error() string {
 
 // BusyError says that another process has a job's turn, or the journal's lock, and who it is where that is known.
 type BusyError struct {
-	Path   string
-	Holder site.Proc
+	Path    string
+	Holder  site.Proc
+	Closing bool // the holder undoes the lease
 }
 
 func (e *BusyError) Error() string {

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -29,6 +32,15 @@ func journal(t *testing.T) *Journal {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // each may have a file system of its own, which keeps the folder
+		jobs, err := j.Dirs()
+		for _, job := range jobs {
+			err = errors.Join(err, j.RemoveDirs(job))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	return j
 }
 
@@ -302,6 +314,83 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	if _, err := os.Stat(j.JobDir(7)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder stays: %v", err)
 	}
+}
+
+// Where there can be no file system for a job, its folders go all the same, however deep and wide a user has made them,
+// and whatever goes on in them.
+func TestFoldersOfTheNodesOwnGo(t *testing.T) {
+	j := journal(t)
+	l := leaseOf(7, gpuA)
+	l.Job.UID, l.Job.GID = 2001, 2001
+	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
+	if err := errors.Join(j.MakeDirs(l), j.unbox(7), j.makeFolders(l)); err != nil {
+		t.Fatal(err)
+	}
+	outside := t.TempDir()
+	for n := range 50 {
+		path := filepath.Join(l.Daemons[0].LogDir, fmt.Sprint(n))
+		if err := errors.Join(os.MkdirAll(filepath.Join(path, "x"), 0o700), os.WriteFile(filepath.Join(path, "y"), nil, 0), os.Symlink(outside, filepath.Join(path, "z"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := deep(j.MeetDir(7), 200); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(j.JobDir(7), ".raised-1", "left"), filepath.Join(outside, "precious")} {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filler := exec.Command("/bin/sh", "-c", `cd $1 && while mkdir a$n && echo >a$n/b; do n=$((n+1)); done`, "sh", l.Daemons[0].PipeDir)
+	filler.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 2001, Gid: 2001}}
+	if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(j.dir)), 0o755), filler.Start()); err != nil {
+		t.Fatal(err)
+	}
+	for entries := 0; entries < 5; { // it is at work
+		found, err := os.ReadDir(l.Daemons[0].PipeDir)
+		if err != nil || filler.ProcessState != nil {
+			t.Fatal(err)
+		}
+		entries = len(found)
+	}
+	if err := limited(64, func() error { return errors.Join(j.RemoveDirs(7), j.RemoveDirs(7)) }); err != nil {
+		t.Error(err)
+	}
+	_ = filler.Wait() // it has nothing to write to any more
+	if _, err := os.Stat(j.JobDir(7)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder stays: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(outside, "precious")); err != nil {
+		t.Errorf("the removal followed a link: %v", err)
+	}
+}
+
+// deep makes a folder in a folder in a folder.
+func deep(path string, levels int) error {
+	dir, err := unix.Open(path, unix.O_DIRECTORY, 0)
+	for range levels {
+		if err != nil {
+			return err
+		}
+		above := dir
+		if err = unix.Mkdirat(above, "d", 0o700); err == nil {
+			dir, err = unix.Openat(above, "d", unix.O_DIRECTORY, 0)
+		}
+		unix.Close(above)
+	}
+	return errors.Join(err, unix.Close(dir))
+}
+
+// limited runs an act with so many descriptors.
+func limited(files uint64, act func() error) error {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: before.Max}); err != nil {
+		return err
+	}
+	return errors.Join(act(), unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 }
 
 func FuzzRecord(f *testing.F) {
