@@ -60,6 +60,7 @@ func (c Closer) Close(ctx context.Context, job uint32) error {
 		return err
 	}
 	defer turn.Release()
+	turn.Closing()
 	l, err := c.Journal.Read(job)
 	switch {
 	case errors.Is(err, lease.ErrNone):
@@ -82,7 +83,8 @@ func (c Closer) closeUnleased(ctx context.Context, job uint32) error {
 	return nil
 }
 
-// takeTurn waits for a prolog of the same job, then ends it: whatever it has done stands in the lease.
+// takeTurn waits for a prolog of the same job, then ends it: whatever it has done stands in the lease. Another epilog of
+// the job, which an admin may have started, is waited for and never ended.
 func (c Closer) takeTurn(ctx context.Context, job uint32) (*lease.Turn, error) {
 	patience, cancel := context.WithTimeout(ctx, part(ctx, turnPatience))
 	turn, err := c.Journal.Lock(patience, job)
@@ -91,8 +93,12 @@ func (c Closer) takeTurn(ctx context.Context, job uint32) (*lease.Turn, error) {
 	if !errors.As(err, &busy) {
 		return turn, err
 	}
-	if !busy.Holder.Alive() {
-		return nil, err
+	if !busy.Holder.Alive() { // it has just gone, or is one that could not sign
+		return c.Journal.Lock(ctx, job)
+	}
+	if busy.Closing {
+		c.Log.Warn().Int("pid", busy.Holder.PID).Msg("another epilog of this job is at work: waiting for it")
+		return c.Journal.Lock(ctx, job)
 	}
 	c.Log.Warn().Int("pid", busy.Holder.PID).Msg("a prolog of this job still runs: taking over")
 	if err := busy.Holder.Kill(unix.SIGKILL); err != nil {
@@ -115,15 +121,15 @@ func part(ctx context.Context, d time.Duration) time.Duration {
 func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 	began := time.Now()
 	failed := c.Journal.Withdraw(l.Job.ID)
-	wasOpen := l.Phase == lease.Opened
+	was := l.Phase
 	l.Phase = lease.Closing
 	noted := c.Journal.Record(l) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
 	c.wakeDriver(l)
-	byItself, ended := c.endDaemons(ctx, l)
+	byItself, ended := c.endDaemons(ctx, l, was)
 	failed = errors.Join(failed, ended)
 	if ended == nil {
 		failed = errors.Join(failed, c.restoreModes(l))
-		if wantsLogs(l, failed != nil || !wasOpen || !byItself) {
+		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
 			c.keepLogs(l)
 		}
 		failed = errors.Join(failed, c.Journal.RemoveDirs(l.Job.ID))
@@ -151,7 +157,7 @@ func (c Closer) wakeDriver(l lease.Lease) {
 
 // endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others. It says
 // whether all of them lived until then and went when they were asked, with no client to be terminated.
-func (c Closer) endDaemons(ctx context.Context, l lease.Lease) (byItself bool, failed error) {
+func (c Closer) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
 	type end struct {
 		byItself bool
 		err      error
@@ -159,7 +165,7 @@ func (c Closer) endDaemons(ctx context.Context, l lease.Lease) (byItself bool, f
 	results := make(chan end, len(l.Daemons))
 	for _, d := range l.Daemons {
 		go func() {
-			byItself, err := c.endDaemon(ctx, l, d)
+			byItself, err := c.endDaemon(ctx, l, was, d)
 			results <- end{byItself, err}
 		}()
 	}
@@ -172,8 +178,9 @@ func (c Closer) endDaemons(ctx context.Context, l lease.Lease) (byItself bool, f
 }
 
 // endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
-// others' are said and gone past.
-func (c Closer) endDaemon(ctx context.Context, l lease.Lease, d lease.Daemon) (byItself bool, err error) {
+// others' are said and gone past. A daemon of a lease that never opened is asked nothing: no rank has been told of it, and
+// that it does not answer may be why the lease did not open.
+func (c Closer) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
 	began := time.Now()
 	lived := d.Proc.Alive()
 	if !lived { // never started, killed, or started by a prolog that died before it could say so
@@ -183,21 +190,41 @@ func (c Closer) endDaemon(ctx context.Context, l lease.Lease, d lease.Daemon) (b
 		}
 	}
 	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
-	gentle, cancel := before(ctx, endReserve)
-	terminated, err := c.drain(gentle, l, d, log)
-	if err == nil {
-		err = c.quit(gentle, l, d)
+	if was != lease.Opening {
+		terminated, err := c.ask(ctx, l, d, log)
+		byItself = lived && terminated == 0 && err == nil
+		if err != nil {
+			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
+		}
 	}
-	cancel()
-	byItself = lived && terminated == 0 && err == nil
-	if err != nil {
-		log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
-		if err := c.Daemons.End(ctx, l.Job, d); err != nil {
-			return byItself, err
+	if !byItself {
+		if err := c.end(ctx, l, d, log); err != nil {
+			return false, err
 		}
 	}
 	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
 	return byItself, nil
+}
+
+// ask asks a daemon to end its clients that stay, and itself.
+func (c Closer) ask(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+	gentle, cancel := before(ctx, endReserve)
+	defer cancel()
+	terminated, err = c.drain(gentle, l, d, log)
+	if err == nil {
+		err = c.quit(gentle, l, d)
+	}
+	return terminated, err
+}
+
+// end kills a daemon. What goes on to appear that only looks like it is the user's, and no reason to drain a node.
+func (c Closer) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+	err := c.Daemons.End(ctx, l.Job, d)
+	if errors.Is(err, site.ErrMimics) {
+		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("all of the daemon is ended: the rest is left to the user")
+		return nil
+	}
+	return err
 }
 
 func (c Closer) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
@@ -311,12 +338,15 @@ func (c Closer) restoreMode(job uint32, held lease.Held) error {
 	return nil
 }
 
+// mostKills is far above the family of a true daemon: itself and a server for each time it was asked for one.
+const mostKills = 16
+
 // withRepair logs what an admin does by hand, exactly, and returns the failure.
 func (c Closer) withRepair(failed error, l lease.Lease) error {
 	var commands []string
 	for _, d := range l.Daemons {
 		family, _ := c.Daemons.Family(l.Job, d)
-		for _, proc := range family {
+		for _, proc := range family[:min(len(family), mostKills)] {
 			commands = append(commands, fmt.Sprintf("kill -9 %d", proc.PID))
 		}
 	}

@@ -18,6 +18,7 @@ type Stat struct {
 	State   byte // R, S, D, T (stopped), Z (zombie), …
 	Parent  int
 	Session int
+	Threads int
 }
 
 // ReadStat reads /proc/PID/stat. The error wraps fs.ErrNotExist where there is no such process.
@@ -49,8 +50,9 @@ func parseStat(content []byte) (Stat, bool) {
 	}
 	parent, err1 := strconv.Atoi(fields[1])
 	session, err2 := strconv.Atoi(fields[3])
-	start, err3 := strconv.ParseUint(fields[19], 10, 64)
-	return Stat{Proc{pid, start}, fields[0][0], parent, session}, errors.Join(err1, err2, err3) == nil
+	threads, err3 := strconv.Atoi(fields[17])
+	start, err4 := strconv.ParseUint(fields[19], 10, 64)
+	return Stat{Proc{pid, start}, fields[0][0], parent, session, threads}, errors.Join(err1, err2, err3, err4) == nil
 }
 
 // Alive reports whether p is there and not a zombie: the same start time, not only the same pid.
@@ -59,8 +61,12 @@ func (p Proc) Alive() bool {
 		return false
 	}
 	stat, err := ReadStat(p.PID)
-	return err == nil && stat.Start == p.Start && stat.State != 'Z' && stat.State != 'X'
+	return err == nil && stat.Start == p.Start && !stat.dead()
 }
+
+// dead reports whether a process has ended. One whose first thread has ended while others go on looks like a zombie: a
+// daemon can be made to look so by the user who runs it.
+func (s Stat) dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // Self is this process.
 func Self() (Proc, error) {

@@ -72,3 +72,14 @@ var (
 	ErrNotServing = errors.New("the daemon does not serve")
 	ErrWedged     = errors.New("the daemon does not answer")
 )
+
+// ErrMimics means that a daemon and all that it started have been ended, and that processes which only look like them go
+// on to appear, or do not go.
+var ErrMimics = errors.New("the user has processes that only look like the daemon's")
+
+// UserError is a failure of what runs as a job's user, or of its words: the node may have failed, and the user may have a
+// hand in it.
+type UserError struct{ Err error }
+
+func (e *UserError) Error() string { return e.Err.Error() }
+func (e *UserError) Unwrap() error { return e.Err }

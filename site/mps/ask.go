@@ -78,15 +78,11 @@ func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) 
 func (c Control) askOnce(ctx context.Context, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, askDeadline)
 	defer cancel()
-	cmd := c.command(bound, job, d)
-	answer := &bounded{}
-	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
-	cmd.Stdout, cmd.Stderr = answer, answer
-	err := cmd.Run()
-	if bound.Err() != nil {
-		return nil, site.ErrWedged
+	said, err := c.run(bound, job, d, strings.Join(lines, "\n")+"\n")
+	if errors.Is(err, site.ErrWedged) {
+		return nil, err
 	}
-	return judge(answer.String(), released(err))
+	return judge(said, err)
 }
 
 // judge reads the answer: the words first, the exit code only where the words say nothing.
@@ -94,15 +90,20 @@ func judge(said string, exit error) ([]string, error) {
 	said = strings.TrimSpace(said)
 	switch {
 	case strings.Contains(said, "Cannot find MPS control daemon process"):
-		return nil, site.ErrNotServing
+		return nil, &site.UserError{Err: site.ErrNotServing}
 	case strings.Contains(said, "Cannot send command to MPS control daemon process"):
-		return nil, errTransient
+		return nil, &site.UserError{Err: errTransient}
 	case exit != nil:
 		return nil, fmt.Errorf("%w%s", exit, quoted(said))
 	case said == "":
 		return nil, nil
 	}
 	return strings.Split(said, "\n"), nil
+}
+
+// saying is an error about what a daemon says: the user may have put the words into its mouth.
+func saying(format string, values ...any) error {
+	return &site.UserError{Err: fmt.Errorf(format, values...)}
 }
 
 // Prepare waits for the daemon's first answer, sets the ceiling and reads it back. The first answer comes 2 to 5 ms after
@@ -112,7 +113,8 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
-	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+	patience := third(ctx, firstAnswer)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		answer, err := c.ask(ctx, job, d, lines...)
@@ -123,7 +125,7 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 			return err
 		}
 		if !site.Pause(ctx, 2*time.Millisecond) {
-			return fmt.Errorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, firstAnswer, errors.Join(err, ctx.Err()))
+			return saying("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, patience.Round(time.Second), errors.Join(err, ctx.Err()))
 		}
 	}
 }
@@ -135,7 +137,7 @@ const whole = policy.Percent(100_000_000)
 func (c Control) StartServer(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	answer, err := c.ask(ctx, job, d, fmt.Sprintf("start_server -uid %d", job.UID))
 	if err == nil && len(answer) > 0 {
-		return fmt.Errorf("cannot start server of %s: the daemon says %q", d.PipeDir, answer)
+		return saying("cannot start server of %s: the daemon says %s", d.PipeDir, shown(answer...))
 	}
 	return err
 }
@@ -148,11 +150,11 @@ func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 		questions = 2
 	}
 	if len(answer) != questions {
-		return fmt.Errorf("cannot prepare daemon of %s: unexpected answer %q", d.PipeDir, answer)
+		return saying("cannot prepare daemon of %s: unexpected answer %s", d.PipeDir, shown(answer...))
 	}
 	said, err := strconv.ParseFloat(answer[questions-1], 64)
 	if err != nil || math.Abs(said-float64(ceiling)/1e6) > 0.0501 {
-		return fmt.Errorf("cannot set ceiling of daemon of %s to %s percent: it says %q", d.PipeDir, ceiling, answer[questions-1])
+		return saying("cannot set ceiling of daemon of %s to %s percent: it says %s", d.PipeDir, ceiling, shown(answer[questions-1]))
 	}
 	return nil
 }
@@ -180,6 +182,9 @@ func (c Control) Clients(ctx context.Context, job lease.Job, d lease.Daemon) ([]
 	}
 }
 
+// mostClients is far above what the servers of one node can serve: 60 for each of 16 GPUs.
+const mostClients = 1024
+
 // parseClients reads the table that ps prints, a row for each client and device:
 //
 //	PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND
@@ -192,15 +197,18 @@ func parseClients(table []string) ([]site.Client, error) {
 			continue
 		}
 		if len(fields) < 3 {
-			return nil, fmt.Errorf("cannot read list of clients: unexpected line %q", line)
+			return nil, fmt.Errorf("cannot read list of clients: unexpected line %s", shown(line))
 		}
 		pid, err1 := strconv.Atoi(fields[0])
 		server, err2 := strconv.Atoi(fields[2])
 		if err1 != nil || err2 != nil || pid <= 0 || server <= 0 {
-			return nil, fmt.Errorf("cannot read list of clients: unexpected line %q", line)
+			return nil, fmt.Errorf("cannot read list of clients: unexpected line %s", shown(line))
 		}
 		if client := (site.Client{Server: server, PID: pid}); !slices.Contains(clients, client) {
 			clients = append(clients, client)
+		}
+		if len(clients) > mostClients {
+			return nil, fmt.Errorf("cannot read list of clients: it names more than %d", mostClients)
 		}
 	}
 	return clients, nil
@@ -214,7 +222,7 @@ func (c Control) Terminate(ctx context.Context, job lease.Job, d lease.Daemon, c
 		return err
 	}
 	if len(answer) != 1 || strings.TrimSpace(answer[0]) != "0" {
-		return fmt.Errorf("cannot terminate client %d: the daemon says %q", client.PID, answer)
+		return fmt.Errorf("cannot terminate client %d: the daemon says %s", client.PID, shown(answer...))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-// Package mps starts, asks and ends NVIDIA's MPS control daemon. It is the only importer of os/exec.
+// Package mps starts, asks and ends NVIDIA's MPS control daemon. No other room starts a program on root's behalf.
 //
 // The promise: nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process
 // that was not proved to be the daemon's. What the control program says is judged by its words: its exit code is 0 for

@@ -1,14 +1,11 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// startDeadline bounds the start: 13 ms were measured.
+const startDeadline = 10 * time.Second
+
 // leastFiles is the RLIMIT_NOFILE that NVIDIA asks for. With 1024, of 48 clients none finished (measured).
 const leastFiles = 16384
 
@@ -27,7 +27,7 @@ const leastFiles = 16384
 func (c Control) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Proc, error) {
 	proc, err := c.start(ctx, job, d)
 	if err != nil {
-		return proc, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, lastWords(d.LogDir))
+		return proc, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, lastWords(d.LogDir, job.UID))
 	}
 	return proc, nil
 }
@@ -39,30 +39,21 @@ func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site
 	if err := becomeParent(); err != nil {
 		return site.Proc{}, err
 	}
-	cmd := c.command(ctx, job, d, "-d")
-	// It dies with its prolog, whose thread unmasked holds until then: nobody is to make a daemon that no epilog waits for.
-	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
-	said := &bounded{}
-	cmd.Stdout, cmd.Stderr = said, said
-	if err := released(unmasked(cmd.Run)); err != nil {
-		return site.Proc{}, fmt.Errorf("%w%s", orTimeout(ctx, err), quoted(said.String()))
+	bound, cancel := context.WithTimeout(ctx, third(ctx, startDeadline))
+	defer cancel()
+	if said, err := c.run(bound, job, d, "", "-d"); err != nil {
+		return site.Proc{}, fmt.Errorf("%w%s", err, quoted(said))
 	}
-	return child(d)
+	return child(job, d)
 }
 
-// command is the control program as the job's user: in a session of its own, at /, without any file of ours.
-func (c Control) command(ctx context.Context, job lease.Job, d lease.Daemon, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, c.Path, args...)
-	cmd.Env = c.environment(d)
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if os.Geteuid() == 0 { // a user who asks a daemon of their own is that user already, and may become nobody else
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: job.UID, Gid: job.GID, Groups: job.Groups}
+// third is at most d, and at most a third of what is left of ctx: a caller is to have the time to find out why it failed.
+func third(ctx context.Context, d time.Duration) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return d
 	}
-	// The whole session goes when the deadline does, so that a site's script around the program does not survive it.
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = 200 * time.Millisecond // a daemon that holds our pipe open is not waited for
-	return cmd
+	return min(d, time.Until(deadline)/3)
 }
 
 // becomeParent prepares this process for having a daemon: its grandchildren become its children when their parent goes,
@@ -77,7 +68,7 @@ func becomeParent() error {
 	}
 	limit.Max = max(limit.Max, leastFiles)
 	limit.Cur = max(limit.Cur, leastFiles)
-	// syscall's call, not unix's: this one makes os/exec hand the limit on to children.
+	// syscall's call, not unix's: Go takes the limit for ours then, and leaves it as it is.
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return fmt.Errorf("cannot set RLIMIT_NOFILE to %d: %w", limit.Cur, err)
 	}
@@ -87,78 +78,52 @@ func becomeParent() error {
 	return nil
 }
 
-// unmasked runs a command with no signal blocked: slurmd starts prologs with SIGINT and SIGPIPE blocked (recorded), and
-// a child has the mask of the thread that starts it.
-func unmasked(run func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var none, before unix.Sigset_t
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &none, &before); err != nil {
-		return fmt.Errorf("cannot set signal mask: %w", err)
-	}
-	err := run()
-	return errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
-}
-
 // child finds the daemon among our children.
-func child(d lease.Daemon) (site.Proc, error) {
+func child(job lease.Job, d lease.Daemon) (site.Proc, error) {
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil {
 		return site.Proc{}, err
 	}
+	var pids []int
 	for _, list := range lists {
 		content, err := os.ReadFile(list)
 		if err != nil {
-			continue // the thread has ended
+			continue // that thread has ended
 		}
 		for field := range strings.FieldsSeq(string(content)) {
-			pid, _ := strconv.Atoi(field)
-			if proc, kin := serves(pid, d.PipeDir); kin == member {
-				return proc, nil
+			if pid, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, pid)
 			}
 		}
 	}
-	return site.Proc{}, errors.New("it returned and left no daemon")
-}
-
-// bounded keeps the first bytes that a program says and drops the rest: what the user's daemon says may be endless.
-type bounded struct {
-	bytes.Buffer
-}
-
-// maxAnswer is far above the longest true answer, ps with 60 clients.
-const maxAnswer = 64 << 10
-
-func (b *bounded) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), maxAnswer-b.Len())])
-	return len(p), nil
-}
-
-// released forgives a program whose child keeps our pipe open: it did what it was started for.
-func released(err error) error {
-	if errors.Is(err, exec.ErrWaitDelay) {
-		return nil
+	for _, sight := range newLook(job.UID, d.PipeDir).at(pids) {
+		if sight.kin == member {
+			return sight.proc, nil
+		}
 	}
-	return err
+	return site.Proc{}, &site.UserError{Err: errors.New("it returned and left no daemon")}
 }
 
-func orTimeout(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w within the deadline", site.ErrWedged)
-	}
-	return err
-}
+// mostWords bounds what of a user's words comes into an error, and so into logs.
+const mostWords = 300
 
 func quoted(said string) string {
 	if said = strings.TrimSpace(said); said == "" {
 		return ""
 	}
-	return fmt.Sprintf(": it says %q", said[:min(len(said), 300)])
+	return ": it says " + shown(said)
+}
+
+// shown is the beginning of what a daemon says, in quotes and printable.
+func shown(words ...string) string {
+	said := strings.Join(words, "\n")
+	return strconv.Quote(said[:min(len(said), mostWords)])
 }
 
 // lastWords is the end of the daemon's log, for the error of a start that failed. The folder is the user's, so the file
-// is opened without following a link or waiting for a fifo, and only so much of it is read.
-func lastWords(logDir string) string {
+// is opened without following a link or waiting for a fifo, only so much of it is read, and nothing of a file that is not
+// the user's own: a hard link may stand for anybody's, and the error may come to be in the user's ticket.
+func lastWords(logDir string, uid uint32) string {
 	root, err := os.OpenRoot(logDir)
 	if err != nil {
 		return ""
@@ -169,12 +134,12 @@ func lastWords(logDir string) string {
 		return ""
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil || !info.Mode().IsRegular() {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid {
 		return ""
 	}
-	tail := make([]byte, 300)
-	n, _ := file.ReadAt(tail, max(0, info.Size()-int64(len(tail))))
+	tail := make([]byte, mostWords)
+	n, _ := file.ReadAt(tail, max(0, st.Size-int64(len(tail))))
 	lines := strings.Split(strings.TrimSpace(string(tail[:n])), "\n")
 	if last := lines[len(lines)-1]; last != "" {
 		return fmt.Sprintf(": the last line of its log is %q", last)

@@ -23,7 +23,7 @@ var harmless = set(
 	unix.SYS_ACCESS, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2, unix.SYS_READLINK, unix.SYS_READLINKAT, unix.SYS_GETCWD, unix.SYS_UNAME,
 	unix.SYS_GETPID, unix.SYS_GETPPID, unix.SYS_GETUID, unix.SYS_GETEUID, unix.SYS_GETGID, unix.SYS_GETEGID, unix.SYS_GETRANDOM,
 	unix.SYS_SYSINFO, unix.SYS_GETRLIMIT, unix.SYS_GETPGID, unix.SYS_GETPGRP, unix.SYS_GETSID, unix.SYS_GETGROUPS,
-	unix.SYS_CLOSE, unix.SYS_FCNTL, unix.SYS_DUP, unix.SYS_DUP2, unix.SYS_DUP3, unix.SYS_SOCKET, unix.SYS_FADVISE64,
+	unix.SYS_CLOSE, unix.SYS_CLOSE_RANGE, unix.SYS_FCNTL, unix.SYS_DUP, unix.SYS_DUP2, unix.SYS_DUP3, unix.SYS_SOCKET, unix.SYS_FADVISE64,
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2, unix.SYS_POLL,
 	unix.SYS_PPOLL, unix.SYS_SELECT, unix.SYS_PSELECT6, unix.SYS_WAIT4, unix.SYS_WAITID,
 )
@@ -92,6 +92,8 @@ func decode(tid int, regs *unix.PtraceRegs) (Effect, bool) {
 		effect.Asks = !writes(args[2])
 	case unix.SYS_OPENAT2:
 		effect.Asks = !writes(word(tid, args[2]))
+	case unix.SYS_EXECVE:
+		effect.What = strings.Join(list(tid, args[1]), " ")
 	case unix.SYS_WRITE:
 		if effect.What == "anon_inode:[eventfd]" || args[0] == 1 || args[0] == 2 { // a wake-up of the runtime's; words for people
 			return Effect{}, false
@@ -185,6 +187,19 @@ func memory(tid int, address uint64, most int) string {
 	}
 	text, _, _ = bytes.Cut(text[:n], []byte{0})
 	return string(text)
+}
+
+// list reads the strings of a list that ends with a null pointer, such as a program's arguments.
+func list(tid int, address uint64) []string {
+	var all []string
+	for at := address; len(all) < 64; at += 8 {
+		text := word(tid, at)
+		if text == 0 {
+			break
+		}
+		all = append(all, memory(tid, text, unix.PathMax))
+	}
+	return all
 }
 
 // word reads the first word at an address: the flags of a call's structure.
