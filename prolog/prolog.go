@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,10 +187,14 @@ type dirtyError struct{ error }
 
 func (e dirtyError) Unwrap() error { return e.error }
 
+func isDirty(err error) bool {
+	var dirty dirtyError
+	return errors.As(err, &dirty)
+}
+
 // fall decides what a failure means.
 func (o Opener) fall(v visit, failure error) (Outcome, error) {
-	var dirty dirtyError
-	if v.verdict.Grant.OnFailure != policy.FailRunWithout || errors.As(failure, &dirty) {
+	if v.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure
 	}
 	ticket := lease.Ticket{Job: owner(v.job), Rule: v.verdict.Rule, Refused: failure.Error(), Without: true}
@@ -350,7 +355,9 @@ func (o Opener) republish(l lease.Lease, v visit, devices []site.Device) error {
 	return err
 }
 
-// establish is the way in: it stops at the first error, and then undoes what the lease says.
+// establish is the way in. What failed as the user is no proof that the node fails: other processes of the user's can stop
+// and kill the control program, quit the daemon, and answer in its place. Where it works as nobody, whom no user can
+// disturb, the user gets a second try; when that fails too, the job is refused and the node is not drained.
 func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (Outcome, error) {
 	l, err := o.draft(v, devices)
 	if err != nil {
@@ -359,18 +366,92 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 	if l.Job.Groups, err = v.groups(); err != nil {
 		return Failed, err
 	}
-	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
-		return Failed, err
+	err = o.attempt(ctx, l, v, devices)
+	if !byUser(err) {
+		return outcome(err)
 	}
-	if err := o.effects(ctx, &l, v, devices); err != nil {
-		o.Log.Error().Err(err).Msg("undoing")
-		l.DrainGrace = 0 // without a ticket there are no clients
-		if undone := o.undo(l); undone != nil {
-			return Failed, dirtyError{errors.Join(err, undone)}
+	if trial := o.step("trial as nobody", func() error { return o.try(ctx, l, v.verdict.Grant) }); trial != nil {
+		o.Log.Error().Err(trial).Msg("it works for nobody either")
+		if isDirty(trial) {
+			err = errors.Join(err, trial)
 		}
 		return Failed, err
 	}
+	if err = o.attempt(ctx, l, v, devices); !byUser(err) {
+		return outcome(err)
+	}
+	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
+	o.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: by the user's doing, or a limit of the user's")
+	return Refused, o.Journal.Publish(lease.Ticket{
+		Job: owner(v.job), Rule: v.verdict.Rule, Refused: refusal, Without: v.verdict.Grant.OnFailure == policy.FailRunWithout,
+	})
+}
+
+func outcome(err error) (Outcome, error) {
+	if err != nil {
+		return Failed, err
+	}
 	return Opened, nil
+}
+
+// byUser reports whether an attempt failed as the job's user alone, and left the node clean.
+func byUser(err error) bool {
+	var user *site.UserError
+	return errors.As(err, &user) && !isDirty(err)
+}
+
+// attempt makes a lease: it stops at the first error, and then undoes what the lease says.
+func (o Opener) attempt(ctx context.Context, l lease.Lease, v visit, devices []site.Device) error {
+	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
+	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
+		return err
+	}
+	err := o.effects(ctx, &l, v, devices)
+	if err == nil {
+		return nil
+	}
+	o.Log.Error().Err(err).Msg("undoing")
+	l.DrainGrace = 0 // without a ticket there are no clients
+	if undone := o.undo(l); undone != nil {
+		return dirtyError{errors.Join(err, undone)}
+	}
+	return err
+}
+
+// trialTime bounds the trial of daemons as nobody, which takes 30 ms on a node that is well.
+const trialTime = 10 * time.Second
+
+// nobody has no rights that a user lacks, but for the groups of the job's user, and no user can signal what runs as nobody.
+// As root daemons would also work where no user's does, and the node would go on to refuse job after job.
+const nobody = 65534
+
+// try starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
+// dies here leaves a record. The modes stay as they are.
+func (o Opener) try(ctx context.Context, l lease.Lease, grant policy.Grant) error {
+	ctx, cancel := context.WithTimeout(ctx, trialTime)
+	defer cancel()
+	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace = "nobody", nobody, "", 0
+	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
+	for i := range l.Held {
+		l.Held[i].Before, l.Held[i].Set = "", ""
+	}
+	if err := o.Journal.Begin(ctx, l); err != nil {
+		return err
+	}
+	err := o.Journal.MakeDirs(l)
+	if err == nil {
+		err = o.startDaemons(ctx, &l)
+	}
+	if err == nil {
+		err = o.prepareDaemons(ctx, l, policy.PercentFrom(grant.Ceiling))
+	}
+	if err == nil {
+		err = o.startServers(ctx, l)
+	}
+	if undone := o.undo(l); undone != nil {
+		return dirtyError{errors.Join(err, undone)}
+	}
+	return err
 }
 
 func (o Opener) undo(l lease.Lease) error {
@@ -413,12 +494,9 @@ func (o Opener) hold(device site.Device, grant policy.Grant) (lease.Held, error)
 	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
 		return held, nil
 	}
-	mode, err := o.GPUs.Mode(device.UUID)
+	mode, err := o.modeOf(device.UUID)
 	if err != nil {
 		return held, err
-	}
-	if mode == site.ModeProhibited {
-		return held, fmt.Errorf("cannot use %s: its compute mode is %s: an admin took it out of service", device.UUID, mode)
 	}
 	held.Before, held.Set = mode, site.ModeExclusiveProcess
 	return held, nil
@@ -438,7 +516,7 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 
 // effects does what the lease says, in the order of the design.
 func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []site.Device) error {
-	if err := o.step("modes", func() error { return o.setModes(l.Held) }); err != nil {
+	if err := o.step("modes", func() error { return o.setModes(l) }); err != nil {
 		return err
 	}
 	if err := o.step("folders", func() error { return o.Journal.MakeDirs(*l) }); err != nil {
@@ -467,9 +545,42 @@ func (o Opener) startServers(ctx context.Context, l lease.Lease) error {
 	return each(len(l.Daemons), func(n int) error { return o.Daemons.StartServer(ctx, l.Job, l.Daemons[n]) })
 }
 
+// modesAsClaimed reads the modes once more, now that the devices are this job's: until then the epilog of another may
+// have been restoring them, and what was found before is not what is to be restored after this job.
+func (o Opener) modesAsClaimed(l *lease.Lease) error {
+	changed := false
+	for i, held := range l.Held {
+		if held.Set == "" {
+			continue
+		}
+		mode, err := o.modeOf(held.UUID)
+		if err != nil {
+			return err
+		}
+		changed = changed || mode != held.Before
+		l.Held[i].Before = mode
+	}
+	if !changed {
+		return nil
+	}
+	return o.Journal.Record(*l)
+}
+
+// modeOf is the mode of a device that is in service.
+func (o Opener) modeOf(uuid site.UUID) (site.Mode, error) {
+	mode, err := o.GPUs.Mode(uuid)
+	if err == nil && mode == site.ModeProhibited {
+		err = fmt.Errorf("cannot use %s: its compute mode is %s: an admin took it out of service", uuid, mode)
+	}
+	return mode, err
+}
+
 // setModes sets the modes and reads them back: the driver's word, not ours, says that a GPU is exclusive.
-func (o Opener) setModes(all []lease.Held) error {
-	for _, held := range all {
+func (o Opener) setModes(l *lease.Lease) error {
+	if err := o.modesAsClaimed(l); err != nil {
+		return err
+	}
+	for _, held := range l.Held {
 		if held.Set == "" || held.Set == held.Before {
 			continue
 		}
