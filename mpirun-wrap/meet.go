@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
 )
 
 // Word is what a rank says to the others of its launch on the node.
@@ -87,14 +89,21 @@ func wordPath(folder, launch string, rank int) string {
 	return filepath.Join(folder, fmt.Sprintf("%s.%d", launch, rank))
 }
 
-// leave writes a word whole: the others read it as soon as it has its name.
+// leave writes a word whole: the others read it as soon as it has its name. The file is a new one, whatever had its name:
+// root may run a rank, and whoever owns the folder may have laid a link.
 func leave(folder, launch string, own Word) error {
 	content, err := json.Marshal(own)
 	if err != nil {
 		return fmt.Errorf("cannot leave word: %w", err)
 	}
 	path := wordPath(folder, launch, own.Rank)
-	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
+	_ = os.Remove(path + ".new")
+	file, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot leave word: %w", err)
+	}
+	_, err = file.Write(content)
+	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("cannot leave word: %w", err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
@@ -103,14 +112,25 @@ func leave(folder, launch string, own Word) error {
 	return nil
 }
 
+// mostWord is far above the longest word, of a rank with all of a node's devices.
+const mostWord = 4096
+
 func hear(folder, launch string, rank int) (Word, error) {
-	content, err := os.ReadFile(wordPath(folder, launch, rank))
+	file, err := os.OpenFile(wordPath(folder, launch, rank), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Word{}, err
 	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return Word{}, fmt.Errorf("cannot read word of rank %d: %s is no file", rank, file.Name())
+	}
+	content, err := io.ReadAll(io.LimitReader(file, mostWord))
+	if err != nil {
+		return Word{}, fmt.Errorf("cannot read word of rank %d: %w", rank, err)
+	}
 	var word Word
 	if err := json.Unmarshal(content, &word); err != nil || word.Rank != rank {
-		return Word{}, fmt.Errorf("cannot read word of rank %d: %q", rank, content)
+		return Word{}, fmt.Errorf("cannot read word of rank %d: %.100q", rank, content)
 	}
 	return word, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
 )
 
@@ -44,7 +45,7 @@ func (p Process) Complain(program string, err error) {
 func OneLine(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if !strconv.IsPrint(r) { // C1 controls, and what turns the direction of a line, are none either
 			return '?'
 		}
 		return r

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -23,8 +24,10 @@ func (l *lazyGPUs) open() (*gpu.NVML, error) {
 	return l.nvml, l.err
 }
 
-// Close shuts NVML down where it was opened.
+// Close shuts NVML down where it was opened. One that is being opened, for an epilog that then had no use for it, is
+// waited for: it has its own bound.
 func (l *lazyGPUs) Close() {
+	l.once.Do(func() { l.err = errors.New("cannot open NVML: closed") })
 	if l.nvml != nil {
 		l.nvml.Close()
 	}

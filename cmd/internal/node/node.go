@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -110,7 +113,26 @@ func openLog(path string) (io.Writer, func()) {
 	if err != nil {
 		return io.Discard, func() {}
 	}
-	return file, func() { file.Close() }
+	return printable{file}, func() { file.Close() }
+}
+
+// printable escapes what a terminal would obey in lines of JSON. Their writer escapes what JSON must: C1 controls and
+// marks that turn the direction of a line are not among that, and a user may have written them.
+type printable struct{ to io.Writer }
+
+func (p printable) Write(line []byte) (int, error) {
+	var plain []byte
+	for _, r := range string(line) {
+		if r == '\n' || strconv.IsPrint(r) {
+			plain = utf8.AppendRune(plain, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			plain = fmt.Appendf(plain, `\u%04x`, unit)
+		}
+	}
+	_, err := p.to.Write(plain)
+	return len(line), err
 }
 
 // Gres reads what Slurm's files say of the job's node.
