@@ -42,9 +42,10 @@ $(BUILT)/slurm-trixie: | setup
 test-slurm: slurm-bundle
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -timeout 12m ./cmd ./site/lab ./site/slurm
 
-# Every effect of prolog and epilog, killed and refused: half an hour.
+# Every effect of prolog and epilog, killed and refused: half an hour. Then many of them at once, with the race detector.
 soak: setup
 	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
+	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
 
 check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }

@@ -54,7 +54,7 @@ func (p play) matters(e trace.Effect) bool {
 
 // failures are what can fail in one act, found by watching it go on under a plan that may fail something else already:
 // every effect, with one error here and the next there; or every effect and every question, with each of them. Otherwise
-// a third of the questions will do.
+// a fifth of the questions will do.
 func (p play) failures(job stage.Job, program string, each bool, already refuse) []failure {
 	p.t.Helper()
 	var found tally
@@ -78,7 +78,7 @@ func (p play) failures(job stage.Job, program string, each bool, already refuse)
 			for _, errno := range fits(e) {
 				all = append(all, failure{at, errno})
 			}
-		case !e.Asks || asked%3 == 0:
+		case !e.Asks || asked%5 == 0:
 			all = append(all, failure{at, fits(e)[len(all)%len(fits(e))]})
 		}
 		return 0
@@ -259,7 +259,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	failures := p.failures(job, "prolog", everything, noTicket(p))
 	p.must(0, job, "epilog")
 	begun := slices.IndexFunc(failures, func(f failure) bool { return strings.Contains(f.name, "/tickets/") })
-	sweep(t, s, sample(failures[begun:], 4), func(p play, f failure) (reached bool) {
+	sweep(t, s, sample(failures[begun:], 8), func(p play, f failure) (reached bool) {
 		job := s.job(p)
 		p.booted()
 		if result := p.failing(job, "prolog", false, noTicket(p), f.refuse(p, &reached)); result.Code == 0 {
@@ -303,7 +303,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 				open(p, job)
 				points := p.points(job, program)
 				p.must(0, job, "epilog")
-				sweep(t, s, sample(points, 8), func(p play, at point) bool {
+				sweep(t, s, sample(points, 12), func(p play, at point) bool {
 					job := s.job(p)
 					open(p, job)
 					hit, full := at.reached(p), false
@@ -382,7 +382,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 	prologs := p.nvmlCalls(job, "prolog")
 	epilogs := p.nvmlCalls(job, "epilog")
 	t.Run("prolog", func(t *testing.T) {
-		sweep(t, s, sample(prologs, 2), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(prologs, 4), func(p play, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			if result := p.failing(job, "prolog", false, c.refuse(p, &reached)); result.Code == 0 {
 				p.opened(job.ID)
@@ -395,7 +395,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 		})
 	})
 	t.Run("epilog", func(t *testing.T) {
-		sweep(t, s, sample(epilogs, 2), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(epilogs, 4), func(p play, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			if result := p.failing(job, "epilog", false, c.refuse(p, &reached)); result.Code == 0 {
@@ -435,7 +435,7 @@ func TestAnswersOfEveryWrongKind(t *testing.T) {
 	slices.SortFunc(all, func(a, b wrong) int { return strings.Compare(a.name, b.name) })
 	s := shapes[0]
 	t.Parallel()
-	sweep(t, s, sample(all, 3), func(p play, w wrong) bool {
+	sweep(t, s, sample(all, 7), func(p play, w wrong) bool {
 		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
 		asked := filepath.Join(filepath.Dir(p.Root), "asked")
 		p.write(asked, "")

@@ -136,11 +136,11 @@ func (p play) booted() {
 }
 
 // quiet holds that the node is as it was before any job: what clean holds, and no process of the stage at all, no lock
-// held, and no file anywhere that was not there.
+// held, nothing mounted, and no file anywhere that was not there.
 func (p play) quiet() {
 	p.t.Helper()
 	p.clean()
-	for _, what := range slices.Concat(p.strangers(), p.locks(), p.strays()) {
+	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays()) {
 		p.t.Errorf("left behind: %s\n%s", what, p.log())
 	}
 }
@@ -180,6 +180,18 @@ func (p play) locks() []string {
 		return nil
 	})
 	return held
+}
+
+// mounts are file systems that are mounted in the folders of the state.
+func (p play) mounts() []string {
+	table, _ := os.ReadFile("/proc/self/mounts")
+	var found []string
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
+			found = append(found, "mount "+fields[1])
+		}
+	}
+	return found
 }
 
 // strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
@@ -357,6 +369,31 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A prolog whose daemon fails as the user, works as nobody and fails once more, and is killed on the way.
+func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
+	t.Parallel()
+	s := shapes[0]
+	fails := func(p play) stage.Job {
+		job := s.job(p)
+		p.controlIs(fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", job.UID, p.Sim.Program("nvidia-cuda-mps-control")))
+		return job
+	}
+	p := s.stand(t)
+	job := fails(p)
+	points := p.points(job, "prolog")
+	if ticket := p.ticket(job.ID); !strings.Contains(ticket.Refused, "it works for others") {
+		t.Fatalf("the ticket says %q", ticket.Refused)
+	}
+	p.must(0, job, "epilog")
+	sweep(t, s, sample(points, 8), func(p play, at point) bool {
+		job := fails(p)
+		reached := p.killed(job, "prolog", at, p.booted)
+		p.must(0, job, "epilog")
+		p.quiet()
+		return reached
+	})
 }
 
 // After a prolog that was killed slurmd may run another one for the same job, as when it was started anew: that one opens

@@ -1,0 +1,326 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// Prologs and epilogs side by side: what they leave behind is what they would have left one after the other.
+
+// raced is the folder of prolog and epilog with the race detector in them, which RACE asks for: to build them takes
+// longer than all of these tests. A race ends them with a code that no test expects.
+var raced = sync.OnceValues(func() (string, error) {
+	shared, err := stage.Shared()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(shared, "race")
+	build := exec.Command("go", "build", "-race", "-o", dir+"/", module+"cmd/prolog", module+"cmd/epilog", module+"cmd/mpsctl")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build with the race detector: %w: %s", err, out)
+	}
+	return dir, nil
+})
+
+// newCrowd is a play of many acts at once.
+func newCrowd(t *testing.T, policy string, gpus int) play {
+	t.Helper()
+	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	if os.Getenv("RACE") == "" {
+		return p
+	}
+	dir, err := raced()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Bin = dir
+	return p
+}
+
+// runs runs a binary from any goroutine. The test fails where it could not run or found a race.
+func (p play) runs(job stage.Job, program string, args ...string) stage.Result {
+	result, err := p.Run(p.ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
+	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
+		p.t.Errorf("%s of job %d: %+v, %v", program, job.ID, result, err)
+	}
+	return result
+}
+
+// closes runs an epilog, which has no reason to fail.
+func (p play) closes(job stage.Job) {
+	if did := p.runs(job, "epilog"); did.Code != 0 || did.Output != "" {
+		p.t.Errorf("epilog of job %d: %+v", job.ID, did)
+	}
+}
+
+// sideBySide runs acts side by side, let go at the same moment.
+func sideBySide(acts ...func()) {
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for _, act := range acts {
+		all.Go(func() { <-start; act() })
+	}
+	close(start)
+	all.Wait()
+}
+
+// copies is an act so many times.
+func copies(n int, act func(i int)) []func() {
+	all := make([]func(), n)
+	for i := range all {
+		all[i] = func() { act(i) }
+	}
+	return all
+}
+
+// holder is the job that a GPU's claim names, 0 where there is none.
+func (p play) holder(gpu int) uint32 {
+	content, err := os.ReadFile(filepath.Join(p.Paths().Run(), "claims", string(p.uuid(gpu))))
+	if err != nil {
+		return 0
+	}
+	var claim struct{ Job uint32 }
+	if err := json.Unmarshal(content, &claim); err != nil {
+		p.t.Errorf("claim on GPU %d: %q: %v", gpu, content, err)
+	}
+	return claim.Job
+}
+
+// has holds that a job has its GPUs for itself: claims, modes, a living daemon, a ticket.
+func (p play) has(job uint32, gpus ...int) {
+	p.t.Helper()
+	modes := p.modes()
+	for _, gpu := range gpus {
+		if holder := p.holder(gpu); holder != job {
+			p.t.Errorf("GPU %d is job %d's, want job %d's", gpu, holder, job)
+		}
+		if modes[gpu] != '3' {
+			p.t.Errorf("GPU %d of job %d in mode %c", gpu, job, modes[gpu])
+		}
+	}
+	ticket := p.ticket(job)
+	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !ticket.Daemons[0].Proc.Alive() {
+		p.t.Errorf("ticket of job %d: %+v", job, ticket)
+	}
+}
+
+// heldBy is what a prolog says whose GPU is another job's.
+var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it\n$`)
+
+// Sixty-four jobs on eight GPUs, all at once, and reapers who look for what is left of jobs that are gone: a GPU is one
+// job's at a time, who comes second is told who was first, nobody who lives is reaped, and in the end there is nothing.
+func TestSixtyFourJobsAtOnce(t *testing.T) {
+	const gpus, jobs = 8, 64
+	p := newCrowd(t, "", gpus)
+	var on, opened [gpus]atomic.Int32
+	var ended atomic.Int32
+	reapers := copies(2, func(int) {
+		for ended.Load() < jobs {
+			if did := p.runs(stage.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 { // 1: it leaves what runs
+				t.Errorf("reap: %+v", did)
+			}
+		}
+	})
+	sideBySide(append(reapers, copies(jobs, func(i int) {
+		defer ended.Add(1)
+		gpu := i % gpus
+		job := p.job(uint32(100+i), strconv.Itoa(gpu))
+		did := p.runs(job, "prolog")
+		switch said := heldBy.FindStringSubmatch(did.Output); {
+		case did.Code == 0:
+			if n := on[gpu].Add(1); n != 1 {
+				t.Errorf("%d jobs have GPU %d", n, gpu)
+			}
+			opened[gpu].Add(1)
+			p.has(job.ID, gpu)
+			on[gpu].Add(-1)
+		case did.Code != 1 || said == nil:
+			t.Errorf("prolog of job %d: %+v", job.ID, did)
+		default:
+			first, _ := strconv.Atoi(said[1])
+			if first == int(job.ID) || (first-100)%gpus != gpu {
+				t.Errorf("job %d on GPU %d is told that job %d has it", job.ID, gpu, first)
+			}
+		}
+		p.closes(job)
+	})...)...)
+	for gpu := range gpus {
+		if opened[gpu].Load() == 0 {
+			t.Errorf("nobody had GPU %d", gpu)
+		}
+	}
+	p.clean()
+}
+
+// Three jobs want two of three GPUs each: one has both of its own, and of the others nothing is left, not even a claim on
+// the GPU that nobody has.
+func TestJobsThatClaimTheSameGPUs(t *testing.T) {
+	p := newCrowd(t, "", 3)
+	want := [][]int{{0, 1}, {1, 2}, {2, 0}}
+	for round := range 6 {
+		id := func(i int) uint32 { return uint32(10*(round+1) + i) }
+		var winner atomic.Int32
+		winner.Store(-1)
+		sideBySide(copies(3, func(i int) {
+			did := p.runs(p.job(id(i), fmt.Sprintf("%d,%d", want[i][0], want[i][1])), "prolog")
+			switch {
+			case did.Code == 0:
+				if other := winner.Swap(int32(i)); other != -1 {
+					t.Errorf("jobs %d and %d both opened", id(i), id(int(other)))
+				}
+			case did.Code != 1 || !heldBy.MatchString(did.Output):
+				t.Errorf("prolog of job %d: %+v", id(i), did)
+			}
+		})...)
+		first := int(winner.Load())
+		if first < 0 {
+			t.Fatalf("nobody opened\n%s", p.log())
+		}
+		p.has(id(first), want[first]...)
+		if free := 3 - want[first][0] - want[first][1]; p.holder(free) != 0 || p.modes()[free] != '0' {
+			t.Errorf("GPU %d is job %d's, modes %s", free, p.holder(free), p.modes())
+		}
+		for _, folder := range []string{"leases", "tickets", "jobs"} {
+			entries, err := os.ReadDir(filepath.Join(p.Paths().Run(), folder))
+			if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), fmt.Sprint(id(first))) {
+				t.Errorf("%s: %v, %v, want job %d's alone", folder, entries, err, id(first))
+			}
+		}
+		sideBySide(copies(3, func(i int) { p.closes(p.job(id(i), "")) })...)
+		p.clean()
+	}
+}
+
+// A prolog whose slurmd has gone is still at work, in the driver, when the epilog of its job comes, and a second and a
+// third one. The first has its turn when the prolog is done, or ends it; none ends another.
+func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		delay int
+	}{{"that finishes", 500}, {"that hangs", 1_000_000}} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newCrowd(t, "", 1)
+			p.facts(`epilog_deadline = "9s"`)
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
+				t.Fatal(err)
+			}
+			job := p.job(7, "0")
+			orphan := p.orphan(job)
+			p.sleepsInDriver(orphan.PID)
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil { // for the epilogs
+				t.Fatal(err)
+			}
+			sideBySide(copies(3, func(int) { p.closes(job) })...)
+			p.clean()
+			p.gone(orphan)
+			p.clean()
+		})
+	}
+}
+
+// orphan starts a prolog whose parent dies at once.
+func (p play) orphan(job stage.Job) site.Proc {
+	p.t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
+	cmd.Args = append(cmd.Args, p.Command("prolog")...)
+	cmd.Env = job.Environment("prolog_slurmd")
+	out, err := cmd.Output()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	stat, err := site.ReadStat(pid)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = stat.Kill(9) })
+	return stat.Proc
+}
+
+// Epilogs of one job at the same time, while a client has its grace: each waits for the one before it, none ends another.
+func TestEpilogsOfOneJobAtOnce(t *testing.T) {
+	p := newCrowd(t, stage.Default(`drain_grace = "6s"`), 1)
+	p.facts(`epilog_deadline = "15s"`)
+	job := p.job(7, "0")
+	p.must(0, job, "prolog")
+	wrapped := p
+	wrapped.Bin = filepath.Join(p.Bin, "../bin")
+	wrapped.client(7, "spin", "-ms", "5", "-for", "100")
+	sideBySide(copies(4, func(int) { p.closes(job) })...)
+	p.clean()
+	if strings.Contains(p.log(), "taking over") {
+		t.Errorf("an epilog was ended:\n%s", p.log())
+	}
+}
+
+// The epilog of a job comes again, several times, when its GPU is another job's: that job notices nothing. The second
+// time the first job's lease is there once more, without its claim: so does an epilog leave it that died on its last step.
+func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
+	p := newCrowd(t, "", 1)
+	seven, eight := p.job(7, "0"), p.job(8, "0")
+	p.must(0, seven, "prolog")
+	path := filepath.Join(p.Paths().Run(), "leases/7.json")
+	lease := read(t, path)
+	p.must(0, seven, "epilog")
+	p.must(0, eight, "prolog")
+	before := p.ticket(8).Daemons[0].Proc
+	for range 2 {
+		sideBySide(copies(4, func(int) { p.closes(seven) })...)
+		p.has(8, 0)
+		if after := p.ticket(8).Daemons[0].Proc; after != before {
+			t.Errorf("the daemon was %v and is %v", before, after)
+		}
+		if _, err := os.Stat(path); err == nil {
+			t.Error("job 7 has a lease")
+		}
+		p.rewrite(path, lease)
+	}
+	p.must(0, seven, "epilog")
+	p.must(0, eight, "epilog")
+	p.clean()
+}
+
+// A job is requeued on its node: its next prolog comes while its epilog is at work, a little later each time. What is left
+// is one whole lease, or nothing.
+func TestAPrologBesideItsEpilog(t *testing.T) {
+	p := newCrowd(t, "", 1)
+	job := p.job(7, "0")
+	for round := range 8 {
+		p.must(0, job, "prolog")
+		sideBySide(
+			func() { p.closes(job) },
+			func() {
+				site.Pause(p.ctx, time.Duration(round)*15*time.Millisecond) // another point of the epilog each time
+				if did := p.runs(job, "prolog"); did.Code != 0 {
+					t.Errorf("prolog: %+v", did)
+				}
+			},
+		)
+		if p.holder(0) != 0 {
+			p.has(7, 0)
+		} else {
+			p.clean()
+		}
+	}
+	p.must(0, job, "epilog")
+	p.clean()
+}

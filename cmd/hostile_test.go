@@ -1,0 +1,1160 @@
+package cmd_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
+)
+
+// What a hostile user tries, against the binaries as they ship. docs/security.md names every test of this file. An attack
+// has succeeded, and its test fails, when root touches anything outside of the job's folders, ends a process that is not
+// the job's, waits or writes without end, leaves a GPU as it is not to be, or drains a node for what a user did.
+
+// other is a user who has nothing to do with the job. Tests that send signals to all of a user's processes have users of
+// their own, from stormy on.
+const other, stormy = 2002, 2110
+
+// hostile is the program of the attacks, testdata/hostile, built once.
+var hostile = sync.OnceValues(func() (string, error) {
+	shared, err := stage.Shared()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(shared, "hostile")
+	if os.Getenv("SLURM_MPS_BUILT") != "" {
+		return path, nil
+	}
+	build := exec.Command("go", "build", "-o", path, module+"cmd/testdata/hostile")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build the attacks: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// attack is a play with a secret of root's in it, and somebody who is after it.
+type attack struct {
+	play
+	program string
+	secret  string // a folder of root's
+}
+
+func newAttack(t *testing.T, policy string, gpus int) attack {
+	t.Helper()
+	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	program, err := hostile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := attack{p, program, filepath.Join(filepath.Dir(p.Root), "secret")}
+	a.write(filepath.Join(a.secret, "precious", "file"), "root's own words\n")
+	if err := os.Chmod(filepath.Join(a.secret, "precious", "file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := a.account(a.secret)
+	t.Cleanup(func() {
+		if after := a.account(a.secret); after != before {
+			t.Errorf("root's files were\n%sand are\n%s", before, after)
+		}
+	})
+	return a
+}
+
+// account is all that there is to know of a tree.
+func (a attack) account(top string) string {
+	var all strings.Builder
+	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		content := ""
+		if err == nil && entry.Type().IsRegular() {
+			content = read(a.t, path)
+		}
+		fmt.Fprintf(&all, "%s mode %o uid %d gid %d links %d changed %d %q\n", path, st.Mode, st.Uid, st.Gid, st.Nlink, st.Mtim.Nano(), content)
+		return err
+	})
+	if err != nil {
+		a.t.Error(err)
+	}
+	return all.String()
+}
+
+// as is a command of a user's, with an environment that has nothing of Slurm's in it.
+func (a attack) as(user uint32, line ...string) *exec.Cmd {
+	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
+	cmd.WaitDelay = time.Second // what it leaves behind may hold its output
+	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}}
+	return cmd
+}
+
+// does runs a command of a user's to its end. What it is refused is its own affair.
+func (a attack) does(user uint32, line ...string) string {
+	out, _ := a.as(user, line...).CombinedOutput()
+	return string(out)
+}
+
+// sh runs a shell script as the job's user, with the job's folders as $PIPE, $LOG and $MEET, and root's as $SECRET.
+func (a attack) sh(f folders, script string) {
+	a.t.Helper()
+	cmd := a.as(uid, "/bin/sh", "-ec", script)
+	cmd.Env = append(cmd.Env, "PIPE="+f.pipe, "LOG="+f.log, "MEET="+f.meet, "SECRET="+a.secret)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		a.t.Fatalf("the attack itself fails: %v: %s", err, out)
+	}
+}
+
+// goesOn starts an attack that goes on until the test ends, and returns when it has begun.
+func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
+	a.t.Helper()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		a.t.Fatalf("the attack %q says %q, %v", cmd.Args, line, err)
+	}
+	return cmd
+}
+
+// named is the program of the attacks under another name, which its process then bears.
+func (a attack) named(name string) string {
+	a.t.Helper()
+	path := filepath.Join(publicDir(a.t), name)
+	if err := os.Symlink(a.program, path); err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// folders are the job's, which are its user's own.
+type folders struct{ pipe, log, meet string }
+
+func (a attack) opens(job stage.Job) folders {
+	a.t.Helper()
+	a.must(0, job, "prolog")
+	ticket := a.ticket(job.ID)
+	if ticket.Refused != "" {
+		a.t.Fatalf("refused: %s", ticket.Refused)
+	}
+	return folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.Meet}
+}
+
+// deed is one run of a binary, as slurmd runs it.
+type deed struct {
+	code   int
+	output string
+	took   time.Duration
+	rss    int // MiB at most
+}
+
+func (a attack) acts(job stage.Job, program string, before ...string) deed {
+	a.t.Helper()
+	line := append(before, a.Command(program)...)
+	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
+	cmd.Dir, cmd.Env = "/", job.Environment(program+"_slurmd")
+	began := time.Now()
+	out, _ := cmd.CombinedOutput()
+	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	return deed{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
+}
+
+// endless is far above every deadline that these tests set, and below the minute that an act has by itself.
+const endless = 40 * time.Second
+
+// withstands holds what is to be true of every act of root's, whatever the user did: no drain, no endless wait, no memory
+// or output without end, nothing in the log that is not its own.
+func (a attack) withstands(job stage.Job, program string, before ...string) {
+	a.t.Helper()
+	logged := len(a.log())
+	did := a.acts(job, program, before...)
+	if did.code != 0 {
+		a.t.Errorf("%s: code %d: %s\n%s", program, did.code, did.output, a.log())
+	}
+	if did.took > endless {
+		a.t.Errorf("%s took %v\n%s", program, did.took, a.log())
+	}
+	if did.rss > 100 {
+		a.t.Errorf("%s had %d MiB", program, did.rss)
+	}
+	if more := len(a.log()) - logged; more > 64<<10 {
+		a.t.Errorf("%s logged %d bytes", program, more)
+	}
+	plain(a.t, did.output)
+	a.plainLog()
+}
+
+// closes runs the epilog and holds that the node is quiet.
+func (a attack) closes(job stage.Job) {
+	a.t.Helper()
+	a.withstands(job, "epilog")
+	a.clean()
+	if mounts := read(a.t, "/proc/self/mountinfo"); strings.Contains(mounts, a.Root) {
+		a.t.Errorf("a file system is left:\n%s", mounts)
+	}
+}
+
+// plain holds that a text is lines, and that a terminal obeys nothing in it.
+func plain(t *testing.T, text string) {
+	t.Helper()
+	if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
+		t.Errorf("not printable at %d: %q", i, text[max(0, i-50):min(len(text), i+50)])
+	}
+}
+
+// plainLog holds that every line of the log is a JSON object of this house's, and printable.
+func (a attack) plainLog() {
+	a.t.Helper()
+	log := a.log()
+	plain(a.t, log)
+	for line := range strings.Lines(log) {
+		var entry struct{ Program, Time string }
+		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Program == "" || entry.Time == "" {
+			a.t.Errorf("a line of the log that is none: %q, %v", line, err)
+		}
+	}
+}
+
+// What a user leaves in the folders that root removes.
+func TestHostileFolders(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		act  func(attack, folders)
+	}{
+		{"links to root's files", func(a attack, f folders) {
+			a.sh(f, `rm -f $LOG/* ; for f in $LOG/control.log $LOG/server.log $PIPE/x $MEET/step0.0.new $MEET/turn; do ln -s $SECRET/precious/file $f; done`)
+		}},
+		{"links to root's folders", func(a attack, f folders) {
+			a.sh(f, `for d in $PIPE $LOG $MEET; do ln -s $SECRET $d/secret; ln -s / $d/root; ln -s ../../../.. $d/up; done`)
+		}},
+		{"links to nowhere and in a circle", func(a attack, f folders) {
+			a.sh(f, `for d in $PIPE $LOG $MEET; do ln -s nowhere $d/a; ln -s b $d/c; ln -s c $d/b; ln -s . $d/self; done`)
+		}},
+		{"fifos and sockets where files are", func(a attack, f folders) {
+			a.sh(f, `rm -f $LOG/* $PIPE/*; mkfifo $LOG/control.log $LOG/server.log $PIPE/nvidia-cuda-mps-control.pid $PIPE/control_lock $MEET/terminate`)
+			a.goesOn(a.as(uid, a.program, "serve", f.log, "silent"))
+		}},
+		{"folders where files are", func(a attack, f folders) {
+			a.sh(f, `rm -f $LOG/* $PIPE/*; mkdir $LOG/control.log $LOG/server.log $PIPE/control $PIPE/nvidia-cuda-mps-control.pid; mkdir -m 0 $MEET/turn`)
+		}},
+		{"names that are no names", func(a attack, f folders) {
+			a.sh(f, `for d in $PIPE $LOG $MEET; do cd $d; touch -- "$(printf 'a\nb\n{"level":"error"}')" -rf '...' "$(printf '\377\376')" "$(printf '\033[2J')" '*' "$(printf %0255d 7)"; mkdir -- -r; done`)
+		}},
+		{"modes that keep others out", func(a attack, f folders) {
+			a.sh(f, `mkdir -m 0 $PIPE/none; mkdir -m 7777 $LOG/all; mkdir $LOG/all/x; touch $LOG/all/x/y; chmod 0 $LOG/all/x $MEET $LOG $PIPE`)
+		}},
+		{"a folder without a bottom", func(a attack, f folders) {
+			if out := a.does(uid, a.program, "deep", f.meet, "20000"); out != "" {
+				a.t.Fatal(out)
+			}
+			a.withstands(a.job(7, "0"), "epilog", "prlimit", "--nofile=256:256")
+		}},
+		{"more files than one can count", func(a attack, f folders) {
+			if out := a.does(uid, a.program, "crowd", f.log, "100000"); out != "" {
+				a.t.Fatal(out)
+			}
+		}},
+		{"processes that hold all of it", func(a attack, f folders) {
+			holder := a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet, a.Root)) // locks of what they may read, too
+			a.closes(a.job(7, "0"))
+			a.lives(holder.Process.Pid)
+		}},
+		{"a process that goes on making files", func(a attack, f folders) {
+			a.goesOn(a.as(uid, a.program, "refill", f.meet))
+		}},
+		{"a process that swaps folders for links", func(a attack, f folders) {
+			a.goesOn(a.as(uid, a.program, "swap", f.meet, a.secret))
+			a.goesOn(a.as(uid, a.program, "swap", f.log, "/"))
+		}},
+		{"file systems of the user's own in it", func(a attack, f folders) {
+			if out, err := a.as(uid, "unshare", "-Urm", "true").CombinedOutput(); err != nil {
+				a.t.Skipf("no mounts for users here: %v: %s", err, out)
+			}
+			script := `mkdir $0/a $0/b; mount -t tmpfs x $0/a; mount --bind $1 $0/b; mount -t tmpfs y $2; echo ready; exec sleep 100`
+			a.goesOn(a.as(uid, "unshare", "-Urm", "/bin/sh", "-ec", script, f.meet, a.secret, f.log))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			f := a.opens(a.job(7, "0"))
+			c.act(a, f)
+			a.closes(a.job(7, "0"))
+		})
+	}
+}
+
+// Where file systems may not be mounted the job's folders are the node's own. They go all the same.
+func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	bound := []string{"setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin"}
+	a.withstands(job, "prolog", bound...)
+	ticket := a.ticket(7)
+	f := folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.Meet}
+	if strings.Contains(read(t, "/proc/self/mountinfo"), a.Root) {
+		t.Fatal("it has mounted, so the test sees nothing")
+	}
+	if out := a.does(uid, a.program, "deep", f.meet, "2000") + a.does(uid, a.program, "crowd", f.log, "2000"); out != "" {
+		t.Fatal(out)
+	}
+	a.sh(f, `mkdir -m 0 $MEET/none; ln -s $SECRET $LOG/secret; ln -s $SECRET/precious $MEET/d/precious`)
+	a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet))
+	a.goesOn(a.as(uid, a.program, "refill", f.meet))
+	a.goesOn(a.as(uid, a.program, "swap", f.pipe, a.secret))
+	a.withstands(job, "epilog", append([]string{"prlimit", "--nofile=256:256"}, bound...)...)
+	a.clean()
+}
+
+// A prolog with mounts of its own makes the folders where all see them.
+func TestAPrologInAMountNamespace(t *testing.T) {
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	a.withstands(job, "prolog", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "/bin/sh", "-c", `unshare -m "$@"; exit $?`, "sh")
+	if _, err := os.Stat(a.ticket(7).Daemons[0].PipeDir); err != nil {
+		t.Errorf("from outside: %v", err)
+	}
+	a.closes(job)
+}
+
+// lives holds that a process is alive, and is the one that it was: a child of this test's that nobody has waited for.
+func (a attack) lives(pid int) {
+	a.t.Helper()
+	stat, err := site.ReadStat(pid)
+	if err != nil || stat.State == 'Z' || stat.State == 'X' {
+		a.t.Errorf("process %d was ended: %+v, %v", pid, stat, err)
+	}
+}
+
+// A hard link needs no right to what it links where the kernel does not protect them (fs.protected_hardlinks=0), but both
+// ends on one file system. Root tries it here in the user's place.
+func TestHostileHardLinks(t *testing.T) {
+	a := newAttack(t, "", 1)
+	f := a.opens(a.job(7, "0"))
+	a.needsBox(f)
+	for _, victim := range []string{filepath.Join(a.Paths().Run(), "leases/7.json"), filepath.Join(a.secret, "precious/file"), a.Paths().Policy()} {
+		if err := os.Link(victim, filepath.Join(f.log, "linked")); !strings.Contains(fmt.Sprint(err), "cross-device") {
+			t.Errorf("a link to %s: %v", victim, err)
+		}
+	}
+	a.closes(a.job(7, "0"))
+}
+
+// needsBox holds that the job has a file system of its own, where any can be mounted.
+func (a attack) needsBox(f folders) {
+	a.t.Helper()
+	var own, above unix.Stat_t
+	if err := unix.Stat(f.meet, &own); err != nil {
+		a.t.Fatal(err)
+	}
+	if err := unix.Stat(a.Paths().Run(), &above); err != nil {
+		a.t.Fatal(err)
+	}
+	if own.Dev != above.Dev {
+		return
+	}
+	place := publicDir(a.t)
+	if err := unix.Mount("none", place, "tmpfs", 0, ""); err != nil {
+		a.t.Skipf("file systems may not be mounted here: %v", err)
+	}
+	_ = unix.Unmount(place, unix.MNT_DETACH)
+	a.t.Fatal("the job has no file system of its own")
+}
+
+// The end of the log of a start that failed comes into the error and, where the policy runs jobs without MPS, into the
+// ticket. The file may be anything: the control program here is one that the user has taken over before it fails.
+func TestHostileLogOfAFailedStart(t *testing.T) {
+	const words = "the words of somebody"
+	for _, c := range []struct{ name, script, want string }{
+		{"its own", `echo ` + words + ` >$CUDA_MPS_LOG_DIRECTORY/control.log`, words},
+		{"a link to root's", `ln -s SECRET $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},
+		{"a file of root's", `for i in 1 2 3 4 5 6 7 8 9 0; do test -e $CUDA_MPS_LOG_DIRECTORY/control.log && exit 1; sleep 0.2; done`, ""},
+		{"a fifo", `mkfifo $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},
+		{"a folder", `mkdir $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},
+		{"a file on lease", `cd $CUDA_MPS_LOG_DIRECTORY; echo ` + words + ` >control.log; PROGRAM lease control.log >said & until grep -q . said; do sleep 0.05; done; grep -q ready said || exec sleep 60`, ""},
+		{"one line without an end", `yes ` + words + ` | tr -d '\n' | head -c 3000000 >$CUDA_MPS_LOG_DIRECTORY/control.log`, words},
+		{"escapes", `printf '\033[2J\302\23331m\n' >$CUDA_MPS_LOG_DIRECTORY/control.log`, `\\x1b[2J`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAttack(t, stage.Default(`on_failure = "run_without"`), 1)
+			secret := filepath.Join(publicDir(t), "words") // root's alone
+			if err := os.WriteFile(secret, []byte(words+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			a.controlIs("#!/bin/sh\n" + strings.NewReplacer("SECRET", secret, "PROGRAM", a.program).Replace(c.script) + "\nexit 1\n")
+			if c.name == "a file of root's" {
+				go a.linkInPlaceOf("jobs/7/0/log/control.log", words)
+			}
+			a.withstands(a.job(7, "0"), "prolog")
+			refused := a.ticket(7).Refused
+			if c.want == "" && strings.Contains(refused+a.log(), words) || !strings.Contains(refused+a.log(), c.want) {
+				t.Errorf("the ticket says %q", refused)
+			}
+			a.closes(a.job(7, "0"))
+		})
+	}
+}
+
+// linkInPlaceOf puts a file of root's into a folder as soon as it is there, as a hard link would be.
+func (a attack) linkInPlaceOf(path, content string) {
+	path = filepath.Join(a.Paths().Run(), path)
+	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && site.Pause(a.ctx, time.Millisecond) {
+	}
+}
+
+// controlIs makes a script the site's control program, keeping the simulated library.
+func (p play) controlIs(script string) {
+	path := filepath.Join(filepath.Dir(p.Root), "control")
+	p.write(path, script)
+	if err := os.Chmod(path, 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
+}
+
+// Everything below the root is tried for everything by two users with a job each. What they may do ends at their own
+// three folders, and what they may read is their own ticket and what every user may.
+func TestHostileHandsOnRootsFiles(t *testing.T) {
+	a := newAttack(t, "", 2)
+	seven, eight := a.job(7, "0"), a.job(8, "1")
+	eight.UID, eight.GID = other, other
+	folders := map[uint32]folders{uid: a.opens(seven), other: a.opens(eight)}
+	ticket := map[uint32]string{uid: "tickets/7.json", other: "tickets/8.json"}
+	before := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets"))
+	for user, own := range folders {
+		out := a.does(user, a.program, "probe", a.Root, own.pipe, own.log, own.meet)
+		var want []string
+		for _, path := range []string{a.Paths().Policy(), a.Paths().Facts(), filepath.Join(a.Paths().Run(), ticket[user])} {
+			want = append(want, "read "+path, "flock "+path) // root takes no lock of what a user may read
+		}
+		got := strings.Split(strings.TrimSpace(out), "\n")
+		slices.Sort(want)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("uid %d can\n%s\nwant\n%s", user, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+	if after := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets")); after != before {
+		t.Errorf("was\n%sis\n%s", before, after)
+	}
+	a.withstands(eight, "epilog")
+	a.closes(seven)
+}
+
+// A rank finds the ticket of its own job, which root wrote, or none.
+func TestHostileTickets(t *testing.T) {
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	a.opens(job)
+	forged := filepath.Join(publicDir(t), "forged")
+	tickets := filepath.Join(forged, "run/slurm-mps/tickets")
+	a.write(filepath.Join(tickets, "7.json"), read(t, filepath.Join(a.Paths().Run(), "tickets/7.json")))
+	for _, path := range []string{tickets, filepath.Join(tickets, "7.json")} {
+		if err := os.Chown(path, uid, gid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(a.Paths().Run(), "tickets/7.json"), filepath.Join(tickets, "8.json")); err != nil {
+		t.Fatal(err)
+	}
+	const none = `mpirun-wrap: cannot find ticket of job \d+ on this node: the job did not ask for MPS: .*`
+	number := func(shown string) string {
+		return `mpirun-wrap: cannot read task: SLURM_JOB_ID is ` + regexp.QuoteMeta(shown) + `, want a job's number from 1 to \d+.*`
+	}
+	for _, c := range []struct {
+		name, id, root string
+		user           uint32
+		want           string
+	}{
+		{"of another user", "7", a.Root, other, `mpirun-wrap: cannot read \S+/tickets/7.json: permission denied: it is another user's job`},
+		{"forged", "7", forged, uid, `mpirun-wrap: cannot read \S+/tickets/7.json: not root's own: its owner is uid 2001`},
+		{"a link to root's", "8", forged, uid, `mpirun-wrap: cannot read \S+/tickets/8.json: not root's own: it is a symbolic link`},
+		{"of a job that is none", "8", a.Root, uid, none},
+		{"a negative job", "-7", a.Root, uid, number(`"-7"`)},
+		{"a huge job", "18446744073709551623", a.Root, uid, number(`"18446744073709551623"`)},
+		{"a job with a path", "../tickets/7", a.Root, uid, number(`"../tickets/7"`)},
+		{"a job with a line", "7\n8", a.Root, uid, number(`"7\n8"`)},
+		{"a job in another spelling", "0x7", a.Root, uid, number(`"0x7"`)},
+		{"a job with escapes", "7\x1b[2J\u009b\xff", a.Root, uid, number(`"7\x1b[2J\u009b\xff"`)},
+	} {
+		cmd := a.as(c.user, filepath.Join(a.Bin, "mpirun-wrap"), "--root", c.root, "echo", "ran")
+		cmd.Env = append(cmd.Env, "SLURM_JOB_ID="+c.id, "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0")
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 125 {
+			t.Errorf("%s: code %d: %s", c.name, cmd.ProcessState.ExitCode(), out)
+		}
+		says(t, string(out), c.want)
+	}
+	a.closes(job)
+}
+
+// Slurm takes a TaskProlog's lines for its own: what a user says of a rank comes into them as a number or not at all.
+func TestHostileWordsToTheTaskProlog(t *testing.T) {
+	a := newAttack(t, stage.Default(`memory = "even"`), 1)
+	job := a.job(7, "0")
+	a.opens(job)
+	line := regexp.MustCompile(`^(export CUDA_[A-Z_]+=[A-Za-z0-9,./=:_-]+|unset CUDA_[A-Z_]+)$`)
+	words := []string{
+		"50%", "8G", "low", "block", "even\nexport LD_PRELOAD=/tmp/x.so", "none\nprint owned", "$(id)", "`id`", "50%;id", "weight:1\x1b[2J", "8G\nunset PATH",
+		"low\nexport PATH=/tmp", "0\n1", "1e309", "-1", "NaN%", "99999999999999999999", strings.Repeat("9", 100_000), "\xff\xfe", "\u009b31m",
+	}
+	task := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"}
+	said := func(env []string) string {
+		cmd := a.as(uid, filepath.Join(a.Bin, "task-prolog"), "--root", a.Root)
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%q: %v", env, err)
+		}
+		return string(out)
+	}
+	seated := 0
+	for _, name := range []string{"", "_SHARE", "_MEM", "_PRIORITY", "_GPU", "_SIGNALS", "_LOCAL_RANK", "_LOCAL_SIZE", "_REPORT"} {
+		for _, word := range words {
+			env := append(slices.Clone(task), "SLURM_MPS"+name+"="+word)
+			out := said(env)
+			for text := range strings.Lines(out) {
+				seated++
+				if !line.MatchString(strings.TrimSuffix(text, "\n")) {
+					t.Errorf("SLURM_MPS%s=%q: the line %q", name, word, text)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_STEP_GPUS", "SLURM_HET_JOB_ID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_GPUS_PER_TASK"} {
+		env := with(task, name, "0\nexport LD_PRELOAD=/tmp/x.so")
+		if out := said(env); strings.Contains(out, "LD_PRELOAD") {
+			t.Errorf("%s: %q", name, out)
+		}
+	}
+	if seated == 0 {
+		t.Error("no task had a seat, so the test sees nothing")
+	}
+	a.closes(job)
+}
+
+// A launcher's own name for a launch becomes a part of a file's name where the ranks meet.
+func TestHostileNamesOfALaunch(t *testing.T) {
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	f := a.opens(job)
+	for _, name := range []string{"../../../../evil", "/tmp/evil", "a\nb", strings.Repeat("evil", 5000), "\xff"} {
+		var ranks []*exec.Cmd
+		for rank := range 2 {
+			cmd := a.as(uid, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "--meet", "true")
+			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name)
+			cmd.Stderr = os.Stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ranks = append(ranks, cmd)
+		}
+		for _, rank := range ranks {
+			if err := rank.Wait(); err != nil {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
+	}
+	words, err := filepath.Glob(filepath.Join(f.meet, "ompi*evil*"))
+	if err != nil || len(words) == 0 {
+		t.Errorf("the ranks did not meet by these names: %q, %v", words, err)
+	}
+	_ = filepath.WalkDir(filepath.Dir(a.Root), func(path string, _ fs.DirEntry, _ error) error {
+		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.meet+"/ompi") {
+			t.Errorf("a file at %s", path)
+		}
+		return nil
+	})
+	a.closes(job)
+}
+
+// Root who runs a rank in somebody's job writes and reads where its user can lay links and fifos.
+func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	f := a.opens(job)
+	ranks := func(args ...string) {
+		var ranks []*exec.Cmd
+		for rank := range 2 {
+			cmd := exec.CommandContext(a.ctx, filepath.Join(a.Bin, "mpirun-wrap"), append([]string{"--root", a.Root}, args...)...)
+			cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "PMIX_NAMESPACE=x"}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ranks = append(ranks, cmd)
+		}
+		began := time.Now()
+		for _, rank := range ranks {
+			_ = rank.Wait() // it may refuse: what it may not do is to write or to wait
+		}
+		if took := time.Since(began); took > endless {
+			t.Errorf("%q took %v", args, took)
+		}
+	}
+	a.sh(f, `for n in pmixx.0 pmixx.1; do ln -s $SECRET/precious/file $MEET/$n.new; ln -s $SECRET/precious/file $MEET/$n; done`)
+	a.sh(f, `for n in turn terminate pmixx.waits pmixx.without; do ln -s $SECRET/precious/file $MEET/$n; done`)
+	ranks("true")
+	ranks("--meet", "true")
+	a.sh(f, `rm -rf $MEET/*; mkfifo $MEET/pmixx.0 $MEET/pmixx.0.new $MEET/pmixx.1 $MEET/turn; mkdir $MEET/pmixx.1.new`)
+	ranks("--meet", "true")
+	a.closes(job)
+}
+
+// victim is a process of root's.
+func (a attack) victim() int {
+	a.t.Helper()
+	cmd := exec.Command("sleep", "100")
+	if err := cmd.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// Root ends the job's daemon and its servers, and nobody else.
+func TestHostileProcesses(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		act  func(a attack, f folders) (lives []int)
+	}{
+		{"a pid file that names another's process", func(a attack, f folders) []int {
+			victim := a.victim()
+			a.sh(f, fmt.Sprintf("rm -f $PIPE/*.pid; echo %d >$PIPE/nvidia-cuda-mps-control.pid", victim))
+			return []int{victim}
+		}},
+		{"a pid that is another's by now", func(a attack, f folders) []int {
+			victim := a.victim()
+			daemon := a.ticket(7).Daemons[0].Proc
+			path := filepath.Join(a.Paths().Run(), "leases/7.json")
+			a.rewrite(path, strings.Replace(read(a.t, path), fmt.Sprintf(`"pid": %d`, daemon.PID), fmt.Sprintf(`"pid": %d`, victim), 1))
+			return []int{victim}
+		}},
+		{"another user's process that looks like the daemon", func(a attack, f folders) []int {
+			return []int{a.mimics(other, f)}
+		}},
+		{"a program with the set-user-id bit under the daemon's name", func(a attack, f folders) []int {
+			path := filepath.Join(publicDir(a.t), "nvidia-cuda-mps-server")
+			content := read(a.t, "/bin/sleep")
+			if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+				a.t.Fatal(err)
+			}
+			if err := os.Chmod(path, 0o755|fs.ModeSetuid); err != nil {
+				a.t.Fatal(err)
+			}
+			cmd := a.as(uid, path, "100")
+			cmd.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + f.pipe}
+			if err := cmd.Start(); err != nil {
+				a.t.Fatal(err)
+			}
+			a.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+			if status := read(a.t, fmt.Sprintf("/proc/%d/status", cmd.Process.Pid)); !strings.Contains(status, "Uid:\t2001\t0\t0\t0\n") {
+				a.t.Skip("programs get no other uid here")
+			}
+			return []int{cmd.Process.Pid}
+		}},
+		{"a daemon of another job of the user's", func(a attack, f folders) []int {
+			a.opens(a.job(8, "1"))
+			a.t.Cleanup(func() { a.closes(a.job(8, "1")) })
+			return []int{a.ticket(8).Daemons[0].Proc.PID}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAttack(t, "", 2)
+			f := a.opens(a.job(7, "0"))
+			daemon := a.ticket(7).Daemons[0].Proc
+			lives := c.act(a, f)
+			a.withstands(a.job(7, "0"), "epilog")
+			for _, pid := range lives {
+				a.lives(pid)
+			}
+			if daemon.Alive() {
+				t.Errorf("the daemon %v is alive", daemon)
+			}
+		})
+	}
+}
+
+// mimics starts a process with the name, the command line and the environment of the job's daemon.
+func (a attack) mimics(user uint32, f folders) int {
+	cmd := a.as(user, a.named("nvidia-cuda-mps-server"), "look")
+	cmd.Args[0] = "nvidia-cuda-mps-control"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + f.pipe, "CUDA_MPS_LOG_DIRECTORY=" + f.log}
+	return a.goesOn(cmd).Process.Pid
+}
+
+// The user's own process that looks like the daemon goes with it: that is what it says of itself. It delays the end by no
+// more than the patience for a daemon that quits.
+func TestHostileMimicOfTheDaemon(t *testing.T) {
+	a := newAttack(t, "", 1)
+	a.facts(`epilog_deadline = "6s"`)
+	f := a.opens(a.job(7, "0"))
+	mimic := a.mimics(uid, f)
+	a.closes(a.job(7, "0"))
+	if stat, err := site.ReadStat(mimic); err == nil && stat.State != 'Z' {
+		t.Errorf("it is alive: %+v", stat)
+	}
+}
+
+// Processes that look like the daemon's and go on to appear: the epilog ends all that was there and drains nothing.
+func TestHostileMimicsWithoutEnd(t *testing.T) {
+	const user = stormy
+	a := newAttack(t, "", 1)
+	a.facts(`epilog_deadline = "6s"`)
+	job := a.job(7, "0")
+	job.UID, job.GID = user, user
+	f := a.opens(job)
+	daemon := a.ticket(7).Daemons[0].Proc
+	shell := filepath.Join(publicDir(t), "nvidia-cuda-mps-server")
+	if err := os.Symlink("/bin/dash", shell); err != nil {
+		t.Fatal(err)
+	}
+	// Every process starts its own successor and ends: there are ten, and each is another one a moment later.
+	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 100`)
+	cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
+	a.goesOn(cmd)
+	t.Cleanup(func() { a.does(user, a.program, "end") })
+	a.withstands(job, "epilog")
+	if daemon.Alive() || a.modes() != "0" {
+		t.Errorf("daemon alive %v, modes %s", daemon.Alive(), a.modes())
+	}
+	a.does(user, a.program, "end")
+	a.clean()
+}
+
+// A daemon in the user's hands loses its first thread: it looks like a zombie, and lives.
+func TestHostileDaemonThatLooksDead(t *testing.T) {
+	a := newAttack(t, "", 1)
+	control := a.named("nvidia-cuda-mps-control")
+	a.write(a.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\nepilog_deadline = \"6s\"\n", a.Sim.NVML(), control))
+	a.opens(a.job(7, "0"))
+	daemon := a.ticket(7).Daemons[0].Proc
+	a.does(uid, "kill", "-USR1", strconv.Itoa(daemon.PID))
+	for stat, err := site.ReadStat(daemon.PID); stat.State != 'Z'; stat, err = site.ReadStat(daemon.PID) {
+		if err != nil || !site.Pause(a.ctx, time.Millisecond) {
+			t.Fatalf("the attack itself fails: %+v, %v", stat, err)
+		}
+	}
+	if !a.works(daemon.PID) {
+		t.Fatal("the attack itself fails: no thread goes on")
+	}
+	a.withstands(a.job(7, "0"), "epilog")
+	if a.works(daemon.PID) {
+		t.Error("threads of the daemon go on")
+	}
+	a.clean()
+}
+
+// fileSystem mounts a file system of the user's for the test's time, which answers so many reads with an error and none
+// after that. stop ends it, and what waits for it.
+func (a attack) fileSystem(errors int) (dir string, stop func()) {
+	a.t.Helper()
+	dir = publicDir(a.t)
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		a.t.Skipf("users have no file systems of their own here: %v", err)
+	}
+	defer device.Close()
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other", device.Fd(), uid, gid)
+	if err := unix.Mount("hostile", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		a.t.Skipf("users have no file systems of their own here: %v", err)
+	}
+	a.t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	cmd := a.as(uid, a.program, "fuse", strconv.Itoa(errors))
+	cmd.ExtraFiles = []*os.File{device}
+	a.goesOn(cmd)
+	return dir, func() { _ = cmd.Process.Kill() }
+}
+
+// A process that looks like the daemon's and holds up whoever reads its environment, for as long as its user likes: the
+// kernel fetches that from the process's memory. Nobody waits for it longer than for an answer.
+func TestHostileMemoryThatDoesNotCome(t *testing.T) {
+	a := newAttack(t, "", 1)
+	a.facts(`epilog_deadline = "6s"`)
+	job := a.job(7, "0")
+	f := a.opens(job)
+	dir, stop := a.fileSystem(2)
+	mimic := a.as(uid, a.named("nvidia-cuda-mps-server"), "stuck", dir)
+	mimic.Env = append(mimic.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
+	environment := fmt.Sprintf("/proc/%d/environ", a.goesOn(mimic).Process.Pid)
+	t.Cleanup(stop) // before the mimic, which cannot end without it
+	for tries := 0; a.comes(environment); tries++ {
+		if tries == 20 {
+			t.Skip("this kernel holds up no reader")
+		}
+	}
+	a.withstands(job, "epilog")
+	if a.modes() != "0" {
+		t.Errorf("modes %s", a.modes())
+	}
+}
+
+// A process that looks like the daemon's and that SIGKILL does not end, since its user's file system does not answer it.
+func TestHostileMimicThatDoesNotGo(t *testing.T) {
+	a := newAttack(t, "", 1)
+	a.facts(`epilog_deadline = "6s"`)
+	job := a.job(7, "0")
+	f := a.opens(job)
+	daemon := a.ticket(7).Daemons[0].Proc
+	dir, stop := a.fileSystem(0)
+	mimic := a.as(uid, a.named("nvidia-cuda-mps-server"), "unkillable", dir)
+	mimic.Env = append(mimic.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
+	pid := a.goesOn(mimic).Process.Pid
+	t.Cleanup(stop)
+	a.withstands(job, "epilog")
+	a.lives(pid) // else the test sees nothing
+	if daemon.Alive() || a.modes() != "0" {
+		t.Errorf("daemon alive %v, modes %s", daemon.Alive(), a.modes())
+	}
+}
+
+// comes reports whether a file can be read within a moment.
+func (a attack) comes(path string) bool {
+	came := make(chan struct{})
+	go func() {
+		_, _ = os.ReadFile(path)
+		close(came)
+	}()
+	select {
+	case <-came:
+		return site.Pause(a.ctx, 50*time.Millisecond)
+	case <-time.After(500 * time.Millisecond):
+		return false
+	}
+}
+
+// works reports whether any thread of a process is alive.
+func (a attack) works(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return slices.ContainsFunc(threads, func(path string) bool {
+		content, err := os.ReadFile(path)
+		return err == nil && !bytes.Contains(content, []byte(") Z ")) && !bytes.Contains(content, []byte(") X "))
+	})
+}
+
+// Root's helpers run as the user, who may send them any signal at any time, the moment before they become a program
+// among them. Nothing of root's is held by one that is stopped: the next job of the same user opens.
+func TestHostileSignals(t *testing.T) {
+	for i, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(unix.SignalName(signal), func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			a.facts(`prolog_deadline = "6s"`, `epilog_deadline = "6s"`)
+			user := uint32(stormy + 1 + i)
+			job, next := a.job(7, "0"), a.job(8, "0")
+			job.UID, job.GID, next.UID, next.GID = user, user, user, user
+			t.Cleanup(func() { a.does(user, a.program, "end") })
+			storm := a.goesOn(a.as(user, a.program, "storm", strconv.Itoa(int(signal))))
+			a.withstands(job, "prolog")
+			a.withstands(job, "epilog")
+			if got := a.modes(); got != "0" {
+				t.Errorf("modes %s", got)
+			}
+			_ = storm.Process.Kill()
+			_ = storm.Wait()
+			// What is stopped stays so.
+			a.withstands(next, "prolog")
+			if ticket := a.ticket(8); ticket.Refused != "" {
+				t.Errorf("the next job is refused: %s", ticket.Refused)
+			}
+			a.withstands(next, "epilog")
+			a.does(user, a.program, "end")
+			a.clean()
+		})
+	}
+}
+
+// Whatever answers at the daemon's socket, root waits a bounded time, believes nothing but about the user's own daemon,
+// and ends that daemon by what the kernel says of it.
+func TestHostileAnswersToTheEpilog(t *testing.T) {
+	for _, kind := range []string{"silent", "drip", "endless", "reset", "escapes", "refuses", "names", "thousands"} {
+		t.Run(kind, func(t *testing.T) {
+			a := newAttack(t, stage.Default(`drain_grace = "100ms"`), 1)
+			a.facts(`epilog_deadline = "6s"`)
+			f := a.opens(a.job(7, "0"))
+			daemon, victim := a.ticket(7).Daemons[0].Proc, a.victim()
+			a.goesOn(a.as(uid, a.program, "serve", f.pipe, fmt.Sprint(kind, " ", victim)))
+			a.closes(a.job(7, "0"))
+			a.lives(victim)
+			if daemon.Alive() {
+				t.Error("the daemon is alive")
+			}
+		})
+	}
+}
+
+// A process of the user's that is there before the job answers in the daemon's place, or tells it to end, from its first
+// moment on. The same daemon serves root a moment later, so the job is refused and the node is not drained.
+func TestHostileAnswersToTheProlog(t *testing.T) {
+	for _, c := range []struct{ name, verb, answers string }{
+		{"answers that are none", "usurp", "escapes"},
+		{"no answer", "usurp", "silent"},
+		{"a refusal", "usurp", "refuses"},
+		{"quit", "quit", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			a.facts(`prolog_deadline = "12s"`, `epilog_deadline = "6s"`)
+			pipe := filepath.Join(a.Paths().Run(), "jobs/7/0/pipe")
+			a.goesOn(a.as(uid, a.program, c.verb, pipe, c.answers))
+			a.withstands(a.job(7, "0"), "prolog")
+			ticket := a.ticket(7)
+			t.Logf("refused: %q", ticket.Refused)
+			if want := map[bool]string{true: "0", false: "3"}[ticket.Refused != ""]; a.modes() != want {
+				t.Errorf("modes %s, want %s", a.modes(), want)
+			}
+			plain(t, ticket.Refused)
+			if len(ticket.Refused) > 4096 {
+				t.Errorf("the ticket has %d bytes", len(ticket.Refused))
+			}
+			a.withstands(a.job(7, "0"), "epilog")
+			a.clean()
+		})
+	}
+}
+
+// The socket is a link to a service of root's: it hears from the user and never from root.
+func TestHostileLinkToAServiceOfRoots(t *testing.T) {
+	a := newAttack(t, "", 1)
+	a.facts(`epilog_deadline = "6s"`)
+	f := a.opens(a.job(7, "0"))
+	path := filepath.Join(publicDir(t), "service")
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := os.Chmod(path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	callers := make(chan uint32, 100)
+	go func() {
+		defer close(callers)
+		for {
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				return
+			}
+			raw, _ := conn.SyscallConn()
+			_ = raw.Control(func(fd uintptr) {
+				if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+					callers <- who.Uid
+				}
+			})
+			conn.Close()
+		}
+	}()
+	a.sh(f, "rm $PIPE/control; ln -s "+path+" $PIPE/control")
+	a.closes(a.job(7, "0"))
+	listener.Close()
+	calls := 0
+	for caller := range callers {
+		if calls++; caller != uid {
+			t.Errorf("uid %d called", caller)
+		}
+	}
+	if calls == 0 {
+		t.Error("nobody called, so the test sees nothing")
+	}
+}
+
+// What a user writes about a job reaches root as words: they are carried, bounded and printable, and drain nothing.
+func TestHostileWords(t *testing.T) {
+	const policy = "version = 1\nrule \"no\" {\n  when = job.partition == \"main\" && contains(job.requested, \"deny\")\n  deny = \"not with ${job.comment} and ${job.extra}\"\n}\n" +
+		"rule \"mps\" {\n  when = contains(job.requested, \"mps\") && !startswith(job.comment, \"a\")\n  allow = [\"share\"]\n  grant {}\n}\n"
+	words := []string{
+		"\n{\"level\":\"error\",\"message\":\"forged\"}\n", "\x1b[2J\x1b]0;owned\x07", "\u009b31m\u202eevil\u2028", "\xff\xfe\xc0\x80",
+		"${file(\"/etc/shadow\")} %{ for x in y }", "$(reboot) `reboot` ; reboot | reboot", strings.Repeat("A", 100_000), "mps:share=\n\x1b", "--", "(null)",
+	}
+	for _, features := range []string{"mps", "mps&deny"} {
+		t.Run(features, func(t *testing.T) {
+			a := newAttack(t, policy, 1)
+			for i, word := range words {
+				job := a.job(uint32(100+i), "0")
+				job.Features = features
+				job.Extra = []string{
+					"SLURM_JOB_COMMENT=" + word, "SLURM_JOB_EXTRA=" + word, "SPANK_MPS=" + word, "SPANK_LD_PRELOAD=/tmp/x.so",
+					"SLURM_JOB_WORK_DIR=" + word, "SLURM_JOB_STDIN=" + word, "SLURM_JOB_STDOUT=" + word,
+				}
+				a.withstands(job, "prolog")
+				rank := a.asUser(job.ID, a.Command("mpirun-wrap", "true"))
+				out, _ := rank.CombinedOutput()
+				plain(t, string(out))
+				if denied := strings.Contains(features, "deny"); denied && !strings.Contains(string(out), "this job has no MPS: not with") || len(out) > 4096 {
+					t.Errorf("%.50q: the rank says %q", word, out)
+				}
+				a.closes(job)
+			}
+			for i, word := range words {
+				job := a.job(uint32(200+i), "0")
+				job.Features = word
+				a.withstands(job, "prolog")
+				a.closes(job)
+			}
+		})
+	}
+}
+
+// Nothing that is set for the prolog reaches what it starts: the environment is built.
+func TestHostileEnvironment(t *testing.T) {
+	a := newAttack(t, "", 1)
+	evil := publicDir(t)
+	a.write(filepath.Join(evil, "nvidia-cuda-mps-control"), "#!/bin/sh\ntouch "+a.secret+"/run\n")
+	if err := os.Chmod(filepath.Join(evil, "nvidia-cuda-mps-control"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	job := a.job(7, "0")
+	job.Extra = []string{
+		"PATH=" + evil, "LD_LIBRARY_PATH=" + evil, "IFS=/", "LC_ALL=tr_TR.UTF-8", "LANG=../../../../" + evil, "TMPDIR=" + evil, "HOME=" + evil, "ENV=" + evil,
+		"BASH_ENV=" + evil, "CUDA_MPS_PIPE_DIRECTORY=/etc", "CUDA_MPS_LOG_DIRECTORY=/etc", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=1",
+		"NVML_DEBUG_LOG=/etc/passwd", "GODEBUG=execerrdot=0", "SPANK_PATH=" + evil, "SPANK_LD_PRELOAD=" + evil, "__NV_PRELOAD=" + evil,
+	}
+	a.withstands(job, "prolog")
+	a.holdsDaemon(a.ticket(7).Daemons[0])
+	a.closes(job)
+}
+
+// What root starts as the user has three files, none of them root's, and no right to more.
+func TestHostileDescriptors(t *testing.T) {
+	a := newAttack(t, "", 1)
+	a.controlIs(fmt.Sprintf("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done >>$CUDA_MPS_LOG_DIRECTORY/files\ncat /proc/$$/status >>$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", a.Sim.Program("nvidia-cuda-mps-control")))
+	f := a.opens(a.job(7, "0"))
+	files, status := read(t, filepath.Join(f.log, "files")), read(t, filepath.Join(f.log, "status"))
+	for file := range strings.Lines(files) {
+		file = strings.TrimSpace(file)
+		if !strings.HasPrefix(file, "pipe:") && file != filepath.Join(filepath.Dir(a.Root), "control") && file != filepath.Join(f.log, "files") {
+			t.Errorf("a file of somebody's: %s", file)
+		}
+	}
+	if strings.Count(files, "pipe:") < 6 {
+		t.Errorf("the program was asked less than twice, so the test sees little:\n%s", files)
+	}
+	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n", "CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
+		if strings.Count(status, want) != strings.Count(status, "Name:") {
+			t.Errorf("status lacks %q:\n%s", want, status)
+		}
+	}
+	a.closes(a.job(7, "0"))
+}
+
+// A user who writes until there is no room left has no room left; nobody else has less.
+func TestHostileExhaustion(t *testing.T) {
+	for _, c := range []struct{ name, verb, argument string }{{"bytes", "fill", ""}, {"files", "crowd", "10000000"}} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAttack(t, "", 2)
+			seven, eight := a.job(7, "0"), a.job(8, "1")
+			eight.UID, eight.GID = other, other
+			f := a.opens(seven)
+			a.needsBox(f)
+			for _, dir := range []string{f.pipe, f.log, f.meet} {
+				if out := a.does(uid, a.program, c.verb, dir, c.argument); out != "" {
+					t.Fatal(out)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(f.meet, "one"), make([]byte, 1<<20), 0o600); err == nil {
+				t.Error("there is room, so the test sees nothing")
+			}
+			a.opens(eight)
+			a.withstands(eight, "epilog")
+			a.withstands(seven, "prolog") // adopts, or says why it does not
+			a.closes(seven)
+		})
+	}
+}
+
+// A limit of the user's, which other processes of the same user have used up, keeps the daemon from starting as the user.
+func TestHostileLimits(t *testing.T) {
+	const user = stormy + 9
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	job.UID, job.GID = user, user
+	limit := []string{"prlimit", "--nproc=100:100"}
+	a.goesOn(a.as(user, "/bin/sh", "-c", `i=0; while [ $i -lt 100 ]; do sleep 100 & i=$((i+1)); done; echo ready; wait`))
+	t.Cleanup(func() { a.does(user, a.program, "end") })
+	a.withstands(job, "prolog", limit...)
+	if refused := a.ticket(7).Refused; !strings.Contains(refused, "resource temporarily unavailable") {
+		t.Errorf("the ticket says %q", refused)
+	}
+	a.withstands(job, "epilog", limit...)
+	a.clean()
+	a.opens(job)
+	a.withstands(job, "epilog", limit...)
+	a.clean()
+}
+
+// Another user's daemon: it can be neither asked, told to end, nor made to end a client, by another user of the node and
+// by one of the same group alike.
+func TestHostileNeighbour(t *testing.T) {
+	a := newAttack(t, "", 1)
+	f := a.opens(a.job(7, "0"))
+	daemon := a.ticket(7).Daemons[0]
+	for _, group := range []uint32{other, gid} {
+		cmd := a.as(other, a.Sim.Program("nvidia-cuda-mps-control"))
+		cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: other, Gid: group, Groups: []uint32{group}}
+		cmd.Stdin = strings.NewReader("get_server_list\nterminate_client 1 1\nquit\n")
+		if out, _ := cmd.CombinedOutput(); string(out) != "Cannot find MPS control daemon process\n" {
+			t.Errorf("group %d: the daemon says %q", group, out)
+		}
+	}
+	if !daemon.Proc.Alive() {
+		t.Error("the daemon is gone")
+	}
+	if _, err := lease.Reader(a.Paths().Run(), boot(t)).ReadTicket(7); err != nil {
+		t.Error(err)
+	}
+	a.closes(a.job(7, "0"))
+}
+
+// The folder of all state must be root's: one that a user has made is no place for root's records.
+func TestHostileFolderOfState(t *testing.T) {
+	for _, dir := range []string{"", "leases", "claims", "tickets", "turns", "jobs"} {
+		t.Run("/"+dir, func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			path := filepath.Join(a.Paths().Run(), dir)
+			if err := os.MkdirAll(path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chown(path, uid, gid); err != nil {
+				t.Fatal(err)
+			}
+			says(t, a.must(1, a.job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make journal: %s is uid 2001's: give it to root", path))
+			if a.modes() != "0" {
+				t.Errorf("modes %s", a.modes())
+			}
+		})
+	}
+}
+
+// What is tried is what the document says.
+func TestEveryAttemptIsInTheDocument(t *testing.T) {
+	document, source := read(t, "../docs/security.md"), read(t, "hostile_test.go")
+	for _, attempt := range regexp.MustCompile(`(?m)^func TestHostile(\w+)`).FindAllStringSubmatch(source, -1) {
+		if !strings.Contains(document, "\n| `TestHostile"+attempt[1]+"`") && !strings.Contains(document, ", `TestHostile"+attempt[1]+"`") {
+			t.Errorf("docs/security.md lacks TestHostile%s", attempt[1])
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// The attack on whoever reads a process's environment: the kernel fetches that from the process's memory, under a lock
+// that a page fault holds until a file system of the user's own has brought the page.
+
+// Requests of the FUSE protocol, and the answers' sizes.
+const (
+	fuseLookup  = 1
+	fuseGetattr = 3
+	fuseOpen    = 14
+	fuseRead    = 15
+	fuseInit    = 26
+	headerSize  = 40
+	fileNode    = 2
+	fileSize    = 1 << 20
+)
+
+// fuse is a file system with one file, which says so many times that it cannot be read, and then nothing more. The test has
+// mounted it, as fusermount does for users, and hands it over as descriptor 3.
+func fuse(errors int) error {
+	device := os.NewFile(3, "fuse")
+	reads := 0
+	request := make([]byte, 1<<20)
+	fmt.Println("ready")
+	for {
+		n, err := device.Read(request)
+		if err != nil || n < headerSize {
+			return err
+		}
+		opcode, unique := binary.LittleEndian.Uint32(request[4:]), binary.LittleEndian.Uint64(request[8:])
+		var answer []any
+		failed := int32(0)
+		switch opcode {
+		case fuseInit:
+			answer = []any{[2]uint32{7, 31}, uint32(4096), uint32(0), [2]uint16{8, 8}, uint32(4096), [10]uint32{}}
+		case fuseLookup:
+			answer = append([]any{[4]uint64{fileNode, 0, 60, 60}, [2]uint32{}}, attributes(fileNode)...)
+		case fuseGetattr:
+			answer = append([]any{uint64(60), [2]uint32{}}, attributes(binary.LittleEndian.Uint64(request[16:]))...)
+		case fuseOpen:
+			answer = []any{uint64(0), [2]uint32{}}
+		case fuseRead:
+			if reads++; reads > errors {
+				continue
+			}
+			failed = -int32(syscall.EIO)
+		default:
+			failed = -int32(syscall.ENOSYS)
+		}
+		if err := reply(device, unique, failed, answer); err != nil {
+			return err
+		}
+	}
+}
+
+// attributes are those of the root folder, node 1, and of its only file.
+func attributes(node uint64) []any {
+	mode := uint32(syscall.S_IFREG | 0o644)
+	if node == 1 {
+		mode = syscall.S_IFDIR | 0o755
+	}
+	return []any{[6]uint64{node, fileSize, 8}, [3]uint32{}, mode, uint32(1), [2]uint32{}, [3]uint32{0, 4096, 0}}
+}
+
+func reply(device *os.File, unique uint64, failed int32, answer []any) error {
+	var body bytes.Buffer
+	for _, part := range answer {
+		if err := binary.Write(&body, binary.LittleEndian, part); err != nil {
+			return err
+		}
+	}
+	var packet bytes.Buffer
+	for _, part := range []any{uint32(16 + body.Len()), failed, unique} {
+		if err := binary.Write(&packet, binary.LittleEndian, part); err != nil {
+			return err
+		}
+	}
+	_, err := device.Write(append(packet.Bytes(), body.Bytes()...))
+	return err
+}
+
+// stuck is a process that waits for a page of that file, and at the same time for the right to change its memory: who
+// wants to read its memory comes after that. The kernel holds the lock when it asks for the page the third time.
+func stuck(dir string) error {
+	file, err := os.Open(filepath.Join(dir, "file"))
+	if err != nil {
+		return err
+	}
+	page, err := syscall.Mmap(int(file.Fd()), 0, fileSize, syscall.PROT_READ, syscall.MAP_PRIVATE)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	go func() { fmt.Print(page[0]) }()
+	time.Sleep(200 * time.Millisecond)
+	go func() { _ = syscall.Mprotect(page, syscall.PROT_READ|syscall.PROT_WRITE) }()
+	time.Sleep(lifetime)
+	return nil
+}
+
+// unkillable is a process that waits for that file's answer, which the kernel does not let it leave.
+func unkillable(dir string) error {
+	file, err := os.Open(filepath.Join(dir, "file"))
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	_, err = file.Read(make([]byte, 1))
+	return err
+}

@@ -1,0 +1,71 @@
+// Command hostile is what a job's user may run against root: every attack of cmd/hostile_test.go that takes a program. It
+// runs as the user, with no right that a user has not.
+//
+//	hostile ATTACK [ARG...]
+//
+// With the arguments of nvidia-cuda-mps-control it is that program, in the user's hands.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// attacks are the attacks by their names. Those that go on until they are killed say "ready" first.
+var attacks = map[string]func(args []string) error{
+	"probe":      func(a []string) error { return probe(a[0], a[1:]) },
+	"deep":       func(a []string) error { return deep(a[0], number(a[1])) },
+	"crowd":      func(a []string) error { return crowd(a[0], number(a[1])) },
+	"fill":       func(a []string) error { return fill(a[0]) },
+	"hold":       hold,
+	"refill":     func(a []string) error { return refill(a[0]) },
+	"swap":       func(a []string) error { return swap(a[0], a[1]) },
+	"lease":      func(a []string) error { return lease(a[0]) },
+	"storm":      func(a []string) error { return storm(number(a[0])) },
+	"end":        func([]string) error { return end() },
+	"serve":      func(a []string) error { return serve(a[0], a[1]) },
+	"usurp":      func(a []string) error { return usurp(a[0], a[1]) },
+	"quit":       func(a []string) error { return quit(a[0]) },
+	"look":       func([]string) error { return sleep() },
+	"fuse":       func(a []string) error { return fuse(number(a[0])) },
+	"stuck":      func(a []string) error { return stuck(a[0]) },
+	"unkillable": func(a []string) error { return unkillable(a[0]) },
+}
+
+func main() {
+	if len(os.Args) == 1 || attacks[os.Args[1]] == nil {
+		os.Exit(control(os.Args[1:]))
+	}
+	if err := attacks[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func number(text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// lifetime is the longest that an attack lasts, so that a test that fails leaves none behind.
+const lifetime = 100 * time.Second
+
+func sleep() error {
+	fmt.Println("ready")
+	time.Sleep(lifetime)
+	return nil
+}
+
+// until repeats an act for a lifetime.
+func until(act func()) error {
+	fmt.Println("ready")
+	for began := time.Now(); time.Since(began) < lifetime; {
+		act()
+	}
+	return nil
+}
