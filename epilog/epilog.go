@@ -125,8 +125,10 @@ func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 	l.Phase = lease.Closing
 	noted := c.Journal.Record(l) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
 	c.wakeDriver(l)
+	before := ends(l)
 	byItself, ended := c.endDaemons(ctx, l, was)
 	failed = errors.Join(failed, ended)
+	summary := summarise(l, before)
 	if ended == nil {
 		failed = errors.Join(failed, c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
@@ -137,6 +139,7 @@ func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 	if failed == nil {
 		failed = c.Journal.Forget(ctx, l)
 	}
+	c.say(l, summary, failed == nil)
 	if failed != nil {
 		return c.withRepair(errors.Join(failed, noted), l)
 	}

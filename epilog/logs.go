@@ -22,7 +22,9 @@ const (
 	maxKeptJobs = 100
 )
 
-var logNames = []string{"control.log", "server.log"}
+const serverLog = "server.log"
+
+var logNames = []string{"control.log", serverLog}
 
 // wantsLogs says whether a lease's logs outlive it. Failed is whatever did not go as it should: in the prolog, since the
 // lease was not open; a daemon that died; and all that was not ended by itself.

@@ -1,0 +1,142 @@
+package epilog
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up. All but
+// Left and Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
+type Summary struct {
+	Clients    int     // processes that were clients of MPS
+	Peak       int     // at most so many of one daemon at the same time, added up over the daemons
+	Left       int     // were clients still when the epilog began
+	Terminated int     // were ended by terminate_client, whoever asked for it
+	Faults     int     // fatal GPU errors that a server handled
+	Seconds    float64 // from the lease to now
+}
+
+// maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not counted.
+const maxSummed = 16 << 20
+
+// ends are where the servers' logs end, for lease.Daemons: what comes later the epilog has brought about.
+func ends(l lease.Lease) []int64 {
+	all := make([]int64, len(l.Daemons))
+	for n, d := range l.Daemons {
+		if log, size, err := openLog(d.LogDir, serverLog, l.Job.UID); err == nil {
+			all[n] = size
+			log.Close()
+		}
+	}
+	return all
+}
+
+// summarise reads the logs, which must still be there. One that is not there, or not the user's own file, counts nothing.
+func summarise(l lease.Lease, began []int64) Summary {
+	var s Summary
+	for n, d := range l.Daemons {
+		log, _, err := openLog(d.LogDir, serverLog, l.Job.UID)
+		if err != nil {
+			continue
+		}
+		s.add(tallyOf(log, began[n]))
+		log.Close()
+	}
+	if !l.Made.IsZero() {
+		s.Seconds = time.Since(l.Made).Seconds()
+	}
+	return s
+}
+
+func (s *Summary) add(t tally) {
+	s.Clients += t.clients
+	s.Peak += t.peak
+	s.Left += t.left
+	s.Terminated += t.terminated
+	s.Faults += t.faults
+}
+
+// say puts the summary into the log.
+func (c Closer) say(l lease.Lease, s Summary, closed bool) {
+	c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("rule", l.Rule).Int("gpus", len(l.Held)).
+		Int("clients", s.Clients).Int("peak", s.Peak).Int("left", s.Left).Int("terminated", s.Terminated).
+		Int("faults", s.Faults).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
+}
+
+// SummaryStep marks a summary's line in the log.
+const SummaryStep = "summary"
+
+// tally counts what one daemon's servers say of their clients.
+type tally struct {
+	clients, peak, left, terminated, faults int
+	server                                  string       // the one that writes
+	here                                    map[int]bool // its clients now
+}
+
+// tallyOf reads a log. Clients that are there where the epilog began are left over.
+func tallyOf(log io.Reader, began int64) tally {
+	t := tally{here: map[int]bool{}}
+	lines := bufio.NewReaderSize(io.LimitReader(log, maxSummed), 64<<10)
+	at, noted := int64(0), false
+	for {
+		line, err := lines.ReadSlice('\n')
+		at += int64(len(line))
+		if last := err != nil && err != bufio.ErrBufferFull; !noted && (last || at > began) {
+			t.left, noted = len(t.here), true
+		}
+		switch err {
+		case nil:
+			t.take(line)
+		case bufio.ErrBufferFull: // a line that is none of the server's
+		default:
+			return t
+		}
+	}
+}
+
+// take takes a line: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
+func (t *tally) take(line []byte) {
+	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
+	if !found {
+		return
+	}
+	if server := string(head[bytes.LastIndexByte(head, ' ')+1:]); server != t.server {
+		t.server = server
+		clear(t.here) // a server's clients are gone with it
+	}
+	switch {
+	case bytes.Equal(text, []byte("Server is handling a fatal GPU error.")):
+		t.faults++
+	case bytes.Equal(text, []byte("Client termination succeeded.")):
+		t.terminated++
+	case bytes.HasSuffix(text, []byte(" connected")):
+		t.come(text)
+	case bytes.HasSuffix(text, []byte(" disconnected")):
+		word := bytes.TrimPrefix(bytes.TrimSuffix(text, []byte(" disconnected")), []byte("Client process "))
+		if pid, err := strconv.Atoi(string(word)); err == nil {
+			delete(t.here, pid)
+		}
+	}
+}
+
+// come counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected", and with
+// drivers before 580 "Client {827, 0} connected".
+func (t *tally) come(text []byte) {
+	rest, ok := bytes.CutPrefix(text, []byte("Client {"))
+	if !ok {
+		return
+	}
+	word, _, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
+	pid, err := strconv.Atoi(string(word))
+	if err != nil || t.here[pid] {
+		return
+	}
+	t.here[pid] = true
+	t.clients++
+	t.peak = max(t.peak, len(t.here))
+}
