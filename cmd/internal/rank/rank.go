@@ -253,6 +253,15 @@ func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Seat, error) {
 	return mpirunwrap.Take(ticket, rank)
 }
 
+const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog= and prints the environment of one rank for it: its GPU and its share of it. It
+is for ranks that run without mpirun-wrap, and looks at nothing after their start.
+
+  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+It always exits with 0.
+`
+
 // TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
 // for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no seat. Ranks
 // do not meet here: the task prologs of a step need not run at the same time, and have no flags.
@@ -261,7 +270,15 @@ func TaskProlog(p cli.Process) int {
 	flags := flag.NewFlagSet("task-prolog", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&paths.Root, "root", "", "")
-	if flags.Parse(p.Args) != nil {
+	version := flags.Bool("version", false, "")
+	switch err := flags.Parse(p.Args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.Out, taskPrologUsage)
+		return cli.OK
+	case err != nil:
+		return cli.OK
+	case *version:
+		fmt.Fprintln(p.Out, cli.Version())
 		return cli.OK
 	}
 	env := slurm.NewEnviron(p.Env)
