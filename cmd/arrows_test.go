@@ -42,12 +42,13 @@ var rooms = map[string][]string{
 	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/spf13/cobra"},
 	"cmd/internal/reap":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "site", "site/lease", "site/mps", "github.com/spf13/cobra"},
 	"cmd/internal/tune":   {"cmd/internal/cli", "cmd/internal/ctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
-	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status", "cmd/internal/tune"},
+	"cmd/internal/meter":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "epilog", "github.com/spf13/cobra"},
+	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/meter", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status", "cmd/internal/tune"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no
 // shipped room may import them.
-var outside = []string{"site/sim", "site/lab"}
+var outside = []string{"site/sim", "site/lab", "site/pkg"}
 
 // guarded are packages of the standard library that only a room that names them may import.
 var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}

@@ -9,6 +9,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/doctor"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/law"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/meter"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/plan"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/reap"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/shelf"
@@ -17,5 +18,5 @@ import (
 )
 
 func main() {
-	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command, reap.Command, doctor.Command, shelf.Command, tune.Command))
+	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, law.Command, reap.Command, doctor.Command, meter.Command, shelf.Command, tune.Command))
 }

@@ -1,0 +1,153 @@
+// Package meter is mpsctl metrics: what a node has, and what its jobs came to, in Prometheus' text form.
+//
+// It keeps no state of its own: what is now is looked at, and totals are added up from the log (docs/decisions/017).
+package meter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"sort"
+	"strings"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/spf13/cobra"
+)
+
+const help = `metrics prints what this node has in Prometheus' text form, for node_exporter's textfile collector: jobs, daemons, clients
+and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the log. When the
+log is rotated the totals begin anew, as those of a program that was restarted do.
+
+It asks one daemon after the other, each for 2 s at most, and changes nothing. It exits with 0 where it could print, and
+with 2 for a wrong flag.`
+
+// Command is mpsctl metrics.
+func Command(call *ctl.Call) *cobra.Command {
+	return &cobra.Command{
+		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: help,
+		Example:               "  mpsctl metrics\n  systemctl enable --now slurm-mps-metrics.timer",
+		DisableFlagsInUseLine: true, Args: ctl.NoOperand,
+		RunE: func(*cobra.Command, []string) error {
+			reader, err := sight.Here(call.Paths, true)
+			if err != nil {
+				return cli.Failed{Err: err}
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			defer stop()
+			node, found := reader.Look(ctx, sight.Disagreements)
+			if ctx.Err() != nil {
+				return cli.Failed{Err: errors.New("cannot print metrics: interrupted")}
+			}
+			ended, err := readTotals(call.Paths.Log())
+			if err != nil {
+				return cli.Failed{Err: err}
+			}
+			_, err = io.WriteString(call.Out, text(node, found, ended))
+			return ctl.Wrote("metrics", err)
+		},
+	}
+}
+
+// readTotals reads the log. That there is none yet is no failure: no job has ended.
+func readTotals(path string) (totals, error) {
+	log, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return totals{}, nil
+	}
+	if err != nil {
+		return totals{}, fmt.Errorf("cannot read totals: %w", err)
+	}
+	defer log.Close()
+	ended, err := addUp(log)
+	if err != nil {
+		return totals{}, fmt.Errorf("cannot read totals: %w", err)
+	}
+	return ended, nil
+}
+
+// family is a metric with its samples.
+type family struct {
+	name, kind, help string
+	samples          []sample
+}
+
+// sample is a value under its labels: name, value, name, value.
+type sample struct {
+	labels []string
+	value  float64
+}
+
+// text is the whole of it, in Prometheus' text form.
+func text(n sight.Node, found []sight.Finding, ended totals) string {
+	var b strings.Builder
+	for _, f := range append(now(n, found), ended.families()...) {
+		fmt.Fprintf(&b, "# HELP slurm_mps_%s %s\n# TYPE slurm_mps_%[1]s %[3]s\n", f.name, f.help, f.kind)
+		for _, s := range f.samples {
+			fmt.Fprintf(&b, "slurm_mps_%s%s %v\n", f.name, labelled(s.labels), s.value)
+		}
+	}
+	return b.String()
+}
+
+func labelled(labels []string) string {
+	if len(labels) == 0 {
+		return ""
+	}
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+	var pairs []string
+	for i := 0; i < len(labels); i += 2 {
+		pairs = append(pairs, labels[i]+`="`+escape.Replace(labels[i+1])+`"`)
+	}
+	return "{" + strings.Join(pairs, ",") + "}"
+}
+
+// now is what was seen of the node.
+func now(n sight.Node, found []sight.Finding) []family {
+	jobs, daemons, findings := counts{string(sight.Open): 0}, counts{string(sight.Serves): 0}, counts{}
+	clients := family{name: "gpu_clients", kind: "gauge", help: "Clients of MPS on a GPU."}
+	held := family{name: "gpu_held", kind: "gauge", help: "1 where a job holds the GPU."}
+	for _, j := range n.Jobs {
+		jobs[string(j.Phase)]++
+		for _, d := range j.Daemons {
+			daemons[string(d.State)]++
+		}
+	}
+	for _, g := range n.GPUs {
+		labels, here := []string{"gpu", fmt.Sprint(g.Index), "uuid", string(g.UUID)}, 0
+		for _, p := range g.Processes {
+			if p.Kind == sight.KindClient {
+				here++
+			}
+		}
+		clients.samples = append(clients.samples, sample{labels, float64(here)})
+		held.samples = append(held.samples, sample{labels, map[bool]float64{true: 1}[g.Held]})
+	}
+	for _, f := range found {
+		findings[string(f.Kind)]++
+	}
+	return []family{
+		{"jobs", "gauge", "Jobs that have something here, by phase.", jobs.samples("phase")},
+		{"daemons", "gauge", "Control daemons of jobs, by state.", daemons.samples("state")},
+		clients, held,
+		{"findings", "gauge", "What is not as the leases say, by kind: mpsctl status says what to do.", findings.samples("kind")},
+		{"unseen", "gauge", "Things that could not be looked at.", []sample{{nil, float64(len(n.Unseen))}}},
+	}
+}
+
+// counts are numbers by a label's value.
+type counts map[string]int
+
+func (c counts) samples(label string) (all []sample) {
+	for value, n := range c {
+		all = append(all, sample{[]string{label, value}, float64(n)})
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].labels[1] < all[j].labels[1] })
+	return all
+}
