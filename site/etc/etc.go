@@ -5,5 +5,5 @@ import "embed"
 
 // Files are the files of this folder.
 //
-//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf
+//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf logrotate.conf reap.service metrics.service metrics.timer job_submit.lua cli_filter.lua
 var Files embed.FS

@@ -28,6 +28,12 @@ var items = []item{
 	{"slurm.conf", "/etc/slurm/slurm.conf", "lines that slurm.conf needs"},
 	{"gres.conf", "/etc/slurm/gres.conf", "lines for a node's GPUs"},
 	{"tmpfiles.conf", "/usr/lib/tmpfiles.d/slurm-mps.conf", "folders that are there from the boot on"},
+	{"logrotate.conf", "/etc/logrotate.d/slurm-mps", "how long the log is kept"},
+	{"reap.service", "/usr/lib/systemd/system/slurm-mps-reap.service", "mpsctl reap before each start of slurmd"},
+	{"metrics.service", "/usr/lib/systemd/system/slurm-mps-metrics.service", "mpsctl metrics for node_exporter"},
+	{"metrics.timer", "/usr/lib/systemd/system/slurm-mps-metrics.timer", "the same each minute"},
+	{"job_submit.lua", "/etc/slurm/job_submit.lua", "jobs with MPS go to nodes that have it"},
+	{"cli_filter.lua", "/etc/slurm/cli_filter.lua", "mistakes are said before a job is sent"},
 }
 
 const help = `site shows the files that docs/operator.md has a site install: policy, facts, and lines for Slurm's files.`
@@ -61,7 +67,7 @@ func list(call *ctl.Call) *cobra.Command {
 func shelf() string {
 	var b strings.Builder
 	for _, i := range items {
-		fmt.Fprintf(&b, "%-16s %-38s %s\n", i.Name, i.Place, i.About)
+		fmt.Fprintf(&b, "%-16s %-53s %s\n", i.Name, i.Place, i.About)
 	}
 	return b.String()
 }

@@ -1,0 +1,75 @@
+-- /etc/slurm/job_submit.lua on slurmctld's host, with JobSubmitPlugins=lua: jobs that ask for MPS go to nodes that have
+-- it, and what cannot be is refused when it is submitted. Without it nothing is lost: prolog and wrapper say the same
+-- later. A site that has a job_submit.lua calls mps_of from its own slurm_job_submit.
+
+local feature = "mps" -- of the nodes with slurm-mps, and the trigger's constraint in policy.hcl
+local word = "mps" -- the trigger's comment in policy.hcl
+
+-- names reports whether a name stands whole in an expression: "mps" in "a100&mps", and not in "nomps".
+local function names(expression, name)
+   for found in string.gmatch(expression or "", "[^&|,%[%]%(%)%*:=%s]+") do
+      if found == name then
+         return true
+      end
+   end
+   return false
+end
+
+-- option reports whether the job was submitted with --mps, which arrives as the variable SPANK_MPS of its prolog.
+local function option(job)
+   for _, entry in pairs(job.spank_job_env or {}) do
+      if string.find(entry, "^S?P?A?N?K?_?MPS=") then
+         return true
+      end
+   end
+   return false
+end
+
+-- comments reports whether the comment is the word, or begins with it before a colon.
+local function comments(comment)
+   return comment == word or string.sub(comment or "", 1, #word + 1) == word .. ":"
+end
+
+-- shares reports whether the job wants parts of GPUs from Slurm.
+local function shares(job)
+   for _, field in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
+      for item in string.gmatch(job[field] or "", "[^,]+") do
+         local kind = string.gsub(item, "^gres[:/]", "")
+         if string.find(kind, "^shard%f[^%w]") or string.find(kind, "^mps%f[^%w]") then
+            return true
+         end
+      end
+   end
+   return false
+end
+
+-- mps_of puts the feature before a job that asks in another way, and refuses shards.
+function mps_of(job)
+   local named = names(job.features, feature)
+   if not (named or option(job) or comments(job.comment)) then
+      return slurm.SUCCESS
+   end
+   if shares(job) then
+      slurm.log_user("MPS shares whole GPUs among the job's ranks: ask for --gres=gpu:N, not for gres/shard or gres/mps")
+      return slurm.ERROR
+   end
+   if named then
+      return slurm.SUCCESS
+   end
+   if (job.features or "") == "" then
+      job.features = feature
+   else
+      job.features = "(" .. job.features .. ")&" .. feature
+   end
+   return slurm.SUCCESS
+end
+
+function slurm_job_submit(job, partitions, uid)
+   return mps_of(job)
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+   return slurm.SUCCESS
+end
+
+return slurm.SUCCESS
