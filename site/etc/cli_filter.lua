@@ -13,14 +13,9 @@ local function names(expression, name)
    return false
 end
 
--- wants reports whether any of the options by which GPUs are asked for names this kind.
+-- wants reports whether --gres names this kind.
 local function wants(options, kind)
-   for _, item in ipairs({ options["gres"] or "" }) do
-      if names(item, kind) or names(item, "gres/" .. kind) then
-         return true
-      end
-   end
-   return false
+   return names(options["gres"], kind) or names(options["gres"], "gres/" .. kind)
 end
 
 -- gpus reports whether the job asks for a GPU in one of the ways.
@@ -33,13 +28,21 @@ local function gpus(options)
    return wants(options, "gpu")
 end
 
+-- option reports whether --mps was given, where the SPANK plugin is installed.
+local function option(options)
+   local spank = options["spank"]
+   local plugin = spank and spank["slurm_mps"]
+   return plugin ~= nil and plugin["mps"] ~= nil
+end
+
 function slurm_cli_setup_defaults(options, early)
    return slurm.SUCCESS
 end
 
 function slurm_cli_pre_submit(options, component)
    local comment = options["comment"] or ""
-   if not (names(options["constraint"], feature) or comment == word or string.sub(comment, 1, #word + 1) == word .. ":") then
+   local commented = comment == word or string.sub(comment, 1, #word + 1) == word .. ":"
+   if not (commented or names(options["constraint"], feature) or option(options)) then
       return slurm.SUCCESS
    end
    if wants(options, "shard") or wants(options, "mps") then

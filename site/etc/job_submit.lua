@@ -34,8 +34,8 @@ end
 local function shares(job)
    for _, field in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
       for item in string.gmatch(job[field] or "", "[^,]+") do
-         local kind = string.gsub(item, "^gres[:/]", "")
-         if string.find(kind, "^shard%f[^%w]") or string.find(kind, "^mps%f[^%w]") then
+         local kind = string.match(item, "^gres[:/](%w+)") or string.match(item, "^%w+")
+         if kind == "shard" or kind == "mps" then
             return true
          end
       end
@@ -53,14 +53,17 @@ function mps_of(job)
       slurm.log_user("MPS shares whole GPUs among the job's ranks: ask for --gres=gpu:N, not for gres/shard or gres/mps")
       return slurm.ERROR
    end
-   if named then
+   local wanted = job.features or ""
+   if named or string.find(wanted, "[%[%]%(%)%*]") then -- what cannot be added to is left to the site's policy
       return slurm.SUCCESS
    end
-   if (job.features or "") == "" then
-      job.features = feature
-   else
-      job.features = "(" .. job.features .. ")&" .. feature
+   if string.find(wanted, "|", 1, true) then
+      wanted = "(" .. wanted .. ")"
    end
+   if wanted ~= "" then
+      wanted = wanted .. "&"
+   end
+   job.features = wanted .. feature
    return slurm.SUCCESS
 end
 
