@@ -2,9 +2,9 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build spank setup demo test test-slurm check soak bench fuzz slurm-bundle gpu-pack gpu-test clean
+.PHONY: all build packages spank setup demo test test-slurm test-packages walk check soak bench fuzz slurm-bundle gpu-pack gpu-test clean
 
-COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
 ROOMS   := cmd epilog mpirun-wrap policy prolog site
 BUILT   := $(CURDIR)/.build
@@ -18,6 +18,10 @@ build:
 	@mkdir -p $(BUILT)/bin
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
+
+# The .deb and the .rpm, in .build/packages. The same commit gives the same bytes.
+packages: build
+	site/pkg/build.sh $(BUILT)
 
 # The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
 SLURM_INCLUDE ?= /usr/include
@@ -41,6 +45,16 @@ $(BUILT)/slurm-trixie: | setup
 	site/lab/bundle.sh $@ trixie
 test-slurm: slurm-bundle
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -timeout 12m ./cmd ./site/lab ./site/slurm
+
+# The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
+test-packages: packages $(BUILT)/debian-bookworm
+	PACKAGES=$(BUILT) go test -count=1 -timeout 20m -v ./site/pkg -run Root
+$(BUILT)/debian-bookworm:
+	site/pkg/root.sh $@
+
+# docs/operator.md followed in such a root: the .deb, Debian's Slurm and simulated GPUs, to a job under MPS.
+walk: packages $(BUILT)/debian-bookworm
+	site/pkg/walk.sh $(BUILT)
 
 # Every effect of prolog and epilog, killed and refused: half an hour. Then many of them at once, with the race detector.
 soak: setup

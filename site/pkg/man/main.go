@@ -1,0 +1,172 @@
+// Command man makes the man pages of a package from what the programs say of themselves with --help, so that the two
+// cannot differ: `man -bin FOLDER -date 2026-11-21 -out FOLDER`.
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// page is a man page of a program.
+type page struct {
+	program, name string
+	section       int
+	about         string
+}
+
+var pages = []page{
+	{"mpirun-wrap", "mpirun-wrap", 1, "run one rank of a job under NVIDIA MPS"},
+	{"mpsctl", "mpsctl", 8, "look at a node, and say what slurm-mps would do"},
+	{"prolog", "slurm-mps-prolog", 8, "make a node ready for a job's MPS: slurmd's Prolog="},
+	{"epilog", "slurm-mps-epilog", 8, "bring a node back to what it was before a job: slurmd's Epilog="},
+	{"task-prolog", "slurm-mps-task-prolog", 8, "seat ranks that run without mpirun-wrap: slurmd's TaskProlog="},
+}
+
+func main() {
+	bin, date, out := flag.String("bin", "", "folder of the programs"), flag.String("date", "", "of the pages"), flag.String("out", "", "folder for the pages")
+	flag.Parse()
+	for _, p := range pages {
+		if err := p.make(*bin, *date, *out); err != nil {
+			fmt.Fprintf(os.Stderr, "man: %v\n", err)
+			os.Exit(1)
+		}
+	}
+}
+
+func (p page) make(bin, date, out string) error {
+	text, err := p.roff(bin, date)
+	if err != nil {
+		return fmt.Errorf("cannot make page %s: %w", p.name, err)
+	}
+	return os.WriteFile(filepath.Join(out, fmt.Sprintf("%s.%d.gz", p.name, p.section)), packed(text), 0o644)
+}
+
+// packed is as gzip -9n packs it: without a time, so that the same text gives the same bytes.
+func packed(text string) []byte {
+	var b bytes.Buffer
+	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	_, err1 := w.Write([]byte(text))
+	if err := errors.Join(err, err1, w.Close()); err != nil {
+		panic(err) // a buffer takes everything
+	}
+	return b.Bytes()
+}
+
+func (p page) roff(bin, date string) (string, error) {
+	help, err := ask(bin, p.program)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH %s %d %s slurm-mps\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", quote(strings.ToUpper(p.name)), p.section, quote(date), escape(p.name), escape(p.about))
+	b.WriteString(body(help, ".SH"))
+	commands, err := tree(bin, p.program)
+	if err != nil {
+		return "", err
+	}
+	for i, c := range commands {
+		if i == 0 {
+			b.WriteString(".SH EACH COMMAND\n")
+		}
+		fmt.Fprintf(&b, ".SS %s\n%s", quote(c.name), body(c.help, ".PP\n.B"))
+	}
+	b.WriteString(".SH SEE ALSO\n/usr/share/doc/slurm\\-mps/user.md, operator.md and policy.md\n")
+	return b.String(), nil
+}
+
+// command is a command below a program's, "mpsctl policy check".
+type command struct{ name, help string }
+
+// tree is every command below a line, each after the one that it is below.
+func tree(bin string, line ...string) ([]command, error) {
+	help, err := ask(bin, line...)
+	if err != nil {
+		return nil, err
+	}
+	var all []command
+	for _, name := range below(help) {
+		line := append(append([]string{}, line...), name)
+		help, err := ask(bin, line...)
+		if err != nil {
+			return nil, err
+		}
+		deeper, err := tree(bin, line...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(append(all, command{strings.Join(line, " "), help}), deeper...)
+	}
+	return all, nil
+}
+
+const commandsHead = "Available Commands:"
+
+// below are the names of the commands that a help lists.
+func below(help string) (names []string) {
+	_, list, _ := strings.Cut(help, "\n"+commandsHead+"\n")
+	for line := range strings.Lines(list) {
+		name, _, found := strings.Cut(strings.TrimSpace(line), " ")
+		if !found {
+			return names
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+func ask(bin string, line ...string) (string, error) {
+	said, err := exec.Command(filepath.Join(bin, line[0]), append(line[1:], "--help")...).Output()
+	if err != nil {
+		return "", fmt.Errorf("cannot run %s --help: %w", strings.Join(line, " "), err)
+	}
+	if len(said) == 0 {
+		return "", fmt.Errorf("cannot read help of %s: it says nothing", strings.Join(line, " "))
+	}
+	return string(said), nil
+}
+
+// heads are the headings of a help, and what a man page calls them.
+var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS", "Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
+
+// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are.
+func body(help, head string) string {
+	var b strings.Builder
+	literal := false
+	for line := range strings.Lines(help) {
+		line = strings.TrimRight(line, "\n")
+		if indented := strings.HasPrefix(line, " "); literal != indented {
+			literal = indented
+			b.WriteString(map[bool]string{true: ".PP\n.nf\n", false: ".fi\n"}[literal])
+		}
+		switch {
+		case heads[line] != "":
+			fmt.Fprintf(&b, "%s %s\n", head, heads[line])
+		case line == "":
+			b.WriteString(".PP\n")
+		default:
+			b.WriteString(escape(line) + "\n")
+		}
+	}
+	if literal {
+		b.WriteString(".fi\n")
+	}
+	return b.String()
+}
+
+// escape makes text literal: a backslash, a hyphen and an apostrophe mean something, and so does a dot at a line's start.
+func escape(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`).Replace(text)
+	if strings.HasPrefix(text, ".") {
+		text = `\&` + text
+	}
+	return text
+}
+
+func quote(text string) string { return `"` + strings.ReplaceAll(escape(text), `"`, `\(dq`) + `"` }

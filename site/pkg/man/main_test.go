@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+const help = `status prints what is 'there'.
+.dots and \back - too.
+
+Usage:
+  mpsctl status [command]
+
+Available Commands:
+  check       say whether
+  fmt         print
+
+Flags:
+  -h, --help   help
+`
+
+func TestBody(t *testing.T) {
+	const want = `status prints what is \(aqthere\(aq.
+\&.dots and \eback \- too.
+.PP
+.SH USAGE
+.PP
+.nf
+  mpsctl status [command]
+.fi
+.PP
+.SH COMMANDS
+.PP
+.nf
+  check       say whether
+  fmt         print
+.fi
+.PP
+.SH OPTIONS
+.PP
+.nf
+  \-h, \-\-help   help
+.fi
+`
+	if got := body(help, ".SH"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := below(help); !slices.Equal(got, []string{"check", "fmt"}) {
+		t.Errorf("commands %q", got)
+	}
+}
+
+// Each program's page is roff that groff has nothing to say of, has every command, and is the same each time.
+func TestPages(t *testing.T) {
+	dir, err := stage.Shared()
+	if err == nil {
+		dir, err = stage.Build(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pages {
+		var first []byte
+		for range 2 {
+			out := t.TempDir()
+			if err := p.make(filepath.Join(dir, "bin"), "2026-11-21", out); err != nil {
+				t.Fatal(err)
+			}
+			files, _ := filepath.Glob(filepath.Join(out, "*"))
+			content, err := os.ReadFile(files[0])
+			if err != nil || first != nil && !bytes.Equal(first, content) {
+				t.Fatalf("%s differs from run to run, %v", p.name, err)
+			}
+			first = content
+		}
+		text := unpacked(t, first)
+		if p.program == "mpsctl" && !(strings.Contains(text, "\n.SS \"mpsctl policy explain\"\n") && strings.Contains(text, `\-\-no\-queries`)) {
+			t.Errorf("the page of mpsctl lacks commands:\n%s", text)
+		}
+		groff, err := exec.LookPath("groff")
+		if err != nil {
+			continue
+		}
+		check := exec.Command(groff, "-man", "-ww", "-z", "-K", "utf8")
+		check.Stdin = strings.NewReader(text)
+		if said, err := check.CombinedOutput(); err != nil || len(said) > 0 {
+			t.Errorf("%s: %v: %s", p.name, err, said)
+		}
+	}
+}
+
+func unpacked(t *testing.T, content []byte) string {
+	t.Helper()
+	r, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

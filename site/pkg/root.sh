@@ -1,0 +1,35 @@
+#!/bin/bash
+# root.sh FOLDER [SUITE]: makes a clean root of Debian (bookworm) in FOLDER: what debootstrap calls minbase, and nothing
+# else. debootstrap is a script, and is used from its unpacked package, so nothing is installed on this machine. The
+# folder is whole or absent.
+set -euo pipefail
+export LC_ALL=C
+umask 022
+
+fail() {
+    echo "root.sh: $*" >&2
+    exit 1
+}
+
+[ $# = 1 ] || [ $# = 2 ] || fail "usage: root.sh FOLDER [SUITE]"
+root=$(realpath -m "$1")
+suite=${2:-bookworm}
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+[ "$(id -u)" = 0 ] || fail "cannot make $root: run this as root"
+[ ! -e "$root" ] || exit 0
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+if ! command -v debootstrap >/dev/null; then
+    (cd "$work" && apt-get -q download debootstrap >log 2>&1 && dpkg-deb --extract debootstrap_*.deb debootstrap) ||
+        fail "cannot get debootstrap: $(tail -n 3 "$work/log")"
+    export DEBOOTSTRAP_DIR=$work/debootstrap/usr/share/debootstrap
+    PATH=$work/debootstrap/usr/sbin:$PATH
+fi
+rm -rf "$root.part"
+mkdir -p "$(dirname "$root")"
+debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg "$suite" "$root.part" "$mirror" >"$work/log" 2>&1 ||
+    fail "cannot make $root: debootstrap failed: $(tail -n 5 "$work/log" "$root.part/debootstrap/debootstrap.log" 2>/dev/null)"
+rm -rf "$root.part"/var/cache/apt/archives/*.deb
+mv "$root.part" "$root"

@@ -1,0 +1,321 @@
+package pkg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// built is the folder with the packages and the clean root, as make test-packages has it.
+func built(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("PACKAGES")
+	if dir == "" {
+		t.Skip("PACKAGES is not set: run make test-packages")
+	}
+	return dir
+}
+
+// root is a clean Debian of its own processes: what is done there is gone with the test.
+type root struct {
+	t   *testing.T
+	ctx context.Context
+	dir string // seen from outside
+	pid int    // of its first process
+}
+
+// newRoot lays a writable layer over the clean root. Its processes die with the first one, and that with the test.
+func newRoot(t *testing.T, base string) root {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+	t.Cleanup(cancel)
+	dir, err := os.MkdirTemp("/tmp", "root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	const script = `set -e
+mkdir -p "$1/upper" "$1/work" "$1/root"
+mount -t tmpfs none "$1/upper" # so that nothing stays where a test is killed
+mkdir "$1/upper/u" "$1/upper/w"
+mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper/u,workdir=$1/upper/w" "$1/root"
+mount -t proc proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+mount -t tmpfs -o mode=755 run "$1/root/run"
+cp /etc/resolv.conf "$1/root/etc/resolv.conf"
+echo ready
+exec sleep infinity`
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", dir, base)
+	out, err := cmd.StdoutPipe()
+	cmd.Stderr = os.Stderr
+	if err := errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	said := make([]byte, 6)
+	if n, err := out.Read(said); err != nil || !strings.HasPrefix(string(said[:n]), "ready") {
+		t.Fatalf("cannot make a root: %q, %v", said[:n], err)
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
+	pid, err2 := strconv.Atoi(strings.TrimSpace(string(children)))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return root{t, ctx, fmt.Sprintf("/proc/%d/root%s/root", pid, dir), pid}
+}
+
+// command is a shell's command line in the root, with this environment alone.
+func (r root) command(env []string, script string) *exec.Cmd {
+	inside := fmt.Sprintf("/proc/%d/root", r.pid)
+	target, _ := filepath.Rel(inside, r.dir)
+	cmd := exec.CommandContext(r.ctx, "nsenter", "--target", strconv.Itoa(r.pid), "--mount", "--pid", "/usr/sbin/chroot", "/"+target, "/bin/sh", "-c", script)
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}, env...)
+	cmd.WaitDelay = 5 * time.Second // a daemon that kept our pipe is not waited for
+	return cmd
+}
+
+// run runs it to its end.
+func (r root) run(env []string, script string) (code int, output string) {
+	r.t.Helper()
+	cmd := r.command(env, script)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		r.t.Fatalf("%s: %v: %s", script, err, out.String())
+	}
+	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+// must runs a command that has to end with this code, and returns what it says.
+func (r root) must(code int, script string) string {
+	r.t.Helper()
+	got, out := r.run(nil, script)
+	if got != code {
+		r.t.Fatalf("%s: code %d, want %d\n%s", script, got, code, out)
+	}
+	return out
+}
+
+func (r root) path(name string) string { return filepath.Join(r.dir, name) }
+
+// bring puts a file of this machine into the root.
+func (r root) bring(from, to string) {
+	r.t.Helper()
+	content, err := os.ReadFile(from)
+	if err := errors.Join(err, os.WriteFile(r.path(to), content, 0o644)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r root) write(path, content string) {
+	r.t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(r.path(path)), 0o755), os.WriteFile(r.path(path), []byte(content), 0o644)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// driver gives the root a simulated driver with two GPUs, and says so in site.hcl.
+func (r root) driver() {
+	r.t.Helper()
+	dir, err := stage.Shared()
+	if err == nil {
+		dir, err = stage.Build(dir)
+	}
+	if err == nil {
+		_, err = sim.New(r.path("/opt/sim"), filepath.Join(dir, "sim"), node.H200, node.H200)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.write("/etc/slurm-mps/site.hcl", "mps_control = \"/opt/sim/bin/nvidia-cuda-mps-control\"\nnvml_library = \"/opt/sim/lib/libnvidia-ml.so.1\"\n")
+	r.write("/etc/slurm/gres.conf", "Name=gpu File=/dev/nvidia[0-1]\n")
+	r.write("/etc/slurm/slurm.conf", "GresTypes=gpu\nNodeName=n1 Gres=gpu:2 Feature=mps\nProlog=/usr/libexec/slurm-mps/prolog\n")
+	r.must(0, "useradd --uid 2001 --user-group hpc1 2>/dev/null || useradd --uid 2001 hpc1")
+}
+
+// hook runs a prolog or an epilog for job 7 as slurmd does.
+func (r root) hook(program string) (code int, output string) {
+	r.t.Helper()
+	job := stage.Job{ID: 7, UID: 2001, GID: 2001, GPUs: "0", Features: "mps", Conf: "/etc/slurm/slurm.conf"}
+	cmd := r.command(nil, "cd / && exec /usr/libexec/slurm-mps/"+program)
+	cmd.Env = job.Environment(program + "_slurmd")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	_ = cmd.Run()
+	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+// rank starts a client of job 7 through the wrapper and returns when it runs on its GPU.
+func (r root) rank() *exec.Cmd {
+	r.t.Helper()
+	env := []string{"SLURM_JOB_ID=7", "LD_LIBRARY_PATH=/opt/sim/lib"}
+	cmd := r.command(env, "exec setpriv --reuid 2001 --regid 2001 --clear-groups mpirun-wrap --local-rank=0 --local-size=1 /opt/sim/bin/cuda-client spin -ms 1 -for 300 >/tmp/rank.out 2>&1")
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
+	defer cancel()
+	for {
+		said, _ := os.ReadFile(r.path("/tmp/rank.out"))
+		if strings.Contains(string(said), " ready") {
+			return cmd
+		}
+		if !site.Pause(ctx, 20*time.Millisecond) {
+			r.t.Fatalf("the rank does not run: %s", said)
+		}
+	}
+}
+
+// packages makes the packages under another version.
+func packages(t *testing.T, dir, version string) (deb, rpm string) {
+	t.Helper()
+	out := t.TempDir()
+	cmd := exec.Command("./build.sh", dir, out)
+	cmd.Env = append(os.Environ(), "VERSION="+version)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	return only(t, out, "*.deb"), only(t, out, "*.rpm")
+}
+
+func only(t *testing.T, dir, pattern string) string {
+	t.Helper()
+	found, _ := filepath.Glob(filepath.Join(dir, pattern))
+	if len(found) != 1 {
+		t.Fatalf("%d files %s in %s", len(found), pattern, dir)
+	}
+	return found[0]
+}
+
+// manager is what installs packages in a root.
+type manager struct {
+	name, install, upgrade, remove, has string
+}
+
+var (
+	dpkg = manager{"dpkg", "dpkg -i /old", "dpkg -i /new", "dpkg -r slurm-mps", "dpkg-query -W -f '${db:Status-Abbrev}' slurm-mps | grep -q '^.i '"}
+	rpm  = manager{"rpm", "rpm -i --nodeps /old", "rpm -U --nodeps /new", "rpm -e slurm-mps", "rpm -q slurm-mps"}
+)
+
+// A job runs on through an upgrade and is closed by the new epilog; the admin's policy stays; a removal is refused while
+// a job holds a GPU, and says afterwards what it leaves.
+func TestRootInstallUpgradeRemove(t *testing.T) {
+	dir := built(t)
+	newDeb, newRPM := packages(t, dir, "9.0.0")
+	for m, files := range map[manager][2]string{
+		dpkg: {only(t, filepath.Join(dir, "packages"), "*.deb"), newDeb},
+		rpm:  {only(t, filepath.Join(dir, "packages"), "*.rpm"), newRPM},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			r := newRoot(t, filepath.Join(dir, "debian-bookworm"))
+			r.bring(files[0], "/old")
+			r.bring(files[1], "/new")
+			if m == rpm {
+				r.must(0, "apt-get -qq update && apt-get -qq install --no-install-recommends rpm >/dev/null")
+			}
+			r.lives(m)
+		})
+	}
+}
+
+func (r root) lives(m manager) {
+	t := r.t
+	r.must(0, m.install)
+	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
+		t.Errorf("installed, it says %s", out)
+	}
+	r.driver()
+	r.must(0, "echo '# ours' >>/etc/slurm-mps/policy.hcl")
+	if code, out := r.hook("prolog"); code != 0 {
+		t.Fatalf("prolog: code %d: %s", code, out)
+	}
+	rank := r.rank()
+	before := r.must(0, "stat -c %i /usr/bin/mpirun-wrap /usr/libexec/slurm-mps/epilog")
+
+	r.must(0, m.upgrade)
+	if after := r.must(0, "stat -c %i /usr/bin/mpirun-wrap /usr/libexec/slurm-mps/epilog"); after == before {
+		t.Error("the upgrade left the old files in place")
+	}
+	r.must(0, "tail -n 1 /etc/slurm-mps/policy.hcl | grep -qx '# ours'")
+	if out := r.must(0, "mpsctl status"); !strings.Contains(out, "job 7") || !strings.Contains(out, "cuda-client") {
+		t.Errorf("after the upgrade the rank is no client:\n%s", out)
+	}
+	if err := rank.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the rank has ended: %v", err)
+	}
+
+	if out := r.must(1, m.remove); !strings.Contains(out, "held for job 7: drain the node") {
+		t.Errorf("a removal in mid-job says %s", out)
+	}
+	r.must(0, m.has)
+	r.must(0, "test -x /usr/libexec/slurm-mps/epilog")
+	if code, out := r.hook("epilog"); code != 0 {
+		t.Fatalf("epilog: code %d: %s", code, out)
+	}
+	if out := r.must(0, "mpsctl status"); strings.Contains(out, "job 7") {
+		t.Errorf("after the epilog:\n%s", out)
+	}
+
+	r.newerForm(m)
+	out := r.must(0, m.remove)
+	for _, want := range []string{"left on this node", "take Prolog=, Epilog= and TaskProlog= out of it"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the removal does not say %q: %s", want, out)
+		}
+	}
+	if _, err := os.Lstat(r.path("/usr/libexec/slurm-mps")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("programs are left: %v", err)
+	}
+	r.must(0, "cat /etc/slurm-mps/policy.hcl* | grep -qx '# ours'") // what is the admin's own
+	if m == dpkg {
+		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps")
+	}
+}
+
+// newerForm holds that a version is not installed over leases that it cannot undo.
+func (r root) newerForm(m manager) {
+	r.t.Helper()
+	const planted = "/run/slurm-mps/leases/9.json"
+	r.write(planted, `{"schema":2,"boot":"x"}`)
+	again := map[manager]string{dpkg: "dpkg -i /new", rpm: "rpm -U --nodeps --force /new"}[m]
+	if code, out := r.run(nil, again); code == 0 || !strings.Contains(out, "is of another form than it knows") {
+		r.t.Errorf("over a lease of another form: code %d, %s", code, out)
+	}
+	r.must(0, "rm "+planted)
+	r.must(0, m.has)
+}
+
+// Two builds of a commit, in two places, give the same bytes.
+func TestRootSameBytes(t *testing.T) {
+	built(t)
+	var sums []string
+	for _, place := range []string{"a", "a-longer-name"} {
+		dir := filepath.Join(t.TempDir(), place)
+		script := `git clone -q --local "$(git rev-parse --show-toplevel)" "$1" && cd "$1" && make -s packages >/dev/null && cd .build/packages && sha256sum *`
+		out, err := exec.Command("sh", "-c", script, "sh", dir).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		sums = append(sums, string(out))
+	}
+	if sums[0] != sums[1] || strings.Count(sums[0], "\n") != 2 {
+		t.Errorf("two builds differ:\n%s%s", sums[0], sums[1])
+	}
+	t.Logf("\n%s", sums[0])
+}
