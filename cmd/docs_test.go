@@ -1,0 +1,360 @@
+package cmd_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// fence is a fenced block of a document. The first word behind the fence is its language, and a second one after "text"
+// names the command of mpsctl whose output it is. HCL is policyfile's to parse, which has a test of its own.
+type fence struct {
+	path, language, of, content string
+}
+
+var fenceForm = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+
+func documents(t *testing.T) (paths []string) {
+	t.Helper()
+	paths, err := filepath.Glob("../docs/*.md")
+	if err != nil || len(paths) < 5 {
+		t.Fatalf("documents %q, %v", paths, err)
+	}
+	return append(paths, "../README.md")
+}
+
+func fences(t *testing.T) (all []fence) {
+	t.Helper()
+	for _, path := range documents(t) {
+		for _, m := range fenceForm.FindAllStringSubmatch(read(t, path), -1) {
+			language, of, _ := strings.Cut(m[1], " ")
+			all = append(all, fence{filepath.Base(path), language, of, m[2]})
+		}
+	}
+	return all
+}
+
+// Every block says what it is, and is held to that.
+func TestTheDocumentsBlocks(t *testing.T) {
+	m := newManual(t)
+	found := map[string]int{}
+	for _, f := range fences(t) {
+		found[f.language]++
+		switch f.language {
+		case "sh":
+			m.script(f)
+		case "conf":
+			m.conf(f)
+		case "text":
+			m.output(f)
+		case "json":
+			m.summary(f)
+		case "hcl":
+		default:
+			t.Errorf("%s: a block of language %q is held to nothing: say sh, conf, text, json or hcl behind the fence\n%s", f.path, f.language, f.content)
+		}
+	}
+	for language, least := range map[string]int{"sh": 6, "conf": 2, "text": 4, "json": 1, "hcl": 3} {
+		if found[language] < least {
+			t.Errorf("%d blocks of %s: the test sees less than there is", found[language], language)
+		}
+	}
+}
+
+var inlineForm = regexp.MustCompile("`([^`\n]+)`")
+
+// What stands in a sentence as a command of ours is one.
+func TestTheDocumentsCommands(t *testing.T) {
+	m := newManual(t)
+	found := 0
+	for _, path := range documents(t) {
+		prose := fenceForm.ReplaceAllString(read(t, path), "")
+		for _, span := range inlineForm.FindAllStringSubmatch(prose, -1) {
+			if word, _, spaced := strings.Cut(span[1], " "); spaced && ours(word) {
+				found++
+				m.line(filepath.Base(path), alternatives.ReplaceAllString(span[1], "$1"))
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d commands found", found)
+	}
+}
+
+// alternatives are "check|fmt|test" in a sentence; the first is tried.
+var alternatives = regexp.MustCompile(`(\w+)(\|\w+)+`)
+
+// A command that is wrong is found.
+func TestAWrongCommandIsFound(t *testing.T) {
+	m := newManual(t)
+	for line, wrong := range map[string]bool{
+		"mpsctl status --watch": false, "mpsctl status --wach": true, "mpsctl statuss": true, "mpsctl policy check": false, "mpsctl policy": true,
+		"mpsctl policy chek": true, "mpsctl --json audit": false, "srun -n2 mpirun-wrap --share=even ./app --bogus": false,
+		"srun mpirun-wrap --shares=even ./app": true, "srunn -n2 ./app": true, "make packages": false, "make package": true,
+		`sbatch -n8 --wrap "srun mpirun-wrap --bogus ./app"`: true, "VAR=1 mpsctl plan --gpu H200 && mpsctl bogus": true,
+	} {
+		if got := m.wrong(line); (got != "") != wrong {
+			t.Errorf("%s: said %q", line, got)
+		}
+	}
+}
+
+// manual knows what our programs take, from what they say of themselves.
+type manual struct {
+	play
+	helps map[string]string
+}
+
+func newManual(t *testing.T) manual {
+	return manual{newPlay(t, "", node.H200), map[string]string{}}
+}
+
+// help is what a program says, or a command below it.
+func (m manual) help(line ...string) string {
+	m.t.Helper()
+	key := strings.Join(line, " ")
+	if m.helps[key] == "" {
+		out, err := exec.CommandContext(m.ctx, filepath.Join(m.Bin, line[0]), append(slices.Clone(line[1:]), "--help")...).Output()
+		if err != nil {
+			m.t.Fatalf("%s --help: %v", key, err)
+		}
+		m.helps[key] = string(out)
+	}
+	return m.helps[key]
+}
+
+func (m manual) script(f fence) {
+	m.t.Helper()
+	check := exec.CommandContext(m.ctx, "bash", "-n")
+	check.Stdin = strings.NewReader(f.content)
+	if said, err := check.CombinedOutput(); err != nil {
+		m.t.Errorf("%s: the shell does not understand it: %v: %s\n%s", f.path, err, said, f.content)
+	}
+	for line := range strings.Lines(f.content) {
+		if line, _, _ = strings.Cut(line, "#"); strings.TrimSpace(line) != "" {
+			m.line(f.path, line)
+		}
+	}
+}
+
+func (m manual) line(path, line string) {
+	m.t.Helper()
+	if wrong := m.wrong(line); wrong != "" {
+		m.t.Errorf("%s: %s: %s", path, strings.TrimSpace(line), wrong)
+	}
+}
+
+// others are programs of other people's that the documents may name: Slurm's, the launchers', and an admin's tools.
+var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "torchrun",
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "ln", "cp", "sed", "grep", "jq", "export"}
+
+func ours(word string) bool {
+	return slices.Contains(stage.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
+}
+
+// wrong says what is wrong with a line of a shell's, "" for nothing.
+func (m manual) wrong(line string) string {
+	m.t.Helper()
+	for _, command := range regexp.MustCompile(`&&|\|\||[|;]`).Split(line, -1) {
+		words := strings.Fields(strings.NewReplacer(`"`, " ", "'", " ").Replace(command))
+		for len(words) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(words[0]) {
+			words = words[1:]
+		}
+		if len(words) == 0 {
+			continue
+		}
+		if !ours(words[0]) && !slices.Contains(others, words[0]) {
+			return "there is no program " + words[0] + " among ours and those that the documents may name"
+		}
+		if wrong := m.target(words); wrong != "" {
+			return wrong
+		}
+		for i, word := range words {
+			if !ours(word) || i > 0 && (words[0] == "install" || words[0] == "ln") {
+				continue
+			}
+			if wrong := m.call(filepath.Base(word), words[i+1:]); wrong != "" {
+				return wrong
+			}
+		}
+	}
+	return ""
+}
+
+// target says what is wrong with a call of make.
+func (m manual) target(words []string) string {
+	if words[0] != "make" {
+		return ""
+	}
+	for _, word := range words[1:] {
+		if !strings.Contains(word, "=") && !regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(word)+`:`).MatchString(read(m.t, "../Makefile")) {
+			return "the Makefile has no target " + word
+		}
+	}
+	return ""
+}
+
+// call says what is wrong with a call of one of ours: mpirun-wrap has flags up to its program, mpsctl has commands.
+func (m manual) call(program string, words []string) string {
+	line := []string{program}
+	for _, word := range words {
+		switch {
+		case strings.HasPrefix(word, ">") || strings.HasPrefix(word, "#"):
+			return m.whole(line)
+		case strings.HasPrefix(word, "-"):
+			flag, _, _ := strings.Cut(strings.TrimRight(word, ",:."), "=")
+			if !regexp.MustCompile(`(^|[\s,;])` + regexp.QuoteMeta(flag) + `\b`).MatchString(m.help(line...)) {
+				return strings.Join(line, " ") + " has no flag " + flag
+			}
+		case program == "mpirun-wrap":
+			return ""
+		case m.below(line, word):
+			line = append(line, word)
+		case len(m.commands(line)) > 0 && len(line) == 1:
+			return "mpsctl has no command " + word
+		}
+	}
+	return m.whole(line)
+}
+
+// whole says that a line ends where a command is missing.
+func (m manual) whole(line []string) string {
+	if line[0] == "mpsctl" && len(line) > 1 && len(m.commands(line)) > 0 {
+		return strings.Join(line, " ") + " needs one of " + strings.Join(m.commands(line), ", ")
+	}
+	return ""
+}
+
+func (m manual) below(line []string, word string) bool {
+	return slices.Contains(m.commands(line), word)
+}
+
+// commands are those that a help lists.
+func (m manual) commands(line []string) (names []string) {
+	_, list, _ := strings.Cut(m.help(line...), "\nAvailable Commands:\n")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for line := range strings.Lines(list) {
+		names = append(names, strings.Fields(line)[0])
+	}
+	return names
+}
+
+// conf holds lines for Slurm's files to the snippets that are installed, from which the tests' clusters differ in nothing
+// that stands there: each setting of the document is one of theirs.
+func (m manual) conf(f fence) {
+	m.t.Helper()
+	installed := strings.Fields(m.ctl("site", "show", "slurm.conf").Output + m.ctl("site", "show", "gres.conf").Output)
+	for _, word := range strings.Fields(f.content) {
+		if word != "..." && !slices.Contains(installed, word) {
+			m.t.Errorf("%s: %s is in none of the files that mpsctl site shows", f.path, word)
+		}
+	}
+}
+
+// output holds a shown output to the program's: every piece of it that is no name and no number is in the sources that
+// print it or in the goldens of their tests.
+func (m manual) output(f fence) {
+	m.t.Helper()
+	if f.of == "" {
+		if strings.Contains(f.content, "mpsctl") || !strings.ContainsAny(f.content, "─►") {
+			m.t.Errorf("%s: text that is no picture: say behind the fence whose output it is\n%s", f.path, f.content)
+		}
+		return
+	}
+	source := m.sources(f.of)
+	pieces := 0
+	for line := range strings.Lines(f.content) {
+		for _, piece := range m.pieces(line) {
+			pieces++
+			if !strings.Contains(source, piece) && !begins(source, piece) {
+				m.t.Errorf("%s: mpsctl %s does not say %q", f.path, f.of, piece)
+			}
+		}
+	}
+	if pieces < 3 {
+		m.t.Errorf("%s: of the output of mpsctl %s only %d pieces are held to it", f.path, f.of, pieces)
+	}
+}
+
+// pieces are the parts of a line between what differs from node to node.
+func (m manual) pieces(line string) (all []string) {
+	varies := regexp.MustCompile(`  +|[^\s]*[0-9/][^\s]*|[:,]\s|[█░]+|\.\.\.`)
+	for _, piece := range varies.Split(strings.TrimSpace(line), -1) {
+		if piece = strings.TrimSpace(piece); len(piece) > 3 {
+			all = append(all, piece)
+		}
+	}
+	return all
+}
+
+var sentence = regexp.MustCompile(`"([a-z][^"%]{8,} )"`)
+
+// begins reports whether a piece begins with what a source puts before something else.
+func begins(source, piece string) bool {
+	return slices.ContainsFunc(sentence.FindAllStringSubmatch(source, -1), func(m []string) bool { return strings.HasPrefix(piece, m[1]) })
+}
+
+func (m manual) sources(command string) string {
+	m.t.Helper()
+	var all strings.Builder
+	for _, pattern := range []string{command + "/*.go", command + "/testdata/*.txt", "ctl/*.go", "node/*.go", "sight/*.go"} {
+		files, _ := filepath.Glob(filepath.Join("internal", pattern))
+		for _, file := range files {
+			if !strings.HasSuffix(file, "_test.go") {
+				all.WriteString(read(m.t, file))
+			}
+		}
+	}
+	if all.Len() < 1000 {
+		m.t.Fatalf("no sources of mpsctl %s", command)
+	}
+	return all.String()
+}
+
+// summary holds the shown summary to a real one: the same names in the same order, of the same kinds.
+func (m manual) summary(f fence) {
+	m.t.Helper()
+	m.must(0, m.job(7, "0"), "prolog")
+	m.must(0, m.job(7, "0"), "epilog")
+	for line := range strings.Lines(m.log()) {
+		if strings.Contains(line, `"step":"summary"`) {
+			if shown, real := kindsOf(m.t, f.content), kindsOf(m.t, line); !slices.Equal(shown, real) {
+				m.t.Errorf("%s: shown   %q\nprinted %q", f.path, shown, real)
+			}
+			return
+		}
+	}
+	m.t.Errorf("the epilog says no summary:\n%s", m.log())
+}
+
+// kindsOf is the names and kinds of an object's values, in order.
+func kindsOf(t *testing.T, object string) (names []string) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewBufferString(object))
+	for {
+		token, err := d.Token()
+		if err != nil {
+			return names
+		}
+		switch v := token.(type) {
+		case string:
+			if len(names)%2 == 0 {
+				names = append(names, v)
+			} else {
+				names = append(names, "text")
+			}
+		case float64:
+			names = append(names, "number")
+		case bool:
+			names = append(names, "truth")
+		}
+	}
+}
