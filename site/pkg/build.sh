@@ -20,7 +20,7 @@ fail() {
 # that it leads to, and two commits have the order of their times.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 COMMITTED=$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
-VERSION=${VERSION:-0.1.0~git$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(git rev-parse --short=12 HEAD)}
+VERSION=${VERSION:-0.1.0~git$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo +dirty)}
 ARCH=$(go env GOARCH)
 
 # The newest version of glibc of which a program that is not static names a symbol.
