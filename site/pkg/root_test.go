@@ -272,6 +272,10 @@ func (r root) lives(m manager) {
 		t.Errorf("after the epilog:\n%s", out)
 	}
 
+	r.collects()
+	if m == dpkg {
+		r.rotates()
+	}
 	r.newerForm(m)
 	out := r.must(0, m.remove)
 	for _, want := range []string{"left on this node", "take Prolog=, Epilog= and TaskProlog= out of it"} {
@@ -286,6 +290,24 @@ func (r root) lives(m manager) {
 	if m == dpkg {
 		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps")
 	}
+}
+
+// collects does what slurm-mps-metrics.service does: the line is its own.
+func (r root) collects() {
+	r.t.Helper()
+	r.must(0, `FOLDER=/tmp; eval "$(sed -n "s/^ExecStart=.bin.sh -c '\(.*\)'$/\1/p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
+	r.must(0, "grep -qx 'slurm_mps_closed_jobs_total 1' /tmp/slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' /tmp/slurm-mps.prom")
+}
+
+// rotates holds that logrotate takes its file, and that the log is begun anew afterwards.
+func (r root) rotates() {
+	r.t.Helper()
+	r.must(0, "apt-get -qq update && apt-get -qq install --no-install-recommends logrotate >/dev/null")
+	r.must(0, "logrotate -f /etc/logrotate.d/slurm-mps && test ! -e /var/log/slurm-mps/slurm-mps.log && test -s /var/log/slurm-mps/slurm-mps.log.1")
+	if code, out := r.hook("epilog"); code != 0 {
+		r.t.Errorf("epilog: code %d: %s", code, out)
+	}
+	r.must(0, "test -s /var/log/slurm-mps/slurm-mps.log")
 }
 
 // newerForm holds that a version is not installed over leases that it cannot undo.

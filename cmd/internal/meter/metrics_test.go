@@ -13,13 +13,16 @@ const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
 {"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"left":0,"terminated":1,"faults":0,"seconds":10.5,"closed":true}
 {"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"left":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
 {"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"left":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
+{"step":"summary","job":10,"clients":4,"left":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
+{"step":"summary","job":10,"clients":0,"left":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
+{"step":"summary","job":11,"clients":9,"closed":false}
 {"level":"info","job":9,"msg":"\"step\":\"summary\""}
 {"step":"summary", torn
 `
 
 func TestTotals(t *testing.T) {
 	got, err := addUp(strings.NewReader(strings.Repeat("y", 200<<10) + "\n" + log))
-	if want := (totals{2, 1, 10, 2, 3, 1, 13.5}); err != nil || got != want {
+	if want := (totals{3, 3, figures{8 + 5 + 4, 0 + 5 + 4, 1 + 5, 1, 10.5 + 3 + 4}}); err != nil || got != want {
 		t.Errorf("%+v, want %+v, %v", got, want, err)
 	}
 }
@@ -36,7 +39,7 @@ func TestText(t *testing.T) {
 		},
 		Unseen: []string{"x"},
 	}
-	got := text(n, []sight.Finding{{Kind: "server-fault"}}, totals{jobs: 3, seconds: 1.5})
+	got := text(n, []sight.Finding{{Kind: "server-fault"}}, totals{jobs: 3, figures: figures{Seconds: 1.5}})
 	for _, want := range []string{
 		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
 		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,

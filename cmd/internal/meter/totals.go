@@ -11,8 +11,17 @@ import (
 
 // totals are what the jobs came to that have ended since the log begins.
 type totals struct {
-	jobs, unclosed, clients, left, terminated, faults int
-	seconds                                           float64
+	jobs, unclosed int
+	figures
+}
+
+// figures are what is added up.
+type figures struct {
+	Clients    int     `json:"clients"`
+	Left       int     `json:"left"`
+	Terminated int     `json:"terminated"`
+	Faults     int     `json:"faults"`
+	Seconds    float64 `json:"seconds"`
 }
 
 // addUp adds up the summaries of a log. A line that is none is passed over, and so is one that is longer than a summary
@@ -20,42 +29,49 @@ type totals struct {
 func addUp(log io.Reader) (t totals, err error) {
 	lines := bufio.NewReaderSize(log, 64<<10)
 	mark := []byte(`"step":"` + epilog.SummaryStep + `"`)
+	unclosed := map[uint32]figures{}
 	for {
 		line, err := lines.ReadSlice('\n')
 		switch {
 		case err == io.EOF:
 			return t, nil
 		case err == nil && bytes.Contains(line, mark):
-			t.add(line)
+			t.add(line, unclosed)
 		case err != nil && err != bufio.ErrBufferFull:
 			return t, err
 		}
 	}
 }
 
-func (t *totals) add(line []byte) {
+// add adds a job when its lease is closed. An epilog that failed before may have removed the logs that it counted, or left
+// them to be counted again: the larger figures of the two are the job's.
+func (t *totals) add(line []byte, unclosed map[uint32]figures) {
 	var s struct {
-		Step    string  `json:"step"`
-		Clients int     `json:"clients"`
-		Left    int     `json:"left"`
-		Ended   int     `json:"terminated"`
-		Faults  int     `json:"faults"`
-		Seconds float64 `json:"seconds"`
-		Closed  bool    `json:"closed"`
+		Step   string `json:"step"`
+		Job    uint32 `json:"job"`
+		Closed bool   `json:"closed"`
+		figures
 	}
 	if json.Unmarshal(line, &s) != nil || s.Step != epilog.SummaryStep {
 		return
 	}
+	job := s.figures.larger(unclosed[s.Job])
 	if !s.Closed {
 		t.unclosed++
-		return // its next epilog says the rest
+		unclosed[s.Job] = job
+		return
 	}
+	delete(unclosed, s.Job)
 	t.jobs++
-	t.clients += s.Clients
-	t.left += s.Left
-	t.terminated += s.Ended
-	t.faults += s.Faults
-	t.seconds += s.Seconds
+	t.Clients += job.Clients
+	t.Left += job.Left
+	t.Terminated += job.Terminated
+	t.Faults += job.Faults
+	t.Seconds += job.Seconds
+}
+
+func (f figures) larger(g figures) figures {
+	return figures{max(f.Clients, g.Clients), max(f.Left, g.Left), max(f.Terminated, g.Terminated), max(f.Faults, g.Faults), max(f.Seconds, g.Seconds)}
 }
 
 func (t totals) families() []family {
@@ -65,10 +81,10 @@ func (t totals) families() []family {
 	return []family{
 		counter("closed_jobs_total", "Jobs whose leases were closed.", float64(t.jobs)),
 		counter("failed_closes_total", "Times that a lease could not be closed.", float64(t.unclosed)),
-		counter("job_seconds_total", "Seconds that closed jobs had their leases.", t.seconds),
-		counter("clients_total", "Clients that closed jobs had.", float64(t.clients)),
-		counter("left_clients_total", "Clients that were still there when the epilog began.", float64(t.left)),
-		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.terminated)),
-		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.faults)),
+		counter("job_seconds_total", "Seconds that closed jobs had their leases.", t.Seconds),
+		counter("clients_total", "Clients that closed jobs had.", float64(t.Clients)),
+		counter("left_clients_total", "Clients that were still there when the epilog began.", float64(t.Left)),
+		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.Terminated)),
+		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.Faults)),
 	}
 }

@@ -39,6 +39,7 @@ func (d *demo) printTimeline(began time.Time, w watched) {
 		}
 		at := e.Time.Sub(began).Milliseconds()
 		switch {
+		case e.Step == "summary": // of figures, and no step of time
 		case e.Step != "":
 			fmt.Printf("%8d  %-7s %-14s %7.1f ms\n", at, e.Program, e.Step, e.MS)
 		case e.Outcome != "":
