@@ -19,6 +19,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -39,6 +40,10 @@ type set struct {
 	Prolog []float64 `json:"prolog_ms"`
 	Quit   []float64 `json:"quit_ms"`
 	Epilog []float64 `json:"epilog_ms"`
+
+	// Hooks in bash, in the manner of others' (package peers): where there is one daemon for the job they have one a GPU.
+	BashProlog []float64 `json:"bash_prolog_ms,omitempty"`
+	BashEpilog []float64 `json:"bash_epilog_ms,omitempty"`
 
 	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
 	// modes, daemon, answer and servers (where that is not hidden behind the ticket), less nvmlShutdown.
@@ -102,9 +107,10 @@ func run(trials int, out, only string) error {
 
 // acts measures prolog and epilog on every shape of node and job.
 func acts(built string, real bool, trials int) ([]set, error) {
-	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
+	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"}, {GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
+		{GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
 	if real {
-		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > 1 })
+		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > stage.RealGPUs() || s.Leases == 8 })
 	}
 	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
 	for i := range sets {
@@ -115,6 +121,10 @@ func acts(built string, real bool, trials int) ([]set, error) {
 		outside := fmt.Sprintf("%.1f", median(s.Outside))
 		if real {
 			outside = "-" // how NVML's time parts into calls is known of the simulation alone
+		}
+		if len(s.BashProlog) > 0 {
+			fmt.Printf("                 in bash %7.1f %6.2f times ours %29.1f %6.2f\n", median(s.BashProlog), median(s.BashProlog)/median(s.Prolog),
+				median(s.BashEpilog), median(s.BashEpilog)/median(s.Epilog))
 		}
 		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
 			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
@@ -277,9 +287,46 @@ func (b bench) trial(s *set, id uint32) error {
 	if err != nil {
 		return err
 	}
+	if err := b.bash(ctx, s, job); err != nil {
+		return err
+	}
 	s.Floor, s.Quit = append(s.Floor, start), append(s.Quit, quit)
 	s.Prolog, s.Epilog = append(s.Prolog, prolog), append(s.Epilog, epilog)
 	return nil
+}
+
+// bashTrials is enough for what takes longer than its spread: a trial takes two seconds and more.
+const bashTrials = 7
+
+// bash measures the hooks in bash, on a node with no other lease: they know of none.
+func (b bench) bash(ctx context.Context, s *set, job stage.Job) error {
+	if s.Leases > 1 || s.Scope != "job" || len(s.BashProlog) >= bashTrials {
+		return nil
+	}
+	scripts := filepath.Join(b.dir, "peers")
+	if err := os.MkdirAll(scripts, 0o755); err != nil {
+		return err
+	}
+	if err := peers.Install(scripts, b.stage.Sim == nil); err != nil {
+		return err
+	}
+	hook := func(name string) (float64, error) {
+		cmd := exec.CommandContext(ctx, filepath.Join(scripts, name), filepath.Join(scripts, "run"), b.control, filepath.Join(scripts, "smi.sh"))
+		cmd.Dir, cmd.Env = "/", append(job.Environment(name), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", fmt.Sprintf("GPUS=%d", s.GPUs))
+		began := time.Now()
+		said, err := cmd.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%s: %w: %s", name, err, said)
+		}
+		return since(began), err
+	}
+	start, err := hook("prolog.sh")
+	if err != nil {
+		return err
+	}
+	end, err := hook("epilog.sh")
+	s.BashProlog, s.BashEpilog = append(s.BashProlog, start), append(s.BashEpilog, end)
+	return err
 }
 
 func (b bench) timed(ctx context.Context, job stage.Job, program string) (float64, error) {

@@ -15,6 +15,7 @@
  *       -mib M      device memory that it allocates                                       (0)
  *       -hold S     seconds that it stays after a call has failed, as a program does that tidies up  (0)
  *   cuda-client stay STAGE S    holds on for S seconds at a stage: load (libcuda alone), init (cuInit) or context
+ *   cuda-client first           runs one kernel and says when it was done, in seconds of the wall clock
  *   cuda-client fault           runs a kernel that writes to an illegal address
  *   cuda-client alloc MIB       allocates device memory
  *
@@ -51,7 +52,7 @@ struct spin {
 static int usage(const char *what)
 {
 	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
-			"[-for S] [-dev LIST] [-exit-idle] [-exit S] [-tell S] [-mib M] [-hold S] | stay load|init|context S | fault | alloc MIB\n", what);
+			"[-for S] [-dev LIST] [-exit-idle] [-exit S] [-tell S] [-mib M] [-hold S] | stay load|init|context S | first | fault | alloc MIB\n", what);
 	return 2;
 }
 
@@ -200,6 +201,21 @@ static int stay(const char *stage, double seconds)
 	return e != 0;
 }
 
+static int first(void)
+{
+	struct spin one = { .devices = { 0 }, .ndevices = 1 };
+	CUfunction kernel, bad;
+	struct timespec t;
+	CUresult e = open_all(&one, &kernel, &bad);
+	if (!e)
+		e = driver_spin(kernel, 1, 1000, 0);
+	if (!e)
+		e = driver.synchronize();
+	clock_gettime(CLOCK_REALTIME, &t);
+	printf("first kernel pid=%d err=%d at=%lld.%06ld\n", getpid(), e, (long long)t.tv_sec, t.tv_nsec / 1000);
+	return e != 0;
+}
+
 static int fault(void)
 {
 	struct spin first = { .devices = { 0 }, .ndevices = 1 };
@@ -315,6 +331,8 @@ int main(int argc, char **argv)
 		return spin_options(argc, argv);
 	if (!strcmp(argv[1], "stay") && argc == 4 && read_number(argv[3], &number))
 		return stay(argv[2], number);
+	if (!strcmp(argv[1], "first"))
+		return first();
 	if (!strcmp(argv[1], "fault"))
 		return fault();
 	if (!strcmp(argv[1], "alloc") && argc == 3 && read_number(argv[2], &number))

@@ -1,0 +1,328 @@
+// Command gpu measures what ranks that share a GPU get of it: the throughput of real programs under every rule, beside
+// time-slicing, and what the production binaries and NVIDIA's own bring along. A result is on file before the next is
+// measured, and what is on file is not measured again, so a run can be stopped and gone on with. It never changes a
+// compute mode, MIG or a clock.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+const (
+	uid      = 2001
+	userName = "hpc1"
+)
+
+// settings are the flags.
+type settings struct {
+	results string
+	minutes float64
+	only    string
+	ranks   string // the program ranks
+	library string // kernels.so
+	python  string
+	windows int
+	window  float64
+	warm    float64
+	trials  int
+	smoke   bool
+	without string
+}
+
+func main() {
+	var s settings
+	flag.StringVar(&s.results, "results", "throughput.jsonl", "file of the results, which is gone on with")
+	flag.Float64Var(&s.minutes, "minutes", 8, "start nothing that would not end in time")
+	flag.StringVar(&s.only, "only", "", "parts, comma separated: first-call, sweep, first-kernel, throughput; all without it")
+	flag.StringVar(&s.ranks, "ranks", "", "the program made of ranks/ranks.c")
+	flag.StringVar(&s.library, "library", "", "the library made of ranks/kernels.cu")
+	flag.StringVar(&s.python, "python", "", "a python3 with PyTorch; without it the cells of torch are left out")
+	flag.IntVar(&s.windows, "windows", 3, "windows that a program is measured in")
+	flag.Float64Var(&s.window, "window", 0.25, "seconds of a window")
+	flag.Float64Var(&s.warm, "warm", 0.2, "seconds before the first window")
+	flag.IntVar(&s.trials, "trials", 15, "trials of what takes a moment")
+	flag.BoolVar(&s.smoke, "smoke", false, "of throughput, two ranks of each program once and nothing else")
+	flag.StringVar(&s.without, "without", "", "programs, comma separated, that are left out")
+	flag.Parse()
+	if err := run(s); err != nil {
+		fmt.Fprintf(os.Stderr, "gpu: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+//go:embed ranks/ranks.py
+var torchRanks string
+
+func run(s settings) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration((s.minutes+2)*float64(time.Minute)))
+	defer cancel()
+	dir, err := os.MkdirTemp("/tmp", "gpub")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	b, err := newBench(ctx, s, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	parts := []struct {
+		name string
+		do   func(context.Context) error
+	}{{"first-call", b.firstCalls}, {"sweep", b.sweep}, {"first-kernel", b.firstKernels}, {"throughput", b.throughput}}
+	for _, part := range parts {
+		if s.only == "" || slices.Contains(strings.Split(s.only, ","), part.name) {
+			if err := part.do(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return b.summary()
+}
+
+// bench is one run.
+type bench struct {
+	settings
+	dir, built string
+	until      time.Time
+	lines      []record.Line
+	gpu        policy.GPU
+	real       bool
+	control    string   // the control program
+	libraries  []string // where the ranks find CUDA
+	outside    *lab.Cluster
+	hooked     map[string]*lab.Cluster // by the hooks that they run
+	user       lab.User
+	stages     map[string]stage.Stage
+	jobs       uint32
+	failed     int
+}
+
+func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
+	b := &bench{settings: s, dir: dir, until: time.Now().Add(time.Duration(s.minutes * float64(time.Minute))), gpu: policy.GPU{SMs: 132, TPC: 2},
+		stages: map[string]stage.Stage{}, hooked: map[string]*lab.Cluster{}, real: stage.RealGPUs() > 0, control: stage.RealControl}
+	shared, err := stage.Shared()
+	if err != nil {
+		return nil, err
+	}
+	if b.built, err = stage.Build(shared); err != nil {
+		return nil, err
+	}
+	if b.lines, err = record.Read(s.results); err != nil {
+		return nil, err
+	}
+	if b.user, err = lab.EnsureUser(userName, uid); err != nil {
+		return nil, err
+	}
+	if b.real {
+		if b.gpu, err = realGPU(); err != nil {
+			return nil, err
+		}
+		b.libraries = []string{"/usr/local/nvidia/lib64", "/usr/local/cuda/lib64", os.Getenv("LD_LIBRARY_PATH")}
+	} else if err := b.simulate(); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ranks.py"), []byte(torchRanks), 0o644); err != nil {
+		return nil, err
+	}
+	// A cluster without hooks or GPUs: its environment starts MPI programs, of a bundle too.
+	if b.outside, err = b.startLab(ctx, "outside", lab.Options{}); err != nil {
+		return nil, err
+	}
+	return b, b.note(record.Line{Machine: b.machine()})
+}
+
+// realGPU is the machine's first GPU, as it is divided.
+func realGPU() (policy.GPU, error) {
+	nvml, err := gpu.Open(stage.RealNVML())
+	if err != nil {
+		return policy.GPU{}, err
+	}
+	device, err := nvml.ByMinor(0)
+	return policy.GPU{SMs: device.SMs, TPC: device.TPC}, errors.Join(err, nvml.Close())
+}
+
+// simulate makes one simulated node, which all stages of the run share.
+func (b *bench) simulate() error {
+	made, err := stage.New(filepath.Join(b.dir, "sim"), b.built, "", node.H200)
+	if err != nil {
+		return err
+	}
+	b.control, b.libraries = made.Sim.Program("nvidia-cuda-mps-control"), []string{made.Sim.Libraries()}
+	b.stages["simulated"] = made
+	return nil
+}
+
+func (b *bench) machine() *record.Machine {
+	m := record.Machine{GPU: "simulated", CPUs: runtime.NumCPU(), Date: time.Now().Format(time.DateOnly), Real: b.real}
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel = strings.TrimSpace(string(release))
+	}
+	if !b.real {
+		return &m
+	}
+	said, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").Output()
+	if name, driver, ok := strings.Cut(strings.TrimSpace(string(said)), ", "); err == nil && ok {
+		m.GPU, m.Driver = name, driver
+	}
+	return &m
+}
+
+// note puts lines on file.
+func (b *bench) note(lines ...record.Line) error {
+	b.lines = append(b.lines, lines...)
+	return record.Write(b.results, b.lines)
+}
+
+// mostTries is how often a cell is tried that fails.
+const mostTries = 2
+
+// done says whether a cell needs no more trying.
+func (b *bench) done(key string) bool {
+	tries := 0
+	for _, line := range b.lines {
+		if line.Key == key && line.Failed == "" {
+			return true
+		}
+		if line.Key == key {
+			tries++
+		}
+	}
+	return tries >= mostTries
+}
+
+// left says whether there is time for so many seconds.
+func (b *bench) left(seconds float64) bool {
+	return time.Until(b.until) >= time.Duration(seconds*float64(time.Second))
+}
+
+// attempt measures a cell where it is not on file and there is time; a failure of the measured is on file too.
+func (b *bench) attempt(ctx context.Context, key string, seconds float64, measure func(context.Context) ([]record.Line, error)) error {
+	if b.done(key) || !b.left(seconds) {
+		return nil
+	}
+	bound, cancel := context.WithTimeout(ctx, time.Duration((3*seconds+20)*float64(time.Second)))
+	defer cancel()
+	began := time.Now()
+	lines, err := measure(bound)
+	if err != nil {
+		b.failed++
+		text := err.Error()
+		fmt.Printf("%-34s FAILED: %s\n", key, text)
+		return b.note(record.Line{Key: key, Failed: text[:min(len(text), 2000)]})
+	}
+	for i := range lines {
+		lines[i].Key = key
+	}
+	fmt.Printf("%-34s %5.1f s %s\n", key, time.Since(began).Seconds(), brief(lines))
+	return b.note(lines...)
+}
+
+// brief says a cell's results in a line.
+func brief(lines []record.Line) string {
+	var words []string
+	for _, line := range lines {
+		if t := line.Throughput; t != nil {
+			words = append(words, fmt.Sprintf("%s %.0f (%.0f)", t.Program, record.Median(t.Totals()), record.Median(t.Slowest())))
+		}
+		if t := line.Times; t != nil {
+			words = append(words, fmt.Sprintf("%s %.1f ms", t.Way, record.Median(t.MS)))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// throughput goes through the plan.
+func (b *bench) throughput(ctx context.Context) error {
+	if b.smoke {
+		return b.tryAll(ctx)
+	}
+	for _, batch := range batches {
+		if batch.kind == "torch" && b.python == "" {
+			continue
+		}
+		for _, c := range batch.cells(b.gpu) {
+			c.programs = b.wanted(c.programs)
+			if err := b.attempt(ctx, c.key(), c.seconds(), func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// wanted is a list of programs less those that are left out.
+func (b *bench) wanted(programs string) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(programs, ","), func(p string) bool {
+		return slices.Contains(strings.Split(b.without, ","), p)
+	}), ",")
+}
+
+// tryAll runs each program of ranks.c once by itself, so that one that does not work is known before the plan begins.
+func (b *bench) tryAll(ctx context.Context) error {
+	for program := range strings.SplitSeq(wide, ",") {
+		c := cell{kind: "kernels", ranks: 2, rule: findRule("uncapped"), programs: program}
+		if err := b.attempt(ctx, "try "+program, 3, func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// summary says what is not on file, and errs where something failed in this run.
+func (b *bench) summary() error {
+	cells, missing := 0, 0
+	for _, batch := range batches {
+		for _, c := range batch.cells(b.gpu) {
+			cells++
+			if !b.done(c.key()) {
+				missing++
+			}
+		}
+	}
+	fmt.Printf("%d of %d cells of throughput are on file\n", cells-missing, cells)
+	if b.failed > 0 {
+		return fmt.Errorf("%d cells failed: %s says why", b.failed, b.results)
+	}
+	return nil
+}
+
+// close stops the clusters and proves that nothing of ours is left.
+func (b *bench) close() error {
+	var err error
+	if b.outside != nil {
+		err = b.outside.Stop()
+	}
+	for _, c := range b.hooked {
+		err = errors.Join(err, c.Stop())
+	}
+	for name, s := range b.stages {
+		left, e := s.Left()
+		err = errors.Join(err, e)
+		if len(left) > 0 {
+			err = errors.Join(err, fmt.Errorf("left behind by %s: %q", name, left))
+		}
+	}
+	return err
+}

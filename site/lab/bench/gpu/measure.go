@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+)
+
+// tidy is the time that giving a place back has, whatever has become of the measuring.
+const tidy = 30 * time.Second
+
+// measure runs a cell's programs and returns a line for each.
+func (b *bench) measure(ctx context.Context, c cell) (lines []record.Line, err error) {
+	if c.kind == "slurm" {
+		return b.measureSlurm(ctx, c)
+	}
+	p, err := b.open(ctx, c.rule, c.ranks)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		bound, cancel := context.WithTimeout(context.Background(), tidy)
+		defer cancel()
+		if closed := p.close(bound); closed != nil {
+			err = errors.Join(err, fmt.Errorf("cannot give back %s: %w", c.rule.name, closed))
+		}
+	}()
+	program, err := b.program(c)
+	if err != nil {
+		return nil, err
+	}
+	said, err := b.mpirun(ctx, c.ranks, p.env, append(p.before, program...))
+	if err != nil {
+		return nil, err
+	}
+	return read(said, c, "mpirun")
+}
+
+// program is a rank's command line.
+func (b *bench) program(c cell) ([]string, error) {
+	warm, windows, window := fmt.Sprint(b.warm), strconv.Itoa(b.windows), fmt.Sprint(b.window)
+	if c.kind != "torch" {
+		return []string{b.ranks, b.library, c.programs, warm, windows, window}, nil
+	}
+	meet, err := os.MkdirTemp(b.dir, "meet")
+	if err != nil {
+		return nil, err
+	}
+	return []string{b.python, filepath.Join(b.dir, "ranks.py"), meet, warm, windows, window}, os.Chown(meet, uid, uid)
+}
+
+// mpirun starts ranks on this machine, outside of any job of Slurm, as the jobs' user.
+func (b *bench) mpirun(ctx context.Context, n int, env, line []string) (string, error) {
+	cmd, err := b.outside.Command(ctx, b.user, "mpirun.openmpi", append([]string{"-np", strconv.Itoa(n), "--oversubscribe", "--bind-to", "none"}, line...)...)
+	if err != nil {
+		return "", err
+	}
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+b.libraryPath(b.outside), "OMPI_MCA_btl=self,vader", "OMPI_MCA_mpi_yield_when_idle=1",
+		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(cmd.Env, env...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("cannot run %d ranks: %w: %s", n, errors.Join(err, ctx.Err()), lastLines(errs.String()+out.String()))
+	}
+	return out.String(), nil
+}
+
+func lastLines(s string) string { return s[max(0, len(s)-1500):] }
+
+// read takes the lines of JSON that rank 0 printed.
+func read(said string, c cell, through string) ([]record.Line, error) {
+	var lines []record.Line
+	for text := range strings.Lines(said) {
+		if !strings.HasPrefix(text, `{"program"`) {
+			continue
+		}
+		t := record.Throughput{Rule: c.rule.name, Ranks: c.ranks, Round: c.round, Through: through}
+		if err := json.Unmarshal([]byte(text), &t); err != nil {
+			return nil, err
+		}
+		if err := t.Check(); err != nil {
+			return nil, err
+		}
+		lines = append(lines, record.Line{Throughput: &t})
+	}
+	if len(lines) == 0 {
+		return nil, fmt.Errorf("no program reported: %s", lastLines(said))
+	}
+	if want := strings.Count(c.programs, ",") + 1; len(lines) != want {
+		lines = append(lines, record.Line{Failed: fmt.Sprintf("%d of %d programs reported", len(lines), want)})
+	}
+	return lines, nil
+}
+
+// measureSlurm runs a cell through a real Slurm: a job of sbatch, its ranks by srun, our prolog and epilog as its hooks.
+func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error) {
+	s, err := b.stageOf("slurm")
+	if err != nil {
+		return nil, err
+	}
+	cluster, err := b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+	if err != nil {
+		return nil, err
+	}
+	line, err := b.program(c)
+	if err != nil {
+		return nil, err
+	}
+	options := []string{"--gres=gpu:1", fmt.Sprintf("-n%d", c.ranks)}
+	if c.rule.daemon == ours {
+		line, options = append(s.Command("mpirun-wrap"), line...), append(options, "--constraint=mps")
+	}
+	said, err := b.job(ctx, cluster, options, fmt.Sprintf("srun --mpi=pmix -n%d %s", c.ranks, strings.Join(line, " ")))
+	if err != nil {
+		return nil, err
+	}
+	return read(said, c, "srun")
+}
+
+// job runs a script by sbatch, waits until it is over, and returns what it printed.
+func (b *bench) job(ctx context.Context, c *lab.Cluster, options []string, lines ...string) (string, error) {
+	home, err := c.Home(b.user)
+	if err != nil {
+		return "", err
+	}
+	script := filepath.Join(home, "job.sh")
+	text := "#!/bin/bash\nexport OMPI_MCA_btl=self,vader OMPI_MCA_mpi_yield_when_idle=1 LD_LIBRARY_PATH=" + b.libraryPath(c) + "\n" + strings.Join(lines, "\n") + "\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		return "", err
+	}
+	id, err := c.Submit(ctx, b.user, append(options, "-o", filepath.Join(home, "%j.out"), script)...)
+	if err != nil {
+		return "", err
+	}
+	job, err := c.WaitJob(ctx, id)
+	said, _ := os.ReadFile(filepath.Join(home, fmt.Sprintf("%d.out", id)))
+	if err == nil && job.State != "COMPLETED" {
+		err = fmt.Errorf("job %d is %s: %s", id, job.State, lastLines(string(said)))
+	}
+	return string(said), err
+}

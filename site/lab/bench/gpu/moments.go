@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+)
+
+// client is the program that says what CUDA tells it.
+func (b *bench) client() string { return filepath.Join(b.built, "sim", "bin", "cuda-client") }
+
+// rank runs one rank that is no MPI program, and returns what it printed.
+func (b *bench) rank(ctx context.Context, p place, options, line []string) (string, error) {
+	line = append(append(append([]string{}, p.before...), options...), line...)
+	cmd, err := b.outside.Command(ctx, b.user, line[0], line[1:]...)
+	if err != nil {
+		return "", err
+	}
+	cmd.Env = append(append(cmd.Env, "LD_LIBRARY_PATH="+b.libraryPath(b.outside)), p.env...)
+	if p.before != nil {
+		cmd.Env = append(cmd.Env, "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_STEP_ID=0")
+	}
+	said, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, exit.Stderr)
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot run %q: %w: %s", line, err, said)
+	}
+	return string(said), nil
+}
+
+// firstCalls measures how long a rank's first call of CUDA takes: without MPS, with a plain daemon whose server is
+// ready, and seated by the wrapper, in turns, each a whole process too.
+func (b *bench) firstCalls(ctx context.Context) error {
+	return b.attempt(ctx, "first-call", float64(b.trials)*1.2+3, func(ctx context.Context) (lines []record.Line, err error) {
+		plain, err := b.open(ctx, findRule("uncapped"), 1)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, plain.close(context.WithoutCancel(ctx))) }()
+		seated, err := b.openOurs(ctx, "whole", `share = "none"`)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, seated.close(context.WithoutCancel(ctx))) }()
+		ways := []struct {
+			name string
+			at   place
+		}{{"no MPS", place{}}, {"warm server", plain}, {"mpirun-wrap", seated}}
+		inside, whole := map[string][]float64{}, map[string][]float64{}
+		for trial := range b.trials {
+			for i := range ways {
+				way := ways[(trial+i)%len(ways)]
+				began := time.Now()
+				said, err := b.rank(ctx, way.at, nil, []string{b.client(), "info"})
+				if err != nil {
+					return nil, err
+				}
+				whole[way.name] = append(whole[way.name], milliseconds(time.Since(began)))
+				seconds, err := strconv.ParseFloat(field(said, "init"), 64)
+				if err != nil {
+					return nil, fmt.Errorf("cannot read %q: %w", said, err)
+				}
+				inside[way.name] = append(inside[way.name], 1000*seconds)
+			}
+		}
+		for _, way := range ways {
+			lines = append(lines, record.Line{Times: &record.Times{What: "first call", Way: way.name, MS: inside[way.name]}},
+				record.Line{Times: &record.Times{What: "whole process", Way: way.name, MS: whole[way.name]}})
+		}
+		return lines, nil
+	})
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// field is the value of NAME=value among words.
+func field(text, name string) string {
+	match := regexp.MustCompile(`\b` + name + `=(\d[\d.]*)`).FindStringSubmatch(text)
+	if match == nil {
+		return ""
+	}
+	return match[1]
+}
+
+// asked are the shares of the sweep: every whole percentage, and every number of TPCs that the driver gives.
+func (b *bench) asked() []string {
+	var all []string
+	for percent := 1; percent <= 100; percent++ {
+		all = append(all, fmt.Sprintf("%d%%", percent))
+	}
+	for sms := b.gpu.TPC; sms <= b.gpu.SMs; sms += b.gpu.TPC {
+		all = append(all, fmt.Sprintf("%dsm", sms))
+	}
+	return all
+}
+
+// sweep asks the wrapper for each share, and CUDA what came of it. One client at a time, so that the memory is its own.
+func (b *bench) sweep(ctx context.Context) error {
+	asked := b.asked()
+	return b.attempt(ctx, "sweep", 0.25*float64(len(asked))+2, func(ctx context.Context) (lines []record.Line, err error) {
+		p, err := b.openOurs(ctx, "whole", `share = "none"`)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, p.close(context.WithoutCancel(ctx))) }()
+		for _, share := range asked {
+			said, err := b.rank(ctx, p, []string{"--share", share, "--signals", "pass"}, []string{b.client(), "info"})
+			if err != nil {
+				return nil, err
+			}
+			sms, err1 := strconv.Atoi(field(said, "sm"))
+			free, err2 := strconv.Atoi(field(said, "free"))
+			total, err3 := strconv.Atoi(field(said, "total"))
+			if err := errors.Join(err1, err2, err3); err != nil {
+				return nil, fmt.Errorf("cannot read %q: %w", said, err)
+			}
+			lines = append(lines, record.Line{Point: &record.Point{Asked: share, SMs: sms, ContextMiB: total - free}})
+		}
+		return lines, nil
+	})
+}
+
+// firstKernels measures from sbatch to the end of the first kernel through real Slurms that stand beside one another:
+// one without hooks, one with ours, one with hooks in bash; in turns.
+func (b *bench) firstKernels(ctx context.Context) error {
+	trials := (b.trials + 1) / 2
+	return b.attempt(ctx, "first-kernel", 4*float64(trials)+8, func(ctx context.Context) ([]record.Line, error) {
+		s, err := b.stageOf("slurm")
+		if err != nil {
+			return nil, err
+		}
+		plain, err1 := b.hookedLab(ctx, "plain", lab.Options{})
+		seated, err2 := b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+		byBash, pipe, err3 := b.bashLab(ctx)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return nil, err
+		}
+		ways := []struct {
+			name    string
+			cluster *lab.Cluster
+			options []string
+			line    string
+		}{
+			{"no MPS", plain, nil, "srun -n1 "},
+			{"ours", seated, []string{"--constraint=mps"}, "srun -n1 " + strings.Join(s.Command("mpirun-wrap"), " ") + " "},
+			{"bash", byBash, nil, "export CUDA_MPS_PIPE_DIRECTORY=" + pipe + "\nsrun -n1 "},
+		}
+		all := map[string][]float64{}
+		for trial := range trials {
+			for i := range ways {
+				way := ways[(trial+i)%len(ways)]
+				began := time.Now()
+				said, err := b.job(ctx, way.cluster, append([]string{"--gres=gpu:1", "-n1"}, way.options...), way.line+b.client()+" first")
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", way.name, err)
+				}
+				at, err := strconv.ParseFloat(field(said, "at"), 64)
+				if err != nil {
+					return nil, fmt.Errorf("cannot read %q: %w", said, err)
+				}
+				all[way.name] = append(all[way.name], 1000*(at-float64(began.UnixMicro())/1e6))
+			}
+		}
+		var lines []record.Line
+		for _, way := range ways {
+			lines = append(lines, record.Line{Times: &record.Times{What: "sbatch to first kernel", Way: way.name, MS: all[way.name]}})
+		}
+		return lines, nil
+	})
+}
+
+// bashLab is a Slurm with the hooks in bash; pipe is the pipe folder of its daemon.
+func (b *bench) bashLab(ctx context.Context) (c *lab.Cluster, pipe string, err error) {
+	scripts, state := filepath.Join(b.dir, "peers"), filepath.Join(b.dir, "peers", "run")
+	if err := os.MkdirAll(scripts, 0o755); err != nil {
+		return nil, "", err
+	}
+	if err := peers.Install(scripts, b.real); err != nil {
+		return nil, "", err
+	}
+	smi := filepath.Join(scripts, "smi.sh")
+	hook := func(name string) []string { return []string{filepath.Join(scripts, name), state, b.control, smi} }
+	c, err = b.hookedLab(ctx, "bash", lab.Options{Prolog: hook("prolog.sh"), Epilog: hook("epilog.sh")})
+	return c, filepath.Join(state, "0", "pipe"), err
+}

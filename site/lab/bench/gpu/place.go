@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// place is where ranks run: what stands before the program, what is in its environment, and how it is given back.
+type place struct {
+	before []string
+	env    []string
+	close  func(context.Context) error
+}
+
+// open makes the place of n ranks under a rule.
+func (b *bench) open(ctx context.Context, r rule, n int) (place, error) {
+	switch r.daemon {
+	case bare:
+		return b.openBare(ctx, r, n)
+	case ours:
+		return b.openOurs(ctx, r.name, fmt.Sprintf("overlap = %g", r.overlap))
+	}
+	return place{close: func(context.Context) error { return nil }}, nil
+}
+
+// openBare starts a plain daemon as the user, with a server that is ready.
+func (b *bench) openBare(ctx context.Context, r rule, n int) (place, error) {
+	dir := filepath.Join(b.dir, "bare")
+	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return place{}, err
+		}
+		if err := os.Chown(path, uid, uid); err != nil {
+			return place{}, err
+		}
+	}
+	p := place{env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}}
+	p.close = func(ctx context.Context) error { return b.ask(ctx, p.env, "quit -t 5") }
+	// The soft limit of 1024 files lets no client of 48 finish (measured).
+	err := b.asUser(ctx, p.env, "", "/bin/sh", "-c", `ulimit -n 20000; exec "$0" -d`, b.control)
+	if err == nil {
+		err = b.ask(ctx, p.env, fmt.Sprintf("start_server -uid %d", uid))
+	}
+	if err == nil {
+		err = b.ask(ctx, p.env, "get_server_list") // answers when the server is ready
+	}
+	if err != nil {
+		return p, errors.Join(err, p.close(ctx))
+	}
+	if r.name == "integer 100/n" {
+		p.env = append(p.env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 100/n))
+	}
+	return p, nil
+}
+
+func (b *bench) ask(ctx context.Context, env []string, command string) error {
+	return b.asUser(ctx, env, command+"\n", b.control)
+}
+
+// asUser runs a program as the jobs' user with a built environment.
+func (b *bench) asUser(ctx context.Context, env []string, stdin, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Stdin = "/", strings.NewReader(stdin)
+	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{uid}}}
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot run %s %q: %w: %s", name, stdin, err, said)
+	}
+	return nil
+}
+
+// openOurs runs the prolog of a job; its policy grants what the attributes say and leaves the modes alone.
+func (b *bench) openOurs(ctx context.Context, name string, attributes ...string) (place, error) {
+	s, err := b.stageOf(name, attributes...)
+	if err != nil {
+		return place{}, err
+	}
+	b.jobs++
+	job := stage.Job{ID: 1000 + b.jobs, UID: uid, GID: uid, GPUs: "0", Features: "mps", Conf: filepath.Join(filepath.Dir(s.Root), "slurm.conf")}
+	hook := func(ctx context.Context, program string) error {
+		result, err := s.Run(ctx, job.Environment(program+"_slurmd"), program)
+		if err == nil && result.Code != 0 {
+			err = fmt.Errorf("%s ends with %d: %s", program, result.Code, result.Output)
+		}
+		return err
+	}
+	p := place{
+		before: append([]string{"env", fmt.Sprintf("SLURM_JOB_ID=%d", job.ID)}, s.Command("mpirun-wrap")...),
+		close:  func(ctx context.Context) error { return hook(ctx, "epilog") },
+	}
+	return p, hook(ctx, "prolog")
+}
+
+// stageOf is the stage of a policy, made when first asked for.
+func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) {
+	if s, made := b.stages[name]; made {
+		return s, nil
+	}
+	dir := filepath.Join(b.dir, fmt.Sprintf("s%d", len(b.stages)))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return stage.Stage{}, err
+	}
+	law := stage.Default(append(attributes, `compute_mode = "unchanged"`)...)
+	s, err := stage.Real(dir, b.built, law)
+	if err == nil && !b.real {
+		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.stages["simulated"].Sim.NVML())
+		err = os.WriteFile(s.Paths().Facts(), []byte(facts), 0o644)
+	}
+	if err == nil {
+		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), []byte("NodeName=n1 Gres=gpu:1\n"), 0o644),
+			os.WriteFile(filepath.Join(dir, "gres.conf"), []byte("Name=gpu File=/dev/nvidia0\n"), 0o644))
+	}
+	b.stages[name] = s
+	return s, err
+}
+
+// startLab starts a Slurm below the run's folder.
+func (b *bench) startLab(ctx context.Context, name string, o lab.Options) (*lab.Cluster, error) {
+	o.Dir, o.SameName, o.Bundle = filepath.Join(b.dir, name), true, os.Getenv("SLURM_BUNDLE")
+	if b.real && o.GPUs > 0 {
+		o.DevDir = "/dev"
+	}
+	return lab.Start(ctx, o)
+}
+
+// hookedLab is a Slurm with GPUs and these hooks, started when first asked for.
+func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab.Cluster, error) {
+	if c := b.hooked[name]; c != nil {
+		return c, nil
+	}
+	o.GPUs, o.Features, o.PrologFlags = 1, "mps", "Alloc"
+	c, err := b.startLab(ctx, name, o)
+	if err == nil {
+		b.hooked[name] = c
+	}
+	return c, err
+}
+
+// libraryPath is LD_LIBRARY_PATH of the ranks: CUDA's, and what the MPI of the lab needs.
+func (b *bench) libraryPath(c *lab.Cluster) string {
+	paths := b.libraries
+	for _, variable := range c.Env() {
+		if value, ok := strings.CutPrefix(variable, "LD_LIBRARY_PATH="); ok {
+			paths = append([]string{value}, paths...)
+		}
+	}
+	return strings.Trim(strings.Join(paths, ":"), ":")
+}

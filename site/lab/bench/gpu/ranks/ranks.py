@@ -1,0 +1,121 @@
+"""ranks.py FOLDER WARM WINDOWS SECONDS: what ranks.c measures, of PyTorch programs.
+
+transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, each answer waited for.
+cg: conjugate gradients on the Laplacian of a 512 x 512 grid (sparse CSR), waited for every 10 iterations.
+
+The ranks meet by files in FOLDER, which is theirs alone. Rank 0 prints the lines.
+"""
+import json
+import os
+import sys
+import time
+
+began = time.monotonic()
+import torch
+
+RANK, SIZE = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+FOLDER, WARM, WINDOWS, SECONDS = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+PATIENCE = 120
+
+
+def put(name, value):
+    draft = os.path.join(FOLDER, f"{name}.{RANK}.draft")
+    with open(draft, "w") as f:
+        json.dump(value, f)
+    os.rename(draft, os.path.join(FOLDER, name))
+
+
+def get(name):
+    path, end = os.path.join(FOLDER, name), time.monotonic() + PATIENCE
+    while not os.path.exists(path):
+        if time.monotonic() > end:
+            sys.exit(f"rank {RANK} waited {PATIENCE} s for {name}")
+        time.sleep(0.002)
+    with open(path) as f:
+        return json.load(f)
+
+
+def transformer():
+    torch.manual_seed(RANK)
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).half().eval().cuda()
+    x = torch.randn(4, 128, 512, device="cuda", dtype=torch.float16)
+
+    def step():
+        model(x)
+        torch.cuda.synchronize()
+
+    return step, 1
+
+
+def cg():
+    edge = 512
+    n = edge * edge
+    i = torch.arange(n)
+    rows, columns, values = [i], [i], [torch.full((n,), 4.0)]
+    for near, inside in ((i - 1, i % edge > 0), (i + 1, i % edge < edge - 1), (i - edge, i >= edge), (i + edge, i < n - edge)):
+        rows.append(i[inside])
+        columns.append(near[inside])
+        values.append(torch.full((int(inside.sum()),), -1.0))
+    a = torch.sparse_coo_tensor(torch.stack((torch.cat(rows), torch.cat(columns))), torch.cat(values), (n, n)).coalesce().to_sparse_csr().cuda()
+    torch.manual_seed(RANK)
+    x, r = torch.zeros(n, device="cuda"), torch.randn(n, device="cuda")
+    state = {"p": r.clone(), "rr": torch.dot(r, r)}
+
+    def step():
+        for _ in range(10):
+            ap = a @ state["p"]
+            alpha = state["rr"] / torch.dot(state["p"], ap)
+            x.add_(alpha * state["p"])
+            r.sub_(alpha * ap)
+            rr = torch.dot(r, r)
+            state["p"] = r + (rr / state["rr"]) * state["p"]
+            state["rr"] = rr
+        if float(state["rr"]) < 1e-4:  # solved: the next right-hand side
+            r.normal_()
+            state["p"], state["rr"] = r.clone(), torch.dot(r, r)
+        torch.cuda.synchronize()
+
+    return step, 10
+
+
+def done_by(at, t):
+    low = sum(1 for x in at if x <= t)
+    if low == 0 or low == len(at):
+        return float(low)
+    return low + (t - at[low - 1]) / (at[low] - at[low - 1])
+
+
+def measure(name, make):
+    step, units = make()
+    for _ in range(5):
+        step()
+    put(f"{name}.ready.{RANK}", 0)
+    if RANK == 0:
+        for other in range(SIZE):
+            get(f"{name}.ready.{other}")
+        put(f"{name}.go", time.monotonic() + WARM)
+    begin, at = get(f"{name}.go"), []
+    while not at or at[-1] <= begin + WINDOWS * SECONDS:
+        step()
+        at.append(time.monotonic())
+    edges = [done_by(at, begin + i * SECONDS) for i in range(WINDOWS + 1)]
+    put(f"{name}.rate.{RANK}", [(b - a) * units / SECONDS for a, b in zip(edges, edges[1:])])
+
+
+def main():
+    imported = time.monotonic()
+    with torch.inference_mode():
+        torch.zeros(1, device="cuda")
+        first = time.monotonic() - imported
+        put(f"device.{RANK}", [torch.cuda.get_device_properties(0).multi_processor_count, first])
+        for name, make in (("transformer", transformer), ("cg", cg)):
+            measure(name, make)
+            if RANK == 0:
+                devices = [get(f"device.{r}") for r in range(SIZE)]
+                print(json.dumps({"program": name, "window_s": SECONDS, "rates": [get(f"{name}.rate.{r}") for r in range(SIZE)],
+                                  "sms": [d[0] for d in devices], "first_call_s": [round(d[1], 4) for d in devices],
+                                  "import_s": round(imported - began, 2)}), flush=True)
+
+
+main()

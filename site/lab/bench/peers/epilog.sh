@@ -1,0 +1,13 @@
+#!/bin/bash
+# The epilog to prolog.sh: it resets (here: reads) each mode, tells each daemon to quit, waits a second as NVIDIA's sample
+# does, and looks for what is left.
+#   epilog.sh FOLDER CONTROL NVIDIA-SMI
+dir=$1 control=$2 smi=$3
+for gpu in "$dir"/*; do
+    "$smi" -i "${gpu##*/}" --query-gpu=compute_mode --format=csv,noheader >/dev/null || exit 1
+    echo quit | CUDA_MPS_PIPE_DIRECTORY=$gpu/pipe setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --clear-groups "$control" >/dev/null
+done
+sleep 1
+pgrep -U "$SLURM_JOB_UID" -f "^$control" >/dev/null && exit 1
+rm -rf "$dir"
+exit 0

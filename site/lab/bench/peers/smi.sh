@@ -1,0 +1,7 @@
+#!/bin/bash
+# Stands for nvidia-smi on a simulated node: GPUS devices, and the 104 ms that a call takes on an H200 (measured).
+sleep 0.104
+case $1 in
+-L) for ((i = 0; i < ${GPUS:-1}; i++)); do echo "GPU $i: NVIDIA H200"; done ;;
+*) echo Default ;;
+esac

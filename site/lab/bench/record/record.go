@@ -1,0 +1,172 @@
+// Package record is what a benchmark on a real GPU writes and what the report reads: a file of lines, each a measurement
+// that is whole. A run that is stopped leaves a file that the next run goes on with.
+package record
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Line is one line. Key names the cell that it is a result of; a cell may have several lines, and is done when all of
+// them are on file. One of the pointers is set.
+type Line struct {
+	Key        string      `json:"key"`
+	Machine    *Machine    `json:"machine,omitempty"`
+	Throughput *Throughput `json:"throughput,omitempty"`
+	Times      *Times      `json:"times,omitempty"`
+	Point      *Point      `json:"point,omitempty"`
+	Failed     string      `json:"failed,omitempty"`
+}
+
+// Machine is where and when the lines after it were measured.
+type Machine struct {
+	GPU    string `json:"gpu"`
+	Driver string `json:"driver"`
+	CPUs   int    `json:"cpus"`
+	Kernel string `json:"kernel"`
+	Date   string `json:"date"`
+	Real   bool   `json:"real"`
+}
+
+// Throughput is what each rank got while all of them ran.
+type Throughput struct {
+	Program string      `json:"program"`
+	Rule    string      `json:"rule"`
+	Ranks   int         `json:"ranks"`
+	Through string      `json:"through"` // what started the ranks: mpirun, srun
+	Round   int         `json:"round"`
+	Window  float64     `json:"window_s"`
+	Rates   [][]float64 `json:"rates"` // units a second, by rank and window
+	SMs     []int       `json:"sms"`   // that CUDA reports, by rank
+	First   []float64   `json:"first_call_s"`
+	Import  float64     `json:"import_s,omitempty"`
+}
+
+// Times are milliseconds, an element a trial.
+type Times struct {
+	What string    `json:"what"`
+	Way  string    `json:"way"`
+	MS   []float64 `json:"ms"`
+}
+
+// Point is one share: what was asked of the wrapper, what CUDA reports, and the memory that the context took.
+type Point struct {
+	Asked      string `json:"asked"`
+	SMs        int    `json:"sms"`
+	ContextMiB int    `json:"context_mib"`
+}
+
+// Totals are the sums of all ranks' rates, by window.
+func (t Throughput) Totals() []float64 {
+	return t.byWindow(func(rates []float64) float64 {
+		sum := 0.0
+		for _, r := range rates {
+			sum += r
+		}
+		return sum
+	})
+}
+
+// Slowest are the rates of the slowest rank, by window.
+func (t Throughput) Slowest() []float64 { return t.byWindow(slices.Min[[]float64]) }
+
+func (t Throughput) byWindow(of func([]float64) float64) []float64 {
+	var all []float64
+	for w := range t.Rates[0] {
+		column := make([]float64, len(t.Rates))
+		for r := range t.Rates {
+			column[r] = t.Rates[r][w]
+		}
+		all = append(all, of(column))
+	}
+	return all
+}
+
+// Check refuses a result that is not one: a rank or a window that is missing, or a rank that did nothing at all.
+func (t Throughput) Check() error {
+	if len(t.Rates) != t.Ranks || len(t.SMs) != t.Ranks {
+		return fmt.Errorf("cannot use %s under %s: %d of %d ranks reported", t.Program, t.Rule, len(t.Rates), t.Ranks)
+	}
+	for r, rates := range t.Rates {
+		if len(rates) == 0 || len(rates) != len(t.Rates[0]) || !(slices.Max(rates) > 0) || math.IsInf(slices.Max(rates), 1) {
+			return fmt.Errorf("cannot use %s under %s: rank %d did %v", t.Program, t.Rule, r, rates)
+		}
+	}
+	return nil
+}
+
+// Median of a list that is not empty.
+func Median(all []float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return (sorted[len(sorted)/2] + sorted[(len(sorted)-1)/2]) / 2
+}
+
+// Read reads a file; one that is not there has no lines. A last line that is torn, since its writer was killed, counts
+// for nothing; any other is an error.
+func Read(path string) ([]Line, error) {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	var lines []Line
+	var torn error
+	scanner := bufio.NewScanner(file)
+	scanner.Buffer(nil, 1<<20)
+	for n := 1; scanner.Scan(); n++ {
+		if torn != nil {
+			return nil, torn
+		}
+		var line Line
+		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
+			torn = fmt.Errorf("cannot read line %d of %s: %w", n, path, err)
+			continue
+		}
+		lines = append(lines, line)
+	}
+	return lines, scanner.Err()
+}
+
+// ReadAll reads every results file of a folder, in the order of their names.
+func ReadAll(folder string) ([]Line, error) {
+	paths, err := filepath.Glob(filepath.Join(folder, "*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Line
+	for _, path := range paths {
+		lines, err := Read(path)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, lines...)
+	}
+	return all, nil
+}
+
+// Write writes the lines of a whole file: what was read and what came, so that a torn line is gone.
+func Write(path string, lines []Line) error {
+	draft := path + ".draft"
+	var content []byte
+	for _, line := range lines {
+		one, err := json.Marshal(line)
+		if err != nil {
+			return err
+		}
+		content = append(append(content, one...), '\n')
+	}
+	if err := os.WriteFile(draft, content, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(draft, path)
+}
