@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build packages spank setup demo test test-slurm test-packages walk check soak bench fuzz slurm-bundle gpu-pack gpu-test clean
+.PHONY: all build packages spank setup demo test test-slurm test-packages walk check soak bench benchmarks fuzz slurm-bundle gpu-pack gpu-test gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -73,6 +73,10 @@ bench: setup build
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./cmd/internal/sight
 	go run ./site/lab/bench
 
+# The tables of docs/benchmarks.md and docs/plots, from docs/measurements.
+benchmarks:
+	go run ./site/lab/bench/report
+
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
 gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
 	go run ./site/lab/demo >/dev/null
@@ -80,7 +84,9 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
-	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo ./site/lab/bench
+	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo ./site/lab/bench ./site/lab/bench/gpu
+	mpicc.openmpi -O2 -o $(BUILT)/gpu/ranks site/lab/bench/gpu/ranks/ranks.c -ldl
+	cp site/lab/bench/gpu/ranks/kernels.cu site/lab/bench/gpu/ranks/work.h $(BUILT)/gpu/
 	CGO_ENABLED=0 go build -trimpath -o $(BUILT)/gpu/bin/ ./site/lab/bench/execs
 	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing site/lab/bench/nothing/nothing.c
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
@@ -88,6 +94,10 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
 
 gpu-test: gpu-pack
 	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# What ranks get of the GPU under every rule; run again, it goes on where it stopped.
+gpu-bench: gpu-pack
+	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@

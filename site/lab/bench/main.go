@@ -53,7 +53,7 @@ type set struct {
 func main() {
 	trials := flag.Int("trials", 20, "trials a line")
 	out := flag.String("json", "", "file for every single time")
-	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone")
+	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone; growth: ranks and jobs alone, on simulated GPUs")
 	flag.Parse()
 	if err := run(*trials, *out, *only); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
@@ -69,6 +69,7 @@ type result struct {
 	Trials  int       `json:"trials"`
 	Sets    []set     `json:"sets,omitempty"`
 	Wrapper *wrapping `json:"wrapper,omitempty"`
+	Growth  *growth   `json:"growth,omitempty"`
 }
 
 func run(trials int, out, only string) error {
@@ -82,18 +83,26 @@ func run(trials int, out, only string) error {
 	}
 	defer os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid())))
 	r := result{Date: time.Now().Format(time.DateOnly), Real: stage.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
-	if only != "wrapper" {
+	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
 			return err
 		}
 	}
-	if only != "acts" {
+	if only == "" || only == "wrapper" {
 		wrapper, err := wrappers(built, r.Real, trials)
 		if err != nil {
 			return err
 		}
 		wrapper.print()
 		r.Wrapper = &wrapper
+	}
+	if !r.Real && (only == "" || only == "growth") {
+		grown, err := grow(built, trials)
+		if err != nil {
+			return err
+		}
+		grown.print()
+		r.Growth = &grown
 	}
 	if out == "" {
 		return nil

@@ -48,27 +48,55 @@ var nothing string
 
 // wrappers measures on a node with an open job.
 func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
+	err = withJob(built, real, func(ctx context.Context, execs []string, wrap func(args ...string) []string) error {
+		idle := execs[1]
+		w, err = measureWays(ctx, []way{
+			{"execs", execs},
+			{"pass", wrap("--signals=pass", idle)},
+			{"protect", wrap("--signals=protect", idle)},
+		}, wrap("--signals=protect", "/bin/sleep", "6"), rounds)
+		return err
+	})
+	return w, err
+}
+
+// grow measures what grows.
+func grow(built string, trials int) (g growth, err error) {
+	err = withJob(built, false, func(ctx context.Context, execs []string, wrap func(args ...string) []string) error {
+		return g.ranksGrow(ctx, execs, wrap("--signals=protect", execs[1]), trials)
+	})
+	if err != nil {
+		return g, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	return g, g.startsGrow(ctx, built, (trials+3)/4)
+}
+
+// withJob opens a job on a node of one GPU and measures there: execs is the line that only becomes the program, wrap
+// puts the wrapper before one.
+func withJob(built string, real bool, measure func(ctx context.Context, execs []string, wrap func(args ...string) []string) error) (err error) {
 	dir, err := os.MkdirTemp("/tmp", "bench")
 	if err != nil {
-		return w, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
 	if err := os.Chmod(dir, 0o755); err != nil {
-		return w, err
+		return err
 	}
 	b, err := newBench(dir, built, real, set{GPUs: 1, Leases: 1, Scope: "job"})
 	if err != nil {
-		return w, err
+		return err
 	}
 	if err := programs(built, dir); err != nil {
-		return w, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	job := stage.Job{ID: 7, UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
 	if _, err := b.timed(ctx, job, "prolog"); err != nil {
-		return w, err
+		return err
 	}
 	defer func() {
 		_, closed := b.timed(ctx, job, "epilog")
@@ -78,11 +106,7 @@ func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 	wrap := func(args ...string) []string {
 		return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.stage.Root}, args...)
 	}
-	return measureWays(ctx, []way{
-		{"execs", []string{execs, idle}},
-		{"pass", wrap("--signals=pass", idle)},
-		{"protect", wrap("--signals=protect", idle)},
-	}, wrap("--signals=protect", "/bin/sleep", "6"), rounds)
+	return measure(ctx, []string{execs, idle}, wrap)
 }
 
 func measureWays(ctx context.Context, ways []way, waiting []string, rounds int) (wrapping, error) {

@@ -28,9 +28,9 @@ func TestEveryRuleIsMeasuredAtEveryNumberOfRanks(t *testing.T) {
 		}
 	}
 	for _, n := range []int{1, 2, 3, 4, 7, 8, 12, 16, 24, 32, 48} {
-		for _, r := range rules {
-			if c := (cell{kind: "kernels", ranks: n, rule: r.twin(h200, n), round: 1}); !keys[c.key()] {
-				t.Errorf("%d ranks under %s: neither this nor its twin %s is in the plan", n, r.name, c.rule.name)
+		for _, r := range record.Rules {
+			if c := (cell{kind: "kernels", ranks: n, rule: r.Twin(h200, n), round: 1}); !keys[c.key()] {
+				t.Errorf("%d ranks under %s: neither this nor its twin %s is in the plan", n, r.Name, c.rule.Name)
 			}
 		}
 	}
@@ -46,11 +46,11 @@ func TestTwinsHaveTheSameSMs(t *testing.T) {
 		{"integer 100/n", 3, "integer 100/n"}, {"integer 100/n", 4, "integer 100/n"}, {"integer 100/n", 24, "even"},
 		{"overlap 1.5", 32, "even"}, {"overlap 2", 48, "even"}, {"overlap 3", 48, "overlap 3"},
 	} {
-		if got := findRule(c.rule).twin(h200, c.ranks).name; got != c.twin {
+		if got := record.FindRule(c.rule).Twin(h200, c.ranks).Name; got != c.twin {
 			t.Errorf("%d ranks under %s are measured as %s, want %s", c.ranks, c.rule, got, c.twin)
 		}
 	}
-	if got := findRule("even").shares(h200, 48); !slices.Equal(got, slices.Repeat([]int{8}, 48)) {
+	if got := record.FindRule("even").Shares(h200, 48); !slices.Equal(got, slices.Repeat([]int{8}, 48)) {
 		t.Errorf("48 even shares are %v", got)
 	}
 }
@@ -74,7 +74,7 @@ func TestARunGoesOnWhereItStopped(t *testing.T) {
 	compile(t, "gcc", "-shared", "-fPIC", "-O2", "-o", s.library, "ranks/spin.c", "-ldl")
 	cells := []cell{}
 	for _, name := range []string{"time-slicing", "uncapped", "even"} {
-		cells = append(cells, cell{kind: "kernels", ranks: 2, rule: findRule(name), round: 1, programs: "fma,halo"})
+		cells = append(cells, cell{kind: "kernels", ranks: 2, rule: record.FindRule(name), round: 1, programs: "fma,halo"})
 	}
 	measureAll(ctx, t, s, dir, cells[:2])
 	tear(t, s.results)
@@ -93,7 +93,7 @@ func TestARunGoesOnWhereItStopped(t *testing.T) {
 			if line.Failed != "" {
 				t.Fatalf("%s failed: %s", line.Key, line.Failed)
 			}
-			want := c.rule.shares(h200, 2)
+			want := c.rule.Shares(h200, 2)
 			if want == nil {
 				want = []int{132, 132}
 			}

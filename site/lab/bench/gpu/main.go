@@ -282,7 +282,7 @@ func (b *bench) wanted(programs string) string {
 // tryAll runs each program of ranks.c once by itself, so that one that does not work is known before the plan begins.
 func (b *bench) tryAll(ctx context.Context) error {
 	for program := range strings.SplitSeq(wide, ",") {
-		c := cell{kind: "kernels", ranks: 2, rule: findRule("uncapped"), programs: program}
+		c := cell{kind: "kernels", ranks: 2, rule: record.FindRule("uncapped"), programs: program}
 		if err := b.attempt(ctx, "try "+program, 3, func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
 			return err
 		}
@@ -294,6 +294,9 @@ func (b *bench) tryAll(ctx context.Context) error {
 func (b *bench) summary() error {
 	cells, missing := 0, 0
 	for _, batch := range batches {
+		if batch.kind == "torch" && b.python == "" {
+			continue
+		}
 		for _, c := range batch.cells(b.gpu) {
 			cells++
 			if !b.done(c.key()) {

@@ -32,7 +32,7 @@ func (b *bench) measure(ctx context.Context, c cell) (lines []record.Line, err e
 		bound, cancel := context.WithTimeout(context.Background(), tidy)
 		defer cancel()
 		if closed := p.close(bound); closed != nil {
-			err = errors.Join(err, fmt.Errorf("cannot give back %s: %w", c.rule.name, closed))
+			err = errors.Join(err, fmt.Errorf("cannot give back %s: %w", c.rule.Name, closed))
 		}
 	}()
 	program, err := b.program(c)
@@ -85,7 +85,7 @@ func read(said string, c cell, through string) ([]record.Line, error) {
 		if !strings.HasPrefix(text, `{"program"`) {
 			continue
 		}
-		t := record.Throughput{Rule: c.rule.name, Ranks: c.ranks, Round: c.round, Through: through}
+		t := record.Throughput{Rule: c.rule.Name, Ranks: c.ranks, Round: c.round, Through: through}
 		if err := json.Unmarshal([]byte(text), &t); err != nil {
 			return nil, err
 		}
@@ -118,7 +118,7 @@ func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error)
 		return nil, err
 	}
 	options := []string{"--gres=gpu:1", fmt.Sprintf("-n%d", c.ranks)}
-	if c.rule.daemon == ours {
+	if c.rule.Daemon == record.Ours {
 		line, options = append(s.Command("mpirun-wrap"), line...), append(options, "--constraint=mps")
 	}
 	said, err := b.job(ctx, cluster, options, fmt.Sprintf("srun --mpi=pmix -n%d %s", c.ranks, strings.Join(line, " ")))

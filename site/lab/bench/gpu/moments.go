@@ -46,7 +46,7 @@ func (b *bench) rank(ctx context.Context, p place, options, line []string) (stri
 // ready, and seated by the wrapper, in turns, each a whole process too.
 func (b *bench) firstCalls(ctx context.Context) error {
 	return b.attempt(ctx, "first-call", float64(b.trials)*1.2+3, func(ctx context.Context) (lines []record.Line, err error) {
-		plain, err := b.open(ctx, findRule("uncapped"), 1)
+		plain, err := b.open(ctx, record.FindRule("uncapped"), 1)
 		if err != nil {
 			return nil, err
 		}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
 
@@ -22,18 +23,18 @@ type place struct {
 }
 
 // open makes the place of n ranks under a rule.
-func (b *bench) open(ctx context.Context, r rule, n int) (place, error) {
-	switch r.daemon {
-	case bare:
+func (b *bench) open(ctx context.Context, r record.Rule, n int) (place, error) {
+	switch r.Daemon {
+	case record.Bare:
 		return b.openBare(ctx, r, n)
-	case ours:
-		return b.openOurs(ctx, r.name, fmt.Sprintf("overlap = %g", r.overlap))
+	case record.Ours:
+		return b.openOurs(ctx, r.Name, fmt.Sprintf("overlap = %g", r.Overlap))
 	}
 	return place{close: func(context.Context) error { return nil }}, nil
 }
 
 // openBare starts a plain daemon as the user, with a server that is ready.
-func (b *bench) openBare(ctx context.Context, r rule, n int) (place, error) {
+func (b *bench) openBare(ctx context.Context, r record.Rule, n int) (place, error) {
 	dir := filepath.Join(b.dir, "bare")
 	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
@@ -56,7 +57,7 @@ func (b *bench) openBare(ctx context.Context, r rule, n int) (place, error) {
 	if err != nil {
 		return p, errors.Join(err, p.close(ctx))
 	}
-	if r.name == "integer 100/n" {
+	if r.Name == "integer 100/n" {
 		p.env = append(p.env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 100/n))
 	}
 	return p, nil

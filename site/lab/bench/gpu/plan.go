@@ -5,83 +5,19 @@ import (
 	"slices"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
-
-// rule is a way in which ranks share a GPU.
-type rule struct {
-	name    string
-	daemon  daemon
-	overlap float64 // of ours
-}
-
-// daemon is whose daemon the ranks are clients of.
-type daemon int
-
-const (
-	none daemon = iota // time-slicing: each rank has the GPU in turn
-	bare               // a plain daemon, ranks in an environment made by hand
-	ours               // prolog, mpirun-wrap, epilog
-)
-
-// rules in the order in which they are compared.
-var rules = []rule{
-	{name: "time-slicing"},
-	{name: "uncapped", daemon: bare},
-	{name: "even", daemon: ours, overlap: 1},
-	{name: "integer 100/n", daemon: bare},
-	{name: "overlap 1.5", daemon: ours, overlap: 1.5},
-	{name: "overlap 2", daemon: ours, overlap: 2},
-	{name: "overlap 3", daemon: ours, overlap: 3},
-}
-
-func findRule(name string) rule {
-	return rules[slices.IndexFunc(rules, func(r rule) bool { return r.name == name })]
-}
-
-// shares are the SMs that each of n ranks gets; none for time-slicing, where each has all of them.
-func (r rule) shares(gpu policy.GPU, n int) []int {
-	if r.daemon == none {
-		return nil
-	}
-	all := slices.Repeat([]int{gpu.SMs}, n)
-	if r.daemon == ours {
-		grant := policy.DefaultGrant()
-		grant.Overlap = r.overlap
-		shares, err := policy.Divide(gpu, n, grant)
-		if err != nil {
-			panic(err) // of a GPU that is one and a constant grant
-		}
-		for i, share := range shares {
-			all[i] = share.SMs
-		}
-	}
-	if r.name == "integer 100/n" && n > 1 {
-		all = slices.Repeat([]int{gpu.SMsAt(policy.PercentFrom(float64(100 / n)))}, n)
-	}
-	return all
-}
-
-// twin is the first rule that gives n ranks the very same SMs: the same thing need not be measured twice.
-func (r rule) twin(gpu policy.GPU, n int) rule {
-	own := r.shares(gpu, n)
-	for _, other := range rules {
-		if r.daemon != none && other.daemon != none && slices.Equal(own, other.shares(gpu, n)) {
-			return other
-		}
-	}
-	return r
-}
 
 // cell is what is measured at once: some ranks under a rule, and all the programs that they run one after the other.
 type cell struct {
 	kind     string // kernels: ranks.c under mpirun; torch: ranks.py under mpirun; slurm: ranks.c under srun
 	ranks    int
-	rule     rule
+	rule     record.Rule
 	round    int
 	programs string
 }
 
-func (c cell) key() string { return fmt.Sprintf("%s/%d/%s/%d", c.kind, c.ranks, c.rule.name, c.round) }
+func (c cell) key() string { return fmt.Sprintf("%s/%d/%s/%d", c.kind, c.ranks, c.rule.Name, c.round) }
 
 const (
 	core = "fma,small,nbody,halo"
@@ -111,9 +47,9 @@ var batches = []batch{
 // cells of a batch: every rule once, none before its twin, another one first in each round.
 func (b batch) cells(gpu policy.GPU) []cell {
 	var all []cell
-	for i := range rules {
-		r := rules[(i+b.round-1)%len(rules)]
-		if r.twin(gpu, b.ranks).name != r.name || b.kind == "slurm" && r.name != "time-slicing" && r.name != "overlap 2" {
+	for i := range record.Rules {
+		r := record.Rules[(i+b.round-1)%len(record.Rules)]
+		if r.Twin(gpu, b.ranks).Name != r.Name || b.kind == "slurm" && r.Name != "time-slicing" && r.Name != "overlap 2" {
 			continue
 		}
 		c := cell{kind: b.kind, ranks: b.ranks, rule: r, round: b.round, programs: core}
@@ -134,11 +70,11 @@ func (b batch) cells(gpu policy.GPU) []cell {
 func (c cell) seconds() float64 {
 	n := float64(c.ranks)
 	switch {
-	case c.kind == "torch" && c.rule.daemon == none:
+	case c.kind == "torch" && c.rule.Daemon == record.None:
 		return 8 + 0.6*n
 	case c.kind == "torch":
 		return 7 + 0.4*n
-	case c.rule.daemon == none:
+	case c.rule.Daemon == record.None:
 		return 5 + 0.35*n
 	}
 	return 5 + 0.15*n

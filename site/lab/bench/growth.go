@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// growth is how what we add grows with what there is, on simulated GPUs: with the ranks of a GPU, and with the jobs that
+// a node starts.
+type growth struct {
+	// Ranks at once, from the first wrapper's start to the last's end, around a program that does nothing: milliseconds,
+	// an element a round, by "protect" and "execs", which only becomes the program; in the order of RankCounts.
+	RankCounts []int                  `json:"rank_counts"`
+	Together   map[string][][]float64 `json:"together_ms"`
+	// Jobs a second through slurmd, an element a trial, by "no hooks" and "ours": jobs of one GPU that do nothing, from
+	// sbatch until the last epilog is over.
+	Jobs   int                  `json:"jobs"`
+	GPUs   int                  `json:"gpus"`
+	Starts map[string][]float64 `json:"jobs_per_second"`
+}
+
+var rankCounts = []int{1, 2, 4, 8, 16, 32, 48}
+
+// ranksGrow measures the wrapper beside the floor at every number of ranks.
+func (g *growth) ranksGrow(ctx context.Context, execs, protect []string, rounds int) error {
+	g.RankCounts, g.Together = rankCounts, map[string][][]float64{}
+	for _, n := range rankCounts {
+		times := map[string][]float64{}
+		for range rounds {
+			for name, line := range map[string][]string{"execs": execs, "protect": protect} {
+				wall, _, err := together(ctx, line, n)
+				if err != nil {
+					return err
+				}
+				times[name] = append(times[name], wall)
+			}
+		}
+		for name, all := range times {
+			g.Together[name] = append(g.Together[name], all)
+		}
+	}
+	return nil
+}
+
+// startsGrow measures how many jobs a second a node runs, without hooks and with ours, in turns.
+func (g *growth) startsGrow(ctx context.Context, built string, trials int) (err error) {
+	g.Jobs, g.GPUs, g.Starts = 24, 4, map[string][]float64{}
+	dir, err := os.MkdirTemp("/tmp", "grow")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	s, err := stage.New(dir, built, "", node.H200, node.H200, node.H200, node.H200)
+	if err != nil {
+		return err
+	}
+	user, err := lab.EnsureUser("hpc1", uid)
+	if err != nil {
+		return err
+	}
+	ways := []struct {
+		name    string
+		options lab.Options
+	}{{"no hooks", lab.Options{}}, {"ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")}}}
+	clusters := map[string]*lab.Cluster{}
+	defer func() {
+		for _, c := range clusters {
+			err = errors.Join(err, c.Stop())
+		}
+	}()
+	for i, way := range ways {
+		o := way.options
+		o.Dir, o.GPUs, o.Features, o.PrologFlags, o.SameName = filepath.Join(dir, fmt.Sprintf("c%d", i)), g.GPUs, "mps", "Alloc", true
+		if clusters[way.name], err = lab.Start(ctx, o); err != nil {
+			return err
+		}
+	}
+	for trial := range trials {
+		for i := range ways {
+			name := ways[(trial+i)%len(ways)].name
+			took, err := runJobs(ctx, clusters[name], user, g.Jobs)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			g.Starts[name] = append(g.Starts[name], float64(g.Jobs)/took.Seconds())
+		}
+	}
+	return nil
+}
+
+// runJobs sends an array of jobs that do nothing and waits until all of them, their epilogs too, are over.
+func runJobs(ctx context.Context, c *lab.Cluster, user lab.User, n int) (time.Duration, error) {
+	began := time.Now()
+	id, err := c.Submit(ctx, user, fmt.Sprintf("--array=1-%d", n), "--gres=gpu:1", "--constraint=mps", "-n1", "-o", "/dev/null", "--wrap", "true")
+	if err != nil {
+		return 0, err
+	}
+	for {
+		left, err := c.Run(ctx, user, "squeue", "-h", "-j", fmt.Sprint(id))
+		if err != nil {
+			return 0, err
+		}
+		if strings.TrimSpace(left.Stdout) == "" {
+			return time.Since(began), nil
+		}
+		if !site.Pause(ctx, 20*time.Millisecond) {
+			return 0, fmt.Errorf("cannot wait for %d jobs: %w: %s", n, ctx.Err(), left.Stdout)
+		}
+	}
+}
+
+func (g growth) print() {
+	fmt.Println("\nranks at once    execs  protect  ratio   (medians in ms)")
+	for i, n := range g.RankCounts {
+		execs, protect := median(g.Together["execs"][i]), median(g.Together["protect"][i])
+		fmt.Printf("%13d %8.1f %8.1f %6.2f\n", n, execs, protect, protect/execs)
+	}
+	fmt.Printf("jobs a second through slurmd: %.2f without hooks, %.2f with ours (%d jobs, %d GPUs)\n", median(g.Starts["no hooks"]), median(g.Starts["ours"]), g.Jobs, g.GPUs)
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+)
+
+// data is what is reported on.
+type data struct {
+	machine   record.Machine // of the throughput
+	rounds    int
+	windows   int
+	windowMS  float64
+	cells     map[point]cell
+	slurm     map[string][]record.Throughput // by rule
+	times     map[[2]string][]float64        // by what and way
+	sweep     []record.Point
+	failed    int
+	real      []hooks // prolog and epilog, in the order in which they were measured
+	simulated hooks
+	beside    hooks // with hooks in bash beside it
+	grown     hooks // of which only Growth
+}
+
+// point is a program at a number of ranks under a rule.
+type point struct {
+	program string
+	ranks   int
+	rule    string
+}
+
+// cell is all that was measured at a point: a value a window.
+type cell struct {
+	total, slowest []float64
+	sms            []int
+}
+
+// hooks is what site/lab/bench writes of prolog and epilog.
+type hooks struct {
+	Date string `json:"date"`
+	Sets []struct {
+		GPUs       int       `json:"gpus"`
+		Leases     int       `json:"leases"`
+		Scope      string    `json:"scope"`
+		Floor      []float64 `json:"floor_ms"`
+		Prolog     []float64 `json:"prolog_ms"`
+		Quit       []float64 `json:"quit_ms"`
+		Epilog     []float64 `json:"epilog_ms"`
+		BashProlog []float64 `json:"bash_prolog_ms"`
+		BashEpilog []float64 `json:"bash_epilog_ms"`
+		Outside    []float64 `json:"outside_ms"`
+	} `json:"sets"`
+	Growth struct {
+		RankCounts []int                  `json:"rank_counts"`
+		Together   map[string][][]float64 `json:"together_ms"`
+		Jobs       int                    `json:"jobs"`
+		GPUs       int                    `json:"gpus"`
+		Starts     map[string][]float64   `json:"jobs_per_second"`
+	} `json:"growth"`
+}
+
+func readData(measurements string) (d data, err error) {
+	d = data{cells: map[point]cell{}, slurm: map[string][]record.Throughput{}, times: map[[2]string][]float64{}}
+	lines, err := record.ReadAll(filepath.Join(measurements, "4-h200"))
+	if err != nil {
+		return d, err
+	}
+	if len(lines) == 0 {
+		return d, fmt.Errorf("cannot find measurements in %s/4-h200", measurements)
+	}
+	for _, line := range lines {
+		d.take(line)
+	}
+	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json"} {
+		h, err := readHooks(filepath.Join(measurements, path))
+		if err != nil {
+			return d, err
+		}
+		d.real = append(d.real, h)
+	}
+	for path, into := range map[string]*hooks{"bench-simulated.json": &d.simulated, "hooks-simulated.json": &d.beside, "growth-simulated.json": &d.grown} {
+		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+func readHooks(path string) (h hooks, err error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return h, err
+	}
+	if err := json.Unmarshal(content, &h); err != nil {
+		return h, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return h, nil
+}
+
+func (d *data) take(line record.Line) {
+	switch {
+	case line.Machine != nil:
+		d.machine = *line.Machine
+	case line.Failed != "":
+		d.failed++
+	case line.Point != nil:
+		d.sweep = append(d.sweep, *line.Point)
+	case line.Times != nil:
+		key := [2]string{line.Times.What, line.Times.Way}
+		d.times[key] = append(d.times[key], line.Times.MS...)
+	case line.Throughput.Through == "srun":
+		d.slurm[line.Throughput.Rule] = append(d.slurm[line.Throughput.Rule], *line.Throughput)
+	default:
+		t := *line.Throughput
+		p := point{t.Program, t.Ranks, t.Rule}
+		c := d.cells[p]
+		c.total, c.slowest, c.sms = append(c.total, t.Totals()...), append(c.slowest, t.Slowest()...), t.SMs
+		d.cells[p] = c
+		d.rounds, d.windows, d.windowMS = max(d.rounds, t.Round), len(t.Rates[0]), 1000*t.Window
+	}
+}
+
+// rules in the order of the tables.
+var rules = []string{"time-slicing", "uncapped", "integer 100/n", "even", "overlap 1.5", "overlap 2", "overlap 3"}
+
+// measured is the GPU of the measurements.
+var measured = policy.GPU{SMs: 132, TPC: 2}
+
+// program is what a table says of a program.
+type program struct{ name, title, unit string }
+
+var programs = []program{
+	{"fma", "Saturating FMA kernel", "kernels/s"},
+	{"small", "Small kernels with CPU work between", "kernels/s"},
+	{"nbody", "All-pairs n-body, 8192 bodies", "steps/s"},
+	{"halo", "Halo exchange over MPI, Jacobi on 2048 × 2048 a rank", "steps/s"},
+	{"triad", "Stream triad, 192 MiB a rank", "passes/s"},
+	{"fft", "FFT, 128 × 128 × 128 complex", "transforms/s"},
+	{"transformer", "Inference of a transformer in PyTorch", "batches/s"},
+	{"cg", "Conjugate gradients, sparse, in PyTorch", "iterations/s"},
+}
+
+// at is a point, or that of the rule that gives these ranks the very same SMs and was measured in its place, whose name
+// it returns too.
+func (d *data) at(program string, ranks int, rule string) (c cell, as string, ok bool) {
+	if c, ok := d.cells[point{program, ranks, rule}]; ok {
+		return c, rule, true
+	}
+	as = record.FindRule(rule).Twin(measured, ranks).Name
+	c, ok = d.cells[point{program, ranks, as}]
+	return c, as, ok
+}
+
+// ranksOf are the numbers of ranks at which a program was measured.
+func (d *data) ranksOf(program string) []int {
+	seen := map[int]bool{}
+	for p := range d.cells {
+		if p.program == program {
+			seen[p.ranks] = true
+		}
+	}
+	var all []int
+	for n := range seen {
+		all = append(all, n)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// best is the most that any rule gives in total.
+func (d *data) best(program string, ranks int) (rule string, total float64) {
+	for _, r := range rules {
+		if c, as, ok := d.at(program, ranks, r); ok && record.Median(c.total) > total {
+			rule, total = as, record.Median(c.total)
+		}
+	}
+	return rule, total
+}
+
+// standing is how a rule does over some programs and numbers of ranks: the geometric mean of its total, and of its
+// slowest rank, to the best of all rules, and the worst total.
+func (d *data) standing(rule string, of []string, ranks []int) (total, slowest, worst float64, points int) {
+	worst = 1
+	for _, p := range of {
+		for _, n := range ranks {
+			c, _, ok := d.at(p, n, rule)
+			if !ok {
+				continue
+			}
+			points++
+			bestTotal, bestSlowest := 0.0, 0.0
+			for _, r := range rules {
+				if other, _, ok := d.at(p, n, r); ok {
+					bestTotal, bestSlowest = max(bestTotal, record.Median(other.total)), max(bestSlowest, record.Median(other.slowest))
+				}
+			}
+			ratio := record.Median(c.total) / bestTotal
+			total, slowest, worst = total+math.Log(ratio), slowest+math.Log(record.Median(c.slowest)/bestSlowest), min(worst, ratio)
+		}
+	}
+	return math.Exp(total / float64(points)), math.Exp(slowest / float64(points)), worst, points
+}

@@ -1,0 +1,290 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+)
+
+// parts are the parts of the document by the names of their markers.
+func (d data) parts() map[string]string {
+	return map[string]string{
+		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
+		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
+		"beside bash": d.besideBash(), "growth": d.growth(),
+	}
+}
+
+// table is a Markdown table.
+func table(head []string, rows [][]string) string {
+	var b strings.Builder
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	line(head)
+	fmt.Fprintf(&b, "|%s\n", strings.Repeat("---|", len(head)))
+	for _, row := range rows {
+		line(row)
+	}
+	return b.String()
+}
+
+// count writes a rate.
+func count(x float64) string {
+	if x >= 100 {
+		return fmt.Sprintf("%.0f", x)
+	}
+	return fmt.Sprintf("%.1f", x)
+}
+
+func ms(x float64) string { return fmt.Sprintf("%.1f", x) }
+
+func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
+
+// of says the machine that a part's figures are from.
+func (d data) of() string {
+	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", d.machine.GPU, d.machine.Driver, d.machine.CPUs, d.machine.Date)
+}
+
+func (d data) throughput() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
+		d.of(), d.windows, d.windowMS)
+	for _, p := range programs {
+		ns := d.ranksOf(p.name)
+		head := []string{p.unit}
+		for _, n := range ns {
+			head = append(head, fmt.Sprintf("n = %d", n))
+		}
+		var rows [][]string
+		for _, rule := range rules {
+			row := []string{rule}
+			for _, n := range ns {
+				row = append(row, d.entry(p.name, n, rule))
+			}
+			rows = append(rows, row)
+		}
+		fmt.Fprintf(&b, "\n**%s**\n\n%s", p.title, table(head, rows))
+		if len(ns) > 1 {
+			fmt.Fprintf(&b, "\n![%s](plots/%s.svg)\n", p.title, p.name)
+		}
+	}
+	return b.String()
+}
+
+func (d data) entry(program string, n int, rule string) string {
+	c, as, ok := d.at(program, n, rule)
+	if !ok {
+		return ""
+	}
+	if as != rule {
+		return "= " + as
+	}
+	total := record.Median(c.total)
+	text := count(total)
+	if n > 1 {
+		text += fmt.Sprintf(" (%.0f %%)", 100*record.Median(c.slowest)*float64(n)/total)
+	}
+	if winner, _ := d.best(program, n); winner == rule && n > 1 {
+		return "**" + text + "**"
+	}
+	return text
+}
+
+// standingSets are what the rules are judged over.
+var standingSets = []struct {
+	title    string
+	programs []string
+	ranks    []int
+}{
+	{"FMA, small, n-body, halo; 2 to 48 ranks", []string{"fma", "small", "nbody", "halo"}, []int{2, 3, 4, 7, 8, 12, 16, 24, 32, 48}},
+	{"those, triad and FFT; 3, 8, 16, 48 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft"}, []int{3, 8, 16, 48}},
+	{"all eight; 8 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{8}},
+}
+
+func (d data) standings() string {
+	var b strings.Builder
+	fmt.Fprint(&b, "Each rule's total to the best rule's, geometric mean; in brackets the same of the slowest rank, and the worst total.\n\n")
+	head, rows := []string{"rule"}, [][]string{}
+	for _, set := range standingSets {
+		head = append(head, set.title)
+	}
+	for _, rule := range rules {
+		row := []string{rule}
+		for _, set := range standingSets {
+			total, slowest, worst, _ := d.standing(rule, set.programs, set.ranks)
+			row = append(row, fmt.Sprintf("%.1f %% (%.1f, worst %.0f)", 100*total, 100*slowest, 100*worst))
+		}
+		rows = append(rows, row)
+	}
+	b.WriteString(table(head, rows))
+	return b.String()
+}
+
+func (d data) throughSlurm() string {
+	ours, slicing := d.slurmTotals("overlap 2"), d.slurmTotals("time-slicing")
+	rows := [][]string{
+		{"time-slicing", count(record.Median(slicing)), span(slicing), ""},
+		{"overlap 2, the shipped policy", count(record.Median(ours)), span(ours), fmt.Sprintf("%.1f", record.Median(ours)/record.Median(slicing))},
+	}
+	return fmt.Sprintf("%s; %d jobs of each in turns, sbatch and srun under a real Slurm with our prolog and epilog, 16 ranks.\n\n%s",
+		d.of(), len(d.slurm["overlap 2"]), table([]string{"small kernels", "kernels/s", "all windows", "times time-slicing"}, rows))
+}
+
+func (d data) slurmTotals(rule string) []float64 {
+	var all []float64
+	for _, t := range d.slurm[rule] {
+		all = append(all, t.Totals()...)
+	}
+	return all
+}
+
+func span(all []float64) string { return count(slices.Min(all)) + " to " + count(slices.Max(all)) }
+
+func (d data) moments() string {
+	var rows [][]string
+	for _, m := range []struct {
+		what, of string
+		ways     [][2]string
+	}{
+		{"first call", "a rank's first call of CUDA", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
+		{"whole process", "that rank's whole process", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
+		{"sbatch to first kernel", "from sbatch to the end of the first kernel", [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}},
+	} {
+		for _, way := range m.ways {
+			all := d.times[[2]string{m.what, way[0]}]
+			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)), fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
+		}
+	}
+	return d.of() + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
+}
+
+func (d data) swept() string {
+	least, most := d.sweep[0], d.sweep[0]
+	for _, p := range d.sweep {
+		if p.SMs < least.SMs {
+			least = p
+		}
+		if p.SMs > most.SMs {
+			most = p
+		}
+	}
+	return fmt.Sprintf("%s: %d shares asked of the wrapper (every whole percentage, every number of TPCs), one client at a time. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](plots/sweep.svg)",
+		d.of(), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
+}
+
+func (d data) realHooks() string {
+	var rows [][]string
+	for _, h := range d.real {
+		for _, s := range h.Sets {
+			bash := []string{"", ""}
+			if len(s.BashProlog) > 0 {
+				bash = []string{fmt.Sprintf("%s, %.1f", ms(record.Median(s.BashProlog)), record.Median(s.BashProlog)/record.Median(s.Prolog)),
+					fmt.Sprintf("%s, %.1f", ms(record.Median(s.BashEpilog)), record.Median(s.BashEpilog)/record.Median(s.Epilog))}
+			}
+			floor, prolog, quit, epilog := record.Median(s.Floor), record.Median(s.Prolog), record.Median(s.Quit), record.Median(s.Epilog)
+			rows = append(rows, []string{h.Date, fmt.Sprint(len(s.Prolog)), fmt.Sprint(s.Leases), ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), bash[0],
+				fmt.Sprintf("%s (%s to %s)", ms(quit), ms(slices.Min(s.Quit)), ms(slices.Max(s.Quit))), ms(epilog), fmt.Sprintf("%.2f", epilog/quit), bash[1]})
+		}
+	}
+	return "One H200, driver 580.159.04, compute mode left alone; milliseconds, medians, in turns in one run; a row a machine and number of leases.\n\n" +
+		table([]string{"date", "trials", "leases on the node", "floor", "prolog", "to the floor", "in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
+}
+
+func (d data) simulatedHooks() string {
+	var rows [][]string
+	for _, s := range d.simulated.Sets {
+		floor, prolog, quit, epilog := record.Median(s.Floor), record.Median(s.Prolog), record.Median(s.Quit), record.Median(s.Epilog)
+		rows = append(rows, []string{fmt.Sprint(s.GPUs), fmt.Sprint(s.Leases), s.Scope, ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), ms(record.Median(s.Outside)),
+			ms(quit), ms(epilog), fmt.Sprintf("%.2f", epilog/quit)})
+	}
+	return fmt.Sprintf("Two cores, no GPU, %s, %d trials; milliseconds, medians.\n\n%s", d.simulated.Date, len(d.simulated.Sets[0].Prolog),
+		table([]string{"GPUs", "leases", "scope", "floor", "prolog", "to the floor", "outside", "quit", "epilog", "to quit"}, rows))
+}
+
+// besideBash is the prolog and the epilog beside hooks in bash, by the number of GPUs.
+func (d data) besideBash() string {
+	var rows [][]string
+	for _, s := range d.beside.Sets {
+		if len(s.BashProlog) == 0 {
+			continue
+		}
+		prolog, epilog, start, end := record.Median(s.Prolog), record.Median(s.Epilog), record.Median(s.BashProlog), record.Median(s.BashEpilog)
+		rows = append(rows, []string{fmt.Sprint(s.GPUs), ms(prolog), ms(start), fmt.Sprintf("%.1f", start/prolog), ms(epilog), ms(end), fmt.Sprintf("%.1f", end/epilog)})
+	}
+	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s", d.beside.Date, len(d.beside.Sets[0].Prolog), len(d.beside.Sets[0].BashProlog),
+		table([]string{"GPUs", "prolog", "in bash", "times ours", "epilog", "in bash", "times ours"}, rows))
+}
+
+// growth is what grows with the ranks of a GPU and with the jobs of a node.
+func (d data) growth() string {
+	g := d.grown.Growth
+	var rows [][]string
+	for i, n := range g.RankCounts {
+		execs, protect := record.Median(g.Together["execs"][i]), record.Median(g.Together["protect"][i])
+		rows = append(rows, []string{fmt.Sprint(n), ms(execs), ms(protect), fmt.Sprintf("%.2f", protect/execs), fmt.Sprintf("%.2f", protect/float64(n))})
+	}
+	none, ours := g.Starts["no hooks"], g.Starts["ours"]
+	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing, from the first's start to the last's end, medians of %d rounds, milliseconds.\n\n%s\nJobs a second through slurmd, %d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns: %.2f without hooks (%.2f to %.2f), %.2f with ours (%.2f to %.2f).",
+		d.grown.Date, len(g.Together["execs"][0]), table([]string{"ranks", "only execs", "mpirun-wrap", "times", "a rank"}, rows), g.Jobs, g.GPUs, len(none),
+		record.Median(none), slices.Min(none), slices.Max(none), record.Median(ours), slices.Min(ours), slices.Max(ours))
+}
+
+// bars are the aims, each with what was measured.
+func (d data) bars() string {
+	var rows [][]string
+	row := func(aim, measured string, holds bool) {
+		word := "holds"
+		if !holds {
+			word = "**missed**"
+		}
+		rows = append(rows, []string{aim, measured, word})
+	}
+	worst, at := math.Inf(1), 0
+	for _, n := range d.ranksOf("fma") {
+		even, _, ok := d.at("fma", n, "even")
+		free, _, ok2 := d.at("fma", n, "uncapped")
+		if ratio := record.Median(even.total) / record.Median(free.total); ok && ok2 && n > 1 && ratio < worst {
+			worst, at = ratio, n
+		}
+	}
+	row("even shares ≥ 99 % of uncapped on the saturating kernel, every n", fmt.Sprintf("at least %s (n = %d)", percent(worst), at), worst >= 0.99)
+	var gains []string
+	good := 0
+	for _, p := range programs {
+		even, _, ok := d.at(p.name, 8, "even")
+		whole, _, ok2 := d.at(p.name, 8, "integer 100/n")
+		if !ok || !ok2 {
+			continue
+		}
+		gain := record.Median(even.total)/record.Median(whole.total) - 1
+		if gain >= 0.10 {
+			good++
+		}
+		gains = append(gains, fmt.Sprintf("%s %+.1f %%", p.name, 100*gain))
+	}
+	row("even shares ≥ +10 % over integer 100/n at n = 8 on three programs", strings.Join(gains, ", "), good >= 3)
+	times := record.Median(d.slurmTotals("overlap 2")) / record.Median(d.slurmTotals("time-slicing"))
+	row("small kernels through a real Slurm, 16 ranks, ≥ 12 times time-slicing", fmt.Sprintf("%.1f times", times), times >= 12)
+	call := record.Median(d.times[[2]string{"first call", "mpirun-wrap"}]) / record.Median(d.times[[2]string{"first call", "warm server"}])
+	row("a rank's first call of CUDA ≤ 1.1 times that with a warm server", fmt.Sprintf("%.2f times", call), call <= 1.1)
+	for _, h := range d.real {
+		s := h.Sets[0]
+		ratio := record.Median(s.Prolog) / record.Median(s.Floor)
+		row("prolog ≤ 1.5 times the floor, H200, "+fmt.Sprint(len(s.Prolog))+" trials", fmt.Sprintf("%.2f times", ratio), ratio <= 1.5)
+		if len(s.BashProlog) > 0 {
+			ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
+			row("prolog ≥ 4 times faster than in bash, H200", fmt.Sprintf("%.1f times", ratio), ratio >= 4)
+		}
+	}
+	for _, s := range d.beside.Sets {
+		if len(s.BashProlog) == 0 || s.GPUs != 1 && s.GPUs != 8 {
+			continue
+		}
+		aim := map[int]float64{1: 4, 8: 10}[s.GPUs]
+		ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
+		row(fmt.Sprintf("prolog ≥ %.0f times faster than in bash, %d simulated GPUs, nvidia-smi at 104 ms a call", aim, s.GPUs), fmt.Sprintf("%.1f times", ratio), ratio >= aim)
+	}
+	return table([]string{"aim", "measured", ""}, rows)
+}

@@ -1,0 +1,39 @@
+#!/bin/bash
+# gpu-bench.sh PACK RESULTS: measures with what make gpu-pack made on a machine with a GPU, as root. Needs nvcc there, and
+# neither Go nor Slurm; PyTorch is used where PYTHON (python3) has it. RESULTS is gone on with: what is there is not
+# measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before. It never changes a compute
+# mode, MIG or a clock.
+set -u
+pack=$(cd "$1" && pwd) || exit 2
+mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
+work=$(mktemp -d /tmp/gpub.XXX) && chmod 755 "$work" || exit 2
+trap 'rm -rf "$work"' EXIT
+cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must reach it
+mkdir "$work/slurm" && tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
+export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*)
+modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode,mig.mode.current --format=csv,noheader; }
+
+# The kernels, with cuFFT from the toolkit or, where that has none, from PyTorch's packages.
+cufft=$(find -L /usr/local/cuda*/ -name libcufft.so 2>/dev/null | head -1)
+[ -n "$cufft" ] || cufft=$(find -L /usr/local /opt -name 'libcufft.so.1*' 2>/dev/null | head -1)
+fft=-DNO_FFT
+if [ -n "$cufft" ]; then
+    ln -s "$cufft" "$work/libcufft.so"
+    fft="-L$work -lcufft -Xlinker -rpath -Xlinker $(dirname "$cufft")"
+fi
+# shellcheck disable=SC2086 # several words
+nvcc -O3 -arch=native -shared -Xcompiler -fPIC -o "$work/kernels.so" "$pack/kernels.cu" $fft || exit 2
+
+python=$(command -v "${PYTHON:-python3}") && "$python" -c 'import torch' 2>/dev/null || python=''
+measure() { "$pack/gpu" -ranks "$pack/ranks" -library "$work/kernels.so" -python "$python" "$@"; }
+failed=0
+modes | tee "$results/machine.txt"
+[ -e "$results/hooks.json" ] || "$pack/bench" -only acts -trials 20 -json "$results/hooks.json" || failed=1
+measure -results "$results/moments.jsonl" -only first-call,sweep,first-kernel -minutes "${MINUTES:-8}" || failed=1
+for ((piece = 0; piece < ${PIECES:-12}; piece++)); do
+    measure -results "$results/throughput.jsonl" -only throughput -windows 2 -minutes "${MINUTES:-8}" | tee "$work/said"
+    [ "${PIPESTATUS[0]}" = 0 ] || failed=1
+    grep -qE '^([0-9]+) of \1 cells' "$work/said" && break
+done
+modes | diff - "$results/machine.txt" || { failed=1; echo "the GPUs are not as they were"; }
+exit $failed
