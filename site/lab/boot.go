@@ -66,7 +66,7 @@ func (c *Cluster) launchNode(name string) error {
 		argv = append(argv, "-d", c.tree.sbin("slurmstepd"))
 	}
 	if c.opts.UTSNodes {
-		argv = append(withOwnName(name, hostsPath(c.opts.Dir)), argv...)
+		argv = append(apart(c.opts, name), argv...)
 	}
 	d, err := launch(c.keeper, c.opts, c.tree, "slurmd."+name, argv...)
 	if err != nil {
@@ -78,11 +78,15 @@ func (c *Cluster) launchNode(name string) error {
 	return nil
 }
 
-// withOwnName is a command line that gives the one after it a host name and an /etc/hosts of its own, in the same
-// process. Mounts of the host still arrive there.
-func withOwnName(name, hosts string) []string {
-	const script = `hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"`
-	return []string{"/usr/bin/unshare", "--uts", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", name, hosts}
+// apart is a command line that gives the one after it a host name and an /etc/hosts of its own, and a boot id where the
+// options say so, in the same process. Mounts of the host still arrive there.
+func apart(o Options, name string) []string {
+	const script = `hostname "$1" && mount --bind "$2" /etc/hosts && { [ -z "$3" ] || mount --bind "$3" ` + bootID + `; } && shift 3 && exec "$@"`
+	boot := ""
+	if o.BootIDs {
+		boot = bootPath(o.Dir, name)
+	}
+	return []string{"/usr/bin/unshare", "--uts", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", name, hostsPath(o.Dir), boot}
 }
 
 // waitIdle waits until Slurm calls every node idle. It gives up early where a node can no longer become so.

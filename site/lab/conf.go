@@ -21,6 +21,9 @@ const nvidiaMajor = 195
 func confPath(dir string) string    { return filepath.Join(dir, "etc", "slurm.conf") }
 func mungeSocket(dir string) string { return filepath.Join(dir, "run", "munge.socket") }
 func hostsPath(dir string) string   { return filepath.Join(dir, "etc", "hosts") }
+func bootPath(dir, name string) string {
+	return filepath.Join(dir, "etc", "boot_id."+name)
+}
 func logPath(dir, name string) string {
 	return filepath.Join(dir, "log", name+".log")
 }
@@ -34,7 +37,7 @@ func nodeNames(o Options, host string) []string {
 	}
 	names := make([]string, o.Nodes)
 	for i := range names {
-		names[i] = fmt.Sprintf("n%d", i+1)
+		names[i] = fmt.Sprintf("%s%d", o.Prefix, i+1)
 	}
 	return names
 }
@@ -63,6 +66,7 @@ func writeFiles(o Options, t tree, host string, names []string, base int) error 
 		writeText(filepath.Join(etc, "cgroup.conf"), cgroupConf(o, t.release)),
 		writeText(filepath.Join(etc, "plugstack.conf"), ""),
 		writeHosts(o, names),
+		writeBootIDs(o, names),
 	)
 }
 

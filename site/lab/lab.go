@@ -32,8 +32,10 @@ type Options struct {
 
 	PrologFlags      string   // "Alloc", or "" for none
 	ConstrainDevices bool     // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
-	SameName         bool     // the only node is named like the host, as Open MPI's mpirun wants it; else n1, n2, …
+	Prefix           string   // of the nodes' names, n; clusters with ConstrainDevices wait for one another where names are alike
+	SameName         bool     // the only node is named like the host, as Open MPI's mpirun wants it; else Prefix1, Prefix2, …
 	UTSNodes         bool     // every slurmd has its own host name, as MPI over several nodes wants it
+	BootIDs          bool     // with UTSNodes: every node has a boot id of its own, and PowerOff gives it another
 	Gres             string   // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
 	GresConf         string   // whole text of gres.conf; "" means a line for each device
 	Extra            []string // more lines of slurm.conf; where a name comes twice, the last one counts
@@ -130,6 +132,9 @@ func (o Options) withDefaults() Options {
 	if o.Nodes == 0 {
 		o.Nodes = 1
 	}
+	if o.Prefix == "" {
+		o.Prefix = "n"
+	}
 	if o.CPUs == 0 {
 		o.CPUs = 16
 	}
@@ -155,6 +160,8 @@ func (o Options) check() error {
 		return fmt.Errorf("Nodes is %d: it must be 1 to %d", o.Nodes, portsPerLab-1)
 	case o.SameName && (o.Nodes > 1 || o.UTSNodes):
 		return errors.New("SameName is for one node without UTSNodes")
+	case o.BootIDs && !o.UTSNodes:
+		return errors.New("BootIDs needs UTSNodes")
 	case o.GPUs < 0 || o.CPUs < 0:
 		return errors.New("GPUs and CPUs cannot be negative")
 	}

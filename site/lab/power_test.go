@@ -1,0 +1,79 @@
+package lab
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// A node that loses its power has no process left, not even one that left its job, and comes back as another boot; the
+// node beside it has the same boot as before.
+func TestANodeThatLosesItsPower(t *testing.T) {
+	needLab(t)
+	s := up(t, Options{Nodes: 2, UTSNodes: true, BootIDs: true, Prefix: "power"})
+	boots := []string{s.boot(t, "power1"), s.boot(t, "power2")}
+	if boots[0] == boots[1] {
+		t.Errorf("both nodes have boot id %s", boots[0])
+	}
+	home, err := s.Home(s.user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := filepath.Join(home, "pids")
+	s.submit(t, "-w", "power1", "--wrap=setsid sh -c 'echo $$ >>"+pids+"; exec sleep 300' & echo $$ >>"+pids+"; wait")
+	procs := s.written(t, pids, 2)
+	if err := s.PowerOff("power1"); err != nil {
+		t.Fatal(err)
+	}
+	if slices.ContainsFunc(procs, site.Proc.Alive) {
+		t.Errorf("of %v some live", procs)
+	}
+	if err := s.StartNode("power1"); err != nil {
+		t.Fatal(err)
+	}
+	s.must(t, "scancel", "--user="+s.user.Name)
+	if boot := s.boot(t, "power1"); boot == boots[0] {
+		t.Errorf("the boot id is %s as before", boot)
+	}
+	if boot := s.boot(t, "power2"); boot != boots[1] {
+		t.Errorf("the other node's boot id was %s and is %s", boots[1], boot)
+	}
+}
+
+// boot is the boot id that a job on a node sees, which must be what the cluster says.
+func (s scene) boot(t *testing.T, node string) string {
+	t.Helper()
+	seen := strings.TrimSpace(s.must(t, "srun", "-w", node, "cat", bootID))
+	if said, err := s.BootID(node); err != nil || said != seen {
+		t.Errorf("a job sees boot id %q, and the cluster says %q, %v", seen, said, err)
+	}
+	return seen
+}
+
+// written waits until a file has so many pids, and returns the processes.
+func (s scene) written(t *testing.T, path string, count int) []site.Proc {
+	t.Helper()
+	for {
+		text, _ := os.ReadFile(path)
+		if fields := strings.Fields(string(text)); len(fields) == count {
+			var procs []site.Proc
+			for _, field := range fields {
+				pid, _ := strconv.Atoi(field)
+				stat, err := site.ReadStat(pid)
+				if err != nil {
+					t.Fatal(err)
+				}
+				procs = append(procs, stat.Proc)
+			}
+			return procs
+		}
+		if !site.Pause(s.ctx, pollEvery) {
+			t.Fatalf("%s: %q", path, text)
+		}
+	}
+}
