@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build packages spank setup demo test test-slurm test-packages walk check soak bench benchmarks fuzz slurm-bundle gpu-pack gpu-test gpu-bench clean
+.PHONY: all build packages spank setup demo test test-slurm test-packages walk check sweep soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-test gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -57,9 +57,19 @@ walk: packages $(BUILT)/debian-bookworm
 	site/pkg/walk.sh $(BUILT)
 
 # Every effect of prolog and epilog, killed and refused: half an hour. Then many of them at once, with the race detector.
-soak: setup
+sweep: setup
 	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
 	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
+
+# And 10,000 random jobs with random faults: hours. SOAK_MINUTES ends them earlier, SOAK_SEED repeats them.
+SOAK_JOBS ?= 10000
+SOAK_SEED ?= $(shell date +%s)
+soak: sweep
+	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd -run 'TestSoak$$'
+
+# docs/reliability.md from what tests given RELIABILITY=FILE have written and docs/measurements/reliability keeps.
+reliability:
+	go run ./site/lab/reliability
 
 check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// everything asks for every point of every sweep; make soak sets it. Without it the job with one GPU is swept whole, and
+// everything asks for every point of every sweep; make sweep sets it. Without it the job with one GPU is swept whole, and
 // of the rest so much as a CI run has time for.
 var everything = os.Getenv("KILL_ALL") != ""
 
@@ -322,9 +322,9 @@ func sweep[P any](t *testing.T, s shape, points []P, try func(play, P) (reached 
 	}
 }
 
-// report adds what a sweep did to the file that RELIABILITY names, for docs/reliability.md: a line of name, points, failed
-// points and seconds.
-func report(t *testing.T, name string, points, failed int, took time.Duration) {
+// report adds what a test did to the file that RELIABILITY names, for docs/reliability.md (make reliability): a line of
+// name, what was tried, what of it failed, seconds and, where there is more to say, a sentence.
+func report(t *testing.T, name string, tried, failed int, took time.Duration, said ...string) {
 	t.Helper()
 	path := os.Getenv("RELIABILITY")
 	if path == "" {
@@ -335,7 +335,8 @@ func report(t *testing.T, name string, points, failed int, took time.Duration) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if _, err := fmt.Fprintf(file, "%s\t%d\t%d\t%.0f\n", name, points, failed, took.Seconds()); err != nil {
+	line := fmt.Sprintf("%s\t%d\t%d\t%.0f", name, tried, failed, took.Seconds())
+	if _, err := fmt.Fprintln(file, strings.Join(append([]string{line}, said...), "\t")); err != nil {
 		t.Fatal(err)
 	}
 }

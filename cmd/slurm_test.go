@@ -35,16 +35,7 @@ var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
 func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	t.Helper()
 	t.Parallel()
-	if missing := lab.Missing(); len(missing) > 0 {
-		if os.Getenv("REQUIRE_LAB") != "" {
-			t.Fatalf("packages are missing: %q: run make setup", missing)
-		}
-		t.Skipf("packages are missing: %q: run make setup", missing)
-	}
-	user, err := lab.EnsureUser("hpc1", uid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := needSlurm(t)
 	c := &cluster{t: t, user: user, dir: publicDir(t), stages: map[string]play{}}
 	for _, name := range names(t, o) {
 		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
@@ -57,8 +48,8 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	}
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
-	c.Cluster, err = lab.Start(c.ctx, o)
-	if err != nil {
+	var err error
+	if c.Cluster, err = lab.Start(c.ctx, o); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range c.stages { // the GPUs' device files, which tasks may be kept from
@@ -72,6 +63,23 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		}
 	})
 	return c
+}
+
+// needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and returns
+// the user of its jobs.
+func needSlurm(t *testing.T) lab.User {
+	t.Helper()
+	if missing := lab.Missing(); len(missing) > 0 {
+		if os.Getenv("REQUIRE_LAB") != "" {
+			t.Fatalf("packages are missing: %q: run make setup", missing)
+		}
+		t.Skipf("packages are missing: %q: run make setup", missing)
+	}
+	user, err := lab.EnsureUser("hpc1", uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return user
 }
 
 func names(t *testing.T, o lab.Options) []string {

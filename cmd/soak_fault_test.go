@@ -1,0 +1,312 @@
+package cmd_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"golang.org/x/sys/unix"
+)
+
+// befall waits for the moment of the fault and does it.
+func (v *voyage) befall() error {
+	var err error
+	switch v.fault.when {
+	case computing:
+		err = v.compute()
+	case inProlog:
+		_, err = v.hook("prolog")
+	case inEpilog:
+		_, err = v.hook("epilog")
+	}
+	if err != nil {
+		return err
+	}
+	if !site.Pause(v.ctx, v.pause()) {
+		return v.ctx.Err()
+	}
+	if v.fault.judged == othersLive {
+		v.beside = v.besideTheVictim()
+	}
+	if err := v.act(); err != nil {
+		return fmt.Errorf("cannot do %q: %w", v.fault.name, err)
+	}
+	return nil
+}
+
+// pause is how long a fault waits: hooks are over soon.
+func (v *voyage) pause() time.Duration {
+	if v.fault.when == inProlog || v.fault.when == inEpilog {
+		return v.after / 8
+	}
+	return v.after
+}
+
+func (v *voyage) act() error {
+	id := strconv.Itoa(v.id)
+	switch v.fault.name {
+	case "none", "none, an array":
+		return nil
+	case "scancel of the job", "scancel of the job at once", "scancel of a task of an array":
+		return v.scancel(id)
+	case "scancel of an array":
+		return v.scancel(strconv.Itoa(v.array))
+	case "scancel --signal=KILL of the job":
+		// The steps alone hear of it, and the batch script ends with them.
+		return v.scancel("--signal=KILL", id)
+	case "scancel --full --signal=TERM of the job":
+		return v.scancelled("--full", "--signal=TERM", id)
+	case "scancel --batch --signal=TERM of the job":
+		return v.scancelled("--batch", "--signal=TERM", id)
+	case "scancel --signal=TERM of a step":
+		return v.ofStep("--signal=TERM")
+	case "scancel of a step":
+		return v.ofStep()
+	case "time limit":
+		return v.scontrol("update", "JobId="+id, "EndTime=now+1")
+	case "requeue":
+		return v.scontrol("requeue", id)
+	case "suspend and resume":
+		return v.suspended(func() error { return v.scontrol("resume", id) })
+	case "suspend and scancel":
+		return v.suspended(func() error { return v.scancel(id) })
+	case "kill -9 of slurmd", "kill -9 of slurmd in the epilog":
+		return errors.Join(v.KillNode(v.name), v.StartNode(v.name))
+	case "SIGSTOP of slurmd":
+		return v.slurmdStopped()
+	case "reboot":
+		return v.reboot()
+	}
+	return v.signalled()
+}
+
+// signalled does the faults that are a signal to a process.
+func (v *voyage) signalled() error {
+	signal, whom, _ := strings.Cut(v.fault.name, " of ")
+	proc, err := v.whom(strings.TrimPrefix(strings.TrimPrefix(whom, "a "), "the "))
+	if err != nil || v.late {
+		return err
+	}
+	if signal == "kill -9" {
+		return proc.Kill(unix.SIGKILL)
+	}
+	if err := proc.Kill(unix.SIGSTOP); err != nil {
+		return err
+	}
+	site.Pause(v.ctx, 300*time.Millisecond)
+	if v.ending == "cancelled" && v.fault.long {
+		return v.scancel(strconv.Itoa(v.id))
+	}
+	if err := proc.Kill(unix.SIGCONT); err != nil || !v.fault.long {
+		return err
+	}
+	return v.scancel(strconv.Itoa(v.id))
+}
+
+// whom finds the process that a fault is about.
+func (v *voyage) whom(what string) (site.Proc, error) {
+	switch what {
+	case "rank":
+		return v.victim()
+	case "wrapper":
+		rank, err := v.victim()
+		if err != nil {
+			return site.Proc{}, err
+		}
+		stat, err := site.ReadStat(rank.PID)
+		if err != nil {
+			return site.Proc{}, err
+		}
+		parent, err := site.ReadStat(stat.Parent)
+		return parent.Proc, err
+	case "prolog", "epilog":
+		return v.hook(what)
+	}
+	return v.daemon(what == "server")
+}
+
+// victim is the first rank of the first step.
+func (v *voyage) victim() (site.Proc, error) {
+	if len(v.running[0]) == 0 {
+		return site.Proc{}, errors.New("the first step has no rank")
+	}
+	return v.running[0][0], nil
+}
+
+// daemon is a control daemon of the job, or its server.
+func (v *voyage) daemon(server bool) (site.Proc, error) {
+	dir := filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
+	for _, p := range v.play.mpsBelow(dir) {
+		if strings.Contains(commandLine(p.PID), "-mps-server") == server {
+			return p, nil
+		}
+	}
+	return site.Proc{}, fmt.Errorf("no daemon or server below %s", dir)
+}
+
+func commandLine(pid int) string {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.ReplaceAll(string(line), "\x00", " ")
+}
+
+// hook waits until a hook of the job has begun and returns who it is. One that has ended by then is late to be harmed.
+func (v *voyage) hook(program string) (site.Proc, error) {
+	path := filepath.Join(v.folder, fmt.Sprintf("%d.%s", v.id, program))
+	for {
+		content, _ := os.ReadFile(path)
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil {
+			stat, err := site.ReadStat(pid)
+			v.late = err != nil || !stat.Alive() || !strings.Contains(commandLine(pid), v.dir)
+			return stat.Proc, nil
+		}
+		if !site.Pause(v.ctx, time.Millisecond) {
+			return site.Proc{}, fmt.Errorf("the %s of job %d does not begin: %s", program, v.id, v.states())
+		}
+	}
+}
+
+// besideTheVictim are the programs that compute and that the fault may not harm: those of other steps, and of the same one
+// where its launcher lets it go on.
+func (v *voyage) besideTheVictim() []site.Proc {
+	var all []site.Proc
+	for n, ranks := range v.running {
+		if n == 0 && (v.ofAStep() || v.steps[0].launcher != "srun") {
+			continue
+		}
+		if n == 0 {
+			ranks = ranks[1:]
+		}
+		all = append(all, ranks...)
+	}
+	return all
+}
+
+func (v *voyage) ofAStep() bool { return strings.HasSuffix(v.fault.name, "of a step") }
+
+// finish asks the ranks to end that compute on after the fault, once neighbours would have noticed it.
+func (v *voyage) finish() error {
+	if v.fault.long || v.fault.when != computing {
+		return nil
+	}
+	if v.ofAStep() {
+		if err := v.until("the end of the step", func() bool { return !slices.ContainsFunc(v.running[0], site.Proc.Alive) }); err != nil {
+			return err
+		}
+	}
+	site.Pause(v.ctx, noticed)
+	var failed error
+	for _, rank := range slices.Concat(v.running...) {
+		failed = errors.Join(failed, rank.Kill(unix.SIGTERM))
+	}
+	if v.fault.array { // its other tasks compute as long
+		failed = errors.Join(failed, v.scancel(strconv.Itoa(v.array)))
+	}
+	return failed
+}
+
+// scancel asks as the user. Its exit code says nothing: it asks again where an answer is slow, and then what has ended by
+// the first question is an error. The end itself is what is waited for.
+func (v *voyage) scancel(args ...string) error {
+	_, err := v.Run(v.ctx, v.user, "scancel", args...)
+	return err
+}
+
+// scancelled asks again as a user would whose job is still there.
+func (v *voyage) scancelled(args ...string) error {
+	if err := v.scancel(args...); err != nil {
+		return err
+	}
+	for range 100 {
+		if v.isOver() || !site.Pause(v.ctx, 30*time.Millisecond) {
+			return nil
+		}
+	}
+	return v.scancel(strconv.Itoa(v.id))
+}
+
+func (v *voyage) scontrol(args ...string) error {
+	result, err := v.Run(v.ctx, lab.Root, "scontrol", args...)
+	if err == nil && result.Exit != 0 {
+		err = fmt.Errorf("scontrol %q: code %d: %s%s", args, result.Exit, result.Stdout, result.Stderr)
+	}
+	return err
+}
+
+var saysStep = regexp.MustCompile(`(?m)^step (\d+)$`)
+
+func (v *voyage) ofStep(args ...string) error {
+	m := saysStep.FindStringSubmatch(v.outputs(v.id)[0])
+	if m == nil {
+		return errors.New("the first step has not said its number")
+	}
+	return v.scancel(append(args, fmt.Sprintf("%d.%s", v.id, m[1]))...)
+}
+
+func (v *voyage) suspended(then func() error) error {
+	if err := v.scontrol("suspend", strconv.Itoa(v.id)); err != nil {
+		return err
+	}
+	site.Pause(v.ctx, 300*time.Millisecond)
+	return then()
+}
+
+func (v *voyage) slurmdStopped() error {
+	proc, err := v.NodeProc(v.name)
+	if err != nil {
+		return err
+	}
+	if err := proc.Kill(unix.SIGSTOP); err != nil {
+		return err
+	}
+	site.Pause(v.ctx, 500*time.Millisecond)
+	return proc.Kill(unix.SIGCONT)
+}
+
+// reboot takes the node's power away and gives it back. Its GPUs come up in the default mode. The state is still there,
+// as on a node whose /run is on a disk; where there is none there is nothing to hold.
+func (v *voyage) reboot() error {
+	if err := v.PowerOff(v.name); err != nil {
+		return err
+	}
+	for i := range gpusOfANode {
+		if err := v.play.Sim.Node.GPU(i).SetMode(0); err != nil {
+			return err
+		}
+	}
+	if err := v.StartNode(v.name); err != nil {
+		return err
+	}
+	// Slurm requeues the job or fails it, once the node has said that it has none; who waits no longer cancels it.
+	for range 100 {
+		if v.isOver() || !site.Pause(v.ctx, 30*time.Millisecond) {
+			return nil
+		}
+	}
+	if err := v.scancel(strconv.Itoa(v.id)); err != nil && !v.isOver() {
+		return err
+	}
+	return nil
+}
+
+// mpsBelow are the daemons and servers whose pipe folder is below a folder.
+func (p play) mpsBelow(dir string) []site.Proc {
+	pids, _ := p.Processes()
+	var all []site.Proc
+	for _, pid := range pids {
+		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		stat, err := site.ReadStat(pid)
+		if err == nil && strings.Contains(string(environment), "CUDA_MPS_PIPE_DIRECTORY="+dir) {
+			all = append(all, stat.Proc)
+		}
+	}
+	slices.SortFunc(all, func(a, b site.Proc) int { return a.PID - b.PID })
+	return all
+}

@@ -1,0 +1,248 @@
+package cmd_test
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// judge holds what must be so after every job, and after one that ended as it was meant to.
+func (v *voyage) judge(asMeant bool) {
+	v.seeClients()
+	v.judgeDrain()
+	for _, what := range v.leftOf() {
+		v.wrong(left, what)
+	}
+	v.judgeClients()
+	if !asMeant {
+		return
+	}
+	switch v.fault.judged {
+	case completes:
+		v.judgeEnd()
+	case othersLive:
+		v.judgeNeighbours()
+	}
+}
+
+// judgeDrain holds that the node is in service, or mends it as an admin would who was told why it is not.
+func (v *voyage) judgeDrain() {
+	if v.fault.alone {
+		v.queue.fresh()
+	}
+	state := v.queue.node(v.name)
+	if !out(state) {
+		return
+	}
+	if v.fault.judged != drains {
+		v.wrong(drained, state)
+	}
+	v.repair()
+}
+
+func out(state string) bool {
+	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
+}
+
+// repair runs the epilogs that are told to be run again, and resumes the node.
+func (v *voyage) repair() {
+	v.abandon()
+	if v.fault.name != "kill -9 of the epilog" { // Slurm runs the epilog itself, and an admin has nothing to do but to resume
+		_ = v.until("the epilog", func() bool { return len(v.leftOf()) == 0 })
+		for _, what := range v.leftOf() {
+			v.wrong(left, what)
+		}
+	}
+	for _, id := range v.ids {
+		if _, err := os.Lstat(filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", id))); err != nil {
+			continue
+		}
+		if out, err := v.onNode(v.play.Command("epilog"), "SLURM_SCRIPT_CONTEXT=epilog_slurmd", fmt.Sprintf("SLURM_JOB_ID=%d", id)); err != nil {
+			v.wrong(left, fmt.Sprintf("the epilog that an admin runs again: %v: %s", err, out))
+		}
+	}
+	v.mutex.Lock()
+	v.repaired++
+	v.mutex.Unlock()
+	if err := v.Resume(v.soak.ctx, v.name); err != nil {
+		v.t.Error(err)
+	}
+	v.queue.fresh()
+}
+
+// leftOf is what is left of the errand's jobs. Nothing is waited for: Slurm has said that the epilog has run.
+func (v *voyage) leftOf() []string {
+	var found []string
+	for _, id := range v.ids {
+		found = append(found, v.play.stateOf(id)...)
+		found = append(found, v.play.processesOf(id)...)
+	}
+	return append(found, v.play.modesOfNobody(v.berth)...)
+}
+
+// stateOf is what the state folder has of a job: files of its name or with its number in them.
+func (p play) stateOf(id int) []string {
+	var found []string
+	name := regexp.MustCompile(fmt.Sprintf(`(^|\D)%d(\D|$)`, id))
+	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // it has gone
+		}
+		content := []byte{}
+		if strings.Contains(path, "/claims/") {
+			content, _ = os.ReadFile(path)
+		}
+		if name.MatchString(entry.Name()) && !strings.HasPrefix(entry.Name(), "GPU-") || bytes.Contains(content, fmt.Appendf(nil, `"job":%d}`, id)) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// processesOf are the living processes of a job: its daemons and servers, and its ranks.
+func (p play) processesOf(id int) []string {
+	dir := filepath.Join(p.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		environment, _ := os.ReadFile(folder + "/environ")
+		if !bytes.Contains(environment, []byte("="+dir)) && !hasVariable(environment, fmt.Sprintf("SLURM_JOB_ID=%d", id), p) {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(folder))
+		if stat, err := site.ReadStat(pid); err == nil && stat.Alive() {
+			found = append(found, fmt.Sprintf("process %d %s", pid, commandLine(pid)))
+		}
+	}
+	return found
+}
+
+// hasVariable says whether an environment has a line, and is of a process of this stage's cluster: others number alike.
+func hasVariable(environment []byte, line string, p play) bool {
+	return slices.ContainsFunc(bytes.Split(environment, []byte{0}), func(has []byte) bool { return string(has) == line }) &&
+		bytes.Contains(environment, []byte(filepath.Dir(filepath.Dir(p.Root))+"/"))
+}
+
+// modesOfNobody are the GPUs that no job has claimed and that are not in their default mode. Other jobs come and go
+// meanwhile, so what is seen once is looked at again.
+func (p play) modesOfNobody(b *berth) []string {
+	var found []string
+	for i := range gpusOfANode {
+		claim := filepath.Join(p.Paths().Run(), "claims", string(p.uuid(i)))
+		wrong := func() bool {
+			_, before := os.Lstat(claim)
+			mode, err := p.Sim.Node.GPU(i).Mode()
+			_, after := os.Lstat(claim)
+			return err != nil || mode != 0 && before != nil && after != nil
+		}
+		for tries := 0; wrong(); tries++ {
+			if tries == 10 {
+				found = append(found, fmt.Sprintf("GPU %d of %s in another mode and nobody's", i, b.name))
+				break
+			}
+			site.Pause(p.ctx, 5*time.Millisecond)
+		}
+	}
+	return found
+}
+
+// judgeClients holds that every rank that computed was a client of a daemon of its job.
+func (v *voyage) judgeClients() {
+	if v.fault.name == "reboot" { // its logs went with the boot, and were read before
+		return
+	}
+	for _, id := range v.ids {
+		for n, output := range v.outputs(id) {
+			for _, pid := range programs(output) {
+				if !v.clients[pid] {
+					v.wrong(outsideMPS, fmt.Sprintf("pid %d of job %d, step %d, is no client in its daemon's log\n%s", pid, id, n, v.said()))
+				}
+			}
+		}
+	}
+}
+
+// judgeEnd holds that the job has ended by itself with all its work done.
+func (v *voyage) judgeEnd() {
+	for _, id := range v.ids {
+		done := 0
+		for _, output := range v.outputs(id) {
+			done += strings.Count(output, " done kernels=")
+		}
+		if job := v.ended[id]; job.State != "COMPLETED" || done != v.ranks() {
+			v.wrong(wrongEnd, fmt.Sprintf("job %d is %s, %d of %d ranks are done\n%s", id, job.State, done, v.ranks(), v.said()))
+		}
+	}
+}
+
+// judgeNeighbours holds that programs beside a rank that was ended came to their own end.
+func (v *voyage) judgeNeighbours() {
+	said := strings.Join(v.outputs(v.id), "\n")
+	for _, p := range v.beside {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^pid=%d done `, p.PID)).MatchString(said) {
+			v.wrong(lost, fmt.Sprintf("pid %d\n%s", p.PID, v.said()))
+		}
+	}
+	v.mutex.Lock()
+	v.judged += len(v.beside)
+	v.mutex.Unlock()
+}
+
+// empty holds a node with no job on it to be as it was before any.
+func (b *berth) empty(last errand) {
+	strays := slices.DeleteFunc(b.play.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+b.play.Paths().Devices()+"/") })
+	found := slices.Concat(b.play.left(), b.play.locks(), strays, b.play.strangers())
+	if len(found) == 0 {
+		return
+	}
+	b.wrong(last, left, fmt.Sprintf("on %s, when nobody had a job there any more: %q", b.name, found))
+	b.play.killLeft()
+	b.play.booted()
+	for i := range gpusOfANode {
+		_ = b.play.Sim.Node.GPU(i).SetMode(0)
+	}
+}
+
+// onNode runs a program as root of a node does, whose boot id is not the machine's.
+func (b *berth) onNode(line []string, environment ...string) (string, error) {
+	slurmd, err := b.NodeProc(b.name)
+	if err != nil {
+		return "", err
+	}
+	line = append([]string{"--mount", "--uts", "-t", strconv.Itoa(slurmd.PID), "--"}, line...)
+	cmd := exec.CommandContext(b.ctx, "nsenter", line...)
+	cmd.Env = environment
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
+// report says what the soak did, and adds it to the table of docs/reliability.md.
+func (s *soak) report(took time.Duration) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	errands, wrong := 0, 0
+	var byFault, byWrong []string
+	for _, f := range faults {
+		errands += s.done[f.name]
+		byFault = append(byFault, fmt.Sprintf("%s %d", f.name, s.done[f.name]))
+	}
+	for _, what := range []string{left, drained, lost, wrongEnd, outsideMPS} {
+		wrong += s.failed[what]
+		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
+	}
+	said := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late. Found: %s. Faults: %s.",
+		s.seed, errands, s.planned, s.given, s.judged, s.repaired, s.late, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	s.t.Logf("%d jobs in %v: %s", errands, took.Round(time.Second), said)
+	report(s.t, s.t.Name(), errands, wrong, took, said)
+}
