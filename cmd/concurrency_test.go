@@ -69,8 +69,8 @@ func (p play) closes(job stage.Job) {
 	}
 }
 
-// sideBySide runs acts side by side, let go at the same moment.
-func sideBySide(acts ...func()) {
+// together runs acts side by side, let go at the same moment.
+func together(acts ...func()) {
 	var all sync.WaitGroup
 	start := make(chan struct{})
 	for _, act := range acts {
@@ -137,7 +137,7 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 			}
 		}
 	})
-	sideBySide(append(reapers, copies(jobs, func(i int) {
+	together(append(reapers, copies(jobs, func(i int) {
 		defer ended.Add(1)
 		gpu := i % gpus
 		job := p.job(uint32(100+i), strconv.Itoa(gpu))
@@ -177,7 +177,7 @@ func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 		id := func(i int) uint32 { return uint32(10*(round+1) + i) }
 		var winner atomic.Int32
 		winner.Store(-1)
-		sideBySide(copies(3, func(i int) {
+		together(copies(3, func(i int) {
 			did := p.runs(p.job(id(i), fmt.Sprintf("%d,%d", want[i][0], want[i][1])), "prolog")
 			switch {
 			case did.Code == 0:
@@ -202,7 +202,7 @@ func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 				t.Errorf("%s: %v, %v, want job %d's alone", folder, entries, err, id(first))
 			}
 		}
-		sideBySide(copies(3, func(i int) { p.closes(p.job(id(i), "")) })...)
+		together(copies(3, func(i int) { p.closes(p.job(id(i), "")) })...)
 		p.clean()
 	}
 }
@@ -226,7 +226,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil { // for the epilogs
 				t.Fatal(err)
 			}
-			sideBySide(copies(3, func(int) { p.closes(job) })...)
+			together(copies(3, func(int) { p.closes(job) })...)
 			p.clean()
 			p.gone(orphan)
 			p.clean()
@@ -265,7 +265,7 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	wrapped := p
 	wrapped.Bin = filepath.Join(p.Bin, "../bin")
 	wrapped.client(7, "spin", "-ms", "5", "-for", "100")
-	sideBySide(copies(4, func(int) { p.closes(job) })...)
+	together(copies(4, func(int) { p.closes(job) })...)
 	p.clean()
 	if strings.Contains(p.log(), "taking over") {
 		t.Errorf("an epilog was ended:\n%s", p.log())
@@ -284,7 +284,7 @@ func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
 	p.must(0, eight, "prolog")
 	before := p.ticket(8).Daemons[0].Proc
 	for range 2 {
-		sideBySide(copies(4, func(int) { p.closes(seven) })...)
+		together(copies(4, func(int) { p.closes(seven) })...)
 		p.has(8, 0)
 		if after := p.ticket(8).Daemons[0].Proc; after != before {
 			t.Errorf("the daemon was %v and is %v", before, after)
@@ -306,7 +306,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 	job := p.job(7, "0")
 	for round := range 8 {
 		p.must(0, job, "prolog")
-		sideBySide(
+		together(
 			func() { p.closes(job) },
 			func() {
 				site.Pause(p.ctx, time.Duration(round)*15*time.Millisecond) // another point of the epilog each time
