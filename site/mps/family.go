@@ -214,7 +214,11 @@ const (
 // daemon (measured), and are killed all the same. The error is site.ErrMimics where the daemon and its servers are gone,
 // and processes that only look like them go on to appear, or do not go.
 func (c Control) End(ctx context.Context, job lease.Job, d lease.Daemon) error {
-	for range mostRounds {
+	until := time.Now().Add(third(ctx, mimicPatience))
+	for round := range mostRounds {
+		if round > 1 && time.Now().After(until) { // two rounds find all that is the daemon's
+			break
+		}
 		family, err := c.living(job, d)
 		if err != nil || len(family) == 0 {
 			return err
