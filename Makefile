@@ -19,9 +19,11 @@ build:
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
 
-# The .deb and the .rpm, in .build/packages. The same commit gives the same bytes.
-packages: build
-	site/pkg/build.sh $(BUILT)
+# The .deb and the .rpm, in .build/packages. The same commit gives the same bytes. The programs have a folder of their own,
+# since tests build theirs without a commit into the other.
+packages:
+	$(MAKE) build BUILT=$(BUILT)/package
+	site/pkg/build.sh $(BUILT)/package $(BUILT)/packages
 
 # The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
 SLURM_INCLUDE ?= /usr/include

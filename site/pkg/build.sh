@@ -1,14 +1,14 @@
 #!/bin/bash
-# build.sh BUILT [OUT]: makes the .deb and the .rpm in OUT, or BUILT/packages, from what make build has put into BUILT/bin.
-# VERSION names another version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are the commit's, and no path or host of this
-# machine is in them. nfpm is a tool, run as it is released, and no dependency of the module.
+# build.sh BUILT OUT: makes the .deb and the .rpm in OUT from what make build has put into BUILT/bin. VERSION names another
+# version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are the commit's, and no path
+# or host of this machine is in them. nfpm is a tool, run as it is released, and no dependency of the module.
 set -euo pipefail
 export LC_ALL=C
 umask 022
 
 nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 BUILT=$(realpath "$1")
-out=$(realpath -m "${2:-$BUILT/packages}")
+out=$(realpath -m "$2")
 cd "$(dirname "$0")/../.."
 
 fail() {

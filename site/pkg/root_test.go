@@ -186,7 +186,7 @@ func (r root) rank() *exec.Cmd {
 func packages(t *testing.T, dir, version string) (deb, rpm string) {
 	t.Helper()
 	out := t.TempDir()
-	cmd := exec.Command("./build.sh", dir, out)
+	cmd := exec.Command("./build.sh", filepath.Join(dir, "package"), out)
 	cmd.Env = append(os.Environ(), "VERSION="+version)
 	if said, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
