@@ -138,6 +138,7 @@ CONF
     mpsctl status
     sinfo -h -o 'the node is %T'
     grep -h '"step":"summary"' /var/log/slurm-mps/slurm-mps.log
+    grep -q '"gpus":2,"clients":4,.*"closed":true' /var/log/slurm-mps/slurm-mps.log || fail "the four ranks were no clients of MPS"
     done_with
 }
 
