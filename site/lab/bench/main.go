@@ -45,6 +45,9 @@ type set struct {
 	BashProlog []float64 `json:"bash_prolog_ms,omitempty"`
 	BashEpilog []float64 `json:"bash_epilog_ms,omitempty"`
 
+	// Steps are the prolog's own, as its log has them: which of them grew, where a machine takes longer than another.
+	Steps map[string][]float64 `json:"steps_ms"`
+
 	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
 	// modes, daemon, answer and servers (where that is not hidden behind the ticket), less nvmlShutdown.
 	Outside []float64 `json:"outside_ms"`
@@ -131,12 +134,12 @@ func acts(built string, real bool, trials int) ([]set, error) {
 		if real {
 			outside = "-" // how NVML's time parts into calls is known of the simulation alone
 		}
+		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
+			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
 		if len(s.BashProlog) > 0 {
 			fmt.Printf("                 in bash %7.1f %6.2f times ours %29.1f %6.2f\n", median(s.BashProlog), median(s.BashProlog)/median(s.Prolog),
 				median(s.BashEpilog), median(s.BashEpilog)/median(s.Epilog))
 		}
-		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
-			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
 	}
 	return sets, nil
 }
@@ -286,6 +289,12 @@ func (b bench) trial(s *set, id uint32) error {
 	steps, err := b.steps()
 	if err != nil {
 		return err
+	}
+	if s.Steps == nil {
+		s.Steps = map[string][]float64{}
+	}
+	for step, took := range steps {
+		s.Steps[step] = append(s.Steps[step], took)
 	}
 	inside := steps["daemon"] + steps["answer"] + max(0, steps["servers"]-steps["ticket"]) + steps["gpus"] + steps["modes"] + shutdown
 	s.Outside = append(s.Outside, prolog-inside)
