@@ -380,20 +380,33 @@ func since(began time.Time) float64 { return float64(time.Since(began).Microseco
 
 // serverReady waits for the job's servers: get_server_list answers when they are ready.
 func (b bench) serverReady(ctx context.Context, id uint32) error {
-	boot, err := site.BootID()
+	folders, err := b.daemonFolders(id)
 	if err != nil {
 		return err
 	}
-	ticket, err := lease.Reader(b.stage.Paths().Run(), boot).ReadTicket(id)
-	if err != nil {
-		return err
-	}
-	for _, daemon := range ticket.Daemons {
-		if _, err := b.ask(ctx, filepath.Dir(daemon.PipeDir), "get_server_list"); err != nil {
+	for _, folder := range folders {
+		if _, err := b.ask(ctx, folder, "get_server_list"); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// daemonFolders are where the job's daemons have their pipe and log folders.
+func (b bench) daemonFolders(id uint32) ([]string, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	ticket, err := lease.Reader(b.stage.Paths().Run(), boot).ReadTicket(id)
+	if err != nil {
+		return nil, err
+	}
+	var folders []string
+	for _, daemon := range ticket.Daemons {
+		folders = append(folders, filepath.Dir(daemon.PipeDir))
+	}
+	return folders, nil
 }
 
 // floor is what is left when everything that can be left out is: NVML up and down, the daemons as the user, their first

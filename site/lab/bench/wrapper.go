@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
 
@@ -48,13 +49,13 @@ var nothing string
 
 // wrappers measures on a node with an open job.
 func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
-	err = withJob(built, real, func(ctx context.Context, execs []string, wrap func(args ...string) []string) error {
-		idle := execs[1]
+	err = withJob(built, real, func(ctx context.Context, l lines) error {
 		w, err = measureWays(ctx, []way{
-			{"execs", execs},
-			{"pass", wrap("--signals=pass", idle)},
-			{"protect", wrap("--signals=protect", idle)},
-		}, wrap("--signals=protect", "/bin/sleep", "6"), rounds)
+			{"execs", l.execs},
+			{"pass", l.wrap("--signals=pass", l.idle)},
+			{"protect", l.wrap("--signals=protect", l.idle)},
+			{"bash", l.bash},
+		}, l.wrap("--signals=protect", "/bin/sleep", "6"), rounds)
 		return err
 	})
 	return w, err
@@ -62,8 +63,8 @@ func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 
 // grow measures what grows.
 func grow(built string, trials int) (g growth, err error) {
-	err = withJob(built, false, func(ctx context.Context, execs []string, wrap func(args ...string) []string) error {
-		return g.ranksGrow(ctx, execs, wrap("--signals=protect", execs[1]), trials)
+	err = withJob(built, false, func(ctx context.Context, l lines) error {
+		return g.ranksGrow(ctx, l.execs, l.wrap("--signals=protect", l.idle), trials)
 	})
 	if err != nil {
 		return g, err
@@ -73,9 +74,16 @@ func grow(built string, trials int) (g growth, err error) {
 	return g, g.startsGrow(ctx, built, (trials+3)/4)
 }
 
-// withJob opens a job on a node of one GPU and measures there: execs is the line that only becomes the program, wrap
-// puts the wrapper before one.
-func withJob(built string, real bool, measure func(ctx context.Context, execs []string, wrap func(args ...string) []string) error) (err error) {
+// lines are what ranks of an open job are started by.
+type lines struct {
+	idle  string                        // the program that does nothing
+	execs []string                      // only becomes it
+	bash  []string                      // the wrapper in bash before it, with the job's daemon
+	wrap  func(args ...string) []string // the wrapper before anything
+}
+
+// withJob opens a job on a node of one GPU and measures there.
+func withJob(built string, real bool, measure func(context.Context, lines) error) (err error) {
 	dir, err := os.MkdirTemp("/tmp", "bench")
 	if err != nil {
 		return err
@@ -102,11 +110,22 @@ func withJob(built string, real bool, measure func(ctx context.Context, execs []
 		_, closed := b.timed(ctx, job, "epilog")
 		err = errors.Join(err, closed)
 	}()
-	execs, idle := filepath.Join(dir, "execs"), filepath.Join(dir, "nothing")
-	wrap := func(args ...string) []string {
-		return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.stage.Root}, args...)
+	daemons, err := b.daemonFolders(job.ID)
+	if err == nil {
+		err = peers.Install(dir, real)
 	}
-	return measure(ctx, []string{execs, idle}, wrap)
+	if err != nil {
+		return err
+	}
+	idle := filepath.Join(dir, "nothing")
+	return measure(ctx, lines{
+		idle:  idle,
+		execs: []string{filepath.Join(dir, "execs"), idle},
+		bash:  []string{filepath.Join(dir, "wrapper.sh"), daemons[0], b.control, idle},
+		wrap: func(args ...string) []string {
+			return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.stage.Root}, args...)
+		},
+	})
 }
 
 func measureWays(ctx context.Context, ways []way, waiting []string, rounds int) (wrapping, error) {
@@ -255,7 +274,7 @@ func compile(bin string) error {
 // once take much longer, they wait for one another.
 func (w wrapping) print() {
 	fmt.Printf("\nway      alone  ratio    even  %d at once  ratio  slowest  ratio   (medians in ms)\n", w.Ranks)
-	for _, name := range []string{"execs", "pass", "protect"} {
+	for _, name := range []string{"execs", "pass", "protect", "bash"} {
 		alone, wall, slowest := median(w.Alone[name]), median(w.Together[name]), median(w.Slowest[name])
 		fmt.Printf("%-7s %6.2f %6.2f %7.1f %11.1f %6.2f %8.1f %6.2f\n", name, alone, alone/median(w.Alone["execs"]),
 			alone*float64(w.Ranks)/float64(runtime.NumCPU()), wall, wall/median(w.Together["execs"]), slowest, slowest/median(w.Slowest["execs"]))

@@ -27,6 +27,7 @@ type data struct {
 	simulated hooks
 	beside    hooks // with hooks in bash beside it
 	grown     hooks // of which only Growth
+	wrapped   hooks // of which only Wrapper
 }
 
 // point is a program at a number of ranks under a rule.
@@ -64,6 +65,11 @@ type hooks struct {
 		GPUs       int                    `json:"gpus"`
 		Starts     map[string][]float64   `json:"jobs_per_second"`
 	} `json:"growth"`
+	Wrapper struct {
+		Alone    map[string][]float64 `json:"alone_ms"`
+		Together map[string][]float64 `json:"together_ms"`
+		Ranks    int                  `json:"ranks"`
+	} `json:"wrapper"`
 }
 
 func readData(measurements string) (d data, err error) {
@@ -85,7 +91,8 @@ func readData(measurements string) (d data, err error) {
 		}
 		d.real = append(d.real, h)
 	}
-	for path, into := range map[string]*hooks{"bench-simulated.json": &d.simulated, "hooks-simulated.json": &d.beside, "growth-simulated.json": &d.grown} {
+	for path, into := range map[string]*hooks{"bench-simulated.json": &d.simulated, "hooks-simulated.json": &d.beside, "growth-simulated.json": &d.grown,
+		"wrapper-bash-simulated.json": &d.wrapped} {
 		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
 			return d, err
 		}

@@ -14,7 +14,7 @@ func (d data) parts() map[string]string {
 	return map[string]string{
 		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
 		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
-		"beside bash": d.besideBash(), "growth": d.growth(),
+		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(),
 	}
 }
 
@@ -229,6 +229,18 @@ func (d data) growth() string {
 	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing, from the first's start to the last's end, medians of %d rounds, milliseconds.\n\n%s\nJobs a second through slurmd, %d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns: %.2f without hooks (%.2f to %.2f), %.2f with ours (%.2f to %.2f).",
 		d.grown.Date, len(g.Together["execs"][0]), table([]string{"ranks", "only execs", "mpirun-wrap", "times", "a rank"}, rows), g.Jobs, g.GPUs, len(none),
 		record.Median(none), slices.Min(none), slices.Max(none), record.Median(ours), slices.Min(ours), slices.Max(ours))
+}
+
+// wrapper is the wrapper beside one in bash, by whole processes.
+func (d data) wrapper() string {
+	w := d.wrapped.Wrapper
+	var rows [][]string
+	for _, way := range [][2]string{{"execs", "only execs"}, {"pass", "`pass`"}, {"protect", "`protect`"}, {"bash", "in bash"}} {
+		alone, all := record.Median(w.Alone[way[0]]), record.Median(w.Together[way[0]])
+		rows = append(rows, []string{way[1], fmt.Sprintf("%.2f", alone), fmt.Sprintf("%.1f", alone/record.Median(w.Alone["protect"])), ms(all), fmt.Sprintf("%.1f", all/record.Median(w.Together["protect"]))})
+	}
+	return fmt.Sprintf("Two cores, no GPU, %s, in turns, medians of %d rounds of one rank and %d of %d at once, milliseconds.\n\n%s", d.wrapped.Date, len(w.Alone["execs"]), len(w.Together["execs"]), w.Ranks,
+		table([]string{"", "one rank", "times `protect`", fmt.Sprintf("%d at once", w.Ranks), "times `protect`"}, rows))
 }
 
 // bars are the aims, each with what was measured.
