@@ -54,12 +54,18 @@ func out(state string) bool {
 	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
 }
 
+// epilogPatience is how long after a drain the epilog may take.
+const epilogPatience = 30 * time.Second
+
 // repair runs the epilogs that are told to be run again, and resumes the node.
 func (v *voyage) repair() {
 	v.abandon()
 	if v.fault.name != "kill -9 of the epilog" { // Slurm runs the epilog itself, and an admin has nothing to do but to resume
-		_ = v.until("the epilog", func() bool { return len(v.leftOf()) == 0 })
-		for _, what := range v.leftOf() {
+		there := v.leftOf()
+		for end := time.Now().Add(epilogPatience); len(there) > 0 && time.Now().Before(end) && site.Pause(v.ctx, lookEvery); {
+			there = v.leftOf()
+		}
+		for _, what := range there {
 			v.wrong(left, what)
 		}
 	}
