@@ -207,6 +207,7 @@ func (s *soak) tellsPid(program string) {
 	}
 }
 
+// logTo has a line written for every job.
 func (s *soak) logTo(path string) {
 	s.raw = io.Discard
 	if path == "" {
@@ -218,6 +219,7 @@ func (s *soak) logTo(path string) {
 	}
 	s.t.Cleanup(func() { file.Close() })
 	s.raw = file
+	fmt.Fprintln(file, "# seconds since the start, node, the job and its fault, how long it took, what Slurm says of it and of the node, more")
 }
 
 // do does errands until there are no more or the time is up.
