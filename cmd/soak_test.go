@@ -84,12 +84,18 @@ func wanted(t *testing.T, seed uint64, jobs int) []errand {
 }
 
 // Where the jobs run. On a node of the first kind many run side by side; what takes a node down, or drains it, has one of
-// the other kind to itself.
-const (
-	sharedNodes = 3
-	aloneNodes  = 4
-	sideBySide  = 5
+// the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many cores.
+var (
+	sharedNodes = 3 * wide()
+	aloneNodes  = 4 * wide()
 )
+
+const sideBySide = 5
+
+func wide() int {
+	n, _ := strconv.Atoi(os.Getenv("SOAK_WIDE"))
+	return max(1, min(n, 4))
+}
 
 // soak is a run.
 type soak struct {

@@ -20,7 +20,7 @@ import (
 // Options say what cluster to start. The zero value of every field but Dir has a meaning.
 type Options struct {
 	Dir      string // all state; made if absent, and it and all above it must be traversable by the jobs' users
-	Nodes    int    // 1 to 7; 0 means 1
+	Nodes    int    // 1 to 31; 0 means 1
 	GPUs     int    // GPU devices a node, all nodes share the same device nodes; 0 means none
 	DevDir   string // folder of nvidia0, nvidia1, …; "" makes fake ones (mknod c 195 N) in Dir/dev, "/dev" takes real ones
 	CPUs     int    // cores a node, as Slurm is told; 0 means 16, whatever the machine has

@@ -213,7 +213,7 @@ func TestCheck(t *testing.T) {
 		{Options{Dir: "relative"}, `Dir is "relative": it must be an absolute path`},
 		{Options{Dir: "/tmp/a b"}, "cannot hold a path with blanks"},
 		{Options{Dir: "/tmp/" + strings.Repeat("x", 60)}, "leave no room for Slurm's sockets"},
-		{Options{Dir: "/tmp/x", Nodes: 8}, "Nodes is 8: it must be 1 to 7"},
+		{Options{Dir: "/tmp/x", Nodes: 32}, "Nodes is 32: it must be 1 to 31"},
 		{Options{Dir: "/tmp/x", Nodes: 3, SameName: true}, "SameName is for one node"},
 		{Options{Dir: "/tmp/x", GPUs: -1}, "cannot be negative"},
 		{Options{Dir: "/tmp/x", Prolog: []string{"prolog"}}, `Prolog is "prolog": it must be an absolute path`},

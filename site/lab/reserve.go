@@ -11,7 +11,7 @@ import (
 
 // Each cluster has a block of ports below Linux's ephemeral ones (32768 and up), so that no client's socket takes one.
 const (
-	portsPerLab = 8 // the controller's and at most seven nodes'
+	portsPerLab = 32 // the controller's and its nodes'
 	firstPort   = 20000
 	lastPort    = 32000
 )

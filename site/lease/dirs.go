@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
 )
 
@@ -94,13 +95,26 @@ func (j *Journal) box(job uint32) error {
 	return nil
 }
 
-// apart reports whether this process sees other mounts than the node's first process: a prolog in its job's own namespace,
-// or a slurmd with a private /tmp. Whoever comes from outside, as the steps that a restarted slurmd starts, would find an
-// empty folder. In a container that does not show its first process there is no outside.
+// apart reports whether this process sees other mounts than one that it descends from, up to the node's first: a prolog in
+// its job's own namespace, or a slurmd with a private /tmp. Whoever comes from outside, as the steps that a restarted slurmd
+// starts, would find an empty folder. Of who is not shown, as the first process in some containers, nothing is known.
 func apart() bool {
-	own, err1 := os.Readlink("/proc/self/ns/mnt")
-	first, err2 := os.Readlink("/proc/1/ns/mnt")
-	return err1 == nil && err2 == nil && own != first
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return false
+	}
+	for pid := os.Getppid(); pid > 0; {
+		other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		if err == nil && other != own {
+			return true
+		}
+		stat, err := site.ReadStat(pid)
+		if err != nil {
+			return false
+		}
+		pid = stat.Parent
+	}
+	return false
 }
 
 func otherDevice(a, b string) (bool, error) {
