@@ -126,6 +126,9 @@ func (v *voyage) whom(what string) (site.Proc, error) {
 			return site.Proc{}, err
 		}
 		parent, err := site.ReadStat(stat.Parent)
+		if err == nil && (!rank.Alive() || !strings.Contains(commandLine(parent.PID), "mpirun-wrap")) {
+			err = fmt.Errorf("the parent of %v is no wrapper", rank)
+		}
 		return parent.Proc, err
 	case "prolog", "epilog":
 		return v.hook(what)
