@@ -21,7 +21,7 @@ import (
 // them. After every job nothing of it is left, its node is in service unless there is a reason, the neighbours of a rank
 // that was ended compute on, and whoever computed did so under MPS.
 //
-//	SOAK_JOBS     how many jobs, 100
+//	SOAK_JOBS     how many jobs, 50
 //	SOAK_SEED     what they are and what befalls them, 1
 //	SOAK_MINUTES  ends the soak earlier, which then says how many jobs it has done
 //	SOAK_LOG      a file that gets a line for every job
@@ -29,7 +29,7 @@ import (
 //
 // The jobs of a seed are the same each time; how they meet on the nodes is not.
 func TestSoak(t *testing.T) {
-	jobs, seed, minutes := number(t, "SOAK_JOBS", 100), number(t, "SOAK_SEED", 1), number(t, "SOAK_MINUTES", 0)
+	jobs, seed, minutes := number(t, "SOAK_JOBS", 50), number(t, "SOAK_SEED", 1), number(t, "SOAK_MINUTES", 0)
 	limit := time.Duration(minutes) * time.Minute
 	if minutes == 0 {
 		limit = 24 * time.Hour
