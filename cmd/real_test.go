@@ -60,12 +60,26 @@ func TestRealLife(t *testing.T) {
 	device := first.Devices[0]
 	want := device.SMs / 2 / device.TPC * device.TPC
 	got := counts(t, p.info(7))
+	p.showTree()
 	if len(got) != 1 || got[0] != want {
 		t.Errorf("under a ceiling of 50 %% a rank sees %v of %d SMs, want %d", got, device.SMs, want)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
+}
+
+// showTree prints the daemon and its servers with their parents and sessions, by which the house knows its own.
+func (p play) showTree() {
+	tree, err := exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(tree)) {
+		if strings.Contains(line, "PPID") || strings.Contains(line, "nvidia-cuda-mps") {
+			fmt.Print(line)
+		}
+	}
 }
 
 // info is what a rank sees that asks for the whole GPU by itself: the ceiling is not its to lift.
@@ -78,6 +92,25 @@ func (p play) info(job uint32) string {
 		p.t.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
+}
+
+// A control program that works for everybody but the job's user is that user's doing: the job is refused, the node stays in
+// service, and nothing is left. The trial's daemon is a real one, of nobody's.
+func TestRealTrial(t *testing.T) {
+	p := realPlay(t)
+	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
+	p.write(script, fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", uid, stage.RealControl))
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.facts(fmt.Sprintf("mps_control = %q", script))
+	p.must(0, p.job(7, "0"), "prolog")
+	fmt.Print(p.log())
+	if refused := p.ticket(7).Refused; !strings.Contains(refused, "submit the job again") {
+		t.Errorf("refused: %q", refused)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
 }
 
 func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
