@@ -504,7 +504,9 @@ func TestRepairsOfFindings(t *testing.T) {
 				t.Fatalf("found %+v", found)
 			}
 			_, command, ok := strings.Cut(found[0].Do, ": ")
-			if out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput(); !ok || err != nil {
+			cmd := exec.Command("/bin/sh", "-c", command)
+			cmd.Env = []string{"PATH=" + s.Bin + ":/usr/bin:/bin"}
+			if out, err := cmd.CombinedOutput(); !ok || err != nil {
 				t.Fatalf("%s: %v: %s", found[0].Do, err, out)
 			}
 			s.clean()

@@ -333,6 +333,10 @@ var planted = []faultPlanted{
 	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "a site file with a mistake", kind: "site-file", plant: func(w ward) { w.write(w.Paths().Facts(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
 
+	{name: "a control program of another driver", kind: "control-version", plant: func(w ward) {
+		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
+		w.edit(w.Paths().Facts(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
+	}, where: "DIR/nvidia-cuda-mps-control", do: "reboot the node"},
 	{name: "no control program", kind: "control-missing", plant: func(w ward) { w.edit(w.Paths().Facts(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
 	{name: "a control program that is none", kind: "control-mode", plant: func(w ward) {
 		path := w.copyOf("nvidia-cuda-mps-control")
@@ -405,6 +409,15 @@ var planted = []faultPlanted{
 }
 
 // words puts the ward's own paths into a sentence.
+func appendTo(path, text string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(text)
+	return errors.Join(err, file.Close())
+}
+
 func (w ward) words(text string) string {
 	dir := filepath.Dir(w.Root)
 	return strings.NewReplacer("BIN", w.Bin, "ROOT", w.Root, "HOOKS", filepath.Dir(w.hook("x")), "CONF", filepath.Dir(w.conf), "DIR", dir).Replace(text)

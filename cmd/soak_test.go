@@ -84,7 +84,8 @@ func wanted(t *testing.T, seed uint64, jobs int) []errand {
 }
 
 // Where the jobs run. On a node of the first kind many run side by side; what takes a node down, or drains it, has one of
-// the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many cores.
+// the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many cores; soaks with
+// a SOAK_NAME each run side by side.
 var (
 	sharedNodes = 3 * wide()
 	aloneNodes  = 4 * wide()
@@ -171,7 +172,7 @@ func (s *soak) start(o lab.Options) {
 
 // options are those of the cluster. Without control groups Slurm loses what a launcher leaves that it kills.
 func (s *soak) options() lab.Options {
-	o := lab.Options{Dir: filepath.Join(s.dir, "lab"), Prefix: "soak", Nodes: sharedNodes + aloneNodes, UTSNodes: true, BootIDs: true,
+	o := lab.Options{Dir: filepath.Join(s.dir, "lab"), Prefix: "soak" + os.Getenv("SOAK_NAME"), Nodes: sharedNodes + aloneNodes, UTSNodes: true, BootIDs: true,
 		ConstrainDevices: true, GPUs: len(gpusOfANode), CPUs: 256, Features: "mps", PrologFlags: "Alloc", Bundle: os.Getenv("SLURM_BUNDLE")}
 	for _, line := range quickened {
 		o.Extra = append(o.Extra, strings.ReplaceAll(line, "%D", o.Dir))

@@ -24,6 +24,7 @@ type Node struct {
 	Facts    *site.Facts
 	FactsErr error
 	Helpers  []File // that site.hcl names, or its defaults
+	Control  string // the driver's version that the control program is of, "" where it does not say
 	Conf     string // path of slurm.conf
 	Slurm    *Slurm
 	SlurmErr error

@@ -1,14 +1,17 @@
 package doctor
 
 import (
+	"bytes"
 	"debug/buildinfo"
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -106,6 +109,33 @@ func versionOf(path string) string {
 		return ""
 	}
 	return string(text)
+}
+
+// mostControl is far above the size of the control program (70 KiB with driver 580).
+const mostControl = 64 << 20
+
+var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?\b`)
+
+// driverOf reads out of the control program which driver it belongs to (that of 580.159.04 holds "580.159.04", once). It is
+// not run: what it prints with -v is CUDA's number. "" for a script around it, and where it is not plain.
+func driverOf(path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, mostControl))
+	if err != nil || !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
+		return ""
+	}
+	version := ""
+	for _, found := range driverVersion.FindAll(content, -1) {
+		if version != "" && version != string(found) {
+			return ""
+		}
+		version = string(found)
+	}
+	return version
 }
 
 // readAt reads what a program has at an address when it starts.

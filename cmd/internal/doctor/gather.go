@@ -46,6 +46,7 @@ func gather(ctx context.Context, q question) Node {
 	if n.FactsErr = err; err == nil {
 		n.Facts = &facts
 		n.Helpers = helpers(facts)
+		n.Control = driverOf(facts.Control)
 	}
 	n.Slurm, n.SlurmErr = readSlurm(q, facts)
 	if n.Slurm != nil {

@@ -45,7 +45,7 @@ func warning(kind Kind, where, do, what string, args ...any) Finding {
 
 // checks are all that is judged, in the order in which they are told: what is ours, the driver, Slurm, this machine.
 var checks = []func(Node) []Finding{
-	programsThere, programsAgree, policyLoads, factsLoad, nobodyElseWrites, helpersThere,
+	programsThere, programsAgree, policyLoads, factsLoad, nobodyElseWrites, helpersThere, controlAgrees,
 	driverAnswers, gpusReadable, gpusNewEnough, gpusPersistent, gpusWhole, gpusOpen,
 	slurmReads, hooksOurs, hooksRunnable, hookOrder, prologFlags, prologTimeouts, killWait, gresTypes, nodeLine, nodeFeature, gresReads, slurmdReads, oneType, gresAgrees, noGresMPS, stateShared, devicesConstrained,
 	socketsFit, filesEnough, stateOurs, stateRoom, nothingLeft,
@@ -191,6 +191,15 @@ func helpersThere(n Node) (found []Finding) {
 		}
 	}
 	return found
+}
+
+// controlAgrees holds that control program and driver are of one version: an upgrade that has not been followed by a reboot
+// leaves a daemon that no client can talk to.
+func controlAgrees(n Node) []Finding {
+	if n.Driver == nil || n.Control == "" || n.Control == n.Driver.Version {
+		return nil
+	}
+	return []Finding{fault("control-version", n.Facts.Control, "reboot the node, or install the packages of one driver", "it is driver %s's, and driver %s is loaded", n.Control, n.Driver.Version)}
 }
 
 func driverAnswers(n Node) []Finding {
