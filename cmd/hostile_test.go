@@ -61,6 +61,7 @@ type attack struct {
 
 func newAttack(t *testing.T, policy string, gpus int) attack {
 	t.Helper()
+	reportEnd(t)
 	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	program, err := hostile()
 	if err != nil {

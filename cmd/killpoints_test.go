@@ -341,6 +341,18 @@ func report(t *testing.T, name string, tried, failed int, took time.Duration, sa
 	}
 }
 
+// reportEnd writes a test down when it has ended. Called first, it sees what all others of its cleanups find.
+func reportEnd(t *testing.T) {
+	began := time.Now()
+	t.Cleanup(func() {
+		failed := 0
+		if t.Failed() {
+			failed = 1
+		}
+		report(t, t.Name(), 1, failed, time.Since(began))
+	})
+}
+
 // anew is the play for another point.
 func (p play) anew(t *testing.T) play {
 	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)

@@ -42,7 +42,7 @@ func TestRealSeed(t *testing.T) {
 	if onRealGPUs() {
 		gpus = stage.RealGPUs()
 	}
-	s := &seeding{todo: make(chan seedTrial, 2*trials)}
+	s := &seeding{began: time.Now(), todo: make(chan seedTrial, 2*trials)}
 	s.open(t, os.Getenv("SEED_RESULTS"), seed)
 	for _, trial := range seedTrials(trials, rand.New(rand.NewPCG(seed, 0))) {
 		s.todo <- trial
@@ -101,6 +101,7 @@ type seeding struct {
 	todo  chan seedTrial
 	mutex sync.Mutex
 	done  []seedResult
+	began time.Time
 	csv   io.Writer
 }
 
@@ -151,6 +152,7 @@ func (s *seeding) judge(t *testing.T) {
 					n["refused"] += r.refused
 				}
 			}
+			report(t, "TestRealSeed "+signals, n["all"], n["all"]-n["alive"], 0)
 			fmt.Printf("%-8s %4d ms: neighbours alive %4d, dead %3d, hung %d of %4d; starts that failed before one did not: %d\n", signals, ms, n["alive"], n["dead"], n["hung"], n["all"], n["refused"])
 			if signals == "protect" && n["alive"] < n["all"] {
 				t.Errorf("protect, %d ms: %d of %d neighbours alive", ms, n["alive"], n["all"])
@@ -160,6 +162,7 @@ func (s *seeding) judge(t *testing.T) {
 			}
 		}
 	}
+	report(t, "TestRealSeed", len(s.done), 0, time.Since(s.began))
 	if left := len(s.todo); left > 0 {
 		t.Errorf("no time for %d trials: give a longer -timeout", left)
 	}
