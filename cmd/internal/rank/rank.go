@@ -223,17 +223,25 @@ func readTask(env slurm.Environ, pid int, options mpirunwrap.Options) (slurm.Tas
 // second, and this leaves room for a busy one.
 const meetingPatience = 15 * time.Second
 
-// meeting is how this rank agrees with the others of its launch.
-func meeting(env slurm.Environ, pid int, task slurm.Task) (func(string, mpirunwrap.Word) ([]mpirunwrap.Word, error), error) {
+// launchOf names the launch that a rank is of; the ranks of one on a node have the parent in common that started them.
+func launchOf(env slurm.Environ, pid int, task slurm.Task) (string, error) {
 	self, err := site.ReadStat(pid)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	parent, err := site.ReadStat(self.Parent)
 	if err != nil {
+		return "", err
+	}
+	return mpirunwrap.Launch(env, task, parent.Proc), nil
+}
+
+// meeting is how this rank agrees with the others of its launch.
+func meeting(env slurm.Environ, pid int, task slurm.Task) (func(string, mpirunwrap.Word) ([]mpirunwrap.Word, error), error) {
+	launch, err := launchOf(env, pid, task)
+	if err != nil {
 		return nil, err
 	}
-	launch := mpirunwrap.Launch(env, task, parent.Proc)
 	return func(folder string, own mpirunwrap.Word) ([]mpirunwrap.Word, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), meetingPatience)
 		defer cancel()

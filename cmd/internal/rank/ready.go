@@ -10,7 +10,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -23,12 +22,10 @@ type herald struct {
 
 // first reports whether this rank is to say it.
 func (h herald) first(thing string) bool {
-	self, err1 := site.ReadStat(h.p.PID)
-	parent, err2 := site.ReadStat(self.Parent)
-	if errors.Join(err1, err2) != nil {
+	launch, err := launchOf(h.env, h.p.PID, h.seat.Task)
+	if err != nil {
 		return h.seat.Task.LocalRank == 0
 	}
-	launch := mpirunwrap.Launch(h.env, h.seat.Task, parent.Proc)
 	return mpirunwrap.First(h.seat.Ticket.Meet, launch, thing, h.seat.Task.LocalRank)
 }
 
