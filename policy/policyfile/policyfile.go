@@ -37,15 +37,6 @@ type RuleInfo struct {
 // Policy is the law as the prolog asks it.
 func (l *Law) Policy() policy.Policy { return l.policy }
 
-// Needs are the look-ups that the rules mention: what has to be known of a request before it is decided.
-func (l *Law) Needs() policy.Needs { return l.policy.Needs }
-
-// Asks says whether a request asks for MPS, as far as that is known without the rules.
-func (l *Law) Asks(r policy.Request) bool {
-	_, asks := l.policy.Asks(r)
-	return asks
-}
-
 // Decide answers a request.
 func (l *Law) Decide(r policy.Request) policy.Verdict { return l.policy.Decide(r) }
 

@@ -36,7 +36,7 @@ func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
 	if !verdict.Granted() || verdict.Rule != "mps" || verdict.Grant != policy.DefaultGrant() {
 		t.Errorf("the shipped policy grants %+v, the defaults are %+v", verdict, policy.DefaultGrant())
 	}
-	if needs := law.Needs(); needs != (policy.Needs{}) {
+	if needs := law.Policy().Needs; needs != (policy.Needs{}) {
 		t.Errorf("the shipped policy takes look-ups: %+v", needs)
 	}
 }

@@ -27,9 +27,6 @@ const (
 // detects is in the order in which Slurm looks for the words.
 var detects = []Detect{DetectFull, DetectNVML, DetectRSMI, DetectOneAPI, DetectNRT, DetectNvidia}
 
-// on says whether slurmd looks for devices by itself.
-func (d Detect) on() bool { return d != DetectUnset && d != DetectOff }
-
 // Entry is one place in the node's list of GPUs.
 type Entry struct {
 	Minor    int    // N of /dev/nvidiaN, -1 where the line has no File= or names several files for one place

@@ -27,9 +27,6 @@ func (c *Call) Screen() Screen {
 	return s
 }
 
-// Colour reports whether text may have colours.
-func (s Screen) Colour() bool { return s.colour }
-
 func (c *Call) variable(name string) string {
 	for _, entry := range c.Env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
