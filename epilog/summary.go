@@ -11,7 +11,7 @@ import (
 )
 
 // Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up. All but
-// Left and Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
+// Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
 type Summary struct {
 	Clients    int     // processes that were clients of MPS
 	Peak       int     // at most so many of one daemon at the same time, added up over the daemons
