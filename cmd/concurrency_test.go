@@ -41,8 +41,9 @@ var raced = sync.OnceValues(func() (string, error) {
 // newCrowd is a play of many acts at once.
 func newCrowd(t *testing.T, policy string, gpus int) play {
 	t.Helper()
-	reportEnd(t)
+	begin := reportEnd(t)
 	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	begin()
 	if os.Getenv("RACE") == "" {
 		return p
 	}

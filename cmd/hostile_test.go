@@ -61,8 +61,9 @@ type attack struct {
 
 func newAttack(t *testing.T, policy string, gpus int) attack {
 	t.Helper()
-	reportEnd(t)
+	begin := reportEnd(t)
 	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	begin()
 	program, err := hostile()
 	if err != nil {
 		t.Fatal(err)

@@ -341,8 +341,9 @@ func report(t *testing.T, name string, tried, failed int, took time.Duration, sa
 	}
 }
 
-// reportEnd writes a test down when it has ended. Called first, it sees what all others of its cleanups find.
-func reportEnd(t *testing.T) {
+// reportEnd writes a test down when it has ended. Called first, it sees what all others of its cleanups find; what it
+// returns is called when the test goes on after its wait for others.
+func reportEnd(t *testing.T) (begin func()) {
 	began := time.Now()
 	t.Cleanup(func() {
 		failed := 0
@@ -351,6 +352,7 @@ func reportEnd(t *testing.T) {
 		}
 		report(t, t.Name(), 1, failed, time.Since(began))
 	})
+	return func() { began = time.Now() }
 }
 
 // anew is the play for another point.
