@@ -21,6 +21,10 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.must(0, p.job(7, "0"), "epilog")
 	p.must(0, p.job(8, "0"), "prolog")
 	p.must(0, p.job(8, "0"), "epilog")
+	site := read(t, p.Paths().Facts())
+	p.write(p.Paths().Facts(), strings.Replace(site, "nvidia-cuda-mps-control", "nvidia-control", 1))
+	p.must(1, p.job(9, "0"), "prolog") // undone, and no job's sum
+	p.write(p.Paths().Facts(), site)
 	type summary struct {
 		Step, User, Rule                           string
 		Job, Clients, Peak, Left, Terminated, GPUs int

@@ -139,7 +139,9 @@ func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 	if failed == nil {
 		failed = c.Journal.Forget(ctx, l)
 	}
-	c.say(l, summary, failed == nil)
+	if was != lease.Opening { // no rank has been told of it, so it is no job's sum
+		c.say(l, summary, failed == nil)
+	}
 	if failed != nil {
 		return c.withRepair(errors.Join(failed, noted), l)
 	}
