@@ -46,7 +46,7 @@ slurm-bundle: $(BUILT)/slurm-trixie
 $(BUILT)/slurm-trixie: | setup
 	site/lab/bundle.sh $@ trixie
 test-slurm: slurm-bundle
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -parallel 4 -timeout 20m ./cmd ./site/lab ./site/slurm
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd ./site/lab ./site/slurm
 
 # The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm
