@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,6 +81,45 @@ func TestThePolicyTableIsWhole(t *testing.T) {
 		if !strings.Contains(string(content), "`"+name+"=") {
 			t.Errorf("the option %s is not documented", name)
 		}
+	}
+}
+
+// What docs/policy.md says of defaults, variables, functions and options is what the code has, and nothing else.
+func TestThePolicyDocumentSaysNoMore(t *testing.T) {
+	content, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| `([^`]+)` \\|").FindAllSubmatch(content, -1) {
+		defaults[string(m[1])] = strings.Trim(string(m[2]), `"`)
+	}
+	for _, setting := range policy.DefaultGrant().Settings() {
+		if got, ok := defaults[setting.Name]; !ok || got != setting.Value {
+			t.Errorf("the default of %s is %s, and the document says %q", setting.Name, setting.Value, got)
+		}
+	}
+	for _, m := range regexp.MustCompile("`(job|node|gpu)\\.([a-z]+)`").FindAllSubmatch(content, -1) {
+		if !slices.ContainsFunc(namespaces[string(m[1])], func(v variable) bool { return v.name == string(m[2]) }) {
+			t.Errorf("%s.%s is documented and is no variable", m[1], m[2])
+		}
+	}
+	_, functions, _ := strings.Cut(string(content), "| function |")
+	functions, _, _ = strings.Cut(functions, "\n\n")
+	for _, m := range regexp.MustCompile("`([a-z]+)\\(").FindAllStringSubmatch(functions, -1) {
+		if _, ok := builtins[m[1]]; !ok {
+			t.Errorf("%s is documented and is no function", m[1])
+		}
+	}
+	_, options, _ := strings.Cut(string(content), "| option |")
+	options, _, _ = strings.Cut(options, "\n\n")
+	for _, m := range regexp.MustCompile("`([a-z_]+)=").FindAllStringSubmatch(options, -1) {
+		if !slices.Contains(policy.OptionNames(), m[1]) && m[1] != "mem" {
+			t.Errorf("%s is documented and is no option", m[1])
+		}
+	}
+	if len(defaults) < 10 || functions == "" || options == "" {
+		t.Errorf("%d defaults; the tables are not where they were", len(defaults))
 	}
 }
 
