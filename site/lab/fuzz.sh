@@ -20,7 +20,7 @@ one() {
 	if (cd "$dir" && "$folder/${dir//\//-}" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "${FUZZTIME:-20s}" \
 		-test.fuzzminimizetime 5s -test.parallel "${WORKERS:-1}" -test.fuzzcachedir "$folder/cache/$name") >"$log" 2>&1; then
 		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
-	elif grep -q '^ *context deadline exceeded$' "$log" && ! grep -q -e 'Failing input' -e 'fuzzing process' "$log"; then
+	elif grep -q '^ *context deadline exceeded$' "$log" && ! grep -q -e 'Failing input' -e 'fuzzing process hung' -e 'terminated unexpectedly' "$log"; then
 		# The end of the time, met by go's fuzzing between two answers of a worker; nothing was found.
 		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
 	else

@@ -65,7 +65,13 @@ func (c *Cluster) PowerOff(name string) error {
 		return fmt.Errorf("cannot power off node %s: it takes BootIDs and a slurmd that runs", name)
 	}
 	// What a node has started is in its mount namespace: nothing else of it can be counted on once a process is an orphan.
-	own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", d.cmd.Process.Pid))
+	link := fmt.Sprintf("/proc/%d/ns/mnt", d.cmd.Process.Pid)
+	held, err := os.Open(link) // while it is open no other namespace gets its number: that of a node that starts meanwhile
+	if err != nil {
+		return fmt.Errorf("cannot power off node %s: %w", name, err)
+	}
+	defer held.Close()
+	own, err := os.Readlink(link)
 	if err != nil {
 		return fmt.Errorf("cannot power off node %s: %w", name, err)
 	}
