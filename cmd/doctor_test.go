@@ -404,7 +404,7 @@ var planted = []faultPlanted{
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
 		w.change(os.Chmod(w.Paths().Run(), 0o777))
 	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
-	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --root ROOT --job 7", mends: true},
+	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
 	{name: "a torn lease", kind: "lease-unreadable", plant: func(w ward) { w.write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
 }
 

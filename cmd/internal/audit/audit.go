@@ -2,14 +2,11 @@
 package audit
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -43,7 +40,7 @@ func Command(call *ctl.Call) *cobra.Command {
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			ctx, stop := ctl.Interruptible()
 			defer stop()
 			n, found := reader.Look(ctx, sight.Violations)
 			if ctx.Err() != nil {

@@ -2,9 +2,12 @@
 package ctl
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -72,6 +75,11 @@ func newRoot(call *Call) *cobra.Command {
 	root.SetOut(call.Out)
 	root.SetErr(call.Err)
 	return root
+}
+
+// Interruptible is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
+func Interruptible() (ctx context.Context, stop context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
 func checkRoot(root string) error {

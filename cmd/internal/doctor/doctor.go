@@ -5,16 +5,13 @@
 package doctor
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -53,7 +50,7 @@ func Command(call *ctl.Call) *cobra.Command {
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			ctx, stop := ctl.Interruptible()
 			defer stop()
 			n := gather(ctx, q)
 			if ctx.Err() != nil {

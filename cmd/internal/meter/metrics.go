@@ -4,16 +4,13 @@
 package meter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"sort"
 	"strings"
-	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
@@ -39,7 +36,7 @@ func Command(call *ctl.Call) *cobra.Command {
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			ctx, stop := ctl.Interruptible()
 			defer stop()
 			node, found := reader.Look(ctx, sight.Disagreements)
 			if ctx.Err() != nil {

@@ -2,15 +2,12 @@
 package reap
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
@@ -53,7 +50,7 @@ func run(call *ctl.Call, job uint32, dry bool) error {
 	if os.Geteuid() != 0 {
 		return cli.Failed{Err: errors.New("cannot reap: not root")}
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := ctl.Interruptible()
 	defer stop()
 	r, err := open(call.Paths, job, dry)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -304,4 +305,4 @@ func (n Node) where(uuid site.UUID) string {
 }
 
 // again is how a job is closed by hand.
-func (n Node) again(job uint32) string { return fmt.Sprintf("%s %d", n.reap, job) }
+func (n Node) again(job uint32) string { return node.Reap(n.paths, job) }

@@ -33,7 +33,7 @@ func good() Node {
 		return Client{PID: pid, Command: "lmp", Server: 101, Percent: policy.PercentFrom(50), SMs: 66, MemoryMiB: &mib}
 	}
 	return Node{
-		Root: true, run: "/run/slurm-mps", reap: "mpsctl reap --job", drivers: true,
+		Root: true, run: "/run/slurm-mps", drivers: true,
 		Jobs: []Job{{
 			ID: 7, User: "hpc1", UID: 2001, Rule: "mps", Phase: Open, leased: true, dir: true, ticket: ticket,
 			Share: "even", Memory: "even", Ceiling: policy.PercentFrom(100),

@@ -26,7 +26,7 @@ func Here(paths site.Paths, asking bool) (*Reader, error) {
 	}
 	facts, err := node.ReadFacts(paths.Facts())
 	r := &Reader{
-		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Reap: reap(paths.Root),
+		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
 		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
 	}
 	if err != nil {
@@ -48,12 +48,4 @@ func opening(library string) func() (Driver, error) {
 		}
 		return nvml, nil
 	}
-}
-
-// reap is the command that closes a job whose number follows.
-func reap(root string) string {
-	if root != "" {
-		root = " --root " + root
-	}
-	return "mpsctl reap" + root + " --job"
 }

@@ -34,7 +34,7 @@ type Reader struct {
 	Daemons Daemons                // nil asks no daemon
 	Driver  func() (Driver, error) // opens the driver at its first use
 	Name    string                 // the node's
-	Reap    string                 // the command that closes a job, without its number
+	Paths   site.Paths             // for the commands that findings name
 	Clock   func() time.Time
 	Root    bool
 
@@ -91,7 +91,7 @@ func both(later, earlier []Finding) []Finding {
 func (r *Reader) once(ctx context.Context) Node {
 	ctx, cancel := context.WithTimeout(ctx, lookDeadline)
 	defer cancel()
-	n := Node{Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Unseen: []string{}, run: r.Run, reap: r.Reap}
+	n := Node{Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Unseen: []string{}, run: r.Run, paths: r.Paths}
 	if r.doubt != "" {
 		n.missed("%s", r.doubt)
 	}

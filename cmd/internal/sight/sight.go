@@ -27,9 +27,9 @@ type Node struct {
 	claims  []lease.Claim
 	records string // what the records said in short, to tell whether they still do
 	census  []mps.Process
-	run     string // the folder of state, to know our daemons by
-	reap    string // the command that closes a job, without its number
-	drivers bool   // the driver was asked and answered
+	run     string     // the folder of state, to know our daemons by
+	paths   site.Paths // for the commands that findings name
+	drivers bool       // the driver was asked and answered
 }
 
 // Phase is how far a job has come, in words for people.

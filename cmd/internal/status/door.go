@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -42,7 +40,7 @@ func Command(call *ctl.Call) *cobra.Command {
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			ctx, stop := ctl.Interruptible()
 			defer stop()
 			if watch {
 				return repeat(ctx, call, reader, interval)

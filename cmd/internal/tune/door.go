@@ -1,15 +1,12 @@
 package tune
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"regexp"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -122,7 +119,7 @@ func (q question) answer(call *ctl.Call) error {
 		return cli.Failed{Err: err}
 	}
 	q.env = call.Env
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := ctl.Interruptible()
 	defer stop()
 	samples, err := q.measure(ctx, func(line string) { fmt.Fprintln(call.Err, line) })
 	if err != nil {

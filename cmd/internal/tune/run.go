@@ -126,7 +126,6 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{pattern: q.rate}, ended: make(chan struct{})}
 	r.cmd.Env = append(q.env[:len(q.env):len(q.env)], "SLURM_MPS_SHARE="+rule.String())
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	r.cmd.WaitDelay = time.Second // for the pipe, where a descendant of the program keeps it
 	out, in, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -142,7 +141,7 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	heard.Go(func() { r.heard.listen(out) })
 	go func() {
 		r.err = r.cmd.Wait()
-		_ = out.SetReadDeadline(time.Now().Add(time.Second))
+		_ = out.SetReadDeadline(time.Now().Add(time.Second)) // a descendant of the program may keep it open
 		heard.Wait()
 		out.Close()
 		close(r.ended)
