@@ -133,7 +133,7 @@ func (v *voyage) until(what string, is func() bool) error {
 	return nil
 }
 
-// states are the states of the errand's jobs.
+// states are the states of the errand's jobs, of its node, and of a slurmd that is gone.
 func (v *voyage) states() string {
 	jobs, _ := v.queue.of(v.title())
 	var all []string
@@ -141,7 +141,11 @@ func (v *voyage) states() string {
 		all = append(all, fmt.Sprintf("%d %s %s", j.ID, j.State, j.Reason))
 	}
 	slices.Sort(all)
-	return fmt.Sprintf("%q, node %s %s", all, v.name, v.queue.node(v.name))
+	said := fmt.Sprintf("%q, node %s %s", all, v.name, v.queue.node(v.name))
+	if _, err := v.NodeProc(v.name); err != nil {
+		said += ", " + err.Error()
+	}
+	return said
 }
 
 // outputs are what the ranks of a job have printed, by step.

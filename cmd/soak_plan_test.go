@@ -197,7 +197,8 @@ func (e errand) script(folder, wrapper, client string) string {
 				work += " -exit-idle"
 			}
 		}
-		fmt.Fprintf(&text, "%s %s spin %s >>$out.%d 2>&1 &\n", s.launch(e, wrapper), client, work, n)
+		// Each Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
+		fmt.Fprintf(&text, "mkdir -p $out.%d.tmp\nTMPDIR=$out.%d.tmp %s %s spin %s >>$out.%d 2>&1 &\n", n, n, s.launch(e, wrapper), client, work, n)
 	}
 	return "[ -z \"$SLURM_RESTART_COUNT\" ] || again=0.2\n" + text.String() + "wait\n"
 }

@@ -156,7 +156,7 @@ func (c *Cluster) KillNode(name string) error { return c.endNode(name, syscall.S
 func (c *Cluster) endNode(name string, sig syscall.Signal) error {
 	d := c.node(name)
 	if !d.running() {
-		return fmt.Errorf("cannot end node %s: its slurmd is not running", name)
+		return fmt.Errorf("cannot end node %s: its slurmd: %s", name, d.ending())
 	}
 	if !d.end(sig, endLimit) {
 		return fmt.Errorf("cannot end node %s: its slurmd (pid %d) lives %s after %s", name, d.cmd.Process.Pid, endLimit, sig)

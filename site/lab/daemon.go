@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -66,11 +67,19 @@ func (d *daemon) running() bool {
 	}
 }
 
+// ending says how a daemon that does not run has come to that.
+func (d *daemon) ending() string {
+	if d == nil {
+		return "it was not started"
+	}
+	return fmt.Sprintf("it ended with %s", d.cmd.ProcessState)
+}
+
 // ready polls until the daemon is, and errs as soon as the daemon has ended.
 func (d *daemon) ready(ctx context.Context, is func() bool) error {
 	err := until(ctx, 5*time.Millisecond, func() (bool, error) {
 		if !d.running() {
-			return false, fmt.Errorf("it ended with %s", d.cmd.ProcessState)
+			return false, errors.New(d.ending())
 		}
 		return is(), nil
 	})

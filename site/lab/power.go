@@ -48,7 +48,7 @@ func (c *Cluster) BootID(name string) (string, error) {
 func (c *Cluster) NodeProc(name string) (site.Proc, error) {
 	d := c.node(name)
 	if !d.running() {
-		return site.Proc{}, fmt.Errorf("cannot find slurmd of node %s: it does not run", name)
+		return site.Proc{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
 	}
 	stat, err := site.ReadStat(d.cmd.Process.Pid)
 	return stat.Proc, err
