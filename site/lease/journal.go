@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -73,6 +74,10 @@ func (j *Journal) claimPath(uuid site.UUID) string {
 	return filepath.Join(j.dir, "claims", string(uuid))
 }
 
+func (j *Journal) turnPath(job uint32) string {
+	return filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10))
+}
+
 // Turn is the right to act on one job's lease: prolog and epilog of a job take turns.
 type Turn struct {
 	file  *os.File
@@ -82,7 +87,7 @@ type Turn struct {
 
 // Lock takes the turn of a job, waiting until ctx ends; a *BusyError then says who has it.
 func (j *Journal) Lock(ctx context.Context, job uint32) (*Turn, error) {
-	path := filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10))
+	path := j.turnPath(job)
 	file, err := flock(ctx, path)
 	if err != nil {
 		return nil, err
@@ -116,9 +121,10 @@ func (t *Turn) sign(closing bool) {
 }
 
 // Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one. While there is
-// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another.
+// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where Forget has
+// removed it, what is there by now is another's.
 func (t *Turn) Release() error {
-	if _, err := os.Lstat(t.lease); err == nil {
+	if _, err := os.Lstat(t.lease); err == nil || !sameFile(t.file, t.path) {
 		return t.file.Close()
 	}
 	err := remove(t.path)
@@ -287,25 +293,27 @@ func (j *Journal) Withdraw(job uint32) error {
 	return errors.Join(remove(temporaryOf(path)), remove(path))
 }
 
-// Forget removes what is left of a job here: its claims, then its lease. It is the last act of an undo. The devices are
-// the lease's; claims that are another job's by now stay.
+// Forget removes what is left of a job here: its claims, the file of its turn, which the caller has, and last its lease, so
+// that an undo that is killed leaves nothing that no lease tells of. It is the last act of an undo. The devices are the
+// lease's; claims that are another job's by now stay.
 func (j *Journal) Forget(ctx context.Context, l Lease) error {
 	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	return j.forget(l.Job.ID, uuids(l))
+	return j.forget(l.Job.ID, uuids(l), j.turnPath(l.Job.ID))
 }
 
-func (j *Journal) forget(job uint32, devices []site.UUID) error {
+// forget removes the claims of a job, its temporary files, the others that are named, and its lease.
+func (j *Journal) forget(job uint32, devices []site.UUID, others ...string) error {
 	for _, uuid := range devices {
 		if err := j.unclaim(uuid, job); err != nil {
 			return err
 		}
 	}
 	path := j.leasePath(job)
-	for _, stale := range []string{j.claimTemporary(job), temporaryOf(path), path} {
+	for _, stale := range slices.Concat([]string{j.claimTemporary(job), temporaryOf(path)}, others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}

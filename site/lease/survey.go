@@ -73,7 +73,7 @@ func (j *Journal) Turns() ([]uint32, error) { return j.jobs("turns", "") }
 
 // Acting is who has a job's turn: a prolog or an epilog that is at work, proved to be alive. Root's alone to know.
 func (j *Journal) Acting(job uint32) (site.Proc, bool) {
-	content, err := site.ReadOwned(filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10)))
+	content, err := site.ReadOwned(j.turnPath(job))
 	var holder site.Proc
 	if err != nil || json.Unmarshal(content, &holder) != nil {
 		return site.Proc{}, false
