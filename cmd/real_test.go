@@ -3,6 +3,7 @@ package cmd_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -108,6 +109,47 @@ func TestRealTrial(t *testing.T) {
 	fmt.Print(p.log())
 	if refused := p.ticket(7).Refused; !strings.Contains(refused, "submit the job again") {
 		t.Errorf("refused: %q", refused)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// The tools on a real driver and daemon, with two ranks at work: status and metrics count them, audit finds nothing, and
+// doctor believes control program and driver to be of one version.
+func TestRealTools(t *testing.T) {
+	p := realPlay(t)
+	p.must(0, p.job(7, "0"), "prolog")
+	for range 2 {
+		p.client(7, "spin", "-ms", "5", "-for", "60")
+	}
+	said := map[string]string{}
+	for _, tool := range [][]string{{"status"}, {"audit"}, {"metrics"}, {"doctor", "--json", "--slurmd", "none", "--node", "n1", "--slurm-conf", p.conf}} {
+		line := p.Command("mpsctl", tool...)
+		out, err := exec.CommandContext(p.ctx, line[0], line[1:]...).Output()
+		fmt.Printf("mpsctl %s: %v\n%s", tool[0], err, out)
+		if err != nil && tool[0] != "doctor" { // which finds no programs installed on this machine
+			t.Errorf("mpsctl %s: %v", tool[0], err)
+		}
+		said[tool[0]] = string(out)
+	}
+	if !regexp.MustCompile(`slurm_mps_gpu_clients\{gpu="0"[^}]*} 2\n`).MatchString(said["metrics"]) {
+		t.Error("metrics does not count two clients on GPU 0")
+	}
+	var doctor struct {
+		Looked   struct{ Driver string }
+		Findings []struct{ Kind string }
+	}
+	if err := json.Unmarshal([]byte(said["doctor"]), &doctor); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(stage.RealControl)
+	if err != nil || doctor.Looked.Driver == "" || !strings.Contains(string(program), doctor.Looked.Driver) {
+		t.Errorf("%s does not name driver %q, %v", stage.RealControl, doctor.Looked.Driver, err)
+	}
+	for _, finding := range doctor.Findings {
+		if finding.Kind == "control-version" || strings.HasPrefix(finding.Kind, "driver") {
+			t.Errorf("doctor: %+v", finding)
+		}
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()

@@ -1,8 +1,8 @@
 #!/bin/bash
 # gpu-bench.sh PACK RESULTS: measures with what make gpu-pack made on a machine with a GPU, as root. Needs nvcc there, and
 # neither Go nor Slurm; PyTorch is used where PYTHON (python3) has it. RESULTS is gone on with: what is there is not
-# measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before. It never changes a compute
-# mode, MIG or a clock.
+# measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before; several GPUs, if they are
+# alike, share the work. It never changes a compute mode, MIG or a clock.
 set -u
 pack=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
@@ -35,5 +35,6 @@ for ((piece = 0; piece < ${PIECES:-12}; piece++)); do
     [ "${PIPESTATUS[0]}" = 0 ] || failed=1
     grep -qE '^([0-9]+) of \1 cells' "$work/said" && break
 done
+measure -results "$results/tune.jsonl" -only tune -minutes "${MINUTES:-8}" || failed=1
 modes | diff - "$results/machine.txt" || { failed=1; echo "the GPUs are not as they were"; }
 exit $failed

@@ -28,7 +28,7 @@ modes | tee "$results/machine.txt"
 LINES_SHOWN=45 say job-srun "$pack/demo" -ranks 4 -launcher srun -ps
 LINES_SHOWN=45 say job-mpirun "$pack/demo" -ranks 4 -launcher mpirun -ps
 LINES_SHOWN=80 say acts "$pack/cmd.test" -test.run Real -test.v
-say bench "$pack/bench" -trials 20 -json "$results/bench.json"
+say bench "$pack/bench" -trials "${TRIALS:-20}" -json "$results/bench.json"
 say conformance "$pack/conformance.test" -test.v -test.timeout 5m
 grep -cE -- '^ *--- PASS' "$results/conformance.txt"
 grep -E -- '^ *--- (FAIL|SKIP)' "$results/conformance.txt"

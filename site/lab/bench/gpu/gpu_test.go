@@ -68,7 +68,7 @@ func TestARunGoesOnWhereItStopped(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := settings{results: filepath.Join(dir, "results.jsonl"), minutes: 2, windows: 2, window: 0.05, warm: 0.05,
+	s := settings{results: filepath.Join(dir, "results.jsonl"), minutes: 2, windows: 2, window: 0.05, warm: 0.05, gpus: 2,
 		ranks: filepath.Join(dir, "ranks"), library: filepath.Join(dir, "spin.so")}
 	compile(t, "mpicc.openmpi", "-O2", "-o", s.ranks, "ranks/ranks.c", "-ldl")
 	compile(t, "gcc", "-shared", "-fPIC", "-O2", "-o", s.library, "ranks/spin.c", "-ldl")
@@ -121,10 +121,11 @@ func measureAll(ctx context.Context, t *testing.T, s settings, dir string, cells
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range cells {
-		if err := b.attempt(ctx, c.key(), 1, func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
-			t.Error(err)
-		}
+	err = sideBySide(b, cells, func(l *lane, c cell) error {
+		return b.attempt(ctx, c.key(), 1, func(ctx context.Context) ([]record.Line, error) { return l.measure(ctx, c) })
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	if err := b.close(); err != nil {
 		t.Error(err)

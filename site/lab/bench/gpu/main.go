@@ -13,13 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -43,7 +42,7 @@ type settings struct {
 	window  float64
 	warm    float64
 	trials  int
-	smoke   bool
+	gpus    int
 	without string
 }
 
@@ -51,7 +50,7 @@ func main() {
 	var s settings
 	flag.StringVar(&s.results, "results", "throughput.jsonl", "file of the results, which is gone on with")
 	flag.Float64Var(&s.minutes, "minutes", 8, "start nothing that would not end in time")
-	flag.StringVar(&s.only, "only", "", "parts, comma separated: first-call, sweep, first-kernel, throughput; all without it")
+	flag.StringVar(&s.only, "only", "", "parts, comma separated: first-call, sweep, first-kernel, throughput, tune; all without it")
 	flag.StringVar(&s.ranks, "ranks", "", "the program made of ranks/ranks.c")
 	flag.StringVar(&s.library, "library", "", "the library made of ranks/kernels.cu")
 	flag.StringVar(&s.python, "python", "", "a python3 with PyTorch; without it the cells of torch are left out")
@@ -59,7 +58,7 @@ func main() {
 	flag.Float64Var(&s.window, "window", 0.25, "seconds of a window")
 	flag.Float64Var(&s.warm, "warm", 0.2, "seconds before the first window")
 	flag.IntVar(&s.trials, "trials", 15, "trials of what takes a moment")
-	flag.BoolVar(&s.smoke, "smoke", false, "of throughput, two ranks of each program once and nothing else")
+	flag.IntVar(&s.gpus, "gpus", 0, "GPUs that are measured side by side; 0 is all of the machine's, or one that is simulated")
 	flag.StringVar(&s.without, "without", "", "programs, comma separated, that are left out")
 	flag.Parse()
 	if err := run(s); err != nil {
@@ -90,7 +89,7 @@ func run(s settings) (err error) {
 	parts := []struct {
 		name string
 		do   func(context.Context) error
-	}{{"first-call", b.firstCalls}, {"sweep", b.sweep}, {"first-kernel", b.firstKernels}, {"throughput", b.throughput}}
+	}{{"first-call", b.firstCalls}, {"sweep", b.sweep}, {"first-kernel", b.firstKernels}, {"throughput", b.throughput}, {"tune", b.tune}}
 	for _, part := range parts {
 		if s.only == "" || slices.Contains(strings.Split(s.only, ","), part.name) {
 			if err := part.do(ctx); err != nil {
@@ -106,17 +105,20 @@ type bench struct {
 	settings
 	dir, built string
 	until      time.Time
-	lines      []record.Line
 	gpu        policy.GPU
+	lanes      []*lane
 	real       bool
 	control    string   // the control program
 	libraries  []string // where the ranks find CUDA
 	outside    *lab.Cluster
-	hooked     map[string]*lab.Cluster // by the hooks that they run
 	user       lab.User
-	stages     map[string]stage.Stage
-	jobs       uint32
-	failed     int
+
+	mutex  sync.Mutex // of what follows, which the lanes share
+	lines  []record.Line
+	hooked map[string]*lab.Cluster // by the hooks that they run
+	stages map[string]stage.Stage
+	jobs   uint32
+	failed int
 }
 
 func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
@@ -136,11 +138,11 @@ func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 		return nil, err
 	}
 	if b.real {
-		if b.gpu, err = realGPU(); err != nil {
-			return nil, err
-		}
 		b.libraries = []string{"/usr/local/nvidia/lib64", "/usr/local/cuda/lib64", os.Getenv("LD_LIBRARY_PATH")}
 	} else if err := b.simulate(); err != nil {
+		return nil, err
+	}
+	if err := b.openLanes(); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "ranks.py"), []byte(torchRanks), 0o644); err != nil {
@@ -153,19 +155,9 @@ func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 	return b, b.note(record.Line{Machine: b.machine()})
 }
 
-// realGPU is the machine's first GPU, as it is divided.
-func realGPU() (policy.GPU, error) {
-	nvml, err := gpu.Open(stage.RealNVML())
-	if err != nil {
-		return policy.GPU{}, err
-	}
-	device, err := nvml.ByMinor(0)
-	return policy.GPU{SMs: device.SMs, TPC: device.TPC}, errors.Join(err, nvml.Close())
-}
-
 // simulate makes one simulated node, which all stages of the run share.
 func (b *bench) simulate() error {
-	made, err := stage.New(filepath.Join(b.dir, "sim"), b.built, "", node.H200)
+	made, err := stage.New(filepath.Join(b.dir, "sim"), b.built, "", slices.Repeat([]node.Model{node.H200}, max(1, b.gpus))...)
 	if err != nil {
 		return err
 	}
@@ -175,7 +167,7 @@ func (b *bench) simulate() error {
 }
 
 func (b *bench) machine() *record.Machine {
-	m := record.Machine{GPU: "simulated", CPUs: runtime.NumCPU(), Date: time.Now().Format(time.DateOnly), Real: b.real}
+	m := record.Machine{GPU: "simulated", CPUs: len(b.lanes[0].cpus), GPUs: len(b.lanes), Date: time.Now().Format(time.DateOnly), Real: b.real}
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		m.Kernel = strings.TrimSpace(string(release))
 	}
@@ -191,6 +183,8 @@ func (b *bench) machine() *record.Machine {
 
 // note puts lines on file.
 func (b *bench) note(lines ...record.Line) error {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
 	b.lines = append(b.lines, lines...)
 	return record.Write(b.results, b.lines)
 }
@@ -200,6 +194,8 @@ const mostTries = 2
 
 // done says whether a cell needs no more trying.
 func (b *bench) done(key string) bool {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
 	tries := 0
 	for _, line := range b.lines {
 		if line.Key == key && line.Failed == "" {
@@ -227,7 +223,9 @@ func (b *bench) attempt(ctx context.Context, key string, seconds float64, measur
 	began := time.Now()
 	lines, err := measure(bound)
 	if err != nil {
+		b.mutex.Lock()
 		b.failed++
+		b.mutex.Unlock()
 		text := err.Error()
 		fmt.Printf("%-34s FAILED: %s\n", key, text)
 		return b.note(record.Line{Key: key, Failed: text[:min(len(text), 2000)]})
@@ -246,6 +244,9 @@ func brief(lines []record.Line) string {
 		if t := line.Throughput; t != nil {
 			words = append(words, fmt.Sprintf("%s %.0f (%.0f)", t.Program, record.Median(t.Totals()), record.Median(t.Slowest())))
 		}
+		if t := line.Tune; t != nil {
+			words = append(words, fmt.Sprintf("use %s: %s", t.Report.Use, t.Report.Why))
+		}
 		if t := line.Times; t != nil {
 			words = append(words, fmt.Sprintf("%s %.1f ms", t.Way, record.Median(t.MS)))
 		}
@@ -253,23 +254,22 @@ func brief(lines []record.Line) string {
 	return strings.Join(words, ", ")
 }
 
-// throughput goes through the plan.
+// throughput goes through the plan, a batch at a time on each GPU.
 func (b *bench) throughput(ctx context.Context) error {
-	if b.smoke {
-		return b.tryAll(ctx)
-	}
-	for _, batch := range batches {
-		if batch.kind == "torch" && b.python == "" {
-			continue
-		}
+	return sideBySide(b, b.planned(), func(l *lane, batch batch) error {
 		for _, c := range batch.cells(b.gpu) {
 			c.programs = b.wanted(c.programs)
-			if err := b.attempt(ctx, c.key(), c.seconds(), func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
+			if err := b.attempt(ctx, c.key(), c.seconds(), func(ctx context.Context) ([]record.Line, error) { return l.measure(ctx, c) }); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
+		return nil
+	})
+}
+
+// planned are the batches that this machine can run.
+func (b *bench) planned() []batch {
+	return slices.DeleteFunc(slices.Clone(batches), func(batch batch) bool { return batch.kind == "torch" && b.python == "" })
 }
 
 // wanted is a list of programs less those that are left out.
@@ -279,24 +279,10 @@ func (b *bench) wanted(programs string) string {
 	}), ",")
 }
 
-// tryAll runs each program of ranks.c once by itself, so that one that does not work is known before the plan begins.
-func (b *bench) tryAll(ctx context.Context) error {
-	for program := range strings.SplitSeq(wide, ",") {
-		c := cell{kind: "kernels", ranks: 2, rule: record.FindRule("uncapped"), programs: program}
-		if err := b.attempt(ctx, "try "+program, 3, func(ctx context.Context) ([]record.Line, error) { return b.measure(ctx, c) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // summary says what is not on file, and errs where something failed in this run.
 func (b *bench) summary() error {
 	cells, missing := 0, 0
-	for _, batch := range batches {
-		if batch.kind == "torch" && b.python == "" {
-			continue
-		}
+	for _, batch := range b.planned() {
 		for _, c := range batch.cells(b.gpu) {
 			cells++
 			if !b.done(c.key()) {

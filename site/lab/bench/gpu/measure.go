@@ -20,11 +20,11 @@ import (
 const tidy = 30 * time.Second
 
 // measure runs a cell's programs and returns a line for each.
-func (b *bench) measure(ctx context.Context, c cell) (lines []record.Line, err error) {
+func (l *lane) measure(ctx context.Context, c cell) (lines []record.Line, err error) {
 	if c.kind == "slurm" {
-		return b.measureSlurm(ctx, c)
+		return l.measureSlurm(ctx, c)
 	}
-	p, err := b.open(ctx, c.rule, c.ranks)
+	p, err := l.open(ctx, c.rule, c.ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -35,11 +35,11 @@ func (b *bench) measure(ctx context.Context, c cell) (lines []record.Line, err e
 			err = errors.Join(err, fmt.Errorf("cannot give back %s: %w", c.rule.Name, closed))
 		}
 	}()
-	program, err := b.program(c)
+	program, err := l.program(c)
 	if err != nil {
 		return nil, err
 	}
-	said, err := b.mpirun(ctx, c.ranks, p.env, append(p.before, program...))
+	said, err := l.mpirun(ctx, c.ranks, p.env, append(p.before, program...))
 	if err != nil {
 		return nil, err
 	}
@@ -56,16 +56,17 @@ func (b *bench) program(c cell) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []string{b.python, filepath.Join(b.dir, "ranks.py"), meet, warm, windows, window}, os.Chown(meet, uid, uid)
+	return []string{b.python, filepath.Join(b.dir, "ranks.py"), meet, c.programs, warm, windows, window}, os.Chown(meet, uid, uid)
 }
 
 // mpirun starts ranks on this machine, outside of any job of Slurm, as the jobs' user.
-func (b *bench) mpirun(ctx context.Context, n int, env, line []string) (string, error) {
-	cmd, err := b.outside.Command(ctx, b.user, "mpirun.openmpi", append([]string{"-np", strconv.Itoa(n), "--oversubscribe", "--bind-to", "none"}, line...)...)
+func (l *lane) mpirun(ctx context.Context, n int, env, line []string) (string, error) {
+	line = append(l.bound("mpirun.openmpi", "-np", strconv.Itoa(n), "--oversubscribe", "--bind-to", "none"), line...)
+	cmd, err := l.outside.Command(ctx, l.user, line[0], line[1:]...)
 	if err != nil {
 		return "", err
 	}
-	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+b.libraryPath(b.outside), "OMPI_MCA_btl=self,vader", "OMPI_MCA_mpi_yield_when_idle=1",
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+l.libraryPath(l.outside), "OMPI_MCA_btl=self,vader", "OMPI_MCA_mpi_yield_when_idle=1",
 		"OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Env = append(cmd.Env, env...)
 	var out, errs bytes.Buffer
@@ -134,7 +135,7 @@ func (b *bench) job(ctx context.Context, c *lab.Cluster, options []string, lines
 	if err != nil {
 		return "", err
 	}
-	script := filepath.Join(home, "job.sh")
+	script := filepath.Join(home, fmt.Sprintf("job%d.sh", b.newJob()))
 	text := "#!/bin/bash\nexport OMPI_MCA_btl=self,vader OMPI_MCA_mpi_yield_when_idle=1 LD_LIBRARY_PATH=" + b.libraryPath(c) + "\n" + strings.Join(lines, "\n") + "\n"
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		return "", err

@@ -46,12 +46,12 @@ func (b *bench) rank(ctx context.Context, p place, options, line []string) (stri
 // ready, and seated by the wrapper, in turns, each a whole process too.
 func (b *bench) firstCalls(ctx context.Context) error {
 	return b.attempt(ctx, "first-call", float64(b.trials)*1.2+3, func(ctx context.Context) (lines []record.Line, err error) {
-		plain, err := b.open(ctx, record.FindRule("uncapped"), 1)
+		plain, err := b.lanes[0].open(ctx, record.FindRule("uncapped"), 1)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, plain.close(context.WithoutCancel(ctx))) }()
-		seated, err := b.openOurs(ctx, "whole", `share = "none"`)
+		seated, err := b.lanes[0].openOurs(ctx, "whole", `share = "none"`)
 		if err != nil {
 			return nil, err
 		}
@@ -59,7 +59,7 @@ func (b *bench) firstCalls(ctx context.Context) error {
 		ways := []struct {
 			name string
 			at   place
-		}{{"no MPS", place{}}, {"warm server", plain}, {"mpirun-wrap", seated}}
+		}{{"no MPS", b.lanes[0].openNone()}, {"warm server", plain}, {"mpirun-wrap", seated}}
 		inside, whole := map[string][]float64{}, map[string][]float64{}
 		for trial := range b.trials {
 			for i := range ways {
@@ -112,7 +112,7 @@ func (b *bench) asked() []string {
 func (b *bench) sweep(ctx context.Context) error {
 	asked := b.asked()
 	return b.attempt(ctx, "sweep", 0.25*float64(len(asked))+2, func(ctx context.Context) (lines []record.Line, err error) {
-		p, err := b.openOurs(ctx, "whole", `share = "none"`)
+		p, err := b.lanes[0].openOurs(ctx, "whole", `share = "none"`)
 		if err != nil {
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -23,19 +24,24 @@ type place struct {
 }
 
 // open makes the place of n ranks under a rule.
-func (b *bench) open(ctx context.Context, r record.Rule, n int) (place, error) {
+func (l *lane) open(ctx context.Context, r record.Rule, n int) (place, error) {
 	switch r.Daemon {
 	case record.Bare:
-		return b.openBare(ctx, r, n)
+		return l.openBare(ctx, r, n)
 	case record.Ours:
-		return b.openOurs(ctx, r.Name, fmt.Sprintf("overlap = %g", r.Overlap))
+		return l.openOurs(ctx, r.Name, fmt.Sprintf("overlap = %g", r.Overlap))
 	}
-	return place{close: func(context.Context) error { return nil }}, nil
+	return l.openNone(), nil
+}
+
+// openNone is the GPU without MPS.
+func (l *lane) openNone() place {
+	return place{env: []string{"CUDA_VISIBLE_DEVICES=" + string(l.uuid)}, close: func(context.Context) error { return nil }}
 }
 
 // openBare starts a plain daemon as the user, with a server that is ready.
-func (b *bench) openBare(ctx context.Context, r record.Rule, n int) (place, error) {
-	dir := filepath.Join(b.dir, "bare")
+func (l *lane) openBare(ctx context.Context, r record.Rule, n int) (place, error) {
+	dir := filepath.Join(l.dir, fmt.Sprintf("bare%d", l.minor))
 	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return place{}, err
@@ -45,14 +51,14 @@ func (b *bench) openBare(ctx context.Context, r record.Rule, n int) (place, erro
 		}
 	}
 	p := place{env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}}
-	p.close = func(ctx context.Context) error { return b.ask(ctx, p.env, "quit -t 5") }
+	p.close = func(ctx context.Context) error { return l.ask(ctx, p.env, "quit -t 5") }
 	// The soft limit of 1024 files lets no client of 48 finish (measured).
-	err := b.asUser(ctx, p.env, "", "/bin/sh", "-c", `ulimit -n 20000; exec "$0" -d`, b.control)
+	err := l.asUser(ctx, append(p.env, "CUDA_VISIBLE_DEVICES="+string(l.uuid)), "", "/bin/sh", "-c", `ulimit -n 20000; exec "$0" -d`, l.control)
 	if err == nil {
-		err = b.ask(ctx, p.env, fmt.Sprintf("start_server -uid %d", uid))
+		err = l.ask(ctx, p.env, fmt.Sprintf("start_server -uid %d", uid))
 	}
 	if err == nil {
-		err = b.ask(ctx, p.env, "get_server_list") // answers when the server is ready
+		err = l.ask(ctx, p.env, "get_server_list") // answers when the server is ready
 	}
 	if err != nil {
 		return p, errors.Join(err, p.close(ctx))
@@ -80,13 +86,12 @@ func (b *bench) asUser(ctx context.Context, env []string, stdin, name string, ar
 }
 
 // openOurs runs the prolog of a job; its policy grants what the attributes say and leaves the modes alone.
-func (b *bench) openOurs(ctx context.Context, name string, attributes ...string) (place, error) {
-	s, err := b.stageOf(name, attributes...)
+func (l *lane) openOurs(ctx context.Context, name string, attributes ...string) (place, error) {
+	s, err := l.stageOf(name, attributes...)
 	if err != nil {
 		return place{}, err
 	}
-	b.jobs++
-	job := stage.Job{ID: 1000 + b.jobs, UID: uid, GID: uid, GPUs: "0", Features: "mps", Conf: filepath.Join(filepath.Dir(s.Root), "slurm.conf")}
+	job := stage.Job{ID: l.newJob(), UID: uid, GID: uid, GPUs: strconv.Itoa(l.minor), Features: "mps", Conf: filepath.Join(filepath.Dir(s.Root), "slurm.conf")}
 	hook := func(ctx context.Context, program string) error {
 		result, err := s.Run(ctx, job.Environment(program+"_slurmd"), program)
 		if err == nil && result.Code != 0 {
@@ -101,8 +106,18 @@ func (b *bench) openOurs(ctx context.Context, name string, attributes ...string)
 	return p, hook(ctx, "prolog")
 }
 
-// stageOf is the stage of a policy, made when first asked for.
+// newJob is a number that no other job of the run has.
+func (b *bench) newJob() uint32 {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	b.jobs++
+	return 1000 + b.jobs
+}
+
+// stageOf is the stage of a policy, made when first asked for: a node with all GPUs.
 func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
 	if s, made := b.stages[name]; made {
 		return s, nil
 	}
@@ -117,8 +132,8 @@ func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) 
 		err = os.WriteFile(s.Paths().Facts(), []byte(facts), 0o644)
 	}
 	if err == nil {
-		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), []byte("NodeName=n1 Gres=gpu:1\n"), 0o644),
-			os.WriteFile(filepath.Join(dir, "gres.conf"), []byte("Name=gpu File=/dev/nvidia0\n"), 0o644))
+		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), fmt.Appendf(nil, "NodeName=n1 Gres=gpu:%d\n", len(b.lanes)), 0o644),
+			os.WriteFile(filepath.Join(dir, "gres.conf"), fmt.Appendf(nil, "Name=gpu File=/dev/nvidia[0-%d]\n", len(b.lanes)-1), 0o644))
 	}
 	b.stages[name] = s
 	return s, err
@@ -135,10 +150,12 @@ func (b *bench) startLab(ctx context.Context, name string, o lab.Options) (*lab.
 
 // hookedLab is a Slurm with GPUs and these hooks, started when first asked for.
 func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab.Cluster, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
 	if c := b.hooked[name]; c != nil {
 		return c, nil
 	}
-	o.GPUs, o.Features, o.PrologFlags = 1, "mps", "Alloc"
+	o.GPUs, o.Features, o.PrologFlags = len(b.lanes), "mps", "Alloc"
 	c, err := b.startLab(ctx, name, o)
 	if err == nil {
 		b.hooked[name] = c

@@ -22,6 +22,7 @@ type Line struct {
 	Throughput *Throughput `json:"throughput,omitempty"`
 	Times      *Times      `json:"times,omitempty"`
 	Point      *Point      `json:"point,omitempty"`
+	Tune       *Tune       `json:"tune,omitempty"`
 	Failed     string      `json:"failed,omitempty"`
 }
 
@@ -29,7 +30,8 @@ type Line struct {
 type Machine struct {
 	GPU    string `json:"gpu"`
 	Driver string `json:"driver"`
-	CPUs   int    `json:"cpus"`
+	CPUs   int    `json:"cpus"`           // that the ranks of a GPU have
+	GPUs   int    `json:"gpus,omitempty"` // that were measured side by side; 0 is one
 	Kernel string `json:"kernel"`
 	Date   string `json:"date"`
 	Real   bool   `json:"real"`
@@ -61,6 +63,23 @@ type Point struct {
 	Asked      string `json:"asked"`
 	SMs        int    `json:"sms"`
 	ContextMiB int    `json:"context_mib"`
+}
+
+// Tune is what mpsctl tune --json said of a program.
+type Tune struct {
+	Program string `json:"program"`
+	Ranks   int    `json:"ranks"`
+	Report  struct {
+		Rules []struct {
+			Rule   string    `json:"rule"`
+			Rates  []float64 `json:"rates"`
+			Median float64   `json:"median"`
+			Failed string    `json:"failed,omitempty"`
+		} `json:"rules"`
+		Site string `json:"site"`
+		Use  string `json:"use"`
+		Why  string `json:"why"`
+	} `json:"report"`
 }
 
 // Totals are the sums of all ranks' rates, by window.

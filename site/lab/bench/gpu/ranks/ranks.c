@@ -7,7 +7,7 @@
  * at one moment for all, WARM seconds after the barrier. A rank goes on until its first batch after the last window is
  * done, so all of them are at work during every window, and the total and the slowest rank are exact. Rank 0 prints a
  * line of JSON a program: each rank's units a second in each window, from the times at which its batches were done; of a
- * batch that was done across a border of two windows each has its part.
+ * batch that was done across a border of two windows each has its part. total is the mean of the windows' sums.
  */
 #define _GNU_SOURCE
 #include "work.h"
@@ -109,7 +109,10 @@ static void measure(struct work *w, double end, struct done *d)
 
 static void print_rates(const struct work *w, const double *rates, int windows, double seconds, const double *first, const int *sms)
 {
-	printf("{\"program\":\"%s\",\"window_s\":%g,\"rates\":[", w->name, seconds);
+	double total = 0;
+	for (int i = 0; i < size * windows; i++)
+		total += rates[i] / windows;
+	printf("{\"program\":\"%s\",\"window_s\":%g,\"total\":%.6g,\"rates\":[", w->name, seconds, total);
 	for (int r = 0; r < size; r++) {
 		printf("%s[", r ? "," : "");
 		for (int i = 0; i < windows; i++)

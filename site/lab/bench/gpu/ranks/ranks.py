@@ -1,20 +1,32 @@
-"""ranks.py FOLDER WARM WINDOWS SECONDS: what ranks.c measures, of PyTorch programs.
+"""ranks.py FOLDER PROGRAM[,PROGRAM...] WARM WINDOWS SECONDS: what ranks.c measures, of PyTorch programs.
 
-transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, each answer waited for.
-cg: conjugate gradients on the Laplacian of a 512 x 512 grid (sparse CSR), waited for every 10 iterations.
+transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, as a CUDA graph, as who serves
+    a model runs it; each answer is waited for.
+cg: conjugate gradients on the Laplacian of a 512 x 512 grid (sparse CSR), waited for every 10 iterations, each operation
+    launched by Python.
 
-The ranks meet by files in FOLDER, which is theirs alone. Rank 0 prints the lines.
+Each rank has a CPU of its own, where there are enough. The ranks meet by files in FOLDER, which is theirs alone but for
+other steps of the same job. Rank 0 prints the lines.
 """
 import json
 import os
 import sys
 import time
 
+
+def started_by(mpirun, srun):
+    return int(os.environ[mpirun if mpirun in os.environ else srun])
+
+
 began = time.monotonic()
+RANK, SIZE = started_by("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"), started_by("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+FOLDER, PROGRAMS = os.path.join(sys.argv[1], os.environ.get("SLURM_STEP_ID", "0")), sys.argv[2].split(",")
+WARM, WINDOWS, SECONDS = float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+CPUS = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {CPUS[RANK * len(CPUS) // SIZE if SIZE < len(CPUS) else RANK % len(CPUS)]})
+os.makedirs(FOLDER, exist_ok=True)
 import torch
 
-RANK, SIZE = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-FOLDER, WARM, WINDOWS, SECONDS = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 PATIENCE = 120
 
 
@@ -40,9 +52,17 @@ def transformer():
     layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).half().eval().cuda()
     x = torch.randn(4, 128, 512, device="cuda", dtype=torch.float16)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # what is set up at the first call cannot be captured
+        for _ in range(3):
+            model(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(x)
 
     def step():
-        model(x)
+        graph.replay()
         torch.cuda.synchronize()
 
     return step, 1
@@ -109,11 +129,12 @@ def main():
         torch.zeros(1, device="cuda")
         first = time.monotonic() - imported
         put(f"device.{RANK}", [torch.cuda.get_device_properties(0).multi_processor_count, first])
-        for name, make in (("transformer", transformer), ("cg", cg)):
-            measure(name, make)
+        for name in PROGRAMS:
+            measure(name, {"transformer": transformer, "cg": cg}[name])
             if RANK == 0:
                 devices = [get(f"device.{r}") for r in range(SIZE)]
-                print(json.dumps({"program": name, "window_s": SECONDS, "rates": [get(f"{name}.rate.{r}") for r in range(SIZE)],
+                rates = [get(f"{name}.rate.{r}") for r in range(SIZE)]
+                print(json.dumps({"program": name, "window_s": SECONDS, "total": sum(map(sum, rates)) / WINDOWS, "rates": rates,
                                   "sms": [d[0] for d in devices], "first_call_s": [round(d[1], 4) for d in devices],
                                   "import_s": round(imported - began, 2)}), flush=True)
 

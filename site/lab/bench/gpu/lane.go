@@ -1,0 +1,118 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// lane is a GPU and the part of the CPUs that its ranks have. What is compared is measured in one lane; several lanes go
+// through the plan side by side.
+type lane struct {
+	*bench
+	minor int
+	uuid  site.UUID
+	cpus  []int
+}
+
+// openLanes divides the CPUs among the GPUs.
+func (b *bench) openLanes() error {
+	cpus, err := ownCPUs()
+	if err != nil {
+		return err
+	}
+	find := b.simulated
+	if b.real {
+		find = b.found
+	}
+	uuids, err := find()
+	for minor, uuid := range uuids {
+		b.lanes = append(b.lanes, &lane{bench: b, minor: minor, uuid: uuid, cpus: cpus[minor*len(cpus)/len(uuids) : (minor+1)*len(cpus)/len(uuids)]})
+	}
+	return err
+}
+
+// found are the machine's GPUs, which must be alike to be measured side by side, and how they are divided.
+func (b *bench) found() (uuids []site.UUID, err error) {
+	nvml, err := gpu.Open(stage.RealNVML())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, nvml.Close()) }()
+	count := b.gpus
+	if count == 0 {
+		count = stage.RealGPUs()
+	}
+	for minor := range count {
+		device, err := nvml.ByMinor(minor)
+		if err != nil {
+			return nil, err
+		}
+		shape := policy.GPU{SMs: device.SMs, TPC: device.TPC}
+		if minor > 0 && shape != b.gpu {
+			return nil, fmt.Errorf("cannot measure GPU %d beside GPU 0: it is another model: give -gpus 1", minor)
+		}
+		uuids, b.gpu = append(uuids, device.UUID), shape
+	}
+	return uuids, nil
+}
+
+// simulated are the GPUs of the simulated node.
+func (b *bench) simulated() (uuids []site.UUID, err error) {
+	gpus, err := b.stages["simulated"].Sim.Node.GPUs()
+	for _, g := range gpus {
+		uuid, e := g.Text("uuid")
+		uuids, err = append(uuids, site.UUID(uuid)), errors.Join(err, e)
+	}
+	return uuids, err
+}
+
+// ownCPUs are the CPUs that this process may run on.
+func ownCPUs() (cpus []int, err error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, err
+	}
+	for cpu := range 1024 {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
+}
+
+// bound is a command line that runs on the lane's CPUs.
+func (l *lane) bound(line ...string) []string {
+	return append([]string{"taskset", "--cpu-list", strings.Trim(strings.Join(strings.Fields(fmt.Sprint(l.cpus)), ","), "[]")}, line...)
+}
+
+// sideBySide does each piece of work in a lane that is free, in order, and returns when all are done. After an error a
+// lane takes no more.
+func sideBySide[W any](b *bench, work []W, do func(*lane, W) error) error {
+	todo := make(chan W, len(work))
+	for _, piece := range work {
+		todo <- piece
+	}
+	close(todo)
+	errs := make([]error, len(b.lanes))
+	var all sync.WaitGroup
+	for i, l := range b.lanes {
+		all.Go(func() {
+			for piece := range todo {
+				if errs[i] = do(l, piece); errs[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
