@@ -105,7 +105,7 @@ func TestTuneOtherwise(t *testing.T) {
 		{"--ranks=2", "--repeats=1", "--share=even,none", "--seconds=1s", "--rate", "speed ([0-9]+)", "--", "PROGRAM", "ends"},
 	} {
 		result := p.tune(args...)
-		told := slices.ContainsFunc([]string{"failed: exit status 3", `found no number within 1s; the last line is "rate`}, func(s string) bool { return strings.Contains(result.Output, s) })
+		told := slices.ContainsFunc([]string{"failed: exit status 3", `found no number within 1s; the last words are "rate`}, func(s string) bool { return strings.Contains(result.Output, s) })
 		if result.Code != 1 || !told || strings.Contains(result.Output, "use:") {
 			t.Errorf("%q: %+v", args, result)
 		}

@@ -58,7 +58,7 @@ func open(paths site.Paths, program string, job uint32) (n node, factsErr, err e
 		paths: paths, facts: facts, journal: journal, gpus: gpus,
 		control: mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath},
 		out:     out, log: logOf(out, program, job),
-		close: func() { gpus.Close(); closeLog() },
+		close: closeLog,
 	}, factsErr, nil
 }
 

@@ -77,7 +77,6 @@ func Reap(paths site.Paths, job uint32) string {
 type GPUs interface {
 	Devices() ([]site.Device, error)
 	Mode(site.UUID) (site.Mode, error)
-	Close()
 }
 
 // LookAt is the driver of the node for who only looks. Each call ends within the epilog's deadline.

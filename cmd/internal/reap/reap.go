@@ -370,7 +370,6 @@ func (r *reaper) lookAtClaims() {
 // lookAtGPUs says which GPUs are exclusive for nobody. Their mode before is not known, so it is not changed.
 func (r *reaper) lookAtGPUs() {
 	gpus := node.LookAt(r.paths)
-	defer gpus.Close()
 	devices, err := gpus.Devices()
 	if err != nil {
 		r.lines = append(r.lines, Line{Where: "GPUs"}.leave("they cannot be seen: "+cli.OneLine(err), "see docs/operator.md: the driver, and nvml_library in site.hcl"))

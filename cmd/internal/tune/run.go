@@ -222,7 +222,7 @@ func (q question) rated(rule policy.ShareRule, copies []*ranks) sample {
 	for _, r := range copies {
 		rate, ok := r.heard.rate()
 		if !ok {
-			return sample{rule: rule, err: fmt.Errorf("the pattern of --rate found no number within %v; the last line is %s", q.lasts, r.heard.last())}
+			return sample{rule: rule, err: fmt.Errorf("the pattern of --rate found no number within %v; the last words are %s", q.lasts, r.heard.last())}
 		}
 		s.rate += rate
 	}
@@ -232,11 +232,14 @@ func (q question) rated(rule policy.ShareRule, copies []*ranks) sample {
 // mostLine bounds a line that is looked at.
 const mostLine = 64 << 10
 
-// listener hears what a copy prints, and keeps the last rate and the last line.
+// mostLines are kept of what a copy prints: a launcher says why it failed before it says that it did.
+const mostLines = 6
+
+// listener hears what a copy prints, and keeps the last rate and the last lines.
 type listener struct {
 	pattern *regexp.Regexp
 	mutex   sync.Mutex
-	line    string
+	lines   []string // the last few
 	found   float64
 	any     bool
 }
@@ -258,7 +261,8 @@ func (l *listener) hear(line []byte) {
 	}
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	l.line = string(line[:min(len(line), 200)])
+	l.lines = append(l.lines, string(line[:min(len(line), 200)]))
+	l.lines = l.lines[max(0, len(l.lines)-mostLines):]
 	if l.pattern == nil {
 		return
 	}
@@ -278,7 +282,7 @@ func (l *listener) rate() (float64, bool) {
 func (l *listener) last() string {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	return strconv.QuoteToGraphic(l.line)
+	return strconv.QuoteToGraphic(strings.Join(l.lines, "\n"))
 }
 
 // wrapper is the command line of mpirun-wrap: beside this program, else where it is installed.

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -34,7 +35,7 @@ type set struct {
 	Leases int    `json:"leases"` // on the node, the job's own among them
 	Scope  string `json:"scope"`
 
-	// Milliseconds, an element a trial. Floor is nvmlInit, control daemon, first answer, nvmlShutdown; Quit is the quit
+	// Milliseconds, an element a trial. Floor is nvmlInit, control daemon, first answer; Quit is the quit
 	// of that daemon with an idle server.
 	Floor  []float64 `json:"floor_ms"`
 	Prolog []float64 `json:"prolog_ms"`
@@ -49,7 +50,7 @@ type set struct {
 	Steps map[string][]float64 `json:"steps_ms"`
 
 	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
-	// modes, daemon, answer and servers (where that is not hidden behind the ticket), less nvmlShutdown.
+	// modes, daemon, answer and servers (where that is not hidden behind the ticket).
 	Outside []float64 `json:"outside_ms"`
 }
 
@@ -270,7 +271,7 @@ func (b bench) trial(s *set, id uint32) error {
 	if s.Scope == "gpu" {
 		daemons = s.GPUs
 	}
-	start, shutdown, quit, err := b.floor(ctx, daemons)
+	start, quit, err := b.floor(ctx, daemons)
 	if err != nil {
 		return err
 	}
@@ -296,7 +297,7 @@ func (b bench) trial(s *set, id uint32) error {
 	for step, took := range steps {
 		s.Steps[step] = append(s.Steps[step], took)
 	}
-	inside := steps["daemon"] + steps["answer"] + max(0, steps["servers"]-steps["ticket"]) + steps["gpus"] + steps["modes"] + shutdown
+	inside := steps["daemon"] + steps["answer"] + max(0, steps["servers"]-steps["ticket"]) + steps["gpus"] + steps["modes"]
 	s.Outside = append(s.Outside, prolog-inside)
 	if err := b.serverReady(ctx, id); err != nil {
 		return err
@@ -409,13 +410,13 @@ func (b bench) daemonFolders(id uint32) ([]string, error) {
 	return folders, nil
 }
 
-// floor is what is left when everything that can be left out is: NVML up and down, the daemons as the user, their first
-// answers; then, with idle servers, their quits.
-func (b bench) floor(ctx context.Context, daemons int) (start, shutdown, quit float64, err error) {
+// floor is what is left when everything that can be left out is: NVML up, the daemons as the user, their first answers;
+// then, with idle servers, their quits.
+func (b bench) floor(ctx context.Context, daemons int) (start, quit float64, err error) {
 	began := time.Now()
-	shutdown, err = b.nvmlUpAndDown()
+	nvml, err := gpu.Open(b.nvml)
 	if err != nil {
-		return 0, 0, 0, err
+		return 0, 0, err
 	}
 	err = each(daemons, func(n int) error {
 		f, err := b.newFloor(n)
@@ -428,21 +429,21 @@ func (b bench) floor(ctx context.Context, daemons int) (start, shutdown, quit fl
 		}
 		return err
 	})
-	if err != nil {
-		return 0, 0, 0, err
-	}
 	start = since(began)
+	if err := errors.Join(err, nvml.Close()); err != nil {
+		return 0, 0, err
+	}
 	all := func(command string) error {
 		return each(daemons, func(n int) error { _, err := b.ask(ctx, b.floorDir(n), command); return err })
 	}
 	for _, command := range []string{fmt.Sprintf("start_server -uid %d", uid), "get_server_list"} {
 		if err := all(command); err != nil {
-			return 0, 0, 0, err
+			return 0, 0, err
 		}
 	}
 	began = time.Now()
 	err = all("quit")
-	return start, shutdown, since(began), err
+	return start, since(began), err
 }
 
 // each runs act for 0 to n-1 side by side and returns the first error.
@@ -481,17 +482,6 @@ func floorLibrary(built string) (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid()))
 	simulated, err := sim.New(dir, filepath.Join(built, "sim"), node.H200)
 	return simulated.NVML(), err
-}
-
-// nvmlUpAndDown initialises NVML and shuts it down, and returns what the second took.
-func (b bench) nvmlUpAndDown() (shutdown float64, err error) {
-	n, err := gpu.Open(b.nvml)
-	if err != nil {
-		return 0, err
-	}
-	began := time.Now()
-	err = n.Close()
-	return since(began), err
 }
 
 func (b bench) ask(ctx context.Context, dir, command string, args ...string) (string, error) {

@@ -63,6 +63,8 @@ func (l *lane) openBare(ctx context.Context, r record.Rule, n int) (place, error
 	if err != nil {
 		return p, errors.Join(err, p.close(ctx))
 	}
+	// The daemon shows one GPU. PyTorch counts them by NVML, which shows all, and aborts where CUDA has fewer.
+	p.env = append(p.env, "CUDA_VISIBLE_DEVICES=0")
 	if r.Name == "integer 100/n" {
 		p.env = append(p.env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 100/n))
 	}

@@ -53,7 +53,7 @@ func (b *bench) askTune(ctx context.Context, c cell) (found record.Tune, err err
 		return found, err
 	}
 	line := append(s.Command("mpsctl"), "tune", "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
-		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total":([0-9.e+]+)'`, "--")
+		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
 	said, err := b.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)}, strings.Join(append(line, program...), " "))
 	if err != nil {
 		return found, err
