@@ -233,7 +233,7 @@ func (q question) rated(rule policy.ShareRule, copies []*ranks) sample {
 const mostLine = 64 << 10
 
 // mostLines are kept of what a copy prints: a launcher says why it failed before it says that it did.
-const mostLines = 6
+const mostLines = 16
 
 // listener hears what a copy prints, and keeps the last rate and the last lines.
 type listener struct {

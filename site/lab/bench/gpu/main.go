@@ -175,7 +175,8 @@ func (b *bench) machine() *record.Machine {
 		return &m
 	}
 	said, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").Output()
-	if name, driver, ok := strings.Cut(strings.TrimSpace(string(said)), ", "); err == nil && ok {
+	first, _, _ := strings.Cut(string(said), "\n") // the GPUs are alike
+	if name, driver, ok := strings.Cut(first, ", "); err == nil && ok {
 		m.GPU, m.Driver = name, driver
 	}
 	return &m

@@ -14,7 +14,7 @@ import (
 
 // data is what is reported on.
 type data struct {
-	machine   record.Machine // of the throughput
+	machines  []record.Machine // in the order in which they measured
 	rounds    int
 	windows   int
 	windowMS  float64
@@ -22,6 +22,7 @@ type data struct {
 	slurm     map[string][]record.Throughput // by rule
 	times     map[[2]string][]float64        // by what and way
 	sweep     []record.Point
+	tunes     []record.Tune
 	failed    int
 	real      []hooks // prolog and epilog, in the order in which they were measured
 	simulated hooks
@@ -84,7 +85,7 @@ func readData(measurements string) (d data, err error) {
 	for _, line := range lines {
 		d.take(line)
 	}
-	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json"} {
+	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json", "6-h200/bench.json"} {
 		h, err := readHooks(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err
@@ -114,11 +115,13 @@ func readHooks(path string) (h hooks, err error) {
 func (d *data) take(line record.Line) {
 	switch {
 	case line.Machine != nil:
-		d.machine = *line.Machine
+		d.machines = append(d.machines, *line.Machine)
 	case line.Failed != "":
 		d.failed++
 	case line.Point != nil:
 		d.sweep = append(d.sweep, *line.Point)
+	case line.Tune != nil:
+		d.tunes = append(d.tunes, *line.Tune)
 	case line.Times != nil:
 		key := [2]string{line.Times.What, line.Times.Way}
 		d.times[key] = append(d.times[key], line.Times.MS...)

@@ -14,7 +14,7 @@ func (d data) parts() map[string]string {
 	return map[string]string{
 		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
 		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
-		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(),
+		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(), "tune": d.tuned(),
 	}
 }
 
@@ -44,13 +44,14 @@ func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
 
 // of says the machine that a part's figures are from.
 func (d data) of() string {
-	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", d.machine.GPU, d.machine.Driver, d.machine.CPUs, d.machine.Date)
+	m := d.machines[0]
+	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", m.GPU, m.Driver, m.CPUs, m.Date)
 }
 
 func (d data) throughput() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
-		d.of(), d.windows, d.windowMS)
+	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
+		d.of(), d.rounds, d.windows, d.windowMS)
 	for _, p := range programs {
 		ns := d.ranksOf(p.name)
 		head := []string{p.unit}
@@ -99,7 +100,7 @@ var standingSets = []struct {
 	ranks    []int
 }{
 	{"FMA, small, n-body, halo; 2 to 48 ranks", []string{"fma", "small", "nbody", "halo"}, []int{2, 3, 4, 7, 8, 12, 16, 24, 32, 48}},
-	{"those, triad and FFT; 3, 8, 16, 48 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft"}, []int{3, 8, 16, 48}},
+	{"all eight; 3, 8, 16, 48 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{3, 8, 16, 48}},
 	{"all eight; 8 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{8}},
 }
 
@@ -176,7 +177,7 @@ func (d data) swept() string {
 
 func (d data) realHooks() string {
 	var rows [][]string
-	for _, h := range d.real {
+	for i, h := range d.real {
 		for _, s := range h.Sets {
 			bash := []string{"", ""}
 			if len(s.BashProlog) > 0 {
@@ -184,12 +185,12 @@ func (d data) realHooks() string {
 					fmt.Sprintf("%s, %.1f", ms(record.Median(s.BashEpilog)), record.Median(s.BashEpilog)/record.Median(s.Epilog))}
 			}
 			floor, prolog, quit, epilog := record.Median(s.Floor), record.Median(s.Prolog), record.Median(s.Quit), record.Median(s.Epilog)
-			rows = append(rows, []string{h.Date, fmt.Sprint(len(s.Prolog)), fmt.Sprint(s.Leases), ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), bash[0],
+			rows = append(rows, []string{fmt.Sprint(i + 1), fmt.Sprint(len(s.Prolog)), fmt.Sprint(s.GPUs), fmt.Sprint(s.Leases), ms(floor), ms(prolog), fmt.Sprintf("%.2f", prolog/floor), bash[0],
 				fmt.Sprintf("%s (%s to %s)", ms(quit), ms(slices.Min(s.Quit)), ms(slices.Max(s.Quit))), ms(epilog), fmt.Sprintf("%.2f", epilog/quit), bash[1]})
 		}
 	}
-	return "One H200, driver 580.159.04, compute mode left alone; milliseconds, medians, in turns in one run; a row a machine and number of leases.\n\n" +
-		table([]string{"date", "trials", "leases on the node", "floor", "prolog", "to the floor", "in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
+	return "H200s, driver 580.159.04, compute mode left alone, " + d.real[0].Date + "; milliseconds, medians, in turns in one run.\n\n" +
+		table([]string{"machine", "trials", "GPUs", "leases on the node", "floor", "prolog", "to the floor", "in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
 }
 
 func (d data) simulatedHooks() string {
@@ -215,6 +216,40 @@ func (d data) besideBash() string {
 	}
 	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s", d.beside.Date, len(d.beside.Sets[0].Prolog), len(d.beside.Sets[0].BashProlog),
 		table([]string{"GPUs", "prolog", "in bash", "times ours", "epilog", "in bash", "times ours"}, rows))
+}
+
+// ruleOf is the rule of the tables that mpsctl calls by a name of its own: "none" is uncapped, "overlap:2" overlap 2.
+func ruleOf(share string) string {
+	if share == "none" {
+		return "uncapped"
+	}
+	return strings.ReplaceAll(share, ":", " ")
+}
+
+// toBest is what a rule gives of what the best one does.
+func (d data) toBest(program string, ranks int, rule string) (part float64, best string) {
+	best, most := d.best(program, ranks)
+	c, _, _ := d.at(program, ranks, rule)
+	return record.Median(c.total) / most, best
+}
+
+// tuned is what mpsctl tune said of each program, beside what the rules give according to the tables.
+func (d data) tuned() string {
+	var rows [][]string
+	for _, t := range d.tunes {
+		named := ruleOf(t.Report.Use)
+		part, best := d.toBest(t.Program, t.Ranks, named)
+		var failed []string
+		for _, r := range t.Report.Rules {
+			if r.Failed != "" {
+				failed = append(failed, ruleOf(r.Rule))
+			}
+		}
+		rows = append(rows, []string{t.Program, named, percent(part), best, strings.Join(failed, ", ")})
+	}
+	t := d.tunes[0]
+	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", d.of(), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
+		table([]string{"program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
 // growth is what grows with the ranks of a GPU and with the jobs of a node.
@@ -280,14 +315,26 @@ func (d data) bars() string {
 	times := record.Median(d.slurmTotals("overlap 2")) / record.Median(d.slurmTotals("time-slicing"))
 	row("small kernels through a real Slurm, 16 ranks, ≥ 12 times time-slicing", fmt.Sprintf("%.1f times", times), times >= 12)
 	call := record.Median(d.times[[2]string{"first call", "mpirun-wrap"}]) / record.Median(d.times[[2]string{"first call", "warm server"}])
+	near, named := 0, len(d.tunes)
+	for _, t := range d.tunes {
+		if part, _ := d.toBest(t.Program, t.Ranks, ruleOf(t.Report.Use)); part >= 0.97 {
+			near++
+		}
+	}
+	row("`mpsctl tune` names a rule within 3 % of the best, n = 8", fmt.Sprintf("for %d of %d programs", near, named), near == named)
 	row("a rank's first call of CUDA ≤ 1.1 times that with a warm server", fmt.Sprintf("%.2f times", call), call <= 1.1)
-	for _, h := range d.real {
-		s := h.Sets[0]
-		ratio := record.Median(s.Prolog) / record.Median(s.Floor)
-		row("prolog ≤ 1.5 times the floor, H200, "+fmt.Sprint(len(s.Prolog))+" trials", fmt.Sprintf("%.2f times", ratio), ratio <= 1.5)
-		if len(s.BashProlog) > 0 {
-			ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
-			row("prolog ≥ 4 times faster than in bash, H200", fmt.Sprintf("%.1f times", ratio), ratio >= 4)
+	for i, h := range d.real {
+		for _, s := range h.Sets {
+			if s.Leases > 1 {
+				continue
+			}
+			where := fmt.Sprintf("H200s, machine %d, GPUs of the job: %d", i+1, s.GPUs)
+			ratio := record.Median(s.Prolog) / record.Median(s.Floor)
+			row("prolog ≤ 1.5 times the floor, "+where, fmt.Sprintf("%.2f times", ratio), ratio <= 1.5)
+			if len(s.BashProlog) > 0 {
+				ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
+				row("prolog ≥ 4 times faster than in bash, "+where, fmt.Sprintf("%.1f times", ratio), ratio >= 4)
+			}
 		}
 	}
 	for _, s := range d.beside.Sets {
