@@ -46,7 +46,7 @@ func TestPlotsAreWellFormed(t *testing.T) {
 		if err != io.EOF {
 			t.Errorf("%s: %v", path, err)
 		}
-		if bytes.Contains(content, []byte("NaN")) || bytes.Contains(content, []byte("Inf")) {
+		if bytes.Contains(content, []byte("NaN")) || bytes.Contains(content, []byte("+Inf")) || bytes.Contains(content, []byte("-Inf")) {
 			t.Errorf("%s has a point that is no number", path)
 		}
 	}
