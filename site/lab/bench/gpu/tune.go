@@ -30,31 +30,32 @@ func (b *bench) tunes() []cell {
 
 // tune has mpsctl tune name a rule for each program, in a job of a real Slurm as a user would.
 func (b *bench) tune(ctx context.Context) error {
-	return sideBySide(b, b.tunes(), func(_ *lane, c cell) error {
+	return sideBySide(b, b.tunes(), func(l *lane, c cell) error {
 		seconds := 5 * tuneRepeats * (c.seconds() - 2) // a place of its own it need not have
 		return b.attempt(ctx, fmt.Sprintf("tune/%s/%d", c.programs, c.ranks), seconds, func(ctx context.Context) ([]record.Line, error) {
-			found, err := b.askTune(ctx, c)
+			found, err := l.askTune(ctx, c)
 			return []record.Line{{Tune: &found}}, err
 		})
 	})
 }
 
-func (b *bench) askTune(ctx context.Context, c cell) (found record.Tune, err error) {
-	s, err := b.stageOf("slurm")
+// askTune has the ranks on the lane's CPUs; which GPU the job gets is Slurm's to say.
+func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err error) {
+	s, err := l.stageOf("slurm")
 	if err != nil {
 		return found, err
 	}
-	cluster, err := b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+	cluster, err := l.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
 	if err != nil {
 		return found, err
 	}
-	program, err := b.program(c)
+	program, err := l.program(c)
 	if err != nil {
 		return found, err
 	}
 	line := append(s.Command("mpsctl"), "tune", "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
 		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
-	said, err := b.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)}, strings.Join(append(line, program...), " "))
+	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)}, strings.Join(append(line, l.bound(program...)...), " "))
 	if err != nil {
 		return found, err
 	}
