@@ -113,6 +113,7 @@ type soak struct {
 	judged int            // neighbours that were looked at
 	failed map[string]int // by what is wrong
 	late   int            // faults that came to nothing
+	strays int            // errands begun anew, since Slurm's word to somebody else had ended a step
 	// Nodes that were drained, for a reason or for none, and resumed.
 	repaired int
 	given    int // jobs of Slurm's
