@@ -58,7 +58,7 @@ $(BUILT)/debian-bookworm:
 walk: packages $(BUILT)/debian-bookworm
 	site/pkg/walk.sh $(BUILT)
 
-# Every effect of prolog and epilog, killed and refused: half an hour. Then many of them at once, with the race detector.
+# Every effect of prolog and epilog, killed and refused: a quarter of an hour on two cores. Then many of them at once, with the race detector.
 sweep: setup
 	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
 	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
