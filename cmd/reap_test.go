@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
@@ -54,7 +55,7 @@ func (p play) runReap(code int, args ...string) []reapLine {
 // reap reaps, after a dry run that changes nothing and prints the same.
 func (p play) reap(code int, args ...string) []reapLine {
 	p.t.Helper()
-	before := p.everything()
+	before := p.settled()
 	said := p.runReap(code, append([]string{"--dry-run"}, args...)...)
 	if after := p.everything(); !slices.Equal(before, after) {
 		p.t.Errorf("a dry run changed something:\nbefore %q\nafter  %q", before, after)
@@ -71,6 +72,21 @@ func (p play) reap(code int, args ...string) []reapLine {
 		p.t.Errorf("a dry run says %+v\nand a run %+v", said, did)
 	}
 	return did
+}
+
+// settled is everything, once it stays as it is: a simulated server that starts has a child for a moment.
+func (p play) settled() []string {
+	p.t.Helper()
+	before := p.everything()
+	for site.Pause(p.ctx, 20*time.Millisecond) {
+		now := p.everything()
+		if slices.Equal(before, now) {
+			return now
+		}
+		before = now
+	}
+	p.t.Fatal("the node does not come to rest")
+	return nil
 }
 
 // everything is the state, the log, the modes and the processes.

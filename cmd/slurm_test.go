@@ -142,7 +142,8 @@ func (c *cluster) batch(script string, args ...string) int {
 		c.t.Fatal(err)
 	}
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
-	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
+	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
+	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
 	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
 		c.t.Fatal(err)
 	}
