@@ -176,7 +176,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	p.must(0, p.job(openJob, "0"), "prolog")
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	other := fmt.Sprintf("job %d leave", otherJob)
-	before := p.everything()
+	before := p.settled()
 	p.reaps(1, actOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
 	client := p.client(openJob, "spin", "-ms", "1", "-for", "100")
 	p.reaps(1, actOn(openJob, "leave")+", "+other, "of its user was started in it")
@@ -362,7 +362,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t) // job 7, which stays whole
 			c.spoil(s)
-			before := s.everything()
+			before := s.settled()
 			lines := slices.DeleteFunc(s.reap(1), func(l reapLine) bool { return l.Job == 7 })
 			got := strings.NewReplacer(string(s.uuid(1)), "GPU").Replace(acts(lines))
 			if strings.HasPrefix(got, "pid ") {
