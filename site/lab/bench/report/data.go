@@ -26,7 +26,6 @@ type data struct {
 	failed    int
 	real      []hooks // prolog and epilog, in the order in which they were measured
 	simulated hooks
-	beside    hooks // with hooks in bash beside it
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
 }
@@ -92,7 +91,7 @@ func readData(measurements string) (d data, err error) {
 		}
 		d.real = append(d.real, h)
 	}
-	for path, into := range map[string]*hooks{"bench-simulated.json": &d.simulated, "hooks-simulated.json": &d.beside, "growth-simulated.json": &d.grown,
+	for path, into := range map[string]*hooks{"hooks-simulated.json": &d.simulated, "growth-simulated.json": &d.grown,
 		"wrapper-bash-simulated.json": &d.wrapped} {
 		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
 			return d, err

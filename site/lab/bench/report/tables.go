@@ -207,14 +207,14 @@ func (d data) simulatedHooks() string {
 // besideBash is the prolog and the epilog beside hooks in bash, by the number of GPUs.
 func (d data) besideBash() string {
 	var rows [][]string
-	for _, s := range d.beside.Sets {
+	for _, s := range d.simulated.Sets {
 		if len(s.BashProlog) == 0 {
 			continue
 		}
 		prolog, epilog, start, end := record.Median(s.Prolog), record.Median(s.Epilog), record.Median(s.BashProlog), record.Median(s.BashEpilog)
 		rows = append(rows, []string{fmt.Sprint(s.GPUs), ms(prolog), ms(start), fmt.Sprintf("%.1f", start/prolog), ms(epilog), ms(end), fmt.Sprintf("%.1f", end/epilog)})
 	}
-	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s", d.beside.Date, len(d.beside.Sets[0].Prolog), len(d.beside.Sets[0].BashProlog),
+	return fmt.Sprintf("Two cores, no GPU, %s, %d trials of ours and %d of bash; milliseconds, medians.\n\n%s", d.simulated.Date, len(d.simulated.Sets[0].Prolog), len(d.simulated.Sets[0].BashProlog),
 		table([]string{"GPUs", "prolog", "in bash", "times ours", "epilog", "in bash", "times ours"}, rows))
 }
 
@@ -337,7 +337,7 @@ func (d data) bars() string {
 			}
 		}
 	}
-	for _, s := range d.beside.Sets {
+	for _, s := range d.simulated.Sets {
 		if len(s.BashProlog) == 0 || s.GPUs != 1 && s.GPUs != 8 {
 			continue
 		}
