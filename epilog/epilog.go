@@ -71,7 +71,7 @@ func (c Closer) Close(ctx context.Context, job uint32) error {
 	case err != nil:
 		return c.withRepair(err, lease.Lease{Job: lease.Job{ID: job}})
 	}
-	return c.Undo(ctx, l)
+	return c.undo(ctx, l, c.Journal.Finish)
 }
 
 // closeUnleased removes the ticket of a job that was refused, and what a prolog left that died before its intent.
@@ -116,9 +116,13 @@ func part(ctx context.Context, d time.Duration) time.Duration {
 	return min(d, time.Until(deadline)/3)
 }
 
-// Undo undoes a lease; the caller has the job's turn. Every step is tried whatever became of the one before, but for
-// two: modes and folders stay while a daemon may still be using them.
+// Undo undoes a lease; the caller has the job's turn, and keeps it. Every step is tried whatever became of the one before,
+// but for two: modes and folders stay while a daemon may still be using them.
 func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
+	return c.undo(ctx, l, c.Journal.Forget)
+}
+
+func (c Closer) undo(ctx context.Context, l lease.Lease, forget func(context.Context, lease.Lease) error) error {
 	began := time.Now()
 	failed := c.Journal.Withdraw(l.Job.ID)
 	was := l.Phase
@@ -137,7 +141,7 @@ func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
 		failed = errors.Join(failed, c.Journal.RemoveDirs(l.Job.ID))
 	}
 	if failed == nil {
-		failed = c.Journal.Forget(ctx, l)
+		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank has been told of it, so it is no job's sum
 		c.say(l, summary, failed == nil)

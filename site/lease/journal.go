@@ -121,7 +121,7 @@ func (t *Turn) sign(closing bool) {
 }
 
 // Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one. While there is
-// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where Forget has
+// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where Finish has
 // removed it, what is there by now is another's.
 func (t *Turn) Release() error {
 	if _, err := os.Lstat(t.lease); err == nil || !sameFile(t.file, t.path) {
@@ -293,16 +293,24 @@ func (j *Journal) Withdraw(job uint32) error {
 	return errors.Join(remove(temporaryOf(path)), remove(path))
 }
 
-// Forget removes what is left of a job here: its claims, the file of its turn, which the caller has, and last its lease, so
-// that an undo that is killed leaves nothing that no lease tells of. It is the last act of an undo. The devices are the
-// lease's; claims that are another job's by now stay.
-func (j *Journal) Forget(ctx context.Context, l Lease) error {
+// Forget removes what is left of a job here: its claims, then its lease. It is the last act of an undo. The devices are
+// the lease's; claims that are another job's by now stay.
+func (j *Journal) Forget(ctx context.Context, l Lease) error { return j.end(ctx, l) }
+
+// Finish is Forget as the last act of who has the job's turn. The turn's file goes before the lease, so that one that is
+// killed leaves nothing that no lease tells of. A prolog, which may go on and begin anew, calls Forget: without its file a
+// turn keeps nobody out.
+func (j *Journal) Finish(ctx context.Context, l Lease) error {
+	return j.end(ctx, l, j.turnPath(l.Job.ID))
+}
+
+func (j *Journal) end(ctx context.Context, l Lease, others ...string) error {
 	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	return j.forget(l.Job.ID, uuids(l), j.turnPath(l.Job.ID))
+	return j.forget(l.Job.ID, uuids(l), others...)
 }
 
 // forget removes the claims of a job, its temporary files, the others that are named, and its lease.

@@ -1,0 +1,38 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+// A prolog that has undone a lease still has its turn, and nobody else gets it until it is given back; an epilog that has
+// finished has left no file of it.
+func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
+	j, err := Open(t.TempDir(), "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	l := leaseOf(7, gpuA)
+	turn, err := j.Lock(ctx, 7)
+	if err := errors.Join(err, j.Begin(ctx, l), j.Forget(ctx, l)); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	var busy *BusyError
+	if _, err := j.Lock(short, 7); !errors.As(err, &busy) {
+		t.Errorf("another has the turn after Forget: %v", err)
+	}
+	if err := errors.Join(j.Begin(ctx, l), j.Finish(ctx, l)); err != nil {
+		t.Fatal(err)
+	}
+	if turns, err := j.Turns(); err != nil || len(turns) != 0 {
+		t.Errorf("turns after Finish: %v, %v", turns, err)
+	}
+	if err := turn.Release(); err != nil {
+		t.Error(err)
+	}
+}
