@@ -106,11 +106,7 @@ func read(said string, c cell, through string) ([]record.Line, error) {
 
 // measureSlurm runs a cell through a real Slurm: a job of sbatch, its ranks by srun, our prolog and epilog as its hooks.
 func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error) {
-	s, err := b.stageOf("slurm")
-	if err != nil {
-		return nil, err
-	}
-	cluster, err := b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+	s, cluster, err := b.ourLab(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -139,12 +139,8 @@ func (b *bench) sweep(ctx context.Context) error {
 func (b *bench) firstKernels(ctx context.Context) error {
 	trials := (b.trials + 1) / 2
 	return b.attempt(ctx, "first-kernel", 4*float64(trials)+8, func(ctx context.Context) ([]record.Line, error) {
-		s, err := b.stageOf("slurm")
-		if err != nil {
-			return nil, err
-		}
 		plain, err1 := b.hookedLab(ctx, "plain", lab.Options{})
-		seated, err2 := b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+		s, seated, err2 := b.ourLab(ctx)
 		byBash, pipe, err3 := b.bashLab(ctx)
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return nil, err

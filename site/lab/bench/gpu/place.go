@@ -165,6 +165,15 @@ func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab
 	return c, err
 }
 
+// ourLab is a Slurm whose hooks are the prolog and the epilog, and the stage that they are of.
+func (b *bench) ourLab(ctx context.Context) (s stage.Stage, c *lab.Cluster, err error) {
+	if s, err = b.stageOf("slurm"); err != nil {
+		return s, nil, err
+	}
+	c, err = b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+	return s, c, err
+}
+
 // libraryPath is LD_LIBRARY_PATH of the ranks: CUDA's, and what the MPI of the lab needs.
 func (b *bench) libraryPath(c *lab.Cluster) string {
 	paths := b.libraries

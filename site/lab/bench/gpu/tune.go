@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
@@ -41,11 +40,7 @@ func (b *bench) tune(ctx context.Context) error {
 
 // askTune has the ranks on the lane's CPUs; which GPU the job gets is Slurm's to say.
 func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err error) {
-	s, err := l.stageOf("slurm")
-	if err != nil {
-		return found, err
-	}
-	cluster, err := l.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})
+	s, cluster, err := l.ourLab(ctx)
 	if err != nil {
 		return found, err
 	}
