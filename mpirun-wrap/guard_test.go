@@ -378,7 +378,7 @@ func TestTheDrain(t *testing.T) {
 	}{{"with CUDA", cuda, true}, {"without", `echo $$ >pid; exec sleep 60`, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRank(t)
-			const drain = 700 * time.Millisecond
+			const drain = 2 * time.Second
 			r.sh([]string{"-broadcast", "-drain", drain.String()}, c.script)
 			program := r.proc("pid")
 			began := time.Now()
@@ -456,7 +456,7 @@ func TestWrappersWaitForTheirPeers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			const drain = 500 * time.Millisecond
+			const drain = time.Second
 			r.sh([]string{"-drain", drain.String(), "-peers", peers}, "echo $$ >pid; exec sleep 60")
 			r.proc("pid")
 			began := time.Now()
