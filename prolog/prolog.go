@@ -27,7 +27,6 @@ type Daemons interface {
 	Groups(context.Context, lease.Job) ([]uint32, error)
 	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
 	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
-	StartServer(context.Context, lease.Job, lease.Daemon) error
 	Serves(context.Context, lease.Job, lease.Daemon) error
 }
 
@@ -445,9 +444,6 @@ func (o Opener) try(ctx context.Context, l lease.Lease, grant policy.Grant) erro
 	if err == nil {
 		err = o.prepareDaemons(ctx, l, policy.PercentFrom(grant.Ceiling))
 	}
-	if err == nil {
-		err = o.startServers(ctx, l)
-	}
 	if undone := o.undo(l); undone != nil {
 		return dirtyError{errors.Join(err, undone)}
 	}
@@ -529,20 +525,12 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []
 	if err := o.step("answer", func() error { return o.prepareDaemons(ctx, *l, ceiling) }); err != nil {
 		return err
 	}
-	// The servers are asked for while the ticket is written: the job starts when both are done.
-	started := make(chan error, 1)
-	go func() { started <- o.step("servers", func() error { return o.startServers(ctx, *l) }) }()
-	published := o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
-	return errors.Join(published, <-started)
+	return o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
 }
 
 func (o Opener) publish(l lease.Lease, t lease.Ticket) error {
 	l.Phase = lease.Opened
 	return errors.Join(o.Journal.Record(l), o.Journal.Publish(t))
-}
-
-func (o Opener) startServers(ctx context.Context, l lease.Lease) error {
-	return each(len(l.Daemons), func(n int) error { return o.Daemons.StartServer(ctx, l.Job, l.Daemons[n]) })
 }
 
 // modesAsClaimed reads the modes once more, now that the devices are this job's: until then the epilog of another may

@@ -106,10 +106,12 @@ func saying(format string, values ...any) error {
 	return &site.UserError{Err: fmt.Errorf(format, values...)}
 }
 
-// Prepare waits for the daemon's first answer, sets the ceiling and reads it back. The first answer comes 2 to 5 ms after
-// the daemon listens (measured).
+// Prepare waits for the daemon's first answer, sets the ceiling and reads it back, and has the server started ahead, so that
+// the first rank finds it: that takes 140 ms and is not waited for. The first answer comes 2 to 5 ms after the daemon listens
+// (measured), and the control program takes as long for one line as for three, so all go to it at once. The server comes
+// last, since a ceiling reaches servers that are started later only.
 func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, ceiling policy.Percent) error {
-	lines := []string{"get_default_active_thread_percentage"}
+	lines := []string{"get_default_active_thread_percentage", fmt.Sprintf("start_server -uid %d", job.UID)}
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
@@ -132,18 +134,8 @@ func (c Control) Prepare(ctx context.Context, job lease.Job, d lease.Daemon, cei
 
 const whole = policy.Percent(100_000_000)
 
-// StartServer has the server started ahead, so that the first rank finds it: that takes 140 ms and is not waited for. It
-// comes after Prepare, since a ceiling reaches servers that are started later only. It answers nothing unless it complains.
-func (c Control) StartServer(ctx context.Context, job lease.Job, d lease.Daemon) error {
-	answer, err := c.ask(ctx, job, d, fmt.Sprintf("start_server -uid %d", job.UID))
-	if err == nil && len(answer) > 0 {
-		return saying("cannot start server of %s: the daemon says %s", d.PipeDir, shown(answer...))
-	}
-	return err
-}
-
-// readBack holds the daemon's word against the ceiling. It prints one decimal (measured: 33.333334 is 33.3), and a line
-// for each of set and get.
+// readBack holds the daemon's word against the ceiling. It prints one decimal (measured: 33.333334 is 33.3), a line for
+// each of set and get, and none for start_server unless it complains.
 func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	questions := 1
 	if ceiling < whole {
