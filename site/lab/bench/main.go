@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -15,14 +14,11 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
@@ -35,8 +31,7 @@ type set struct {
 	Leases int    `json:"leases"` // on the node, the job's own among them
 	Scope  string `json:"scope"`
 
-	// Milliseconds, an element a trial. Floor is nvmlInit, control daemon, first answer; Quit is the quit
-	// of that daemon with an idle server.
+	// Milliseconds, an element a trial. Floor and Quit are those of type floor.
 	Floor  []float64 `json:"floor_ms"`
 	Prolog []float64 `json:"prolog_ms"`
 	Quit   []float64 `json:"quit_ms"`
@@ -59,6 +54,10 @@ func main() {
 	out := flag.String("json", "", "file for every single time")
 	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone; growth: ranks and jobs alone, on simulated GPUs")
 	flag.Parse()
+	if flag.Arg(0) == "floor" {
+		floorMain()
+		return
+	}
 	if err := run(*trials, *out, *only); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
@@ -85,7 +84,6 @@ func run(trials int, out, only string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid())))
 	r := result{Date: time.Now().Format(time.DateOnly), Real: stage.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
 	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
@@ -155,9 +153,8 @@ type bench struct {
 	stage   stage.Stage
 	conf    string
 	control string
-	nvml    string
+	floor   floor
 	dir     string
-	visible string // the job's GPUs, for the floor's daemons too
 }
 
 func measure(s *set, built string, real bool, trials int) error {
@@ -186,7 +183,7 @@ func measure(s *set, built string, real bool, trials int) error {
 }
 
 func newBench(dir, built string, real bool, s set) (bench, error) {
-	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf"), control: stage.RealControl}
+	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf")}
 	var err error
 	if real {
 		b.stage, err = stage.Real(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope), `compute_mode = "unchanged"`))
@@ -196,16 +193,7 @@ func newBench(dir, built string, real bool, s set) (bench, error) {
 	if err != nil {
 		return b, err
 	}
-	if real {
-		b.nvml = stage.RealNVML()
-	} else {
-		b.control = b.stage.Sim.Program("nvidia-cuda-mps-control")
-		b.nvml, err = floorLibrary(built)
-		if err != nil {
-			return b, err
-		}
-	}
-	if b.visible, err = uuids(b.nvml, s.GPUs); err != nil {
+	if b.floor, err = newFloor(b.stage, dir, s); err != nil {
 		return b, err
 	}
 	if err := b.runOnTmpfs(); err != nil {
@@ -216,22 +204,6 @@ func newBench(dir, built string, real bool, s set) (bench, error) {
 		return b, err
 	}
 	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
-}
-
-// uuids names the first GPUs, comma separated.
-func uuids(library string, n int) (string, error) {
-	nvml, err := gpu.Open(library)
-	if err != nil {
-		return "", err
-	}
-	defer nvml.Close()
-	var list []string
-	for i := range n {
-		if device, err := nvml.ByMinor(i); err == nil { // the floor's simulated library knows one GPU
-			list = append(list, string(device.UUID))
-		}
-	}
-	return strings.Join(list, ","), nil
 }
 
 // runOnTmpfs puts the root's /run where a node has it: on a tmpfs.
@@ -267,12 +239,8 @@ func (b bench) others(n int) error {
 func (b bench) trial(s *set, id uint32) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	daemons := 1
-	if s.Scope == "gpu" {
-		daemons = s.GPUs
-	}
 	b.settle()
-	start, quit, err := b.floor(ctx, daemons)
+	start, quit, err := b.floor.measure(ctx)
 	if err != nil {
 		return err
 	}
@@ -342,7 +310,7 @@ func (b bench) bash(ctx context.Context, s *set, job stage.Job) error {
 		return err
 	}
 	hook := func(name string) (float64, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(scripts, name), filepath.Join(scripts, "run"), b.control, filepath.Join(scripts, "smi.sh"))
+		cmd := exec.CommandContext(ctx, filepath.Join(scripts, name), filepath.Join(scripts, "run"), b.floor.Control, filepath.Join(scripts, "smi.sh"))
 		cmd.Dir, cmd.Env = "/", append(job.Environment(name), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", fmt.Sprintf("GPUS=%d", s.GPUs))
 		began := time.Now()
 		said, err := cmd.CombinedOutput()
@@ -399,7 +367,7 @@ func (b bench) serverReady(ctx context.Context, id uint32) error {
 		return err
 	}
 	for _, folder := range folders {
-		if _, err := b.ask(ctx, folder, "get_server_list"); err != nil {
+		if _, err := b.floor.ask(ctx, folder, "get_server_list"); err != nil {
 			return err
 		}
 	}
@@ -423,42 +391,6 @@ func (b bench) daemonFolders(id uint32) ([]string, error) {
 	return folders, nil
 }
 
-// floor is what is left when everything that can be left out is: NVML up, the daemons as the user, their first answers;
-// then, with idle servers, their quits.
-func (b bench) floor(ctx context.Context, daemons int) (start, quit float64, err error) {
-	began := time.Now()
-	nvml, err := gpu.Open(b.nvml)
-	if err != nil {
-		return 0, 0, err
-	}
-	err = each(daemons, func(n int) error {
-		f, err := b.newFloor(n)
-		if err != nil {
-			return err
-		}
-		_, err = b.ask(ctx, f, "", "-d")
-		if err == nil {
-			_, err = b.ask(ctx, f, "get_server_list")
-		}
-		return err
-	})
-	start = since(began)
-	if err := errors.Join(err, nvml.Close()); err != nil {
-		return 0, 0, err
-	}
-	all := func(command string) error {
-		return each(daemons, func(n int) error { _, err := b.ask(ctx, b.floorDir(n), command); return err })
-	}
-	for _, command := range []string{fmt.Sprintf("start_server -uid %d", uid), "get_server_list"} {
-		if err := all(command); err != nil {
-			return 0, 0, err
-		}
-	}
-	began = time.Now()
-	err = all("quit")
-	return start, since(began), err
-}
-
 // each runs act for 0 to n-1 side by side and returns the first error.
 func each(n int, act func(int) error) error {
 	results := make(chan error, n)
@@ -472,43 +404,4 @@ func each(n int, act func(int) error) error {
 		}
 	}
 	return failed
-}
-
-func (b bench) floorDir(n int) string { return filepath.Join(b.dir, fmt.Sprintf("f%d", n)) }
-
-// newFloor makes a daemon's folders, the user's own.
-func (b bench) newFloor(n int) (string, error) {
-	dir := b.floorDir(n)
-	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return "", err
-		}
-		if err := os.Chown(path, uid, gid); err != nil {
-			return "", err
-		}
-	}
-	return dir, nil
-}
-
-// floorLibrary is a simulated library that all sets share, since a process can load one in its life.
-func floorLibrary(built string) (string, error) {
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("floor%d", os.Getpid()))
-	simulated, err := sim.New(dir, filepath.Join(built, "sim"), node.H200)
-	return simulated.NVML(), err
-}
-
-func (b bench) ask(ctx context.Context, dir, command string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, b.control, args...)
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}
-	if stage.RealGPUs() > 0 {
-		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+b.visible)
-	}
-	cmd.Stdin = strings.NewReader(command + "\n")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
-	said, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("cannot ask %q: %w: %s", command, err, said)
-	}
-	return string(said), nil
 }
