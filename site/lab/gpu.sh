@@ -34,8 +34,10 @@ say bench "$pack/bench" -trials "${TRIALS:-20}" -json "$results/bench.json"
 say conformance "$pack/conformance.test" -test.v -test.timeout 5m
 grep -cE -- '^ *--- PASS' "$results/conformance.txt"
 grep -E -- '^ *--- (FAIL|SKIP)' "$results/conformance.txt"
-# A skip is a failure, but where only a simulation can do it, or only two GPUs can.
-awk '/^ *--- SKIP/ && why !~ /simulation only|needs two GPUs/ { print "skipped without need: " $0; bad = 1 } { why = $0 } END { exit bad }' \
+# A skip is a failure, but where only a simulation can do it, or only two GPUs can. A test's reason comes while it runs,
+# its verdict when its parent ends: they are joined by the test's name.
+awk '$1 == "===" { test = $3 } /_test\.go:[0-9]+: / { why[test] = $0 }
+    $2 == "SKIP:" && why[$3] !~ /simulation only|needs (two|2) GPUs/ { print "skipped without need: " $3 ":" why[$3]; bad = 1 } END { exit bad }' \
     "$results/acts.txt" "$results/conformance.txt" || failed=1
 left=$(pgrep -fa 'nvidia-cuda-mps|slurm(ctl)?d|munged' | grep -v -e pgrep -e '<defunct>')
 [ -z "$left" ] || { failed=1; echo "left behind: $left"; }
