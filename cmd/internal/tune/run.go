@@ -40,15 +40,26 @@ type sample struct {
 	rule policy.ShareRule
 	rate float64 // of all copies; runs per hour without a pattern
 	err  error   // why there is none
+	once error   // why the first try of this run came to nothing
 }
 
-// measure runs each rule in turn, and the turns anew so often as the question says: what drifts hits all alike.
+func (s sample) well() bool { return s.err == nil }
+
+// measure runs each rule in turn, and the turns anew so often as the question says: what drifts hits all alike. Where the
+// program has run well before, a run that fails is tried once more: CUDA refuses now and then what it allows a moment
+// later (measured: error 401 to uncapped ranks on a daemon that has had capped ones).
 func (q question) measure(ctx context.Context, tell func(string)) ([]sample, error) {
 	var samples []sample
 	for turn := range q.repeats {
 		for i := range q.rules {
 			rule := q.rules[(i+turn)%len(q.rules)] // none is always the first, on a cold GPU
 			s := q.run(ctx, rule)
+			if s.err != nil && ctx.Err() == nil && slices.ContainsFunc(samples, sample.well) {
+				tell(fmt.Sprintf("run %d of %d, %s: %s: once more", len(samples)+1, q.repeats*len(q.rules), rule, s.err))
+				once := s.err
+				s = q.run(ctx, rule)
+				s.once = once
+			}
 			if ctx.Err() != nil {
 				return nil, errors.New("cannot tune: interrupted")
 			}
