@@ -22,12 +22,18 @@ type data struct {
 	slurm     map[string][]record.Throughput // by rule
 	times     map[[2]string][]float64        // by what and way
 	sweep     []record.Point
-	tunes     []record.Tune
+	tunes     []tuning // a machine each
 	failed    int
 	real      []hooks // prolog and epilog, in the order in which they were measured
 	simulated hooks
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
+}
+
+// tuning is what mpsctl tune said on one machine.
+type tuning struct {
+	machine  record.Machine
+	programs []record.Tune
 }
 
 // point is a program at a number of ranks under a rule.
@@ -74,17 +80,23 @@ type hooks struct {
 
 func readData(measurements string) (d data, err error) {
 	d = data{cells: map[point]cell{}, slurm: map[string][]record.Throughput{}, times: map[[2]string][]float64{}}
-	lines, err := record.ReadAll(filepath.Join(measurements, "4-h200"))
-	if err != nil {
-		return d, err
+	for _, path := range []string{"4-h200/throughput.jsonl", "8-h200/moments.jsonl"} {
+		lines, err := readLines(filepath.Join(measurements, path))
+		if err != nil {
+			return d, err
+		}
+		for _, line := range lines {
+			d.take(line)
+		}
 	}
-	if len(lines) == 0 {
-		return d, fmt.Errorf("cannot find measurements in %s/4-h200", measurements)
+	for _, path := range []string{"8-h200/tune.jsonl", "7-h200/tune.jsonl"} {
+		t, err := readTuning(filepath.Join(measurements, path))
+		if err != nil {
+			return d, err
+		}
+		d.tunes = append(d.tunes, t)
 	}
-	for _, line := range lines {
-		d.take(line)
-	}
-	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json", "6-h200/bench.json"} {
+	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json", "6-h200/bench.json", "7-h200/bench.json", "8-h200/bench.json"} {
 		h, err := readHooks(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err
@@ -98,6 +110,28 @@ func readData(measurements string) (d data, err error) {
 		}
 	}
 	return d, nil
+}
+
+// readLines reads a file that is there.
+func readLines(path string) ([]record.Line, error) {
+	lines, err := record.Read(path)
+	if err == nil && len(lines) == 0 {
+		err = fmt.Errorf("cannot find measurements in %s", path)
+	}
+	return lines, err
+}
+
+func readTuning(path string) (t tuning, err error) {
+	lines, err := readLines(path)
+	for _, line := range lines {
+		if line.Machine != nil {
+			t.machine = *line.Machine
+		}
+		if line.Tune != nil {
+			t.programs = append(t.programs, *line.Tune)
+		}
+	}
+	return t, err
 }
 
 func readHooks(path string) (h hooks, err error) {
@@ -119,8 +153,6 @@ func (d *data) take(line record.Line) {
 		d.failed++
 	case line.Point != nil:
 		d.sweep = append(d.sweep, *line.Point)
-	case line.Tune != nil:
-		d.tunes = append(d.tunes, *line.Tune)
 	case line.Times != nil:
 		key := [2]string{line.Times.What, line.Times.Way}
 		d.times[key] = append(d.times[key], line.Times.MS...)

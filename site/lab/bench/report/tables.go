@@ -236,20 +236,26 @@ func (d data) toBest(program string, ranks int, rule string) (part float64, best
 // tuned is what mpsctl tune said of each program, beside what the rules give according to the tables.
 func (d data) tuned() string {
 	var rows [][]string
-	for _, t := range d.tunes {
-		named := ruleOf(t.Report.Use)
-		part, best := d.toBest(t.Program, t.Ranks, named)
-		var failed []string
-		for _, r := range t.Report.Rules {
-			if r.Failed != "" {
-				failed = append(failed, ruleOf(r.Rule))
-			}
+	for _, on := range d.tunes {
+		for _, t := range on.programs {
+			named := ruleOf(t.Report.Use)
+			part, best := d.toBest(t.Program, t.Ranks, named)
+			rows = append(rows, []string{fmt.Sprint(on.machine.GPUs), t.Program, named, percent(part), best, strings.Join(failures(t), ", ")})
 		}
-		rows = append(rows, []string{t.Program, named, percent(part), best, strings.Join(failed, ", ")})
 	}
-	t := d.tunes[0]
+	t := d.tunes[0].programs[0]
 	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", d.of(), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
-		table([]string{"program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
+		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
+}
+
+// failures are the rules of which a run failed.
+func failures(t record.Tune) (rules []string) {
+	for _, r := range t.Report.Rules {
+		if r.Failed != "" {
+			rules = append(rules, ruleOf(r.Rule))
+		}
+	}
+	return rules
 }
 
 // growth is what grows with the ranks of a GPU and with the jobs of a node.
@@ -315,13 +321,16 @@ func (d data) bars() string {
 	times := record.Median(d.slurmTotals("overlap 2")) / record.Median(d.slurmTotals("time-slicing"))
 	row("small kernels through a real Slurm, 16 ranks, ≥ 12 times time-slicing", fmt.Sprintf("%.1f times", times), times >= 12)
 	call := record.Median(d.times[[2]string{"first call", "mpirun-wrap"}]) / record.Median(d.times[[2]string{"first call", "warm server"}])
-	near, named := 0, len(d.tunes)
-	for _, t := range d.tunes {
-		if part, _ := d.toBest(t.Program, t.Ranks, ruleOf(t.Report.Use)); part >= 0.97 {
-			near++
+	for _, on := range d.tunes {
+		near := 0
+		for _, t := range on.programs {
+			if part, _ := d.toBest(t.Program, t.Ranks, ruleOf(t.Report.Use)); part >= 0.97 {
+				near++
+			}
 		}
+		row(fmt.Sprintf("`mpsctl tune` names a rule within 3 %% of the best, n = 8, on a machine with %d H200", on.machine.GPUs),
+			fmt.Sprintf("for %d of %d programs", near, len(on.programs)), near == len(on.programs))
 	}
-	row("`mpsctl tune` names a rule within 3 % of the best, n = 8", fmt.Sprintf("for %d of %d programs", near, named), near == named)
 	row("a rank's first call of CUDA ≤ 1.1 times that with a warm server", fmt.Sprintf("%.2f times", call), call <= 1.1)
 	for i, h := range d.real {
 		for _, s := range h.Sets {
