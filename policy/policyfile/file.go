@@ -99,13 +99,10 @@ func checkVersion(body hcl.Body) hcl.Diagnostics {
 	return j.wrong
 }
 
-// Format is a policy in hcl's own form. A text that is no HCL is an *Error.
-func Format(source []byte, name string) ([]byte, error) {
+// Syntax is nil for a text that is HCL, whatever it says, else an *Error.
+func Syntax(source []byte, name string) error {
 	f := file{name: name, source: source}
-	if err := complain(parse(&f), []file{f}); err != nil {
-		return nil, err
-	}
-	return formatted(source), nil
+	return complain(parse(&f), []file{f})
 }
 
 // folder is where the files are that a policy has beside policy.hcl.

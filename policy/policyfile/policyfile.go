@@ -11,7 +11,6 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
-	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/zclconf/go-cty/cty"
 )
@@ -62,8 +61,6 @@ func (l *Law) Rules() []RuleInfo {
 func Parse(source []byte, name string) (*Law, error) {
 	return compile([]file{{name: name, source: source}})
 }
-
-func formatted(source []byte) []byte { return hclwrite.Format(source) }
 
 // compile makes a law of files. All that is wrong with them is one error.
 func compile(files []file) (*Law, error) {

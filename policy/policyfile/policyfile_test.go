@@ -275,27 +275,6 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestFormat(t *testing.T) {
-	got, err := Format([]byte("version=1\nrule   \"a\" {\nwhen=true\n  allow = [ \"share\" ]\n}\n"), "p")
-	want := "version = 1\nrule \"a\" {\n  when  = true\n  allow = [\"share\"]\n}\n"
-	if err != nil || string(got) != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
-	var wrong *Error
-	if _, err := Format([]byte("rule {"), "p"); !errors.As(err, &wrong) {
-		t.Errorf("no HCL: %v", err)
-	}
-	for _, path := range []string{"../../site/etc/policy.hcl", "../../site/etc/policy_test.hcl", "../../site/etc/site.hcl"} {
-		source, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if formatted, err := Format(source, path); err != nil || string(formatted) != string(source) {
-			t.Errorf("%s is not in hcl's own form: %v\n%s", path, err, formatted)
-		}
-	}
-}
-
 // What hcl's parser would take minutes for, or all of the stack.
 func TestHugeFiles(t *testing.T) {
 	for _, c := range []struct{ piece, want string }{

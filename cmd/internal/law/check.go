@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
@@ -89,7 +90,7 @@ func formatAll(call *ctl.Call, paths []string, write, compare bool) error {
 		if err != nil {
 			return cli.Failed{Err: err}
 		}
-		formatted, err := policyfile.Format(source, path)
+		formatted, err := inOwnForm(source, path)
 		if err != nil {
 			return refused(call, err)
 		}
@@ -111,6 +112,15 @@ func formatAll(call *ctl.Call, paths []string, write, compare bool) error {
 		return cli.ErrFound
 	}
 	return nil
+}
+
+// inOwnForm is a policy in hcl's own form. It is here, and not where policies are read, since it brings a part of hcl along
+// that takes a prolog 0.9 ms to start, and of which it has no use.
+func inOwnForm(source []byte, name string) ([]byte, error) {
+	if err := policyfile.Syntax(source, name); err != nil {
+		return nil, err
+	}
+	return hclwrite.Format(source), nil
 }
 
 func readFrom(path string) ([]byte, error) {
