@@ -28,6 +28,7 @@ type data struct {
 	simulated hooks
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
+	ends      ends
 }
 
 // point is a program at a number of ranks under a rule.
@@ -97,7 +98,8 @@ func readData(measurements string) (d data, err error) {
 			return d, err
 		}
 	}
-	return d, nil
+	d.ends, err = readEnds(measurements)
+	return d, err
 }
 
 func readHooks(path string) (h hooks, err error) {
