@@ -28,6 +28,7 @@ type data struct {
 	simulated hooks
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
+	ends      ends
 }
 
 // tuning is what mpsctl tune said on one machine.
@@ -109,7 +110,8 @@ func readData(measurements string) (d data, err error) {
 			return d, err
 		}
 	}
-	return d, nil
+	d.ends, err = readEnds(measurements)
+	return d, err
 }
 
 // readLines reads a file that is there.

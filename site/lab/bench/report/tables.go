@@ -15,6 +15,7 @@ func (d data) parts() map[string]string {
 		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
 		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
 		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(), "tune": d.tuned(),
+		"cancelled": d.ends.warned(), "cancelled without warning": d.ends.unwarned(), "crashed": d.ends.crashTable(),
 	}
 }
 
