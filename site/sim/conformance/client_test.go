@@ -129,6 +129,23 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
+// A client that asks for more memory than the GPU has, or than its limit, is refused and harms nobody.
+func TestOutOfMemory(t *testing.T) {
+	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
+	d.server()
+	neighbour := d.spin(nil, "-ms", "1", "-for", "1.3")
+	for _, environment := range [][]string{nil, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + under.gpus[0] + "=2G"}} {
+		const more = "1000000" // MiB, than any GPU has
+		if out := d.client(environment, "alloc", more); !strings.Contains(out.stdout, "err=2(") {
+			t.Errorf("%s MiB with %q: %q", more, environment, out.stdout)
+		}
+	}
+	if got := d.info(); got.err != 0 {
+		t.Errorf("new client: %+v", got)
+	}
+	neighbour.survives("a neighbour that was out of memory")
+}
+
 // CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides. Its order is not that of a client without a list.
 func TestVisibleDevices(t *testing.T) {
 	needsGPUs(t, 2)
