@@ -272,7 +272,7 @@ func laneStage(c *cluster, o lab.Options) play {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	dir, policy := filepath.Join(c.dir, "n"), stage.Default(`compute_mode = "unchanged"`)
+	dir, policy := filepath.Join(c.dir, "n"), stage.Default(stage.Compute())
 	var s stage.Stage
 	if onRealGPUs() {
 		s, err = stage.Real(dir, built, policy)
@@ -285,7 +285,32 @@ func laneStage(c *cluster, o lab.Options) play {
 	p := play{s, c.t, c.ctx, ""}
 	c.stages[names(c.t, o)[0]] = p
 	c.t.Cleanup(p.killLeft)
+	c.t.Cleanup(p.closeLeft)
 	return p
+}
+
+// holdsMode holds that the job's GPU is exclusive, where modes are changed, and leaves the others to their own lanes, which
+// change them meanwhile.
+func (l *lane) holdsMode() {
+	l.t.Helper()
+	name, p := l.Nodes()[0], l.first()
+	l.published(p)
+	own := p.ticket(uint32(l.job)).Devices[0].UUID
+	p.Before = slices.DeleteFunc(slices.Clone(p.Before), func(g stage.GPU) bool { return g.UUID != own })
+	l.stages[name] = p
+	p.holdsModes(uint32(l.job))
+}
+
+// published waits for the job's ticket, the last that a prolog does: a job may be RUNNING before.
+func (l *lane) published(p play) {
+	l.t.Helper()
+	var cancel context.CancelFunc
+	p.ctx, cancel = context.WithTimeout(l.ctx, patience)
+	defer cancel()
+	p.until("ticket", func() bool {
+		_, err := os.Stat(filepath.Join(p.Paths().Run(), "tickets", fmt.Sprintf("%d.json", l.job)))
+		return err == nil
+	})
 }
 
 // allocate starts the job, whose batch script runs what it is told to.
@@ -313,6 +338,7 @@ func (l *lane) allocate() {
 	if err != nil {
 		l.t.Fatalf("%+v, %v\n%s", job, err, l.log())
 	}
+	l.holdsMode()
 }
 
 // libraries are where the ranks find CUDA.

@@ -105,13 +105,14 @@ func newWreck(t *testing.T, dir string) *wreck {
 	if onRealGPUs() {
 		w.play = realPlay(t)
 	} else {
-		w.play = newPlay(t, stage.Default(`compute_mode = "unchanged"`), node.H200)
+		w.play = newPlay(t, stage.Default(stage.Compute()), node.H200)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
 	w.ctx = ctx
 	w.showDevice()
 	w.must(0, w.job(7, "0"), "prolog")
+	w.holdsModes(7)
 	t.Cleanup(func() { w.must(0, w.job(7, "0"), "epilog"); w.clean() })
 	return w
 }

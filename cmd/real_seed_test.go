@@ -178,11 +178,13 @@ type pair struct {
 func newPair(t *testing.T, gpu int) *pair {
 	t.Helper()
 	p := &pair{gpu: gpu}
+	// Of several pairs on a GPU each has a server of its own, which EXCLUSIVE_PROCESS forbids: this test changes no mode.
+	policy := stage.Default(stage.Unchanged)
 	if onRealGPUs() {
 		t.Parallel()
-		p.play = realPlay(t)
+		p.play = realPlayUnder(t, policy)
 	} else {
-		p.play = newPlay(t, stage.Default(`compute_mode = "unchanged"`), node.H200)
+		p.play = newPlay(t, policy, node.H200)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), laneLimit)
 	t.Cleanup(cancel)

@@ -17,46 +17,115 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
 
-// realPlay is a stage on this machine's own GPU 0, whose compute mode is left alone.
-func realPlay(t *testing.T, attributes ...string) play {
+// machine is where the TestReal* play: its GPUs, its control program, and its site file.
+type machine struct {
+	gpus    int
+	control string
+	facts   string // the whole site file, "" for what a real machine needs
+}
+
+// standsIn is a machine that TestActsWhereModesMayChange has them play on in the place of this one.
+var standsIn *machine
+
+// realMachine is this machine, where it has GPUs.
+func realMachine(t *testing.T) machine {
 	t.Helper()
-	if os.Getenv("CONFORMANCE_TARGET") != "real" {
+	if standsIn != nil {
+		return *standsIn
+	}
+	if !onRealGPUs() {
 		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
 	}
 	if stage.RealGPUs() == 0 {
 		t.Fatal("this machine has no GPU, or no " + stage.RealControl)
 	}
+	return machine{gpus: stage.RealGPUs(), control: stage.RealControl}
+}
+
+// realPlay is a stage on this machine's own GPUs, whose compute modes are left alone unless ALLOW_MODE_CHANGES=1.
+func realPlay(t *testing.T, attributes ...string) play {
+	t.Helper()
+	return realPlayUnder(t, stage.Default(append(attributes, stage.Compute())...))
+}
+
+// realPlayUnder is realPlay with a policy, which says what becomes of the modes.
+func realPlayUnder(t *testing.T, policy string) play {
+	t.Helper()
+	m := realMachine(t)
 	built, err := built()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := publicDir(t)
-	s, err := stage.Real(dir, built, stage.Default(append(attributes, `compute_mode = "unchanged"`)...))
+	s, err := stage.Real(dir, built, policy)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
-	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", stage.RealGPUs()))
-	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", stage.RealGPUs()-1))
+	if m.facts != "" {
+		p.write(p.Paths().Facts(), m.facts)
+	}
+	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", m.gpus))
+	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", m.gpus-1))
 	t.Cleanup(p.killLeft)
+	t.Cleanup(p.closeLeft)
 	return p
+}
+
+// nameControl has the site file name a control program.
+func (p play) nameControl(program string) {
+	p.t.Helper()
+	facts := fmt.Sprintf("mps_control = %q\n", program)
+	for line := range strings.Lines(read(p.t, p.Paths().Facts())) {
+		if !strings.HasPrefix(line, "mps_control") {
+			facts += line
+		}
+	}
+	p.write(p.Paths().Facts(), facts)
+}
+
+// closeLeft gives GPUs whose modes are changed back where a test has failed before its epilog.
+func (p play) closeLeft() {
+	if len(p.Before) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the play's own may be over
+	defer cancel()
+	if err := p.CloseLeft(ctx); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// holdsModes holds that the GPUs of a job that is open are exclusive, and no other: where modes are changed at all.
+func (p play) holdsModes(job uint32) {
+	p.t.Helper()
+	var held []site.UUID
+	for _, device := range p.ticket(job).Devices {
+		held = append(held, device.UUID)
+	}
+	if wrong, err := p.WrongModes(held...); err != nil || len(wrong) > 0 {
+		p.t.Errorf("while job %d is open: %q, %v", job, wrong, err)
+	}
 }
 
 // The acts on a real daemon, whole: prolog, adoption, the ceiling, and every way of an epilog to end what is left.
 func TestRealLife(t *testing.T) {
 	p := realPlay(t, "ceiling = 50", "overlap = 1")
 	p.must(0, p.job(7, "0"), "prolog")
+	p.holdsModes(7)
 	first := p.ticket(7)
 	p.must(0, p.job(7, "0"), "prolog")
 	if p.ticket(7).Daemons[0].Proc != first.Daemons[0].Proc {
 		t.Error("not adopted")
 	}
+	p.holdsModes(7)
 	p.holdsDaemon(first.Daemons[0])
 	device := first.Devices[0]
 	want := device.SMs / 2 / device.TPC * device.TPC
@@ -100,11 +169,11 @@ func (p play) info(job uint32) string {
 func TestRealTrial(t *testing.T) {
 	p := realPlay(t)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
-	p.write(script, fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", uid, stage.RealControl))
+	p.write(script, fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", uid, realMachine(t).control))
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.facts(fmt.Sprintf("mps_control = %q", script))
+	p.nameControl(script)
 	p.must(0, p.job(7, "0"), "prolog")
 	fmt.Print(p.log())
 	if refused := p.ticket(7).Refused; !strings.Contains(refused, "submit the job again") {
@@ -123,14 +192,20 @@ func TestRealTools(t *testing.T) {
 		p.client(7, "spin", "-ms", "5", "-for", "60")
 	}
 	said := map[string]string{}
-	if program := realProgram(); program != "" {
-		p.facts(fmt.Sprintf("mps_control = %q", program)) // which the open lease does not heed
+	if program := realProgram(); program != "" && standsIn == nil {
+		p.nameControl(program) // which the open lease does not heed
 	}
 	for _, tool := range [][]string{{"status"}, {"audit"}, {"metrics"}, {"doctor", "--json", "--slurmd", "none", "--node", "n1", "--slurm-conf", p.conf}} {
 		line := p.Command("mpsctl", tool...)
 		out, err := exec.CommandContext(p.ctx, line[0], line[1:]...).Output()
 		fmt.Printf("mpsctl %s: %v\n%s", tool[0], err, out)
-		if err != nil && tool[0] != "doctor" { // which finds no programs installed on this machine
+		switch {
+		case tool[0] == "doctor": // which finds no programs installed on this machine
+		case tool[0] == "audit" && standsIn != nil: // beside which other tests have daemons
+			if found := p.audit(); len(found) > 0 {
+				t.Errorf("audit found %+v", found)
+			}
+		case err != nil:
 			t.Errorf("mpsctl %s: %v", tool[0], err)
 		}
 		said[tool[0]] = string(out)
@@ -186,6 +261,7 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 			p := realPlay(t, `drain_grace = "200ms"`)
 			p.facts(`epilog_deadline = "30s"`)
 			p.must(0, p.job(7, "0"), "prolog")
+			p.holdsModes(7)
 			c.breaks(p, p.ticket(7).Daemons[0])
 			began := time.Now()
 			p.must(0, p.job(7, "0"), "epilog")
@@ -199,11 +275,12 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 func TestRealSeatsOnTwoGPUs(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
-			p := realPlay(t, fmt.Sprintf("scope = %q", scope))
-			if stage.RealGPUs() < 2 {
+			if realMachine(t).gpus < 2 {
 				t.Skip("needs two GPUs")
 			}
+			p := realPlay(t, fmt.Sprintf("scope = %q", scope))
 			p.must(0, p.job(7, "1,0"), "prolog")
+			p.holdsModes(7)
 			ticket := p.ticket(7)
 			if len(ticket.Daemons) != map[string]int{"job": 1, "gpu": 2}[scope] {
 				t.Errorf("daemons %+v", ticket.Daemons)

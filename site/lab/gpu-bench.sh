@@ -2,8 +2,10 @@
 # gpu-bench.sh PACK RESULTS: measures with what make gpu-pack made on a machine with a GPU, as root. Needs nvcc there, and
 # neither Go nor Slurm; PyTorch is used where PYTHON (python3) has it. RESULTS is gone on with: what is there is not
 # measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before; several GPUs, if they are
-# alike, share the work. It never changes a compute mode, MIG or a clock.
+# alike, share the work. It never changes a compute mode, MIG or a clock, whatever ALLOW_MODE_CHANGES says: that is for
+# gpu.sh alone.
 set -u
+unset ALLOW_MODE_CHANGES
 pack=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
 work=$(mktemp -d /tmp/gpub.XXX) && chmod 755 "$work" || exit 2

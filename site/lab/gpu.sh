@@ -1,6 +1,10 @@
 #!/bin/bash
 # gpu.sh PACK RESULTS: runs what make gpu-pack made on a machine with a GPU, as root, and writes what it saw. Needs
-# neither Go nor Slurm there. It never changes a compute mode, MIG or a clock.
+# neither Go nor Slurm there. It never changes MIG or a clock, nor a compute mode unless told ALLOW_MODE_CHANGES=1: 1 and
+# nothing else. Then the jobs and the acts run the shipped way: the prolog sets a job's GPUs to EXCLUSIVE_PROCESS, and no
+# other GPU, and the epilog puts back what they were before, which is held by nvidia-smi's word. TestRealSeed, the timings
+# and the conformance suite leave the modes alone even so. Give it only on a machine of your own whose GPUs nobody uses:
+# what else starts on them meanwhile fails with error 46. That way has been run on simulated GPUs only, never on a real one.
 set -u
 pack=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
@@ -24,7 +28,26 @@ say() {
 
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }
 
+each_mode() { nvidia-smi --query-gpu=uuid,compute_mode --format=csv,noheader; }
+
+# put_back undoes, GPU by GPU, what an act left that did not come to its epilog: where it finds something, this run has
+# failed already or is interrupted.
+put_back() {
+    local now uuid mode
+    now=$(each_mode) || { echo "the compute modes cannot be read; they were:"; cat "$work/before"; return; }
+    while IFS=', ' read -r uuid mode; do
+        grep -qxF "$uuid, $mode" <<<"$now" && continue
+        echo "putting the compute mode of $uuid back to $mode"
+        nvidia-smi -i "$uuid" -c "${mode^^}" || echo "to repair: nvidia-smi -i $uuid -c ${mode^^}"
+    done <"$work/before"
+}
+
 modes | tee "$results/machine.txt"
+if [ "${ALLOW_MODE_CHANGES:-}" = 1 ]; then
+    each_mode >"$work/before" || exit 2
+    trap 'put_back; rm -rf "$work"' EXIT
+    echo "ALLOW_MODE_CHANGES=1: jobs set the compute modes of their GPUs and put them back"
+fi
 LINES_SHOWN=45 say job-srun "$pack/demo" -ranks 4 -launcher srun -ps
 LINES_SHOWN=45 say job-mpirun "$pack/demo" -ranks 4 -launcher mpirun -ps
 # Some trials of each kind that takes trials; what was measured of hundreds is in docs/measurements.

@@ -1,6 +1,6 @@
 // Command demo shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an MPI
 // program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where there are
-// some, their modes left alone, and simulated H200s where there are none.
+// some, their modes left alone unless ALLOW_MODE_CHANGES=1, and simulated H200s where there are none.
 package main
 
 import (
@@ -94,7 +94,7 @@ func (d *demo) play(ctx context.Context) (err error) {
 	if err := d.startSlurm(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.cluster.Stop()) }()
+	defer func() { err = errors.Join(err, d.cluster.Stop(), d.closeLeft()) }()
 	began := time.Now()
 	id, err := d.submit(ctx)
 	if err != nil {
@@ -114,8 +114,12 @@ func (d *demo) play(ctx context.Context) (err error) {
 func (d *demo) setStage() (err error) {
 	if d.gpus = stage.RealGPUs(); d.gpus > 0 {
 		d.control, d.libraries = mps.Control{Path: stage.RealControl}, os.Getenv("LD_LIBRARY_PATH")
-		d.stage, err = stage.Real(d.dir, d.built, stage.Default(`compute_mode = "unchanged"`))
-		fmt.Printf("This machine has %d real GPU(s): their compute modes are left alone.\n", d.gpus)
+		d.stage, err = stage.Real(d.dir, d.built, stage.Default(stage.Compute()))
+		modes := "are left alone"
+		if stage.MayChangeModes() {
+			modes = "are set by the prolog and put back by the epilog, as ALLOW_MODE_CHANGES=1 allows"
+		}
+		fmt.Printf("This machine has %d real GPU(s): their compute modes %s.\n", d.gpus, modes)
 		return err
 	}
 	d.gpus = 4
@@ -192,7 +196,9 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	if w.ticket.Refused != "" {
 		return w, fmt.Errorf("cannot show the job: %s", w.ticket.Refused)
 	}
-	w.modes = d.modes()
+	if w.modes, err = d.openModes(w.ticket); err != nil {
+		return w, err
+	}
 	w.clients = map[int]bool{}
 	for len(w.clients) < d.ranks && site.Pause(ctx, 100*time.Millisecond) {
 		if _, err := journal.ReadTicket(uint32(id)); err != nil {
@@ -250,8 +256,38 @@ func (d *demo) output(id int) string {
 	return string(content)
 }
 
-// modes are the compute modes of the simulated GPUs; a real machine's are not changed and not asked.
+// openModes are the compute modes while the job is open. On a real machine whose modes may change they are held too: the
+// job's GPUs are exclusive, and no other.
+func (d *demo) openModes(t lease.Ticket) (string, error) {
+	if len(d.stage.Before) == 0 {
+		return d.modes(), nil
+	}
+	var held []site.UUID
+	for _, device := range t.Devices {
+		held = append(held, device.UUID)
+	}
+	wrong, err := d.stage.WrongModes(held...)
+	if err == nil && len(wrong) > 0 {
+		err = fmt.Errorf("the compute modes are wrong while the job is open: %q", wrong)
+	}
+	return fmt.Sprintf("EXCLUSIVE_PROCESS on the job's %d, the other %d as before", len(held), d.gpus-len(held)), err
+}
+
+// closeLeft gives real GPUs whose modes are changed back where the showing has failed before the job's epilog.
+func (d *demo) closeLeft() error {
+	if len(d.stage.Before) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the showing's own may be over
+	defer cancel()
+	return d.stage.CloseLeft(ctx)
+}
+
+// modes are the compute modes of the simulated GPUs, or what becomes of a real machine's in the end.
 func (d *demo) modes() string {
+	if len(d.stage.Before) > 0 {
+		return "as before" // which Left has held
+	}
 	if d.stage.Sim == nil {
 		return "left alone"
 	}

@@ -30,6 +30,9 @@ type Stage struct {
 	Root string   // --root of the binaries
 	Bin  string   // where they are
 	Sim  *sim.Sim // nil on a real node
+
+	// Before are the GPUs of a real node as they were, where its policy changes compute modes; else none.
+	Before []GPU
 }
 
 // Build builds the production binaries as make build does, and the simulation, into a folder; a second call finds them
@@ -117,12 +120,19 @@ func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	return s, s.install(policy, facts)
 }
 
-// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone.
+// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone, unless
+// ALLOW_MODE_CHANGES=1 says that they may be changed (MayChangeModes).
 func Real(dir, built, policy string) (Stage, error) {
-	if !strings.Contains(policy, `compute_mode = "unchanged"`) {
-		return Stage{}, errors.New(`cannot set stage on a real node: the policy lacks compute_mode = "unchanged"`)
-	}
 	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
+	if !strings.Contains(policy, Unchanged) {
+		if !MayChangeModes() {
+			return Stage{}, errors.New("cannot set stage on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
+		}
+		var err error
+		if s.Before, err = realGPUs(); err != nil {
+			return Stage{}, fmt.Errorf("cannot set stage on a real node: %w", err)
+		}
+	}
 	return s, s.install(policy, realFacts())
 }
 
@@ -244,7 +254,7 @@ func blocked(start func() error) error {
 }
 
 // Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is not
-// the default. Nothing left is an empty list. Lock files that stay for good are not state.
+// what it was (on a simulated node: the default). Nothing left is an empty list. Lock files that stay for good are not state.
 func (s Stage) Left() ([]string, error) {
 	files, err := s.leftFiles()
 	if err != nil {
@@ -317,7 +327,7 @@ func (s Stage) Processes() ([]int, error) {
 
 func (s Stage) leftModes() ([]string, error) {
 	if s.Sim == nil {
-		return nil, nil
+		return s.WrongModes()
 	}
 	gpus, err := s.Sim.Node.GPUs()
 	if err != nil {

@@ -1,0 +1,176 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// These tests take the way of a real machine (stage.Real, its policies, nvidia-smi) over a simulated driver and daemon.
+// Their names lack the word by which gpu.sh picks the tests for a real one.
+
+// smi stands for nvidia-smi, and knows one question.
+const smi = `#!/bin/sh
+[ "$*" = "--query-gpu=uuid,compute_mode --format=csv,noheader" ] || exit 2
+for gpu in %s/gpu*; do
+    case $(cat $gpu/compute_mode) in 0) mode=Default ;; 3) mode=Exclusive_Process ;; *) mode=Other ;; esac
+    echo "$(cat $gpu/uuid), $mode"
+done
+`
+
+// likeReal has the TestReal* find a machine of three GPUs and not this one.
+func likeReal(t *testing.T) sim.Sim {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("prologs are root's: run as root")
+	}
+	built, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := publicDir(t)
+	s, err := sim.New(filepath.Join(dir, "sim"), filepath.Join(built, "sim"), node.H200, node.H200, node.H200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), fmt.Appendf(nil, smi, s.Node.Dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("LD_LIBRARY_PATH", s.Libraries())
+	control := s.Program("nvidia-cuda-mps-control")
+	standsIn = &machine{3, control, fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", control, s.NVML())}
+	t.Cleanup(func() { standsIn = nil })
+	return s
+}
+
+// nodeModes are the simulated driver's modes, asked of nobody: "303" is the middle one of three in DEFAULT.
+func nodeModes(t *testing.T, s sim.Sim) string {
+	t.Helper()
+	return play{Stage: stage.Stage{Sim: &s}, t: t}.modes()
+}
+
+// refuseModes has the driver refuse every change of a mode.
+func refuseModes(t *testing.T, s sim.Sim) {
+	t.Helper()
+	for i := range 3 {
+		if err := s.Node.GPU(i).Fail("nvmlDeviceSetComputeMode", 4, 0); err != nil { // 4: not permitted
+			t.Fatal(err)
+		}
+	}
+}
+
+// Nothing but ALLOW_MODE_CHANGES=1 has a mode changed: without it the shipped way is refused, and the acts go well on a
+// driver that refuses every change.
+func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
+	for _, said := range []string{"", "0", "2", "11", "1 ", "true", "yes"} {
+		t.Run(said, func(t *testing.T) {
+			s := likeReal(t)
+			t.Setenv("ALLOW_MODE_CHANGES", said)
+			for _, policy := range []string{stage.Default(), stage.Default(`compute_mode = "exclusive_process"`)} {
+				if _, err := stage.Real(t.TempDir(), "", policy); err == nil || !strings.Contains(err.Error(), "ALLOW_MODE_CHANGES") {
+					t.Errorf("a real stage under %s: %v", policy, err)
+				}
+			}
+			refuseModes(t, s)
+			p := realPlay(t)
+			p.must(0, p.job(7, "0,2"), "prolog")
+			p.holdsModes(7)
+			if got := nodeModes(t, s); got != "000" {
+				t.Errorf("modes %s while the job is open", got)
+			}
+			p.must(0, p.job(7, "0,2"), "epilog")
+			p.clean()
+		})
+	}
+}
+
+// With it the prolog sets the job's GPUs exclusive, no other, and the epilog puts them back; and what the tests of a real
+// machine look with sees it.
+func TestModesChangeWhereAllowed(t *testing.T) {
+	s := likeReal(t)
+	t.Setenv("ALLOW_MODE_CHANGES", "1")
+	p := realPlay(t, `drain_grace = "100ms"`)
+	p.must(0, p.job(7, "0,2"), "prolog")
+	if got := nodeModes(t, s); got != "303" {
+		t.Errorf("modes %s while the job is open, want 303", got)
+	}
+	p.holdsModes(7)
+	if out := p.info(7); !strings.Contains(out, "sm=") {
+		t.Errorf("a rank says %q", out)
+	}
+	outside := exec.CommandContext(p.ctx, p.cudaClient(), "info")
+	outside.Env = []string{"LD_LIBRARY_PATH=" + s.Libraries(), "CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}
+	p.client(7, "spin", "-ms", "1", "-for", "60") // so that the server holds the GPU
+	if out, _ := outside.CombinedOutput(); !strings.Contains(string(out), "err=46") {
+		t.Errorf("a process outside MPS is not kept out: %s", out)
+	}
+	if left := p.left(); !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, `in mode "exclusive_process", not "default"`) }) {
+		t.Errorf("two modes are not as before, and left are only %q", left)
+	}
+	if err := s.Node.GPU(1).SetMode(node.ExclusiveProcess); err != nil {
+		t.Fatal(err)
+	}
+	if wrong, err := p.WrongModes(p.ticket(7).Devices[0].UUID, p.ticket(7).Devices[1].UUID); err != nil || len(wrong) != 1 {
+		t.Errorf("the mode of a GPU that is not the job's has changed: %q, %v", wrong, err)
+	}
+	if err := s.Node.GPU(1).SetMode(node.Default); err != nil {
+		t.Fatal(err)
+	}
+	p.must(0, p.job(7, "0,2"), "epilog")
+	if got := nodeModes(t, s); got != "000" {
+		t.Errorf("modes %s after the epilog", got)
+	}
+	p.clean()
+}
+
+// A test that ends before its epilog leaves nobody's GPU exclusive; and a driver that refuses fails the prolog, which
+// is what the test above that none is asked rests on.
+func TestModesArePutBackAfterAFailure(t *testing.T) {
+	s := likeReal(t)
+	t.Setenv("ALLOW_MODE_CHANGES", "1")
+	p := realPlay(t)
+	p.must(0, p.job(7, "0"), "prolog")
+	p.must(0, p.job(8, "1,2"), "prolog")
+	if got := nodeModes(t, s); got != "333" {
+		t.Errorf("modes %s while the jobs are open", got)
+	}
+	p.closeLeft()
+	if got := nodeModes(t, s); got != "000" {
+		t.Errorf("modes %s afterwards", got)
+	}
+	p.clean()
+	refuseModes(t, s)
+	p.must(1, p.job(9, "0"), "prolog")
+	p.clean()
+}
+
+// The tests of a real machine, as they are, where modes change. TestRealCounts takes longer than it tells here; with
+// ALLOW_MODE_CHANGES=1, CRASH_TRIALS=1 and CANCEL_TRIALS=1 those of crashed and cancelled ranks play in EXCLUSIVE_PROCESS
+// on a simulated node too.
+func TestActsWhereModesMayChange(t *testing.T) {
+	s := likeReal(t)
+	t.Setenv("ALLOW_MODE_CHANGES", "1")
+	for _, act := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"life", TestRealLife}, {"trial", TestRealTrial}, {"tools", TestRealTools}, {"epilog", TestRealEpilogEndsWhatIsLeft},
+		{"seats", TestRealSeatsOnTwoGPUs},
+	} {
+		t.Run(act.name, func(t *testing.T) {
+			act.test(t)
+			if got := nodeModes(t, s); got != "000" {
+				t.Errorf("modes %s afterwards", got)
+			}
+		})
+	}
+}
