@@ -1,6 +1,7 @@
 // Command bench measures the prolog, the epilog and the wrapper as whole processes against their floors on the same
 // machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program takes
-// that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU it measures that, with the compute modes left alone, else the simulation.
+// that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU it measures
+// that, with the compute modes left alone, else the simulation.
 package main
 
 import (
@@ -45,7 +46,7 @@ type set struct {
 	Steps map[string][]float64 `json:"steps_ms"`
 
 	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
-	// modes, daemon, answer and servers (where that is not hidden behind the ticket).
+	// modes, daemon and answer.
 	Outside []float64 `json:"outside_ms"`
 }
 
@@ -284,8 +285,8 @@ func (b bench) trial(s *set, id uint32) error {
 	return nil
 }
 
-// atRest is how long a driver is left alone before a start is timed: it goes on tidying up when a server has ended, and
-// only ours would come right after one.
+// atRest is how long a driver is left alone before a start is timed: it may go on tidying up when a server has ended, and
+// of what is compared ours alone would come right after one.
 const atRest = 300 * time.Millisecond
 
 func (b bench) settle() {
