@@ -144,6 +144,9 @@ func (d data) slurmTotals(rule string) []float64 {
 
 func span(all []float64) string { return count(slices.Min(all)) + " to " + count(slices.Max(all)) }
 
+// throughSlurm are the ways of a job to its first kernel.
+var throughSlurm = [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}
+
 func (d data) moments() string {
 	var rows [][]string
 	for _, m := range []struct {
@@ -152,10 +155,14 @@ func (d data) moments() string {
 	}{
 		{"first call", "a rank's first call of CUDA", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
 		{"whole process", "that rank's whole process", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
-		{"sbatch to first kernel", "from sbatch to the end of the first kernel", [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}},
+		{"sbatch to first kernel", "from sbatch to the end of the first kernel", throughSlurm},
+		{"job start to first kernel", "from the job's start to the end of the first kernel", throughSlurm},
 	} {
 		for _, way := range m.ways {
 			all := d.times[[2]string{m.what, way[0]}]
+			if len(all) == 0 {
+				continue // not on file yet
+			}
 			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)), fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
 		}
 	}
