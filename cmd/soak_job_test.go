@@ -57,6 +57,7 @@ type voyage struct {
 	*berth
 	errand
 	ctx     context.Context
+	again   bool            // begun anew
 	array   int             // the number that sbatch said
 	id      int             // the job's, or of the task of an array that was first to compute
 	ids     []int           // of all
@@ -79,7 +80,7 @@ func (b *berth) sail(e errand, again bool) (strayed bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(b.ctx, errandLimit)
 	defer cancel()
-	v := &voyage{berth: b, errand: e, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
+	v := &voyage{berth: b, errand: e, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
 	err := v.submit()
 	if err == nil {
 		err = v.befall()
@@ -133,8 +134,13 @@ func (v *voyage) strayed(err error) bool {
 	return err == nil && v.fault.judged == completes && strings.Contains(v.said(), aborted)
 }
 
-// title is the job's name for Slurm.
-func (v *voyage) title() string { return fmt.Sprintf("soak%d", v.number) }
+// title is the job's name for Slurm. One that is begun anew has a name of its own: Slurm still lists the first under its.
+func (v *voyage) title() string {
+	if v.again {
+		return fmt.Sprintf("soak%d-again", v.number)
+	}
+	return fmt.Sprintf("soak%d", v.number)
+}
 
 func (v *voyage) submit() error {
 	script := filepath.Join(v.folder, v.title()+".sh")
