@@ -53,9 +53,10 @@ func (q question) measure(ctx context.Context, tell func(string)) ([]sample, err
 	for turn := range q.repeats {
 		for i := range q.rules {
 			rule := q.rules[(i+turn)%len(q.rules)] // none is always the first, on a cold GPU
+			which := fmt.Sprintf("run %d of %d, %s", len(samples)+1, q.repeats*len(q.rules), rule)
 			s := q.run(ctx, rule)
 			if s.err != nil && ctx.Err() == nil && slices.ContainsFunc(samples, sample.well) {
-				tell(fmt.Sprintf("run %d of %d, %s: %s: once more", len(samples)+1, q.repeats*len(q.rules), rule, s.err))
+				tell(fmt.Sprintf("%s: %s: once more", which, s.err))
 				once := s.err
 				s = q.run(ctx, rule)
 				s.once = once
@@ -68,7 +69,7 @@ func (q question) measure(ctx context.Context, tell func(string)) ([]sample, err
 			if s.err != nil {
 				said = s.err.Error()
 			}
-			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), q.repeats*len(q.rules), rule, said))
+			tell(which + ": " + said)
 		}
 	}
 	return samples, nil

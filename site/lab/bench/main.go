@@ -187,7 +187,7 @@ func newBench(dir, built string, real bool, s set) (bench, error) {
 	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf")}
 	var err error
 	if real {
-		b.stage, err = stage.Real(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope), `compute_mode = "unchanged"`))
+		b.stage, err = stage.Real(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope), stage.Unchanged))
 	} else {
 		b.stage, err = stage.New(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope)), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
 	}

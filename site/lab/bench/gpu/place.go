@@ -127,7 +127,7 @@ func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) 
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return stage.Stage{}, err
 	}
-	law := stage.Default(append(attributes, `compute_mode = "unchanged"`)...)
+	law := stage.Default(append(attributes, stage.Unchanged)...)
 	s, err := stage.Real(dir, b.built, law)
 	if err == nil && !b.real {
 		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.stages["simulated"].Sim.NVML())

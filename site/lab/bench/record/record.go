@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 )
 
@@ -154,23 +153,6 @@ func Read(path string) ([]Line, error) {
 		lines = append(lines, line)
 	}
 	return lines, scanner.Err()
-}
-
-// ReadAll reads every results file of a folder, in the order of their names.
-func ReadAll(folder string) ([]Line, error) {
-	paths, err := filepath.Glob(filepath.Join(folder, "*.jsonl"))
-	if err != nil {
-		return nil, err
-	}
-	var all []Line
-	for _, path := range paths {
-		lines, err := Read(path)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, lines...)
-	}
-	return all, nil
 }
 
 // Write writes the lines of a whole file: what was read and what came, so that a torn line is gone.
