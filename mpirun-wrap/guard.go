@@ -44,18 +44,19 @@ const DefaultGrace = 20 * time.Second
 // guard is the parent of one rank's program.
 type guard struct {
 	GuardOptions
-	peers   peers
-	files   *keeper
-	program int // its pid, which is no other process's until ended is closed
-	signals chan os.Signal
-	ended   chan struct{} // closed when the program has been waited for
-	status  syscall.WaitStatus
-	fate    atomic.Int32
-	code    chan int      // of a rank that a signal ends
-	killed  bool          // we ended the program; only the guard's own goroutine touches it
-	reaping sync.Mutex    // held while somebody else's children may not be waited for
-	asked   chan struct{} // closed when a signal has asked for the end and the program has ended by itself
-	outside chan struct{} // has one when the rank is to be ended for being outside MPS
+	peers      peers
+	files      *keeper
+	program    int // its pid, which is no other process's until ended is closed
+	signals    chan os.Signal
+	ended      chan struct{} // closed when the program has been waited for
+	status     syscall.WaitStatus
+	fate       atomic.Int32
+	code       chan int      // of a rank that a signal ends
+	killed     bool          // we ended the program; only the guard's own goroutine touches it
+	terminated time.Time     // when the daemon had last terminated one of the rank's processes
+	reaping    sync.Mutex    // held while somebody else's children may not be waited for
+	asked      chan struct{} // closed when a signal has asked for the end and the program has ended by itself
+	outside    chan struct{} // has one when the rank is to be ended for being outside MPS
 }
 
 // A rank's fate is decided once: its program ends, or a signal asks for its end first.

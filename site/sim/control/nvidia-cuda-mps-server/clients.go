@@ -28,7 +28,18 @@ type context struct {
 	conn    wire.Conn
 	work    *work
 	agreed  chan struct{} // closed when the client has given up its work to terminate_client
+	clears  uint64        // when that work is off the GPU, by the clock of the work page
 	ended   chan struct{} // closed when it is gone
+}
+
+// leftBehind reports whether a client that has gone has work on the GPU at the time t that does harm.
+func (c *context) leftBehind(t uint64) bool {
+	select {
+	case <-c.agreed:
+		return t < c.clears
+	default:
+		return c.work.outlasts(t)
+	}
 }
 
 func (c *context) String() string { return label(c.process.pid, c.number) }
@@ -268,7 +279,9 @@ func (s *server) end(c *context, g *gpu) {
 	close(c.ended)
 	select {
 	case <-c.agreed:
-		deadly = false
+		clearing := s.knobs.Wait("terminate_clears_ms", 0)
+		c.clears = now() + uint64(clearing)
+		deadly = clearing > 0
 	default:
 	}
 	if deadly {

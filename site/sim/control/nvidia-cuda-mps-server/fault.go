@@ -33,7 +33,7 @@ func (s *server) leavings(c *context, g *gpu) {
 			dead = true
 			s.decided(g, c)
 		}
-		deadly = !dead || c.work.outlasts(now())
+		deadly = !dead || c.leftBehind(now())
 	}
 	s.mutex.Lock()
 	if deadly && c.process.failed == 0 {
