@@ -51,7 +51,7 @@ fi
 LINES_SHOWN=45 say job-srun "$pack/demo" -ranks 4 -launcher srun -ps
 LINES_SHOWN=45 say job-mpirun "$pack/demo" -ranks 4 -launcher mpirun -ps
 # Some trials of each kind that takes trials; what was measured of hundreds is in docs/measurements.
-export CANCEL_TRIALS=2 CANCEL_CELLS='^(1|8) of 400 ms' CRASH_TRIALS=1 SEED_TRIALS=40
+export CANCEL_TRIALS=2 CANCEL_CELLS='^(1|8) of 400 ms' CRASH_TRIALS=1 SEED_TRIALS=40 SEED_RESULTS=$results
 LINES_SHOWN=80 say acts "$pack/cmd.test" -test.run Real -test.v -test.timeout 15m
 say bench "$pack/bench" -trials "${TRIALS:-20}" -json "$results/bench.json"
 say conformance "$pack/conformance.test" -test.v -test.timeout 5m

@@ -70,9 +70,10 @@ func TestStopDrainKill(t *testing.T) {
 	}
 }
 
-// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives.
+// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives. The client
+// stays a moment: of those that leave at the first 810, 3 of 82 took their neighbour along (measured: decision 021).
 func TestTerminateClient(t *testing.T) {
-	d, server, victim, neighbour := pair(t, "-ms", "400")
+	d, server, victim, neighbour := pair(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
 	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
 		t.Errorf("terminate_client: %q", got)
