@@ -50,7 +50,9 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 	}
 	line := append(s.Command("mpsctl"), "tune", "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
 		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
-	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)}, strings.Join(append(line, l.bound(program...)...), " "))
+	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
+		"export CUDA_LOG_FILE=stderr", // a rank that CUDA refuses says why, and the report keeps it
+		strings.Join(append(line, l.bound(program...)...), " "))
 	if err != nil {
 		return found, err
 	}
