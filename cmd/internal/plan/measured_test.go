@@ -11,7 +11,7 @@ import (
 // What CUDA on a real H200 reported of every share that the wrapper was asked for is what the plan says, and the memory
 // that its context took is what the arithmetic of memory takes off.
 func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
-	lines, err := record.Read("../../../docs/measurements/8-h200/moments.jsonl")
+	lines, err := record.Read("../../../docs/measurements/9-h200/moments.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,7 +81,7 @@ type hooks struct {
 
 func readData(measurements string) (d data, err error) {
 	d = data{cells: map[point]cell{}, slurm: map[string][]record.Throughput{}, times: map[[2]string][]float64{}}
-	for _, path := range []string{"4-h200/throughput.jsonl", "8-h200/moments.jsonl"} {
+	for _, path := range []string{"4-h200/throughput.jsonl", "9-h200/moments.jsonl"} {
 		lines, err := readLines(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err
@@ -97,7 +97,7 @@ func readData(measurements string) (d data, err error) {
 		}
 		d.tunes = append(d.tunes, t)
 	}
-	for _, path := range []string{"1-h200/bench.json", "4-h200/hooks.json", "6-h200/bench.json", "7-h200/bench.json", "8-h200/bench.json"} {
+	for _, path := range []string{"8-h200/bench.json", "9-h200/bench.json", "10-h200/bench.json"} {
 		h, err := readHooks(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err

@@ -43,16 +43,26 @@ func ms(x float64) string { return fmt.Sprintf("%.1f", x) }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
 
+// dates are the days on which something was measured.
+func dates(all []hooks) string {
+	var days []string
+	for _, h := range all {
+		if !slices.Contains(days, h.Date) {
+			days = append(days, h.Date)
+		}
+	}
+	return strings.Join(days, " and ")
+}
+
 // of says the machine that a part's figures are from.
-func (d data) of() string {
-	m := d.machines[0]
+func of(m record.Machine) string {
 	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", m.GPU, m.Driver, m.CPUs, m.Date)
 }
 
 func (d data) throughput() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
-		d.of(), d.rounds, d.windows, d.windowMS)
+		of(d.machines[0]), d.rounds, d.windows, d.windowMS)
 	for _, p := range programs {
 		ns := d.ranksOf(p.name)
 		head := []string{p.unit}
@@ -131,7 +141,7 @@ func (d data) throughSlurm() string {
 		{"overlap 2, the shipped policy", count(record.Median(ours)), span(ours), fmt.Sprintf("%.1f", record.Median(ours)/record.Median(slicing))},
 	}
 	return fmt.Sprintf("%s; %d jobs of each in turns, sbatch and srun under a real Slurm with our prolog and epilog, 16 ranks.\n\n%s",
-		d.of(), len(d.slurm["overlap 2"]), table([]string{"small kernels", "kernels/s", "all windows", "times time-slicing"}, rows))
+		of(d.machines[0]), len(d.slurm["overlap 2"]), table([]string{"small kernels", "kernels/s", "all windows", "times time-slicing"}, rows))
 }
 
 func (d data) slurmTotals(rule string) []float64 {
@@ -166,7 +176,7 @@ func (d data) moments() string {
 			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)), fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
 		}
 	}
-	return d.of() + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
+	return of(d.machines[len(d.machines)-1]) + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
 }
 
 func (d data) swept() string {
@@ -180,7 +190,7 @@ func (d data) swept() string {
 		}
 	}
 	return fmt.Sprintf("%s: %d shares asked of the wrapper (every whole percentage, every number of TPCs), one client at a time. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](plots/sweep.svg)",
-		d.of(), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
+		of(d.machines[len(d.machines)-1]), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
 }
 
 func (d data) realHooks() string {
@@ -197,7 +207,7 @@ func (d data) realHooks() string {
 				fmt.Sprintf("%s (%s to %s)", ms(quit), ms(slices.Min(s.Quit)), ms(slices.Max(s.Quit))), ms(epilog), fmt.Sprintf("%.2f", epilog/quit), bash[1]})
 		}
 	}
-	return "H200s, driver 580.159.04, compute mode left alone, " + d.real[0].Date + "; milliseconds, medians, in turns in one run.\n\n" +
+	return "H200s, driver 580.159.04, compute mode left alone, " + dates(d.real) + "; milliseconds, medians, in turns in one run.\n\n" +
 		table([]string{"machine", "trials", "GPUs", "leases on the node", "floor", "prolog", "to the floor", "in bash, times ours", "quit", "epilog", "to quit", "in bash, times ours"}, rows)
 }
 
@@ -252,7 +262,7 @@ func (d data) tuned() string {
 		}
 	}
 	t := d.tunes[0].programs[0]
-	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", d.of(), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
+	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", of(d.machines[0]), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
 		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
