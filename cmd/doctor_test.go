@@ -215,7 +215,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 		},
 		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
 		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534\nKillWait=60") },
-		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=95") },
+		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=105") },
 		"private folders": func(w ward) {
 			w.sets("JobContainerType=job_container/tmpfs")
 			w.write(w.container(), "BasePath=/var/x Dirs=/var/tmp\n")
@@ -367,12 +367,12 @@ var planted = []faultPlanted{
 	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w ward) { w.edit(w.conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
 	{name: "Alloc without Contain", kind: "prolog-flags-contain", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "Alloc") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
 	{name: "RunInJob", kind: "run-in-job", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "RunInJob") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "too little time", kind: "hook-timeout", plant: func(w ward) { w.sets("PrologEpilogTimeout=94") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=95 in CONF/slurm.conf"},
+	{name: "too little time", kind: "hook-timeout", plant: func(w ward) { w.sets("PrologEpilogTimeout=104") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
 	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w ward) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w ward) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().Facts(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
-	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=125 in CONF/slurm.conf"},
+	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
 	{name: "a short KillWait", kind: "kill-wait", plant: func(w ward) { w.edit(w.conf, "KillWait=30", "KillWait=29") }, where: "CONF/slurm.conf:8", do: "write KillWait=30 in CONF/slurm.conf"},
 	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
 	{name: "a node without a line", kind: "node-unknown", plant: func(w ward) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},

@@ -914,15 +914,19 @@ func TestHostileAnswersToTheEpilog(t *testing.T) {
 // A process of the user's that is there before the job answers in the daemon's place, or tells it to end, from its first
 // moment on. The same daemon serves root a moment later, so the job is refused and the node is not drained.
 func TestHostileAnswersToTheProlog(t *testing.T) {
-	for _, c := range []struct{ name, verb, answers string }{
-		{"answers that are none", "usurp", "escapes"},
-		{"no answer", "usurp", "silent"},
-		{"a refusal", "usurp", "refuses"},
-		{"quit", "quit", ""},
+	for _, c := range []struct{ name, verb, answers, deadline, slow string }{
+		{"answers that are none", "usurp", "escapes", "12s", ""},
+		{"no answer", "usurp", "silent", "12s", ""},
+		{"no answer, and no time left for a trial and a second try", "usurp", "silent", "2s", "800"},
+		{"a refusal", "usurp", "refuses", "12s", ""},
+		{"quit", "quit", "", "12s", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAttack(t, "", 1)
-			a.facts(`prolog_deadline = "12s"`, `epilog_deadline = "6s"`)
+			a.facts(fmt.Sprintf("prolog_deadline = %q", c.deadline), `epilog_deadline = "6s"`)
+			if c.slow != "" {
+				a.fault("slow_ms", c.slow)
+			}
 			pipe := filepath.Join(a.Paths().Run(), "jobs/7/0/pipe")
 			a.goesOn(a.as(uid, a.program, c.verb, pipe, c.answers))
 			a.withstands(a.job(7, "0"), "prolog")

@@ -356,7 +356,8 @@ func (o Opener) republish(l lease.Lease, v visit, devices []site.Device) error {
 
 // establish is the way in. What failed as the user is no proof that the node fails: other processes of the user's can stop
 // and kill the control program, quit the daemon, and answer in its place. Where it works as nobody, whom no user can
-// disturb, the user gets a second try; when that fails too, the job is refused and the node is not drained.
+// disturb, the user gets a second try, if there is time; when that fails too, the job is refused and the node is not
+// drained.
 func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (Outcome, error) {
 	l, err := o.draft(v, devices)
 	if err != nil {
@@ -376,7 +377,10 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 		}
 		return Failed, err
 	}
-	if err = o.attempt(ctx, l, v, devices); !byUser(err) {
+	if ctx.Err() == nil {
+		err = o.attempt(ctx, l, v, devices)
+	}
+	if !byUser(err) {
 		return outcome(err)
 	}
 	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
@@ -417,7 +421,8 @@ func (o Opener) attempt(ctx context.Context, l lease.Lease, v visit, devices []s
 	return err
 }
 
-// trialTime bounds the trial of daemons as nobody, which takes 30 ms on a node that is well.
+// trialTime bounds the trial of daemons as nobody, which takes 30 ms on a node that is well. It is the trial's own: where a
+// user's doing has used up the prolog's, a trial that had none would say that the node fails.
 const trialTime = 10 * time.Second
 
 // nobody has no rights that a user lacks, but for the groups of the job's user, and no user can signal what runs as nobody.
@@ -427,7 +432,7 @@ const nobody = 65534
 // try starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
 // dies here leaves a record. The modes stay as they are.
 func (o Opener) try(ctx context.Context, l lease.Lease, grant policy.Grant) error {
-	ctx, cancel := context.WithTimeout(ctx, trialTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), trialTime)
 	defer cancel()
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace = "nobody", nobody, "", 0
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)

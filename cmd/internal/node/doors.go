@@ -22,8 +22,8 @@ func Prolog(p cli.Process) int {
 		func(paths site.Paths) error { return runProlog(p, paths) }))
 }
 
-// prologMargin is what a prolog may take beyond its deadline: the undo and a little.
-const prologMargin = 35 * time.Second
+// prologMargin is what a prolog may take beyond its deadline: the undo, the trial as nobody and a little.
+const prologMargin = 45 * time.Second
 
 func runProlog(p cli.Process, paths site.Paths) error {
 	began := time.Now()

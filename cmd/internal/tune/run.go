@@ -46,8 +46,8 @@ type sample struct {
 func (s sample) well() bool { return s.err == nil }
 
 // order is a turn: every rule once, another one first each time, so that what drifts hits all alike. But none is always the
-// first: ranks without a cap may be refused by CUDA (error 401) on a daemon that has had ranks with one. It was always so
-// after eight steps with a cap in a row, in 5 of 15 jobs on machines with one H200, and where a run was tried once more that failed too.
+// first. After eight runs with a cap on the same daemon CUDA refused ranks without one, by error 401, in 5 of 15 jobs on
+// machines with one H200, and once more where the run was tried again (docs/measurements/9-h200/illegal-state.txt).
 func (q question) order(turn int) (rules []policy.ShareRule) {
 	var capped []policy.ShareRule
 	for _, rule := range q.rules {
