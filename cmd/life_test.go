@@ -150,6 +150,12 @@ func (p play) clean() {
 	}
 }
 
+// serverLog is what the server of a job's first daemon has written.
+func (p play) serverLog(job uint32) string {
+	content, _ := os.ReadFile(filepath.Join(p.ticket(job).Daemons[0].LogDir, "server.log"))
+	return string(content)
+}
+
 func (p play) ticket(job uint32) lease.Ticket {
 	p.t.Helper()
 	boot, err := site.BootID()

@@ -699,8 +699,4 @@ func (l *lane) scancel(victims *launch, flags ...string) error {
 	return err
 }
 
-// serverLog is what the job's server has written.
-func (l *lane) serverLog() string {
-	content, _ := os.ReadFile(filepath.Join(l.first().ticket(uint32(l.job)).Daemons[0].LogDir, "server.log"))
-	return string(content)
-}
+func (l *lane) serverLog() string { return l.first().serverLog(uint32(l.job)) }

@@ -244,7 +244,7 @@ func (p *pair) trial(trial seedTrial) seedResult {
 	p.t.Helper()
 	p.accompany()
 	r := seedResult{seedTrial: trial, lane: p.lane, gpu: p.gpu}
-	log := len(p.serverLog())
+	log := len(p.serverLog(7))
 	var client *launch
 	client, r.refused = p.client(trial)
 	time.Sleep(trial.after)
@@ -261,7 +261,7 @@ func (p *pair) trial(trial seedTrial) seedResult {
 		r.died = deaths[0].at.Sub(began)
 	}
 	if trial.signals == "protect" && r.neighbour != "alive" {
-		now := p.serverLog()
+		now := p.serverLog(7)
 		r.said = fmt.Sprintf("signal at %s\n--- the client\n%s--- the neighbour\n%s--- server.log\n%s", began.Format("15:04:05.000"),
 			client.text(), p.neighbour.text(), now[min(log, len(now)):])
 	}
@@ -275,11 +275,6 @@ func (p *pair) trial(trial seedTrial) seedResult {
 // noticedBeside outlasts the time from a kill in mid-kernel to the neighbours' error where several servers share a GPU: up
 // to 264 ms of those seen within 300 (measured).
 const noticedBeside = time.Second
-
-func (p *pair) serverLog() string {
-	content, _ := os.ReadFile(filepath.Join(p.ticket(7).Daemons[0].LogDir, "server.log"))
-	return string(content)
-}
 
 // look says whether the neighbour computes after a time.
 func (p *pair) look(after time.Time) string {

@@ -2,7 +2,6 @@ package cmd_test
 
 import (
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,7 +35,7 @@ func TestTheWrapperHasTheDaemonEndLongWork(t *testing.T) {
 					t.Errorf("code %d after %v", code, time.Since(began))
 				}
 			}
-			log := read(t, filepath.Join(p.ticket(7).Daemons[0].LogDir, "server.log"))
+			log := p.serverLog(7)
 			if ended := strings.Count(log, "Client termination succeeded."); ended != 3 || strings.Contains(log, "fatal GPU error") {
 				t.Errorf("%d ranks were terminated:\n%s", ended, log)
 			}
