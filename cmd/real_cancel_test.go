@@ -640,11 +640,15 @@ func (l *lane) trial(c cell) *outcome {
 		o.died = deaths[0].at.Sub(began)
 	}
 	if o.alive < neighbours {
-		log := l.serverLog()
-		o.said = fmt.Sprintf("signal at %s\n--- the ranks\n%s--- the neighbours\n%s--- server.log\n%s", began.Format("15:04:05.000"),
-			victims.text(), l.neighbours.text(), log[min(before, len(log)):])
+		o.said = testimony(began, victims, l.neighbours, l.serverLog(), before)
 	}
 	return o
+}
+
+// testimony is what all had to say of a cancel that did harm; of the server's log, what came after the first bytes.
+func testimony(signal time.Time, victims, neighbours *launch, log string, before int) string {
+	return fmt.Sprintf("signal at %s\n--- the ranks\n%s--- the neighbours\n%s--- server.log\n%s", signal.Format("15:04:05.000"),
+		victims.text(), neighbours.text(), log[min(before, len(log)):])
 }
 
 // noticed outlasts the time from a kill in mid-kernel to the neighbours' error, 140 to 190 ms (measured), by far: it is

@@ -244,7 +244,7 @@ func (p *pair) trial(trial seedTrial) seedResult {
 	p.t.Helper()
 	p.accompany()
 	r := seedResult{seedTrial: trial, lane: p.lane, gpu: p.gpu}
-	log := len(p.serverLog(7))
+	before := len(p.serverLog(7))
 	var client *launch
 	client, r.refused = p.client(trial)
 	time.Sleep(trial.after)
@@ -261,9 +261,7 @@ func (p *pair) trial(trial seedTrial) seedResult {
 		r.died = deaths[0].at.Sub(began)
 	}
 	if trial.signals == "protect" && r.neighbour != "alive" {
-		now := p.serverLog(7)
-		r.said = fmt.Sprintf("signal at %s\n--- the client\n%s--- the neighbour\n%s--- server.log\n%s", began.Format("15:04:05.000"),
-			client.text(), p.neighbour.text(), now[min(log, len(now)):])
+		r.said = testimony(began, client, p.neighbour, p.serverLog(7), before)
 	}
 	if r.neighbour == "hung" {
 		_ = p.neighbour.signal(unix.SIGKILL)

@@ -370,7 +370,7 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 	if !byUser(err) {
 		return outcome(err)
 	}
-	if trial := o.step("trial as nobody", func() error { return o.try(ctx, l, v.verdict.Grant) }); trial != nil {
+	if trial := o.step("trial as nobody", func() error { return o.try(l, v.verdict.Grant) }); trial != nil {
 		o.Log.Error().Err(trial).Msg("it works for nobody either")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
@@ -431,8 +431,8 @@ const nobody = 65534
 
 // try starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
 // dies here leaves a record. The modes stay as they are.
-func (o Opener) try(ctx context.Context, l lease.Lease, grant policy.Grant) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), trialTime)
+func (o Opener) try(l lease.Lease, grant policy.Grant) error {
+	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace = "nobody", nobody, "", 0
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)

@@ -229,7 +229,7 @@ func TestServerStart(t *testing.T) {
 			return true
 		case "INITIALIZING":
 		default:
-			t.Errorf("status %q", got)
+			t.Fatalf("status %q", got)
 		}
 		return false
 	})

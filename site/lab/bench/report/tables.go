@@ -54,6 +54,10 @@ func dates(all []hooks) string {
 	return strings.Join(days, " and ")
 }
 
+// The matrix is read first, and then the moments and the sweep, which are of one machine (readData).
+func (d data) machineOfMatrix() record.Machine  { return d.machines[0] }
+func (d data) machineOfMoments() record.Machine { return d.machines[len(d.machines)-1] }
+
 // of says the machine that a part's figures are from.
 func of(m record.Machine) string {
 	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", m.GPU, m.Driver, m.CPUs, m.Date)
@@ -62,7 +66,7 @@ func of(m record.Machine) string {
 func (d data) throughput() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
-		of(d.machines[0]), d.rounds, d.windows, d.windowMS)
+		of(d.machineOfMatrix()), d.rounds, d.windows, d.windowMS)
 	for _, p := range programs {
 		ns := d.ranksOf(p.name)
 		head := []string{p.unit}
@@ -141,7 +145,7 @@ func (d data) throughSlurm() string {
 		{"overlap 2, the shipped policy", count(record.Median(ours)), span(ours), fmt.Sprintf("%.1f", record.Median(ours)/record.Median(slicing))},
 	}
 	return fmt.Sprintf("%s; %d jobs of each in turns, sbatch and srun under a real Slurm with our prolog and epilog, 16 ranks.\n\n%s",
-		of(d.machines[0]), len(d.slurm["overlap 2"]), table([]string{"small kernels", "kernels/s", "all windows", "times time-slicing"}, rows))
+		of(d.machineOfMatrix()), len(d.slurm["overlap 2"]), table([]string{"small kernels", "kernels/s", "all windows", "times time-slicing"}, rows))
 }
 
 func (d data) slurmTotals(rule string) []float64 {
@@ -154,8 +158,8 @@ func (d data) slurmTotals(rule string) []float64 {
 
 func span(all []float64) string { return count(slices.Min(all)) + " to " + count(slices.Max(all)) }
 
-// throughSlurm are the ways of a job to its first kernel.
-var throughSlurm = [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}
+// jobs are the ways of a job to its first kernel.
+var jobs = [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}
 
 func (d data) moments() string {
 	var rows [][]string
@@ -165,18 +169,15 @@ func (d data) moments() string {
 	}{
 		{"first call", "a rank's first call of CUDA", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
 		{"whole process", "that rank's whole process", [][2]string{{"no MPS", "without MPS"}, {"warm server", "plain daemon, server ready"}, {"mpirun-wrap", "through mpirun-wrap, server ready"}}},
-		{"sbatch to first kernel", "from sbatch to the end of the first kernel", throughSlurm},
-		{"job start to first kernel", "from the job's start to the end of the first kernel", throughSlurm},
+		{"sbatch to first kernel", "from sbatch to the end of the first kernel", jobs},
+		{"job start to first kernel", "from the job's start to the end of the first kernel", jobs},
 	} {
 		for _, way := range m.ways {
 			all := d.times[[2]string{m.what, way[0]}]
-			if len(all) == 0 {
-				continue // not on file yet
-			}
 			rows = append(rows, []string{m.of, way[1], fmt.Sprintf("%.0f", record.Median(all)), fmt.Sprintf("%.0f to %.0f", slices.Min(all), slices.Max(all)), fmt.Sprint(len(all))})
 		}
 	}
-	return of(d.machines[len(d.machines)-1]) + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
+	return of(d.machineOfMoments()) + ".\n\n" + table([]string{"", "", "median ms", "all", "trials"}, rows)
 }
 
 func (d data) swept() string {
@@ -190,7 +191,7 @@ func (d data) swept() string {
 		}
 	}
 	return fmt.Sprintf("%s: %d shares asked of the wrapper (every whole percentage, every number of TPCs), one client at a time. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](plots/sweep.svg)",
-		of(d.machines[len(d.machines)-1]), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
+		of(d.machineOfMoments()), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
 }
 
 func (d data) realHooks() string {
@@ -262,7 +263,7 @@ func (d data) tuned() string {
 		}
 	}
 	t := d.tunes[0].programs[0]
-	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", of(d.machines[0]), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
+	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", of(d.tunes[0].machine), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
 		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
