@@ -142,11 +142,14 @@ func (g protection) survive(neighbours ...*exec.Cmd) bool {
 	late := exec.Command(g.cudaClient(), "info")
 	late.Dir, late.Env = "/", g.env
 	late.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
-	_, _ = late.CombinedOutput() // an error of this one is a neighbour's death, and is seen below
+	said, err := late.CombinedOutput()
 	alive := true
 	for _, neighbour := range neighbours {
 		_ = neighbour.Process.Signal(syscall.SIGTERM)
 		alive = g.code(neighbour) == 0 && alive
+	}
+	if alive && err != nil {
+		g.t.Errorf("the neighbours live and a client that came afterwards does not: %v: %s", err, said)
 	}
 	return alive
 }

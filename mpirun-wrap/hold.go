@@ -1,6 +1,7 @@
 package mpirunwrap
 
 import (
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -9,11 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keeper holds duplicates of the memory driver's files that processes of the rank have open. What takes an MPS client's
-// neighbours along when it dies in mid-kernel is not its death but the release of these files, which cuInit opens before
+// keeper holds duplicates of the driver's files that processes of the rank have open. What takes an MPS client's neighbours
+// along when it dies in mid-kernel is not its death but the release of the memory driver's files, which cuInit opens before
 // there can be a kernel (measured: docs/decisions/011). Held until the work is done they harm nobody, so a crash of the
 // program or an out-of-memory kill does not. Where they may not be duplicated (Yama, seccomp, a process that is not
 // dumpable) a rank is as it was without.
+//
+// The control device's file is held with them, and goes after them, as when a process ends that nobody holds files of: the
+// kernel closes the latest opened first. Where it went first, one client in 150 left the job's server in a state in
+// which nobody could make a context any more, error 401 (measured: docs/decisions/022). The wrapper's own end may be a
+// SIGKILL, so it is the numbers of the duplicates that see to the order.
 //
 // One goroutine does all of it, so there is no lock; it is told of what happens, and sleeps otherwise.
 type keeper struct {
@@ -29,7 +35,8 @@ type keeper struct {
 
 // heldFile is an open file of one or more processes.
 type heldFile struct {
-	file   int // our descriptor
+	file   int    // our descriptor
+	kind   string // memoryFile or controlFile
 	owner  site.Proc
 	number int       // the owner's descriptor
 	open   bool      // by some process, at the last look
@@ -51,8 +58,8 @@ const (
 	// afterDeath is how long files are held of a process that died of a signal, or that nobody knows how it ended: kernels
 	// of 5 s were tried. One that ends with a code other than 0 has most likely an error behind it and no work.
 	afterDeath = 5 * time.Second
-	// mostHeld leaves descriptors for the rest of the wrapper: 48 clients on a GPU have 96.
-	mostHeld = 128
+	// mostHeld leaves descriptors for the rest of the wrapper: 48 clients on a GPU have 144.
+	mostHeld = 192
 )
 
 func newKeeper(device string, say func(string, ...any)) *keeper {
@@ -119,37 +126,72 @@ func (k *keeper) look() {
 		k.take(p)
 	}
 	if len(k.files) > before {
-		k.say("%d more files of the GPU's memory driver are held", len(k.files)-before)
+		k.say("%d more files of the GPU's driver are held", len(k.files)-before)
 	}
 	k.release(time.Now())
 	k.count.Store(int32(len(k.files)))
 }
 
-// take duplicates the memory driver's files of a process, and watches the device behind them, which may be a container's.
+// take duplicates the driver's files of a process that has the memory driver's open, the control device's first, and watches
+// the device behind them, which may be a container's.
 func (k *keeper) take(p site.Proc) {
-	pidfd := -1
-	for number := range memoryFiles(p.PID) {
-		if pidfd < 0 {
-			if pidfd = pidfdOf(p); pidfd < 0 {
-				return
-			}
-			defer unix.Close(pidfd)
-			k.tellEnd(p)
-		}
-		file, err := unix.PidfdGetfd(pidfd, number, 0)
-		if err != nil {
-			k.refused(p, err)
-			continue
-		}
-		if len(k.files) >= mostHeld || !isMemoryFile(unix.AT_FDCWD, ownFile(file)) || k.has(file, p, number) {
-			unix.Close(file)
-			continue
-		}
-		k.files = append(k.files, heldFile{file: file, owner: p, number: number, open: true})
-		if k.events >= 0 {
+	memory, control := driverFiles(p.PID)
+	if len(memory) == 0 {
+		return
+	}
+	pidfd := pidfdOf(p)
+	if pidfd < 0 {
+		return
+	}
+	defer unix.Close(pidfd)
+	k.tellEnd(p)
+	for _, number := range control {
+		k.duplicate(pidfd, p, number, controlFile)
+	}
+	for _, number := range memory {
+		if file := k.duplicate(pidfd, p, number, memoryFile); file >= 0 && k.events >= 0 {
 			_, _ = unix.InotifyAddWatch(k.events, ownFile(file), unix.IN_OPEN)
 		}
 	}
+}
+
+// duplicate holds a file of a process, unless it is held already or is another one by now. It returns our descriptor, -1
+// for none.
+func (k *keeper) duplicate(pidfd int, owner site.Proc, number int, kind string) int {
+	file, err := unix.PidfdGetfd(pidfd, number, 0)
+	if err != nil {
+		k.refused(owner, err)
+		return -1
+	}
+	if fileOf(unix.AT_FDCWD, ownFile(file)) != kind || k.has(file, owner, number) || len(k.files) >= mostHeld {
+		unix.Close(file)
+		return -1
+	}
+	if kind == memoryFile {
+		file = k.aboveControl(file)
+	}
+	k.files = append(k.files, heldFile{file: file, kind: kind, owner: owner, number: number, open: true})
+	return file
+}
+
+// aboveControl gives a descriptor a number above those of all held files of the control device, since the kernel closes an
+// ending process's files from the highest down.
+func (k *keeper) aboveControl(file int) int {
+	lowest := 0
+	for _, h := range k.files {
+		if h.kind == controlFile {
+			lowest = max(lowest, h.file+1)
+		}
+	}
+	if file >= lowest {
+		return file
+	}
+	higher, err := unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, lowest)
+	if err != nil {
+		return file // in the wrong order rather than not at all: that harms one time in 150, this every time
+	}
+	unix.Close(file)
+	return higher
 }
 
 // refused tells once that files cannot be held; one that was closed meanwhile is no refusal.
@@ -186,22 +228,23 @@ func compareFiles(a, b int) (order int, err error) {
 	return int(result), nil
 }
 
-// release closes what no process has had open for afterDeath.
+// release closes what no process has had open for afterDeath, what was opened last first.
 func (k *keeper) release(now time.Time) {
-	kept := k.files[:0]
-	for _, h := range k.files {
-		switch {
+	due := func(h heldFile) bool { return !h.since.IsZero() && now.Sub(h.since) >= afterDeath }
+	for i := range k.files {
+		switch h := &k.files[i]; {
 		case h.open:
 			h.since = time.Time{}
 		case h.since.IsZero():
 			h.since = now
-		case now.Sub(h.since) >= afterDeath:
-			unix.Close(h.file)
-			continue
 		}
-		kept = append(kept, h)
 	}
-	k.files = kept
+	for _, h := range slices.Backward(k.files) {
+		if due(h) {
+			unix.Close(h.file)
+		}
+	}
+	k.files = slices.DeleteFunc(k.files, due)
 	for p := range k.ends {
 		if !p.Alive() {
 			delete(k.ends, p)
@@ -270,7 +313,7 @@ func (g *guard) linger(longest time.Duration) {
 	if longest == 0 {
 		return
 	}
-	g.say("it ended with code %d and %d files of the GPU's memory driver open: held for %v", codeOf(g.status), g.files.count.Load(), longest)
+	g.say("it ended with code %d and %d files of the GPU's driver open: held for %v", codeOf(g.status), g.files.count.Load(), longest)
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	select {

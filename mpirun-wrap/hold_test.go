@@ -1,9 +1,11 @@
 package mpirunwrap
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,6 +62,46 @@ func TestAnOpenFileIsHeldOnce(t *testing.T) {
 	r.signal(syscall.SIGTERM)
 	if code := r.code(); code != 128+15 {
 		t.Errorf("code %d", code)
+	}
+}
+
+// The kernel closes an ending process's files from the highest number down, and the control device's must go last. A number
+// below it becomes free between two openings here.
+func TestTheControlDevicesFileHasTheLowestNumber(t *testing.T) {
+	r := &rank{t: t, dir: t.TempDir(), said: &bytes.Buffer{}}
+	memory := r.device("a")
+	control := filepath.Join(filepath.Dir(memory), "nvidiactl")
+	if err := os.WriteFile(control, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r.start("sh", "-c", "exec 3<"+control+" 4<"+memory+"; echo $$ >first; until [ -e more ]; do sleep 0.05; done; exec 5<"+memory+"; echo $$ >second; sleep 60")
+	p := r.proc("first")
+	below, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKeeper("", t.Logf)
+	t.Cleanup(func() {
+		for _, h := range k.files {
+			unix.Close(h.file)
+		}
+	})
+	k.take(p)
+	below.Close()
+	if err := os.WriteFile(filepath.Join(r.dir, "more"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r.proc("second")
+	k.take(p)
+	var kinds []string
+	for _, h := range k.files {
+		kinds = append(kinds, h.kind)
+		if h.file < k.files[0].file {
+			t.Errorf("%s is held by number %d, the control device's file by %d", h.kind, h.file, k.files[0].file)
+		}
+	}
+	if want := []string{controlFile, memoryFile, memoryFile}; !slices.Equal(kinds, want) {
+		t.Errorf("held %q, want %q", kinds, want)
 	}
 }
 

@@ -2,7 +2,6 @@ package mpirunwrap
 
 import (
 	"bytes"
-	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -93,29 +92,49 @@ func usesCUDA(pid int) bool {
 // mostFiles bounds the descriptors that are looked at: cuInit's are among a process's first.
 const mostFiles = 1024
 
-// memoryFiles are the descriptors by which a process has the memory driver's file open; none where that may not be seen.
-func memoryFiles(pid int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
+// The files of the driver that cuInit opens, by the ends of their paths; a container may have its own.
+const (
+	memoryFile  = "/dev/nvidia-uvm"
+	controlFile = "/dev/nvidiactl"
+)
+
+// driverFiles are the descriptors by which a process has the memory driver's file and the control device open; none where
+// that may not be seen.
+func driverFiles(pid int) (memory, control []int) {
+	dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
+	if err != nil {
+		return nil, nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(mostFiles)
+	for _, name := range names {
+		number, err := strconv.Atoi(name)
 		if err != nil {
-			return
+			continue
 		}
-		defer dir.Close()
-		names, _ := dir.Readdirnames(mostFiles)
-		for _, name := range names {
-			number, err := strconv.Atoi(name)
-			if err == nil && isMemoryFile(int(dir.Fd()), name) && !yield(number) {
-				return
-			}
+		switch fileOf(int(dir.Fd()), name) {
+		case memoryFile:
+			memory = append(memory, number)
+		case controlFile:
+			control = append(control, number)
 		}
 	}
+	return memory, control
 }
 
-// isMemoryFile reports whether a link in /proc/PID/fd is to the memory driver's file.
-func isMemoryFile(dir int, name string) bool {
-	buffer := make([]byte, 256)
-	n, err := unix.Readlinkat(dir, name, buffer)
-	return err == nil && bytes.HasSuffix(buffer[:n], []byte("/dev/nvidia-uvm"))
+// fileOf is which of the driver's files a link in /proc/PID/fd leads to, "" for none.
+func fileOf(dir int, name string) string {
+	var buffer [256]byte
+	n, err := unix.Readlinkat(dir, name, buffer[:])
+	if err != nil {
+		return ""
+	}
+	for _, end := range []string{memoryFile, controlFile} {
+		if bytes.HasSuffix(buffer[:n], []byte(end)) {
+			return end
+		}
+	}
+	return ""
 }
 
 // ownFile is the path of an open file of this process.

@@ -202,10 +202,8 @@ func startedWith(pid int, name string) (value string, set bool, err error) {
 // without, and with CUDA's library loaded alone it has not (measured). The GPU's own file says less, since NVML opens it
 // too. What may not be seen counts as no.
 func initialised(pid int) bool {
-	for range memoryFiles(pid) {
-		return true
-	}
-	return false
+	memory, _ := driverFiles(pid)
+	return len(memory) > 0
 }
 
 // loadsCUDA reports whether a process has loaded the driver's library. What may not be seen counts as no.

@@ -64,16 +64,21 @@ static int open_file(const char *name)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* The memory driver's file, twice. What the process leaves on the GPU does harm when the last descriptor of either goes,
- * whoever has it: so each has a lock that belongs to the open file, on byte 2 PID and the next, and the server looks. */
+/* Opens a driver's file with a lock that belongs to the open file, so that the server sees whether anybody has it still. */
+static void open_locked(const char *name, long byte)
+{
+	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+	int file = open_file(name);
+	if (file >= 0)
+		fcntl(file, F_OFD_SETLK, &lock);
+}
+
+/* The memory driver's file, twice: what the process leaves on the GPU does harm when the last descriptor of either goes,
+ * whoever has it. */
 static void open_memory(void)
 {
-	for (int i = 0; i < 2; i++) {
-		struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 2L * getpid() + i, .l_len = 1 };
-		int file = open_file("nvidia-uvm");
-		if (file >= 0)
-			fcntl(file, F_OFD_SETLK, &lock);
-	}
+	for (int i = 0; i < 2; i++)
+		open_locked("nvidia-uvm", 2L * getpid() + i);
 }
 
 /* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. */
@@ -117,7 +122,7 @@ API int cuInit(unsigned flags)
 	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
 	pthread_mutex_lock(&once);
 	if (!process.initialized)
-		open_file("nvidiactl");
+		open_locked("nvidiactl", getpid());
 	int error = process.initialized ? success : find_devices();
 	if (!error && !process.initialized) {
 		open_files();

@@ -128,6 +128,7 @@ static inline const char *driver_error(CUresult e)
 		{ 100, "cudaErrorNoDevice" },
 		{ 101, "cudaErrorInvalidDevice" },
 		{ 218, "cudaErrorInvalidPtx" },
+		{ 401, "cudaErrorIllegalState" },
 		{ 700, "cudaErrorIllegalAddress" },
 		{ 719, "cudaErrorLaunchFailure" },
 		{ 805, "cudaErrorMpsConnectionFailed" },

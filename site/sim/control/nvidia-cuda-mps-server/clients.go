@@ -154,6 +154,7 @@ func (s *server) leave(p *process) {
 		s.affected--
 	}
 	close(p.gone)
+	go s.watchOrder(p.pid)
 }
 
 // context serves one context from its making to its end.
@@ -165,7 +166,7 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 		return
 	}
 	defer c.process.contexts.Done()
-	conn.Send("ok")
+	conn.Send(s.opened())
 	s.feed(c)
 	for {
 		text, _, err := conn.Receive()
@@ -221,6 +222,16 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	g.contexts = append(g.contexts, c)
 	p.contexts.Add(1)
 	return c, g, 0
+}
+
+// opened is the word to a client whose context has been made: what cannot be used then, the client finds out by itself.
+func (s *server) opened() string {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.illegal {
+		return fmt.Sprintf("err %d", illegalState)
+	}
+	return "ok"
 }
 
 func (s *server) device(uuid string) *gpu {

@@ -73,8 +73,11 @@ func newServer(link wire.Conn, log record.Log) (*server, error) {
 		link: link, log: log, knobs: faults.Of(here), descriptors: soft,
 		processes: map[int]*process{}, pinned: map[string]string{}, percentage: 100,
 	}
-	if file, err := os.Open(filepath.Join(here.Dir, "dev", "nvidia-uvm")); err == nil {
-		s.memory = file
+	if s.memory, err = os.Open(filepath.Join(here.Dir, "dev", "nvidia-uvm")); err != nil {
+		return nil, err
+	}
+	if s.control, err = os.Open(filepath.Join(here.Dir, "dev", "nvidiactl")); err != nil {
+		return nil, err
 	}
 	for i, device := range devices {
 		s.devices = append(s.devices, &gpu{Device: device, ordinal: i, leaving: map[*context]chan struct{}{}})

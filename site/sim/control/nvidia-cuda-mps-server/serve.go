@@ -22,7 +22,8 @@ type server struct {
 	knobs       faults.Knobs
 	descriptors uint64 // RLIMIT_NOFILE
 	devices     []*gpu
-	memory      *os.File // the memory driver's file, for its locks; nil where the node has none
+	memory      *os.File // the memory driver's file, for its locks
+	control     *os.File // the control device's, for its locks
 
 	mutex      sync.Mutex
 	percentage float64
@@ -34,6 +35,7 @@ type server struct {
 	latest     string     // the client before, for the log
 	starved    bool       // too few descriptors: nobody's work goes on
 	affected   int        // processes that a GPU's fault has hit and that are still there
+	illegal    bool       // a client's files have gone in the wrong order: nobody can make a context
 }
 
 // gpu is a device that the server holds a context on.
