@@ -22,7 +22,6 @@ type tuned struct {
 		Rates  []float64 `json:"rates"`
 		Median float64   `json:"median"`
 		Failed string    `json:"failed"`
-		Once   string    `json:"failed_once"`
 	} `json:"rules"`
 	Site string `json:"site"`
 	Use  string `json:"use"`
@@ -33,7 +32,6 @@ type tuned struct {
 const byShare = `#!/bin/bash
 p=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100}
 [ "$1" != fails ] || exit 3
-if [ "$1" = once ] && [ "$p" = 50 ] && mkdir "$2" 2>/dev/null; then exit 4; fi
 if [ "$1" = never ] && [ "$p" = 50 ]; then exit 4; fi
 echo "rate 1"
 case $p in 24*|25*) echo "rate 5.0";; 50*) echo "rate 10.0";; *) echo "rate 2.0";; esac
@@ -103,18 +101,9 @@ func TestTuneOtherwise(t *testing.T) {
 	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || result.Code != 0 || r.Use != "50%" || r.Rules[0].Median != 2 || r.Rules[1].Median != 10 {
 		t.Errorf("%v: %+v", err, result)
 	}
-	dir := publicDir(t)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds=1s", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "once", filepath.Join(dir, "failed"))
-	r = tuned{}
-	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "50%" || len(r.Rules[1].Rates) != 2 || !strings.HasPrefix(r.Rules[1].Once, "exit status 4") {
-		t.Errorf("%v: %+v", err, result)
-	}
 	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds=1s", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "never")
 	r = tuned{}
-	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "25%" || !strings.HasPrefix(r.Rules[1].Failed, "exit status 4") || r.Rules[1].Once != "" {
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "25%" || !strings.HasPrefix(r.Rules[1].Failed, "exit status 4") {
 		t.Errorf("%v: %+v", err, result)
 	}
 	for _, args := range [][]string{

@@ -23,9 +23,9 @@ Each run is so many copies of the program side by side, each below mpirun-wrap, 
 found last in what a copy printed, and copies add up. Of a launcher's ranks the last number of all counts. Without --rate
 a run lasts until the program ends, and its rate is runs per hour.
 
-The rules take turns, --repeats times; the rule none begins each. A rule counts as faster than another only where all of
-its runs were, or where its median is by more than 3 %; where no rule is faster than the site's own, that one is named. A
-run that fails where the program has run well before is tried once more; a rule that fails twice is not named.`
+The rules take turns, --repeats times. A rule counts as faster than another only where all of its runs were, or where its
+median is by more than 3 %; where none is faster than the site's own rule, that one is named. A rule of which a run fails
+is not named.`
 
 // Command is mpsctl tune.
 func Command(call *ctl.Call) *cobra.Command {

@@ -40,43 +40,16 @@ type sample struct {
 	rule policy.ShareRule
 	rate float64 // of all copies; runs per hour without a pattern
 	err  error   // why there is none
-	once error   // why the first try of this run came to nothing
 }
 
-func (s sample) well() bool { return s.err == nil }
-
-// order is a turn: every rule once, another one first each time, so that what drifts hits all alike. But none is always the
-// first. After eight runs with a cap on the same daemon CUDA refused ranks without one, by error 401, in 5 of 15 jobs on
-// machines with one H200, and once more where the run was tried again (docs/measurements/9-h200/illegal-state.txt).
-func (q question) order(turn int) (rules []policy.ShareRule) {
-	var capped []policy.ShareRule
-	for _, rule := range q.rules {
-		if rule.String() == string(policy.ShareNone) {
-			rules = append(rules, rule)
-		} else {
-			capped = append(capped, rule)
-		}
-	}
-	for i := range capped {
-		rules = append(rules, capped[(i+turn)%len(capped)])
-	}
-	return rules
-}
-
-// measure runs each rule in turn, so often as the question says. Where the program has run well before, a run that fails is
-// tried once more.
+// measure runs each rule in turn, and the turns anew so often as the question says, another rule first each time: what
+// drifts hits all alike.
 func (q question) measure(ctx context.Context, tell func(string)) ([]sample, error) {
 	var samples []sample
 	for turn := range q.repeats {
-		for _, rule := range q.order(turn) {
-			which := fmt.Sprintf("run %d of %d, %s", len(samples)+1, q.repeats*len(q.rules), rule)
+		for i := range q.rules {
+			rule := q.rules[(i+turn)%len(q.rules)]
 			s := q.run(ctx, rule)
-			if s.err != nil && ctx.Err() == nil && slices.ContainsFunc(samples, sample.well) {
-				tell(fmt.Sprintf("%s: %s: once more", which, s.err))
-				once := s.err
-				s = q.run(ctx, rule)
-				s.once = once
-			}
 			if ctx.Err() != nil {
 				return nil, errors.New("cannot tune: interrupted")
 			}
@@ -85,7 +58,7 @@ func (q question) measure(ctx context.Context, tell func(string)) ([]sample, err
 			if s.err != nil {
 				said = s.err.Error()
 			}
-			tell(which + ": " + said)
+			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), q.repeats*len(q.rules), rule, said))
 		}
 	}
 	return samples, nil

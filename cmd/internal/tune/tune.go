@@ -33,7 +33,6 @@ type row struct {
 	Rates  []float64 `json:"rates"`  // in the order of the runs
 	Median float64   `json:"median"` // 0 where no run went well
 	Failed string    `json:"failed,omitempty"`
-	Once   string    `json:"failed_once,omitempty"` // how a run failed that went well when it was tried once more
 }
 
 // siteRule is the rule that the job's ticket grants. That there is none is the reason why nothing can be tuned.
@@ -84,9 +83,6 @@ func newRow(rule string, samples []sample) row {
 			w.Failed = s.err.Error()
 		default:
 			w.Rates = append(w.Rates, s.rate)
-			if s.once != nil {
-				w.Once = s.once.Error()
-			}
 		}
 	}
 	if w.Failed == "" {
@@ -160,11 +156,6 @@ func (r report) text(screen ctl.Screen) string {
 		}
 		part := w.Median / best
 		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, ctl.Bar(int(part*1000), 1000, barCells))
-	}
-	for _, w := range r.Rules {
-		if w.Once != "" {
-			fmt.Fprintf(&b, "%-12s a run failed, and went well when it was tried once more: %s\n", w.Rule, w.Once)
-		}
 	}
 	fmt.Fprintf(&b, "\nThe median of each rule's runs, in %s; the spread is from the least to the most.\n", r.Unit)
 	if r.Use == "" {

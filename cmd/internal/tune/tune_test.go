@@ -20,23 +20,6 @@ func mustRules(t *testing.T, texts ...string) []policy.ShareRule {
 	return rules
 }
 
-// No rule is always the first of a turn but none, which never comes after more capped runs than one turn has.
-func TestOrder(t *testing.T) {
-	q := question{rules: mustRules(t, "even", "none", "overlap:2", "overlap:3")}
-	for turn, want := range []string{"none even overlap:2 overlap:3", "none overlap:2 overlap:3 even", "none overlap:3 even overlap:2", "none even overlap:2 overlap:3"} {
-		var got []string
-		for _, rule := range q.order(turn) {
-			got = append(got, rule.String())
-		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("turn %d: %v, want %s", turn, got, want)
-		}
-	}
-	if got := (question{rules: mustRules(t, "none", "none")}).order(1); len(got) != 2 {
-		t.Errorf("%v", got)
-	}
-}
-
 // A winner is named where the runs show one, and the site's rule where they do not.
 func TestChoose(t *testing.T) {
 	rules := mustRules(t, "none", "even", "overlap:2")
