@@ -90,14 +90,14 @@ func readData(measurements string) (d data, err error) {
 			d.take(line)
 		}
 	}
-	for _, path := range []string{"8-h200/tune.jsonl", "7-h200/tune.jsonl"} {
+	for _, path := range []string{"8-h200/tune.jsonl", "7-h200/tune.jsonl", "11-h200/tune.jsonl"} {
 		t, err := readTuning(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err
 		}
 		d.tunes = append(d.tunes, t)
 	}
-	for _, path := range []string{"8-h200/bench.json", "9-h200/bench.json", "10-h200/bench.json"} {
+	for _, path := range []string{"8-h200/bench.json", "9-h200/bench.json", "10-h200/bench.json", "11-h200/bench.json"} {
 		h, err := readHooks(filepath.Join(measurements, path))
 		if err != nil {
 			return d, err
