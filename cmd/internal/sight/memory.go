@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
 )
 
 // errStuck is a process whose memory does not come. Its owner can see to that: a page that a stopped file system, or the
@@ -82,3 +83,6 @@ func commandOf(pid int) string {
 		return '?'
 	}, strings.TrimSuffix(string(name), "\n"))
 }
+
+// ended reports that no process has this number. /proc may hide one that is another user's; a signal that is none tells.
+func ended(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"os/exec"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
 )
 
 // A process that holds up whoever reads it costs one deadline, and is left alone from then on.
@@ -62,5 +64,18 @@ func TestMemoryOfAProcess(t *testing.T) {
 	}
 	if _, err := m.read(context.Background(), site.Proc{PID: 1 << 30}, "environ"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nobody: %v", err)
+	}
+}
+
+// A wrapper may hold the files of a process that has died, and the driver goes on to list it.
+func TestAProcessThatHasEndedIsNotOnTheGPU(t *testing.T) {
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var n Node
+	(&Reader{}).takeGPUs(&n, []gpu.Sight{{Processes: []gpu.Process{{PID: dead.Process.Pid, MPS: true}, {PID: os.Getpid()}}}})
+	if got := n.GPUs[0].Processes; len(got) != 1 || got[0].PID != os.Getpid() {
+		t.Errorf("%+v", got)
 	}
 }

@@ -222,7 +222,9 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Sight) {
 		}
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
-			g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
+			if !ended(p.PID) { // the driver may list one that died for as long as its wrapper holds its files
+				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
+			}
 		}
 		slices.SortFunc(g.Processes, func(a, b Process) int { return a.PID - b.PID })
 		n.GPUs = append(n.GPUs, g)
