@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"golang.org/x/sys/unix"
 )
 
 // errStuck is a process whose memory does not come. Its owner can see to that: a page that a stopped file system, or the
@@ -84,5 +84,8 @@ func commandOf(pid int) string {
 	}, strings.TrimSuffix(string(name), "\n"))
 }
 
-// ended reports that no process has this number. /proc may hide one that is another user's; a signal that is none tells.
-func ended(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+// ended reports that there is no process of this number.
+func ended(pid int) bool {
+	_, err := site.ReadStat(pid)
+	return errors.Is(err, fs.ErrNotExist)
+}
