@@ -155,8 +155,8 @@ func (k *keeper) take(p site.Proc) {
 	}
 }
 
-// duplicate holds a file of a process, unless it is held already or is another one by now. It returns our descriptor, -1
-// for none.
+// duplicate holds a file of a process, unless it is held already, is another one by now, or too many are held. It returns
+// our descriptor, -1 for none.
 func (k *keeper) duplicate(pidfd int, owner site.Proc, number int, kind string) int {
 	file, err := unix.PidfdGetfd(pidfd, number, 0)
 	if err != nil {
@@ -228,7 +228,8 @@ func compareFiles(a, b int) (order int, err error) {
 	return int(result), nil
 }
 
-// release closes what no process has had open for afterDeath, what was opened last first.
+// release closes what no process has had open for afterDeath: what was taken last first, so the control device's file after
+// the memory driver's.
 func (k *keeper) release(now time.Time) {
 	due := func(h heldFile) bool { return !h.since.IsZero() && now.Sub(h.since) >= afterDeath }
 	for i := range k.files {
