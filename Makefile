@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build packages spank setup demo test test-slurm test-packages walk check sweep soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-test gpu-bench clean
+.PHONY: all build packages spank setup demo test test-slurm test-packages walk check sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -16,8 +16,8 @@ all: build
 # The programs that ranks run are static; the others load libnvidia-ml.so.1 when they need it.
 build:
 	@mkdir -p $(BUILT)/bin
-	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
+	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/gpu-usage ./cmd/mpsctl
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/guard ./cmd/mpirun-wrap ./cmd/task-prolog
 
 # The .deb and the .rpm, in .build/packages. The same commit gives the same bytes. The programs have a folder of their own,
 # since tests build theirs without a commit into the other.
@@ -39,7 +39,7 @@ demo: setup
 
 test: setup
 	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m ./...
-	FUZZTIME=20s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
+	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.
 slurm-bundle: $(BUILT)/slurm-trixie
@@ -62,6 +62,11 @@ walk: packages $(BUILT)/debian-bookworm
 sweep: setup
 	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
 	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
+
+# Planted faults, one at a time in a copy of the source, and whether the tests named for them go red: a quarter of an hour on
+# two cores. MUTANTS names some of them.
+mutants: setup
+	go run ./site/lab/mutants $(MUTANTS)
 
 # And 10,000 random jobs with random faults: an hour and a quarter on two cores, seven nodes of the cluster for each core up
 # to four. SOAK_MINUTES ends them earlier, SOAK_SEED repeats them.
@@ -92,9 +97,9 @@ benchmarks:
 	go run ./site/lab/bench/report
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
-gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
+gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin
 	ALLOW_MODE_CHANGES= go run ./site/lab/demo >/dev/null
-	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin
+	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
@@ -103,12 +108,33 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz
 	cp site/lab/bench/gpu/ranks/kernels.cu site/lab/bench/gpu/ranks/work.h $(BUILT)/gpu/
 	CGO_ENABLED=0 go build -trimpath -o $(BUILT)/gpu/bin/ ./site/lab/bench/execs
 	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing site/lab/bench/nothing/nothing.c
+	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
+
+# The product before the guard, which the trial of endings compares: its wrapper held the files of its own program.
+BEFORE_GUARD := 89486c1
+$(BUILT)/gpu/old/bin:
+	rm -rf $(BUILT)/old && mkdir -p $(BUILT)/old $(BUILT)/gpu/old
+	git archive $(BEFORE_GUARD) | tar -x -C $(BUILT)/old
+	cd $(BUILT)/old && CGO_ENABLED=1 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
+	cd $(BUILT)/old && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/mpirun-wrap ./cmd/task-prolog
+	mv $(BUILT)/old/bin $@ && rm -rf $(BUILT)/old
+
+# What the trial of endings needs of the pack, in one small file.
+gpu-ends-pack: gpu-pack
+	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
+	cd $(BUILT)/gpu && cp -r bin old ends cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
+	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing old/bin/mpsctl && strip bin/*
+	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
 # The correctness run; with ALLOW_MODE_CHANGES=1 the shipped way, on a machine of your own (site/lab/gpu.sh says more).
 gpu-test: gpu-pack
 	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# Every ending of every client beside neighbours: ENDS_MINUTES of it (site/lab/gpu-ends.sh says more).
+gpu-ends: gpu-pack
+	site/lab/gpu-ends.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 # What ranks get of the GPU under every rule; run again, it goes on where it stopped.
 gpu-bench: gpu-pack

@@ -13,36 +13,42 @@ const module = "github.com/slurm-mps/slurm-mps/"
 // rooms is the house: what a room may import of the house and of the world. What is not written here is not allowed;
 // the standard library is, but for what stands in guarded.
 var rooms = map[string][]string{
-	"policy":            {},
-	"policy/policyfile": {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
-	"site":              {"golang.org/x/sys/unix"},
-	"site/slurm":        {"site"},
-	"site/lease":        {"site", "golang.org/x/sys/unix"},
-	"site/gpu":          {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
-	"site/mps":          {"policy", "site", "site/lease", "golang.org/x/sys/unix"},
-	"prolog":            {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
-	"epilog":            {"site", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":       {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
-	"cmd/internal/cli":  {},
-	"cmd/internal/node": {"cmd/internal/cli", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/gpu", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},
-	"cmd/internal/rank": {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/slurm"},
-	"cmd/prolog":        {"cmd/internal/cli", "cmd/internal/node"},
-	"cmd/epilog":        {"cmd/internal/cli", "cmd/internal/node"},
-	"cmd/mpirun-wrap":   {"cmd/internal/cli", "cmd/internal/rank"},
-	"cmd/task-prolog":   {"cmd/internal/cli", "cmd/internal/rank"},
+	"policy":               {},
+	"policy/policyfile":    {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
+	"site":                 {"golang.org/x/sys/unix"},
+	"site/proc":            {"site"},
+	"site/slurm":           {"site"},
+	"site/lease":           {"site", "golang.org/x/sys/unix"},
+	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
+	"site/mps":             {"policy", "site", "site/lease", "site/proc", "golang.org/x/sys/unix"},
+	"site/guard":           {"site", "site/lease", "site/proc", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
+	"epilog":               {"site", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"mpirun-wrap":          {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
+	"cmd/internal/cli":     {},
+	"cmd/internal/logfile": {"github.com/rs/zerolog"},
+	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/node"},
+	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
+	"cmd/internal/node":    {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},
+	"cmd/internal/rank":    {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/proc", "site/slurm"},
+	"cmd/prolog":           {"cmd/internal/cli", "cmd/internal/node"},
+	"cmd/epilog":           {"cmd/internal/cli", "cmd/internal/node"},
+	"cmd/mpirun-wrap":      {"cmd/internal/cli", "cmd/internal/rank"},
+	"cmd/task-prolog":      {"cmd/internal/cli", "cmd/internal/rank"},
 	// mpsctl: ctl is what its commands share, sight is what there is on the node.
 	"cmd/internal/ctl":    {"cmd/internal/cli", "site", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/sight":  {"cmd/internal/ctl", "cmd/internal/node", "policy", "site", "site/gpu", "site/lease", "site/mps"},
+	"cmd/internal/sight":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "policy", "site", "site/gpu", "site/lease", "site/mps", "site/proc"},
 	"cmd/internal/status": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "policy", "site", "github.com/spf13/cobra"},
 	"cmd/internal/audit":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "github.com/spf13/cobra"},
-	"cmd/internal/doctor": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/sight", "mpirun-wrap", "policy", "policy/policyfile", "site", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},
-	"cmd/internal/shelf":  {"cmd/internal/ctl", "site/etc", "github.com/spf13/cobra"},
+	"cmd/internal/doctor": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/sight", "policy", "policy/policyfile", "site", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},
+	"cmd/internal/shelf":  {"cmd/internal/cli", "cmd/internal/ctl", "site/etc", "github.com/spf13/cobra"},
 	"site/etc":            {},
-	"cmd/internal/plan":   {"cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
-	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra"},
-	"cmd/internal/reap":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "site", "site/lease", "site/mps", "github.com/spf13/cobra"},
+	"cmd/internal/plan":   {"cmd/internal/cli", "cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
+	"cmd/internal/law":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra"},
+	"cmd/internal/reap":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/node", "site", "site/lease", "site/mps", "site/proc", "github.com/spf13/cobra"},
 	"cmd/internal/tune":   {"cmd/internal/cli", "cmd/internal/ctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
-	"cmd/internal/meter":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "epilog", "github.com/spf13/cobra"},
+	"cmd/internal/meter":  {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/sight", "epilog", "site", "github.com/spf13/cobra"},
 	"cmd/mpsctl":          {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/law", "cmd/internal/meter", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/shelf", "cmd/internal/status", "cmd/internal/tune"},
 }
 
@@ -55,6 +61,9 @@ var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}
 
 // forRanks are what no rank may link: found anywhere below the doors that ranks run.
 var forRanks = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net"}
+
+// forGuard are what the guard may not link: it lives as long as its job, and is to be small.
+var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net/http"}
 
 // forHooks are what no hook of slurmd's may link: what starts slowly and is of no use there, and what could start programs
 // or talk to a network as root.
@@ -92,7 +101,7 @@ func TestAPlantedArrowIsFound(t *testing.T) {
 }
 
 func TestDoorsLinkNoMoreThanTheyMay(t *testing.T) {
-	for door, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "prolog": forHooks, "epilog": forHooks} {
+	for door, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "guard": forGuard, "prolog": forHooks, "epilog": forHooks} {
 		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "./"+door) {
 			for _, f := range forbidden {
 				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {

@@ -276,6 +276,8 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 
 // The epilog of a job comes again, several times, when its GPU is another job's: that job notices nothing. The second
 // time the first job's lease is there once more, without its claim: so does an epilog leave it that died on its last step.
+//
+// Contract: M2
 func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	seven, eight := p.job(7, "0"), p.job(8, "0")

@@ -174,7 +174,7 @@ func TestStatusAgrees(t *testing.T) {
 	p := newPlay(t, stage.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
 	told := map[int]int{} // SMs by pid, as CUDA has them
-	for _, rank := range p.ranks(8, "pass", "spin", "-ms", "1", "-for", "100") {
+	for _, rank := range p.ranks(8, "spin", "-ms", "1", "-for", "100") {
 		said := regexp.MustCompile(`pid=(\d+) ready .* sm=(\d+)`).FindStringSubmatch(rank.ready)
 		if said == nil {
 			t.Fatalf("a client says %q", rank.ready)
@@ -469,11 +469,11 @@ func TestStatusMarksDisagreements(t *testing.T) {
 	}
 }
 
-// files are all files of state with what would change if they did.
+// files are all files of state with what would change if they did, but for those of guards, which write at any time.
 func (p play) files() []string {
 	var all []string
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry os.DirEntry, err error) error {
-		if err == nil && !strings.Contains(path, "/log") {
+		if err == nil && !strings.Contains(path, "/log") && !strings.Contains(path, "/guards") {
 			var st unix.Stat_t
 			_ = unix.Lstat(path, &st)
 			all = append(all, fmt.Sprintf("%s %o %d %d %d.%d", path, st.Mode, st.Uid, st.Ino, st.Mtim.Sec, st.Mtim.Nsec))
@@ -523,21 +523,21 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 		plant      func(scene)
 		want       string
 	}{
-		{"nothing", nil, func(s scene) { s.ranks(3, "pass", "spin", "-ms", "1", "-for", "100") }, ""},
-		{"ranks of an even share", []string{"overlap = 1", `memory = "even"`}, func(s scene) { s.ranks(3, "pass", "spin", "-ms", "1", "-for", "100") }, ""},
+		{"nothing", nil, func(s scene) { s.ranks(3, "spin", "-ms", "1", "-for", "100") }, ""},
+		{"ranks of an even share", []string{"overlap = 1", `memory = "even"`}, func(s scene) { s.ranks(3, "spin", "-ms", "1", "-for", "100") }, ""},
 		{"a process without MPS", []string{unchanged}, func(s scene) { s.client(7, "spin", "-ms", "1", "-for", "100"); s.bare() }, "process-without-mps"},
 		{"a client of another daemon", []string{unchanged}, func(s scene) {
 			own := filepath.Join(filepath.Dir(s.Root), "own")
 			s.start(own, 0)
 			s.bare("CUDA_MPS_PIPE_DIRECTORY=" + own)
 		}, "client-of-another-daemon daemon-not-of-a-lease process-without-mps"}, // that daemon's server is the process
-		{"a client without a share", []string{"overlap = 1"}, func(s scene) { s.ranks(2, "pass", "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
+		{"a client without a share", []string{"overlap = 1"}, func(s scene) { s.ranks(2, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
 		{"a client with a share that CUDA ignores", []string{"overlap = 1"}, func(s scene) {
-			s.ranks(2, "pass", "spin", "-ms", "1", "-for", "100")
+			s.ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0")
 		}, "client-without-share"},
 		{"a client with a share of its own", []string{"overlap = 1"}, func(s scene) {
-			s.ranks(2, "pass", "spin", "-ms", "1", "-for", "100")
+			s.ranks(2, "spin", "-ms", "1", "-for", "100")
 			s.bare(s.pipe(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80")
 		}, ""},
 		{"a client without a limit of memory", []string{`memory = "4G"`, `share = "none"`}, func(s scene) { s.client(7, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-memory-limit"},
@@ -593,7 +593,7 @@ func TestStatusForAUser(t *testing.T) {
 	refused := p.job(9, "") // no GPU: a ticket without a lease
 	refused.UID, refused.GID = 2002, 2002
 	p.must(0, refused, "prolog")
-	p.ranks(4, "pass", "spin", "-ms", "1", "-for", "100")
+	p.ranks(4, "spin", "-ms", "1", "-for", "100")
 	code, out := p.mpsctlAs(uid, "status", "--json")
 	var s seen
 	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 {

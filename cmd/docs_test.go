@@ -3,6 +3,7 @@ package cmd_test
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -57,12 +58,14 @@ func TestTheDocumentsBlocks(t *testing.T) {
 			m.output(f)
 		case "json":
 			m.summary(f)
+		case "yaml":
+			m.tasks(f)
 		case "hcl":
 		default:
-			t.Errorf("%s: a block of language %q is held to nothing: say sh, conf, text, json or hcl behind the fence\n%s", f.path, f.language, f.content)
+			t.Errorf("%s: a block of language %q is held to nothing: say sh, conf, text, json, yaml or hcl behind the fence\n%s", f.path, f.language, f.content)
 		}
 	}
-	for language, least := range map[string]int{"sh": 6, "conf": 2, "text": 3, "json": 1, "hcl": 3} {
+	for language, least := range map[string]int{"sh": 6, "conf": 2, "text": 3, "json": 1, "yaml": 1, "hcl": 3} {
 		if found[language] < least {
 			t.Errorf("%d blocks of %s: the test sees less than there is", found[language], language)
 		}
@@ -145,6 +148,18 @@ func (m manual) script(f fence) {
 	}
 }
 
+// tasks holds what an Ansible's tasks call.
+func (m manual) tasks(f fence) {
+	m.t.Helper()
+	called := regexp.MustCompile(`(?m)(?:validate|command): (.*)$`).FindAllStringSubmatch(f.content, -1)
+	if len(called) == 0 {
+		m.t.Errorf("%s: the tasks call nothing\n%s", f.path, f.content)
+	}
+	for _, call := range called {
+		m.line(f.path, call[1])
+	}
+}
+
 func (m manual) line(path, line string) {
 	m.t.Helper()
 	if wrong := m.wrong(line); wrong != "" {
@@ -154,7 +169,7 @@ func (m manual) line(path, line string) {
 
 // others are programs of other people's that the documents may name: Slurm's, the launchers', and an admin's tools.
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "torchrun",
-	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "ln", "cp", "sed", "grep", "jq", "export"}
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export"}
 
 func ours(word string) bool {
 	return slices.Contains(stage.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
@@ -356,5 +371,72 @@ func kindsOf(t *testing.T, object string) (names []string) {
 		case bool:
 			names = append(names, "truth")
 		}
+	}
+}
+
+// Every clause of the contract is cited by a test, as "Contract: R4, R5", and every citation is of a clause.
+func TestEveryClauseOfTheContractIsTested(t *testing.T) {
+	clauses := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\* \*\*([A-Z][0-9]+)\*\* `).FindAllStringSubmatch(read(t, "../docs/contract.md"), -1) {
+		clauses[m[1]] = false
+	}
+	if len(clauses) < 20 {
+		t.Fatalf("only %d clauses found: the test sees nothing", len(clauses))
+	}
+	cites := regexp.MustCompile(`(?m)^// Contract: (.*)\n(?:// .*\n)*func Test`)
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && path != ".." {
+			return fs.SkipDir // what is built
+		}
+		if err != nil {
+			return err
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		for _, m := range cites.FindAllStringSubmatch(read(t, path), -1) {
+			for clause := range strings.SplitSeq(m[1], ", ") {
+				if _, known := clauses[clause]; !known {
+					t.Errorf("%s cites %q, which is no clause of docs/contract.md", path, clause)
+				}
+				clauses[clause] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for clause, cited := range clauses {
+		if !cited {
+			t.Errorf("no test cites clause %s of docs/contract.md", clause)
+		}
+	}
+}
+
+// No program of ours tells an admin to kill a daemon of MPS before it was asked to quit.
+func TestNoAdviceToKillFirst(t *testing.T) {
+	seen := 0
+	for _, root := range []string{"../cmd", "../epilog", "../prolog", "../mpirun-wrap", "../site/mps", "../site/etc"} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/testdata/") {
+				return err
+			}
+			for line := range strings.Lines(read(t, path)) {
+				if strings.Contains(line, "kill -9") && !strings.HasPrefix(strings.TrimSpace(line), "//") {
+					seen++
+					if !strings.Contains(line, "after)") {
+						t.Errorf("%s: %s", path, line)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seen != 1 {
+		t.Errorf("%d lines tell to kill: one does, behind quit", seen)
 	}
 }

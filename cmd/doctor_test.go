@@ -41,6 +41,15 @@ type diagnosis struct {
 	Unseen []string `json:"unseen"`
 }
 
+func (d diagnosis) faults() (n int) {
+	for _, f := range d.Findings {
+		if f.Level == "fault" {
+			n++
+		}
+	}
+	return n
+}
+
 // ward is a node in good health, set up as mpsctl site show slurm.conf and gres.conf have it, for something to go wrong.
 type ward struct{ play }
 
@@ -140,7 +149,7 @@ func (w ward) doctor(args ...string) stage.Result {
 	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none"}, args...)...)
 }
 
-// diagnose is what doctor says in JSON, in which no word is unknown; its exit code must say whether it found anything.
+// diagnose is what doctor says in JSON, in which no word is unknown; its exit code must say whether it found a fault.
 func (w ward) diagnose() diagnosis {
 	w.t.Helper()
 	return w.read(w.doctor("--json"))
@@ -154,7 +163,7 @@ func (w ward) read(result stage.Result) diagnosis {
 	if err := decoder.Decode(&d); err != nil {
 		w.t.Fatalf("%v: %s", err, result.Output)
 	}
-	if found := len(d.Findings)+len(d.Unseen) > 0; result.Code != map[bool]int{false: 0, true: 1}[found] || d.Complete != (len(d.Unseen) == 0) {
+	if found := d.faults()+len(d.Unseen) > 0; result.Code != map[bool]int{false: 0, true: 1}[found] || d.Complete != (len(d.Unseen) == 0) {
 		w.t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	return d
@@ -165,7 +174,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 	w := newWard(t)
 	before := w.files()
 	result := w.doctor()
-	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 5 programs, ` + regexp.QuoteMeta(w.conf) + `, driver [0-9.]+, 2 GPUs\n$`)
+	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 7 programs, ` + regexp.QuoteMeta(w.conf) + `, driver [0-9.]+, 2 GPUs\n$`)
 	if result.Code != 0 || !line.MatchString(result.Output) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
@@ -176,7 +185,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 		}
 	}
 	d := w.diagnose()
-	if d.Node != wardNode || d.Looked.SlurmConf != w.conf || d.Looked.GPUs != 2 || d.Looked.Programs != 5 || d.Looked.Checks < 30 || d.Looked.Driver == "" {
+	if d.Node != wardNode || d.Looked.SlurmConf != w.conf || d.Looked.GPUs != 2 || d.Looked.Programs != 7 || d.Looked.Checks < 35 || d.Looked.Driver == "" {
 		t.Errorf("looked %+v", d)
 	}
 	if after := w.files(); !reflect.DeepEqual(after, before) {
@@ -214,7 +223,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.write(filepath.Join(filepath.Dir(w.conf), "more.conf"), "PROLOGFLAGS=contain\n")
 		},
 		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
-		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534\nKillWait=60") },
+		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534") },
 		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=105") },
 		"private folders": func(w ward) {
 			w.sets("JobContainerType=job_container/tmpfs")
@@ -373,21 +382,21 @@ var planted = []faultPlanted{
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().Facts(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
-	{name: "a short KillWait", kind: "kill-wait", plant: func(w ward) { w.edit(w.conf, "KillWait=30", "KillWait=29") }, where: "CONF/slurm.conf:8", do: "write KillWait=30 in CONF/slurm.conf"},
 	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
 	{name: "a node without a line", kind: "node-unknown", plant: func(w ward) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
 	{name: "a node with two lines", kind: "node-line", plant: func(w ward) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "a node without GPUs", kind: "node-gres", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:16", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
-	{name: "a node without the feature", kind: "node-feature", plant: func(w ward) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:16", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "a node without GPUs", kind: "node-gres", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:15", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "a node without the feature", kind: "node-feature", plant: func(w ward) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:15", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
 	{name: "no gres.conf", kind: "gres-conf", plant: func(w ward) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it: mpsctl site show gres.conf"},
 	{name: "a word in gres.conf that is none", kind: "gres-conf", plant: func(w ward) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
 	{name: "two types of GPUs", kind: "gpu-types", plant: func(w ward) {
 		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
 		w.write(w.gres(), "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
-	}, where: "CONF/slurm.conf:16", do: "give the node's GPUs one type"},
+	}, where: "CONF/slurm.conf:15", do: "give the node's GPUs one type"},
 	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w ward) { w.edit(w.gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
 	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:3"); w.write(w.gres(), "AutoDetect=nvml\n") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
 	{name: "gres/mps", kind: "gres-mps", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=gpu,mps") }, where: "CONF/slurm.conf:3", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf"},
+	{name: "gres/shard", kind: "gres-shard", plant: func(w ward) { w.edit(w.gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
 	{name: "gres/mps of a node", kind: "gres-mps", plant: func(w ward) { w.edit(w.gres(), "Name=gpu", "Name=mps Count=200\nName=gpu") }, where: "CONF/gres.conf", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w ward) {
 		w.sets("JobContainerType=job_container/tmpfs")
@@ -398,7 +407,7 @@ var planted = []faultPlanted{
 		w.write(w.container(), "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,"+w.Root+"/run\n")
 	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of Dirs="},
 	{name: "devices for all", kind: "devices-open", plant: func(w ward) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
-	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:12", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
+	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
 
 	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w ward) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
@@ -440,7 +449,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 func (w ward) expect(f faultPlanted) {
 	w.t.Helper()
 	w.found(w.diagnose(), f)
-	if text := w.doctor().Output; !strings.Contains(text, f.kind+"  ") || !strings.HasSuffix(text, "1 finding\n") {
+	if text := w.doctor().Output; !strings.Contains(text, f.kind+"  ") || !regexp.MustCompile(`\n(! 1 fault|~ 1 warning)\n$`).MatchString(text) {
 		w.t.Errorf("the text says\n%s", text)
 	}
 }
@@ -583,5 +592,42 @@ func TestSiteShows(t *testing.T) {
 		if result := w.ctl(args...); result.Code != 2 || strings.Count(result.Output, "\n") != 1 {
 			t.Errorf("%q: %+v", args, result)
 		}
+	}
+}
+
+// Warnings alone leave the exit code at 0, as a health check wants it; --strict does not. -v lists every check.
+func TestDoctorOfANodeWithWarnings(t *testing.T) {
+	w := newWard(t)
+	w.write(w.cgroup(), "ConstrainDevices=no\n")
+	result := w.doctor("-v")
+	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open its own GPUs alone\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	if strict := w.doctor("--strict"); strict.Code != 1 || !strings.HasSuffix(strict.Output, "\n~ 1 warning\n") {
+		t.Errorf("code %d: %s", strict.Code, strict.Output)
+	}
+	var said struct {
+		Looked struct{ Checks int }
+		Checks []struct{ What, Result string }
+	}
+	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil || len(said.Checks) != said.Looked.Checks || said.Checks[0].Result != "ok" {
+		t.Errorf("%v: %+v", err, said)
+	}
+	// What a user does to an own daemon is no fault of the node's; what a job left is.
+	w.must(0, w.job(7, "0"), "prolog")
+	d := w.ticket(7).Daemons[0]
+	if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if result := w.doctor(); result.Code != 0 || !strings.Contains(result.Output, "~ daemon-wedged") {
+		t.Errorf("code %d: %s", result.Code, result.Output)
+	}
+	if err := d.Proc.Kill(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	w.must(0, w.job(7, "0"), "epilog")
+	w.write(w.conf, "NodeName=x\n")
+	if result := w.doctor("-v"); result.Code != 1 {
+		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 }

@@ -274,6 +274,8 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 
 // From some effect on nothing can be written any more, or no file opened. Whatever act meets it, the next epilog on a node
 // that is well again makes it quiet; and a disk that is full keeps nobody from undoing.
+//
+// Contract: R3
 func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 	t.Parallel()
 	s := shapes[0]

@@ -2,6 +2,7 @@ package cmd_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,6 +52,8 @@ func says(t *testing.T, output, pattern string) {
 }
 
 // Whatever a prolog meets on its way in, the node is quiet when it has exited, and drained by its code.
+//
+// Contract: R1, M1, M3
 func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -69,6 +72,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 			}
 		}, `prolog: cannot initialise NVML: Driver Not Loaded`},
 		{"the mode may not be set", func(p play) { p.fail("nvmlDeviceSetComputeMode", 4, 0) }, `prolog: cannot set compute mode of GPU-\S+ to exclusive_process: .*`},
+		{"the mode is accepted and not set", func(p play) { p.fail("nvmlDeviceSetComputeMode.ignored", 1, 0) }, `prolog: cannot set compute mode of GPU-\S+: set to exclusive_process, and it reads default`},
 		{"the GPU is lost", func(p play) { p.fail("nvmlDeviceGetUUID", 15, 0) }, `prolog: cannot .*`},
 		{"an admin took the GPU out of service", func(p play) {
 			if err := p.Sim.Node.GPU(0).SetMode(2); err != nil {
@@ -202,33 +206,85 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 }
 
 // What cannot be restored keeps the lease, drains the node and says the exact repair; once it can be, the epilog mends.
+//
+// Contract: M1
 func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
-	p := newPlay(t, "", node.H200)
-	p.must(0, p.job(7, "0"), "prolog")
-	p.fail("nvmlDeviceSetComputeMode", 15, 0)
-	out := p.must(1, p.job(7, "0"), "epilog")
-	uuid := string(p.uuid(0))
-	want := fmt.Sprintf(`epilog: cannot set compute mode of %s to default: .*: the lease is kept; to repair: nvidia-smi -i %s -c DEFAULT; SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=7 \S+/epilog --root %s`, uuid, uuid, p.Root)
-	says(t, out, want)
-	if _, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json")); err != nil {
-		t.Errorf("the lease: %v", err)
+	for _, c := range []struct {
+		name, fault string
+		code        int
+		want        string
+	}{
+		{"it is refused", "nvmlDeviceSetComputeMode", 15, `cannot set compute mode of %s to default: .*`},
+		{"it is accepted and not done", "nvmlDeviceSetComputeMode.ignored", 1, `cannot restore compute mode of %s: set to default, and it reads exclusive_process`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlay(t, "", node.H200)
+			p.must(0, p.job(7, "0"), "prolog")
+			p.fail(c.fault, c.code, 0)
+			out := p.must(1, p.job(7, "0"), "epilog")
+			uuid := string(p.uuid(0))
+			says(t, out, fmt.Sprintf(`epilog: `+c.want+`: the lease is kept; to repair: nvidia-smi -i %s -c DEFAULT; SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=7 \S+/epilog --root %s`, uuid, uuid, p.Root))
+			if _, err := os.Stat(filepath.Join(p.Paths().Run(), "leases/7.json")); err != nil {
+				t.Errorf("the lease: %v", err)
+			}
+			if err := os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)); err != nil {
+				t.Fatal(err)
+			}
+			// The command of the message, as an admin would paste it.
+			repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
+			if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s", repair, err, text)
+			}
+			p.clean()
+		})
 	}
-	if err := os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", "nvmlDeviceSetComputeMode")); err != nil {
+}
+
+// A control program that the prolog started ends with it: else a daemon could come to be that no epilog waits for.
+//
+// Contract: R9
+func TestTheControlProgramEndsWithItsParent(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	started := filepath.Join(publicDir(t), "started")
+	p.write(started, "")
+	if err := os.Chmod(started, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	// The command of the message, as an admin would paste it.
-	repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
-	if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
-		t.Errorf("%s: %v: %s", repair, err, text)
+	p.controlIs("#!/bin/sh\necho $$ >" + started + "\nexec sleep 60\n")
+	job, line := p.job(7, "0"), p.Command("prolog")
+	prolog := exec.CommandContext(p.ctx, line[0], line[1:]...)
+	prolog.Dir, prolog.Env = "/", job.Environment("prolog_slurmd")
+	if err := prolog.Start(); err != nil {
+		t.Fatal(err)
 	}
+	var control site.Stat
+	for control.Parent != prolog.Process.Pid {
+		var pid int
+		_, _ = fmt.Sscan(read(t, started), &pid)
+		if control, _ = site.ReadStat(pid); !site.Pause(p.ctx, time.Millisecond) {
+			t.Fatal("the prolog starts no control program")
+		}
+	}
+	_ = prolog.Process.Kill()
+	_ = prolog.Wait()
+	for began := time.Now(); control.Alive(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > 2*time.Second {
+			_ = control.Kill(unix.SIGKILL)
+			t.Fatal("the control program outlives the prolog")
+		}
+	}
+	p.must(0, job, "epilog")
 	p.clean()
 }
 
 // The mode before is what is restored, whatever it was, and what an admin set since stays.
+//
+// Contract: M2
 func TestModesBefore(t *testing.T) {
 	for _, c := range []struct{ name, before, since, after string }{
 		{"default", "0", "", "0"},
 		{"exclusive before", "3", "", "3"},
+		{"exclusive thread before", "1", "", "1"},
 		{"an admin's since", "0", "2", "2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -266,6 +322,8 @@ func TestComputeModeUnchanged(t *testing.T) {
 }
 
 // The epilog obeys the record: a policy that is gone or broken by then changes nothing.
+//
+// Contract: R2
 func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -275,6 +333,8 @@ func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 }
 
 // An epilog that finds a prolog of its job at work waits for it, and takes over from one that hangs.
+//
+// Contract: R7
 func TestAnEpilogBesideItsProlog(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -330,6 +390,7 @@ func (p play) sleepsInDriver(pid int) {
 	}
 }
 
+// Contract: M3
 func TestMIGInstances(t *testing.T) {
 	p := newPlay(t, "", node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
 	instances := []string{}
@@ -386,4 +447,47 @@ func TestRefusals(t *testing.T) {
 			p.clean()
 		})
 	}
+}
+
+// Where root may not raise slurmd's limit of open files, a job gets as many ranks on a GPU as the daemon can serve; with too
+// few for one the node has failed, in a sentence.
+func TestFewOpenFiles(t *testing.T) {
+	p := newPlay(t, "", node.H200, node.H200)
+	prolog := func(files int, job stage.Job) (int, string) {
+		t.Helper()
+		line := append([]string{fmt.Sprintf("--nofile=%d:%d", files, files), "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, p.Command("prolog")...)
+		cmd := exec.CommandContext(p.ctx, "prlimit", line...)
+		cmd.Env = append(job.Environment("prolog_slurmd"), "PATH=/usr/bin:/bin")
+		said, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.ExitCode(), string(said)
+	}
+	for _, c := range []struct {
+		files   int
+		gpus    string
+		clients int
+	}{{1024, "0", 12}, {1024, "0,1", 6}, {16384, "0,1", 48}} {
+		if code, said := prolog(c.files, p.job(7, c.gpus)); code != 0 {
+			t.Fatalf("%d files: code %d: %s\n%s", c.files, code, said, p.log())
+		}
+		if got := p.ticket(7).MaxClients; got != c.clients {
+			t.Errorf("%d files, GPUs %s: max_clients %d, want %d", c.files, c.gpus, got, c.clients)
+		}
+		if limits := read(t, fmt.Sprintf("/proc/%d/limits", p.ticket(7).Daemons[0].Proc.PID)); !strings.Contains(limits, fmt.Sprintf("Max open files            %d", c.files)) {
+			t.Errorf("the daemon's limits:\n%s", limits)
+		}
+		p.must(0, p.job(7, c.gpus), "epilog")
+	}
+	if !strings.Contains(p.log(), `"granted":48,"max_clients":12`) {
+		t.Errorf("the log:\n%s", p.log())
+	}
+	code, said := prolog(63, p.job(8, "0"))
+	if want := "prolog: cannot start a control daemon of 1 GPUs: its limit of open files is 63, too few for one client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd\n"; code != 1 || said != want {
+		t.Errorf("code %d\ngot  %swant %s", code, said, want)
+	}
+	p.must(0, p.job(8, "0"), "epilog")
+	p.clean()
 }

@@ -381,6 +381,13 @@ func (a attack) needsBox(f folders) {
 		a.t.Fatal(err)
 	}
 	if own.Dev != above.Dev {
+		var box unix.Statfs_t
+		if err := unix.Statfs(f.meet, &box); err != nil {
+			a.t.Fatal(err)
+		}
+		if wanted := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); box.Flags&wanted != wanted {
+			a.t.Errorf("the job's file system has flags %#x, and lacks nosuid, nodev or noexec", box.Flags)
+		}
 		return
 	}
 	place := publicDir(a.t)
@@ -442,7 +449,7 @@ func (p play) controlIs(script string) {
 	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }
 
-// Everything below the root is tried for everything by two users with a job each. What they may do ends at their own
+// Everything below the root but the driver's files is tried for everything by two users with a job each. What they may do ends at their own
 // three folders, and what they may read is their own ticket and what every user may.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
@@ -452,7 +459,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 	ticket := map[uint32]string{uid: "tickets/7.json", other: "tickets/8.json"}
 	before := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets"))
 	for user, own := range folders {
-		out := a.does(user, a.program, "probe", a.Root, own.pipe, own.log, own.meet)
+		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.meet)
 		var want []string
 		for _, path := range []string{a.Paths().Policy(), a.Paths().Facts(), filepath.Join(a.Paths().Run(), ticket[user])} {
 			want = append(want, "read "+path, "flock "+path) // root takes no lock of what a user may read
@@ -642,6 +649,8 @@ func (a attack) victim() int {
 }
 
 // Root ends the job's daemon and its servers, and nobody else.
+//
+// Contract: I2, I3
 func TestHostileProcesses(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -819,6 +828,8 @@ func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 }
 
 // A process that looks like the daemon's and that SIGKILL does not end, since its user's file system does not answer it.
+//
+// Contract: I3
 func TestHostileMimicThatDoesNotGo(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -1038,19 +1049,45 @@ func TestHostileEnvironment(t *testing.T) {
 	job := a.job(7, "0")
 	job.Extra = []string{
 		"PATH=" + evil, "LD_LIBRARY_PATH=" + evil, "IFS=/", "LC_ALL=tr_TR.UTF-8", "LANG=../../../../" + evil, "TMPDIR=" + evil, "HOME=" + evil, "ENV=" + evil,
-		"BASH_ENV=" + evil, "CUDA_MPS_PIPE_DIRECTORY=/etc", "CUDA_MPS_LOG_DIRECTORY=/etc", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=1",
+		"BASH_ENV=" + evil, "CUDA_MPS_PIPE_DIRECTORY=/etc", "CUDA_MPS_LOG_DIRECTORY=/etc",
 		"NVML_DEBUG_LOG=/etc/passwd", "GODEBUG=execerrdot=0", "SPANK_PATH=" + evil, "SPANK_LD_PRELOAD=" + evil, "__NV_PRELOAD=" + evil,
 	}
-	a.withstands(job, "prolog")
+	a.must(0, job, "prolog")
 	a.holdsDaemon(a.ticket(7).Daemons[0])
 	a.closes(job)
 }
 
 // What root starts as the user has three files, none of them root's, and no right to more.
+//
+// Contract: D1
 func TestHostileDescriptors(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.controlIs(fmt.Sprintf("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done >>$CUDA_MPS_LOG_DIRECTORY/files\ncat /proc/$$/status >>$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", a.Sim.Program("nvidia-cuda-mps-control")))
-	f := a.opens(a.job(7, "0"))
+	// What root has open when the prolog starts, at the first number and at one above all that the prolog opens itself.
+	secret, err := os.Open(filepath.Join(a.secret, "precious/file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer secret.Close()
+	line := a.Command("prolog")
+	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
+	cmd.Dir, cmd.Env = "/", a.job(7, "0").Environment("prolog_slurmd")
+	cmd.ExtraFiles = make([]*os.File, 200)
+	cmd.ExtraFiles[0], cmd.ExtraFiles[199] = secret, secret
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	daemon := a.ticket(7).Daemons[0]
+	f := folders{daemon.PipeDir, daemon.LogDir, a.ticket(7).Meet}
+	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", daemon.Proc.PID))
+	if err != nil || len(open) < 3 {
+		t.Fatalf("files of the daemon: %q, %v", open, err)
+	}
+	for _, link := range open {
+		if target, _ := os.Readlink(link); strings.HasPrefix(target, a.secret) {
+			t.Errorf("the daemon has %s open", target)
+		}
+	}
 	files, status := read(t, filepath.Join(f.log, "files")), read(t, filepath.Join(f.log, "status"))
 	for file := range strings.Lines(files) {
 		file = strings.TrimSpace(file)
@@ -1158,12 +1195,36 @@ func TestHostileFolderOfState(t *testing.T) {
 	}
 }
 
-// What is tried is what the document says.
+// What is tried is what the document says, and the other way round.
 func TestEveryAttemptIsInTheDocument(t *testing.T) {
-	document, source := read(t, "../docs/security.md"), read(t, "hostile_test.go")
-	for _, attempt := range regexp.MustCompile(`(?m)^func TestHostile(\w+)`).FindAllStringSubmatch(source, -1) {
-		if !strings.Contains(document, "\n| `TestHostile"+attempt[1]+"`") && !strings.Contains(document, ", `TestHostile"+attempt[1]+"`") {
-			t.Errorf("docs/security.md lacks TestHostile%s", attempt[1])
+	document := read(t, "../docs/security.md")
+	files, err := filepath.Glob("hostile*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := map[string]bool{}
+	for _, file := range files {
+		for _, attempt := range regexp.MustCompile(`(?m)^func TestHostile(\w+)`).FindAllStringSubmatch(read(t, file), -1) {
+			tried[attempt[1]] = true
+			if !strings.Contains(document, "\n| `TestHostile"+attempt[1]+"`") && !strings.Contains(document, ", `TestHostile"+attempt[1]+"`") {
+				t.Errorf("docs/security.md lacks TestHostile%s", attempt[1])
+			}
+		}
+	}
+	for _, named := range regexp.MustCompile("`TestHostile(\\w+)`").FindAllStringSubmatch(document, -1) {
+		if !tried[named[1]] {
+			t.Errorf("docs/security.md names TestHostile%s, which is none", named[1])
+		}
+	}
+	for line := range strings.Lines(document) { // the last column of the first table, and the tests in brackets
+		row := strings.Split(strings.TrimSpace(line), " | ")
+		if len(row) != 5 || row[0] == "| object" || strings.HasPrefix(row[0], "|---") {
+			continue
+		}
+		for _, word := range regexp.MustCompile("`?[A-Z]\\w+`?").FindAllString(row[4], -1) {
+			if !tried[word] && !strings.HasPrefix(word, "`Test") {
+				t.Errorf("docs/security.md says that %s is a test", word)
+			}
 		}
 	}
 }

@@ -50,7 +50,7 @@ func (at point) reached(p play) func(trace.Effect) bool {
 
 var (
 	processes = regexp.MustCompile(`/(proc|task)/[0-9]+`)
-	drafts    = regexp.MustCompile(`(/\.draft-[a-z_]+-)[0-9]+`)
+	drafts    = regexp.MustCompile(`(/\.draft-[a-z_.]+-)[0-9]+`)
 )
 
 // name is an effect without what differs from run to run.
@@ -196,11 +196,12 @@ func (p play) mounts() []string {
 
 // strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
 // driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care for.
-// State is clean's to hold.
+// State is clean's to hold, and the copies of the site's files are the node's.
 func (p play) strays() []string {
 	var found []string
 	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") {
+		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") || strings.HasPrefix(path, p.Paths().Devices()+"/") ||
+			strings.HasPrefix(path, p.Paths().Kept()+"/") {
 			return err
 		}
 		switch path {
@@ -363,6 +364,8 @@ func (p play) anew(t *testing.T) play {
 }
 
 // A prolog that is killed after any of its effects leaves a node that the epilog makes quiet.
+//
+// Contract: R1, R9
 func TestAPrologKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, s := range shapes {
@@ -440,6 +443,8 @@ func (p play) tells() {
 }
 
 // An epilog that is killed after any of its effects leaves the lease or nothing, and is finished by the next.
+//
+// Contract: R9
 func TestAnEpilogKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, s := range shapes {

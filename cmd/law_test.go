@@ -220,7 +220,7 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 		"asks-in-its-comment":     {"--comment", "mps:share=even,mem=8G", "--gpu", "H200", "--ranks", "3"},
 		"asks-for-a-scope":        {"--mps=scope=gpu", "--gpus", "2"},
 		"has-no-gpu":              {"--constraint", "mps", "--gpus", "0"},
-		"asks-for-too-much":       {"--constraint", "a100&mps", "--mps=signals=pass"},
+		"asks-for-too-much":       {"--constraint", "a100&mps", "--mps=hold=5s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := p.ctl(append([]string{"policy", "explain"}, args...)...)
@@ -235,5 +235,127 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 				t.Errorf("code %d:\n%s", got.Code, text)
 			}
 		})
+	}
+}
+
+// A policy is put into use whole or not at all, after its own tests, and what it changes is said.
+func TestPolicyApply(t *testing.T) {
+	p := newPlay(t, teaching, node.H200)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "new.hcl")
+	apply := func(code int, policy, cases string) string {
+		t.Helper()
+		p.write(file, policy)
+		p.write(filepath.Join(dir, "policy_test.hcl"), cases)
+		if cases == "" {
+			if err := os.Remove(filepath.Join(dir, "policy_test.hcl")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		result := p.ctl("policy", "apply", file)
+		if result.Code != code {
+			t.Fatalf("code %d, want %d: %s", result.Code, code, result.Output)
+		}
+		return result.Output
+	}
+	same := func(want string) {
+		t.Helper()
+		if got := read(t, p.Paths().Policy()); got != want {
+			t.Errorf("policy.hcl is\n%s", got)
+		}
+		if names, err := os.ReadDir(filepath.Dir(p.Paths().Policy())); err != nil || len(names) != 2 {
+			t.Errorf("beside it: %v, %v", names, err)
+		}
+	}
+	if out := apply(1, teaching+"rule \"x\" {", ""); !strings.Contains(out, file+" line 26") {
+		t.Errorf("broken: %s", out)
+	}
+	same(teaching)
+	const later = `version = 1
+
+trigger {
+  constraint = "mps"
+}
+
+rule "all" {
+  when = true
+  grant {
+    memory = "even"
+  }
+}
+
+rule "chemistry" {
+  when  = startswith(job.account, "chem")
+  allow = ["share", "ceiling"]
+  grant {
+    scope   = "gpu"
+    overlap = 4
+  }
+}
+
+rule "new" {
+  when = false
+  deny = "no"
+}
+`
+	const cases = "version = 1\ncase \"a\" {\n  job {\n    requested = [\"mps\"]\n  }\n  expect {\n    rule = \"RULE\"\n  }\n}\n"
+	if out := apply(1, later, strings.Replace(cases, "RULE", "chemistry", 1)); !strings.Contains(out, `FAIL `) || !strings.Contains(out, "Nothing has changed") {
+		t.Errorf("a case that fails: %s", out)
+	}
+	same(teaching)
+	if err := os.Chmod(p.Paths().Policy(), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	want := `- rule "teaching"
++ rule "new"
+- trigger: option = true
+~ rule "chemistry": overlap: 3 -> 4
++ rule "all": memory = "even"
+~ order of the rules: rule "chemistry", rule "all" -> rule "all", rule "chemistry"
+1 case passed
+` + p.Paths().Policy() + ` is the policy now: the next job has it
+`
+	if out := apply(0, later, strings.Replace(cases, "RULE", "all", 1)); out != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	same(later)
+	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if out := apply(0, later, ""); !strings.HasPrefix(out, "No rule changes.\n") {
+		t.Errorf("again: %s", out)
+	}
+	// It mends what is broken, and its copy stands in from then on.
+	p.write(p.Paths().Policy(), "rubbish {")
+	apply(0, later, "")
+	p.write(p.Paths().Policy(), "rubbish {")
+	p.must(0, p.job(7, "0"), "prolog")
+	p.must(0, p.job(7, "0"), "epilog")
+	// In a folder that others may write, nothing is put.
+	if err := os.Chmod(filepath.Dir(p.Paths().Policy()), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if out := apply(1, later, ""); !strings.Contains(out, "not root's own") {
+		t.Errorf("in a folder of others: %s", out)
+	}
+	if result := p.ctl("policy", "apply"); result.Code != 2 {
+		t.Errorf("without a file: %+v", result)
+	}
+}
+
+// JSON holds text as it is: what is to be copied out of it needs no decoding.
+func TestJSONIsNotEscaped(t *testing.T) {
+	p := newPlay(t, teaching, node.H200)
+	if out := p.ctl("policy", "explain", "--json", "--partition", "edu", "--constraint", "mps").Output; !strings.Contains(out, " && length(job.gpus) > 1") {
+		t.Errorf("%s", out)
+	}
+	sources, err := filepath.Glob("internal/*/*.go")
+	if err != nil || len(sources) < 50 {
+		t.Fatalf("%d sources, %v", len(sources), err)
+	}
+	for _, path := range sources {
+		if !strings.HasSuffix(path, "_test.go") && path != "internal/cli/json.go" && strings.Contains(read(t, path), "json.NewEncoder(") {
+			t.Errorf("%s writes JSON by itself: cli.WriteJSON does it for all", path)
+		}
 	}
 }

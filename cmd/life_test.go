@@ -186,6 +186,7 @@ func (p play) modes() string {
 	return strings.Join(modes, "")
 }
 
+// Contract: D1, M1
 func TestAJobsLife(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
@@ -375,6 +376,8 @@ func TestTwoJobsSideBySide(t *testing.T) {
 }
 
 // A GPU whose job was never closed is that job's: the next one drains the node, and the first one's epilog mends it.
+//
+// Contract: R6
 func TestAGPUThatAnotherJobHolds(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -391,6 +394,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 	p.clean()
 }
 
+// Contract: R4
 func TestAnotherBoot(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")

@@ -2,18 +2,23 @@ package cmd_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
 )
 
 // The epilog says in one line what a job came to, and mpsctl metrics adds the lines up.
 func TestASummaryOfEachJob(t *testing.T) {
 	p := newPlay(t, stage.Default(`drain_grace = "100ms"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
-	p.ranks(3, "pass", "spin", "-ms", "1", "-for", "100")
+	p.ranks(3, "spin", "-ms", "1", "-for", "100")
 	during := p.ctl("metrics")
 	if !strings.Contains(during.Output, "\nslurm_mps_jobs{phase=\"open\"} 1\n") || !strings.Contains(during.Output, "} 3\n") || during.Code != 0 {
 		t.Errorf("during the job: code %d\n%s", during.Code, during.Output)
@@ -56,4 +61,95 @@ func TestASummaryOfEachJob(t *testing.T) {
 		}
 	}
 	p.clean()
+}
+
+// A user's stopped daemons cost no other job's figures, and the looks end long before the unit's minute is over.
+func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
+	p := newPlay(t, stage.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
+	p.must(0, p.job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "prolog")
+	other := p.job(8, "16")
+	other.UID, other.GID = uid+1, gid+1
+	p.must(0, other, "prolog")
+	for _, d := range p.ticket(7).Daemons {
+		if err := d.Proc.Kill(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	said := p.ctl("metrics")
+	if took := time.Since(began); took > 15*time.Second || said.Code != 0 {
+		t.Errorf("it took %v: code %d", took, said.Code)
+	}
+	for _, line := range []string{`daemons{state="serving"} 1`, `daemons{state="wedged"} 16`, "unanswered_daemons 16", `jobs{phase="open"} 2`, `findings{kind="daemon-wedged"} 16`} {
+		if !strings.Contains(said.Output, "\nslurm_mps_"+line+"\n") {
+			t.Errorf("no %s in\n%s", line, said.Output)
+		}
+	}
+	for _, d := range p.ticket(7).Daemons {
+		if err := d.Proc.Kill(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.must(0, other, "epilog")
+	p.must(0, p.job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "epilog")
+	p.clean()
+}
+
+// Root writes metrics where root alone decides what a path names, and follows no link that another has made.
+func TestMetricsFollowNoLink(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where everybody may write
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(own) })
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.Chmod(own, 0o755))
+	victim := filepath.Join(own, "victim")
+	p.write(victim, "precious")
+	theirs := filepath.Join(own, "theirs")
+	must(os.MkdirAll(filepath.Join(theirs, "below"), 0o755))
+	for _, name := range []string{".slurm-mps.new", "slurm-mps.prom", ".draft-slurm-mps.prom-1"} {
+		must(os.Symlink(victim, filepath.Join(theirs, name)))
+	}
+	must(os.Chown(theirs, uid, gid))
+	must(os.Symlink(own, filepath.Join(own, "link")))
+	must(os.MkdirAll(filepath.Join(own, "open"), 0o755))
+	must(os.Chmod(filepath.Join(own, "open"), 0o775))
+	for path, want := range map[string]string{
+		filepath.Join(theirs, "slurm-mps.prom"):       "not root's own: its owner is uid 2001",
+		filepath.Join(theirs, "below/slurm-mps.prom"): "not root's own: its owner is uid 2001",
+		filepath.Join(own, "link/slurm-mps.prom"):     "it is a symbolic link",
+		filepath.Join(own, "open/slurm-mps.prom"):     "its mode 0775 lets others write",
+		filepath.Join(p.Root, "slurm-mps.prom"):       "/tmp: not root's own: its mode 1777 lets others write",
+		filepath.Join(own, "none/slurm-mps.prom"):     "no such file or directory",
+		"slurm-mps.prom": "give an absolute path",
+	} {
+		if result := p.ctl("metrics", "--out", path); result.Code != 1 || !strings.Contains(result.Output, want) {
+			t.Errorf("%s: code %d, %s, want %s", path, result.Code, result.Output, want)
+		}
+	}
+	// In a folder of root's own the file is replaced, and what a link there names is not touched.
+	out := filepath.Join(own, "slurm-mps.prom")
+	must(os.Symlink(victim, out))
+	for range 2 {
+		if result := p.ctl("metrics", "--out", out); result.Code != 0 || result.Output != "" {
+			t.Fatalf("%+v", result)
+		}
+	}
+	info, err := os.Lstat(out)
+	if err != nil || info.Mode() != 0o644 || !strings.Contains(read(t, out), "\nslurm_mps_jobs{") {
+		t.Errorf("the file: %v, %v", info, err)
+	}
+	if read(t, victim) != "precious" {
+		t.Error("the victim was written")
+	}
+	if names, _ := os.ReadDir(own); len(names) != 5 {
+		t.Errorf("in the folder: %v", names)
+	}
 }

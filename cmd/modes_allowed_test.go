@@ -153,9 +153,7 @@ func TestModesArePutBackAfterAFailure(t *testing.T) {
 	p.clean()
 }
 
-// The tests of a real machine, as they are, where modes change. TestRealCounts takes longer than it tells here; with
-// ALLOW_MODE_CHANGES=1, CRASH_TRIALS=1 and CANCEL_TRIALS=1 those of crashed and cancelled ranks play in EXCLUSIVE_PROCESS
-// on a simulated node too.
+// The tests of a real machine, as they are, where modes change. TestRealCounts takes longer than it tells here.
 func TestActsWhereModesMayChange(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")

@@ -92,7 +92,7 @@ rule "mine" {
 		{"0,1", "small", []string{"SLURM_JOB_EXTRA=a\nb\x1b[2J"}, "one GPU at a time, not 2; you wrote a?b?[2J"},
 		{"0", "mine", []string{"SPANK_MPS=overlap=3"}, "cannot take overlap=3: the rule gives 2, and an option can only narrow that"},
 		{"0", "mine", []string{"SPANK_MPS=scope=gpu"}, "cannot take scope=gpu: this site's policy lets this job set overlap alone"},
-		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"}, `cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs`},
+		{"0", "mine", []string{"SPANK_MPS=\nrm -rf /"}, `cannot read options "\nrm -rf /": there is no option "\nrm -rf /": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs`},
 		{"0", "mine", []string{"SLURM_JOB_COMMENT=mps:" + strings.Repeat("x", 100000)}, `cannot read options "` + strings.Repeat("x", 64) + `"…: 100000 bytes, want at most 512`},
 		{"0", "", []string{"SLURM_JOB_PARTITION=other"}, "no rule of this site's policy is for this job"},
 	} {
@@ -191,7 +191,7 @@ func TestAPolicyThatDeniesLater(t *testing.T) {
 	p.clean()
 }
 
-// Rules of policy.d count, and a mistake there fails the prolog with its place.
+// Rules of policy.d count. A mistake there is in the log with its place, and the policy before it decides.
 func TestAPolicyOfSeveralFiles(t *testing.T) {
 	p := newPlay(t, triggered, node.H200)
 	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
@@ -202,9 +202,14 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = job.ntasks\n  }\n}\n")
-	want := "prolog: cannot read policy: " + more + ":5:15: Out of range: overlap is 1 to 48, and this can be anything from 0 to 4294967295: hold it with min(48, max(1, …))\n"
-	if out := p.must(1, p.job(7, "0"), "prolog"); out != want {
-		t.Errorf("got  %s\nwant %s", out, want)
+	p.must(0, p.job(8, "0"), "prolog")
+	if ticket := p.ticket(8); ticket.Rule != "more" || ticket.Refused != "" {
+		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.Refused)
+	}
+	p.must(0, p.job(8, "0"), "epilog")
+	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, and this can be anything from 0 to 4294967295: hold it with min(48, max(1, …))\""
+	if log := p.log(); strings.Count(log, want) != 1 {
+		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
 	}
 	p.clean()
 }

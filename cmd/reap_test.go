@@ -74,11 +74,12 @@ func (p play) reap(code int, args ...string) []reapLine {
 	return did
 }
 
-// settled is everything, once it stays as it is: a simulated server that starts has a child for a moment.
+// settled is everything, once it stays as it is: a simulated server that starts has a child for a moment, and a guard that ends
+// has a last line for the log.
 func (p play) settled() []string {
 	p.t.Helper()
 	before := p.everything()
-	for site.Pause(p.ctx, 20*time.Millisecond) {
+	for site.Pause(p.ctx, 200*time.Millisecond) {
 		now := p.everything()
 		if slices.Equal(before, now) {
 			return now
@@ -171,6 +172,8 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 }
 
 // An open lease is left, with a step, with a process or with nothing; only who knows more closes it.
+//
+// Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
 	p := newPlay(t, stage.Default(), node.H200, node.H200)
 	p.must(0, p.job(openJob, "0"), "prolog")
@@ -184,6 +187,13 @@ func TestReapOfAnOpenLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = client.Wait()
+	for _, job := range []uint32{openJob, otherJob} { // both are the user's, so the other guard may have held the files too
+		for p.held(p.lease(job).Guard.PID, "/nvidia-uvm") > 0 {
+			if !site.Pause(p.ctx, 20*time.Millisecond) {
+				t.Fatalf("the guard does not let go\n%s", p.log())
+			}
+		}
+	}
 	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
 		t.Errorf("an open lease was touched: %q\n%q", before, after)
 	}
@@ -233,6 +243,8 @@ func (p play) socket(job uint32, owner int) (end func()) {
 }
 
 // Nothing of a job is closed while Slurm has a step of it, whatever its phase and whoever says that it is gone.
+//
+// Contract: R8
 func TestReapWhileAStepRuns(t *testing.T) {
 	for job, step := range map[uint32]func(play) func(){
 		4310007: func(p play) func() { return p.socket(4310007, 0) },

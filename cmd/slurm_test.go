@@ -2,7 +2,9 @@ package cmd_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -53,7 +55,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		t.Fatal(err)
 	}
 	for _, s := range c.stages { // the GPUs' device files, which tasks may be kept from
-		if err := os.Symlink(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
+		if err := linkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,6 +65,24 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		}
 	})
 	return c
+}
+
+// linkAll puts links to the files of a folder into another, in the place of what is there.
+func linkAll(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		link := filepath.Join(to, file.Name())
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(filepath.Join(from, file.Name()), link); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and returns

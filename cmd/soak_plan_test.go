@@ -56,8 +56,6 @@ type fault struct {
 	array  bool
 	long   bool // the fault ends the job, or has it begin again; else the ranks are asked to end once it is done
 	slow   bool // it takes half a minute
-	// Kernels so short that work of theirs harms no neighbour, whoever kills it.
-	short bool
 }
 
 var faults = []fault{
@@ -69,16 +67,14 @@ var faults = []fault{
 	{name: "scancel --full --signal=TERM of the job", weight: 3, when: computing, long: true},
 	{name: "scancel --batch --signal=TERM of the job", weight: 3, when: computing, long: true},
 	{name: "scancel --signal=TERM of a step", weight: 5, when: computing, judged: othersLive},
-	{name: "scancel of a step", weight: 3, when: computing, judged: othersLive, short: true},
+	{name: "scancel of a step", weight: 3, when: computing, judged: othersLive},
 	{name: "scancel of an array", weight: 2, when: computing, long: true, array: true},
 	{name: "scancel of a task of an array", weight: 2, when: computing, array: true},
 	{name: "time limit", weight: 2, when: computing, long: true, slow: true},
-	{name: "kill -9 of a rank", weight: 5, when: computing, judged: othersLive},
-	{name: "kill -9 of a wrapper", weight: 4, when: computing, judged: othersLive, short: true},
+	{name: "kill -9 of a rank", weight: 9, when: computing, judged: othersLive},
 	{name: "kill -9 of a daemon", weight: 4, when: computing},
 	{name: "kill -9 of a server", weight: 4, when: computing},
-	{name: "SIGSTOP of a rank", weight: 3, when: computing, long: true},
-	{name: "SIGSTOP of a wrapper", weight: 2, when: computing, long: true},
+	{name: "SIGSTOP of a rank", weight: 5, when: computing, long: true},
 	{name: "SIGSTOP of a daemon", weight: 2, when: computing, long: true},
 	{name: "SIGSTOP of a server", weight: 2, when: computing, long: true},
 	{name: "requeue", weight: 3, when: computing, long: true, slow: true},
@@ -142,9 +138,6 @@ func steps(r *rand.Rand, f fault) []step {
 			// An srun that went with its node is told of its job's end by Slurm all the same. Here all nodes have one address,
 			// and another srun may have the port by then: it aborts its step, of whatever job that is (seen on 22.05).
 			s.launcher = "mpirun"
-		}
-		if f.short {
-			s.ms = 5
 		}
 		if f.when == computing || f.long {
 			s.seconds = 0

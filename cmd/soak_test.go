@@ -197,12 +197,8 @@ func soakStage(c *cluster, name, scope string) play {
 // showDevices puts the GPUs' device files, and that of the memory driver, below a stage's root.
 func (s *soak) showDevices(p play) {
 	s.t.Helper()
-	p.showDevice()
-	for i := range gpusOfANode {
-		file := fmt.Sprintf("nvidia%d", i)
-		if err := os.Symlink(filepath.Join(s.Dir(), "dev", file), filepath.Join(p.Paths().Devices(), file)); err != nil {
-			s.t.Fatal(err)
-		}
+	if err := linkAll(filepath.Join(s.Dir(), "dev"), p.Paths().Devices()); err != nil {
+		s.t.Fatal(err)
 	}
 }
 

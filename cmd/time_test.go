@@ -128,6 +128,8 @@ func (p play) hold(name string) (release func()) {
 }
 
 // A prolog ends in its time whatever does not, and leaves the node quiet or a lease by which the epilog makes it so.
+//
+// Contract: T1, T2
 func TestAPrologEndsInTime(t *testing.T) {
 	type wait struct {
 		name   string
@@ -168,6 +170,8 @@ func TestAPrologEndsInTime(t *testing.T) {
 
 // An epilog ends in its time whatever does not. What it could restore is restored, for the rest it keeps the lease, and
 // once what hung answers the next epilog finishes.
+//
+// Contract: T1, T2
 func TestAnEpilogEndsInTime(t *testing.T) {
 	everythingStopped := func(p play) {
 		cmd := p.client(7, "spin", "-ms", "5", "-for", "100")

@@ -12,7 +12,7 @@ import (
 func TestEveryProgramSaysItsVersion(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for _, program := range stage.Programs {
-		for flag, want := range map[string]string{"--version": `^(\w+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
+		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
 			result, err := p.Run(p.ctx, nil, program, flag)
 			if err != nil || result.Code != 0 || !regexp.MustCompile(want).MatchString(result.Output) {
 				t.Errorf("%s %s: %+v, %v", program, flag, result, err)

@@ -26,6 +26,11 @@ type Daemons interface {
 	Family(lease.Job, lease.Daemon) ([]site.Proc, error)
 }
 
+// Guards is what the epilog asks of guards.
+type Guards interface {
+	End(ctx context.Context, job uint32) error
+}
+
 // GPUs is what the epilog asks of the driver.
 type GPUs interface {
 	Mode(site.UUID) (site.Mode, error)
@@ -36,6 +41,7 @@ type GPUs interface {
 type Closer struct {
 	Journal *lease.Journal
 	Daemons Daemons
+	Guards  Guards
 	GPUs    GPUs
 	Log     zerolog.Logger
 	Logs    string // the folder where logs are kept that outlive their job
@@ -76,7 +82,7 @@ func (c Closer) Close(ctx context.Context, job uint32) error {
 
 // closeUnleased removes the ticket of a job that was refused, and what a prolog left that died before its intent.
 func (c Closer) closeUnleased(ctx context.Context, job uint32) error {
-	if err := c.Journal.Void(ctx, job); err != nil {
+	if err := errors.Join(c.Guards.End(ctx, job), c.Journal.Void(ctx, job)); err != nil {
 		return err
 	}
 	c.Log.Info().Msg("nothing to close")
@@ -133,8 +139,9 @@ func (c Closer) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	byItself, ended := c.endDaemons(ctx, l, was)
 	failed = errors.Join(failed, ended)
 	summary := summarise(l, before)
+	summary.guarded(c.Journal.ReadGuard(l.Job.ID))
 	if ended == nil {
-		failed = errors.Join(failed, c.restoreModes(l))
+		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID), c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
 			c.keepLogs(l)
 		}
@@ -347,18 +354,10 @@ func (c Closer) restoreMode(job uint32, held lease.Held) error {
 	return nil
 }
 
-// mostKills is far above the family of a true daemon: itself and a server for each time it was asked for one.
-const mostKills = 16
-
-// withRepair logs what an admin does by hand, exactly, and returns the failure.
+// withRepair logs what an admin does by hand, exactly, and returns the failure. To kill the daemon is not among it: the
+// epilog has asked it to quit and has then tried SIGKILL, and does both again.
 func (c Closer) withRepair(failed error, l lease.Lease) error {
 	var commands []string
-	for _, d := range l.Daemons {
-		family, _ := c.Daemons.Family(l.Job, d)
-		for _, proc := range family[:min(len(family), mostKills)] {
-			commands = append(commands, fmt.Sprintf("kill -9 %d", proc.PID))
-		}
-	}
 	for _, held := range l.Held {
 		if held.Set != "" {
 			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.Before))))

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
@@ -53,7 +54,7 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	}
 	name := strconv.FormatUint(uint64(l.Job.ID), 10)
 	whole, fresh := filepath.Join(dir, name), filepath.Join(dir, "."+name+".new")
-	if info, err := os.Lstat(whole); err == nil && !l.Made.IsZero() && info.ModTime().After(l.Made) {
+	if made, err := os.ReadFile(filepath.Join(whole, madeFile)); err == nil && string(made) == madeOf(l) {
 		return 0, nil // an epilog kept them that was killed since: what it had not removed yet is less
 	}
 	if err := os.RemoveAll(fresh); err != nil {
@@ -73,8 +74,16 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	return kept, nil
 }
 
+// madeFile says which lease the logs are of: a job that is requeued has another one, and the clock may have gone back since.
+const madeFile = "lease-made"
+
+func madeOf(l lease.Lease) string { return l.Made.Format(time.RFC3339Nano) + "\n" }
+
 func copyAll(dir string, l lease.Lease) (kept int64, err error) {
 	if err := groupDir(dir, l.Job.GID); err != nil {
+		return 0, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, madeFile), []byte(madeOf(l)), 0o600); err != nil {
 		return 0, err
 	}
 	for n, daemon := range l.Daemons {

@@ -48,7 +48,8 @@ func TestWantsLogs(t *testing.T) {
 	}
 }
 
-// A job that ran before keeps the logs of its last run alone.
+// A job that ran before keeps the logs of its last run alone, though the clock has gone back since. A second epilog of the
+// same run, which finds less, leaves what the first has kept.
 func TestKeepTwice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("logs are kept by root")
@@ -58,7 +59,8 @@ func TestKeepTwice(t *testing.T) {
 	if err := os.Mkdir(l.Daemons[0].LogDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range logNames {
+	for i, name := range logNames {
+		l.Made = time.Date(2026, 3, 12, 14-i, 0, 0, 1, time.UTC)
 		if err := os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -68,6 +70,13 @@ func TestKeepTwice(t *testing.T) {
 		if err := os.Remove(filepath.Join(l.Daemons[0].LogDir, name)); err != nil {
 			t.Fatal(err)
 		}
+		later := time.Now().Add(2 * time.Hour)
+		if err := os.Chtimes(filepath.Join(to, "7"), later, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := keep(to, l); err != nil {
+		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(filepath.Join(to, "7", "0"))
 	if err != nil || len(entries) != 1 || entries[0].Name() != "server.log" {

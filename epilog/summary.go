@@ -19,6 +19,9 @@ type Summary struct {
 	Terminated int     // were ended by terminate_client, whoever asked for it
 	Faults     int     // fatal GPU errors that a server handled
 	Seconds    float64 // from the lease to now
+	// What the job's guard has seen, which no user can write.
+	Ended   int // clients that ended beside living neighbours and whose files were held
+	Outside int // processes that had a GPU open and were no client of MPS
 }
 
 // maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not counted.
@@ -53,6 +56,20 @@ func summarise(l lease.Lease, began []int64) Summary {
 	return s
 }
 
+// guarded adds what the job's guard has seen, if there was one.
+func (s *Summary) guarded(g lease.GuardState, err error) {
+	if err != nil {
+		return
+	}
+	for reason, count := range g.Released {
+		if reason != lease.NoNeighbour {
+			s.Ended += count
+		}
+	}
+	s.Ended += g.Dead
+	s.Outside = g.OutsideSeen
+}
+
 func (s *Summary) add(t tally) {
 	s.Clients += t.clients
 	s.Peak += t.peak
@@ -65,7 +82,7 @@ func (s *Summary) add(t tally) {
 func (c Closer) say(l lease.Lease, s Summary, closed bool) {
 	c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("left", s.Left).Int("terminated", s.Terminated).
-		Int("faults", s.Faults).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
+		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
 }
 
 // SummaryStep marks a summary's line in the log.

@@ -19,12 +19,9 @@ type Options struct {
 	Meet      bool               // some ranks of the launch have flags of their own, so all of them agree
 	Memory    *policy.MemoryRule // nil: the ticket's
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
-	Pass      *bool              // become the program instead of guarding it; nil: the ticket's
-	Verify    Verify             // what is done about a rank that uses a GPU outside MPS; "" is VerifyWarn
 	LocalRank int                // with LocalSize, by hand; LocalSize 0 means not given
 	LocalSize int
 	Report    bool // a line about the seat on stderr
-	Verbose   bool // say on stderr what is done and why, the report among it
 	DryRun    bool // print the seat and run nothing
 	JSON      bool // for Report and DryRun
 	Off       bool // run the program as it is
@@ -79,10 +76,6 @@ func Settings() []Setting {
 			return err
 		}},
 		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return either(v, "normal", "low", &o.Low) }},
-		{"signals", "HOW", "protect: a rank that is cancelled harms no neighbour; pass: the wrapper becomes the program", func(o *Options, v string) error {
-			return either(v, "protect", "pass", &o.Pass)
-		}},
-		{"verify", "HOW", "warn: say it where a rank uses a GPU outside MPS; fail: end it as well; off", setVerify},
 		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
 			return natural(v, &o.LocalRank)
 		}},
@@ -90,7 +83,6 @@ func Settings() []Setting {
 			return natural(v, &o.LocalSize)
 		}},
 		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return truth(v, &o.Report) }},
-		{"verbose", "", "say on stderr what is done and why, with the seat; -v", func(o *Options, v string) error { return truth(v, &o.Verbose) }},
 		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return truth(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return truth(v, &o.JSON) }},
 	}

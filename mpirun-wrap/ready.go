@@ -73,8 +73,19 @@ type Server func(ctx context.Context, pid int) (state string, err error)
 // until the last process that it hit has gone: Ready waits for that, and says so by waits. The daemon is asked only
 // where the server's log speaks of such an error. The error is an *OffError.
 func (s Seat) Ready(ctx context.Context, ask Server, waits func(what string)) error {
+	if err := s.Check(); err != nil {
+		return err
+	}
+	if readFault(logTail(s.Daemon.LogDir)).server == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
+	return s.recovered(ctx, ask, waits)
+}
+
+// recovered waits until the server has recovered, at most until the end of ctx.
+func (s Seat) recovered(ctx context.Context, ask Server, waits func(what string)) error {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := s.Check(); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,13 +26,15 @@ const (
 )
 
 // Exec becomes the program argv[0] with the arguments and environment given, found by the PATH in that environment as a
-// shell would. It returns only where that failed, with a *ProgramError.
+// shell would. It returns only if that failed, with a *ProgramError.
+//
+// Go raises the soft limit of open files when a process starts. syscall.Exec gives the program the one before.
 func Exec(argv, env []string) error {
 	path, err := Look(argv[0], env)
 	if err != nil {
 		return err
 	}
-	err = unix.Exec(path, argv, env)
+	err = syscall.Exec(path, argv, env)
 	code := notExecutable
 	if errors.Is(err, unix.ENOENT) {
 		code = notFound

@@ -24,7 +24,6 @@ type Seat struct {
 	Also   []Part // of the others, for a rank with several
 	Daemon lease.Daemon
 	Low    bool // priority below the others'
-	Pass   bool // become the program instead of guarding it
 	Ticket lease.Ticket
 }
 
@@ -87,7 +86,7 @@ func Take(ticket lease.Ticket, rank Rank) (Seat, error) {
 		return Seat{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
 	}
 	at := choose(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.At)
-	seat := Seat{Task: task, Low: said(rank.Options.Low, ticket.Low), Pass: said(rank.Options.Pass, ticket.Pass), Ticket: ticket}
+	seat := Seat{Task: task, Low: said(rank.Options.Low, ticket.Low), Ticket: ticket}
 	var err error
 	if seat.Daemon, err = daemonOf(ticket, task, at.devices); err != nil {
 		return Seat{}, err

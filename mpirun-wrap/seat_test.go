@@ -110,6 +110,7 @@ func TestNoSeat(t *testing.T) {
 	}
 }
 
+// Contract: K1
 func TestCheckAsksTheNode(t *testing.T) {
 	self, err := site.Self()
 	if err != nil {

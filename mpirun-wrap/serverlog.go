@@ -2,8 +2,6 @@ package mpirunwrap
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -11,37 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server's log says what it would cost a question to ask: whom the server serves, and whether a fatal error is over. It
-// lies in a folder of the user's, so it is read only where it is a regular file, and never more of it than is said here.
-const (
-	tailBytes  = 64 << 10 // a fault of 48 clients fills 15 KiB, and a launch of so many 45 KiB (measured: 10 lines a client)
-	chunkBytes = 64 << 10
-)
+// A server's log says what it would cost a question to ask: whether a fatal error is over. It lies in a folder of the
+// user's, so it is read only if it is a regular file, and never more of it than tailBytes.
+const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and a launch of so many 45 KiB (measured: 10 lines a client)
 
-// openLog opens the log of a daemon's servers for reading. The descriptor is the caller's to close.
-func openLog(dir string) (fd int, st unix.Stat_t, err error) {
-	path := filepath.Join(dir, "server.log")
-	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, st, fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = unix.EINVAL
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, st, fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	return fd, st, nil
-}
-
-// logTail is the end of a server's log, nothing where it cannot be read.
+// logTail is the end of a server's log, nothing if it cannot be read.
 func logTail(dir string) []byte {
-	fd, st, err := openLog(dir)
+	fd, err := unix.Open(filepath.Join(dir, "server.log"), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
 	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil
+	}
 	tail := make([]byte, min(st.Size, tailBytes))
 	n, err := unix.Pread(fd, tail, max(0, st.Size-tailBytes))
 	if err != nil {
@@ -121,81 +103,4 @@ func entry(line []byte) (pid int, text []byte) {
 	}
 	pid, _ = strconv.Atoi(string(head[bytes.LastIndexByte(head, ' ')+1:]))
 	return pid, text
-}
-
-// clientOf is the process that a line says has come to the server: "Client {PID: 827, Context ID: 0} connected", and with
-// drivers before 580 "Client {827, 0} connected". One that was refused came as well; CUDA told it so.
-func clientOf(line []byte) (pid int, ok bool) {
-	_, text := entry(line)
-	rest, came := bytes.CutPrefix(text, []byte("Client {"))
-	if !came {
-		rest, came = bytes.CutPrefix(text, []byte("Failed to accept client {"))
-	}
-	if !came {
-		return 0, false
-	}
-	word, _, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
-	pid, err := strconv.Atoi(string(word))
-	return pid, err == nil && pid > 0
-}
-
-// attached follows a log and knows the processes that have become clients since it began to.
-type attached struct {
-	dir    string
-	inode  uint64
-	offset int64
-	lost   bool // the log is another's, or too much: nothing is known any more
-	pids   map[int]bool
-}
-
-const (
-	mostRead       = 4 << 20 // at once: 4 ms
-	mostRemembered = 1 << 14 // processes: 0.6 MiB
-)
-
-// follow begins at the end of a log, or at the beginning of one that is not there yet.
-func follow(dir string) *attached {
-	a := &attached{dir: dir, pids: map[int]bool{}}
-	if fd, st, err := openLog(dir); err == nil {
-		a.inode, a.offset = st.Ino, st.Size
-		unix.Close(fd)
-	}
-	return a
-}
-
-// read reads what the log has got since, and reports whether all of that is known now.
-func (a *attached) read() bool {
-	fd, st, err := openLog(a.dir)
-	if err != nil {
-		return a.inode == 0 && errors.Is(err, unix.ENOENT) // no server has begun one
-	}
-	defer unix.Close(fd)
-	if a.inode == 0 {
-		a.inode = st.Ino
-	}
-	a.lost = a.lost || st.Ino != a.inode || st.Size < a.offset
-	buffer := make([]byte, chunkBytes)
-	for end := min(st.Size, a.offset+mostRead); !a.lost && a.offset < end; {
-		n, err := unix.Pread(fd, buffer, a.offset)
-		if err != nil {
-			return false
-		}
-		whole := bytes.LastIndexByte(buffer[:n], '\n') + 1
-		if whole == 0 { // the beginning of a line, which is none of the server's where it fills the buffer
-			return n < len(buffer)
-		}
-		a.take(buffer[:whole])
-	}
-	return !a.lost && a.offset >= st.Size
-}
-
-// take takes whole lines.
-func (a *attached) take(lines []byte) {
-	a.offset += int64(len(lines))
-	for line := range bytes.Lines(lines) {
-		if pid, ok := clientOf(line); ok {
-			a.pids[pid] = true
-		}
-	}
-	a.lost = len(a.pids) > mostRemembered
 }

@@ -33,7 +33,7 @@ func newTerminal(t *testing.T) *terminal {
 	defer screen.Close()
 	shell := exec.Command("bash", "--norc", "--noprofile", "-i")
 	shell.Dir, shell.Stdin, shell.Stdout, shell.Stderr = term.dir, screen, screen, screen
-	shell.Env = append(os.Environ(), "PS1=$ ")
+	shell.Env = append(term.env, "PS1=$ ", "WRAP="+strings.Join(term.wrapper(), " "))
 	shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := shell.Start(); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ os._exit(7)
 func TestATerminal(t *testing.T) {
 	t.Run("a program that reads", func(t *testing.T) {
 		term := newTerminal(t)
-		term.types(term.guard + " -- sh -c 'echo $$ >pid; read line; echo read: $line; exit 3'\n")
+		term.types("$WRAP sh -c 'echo $$ >pid; read line; echo read: $line; exit 3'\n")
 		term.proc("pid")
 		term.types("loud\n")
 		term.sees("read: loud")
@@ -139,7 +139,7 @@ func TestATerminal(t *testing.T) {
 	})
 	t.Run("Ctrl-C", func(t *testing.T) {
 		term := newTerminal(t)
-		term.types(term.guard + " -- sh -c 'echo $$ >pid; exec sleep 60'\n")
+		term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
 		program := term.proc("pid")
 		began := time.Now()
 		term.types(ctrlC)
@@ -160,7 +160,7 @@ func TestATerminal(t *testing.T) {
 		if _, err := exec.LookPath("python3"); err != nil {
 			t.Skip("needs python3")
 		}
-		term.types(term.guard + " -- python3 counts.py\n")
+		term.types("$WRAP python3 counts.py\n")
 		term.proc("pid")
 		term.types(ctrlC)
 		term.sees("caught 1")
@@ -169,7 +169,7 @@ func TestATerminal(t *testing.T) {
 	})
 	t.Run("Ctrl-Z and fg", func(t *testing.T) {
 		term := newTerminal(t)
-		term.types(term.guard + " -- sh -c 'echo $$ >pid; exec sleep 60'\n")
+		term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
 		program := term.proc("pid")
 		term.types(ctrlZ)
 		term.until("stopped program", func() bool { return stateOf(program) == 'T' })
@@ -186,7 +186,7 @@ func TestATerminal(t *testing.T) {
 // The terminal goes away: what a shell's jobs get then is SIGHUP, and nothing is left.
 func TestATerminalThatHangsUp(t *testing.T) {
 	term := newTerminal(t)
-	term.types(term.guard + " -- sh -c 'echo $$ >pid; exec sleep 60'\n")
+	term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
 	program := term.proc("pid")
 	term.keys.Close()
 	term.until("end of the program", func() bool { return !program.Alive() })

@@ -63,12 +63,14 @@ var options = []option{
 		return err
 	}},
 	{"max_clients", narrowClients},
-	{"signals", func(value string, _ Grant, g *Grant) error { // no order: the neighbours are the job's own
-		word, err := oneOf(value, "protect", "pass")
-		g.Pass = word == "pass"
+	{"hold", func(value string, given Grant, g *Grant) (err error) {
+		g.Hold, err = durationUpTo(value, MaxHold, given.Hold)
 		return err
 	}},
-	{"drain_grace", narrowGrace},
+	{"drain_grace", func(value string, given Grant, g *Grant) (err error) {
+		g.DrainGrace, err = durationUpTo(value, MaxDrainGrace, given.DrainGrace)
+		return err
+	}},
 	{"keep_logs", func(value string, given Grant, g *Grant) (err error) {
 		g.KeepLogs, err = atMost(value, given.KeepLogs, KeepNever, KeepOnFailure, KeepAlways)
 		return err
@@ -141,7 +143,7 @@ func readOption(item string, given map[string]string) error {
 // widest is a grant that every option that can be read is within.
 var widest = Grant{
 	Compute: ComputeUnchanged, Share: ShareNone, Overlap: maxOverlap, Ceiling: 100, DrainGrace: MaxDrainGrace,
-	KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: Clients,
+	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: Clients,
 }
 
 func inOrder(given map[string]string) Options {
@@ -255,16 +257,16 @@ func narrowClients(value string, given Grant, g *Grant) error {
 	return nil
 }
 
-func narrowGrace(value string, given Grant, g *Grant) error {
+// durationUpTo reads a time up to the longest that there is, and holds it to the one that is given.
+func durationUpTo(value string, longest, given time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(value)
-	if err != nil || d < 0 || d > MaxDrainGrace {
-		return fmt.Errorf("want a time like 10s, up to %v", MaxDrainGrace)
+	if err != nil || d < 0 || d > longest {
+		return 0, fmt.Errorf("want a time like 10s, up to %v", longest)
 	}
-	if d > given.DrainGrace {
-		return wider(given.DrainGrace.String())
+	if d > given {
+		return 0, wider(given.String())
 	}
-	g.DrainGrace = d
-	return nil
+	return d, nil
 }
 
 // factorUpTo reads a number from 1 to the most that there is, and holds it to the most that is given.

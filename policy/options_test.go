@@ -17,7 +17,7 @@ func TestParseOptions(t *testing.T) {
 		"overlap=1.5 , share=overlap:2": "share=overlap:2,overlap=1.5",
 		"mem=8G":                        "memory=8G",
 		"memory=even,drain_grace=1m30s": "memory=even,drain_grace=1m30s",
-		"keep_logs=always,signals=pass,max_clients=8,priority=low,ceiling=40.5,memory_overlap=2,compute_mode=unchanged": "compute_mode=unchanged,ceiling=40.5,memory_overlap=2,priority=low,max_clients=8,signals=pass,keep_logs=always",
+		"keep_logs=always,hold=5s,max_clients=8,priority=low,ceiling=40.5,memory_overlap=2,compute_mode=unchanged": "compute_mode=unchanged,ceiling=40.5,memory_overlap=2,priority=low,max_clients=8,hold=5s,keep_logs=always",
 	} {
 		o, err := ParseOptions(text)
 		if err != nil || o.String() != want {
@@ -30,7 +30,7 @@ func TestParseOptions(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
-	const names = "want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs"
+	const names = "want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs"
 	long := strings.Repeat("a", 600)
 	for _, c := range []struct{ text, want string }{
 		{"on", `cannot read options "on": there is no option "on": ` + names},
@@ -82,7 +82,9 @@ func TestNarrow(t *testing.T) {
 		{"overlap=1.5,share=even", with(func(g *Grant) { g.Overlap = 1.5 }), ""},
 		{"ceiling=80,max_clients=1,scope=gpu", with(func(g *Grant) { g.MaxClients, g.Scope = 1, ScopeGPU }), ""},
 		{"mem=1.5G", with(func(g *Grant) { g.Memory.mib = 1536 }), ""},
-		{"keep_logs=never,drain_grace=0s,signals=pass,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Pass, g.Low = KeepNever, 0, true, true }), ""},
+		{"keep_logs=never,drain_grace=0s,hold=0s,priority=low", with(func(g *Grant) { g.KeepLogs, g.DrainGrace, g.Hold, g.Low = KeepNever, 0, 0, true }), ""},
+		{"hold=5s", with(func(g *Grant) { g.Hold = 5 * time.Second }), ""},
+		{"hold=30.1s", Grant{}, "cannot take hold=30.1s: the rule gives 30s, and an option can only narrow that"},
 		{"share=none", Grant{}, "cannot take share=none: the rule gives shares, and an option can only narrow that"},
 		{"share=overlap:2.5", Grant{}, "cannot take share=overlap:2.5: the rule gives overlap:2, and an option can only narrow that"},
 		{"overlap=2.1", Grant{}, "cannot take overlap=2.1: the rule gives 2, and an option can only narrow that"},
@@ -119,7 +121,7 @@ func TestNarrow(t *testing.T) {
 
 // Whatever a user writes, the answer is one sentence that can be printed, and no grant is wider than what was given.
 func FuzzOptions(f *testing.F) {
-	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "overlap=48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,signals=pass,keep_logs=never"} {
+	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "overlap=48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,hold=9s,keep_logs=never"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -120,8 +120,11 @@ const (
 	KeepAlways    KeepLogs = "always"
 )
 
-// MaxDrainGrace is the longest that an epilog waits for clients.
-const MaxDrainGrace = 10 * time.Minute
+// MaxDrainGrace is the longest that an epilog waits for clients, MaxHold the longest that a guard holds files.
+const (
+	MaxDrainGrace = 10 * time.Minute
+	MaxHold       = 10 * time.Minute
+)
 
 // Grant is what a rule gives.
 type Grant struct {
@@ -132,13 +135,13 @@ type Grant struct {
 	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
 	OnFailure  OnFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
+	Hold       time.Duration // how long the guard holds files of a dead client although another may need the memory; 0: no guard
 	KeepLogs   KeepLogs
 
 	// What a rank has where its user says nothing else.
 	Memory        MemoryRule
 	MemoryOverlap float64 // 1 to 48: how many times over memory is promised
 	Low           bool    // priority below that of other jobs' clients
-	Pass          bool    // signals go straight to the program; else its wrapper protects its neighbours
 	MaxClients    int     // 1 to Clients: how many ranks may share a GPU
 }
 
@@ -147,7 +150,7 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, KeepLogs: KeepNever, MemoryOverlap: 1, MaxClients: Clients,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, MemoryOverlap: 1, MaxClients: Clients,
 	}
 }
 
@@ -169,7 +172,7 @@ func (g Grant) Settings() []Setting {
 		{"memory_overlap", number(g.MemoryOverlap)},
 		{"priority", Priority(g.Low)},
 		{"max_clients", fmt.Sprint(g.MaxClients)},
-		{"signals", Signals(g.Pass)},
+		{"hold", g.Hold.String()},
 		{"on_failure", string(g.OnFailure)},
 		{"drain_grace", g.DrainGrace.String()},
 		{"keep_logs", string(g.KeepLogs)},
@@ -184,14 +187,6 @@ func Priority(low bool) string {
 		return "low"
 	}
 	return "normal"
-}
-
-// Signals is how a policy spells Grant.Pass.
-func Signals(pass bool) string {
-	if pass {
-		return "pass"
-	}
-	return "protect"
 }
 
 // Trigger says how a job asks for MPS. Of a job that does not ask, no rule is tried and nothing is looked up.

@@ -28,6 +28,14 @@ type Daemons interface {
 	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
 	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
 	Serves(context.Context, lease.Job, lease.Daemon) error
+	// Fit is how many clients fit on each GPU of a daemon of so many; not one is an error.
+	Fit(gpus int) (clients int, err error)
+}
+
+// Guards is what the prolog asks of guards. Every call ends by ctx's deadline.
+type Guards interface {
+	Start(ctx context.Context, job uint32) (site.Proc, error)
+	Running(job uint32) (site.Proc, error)
 }
 
 // GPUs is what the prolog asks of the driver.
@@ -51,6 +59,7 @@ type Slurm interface {
 type Opener struct {
 	Journal *lease.Journal
 	Daemons Daemons
+	Guards  Guards
 	GPUs    GPUs
 	Slurm   Slurm
 	Names   func(context.Context, []uint32) ([]string, error) // of groups
@@ -78,7 +87,7 @@ const undoTime = 30 * time.Second
 
 // Open decides on a job and makes its lease. The error is nil for all outcomes but Without and Failed.
 func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
-	if _, asks := law.Asks(request(job)); !asks {
+	if !Asks(job, law) {
 		return NotAsked, nil
 	}
 	v := visit{
@@ -88,9 +97,6 @@ func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Out
 	}
 	if err := o.decide(ctx, &v, law); err != nil {
 		return Failed, err
-	}
-	if !v.verdict.Asked {
-		return NotAsked, nil
 	}
 	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
 	turn, err := o.Journal.Lock(ctx, job.ID)
@@ -103,6 +109,15 @@ func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Out
 		return outcome, nil
 	}
 	return o.fall(v, err)
+}
+
+// Asks reports whether a job asks for MPS. Without a trigger the rules alone know, and they need no look-up then.
+func Asks(job slurm.Job, law policy.Policy) bool {
+	_, asks := law.Asks(request(job))
+	if asks && law.Trigger == nil {
+		return law.Decide(request(job)).Asked
+	}
+	return asks
 }
 
 // visit is one job at the prolog: what was decided, and what is looked up once whoever asks first.
@@ -218,6 +233,7 @@ func (o Opener) open(ctx context.Context, v visit) (Outcome, error) {
 	}
 	if before != nil {
 		if o.adopts(ctx, *before, of) {
+			o.guardAgain(ctx, *before)
 			return Adopted, o.republish(*before, v, of.devices)
 		}
 		if err := o.undo(*before); err != nil {
@@ -251,6 +267,9 @@ func (o Opener) resolve(job slurm.Job) (found, error) {
 	if err != nil {
 		return found{}, err
 	}
+	if refusal := shares(gres, job); refusal != "" {
+		return found{refusal: refusal}, nil
+	}
 	refs, err := slurm.Resolve(gres, job)
 	if err != nil {
 		return found{refusal: err.Error()}, nil
@@ -272,6 +291,17 @@ func (o Opener) resolve(job slurm.Job) (found, error) {
 	}
 	of.refusal, err = o.unfit(of.devices)
 	return of, err
+}
+
+// shares is why a job may not have its GPUs whole: Slurm itself shares the node's GPUs among jobs.
+func shares(gres slurm.Gres, job slurm.Job) string {
+	switch {
+	case job.GresMPS:
+		return fmt.Sprintf("job %d has a part of a GPU by gres/mps, and MPS here takes whole GPUs: submit it with --gres=gpu:N", job.ID)
+	case slices.Contains(gres.Shared, "shard"):
+		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not tell whether job %d has a whole one: submit it to a node without shards", job.Node, job.ID)
+	}
+	return ""
 }
 
 // find finds each device by itself: a GPU that has failed fails no job but those that have it.
@@ -343,6 +373,19 @@ func (o Opener) adopts(ctx context.Context, l lease.Lease, of found) bool {
 		}
 	}
 	return true
+}
+
+// guardAgain starts another guard for an adopted lease whose guard is gone. Without one the job goes on, and status reports it.
+func (o Opener) guardAgain(ctx context.Context, l lease.Lease) {
+	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
+		return
+	}
+	guard, err := o.Guards.Start(ctx, l.Job.ID)
+	if err == nil {
+		l.Guard = guard
+		err = o.Journal.Record(l)
+	}
+	o.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
 }
 
 // republish gives an adopted lease its ticket where a prolog died before that.
@@ -434,7 +477,7 @@ const nobody = 65534
 func (o Opener) try(l lease.Lease, grant policy.Grant) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
-	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace = "nobody", nobody, "", 0
+	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
 	for i := range l.Held {
 		l.Held[i].Before, l.Held[i].Set = "", ""
@@ -444,7 +487,7 @@ func (o Opener) try(l lease.Lease, grant policy.Grant) error {
 	}
 	err := o.Journal.MakeDirs(l)
 	if err == nil {
-		err = o.startDaemons(ctx, &l)
+		err = o.startAll(ctx, &l)
 	}
 	if err == nil {
 		err = o.prepareDaemons(ctx, l, policy.PercentFrom(grant.Ceiling))
@@ -470,7 +513,8 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 	}
 	l := lease.Lease{
 		Job: owner(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
-		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Made: o.Clock(),
+		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold),
+		Made: o.Clock(),
 	}
 	for _, device := range devices {
 		held, err := o.hold(device, grant)
@@ -480,6 +524,9 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 		l.Held = append(l.Held, held)
 	}
 	for n, group := range groups(devices, grant.Scope) {
+		if _, err := o.Daemons.Fit(len(group)); err != nil {
+			return l, err
+		}
 		dir := o.Journal.DaemonDir(v.job.ID, n)
 		l.Daemons = append(l.Daemons, lease.Daemon{
 			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
@@ -491,7 +538,7 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 // hold says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took
 // out of service by PROHIBITED stays out.
 func (o Opener) hold(device site.Device, grant policy.Grant) (lease.Held, error) {
-	held := lease.Held{UUID: device.UUID}
+	held := lease.Held{UUID: device.UUID, Minor: device.Minor}
 	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
 		return held, nil
 	}
@@ -523,7 +570,7 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []
 	if err := o.step("folders", func() error { return o.Journal.MakeDirs(*l) }); err != nil {
 		return err
 	}
-	if err := o.step("daemon", func() error { return o.startDaemons(ctx, l) }); err != nil {
+	if err := o.step("daemon and guard", func() error { return o.startAll(ctx, l) }); err != nil {
 		return err
 	}
 	ceiling := policy.PercentFrom(v.verdict.Grant.Ceiling)
@@ -591,9 +638,18 @@ func (o Opener) setModes(l *lease.Lease) error {
 	return nil
 }
 
-// startDaemons starts them side by side and records who they are.
-func (o Opener) startDaemons(ctx context.Context, l *lease.Lease) error {
-	err := each(len(l.Daemons), func(n int) (err error) {
+// startAll starts the daemons side by side, and the guard beside them, and records who they are.
+func (o Opener) startAll(ctx context.Context, l *lease.Lease) error {
+	daemons, job := len(l.Daemons), l.Job.ID
+	all := daemons
+	if l.Hold > 0 {
+		all++
+	}
+	err := each(all, func(n int) (err error) {
+		if n == daemons {
+			l.Guard, err = o.Guards.Start(ctx, job)
+			return err
+		}
 		l.Daemons[n].Proc, err = o.Daemons.Start(ctx, l.Job, l.Daemons[n])
 		return err
 	})
@@ -640,7 +696,7 @@ func (o Opener) ticket(l lease.Lease, v visit, devices []site.Device) lease.Tick
 	g, positions := v.verdict.Grant, positions(v.job)
 	t := lease.Ticket{
 		Job: l.Job, Rule: v.verdict.Rule, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
-		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, Low: g.Low, Pass: g.Pass, MaxClients: g.MaxClients,
+		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, Low: g.Low, MaxClients: o.mostClients(l, g),
 		Without:   g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.Held, func(h lease.Held) bool { return h.Set == site.ModeExclusiveProcess }),
 		Daemons:   l.Daemons, Control: o.Control, Meet: o.Journal.MeetDir(l.Job.ID),
@@ -654,6 +710,20 @@ func (o Opener) ticket(l lease.Lease, v visit, devices []site.Device) lease.Tick
 		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Position: position, Daemon: n})
 	}
 	return t
+}
+
+// mostClients is how many ranks may share a GPU: those granted, or fewer when the daemons may not open enough files.
+func (o Opener) mostClients(l lease.Lease, g policy.Grant) int {
+	clients := g.MaxClients
+	for _, d := range l.Daemons {
+		if fit, err := o.Daemons.Fit(len(d.Devices)); err == nil {
+			clients = min(clients, fit)
+		}
+	}
+	if clients < g.MaxClients {
+		o.Log.Warn().Int("granted", g.MaxClients).Int("max_clients", clients).Msg("fewer ranks fit on a GPU: the daemon's limit of open files is low: mpsctl doctor")
+	}
+	return clients
 }
 
 func request(job slurm.Job) policy.Request {

@@ -3,7 +3,6 @@ package site
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -27,8 +26,7 @@ func ReadOwned(path string) ([]byte, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "cannot read", Path: path, Err: err}
 	}
-	file := os.NewFile(uintptr(fd), path)
-	defer file.Close()
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
@@ -36,7 +34,7 @@ func ReadOwned(path string) ([]byte, error) {
 	if why := foreign(st); why != "" {
 		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrForeign, why)
 	}
-	content, err := io.ReadAll(io.LimitReader(file, maxOwned+1))
+	content, err := ReadOpen(fd, maxOwned+1)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
 	}

@@ -19,6 +19,9 @@ func (p Paths) Facts() string { return filepath.Join(p.Root, "/etc/slurm-mps/sit
 // Run is the folder of all state. It lives as long as the boot, as what it describes does.
 func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
 
+// Kept is the folder of what a reboot must not take along: the last policy and site file that could be used.
+func (p Paths) Kept() string { return filepath.Join(p.Root, "/var/lib/slurm-mps") }
+
 // Devices is the folder of the GPUs' device files.
 func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 

@@ -23,7 +23,7 @@ type Stat struct {
 
 // ReadStat reads /proc/PID/stat. The error wraps fs.ErrNotExist where there is no such process.
 func ReadStat(pid int) (Stat, error) {
-	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/stat", 4096)
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist
 	}
@@ -96,7 +96,7 @@ func (p Proc) Kill(signal unix.Signal) error {
 
 // BootID is the kernel's name for this boot.
 func BootID() (string, error) {
-	content, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	content, err := readFile("/proc/sys/kernel/random/boot_id", 64)
 	if err != nil {
 		return "", fmt.Errorf("cannot read boot id: %w", err)
 	}

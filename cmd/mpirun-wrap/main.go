@@ -1,4 +1,4 @@
-// Command mpirun-wrap seats one rank on the job's GPUs and runs its program under MPS.
+// Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS.
 package main
 
 import (

@@ -33,7 +33,7 @@ var grantAttributes = []grantAttribute{
 	within("memory_overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.MemoryOverlap = f }),
 	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
 	wholeWithin("max_clients", 1, policy.Clients, func(g *policy.Grant, n int) { g.MaxClients = n }),
-	choice("signals", func(g *policy.Grant, v string) { g.Pass = v == "pass" }, "protect", "pass"),
+	lasting("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
 	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
 	lasting("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),

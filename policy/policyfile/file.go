@@ -171,6 +171,44 @@ func ruleFiles(dir string, names []string) []string {
 	return paths
 }
 
+// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, whoever owns that one.
+func LoadWith(path, instead string) (*Law, error) {
+	beside, err := site.ListOwned(filepath.Join(filepath.Dir(path), folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return read(append([]string{instead}, ruleFiles(filepath.Dir(path), beside)...), func(path string) ([]byte, error) {
+		if path == instead {
+			return readAny(path)
+		}
+		return site.ReadOwned(path)
+	})
+}
+
+// Source is a file of a policy.
+type Source struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// Sources are the files that the law was read from.
+func (l *Law) Sources() []Source {
+	sources := make([]Source, len(l.files))
+	for i, f := range l.files {
+		sources[i] = Source{f.name, string(f.source)}
+	}
+	return sources
+}
+
+// ParseAll reads a policy of several files.
+func ParseAll(sources []Source) (*Law, error) {
+	files := make([]file, len(sources))
+	for i, s := range sources {
+		files[i] = file{name: s.Name, source: []byte(s.Text)}
+	}
+	return compile(files)
+}
+
 func read(paths []string, one func(string) ([]byte, error)) (*Law, error) {
 	var files []file
 	for _, path := range paths {

@@ -25,7 +25,7 @@ rule "mps" {
     memory_overlap = 1                   # how many times over "even" promises it
     priority       = "normal"            # or "low"
     max_clients    = 48                  # ranks on one GPU
-    signals        = "protect"           # or "pass"
+    hold           = "30s"               # the files of a dead client, so that its neighbours live; "0s": no guard
     on_failure     = "drain"             # or "run_without"
     drain_grace    = "10s"               # for clients that outlive their job
     keep_logs      = "never"             # or "on_failure" or "always"

@@ -68,7 +68,7 @@ case "options do not widen" {
   }
 }
 
-case "signals are the site's to say" {
-  job { option = "signals=pass" }
-  expect { denied = "cannot take signals=pass" }
+case "hold is the site's to set" {
+  job { option = "hold=5s" }
+  expect { denied = "cannot take hold=5s" }
 }

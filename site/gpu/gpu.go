@@ -42,7 +42,7 @@ var required = []string{
 	"nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
 	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-	"nvmlDeviceGetPersistenceMode",
+	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
 }
 
 // NVML is the library, loaded and initialised.

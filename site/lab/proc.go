@@ -1,7 +1,7 @@
 package lab
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // process is a process that belongs to a cluster.
@@ -27,15 +28,14 @@ func (p process) String() string { return fmt.Sprintf("%s (pid %d)", p.name, p.P
 // file below dir, that run there or from there. Processes older than the cluster, zombies, and this process with its
 // ancestors are not among them. A process that gave all that up cannot be told from any other.
 func members(dir string, since uint64) ([]process, error) {
-	entries, err := os.ReadDir("/proc")
+	pids, err := proc.PIDs()
 	if err != nil {
-		return nil, fmt.Errorf("cannot list processes: %w", err)
+		return nil, err
 	}
 	mine := ancestors()
 	var found []process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || mine[pid] {
+	for _, pid := range pids {
+		if mine[pid] {
 			continue
 		}
 		// A process that ends while it is looked at shows as an error or as empty: it is no member then.
@@ -52,10 +52,11 @@ func member(pid int, dir string, since uint64) (process, bool) {
 		return process{}, false
 	}
 	p := process{Proc: site.Proc{PID: pid, Start: st.start}, name: st.name}
-	env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	env := proc.Variables(context.Background(), p.Proc, "SLURM_CONF", "SLURM_JOB_ID").Values
 	holds := holdsBelow(pid, dir)
-	configured := hasVariable(env, "SLURM_CONF="+confPath(dir))
-	p.jobs = holds && strings.HasPrefix(st.name, "slurmstepd") || configured && hasPrefixed(env, "SLURM_JOB_ID=")
+	configured := env["SLURM_CONF"] == confPath(dir)
+	_, inJob := env["SLURM_JOB_ID"]
+	p.jobs = holds && strings.HasPrefix(st.name, "slurmstepd") || configured && inJob
 	return p, holds || configured
 }
 
@@ -69,24 +70,6 @@ func holdsBelow(pid int, dir string) bool {
 	}
 	for _, link := range links {
 		if target, err := os.Readlink(link); err == nil && (target == dir || strings.HasPrefix(target, dir+"/")) {
-			return true
-		}
-	}
-	return false
-}
-
-func hasVariable(env []byte, variable string) bool {
-	for _, v := range bytes.Split(env, []byte{0}) {
-		if string(v) == variable {
-			return true
-		}
-	}
-	return false
-}
-
-func hasPrefixed(env []byte, prefix string) bool {
-	for _, v := range bytes.Split(env, []byte{0}) {
-		if bytes.HasPrefix(v, []byte(prefix)) {
 			return true
 		}
 	}

@@ -16,8 +16,16 @@ import (
 // writeWhole puts content at path so that a reader sees the old file, the new one or none, never a part. The temporary
 // file's name is fixed: there is one writer, and what a killed one left is overwritten by the next.
 func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
+	if err := replace(path, content, mode, gid, true); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// replace is writeWhole without the folder. Without the sync it is for what a crash of the node may take.
+func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) error {
 	temporary := temporaryOf(path)
-	err := writeFile(temporary, content, mode, gid)
+	err := writeFile(temporary, content, mode, gid, sync)
 	if err == nil {
 		err = os.Rename(temporary, path)
 	}
@@ -25,14 +33,14 @@ func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
 		_ = os.Remove(temporary) // a full disk wants its blocks back
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
-	return syncDir(filepath.Dir(path))
+	return nil
 }
 
 func temporaryOf(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 }
 
-func writeFile(path string, content []byte, mode fs.FileMode, gid int) error {
+func writeFile(path string, content []byte, mode fs.FileMode, gid int, sync bool) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
@@ -48,6 +56,9 @@ func writeFile(path string, content []byte, mode fs.FileMode, gid int) error {
 	}
 	if _, err := file.Write(content); err != nil {
 		return err
+	}
+	if !sync {
+		return nil
 	}
 	return file.Sync()
 }
@@ -80,10 +91,7 @@ type header struct {
 
 // readRecord reads a record that root wrote into value.
 func readRecord(path, boot string, value any) error {
-	content, err := site.ReadOwned(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ErrNone
-	}
+	content, err := readOwned(path)
 	if err != nil {
 		return err
 	}
@@ -91,6 +99,26 @@ func readRecord(path, boot string, value any) error {
 	if err := json.Unmarshal(content, &head); err != nil {
 		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
 	}
+	if err := head.check(path, boot); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(content, value); err != nil {
+		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
+	}
+	return nil
+}
+
+// readOwned is a record's content. The error is ErrNone if there is none.
+func readOwned(path string) ([]byte, error) {
+	content, err := site.ReadOwned(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNone
+	}
+	return content, err
+}
+
+// check holds a record to this boot and this program.
+func (head header) check(path, boot string) error {
 	if head.Boot == "" {
 		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrTorn)
 	}
@@ -99,9 +127,6 @@ func readRecord(path, boot string, value any) error {
 	}
 	if head.Schema != Schema {
 		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, head.Schema, Schema)
-	}
-	if err := json.Unmarshal(content, value); err != nil {
-		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
 	}
 	return nil
 }

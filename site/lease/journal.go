@@ -23,7 +23,7 @@ type Journal struct {
 
 // Open makes the folders of a journal below dir, root's own, and returns it. The boot is site.BootID's.
 func Open(dir, boot string) (*Journal, error) {
-	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "turns"} {
+	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "turns", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return nil, fmt.Errorf("cannot make journal: %w", err)
@@ -87,7 +87,11 @@ type Turn struct {
 
 // Lock takes the turn of a job, waiting until ctx ends; a *BusyError then says who has it.
 func (j *Journal) Lock(ctx context.Context, job uint32) (*Turn, error) {
-	path := j.turnPath(job)
+	return j.lock(ctx, j.turnPath(job), job)
+}
+
+// lock takes a lock of a job's and signs it.
+func (j *Journal) lock(ctx context.Context, path string, job uint32) (*Turn, error) {
 	file, err := flock(ctx, path)
 	if err != nil {
 		return nil, err
@@ -196,7 +200,7 @@ func (j *Journal) claim(l Lease) error {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	temporary := j.claimTemporary(l.Job.ID)
-	if err := writeFile(temporary, content, 0o600, -1); err != nil {
+	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
 	for _, held := range l.Held {
@@ -273,10 +277,20 @@ func (j *Journal) Publish(t Ticket) error {
 
 // ReadTicket returns the ticket of a job. Errors as of Read.
 func (j *Journal) ReadTicket(job uint32) (Ticket, error) {
-	var t Ticket
 	path := j.TicketPath(job)
-	if err := readRecord(path, j.boot, &t); err != nil {
+	content, err := readOwned(path)
+	if err != nil {
 		return Ticket{}, err
+	}
+	t, torn := parseTicket(content)
+	if torn != nil && t.Boot == "" {
+		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, torn)
+	}
+	if err := (header{t.Schema, t.Boot}).check(path, j.boot); err != nil {
+		return Ticket{}, err
+	}
+	if torn != nil {
+		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, torn)
 	}
 	if t.Job.ID != job {
 		return Ticket{}, fmt.Errorf("cannot read %s: %w: it is job %d's", path, site.ErrForeign, t.Job.ID)
@@ -321,7 +335,7 @@ func (j *Journal) forget(job uint32, devices []site.UUID, others ...string) erro
 		}
 	}
 	path := j.leasePath(job)
-	for _, stale := range slices.Concat([]string{j.claimTemporary(job), temporaryOf(path)}, others, []string{path}) {
+	for _, stale := range slices.Concat([]string{j.claimTemporary(job), temporaryOf(path)}, j.guardFiles(job), others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}

@@ -35,11 +35,14 @@ type Lease struct {
 	Rule       string   `json:"rule"`
 	DrainGrace Duration `json:"drain_grace"`
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs outlive the job; "" is never
+	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds files of the dead; 0: no guard
 	// Request is what the policy was asked, for whoever asks it again: a policy.Request. No undo reads it.
 	Request json.RawMessage `json:"request,omitempty"`
 	Made    time.Time       `json:"made"`
 	Held    []Held          `json:"held"`
 	Daemons []Daemon        `json:"daemons"`
+	// Guard holds driver files of the job's dead clients. It is zero from the intent to start it until it is known.
+	Guard site.Proc `json:"guard,omitzero"`
 }
 
 // Job is whose lease it is.
@@ -66,6 +69,7 @@ const (
 // alone.
 type Held struct {
 	UUID   site.UUID `json:"uuid"`
+	Minor  int       `json:"minor"` // N of /dev/nvidiaN
 	Before site.Mode `json:"before,omitempty"`
 	Set    site.Mode `json:"set,omitempty"`
 }
@@ -93,7 +97,6 @@ type Ticket struct {
 	Memory        string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
 	MemoryOverlap float64        `json:"memory_overlap,omitempty"`
 	Low           bool           `json:"low,omitempty"`         // priority
-	Pass          bool           `json:"pass,omitempty"`        // signals
 	MaxClients    int            `json:"max_clients,omitempty"` // ranks on one GPU
 	Exclusive     bool           `json:"exclusive,omitempty"`   // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
 	Devices       []TicketDevice `json:"devices,omitempty"`     // in Slurm's order
@@ -102,7 +105,7 @@ type Ticket struct {
 	Meet          string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
 }
 
-// Program is the control program, for ranks that have to end a client.
+// Program is the control program, for ranks that ask the daemon whether a fatal error is over.
 type Program struct {
 	Path        string `json:"path"`
 	LibraryPath string `json:"library_path,omitempty"`

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -75,6 +76,7 @@ func everything(t *testing.T, j *Journal) string {
 	return strings.Join(list, " ")
 }
 
+// Contract: R1
 func TestALeaseFromIntentToOblivion(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
@@ -107,6 +109,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 	}
 }
 
+// Contract: R6
 func TestADeviceHasOneHolder(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
@@ -150,7 +153,41 @@ func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
 	}
 }
 
+// Whoever reads while a lease is written sees the old one or the new one.
+//
+// Contract: R3
+func TestARecordIsWholeOrAbsent(t *testing.T) {
+	j, l := journal(t), leaseOf(7)
+	written := make(chan error, 1)
+	if err := j.Record(l); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		var failed error
+		for i := range 200 {
+			l.Rule = strings.Repeat("x", i*100)
+			failed = errors.Join(failed, j.Record(l))
+		}
+		written <- failed
+	}()
+	for reads := 0; ; reads++ {
+		select {
+		case err := <-written:
+			if err != nil || reads < 100 {
+				t.Errorf("%d reads, %v", reads, err)
+			}
+			return
+		default:
+		}
+		if _, err := j.Read(7); err != nil {
+			t.Fatalf("read %d: %v", reads, err)
+		}
+	}
+}
+
 // What a record can be other than good, and its one outcome.
+//
+// Contract: R4, R5
 func TestBadRecords(t *testing.T) {
 	good := `{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open"}`
 	for _, c := range []struct {
@@ -196,6 +233,7 @@ func write(content string, mode fs.FileMode) func(string) error {
 	}
 }
 
+// Contract: R4, R6
 func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
@@ -217,6 +255,7 @@ func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 	}
 }
 
+// Contract: R6
 func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
@@ -228,6 +267,7 @@ func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 	}
 }
 
+// Contract: R6
 func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
@@ -252,6 +292,43 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 	}
 }
 
+// The file of a turn goes with the turn: who waited on it and who comes then do not both have the next one.
+//
+// Contract: R7
+func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
+	j := journal(t)
+	for range 5 {
+		first, err := j.Lock(deadline(t, time.Second), 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var having atomic.Int32
+		take := func() error {
+			turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+			if err != nil {
+				return err
+			}
+			if n := having.Add(1); n > 1 {
+				err = fmt.Errorf("%d have the turn", n)
+			}
+			time.Sleep(50 * time.Millisecond)
+			having.Add(-1)
+			return errors.Join(err, turn.Release())
+		}
+		taken := make(chan error, 2)
+		go func() { taken <- take() }()
+		time.Sleep(50 * time.Millisecond) // it waits
+		if err := first.Release(); err != nil {
+			t.Fatal(err)
+		}
+		go func() { taken <- take() }()
+		if err := errors.Join(<-taken, <-taken); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Contract: R7
 func TestTurnsAreTakenInTurn(t *testing.T) {
 	j := journal(t)
 	first, err := j.Lock(deadline(t, time.Second), 7)

@@ -73,6 +73,7 @@ func TestSurveyWhereNoPrologHasRun(t *testing.T) {
 	}
 }
 
+// Contract: I2
 func TestActing(t *testing.T) {
 	j := journal(t)
 	if proc, acting := j.Acting(7); acting {

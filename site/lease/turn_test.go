@@ -9,6 +9,8 @@ import (
 
 // A prolog that has undone a lease still has its turn, and nobody else gets it until it is given back; an epilog that has
 // finished has left no file of it.
+//
+// Contract: R9
 func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
 	j, err := Open(t.TempDir(), "boot")
 	if err != nil {

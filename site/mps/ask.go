@@ -233,6 +233,9 @@ func (c Control) Quit(ctx context.Context, job lease.Job, d lease.Daemon) error 
 				return err
 			}
 		}
+		if genuine, mimics := sorted(family, d); len(genuine) == 0 && len(mimics) > 0 {
+			return fmt.Errorf("cannot end all of %s by quit: %d other processes look like the daemon: %w", d.PipeDir, len(mimics), site.ErrMimics)
+		}
 		if !site.Pause(ctx, time.Millisecond) {
 			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, family)
 		}

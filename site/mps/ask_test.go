@@ -2,8 +2,11 @@ package mps
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -11,6 +14,8 @@ import (
 )
 
 // What the control program says decides, its exit code only where it says nothing: both were recorded for each answer.
+//
+// Contract: D3
 func TestJudge(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, c := range []struct {
@@ -35,6 +40,39 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A question that is not answered has five seconds, and one that the daemon drops is asked six times.
+//
+// Contract: D3
+func TestBoundsOfAQuestion(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		is           error
+		asked        int
+		from, to     time.Duration
+	}{
+		{"no answer", "exec sleep 60", site.ErrWedged, 1, 5 * time.Second, 8 * time.Second},
+		{"dropped", "echo Cannot send command to MPS control daemon process", errTransient, 6, 0, 4 * time.Second},
+		{"not there", "echo Cannot find MPS control daemon process; exit 1", site.ErrNotServing, 1, 0, 4 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			program, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
+			if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+			began := time.Now()
+			_, err := Control{Path: program}.ask(t.Context(), job, lease.Daemon{PipeDir: filepath.Join(dir, "0", "pipe")}, "get_server_list")
+			if took := time.Since(began); !errors.Is(err, c.is) || took < c.from || took > c.to {
+				t.Errorf("%v after %v", err, took)
+			}
+			if lines, _ := os.ReadFile(asked); len(lines) != c.asked {
+				t.Errorf("asked %d times, want %d", len(lines), c.asked)
+			}
+		})
+	}
+}
+
 // The recorded table of ps, and what would not be one.
 func TestParseClients(t *testing.T) {
 	table := strings.Split(`PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        
@@ -56,6 +94,7 @@ func TestParseClients(t *testing.T) {
 	}
 }
 
+// Contract: D4
 func TestReadBack(t *testing.T) {
 	for _, c := range []struct {
 		ceiling string
@@ -75,6 +114,7 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
+// Contract: D2
 func TestCheckPath(t *testing.T) {
 	longest := "/" + strings.Repeat("p", 107-len("/control_privileged")-1)
 	if err := CheckPath(longest); err != nil {

@@ -1,16 +1,17 @@
 package mps
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Role is what a process of MPS does.
@@ -33,67 +34,36 @@ type Process struct {
 	Err     error  // why its folder is not known: another user's process is root's to read
 }
 
-// Census finds every process of MPS on the node in one pass. What users can make a reader wait for, the memory of their
-// processes, is read by the function given: "environ" and "cmdline" of a process, under a deadline of its own.
-func Census(read func(site.Proc, string) ([]byte, error)) ([]Process, error) {
-	entries, err := os.ReadDir("/proc")
+// Census finds every process of MPS on the node in one pass. Processes that hold up their reader cost it two seconds at
+// most, however many they are.
+func Census(ctx context.Context) ([]Process, error) {
+	pids, err := proc.PIDs()
 	if err != nil {
-		return nil, fmt.Errorf("cannot list processes: %w", err)
+		return nil, err
 	}
-	var all []Process
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || !named(pid) {
+	var found []Process
+	var procs []site.Proc
+	for _, pid := range pids {
+		if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, comm) {
 			continue
 		}
-		if p, ok := describe(pid, read); ok {
-			all = append(all, p)
+		stat, err := site.ReadStat(pid)
+		if err != nil || !stat.Proc.Alive() {
+			continue
+		}
+		if uids, err := proc.UIDs(pid); err == nil {
+			found = append(found, Process{Proc: stat.Proc, UID: uids[0], Parent: stat.Parent})
+			procs = append(procs, stat.Proc)
 		}
 	}
-	return all, nil
-}
-
-func named(pid int) bool {
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return err == nil && strings.HasPrefix(string(name), comm)
-}
-
-func describe(pid int, read func(site.Proc, string) ([]byte, error)) (Process, bool) {
-	stat, err := site.ReadStat(pid)
-	if err != nil || !stat.Proc.Alive() {
-		return Process{}, false
+	lines, environments := proc.CommandLines(ctx, procs), proc.Environments(ctx, procs, pipeVariable)
+	for i := range found {
+		found[i].Role = roleOf(program(found[i].PID), lines[i].Args)
+		found[i].PipeDir = environments[i].Values[pipeVariable]
+		found[i].Err = cmp.Or(environments[i].Err, lines[i].Err)
 	}
-	uid, err := Owner(pid)
-	if err != nil {
-		return Process{}, false
-	}
-	p := Process{Proc: stat.Proc, UID: uid, Parent: stat.Parent}
-	line, err := read(p.Proc, "cmdline")
-	if err != nil {
-		p.Err = err
-	}
-	p.Role = roleOf(program(pid), strings.Split(strings.TrimRight(string(line), "\x00"), "\x00"))
-	environment, err := read(p.Proc, "environ")
-	if err != nil {
-		p.Err = err
-	}
-	p.PipeDir = value(environment, "CUDA_MPS_PIPE_DIRECTORY")
-	return p, p.Proc.Alive() // read again behind the rest, so that all of it is about one process
-}
-
-// Owner is the real uid of a process. The owner of its folder in /proc is root's for one that may not be dumped.
-func Owner(pid int) (uint32, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("cannot read owner of pid %d: %w", pid, err)
-	}
-	for line := range bytes.Lines(content) {
-		if fields := strings.Fields(string(line)); len(fields) > 1 && fields[0] == "Uid:" {
-			uid, err := strconv.ParseUint(fields[1], 10, 32)
-			return uint32(uid), err
-		}
-	}
-	return 0, fmt.Errorf("cannot read owner of pid %d: its status names none", pid)
+	// Read again behind the rest, so that all of it is about one process.
+	return slices.DeleteFunc(found, func(p Process) bool { return !p.Alive() }), nil
 }
 
 // program is the file that a process runs, "" where that is not ours to know.
@@ -114,16 +84,6 @@ func roleOf(file string, line []string) Role {
 		return RoleDaemon
 	}
 	return RoleAsking
-}
-
-// value is a variable of an environment; the first counts, as for getenv.
-func value(environment []byte, name string) string {
-	for entry := range bytes.SplitSeq(environment, []byte{0}) {
-		if text, ok := strings.CutPrefix(string(entry), name+"="); ok {
-			return text
-		}
-	}
-	return ""
 }
 
 // GenuineServer reports whether a process of MPS is a server that a daemon started: its child, from a file that is root's

@@ -1,22 +1,23 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
+
+// pipeVariable is where a daemon, its servers and its clients find each other.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
 // comm is the name that the kernel has for daemon and server alike, cut at 15 bytes.
 const comm = "nvidia-cuda-mps"
@@ -33,18 +34,13 @@ const passes = 10
 func (c Control) Family(job lease.Job, d lease.Daemon) ([]site.Proc, error) {
 	var family []site.Proc
 	seen := map[int]bool{}
-	look := newLook(job.UID, d.PipeDir)
+	look := newLook(job.UID, d)
 	for range passes {
-		entries, err := os.ReadDir("/proc")
+		pids, err := proc.PIDs()
 		if err != nil {
-			return nil, fmt.Errorf("cannot list processes: %w", err)
+			return nil, err
 		}
-		var unseen []int
-		for _, entry := range entries {
-			if pid, err := strconv.Atoi(entry.Name()); err == nil && !seen[pid] {
-				unseen = append(unseen, pid)
-			}
-		}
+		unseen := slices.DeleteFunc(pids, func(pid int) bool { return seen[pid] })
 		missed := false
 		for i, sight := range look.at(unseen) {
 			seen[unseen[i]] = sight.kin != becoming
@@ -76,126 +72,100 @@ type sight struct {
 	kin  kin
 }
 
-// look is for daemons and servers of a pipe folder and a user. Their environment is read from their memory, and whose
-// memory it is can hold up the reader for ever: by a page that a file system of that user's has to bring. So all are read
-// at the same time, and all that hold up their readers are waited for once.
+// look is for daemons and servers of a pipe folder and a user. Their environment is read from their memory, which can
+// be slow to come: all have a second together.
 type look struct {
-	uid     uint32
-	pipeDir string
-	until   time.Time
+	uid    uint32
+	daemon lease.Daemon
+	until  time.Time
 }
 
 const (
-	lookPatience  = time.Second
-	leastPatience = 20 * time.Millisecond // for who is found after that
+	lookTime    = time.Second
+	minLookTime = 20 * time.Millisecond // for who is found after that
 )
 
-func newLook(uid uint32, pipeDir string) look {
-	return look{uid, pipeDir, time.Now().Add(lookPatience)}
-}
+func newLook(uid uint32, d lease.Daemon) look { return look{uid, d, time.Now().Add(lookTime)} }
 
-// errStuck is a process whose memory does not come. It is taken for a stranger: no daemon of this house's does that.
-var errStuck = errors.New("it holds up its reader")
-
-// at tells what processes are.
+// at tells what processes are: living daemons and servers of the pipe folder, run by the user and by no one else. A program
+// with the set-user-id bit that the user started under such a name is not the user's. The start time is read before the
+// rest and again after it, so that all of it is about one process. What does not give its memory is a stranger: no daemon
+// of ours does that.
 func (l look) at(pids []int) []sight {
 	all := make([]sight, len(pids))
-	var looks sync.WaitGroup
+	var own, others []int // indices; the daemon's own are asked first, so that no other can use up their time
+	states := make([]site.Stat, len(pids))
 	for i, pid := range pids {
-		if kin := l.glance(pid); kin != member {
-			all[i].kin = kin
+		if all[i].kin = l.glance(pid); all[i].kin != member {
 			continue
 		}
-		looks.Go(func() { all[i] = l.serves(pid) })
+		var err error
+		states[i], err = site.ReadStat(pid)
+		switch {
+		case err != nil:
+			all[i].kin = gone
+		case made(states[i], l.daemon):
+			own = append(own, i)
+		default:
+			others = append(others, i)
+		}
 	}
-	looks.Wait()
+	asked := append(own, others...)
+	procs := make([]site.Proc, len(asked))
+	for k, i := range asked {
+		procs[k] = states[i].Proc
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), max(time.Until(l.until), minLookTime))
+	defer cancel()
+	for k, environment := range proc.Environments(ctx, procs, pipeVariable) {
+		all[asked[k]] = sight{procs[k], l.judge(procs[k], environment)}
+	}
 	return all
 }
 
 // glance tells which processes may be members by what costs little to know: the user and the name. Root is the owner of a
 // process that has changed its uid and not yet run its program, as our own child between fork and exec.
 func (l look) glance(pid int) kin {
-	folder := "/proc/" + strconv.Itoa(pid)
 	var st unix.Stat_t
-	if unix.Stat(folder, &st) != nil {
+	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
 		return gone
 	}
 	if st.Uid != l.uid && st.Uid != 0 {
 		return stranger
 	}
-	name, err := os.ReadFile(folder + "/comm")
+	name, err := proc.Name(pid)
 	if err != nil {
 		return gone
 	}
-	if !strings.HasPrefix(string(name), comm) {
+	if !strings.HasPrefix(name, comm) {
 		return stranger
 	}
 	return member
 }
 
-// serves tells whether pid is a living daemon or server of the pipe folder, run by the user and nobody else: a program
-// with the set-user-id bit that the user started under such a name is not the user's. The start time is read before the
-// rest and again after it, so that all of it is about one process.
-func (l look) serves(pid int) sight {
-	before, err := site.ReadStat(pid)
-	if err != nil {
-		return sight{kin: gone}
-	}
-	environment, err := l.environment(pid)
-	switch {
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, errStuck):
-		return sight{kin: stranger}
-	case err != nil || !before.Proc.Alive():
-		return sight{kin: gone}
-	case len(environment) == 0:
-		return sight{kin: becoming}
-	case !has(environment, "CUDA_MPS_PIPE_DIRECTORY="+l.pipeDir), !runBy(pid, l.uid):
-		return sight{kin: stranger}
-	}
-	return sight{before.Proc, member}
+// made reports whether a process is the daemon, or a child of it, or in its session, which no other can join.
+func made(s site.Stat, d lease.Daemon) bool {
+	return d.Proc.PID != 0 && (s.Proc == d.Proc || s.Parent == d.Proc.PID || s.Session == d.Proc.PID)
 }
 
-// environment reads the environment of a process. A read that hangs is left behind, and ends with this process.
-func (l look) environment(pid int) ([]byte, error) {
-	type answer struct {
-		content []byte
-		err     error
+func (l look) judge(p site.Proc, environment proc.Environment) kin {
+	switch err := environment.Err; {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
+		return stranger
+	case err != nil || !p.Alive():
+		return gone
+	case environment.Empty:
+		return becoming
+	case environment.Values[pipeVariable] != l.daemon.PipeDir, !runBy(p.PID, l.uid):
+		return stranger
 	}
-	answered := make(chan answer, 1)
-	go func() {
-		content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-		answered <- answer{content, err}
-	}()
-	timer := time.NewTimer(max(time.Until(l.until), leastPatience))
-	defer timer.Stop()
-	select {
-	case a := <-answered:
-		return a.content, a.err
-	case <-timer.C:
-		return nil, errStuck
-	}
+	return member
 }
 
-// runBy reports whether all four uids of a process (real, effective, saved, of the file system) are the one.
+// runBy reports whether all four uids of a process are the one.
 func runBy(pid int, uid uint32) bool {
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	if err != nil {
-		return false
-	}
-	_, rest, _ := bytes.Cut(status, []byte("\nUid:"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	uids := strings.Fields(string(line))
-	own := strconv.FormatUint(uint64(uid), 10)
-	return len(uids) == 4 && !slices.ContainsFunc(uids, func(u string) bool { return u != own })
-}
-
-func has(environment []byte, variable string) bool {
-	for entry := range bytes.SplitSeq(environment, []byte{0}) {
-		if string(entry) == variable {
-			return true
-		}
-	}
-	return false
+	uids, err := proc.UIDs(pid)
+	return err == nil && uids == [4]uint32{uid, uid, uid, uid}
 }
 
 // mostRounds bounds End. Nothing but a daemon starts a server, and after the first round no daemon is left; a second finds
@@ -243,8 +213,7 @@ func (c Control) End(ctx context.Context, job lease.Job, d lease.Daemon) error {
 func sorted(family []site.Proc, d lease.Daemon) (genuine, mimics []site.Proc) {
 	for _, proc := range family {
 		stat, err := site.ReadStat(proc.PID)
-		own := err != nil || d.Proc.PID == 0 || proc == d.Proc || stat.Parent == d.Proc.PID || stat.Session == d.Proc.PID
-		if own {
+		if err != nil || d.Proc.PID == 0 || made(stat, d) {
 			genuine = append(genuine, proc)
 		} else {
 			mimics = append(mimics, proc)

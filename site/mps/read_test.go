@@ -110,21 +110,9 @@ func TestRoleOf(t *testing.T) {
 	}
 }
 
-func TestOwner(t *testing.T) {
-	if uid, err := Owner(os.Getpid()); err != nil || int(uid) != os.Getuid() {
-		t.Errorf("%d, %v", uid, err)
-	}
-	if _, err := Owner(1 << 30); err == nil {
-		t.Error("nobody has an owner")
-	}
-}
-
 // A process that only bears the name is in the census, and no server of anybody's.
 func TestCensusOfAnImpostor(t *testing.T) {
-	read := func(p site.Proc, file string) ([]byte, error) {
-		return os.ReadFile("/proc/" + p.String()[len("pid "):] + "/" + file)
-	}
-	all, err := Census(read)
+	all, err := Census(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

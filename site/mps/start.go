@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -18,9 +16,6 @@ import (
 
 // startDeadline bounds the start: 13 ms were measured.
 const startDeadline = 10 * time.Second
-
-// leastFiles is the RLIMIT_NOFILE that NVIDIA asks for. With 1024, of 48 clients none finished (measured).
-const leastFiles = 16384
 
 // Start starts a daemon as the job's user and returns its process, which is found as our own child and not through a
 // file that the user could write. It listens when Start returns. The log of a start that failed is in the error.
@@ -57,20 +52,13 @@ func third(ctx context.Context, d time.Duration) time.Duration {
 }
 
 // becomeParent prepares this process for having a daemon: its grandchildren become its children when their parent goes,
-// they may open enough files, and the kernel may choose them when memory runs out (slurmd itself is exempt).
+// they may open enough files, or as many as this process may, and the kernel may choose them when memory runs out (slurmd itself is exempt).
 func becomeParent() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot become subreaper: %w", err)
 	}
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("cannot read RLIMIT_NOFILE: %w", err)
-	}
-	limit.Max = max(limit.Max, leastFiles)
-	limit.Cur = max(limit.Cur, leastFiles)
-	// syscall's call, not unix's: Go takes the limit for ours then, and leaves it as it is.
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("cannot set RLIMIT_NOFILE to %d: %w", limit.Cur, err)
+	if _, err := raiseFiles(); err != nil {
+		return err
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0); err != nil {
 		return fmt.Errorf("cannot set oom_score_adj: %w", err)
@@ -80,23 +68,7 @@ func becomeParent() error {
 
 // child finds the daemon among our children.
 func child(job lease.Job, d lease.Daemon) (site.Proc, error) {
-	lists, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		return site.Proc{}, err
-	}
-	var pids []int
-	for _, list := range lists {
-		content, err := os.ReadFile(list)
-		if err != nil {
-			continue // that thread has ended
-		}
-		for field := range strings.FieldsSeq(string(content)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	for _, sight := range newLook(job.UID, d.PipeDir).at(pids) {
+	for _, sight := range newLook(job.UID, d).at(site.Children(os.Getpid())) {
 		if sight.kin == member {
 			return sight.proc, nil
 		}

@@ -215,6 +215,8 @@ var (
 
 // A job runs on through an upgrade and is closed by the new epilog; the admin's policy stays; a removal is refused while
 // a job holds a GPU, and says afterwards what it leaves.
+//
+// Contract: R10
 func TestRootInstallUpgradeRemove(t *testing.T) {
 	dir := built(t)
 	newDeb, newRPM := packages(t, dir, "9.0.0")
@@ -288,14 +290,14 @@ func (r root) lives(m manager) {
 	}
 	r.must(0, "cat /etc/slurm-mps/policy.hcl* | grep -qx '# ours'") // what is the admin's own
 	if m == dpkg {
-		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps")
+		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps && test ! -e /var/lib/slurm-mps")
 	}
 }
 
 // collects does what slurm-mps-metrics.service does: the line is its own.
 func (r root) collects() {
 	r.t.Helper()
-	r.must(0, `FOLDER=/tmp; eval "$(sed -n "s/^ExecStart=.bin.sh -c '\(.*\)'$/\1/p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
+	r.must(0, `mkdir -p /var/lib/slurm-mps/metrics; OUT=/var/lib/slurm-mps/metrics/slurm-mps.prom; eval "$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
 	r.must(0, "grep -qx 'slurm_mps_closed_jobs_total 1' /tmp/slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' /tmp/slurm-mps.prom")
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -177,26 +176,51 @@ func includeTarget(line string) (string, bool) {
 	return fields[0], true
 }
 
-// keyValue is Slurm's own pattern (keyvalue_pattern in parse_config.c).
-var keyValue = regexp.MustCompile(`^\s*([[:alnum:]_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?:\s|$)`)
+const space = "\t\n\f\r "
+
+// keyValue takes NAME=value from the front of a text, by Slurm's own pattern (keyvalue_pattern in parse_config.c). It is
+// written out because every rank links this package, and a regexp costs each of them its start.
+//
+//	^\s*([[:alnum:]_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?:\s|$)
+func keyValue(text string) (p pair, rest string, ok bool) {
+	text = strings.TrimLeft(text, space)
+	end := strings.IndexFunc(text, func(r rune) bool {
+		return !(r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '_' || r == '.')
+	})
+	if end <= 0 {
+		return pair{}, "", false
+	}
+	name, text := text[:end], strings.TrimLeft(text[end:], space)
+	if text != "" && strings.Contains("-*+/", text[:1]) {
+		text = text[1:]
+	}
+	text, assigned := strings.CutPrefix(text, "=")
+	text = strings.TrimLeft(text, space)
+	if !assigned || text == "" {
+		return pair{}, "", false
+	}
+	if quoted, opened := strings.CutPrefix(text, `"`); opened {
+		value, rest, closed := strings.Cut(quoted, `"`)
+		if closed && (rest == "" || strings.Contains(space, rest[:1])) {
+			return pair{name, value}, rest, true
+		}
+	}
+	if end = strings.IndexAny(text, space); end < 0 {
+		end = len(text)
+	}
+	return pair{name, text[:end]}, text[end:], true
+}
 
 // pairs takes a line apart into NAME=value; what is left over is an error, as it is for slurmd.
 func pairs(line confLine) ([]pair, error) {
 	var found []pair
 	rest := line.text
 	for strings.TrimSpace(rest) != "" {
-		m := keyValue.FindStringSubmatchIndex(rest)
-		if m == nil {
+		p, after, ok := keyValue(rest)
+		if !ok {
 			return nil, fmt.Errorf("cannot read %s: %s is not NAME=value", line, quote(strings.TrimSpace(rest)))
 		}
-		value, end := "", 0
-		if m[4] >= 0 {
-			value, end = rest[m[4]:m[5]], m[5]+1
-		} else {
-			value, end = rest[m[6]:m[7]], m[7]
-		}
-		found = append(found, pair{rest[m[2]:m[3]], value})
-		rest = rest[end:]
+		found, rest = append(found, p), after
 	}
 	return found, nil
 }

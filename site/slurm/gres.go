@@ -3,7 +3,6 @@ package slurm
 import (
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -311,22 +310,20 @@ func (l gresLine) counts(places int) error {
 	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.at, value, places)
 }
 
-var nvidiaN = regexp.MustCompile(`^nvidia(0|[1-9][0-9]{0,2})$`)
-
 // minorMax is the last minor of the GPUs' major 195; 254 and 255 are nvidia-modeset and nvidiactl.
 const minorMax = 253
 
 // Minor returns N of a path that ends in nvidiaN; the folder does not matter, so that a lab's nodes resolve too.
 func Minor(path string) (int, error) {
-	m := nvidiaN.FindStringSubmatch(filepath.Base(path))
-	if m == nil {
+	digits, is := strings.CutPrefix(filepath.Base(path), "nvidia")
+	n, err := strconv.ParseUint(digits, 10, 16)
+	if !is || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
 		return 0, fmt.Errorf("%s is not the device of a whole NVIDIA GPU: File= wants /dev/nvidiaN", quote(path))
 	}
-	n, err := strconv.Atoi(m[1])
-	if err != nil || n > minorMax {
+	if n > minorMax {
 		return 0, fmt.Errorf("%s is not the device of a GPU: its number is above %d", quote(path), minorMax)
 	}
-	return n, nil
+	return int(n), nil
 }
 
 func twice(entries []Entry) error {

@@ -42,6 +42,8 @@ type Job struct {
 	MIG     []site.UUID // those of Visible that name MIG instances
 	UUIDs   []site.UUID // those of Visible that name whole GPUs: Flags=env_uuid in gres.conf
 
+	GresMPS bool // it has a part of a GPU by Slurm's gres/mps
+
 	Option    string // the user's: the value of the option --mps of the SPANK plugin, "" without a value
 	HasOption bool   // whether the option was given
 }
@@ -101,6 +103,7 @@ func Variables() []Variable {
 		{"SLURM_ARRAY_TASK_ID", "ArrayTaskID", Checked, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayTaskID }, "an array task's number")},
 		{"SLURM_JOB_GPUS", "GPUs", Checked, Offered, BySlurm, positions},
 		{"CUDA_VISIBLE_DEVICES", "Visible", Checked, Offered, BySlurm, visible},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "GresMPS", Offered, Offered, BySlurm, gresMPS},
 		{"SPANK_MPS", "Option", Offered, Offered, ByUser, option},
 	}
 }
@@ -224,6 +227,12 @@ func text(field func(*Job) *string) func(*Job, string) error {
 		}
 		return nil
 	}
+}
+
+// gresMPS takes the variable that slurmd gives the prolog of a job of gres/mps, and of no other (recorded on 24.11).
+func gresMPS(j *Job, _ string) error {
+	j.GresMPS = true
+	return nil
 }
 
 func option(j *Job, value string) error {

@@ -84,8 +84,8 @@ func lastValue(all []pair, name string) (value string, ok bool) {
 }
 
 func startsWithNode(line string) bool {
-	m := keyValue.FindStringSubmatch(line)
-	return m != nil && strings.EqualFold(m[1], "NodeName")
+	first, _, ok := keyValue(line)
+	return ok && strings.EqualFold(first.name, "NodeName")
 }
 
 // parseWant reads Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400", and keeps the GPUs; equal types are added up.

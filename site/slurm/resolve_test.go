@@ -69,6 +69,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// Contract: I1
 func TestResolveRefuses(t *testing.T) {
 	const pre = "cannot resolve GPUs of job 7: "
 	const files4 = "Name=gpu File=/dev/nvidia[0-3]\n"
@@ -176,6 +177,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
+// Contract: I1
 func TestPickRefuses(t *testing.T) {
 	const pre = "cannot find GPU of node n1: "
 	inMIG := gpus(0, 1)

@@ -3,12 +3,19 @@ package slurm
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 )
 
-// slurmdLine is a line of slurmd -G, the same from 22.05 to 24.11.
-var slurmdLine = regexp.MustCompile(`^slurmd: Gres Name=gpu .*\bFile=(\S+)`)
+// filesOf is File= of a line of slurmd -G about GPUs. Such a line is the same from 22.05 to 24.11.
+func filesOf(line string) (files string) {
+	rest, _ := strings.CutPrefix(line, "slurmd: Gres Name=gpu ")
+	for word := range strings.FieldsSeq(rest) {
+		if value, is := strings.CutPrefix(word, "File="); is && rest != line {
+			files = value
+		}
+	}
+	return files
+}
 
 // ReadList reads what slurmd -G prints: the minors of the node's GPUs, in the order of Slurm's positions; none is no error.
 // Where slurmd ends with a fatal error, that is the error, with the complaints before it. A line without File=, or with
@@ -23,11 +30,11 @@ func ReadList(printed string) ([]int, error) {
 		if _, why, is := strings.Cut(line, "slurmd: fatal: "); is {
 			return nil, errors.New(strings.Join(append(complaints, why), "; "))
 		}
-		found := slurmdLine.FindStringSubmatch(line)
-		if found == nil {
+		named := filesOf(line)
+		if named == "" {
 			continue
 		}
-		files, err := Hosts(found[1])
+		files, err := Hosts(named)
 		if err != nil {
 			return nil, fmt.Errorf("cannot read slurmd's list: %w", err)
 		}

@@ -80,14 +80,21 @@ func Fresh(env, task Environ) Environ {
 		return env // a batch script, which inherits the variables of whoever submitted it
 	}
 	fresh := maps.Clone(env)
-	for _, l := range Launchers() {
-		for _, name := range []string{l.Rank, l.Size, l.World} {
-			if value, ok := task[name]; ok && value == env[name] {
-				delete(fresh, name)
-			}
+	for _, name := range LauncherVariables() {
+		if value, ok := task[name]; ok && value == env[name] {
+			delete(fresh, name)
 		}
 	}
 	return fresh
+}
+
+// LauncherVariables are those by which launchers tell a process its place.
+func LauncherVariables() []string {
+	var names []string
+	for _, l := range Launchers() {
+		names = append(names, l.Rank, l.Size, l.World)
+	}
+	return names
 }
 
 func readTask(env Environ, pid int) (Task, error) {
@@ -141,7 +148,10 @@ func jobVariables(env Environ) []string {
 		var groups []uint64
 		for name := range env {
 			rest, ok := strings.CutPrefix(name, prefix)
-			if n, err := parseDigits(rest); ok && err == nil && strconv.FormatUint(n, 10) == rest {
+			if !ok {
+				continue // to find that a name is no number takes long
+			}
+			if n, err := parseDigits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
 				groups = append(groups, n)
 			}
 		}

@@ -63,7 +63,7 @@ static bool within(const char *s, size_t length, int64_t least, int64_t most)
 
 /* ---- times, as Go's time.ParseDuration reads them ---- */
 
-static const int64_t LONGEST = 600LL * 1000000000; /* ns: policy.MaxDrainGrace */
+static const int64_t LONGEST = 600LL * 1000000000; /* ns: policy.MaxDrainGrace and policy.MaxHold */
 
 static int64_t unit_of(const char *s, size_t length)
 {
@@ -121,7 +121,7 @@ static const char *addend(const char *s, int64_t *sum)
 	return *sum <= LONGEST ? s : NULL;
 }
 
-static bool is_grace(const char *s)
+static bool is_duration(const char *s)
 {
 	bool negative = *s == '-';
 	int64_t sum = 0;
@@ -212,14 +212,9 @@ static const char *max_clients(const char *v)
 	return whole(v, strlen(v), 48, &n) && n > 0 ? NULL : "want a whole number from 1 to 48";
 }
 
-static const char *signals(const char *v)
+static const char *duration(const char *v)
 {
-	return is(v, "protect") || is(v, "pass") ? NULL : "want protect or pass";
-}
-
-static const char *drain_grace(const char *v)
-{
-	return is_grace(v) ? NULL : "want a time like 10s, up to 10m0s";
+	return is_duration(v) ? NULL : "want a time like 10s, up to 10m0s";
 }
 
 static const char *keep_logs(const char *v)
@@ -233,7 +228,7 @@ static const struct option {
 } options[] = {
 	{ "scope", scope }, { "compute_mode", compute_mode }, { "share", share }, { "overlap", overlap },
 	{ "ceiling", ceiling }, { "memory", memory }, { "memory_overlap", overlap }, { "priority", priority },
-	{ "max_clients", max_clients }, { "signals", signals }, { "drain_grace", drain_grace }, { "keep_logs", keep_logs },
+	{ "max_clients", max_clients }, { "hold", duration }, { "drain_grace", duration }, { "keep_logs", keep_logs },
 };
 
 enum { OPTIONS = sizeof(options) / sizeof(options[0]) };

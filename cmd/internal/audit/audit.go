@@ -2,7 +2,6 @@
 package audit
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -115,7 +114,7 @@ func unseen(n sight.Node) []string {
 func tell(call *ctl.Call, r report) error {
 	var err error
 	if call.JSON {
-		err = json.NewEncoder(call.Out).Encode(r)
+		err = cli.WriteJSON(call.Out, r)
 	} else {
 		_, err = io.WriteString(call.Out, r.text(call.Screen()))
 	}

@@ -38,9 +38,9 @@ func looked(unseen ...string) sight.Node {
 
 var planted = []sight.Finding{
 	{Kind: sight.ProcessWithoutMPS, Job: 4711, GPU: "GPU-2", PID: 5000, Where: "pid 5000, job 4711, GPU 1 (GPU-2)",
-		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Do: "see whose it is: ps -fp 5000; a rank of the job was started without mpirun-wrap"},
+		What: "python computes on the GPU beside MPS, in turns with all of the job's ranks", Do: "see whose it is: ps -fp 5000; a rank of the job is there"},
 	{Kind: sight.DaemonOfNobody, PID: 6000, Where: "pid 6000, uid 2002, /tmp/nvidia-mps",
-		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Do: "see whose it is: ps -fp 6000; to end it: kill -9 6000"},
+		What: "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy", Do: "see whose it is: ps -fp 6000; to end it when its clients have ended: echo quit"},
 }
 
 func TestGoldens(t *testing.T) {

@@ -5,12 +5,12 @@
 package doctor
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,12 +26,14 @@ which reads those files and ends), limits, and what is left of jobs that have en
 slurm.conf is the one of --slurm-conf, else of SLURM_CONF, else /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf. This
 node's name there is that of --node, else of SLURMD_NODENAME, else the host's, up to its first dot.
 
-It exits with 0 where all was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Who is not root
-cannot see all.`
+It exits with 0 when all was seen and there is no fault, with 1 otherwise, and with 2 for a wrong flag. Warnings alone
+leave it at 0, so that Slurm's HealthCheckProgram can go by it; with --strict they make it 1. -v lists what was checked.
+Who is not root cannot see all.`
 
 // Command is mpsctl doctor.
 func Command(call *ctl.Call) *cobra.Command {
 	var conf, name, slurmd string
+	var strict, verbose bool
 	c := &cobra.Command{
 		Use: "doctor", Short: "find what stands between this node and a working job", Long: help,
 		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].do'",
@@ -56,12 +58,18 @@ func Command(call *ctl.Call) *cobra.Command {
 			if ctx.Err() != nil {
 				return cli.Failed{Err: errors.New("cannot print findings: interrupted")}
 			}
-			return tell(call, newReport(n))
+			r := newReport(n)
+			if verbose {
+				r.Checks = listed(n)
+			}
+			return tell(call, r, strict)
 		},
 	}
 	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and what lies beside it")
 	c.Flags().StringVar(&name, "node", "", "the node's `NAME` in slurm.conf")
 	c.Flags().StringVar(&slurmd, "slurmd", "", "have this `FILE` print its list of GPUs; none asks no slurmd")
+	c.Flags().BoolVar(&strict, "strict", false, "exit with 1 for warnings too")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "list what was checked")
 	return c
 }
 
@@ -116,6 +124,7 @@ type report struct {
 	Time     time.Time `json:"time"`
 	Complete bool      `json:"complete"` // all was seen
 	Looked   looked    `json:"looked"`
+	Checks   []Check   `json:"checks,omitempty"` // with -v
 	Findings []Finding `json:"findings"`
 	Unseen   []string  `json:"unseen"`
 }
@@ -141,22 +150,25 @@ func newReport(n Node) report {
 	return r
 }
 
-func tell(call *ctl.Call, r report) error {
+func tell(call *ctl.Call, r report, strict bool) error {
 	var err error
 	if call.JSON {
-		encoder := json.NewEncoder(call.Out)
-		encoder.SetEscapeHTML(false) // "do" holds commands
-		err = encoder.Encode(r)
+		err = cli.WriteJSON(call.Out, r)
 	} else {
 		_, err = io.WriteString(call.Out, r.text(call.Screen()))
 	}
 	if err != nil {
 		return ctl.Wrote("findings", err)
 	}
-	if len(r.Findings) > 0 || !r.Complete {
+	if r.failed(strict) {
 		return cli.ErrFound
 	}
 	return nil
+}
+
+// failed says that the node is not ready for jobs, or that not all of it was seen.
+func (r report) failed(strict bool) bool {
+	return !r.Complete || slices.ContainsFunc(r.Findings, func(f Finding) bool { return strict || f.Level == Fault })
 }
 
 // text is the report for people: what was looked at on one line, then what was found.
@@ -164,6 +176,13 @@ func (r report) text(screen ctl.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Strong(r.Node), r.Time.Format("2006-01-02 15:04:05"), ctl.Count(r.Looked.Checks, "check"),
 		ctl.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), ctl.Count(r.Looked.GPUs, "GPU"))
+	for _, c := range r.Checks {
+		mark := map[string]string{"ok": screen.Good("ok"), string(Fault): screen.Bad("! "), string(Warning): screen.Odd("~ ")}[c.Result]
+		if mark == "" {
+			mark = screen.Weak("? ")
+		}
+		fmt.Fprintf(&b, "  %s  %s\n", mark, c.What)
+	}
 	for _, f := range r.Findings {
 		mark := screen.Bad("!")
 		if f.Level == Warning {
@@ -179,10 +198,26 @@ func (r report) text(screen ctl.Screen) string {
 		}
 		b.WriteString(screen.Fold("  ", what))
 	}
-	if len(r.Findings) > 0 {
-		fmt.Fprintf(&b, "\n%s\n", screen.Bad(ctl.Count(len(r.Findings), "finding")))
+	if faults, warnings := r.count(Fault), r.count(Warning); faults+warnings > 0 {
+		var parts []string
+		if faults > 0 {
+			parts = append(parts, screen.Bad("! "+ctl.Count(faults, "fault")))
+		}
+		if warnings > 0 {
+			parts = append(parts, screen.Odd("~ "+ctl.Count(warnings, "warning")))
+		}
+		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))
 	}
 	return b.String()
+}
+
+func (r report) count(level Level) (n int) {
+	for _, f := range r.Findings {
+		if f.Level == level {
+			n++
+		}
+	}
+	return n
 }
 
 func orNo(what, value string) string {

@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -20,9 +21,9 @@ type Node struct {
 
 	Programs []Program
 	Policy   Law
-	Own      []File // the policy and the site's file
-	Facts    *site.Facts
-	FactsErr error
+	Own      []File     // the policy and the site's file
+	Facts    site.Facts // that hold: the file's, or what is used in its place
+	FactsErr node.Standing
 	Helpers  []File // that site.hcl names, or its defaults
 	Control  string // the driver's version that the control program is of, "" where it does not say
 	Conf     string // path of slurm.conf
@@ -32,7 +33,9 @@ type Node struct {
 	NVMLErr  error
 	State    State
 	Limits   []Limit
+	Guard    Guarding
 	Left     []sight.Finding
+	Hidden   []string // of the jobs, from root: a user's process can hold up who looks at it
 }
 
 // File is a program, or a folder of them, as it lies there.
@@ -53,8 +56,8 @@ type Program struct {
 
 // Law is the policy.
 type Law struct {
-	Trigger *policy.Trigger
-	Err     error
+	Trigger *policy.Trigger // of the policy that is used
+	node.Standing
 }
 
 // Script is what Slurm runs at one of its hooks.
@@ -113,6 +116,12 @@ type State struct {
 	Memory       bool // it is on a file system that a boot empties
 	Bytes, Files uint64
 	Err          error
+}
+
+// Guarding is what the kernel lets a guard do.
+type Guarding struct {
+	Scope   int   // kernel.yama.ptrace_scope; 0 without Yama
+	NoGetfd error // why pidfd_getfd does not work
 }
 
 // Limit is how many files a process may let a daemon open.

@@ -16,7 +16,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -40,15 +39,14 @@ func gather(ctx context.Context, q question) Node {
 	if !n.Root {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
 	}
-	n.Policy = readLaw(q.paths.Policy())
+	n.Policy = readLaw(q.paths)
 	n.Own = []File{look("the policy", q.paths.Policy()), look("the site's file", q.paths.Facts())}
-	facts, err := node.ReadFacts(q.paths.Facts())
-	if n.FactsErr = err; err == nil {
-		n.Facts = &facts
-		n.Helpers = helpers(facts)
-		n.Control = driverOf(facts.Control)
+	n.Facts, n.FactsErr = node.ReadFacts(q.paths)
+	if n.known() {
+		n.Helpers = helpers(n.Facts)
+		n.Control = driverOf(n.Facts.Control)
 	}
-	n.Slurm, n.SlurmErr = readSlurm(q, facts)
+	n.Slurm, n.SlurmErr = readSlurm(q, n.Facts)
 	if n.Slurm != nil {
 		if n.Root && q.slurmd != leaveSlurmd {
 			n.Slurm.askSlurmd(ctx, q)
@@ -58,16 +56,20 @@ func gather(ctx context.Context, q question) Node {
 	n.Programs = programs(q, n.Slurm)
 	n.State = state(q.paths)
 	n.Limits = limits()
+	n.Guard = guarding()
 	n.askDriver(ctx, q.paths)
 	return n
 }
 
-func readLaw(path string) Law {
-	law, err := policyfile.Load(path)
-	if err != nil {
-		return Law{Err: err}
+// known says that what the site says of itself is known: its file can be used, or a copy of it.
+func (n Node) known() bool { return n.FactsErr.Wrong == nil || !n.FactsErr.Kept.IsZero() }
+
+func readLaw(paths site.Paths) Law {
+	law, standing := node.ReadPolicy(paths)
+	if law == nil {
+		return Law{Standing: standing}
 	}
-	return Law{Trigger: law.Policy().Trigger}
+	return Law{law.Policy().Trigger, standing}
 }
 
 func helpers(facts site.Facts) []File {
@@ -83,7 +85,7 @@ func helpers(facts site.Facts) []File {
 // programs finds ours: those that Slurm starts where it starts them, the others beside this one.
 func programs(q question, s *Slurm) []Program {
 	var all []Program
-	for _, name := range []string{"prolog", "epilog", "task-prolog", "mpirun-wrap"} {
+	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap"} {
 		path := hooked(s, name)
 		if path == "" {
 			path = installed(filepath.Dir(q.self), name)
@@ -91,6 +93,24 @@ func programs(q question, s *Slurm) []Program {
 		all = append(all, program(name, path))
 	}
 	return append(all, program("mpsctl", q.self))
+}
+
+// guarding tries on this process what a guard does with a client.
+func guarding() (g Guarding) {
+	text, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err == nil {
+		g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return Guarding{g.Scope, err}
+	}
+	defer unix.Close(self)
+	file, err := unix.PidfdGetfd(self, self, 0)
+	if err == nil {
+		unix.Close(file)
+	}
+	return Guarding{g.Scope, err}
 }
 
 func program(name, path string) Program {
@@ -160,10 +180,9 @@ func (s *Slurm) beside(name, node string) *slurm.Settings {
 	return nil
 }
 
-// askDriver asks NVML, and what else there is to see of jobs. Where the site's file cannot be read it is not known which
-// NVML is meant.
+// askDriver asks NVML, and what else there is to see of jobs.
 func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
-	if n.Facts == nil {
+	if !n.known() {
 		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.Facts()+" says where they are, and cannot be read")
 		return
 	}
@@ -209,7 +228,11 @@ func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML
 	seen, found := reader.Look(ctx, sight.Disagreements)
 	n.Left = found
 	for _, missed := range seen.Unseen {
-		if !strings.HasPrefix(missed, "the GPUs: ") && !strings.HasPrefix(missed, "GPU ") { // findings of their own
+		switch {
+		case strings.HasPrefix(missed, "the GPUs: "), strings.HasPrefix(missed, "GPU "): // findings of their own
+		case n.Root:
+			n.Hidden = append(n.Hidden, missed)
+		default:
 			n.Unseen = append(n.Unseen, missed)
 		}
 	}

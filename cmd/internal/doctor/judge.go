@@ -6,8 +6,11 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/mps"
@@ -43,28 +46,97 @@ func warning(kind Kind, where, do, what string, args ...any) Finding {
 	return Finding{kind, Warning, where, fmt.Sprintf(what, args...), do}
 }
 
+// part is what a check looks at. One that was not seen is not judged, and why is said elsewhere.
+type part func(Node) bool
+
+func anything(Node) bool    { return true }
+func driver(n Node) bool    { return n.Driver != nil }
+func slurmConf(n Node) bool { return n.Slurm != nil }
+
+// check is one thing that is judged.
+type check struct {
+	what  string // when all is well
+	looks part
+	judge func(Node) []Finding
+}
+
 // checks are all that is judged, in the order in which they are told: what is ours, the driver, Slurm, this machine.
-var checks = []func(Node) []Finding{
-	programsThere, programsAgree, policyLoads, factsLoad, nobodyElseWrites, helpersThere, controlAgrees,
-	driverAnswers, gpusReadable, gpusNewEnough, gpusPersistent, gpusWhole, gpusOpen,
-	slurmReads, hooksOurs, hooksRunnable, hookOrder, prologFlags, prologTimeouts, killWait, gresTypes, nodeLine, nodeFeature, gresReads, slurmdReads, oneType, gresAgrees, noGresMPS, stateShared, devicesConstrained,
-	socketsFit, filesEnough, stateOurs, stateRoom, nothingLeft,
+var checks = []check{
+	{"our programs are there, and who runs them may", anything, programsThere},
+	{"our programs are of one version", anything, programsAgree},
+	{"policy.hcl can be used", anything, policyLoads},
+	{"site.hcl can be used", anything, factsLoad},
+	{"only root can change what root runs and reads", anything, nobodyElseWrites},
+	{"what site.hcl names is there", Node.known, helpersThere},
+	{"the kernel and the driver let a guard hold files", driver, guardWorks},
+	{"the control program and the driver are of one version", driver, controlAgrees},
+	{"the driver answers and shows GPUs", Node.known, driverAnswers},
+	{"every GPU can be read", driver, gpusReadable},
+	{"every GPU is new enough for shares", driver, gpusNewEnough},
+	{"every GPU has persistence mode", driver, gpusPersistent},
+	{"no GPU is in MIG mode where Slurm hands out whole ones", driver, gpusWhole},
+	{"no GPU is out of service by its compute mode", driver, gpusOpen},
+	{"slurm.conf can be read", anything, slurmReads},
+	{"Prolog=, Epilog= and TaskProlog= start our programs", slurmConf, hooksOurs},
+	{"slurmd may run them", slurmConf, hooksRunnable},
+	{"they stand in the right order among others", slurmConf, hookOrder},
+	{"PrologFlags= fits", slurmConf, prologFlags},
+	{"Slurm waits for our programs until they end", slurmConf, prologTimeouts},
+	{"GresTypes= has gpu", slurmConf, gresTypes},
+	{"slurm.conf says what this node is", slurmConf, nodeLine},
+	{"the node has the trigger's Feature", slurmConf, nodeFeature},
+	{"gres.conf can be read", slurmConf, gresReads},
+	{"slurmd itself reads gres.conf", slurmConf, slurmdReads},
+	{"the node's GPUs are of one type", slurmConf, oneType},
+	{"gres.conf, slurm.conf, slurmd and the driver have the same GPUs", slurmConf, gresAgrees},
+	{"Slurm itself shares no GPU of this node among jobs", slurmConf, noShares},
+	{"steps see the folder of state", slurmConf, stateShared},
+	{"a job can open its own GPUs alone", slurmConf, devicesConstrained},
+	{"paths of sockets are short enough", anything, socketsFit},
+	{"limits of open files are high enough", anything, filesEnough},
+	{"the folder of state is root's own", anything, stateOurs},
+	{"there is room for state, on a tmpfs", anything, stateRoom},
+	{"nothing is left of jobs that have ended", Node.known, nothingLeft},
 }
 
 // Judge says what stands between a node and a job. It is pure: the same node has the same findings.
 func Judge(n Node) []Finding {
 	found := []Finding{}
-	for _, check := range checks {
-		found = append(found, check(n)...)
+	for _, c := range checks {
+		found = append(found, c.judge(n)...)
 	}
 	return found
+}
+
+// Check is how one check came out.
+type Check struct {
+	What   string `json:"what"`
+	Result string `json:"result"` // ok, warning, fault, or not seen
+}
+
+// listed are all checks with their results.
+func listed(n Node) []Check {
+	all := make([]Check, len(checks))
+	for i, c := range checks {
+		all[i] = Check{c.what, "ok"}
+		found := c.judge(n)
+		switch {
+		case slices.ContainsFunc(found, func(f Finding) bool { return f.Level == Fault }):
+			all[i].Result = string(Fault)
+		case len(found) > 0:
+			all[i].Result = string(Warning)
+		case !c.looks(n):
+			all[i].Result = "not seen"
+		}
+	}
+	return all
 }
 
 // needs is who runs a program: slurmd as root reads and executes it, and so does a rank's user; Slurm refuses a file that
 // may be executed and not read, with status 127.
 func needs(program string) fs.FileMode {
 	switch program {
-	case "prolog", "epilog":
+	case "prolog", "epilog", "guard", "gpu-usage":
 		return 0o500
 	case "mpirun-wrap":
 		return 0o001
@@ -85,6 +157,36 @@ func programsThere(n Node) (found []Finding) {
 		}
 	}
 	return found
+}
+
+// firstToHold is the driver from which on a dead client's work goes on while its files are held (its open source; not tried).
+const firstToHold = "535.43"
+
+func guardWorks(n Node) (found []Finding) {
+	const harm = "a client that ends with work in flight kills the other clients on its GPU"
+	if n.Guard.NoGetfd != nil {
+		found = append(found, warning("guard", "this kernel", "use a kernel from 5.6 on", "pidfd_getfd: %v: %s", n.Guard.NoGetfd, harm))
+	}
+	if n.Guard.Scope >= 3 {
+		found = append(found, warning("guard", "kernel.yama.ptrace_scope", "set it to 2 or less and reboot", "it is %d, and no process may look into another: %s", n.Guard.Scope, harm))
+	}
+	if n.Driver != nil && older(n.Driver.Version, firstToHold) {
+		found = append(found, warning("guard", "driver "+n.Driver.Version, "use a driver from "+firstToHold+" on", "it stops a client's work when the process ends: %s", harm))
+	}
+	return found
+}
+
+// older compares versions like 535.43.02 number by number. What is no version is not older.
+func older(version, than string) bool {
+	have, want := strings.Split(version, "."), strings.Split(than, ".")
+	for i := range min(len(have), len(want)) {
+		a, err1 := strconv.Atoi(have[i])
+		b, err2 := strconv.Atoi(want[i])
+		if err1 != nil || err2 != nil || a != b {
+			return err1 == nil && err2 == nil && a < b
+		}
+	}
+	return false
 }
 
 func whyMode(program string) string {
@@ -115,11 +217,11 @@ func programsAgree(n Node) []Finding {
 }
 
 func policyLoads(n Node) []Finding {
-	return unreadable("policy", n.Paths.Policy(), "mpsctl policy check"+n.rooted(), n.Policy.Err, "every job's prolog fails, MPS or not")
+	return unreadable("policy", n.Paths.Policy(), "mpsctl policy check"+n.rooted(), n.Policy.Standing, "jobs that ask for MPS fail, and drain the node")
 }
 
 func factsLoad(n Node) []Finding {
-	return unreadable("site-file", n.Paths.Facts(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.FactsErr, "every job's prolog fails")
+	return unreadable("site-file", n.Paths.Facts(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.FactsErr, "the defaults hold")
 }
 
 // rooted is the flag that moves what this node's commands read.
@@ -130,21 +232,29 @@ func (n Node) rooted() string {
 	return " --root " + n.Paths.Root
 }
 
-func unreadable(kind Kind, path, correct string, err error, so string) []Finding {
+// unreadable judges a file that cannot be used. While a copy of it is used, jobs run as they did: a warning.
+func unreadable(kind Kind, path, correct string, s node.Standing, without string) []Finding {
+	if s.Wrong == nil {
+		return nil
+	}
+	f := Finding{Kind: kind, Level: Fault, Where: path, Do: "look at it: ls -l " + path}
+	if !s.Kept.IsZero() {
+		f.Level = Warning
+	}
+	what := s.Wrong.Error()
 	var bad *policyfile.Error
 	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &bad):
+	case errors.As(s.Wrong, &bad):
 		c := bad.Complaints()[0]
-		return []Finding{fault(kind, fmt.Sprintf("%s:%d", c.File, c.Line), correct, "%v: %s", err, so)}
-	case errors.Is(err, fs.ErrNotExist):
+		f.Where, f.Do = fmt.Sprintf("%s:%d", c.File, c.Line), correct
+	case errors.Is(s.Wrong, fs.ErrNotExist):
 		name := filepath.Base(path)
-		return []Finding{fault(kind, path, fmt.Sprintf("install -d -m 755 %s && mpsctl site show %s >%s && chmod 644 %s", filepath.Dir(path), name, path, path), "it is not there: %s", so)}
-	case errors.Is(err, site.ErrForeign):
-		return []Finding{fault(kind, path, fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path), "%v: %s", err, so)}
+		what, f.Do = "it is not there", fmt.Sprintf("install -d -m 755 %s && mpsctl site show %s >%s && chmod 644 %s", filepath.Dir(path), name, path, path)
+	case errors.Is(s.Wrong, site.ErrForeign):
+		f.Do = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
 	}
-	return []Finding{fault(kind, path, "look at it: ls -l "+path, "%v: %s", err, so)}
+	f.What = strings.TrimSuffix(what, ".") + ": " + s.Instead(without)
+	return []Finding{f}
 }
 
 // nobodyElseWrites judges what root runs and reads, a finding for each file or folder that another can change.
@@ -175,7 +285,7 @@ func nobodyElseWrites(n Node) (found []Finding) {
 
 // foreign says that a file's owner is in the way already.
 func (n Node) foreign(path string) bool {
-	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, site.ErrForeign) || path == n.Paths.Facts() && errors.Is(n.FactsErr, site.ErrForeign)
+	return path == n.Paths.Policy() && errors.Is(n.Policy.Wrong, site.ErrForeign) || path == n.Paths.Facts() && errors.Is(n.FactsErr.Wrong, site.ErrForeign)
 }
 
 func helpersThere(n Node) (found []Finding) {
@@ -292,14 +402,11 @@ func socketsFit(n Node) []Finding {
 	return nil
 }
 
-// leastFiles is what NVIDIA asks for; of 48 clients none finished with 1024 (measured).
-const leastFiles = 16384
-
 func filesEnough(n Node) (found []Finding) {
 	for _, l := range n.Limits {
-		if l.Hard < leastFiles && !l.MayRaise {
+		if l.Hard < mps.EnoughFiles && !l.MayRaise {
 			found = append(found, fault("open-files", l.Who, "LimitNOFILE=131072 in slurmd.service (systemctl edit slurmd), then: systemctl restart slurmd",
-				"its hard limit of open files is %d and it may not raise it: a daemon needs %d", l.Hard, leastFiles))
+				"its hard limit of open files is %d and it may not raise it: a daemon needs %d, and with less a job gets %d ranks on a GPU at most", l.Hard, mps.EnoughFiles, mps.Clients(l.Hard, 1)))
 		}
 	}
 	return found
@@ -336,10 +443,25 @@ func stateRoom(n Node) (found []Finding) {
 	return found
 }
 
+// usersDoing are findings of mpsctl status that a job's user can bring about. No job but the user's own is worse off, so
+// they are warnings: a health check by doctor's exit code must not let a user drain a node.
+var usersDoing = []sight.Kind{
+	sight.DaemonGone, sight.DaemonReplaced, sight.DaemonNotServing, sight.DaemonWedged, sight.DaemonUnclear, sight.ServerFault, sight.CeilingLifted, sight.FilesUnheld,
+}
+
 // nothingLeft are the findings of mpsctl status.
 func nothingLeft(n Node) (found []Finding) {
 	for _, f := range n.Left {
-		found = append(found, fault(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
+		switch {
+		case f.Kind == sight.PolicyUnusable, f.Kind == sight.FactsUnusable: // judged above
+		case slices.Contains(usersDoing, f.Kind):
+			found = append(found, warning(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
+		default:
+			found = append(found, fault(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
+		}
+	}
+	for _, what := range n.Hidden {
+		found = append(found, warning("not-seen", "jobs", "look again: mpsctl status"+n.rooted(), "%s", what))
 	}
 	return found
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -199,10 +198,10 @@ func seconds(text string) (d time.Duration, forever, ok bool) {
 // prologTimeouts holds that Slurm waits for our programs until they end by themselves: what it kills has undone nothing.
 // The names are of Slurm up to 24.11 and later; where none is set, Slurm waits for ever.
 func prologTimeouts(n Node) (found []Finding) {
-	if n.Slurm == nil || n.Facts == nil {
+	if n.Slurm == nil || !n.known() {
 		return nil
 	}
-	prolog, epilog := node.Longest(*n.Facts)
+	prolog, epilog := node.Longest(n.Facts)
 	for _, c := range []struct {
 		name, fact string
 		least      time.Duration
@@ -215,23 +214,6 @@ func prologTimeouts(n Node) (found []Finding) {
 		}
 	}
 	return found
-}
-
-// endingTime is what the wrapper has after its grace to stop, drain and end a rank (mpirunwrap.DefaultGrace says so).
-const endingTime = 10 * time.Second
-
-func killWait(n Node) []Finding {
-	if n.Slurm == nil {
-		return nil
-	}
-	set, there := n.Slurm.Last("KillWait")
-	least := mpirunwrap.DefaultGrace + endingTime
-	d, forever, ok := seconds(set.Value)
-	if !there || !ok || forever || d >= least {
-		return nil // 30 s where it is not set
-	}
-	return []Finding{fault("kill-wait", set.From, n.Slurm.write(fmt.Sprintf("KillWait=%d", int(least.Seconds()))),
-		"KillWait=%s: ranks have a grace of %d s and then up to %d s to be stopped, drained and ended; a SIGKILL that comes before takes the neighbours on the GPU along", set.Value, int(mpirunwrap.DefaultGrace.Seconds()), int(endingTime.Seconds()))}
 }
 
 func gresTypes(n Node) []Finding {
@@ -361,23 +343,39 @@ func (s Slurm) lists(position int, device site.Device) error {
 	return nil
 }
 
-// noGresMPS holds that Slurm's own sharing by MPS is not there as well.
-func noGresMPS(n Node) []Finding {
+// noShares holds that Slurm's own ways to share a GPU among jobs are not there as well.
+func noShares(n Node) (found []Finding) {
+	for _, shared := range []struct{ name, what string }{
+		{"mps", "Slurm shares GPUs by gres/mps of its own: it takes CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs"},
+		{"shard", "Slurm shares GPUs by gres/shard, and does not tell a prolog whether a job has a whole one: every job that asks for MPS is refused on this node"},
+	} {
+		found = append(found, noShare(n, shared.name, shared.what)...)
+	}
+	return found
+}
+
+func noShare(n Node, name, what string) []Finding {
 	if n.Slurm == nil {
 		return nil
 	}
-	inTypes, inFile := flag(n.Slurm.value("GresTypes"), "mps"), n.Slurm.Gres != nil && slices.Contains(n.Slurm.Gres.Shared, "mps")
+	inTypes, inFile := flag(n.Slurm.value("GresTypes"), name), n.Slurm.Gres != nil && slices.Contains(n.Slurm.Gres.Shared, name)
+	if name == "shard" { // other nodes may have shards
+		inTypes = false
+	}
 	if !inTypes && !inFile {
 		return nil
 	}
-	where, do := n.Slurm.at("GresTypes"), "take mps out of GresTypes and Gres= in "+n.Slurm.Path
+	where, do := n.Slurm.at("GresTypes"), "take "+name+" out of GresTypes and Gres= in "+n.Slurm.Path
 	if inFile {
 		do += " and its lines out of " + n.Slurm.Gres.Path
+	}
+	if name == "shard" {
+		do = "take shard out of this node's Gres= in " + n.Slurm.Path + " and its lines out of " + n.Slurm.Gres.Path
 	}
 	if !inTypes {
 		where = n.Slurm.Gres.Path
 	}
-	return []Finding{fault("gres-mps", where, do+reconfigure, "Slurm shares GPUs by gres/mps of its own: it takes CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs")}
+	return []Finding{fault(Kind("gres-"+name), where, do+reconfigure, "%s", what)}
 }
 
 // private are the folders that each job has of its own, and from where that is known.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
 // sound is a node of which nothing was seen that is wrong.
@@ -29,8 +30,14 @@ func TestJudge(t *testing.T) {
 		"a state as it should be":     {func(n *Node) { n.State.There, n.State.Mode = true, 0o755|1<<31 }, nil},
 		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []Kind{"no-gpu"}},
 		"few files that may be more":  {func(n *Node) { n.Limits = []Limit{{"slurmd", 1024, true}} }, nil},
-		"few files":                   {func(n *Node) { n.Limits = []Limit{{"slurmd", leastFiles - 1, false}, {"x", leastFiles, false}} }, []Kind{"open-files"}},
-		"versions that do not say":    {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
+		"few files": {func(n *Node) {
+			n.Limits = []Limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
+		}, []Kind{"open-files"}},
+		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []Kind{"guard"}},
+		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []Kind{"guard"}},
+		"an older driver":                   {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} }, []Kind{"guard"}},
+		"a driver that is new enough":       {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},
+		"versions that do not say":          {func(n *Node) { n.Programs = []Program{{Version: "a"}, {Version: ""}, {Version: "a"}} }, nil},
 	} {
 		n := sound()
 		n.Programs = nil

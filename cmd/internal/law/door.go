@@ -2,7 +2,6 @@
 package law
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 
@@ -17,14 +16,14 @@ const help = `policy works on the files that say who gets what: policy.hcl and p
 // Command is mpsctl policy.
 func Command(call *ctl.Call) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policy", Short: "check, format, explain and test the policy", Long: help,
+		Use: "policy", Short: "check, apply, format, explain and test the policy", Long: help,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
 		Args:    ctl.NoOperand,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("cannot run: no command is given: see mpsctl policy --help")
 		},
 	}
-	c.AddCommand(check(call), format(call), explain(call), test(call))
+	c.AddCommand(check(call), apply(call), format(call), explain(call), test(call))
 	return c
 }
 
@@ -49,7 +48,7 @@ func refused(call *ctl.Call, err error) error {
 		return cli.Failed{Err: err}
 	}
 	if call.JSON {
-		err = json.NewEncoder(call.Out).Encode(wrong{false, bad.Complaints()})
+		err = cli.WriteJSON(call.Out, wrong{false, bad.Complaints()})
 	} else {
 		err = bad.Write(call.Out, call.Screen().Coloured())
 	}
@@ -63,7 +62,7 @@ func refused(call *ctl.Call, err error) error {
 func written(call *ctl.Call, answer any, text string) error {
 	var err error
 	if call.JSON {
-		err = json.NewEncoder(call.Out).Encode(answer)
+		err = cli.WriteJSON(call.Out, answer)
 	} else {
 		_, err = io.WriteString(call.Out, text)
 	}

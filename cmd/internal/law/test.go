@@ -49,12 +49,7 @@ func testAll(call *ctl.Call, files, paths []string) error {
 		if err != nil {
 			return refused(call, err)
 		}
-		all.Results = append(all.Results, law.Run(cases)...)
-	}
-	for _, r := range all.Results {
-		if !r.Passed {
-			all.Failed++
-		}
+		all.add(law.Run(cases))
 	}
 	if err := written(call, all, all.String()); err != nil {
 		return err
@@ -69,6 +64,15 @@ func testAll(call *ctl.Call, files, paths []string) error {
 type tested struct {
 	Results []policyfile.Result `json:"results"`
 	Failed  int                 `json:"failed"`
+}
+
+func (t *tested) add(results []policyfile.Result) {
+	t.Results = append(t.Results, results...)
+	for _, r := range results {
+		if !r.Passed {
+			t.Failed++
+		}
+	}
 }
 
 func (t tested) String() string {

@@ -4,17 +4,21 @@
 package meter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
 )
 
@@ -22,14 +26,23 @@ const help = `metrics prints what this node has in Prometheus' text form, for no
 and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the log. When the
 log is rotated the totals begin anew, as those of a program that was restarted do.
 
-It asks one daemon after the other, each for 2 s at most, and changes nothing. It exits with 0 where it could print, and
-with 2 for a wrong flag.`
+It asks the daemons, each for 2 s at most, takes 20 s at most for all of its looks, and changes nothing. What did not answer
+by then is counted in slurm_mps_unanswered_daemons and slurm_mps_unseen.
+
+--out FILE puts the metrics into a file, whole. Every folder of its path must be root's own and writable by no one else, and
+no link is followed.
+
+It exits with 0 where it could print, with 1 where it could not, and with 2 for a wrong flag.`
+
+// lookTime bounds all looks. The unit that writes the metrics is ended after a minute, and the next begins then.
+const lookTime = 20 * time.Second
 
 // Command is mpsctl metrics.
 func Command(call *ctl.Call) *cobra.Command {
-	return &cobra.Command{
+	var out string
+	c := &cobra.Command{
 		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: help,
-		Example:               "  mpsctl metrics\n  systemctl enable --now slurm-mps-metrics.timer",
+		Example:               "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n  systemctl enable --now slurm-mps-metrics.timer",
 		DisableFlagsInUseLine: true, Args: ctl.NoOperand,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := sight.Here(call.Paths, true)
@@ -38,7 +51,9 @@ func Command(call *ctl.Call) *cobra.Command {
 			}
 			ctx, stop := ctl.Interruptible()
 			defer stop()
-			node, found := reader.Look(ctx, sight.Disagreements)
+			looking, cancel := context.WithTimeout(ctx, lookTime)
+			defer cancel()
+			node, found := reader.Look(looking, sight.Disagreements)
 			if ctx.Err() != nil {
 				return cli.Failed{Err: errors.New("cannot print metrics: interrupted")}
 			}
@@ -46,10 +61,27 @@ func Command(call *ctl.Call) *cobra.Command {
 			if err != nil {
 				return cli.Failed{Err: err}
 			}
-			_, err = io.WriteString(call.Out, text(node, found, ended))
+			said := text(node, found, ended)
+			if out != "" {
+				err = replace(out, said)
+			} else {
+				_, err = io.WriteString(call.Out, said)
+			}
 			return ctl.Wrote("metrics", err)
 		},
 	}
+	c.Flags().StringVar(&out, "out", "", "put them into this `FILE`, in a folder that is root's own")
+	return c
+}
+
+// replace writes the file by way of its folder, which no one else than root can have put there.
+func replace(path, text string) error {
+	dir, err := site.OpenWay(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return site.Replace(dir, filepath.Base(path), []byte(text), 0o644)
 }
 
 // readTotals reads the log. That there is none yet is no failure: no job has ended.
@@ -134,6 +166,7 @@ func now(n sight.Node, found []sight.Finding) []family {
 		{"daemons", "gauge", "Control daemons of jobs, by state.", daemons.samples("state")},
 		clients, held,
 		{"findings", "gauge", "What is not as the leases say, by kind: mpsctl status says what to do.", findings.samples("kind")},
+		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.", []sample{{nil, float64(daemons[string(sight.Wedged)] + daemons[string(sight.Alive)])}}},
 		{"unseen", "gauge", "Things that could not be looked at.", []sample{{nil, float64(len(n.Unseen))}}},
 	}
 }

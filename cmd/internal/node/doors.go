@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/prolog"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -27,40 +31,93 @@ const prologMargin = 45 * time.Second
 
 func runProlog(p cli.Process, paths site.Paths) error {
 	began := time.Now()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
 	job, err := slurm.ReadJob(slurm.NewEnviron(p.Env), slurm.Prolog)
+	log := logfile.Of(out, "prolog", job.ID)
+	outcome := prolog.NotAsked
+	if err == nil {
+		outcome, err = openJob(paths, out, log, job)
+	}
+	if err != nil && outcome != prolog.Without {
+		log.Error().Str("outcome", string(prolog.Failed)).Err(err).Dur("ms", time.Since(began)).Send()
+		return err
+	}
+	log.Info().Str("outcome", string(outcome)).AnErr("error", err).Dur("ms", time.Since(began)).Send()
+	return nil
+}
+
+// openJob opens the lease of a job that asks for MPS. For one that does not, no file but the policy is looked at, and
+// nothing that is wrong with the node's files fails it.
+func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
+	law, err := readPolicy(paths, log)
+	if !prolog.Asks(job, law) {
+		return prolog.NotAsked, nil
+	}
 	if err != nil {
-		return err
+		return prolog.Failed, err
 	}
-	law, err := readPolicy(paths.Policy())
+	n, err := open(paths, out, "prolog", job.ID)
 	if err != nil {
-		return err
+		return prolog.Failed, err
 	}
-	n, factsErr, err := open(paths, "prolog", job.ID)
-	if err := errors.Join(factsErr, err); err != nil {
-		return err
+	if n.standing.Wrong == nil {
+		warn(log, keepFacts(paths), "the site's file is not kept for the day when it cannot be read")
 	}
-	defer n.close()
 	opener := prolog.Opener{
-		Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
+		Journal: n.journal, Daemons: n.control, Guards: n.guards, GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
 		Control: lease.Program{Path: n.facts.Control, LibraryPath: n.facts.LibraryPath},
 		Names:   groupNames,
 	}
-	return within(n.facts.PrologDeadline, prologMargin, func(ctx context.Context) error {
-		outcome, err := opener.Open(ctx, job, law)
-		n.log.Info().Str("outcome", string(outcome)).AnErr("error", err).Dur("ms", time.Since(began)).Send()
-		if outcome == prolog.Failed {
-			return err
-		}
-		return nil
+	outcome := make(chan prolog.Outcome, 1)
+	err = within(n.facts.PrologDeadline, prologMargin, func(ctx context.Context) error {
+		ended, err := opener.Open(ctx, job, law)
+		outcome <- ended
+		return err
 	})
+	select {
+	case ended := <-outcome:
+		if ended == prolog.Failed {
+			err = errors.Join(err, n.standing.Wrong)
+		}
+		return ended, err
+	default:
+		return prolog.Failed, err
+	}
 }
 
-func readPolicy(path string) (policy.Policy, error) {
-	law, err := policyfile.Load(path)
-	if err != nil {
-		return policy.Policy{}, fmt.Errorf("cannot read policy: %w", err)
+// readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the trigger is
+// the shipped policy's, and the error says why there is nothing else.
+func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
+	law, standing := ReadPolicy(paths)
+	if standing.Wrong == nil {
+		warn(log, KeepPolicy(paths, law), "the policy is not kept for the day when it cannot be read")
+		return law.Policy(), nil
 	}
-	return law.Policy(), nil
+	log.Error().Err(standing.Wrong).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
+	if law != nil {
+		return law.Policy(), nil
+	}
+	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Wrong)
+}
+
+// shippedTrigger says how jobs ask at a site whose own policy has never been read.
+func shippedTrigger() *policy.Trigger {
+	shipped, err := etc.Files.ReadFile("policy.hcl")
+	if err != nil {
+		panic(err) // it is a part of this program
+	}
+	law, err := policyfile.Parse(shipped, "policy.hcl")
+	if err != nil {
+		panic(err)
+	}
+	return law.Policy().Trigger
+}
+
+func warn(log zerolog.Logger, err error, what string) {
+	if err != nil {
+		log.Warn().Err(err).Msg(what)
+	}
 }
 
 // Epilog is the door of the epilog.
@@ -74,21 +131,28 @@ const epilogMargin = 5 * time.Second
 
 func runEpilog(p cli.Process, paths site.Paths) error {
 	began := time.Now()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
 	job, err := slurm.ReadJob(slurm.NewEnviron(p.Env), slurm.Epilog)
-	if err != nil {
-		return err
+	log := logfile.Of(out, "epilog", job.ID)
+	if err == nil {
+		err = closeJob(paths, out, log, job.ID)
 	}
-	n, factsErr, err := open(paths, "epilog", job.ID)
-	if err != nil {
-		return err
+	log.Info().Bool("closed", err == nil).AnErr("error", err).Dur("ms", time.Since(began)).Send()
+	return err
+}
+
+// closeJob closes the lease of a job. One that has nothing here, as one that did not ask for MPS, is not failed by a /run
+// that is full or read-only.
+func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) error {
+	untouched := lease.Untouched(paths.Run(), job)
+	n, err := open(paths, out, "epilog", job)
+	if err == nil {
+		err = within(n.facts.EpilogDeadline, epilogMargin, func(ctx context.Context) error { return n.closer().Close(ctx, job) })
 	}
-	defer n.close()
-	if factsErr != nil {
-		n.log.Error().Err(factsErr).Msg("going on with the default facts")
+	if err != nil && untouched && lease.Untouched(paths.Run(), job) {
+		log.Warn().Err(err).Msg("nothing of the job is here: there is nothing to close")
+		return nil
 	}
-	return within(n.facts.EpilogDeadline, epilogMargin, func(ctx context.Context) error {
-		err := n.closer().Close(ctx, job.ID)
-		n.log.Info().Bool("closed", err == nil).AnErr("error", err).Dur("ms", time.Since(began)).Send()
-		return err
-	})
+	return err
 }

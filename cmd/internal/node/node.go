@@ -6,21 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/epilog"
-	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -29,110 +26,73 @@ import (
 
 // node is this node, put together for one job.
 type node struct {
-	paths   site.Paths
-	facts   site.Facts
-	journal *lease.Journal
-	gpus    *lazyGPUs
-	control mps.Control
-	out     io.Writer // of log
-	log     zerolog.Logger
-	close   func()
+	paths    site.Paths
+	facts    site.Facts
+	standing Standing // of the facts
+	journal  *lease.Journal
+	gpus     *lazyGPUs
+	control  mps.Control
+	guards   guard.Control
+	out      io.Writer // of log
+	log      zerolog.Logger
 }
 
-// open puts a node together. The facts are the file's; where that cannot be read the error is in the second result, and
-// the node has the defaults: an epilog goes on with them.
-func open(paths site.Paths, program string, job uint32) (n node, factsErr, err error) {
-	facts, factsErr := ReadFacts(paths.Facts())
+// open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails no one.
+func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
+	log := logfile.Of(out, program, job)
+	facts, standing := ReadFacts(paths)
+	if standing.Wrong != nil {
+		log.Error().Err(standing.Wrong).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
+	}
 	boot, err := site.BootID()
 	if err != nil {
-		return node{}, nil, err
+		return node{}, err
 	}
 	journal, err := lease.Open(paths.Run(), boot)
 	if err != nil {
-		return node{}, nil, err
+		return node{}, err
 	}
-	out, closeLog := openLog(paths.Log())
 	// An NVML that hangs is given up early enough for all that does not need it.
 	gpus := &lazyGPUs{library: facts.NVMLLibrary, patience: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
 	return node{
-		paths: paths, facts: facts, journal: journal, gpus: gpus,
+		paths: paths, facts: facts, standing: standing, journal: journal, gpus: gpus,
 		control: mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath},
-		out:     out, log: logOf(out, program, job),
-		close: closeLog,
-	}, factsErr, nil
-}
-
-func logOf(out io.Writer, program string, job uint32) zerolog.Logger {
-	return zerolog.New(out).With().Timestamp().Str("program", program).Uint32("job", job).Logger()
+		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Journal: journal},
+		out:     out, log: log,
+	}, nil
 }
 
 // closer is the undo of the house.
 func (n node) closer() epilog.Closer {
 	return epilog.Closer{
-		Journal: n.journal, Daemons: n.control, GPUs: n.gpus, Log: n.log, Again: n.again,
+		Journal: n.journal, Daemons: n.control, Guards: n.guards, GPUs: n.gpus, Log: n.log, Again: n.again,
 		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"),
 	}
 }
 
 // again is how an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
-	self, err := os.Executable()
-	if err != nil {
-		self = "prolog"
-	}
-	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, filepath.Join(filepath.Dir(self), "epilog"))
+	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, beside("epilog"))
 	if n.paths.Root != "" {
 		command += " --root " + n.paths.Root
 	}
 	return command
 }
 
-// ReadFacts reads what the site says of itself; what it does not say, or has no file for, is the default.
-func ReadFacts(path string) (site.Facts, error) {
-	facts := site.DefaultFacts()
-	content, err := site.ReadOwned(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return facts, nil
-	}
-	if err != nil {
-		return facts, err
-	}
-	read, err := policyfile.ParseFacts(content, path, facts)
-	if err != nil {
-		return facts, err
-	}
-	return read, nil
-}
+// libexec is the folder of the programs that slurmd runs, as packages have it.
+const libexec = "/usr/libexec/slurm-mps"
 
-// openLog appends to the log. A log that cannot be written is no reason to drain a node: it goes to nobody then.
-func openLog(path string) (io.Writer, func()) {
-	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
-	zerolog.ErrorHandler = func(error) {} // it would say each lost line on stderr, which is for what the act says
-	_ = os.MkdirAll(filepath.Dir(path), 0o755)
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
+// beside is the path of another program of the package: in the folder of this one, if it is there.
+func beside(program string) string {
+	self, err := os.Executable()
 	if err != nil {
-		return io.Discard, func() {}
+		return filepath.Join(libexec, program)
 	}
-	return printable{file}, func() { file.Close() }
-}
-
-// printable escapes what a terminal would obey in lines of JSON. Their writer escapes what JSON must: C1 controls and
-// marks that turn the direction of a line are not among that, and a user may have written them.
-type printable struct{ to io.Writer }
-
-func (p printable) Write(line []byte) (int, error) {
-	var plain []byte
-	for _, r := range string(line) {
-		if r == '\n' || strconv.IsPrint(r) {
-			plain = utf8.AppendRune(plain, r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			plain = fmt.Appendf(plain, `\u%04x`, unit)
-		}
+	path := filepath.Join(filepath.Dir(self), program)
+	if _, err := os.Stat(path); err != nil {
+		return filepath.Join(libexec, program)
 	}
-	_, err := p.to.Write(plain)
-	return len(line), err
+	return path
 }
 
 // Gres reads what Slurm's files say of the job's node.

@@ -4,26 +4,30 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
 // Reaping is what mpsctl reap does with a node: the undo of the house and its parts, for many jobs.
-type Reaping struct{ n node }
+type Reaping struct {
+	n     node
+	close func()
+}
 
-// OpenReaping puts a node together for reaping. It makes the folders of state and the log where they are missing. The
-// facts are the file's; where that cannot be read the error is in the second result, and the defaults hold, as for an
-// epilog.
-func OpenReaping(paths site.Paths) (r *Reaping, factsErr, err error) {
-	n, factsErr, err := open(paths, "reap", 0)
+// OpenReaping puts a node together for reaping. It makes the folders of state and the log where they are missing.
+func OpenReaping(paths site.Paths) (*Reaping, error) {
+	out, closeLog := logfile.Open(paths.Log())
+	n, err := open(paths, out, "reap", 0)
 	if err != nil {
-		return nil, nil, err
+		closeLog()
+		return nil, err
 	}
-	return &Reaping{n}, factsErr, nil
+	return &Reaping{n, closeLog}, nil
 }
 
 // Close gives back what was opened.
-func (r *Reaping) Close() { r.n.close() }
+func (r *Reaping) Close() { r.close() }
 
 // Journal is the node's.
 func (r *Reaping) Journal() *lease.Journal { return r.n.journal }
@@ -37,19 +41,22 @@ func (r *Reaping) Within(act func(context.Context) error) error {
 // Undo undoes a lease as the epilog does; the caller has the job's turn.
 func (r *Reaping) Undo(ctx context.Context, l lease.Lease) error {
 	c := r.n.closer()
-	c.Log = logOf(r.n.out, "reap", l.Job.ID)
+	c.Log = logfile.Of(r.n.out, "reap", l.Job.ID)
 	c.Again = func(job lease.Job) string { return Reap(r.n.paths, job.ID) }
 	return c.Undo(ctx, l)
 }
 
 // Void ends the daemons of a job that has no lease, and removes its files; the caller has the job's turn.
 func (r *Reaping) Void(ctx context.Context, job uint32, daemons []Unleased) error {
-	log := logOf(r.n.out, "reap", job)
+	log := logfile.Of(r.n.out, "reap", job)
 	for _, d := range daemons {
 		if err := r.n.control.End(ctx, d.Job, d.Daemon); err != nil {
 			return err
 		}
 		log.Warn().Str("step", "daemon ended").Int("pid", d.Daemon.Proc.PID).Str("pipe_dir", d.Daemon.PipeDir).Msg("no lease named it")
+	}
+	if err := r.n.guards.End(ctx, job); err != nil {
+		return err
 	}
 	if err := r.n.journal.Void(ctx, job); err != nil {
 		return err
@@ -81,6 +88,6 @@ type GPUs interface {
 
 // LookAt is the driver of the node for who only looks. Each call ends within the epilog's deadline.
 func LookAt(paths site.Paths) GPUs {
-	facts, _ := ReadFacts(paths.Facts())
+	facts, _ := ReadFacts(paths)
 	return &lazyGPUs{library: facts.NVMLLibrary, patience: facts.EpilogDeadline / 2}
 }

@@ -1,17 +1,17 @@
 package plan
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 )
 
 // writeJSON writes the plan in one line, for programs.
-func (p Plan) writeJSON(w io.Writer) error { return json.NewEncoder(w).Encode(p) }
+func (p Plan) writeJSON(w io.Writer) error { return cli.WriteJSON(w, p) }
 
 // barCells is what 80 columns leave beside the numbers.
 const barCells = 38

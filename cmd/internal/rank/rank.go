@@ -5,10 +5,11 @@ package rank
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -33,8 +35,8 @@ const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
 
 SLURM_MPS=off runs the program as it is, without MPS.
 
-It exits with the program's own code; 125 where it cannot seat the rank, 126 where the program cannot be executed, 127
-where it is not found.
+It becomes the program: what follows is the program's own. It exits with 125 if it cannot place the rank, with 126 if the
+program cannot be executed, with 127 if it is not found.
 `
 
 // usage is the help, with a line for each setting.
@@ -50,55 +52,30 @@ func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsageEnd)
 }
 
-// line is mpirun-wrap's own command line, taken apart.
-type line struct {
-	paths   site.Paths
-	options mpirunwrap.Options
-	version bool
-	program []string
-}
-
 // parse reads the flags over the variables.
-func parse(p cli.Process) (l line, err error) {
-	if l.options, err = mpirunwrap.ReadOptions(slurm.NewEnviron(p.Env)); err != nil {
+func parse(args []string, env slurm.Environ) (l line, err error) {
+	if l.options, err = mpirunwrap.ReadOptions(env); err != nil {
 		return l, err
 	}
-	flags := flag.NewFlagSet("mpirun-wrap", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&l.paths.Root, "root", "", "")
-	flags.BoolVar(&l.version, "version", false, "")
-	var refused error // the option's own sentence, without the flag package's around it
-	set := func(flag, value string) error {
-		refused = l.options.Set(flag, value)
-		return refused
+	if err = l.parse(args, slices.Concat(mpirunwrap.Settings(), own)); err != nil {
+		return l, err
 	}
-	flags.BoolFunc("v", "", func(value string) error { return set("verbose", value) })
-	for _, s := range mpirunwrap.Settings() {
-		set := func(value string) error { return set(s.Flag, value) }
-		if s.Value == "" {
-			flags.BoolFunc(s.Flag, "", set)
-		} else {
-			flags.Func(s.Flag, "", set)
-		}
-	}
-	if err := flags.Parse(p.Args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return l, err
-		}
-		if refused != nil {
-			return l, refused
-		}
-		return l, fmt.Errorf("cannot read flags: %w: see mpirun-wrap --help", err)
-	}
-	l.program = flags.Args()
 	return l, l.options.Check()
 }
 
-// Wrap is the door of mpirun-wrap. It returns the program's code where it guarded one.
+// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit: it would run any program as the file's owner.
+var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
+
+// Wrap is mpirun-wrap. It returns only if no program could be run, or none was to be.
 func Wrap(p cli.Process) int {
-	l, err := parse(p)
+	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
+		p.Complain("mpirun-wrap", errSetID)
+		return cli.WrapperFailed
+	}
+	env := slurm.NewEnviron(p.Env)
+	l, err := parse(p.Args, env)
 	switch {
-	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errHelp):
 		usage(p.Out)
 		return cli.OK
 	case err == nil && l.version:
@@ -108,14 +85,10 @@ func Wrap(p cli.Process) int {
 		err = errors.New("cannot run a program: none is given: see mpirun-wrap --help")
 	}
 	if err == nil {
-		err = run(p, l)
+		err = run(p, env, l)
 	}
 	if err == nil {
 		return cli.OK
-	}
-	var code exitCode
-	if errors.As(err, &code) {
-		return int(code)
 	}
 	p.Complain("mpirun-wrap", err)
 	var program *mpirunwrap.ProgramError
@@ -125,13 +98,12 @@ func Wrap(p cli.Process) int {
 	return cli.WrapperFailed
 }
 
-// run seats the rank, waits until MPS is ready and guards the program, or becomes it. Where MPS is switched off, or the
-// site lets the job run without it, the program runs as it is; in the second case one rank of the node says so.
-func run(p cli.Process, l line) error {
+// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the job
+// run without it, the program runs as it is; in the second case one rank of the node reports it.
+func run(p cli.Process, env slurm.Environ, l line) error {
 	if l.options.Off {
 		return mpirunwrap.Exec(l.program, p.Env)
 	}
-	env := slurm.NewEnviron(p.Env)
 	rank, err := readRank(l.paths, env, p.PID, l.options)
 	if err != nil {
 		return err
@@ -156,38 +128,16 @@ func run(p cli.Process, l line) error {
 		return seat.Print(p.Out, l.options.JSON)
 	}
 	h := herald{p, env, seat}
-	if err := h.ready(l.options); err != nil {
+	if err := h.ready(); err != nil {
 		return h.instead(l.program, err)
 	}
-	if l.options.Report || l.options.Verbose {
+	if l.options.Report {
 		if err := seat.Report(p.Err, l.options.JSON); err != nil {
 			return err
 		}
 	}
-	if seat.Pass {
-		return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
-	}
-	code, err := mpirunwrap.Guard(l.program, seat.Environment(p.Env), mpirunwrap.GuardOptions{
-		Peers: seat.Ticket.Meet, Rank: rank.Task.LocalRank, Size: rank.Task.LocalSize,
-		Device:    filepath.Join(l.paths.Devices(), "nvidia-uvm"),
-		Terminate: control{seat}.terminate, Broadcast: launched(rank.Task), Verify: h.verification(l.options), Err: p.Err, Verbose: l.options.Verbose,
-	})
-	if err != nil {
-		return err
-	}
-	return exitCode(code)
+	return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
 }
-
-// launched reports whether a launcher started the rank: its signals reach all processes of the rank, not the wrapper
-// alone.
-func launched(task slurm.Task) bool {
-	return task.Source != slurm.SourceAlone && task.Source != slurm.SourceHand
-}
-
-// exitCode is the code of a program that ran, which is the wrapper's.
-type exitCode int
-
-func (c exitCode) Error() string { return fmt.Sprintf("the program ended with code %d", int(c)) }
 
 // readRank is what the environment and the machine say of this rank.
 func readRank(paths site.Paths, env slurm.Environ, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
@@ -210,7 +160,7 @@ func readTask(env slurm.Environ, pid int, options mpirunwrap.Options) (slurm.Tas
 		return slurm.TaskByHand(env, options.LocalRank, options.LocalSize)
 	}
 	if first, _ := strconv.Atoi(env["SLURM_TASK_PID"]); first > 0 && first != pid {
-		env = slurm.Fresh(env, slurm.NewEnviron(site.Environ(first)))
+		env = slurm.Fresh(env, proc.Variables(context.Background(), site.Proc{PID: first}, slurm.LauncherVariables()...).Values)
 	}
 	task, err := slurm.ReadTask(env, pid)
 	if err != nil {
@@ -274,18 +224,14 @@ It always exits with 0.
 // for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no seat. Ranks
 // do not meet here: the task prologs of a step need not run at the same time, and have no flags.
 func TaskProlog(p cli.Process) int {
-	var paths site.Paths
-	flags := flag.NewFlagSet("task-prolog", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&paths.Root, "root", "", "")
-	version := flags.Bool("version", false, "")
-	switch err := flags.Parse(p.Args); {
-	case errors.Is(err, flag.ErrHelp):
+	var l line
+	switch err := l.parse(p.Args, own); {
+	case errors.Is(err, errHelp):
 		fmt.Fprint(p.Out, taskPrologUsage)
 		return cli.OK
 	case err != nil:
 		return cli.OK
-	case *version:
+	case l.version:
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.OK
 	}
@@ -295,11 +241,11 @@ func TaskProlog(p cli.Process) int {
 	if err != nil || options.Off {
 		return cli.OK
 	}
-	rank, err := readRank(paths, env, pid, options)
+	rank, err := readRank(l.paths, env, pid, options)
 	if err != nil || rank.Task.StepID == "" || slurm.LaunchesRanks(env) {
 		return cli.OK
 	}
-	seat, err := take(paths, rank)
+	seat, err := take(l.paths, rank)
 	if err != nil || seat.Check() != nil {
 		return cli.OK
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"io"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -29,12 +32,9 @@ func (h herald) first(thing string) bool {
 	return mpirunwrap.First(h.seat.Ticket.Meet, launch, thing, h.seat.Task.LocalRank)
 }
 
-// ready makes sure that MPS is on for the rank and, where that is asked for, that it can be verified later.
-func (h herald) ready(options mpirunwrap.Options) error {
-	if options.Verify == mpirunwrap.VerifyFail && h.seat.Pass {
-		return errors.New("cannot verify rank: --verify=fail needs --signals=protect: with pass nobody stays to look")
-	}
-	return h.seat.Ready(context.Background(), control{h.seat}.status, func(what string) {
+// ready makes sure that MPS is on for the rank.
+func (h herald) ready() error {
+	return h.seat.Ready(context.Background(), h.status, func(what string) {
 		if h.first("waits") {
 			h.p.Complain("mpirun-wrap", errors.New(what))
 		}
@@ -57,46 +57,68 @@ func (h herald) instead(program []string, err error) error {
 	return mpirunwrap.Exec(program, h.seat.Without(h.p.Env))
 }
 
-// verification is how the guard finds out whether the rank computes under MPS, nil where it is not to.
-func (h herald) verification(options mpirunwrap.Options) *mpirunwrap.Verification {
-	if options.Verify == mpirunwrap.VerifyOff {
-		return nil
-	}
-	return &mpirunwrap.Verification{
-		Device: h.seat.Device.UUID, PipeDir: h.seat.Daemon.PipeDir, LogDir: h.seat.Daemon.LogDir,
-		Fail: options.Verify == mpirunwrap.VerifyFail, Clients: control{h.seat}.clients,
-		First: func() bool { return h.first("outside") },
-	}
-}
+const (
+	// answerWithin is for one question, which is answered within 5 ms (measured).
+	answerWithin = 5 * time.Second
+	// maxAnswer bounds what is read of an answer, which is one word.
+	maxAnswer = 4 << 10
+)
 
-// statusPatience is for one question, which is answered within 5 ms (measured), and for the ranks that ask before.
-const statusPatience = 5 * time.Second
-
-// status is the state of a server, in the daemon's word.
-func (c control) status(ctx context.Context, server int) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, statusPatience)
+// status is the state of a server in the daemon's word, by the control program. The daemon drops a third of the questions of
+// ranks that ask at the same time (measured): that is an error, and the rank asks again. os/exec is not linked, because
+// this program stays small.
+func (h herald) status(ctx context.Context, server int) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	lines, err := c.inTurn(ctx, fmt.Sprintf("get_server_status %d", server))
-	return strings.Join(lines, " "), err
-}
-
-// clients are the pids of all clients of the daemon's servers.
-func (c control) clients(ctx context.Context) (pids []int, err error) {
-	lines, err := c.inTurn(ctx, "ps")
-	for _, line := range lines {
-		word, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if pid, err := strconv.Atoi(word); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, err
-}
-
-func (c control) inTurn(ctx context.Context, question string) ([]string, error) {
-	done, err := c.turn(ctx)
+	question, err := pipeOf(fmt.Sprintf("get_server_status %d\n", server))
 	if err != nil {
-		return nil, fmt.Errorf("cannot ask daemon %q: %w", question, err)
+		return "", err
 	}
-	defer done()
-	return c.askAgain(ctx, question)
+	defer question.Close()
+	answer, out, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer answer.Close()
+	program := h.seat.Ticket.Control
+	env := []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + h.seat.Daemon.PipeDir}
+	if program.LibraryPath != "" {
+		env = append(env, "LD_LIBRARY_PATH="+program.LibraryPath)
+	}
+	process, err := os.StartProcess(program.Path, []string{program.Path}, &os.ProcAttr{
+		Dir: "/", Env: env, Files: []*os.File{question, out, nil}, Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	out.Close()
+	if err != nil {
+		return "", fmt.Errorf("cannot ask daemon: %w", err)
+	}
+	deadline, _ := ctx.Deadline()
+	_ = answer.SetReadDeadline(deadline)
+	said, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
+	_ = syscall.Kill(-process.Pid, syscall.SIGKILL) // not waited for yet, so the group is its own; it has answered or hangs
+	end, waited := process.Wait()
+	state := strings.TrimSpace(string(said))
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "", fmt.Errorf("cannot ask daemon: %w", site.ErrWedged)
+	case err != nil || waited != nil:
+		return "", fmt.Errorf("cannot ask daemon: %w", errors.Join(err, waited))
+	case state == "" || !end.Success():
+		return "", fmt.Errorf("cannot ask daemon: it answers %q (%s)", state, end)
+	}
+	return state, nil
+}
+
+// pipeOf is a pipe with a text in it, to read from: the text is shorter than what a pipe holds.
+func pipeOf(text string) (*os.File, error) {
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	_, err = writes.WriteString(text)
+	if err = errors.Join(err, writes.Close()); err != nil {
+		reads.Close()
+		return nil, err
+	}
+	return reads, nil
 }

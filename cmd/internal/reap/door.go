@@ -2,7 +2,6 @@
 package reap
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -73,7 +72,7 @@ type report struct {
 func tell(call *ctl.Call, r report) error {
 	var err error
 	if call.JSON {
-		err = json.NewEncoder(call.Out).Encode(r)
+		err = cli.WriteJSON(call.Out, r)
 	} else {
 		_, err = io.WriteString(call.Out, r.text(call.Screen()))
 	}

@@ -2,6 +2,7 @@ package reap
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
@@ -53,7 +54,7 @@ func (none) undo(context.Context, lease.Lease) error             { return nil }
 func (none) void(context.Context, uint32, []node.Unleased) error { return nil }
 func (none) close()                                              {}
 
-// open puts a reaping together. The site's file may have a mistake: then its defaults hold, as for an epilog, and it is said.
+// open puts a reaping together. When the site's file has a mistake, that is said.
 func open(paths site.Paths, job uint32, dry bool) (*reaper, error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -63,15 +64,15 @@ func open(paths site.Paths, job uint32, dry bool) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, doubt := node.ReadFacts(paths.Facts())
+	_, standing := node.ReadFacts(paths)
 	r := &reaper{paths: paths, journal: lease.Reader(paths.Run(), boot), only: job, self: self, hands: none{}}
-	if doubt != nil {
-		r.lines = append(r.lines, Line{Where: "site.hcl", Act: Leave, Why: "its defaults hold: " + doubt.Error(), Do: "mend it"})
+	if standing.Wrong != nil {
+		r.lines = append(r.lines, Line{Where: "site.hcl", Act: Leave, Why: fmt.Sprintf("it cannot be used: %v: %s", standing.Wrong, standing.Instead("the defaults hold")), Do: "mend it"})
 	}
 	if dry {
 		return r, nil
 	}
-	opened, _, err := node.OpenReaping(paths)
+	opened, err := node.OpenReaping(paths)
 	if err != nil {
 		return nil, err
 	}

@@ -2,18 +2,16 @@ package reap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // signs are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for another's
@@ -65,13 +63,15 @@ func lookForSteps() (signs, error) {
 	for line := range strings.Lines(string(sockets)) {
 		s.socket(strings.TrimSuffix(line, "\n"))
 	}
-	processes, err := pids()
+	processes, err := proc.PIDs()
 	if err != nil {
 		return s, err
 	}
 	for _, pid := range processes {
 		s.group(pid)
-		s.title(pid)
+		if err := s.title(pid); err != nil {
+			return s, fmt.Errorf("cannot look for steps: title of pid %d: %w", pid, err)
+		}
 	}
 	return s, nil
 }
@@ -141,19 +141,18 @@ func groupOf(content string) string {
 var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
 
 // title takes what a step daemon calls itself. Only root's processes are asked: a user's could say anything.
-func (s *signs) title(pid int) {
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil || !strings.HasPrefix(string(name), "slurmstepd") {
-		return
+func (s *signs) title(pid int) error {
+	if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
+		return nil
 	}
-	if uid, err := mps.Owner(pid); err != nil || uid != 0 {
-		return
+	if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
+		return nil
 	}
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		return
+	line := proc.CommandLines(context.Background(), []site.Proc{{PID: pid}})[0]
+	if errors.Is(line.Err, proc.ErrLate) {
+		return line.Err
 	}
-	match := stepTitle.FindStringSubmatch(string(content))
+	match := stepTitle.FindStringSubmatch(line.Args[0])
 	switch {
 	case match == nil:
 	case match[2] == "." || match[2] == "+":
@@ -161,55 +160,23 @@ func (s *signs) title(pid int) {
 	default:
 		s.cuts = append(s.cuts, cut{match[1], pid})
 	}
+	return nil
 }
 
 // ofUser finds a process of a user that was started in a job. It proves no step: what a job left behind has that too.
-func ofUser(ctx context.Context, job, uid uint32) (pid int) {
-	pid, _ = bounded(ctx, 2*time.Second, func() (int, error) {
-		processes, err := pids()
-		for _, pid := range processes {
-			owner, err := mps.Owner(pid)
-			if err == nil && owner == uid && slices.Contains(site.Environ(pid), fmt.Sprintf("SLURM_JOB_ID=%d", job)) {
-				return pid, nil
-			}
-		}
-		return 0, err
-	})
-	return pid
-}
-
-func pids() ([]int, error) {
-	folders, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil, err
-	}
-	var all []int
-	for _, folder := range folders {
-		if pid, err := strconv.Atoi(filepath.Base(folder)); err == nil {
-			all = append(all, pid)
+func ofUser(job, uid uint32) int {
+	pids, _ := proc.PIDs()
+	var procs []site.Proc
+	for _, pid := range pids {
+		if uids, err := proc.UIDs(pid); err == nil && uids[0] == uid {
+			procs = append(procs, site.Proc{PID: pid})
 		}
 	}
-	return all, nil
-}
-
-// bounded leaves an act behind that a user can hold up: the memory of a process comes from its owner.
-func bounded[T any](ctx context.Context, d time.Duration, act func() (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
+	const variable = "SLURM_JOB_ID"
+	for i, environment := range proc.Environments(context.Background(), procs, variable) {
+		if environment.Values[variable] == strconv.FormatUint(uint64(job), 10) {
+			return procs[i].PID
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	answered := make(chan answer, 1)
-	go func() {
-		value, err := act()
-		answered <- answer{value, err}
-	}()
-	select {
-	case a := <-answered:
-		return a.value, a.err
-	case <-ctx.Done():
-		var none T
-		return none, fmt.Errorf("no answer within %v: a process holds up its reader", d)
-	}
+	return 0
 }

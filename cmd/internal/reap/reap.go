@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
@@ -55,9 +54,6 @@ type reaper struct {
 	unseen   error                      // why these are not known
 	lines    []Line
 }
-
-// censusDeadline bounds the look at all processes of MPS.
-const censusDeadline = 10 * time.Second
 
 // reap looks at everything and does what can be proved to be right.
 func (r *reaper) reap(ctx context.Context) ([]Line, error) {
@@ -203,7 +199,7 @@ func (r *reaper) led(line Line, l lease.Lease, steps signs) Line {
 		return line.act(Close, "you say that it is gone")
 	}
 	why := "no step of it is here: it may be an allocation without a step"
-	if pid := ofUser(context.Background(), l.Job.ID, l.Job.UID); pid != 0 {
+	if pid := ofUser(l.Job.ID, l.Job.UID); pid != 0 {
 		why = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
 	}
 	return line.leave(why, fmt.Sprintf("when squeue -j %d says that the job is gone: %s", l.Job.ID, node.Reap(r.paths, l.Job.ID)))
@@ -297,11 +293,7 @@ func where(job uint32) string { return fmt.Sprintf("job %d", job) }
 // pipe folder in its environment is a job's, and its uid is that folder's owner.
 func (r *reaper) takeCensus(ctx context.Context) {
 	r.unleased = map[uint32][]node.Unleased{}
-	census, err := bounded(ctx, censusDeadline, func() ([]mps.Process, error) {
-		return mps.Census(func(p site.Proc, file string) ([]byte, error) {
-			return os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.PID, file))
-		})
-	})
+	census, err := mps.Census(ctx)
 	if err != nil {
 		r.unseen = err
 		r.lines = append(r.lines, Line{Where: "processes of MPS"}.leave("they cannot be seen: "+cli.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps"))

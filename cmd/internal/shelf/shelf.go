@@ -2,12 +2,12 @@
 package shelf
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
 	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/spf13/cobra"
@@ -114,9 +114,7 @@ func find(name string) *item {
 
 func written(call *ctl.Call, answer any, text string) error {
 	if call.JSON {
-		encoder := json.NewEncoder(call.Out)
-		encoder.SetEscapeHTML(false)
-		return ctl.Wrote("site", encoder.Encode(answer))
+		return ctl.Wrote("site", cli.WriteJSON(call.Out, answer))
 	}
 	_, err := io.WriteString(call.Out, text)
 	return ctl.Wrote("site", err)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // readClients finds the clients of each device of each job, and what they are limited to. The daemon says who they are;
@@ -21,18 +21,20 @@ import (
 func (r *Reader) readClients(ctx context.Context, n *Node) {
 	for i := range n.Jobs {
 		j := &n.Jobs[i]
-		known := map[int]limits{}
+		var pids []int
 		for k := range j.Devices {
-			for _, c := range n.clientsOn(*j, j.Devices[k].UUID) {
-				own, seen := known[c.PID]
-				if !seen {
-					own = r.limitsOf(ctx, c.PID, j.UID)
-					known[c.PID] = own
-				}
-				n.limit(&c, *j, j.Devices[k].UUID, own)
-				j.Devices[k].Clients = append(j.Devices[k].Clients, c)
+			j.Devices[k].Clients = append(j.Devices[k].Clients, n.clientsOn(*j, j.Devices[k].UUID)...)
+			for _, c := range j.Devices[k].Clients {
+				pids = append(pids, c.PID)
 			}
-			slices.SortFunc(j.Devices[k].Clients, func(a, b Client) int { return a.PID - b.PID })
+		}
+		known := limitsOf(ctx, pids, j.UID)
+		for k := range j.Devices {
+			clients := j.Devices[k].Clients
+			for at := range clients {
+				n.limit(&clients[at], *j, j.Devices[k].UUID, known[clients[at].PID])
+			}
+			slices.SortFunc(clients, func(a, b Client) int { return a.PID - b.PID })
 		}
 	}
 }
@@ -79,44 +81,55 @@ type limits struct {
 	unknown string         // why nothing is known
 }
 
-// limitsOf reads them from a process that must be the job user's: the pid is that user's daemon's word.
-func (r *Reader) limitsOf(ctx context.Context, pid int, uid uint32) limits {
-	stat, err := site.ReadStat(pid)
-	if err != nil {
-		return limits{unknown: "the process has ended"}
-	}
-	if owner, err := mps.Owner(pid); err != nil || owner != uid {
-		return limits{unknown: fmt.Sprintf("it is no process of uid %d", uid)}
-	}
-	environment, err := r.memory.read(ctx, stat.Proc, "environ")
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return limits{unknown: "not yours to read"}
-	case errors.Is(err, errStuck):
-		return limits{unknown: err.Error()}
-	case err != nil || !stat.Proc.Alive():
-		return limits{unknown: "the process has ended"}
-	}
-	return parseLimits(environment)
-}
+// The variables in which a process has its limits.
+const (
+	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	visibleVariable = "CUDA_VISIBLE_DEVICES"
+	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+)
 
-// parseLimits reads an environment as CUDA does. The first of two entries with one name counts, as for getenv.
-func parseLimits(environment []byte) limits {
-	variables := map[string]string{}
-	for entry := range strings.SplitSeq(string(environment), "\x00") {
-		name, value, ok := strings.Cut(entry, "=")
-		if _, twice := variables[name]; ok && !twice {
-			variables[name] = value
+// limitsOf reads them from processes that must be the job user's: their pids are that user's daemon's word.
+func limitsOf(ctx context.Context, pids []int, uid uint32) map[int]limits {
+	known := map[int]limits{}
+	var procs []site.Proc
+	for _, pid := range pids {
+		if _, twice := known[pid]; twice {
+			continue
+		}
+		known[pid] = limits{unknown: "the process has ended"}
+		stat, err := site.ReadStat(pid)
+		if err != nil {
+			continue
+		}
+		if uids, err := proc.UIDs(pid); err != nil || uids[0] != uid {
+			known[pid] = limits{unknown: fmt.Sprintf("it is no process of uid %d", uid)}
+			continue
+		}
+		procs = append(procs, stat.Proc)
+	}
+	for i, environment := range proc.Environments(ctx, procs, percentVariable, visibleVariable, memoryVariable) {
+		switch err := environment.Err; {
+		case errors.Is(err, fs.ErrPermission):
+			known[procs[i].PID] = limits{unknown: "not yours to read"}
+		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
+			known[procs[i].PID] = limits{unknown: err.Error()}
+		case err == nil && procs[i].Alive():
+			known[procs[i].PID] = limitsIn(environment.Values)
 		}
 	}
+	return known
+}
+
+// limitsIn reads limits as CUDA does.
+func limitsIn(variables map[string]string) limits {
 	var l limits
-	if text, said := variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]; said {
+	if text, said := variables[percentVariable]; said {
 		l.percent, l.ignored = parsePercent(text)
 	}
-	if list := variables["CUDA_VISIBLE_DEVICES"]; list != "" {
+	if list := variables[visibleVariable]; list != "" {
 		l.visible = strings.Split(list, ",")
 	}
-	l.memory = parseMemory(variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], l.visible)
+	l.memory = parseMemory(variables[memoryVariable], l.visible)
 	return l
 }
 

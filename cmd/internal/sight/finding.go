@@ -30,6 +30,10 @@ const (
 	DaemonOfNobody         Kind = "daemon-not-of-a-lease" // any other that is no lease's
 	ServerFault            Kind = "server-fault"
 	CeilingLifted          Kind = "ceiling-lifted"
+	GuardGone              Kind = "guard-gone"
+	FilesUnheld            Kind = "files-unheld"
+	PolicyUnusable         Kind = "policy"
+	FactsUnusable          Kind = "site-file"
 	ProcessWithoutMPS      Kind = "process-without-mps"
 	ClientOfAnother        Kind = "client-of-another-daemon"
 	ClientWithoutShare     Kind = "client-without-share"
@@ -40,7 +44,7 @@ const (
 // disagreements, which status marks.
 var Audited = map[Kind]bool{
 	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, CeilingLifted: true,
-	ExclusiveWithoutLease: true, DaemonWithoutLease: true, DaemonOfNobody: true,
+	ExclusiveWithoutLease: true, DaemonWithoutLease: true, DaemonOfNobody: true, PolicyUnusable: true, FactsUnusable: true,
 }
 
 // auditedAlone are no disagreement of a lease with its node: a job's processes are its user's business to see to.

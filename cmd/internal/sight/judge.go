@@ -3,10 +3,12 @@ package sight
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -18,6 +20,7 @@ import (
 // findings. What could not be seen is no finding.
 func Judge(n Node) []Finding {
 	var b bench
+	b.files(n)
 	for _, j := range n.Jobs {
 		b.job(n, j)
 	}
@@ -31,6 +34,30 @@ func Judge(n Node) []Finding {
 type bench struct{ found []Finding }
 
 func (b *bench) add(f Finding) { b.found = append(b.found, f) }
+
+// files judges what the admins have written.
+func (b *bench) files(n Node) {
+	for _, f := range []struct {
+		kind              Kind
+		path, without, do string
+		node.Standing
+	}{
+		{PolicyUnusable, n.paths.Policy(), "jobs that ask for MPS fail, and drain the node", "see what is wrong: mpsctl policy check" + n.rooted(), n.policy},
+		{FactsUnusable, n.paths.Facts(), "the defaults hold", "see what is wrong: mpsctl doctor" + n.rooted(), n.facts},
+	} {
+		if f.Wrong != nil {
+			b.add(Finding{Kind: f.kind, Where: f.path, What: fmt.Sprintf("it cannot be used: %s: %s", cli.OneLine(f.Wrong), f.Instead(f.without)), Do: f.do})
+		}
+	}
+}
+
+// rooted is the flag that moves what this node's commands read.
+func (n Node) rooted() string {
+	if n.paths.Root == "" {
+		return ""
+	}
+	return " --root " + n.paths.Root
+}
 
 // job judges one job. One on which a prolog or an epilog is at work is between two states, and neither is wrong.
 func (b *bench) job(n Node, j Job) {
@@ -69,6 +96,32 @@ func (b *bench) open(n Node, j Job) {
 	}
 	for _, d := range j.Daemons {
 		b.daemon(n, j, d)
+	}
+	if j.Guard != nil {
+		b.guard(j, *j.Guard)
+	}
+}
+
+// guard judges the guard of a job, and what it has found.
+func (b *bench) guard(j Job, g Guard) {
+	if !g.Running {
+		f := j.finding(GuardGone, fmt.Sprintf("pid %d has ended: a client that ends with work in flight kills the other clients on its GPU", g.PID),
+			fmt.Sprintf("find out who ended it, in the log and by dmesg; to have a guard again requeue the job: scontrol requeue %d", j.ID))
+		f.PID = g.PID
+		b.add(f)
+	}
+	if g.Unheld > 0 {
+		f := j.finding(FilesUnheld, fmt.Sprintf("the guard could not hold %d driver files of the job's clients", g.Unheld), "the log has the reason")
+		f.PID = g.PID
+		b.add(f)
+	}
+	for _, o := range g.Outside {
+		if o.Proc.Alive() {
+			f := j.finding(ProcessWithoutMPS, "it has a GPU of the job open and is no client of the job's MPS daemon: "+o.Cause,
+				fmt.Sprintf("ask the user; to see how it was started: ps -fp %d", o.Proc.PID))
+			f.PID, f.Where = o.Proc.PID, fmt.Sprintf("pid %d, %s", o.Proc.PID, f.Where)
+			b.add(f)
+		}
 	}
 }
 
@@ -195,7 +248,7 @@ func (b *bench) processes(n Node, j Job, held Held) {
 		switch {
 		case p.Kind == KindCompute:
 			b.add(j.process(n, held.UUID, p.PID, ProcessWithoutMPS, p.Name+" computes on the GPU beside MPS, in turns with all of the job's ranks",
-				fmt.Sprintf("see whose it is: ps -fp %d; a rank of the job was started without mpirun-wrap", p.PID)))
+				fmt.Sprintf("see whose it is: ps -fp %d; a rank of the job is there when it was started without mpirun-wrap, or lost CUDA_MPS_PIPE_DIRECTORY", p.PID)))
 		case p.Kind == KindClient && j.asked(held.UUID) && !slices.ContainsFunc(held.Clients, func(c Client) bool { return c.PID == p.PID }):
 			b.add(j.process(n, held.UUID, p.PID, ClientOfAnother, p.Name+" is a client of MPS, and the job's daemon does not serve it",
 				fmt.Sprintf("see whose it is: ps -fp %d", p.PID)))
@@ -248,13 +301,44 @@ func (b *bench) daemons(n Node) {
 		}
 		f := Finding{Kind: DaemonOfNobody, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, orDefault(p.PipeDir))}
 		f.What = "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy"
-		f.Do = fmt.Sprintf("see whose it is: ps -fp %d; to end it: kill -9 %d", p.PID, p.PID)
+		f.Do = fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, ending(p))
 		if strings.HasPrefix(p.PipeDir, n.run+"/") {
 			f.Kind, f.What = DaemonWithoutLease, "a control daemon of ours, and no lease names it: nothing will end it"
-			f.Do = fmt.Sprintf("end it, its servers go along: kill -9 %d", p.PID)
+			f.Do = ending(p)
+			if job, below := n.jobBelow(p.PipeDir); below {
+				f.Do = "end it: " + n.again(job)
+			}
 		}
 		b.add(f)
 	}
+}
+
+// ending says how to end a control daemon, and what ends with it. A daemon is asked to quit first, and waits for its clients
+// then; one that is killed takes its servers along, and their clients.
+func ending(p mps.Process) string {
+	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
+	kill := fmt.Sprintf("kill -9 %d: %s", p.PID, after)
+	dir := p.PipeDir
+	if dir == "" {
+		dir = defaultPipeDir
+	}
+	if !plainPath.MatchString(dir) { // its user chose it, and nothing of it goes into a command
+		return "to end it, have its control program tell it to quit; only if it does not answer: " + kill
+	}
+	return fmt.Sprintf("to end it when its clients have ended: echo quit | sudo -u '#%d' env CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control; only if it does not answer: %s", p.UID, dir, kill)
+}
+
+const defaultPipeDir = "/tmp/nvidia-mps"
+
+// plainPath is a path that a shell takes as it stands.
+var plainPath = regexp.MustCompile(`^/[A-Za-z0-9_./-]*$`)
+
+// jobBelow is the job in whose folder a pipe folder is, so that mpsctl reap ends its daemon.
+func (n Node) jobBelow(pipeDir string) (job uint32, below bool) {
+	rest, below := strings.CutPrefix(pipeDir, filepath.Join(n.run, "jobs")+"/")
+	number, _, _ := strings.Cut(rest, "/")
+	id, err := strconv.ParseUint(number, 10, 32)
+	return uint32(id), below && err == nil
 }
 
 // ofLease reports whether a daemon is a lease's: the recorded one, or one that has its pipe folder and is judged there. What
@@ -276,7 +360,7 @@ func (n Node) ofLease(p mps.Process) bool {
 
 func orDefault(pipeDir string) string {
 	if pipeDir == "" {
-		return "/tmp/nvidia-mps"
+		return defaultPipeDir
 	}
 	return strconv.Quote(pipeDir)
 }

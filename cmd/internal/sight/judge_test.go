@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -185,11 +187,12 @@ func daemonIs(state Serving) func(*Node) {
 
 // Every kind is status's or audit's, or both's; none is lost on the way.
 func TestEachKindIsReported(t *testing.T) {
-	both := []Kind{CeilingLifted, ExclusiveWithoutLease, DaemonWithoutLease}
+	both := []Kind{CeilingLifted, ExclusiveWithoutLease, DaemonWithoutLease, PolicyUnusable, FactsUnusable}
 	for _, kind := range []Kind{
 		LeaseUnreadable, LeaseUnfinished, LeaseWithoutTicket, LeaseWithoutClaim, ClaimWithoutLease, TicketWithoutLease, DirectoryWithoutLease,
 		ModeDiffers, GPUMissing, ExclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonWedged, DaemonUnclear,
 		DaemonWithoutLease, DaemonOfNobody, ServerFault, CeilingLifted, ProcessWithoutMPS, ClientOfAnother, ClientWithoutShare, ClientWithoutMemoryCap,
+		PolicyUnusable, FactsUnusable,
 	} {
 		all := []Finding{{Kind: kind}}
 		want := 1
@@ -239,7 +242,6 @@ func TestParseLimits(t *testing.T) {
 	}{
 		{"", 0, "", nil},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=33.333334", 33333334, "", nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=20 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=80", 20000000, "", nil},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0", 0, `"0"`, nil},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=101", 0, `"101"`, nil},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=abc", 0, `"abc"`, nil},
@@ -256,7 +258,12 @@ func TestParseLimits(t *testing.T) {
 		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=99999999999999999999G", 0, "", nil},
 		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1K", 0, "", map[site.UUID]int{gpuA: 1, gpuB: 1}},
 	} {
-		l := parseLimits([]byte(strings.ReplaceAll(c.environment, " ", "\x00")))
+		variables := map[string]string{}
+		for entry := range strings.FieldsSeq(c.environment) {
+			name, value, _ := strings.Cut(entry, "=")
+			variables[name] = value
+		}
+		l := limitsIn(variables)
 		if l.percent != c.percent || l.ignored != c.ignored {
 			t.Errorf("%q: percentage %v, ignored %s", c.environment, l.percent, l.ignored)
 		}
@@ -271,13 +278,12 @@ func TestParseLimits(t *testing.T) {
 
 // A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
 func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
-	var r Reader
 	own := uint32(os.Getuid())
-	if l := r.limitsOf(t.Context(), os.Getpid(), own); l.unknown != "" {
+	if l := limitsOf(t.Context(), []int{os.Getpid()}, own)[os.Getpid()]; l.unknown != "" {
 		t.Errorf("of this process: %s", l.unknown)
 	}
 	for pid, want := range map[int]string{os.Getpid(): fmt.Sprintf("it is no process of uid %d", own+1), 1 << 30: "the process has ended"} {
-		if l := r.limitsOf(t.Context(), pid, own+1); l.unknown != want {
+		if l := limitsOf(t.Context(), []int{pid}, own+1)[pid]; l.unknown != want {
 			t.Errorf("of %d: %q, want %q", pid, l.unknown, want)
 		}
 	}
@@ -324,5 +330,56 @@ func TestServingOf(t *testing.T) {
 		if got := servingOf(err); got != want {
 			t.Errorf("%v is %s, want %s", err, got, want)
 		}
+	}
+}
+
+// A daemon is asked to quit before anything kills it, and what would go with it is said. No text of a user's comes into a
+// command.
+func TestEndingADaemon(t *testing.T) {
+	for dir, want := range map[string]string{
+		"":                        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control;",
+		"/tmp/theirs":             "echo quit | sudo -u '#2002' env CUDA_MPS_PIPE_DIRECTORY=/tmp/theirs nvidia-cuda-mps-control;",
+		"/tmp/x;rm -rf /":         "have its control program tell it to quit",
+		"/run/slurm-mps/other":    "echo quit | ",
+		"/run/slurm-mps/jobs/9/0": "end it: mpsctl reap --job 9",
+	} {
+		n := good()
+		n.census = append(n.census, mps.Process{Proc: site.Proc{PID: 300, Start: 3}, UID: 2002, Role: mps.RoleDaemon, PipeDir: dir})
+		found := Judge(n)
+		if len(found) != 1 {
+			t.Fatalf("%q: %+v", dir, found)
+		}
+		do := found[0].Do
+		if !strings.Contains(do, want) || strings.Contains(do, "rm -rf") {
+			t.Errorf("%q: %s", dir, do)
+		}
+		quit, kill := strings.Index(do, "quit"), strings.Index(do, "kill -9")
+		if kill >= 0 && (quit < 0 || quit > kill || !strings.Contains(do[kill:], "every program that computes through them")) {
+			t.Errorf("%q: %s", dir, do)
+		}
+	}
+}
+
+// A process of another user's is no successor of a job's daemon, whatever folder it names.
+func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
+	gone := lease.Daemon{PipeDir: "/p", Proc: site.Proc{PID: 1 << 22, Start: 1}}
+	for uid, want := range map[uint32]Serving{2001: Replaced, 2002: Gone} {
+		d := Daemon{PipeDir: "/p", State: Alive, record: gone}
+		d.look([]mps.Process{{Proc: site.Proc{PID: 300, Start: 3}, UID: uid, Role: mps.RoleDaemon, PipeDir: "/p"}}, 2001)
+		if d.State != want {
+			t.Errorf("uid %d: %s, %s", uid, d.State, d.Reason)
+		}
+	}
+}
+
+// What an admin has written is judged by whether it can be used.
+func TestFilesOfTheSite(t *testing.T) {
+	n := good()
+	n.policy = node.Standing{Wrong: errors.New("cannot read it"), Kept: time.Date(2026, 3, 12, 14, 0, 0, 0, time.UTC)}
+	n.facts = node.Standing{Wrong: errors.New("cannot read it")}
+	found := Judge(n)
+	if len(found) != 2 || found[0].Kind != PolicyUnusable || !strings.HasSuffix(found[0].What, "the one that was kept on 2026-03-12 14:00:00 is used") ||
+		found[1].Kind != FactsUnusable || !strings.HasSuffix(found[1].What, "the defaults hold") {
+		t.Errorf("%+v", found)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
-// Here makes a reader of this node; asking says whether it asks the daemons. The site's file may be out of reach or have a
-// mistake: then the defaults hold, and every look says so.
+// Here makes a reader of this node; asking says whether it asks the daemons. When the site's
+// file cannot be used, every look says so.
 func Here(paths site.Paths, asking bool) (*Reader, error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -24,13 +24,15 @@ func Here(paths site.Paths, asking bool) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot tell which node this is: %w", err)
 	}
-	facts, err := node.ReadFacts(paths.Facts())
+	facts, _ := node.ReadFacts(paths)
 	r := &Reader{
 		Journal: lease.Reader(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
 		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
-	}
-	if err != nil {
-		r.doubt = fmt.Sprintf("the site's file, so its defaults hold: %v", err)
+		Files: func() (policy, facts node.Standing) {
+			_, policy = node.ReadPolicy(paths)
+			_, facts = node.ReadFacts(paths)
+			return policy, facts
+		},
 	}
 	if asking {
 		r.Daemons = mps.Control{Path: facts.Control, LibraryPath: facts.LibraryPath}

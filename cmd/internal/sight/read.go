@@ -8,12 +8,16 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+	"unicode"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Daemons is what is asked of control daemons: one question at a time, each with a deadline.
@@ -37,9 +41,8 @@ type Reader struct {
 	Paths   site.Paths             // for the commands that findings name
 	Clock   func() time.Time
 	Root    bool
+	Files   func() (policy, facts node.Standing) // whether the admins' files can be used; nil when no one asks
 
-	doubt  string // what every look says that it does not know
-	memory memory
 }
 
 // The bounds of a look: whatever hangs, a look ends.
@@ -64,8 +67,13 @@ func (r *Reader) Look(ctx context.Context, reported func([]Finding) []Finding) (
 		if try < tries && ctx.Err() == nil && r.moved(n) {
 			continue
 		}
-		n = r.once(ctx)
-		return n, both(reported(Judge(n)), found)
+		again := r.once(ctx)
+		agreed := both(reported(Judge(again)), found)
+		if ctx.Err() == nil {
+			return again, agreed
+		}
+		n.missed("all of the node twice: no time was left for a whole second look")
+		return n, agreed
 	}
 }
 
@@ -92,15 +100,27 @@ func (r *Reader) once(ctx context.Context) Node {
 	ctx, cancel := context.WithTimeout(ctx, lookDeadline)
 	defer cancel()
 	n := Node{Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Unseen: []string{}, run: r.Run, paths: r.Paths}
-	if r.doubt != "" {
-		n.missed("%s", r.doubt)
-	}
+	r.readFiles(&n)
 	r.readRecords(&n)
 	r.readCensus(ctx, &n)
 	r.readDriver(ctx, &n)
 	r.readDaemons(ctx, &n)
 	r.readClients(ctx, &n)
 	return n
+}
+
+// readFiles learns whether the policy and the site's file can be used. A file that only root may read says nothing to others.
+func (r *Reader) readFiles(n *Node) {
+	if r.Files == nil {
+		return
+	}
+	n.policy, n.facts = r.Files()
+	for _, s := range []*node.Standing{&n.policy, &n.facts} {
+		if errors.Is(s.Wrong, fs.ErrPermission) && !r.Root {
+			n.missed("a file of the site's: %v", s.Wrong)
+			*s = node.Standing{}
+		}
+	}
 }
 
 func (n *Node) missed(format string, args ...any) {
@@ -110,7 +130,7 @@ func (n *Node) missed(format string, args ...any) {
 // readCensus finds the processes of MPS, and which of the recorded daemons are still there.
 func (r *Reader) readCensus(ctx context.Context, n *Node) {
 	var err error
-	n.census, err = mps.Census(func(p site.Proc, file string) ([]byte, error) { return r.memory.read(ctx, p, file) })
+	n.census, err = mps.Census(ctx)
 	if err != nil {
 		n.missed("the processes of MPS: %v", err)
 		return
@@ -126,13 +146,14 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 	}
 	for i := range n.Jobs {
 		for k := range n.Jobs[i].Daemons {
-			n.Jobs[i].Daemons[k].look(n.census)
+			n.Jobs[i].Daemons[k].look(n.census, n.Jobs[i].UID)
 		}
 	}
 }
 
-// look holds the recorded process against those that are there.
-func (d *Daemon) look(census []mps.Process) {
+// look holds the recorded process against those that are there. What has its pipe folder is another's unless it is the job
+// user's: anyone can name a folder.
+func (d *Daemon) look(census []mps.Process, uid uint32) {
 	if d.record.Proc.PID == 0 {
 		d.State = NotStarted
 		return
@@ -141,7 +162,7 @@ func (d *Daemon) look(census []mps.Process) {
 		return
 	}
 	other := slices.IndexFunc(census, func(p mps.Process) bool {
-		return p.Role == mps.RoleDaemon && p.PipeDir == d.PipeDir && p.Proc != d.record.Proc
+		return p.Role == mps.RoleDaemon && p.UID == uid && p.PipeDir == d.PipeDir && p.Proc != d.record.Proc
 	})
 	switch {
 	case d.record.Proc.Alive():
@@ -222,7 +243,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Sight) {
 		}
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
-			if !ended(p.PID) { // the driver may list one that died for as long as its wrapper holds its files
+			if !ended(p.PID) { // the driver may list one that died for as long as the guard holds its files
 				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
 			}
 		}
@@ -280,30 +301,32 @@ func (n Node) kind(p gpu.Process, g GPU) string {
 	return KindCompute
 }
 
-// readDaemons asks the daemons that are there, one after the other: parallel questions fail (measured).
+// readDaemons asks the daemons that are there, all at the same time, so that those that do not answer cost the others
+// nothing. Each is asked one question at a time: parallel questions to one daemon fail (measured).
 func (r *Reader) readDaemons(ctx context.Context, n *Node) {
 	if r.Daemons == nil {
 		return
 	}
+	var asked sync.WaitGroup
 	for i := range n.Jobs {
 		j := &n.Jobs[i]
 		for k := range j.Daemons {
-			if d := &j.Daemons[k]; d.State == Alive {
-				r.ask(ctx, n, j, d)
+			d := &j.Daemons[k]
+			switch {
+			case d.State != Alive:
+			case !r.Root && j.UID != uint32(os.Geteuid()):
+				n.missed("the daemon of job %d: only its user and root may ask it", j.ID)
+			case ctx.Err() != nil:
+				n.missed("the daemon of job %d: no time was left to ask it", j.ID)
+			default:
+				asked.Go(func() { r.ask(ctx, j, d) })
 			}
 		}
 	}
+	asked.Wait()
 }
 
-func (r *Reader) ask(ctx context.Context, n *Node, j *Job, d *Daemon) {
-	if !r.Root && j.UID != uint32(os.Geteuid()) {
-		n.missed("the daemon of job %d: only its user and root may ask it", j.ID)
-		return
-	}
-	if ctx.Err() != nil {
-		n.missed("the daemon of job %d: no time was left to ask it", j.ID)
-		return
-	}
+func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
 	said, err := r.Daemons.State(ctx, j.owner, d.record)
 	d.State = servingOf(err)
 	if err != nil {
@@ -314,6 +337,23 @@ func (r *Reader) ask(ctx context.Context, n *Node, j *Job, d *Daemon) {
 	for _, s := range said.Servers {
 		d.Servers = append(d.Servers, Server{s.PID, s.Status, s.Percent, append([]string{}, s.Limits...)})
 	}
+}
+
+// commandOf is the name that the kernel has for a process, printable; "" where there is none.
+func commandOf(pid int) string {
+	name, _ := proc.Name(pid)
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, name)
+}
+
+// ended reports that there is no process of this number.
+func ended(pid int) bool {
+	_, err := site.ReadStat(pid)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 func servingOf(err error) Serving {

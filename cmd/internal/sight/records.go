@@ -164,7 +164,17 @@ func (r *Reader) readLease(j *Job) {
 	l, err := r.Journal.Read(j.ID)
 	if j.err = err; err == nil {
 		j.obeys(l)
+		j.Guard = r.guardOf(l)
 	}
+}
+
+// guardOf is what there is of the guard that a lease names. Its state is for people: what cannot be read of it is empty.
+func (r *Reader) guardOf(l lease.Lease) *Guard {
+	if l.Hold == 0 || l.Guard.PID == 0 {
+		return nil
+	}
+	state, _ := r.Journal.ReadGuard(l.Job.ID)
+	return &Guard{PID: l.Guard.PID, Running: l.Guard.Alive(), GuardState: state}
 }
 
 // granted takes what a ticket says of limits.

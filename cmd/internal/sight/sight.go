@@ -8,6 +8,7 @@ package sight
 import (
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -29,7 +30,9 @@ type Node struct {
 	census  []mps.Process
 	run     string     // the folder of state, to know our daemons by
 	paths   site.Paths // for the commands that findings name
-	drivers bool       // the driver was asked and answered
+	policy  node.Standing
+	facts   node.Standing
+	drivers bool // the driver was asked and answered
 }
 
 // Phase is how far a job has come, in words for people.
@@ -60,6 +63,7 @@ type Job struct {
 	Ceiling policy.Percent `json:"ceiling"`
 	Devices []Held         `json:"gpus"`
 	Daemons []Daemon       `json:"daemons"`
+	Guard   *Guard         `json:"guard"` // null for a job without one, and for who may not read the lease
 	// Acting is the prolog or epilog that is at work on the job.
 	Acting int `json:"acting,omitempty"`
 
@@ -76,6 +80,13 @@ type Held struct {
 	UUID    site.UUID `json:"uuid"`
 	Set     site.Mode `json:"set"` // the mode that the job's prolog set, "" for none
 	Clients []Client  `json:"clients"`
+}
+
+// Guard is the process that holds the driver files of a job's dead clients.
+type Guard struct {
+	PID     int  `json:"pid"`
+	Running bool `json:"running"`
+	lease.GuardState
 }
 
 // Serving is the state of a control daemon.

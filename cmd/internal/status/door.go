@@ -4,7 +4,6 @@ package status
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"time"
@@ -18,7 +17,7 @@ import (
 
 const help = `status prints the jobs that have MPS on this node: user, rule, since when, their daemons and servers, and on each GPU the
 clients with their shares, in SMs and as a bar of the GPU; then every GPU with its compute mode and who holds it. It asks
-one daemon after the other, each for 2 s at most, and changes nothing.
+the daemons, each for 2 s at most, and changes nothing.
 
 Where the node differs from what a lease says, the line is marked with ! and a finding below says what, where and what
 to do. A finding is what two looks agree on.
@@ -114,7 +113,7 @@ type report struct {
 
 func write(call *ctl.Call, n sight.Node, found []sight.Finding, screen ctl.Screen) error {
 	if call.JSON {
-		return ctl.Wrote("status", json.NewEncoder(call.Out).Encode(report{n, found}))
+		return ctl.Wrote("status", cli.WriteJSON(call.Out, report{n, found}))
 	}
 	_, err := io.WriteString(call.Out, text(n, found, screen))
 	return ctl.Wrote("status", err)

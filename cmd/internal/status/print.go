@@ -66,9 +66,28 @@ func (p *picture) job(j sight.Job) {
 	for _, d := range j.Daemons {
 		p.daemon(j, d)
 	}
+	if j.Guard != nil {
+		p.guard(j, *j.Guard)
+	}
 	for _, held := range j.Devices {
 		p.device(j, held)
 	}
+}
+
+// guard is the line of a job's guard.
+func (p *picture) guard(j sight.Job, g sight.Guard) {
+	state := p.screen.Good("running")
+	if !g.Running {
+		state = p.screen.Bad("gone")
+	}
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, ctl.Count(g.Clients, "client"))
+	if g.Dead > 0 {
+		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
+	}
+	if g.OutsideSeen > 0 {
+		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", ctl.Count(g.OutsideSeen, "process"))
+	}
+	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
 }
 
 func quoted(before, name string) string {

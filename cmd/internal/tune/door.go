@@ -1,7 +1,6 @@
 package tune
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -128,7 +127,7 @@ func (q question) answer(call *ctl.Call) error {
 	}
 	r := newReport(q, samples, site)
 	if call.JSON {
-		err = json.NewEncoder(call.Out).Encode(r)
+		err = cli.WriteJSON(call.Out, r)
 	} else {
 		_, err = io.WriteString(call.Out, r.text(call.Screen()))
 	}

@@ -19,14 +19,15 @@ const (
 	fuseGetattr = 3
 	fuseOpen    = 14
 	fuseRead    = 15
+	fuseFlush   = 25 // what a close asks for
 	fuseInit    = 26
 	headerSize  = 40
 	fileNode    = 2
 	fileSize    = 1 << 20
 )
 
-// fuse is a file system with one file, which says so many times that it cannot be read, and then nothing more. The test has
-// mounted it, as fusermount does for users, and hands it over as descriptor 3.
+// fuse is a file system with one file, which says so many times that it cannot be read, and then nothing more. With fewer
+// than none it also answers no one who closes the file. The test has mounted it, as fusermount does for users, and hands it over as descriptor 3.
 func fuse(errors int) error {
 	device := os.NewFile(3, "fuse")
 	reads := 0
@@ -54,6 +55,11 @@ func fuse(errors int) error {
 				continue
 			}
 			failed = -int32(syscall.EIO)
+		case fuseFlush:
+			if errors < 0 {
+				continue
+			}
+			failed = -int32(syscall.ENOSYS)
 		default:
 			failed = -int32(syscall.ENOSYS)
 		}

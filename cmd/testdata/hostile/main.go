@@ -31,7 +31,21 @@ var attacks = map[string]func(args []string) error{
 	"look":       func([]string) error { return sleep() },
 	"fuse":       func(a []string) error { return fuse(number(a[0])) },
 	"stuck":      func(a []string) error { return stuck(a[0]) },
+	"opens":      func(a []string) error { return opens(a[0]) },
+	"flips":      func(a []string) error { return flips(a[0], a[1], a[2]) },
+	"flipping":   func(a []string) error { return flipping(a[0], a[1], a[2]) },
+	"forks":      func(a []string) error { return forks(a[0], a[1]) },
+	"rights":     func(a []string) error { return rights(number(a[0])) },
+	"scribbles":  func(a []string) error { return scribbles(a[0]) },
 	"unkillable": func(a []string) error { return unkillable(a[0]) },
+	"claims":     func(a []string) error { return claims(number(a[0]), number(a[1]), a[2]) },
+	"claim": func(a []string) error {
+		entry, err := strconv.Unquote(a[1])
+		if err != nil {
+			return err
+		}
+		return claim(number(a[0]), entry)
+	},
 }
 
 func main() {

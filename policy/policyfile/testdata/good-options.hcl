@@ -5,7 +5,7 @@ trigger {
 }
 rule "r" {
   when  = true
-  allow = ["scope", "share", "overlap", "memory", "priority", "max_clients", "drain_grace", "signals", "keep_logs", "ceiling", "memory_overlap"]
+  allow = ["scope", "share", "overlap", "memory", "priority", "max_clients", "drain_grace", "hold", "keep_logs", "ceiling", "memory_overlap"]
   grant {
     memory         = "8G"
     memory_overlap = 2
@@ -54,8 +54,12 @@ rule "r": denied: cannot take ceiling=81: the rule gives 80, and an option can o
 rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 drain_grace=1s keep_logs=on_failure
 === job {"HasOption": true, "Option": "drain_grace=11s"}
 rule "r": denied: cannot take drain_grace=11s: the rule gives 10s, and an option can only narrow that
-=== job {"HasOption": true, "Option": "signals=pass"}
-rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 signals=pass keep_logs=on_failure
+=== job {"HasOption": true, "Option": "hold=5s"}
+rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 hold=5s keep_logs=on_failure
+=== job {"HasOption": true, "Option": "hold=0s"}
+rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 hold=0s keep_logs=on_failure
+=== job {"HasOption": true, "Option": "hold=31s"}
+rule "r": denied: cannot take hold=31s: the rule gives 30s, and an option can only narrow that
 === job {"HasOption": true, "Option": "keep_logs=never"}
 rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16
 === job {"HasOption": true, "Option": "keep_logs=always"}
@@ -65,19 +69,19 @@ rule "r": granted ceiling=80 memory=8192M max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "memory_overlap=3"}
 rule "r": denied: cannot take memory_overlap=3: the rule gives 2, and an option can only narrow that
 === job {"HasOption": true, "Option": "compute_mode=unchanged"}
-rule "r": denied: cannot take compute_mode=unchanged: this site's policy lets this job set scope, share, overlap, memory, priority, max_clients, drain_grace, signals, keep_logs, ceiling, memory_overlap alone
+rule "r": denied: cannot take compute_mode=unchanged: this site's policy lets this job set scope, share, overlap, memory, priority, max_clients, drain_grace, hold, keep_logs, ceiling, memory_overlap alone
 === job {"HasOption": true, "Option": "scope=gpu, share=even"}
 rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=even,share=even"}
 rule "r": denied: cannot read options "share=even,share=even": share is given twice
 === job {"HasOption": true, "Option": "nonsense"}
-rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs
+rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
 === job {"HasOption": true, "Option": "share"}
 rule "r": denied: cannot read options "share": share has no value: want share=VALUE
 === job {"HasOption": true, "Option": "="}
-rule "r": denied: cannot read options "=": there is no option "": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs
+rule "r": denied: cannot read options "=": there is no option "": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
 === job {"HasOption": true, "Option": "on_failure=run_without"}
-rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, signals, drain_grace, keep_logs
+rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "overlap=1"}
 rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=gpu"}

@@ -23,7 +23,7 @@ rule "ensembles" {
     memory_overlap = 1.5
     priority       = "normal"
     max_clients    = 48
-    signals        = "protect"
+    hold           = "30s"
     on_failure     = "run_without"
     drain_grace    = "10s"
     keep_logs      = "on_failure"

@@ -19,7 +19,7 @@ import (
 // a node starts.
 type growth struct {
 	// Ranks at once, from the first wrapper's start to the last's end, around a program that does nothing: milliseconds,
-	// an element a round, by "protect" and "execs", which only becomes the program; in the order of RankCounts.
+	// an element a round, by "wrapper" and "execs", which only becomes the program; in the order of RankCounts.
 	RankCounts []int                  `json:"rank_counts"`
 	Together   map[string][][]float64 `json:"together_ms"`
 	// Jobs a second through slurmd, an element a trial, by "no hooks" and "ours": jobs of one GPU that do nothing, from
@@ -32,12 +32,12 @@ type growth struct {
 var rankCounts = []int{1, 2, 4, 8, 16, 32, 48}
 
 // ranksGrow measures the wrapper beside the floor at every number of ranks.
-func (g *growth) ranksGrow(ctx context.Context, execs, protect []string, rounds int) error {
+func (g *growth) ranksGrow(ctx context.Context, execs, wrapper []string, rounds int) error {
 	g.RankCounts, g.Together = rankCounts, map[string][][]float64{}
 	for _, n := range rankCounts {
 		times := map[string][]float64{}
 		for range rounds {
-			for name, line := range map[string][]string{"execs": execs, "protect": protect} {
+			for name, line := range map[string][]string{"execs": execs, "wrapper": wrapper} {
 				wall, _, err := together(ctx, line, n)
 				if err != nil {
 					return err
@@ -123,10 +123,10 @@ func runJobs(ctx context.Context, c *lab.Cluster, user lab.User, n int) (time.Du
 }
 
 func (g growth) print() {
-	fmt.Println("\nranks at once    execs  protect  ratio   (medians in ms)")
+	fmt.Println("\nranks at once    execs  wrapper  ratio   (medians in ms)")
 	for i, n := range g.RankCounts {
-		execs, protect := median(g.Together["execs"][i]), median(g.Together["protect"][i])
-		fmt.Printf("%13d %8.1f %8.1f %6.2f\n", n, execs, protect, protect/execs)
+		execs, wrapper := median(g.Together["execs"][i]), median(g.Together["wrapper"][i])
+		fmt.Printf("%13d %8.1f %8.1f %6.2f\n", n, execs, wrapper, wrapper/execs)
 	}
 	fmt.Printf("jobs a second through slurmd: %.2f without hooks, %.2f with ours (%d jobs, %d GPUs)\n", median(g.Starts["no hooks"]), median(g.Starts["ours"]), g.Jobs, g.GPUs)
 }

@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/sim/stage"
 )
@@ -33,9 +32,6 @@ type wrapping struct {
 	Slowest  map[string][]float64 `json:"slowest_ms"`
 
 	Ranks int `json:"ranks"`
-	// KiB of each wrapper that waits for its program, all ranks at once: the most of three looks.
-	Resident     []int `json:"resident_kib"`     // VmRSS
-	Proportional []int `json:"proportional_kib"` // Pss, in which a page that n processes share counts for 1/n
 }
 
 // way is a way to start a program.
@@ -52,10 +48,9 @@ func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 	err = withJob(built, real, func(ctx context.Context, l lines) error {
 		w, err = measureWays(ctx, []way{
 			{"execs", l.execs},
-			{"pass", l.wrap("--signals=pass", l.idle)},
-			{"protect", l.wrap("--signals=protect", l.idle)},
+			{"wrapper", l.wrap(l.idle)},
 			{"bash", l.bash},
-		}, l.wrap("--signals=protect", "/bin/sleep", "6"), rounds)
+		}, rounds)
 		return err
 	})
 	return w, err
@@ -64,7 +59,7 @@ func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 // grow measures what grows.
 func grow(built string, trials int) (g growth, err error) {
 	err = withJob(built, false, func(ctx context.Context, l lines) error {
-		return g.ranksGrow(ctx, l.execs, l.wrap("--signals=protect", l.idle), trials)
+		return g.ranksGrow(ctx, l.execs, l.wrap(l.idle), trials)
 	})
 	if err != nil {
 		return g, err
@@ -128,7 +123,7 @@ func withJob(built string, real bool, measure func(context.Context, lines) error
 	})
 }
 
-func measureWays(ctx context.Context, ways []way, waiting []string, rounds int) (wrapping, error) {
+func measureWays(ctx context.Context, ways []way, rounds int) (wrapping, error) {
 	w := wrapping{Alone: map[string][]float64{}, Together: map[string][]float64{}, Slowest: map[string][]float64{}, Ranks: ranks}
 	for round := range rounds * 10 {
 		for i := range ways {
@@ -151,9 +146,7 @@ func measureWays(ctx context.Context, ways []way, waiting []string, rounds int) 
 			w.Slowest[way.name] = append(w.Slowest[way.name], slices.Max(each))
 		}
 	}
-	var err error
-	w.Resident, w.Proportional, err = memory(ctx, waiting)
-	return w, err
+	return w, nil
 }
 
 // rank is a command as srun starts one of n tasks of the job on a node, but for the shell between.
@@ -190,51 +183,6 @@ func together(ctx context.Context, line []string, n int) (wall float64, times []
 		return nil
 	})
 	return since(began), times, err
-}
-
-// memory starts ranks whose program waits, looks at their wrappers until these have looked at their program themselves,
-// and waits for them.
-func memory(ctx context.Context, line []string) (resident, proportional []int, err error) {
-	resident, proportional = make([]int, ranks), make([]int, ranks)
-	var all []*exec.Cmd
-	for i := range ranks {
-		cmd := rank(ctx, line, i, ranks)
-		if err := cmd.Start(); err != nil {
-			return nil, nil, err
-		}
-		all = append(all, cmd)
-	}
-	for range 3 {
-		if !site.Pause(ctx, 1800*time.Millisecond) {
-			return nil, nil, ctx.Err()
-		}
-		for i, cmd := range all {
-			rss, err1 := kib(cmd.Process.Pid, "status", "VmRSS:")
-			pss, err2 := kib(cmd.Process.Pid, "smaps_rollup", "Pss:")
-			if err := errors.Join(err1, err2); err != nil {
-				return nil, nil, err
-			}
-			resident[i], proportional[i] = max(resident[i], rss), max(proportional[i], pss)
-		}
-	}
-	for _, cmd := range all {
-		err = errors.Join(err, cmd.Wait())
-	}
-	return resident, proportional, err
-}
-
-// kib is a number of a file in /proc/PID.
-func kib(pid int, file, field string) (int, error) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(content)) {
-		if rest, ok := strings.CutPrefix(line, field); ok {
-			return strconv.Atoi(strings.Fields(rest)[0])
-		}
-	}
-	return 0, fmt.Errorf("cannot find %s in /proc/%d/%s", field, pid, file)
 }
 
 // programs puts the wrapper and the two that stand beside it, all static, where the job's user can reach them. On a
@@ -274,11 +222,9 @@ func compile(bin string) error {
 // once take much longer, they wait for one another.
 func (w wrapping) print() {
 	fmt.Printf("\nway      alone  ratio    even  %d at once  ratio  slowest  ratio   (medians in ms)\n", w.Ranks)
-	for _, name := range []string{"execs", "pass", "protect", "bash"} {
+	for _, name := range []string{"execs", "wrapper", "bash"} {
 		alone, wall, slowest := median(w.Alone[name]), median(w.Together[name]), median(w.Slowest[name])
 		fmt.Printf("%-7s %6.2f %6.2f %7.1f %11.1f %6.2f %8.1f %6.2f\n", name, alone, alone/median(w.Alone["execs"]),
 			alone*float64(w.Ranks)/float64(runtime.NumCPU()), wall, wall/median(w.Together["execs"]), slowest, slowest/median(w.Slowest["execs"]))
 	}
-	fmt.Printf("a waiting wrapper: at most %.1f MiB resident, %.1f where what %d share is divided among them\n",
-		float64(slices.Max(w.Resident))/1024, float64(slices.Max(w.Proportional))/1024, w.Ranks)
 }

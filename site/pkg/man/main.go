@@ -26,6 +26,7 @@ var pages = []page{
 	{"mpsctl", "mpsctl", 8, "look at a node, and say what slurm-mps would do"},
 	{"prolog", "slurm-mps-prolog", 8, "make a node ready for a job's MPS: slurmd's Prolog="},
 	{"epilog", "slurm-mps-epilog", 8, "bring a node back to what it was before a job: slurmd's Epilog="},
+	{"guard", "slurm-mps-guard", 8, "hold the driver files of a job's dead clients: the prolog starts it"},
 	{"task-prolog", "slurm-mps-task-prolog", 8, "seat ranks that run without mpirun-wrap: slurmd's TaskProlog="},
 }
 

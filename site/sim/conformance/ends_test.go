@@ -158,20 +158,27 @@ func TestFaultState(t *testing.T) {
 	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
 }
 
-// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work.
+// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work. It has 130 ms
+// to come: on a busy machine it may take longer, so there are three tries.
 func TestNewClientAfterKill(t *testing.T) {
 	onlySimulated(t, "measured in 9 of 10 starts")
-	d := start(t)
-	d.server()
-	victim := d.spin(nil, "-ms", "1000", "-for", "30")
-	time.Sleep(inFlight)
-	victim.signal(syscall.SIGKILL)
-	victim.end()
-	if got := d.info(); got.err != 46 {
-		t.Errorf("first new client: %+v", got)
-	}
-	if got := d.info(); got.err != 0 {
-		t.Errorf("second new client: %+v", got)
+	for try := 1; ; try++ {
+		d := start(t)
+		d.server()
+		victim := d.spin(nil, "-ms", "1000", "-for", "30")
+		time.Sleep(inFlight)
+		victim.signal(syscall.SIGKILL)
+		victim.end()
+		first, second := d.info(), d.info()
+		if second.err != 0 {
+			t.Errorf("second new client: %+v", second)
+		}
+		if first.err == 46 {
+			return
+		}
+		if first.err != 0 || try == 3 {
+			t.Fatalf("first new client: %+v", first)
+		}
 	}
 }
 

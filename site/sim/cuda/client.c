@@ -4,14 +4,18 @@
  *   cuda-client info [-v]       one line: what CUDA says of device 0; -v adds the UUIDs of all devices
  *   cuda-client count           the devices that CUDA shows
  *   cuda-client spin [options]  runs kernels until the time is up or a call fails
- *       -ms D       milliseconds a kernel runs; 0 holds a context and launches nothing    (1)
+ *       -ms D       milliseconds a kernel runs; 0 holds a context and launches nothing, inf never ends  (1)
  *       -queue Q    kernels launched before each wait for them                            (1)
+ *       -once       launches the queue once, waits for it and then launches no more
+ *       -replay     launches a kernel whenever one is done, so that Q are always in flight
  *       -blocks B   blocks in a kernel                                                    (1)
  *       -for S      seconds                                                               (5)
  *       -dev LIST   ordinals, "0" or "0,1": a context on each, kernels on the first       (0)
  *       -exit-idle  on SIGTERM waits for the work in flight and ends, as a careful program does
  *       -tell S     seconds between two lines that say how many kernels are done; 0 for none  (0)
- *       -exit S     after S seconds ends at once with code 1, in mid-kernel, as _exit does  (never)
+ *       -end HOW    ends while its kernels are in flight: exit:N and _exit:N call these with code N, signal:N sends
+ *                   itself a signal, alloc asks for more memory than there is and calls exit with 1  (not)
+ *       -after S    seconds from the first queue's launch to that end                     (0)
  *       -mib M      device memory that it allocates                                       (0)
  *       -hold S     seconds that it stays after a call has failed, as a program does that tidies up  (0)
  *   cuda-client stay STAGE S    holds on for S seconds at a stage: load (libcuda alone), init (cuInit) or context
@@ -23,19 +27,16 @@
  */
 #define _GNU_SOURCE
 #include "driver.h"
+#include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { most_devices = 16 };
+enum { most_devices = 16, most_queued = 1000 };
 
 static volatile sig_atomic_t asked_to_end;
-
-static void on_alarm(int signal)
-{
-	(void)signal;
-	_exit(1);
-}
 
 static void on_term(int signal)
 {
@@ -44,15 +45,19 @@ static void on_term(int signal)
 }
 
 struct spin {
-	double ms, seconds, tell, hold, exit, mib;
-	int queue, blocks, exit_idle;
+	double ms, seconds, tell, hold, after, mib;
+	int queue, blocks, exit_idle, once, replay;
+	enum { not, by_exit, by__exit, by_signal, by_alloc } end;
+	int code; /* or the signal */
 	int devices[most_devices], ndevices;
+	CUcontext context; /* the first device's */
 };
 
 static int usage(const char *what)
 {
 	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
-			"[-for S] [-dev LIST] [-exit-idle] [-exit S] [-tell S] [-mib M] [-hold S] | stay load|init|context S | first | fault | alloc MIB\n", what);
+			"[-once | -replay] [-for S] [-dev LIST] [-exit-idle] [-end exit:N|_exit:N|signal:N|alloc] [-after S] "
+			"[-tell S] [-mib M] [-hold S] | stay load|init|context S | first | fault | alloc MIB\n", what);
 	return 2;
 }
 
@@ -117,20 +122,60 @@ static int count(void)
 }
 
 /* Contexts on all of the devices; the first is left current, and its kernels are loaded last. */
-static CUresult open_all(const struct spin *s, CUfunction *spin, CUfunction *fault)
+static CUresult open_all(struct spin *s, CUfunction *spin, CUfunction *fault)
 {
-	CUcontext context;
 	CUresult e = driver.init(0);
 	for (int i = s->ndevices - 1; i >= 0 && !e; i--)
-		e = driver_open(s->devices[i], &context, spin, fault);
+		e = driver_open(s->devices[i], &s->context, spin, fault);
 	return e;
 }
 
-static CUresult run_queue(const struct spin *s, CUfunction spin)
+/* Ends the process as it was asked to, from a thread of its own: the other waits for the kernels. */
+static void *end_process(void *argument)
+{
+	const struct spin *s = argument;
+	const struct rlimit no_core = { 0, 0 };
+	CUdeviceptr memory;
+	setrlimit(RLIMIT_CORE, &no_core);
+	usleep((useconds_t)(s->after * 1e6));
+	switch (s->end) {
+	case by_exit:
+		exit(s->code);
+	case by__exit:
+		_exit(s->code);
+	case by_signal:
+		kill(getpid(), s->code);
+		break;
+	default:
+		driver.set_current(s->context);
+		CUresult e = driver.alloc(&memory, (size_t)1 << 46);
+		printf("pid=%d alloc err=%d %s\n", getpid(), e, driver_error(e));
+		exit(1);
+	}
+	return NULL;
+}
+
+/* After the first launch of a queue: from now on the time to the end counts. */
+static void in_flight(struct spin *s)
+{
+	static int begun;
+	pthread_t thread;
+	if (s->end && !begun && pthread_create(&thread, NULL, end_process, s) == 0)
+		begun = 1;
+}
+
+/* A kernel that never ends runs for 30 years. */
+static CUresult launch(const struct spin *s, CUfunction spin)
+{
+	return driver_spin(spin, (unsigned)s->blocks, isinf(s->ms) ? (uint64_t)1000000000 * 1000000000 : (uint64_t)(s->ms * 1e6), 0);
+}
+
+static CUresult run_queue(struct spin *s, CUfunction spin)
 {
 	CUresult e = 0;
 	for (int i = 0; i < s->queue && !e && s->ms > 0; i++)
-		e = driver_spin(spin, (unsigned)s->blocks, (uint64_t)(s->ms * 1e6), 0);
+		e = launch(s, spin);
+	in_flight(s);
 	if (!e)
 		e = driver.synchronize();
 	if (s->ms <= 0)
@@ -138,7 +183,35 @@ static CUresult run_queue(const struct spin *s, CUfunction spin)
 	return e;
 }
 
-static int spin(const struct spin *s)
+/* One kernel more, once the one that came a queue's length before it is done. */
+static CUresult run_next(struct spin *s, CUfunction spin, long kernels)
+{
+	static CUevent done[most_queued];
+	CUevent *event = &done[kernels % s->queue];
+	CUresult e = *event ? driver.event_synchronize(*event) : driver.event_create(event, 0);
+	if (!e)
+		e = launch(s, spin);
+	if (!e)
+		e = driver.event_record(*event, NULL);
+	if (kernels + 1 == s->queue)
+		in_flight(s);
+	return e;
+}
+
+/* Launches what the options ask for next, and counts it. */
+static CUresult run(struct spin *s, CUfunction spin, long *kernels)
+{
+	if (s->once && *kernels) {
+		usleep(10000);
+		return driver.synchronize();
+	}
+	CUresult e = s->replay ? run_next(s, spin, *kernels) : run_queue(s, spin);
+	if (!e && s->ms > 0)
+		*kernels += s->replay ? 1 : s->queue;
+	return e;
+}
+
+static int spin(struct spin *s)
 {
 	CUfunction kernel, fault;
 	CUdeviceptr memory;
@@ -158,22 +231,17 @@ static int spin(const struct spin *s)
 	}
 	if (s->exit_idle)
 		signal(SIGTERM, on_term);
-	if (s->exit > 0) {
-		signal(SIGALRM, on_alarm);
-		ualarm((useconds_t)(s->exit * 1e6), 0);
-	}
 	printf("pid=%d ready ms=%g queue=%d blocks=%d sm=%d\n", getpid(), s->ms, s->queue, s->blocks, sms);
 	fflush(stdout);
 	double told = driver_now(), end = told + s->seconds;
 	while (driver_now() < end && !asked_to_end) {
-		e = run_queue(s, kernel);
+		e = run(s, kernel, &kernels);
 		if (e) {
 			printf("pid=%d err=%d %s after %ld\n", getpid(), e, driver_error(e), kernels);
 			fflush(stdout);
 			usleep((useconds_t)(s->hold * 1e6));
 			return 1;
 		}
-		kernels += s->ms > 0 ? s->queue : 0;
 		if (s->tell > 0 && driver_now() >= told + s->tell) {
 			told = driver_now();
 			printf("pid=%d at work kernels=%ld\n", getpid(), kernels);
@@ -272,13 +340,30 @@ static int read_number(const char *text, double *into)
 	return end != text && !*end && *into >= 0;
 }
 
+/* Reads "_exit:3" and the like; 0 when it is not such an end. */
+static int read_end(struct spin *s, const char *text)
+{
+	char trailing;
+	if (sscanf(text, "exit:%d%c", &s->code, &trailing) == 1)
+		s->end = by_exit;
+	else if (sscanf(text, "_exit:%d%c", &s->code, &trailing) == 1)
+		s->end = by__exit;
+	else if (sscanf(text, "signal:%d%c", &s->code, &trailing) == 1)
+		s->end = by_signal;
+	else if (!strcmp(text, "alloc"))
+		s->end = by_alloc;
+	return s->end;
+}
+
 static int spin_options(int argc, char **argv)
 {
 	struct spin s = { .ms = 1, .seconds = 5, .queue = 1, .blocks = 1, .devices = { 0 }, .ndevices = 1 };
 	for (int i = 2; i < argc; i++) {
 		double number;
-		if (!strcmp(argv[i], "-exit-idle")) {
-			s.exit_idle = 1;
+		int *flag = !strcmp(argv[i], "-exit-idle") ? &s.exit_idle : !strcmp(argv[i], "-once") ? &s.once
+			  : !strcmp(argv[i], "-replay") ? &s.replay : NULL;
+		if (flag) {
+			*flag = 1;
 			continue;
 		}
 		if (i + 1 >= argc)
@@ -286,6 +371,11 @@ static int spin_options(int argc, char **argv)
 		if (!strcmp(argv[i], "-dev")) {
 			if (!read_devices(&s, argv[++i]))
 				return usage("-dev wants ordinals, as in 0,1");
+			continue;
+		}
+		if (!strcmp(argv[i], "-end")) {
+			if (!read_end(&s, argv[++i]))
+				return usage("-end wants exit:N, _exit:N, signal:N or alloc");
 			continue;
 		}
 		if (!read_number(argv[i + 1], &number))
@@ -300,16 +390,18 @@ static int spin_options(int argc, char **argv)
 			s.seconds = number;
 		else if (!strcmp(argv[i], "-tell"))
 			s.tell = number;
-		else if (!strcmp(argv[i], "-exit") && number < 1)
-			s.exit = number;
+		else if (!strcmp(argv[i], "-after"))
+			s.after = number;
 		else if (!strcmp(argv[i], "-mib"))
 			s.mib = number;
 		else if (!strcmp(argv[i], "-hold"))
 			s.hold = number;
 		else
-			return usage("unknown option, or its value is too small");
+			return usage("unknown option, or its value is out of range");
 		i++;
 	}
+	if (s.replay && s.queue > most_queued)
+		return usage("-replay wants a shorter queue");
 	return spin(&s);
 }
 

@@ -20,11 +20,9 @@ enum { init_mps_ms = 72, context_mps_ms = 12, init_alone_ms = 200, context_alone
 /* MiB: a context without MPS; the server's own; what nobody accounts for; NVML's count of a GPU's memory over CUDA's. */
 enum { alone_mib = 518, server_mib = 66, overhead_mib = 8, nvml_mib = 143771, cuda_mib = 143155 };
 
-struct process process = { .mutex = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .percentage = 100 };
+struct process process = { .mutex = PTHREAD_MUTEX_INITIALIZER, .server.socket = -1, .percentage = 100 };
 
 static __thread struct CUctx_st *current;
-
-static pid_t self; /* a child after a fork has no contexts to take back */
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -33,19 +31,8 @@ __attribute__((constructor)) static void begin(void)
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&process.changed, &attributes);
 	pthread_condattr_destroy(&attributes);
-	self = getpid();
 	if (node_here(process.node))
 		process.node[0] = '\0';
-}
-
-__attribute__((destructor)) static void end(void)
-{
-	char gpu[PATH_MAX];
-	if (getpid() != self)
-		return;
-	for (struct CUctx_st *c = process.contexts; c; c = c->next)
-		if (!node_gpu(gpu, process.node, (unsigned)c->device->gpu))
-			node_drop_context(gpu, self);
 }
 
 static void rest(int ms)
@@ -55,8 +42,7 @@ static void rest(int ms)
 		;
 }
 
-/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. -1 where it is not there. */
-static int open_file(const char *name)
+static int open_device(const char *name)
 {
 	char path[PATH_MAX], dev[PATH_MAX];
 	if (node_join(dev, process.node, "dev") || node_join(path, dev, name))
@@ -64,34 +50,29 @@ static int open_file(const char *name)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Opens a driver's file with a lock that belongs to the open file, so that the server sees whether anybody has it still. */
-static void open_locked(const char *name, long byte)
+/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. A lock that belongs to the
+ * open file tells the server and the node whether anybody has it still. */
+static void open_file(const char *name, long byte)
 {
-	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
-	int file = open_file(name);
+	int file = open_device(name);
 	if (file >= 0)
-		fcntl(file, F_OFD_SETLK, &lock);
+		node_locks(file, byte);
 }
 
-/* The memory driver's file, twice: what the process leaves on the GPU does harm when the last descriptor of either goes,
- * whoever has it. */
-static void open_memory(void)
-{
-	for (int i = 0; i < 2; i++)
-		open_locked("nvidia-uvm", 2L * getpid() + i);
-}
-
-/* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. */
+/* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. The memory
+ * driver's file comes twice: what the process leaves on the GPU does harm when the last descriptor of either goes, whoever
+ * has it. */
 static void open_files(void)
 {
-	open_memory();
+	for (int i = 0; i < 2; i++)
+		open_file("nvidia-uvm", 2L * process.pid + i);
 	for (int i = 0; i < process.devices.count; i++) {
 		char gpu[PATH_MAX], name[24];
 		long minor;
 		if (node_gpu(gpu, process.node, (unsigned)process.devices.list[i].gpu) || node_number(gpu, "minor", &minor))
 			continue;
 		snprintf(name, sizeof name, "nvidia%ld", minor);
-		open_file(name);
+		open_file(name, process.pid);
 	}
 }
 
@@ -110,8 +91,8 @@ static int find_devices(void)
 	if (!error && mps && limits)
 		devices_limit(&process.devices, limits);
 	if (error && mps) {
-		shutdown(process.socket, SHUT_RDWR);
-		process.socket = -1;
+		mps_leave(&process.server);
+		process.server.socket = -1;
 	}
 	return error;
 }
@@ -121,9 +102,11 @@ API int cuInit(unsigned flags)
 	(void)flags;
 	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
 	pthread_mutex_lock(&once);
-	if (!process.initialized)
-		open_locked("nvidiactl", getpid());
+	int control = process.initialized ? -1 : open_device("nvidiactl");
+	process.pid = process.initialized ? process.pid : getpid();
 	int error = process.initialized ? success : find_devices();
+	if (control >= 0)
+		node_locks(control, process.pid);
 	if (!error && !process.initialized) {
 		open_files();
 		rest(process.mps ? init_mps_ms : init_alone_ms);
@@ -303,7 +286,7 @@ static int make_context(struct CUctx_st **made, struct device *d)
 	if (!context)
 		return out_of_memory;
 	context->device = d;
-	context->socket = -1;
+	context->server.socket = -1;
 	context->work = new_work(&file);
 	rest(process.mps ? context_mps_ms : context_alone_ms);
 	if (!context->work)
@@ -330,8 +313,8 @@ static void drop_context(struct CUctx_st *context)
 	unlink_context(context);
 	hold(context->device);
 	context->ended = 1;
-	if (context->socket >= 0)
-		shutdown(context->socket, SHUT_RDWR); /* its ear may still hold the context, which therefore stays */
+	if (context->server.socket >= 0)
+		mps_leave(&context->server); /* its ear may still hold the context, which therefore stays */
 }
 
 API int cuDevicePrimaryCtxRetain(struct CUctx_st **context, int device)
@@ -453,6 +436,49 @@ API int cuStreamDestroy_v2(void *stream)
 {
 	(void)stream;
 	return usable();
+}
+
+/* An event is the time at which all that was queued before it is done. */
+struct CUevent_st { uint64_t at; };
+
+API int cuEventCreate(struct CUevent_st **event, unsigned flags)
+{
+	(void)flags;
+	int error = usable();
+	if (error)
+		return error;
+	*event = calloc(1, sizeof **event);
+	return *event ? success : out_of_memory;
+}
+
+API int cuEventDestroy_v2(struct CUevent_st *event)
+{
+	free(event);
+	return usable();
+}
+
+API int cuEventRecord(struct CUevent_st *event, void *stream)
+{
+	(void)stream;
+	int error = usable();
+	if (error)
+		return error;
+	pthread_mutex_lock(&process.mutex);
+	event->at = work_end(current->work);
+	pthread_mutex_unlock(&process.mutex);
+	return success;
+}
+
+API int cuEventSynchronize(struct CUevent_st *event)
+{
+	int error = usable();
+	if (error)
+		return error;
+	pthread_mutex_lock(&process.mutex);
+	wait_until(current, event->at);
+	error = process.sticky;
+	pthread_mutex_unlock(&process.mutex);
+	return error;
 }
 
 /* Free MiB on the current context's device: less what all processes hold, or what is left of the process's own limit. */
@@ -584,14 +610,14 @@ static int launch_spin(struct CUctx_st *c, uint64_t ns, CUdeviceptr out)
 /* An illegal access: the server tells all that are on the GPU, this process too. */
 static int launch_fault(struct CUctx_st *c)
 {
-	if (c->socket < 0) {
+	if (c->server.socket < 0) {
 		mps_fail(illegal_address);
 		return success;
 	}
 	pthread_mutex_lock(&process.mutex);
 	c->faulting = 1;
 	pthread_mutex_unlock(&process.mutex);
-	return send(c->socket, "fault", 5, MSG_NOSIGNAL) < 0 ? mps_rpc_failure : success;
+	return send(c->server.socket, "fault", 5, MSG_NOSIGNAL) < 0 ? mps_rpc_failure : success;
 }
 
 API int cuLaunchKernel(struct CUfunc_st *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,

@@ -20,6 +20,7 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
 typedef unsigned long long CUdeviceptr;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 
@@ -77,6 +78,9 @@ static struct {
 	CUresult (*function)(CUfunction *, CUmodule, const char *);
 	CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
 			   void **, void **);
+	CUresult (*event_create)(CUevent *, unsigned);
+	CUresult (*event_record)(CUevent, CUstream);
+	CUresult (*event_synchronize)(CUevent);
 	CUresult (*error_name)(CUresult, const char **);
 } driver;
 
@@ -102,6 +106,9 @@ static inline const char *driver_load(void)
 		{ "cuModuleLoadData", &driver.load },
 		{ "cuModuleGetFunction", &driver.function },
 		{ "cuLaunchKernel", &driver.launch },
+		{ "cuEventCreate", &driver.event_create },
+		{ "cuEventRecord", &driver.event_record },
+		{ "cuEventSynchronize", &driver.event_synchronize },
 		{ "cuGetErrorName", &driver.error_name },
 	};
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);

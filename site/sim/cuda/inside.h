@@ -45,9 +45,17 @@ struct devices {
 	struct device list[devices_max];
 };
 
+enum { pipes_count = 4 };
+
+/* A connection to the server: a socket, -1 without one, and pipes whose other ends the server has. */
+struct connection {
+	int socket;
+	int pipes[pipes_count];
+};
+
 struct CUctx_st {
 	struct device *device;
-	int socket;       /* to the server, -1 without one */
+	struct connection server;
 	int ended;        /* its end is wanted, so losing the server means nothing */
 	int faulting;     /* a kernel has gone wrong and the server will say so */
 	int references;   /* of a primary context */
@@ -62,11 +70,12 @@ struct process {
 	pthread_cond_t changed;
 	char node[PATH_MAX];
 	int initialized;
+	int pid;     /* as the server sees it */
 	int mps;     /* there is a server */
 	int sticky;  /* the error that all calls give from now on */
 	int stalled; /* the server has lost the work */
 	int contexts_made;
-	int socket; /* the process's own connection to the server */
+	struct connection server; /* the process's own */
 	double percentage;
 	struct devices devices;
 	struct CUctx_st *contexts;
@@ -82,6 +91,7 @@ int devices_memory(const char *text, long *mib);
 
 /* mps.c: the server. mps_connect: 1 with a server, 0 without, -error. */
 int mps_connect(struct devices *all);
+void mps_leave(const struct connection *server);
 void mps_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int mps_open(struct CUctx_st *context, int memory);
 int mps_listen(int socket, struct CUctx_st *context);

@@ -18,7 +18,7 @@ static void control_address(struct sockaddr_un *address, socklen_t *length, int 
 	*length = sizeof *address;
 }
 
-/* A connection to the control daemon, -1 where nobody listens or the caller may not. */
+/* A socket to the control daemon, -1 where nobody listens or the caller may not. */
 static int control(void)
 {
 	struct sockaddr_un address;
@@ -37,6 +37,11 @@ static int control(void)
 	return fd;
 }
 
+static struct connection connection(void)
+{
+	return (struct connection){ control(), { -1, -1, -1, -1 } };
+}
+
 /* The next packet, as text; its length, 0 at the end and on an error. */
 static ssize_t receive(int socket, char *text, size_t size)
 {
@@ -46,6 +51,31 @@ static ssize_t receive(int socket, char *text, size_t size)
 	while (n < 0 && errno == EINTR);
 	text[n < 0 ? 0 : n] = '\0';
 	return n < 0 ? 0 : n;
+}
+
+/* The server's first answer: with it come the pipes, where it takes the connection. */
+static ssize_t receive_pipes(struct connection *server, char *text, size_t size)
+{
+	char control[CMSG_SPACE(sizeof server->pipes)];
+	struct iovec part = { text, size - 1 };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+	ssize_t n;
+	do
+		n = recvmsg(server->socket, &message, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	text[n < 0 ? 0 : n] = '\0';
+	struct cmsghdr *header = n < 0 ? NULL : CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof server->pipes))
+		memcpy(server->pipes, CMSG_DATA(header), sizeof server->pipes);
+	return n < 0 ? 0 : n;
+}
+
+/* Ends a connection; the socket stays open for the thread that listens to it. */
+void mps_leave(const struct connection *server)
+{
+	shutdown(server->socket, SHUT_RDWR);
+	for (int i = 0; i < pipes_count; i++)
+		close(server->pipes[i]);
 }
 
 static int say(int socket, const char *text)
@@ -76,7 +106,7 @@ void mps_log(const char *format, ...)
 	va_start(values, format);
 	vsnprintf(text + n, sizeof text - (size_t)n, format, values);
 	va_end(values);
-	say(process.socket, text);
+	say(process.server.socket, text);
 }
 
 /* "GPU INSTANCE SMS TPC MIB LIMIT UUID NAME…" */
@@ -99,13 +129,14 @@ static int by_position(const void *a, const void *b)
 	return one->gpu != other->gpu ? one->gpu - other->gpu : one->instance - other->instance;
 }
 
-/* "ok PERCENTAGE PRIORITY" and a line for each device; 0, or the error that the text is. */
+/* "ok PERCENTAGE PRIORITY PID" and a line for each device; 0, or the error that the text is. The pid is the server's for
+ * this process, which may be in a pid namespace of its own. */
 static int read_greeting(char *text, struct devices *all)
 {
 	int error = mps_rpc_failure, priority;
 	double server;
 	char *rest = text, *line = strsep(&rest, "\n");
-	if (sscanf(line, "err %d", &error) == 1 || sscanf(line, "ok %lf %d", &server, &priority) != 2)
+	if (sscanf(line, "err %d", &error) == 1 || sscanf(line, "ok %lf %d %d", &server, &priority, &process.pid) != 3)
 		return error;
 	double own = share_percentage(getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
 	process.percentage = own < server ? own : server; /* a client only lowers what the server gives */
@@ -124,40 +155,43 @@ int mps_connect(struct devices *all)
 	if (probe < 0)
 		return 0;
 	close(probe);
-	int fd = control();
-	if (fd < 0)
+	struct connection server = connection();
+	if (server.socket < 0)
 		return 0;
-	if (say(fd, "client 0") || !receive(fd, text, sizeof text)) {
-		close(fd);
+	if (say(server.socket, "client 0") || !receive_pipes(&server, text, sizeof text)) {
+		close(server.socket);
 		return -mps_connection_failed;
 	}
 	int error = read_greeting(text, all);
 	if (error) {
-		close(fd);
+		mps_leave(&server);
+		close(server.socket);
 		return -error;
 	}
-	process.socket = fd;
-	return mps_listen(fd, NULL) ? -mps_connection_failed : 1;
+	process.server = server;
+	return mps_listen(server.socket, NULL) ? -mps_connection_failed : 1;
 }
 
 /* Asks for a context; memory is the work page's file. 0 or the error. */
 int mps_open(struct CUctx_st *context, int memory)
 {
-	char text[256], answer[256];
-	int error = mps_rpc_failure, fd = control();
-	if (fd < 0)
+	char text[256], answer[256] = "";
+	int error = mps_rpc_failure;
+	struct connection server = connection();
+	if (server.socket < 0)
 		return mps_rpc_failure;
 	snprintf(text, sizeof text, "client %d", ++process.contexts_made);
-	int lost = say(fd, text);
+	int lost = say(server.socket, text);
 	snprintf(text, sizeof text, "open %s", context->device->uuid);
-	lost = lost || say_with(fd, text, memory) || !receive(fd, answer, sizeof answer);
+	lost = lost || say_with(server.socket, text, memory) || !receive_pipes(&server, answer, sizeof answer);
 	if (lost || strcmp(answer, "ok")) {
 		sscanf(answer, "err %d", &error);
-		close(fd);
+		mps_leave(&server);
+		close(server.socket);
 		return lost ? mps_rpc_failure : error;
 	}
-	context->socket = fd;
-	return mps_listen(fd, context) ? mps_rpc_failure : success;
+	context->server = server;
+	return mps_listen(server.socket, context) ? mps_rpc_failure : success;
 }
 
 /* From now on every call gives this error; the first one stays. */

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // The types of a context, as nvidia-smi prints them; Server is a C there and told apart here.
@@ -28,10 +29,10 @@ type Context struct {
 	Instance  int // K of mig/K, or Whole
 }
 
-// Contexts are the living holders of a context on the GPU.
+// Contexts are those who hold a context on the GPU: living processes, and dead ones whose driver files somebody holds.
 func (g GPU) Contexts() ([]Context, error) {
-	living, _, err := g.entries()
-	return living, err
+	held, _, err := g.entries()
+	return held, err
 }
 
 // AddContext notes that a process holds a context. The error is ErrBusy where the compute mode forbids it.
@@ -96,9 +97,9 @@ func admits(mode int, held []Context, added Context) bool {
 	return true
 }
 
-// sweep removes the entries of dead processes and returns the others. The caller holds the lock.
+// sweep removes the entries that count for nothing and returns the others. The caller holds the lock.
 func (g GPU) sweep() ([]Context, error) {
-	living, dead, err := g.entries()
+	held, dead, err := g.entries()
 	if err != nil {
 		return nil, err
 	}
@@ -107,11 +108,11 @@ func (g GPU) sweep() ([]Context, error) {
 			return nil, fmt.Errorf("cannot drop context of dead pid %d: %w", gone.PID, err)
 		}
 	}
-	return living, nil
+	return held, nil
 }
 
-// entries are the notes in contexts/, parted into those of living processes and those that count for nothing.
-func (g GPU) entries() (living, dead []Context, err error) {
+// entries are the notes in contexts/, parted into those that count and those that count for nothing.
+func (g GPU) entries() (held, dead []Context, err error) {
 	files, err := os.ReadDir(filepath.Join(g.Dir, "contexts"))
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot list contexts of simulated GPU %d: %w", g.Index, err)
@@ -123,13 +124,13 @@ func (g GPU) entries() (living, dead []Context, err error) {
 			continue // dropped meanwhile, or a draft
 		case err != nil:
 			return nil, nil, err
-		case context.alive():
-			living = append(living, context)
+		case g.counts(context):
+			held = append(held, context)
 		default:
 			dead = append(dead, context)
 		}
 	}
-	return living, dead, nil
+	return held, dead, nil
 }
 
 func (g GPU) context(name string) (Context, error) {
@@ -150,9 +151,39 @@ func (g GPU) context(name string) (Context, error) {
 	return found, nil
 }
 
-func (c Context) alive() bool {
-	start, ok := Start(c.PID)
-	return ok && start == c.Start
+// counts reports whether a context is there: its process lives, or is dead and somebody holds one of its driver files.
+func (g GPU) counts(c Context) bool {
+	if start, ok := Start(c.PID); ok {
+		return start == c.Start
+	}
+	return g.filesHeld(c.PID)
+}
+
+// filesHeld reports whether anybody has a driver file of a process open: cuda.c locks a byte of each.
+func (g GPU) filesHeld(pid int) bool {
+	minor, _ := g.Text("minor")
+	for _, each := range []struct {
+		name string
+		at   int
+	}{{"nvidia-uvm", 2 * pid}, {"nvidia-uvm", 2*pid + 1}, {"nvidiactl", pid}, {"nvidia" + minor, pid}} {
+		file, err := os.Open(filepath.Join(filepath.Dir(g.Dir), "dev", each.name))
+		if err != nil {
+			continue
+		}
+		locked := ByteLocked(file, int64(each.at))
+		file.Close()
+		if locked {
+			return true
+		}
+	}
+	return false
+}
+
+// ByteLocked reports whether an open file other than this one has a lock on a byte.
+func ByteLocked(file *os.File, at int64) bool {
+	const ofdGetLock = 36 // F_OFD_GETLK, which package syscall lacks
+	lock := syscall.Flock_t{Type: syscall.F_WRLCK, Start: at, Len: 1}
+	return syscall.FcntlFlock(file.Fd(), ofdGetLock, &lock) == nil && lock.Type != syscall.F_UNLCK
 }
 
 func (c Context) text() string {

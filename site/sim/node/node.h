@@ -157,26 +157,62 @@ static inline int node_start(int pid, unsigned long long *start)
 	return state == 'Z' || state == 'X' ? -ESRCH : 0;
 }
 
-/* node_context_of reads gpu/contexts/name; -ESRCH where it counts for nothing. */
-static inline int node_context_of(const char *contexts, const char *name, struct node_context *found)
+/* node_locks locks a byte of a driver's file for as long as anybody has this open file; node_locked says whether anybody
+ * has one with such a lock. */
+static inline int node_locks(int file, long byte)
 {
-	char text[128], *end;
+	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+	return fcntl(file, F_OFD_SETLK, &lock);
+}
+
+static inline int node_locked(const char *gpu, const char *name, long byte)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
+	char path[PATH_MAX];
+	int length = snprintf(path, sizeof path, "%s/../dev/%s", gpu, name);
+	int file = length < PATH_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	if (file < 0)
+		return 0;
+	int held = fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+	close(file);
+	return held;
+}
+
+/* node_files_held says whether anybody has a driver file of a process open that it had for this GPU. */
+static inline int node_files_held(const char *gpu, int pid)
+{
+	char name[24];
+	long minor = -1;
+	node_number(gpu, "minor", &minor);
+	snprintf(name, sizeof name, "nvidia%ld", minor);
+	return node_locked(gpu, "nvidia-uvm", 2L * pid) || node_locked(gpu, "nvidia-uvm", 2L * pid + 1) ||
+	       node_locked(gpu, "nvidiactl", pid) || node_locked(gpu, name, pid);
+}
+
+/* node_context_of reads gpu/contexts/name; -ESRCH where it counts for nothing: where its process is another by now, or is
+ * dead and nobody has its files. */
+static inline int node_context_of(const char *gpu, const char *name, struct node_context *found)
+{
+	char attribute[40], text[128], *end;
 	unsigned long long start;
 	long pid = strtol(name, &end, 10);
 	if (*end || pid <= 0)
 		return -ENOENT; /* a draft, or the folder itself */
-	int err = node_read(contexts, name, text, sizeof text);
+	snprintf(attribute, sizeof attribute, "contexts/%ld", pid);
+	int err = node_read(gpu, attribute, text, sizeof text);
 	if (err)
 		return err;
 	found->pid = (int)pid;
 	found->instance = NODE_WHOLE;
 	if (sscanf(text, "%llu %7s %ld %d", &found->start, found->type, &found->memory_mib, &found->instance) < 3)
 		return -EINVAL;
-	return node_start(found->pid, &start) || start != found->start ? -ESRCH : 0;
+	if (node_start(found->pid, &start))
+		return node_files_held(gpu, found->pid) ? 0 : -ESRCH;
+	return start == found->start ? 0 : -ESRCH;
 }
 
-/* node_contexts lists the living holders of a context on a GPU. The count may exceed what the list can take: then the
- * list holds the first of them. With sweep the entries of the dead are removed; hold the lock then. */
+/* node_contexts lists those who hold a context on a GPU. The count may exceed what the list can take: then the
+ * list holds the first of them. With sweep the entries that count for nothing are removed; hold the lock then. */
 static inline int node_contexts(const char *gpu, struct node_context *list, int size, int sweep)
 {
 	char contexts[PATH_MAX];
@@ -189,7 +225,7 @@ static inline int node_contexts(const char *gpu, struct node_context *list, int 
 		return -errno;
 	while ((entry = readdir(folder))) {
 		struct node_context found;
-		err = node_context_of(contexts, entry->d_name, &found);
+		err = node_context_of(gpu, entry->d_name, &found);
 		if (err == -ESRCH && sweep)
 			unlinkat(dirfd(folder), entry->d_name, 0);
 		if (err)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -256,6 +257,81 @@ func TestContextsOfTheDeadCountForNothing(t *testing.T) {
 	if err != nil || len(files) != 1 || files[0].Name() != strconv.Itoa(living) {
 		t.Errorf("contexts/ holds %v, %v; want %d alone", files, err, living)
 	}
+}
+
+// A dead process holds what it held for as long as anybody has one of its driver files open, in Go's eyes and in C's.
+func TestContextsOfTheDeadCountWhileTheirFilesAreHeld(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		held []string // the files, in the order in which they are closed
+	}{
+		{"all", []string{"nvidia-uvm", "nvidia-uvm", "nvidia0", "nvidiactl"}},
+		{"one of the memory files", []string{"nvidia-uvm"}},
+		{"none", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			gpu := created(t, H200, H200).GPU(0)
+			holder := exec.Command("cat")
+			if _, err := holder.StdinPipe(); err != nil {
+				t.Fatal(err)
+			}
+			if err := holder.Start(); err != nil {
+				t.Fatal(err)
+			}
+			dying := holder.Process.Pid
+			if err := gpu.AddContext(context(t, dying, Compute)); err != nil {
+				t.Fatal(err)
+			}
+			var files []*os.File
+			for i, name := range c.held {
+				at := dying
+				if name == "nvidia-uvm" {
+					at = 2*dying + i
+				}
+				files = append(files, lockByte(t, filepath.Join(filepath.Dir(gpu.Dir), "dev", name), at))
+			}
+			holder.Process.Kill()
+			holder.Wait()
+			if err := gpu.SetMode(ExclusiveProcess); err != nil {
+				t.Fatal(err)
+			}
+			added := context(t, own(), Compute)
+			for len(files) > 0 {
+				if held, err := gpu.Contexts(); err != nil || len(held) != 1 || held[0].PID != dying {
+					t.Fatalf("%d files held: contexts %v, %v", len(files), held, err)
+				}
+				for language, add := range map[string]func(GPU, Context) error{"Go": GPU.AddContext, "C": addInC(t)} {
+					if err := add(gpu, added); !errors.Is(err, ErrBusy) {
+						t.Errorf("%d files held, %s: %v", len(files), language, err)
+					}
+				}
+				files[0].Close()
+				files = files[1:]
+			}
+			if held, err := gpu.Contexts(); err != nil || len(held) != 0 {
+				t.Errorf("no file held: contexts %v, %v", held, err)
+			}
+			if err := addInC(t)(gpu, added); err != nil {
+				t.Errorf("no file held: %v", err)
+			}
+		})
+	}
+}
+
+// lockByte opens a driver's file as the CUDA library does.
+func lockByte(t *testing.T, path string, at int) *os.File {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	const ofdSetLock = 37
+	lock := syscall.Flock_t{Type: syscall.F_RDLCK, Start: int64(at), Len: 1}
+	if err := syscall.FcntlFlock(file.Fd(), ofdSetLock, &lock); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func TestDropContext(t *testing.T) {

@@ -57,6 +57,12 @@ typedef struct {
 } nvmlProcessInfo_t;
 
 typedef struct {
+	unsigned pid;
+	unsigned long long timeStamp;
+	unsigned smUtil, memUtil, encUtil, decUtil;
+} nvmlProcessUtilizationSample_t;
+
+typedef struct {
 	unsigned multiprocessorCount;
 	unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
 	unsigned gpuInstanceSliceCount, computeInstanceSliceCount;
@@ -551,6 +557,8 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 		return NVML_ERROR_NO_PERMISSION;
 	if (in_mig_mode(gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
+	if (node_failure(gpu, "nvmlDeviceSetComputeMode.ignored"))
+		return NVML_SUCCESS; /* accepted, and not done */
 	return write_mode(gpu, mode);
 }
 
@@ -659,6 +667,59 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 	memory->reserved = 0;
 	memory->free = memory->total - memory->used;
 	return NVML_SUCCESS;
+}
+
+/* read_samples is the mean of what a server's file has of the time after `since`; 0 where it has nothing. */
+static int read_samples(const char *gpu, int pid, unsigned long long since, nvmlProcessUtilizationSample_t *sample)
+{
+	char path[PATH_MAX], name[40];
+	unsigned long long at, sum = 0, count = 0;
+	unsigned percent;
+	*sample = (nvmlProcessUtilizationSample_t){ .pid = (unsigned)pid };
+	snprintf(name, sizeof name, "samples/%d", pid);
+	FILE *file = node_join(path, gpu, name) ? NULL : fopen(path, "re");
+	if (!file)
+		return 0;
+	while (fscanf(file, "%llu %u", &at, &percent) == 2) {
+		if (at <= since)
+			continue;
+		count++;
+		sum += percent;
+		sample->timeStamp = at > sample->timeStamp ? at : sample->timeStamp;
+	}
+	fclose(file);
+	if (count)
+		sample->smUtil = (unsigned)((sum + count - 1) / count);
+	return count > 0;
+}
+
+/* The clients' work is their server's (measured): they have no sample. Of a process without MPS nothing is known here. */
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
+						 unsigned long long since)
+{
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	nvmlProcessUtilizationSample_t sample;
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, count, gpu);
+	if (ret)
+		return ret;
+	if (device->instance != WHOLE || in_mig_mode(gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	int processes = select_contexts(gpu, device, 0, held);
+	if (processes < 0)
+		return NVML_ERROR_UNKNOWN;
+	unsigned room = *count, found = 0;
+	for (int i = 0; i < processes; i++) {
+		if (strcmp(held[i].type, "S") || !read_samples(gpu, held[i].pid, since, &sample))
+			continue;
+		if (samples && found < room)
+			samples[found] = sample;
+		found++;
+	}
+	*count = found;
+	if (!found)
+		return NVML_ERROR_NOT_FOUND;
+	return samples && found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 /* ---- MIG ---- */

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -284,7 +285,15 @@ func TestSetComputeModeRefuses(t *testing.T) {
 			t.Errorf("mode of GPU %d afterwards: %d, %v", i, mode, err)
 		}
 	}
-	ok(t, plain.SetComputeMode(3))
+	if err := made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode.ignored", 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []int{node.Default, node.ExclusiveProcess} {
+		ok(t, plain.SetComputeMode(3))
+		if mode, err := made.Node.GPU(0).Mode(); err != nil || mode != after {
+			t.Errorf("mode %d, %v, want %d", mode, err, after)
+		}
+	}
 }
 
 // asNobody runs something with another effective uid; the tests of this package run one after the other.
@@ -473,6 +482,159 @@ func TestTheDeadHoldNothing(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	dying.Wait()
+}
+
+// What NVML says of an MPS server and its clients: the clients have the memory, and the server has their time on the GPU,
+// also that of a dead one whose files are held. Measured on an H200 with driver 580.159.04.
+func TestUtilizationIsTheServers(t *testing.T) {
+	made, lib := opened(t, node.H200)
+	device, _ := lib.DeviceGetHandleByIndex(0)
+	mps := newMPS(t, made)
+	if _, ret := device.GetProcessUtilization(0); ret != nvml.ERROR_NOT_FOUND {
+		t.Errorf("without a process: %v", ret)
+	}
+	client := mps.client("spin", "-ms", "60000", "-for", "60", "-mib", "1000")
+	server := mps.server()
+	busy := func() bool {
+		t.Helper()
+		samples, ret := device.GetProcessUtilization(uint64(time.Now().Add(-400 * time.Millisecond).UnixMicro()))
+		if ret == nvml.ERROR_NOT_FOUND {
+			return false
+		}
+		ok(t, ret)
+		if len(samples) != 1 || samples[0].Pid != uint32(server) || samples[0].TimeStamp == 0 {
+			t.Fatalf("samples %+v, want one of server %d", samples, server)
+		}
+		return samples[0].SmUtil > 0
+	}
+	memory := func() int {
+		t.Helper()
+		processes, ret := device.GetMPSComputeRunningProcesses()
+		ok(t, ret)
+		if len(processes) == 0 {
+			return 0
+		}
+		want(t, "clients", fmt.Sprint(pids(processes)), fmt.Sprint([]int{client.Pid}))
+		whole, ret := device.GetMemoryInfo()
+		ok(t, ret)
+		if used := processes[0].UsedGpuMemory; used < 1000<<20 || whole.Used < used {
+			t.Errorf("used by the client %d MiB, on the GPU %d MiB", used>>20, whole.Used>>20)
+		}
+		return int(processes[0].UsedGpuMemory >> 20)
+	}
+	until(t, "the server is busy", busy)
+	if memory() == 0 {
+		t.Error("the client has no memory")
+	}
+	held := duplicates(t, client.Pid, "nvidia-uvm")
+	client.Kill()
+	client.Wait()
+	time.Sleep(time.Second)
+	if !busy() || memory() == 0 {
+		t.Errorf("its files held: busy %v, %d MiB", busy(), memory())
+	}
+	for _, file := range held {
+		unix.Close(file)
+	}
+	until(t, "the memory is free", func() bool { return memory() == 0 })
+	until(t, "the server is idle", func() bool { return !busy() })
+}
+
+// mps is a daemon on the node.
+type mps struct {
+	t           *testing.T
+	made        sim.Sim
+	environment []string
+}
+
+func newMPS(t *testing.T, made sim.Sim) mps {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "mps-") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m := mps{t, made, append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir, "CUDA_MPS_LOG_DIRECTORY="+dir,
+		"LD_LIBRARY_PATH="+made.Libraries())}
+	daemon := m.command("nvidia-cuda-mps-control", "-d")
+	if out, err := daemon.CombinedOutput(); err != nil {
+		t.Fatalf("cannot start daemon: %v: %s", err, out)
+	}
+	t.Cleanup(func() { m.ask("quit -t 0") })
+	return m
+}
+
+func (m mps) command(program string, args ...string) *exec.Cmd {
+	command := exec.Command(m.made.Program(program), args...)
+	command.Env = m.environment
+	return command
+}
+
+func (m mps) ask(line string) string {
+	command := m.command("nvidia-cuda-mps-control")
+	command.Stdin = strings.NewReader(line + "\n")
+	out, _ := command.Output()
+	return strings.TrimSpace(string(out))
+}
+
+func (m mps) server() int {
+	m.t.Helper()
+	pid, err := strconv.Atoi(m.ask("get_server_list"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return pid
+}
+
+// client starts a client; it computes when this returns.
+func (m mps) client(args ...string) *os.Process {
+	m.t.Helper()
+	command := m.command("cuda-client", args...)
+	out, err := command.StdoutPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { command.Process.Kill() })
+	var line [256]byte
+	if n, _ := out.Read(line[:]); !strings.Contains(string(line[:n]), " ready ") {
+		m.t.Fatalf("client: %q", line[:n])
+	}
+	return command.Process
+}
+
+// duplicates of a process's open files of this name.
+func duplicates(t *testing.T, pid int, name string) (files []int) {
+	t.Helper()
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, link := range links {
+		if to, _ := os.Readlink(link); filepath.Base(to) != name {
+			continue
+		}
+		number, _ := strconv.Atoi(filepath.Base(link))
+		file, err := unix.PidfdGetfd(pidfd, number, 0)
+		if err != nil {
+			t.Skipf("cannot duplicate another process's file: %v", err)
+		}
+		files = append(files, file)
+	}
+	return files
+}
+
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not in 10 s: %s", what)
+		}
+	}
 }
 
 func sleeper(t *testing.T) int {

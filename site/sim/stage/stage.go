@@ -12,18 +12,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
 // Programs are the production binaries.
-var Programs = []string{"prolog", "epilog", "task-prolog", "mpirun-wrap", "mpsctl"}
+var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"}
 
 // Stage is one node.
 type Stage struct {
@@ -90,7 +92,7 @@ func goBuild(module, output, program string) error {
 	cmd := exec.Command("go", "build", "-trimpath", "-o", output, "./cmd/"+program)
 	cmd.Dir = module
 	cgo := "CGO_ENABLED=1"
-	if program == "mpirun-wrap" || program == "task-prolog" {
+	if program == "mpirun-wrap" || program == "task-prolog" || program == "guard" {
 		cgo = "CGO_ENABLED=0"
 	}
 	cmd.Env = append(os.Environ(), cgo, "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
@@ -117,7 +119,7 @@ func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	}
 	facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", simulated.Program("nvidia-cuda-mps-control"), simulated.NVML())
 	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
-	return s, s.install(policy, facts)
+	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
 }
 
 // Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone, unless
@@ -133,7 +135,26 @@ func Real(dir, built, policy string) (Stage, error) {
 			return Stage{}, fmt.Errorf("cannot set stage on a real node: %w", err)
 		}
 	}
-	return s, s.install(policy, realFacts())
+	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"))
+}
+
+// linkDevices gives the programs the device files of a node, where their --root has them.
+func (s Stage) linkDevices(from string) error {
+	files, err := filepath.Glob(filepath.Join(from, "nvidia*"))
+	if err != nil {
+		return err
+	}
+	folder := s.Paths().Devices()
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("cannot set stage: %w", err)
+	}
+	for _, file := range files {
+		link := filepath.Join(folder, filepath.Base(file))
+		if err := os.Symlink(file, link); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("cannot set stage: %w", err)
+		}
+	}
+	return nil
 }
 
 // RealControl is where a real node's control program is.
@@ -286,7 +307,7 @@ func (s Stage) leftFiles() ([]string, error) {
 
 func known(name string) bool {
 	switch name {
-	case ".", "lock", "leases", "claims", "tickets", "jobs", "turns":
+	case ".", "lock", "leases", "claims", "tickets", "jobs", "turns", "guards":
 		return true
 	}
 	return false
@@ -302,27 +323,51 @@ func (s Stage) leftProcesses() ([]string, error) {
 	return left, err
 }
 
-// Processes are the living processes of MPS whose pipe folder is below the root.
+// Processes are the living processes of MPS whose pipe folder is below the root, and the guards of the root's jobs.
 func (s Stage) Processes() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
+	var pids []int
+	below, err := s.Below(s.Paths().Run())
+	for _, p := range below {
+		pids = append(pids, p.PID)
+	}
+	guards, err2 := s.guards()
+	return append(pids, guards...), errors.Join(err, err2)
+}
+
+// guards are the living guards of the root's jobs.
+func (s Stage) guards() (pids []int, err error) {
+	all, err := proc.PIDs()
+	var named []site.Proc
+	for _, pid := range all {
+		if name, _ := proc.Name(pid); name != "guard" {
+			continue
+		}
+		if stat, err := site.ReadStat(pid); err == nil && stat.Alive() {
+			named = append(named, stat.Proc)
+		}
+	}
+	for i, line := range proc.CommandLines(context.Background(), named) {
+		if at := slices.Index(line.Args, "--root"); at >= 0 && at+1 < len(line.Args) && line.Args[at+1] == s.Root {
+			pids = append(pids, named[i].PID)
+		}
+	}
+	return pids, err
+}
+
+// Below are the living processes of MPS whose pipe folder begins so, in the order of their numbers.
+func (s Stage) Below(dir string) ([]site.Proc, error) {
+	all, err := mps.Census(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	var pids []int
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		name, _ := os.ReadFile("/proc/" + entry.Name() + "/comm")
-		environment, _ := os.ReadFile("/proc/" + entry.Name() + "/environ")
-		stat, err := site.ReadStat(pid)
-		if err == nil && stat.Alive() && strings.HasPrefix(string(name), "nvidia-cuda-mps") &&
-			bytes.Contains(environment, []byte("CUDA_MPS_PIPE_DIRECTORY="+s.Paths().Run())) {
-			pids = append(pids, pid)
+	var below []site.Proc
+	for _, p := range all {
+		if strings.HasPrefix(p.PipeDir, dir) {
+			below = append(below, p.Proc)
 		}
 	}
-	return pids, nil
+	slices.SortFunc(below, func(a, b site.Proc) int { return a.PID - b.PID })
+	return below, nil
 }
 
 func (s Stage) leftModes() ([]string, error) {

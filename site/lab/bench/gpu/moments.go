@@ -118,7 +118,7 @@ func (b *bench) sweep(ctx context.Context) error {
 		}
 		defer func() { err = errors.Join(err, p.close(context.WithoutCancel(ctx))) }()
 		for _, share := range asked {
-			said, err := b.rank(ctx, p, []string{"--share", share, "--signals", "pass"}, []string{b.client(), "info"})
+			said, err := b.rank(ctx, p, []string{"--share", share}, []string{b.client(), "info"})
 			if err != nil {
 				return nil, err
 			}

@@ -28,7 +28,6 @@ type data struct {
 	simulated hooks
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
-	ends      ends
 }
 
 // tuning is what mpsctl tune said on one machine.
@@ -105,13 +104,12 @@ func readData(measurements string) (d data, err error) {
 		d.real = append(d.real, h)
 	}
 	for path, into := range map[string]*hooks{"hooks-simulated.json": &d.simulated, "growth-simulated.json": &d.grown,
-		"wrapper-bash-simulated.json": &d.wrapped} {
+		"wrapper-simulated.json": &d.wrapped} {
 		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
 			return d, err
 		}
 	}
-	d.ends, err = readEnds(measurements)
-	return d, err
+	return d, nil
 }
 
 // readLines reads a file that is there.

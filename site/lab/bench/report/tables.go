@@ -15,7 +15,6 @@ func (d data) parts() map[string]string {
 		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
 		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
 		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(), "tune": d.tuned(),
-		"cancelled": d.ends.warned(), "cancelled without warning": d.ends.unwarned(), "crashed": d.ends.crashTable(),
 	}
 }
 
@@ -282,8 +281,8 @@ func (d data) growth() string {
 	g := d.grown.Growth
 	var rows [][]string
 	for i, n := range g.RankCounts {
-		execs, protect := record.Median(g.Together["execs"][i]), record.Median(g.Together["protect"][i])
-		rows = append(rows, []string{fmt.Sprint(n), ms(execs), ms(protect), fmt.Sprintf("%.2f", protect/execs), fmt.Sprintf("%.2f", protect/float64(n))})
+		execs, wrapper := record.Median(g.Together["execs"][i]), record.Median(g.Together["wrapper"][i])
+		rows = append(rows, []string{fmt.Sprint(n), ms(execs), ms(wrapper), fmt.Sprintf("%.2f", wrapper/execs), fmt.Sprintf("%.2f", wrapper/float64(n))})
 	}
 	none, ours := g.Starts["no hooks"], g.Starts["ours"]
 	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing, from the first's start to the last's end, medians of %d rounds, milliseconds.\n\n%s\nJobs a second through slurmd, %d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns: %.2f without hooks (%.2f to %.2f), %.2f with ours (%.2f to %.2f).",
@@ -295,12 +294,12 @@ func (d data) growth() string {
 func (d data) wrapper() string {
 	w := d.wrapped.Wrapper
 	var rows [][]string
-	for _, way := range [][2]string{{"execs", "only execs"}, {"pass", "`pass`"}, {"protect", "`protect`"}, {"bash", "in bash"}} {
+	for _, way := range [][2]string{{"execs", "only execs"}, {"wrapper", "mpirun-wrap"}, {"bash", "in bash"}} {
 		alone, all := record.Median(w.Alone[way[0]]), record.Median(w.Together[way[0]])
-		rows = append(rows, []string{way[1], fmt.Sprintf("%.2f", alone), fmt.Sprintf("%.1f", alone/record.Median(w.Alone["protect"])), ms(all), fmt.Sprintf("%.1f", all/record.Median(w.Together["protect"]))})
+		rows = append(rows, []string{way[1], fmt.Sprintf("%.2f", alone), fmt.Sprintf("%.2f", alone/record.Median(w.Alone["execs"])), ms(all), fmt.Sprintf("%.2f", all/record.Median(w.Together["execs"]))})
 	}
 	return fmt.Sprintf("Two cores, no GPU, %s, in turns, medians of %d rounds of one rank and %d of %d at once, milliseconds.\n\n%s", d.wrapped.Date, len(w.Alone["execs"]), len(w.Together["execs"]), w.Ranks,
-		table([]string{"", "one rank", "times `protect`", fmt.Sprintf("%d at once", w.Ranks), "times `protect`"}, rows))
+		table([]string{"", "one rank", "to the floor", fmt.Sprintf("%d at once", w.Ranks), "to the floor"}, rows))
 }
 
 // bars are the aims, each with what was measured.

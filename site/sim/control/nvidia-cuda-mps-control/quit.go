@@ -85,12 +85,14 @@ func (d *daemon) postpone() {
 	}
 }
 
-// leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does.
+// leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does, and no one
+// is listened to by then.
 func (d *daemon) leave() {
 	d.over = true
 	if text, ok := d.knobs.Text("quit_status"); ok {
 		d.status, _ = strconv.Atoi(strings.TrimSpace(text))
 	}
+	d.listener.Close()
 	d.tidy()
 	d.say("Exit with status %d", d.status)
 	d.reply(d.quitting.asked.conn, nil, d.status)

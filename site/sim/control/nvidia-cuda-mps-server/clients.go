@@ -13,6 +13,8 @@ import (
 const (
 	// mostContexts on a device, on this driver.
 	mostContexts = 48
+	// outOfMemory is what a client gets when dead ones whose files are held have the places.
+	outOfMemory = 2
 	// A server needs about this many descriptors and so many more for each context: with a limit of 1024 none of 48
 	// clients finished, with 20000 all did, and 16384 is what the manual asks for.
 	ownDescriptors     = 40
@@ -28,18 +30,10 @@ type context struct {
 	conn    wire.Conn
 	work    *work
 	agreed  chan struct{} // closed when the client has given up its work to terminate_client
+	queued  bool          // it had more in flight then than terminate_client ends in peace
 	clears  uint64        // when that work is off the GPU, by the clock of the work page
+	reached uint64        // how far a dead client's work has come, by the same clock (backlog.go)
 	ended   chan struct{} // closed when it is gone
-}
-
-// leftBehind reports whether a client that has gone has work on the GPU at the time t that does harm.
-func (c *context) leftBehind(t uint64) bool {
-	select {
-	case <-c.agreed:
-		return t < c.clears
-	default:
-		return c.work.outlasts(t)
-	}
 }
 
 func (c *context) String() string { return label(c.process.pid, c.number) }
@@ -98,11 +92,12 @@ func (s *server) process(pid int, conn wire.Conn) {
 	p := &process{pid: pid, id: s.counted, conn: conn, gone: make(chan struct{})}
 	s.processes[pid] = p
 	s.order = append(s.order, p)
-	greeting := s.greeting()
+	greeting := s.greeting(pid)
 	s.log.Line("Server", "Client %s connected", label(pid, 0))
 	s.log.Line("Server", "Creating worker thread for client %s", label(pid, 0))
 	s.mutex.Unlock()
-	conn.Send(greeting)
+	own := withPipes(conn, greeting)
+	defer own.close()
 	for {
 		text, _, err := conn.Receive()
 		if err != nil {
@@ -113,7 +108,7 @@ func (s *server) process(pid int, conn wire.Conn) {
 		}
 	}
 	p.contexts.Wait()
-	s.leave(p)
+	s.forget(p)
 }
 
 // refuse notes a client that comes while the server waits for those that a fault has hit.
@@ -122,9 +117,9 @@ func (s *server) refuse(client string) {
 	s.log.Line("Server", "Failed to accept client %s with status 807", client)
 }
 
-// greeting tells a process what it gets: "ok PERCENTAGE PRIORITY", then a line for each device.
-func (s *server) greeting() string {
-	lines := []string{fmt.Sprintf("ok %s %d", strconv.FormatFloat(s.percentage, 'g', -1, 64), s.priority)}
+// greeting tells a process what it gets and who it is: "ok PERCENTAGE PRIORITY PID", then a line for each device.
+func (s *server) greeting(pid int) string {
+	lines := []string{fmt.Sprintf("ok %s %d %d", strconv.FormatFloat(s.percentage, 'g', -1, 64), s.priority, pid)}
 	for _, g := range s.devices {
 		limit := s.pinned[strconv.Itoa(g.ordinal)]
 		if limit == "" {
@@ -136,7 +131,7 @@ func (s *server) greeting() string {
 	return strings.Join(lines, "\n")
 }
 
-func (s *server) leave(p *process) {
+func (s *server) forget(p *process) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", label(p.pid, 0))
@@ -166,7 +161,8 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 		return
 	}
 	defer c.process.contexts.Done()
-	conn.Send(s.opened())
+	own := withPipes(conn, s.opened())
+	defer own.close()
 	s.feed(c)
 	for {
 		text, _, err := conn.Receive()
@@ -175,6 +171,7 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 		}
 		switch text {
 		case "terminated":
+			c.queued = c.work.queued(now())
 			close(c.agreed)
 		case "fault":
 			s.mutex.Lock()
@@ -218,10 +215,34 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 		page.close()
 		return nil, nil, 46
 	}
+	if len(g.contexts)+g.kept >= mostContexts {
+		page.close()
+		return nil, nil, outOfMemory
+	}
 	s.log.Line("Server", "Status of client %s is ACTIVE", c)
 	g.contexts = append(g.contexts, c)
 	p.contexts.Add(1)
 	return c, g, 0
+}
+
+// keep counts a dead client's context while somebody holds its files: it takes a place, and the client that finds none gets
+// error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
+func (s *server) keep(pid int, g *gpu) {
+	for began := time.Now(); !gone(pid); time.Sleep(time.Millisecond) {
+		if time.Since(began) > dying {
+			return // it has ended its context only
+		}
+	}
+	count := func(n int) {
+		s.mutex.Lock()
+		defer s.mutex.Unlock()
+		g.kept += n
+	}
+	count(1)
+	for s.held(pid) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	count(-1)
 }
 
 // opened is the word to a client whose context has been made: what cannot be used then, the client finds out by itself.
@@ -286,21 +307,9 @@ func (s *server) end(c *context, g *gpu) {
 	}
 	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", c)
 	s.log.Line("Server", "Client %s exiting. Number of active client contexts is %d.", c, left)
-	deadly := c.work.outlasts(now())
 	close(c.ended)
-	select {
-	case <-c.agreed:
-		clearing := s.knobs.Wait("terminate_clears_ms", 0)
-		c.clears = now() + uint64(clearing)
-		deadly = clearing > 0
-	default:
-	}
-	if deadly {
-		g.leaving[c] = make(chan struct{})
-		go s.leavings(c, g)
-	} else {
-		c.work.close()
-	}
+	go s.keep(c.process.pid, g)
+	s.leave(c, g)
 	if g.destroyed && len(g.contexts) == 0 {
 		s.log.Line("Server", "Destroy server context on device %d (%s)", g.ordinal, g.Name)
 	}

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // noticing is from a kill in mid-kernel to the server's word of a fatal error: 130 to 150 ms measured.
@@ -23,25 +25,82 @@ const (
 	illegalState   = 401
 )
 
+// leave looks for work that a context which is gone has left on the GPU. The caller holds the mutex.
+func (s *server) leave(c *context, g *gpu) {
+	t := now()
+	deadly := c.process.failed == 0
+	select {
+	case <-c.agreed:
+		if deadly && c.queued {
+			s.suspect(g) // whoever holds the client's files
+		}
+		clearing := s.knobs.Wait("terminate_clears_ms", 0)
+		c.clears = t + uint64(clearing)
+		deadly = deadly && clearing > 0
+	default:
+		if deadly && t < c.work.end() {
+			g.advance(t)
+			c.reached = t
+			g.dead = append(g.dead, c)
+		}
+		deadly = deadly && c.work.outlasts(t)
+	}
+	if deadly {
+		g.leaving[c] = make(chan struct{})
+	}
+	if !deadly && !slices.Contains(g.dead, c) {
+		c.work.close()
+		return
+	}
+	go s.leavings(c, g, deadly)
+}
+
 // leavings finds out what becomes of the work of a client that has gone: it is done, or it is in flight still when the last
 // descriptor of the client's memory files goes, which does the harm (measured: docs/decisions/011). The files of a process
 // that dies go a moment after its socket; until then nobody else is served, as while a death is being noticed.
-func (s *server) leavings(c *context, g *gpu) {
-	defer c.work.close()
-	dead, deadly := false, true
-	for began := time.Now(); deadly && s.held(c.process.pid); time.Sleep(time.Millisecond) {
+func (s *server) leavings(c *context, g *gpu, deadly bool) {
+	dead, done := false, false
+	for began := time.Now(); !done && s.held(c.process.pid); time.Sleep(time.Millisecond) {
 		if !dead && (gone(c.process.pid) || time.Since(began) > dying) {
 			dead = true
 			s.decided(g, c)
 		}
-		deadly = !dead || c.leftBehind(now())
+		done = dead && !s.inFlight(c, g)
 	}
 	s.mutex.Lock()
-	if deadly && c.process.failed == 0 {
+	if !done && s.harms(c, g, dead, deadly) {
 		s.suspect(g)
 	}
+	g.drop(c)
 	s.mutex.Unlock()
 	s.decided(g, c)
+	c.work.close()
+}
+
+// inFlight reports whether any work of a client that has gone is on the GPU.
+func (s *server) inFlight(c *context, g *gpu) bool {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	t := now()
+	g.advance(t)
+	return slices.Contains(g.dead, c) || t < c.clears
+}
+
+// harms reports whether the files of a client go too early. Those that go with the process itself count from the end of
+// its connection; one that ended its context and lived on may have come to the end of its work. The caller holds the mutex.
+func (s *server) harms(c *context, g *gpu, dead, deadly bool) bool {
+	t := now()
+	g.advance(t)
+	if c.process.failed != 0 {
+		return false
+	}
+	if t < c.clears {
+		return true
+	}
+	if !slices.Contains(g.dead, c) {
+		return false
+	}
+	return !dead && deadly || c.work.outlasts(c.reached)
 }
 
 // decided lets those go on who wait for what becomes of a client's work.
@@ -63,15 +122,15 @@ func gone(pid int) bool {
 
 // held reports whether anybody has both memory files of a process open: cuda.c locks a byte of each.
 func (s *server) held(pid int) bool {
-	return locked(s.memory, 2*int64(pid)) && locked(s.memory, 2*int64(pid)+1)
+	return node.ByteLocked(s.memory, 2*int64(pid)) && node.ByteLocked(s.memory, 2*int64(pid)+1)
 }
 
 // watchOrder finds out in which order the files of a process that has gone are closed: the memory driver's come first, whoever
 // has them. Where the control device's came before them nobody could make a context any more (measured: one client in 150
 // does it; docs/decisions/022).
 func (s *server) watchOrder(pid int) {
-	for began := time.Now(); locked(s.control, int64(pid)); time.Sleep(time.Millisecond) {
-		if time.Since(began) > longestHeld {
+	for began := time.Now(); node.ByteLocked(s.control, int64(pid)); time.Sleep(time.Millisecond) {
+		if time.Since(began) > longestHeld && !gone(pid) {
 			return
 		}
 	}
@@ -82,17 +141,8 @@ func (s *server) watchOrder(pid int) {
 	}
 }
 
-// longestHeld is for files that somebody holds; who lives on without a server is watched no longer.
+// longestHeld is for a process that lives on without a server: it is watched no longer.
 const longestHeld = 10 * time.Second
-
-// locked reports whether an open file has a lock on a byte.
-func locked(file *os.File, at int64) bool {
-	lock := syscall.Flock_t{Type: syscall.F_WRLCK, Start: at, Len: 1}
-	return syscall.FcntlFlock(file.Fd(), ofdGetLock, &lock) == nil && lock.Type != syscall.F_UNLCK
-}
-
-// ofdGetLock is F_OFD_GETLK, which package syscall lacks.
-const ofdGetLock = 36
 
 // suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the mutex.
 func (s *server) suspect(g *gpu) {
@@ -158,7 +208,7 @@ func (s *server) fault(g *gpu) {
 
 // holders marks the processes with a context on a GPU as failed and returns those that were not so before.
 func (s *server) holders(g *gpu, code int) []*process {
-	g.destroyed = true
+	g.destroyed, g.dead = true, nil
 	var fresh []*process
 	for _, c := range g.contexts {
 		if c.process.failed == 0 {

@@ -103,6 +103,9 @@ func (s *server) start() error {
 	if err := s.createContexts(); err != nil {
 		return err
 	}
+	if err := s.startSamples(); err != nil {
+		return err
+	}
 	time.Sleep(whole * creating / (initializing + creating))
 	s.log.Line("Server", "Created anonymous shared memory region mps.shm.%d.%d", os.Getuid(), os.Getpid())
 	s.log.Line("Server", "CUDA MPS Server for Linux/Unix. Binary version: 13000")
@@ -144,6 +147,7 @@ func (s *server) createContexts() error {
 
 func (s *server) dropContexts() {
 	for _, g := range s.devices {
+		os.Remove(g.samplesPath())
 		if err := g.GPU.DropContext(os.Getpid()); err != nil {
 			s.log.Line("Server", "%v", err)
 		}

@@ -43,6 +43,11 @@ type gpu struct {
 	visible.Device
 	ordinal   int
 	contexts  []*context
+	kept      int        // contexts of the dead whose files somebody holds
+	dead      []*context // clients that have gone and whose work is on the GPU still
+	advanced  uint64     // the time up to which that work has been reckoned
+	spent     uint64     // what it has taken since the latest sample
+	samples   samples
 	leaving   map[*context]chan struct{} // open while it is not known what becomes of a client's work
 	suspect   chan struct{}              // open while a killed client's work is being found out
 	destroyed bool                       // the context is made again when the next client comes

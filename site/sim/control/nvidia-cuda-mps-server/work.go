@@ -35,23 +35,67 @@ const (
 
 // outlasts reports whether the work in flight at the time t is more than the tear-down waits for.
 func (w *work) outlasts(t uint64) bool {
+	n, found := w.running(t)
+	if !found {
+		return false
+	}
+	begin, end := w.launch(n)
+	for next := n + 1; next <= n+behind && next < w.word(0); next++ {
+		_, end = w.launch(next)
+	}
+	whole, rest := time.Duration(end-begin), time.Duration(end-t)
+	return whole >= fatal || whole >= harmless && rest > teardown
+}
+
+// queued reports whether more is in flight at the time t than terminate_client ends in peace. It ends the kernel that runs,
+// of whatever length. What waits behind that one is then left as after a kill (measured with queues of kernels of 5 and
+// 70 ms, which killed all neighbours, and with one kernel of 400 ms and queues of 0.1 ms, which killed none).
+func (w *work) queued(t uint64) bool {
+	n, found := w.running(t)
+	if !found {
+		return false
+	}
+	_, end := w.launch(n)
+	return w.outlasts(end)
+}
+
+// running is the launch that the GPU has come to at the time t.
+func (w *work) running(t uint64) (n uint64, found bool) {
 	launched := w.word(0)
-	first := uint64(0)
 	if launched > workSlots {
-		first = launched - workSlots
+		n = launched - workSlots
 	}
-	for n := first; n < launched; n++ {
+	for ; n < launched; n++ {
+		if begin, end := w.launch(n); t >= begin && t < end {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// within is how much of the time from one to another the work takes.
+func (w *work) within(from, to uint64) (sum uint64) {
+	launched, n := w.word(0), uint64(0)
+	if launched > workSlots {
+		n = launched - workSlots
+	}
+	for ; n < launched; n++ {
 		begin, end := w.launch(n)
-		if t < begin || t >= end {
-			continue
+		if begin, end = max(begin, from), min(end, to); begin < end {
+			sum += end - begin
 		}
-		for next := n + 1; next <= n+behind && next < launched; next++ {
-			_, end = w.launch(next)
-		}
-		whole, rest := time.Duration(end-begin), time.Duration(end-t)
-		return whole >= fatal || whole >= harmless && rest > teardown
 	}
-	return false
+	return sum
+}
+
+// end is when the last launch ends; 0 before any.
+func (w *work) end() uint64 {
+	launched := w.word(0)
+	if launched == 0 {
+		return 0
+	}
+	_, end := w.launch(launched - 1)
+	return end
 }
 
 func (w *work) launch(n uint64) (begin, end uint64) {

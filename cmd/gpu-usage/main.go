@@ -1,0 +1,11 @@
+// Command gpu-usage tells a guard what GPUs have left and how busy they are.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+)
+
+func main() { os.Exit(node.Usage(cli.ThisProcess())) }

@@ -1,0 +1,11 @@
+// Command guard holds the driver files of a job's dead clients, so that the job's other clients live.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/guard"
+)
+
+func main() { os.Exit(guard.Main(cli.ThisProcess())) }

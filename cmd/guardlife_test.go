@@ -1,0 +1,500 @@
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"golang.org/x/sys/unix"
+)
+
+// slack is what a busy machine may need for what takes milliseconds on one of its own.
+const slack = 5 * time.Second
+
+// kill ends a client by SIGKILL and waits for its end.
+func (r *running) kill() {
+	r.s.t.Helper()
+	if err := syscall.Kill(-r.Process.Pid, syscall.SIGKILL); err != nil {
+		r.s.t.Fatal(err)
+	}
+	r.ends()
+}
+
+// full is the number of /dev/full, a device that every machine has: 1, 7.
+const full = 1<<8 | 7
+
+// device makes a character device that every user may open.
+func device(t *testing.T, path string) {
+	t.Helper()
+	_ = os.Remove(path)
+	if err := unix.Mknod(path, unix.S_IFCHR|0o666, full); err != nil {
+		t.Skipf("no device files can be made here: %v", err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Skipf("device files cannot be opened here: %v", err)
+	}
+	file.Close()
+}
+
+// heldDevices counts the files of the device that a process has open, whatever their paths.
+func heldDevices(pid int) (count int) {
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, link := range links {
+		var st unix.Stat_t
+		if unix.Stat(link, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == full {
+			count++
+		}
+	}
+	return count
+}
+
+// A container may have a device file of its own: the same number at another inode, of whose openings inotify tells nothing.
+// Its clients are held all the same, and soon enough.
+func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	path := filepath.Join(p.Sim.Node.Dir, "dev", "nvidia-uvm")
+	device(t, path)
+	s := openShared(p)
+	own := filepath.Join(publicDir(t), "nvidia-uvm")
+	device(t, own)
+	const clients = 5
+	early := 0
+	for i := range clients {
+		line := append([]string{"--mount", "sh", "-ec", `mount --bind "$0" "$1"; shift; exec "$@"`, own, path}, setpriv...)
+		cmd := exec.Command("unshare", append(line, s.cudaClient(), "spin", "-ms", "1", "-for", "60")...)
+		cmd.Env = s.env
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		ready := make(chan time.Time, 1)
+		go func() {
+			s.begin(cmd)
+			ready <- time.Now()
+		}()
+		opened := s.when(func() bool { return cmd.Process != nil && heldDevices(cmd.Process.Pid) > 0 })
+		held := s.when(func() bool { return heldDevices(s.guard.PID) == 2*(i+1) })
+		if took := held.Sub(opened); took > 300*time.Millisecond {
+			t.Errorf("held %v after they were opened", took)
+		}
+		if held.Before(<-ready) {
+			early++
+		}
+	}
+	if early < clients/2+1 {
+		t.Errorf("%d of %d clients were held before their first kernel", early, clients)
+	}
+	s.knows(clients)
+}
+
+// when waits until something is so, and returns the time.
+func (s *shared) when(is func() bool) time.Time {
+	s.t.Helper()
+	for !is() {
+		if !site.Pause(s.ctx, time.Millisecond) {
+			s.t.Fatalf("it does not come\n%s", s.log())
+		}
+	}
+	return time.Now()
+}
+
+// free is the GPU's memory that a new client sees, in MiB.
+func (s *shared) free() (mib int) {
+	s.t.Helper()
+	out, err := s.asUser(s.cudaClient(), "info").Output()
+	_, rest, found := strings.Cut(string(out), "free=")
+	if _, bad := fmt.Sscanf(rest, "%dMiB", &mib); err != nil || !found || bad != nil {
+		s.t.Fatalf("%q, %v", out, err)
+	}
+	return mib
+}
+
+// The last client's files are closed when the GPU has been idle for a moment: its memory is free.
+func TestTheLastClientsFilesAreNotHeld(t *testing.T) {
+	s := newShared(t)
+	before := s.free()
+	client := s.start("spin", "-ms", "0", "-for", "100", "-mib", "5000")
+	s.holds(2, slack)
+	if with := s.free(); with > before-5000 {
+		t.Fatalf("free were %d MiB, and are %d", before, with)
+	}
+	client.kill()
+	died := time.Now()
+	s.holds(0, slack)
+	t.Logf("closed after %v", time.Since(died))
+	if after := s.free(); after != before {
+		t.Errorf("free were %d MiB, and are %d", before, after)
+	}
+	s.released("work done")
+}
+
+// released holds that the guard has let go of a client for a reason.
+func (s *shared) released(why string) {
+	s.t.Helper()
+	s.when(func() bool { return s.state().Released[why] > 0 })
+}
+
+// Beside a neighbour the files of the dead are held for as long as no one needs the memory; beside a newer client until hold
+// is over, or until the GPU has too little left for one more client.
+//
+// Contract: G2
+func TestHowLongFilesAreHeld(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		mib    string // of the victim; the GPU has 143,155
+		newer  time.Duration
+		reason string
+		at     time.Duration
+	}{
+		{"a newer client", "5000", 100 * time.Millisecond, "hold over", 3 * time.Second},
+		{"a newer client after hold", "5000", 5 * time.Second, "hold over", 5 * time.Second},
+		{"a newer client that may need the memory", "80000", 300 * time.Millisecond, "gpu memory", 300 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newShared(t, `hold = "3s"`)
+			neighbour := s.neighbour()
+			before := s.free()
+			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib)
+			s.holds(4, slack)
+			victim.kill()
+			died := time.Now()
+			if with := s.free(); c.newer > time.Second && with > before-5000 {
+				t.Errorf("free were %d MiB, and are %d", before, with)
+			}
+			if site.Pause(s.ctx, c.newer); s.held(s.guard.PID, "/nvidia-uvm") < 4 {
+				t.Errorf("let go before there was a newer client\n%s", s.log())
+			}
+			newcomer := s.neighbour()
+			s.holds(4, c.at+slack)
+			if took := time.Since(died); took < c.at-100*time.Millisecond {
+				t.Errorf("held for %v", took)
+			}
+			s.released(c.reason)
+			s.lives(neighbour, newcomer)
+		})
+	}
+}
+
+// Where the job's control group runs short of memory, the dead are let go before their time: theirs comes back only then.
+func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
+	s := newShared(t)
+	group := fmt.Sprintf("/sys/fs/cgroup/memory/guard-test-%d", os.Getpid())
+	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err != nil {
+		t.Skip("no control groups of version 1 for memory here: ", err)
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip("no control group can be made here: ", err)
+	}
+	t.Cleanup(func() {
+		for range 100 {
+			if os.Remove(group) == nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Errorf("%s stays", group)
+	})
+	put := func(file, text string) {
+		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	neighbour := s.neighbour()
+	// In the group are the victim and a file in memory, which stays.
+	inside := append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; head -c 40000000 /dev/zero >"$1/filled"; shift; exec "$@"`, group, tmpfs(t)}, setpriv...)
+	cmd := exec.Command("sh", append(inside, s.cudaClient(), "spin", "-ms", "0", "-for", "100")...)
+	cmd.Env = s.env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	victim := s.begin(cmd)
+	s.holds(4, slack)
+	other := exec.Command("sh", append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; exec "$@"`, group}, append(slices.Clone(setpriv), "sleep", "100")...)...)
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	victim.kill()
+	if !site.Pause(s.ctx, 500*time.Millisecond) || s.held(s.guard.PID, "/nvidia-uvm") != 4 {
+		t.Fatal("let go with memory to spare")
+	}
+	used, err := strconv.Atoi(strings.TrimSpace(read(t, filepath.Join(group, "memory.usage_in_bytes"))))
+	if err != nil || used < 40_000_000 {
+		t.Fatalf("%d bytes are used, %v", used, err)
+	}
+	put("memory.limit_in_bytes", strconv.Itoa(used+256<<10))
+	shortened := time.Now()
+	s.holds(2, slack)
+	t.Logf("closed after %v", time.Since(shortened))
+	s.released("host memory")
+	s.lives(neighbour)
+}
+
+// tmpfs is a folder in memory.
+func tmpfs(t *testing.T) string {
+	t.Helper()
+	dir := publicDir(t)
+	if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+		t.Skipf("file systems may not be mounted here: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// A guard that dies harms no one who is idle, and a second prolog of the running job starts another, which guards what is there.
+func TestAGuardThatDies(t *testing.T) {
+	s := newShared(t)
+	idle, neighbour := s.start("spin", "-ms", "0", "-for", "100"), s.neighbour()
+	s.holds(4, slack)
+	if err := s.guard.Kill(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.gone(s.guard)
+	idle.kill()
+	s.works()
+	if strings.Contains(s.log(), "the job's guard was gone") {
+		t.Fatal("it is started by itself")
+	}
+	s.must(0, s.job, "prolog")
+	if log := s.log(); strings.Count(log, "the job's guard was gone: another one is started") != 1 {
+		t.Errorf("the log lacks it:\n%s", log)
+	}
+	before := s.guard
+	s.guard = s.lease(7).Guard
+	if s.guard == before || !s.guard.Alive() {
+		t.Fatalf("the guard was %v and is %v", before, s.guard)
+	}
+	s.holds(2, slack)
+	victim := s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	s.holds(4, slack)
+	victim.kill()
+	s.lives(neighbour)
+	s.must(0, s.job, "prolog")
+	if s.lease(7).Guard != s.guard || strings.Count(s.log(), "the job's guard was gone") != 1 {
+		t.Errorf("a prolog starts another guard beside one that runs\n%s", s.log())
+	}
+}
+
+// An epilog finds no guard where one has died, and leaves nothing.
+func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
+	s := newShared(t, `drain_grace = "200ms"`)
+	s.neighbour()
+	s.holds(2, slack)
+	if err := s.guard.Kill(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.gone(s.guard)
+	s.must(0, s.job, "epilog")
+	s.clean()
+}
+
+// A guard that does not answer is ended by the epilog.
+func TestAGuardThatIsStopped(t *testing.T) {
+	s := newShared(t, `drain_grace = "200ms"`)
+	s.neighbour()
+	s.holds(2, slack)
+	if err := s.guard.Kill(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	s.must(0, s.job, "epilog")
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the epilog took %v", took)
+	}
+	s.gone(s.guard)
+	s.clean()
+}
+
+// byHand runs a guard to its end.
+func (s *shared) byHand(args ...string) (code int, output string) {
+	s.t.Helper()
+	result, err := s.Run(s.ctx, nil, "guard", args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return result.Code, result.Output
+}
+
+// A job has one guard, and a guard has a job.
+func TestAGuardStartedByHand(t *testing.T) {
+	s := newShared(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--job", "7"}, fmt.Sprintf("cannot lock %s/guards/7: %v holds it", s.Paths().Run(), s.guard)},
+		{[]string{"--job", "99"}, "cannot guard job 99: it has no lease on this node: its prolog makes one"},
+		{[]string{"--job", "0"}, "want --job ID"},
+		{[]string{}, "want --job ID"},
+		{[]string{"--job", "4294967296"}, "want --job ID"},
+		{[]string{"--job", "-1"}, "cannot read flags"},
+		{[]string{"--job", "7", "more"}, "want --job ID"},
+	} {
+		code, output := s.byHand(c.args...)
+		if code != 1 || !strings.Contains(output, c.want) {
+			t.Errorf("%q: code %d: %s, want %q", c.args, code, output, c.want)
+		}
+	}
+	if out, err := s.asUser(s.Command("guard", "--job", "7")...).CombinedOutput(); err == nil || !strings.Contains(string(out), "not root") {
+		t.Errorf("as the user: %s, %v", out, err)
+	}
+	if !s.guard.Alive() {
+		t.Error("the job's own guard has ended")
+	}
+	if _, err := os.Stat(filepath.Join(s.Paths().Run(), "guards/99")); err == nil {
+		t.Error("a guard without a job leaves a file")
+	}
+}
+
+// A guard whose lease is gone ends by itself.
+func TestAGuardWithoutItsLease(t *testing.T) {
+	s := newShared(t)
+	path := filepath.Join(s.Paths().Run(), "leases/7.json")
+	kept := read(t, path)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	removed := time.Now()
+	s.when(func() bool { return !s.guard.Alive() })
+	if took := time.Since(removed); took > 10*time.Second+slack {
+		t.Errorf("it ended after %v", took)
+	}
+	s.rewrite(path, kept)
+}
+
+// wakeUps are how often the threads of a process have gone to sleep.
+func wakeUps(t *testing.T, pid int) (count int) {
+	t.Helper()
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, file := range files {
+		_, rest, found := strings.Cut(read(t, file), "\nvoluntary_ctxt_switches:")
+		n := 0
+		if _, err := fmt.Sscan(rest, &n); err != nil || !found {
+			t.Fatalf("%s: %v", file, err)
+		}
+		count += n
+	}
+	return count
+}
+
+// resident is the memory of a process in MiB.
+func resident(t *testing.T, pid int) int {
+	t.Helper()
+	_, rest, _ := strings.Cut(read(t, fmt.Sprintf("/proc/%d/status", pid)), "\nVmRSS:")
+	kib := 0
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return (kib + 1023) / 1024
+}
+
+// A guard of 48 clients is small, and does nothing while they compute.
+func TestAnIdleGuardCostsNothing(t *testing.T) {
+	s := newShared(t)
+	for range 48 {
+		s.start("spin", "-ms", "0", "-for", "100")
+	}
+	s.holds(2*48, 20*time.Second)
+	site.Pause(s.ctx, 8*time.Second) // until it has seen that they are clients of the daemon
+	const window, handful = 4 * time.Second, 10
+	least := 1 << 30 // of three, because a look without a reason, of which there is one in 10 s, makes Go's runtime busy for a while
+	for range 3 {
+		before := wakeUps(t, s.guard.PID)
+		site.Pause(s.ctx, window)
+		least = min(least, wakeUps(t, s.guard.PID)-before)
+	}
+	if least > handful {
+		t.Errorf("%d wake-ups in %v", least, window)
+	}
+	if mib := resident(t, s.guard.PID); mib > 10 {
+		t.Errorf("resident memory %d MiB", mib)
+	} else {
+		t.Logf("%d wake-ups in %v, resident memory %d MiB", least, window, mib)
+	}
+	s.knows(48)
+	if state := s.state(); state.Peak != 48 || state.Clients != 48 {
+		t.Errorf("%+v", state)
+	}
+}
+
+// Files that are held do not delay the epilog.
+func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
+	s := newShared(t, `drain_grace = "0s"`)
+	s.neighbour()
+	victim := s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	s.holds(4, slack)
+	victim.kill()
+	s.holds(4, 0)
+	began := time.Now()
+	s.must(0, s.job, "epilog")
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the epilog took %v", took)
+	} else {
+		t.Logf("the epilog took %v", took)
+	}
+	s.gone(s.guard)
+	s.clean()
+}
+
+// A job's guard is root's, in a session of its own, and the lease names it. The epilog ends it after the daemon, when no client
+// is left to be harmed, and before the modes, while the GPU is the job's.
+//
+// Contract: G1
+func TestAJobsGuard(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	guard := p.lease(7).Guard
+	stat, err := site.ReadStat(guard.PID)
+	if err != nil || stat.Proc != guard || stat.Session != guard.PID {
+		t.Fatalf("%+v, %v: want %v in a session of its own", stat, err, guard)
+	}
+	if owner, err := os.Stat(fmt.Sprintf("/proc/%d", guard.PID)); err != nil || owner.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("it is not root's: %v", err)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+	at := -1
+	for _, step := range []string{`"step":"daemon ended"`, `"step":"guard ended"`, `"step":"mode restored"`, `"step":"closed"`} {
+		next := strings.Index(p.log(), step)
+		if next <= at {
+			t.Errorf("%s does not come after the step before it\n%s", step, p.log())
+		}
+		at = next
+	}
+}
+
+// A job whose hold is 0 has no guard.
+//
+// Contract: G1
+func TestAJobWithoutHold(t *testing.T) {
+	p := newPlay(t, stage.Default(`hold = "0s"`), node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	if guard := p.lease(7).Guard; guard.PID != 0 {
+		t.Errorf("a guard without hold: %v", guard)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}
+
+// The dead whose files are held take places on the GPU. One short client after another works beside a neighbour, though there
+// are more of them than a GPU serves (measured: without a bound, 139 of 1,619 worked).
+func TestShortClientsOneAfterAnother(t *testing.T) {
+	s := newShared(t)
+	neighbour := s.neighbour()
+	for i := range policy.Clients + policy.Clients/2 {
+		if out := s.start("spin", "-ms", "1", "-for", "0.05").ends(); !strings.Contains(out, "done") {
+			t.Fatalf("client %d: %s", i+1, out)
+		}
+	}
+	s.lives(neighbour)
+}

@@ -1,0 +1,259 @@
+// Package guard builds the guard of a job from its parts. The guard is static and links no C, no NVML, no HCL and no cobra.
+package guard
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+const usage = `guard holds the driver files of a job's dead clients, so that the job's other clients live. The prolog starts it, and the
+epilog ends it.
+
+  --job ID            the job, which has a lease on this node
+  --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
+  --version, --help
+
+It exits with 0 when it is told to end or the job's lease is gone, with 1 when it cannot guard.
+`
+
+// line is the command line.
+type line struct {
+	paths         site.Paths
+	job           uint
+	version, help bool
+}
+
+func parse(args []string) (l line, err error) {
+	flags := flag.NewFlagSet("guard", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&l.paths.Root, "root", "", "")
+	flags.UintVar(&l.job, "job", 0, "")
+	flags.BoolVar(&l.version, "version", false, "")
+	err = flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		l.help, err = true, nil
+	case err != nil:
+		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
+	case l.version:
+	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
+		err = errors.New("cannot guard: want --job ID: see guard --help")
+	}
+	return l, err
+}
+
+// Main runs the guard and returns its exit code.
+func Main(p cli.Process) int {
+	l, err := parse(p.Args)
+	switch {
+	case err != nil:
+	case l.help:
+		fmt.Fprint(p.Out, usage)
+		return cli.OK
+	case l.version:
+		fmt.Fprintln(p.Out, cli.Version())
+		return cli.OK
+	default:
+		err = run(p, l.paths, uint32(l.job))
+	}
+	if err != nil {
+		p.Complain("guard", err)
+		fmt.Fprintln(p.Out, cli.OneLine(err)) // the prolog reads stdout
+		return cli.Drain
+	}
+	return cli.OK
+}
+
+// memoryGoal keeps the guard below 10 MiB: it lives as long as its job.
+const memoryGoal = 6 << 20
+
+func run(p cli.Process, paths site.Paths, job uint32) error {
+	debug.SetMemoryLimit(memoryGoal)
+	if os.Geteuid() != 0 {
+		return errors.New("cannot guard: not root: the prolog runs this program")
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		return err
+	}
+	journal := lease.Reader(paths.Run(), boot)
+	lock, err := lockFor(journal, job)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	if !lock.Signed() { // no one could find this guard
+		return errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
+	}
+	l, err := journal.Read(job)
+	if errors.Is(err, lease.ErrNone) || errors.Is(err, lease.ErrVoid) {
+		return fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
+	}
+	if err != nil {
+		return err
+	}
+	if l.Phase == lease.Closing {
+		return fmt.Errorf("cannot guard: the epilog closes job %d", job)
+	}
+	leaveJob()
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // at 10 MiB it is no one's rescue
+	raiseFileLimit()
+	raisePriority()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	return guardJob(p, journal, l, paths, logfile.Of(out, "guard", job))
+}
+
+// lockFor takes the place of the job's guard.
+func lockFor(journal *lease.Journal, job uint32) (*lease.Turn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return journal.LockGuard(ctx, job)
+}
+
+func guardJob(p cli.Process, journal *lease.Journal, l lease.Lease, paths site.Paths, log zerolog.Logger) error {
+	job := l.Job.ID
+	r := record{journal: journal, lease: l}
+	o := guard.Options{
+		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Devices: paths.Devices(),
+		Daemons: r.daemons, Leased: r.leased, Log: log,
+		Save: func(s lease.GuardState) {
+			if err := journal.SaveGuard(job, s); err != nil {
+				log.Warn().Err(err).Send()
+			}
+		},
+	}
+	o.Usage, o.UsageArgs = beside("gpu-usage"), []string{"--root", paths.Root}
+	for _, held := range l.Held {
+		o.Minors = append(o.Minors, held.Minor)
+		o.UsageArgs = append(o.UsageArgs, "--gpu", string(held.UUID))
+	}
+	for _, d := range l.Daemons {
+		o.Pipes, o.Logs = append(o.Pipes, d.PipeDir), append(o.Logs, d.LogDir)
+	}
+	g, err := guard.New(o)
+	if err != nil {
+		return err
+	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	go func() {
+		<-asked
+		g.Stop()
+	}()
+	fmt.Fprintln(p.Out, guard.Ready)
+	detach()
+	log.Info().Str("step", "guards").Dur("hold", o.Hold).Int("gpus", len(o.Minors)).Send()
+	g.Run()
+	log.Info().Str("step", "guard ended").Send()
+	return nil
+}
+
+// beside is the path of another program in the folder of this one.
+func beside(program string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(self), program)
+}
+
+// record is the job's lease as it is now.
+type record struct {
+	journal *lease.Journal
+	lease   lease.Lease
+}
+
+// daemons are the job's daemons. The prolog starts them beside the guard, so who they are is read until all are known.
+func (r *record) daemons() (all []site.Proc) {
+	for _, d := range r.lease.Daemons {
+		if d.Proc.PID == 0 {
+			if l, err := r.journal.Read(r.lease.Job.ID); err == nil {
+				r.lease = l
+			}
+			break
+		}
+	}
+	for _, d := range r.lease.Daemons {
+		all = append(all, d.Proc)
+	}
+	return all
+}
+
+// leased reports whether the lease is there. One that cannot be read is there.
+func (r *record) leased() bool {
+	_, err := r.journal.Read(r.lease.Job.ID)
+	return !errors.Is(err, lease.ErrNone) && !errors.Is(err, lease.ErrVoid)
+}
+
+// detach points stdout to /dev/null: the prolog, which reads it, has heard all.
+func detach() {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Dup3(null, 1, 0)
+		unix.Close(null)
+	}
+}
+
+// fileLimit leaves room for all duplicates and their pidfds.
+const fileLimit = 8192
+
+// raiseFileLimit goes as far as the hard limit allows: what does not fit is logged when it comes.
+func raiseFileLimit() {
+	wanted := syscall.Rlimit{Cur: fileLimit, Max: fileLimit}
+	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &wanted) == nil {
+		return
+	}
+	var have syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &have) == nil {
+		have.Cur = have.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &have)
+	}
+}
+
+// raisePriority puts this process before the job's own, which may keep all cores at work: a client has to be found within
+// some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made it.
+func raisePriority() {
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, -20)
+		}
+	}
+}
+
+// leaveJob moves this process out of the job's control groups, in which a prolog runs with PrologFlags=RunInJob: Slurm
+// ends what is in them with the job.
+func leaveJob() {
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(string(groups)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
+		if len(fields) < 3 || !strings.Contains(fields[2], "/job_") && !strings.Contains(fields[2], "slurmstepd") {
+			continue
+		}
+		folder := strings.TrimPrefix(fields[1], "name=")
+		_ = os.WriteFile(filepath.Join("/sys/fs/cgroup", folder, "cgroup.procs"), []byte("0"), 0)
+	}
+}

@@ -1,0 +1,216 @@
+package cmd_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// asksNot is a job that has nothing to do with MPS.
+func (p play) asksNot(id uint32) {
+	p.t.Helper()
+	job := p.job(id, "")
+	job.Features = ""
+	p.must(0, job, "prolog")
+	p.must(0, job, "epilog")
+}
+
+// findings are the kinds that a command of mpsctl reports.
+func (p play) findings(command string) map[string]string {
+	p.t.Helper()
+	var report struct {
+		Findings []struct{ Kind, Level, What string }
+	}
+	result := p.ctl(command, "--json")
+	if err := json.Unmarshal([]byte(result.Output), &report); err != nil {
+		p.t.Fatalf("%s: %v: %s", command, err, result.Output)
+	}
+	found := map[string]string{}
+	for _, f := range report.Findings {
+		found[f.Kind] = f.Level + " " + f.What
+	}
+	return found
+}
+
+// Whatever becomes of a policy, jobs that ask for MPS get what the last one gave that could be used, and the others notice
+// nothing.
+//
+// Contract: R11
+func TestABrokenPolicyStopsNoOne(t *testing.T) {
+	const trigger, rule = "version = 1\ntrigger {\n  constraint = \"mps\"\n}\n", "rule \"kept\" {\n  when = true\n  grant {\n  }\n}\n"
+	for name, c := range map[string]struct {
+		policy string
+		breaks func(p play)
+	}{
+		"a mistake":             {trigger + rule, func(p play) { p.write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
+		"a mistake in policy.d": {trigger, func(p play) { p.write(filepath.Dir(p.Paths().Policy())+"/policy.d/a.hcl", "rule {") }},
+		"no file":               {trigger + rule, func(p play) { os.Remove(p.Paths().Policy()) }},
+		"writable by others":    {trigger + rule, func(p play) { os.Chmod(p.Paths().Policy(), 0o666) }},
+		"another's":             {trigger + rule, func(p play) { os.Chown(p.Paths().Policy(), uid, gid) }},
+		"no trigger": {"version = 1\n" + strings.Replace(rule, "true", `contains(job.requested, "mps")`, 1),
+			func(p play) { p.write(p.Paths().Policy(), "version = 99\n") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlay(t, c.policy, node.H200)
+			beside := filepath.Dir(p.Paths().Policy()) + "/policy.d/a.hcl"
+			if c.policy == trigger {
+				p.write(beside, "version = 1\n"+rule)
+			}
+			p.asksNot(6)
+			kept := filepath.Join(p.Paths().Kept(), "policy.json")
+			var first, later unix.Stat_t
+			if err := unix.Stat(kept, &first); err != nil || first.Mode&0o777 != 0o600 {
+				t.Errorf("the copy: %v, mode %o", err, first.Mode)
+			}
+			p.must(0, p.job(7, "0"), "prolog")
+			p.must(0, p.job(7, "0"), "epilog")
+			if err := unix.Stat(kept, &later); err != nil || later.Ino != first.Ino || later.Mtim != first.Mtim {
+				t.Errorf("the copy is written again though nothing has changed: %v", err)
+			}
+			if found := p.findings("status"); found["policy"] != "" {
+				t.Errorf("findings while all is well: %q", found)
+			}
+			c.breaks(p)
+			p.asksNot(8)
+			p.must(0, p.job(9, "0"), "prolog")
+			if rule := p.ticket(9).Rule; rule != "kept" {
+				t.Errorf("rule %q decides", rule)
+			}
+			for _, command := range []string{"status", "audit", "doctor"} {
+				found := p.findings(command)
+				if !strings.Contains(found["policy"], " is used") || command == "doctor" && !strings.HasPrefix(found["policy"], "warning ") {
+					t.Errorf("%s: %q", command, found)
+				}
+			}
+			p.must(0, p.job(9, "0"), "epilog")
+			if !strings.Contains(p.log(), "the policy cannot be used: the one that was kept on ") {
+				t.Errorf("the log:\n%s", p.log())
+			}
+			p.clean()
+		})
+	}
+}
+
+// A node that has never had a policy that could be used fails the jobs that ask in a way of the shipped policy's, and no
+// other. The reason is in our own log.
+func TestANodeThatNeverHadAPolicy(t *testing.T) {
+	p := newPlay(t, "rubbish {", node.H200)
+	p.asksNot(6)
+	for name, ask := range map[string]func(j *[]string, features *string){
+		"constraint": func(_ *[]string, features *string) { *features = "a100&mps" },
+		"comment":    func(extra *[]string, _ *string) { *extra = []string{"SLURM_JOB_COMMENT=mps:share=even"} },
+		"option":     func(extra *[]string, _ *string) { *extra = []string{"SPANK_MPS="} },
+	} {
+		job := p.job(7, "0")
+		job.Features = ""
+		ask(&job.Extra, &job.Features)
+		out := p.must(1, job, "prolog")
+		why := strings.TrimPrefix(strings.TrimSpace(out), "prolog: ")
+		if !strings.Contains(out, "no earlier one was kept") || !strings.Contains(p.log(), `"outcome":"failed"`) || !strings.Contains(p.log(), why[:60]) {
+			t.Errorf("%s: %s\n%s", name, out, p.log())
+		}
+		p.must(0, job, "epilog")
+	}
+	if found := p.findings("doctor"); !strings.HasPrefix(found["policy"], "fault ") {
+		t.Errorf("doctor: %q", found)
+	}
+	// A copy that cannot be used is none.
+	p.write(filepath.Join(p.Paths().Kept(), "policy.json"), "{")
+	p.must(1, p.job(7, "0"), "prolog")
+	p.clean()
+}
+
+// The same for the site's file: it is read for jobs that ask, and its last good copy is used.
+//
+// Contract: R11
+func TestABrokenSiteFileStopsNoOne(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	good := read(t, p.Paths().Facts())
+	p.facts("mps_controll = 1")
+	p.asksNot(6)
+	out := p.must(1, p.job(7, "0"), "prolog") // by the defaults, which are another machine's
+	if !strings.Contains(out, `An argument named "mps_controll" is not expected here.`) || strings.Contains(p.log(), p.Sim.NVML()) {
+		t.Errorf("%s\n%s", out, p.log())
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.write(p.Paths().Facts(), good)
+	p.must(0, p.job(8, "0"), "prolog")
+	p.must(0, p.job(8, "0"), "epilog")
+	p.facts("mps_controll = 1")
+	p.must(0, p.job(9, "0"), "prolog")
+	for _, command := range []string{"status", "audit", "doctor"} {
+		if found := p.findings(command); !strings.Contains(found["site-file"], " is used") {
+			t.Errorf("%s: %q", command, found)
+		}
+	}
+	p.must(0, p.job(9, "0"), "epilog")
+	if !strings.Contains(p.log(), "the site's file cannot be used: the one that was kept on ") {
+		t.Errorf("the log:\n%s", p.log())
+	}
+	p.clean()
+}
+
+// A /run that is full or read-only, from the start or since, fails no job that did not ask; nor does a /var/lib that
+// cannot be written.
+func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	run := filepath.Join(p.Root, "run")
+	if err := os.MkdirAll(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount := func(path string, flags uintptr, options string) {
+		t.Helper()
+		if err := unix.Mount("tmpfs", path, "tmpfs", flags, options); err != nil {
+			t.Fatal(err)
+		}
+	}
+	off := func(path string) {
+		t.Helper()
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.must(0, p.job(5, "0"), "prolog") // so that there are folders
+	p.must(0, p.job(5, "0"), "epilog")
+	for name, options := range map[string]string{"full": "nr_inodes=1,mode=0755", "small": "size=4k,nr_inodes=8,mode=0755"} {
+		mount(run, 0, options)
+		p.asksNot(6)
+		t.Log(name)
+		p.must(1, p.job(7, "0"), "prolog")
+		p.must(0, p.job(7, "0"), "epilog")
+		off(run)
+	}
+	mount(run, unix.MS_RDONLY, "mode=0755")
+	p.asksNot(6)
+	off(run)
+	// Read-only while a job has its lease: that job's epilog fails, the others' does not.
+	mount(run, 0, "mode=0755")
+	p.must(0, p.job(8, "0"), "prolog")
+	if err := errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")); err != nil {
+		t.Fatal(err)
+	}
+	p.asksNot(9)
+	p.must(1, p.job(8, "0"), "epilog")
+	off(run)
+	p.must(0, p.job(8, "0"), "epilog")
+	off(run)
+	kept := p.Paths().Kept()
+	if err := os.RemoveAll(filepath.Join(kept, "policy.json")); err != nil {
+		t.Fatal(err)
+	}
+	mount(kept, unix.MS_RDONLY, "mode=0755")
+	p.asksNot(10)
+	p.must(0, p.job(11, "0"), "prolog")
+	p.must(0, p.job(11, "0"), "epilog")
+	off(kept)
+	if !strings.Contains(p.log(), "the policy is not kept for the day when it cannot be read") {
+		t.Errorf("the log:\n%s", p.log())
+	}
+	p.clean()
+}

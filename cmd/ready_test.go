@@ -1,0 +1,213 @@
+package cmd_test
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// crew are the ranks of one launch on a node.
+type crew struct {
+	p     play
+	ranks []*exec.Cmd
+	said  []*bytes.Buffer // stdout and stderr of each, to be read when it has ended
+	ended []chan struct{}
+}
+
+// launch starts n ranks of the job's user at once, each by mpirun-wrap with this line behind it.
+func (p play) launch(n int, line ...string) crew {
+	p.t.Helper()
+	return p.launchAs(uid, n, nil, line...)
+}
+
+// launchAs starts them as another user and with more variables. Launches of one job are told apart by PMIX_NAMESPACE.
+func (p play) launchAs(user uint32, n int, extra []string, line ...string) crew {
+	p.t.Helper()
+	c := crew{p: p}
+	places := "0"
+	for rank := 1; rank < n; rank++ {
+		places += fmt.Sprintf(",%d", rank)
+	}
+	for rank := range n {
+		cmd := p.asUser(7, p.Command("mpirun-wrap", line...))
+		cmd.Env = append(cmd.Env, append([]string{fmt.Sprintf("SLURM_LOCALID=%d", rank), "SLURM_GTIDS=" + places}, extra...)...)
+		cmd.SysProcAttr.Credential.Uid, cmd.SysProcAttr.Setpgid = user, true
+		said, ended := &bytes.Buffer{}, make(chan struct{})
+		cmd.Stdout, cmd.Stderr = said, said
+		if err := cmd.Start(); err != nil {
+			p.t.Fatal(err)
+		}
+		go func() { _ = cmd.Wait(); close(ended) }()
+		p.t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); <-ended })
+		c.ranks, c.said, c.ended = append(c.ranks, cmd), append(c.said, said), append(c.ended, ended)
+	}
+	return c
+}
+
+// end waits for all ranks and returns their codes, and the lines of mpirun-wrap among what they said.
+func (c crew) end() (codes []int, lines []string) {
+	c.p.t.Helper()
+	for i, ended := range c.ended {
+		select {
+		case <-ended:
+		case <-c.p.ctx.Done():
+			c.p.t.Fatalf("rank %d does not end", i)
+		}
+		codes = append(codes, c.ranks[i].ProcessState.ExitCode())
+		for line := range strings.Lines(c.said[i].String()) {
+			if strings.HasPrefix(line, "mpirun-wrap: ") {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return codes, lines
+}
+
+// out is what the programs said themselves.
+func (c crew) out() string {
+	var all strings.Builder
+	for _, said := range c.said {
+		for line := range strings.Lines(said.String()) {
+			if !strings.HasPrefix(line, "mpirun-wrap: ") {
+				all.WriteString(line)
+			}
+		}
+	}
+	return all.String()
+}
+
+// sharedGPU is a job on a GPU whose mode is left alone, so that CUDA starts without MPS too.
+func sharedGPU(t *testing.T, attributes ...string) play {
+	t.Helper()
+	p := newPlay(t, stage.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	t.Cleanup(func() { p.must(0, p.job(7, "0"), "epilog"); p.clean() })
+	return p
+}
+
+// inFault brings the job's server into FAULT, and keeps it there until the process that it returns has gone.
+func (p play) inFault() *exec.Cmd {
+	p.t.Helper()
+	holder := p.client(7, "spin", "-ms", "1", "-for", "100", "-hold", "100")
+	faulty := p.asUser(7, p.Command("mpirun-wrap", p.cudaClient(), "fault"))
+	if out, _ := faulty.CombinedOutput(); !bytes.Contains(out, []byte("err=700")) {
+		p.t.Fatalf("the fault: %s", out)
+	}
+	late := p.asUser(7, []string{p.cudaClient(), "info"})
+	d := p.ticket(7).Daemons[0]
+	late.Env = append(late.Env, "CUDA_MPS_PIPE_DIRECTORY="+d.PipeDir)
+	if out, _ := late.CombinedOutput(); !bytes.Contains(out, []byte("err=807")) {
+		p.t.Fatalf("a new client while the server is in FAULT: %s", out)
+	}
+	return holder
+}
+
+const waiting = `^mpirun-wrap: waiting up to 30s for the MPS server of GPU-\S+, which recovers from a fatal GPU error: these processes that it hit are still there: \d+\n$`
+
+// While the server is in FAULT new clients get 807: ranks wait, say so once, and start when it is over.
+//
+// Contract: K2
+func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
+	p := sharedGPU(t, `scope = "gpu"`)
+	holder := p.inFault()
+	ranks := p.launch(4, p.cudaClient(), "info")
+	p.until("word of a rank that it waits", func() bool {
+		marks, _ := filepath.Glob(filepath.Join(p.ticket(7).Meet, "*.waits"))
+		return len(marks) == 1
+	})
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	codes, said := ranks.end()
+	if fmt.Sprint(codes) != "[0 0 0 0]" || strings.Count(ranks.out(), "err=0(") != 4 {
+		t.Errorf("codes %d\n%s", codes, ranks.out())
+	}
+	if len(said) != 1 || !regexp.MustCompile(waiting).MatchString(said[0]) {
+		t.Errorf("said %q, want %s", said, waiting)
+	}
+}
+
+func (p play) until(what string, done func() bool) {
+	p.t.Helper()
+	for !done() {
+		if !site.Pause(p.ctx, time.Millisecond) {
+			p.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+// A server that does not recover is refused after the wait.
+//
+// Contract: K2
+func TestAServerThatDoesNotRecover(t *testing.T) {
+	p := sharedGPU(t)
+	p.inFault()
+	began := time.Now()
+	codes, said := p.launch(1, "echo", "ran").end()
+	if took := time.Since(began); took < 29*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+	const refused = `^mpirun-wrap: cannot use MPS on GPU-\S+: its server \(pid \d+\) has not recovered from a fatal GPU error within 30s: these processes that it hit are still there: \d+: end what is left of the ranks that it hit, or submit the job again\n$`
+	if codes[0] != 125 || len(said) != 2 || !regexp.MustCompile(waiting).MatchString(said[0]) || !regexp.MustCompile(refused).MatchString(said[1]) {
+		t.Errorf("code %d, %q", codes[0], said)
+	}
+}
+
+// killDaemon ends the job's daemon, as a bad day does.
+func (p play) killDaemon() lease.Daemon {
+	p.t.Helper()
+	d := p.ticket(7).Daemons[0]
+	if err := d.Proc.Kill(syscall.SIGKILL); err != nil {
+		p.t.Fatal(err)
+	}
+	p.gone(d.Proc)
+	return d
+}
+
+// A daemon that is gone: where the policy says so the ranks run without MPS, each on its own GPU, with nothing that points
+// to the daemon; and say so once.
+//
+// Contract: K3
+func TestRanksWithoutMPS(t *testing.T) {
+	p := sharedGPU(t, `on_failure = "run_without"`)
+	d := p.killDaemon()
+	stale := []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_VISIBLE_DEVICES=3"}
+	ranks := p.launchAs(uid, 2, stale, "sh", "-c", `env | grep CUDA; exec "$0" info`, p.cudaClient())
+	codes, said := ranks.end()
+	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy says: cannot use MPS on %s: its control daemon (%s) is gone\n", p.uuid(0), d.Proc)
+	if fmt.Sprint(codes) != "[0 0]" || !slices.Equal(said, []string{want}) {
+		t.Errorf("codes %d, %q, want %q", codes, said, want)
+	}
+	pattern := fmt.Sprintf(`^(CUDA_VISIBLE_DEVICES=%s\nerr=0\(cudaSuccess\) sm=132 ndev=1 .*\n){2}$`, p.uuid(0))
+	if !regexp.MustCompile(pattern).MatchString(ranks.out()) {
+		t.Errorf("the programs say\n%s", ranks.out())
+	}
+}
+
+// In EXCLUSIVE_PROCESS one process alone could run without MPS, so none does.
+//
+// Contract: K3
+func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
+	p := newPlay(t, stage.Default(`on_failure = "run_without"`), node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	d := p.killDaemon()
+	codes, said := p.launch(1, "echo", "ran").end()
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, where one process alone could use it\n", p.uuid(0), d.Proc)
+	if codes[0] != 125 || !slices.Equal(said, []string{want}) {
+		t.Errorf("code %d, %q, want %q", codes[0], said, want)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	p.clean()
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// The attacks on the guard, a process of root's that looks at the open files of the user's processes.
+
+const (
+	sysPidfdOpen  = 434
+	sysPidfdGetfd = 438
+	ptraceSeize   = 0x4206
+)
+
+// opens opens a device file and closes it, some 10,000 times a second.
+func opens(path string) error {
+	return until(func() {
+		for range 10 {
+			fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
+			if err == nil {
+				syscall.Close(fd)
+			}
+		}
+		time.Sleep(time.Millisecond)
+	})
+}
+
+// flips has device files open at descriptors that are other files a moment later, and device files again.
+func flips(control, memory, other string) error {
+	var files [3]int
+	for i, path := range []string{control, memory, other} {
+		fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		files[i] = fd
+	}
+	return until(func() {
+		for _, file := range files {
+			for fd := 20; fd < 40; fd++ {
+				_ = syscall.Dup3(file, fd, 0)
+			}
+		}
+	})
+}
+
+// flipping is that with a file that does not close: who puts another file in its place waits for ever, so threads do that.
+// Thousands of descriptors above make the time long between the look at these and what comes of it.
+func flipping(control, memory, other string) error {
+	var files [3]int
+	for i, path := range []string{control, memory, other} {
+		fd, err := syscall.Open(path, syscall.O_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		files[i] = fd
+	}
+	const first, last, above = 100, 110, 3500
+	for at := last; at < above; at++ {
+		_ = syscall.Dup3(0, at, 0)
+	}
+	each := func(file int) {
+		for at := first; at < last; at++ {
+			go func() { _ = syscall.Dup3(file, at, 0) }()
+		}
+		time.Sleep(time.Duration(rand.IntN(10_000)) * time.Microsecond)
+	}
+	fmt.Println("ready")
+	for range 80 {
+		each(files[1])
+		each(files[2])
+	}
+	time.Sleep(lifetime)
+	return nil
+}
+
+// forks starts clients without end: each opens the device files, has children that have them too, and ends.
+func forks(control, memory string) error {
+	return until(func() {
+		cmd := exec.Command("/bin/sh", "-c", `exec 5<"$0" 6<"$1" 7<"$1"; sleep 0.05 & sleep 0.05 & sleep 0.02`, control, memory)
+		if cmd.Start() == nil {
+			go func() { _ = cmd.Wait() }()
+		}
+		time.Sleep(5 * time.Millisecond)
+	})
+}
+
+// rights tries what only the owner of a process may do, and prints what was allowed.
+func rights(pid int) error {
+	runtime.LockOSThread()
+	for signal := syscall.Signal(1); signal < 65; signal++ {
+		if syscall.Kill(pid, signal) == nil {
+			fmt.Println("signal", int(signal))
+		}
+	}
+	if _, _, errno := syscall.Syscall6(syscall.SYS_PTRACE, ptraceSeize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
+		fmt.Println("ptrace seize")
+	}
+	if syscall.PtraceAttach(pid) == nil {
+		fmt.Println("ptrace attach")
+	}
+	if fd, _, errno := syscall.Syscall(sysPidfdOpen, uintptr(pid), 0, 0); errno == 0 {
+		for number := range uintptr(64) {
+			if _, _, errno := syscall.Syscall(sysPidfdGetfd, fd, number, 0); errno == 0 {
+				fmt.Println("file", number)
+			}
+		}
+	}
+	for _, file := range []string{"mem", "fd", "environ", "maps", "oom_score_adj"} {
+		for _, flag := range []int{os.O_RDONLY, os.O_WRONLY} {
+			path := fmt.Sprintf("/proc/%d/%s", pid, file)
+			if f, err := os.OpenFile(path, flag, 0); err == nil && !(file == "oom_score_adj" && flag == os.O_RDONLY) {
+				fmt.Println("opens", path, flag)
+				f.Close()
+			}
+		}
+	}
+	return nil
+}
+
+// scribbles writes into files of a folder, makes files and takes them away, as fast as it can.
+func scribbles(folder string) error {
+	file, err := os.OpenFile(filepath.Join(folder, "server.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	count := 0
+	return until(func() {
+		count++
+		if _, err := file.Write([]byte("x\n")); err != nil || count%10_000 == 0 {
+			_ = file.Truncate(0)
+		}
+		path := filepath.Join(folder, fmt.Sprint("file", count%100))
+		if err := os.WriteFile(path, nil, 0o600); err == nil && count%2 == 0 {
+			_ = os.Remove(path)
+		}
+	})
+}

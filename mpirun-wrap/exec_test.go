@@ -1,0 +1,424 @@
+package mpirunwrap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// TestMain gives what the tests start the default action of SIGHUP also if nohup started the tests: a signal that is
+// caught has its default action in a new program, and one that is ignored is ignored.
+func TestMain(m *testing.M) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	os.Exit(m.Run())
+}
+
+// wrapperBinary is mpirun-wrap as it is shipped. It has no name any more, so that nothing of it is left, and is run
+// through its descriptor.
+var wrapperBinary = sync.OnceValues(func() (*os.File, error) {
+	dir, err := os.MkdirTemp("", "wrapper")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "mpirun-wrap")
+	cmd := exec.Command("go", "build", "-o", path, "../cmd/mpirun-wrap")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("cannot build mpirun-wrap: %w: %s", err, out)
+	}
+	return os.Open(path)
+})
+
+// rank is a program that mpirun-wrap has placed, with a folder to leave files in.
+type rank struct {
+	t      *testing.T
+	dir    string
+	root   string // the node's
+	binary string
+	env    []string
+	in     string
+	cmd    *exec.Cmd
+	said   *bytes.Buffer // stdout and stderr, to be read when it has ended
+	ended  chan struct{}
+}
+
+// newRank is a rank of a job that has one GPU and whose daemon is this process. Only root can publish a ticket; if another
+// user runs the tests, MPS is off for the rank.
+func newRank(t *testing.T) *rank {
+	t.Helper()
+	t.Parallel()
+	binary, err := wrapperBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rank{t: t, dir: t.TempDir(), said: &bytes.Buffer{}, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
+	r.env = append(os.Environ(), "SLURM_JOB_ID=7")
+	if os.Geteuid() != 0 {
+		r.env = append(r.env, "SLURM_MPS=off")
+		return r
+	}
+	r.root, err = os.MkdirTemp("/tmp", "mps") // a socket's path is short
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(r.root) })
+	boot, err := site.BootID()
+	must(t, err)
+	journal, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
+	must(t, err)
+	must(t, journal.Publish(r.ticket()))
+	listener, err := net.Listen("unixpacket", filepath.Join(r.root, "control"))
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	return r
+}
+
+func (r *rank) ticket() lease.Ticket {
+	self, err := site.Self()
+	must(r.t, err)
+	ticket := ticketOf(1, policy.ScopeJob, 1)
+	ticket.Daemons[0] = lease.Daemon{PipeDir: r.root, LogDir: r.root, Proc: self}
+	ticket.Control = lease.Program{Path: filepath.Join(r.root, "ask")}
+	return ticket
+}
+
+// wrapper is mpirun-wrap before a program.
+func (r *rank) wrapper(program ...string) []string {
+	line := []string{r.binary, "--root", r.root, "--local-rank", "1", "--local-size", "2", "--"}
+	return append(line, program...)
+}
+
+// start starts it in a process group of its own; what is left of the rank is killed when the test ends.
+func (r *rank) start(line ...string) {
+	r.t.Helper()
+	r.cmd = exec.Command(line[0], line[1:]...)
+	r.cmd.Dir, r.cmd.Env, r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = r.dir, r.env, strings.NewReader(r.in), r.said, r.said
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := r.cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.ended = make(chan struct{})
+	go func() { _ = r.cmd.Wait(); close(r.ended) }()
+	r.t.Cleanup(func() { _ = syscall.Kill(-r.cmd.Process.Pid, syscall.SIGKILL); <-r.ended })
+}
+
+// sh starts a shell's script as a rank.
+func (r *rank) sh(script string) {
+	r.t.Helper()
+	r.start(r.wrapper("/bin/sh", "-c", script)...)
+}
+
+const patience = 15 * time.Second
+
+// end waits for the end and returns how its parent sees it.
+func (r *rank) end() syscall.WaitStatus {
+	r.t.Helper()
+	select {
+	case <-r.ended:
+	case <-time.After(patience):
+		r.t.Fatal("it does not end")
+	}
+	return r.cmd.ProcessState.Sys().(syscall.WaitStatus)
+}
+
+// code is the exit code of a rank that no signal ends.
+func (r *rank) code() int {
+	r.t.Helper()
+	status := r.end()
+	if status.Signaled() {
+		r.t.Fatalf("it died of %v", status.Signal())
+	}
+	return status.ExitStatus()
+}
+
+func (r *rank) signal(s syscall.Signal) {
+	r.t.Helper()
+	if err := r.cmd.Process.Signal(s); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// proc is the process that wrote its pid into a file of the folder.
+func (r *rank) proc(name string) site.Proc {
+	r.t.Helper()
+	var proc site.Proc
+	r.until("pid in "+name, func() bool {
+		content, _ := os.ReadFile(filepath.Join(r.dir, name))
+		pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+		if err != nil || !bytes.HasSuffix(content, []byte("\n")) {
+			return false
+		}
+		stat, err := site.ReadStat(pid)
+		proc = stat.Proc
+		return err == nil
+	})
+	return proc
+}
+
+func (r *rank) until(what string, done func() bool) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for !done() {
+		if !site.Pause(ctx, time.Millisecond) {
+			r.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+func stateOf(p site.Proc) byte {
+	stat, err := site.ReadStat(p.PID)
+	if err != nil || stat.Start != p.Start {
+		return 'X'
+	}
+	return stat.State
+}
+
+func TestTheProgramsExitIsTheRanks(t *testing.T) {
+	for _, c := range []struct {
+		program []string
+		code    int
+		says    string
+	}{
+		{[]string{"true"}, 0, ""},
+		{[]string{"sh", "-c", "exit 7"}, 7, ""},
+		{[]string{"sh", "-c", "exit 125"}, 125, ""},
+		{[]string{"sh", "-c", "exit 255"}, 255, ""},
+		{[]string{"nosuchprogram"}, 127, "mpirun-wrap: cannot run nosuchprogram: not found in PATH\n"},
+		{[]string{"/etc/passwd"}, 126, "mpirun-wrap: cannot run /etc/passwd: permission denied\n"},
+		{[]string{"./text"}, 126, "mpirun-wrap: cannot run ./text: exec format error\n"},
+		{[]string{"./orphan"}, 127, "mpirun-wrap: cannot run ./orphan: no such file or directory\n"},
+		{[]string{"./"}, 126, "mpirun-wrap: cannot run ./: it is a directory\n"},
+		{nil, 125, "mpirun-wrap: cannot run a program: none is given: see mpirun-wrap --help\n"},
+	} {
+		t.Run(strings.Join(c.program, " "), func(t *testing.T) {
+			r := newRank(t)
+			for name, content := range map[string]string{"text": "no program\n", "orphan": "#!/nonexistent/interpreter\n"} {
+				if err := os.WriteFile(filepath.Join(r.dir, name), []byte(content), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.start(r.wrapper(c.program...)...)
+			if code := r.code(); code != c.code || r.said.String() != c.says {
+				t.Errorf("code %d and %q, want %d and %q", code, r.said, c.code, c.says)
+			}
+		})
+	}
+	t.Run("a job without a ticket", func(t *testing.T) {
+		r := newRank(t)
+		r.env = append(slices.DeleteFunc(r.env, func(e string) bool { return e == "SLURM_MPS=off" }), "SLURM_JOB_ID=8")
+		r.start(r.wrapper("true")...)
+		if code := r.code(); code != 125 || !strings.Contains(r.said.String(), "cannot find ticket of job 8") {
+			t.Errorf("code %d and %q", code, r.said)
+		}
+	})
+}
+
+// A signal does to a rank what it does to the program, and the parent sees the program's end.
+//
+// Contract: K5
+func TestASignalReachesTheProgram(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGXCPU,
+		syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGSEGV, syscall.SIGKILL} {
+		t.Run(unix.SignalName(signal), func(t *testing.T) {
+			r := newRank(t)
+			r.sh("ulimit -c 0; echo $$ >pid; exec sleep 60")
+			program := r.proc("pid")
+			r.signal(signal)
+			if status := r.end(); !status.Signaled() || status.Signal() != signal {
+				t.Errorf("it ends with %v", status)
+			}
+			if program.PID != r.cmd.Process.Pid {
+				t.Errorf("the program is pid %d, the wrapper was %d", program.PID, r.cmd.Process.Pid)
+			}
+		})
+	}
+	t.Run("a script with a trap", func(t *testing.T) {
+		r := newRank(t)
+		r.sh("trap 'echo caught; exit 3' TERM; trap 'echo saved' USR1; echo $$ >pid; while :; do sleep 0.01; done")
+		r.proc("pid")
+		r.signal(syscall.SIGUSR1)
+		time.Sleep(100 * time.Millisecond) // the order of two pending signals is the kernel's
+		r.signal(syscall.SIGTERM)
+		if code := r.code(); code != 3 || r.said.String() != "saved\ncaught\n" {
+			t.Errorf("code %d, %q", code, r.said)
+		}
+	})
+	t.Run("stop and go on", func(t *testing.T) {
+		r := newRank(t)
+		r.sh("echo $$ >pid; exec sleep 60")
+		program := r.proc("pid")
+		for _, stop := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGSTOP} {
+			r.signal(stop)
+			r.until("stopped program", func() bool { return stateOf(program) == 'T' })
+			r.signal(syscall.SIGCONT)
+			r.until("program that runs", func() bool { return stateOf(program) == 'S' })
+		}
+		r.signal(syscall.SIGTERM)
+		if status := r.end(); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+			t.Errorf("it ends with %v", status)
+		}
+	})
+}
+
+// inherits prints what a program has of whoever starts it. The pid that it prints is its own.
+const inherits = `ulimit -Sa; ulimit -Ha; umask; pwd; read -r pid name state parent group session terminal foreground rest </proc/self/stat
+echo "$pid $parent $group $session $terminal $foreground"
+grep -E "^(Umask|Uid|Gid|Groups|Threads|Cap|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed)" /proc/self/status
+ls /proc/$$/fd; cat`
+
+// What a program has of whoever starts it is what it has without the wrapper: limits, signals, mask, folder, descriptors,
+// stdin, parent, group and session; and the process is the same one.
+//
+// Contract: K5
+func TestWhatAProgramInherits(t *testing.T) {
+	for _, c := range []struct{ name, before string }{
+		{"plain", ""},
+		{"few open files", "ulimit -Sn 512; "},
+		{"few open files for good", "ulimit -n 300; "},
+		{"no core", "ulimit -Sc 0; "},
+		{"a core of its own", "ulimit -Hc 4096; ulimit -Sc 1024; "},
+		{"small stack and file", "ulimit -Ss 1024; ulimit -Sf 8192; "},
+		{"umask", "umask 077; "},
+		{"another folder", "cd /; "},
+		{"under nohup", "trap '' HUP; "},
+		{"ignored", "trap '' TERM INT PIPE CHLD USR1 XFSZ URG QUIT; "},
+		{"a file more", "exec 7</dev/null; "},
+		{"blocked", "env --block-signal=TERM,CHLD,PROF,USR1,SEGV,URG,RTMIN+3 "},
+		{"all blocked", "env --block-signal "},
+		{"all ignored", "env --ignore-signal "},
+		{"both", "env --ignore-signal=WINCH,TSTP,ALRM --block-signal=TSTP,CHLD "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRank(t)
+			r.in = "from stdin\n"
+			run := func(words, program string) string {
+				r.said = &bytes.Buffer{}
+				before := c.before + "exec "
+				if strings.HasPrefix(c.before, "env ") {
+					before = "exec " + c.before
+				}
+				r.start("/bin/sh", "-c", before+words+" "+program)
+				if code := r.code(); code != 0 {
+					t.Fatalf("code %d: %s", code, r.said)
+				}
+				return regexp.MustCompile(fmt.Sprintf(`\b%d\b`, r.cmd.Process.Pid)).ReplaceAllString(r.said.String(), "PID")
+			}
+			wrapper := strings.Join(r.wrapper(), " ")
+			without, with := run("", "bash -c '"+inherits+"'"), run(wrapper, "bash -c '"+inherits+"'")
+			if with != without || !strings.Contains(with, "from stdin") || !strings.Contains(with, "PID "+strconv.Itoa(os.Getpid())+" PID ") {
+				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)
+			}
+			const signals = "grep -E ^S[ih][gd][A-P] /proc/self/status" // a shell blocks and ignores for itself
+			if without, with := run("", signals), run(wrapper, signals); with != without || !strings.Contains(with, "SigBlk") {
+				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)
+			}
+		})
+	}
+}
+
+// The program has its arguments as they were given.
+//
+// Contract: K5
+func TestTheArgumentsAreTheProgramsOwn(t *testing.T) {
+	r := newRank(t)
+	args := []string{"", "a b", "--share", "none", "--", "-h", "\xff\n", "--root=/"}
+	r.start(r.wrapper(append([]string{"/bin/sh", "-c", `printf '<%s>' "$@"`, "sh"}, args...)...)...)
+	if want := "<" + strings.Join(args, "><") + ">"; r.code() != 0 || r.said.String() != want {
+		t.Errorf("%q, want %q", r.said, want)
+	}
+}
+
+// A rank that has waited for its server leaves the program nothing of it: no process, no descriptor.
+//
+// Contract: K5
+func TestAProgramAfterAWait(t *testing.T) {
+	r := newRank(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only root can publish a ticket")
+	}
+	must(t, os.WriteFile(filepath.Join(r.root, "server.log"), []byte(faulted), 0o644))
+	must(t, os.WriteFile(filepath.Join(r.root, "ask"), []byte(`#!/bin/sh
+read -r question
+cd "${CUDA_MPS_PIPE_DIRECTORY}" || exit
+echo "$question" >>asked
+case $(wc -l <asked) in
+	1) exit 0 ;;                            # the question is dropped
+	2) echo "Cannot send command"; exit 1 ;;
+	3) echo FAULT ;;
+	4) sleep 60 & echo FAULT ;;             # an answer that does not end
+	*) echo ACTIVE ;;
+esac
+`), 0o755))
+	const looks = `read -r children </proc/$$/task/$$/children; echo "children: $children"; ls /proc/$$/fd; grep -E '^Sig[A-P]' /proc/self/status`
+	r.start("/bin/sh", "-c", looks)
+	if code := r.code(); code != 0 {
+		t.Fatalf("code %d: %s", code, r.said)
+	}
+	want := r.said.String()
+	r.said = &bytes.Buffer{}
+	r.sh(looks)
+	if code := r.code(); code != 0 || r.said.String() != want {
+		t.Errorf("code %d, %s\nwithout a wrapper: %s", code, r.said, want)
+	}
+	asked, err := os.ReadFile(filepath.Join(r.root, "asked"))
+	must(t, err)
+	if want := strings.Repeat("get_server_status 829\n", 5); string(asked) != want {
+		t.Errorf("asked %q, want %q", asked, want)
+	}
+}
+
+// With the set-user-id or set-group-id bit the wrapper would run any program as the file's owner.
+//
+// Contract: K5
+func TestAWrapperWithTheSetUserIDBit(t *testing.T) {
+	r := newRank(t)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the file is root's")
+	}
+	var fs unix.Statfs_t
+	must(t, unix.Statfs(r.root, &fs))
+	if fs.Flags&unix.ST_NOSUID != 0 {
+		t.Skip("needs a file system without nosuid")
+	}
+	must(t, os.Chmod(r.root, 0o755))
+	binary, err := wrapperBinary()
+	must(t, err)
+	for name, bit := range map[string]os.FileMode{"user": os.ModeSetuid, "group": os.ModeSetgid, "none": 0} {
+		path := filepath.Join(r.root, name)
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
+		must(t, err)
+		_, err = io.Copy(file, io.NewSectionReader(binary, 0, 1<<30))
+		must(t, errors.Join(err, file.Close(), os.Chmod(path, 0o755|bit)))
+		cmd := exec.Command(path, "id", "-u")
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_MPS=off"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.CombinedOutput()
+		want, code := "mpirun-wrap: "+"cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)\n", 125
+		if bit == 0 {
+			want, code = "65534\n", 0
+		}
+		if string(out) != want || cmd.ProcessState.ExitCode() != code {
+			t.Errorf("%s: %q, %v, want %q", name, out, err, want)
+		}
+	}
+}

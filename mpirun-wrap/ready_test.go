@@ -1,0 +1,132 @@
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+func TestOneRankOfALaunchSaysIt(t *testing.T) {
+	folder := t.TempDir()
+	var said atomic.Int32
+	var all sync.WaitGroup
+	for rank := range 48 {
+		all.Go(func() {
+			if First(folder, "step0", "waits", rank) {
+				said.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if said.Load() != 1 {
+		t.Errorf("%d ranks say it", said.Load())
+	}
+	for _, c := range []struct {
+		folder, launch, thing string
+		rank                  int
+		want                  bool
+	}{
+		{folder, "step0", "waits", 0, false}, {folder, "step1", "waits", 3, true}, {folder, "step0", "without", 3, true},
+		{"", "step0", "waits", 0, true}, {"", "step0", "waits", 1, false},
+		{folder + "/nowhere", "step0", "waits", 0, true}, {folder + "/nowhere", "step0", "waits", 1, false},
+	} {
+		if got := First(c.folder, c.launch, c.thing, c.rank); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+func TestTheEnvironmentWithoutMPS(t *testing.T) {
+	seat := Seat{Part: Part{Device: site.Device{UUID: "GPU-1"}}, Also: []Part{{Device: site.Device{UUID: "GPU-2"}}}}
+	got := seat.Without([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
+	if want := []string{"A=1", "CUDA_HOME=/c", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// seatHere is a seat whose daemon is this process.
+func seatHere(t *testing.T) (Seat, serverLogFile) {
+	t.Helper()
+	self, err := site.Self()
+	must(t, err)
+	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	listener, err := net.Listen("unix", filepath.Join(dir, "control"))
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	log := newLog(t)
+	return Seat{Part: Part{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
+}
+
+// The daemon is asked only where the log speaks of a fault, and a log that cannot be read is no reason to refuse.
+//
+// Contract: K1
+func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
+	for _, c := range []struct {
+		name, log string
+		asked     int
+	}{
+		{"no log", "", 0},
+		{"no fault", stamp + "Server has started\n", 0},
+		{"a fault that is over", faulted + stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n", 0},
+		{"a fault by the log alone", faulted, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			seat, log := seatHere(t)
+			if c.log != "" {
+				log.write(c.log)
+			}
+			asked := 0
+			err := seat.Ready(t.Context(), func(_ context.Context, server int) (string, error) {
+				asked++
+				if server != 829 {
+					t.Errorf("asked for server %d", server)
+				}
+				return "ACTIVE", nil
+			}, func(string) { t.Error("it waits") })
+			if err != nil || asked != c.asked {
+				t.Errorf("%v, asked %d times", err, asked)
+			}
+		})
+	}
+}
+
+// While it waits it says so once, and it looks at the log as well: the daemon need not be asked for the end.
+func TestAWaitEndsByTheLog(t *testing.T) {
+	seat, log := seatHere(t)
+	log.write(faulted)
+	var said []string
+	err := seat.Ready(t.Context(), func(context.Context, int) (string, error) {
+		if len(said) > 0 {
+			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
+		}
+		return "", fs.ErrNotExist
+	}, func(what string) { said = append(said, what) })
+	const want = "waiting up to 30s for the MPS server of GPU-1, which recovers from a fatal GPU error: these processes that it hit are still there: 957 962"
+	if err != nil || len(said) != 1 || said[0] != want {
+		t.Errorf("%v, %q", err, said)
+	}
+}
+
+func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
+	seat, log := seatHere(t)
+	log.write(faulted)
+	err := seat.Ready(t.Context(), func(context.Context, int) (string, error) {
+		return "FAULT", os.RemoveAll(filepath.Join(seat.Daemon.PipeDir, "control"))
+	}, func(string) {})
+	var off *OffError
+	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}

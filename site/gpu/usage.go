@@ -1,0 +1,62 @@
+package gpu
+
+import (
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Usage is what a whole GPU has left, and who uses it.
+type Usage struct {
+	TotalMiB int
+	FreeMiB  int
+	Clients  map[int]int // MiB of memory by the pid of a client of MPS; a dead one is listed while its files are held
+	// Busy is what part of the SMs each process has used, in the samples since the last call. A server's is that of all of
+	// its clients; a client has none (measured on an H200: docs/measurements/12-h200).
+	Busy []Busy
+}
+
+// Busy is one sample of the driver's: it takes one every 200 ms (measured on an H200).
+type Busy struct {
+	PID     int
+	Percent int    // of the SMs, in the time up to Micros
+	Micros  uint64 // since 1970
+}
+
+// Usage reads the memory of a whole GPU, that of its clients, and the samples that are younger than a time in microseconds.
+// Samples that the driver does not give are left out: MIG has none.
+func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
+	return within(n, "read usage of "+string(uuid), func() (Usage, error) {
+		handle, err := n.handle(uuid)
+		if err != nil {
+			return Usage{}, err
+		}
+		memory, ret := handle.GetMemoryInfo()
+		if err := because(ret); err != nil {
+			return Usage{}, cannotRead("memory", string(uuid), err)
+		}
+		clients, ret := handle.GetMPSComputeRunningProcesses()
+		if err := because(ret); err != nil {
+			return Usage{}, cannotRead("clients", string(uuid), err)
+		}
+		u := Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: map[int]int{}}
+		for _, client := range clients {
+			u.Clients[int(client.Pid)] = int(client.UsedGpuMemory >> 20)
+		}
+		u.Busy = busySince(handle, since)
+		return u, nil
+	})
+}
+
+func busySince(handle nvml.Device, since uint64) (all []Busy) {
+	samples, ret := handle.GetProcessUtilization(since)
+	if err := because(ret); err != nil {
+		return nil // NVML says "not found" when there is no new sample
+	}
+	for _, s := range samples {
+		if s.TimeStamp > since {
+			all = append(all, Busy{int(s.Pid), int(s.SmUtil), s.TimeStamp})
+		}
+	}
+	return all
+}

@@ -1,0 +1,416 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// client is a process of the job's user that has the driver's memory device open.
+type client struct {
+	proc      site.Proc
+	parent    int // when it was first seen; 0 once it is known to be no control daemon
+	pidfd     int // readable when the process has ended
+	files     []*file
+	gpus      uint64 // bit n: it has GPU n of the job open; 0 while none is known
+	others    bool   // it has GPUs of another job open, which the same user may have
+	inherited bool   // it has no file but those that a process forked it with
+	opened    time.Time
+	died      time.Time
+	group     string // its memory control group, "" for none
+	resident  uint64 // bytes of host memory when it was last looked at
+	verify    time.Time
+	missed    bool // it had no pipe to a server when it was last asked
+}
+
+// file is an open file of one or more clients: a fork has the same.
+type file struct {
+	fd     int // our duplicate
+	kind   kind
+	number int // the client's descriptor
+	users  int
+}
+
+const (
+	// maxFiles bounds the duplicates. A client has three: 48 clients on each of 16 GPUs have 2,304.
+	maxFiles = 3072
+	// maxDescriptors bounds the descriptors that are looked at of one process: cuInit's are among its first. A look ends
+	// after maxLooked in all, and the next one goes on from there.
+	maxDescriptors = 4096
+	maxLooked      = 64 << 10
+)
+
+// find looks at the processes of the job's user, clients among them: PyTorch opens the memory device a second time.
+func (g *Guard) find(full bool) {
+	candidates, err := g.candidates(full)
+	if err != nil {
+		g.logOnce("cannot see the processes of this node", err)
+		return
+	}
+	left := maxLooked
+	for _, pid := range candidates {
+		if left <= 0 {
+			g.resume = pid
+			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxLooked))
+			return
+		}
+		opened, err := g.kernel.openedBy(pid, min(left, maxDescriptors))
+		left -= opened.looked + 1
+		if err == nil && len(opened.memory) > 0 {
+			g.take(pid, opened)
+		}
+	}
+	g.resume = 0
+}
+
+// candidates are the processes that may be clients, beginning with those that the look before did not come to.
+func (g *Guard) candidates(full bool) (pids []int, err error) {
+	ofRoot := map[int]bool{}
+	err = g.kernel.processes(func(pid int) bool {
+		uid, ok := g.kernel.owner(pid)
+		switch {
+		case !ok || pid == g.kernel.self:
+			return true
+		case uid != g.UID && uid != 0:
+			return true
+		case uid != g.UID: // root's, or one that is not dumpable: the second is found when it is new, and in a full look
+			ofRoot[pid] = true
+			if known := g.ofRoot[pid]; known && !full {
+				return true
+			}
+			if effective, ok := g.kernel.effective(pid); !ok || effective != g.UID {
+				return true
+			}
+			delete(ofRoot, pid)
+		}
+		pids = append(pids, pid)
+		return true
+	})
+	g.ofRoot = ofRoot
+	at, _ := slices.BinarySearch(pids, g.resume)
+	return slices.Concat(pids[at:], pids[:at]), err
+}
+
+// take holds the files of a process that has the memory device open, the control device's first.
+func (g *Guard) take(pid int, opened opened) {
+	c := g.living[pid]
+	if c == nil {
+		var err error
+		if c, err = g.admit(pid); err != nil {
+			return
+		}
+	} else if pollable(c.pidfd) { // it has ended, and the pid may be another's: the event is on its way
+		return
+	}
+	g.buryClosed(c, time.Now())
+	if opened.gpus != 0 || opened.others { // cuInit opens all GPUs of the node, and closes those that are not used (measured)
+		c.gpus, c.others = opened.gpus, opened.others
+	}
+	if c.ofOthers() && time.Since(c.opened) > settling || g.isServer(c) {
+		g.dismiss(c)
+		return
+	}
+	c.resident = g.kernel.resident(pid)
+	before := g.files
+	for _, number := range opened.control {
+		g.takeFile(c, number, controlFile)
+	}
+	for _, number := range opened.memory {
+		g.takeFile(c, number, memoryFile)
+	}
+	if g.files > before {
+		c.inherited = false
+	}
+	if g.living[pid] != nil {
+		return
+	}
+	if len(c.files) == 0 {
+		unix.Close(c.pidfd)
+		return
+	}
+	g.living[pid] = c
+	g.changed = true
+	if !c.inherited {
+		g.state.Seen++
+		g.state.Peak = max(g.state.Peak, g.neighbours())
+	}
+}
+
+// settling is longer than cuInit has GPUs open that the process does not use: 40 ms (measured).
+const settling = time.Second
+
+// ofOthers reports whether a process has GPUs open, and none of this job's.
+func (c *client) ofOthers() bool { return c.gpus == 0 && c.others }
+
+// dismiss closes the files of a process of another job. Its own guard has them.
+func (g *Guard) dismiss(c *client) {
+	g.dismissed[c.proc] = true
+	delete(g.living, c.proc.PID)
+	unix.Close(c.pidfd)
+	g.close(c)
+}
+
+// errNotOurs says that a process is no client of this job.
+var errNotOurs = errors.New("not a client of this job")
+
+// admit opens a pidfd of a process and proves by it that the process is one of this job's: of the job's user, in no other
+// job's control group, no server and no guard.
+func (g *Guard) admit(pid int) (*client, error) {
+	pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	stat, err := site.ReadStat(pid)
+	uid, ok := g.kernel.effective(pid)
+	groups, _ := g.kernel.read(pid, "cgroup")
+	switch {
+	case err != nil || !ok || uid != g.UID:
+		err = errNotOurs
+	case g.isDaemon(stat.Parent):
+		err = errNotOurs
+	case g.dismissed[stat.Proc] || ofAnotherJob(groups, g.Job) || g.kernel.sameProgram(g.kernel.self, pid):
+		err = errNotOurs
+	case pollable(pidfd): // what was read may be of another process
+		err = errNotOurs
+	}
+	if err == nil {
+		err = g.events.add(pidfd, pid, 0)
+	}
+	if err != nil {
+		unix.Close(pidfd)
+		return nil, err
+	}
+	now := time.Now()
+	return &client{
+		proc: stat.Proc, parent: stat.Parent, pidfd: pidfd, inherited: true, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+	}, nil
+}
+
+// isDaemon reports whether a process is a control daemon, of this job or of another one: its children are servers, not clients.
+func (g *Guard) isDaemon(pid int) bool {
+	return slices.ContainsFunc(g.Daemons(), func(d site.Proc) bool { return d.PID == pid || g.kernel.sameProgram(d.PID, pid) })
+}
+
+// isServer reports whether a process that was taken is a server. The prolog starts the daemons beside the guard, so it is
+// asked until all of them have started: until then it is not known what a daemon runs.
+func (g *Guard) isServer(c *client) bool {
+	switch {
+	case c.parent == 0:
+		return false
+	case g.isDaemon(c.parent):
+		return true
+	case !slices.ContainsFunc(g.Daemons(), func(d site.Proc) bool { return d.PID == 0 }):
+		c.parent = 0
+	}
+	return false
+}
+
+// ofAnotherJob reports whether Slurm has put a process into the control group of another job: ".../job_7/step_0/...".
+func ofAnotherJob(groups []byte, job uint32) bool {
+	for rest := groups; ; {
+		_, after, found := bytes.Cut(rest, []byte("/job_"))
+		if !found {
+			return false
+		}
+		digits := after[:len(after)-len(bytes.TrimLeft(after, "0123456789"))]
+		if number, err := strconv.ParseUint(string(digits), 10, 32); err == nil && uint32(number) != job {
+			return true
+		}
+		rest = after
+	}
+}
+
+// pollable reports whether a pidfd's process has ended.
+func pollable(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
+}
+
+// takeFile holds one file of a client, unless it is held already.
+func (g *Guard) takeFile(c *client, number int, k kind) {
+	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
+		return
+	}
+	if f, of := g.inheritedFile(c, number, k); f != nil {
+		if c.proc.Start <= of.proc.Start { // a fork of this client was found before it
+			c.inherited = false
+		}
+		f.users++
+		c.files = append(c.files, f)
+		return
+	}
+	if g.files >= maxFiles && !g.makeRoom() {
+		g.state.Unheld++
+		g.logOnce("cannot hold the files of all clients", fmt.Errorf("%d files are held already", maxFiles))
+		return
+	}
+	if g.stuck.Load() >= maxStuck {
+		g.state.Unheld++
+		g.logOnce("cannot hold files of more clients", errStuck)
+		return
+	}
+	fd, err := g.kernel.duplicate(c.pidfd, number, k)
+	switch {
+	case errors.Is(err, errChanged):
+		g.discard(fd)
+		return
+	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // closed or ended since
+		return
+	case err != nil:
+		g.state.Unheld++
+		g.logOnce("cannot hold files of clients: a client that ends in mid-kernel harms its neighbours", err)
+		return
+	}
+	if k == memoryFile {
+		fd = aboveControl(c, fd)
+	}
+	c.files = append(c.files, &file{fd, k, number, 1})
+	g.files++
+	g.changed = true
+}
+
+// inheritedFile is a file that another client has at the same number, and that a fork has given to one of them.
+func (g *Guard) inheritedFile(c *client, number int, k kind) (*file, *client) {
+	of := func(other *client) *file {
+		for _, f := range other.files {
+			if f.number == number && f.kind == k {
+				if same, err := g.kernel.compare(f.fd, c.proc.PID, number); same && err == nil {
+					return f
+				}
+			}
+		}
+		return nil
+	}
+	for _, other := range g.living {
+		if f := of(other); f != nil && other != c {
+			return f, other
+		}
+	}
+	for _, other := range g.dead {
+		if f := of(other); f != nil {
+			return f, other
+		}
+	}
+	return nil, nil
+}
+
+// maxStuck bounds the files that are no device's and that do not close.
+const maxStuck = 8
+
+var errStuck = errors.New("the job's user has put files in the place of device files, and they do not close")
+
+// errChanged says that a descriptor was another file by the time that it was duplicated.
+var errChanged = errors.New("the file has changed")
+
+// duplicate duplicates a descriptor of a process and looks what it is behind the duplicate. With errChanged the duplicate is
+// returned as well: it may be any file, and even to close it may take the user's pleasure.
+func (k *kernel) duplicate(pidfd, number int, wanted kind) (int, error) {
+	fd, err := unix.PidfdGetfd(pidfd, number, 0)
+	if err != nil {
+		return -1, err
+	}
+	if d, ok := k.deviceAt(fd, "", unix.AT_EMPTY_PATH); !ok || d.kind != wanted {
+		return fd, errChanged
+	}
+	return fd, nil
+}
+
+// aboveControl gives a memory file a descriptor above those of the client's control files. The kernel closes the files of
+// a killed process from the highest number down, and the memory files must go first (measured: docs/decisions/022).
+func aboveControl(c *client, fd int) int {
+	lowest := 0
+	for _, f := range c.files {
+		if f.kind == controlFile {
+			lowest = max(lowest, f.fd+1)
+		}
+	}
+	if fd >= lowest {
+		return fd
+	}
+	higher, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, lowest)
+	if err != nil {
+		return fd // in the wrong order rather than not at all: that harms one time in 150, this every time
+	}
+	unix.Close(fd)
+	return higher
+}
+
+// clientDied notes the death of a client. Its files are held on.
+func (g *Guard) clientDied(pid int, now time.Time) {
+	c := g.living[pid]
+	if c == nil || !pollable(c.pidfd) {
+		return
+	}
+	if c.ofOthers() {
+		g.dismiss(c)
+		return
+	}
+	unix.Close(c.pidfd)
+	delete(g.living, pid)
+	g.bury(c, now)
+}
+
+// bury puts a client among the dead.
+func (g *Guard) bury(c *client, now time.Time) {
+	c.died = now
+	g.dead = append(g.dead, c)
+	g.nextCheck, g.changed = now, true
+}
+
+// buryClosed puts the files that a living client has closed among those of the dead. A client that becomes another program
+// has left its work, and the memory of its GPU, as a dead one does.
+func (g *Guard) buryClosed(c *client, now time.Time) {
+	var closed []*file
+	for _, f := range c.files {
+		if same, err := g.kernel.compare(f.fd, c.proc.PID, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
+			closed = append(closed, f)
+		}
+	}
+	if len(closed) == 0 {
+		return
+	}
+	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' { // without a first thread no descriptor is seen
+		return
+	}
+	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
+	g.bury(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident}, now)
+}
+
+// partClients buries what living clients have closed. One that has closed all is no client any more.
+func (g *Guard) partClients(now time.Time) {
+	for pid, c := range g.living {
+		if g.buryClosed(c, now); len(c.files) == 0 {
+			unix.Close(c.pidfd)
+			delete(g.living, pid)
+		}
+	}
+}
+
+// neighbours counts the living clients that are no mere forks of another.
+func (g *Guard) neighbours() (count int) {
+	for _, c := range g.living {
+		if !c.inherited {
+			count++
+		}
+	}
+	return count
+}
+
+// sameProgram reports whether two processes run the same file. A guard of another job holds files as a client does, and a server
+// of another job has its own daemon for a parent: neither is a client.
+func (k *kernel) sameProgram(a, b int) bool {
+	file := func(pid int) (st unix.Statx_t, err error) {
+		const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
+		err = unix.Statx(k.proc, strconv.Itoa(pid)+"/exe", flags, unix.STATX_INO|unix.STATX_TYPE, &st)
+		return st, err
+	}
+	first, err1 := file(a)
+	second, err2 := file(b)
+	return err1 == nil && err2 == nil && identityOf(&first) == identityOf(&second)
+}

@@ -1,0 +1,208 @@
+package guard
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestOfAnotherJob(t *testing.T) {
+	for _, c := range []struct {
+		groups string
+		want   bool
+	}{
+		{"", false},
+		{"0::/user.slice/user-2001.slice/session-3.scope\n", false},
+		{"4:memory:/slurm/uid_2001/job_7/step_0/task_0\n", false},
+		{"4:memory:/slurm/uid_2001/job_8/step_0/task_0\n", true},
+		{"4:memory:/slurm/uid_2001/job_77/step_0\n", true},
+		{"0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0\n", false},
+		{"0::/system.slice/slurmstepd.scope/job_70/step_batch/user/task_0\n", true},
+		{"1:freezer:/slurm/uid_2001/job_7/step_0\n4:memory:/slurm/uid_2001/job_8/step_0\n", true},
+		{"0::/system.slice/job_x/session\n", false},
+		{"0::/job_/x\n", false},
+		{"0::/job_99999999999999999999/x\n", false},
+		{"0::/my/job_7", false},
+		{"0::/my/job_8", true},
+	} {
+		if got := ofAnotherJob([]byte(c.groups), 7); got != c.want {
+			t.Errorf("%q: %v", c.groups, got)
+		}
+	}
+}
+
+// The kernel closes a killed process's files from the highest descriptor down: a memory file lies above all control files.
+func TestAboveControl(t *testing.T) {
+	open := func() int {
+		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	low, control, high := open(), open(), open()
+	c := &client{files: []*file{{control, controlFile, 5, 1}, {low, memoryFile, 6, 1}}}
+	if got := aboveControl(c, high); got != high {
+		t.Errorf("a descriptor above is moved from %d to %d", high, got)
+	}
+	got := aboveControl(c, low)
+	if got <= control {
+		t.Errorf("control file %d, memory file %d", control, got)
+	}
+	if _, err := unix.FcntlInt(uintptr(low), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("the lower one is still open: %v", err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %x, %v", flags, err)
+	}
+	for _, fd := range []int{control, got, high} {
+		unix.Close(fd)
+	}
+}
+
+// A client has its control file below its memory files, however low the free descriptors are.
+func TestTheOrderOfDuplicates(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	var gaps []int
+	for range 8 {
+		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gaps = append(gaps, fd)
+	}
+	c := r.child("exec 5<nvidia-uvm 6<nvidia-uvm 7<nvidiactl 8<nvidiactl; " + waits)
+	for i, fd := range gaps {
+		if unix.Close(fd); i == 0 {
+			continue
+		}
+		defer unix.Close(fd)
+	}
+	r.looksAt(c.Process.Pid)
+	control, memory := 0, 1<<30
+	for _, f := range r.living[c.Process.Pid].files {
+		if f.kind == controlFile {
+			control = max(control, f.fd)
+		} else {
+			memory = min(memory, f.fd)
+		}
+	}
+	if control == 0 || memory < control {
+		t.Errorf("the highest control file is %d, the lowest memory file %d", control, memory)
+	}
+}
+
+func TestMemoryGroup(t *testing.T) {
+	k := &kernel{groups: "/groups"}
+	for _, c := range []struct{ groups, want string }{
+		{"", ""},
+		{"0::/a/b\n", "/groups/a/b"},
+		{"4:memory:/slurm/job_7\n0::/a/b\n", "/groups/memory/slurm/job_7"},
+		{"4:cpu,memory:/x\n", "/groups/memory/x"},
+		{"4:cpu,memoryx:/x\n", ""},
+		{"4:memory:x\n", ""},
+		{"4:memory\n", ""},
+		{"0::/../../etc\n", "/etc"}, // outside: hostShort asks no such folder
+	} {
+		if got := k.memoryGroup([]byte(c.groups)); got != c.want {
+			t.Errorf("%q: %q, want %q", c.groups, got, c.want)
+		}
+	}
+}
+
+func TestShortOf(t *testing.T) {
+	const gib = 1 << 30
+	for _, c := range []struct {
+		limit, used, needed uint64
+		want                bool
+	}{
+		{64 * gib, 0, 0, false}, {64 * gib, 63 * gib, 0, false}, {64 * gib, 63*gib + 1, 0, true}, {64 * gib, 65 * gib, 0, true},
+		{64 * gib, 60 * gib, 4 * gib, false}, {64 * gib, 60 * gib, 4*gib + 1, true},
+	} {
+		if got := shortOf(c.limit, c.used, c.needed); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// group makes the folder of a control group with files.
+func group(t *testing.T, folder string, files map[string]string) {
+	t.Helper()
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestGroupMemory(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		files       map[string]string
+		limit, used uint64
+		ok          bool
+	}{
+		{"version 2", map[string]string{"memory.max": "1000\n", "memory.current": "900\n", "memory.stat": "anon 600\nfile 300\nshmem 100\n"}, 1000, 700, true},
+		{"version 2 without a limit", map[string]string{"memory.max": "max\n", "memory.current": "900\n"}, 0, 0, false},
+		{"version 1", map[string]string{"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "900\n", "memory.stat": "cache 1\ntotal_cache 300\ntotal_shmem 300\n"}, 1000, 900, true},
+		{"version 1 without a limit", map[string]string{"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "900\n"}, 0, 0, false},
+		{"without statistics", map[string]string{"memory.max": "1000", "memory.current": "900"}, 1000, 900, true},
+		{"more cache than used", map[string]string{"memory.max": "1000", "memory.current": "10", "memory.stat": "file 300\n"}, 1000, 0, true},
+		{"empty", nil, 0, 0, false},
+		{"no numbers", map[string]string{"memory.max": "x", "memory.current": "-1"}, 0, 0, false},
+	} {
+		folder := t.TempDir()
+		group(t, folder, c.files)
+		if limit, used, ok := groupMemory(folder); limit != c.limit || used != c.used || ok != c.ok {
+			t.Errorf("%s: %d, %d, %v", c.name, limit, used, ok)
+		}
+	}
+}
+
+// A group is short when it, or one above it, has little left.
+func TestHostShort(t *testing.T) {
+	k, err := openKernel(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.close()
+	k.groups = t.TempDir()
+	g := &Guard{Options: Options{UID: uint32(os.Geteuid())}, kernel: k}
+	self := strconv.Itoa(os.Getpid())
+	of := func(name, limit, used string) string {
+		folder := filepath.Join(k.groups, name)
+		group(t, folder, map[string]string{"memory.max": limit, "memory.current": used, "cgroup.procs": ""})
+		return folder
+	}
+	of("slurm", "max", "64000")
+	full := of("slurm/job_7", "64000", "63500")
+	below := of("slurm/job_7/step_0/task_0", "max", "63500")
+	roomy := of("slurm/job_8/step_0", "64000", "32000")
+	group(t, filepath.Join(full, "step_1"), map[string]string{"cgroup.procs": "1\n" + self + "\n"})
+	group(t, roomy, map[string]string{"memory.max": "64000", "memory.current": "32000", "cgroup.procs": self + "\n"})
+	alone := of("slurm/job_9", "64000", "63999") // no one but the dead was in it
+	for _, c := range []struct {
+		group    string
+		resident uint64
+		newer    bool
+		want     bool
+	}{
+		{full, 0, false, true}, {below, 0, false, true}, {roomy, 0, false, false}, {roomy, 40_000, false, false}, {roomy, 40_000, true, true},
+		{alone, 0, true, false},
+		{"", 0, false, false}, {filepath.Join(k.groups, "none"), 0, false, false}, {"/etc", 0, true, false},
+	} {
+		if got := g.hostShort(&client{group: c.group, resident: c.resident}, c.newer); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	if total, used, ok := nodeMemory(); !ok || total < 1<<27 || used >= total {
+		t.Errorf("of the node: %d, %d, %v", total, used, ok)
+	}
+}

@@ -1,0 +1,177 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// Control starts and ends guards.
+type Control struct {
+	Path    string // of the guard's program
+	Root    string // --root
+	Journal *lease.Journal
+}
+
+// Ready is the line that a guard prints when it watches.
+const Ready = "ready"
+
+const (
+	startWait = 5 * time.Second
+	// An end has these times whatever is left of its caller's: they fit into what Slurm gives an epilog beyond its deadline.
+	termWait = 2 * time.Second
+	killWait = time.Second
+)
+
+// Running is the guard of a job, with pid 0 when none runs.
+func (c Control) Running(job uint32) (site.Proc, error) {
+	if has, err := c.Journal.HasGuard(job); !has {
+		return site.Proc{}, err
+	}
+	lock, guard, err := c.take(context.Background(), job, 0)
+	if lock != nil {
+		err = lock.Release()
+	}
+	return guard, err
+}
+
+// take takes the place of a job's guard within a time. When another has it, the lock is nil, and that guard is returned; it
+// has pid 0 until it has signed.
+func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.Turn, site.Proc, error) {
+	bound, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	lock, err := c.Journal.LockGuard(bound, job)
+	var busy *lease.BusyError
+	if errors.As(err, &busy) {
+		return nil, busy.Holder, nil
+	}
+	return lock, site.Proc{}, err
+}
+
+// Start starts the guard of a job, outside of the job and in a session of its own, and returns when it watches. A guard that
+// runs already is returned as it is.
+func (c Control) Start(ctx context.Context, job uint32) (site.Proc, error) {
+	guard, err := c.Running(job)
+	if err != nil || guard.PID > 0 {
+		return guard, err
+	}
+	guard, err = c.start(ctx, job)
+	if err != nil {
+		return guard, fmt.Errorf("cannot start guard of job %d: %w", job, err)
+	}
+	return guard, nil
+}
+
+func (c Control) start(ctx context.Context, job uint32) (site.Proc, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return site.Proc{}, err
+	}
+	defer null.Close()
+	answer, theirs, err := os.Pipe()
+	if err != nil {
+		return site.Proc{}, err
+	}
+	defer answer.Close()
+	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10)}
+	if c.Root != "" {
+		argv = append(argv, "--root", c.Root)
+	}
+	keepFiles()
+	process, err := os.StartProcess(c.Path, argv, &os.ProcAttr{
+		Dir: "/", Env: []string{}, Files: []*os.File{null, theirs, null}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	theirs.Close()
+	if err != nil {
+		return site.Proc{}, err
+	}
+	if err := heard(ctx, answer); err != nil {
+		_ = process.Kill()
+		_, _ = process.Wait()
+		return site.Proc{}, err
+	}
+	stat, err := site.ReadStat(process.Pid)
+	_ = process.Release()
+	return stat.Proc, err
+}
+
+// keepFiles keeps the files that this process was started with from the programs that it starts.
+func keepFiles() {
+	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	entries, _ := os.ReadDir("/proc/self/fd") // a kernel before 5.11
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
+
+// heard is nil once the guard has said that it is ready.
+func heard(ctx context.Context, answer *os.File) error {
+	deadline := time.Now().Add(startWait)
+	if limit, ok := ctx.Deadline(); ok && limit.Before(deadline) {
+		deadline = limit
+	}
+	if err := answer.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	line := make([]byte, 512)
+	n, err := io.ReadAtLeast(answer, line, len(Ready)+1)
+	text := strings.TrimSpace(string(line[:n]))
+	switch {
+	case text == Ready:
+		return nil
+	case text != "":
+		return errors.New(text)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("it is not ready within %v", startWait)
+	}
+	return errors.New("it ended at its start")
+}
+
+// signing is how long a guard may take from taking its lock to signing it.
+const signing = time.Second
+
+// End ends the guard of a job and returns when it has let go of all files. No guard is no error. A guard that starts
+// later finds its lease closing and ends.
+func (c Control) End(ctx context.Context, job uint32) error {
+	if has, err := c.Journal.HasGuard(job); !has { // and on a full file system none can be made
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	lock, guard, err := c.take(ctx, job, 0)
+	if err == nil && lock == nil && guard.PID == 0 {
+		lock, guard, err = c.take(ctx, job, signing)
+	}
+	for _, try := range []struct {
+		signal unix.Signal
+		wait   time.Duration
+	}{{unix.SIGTERM, termWait}, {unix.SIGKILL, killWait}} {
+		if lock != nil || err != nil {
+			break
+		}
+		if err = guard.Kill(try.signal); err == nil {
+			lock, guard, err = c.take(ctx, job, try.wait)
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot end guard of job %d: %w", job, err)
+	case lock == nil:
+		return fmt.Errorf("cannot end guard of job %d: %s holds the driver's files and does not go", job, guard)
+	}
+	return lock.Release()
+}

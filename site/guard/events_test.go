@@ -1,0 +1,91 @@
+package guard
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Openings wake the guard once for a look, however many there are, and again after it.
+func TestOpeningsWakeOnce(t *testing.T) {
+	e, err := openEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	path := filepath.Join(devices(t), "nvidia-uvm")
+	if err := e.watch(path, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	opens := func() {
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+	}
+	for round := range 2 {
+		opens()
+		if s := e.wait(time.Now().Add(soon)); !s.opened {
+			t.Fatalf("round %d: an opening does not wake", round)
+		}
+		opens()
+		if s := e.wait(time.Now().Add(30 * time.Millisecond)); s.opened {
+			t.Errorf("round %d: an opening wakes before the look", round)
+		}
+		e.rearm()
+		if s := e.wait(time.Now().Add(soon)); !s.opened {
+			t.Errorf("round %d: what was opened before the look is lost", round)
+		}
+		e.rearm()
+	}
+	e.stop()
+	if s := e.wait(time.Now().Add(soon)); !s.stopped {
+		t.Error("the order to stop does not come")
+	}
+}
+
+// A watch of what is not there, and a wait without inotify, are no ends of the guard.
+func TestWithoutAWatch(t *testing.T) {
+	e, err := openEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	if err := e.watch(filepath.Join(t.TempDir(), "none"), unix.IN_OPEN); err == nil || e.watches() {
+		t.Errorf("a file that is not there is watched: %v", err)
+	}
+	unix.Close(e.inotify)
+	e.inotify = -1
+	e.rearm()
+	if err := e.watch("/dev/null", unix.IN_OPEN); err == nil || e.watches() {
+		t.Errorf("without inotify it watches: %v", err)
+	}
+	e.wait(time.Now().Add(time.Millisecond))
+}
+
+// Without a watch the guard looks by itself.
+func TestClientsAreFoundWithoutAWatch(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	unix.Close(r.events.inotify)
+	r.events.inotify, r.events.watched = -1, map[string]bool{}
+	r.runs()
+	time.Sleep(100 * time.Millisecond)
+	r.child(opens + waits)
+	r.becomes(3, soon/2) // before the next look without a reason
+}
+
+// An event does not cut the rest after a long look short.
+func TestTheRestAfterALook(t *testing.T) {
+	g, now := &Guard{}, time.Now()
+	g.nextLook, g.rested = now.Add(time.Hour), now.Add(time.Second)
+	if g.lookBy(now); g.nextLook != g.rested {
+		t.Errorf("the next look is %v early", g.rested.Sub(g.nextLook))
+	}
+	if g.lookBy(now.Add(time.Minute)); g.nextLook != g.rested {
+		t.Error("a later look takes the place of an earlier one")
+	}
+}

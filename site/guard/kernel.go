@@ -1,0 +1,271 @@
+package guard
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// kind is which of the driver's files an open file is.
+type kind int
+
+const (
+	otherFile kind = iota
+	controlFile
+	memoryFile
+	gpuFile
+	otherGPU // of another job
+)
+
+// identity tells one file from all others: a character device by its number, whatever its path, because a container may
+// have a device file of its own; any other file, which stands for a device on a simulated node, by its inode.
+type identity struct {
+	device bool
+	a, b   uint64
+}
+
+func identityOf(st *unix.Statx_t) identity {
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR {
+		return identity{true, uint64(st.Rdev_major), uint64(st.Rdev_minor)}
+	}
+	return identity{false, uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), st.Ino}
+}
+
+// kernel is what the guard asks the kernel: which processes there are, and which of the driver's files they have open.
+type kernel struct {
+	folder string // of the device files
+	minors []int
+	proc   int    // /proc
+	groups string // where the control groups are mounted
+	self   int    // own pid
+	ids    map[identity]device
+	// memories are those of control groups, by their folders, as they were at the last check.
+	memories map[string]memory
+}
+
+// device is one of the driver's files.
+type device struct {
+	kind kind
+	gpu  int // of gpuFile: an index into Options.Minors
+}
+
+func openKernel(o Options) (*kernel, error) {
+	proc, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open /proc: %w", err)
+	}
+	k := &kernel{folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), memories: map[string]memory{}}
+	k.findDevices()
+	return k, nil
+}
+
+func (k *kernel) close() { unix.Close(k.proc) }
+
+func (k *kernel) path(of kind) string {
+	if of == controlFile {
+		return filepath.Join(k.folder, "nvidiactl")
+	}
+	return filepath.Join(k.folder, "nvidia-uvm")
+}
+
+// maxMinors is above the number of any GPU of a node.
+const maxMinors = 64
+
+// findDevices learns the numbers of the device files. The memory driver's may be made as late as by the first server.
+func (k *kernel) findDevices() {
+	ids := map[identity]device{}
+	note := func(path string, d device) {
+		var st unix.Statx_t
+		if unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st) == nil {
+			ids[identityOf(&st)] = d
+		}
+	}
+	note(k.path(controlFile), device{kind: controlFile})
+	note(k.path(memoryFile), device{kind: memoryFile})
+	for minor := range maxMinors {
+		d := device{kind: otherGPU}
+		if i := slices.Index(k.minors, minor); i >= 0 {
+			d = device{gpuFile, i}
+		}
+		note(filepath.Join(k.folder, "nvidia"+strconv.Itoa(minor)), d)
+	}
+	k.ids = ids
+}
+
+func (k *kernel) knows(wanted kind) bool {
+	for _, d := range k.ids {
+		if d.kind == wanted {
+			return true
+		}
+	}
+	return false
+}
+
+// owner is the effective uid of a process as the owner of its folder shows it: root for a process that is not dumpable.
+func (k *kernel) owner(pid int) (uid uint32, ok bool) {
+	var st unix.Stat_t
+	err := unix.Fstatat(k.proc, strconv.Itoa(pid), &st, unix.AT_SYMLINK_NOFOLLOW)
+	return st.Uid, err == nil
+}
+
+// effective is the effective uid of a process by its status, which says it of a process that is not dumpable as well.
+func (k *kernel) effective(pid int) (uid uint32, ok bool) {
+	content, err := k.read(pid, "status")
+	if err != nil {
+		return 0, false
+	}
+	_, rest, found := bytes.Cut(content, []byte("\nUid:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	fields := bytes.Fields(line) // real, effective, saved, of the file system
+	if !found || len(fields) < 2 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(fields[1]), 10, 32)
+	return uint32(n), err == nil
+}
+
+// maxText bounds what is read of a text file of the kernel about a process.
+const maxText = 8 << 10
+
+// read reads a file of /proc/PID that the kernel writes. It is not for environ and cmdline, which are the process's own
+// memory and may not come.
+func (k *kernel) read(pid int, name string) ([]byte, error) {
+	fd, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	content, err := site.ReadOpen(fd, maxText)
+	if err != nil {
+		return nil, err
+	}
+	return content, nil
+}
+
+// opened are the descriptors by which a process has the driver's files open.
+type opened struct {
+	control, memory []int
+	gpus            uint64 // bit n: GPU n of the job
+	others          bool   // a GPU of another job
+	looked          int    // descriptors that were looked at
+}
+
+// openedBy looks at the first descriptors of a process, at most max. It asks the kernel alone: AT_STATX_DONT_SYNC makes a
+// file system of the user's say nothing, so none can hold the guard up.
+func (k *kernel) openedBy(pid, max int) (o opened, err error) {
+	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return o, err
+	}
+	defer unix.Close(dir)
+	err = eachNumber(dir, func(number int) bool {
+		o.looked++
+		d, ok := k.deviceAt(dir, strconv.Itoa(number), 0)
+		switch {
+		case !ok:
+		case d.kind == controlFile:
+			o.control = append(o.control, number)
+		case d.kind == memoryFile:
+			o.memory = append(o.memory, number)
+		case d.kind == gpuFile:
+			o.gpus |= 1 << d.gpu
+		case d.kind == otherGPU:
+			o.others = true
+		}
+		return o.looked < max
+	})
+	return o, err
+}
+
+// deviceAt is which of the driver's files a link of /proc/PID/fd, or an open file with AT_EMPTY_PATH, leads to.
+func (k *kernel) deviceAt(dir int, name string, flags int) (device, bool) {
+	var st unix.Statx_t
+	if err := unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
+		return device{}, false
+	}
+	d, ok := k.ids[identityOf(&st)]
+	return d, ok
+}
+
+// pipesOf are the inodes of the pipes that a process has open, up to max descriptors.
+func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
+	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	pipes, looked := map[string]bool{}, 0
+	err = eachNumber(dir, func(number int) bool {
+		var target [64]byte
+		n, err := unix.Readlinkat(dir, strconv.Itoa(number), target[:])
+		if err == nil && bytes.HasPrefix(target[:n], []byte("pipe:[")) {
+			pipes[string(target[:n])] = true
+		}
+		looked++
+		return looked < max
+	})
+	return pipes, err
+}
+
+// processes calls for each process id.
+func (k *kernel) processes(each func(pid int) bool) error {
+	if _, err := unix.Seek(k.proc, 0, unix.SEEK_SET); err != nil {
+		return fmt.Errorf("cannot list processes: %w", err)
+	}
+	if err := eachNumber(k.proc, each); err != nil {
+		return fmt.Errorf("cannot list processes: %w", err)
+	}
+	return nil
+}
+
+// eachNumber calls for each entry of an open folder whose name is a number, until the call returns false. It allocates
+// nothing: a node has thousands of processes.
+func eachNumber(dir int, each func(int) bool) error {
+	var buffer [16 << 10]byte
+	for {
+		n, err := unix.Getdents(dir, buffer[:])
+		if err != nil || n <= 0 {
+			return err
+		}
+		for rest := buffer[:n]; len(rest) > 0; {
+			entry := (*unix.Dirent)(unsafe.Pointer(&rest[0]))
+			name := rest[unsafe.Offsetof(entry.Name):entry.Reclen]
+			if number, ok := parseNumber(name); ok && !each(number) {
+				return nil
+			}
+			rest = rest[entry.Reclen:]
+		}
+	}
+}
+
+// parseNumber reads a name that ends with a zero byte.
+func parseNumber(name []byte) (int, bool) {
+	number := 0
+	for i, c := range name {
+		if c == 0 {
+			return number, i > 0
+		}
+		if c < '0' || c > '9' || number > 1<<30 {
+			return 0, false
+		}
+		number = 10*number + int(c-'0')
+	}
+	return 0, false
+}
+
+// compare reports whether a descriptor of this process and one of another are the same open file. The error is EBADF when the
+// other has closed it.
+func (k *kernel) compare(own, pid, number int) (same bool, err error) {
+	const kcmpFile = 0
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(own), uintptr(number), 0)
+	if errno != 0 {
+		return false, errno
+	}
+	return order == 0, nil
+}

@@ -1,0 +1,203 @@
+package guard
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseNumber(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		want int
+		ok   bool
+	}{
+		{"0\x00", 0, true}, {"7\x00", 7, true}, {"4194304\x00garbage", 4194304, true}, {"007\x00", 7, true},
+		{"", 0, false}, {"\x00", 0, false}, {"7", 0, false}, {"7a\x00", 0, false}, {"-7\x00", 0, false}, {" 7\x00", 0, false},
+		{".\x00", 0, false}, {"..\x00", 0, false}, {"self\x00", 0, false}, {"99999999999999999999\x00", 0, false},
+	} {
+		if got, ok := parseNumber([]byte(c.name)); ok != c.ok || ok && got != c.want {
+			t.Errorf("%q: %d, %v", c.name, got, ok)
+		}
+	}
+}
+
+// A folder with more entries than one read brings gives every number once, and ends when it is told to.
+func TestEachNumber(t *testing.T) {
+	folder, want := t.TempDir(), map[int]bool{}
+	for i := range 2000 {
+		name := strconv.Itoa(i)
+		if i%4 == 0 {
+			name += ".json"
+		} else {
+			want[i] = true
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dir)
+	got := map[int]bool{}
+	if err := eachNumber(dir, func(n int) bool {
+		if got[n] {
+			t.Errorf("%d comes twice", n)
+		}
+		got[n] = true
+		return true
+	}); err != nil || len(got) != len(want) {
+		t.Errorf("%d numbers, want %d, %v", len(got), len(want), err)
+	}
+	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	if err := eachNumber(dir, func(int) bool { count++; return count < 5 }); err != nil || count != 5 {
+		t.Errorf("%d calls, %v", count, err)
+	}
+	if err := eachNumber(-1, func(int) bool { return true }); err == nil {
+		t.Error("a folder that is none lists nothing, without an error")
+	}
+}
+
+// openedBy finds the driver's files by what they are, whatever their paths and numbers.
+func TestOpenedBy(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	elsewhere := t.TempDir()
+	for link, name := range map[string]string{"hard": "nvidia-uvm", "nvidiactl": "nvidia0"} {
+		if err := os.Link(filepath.Join(r.folder, name), filepath.Join(elsewhere, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(elsewhere, "nvidia-uvm"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := r.child("exec 3<nvidia1 4<nvidiactl 5<" + elsewhere + "/hard 6<" + elsewhere + "/nvidia-uvm 7<" + elsewhere + "/nvidiactl 8<nvidia-uvm; " + waits)
+	got, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
+	if err != nil || !slices.Equal(got.control, []int{4}) || !slices.Equal(got.memory, []int{5, 8}) || got.gpus != 1<<0|1<<1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got, err := r.kernel.openedBy(c.Process.Pid, 3); err != nil || got.looked != 3 || len(got.memory) != 0 {
+		t.Errorf("of three descriptors: %+v, %v", got, err)
+	}
+	c.kill()
+	if _, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors); err == nil {
+		t.Error("a process that is gone has files")
+	}
+}
+
+// A character device is the same by its number, in whatever folder its file is: a container has files of its own.
+func TestADeviceIsKnownByItsNumber(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	const full, zero = 1<<8 | 7, 1<<8 | 5 // /dev/full and /dev/zero
+	elsewhere := t.TempDir()
+	for path, number := range map[string]int{
+		filepath.Join(r.folder, "nvidia-uvm"): full, filepath.Join(elsewhere, "container"): full, filepath.Join(elsewhere, "other"): zero,
+	} {
+		_ = os.Remove(path)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, number); err != nil {
+			t.Skipf("no device files can be made here: %v", err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Skipf("device files cannot be opened here: %v", err)
+		}
+		file.Close()
+	}
+	c := r.child("exec 4<nvidiactl 5<" + elsewhere + "/container 6<" + elsewhere + "/other 7</dev/full; " + waits)
+	r.kernel.findDevices()
+	got, err := r.kernel.openedBy(c.Process.Pid, maxDescriptors)
+	if err != nil || !slices.Equal(got.memory, []int{5, 7}) || !slices.Equal(got.control, []int{4}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	r.looksAt(c.Process.Pid)
+	if c := r.living[c.Process.Pid]; c == nil || len(c.files) != 3 {
+		t.Errorf("held: %+v", c)
+	}
+}
+
+// A descriptor that is another file by the time that it is duplicated is closed and not held.
+func TestADescriptorThatChanges(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	other := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := r.child("exec 5<nvidiactl 6<" + other + " 7<nvidia-uvm; " + waits)
+	r.take(c.Process.Pid, opened{control: []int{5, 7}, memory: []int{5, 6, 7, 99}})
+	held := r.living[c.Process.Pid]
+	if held == nil || len(held.files) != 2 || held.files[0].number != 5 || held.files[1].number != 7 {
+		t.Fatalf("held: %+v", held)
+	}
+	for r.stuck.Load() > 0 {
+		unix.Getpid()
+	}
+	if files := own(r.folder); len(files) != 2 || len(own(filepath.Dir(other))) > 0 {
+		t.Errorf("open: %q", files)
+	}
+}
+
+// Files that do not close are bounded: after maxStuck of them no more are taken.
+func TestFilesThatDoNotClose(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	r.stuck.Store(maxStuck)
+	c := r.child(opens + waits)
+	r.looksAt(c.Process.Pid)
+	if len(r.living) != 0 || r.Guard.state.Unheld != 3 {
+		t.Errorf("%+v", r.Guard.state)
+	}
+}
+
+// The uid of a process is the effective one, also when the owner of its folder does not show it.
+func TestEffective(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	c := r.child(waits)
+	owner, ok1 := r.kernel.owner(c.Process.Pid)
+	effective, ok2 := r.kernel.effective(c.Process.Pid)
+	if !ok1 || !ok2 || owner != uint32(os.Geteuid()) || effective != owner {
+		t.Errorf("owner %d %v, effective %d %v", owner, ok1, effective, ok2)
+	}
+	c.kill()
+	if _, ok := r.kernel.effective(c.Process.Pid); ok {
+		t.Error("a process that is gone has a uid")
+	}
+}
+
+// Same files compare as same, others as others, and closed ones as EBADF.
+func TestCompare(t *testing.T) {
+	r := newRoom(t, 0)
+	r.still()
+	file, err := os.Open(filepath.Join(r.folder, "nvidia-uvm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	fd, self := int(file.Fd()), os.Getpid()
+	dup, err := unix.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dup)
+	for _, c := range []struct {
+		number int
+		want   string
+	}{{dup, "true <nil>"}, {r.kernel.proc, "false <nil>"}, {100_000, fmt.Sprint(false, " ", unix.EBADF)}} {
+		same, err := r.kernel.compare(fd, self, c.number)
+		if got := fmt.Sprint(same, " ", err); got != c.want {
+			t.Errorf("%d: %s, want %s", c.number, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package guard
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// While its memory device's files are held, the host memory of a dead process stays charged to its control group
+// (measured: docs/decisions/023). So the guard looks whether the groups above it have memory left.
+
+// shortPart of a limit, or of the node's memory, left over is short whoever needs it: 8 GiB of 512.
+const shortPart = 64
+
+// memoryGroup is the folder of the control group that a process's memory is charged to, by /proc/PID/cgroup; "" for none.
+func (k *kernel) memoryGroup(groups []byte) string {
+	unified := ""
+	for line := range strings.Lines(string(groups)) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
+		switch {
+		case len(fields) < 3 || !strings.HasPrefix(fields[2], "/"):
+		case fields[1] == "" && fields[0] == "0":
+			unified = filepath.Join(k.groups, fields[2])
+		case strings.Contains(","+fields[1]+",", ",memory,"):
+			return filepath.Join(k.groups, "memory", fields[2])
+		}
+	}
+	return unified
+}
+
+// hostShort reports whether a dead client's control group, one above it, or the node has little memory left: less than 1/64,
+// or less than the dead client had when a newer client has come. A group counts when the job's user has a process in it: a
+// group of the dead client's own may be as full as it likes.
+func (g *Guard) hostShort(c *client, newer bool) bool {
+	needed := uint64(0)
+	if newer {
+		needed = c.resident
+	}
+	for group := c.group; strings.HasPrefix(group, g.kernel.groups+"/"); group = filepath.Dir(group) {
+		if g.kernel.memoryOf(group).short(needed) && g.kernel.inhabited(group, g.UID) {
+			return true
+		}
+	}
+	return g.kernel.memoryOf("").short(needed)
+}
+
+// memory is a limit and what is used of it, in bytes. known is false where there is no limit.
+type memory struct {
+	limit, used uint64
+	known       bool
+}
+
+func (m memory) short(needed uint64) bool { return m.known && shortOf(m.limit, m.used, needed) }
+
+// memoryOf is the memory of a group, or of the node for "". It is read once for all of the dead, until a check forgets it.
+func (k *kernel) memoryOf(group string) memory {
+	if m, ok := k.memories[group]; ok {
+		return m
+	}
+	var m memory
+	if group == "" {
+		m.limit, m.used, m.known = nodeMemory()
+	} else {
+		m.limit, m.used, m.known = groupMemory(group)
+	}
+	k.memories[group] = m
+	return m
+}
+
+// maxGroups bounds the control groups that are looked at below one.
+const maxGroups = 256
+
+// inhabited reports whether a user has a process in a control group or below it.
+func (k *kernel) inhabited(group string, uid uint32) bool {
+	for next, looked := []string{group}, 0; len(next) > 0 && looked < maxGroups; looked++ {
+		folder := next[0]
+		next = next[1:]
+		pids, _ := readText(filepath.Join(folder, "cgroup.procs"))
+		for _, line := range bytes.Fields(pids) {
+			pid, err := strconv.Atoi(string(line))
+			if owner, ok := k.owner(pid); err == nil && ok && owner == uid {
+				return true
+			}
+		}
+		entries, _ := os.ReadDir(folder)
+		for _, entry := range entries {
+			if entry.IsDir() {
+				next = append(next, filepath.Join(folder, entry.Name()))
+			}
+		}
+	}
+	return false
+}
+
+func shortOf(limit, used, needed uint64) bool {
+	left := limit - min(limit, used)
+	return left < max(limit/shortPart, needed)
+}
+
+// groupMemory is the limit of a group and what is used of it without what the kernel can take back, in bytes. ok is false
+// when the group has no limit.
+func groupMemory(group string) (limit, used uint64, ok bool) {
+	for _, names := range [][2]string{{"memory.max", "memory.current"}, {"memory.limit_in_bytes", "memory.usage_in_bytes"}} {
+		limit, ok1 := number(group, names[0])
+		used, ok2 := number(group, names[1])
+		if ok1 && ok2 && limit < 1<<60 { // cgroup v1 has a number near 2^63 for no limit
+			return limit, used - min(used, fileCache(group)), true
+		}
+	}
+	return 0, 0, false
+}
+
+func number(group, name string) (uint64, bool) {
+	content, err := readText(filepath.Join(group, name))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(bytes.TrimSpace(content)), 10, 64)
+	return n, err == nil
+}
+
+// fileCache is what memory.stat says of files in memory, in bytes: the names are those of both versions of control groups.
+func fileCache(group string) (bytesOfFiles uint64) {
+	content, err := readText(filepath.Join(group, "memory.stat"))
+	if err != nil {
+		return 0
+	}
+	values := fieldsOf(content, " ")
+	if cache, v1 := values["total_cache"]; v1 {
+		return cache - min(cache, values["total_shmem"])
+	}
+	return values["file"] - min(values["file"], values["shmem"])
+}
+
+// nodeMemory is the node's memory and what is used of it, in bytes.
+func nodeMemory() (total, used uint64, ok bool) {
+	content, err := readText("/proc/meminfo")
+	if err != nil {
+		return 0, 0, false
+	}
+	values := fieldsOf(content, ":") // "MemTotal:       16265904 kB"
+	total, left := values["MemTotal"]<<10, values["MemAvailable"]<<10
+	return total, total - min(total, left), total > 0 && left > 0
+}
+
+// fieldsOf reads lines "name value" into a map.
+func fieldsOf(content []byte, separator string) map[string]uint64 {
+	values := map[string]uint64{}
+	for line := range strings.Lines(string(content)) {
+		name, rest, found := strings.Cut(line, separator)
+		if fields := strings.Fields(rest); found && len(fields) > 0 {
+			if n, err := strconv.ParseUint(fields[0], 10, 64); err == nil {
+				values[name] = n
+			}
+		}
+	}
+	return values
+}
+
+// readText reads a file that the kernel writes, the first 16 KiB of it.
+func readText(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return site.ReadOpen(fd, 16<<10)
+}
+
+// resident is the host memory of a process in bytes, by /proc/PID/statm; 0 when it is not known.
+func (k *kernel) resident(pid int) uint64 {
+	content, err := k.read(pid, "statm")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(content) // size, resident, shared, ... in pages
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseUint(string(fields[1]), 10, 64)
+	return pages * uint64(os.Getpagesize())
+}

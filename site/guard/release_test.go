@@ -1,0 +1,178 @@
+package guard
+
+import (
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestLetGo(t *testing.T) {
+	const hold = 10 * time.Second
+	short := leastHold - time.Millisecond
+	for _, c := range []struct {
+		name string
+		s    situation
+		hold time.Duration
+		want string
+	}{
+		{"no one else is there", situation{}, hold, noNeighbour},
+		{"no one else is there, after a while", situation{age: time.Minute, gpuKnown: true}, hold, noNeighbour},
+		{"too early whatever is short", situation{age: short, neighbours: true, newer: true, gpuKnown: true, gpuShort: true, hostShort: true}, hold, ""},
+		{"too early though nothing is to be held", situation{age: short, neighbours: true}, 0, ""},
+		{"nothing is to be held", situation{age: leastHold, neighbours: true}, 0, holdOver},
+		{"held", situation{age: hold - 1, neighbours: true}, hold, ""},
+		{"over", situation{age: hold, neighbours: true}, hold, holdOver},
+		{"over, and no one needs the memory", situation{age: 10 * hold, neighbours: true, gpuKnown: true}, hold, ""},
+		{"over, and a newer one may need it", situation{age: hold, neighbours: true, newer: true, gpuKnown: true}, hold, holdOver},
+		{"over, and the GPU is short, and no newer one is there", situation{age: hold, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
+		{"the GPUs have been idle", situation{age: short, neighbours: true, gpuKnown: true, idle: true}, hold, workDone},
+		{"the last one, and the GPUs are at work", situation{age: hold - 1, gpuKnown: true}, hold, ""},
+		{"the last one, and what the GPUs do is known soon", situation{pending: true}, hold, ""},
+		{"a newer one, and what the GPUs do is known soon", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, hold, ""},
+		{"the GPU is short and no newer one is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
+		{"the GPU is short for a newer one", situation{age: leastHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
+		{"the host is short", situation{age: leastHold, neighbours: true, hostShort: true}, hold, hostMemory},
+		{"the GPU serves few more", situation{age: leastHold, neighbours: true, full: true, gpuKnown: true}, hold, noPlace},
+		{"the GPU serves few more, and too early", situation{age: short, neighbours: true, full: true, gpuKnown: true}, hold, ""},
+		{"a newer one, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
+		{"a newer one, and nothing tells what the GPU has left", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
+		{"a newer one, and the GPU has room", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
+	} {
+		if got := c.s.letGo(c.hold); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// A GPU's places are taken by its clients, living and dead. A mere fork of a client, as a data loader's workers are, has none.
+func TestPlaces(t *testing.T) {
+	c := &client{gpus: 1}
+	for _, all := range []struct {
+		name string
+		dead int
+		is   client
+		full bool
+	}{
+		{"one is left", mostPlaces - 1, client{gpus: 1}, false},
+		{"none is left", mostPlaces, client{gpus: 1}, true},
+		{"on another GPU", mostPlaces, client{gpus: 2}, false},
+		{"forks", mostPlaces, client{gpus: 1, inherited: true}, false},
+		{"without a GPU", mostPlaces, client{}, false},
+	} {
+		g := &Guard{living: map[int]*client{1: c}}
+		for range all.dead {
+			other := all.is
+			g.dead = append(g.dead, &other)
+		}
+		if s := g.situation(c, time.Now()); s.full != all.full {
+			t.Errorf("%s: full %v", all.name, s.full)
+		}
+	}
+}
+
+func TestShareGPU(t *testing.T) {
+	for _, c := range []struct {
+		a, b uint64
+		want bool
+	}{{1, 1, true}, {1, 2, false}, {3, 2, true}, {0, 2, true}, {2, 0, true}, {0, 0, true}} {
+		if got := shareGPU(&client{gpus: c.a}, &client{gpus: c.b}); got != c.want {
+			t.Errorf("%b and %b: %v", c.a, c.b, got)
+		}
+	}
+}
+
+// The memory files go before the control files. Ends of pipes take the files' places: that one is closed shows at the other.
+func TestMemoryFilesCloseFirst(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	pipe := func() (seen, held int) {
+		var ends [2]int
+		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		return ends[0], ends[1]
+	}
+	closed := func(fd int) bool { return pollable(fd) }
+	for range 20 {
+		c := &client{died: time.Now()}
+		var control, memory []int
+		for i := range 40 {
+			seen, held := pipe()
+			defer unix.Close(seen)
+			kind := controlFile
+			if i%2 == 1 {
+				kind, memory = memoryFile, append(memory, seen)
+			} else {
+				control = append(control, seen)
+			}
+			c.files = append(c.files, &file{held, kind, i, 1})
+			r.files++
+		}
+		r.dead = []*client{c}
+		r.release(time.Now())
+		for left := control; len(left) > 0; {
+			if !closed(left[0]) {
+				continue
+			}
+			for _, fd := range memory {
+				if !closed(fd) {
+					t.Fatal("a control file is closed before a memory file")
+				}
+			}
+			left = left[1:]
+		}
+	}
+}
+
+// Files that another client has as well are not closed with the first one.
+func TestSharedFilesStay(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &file{fd, memoryFile, 5, 2}
+	r.files = 1
+	r.let(&client{files: []*file{f}}, noNeighbour)
+	if closed := <-r.closed; closed != 0 || f.users != 1 {
+		t.Errorf("%d closed, %d users", closed, f.users)
+	}
+	r.let(&client{files: []*file{f}}, noNeighbour)
+	if closed := <-r.closed; closed != 1 {
+		t.Errorf("%d closed", closed)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("still open: %v", err)
+	}
+	r.files = 0
+}
+
+// While memory is short the dead are let go one after the other: what the first one gives back may be enough.
+func TestOneAfterTheOtherWhileMemoryIsShort(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	r.kernel.groups = t.TempDir()
+	full := r.kernel.groups + "/full"
+	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
+	now := time.Now()
+	r.living[0] = &client{gpus: 1, pidfd: -1}
+	for i := range 3 {
+		r.dead = append(r.dead, &client{gpus: 1, group: full, died: now.Add(-time.Duration(3-i) * time.Second)})
+	}
+	first := r.dead[0]
+	for left := 2; left >= 0; left-- {
+		r.release(now)
+		r.release(now) // before the next check
+		if len(r.dead) != left || left == 2 && r.dead[0] == first {
+			t.Fatalf("%d dead, want %d", len(r.dead), left)
+		}
+		now = now.Add(heldCheck)
+	}
+	if r.Guard.state.Released[hostMemory] != 3 {
+		t.Errorf("%+v", r.Guard.state)
+	}
+}

@@ -1,0 +1,129 @@
+package guard
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// CUDA computes without MPS and is silent about it when it does not find the daemon. A client of MPS has pipes to its
+// server, which are the same in both processes (measured: docs/decisions/023). A process that has none twice is outside.
+const (
+	verifyAfter = 2 * time.Second // from the opening of its files
+	verifyAgain = 3 * time.Second // one may be on its way to the server
+	// clientPipes is how many pipes a client has in common with its server, at least (measured): one may be inherited.
+	clientPipes = 4
+	// maxOutside bounds the list of processes outside of MPS that is kept.
+	maxOutside = 64
+)
+
+// nextVerify is when a client is to be verified, zero when none is.
+func (g *Guard) nextVerify() (next time.Time) {
+	for _, c := range g.living {
+		if !c.verify.IsZero() && (next.IsZero() || c.verify.Before(next)) {
+			next = c.verify
+		}
+	}
+	return next
+}
+
+// verifyClients asks whether the clients that are due are under MPS.
+func (g *Guard) verifyClients(now time.Time) {
+	var servers map[string]bool
+	for _, c := range g.living {
+		if c.verify.IsZero() || now.Before(c.verify) {
+			continue
+		}
+		if servers == nil {
+			servers = g.serverPipes()
+		}
+		g.verifyOne(c, servers, now)
+	}
+}
+
+func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
+	c.verify = time.Time{}
+	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
+	if err != nil || c.inherited {
+		return // gone, or a fork: its parent is verified
+	}
+	shared := 0
+	for pipe := range pipes {
+		if servers[pipe] {
+			shared++
+		}
+	}
+	if shared >= clientPipes {
+		return
+	}
+	if !c.missed {
+		c.missed, c.verify = true, now.Add(verifyAgain)
+		return
+	}
+	found := lease.Outside{Proc: c.proc, Since: c.opened}
+	go func() { // a process may hold up who reads its memory
+		found.Cause = g.causeOf(found.Proc)
+		g.outside <- found
+		g.events.nudge()
+	}()
+}
+
+// noteOutside takes what has been found outside of MPS.
+func (g *Guard) noteOutside() {
+	for len(g.outside) > 0 {
+		found := <-g.outside
+		g.often().Warn().Int("pid", found.Proc.PID).Str("cause", found.Cause).
+			Msg("a process of the job has a GPU open and is no client of its MPS daemon")
+		if len(g.state.Outside) < maxOutside {
+			g.state.Outside = append(g.state.Outside, found)
+		}
+		g.state.OutsideSeen++
+		g.changed = true
+	}
+}
+
+// pipeVariable tells CUDA where the daemon is.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
+// causeOf is the likely reason why a process did not find the daemon, and what to do, by the environment that its program was
+// started with.
+func (g *Guard) causeOf(p site.Proc) string {
+	environment := proc.Variables(context.Background(), p, pipeVariable) // at most a second
+	value, set := environment.Values[pipeVariable]
+	switch {
+	case environment.Err != nil:
+		return "see that " + pipeVariable + " reaches it"
+	case !set:
+		return "it was started without " + pipeVariable + ": what starts it (a script, env -i, a container) must keep it"
+	case !slices.Contains(g.Pipes, value):
+		return "it was started with another " + pipeVariable + ": what starts it must keep the job's"
+	}
+	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
+}
+
+// serverPipes are the pipes of all servers, which are the daemons' children.
+func (g *Guard) serverPipes() map[string]bool {
+	daemons, all := g.Daemons(), map[string]bool{}
+	_ = g.kernel.processes(func(pid int) bool {
+		if uid, ok := g.kernel.owner(pid); !ok || uid != g.UID && uid != 0 {
+			return true
+		}
+		stat, err := site.ReadStat(pid)
+		if err != nil || !slices.ContainsFunc(daemons, func(d site.Proc) bool { return d.PID == stat.Parent }) {
+			return true
+		}
+		pipes, _ := g.kernel.pipesOf(pid, maxServerFiles)
+		for pipe := range pipes {
+			all[pipe] = true
+		}
+		return true
+	})
+	return all
+}
+
+// maxServerFiles bounds the descriptors that are looked at of a server: it has some 80 for each client.
+const maxServerFiles = 16384

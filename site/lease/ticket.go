@@ -1,0 +1,99 @@
+package lease
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// object is an object of JSON. A ticket is taken from one field by field, since every rank reads its ticket when it
+// starts: to have encoding/json learn the types of a Ticket first takes it five times as long.
+type object struct {
+	fields map[string]any
+	err    *error // the first
+}
+
+// value is a field of a kind, the zero value if it is not there.
+func value[T any](o object, name string) (v T) {
+	field, there := o.fields[name]
+	if v, is := field.(T); is || !there || field == nil {
+		return v
+	}
+	o.wrong(name)
+	return v
+}
+
+func (o object) wrong(name string) {
+	if *o.err == nil {
+		*o.err = fmt.Errorf("%s is of another type", name)
+	}
+}
+
+func (o object) text(name string) string { return value[string](o, name) }
+func (o object) is(name string) bool     { return value[bool](o, name) }
+func (o object) object(name string) object {
+	return object{value[map[string]any](o, name), o.err}
+}
+
+// whole is a field that is a number without decimals: 2^53 is far above the largest.
+func whole[T int | uint32 | uint64](o object, name string) T {
+	f := value[float64](o, name)
+	if float64(T(f)) != f {
+		o.wrong(name)
+	}
+	return T(f)
+}
+
+// list is a field that is a list of what make makes of its elements.
+func list[E, T any](o object, name string, make func(E) T) (all []T) {
+	for _, element := range value[[]any](o, name) {
+		e, is := element.(E)
+		if !is {
+			o.wrong(name)
+		}
+		all = append(all, make(e))
+	}
+	return all
+}
+
+// parseTicket reads a ticket as Publish writes it.
+func parseTicket(content []byte) (t Ticket, err error) {
+	o := object{err: &err}
+	if err := json.Unmarshal(content, &o.fields); err != nil {
+		return Ticket{}, err
+	}
+	job, control := o.object("job"), o.object("control")
+	t = Ticket{
+		Schema: whole[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), Refused: o.text("refused"), Without: o.is("without"),
+		Job: Job{
+			ID: whole[uint32](job, "id"), UID: whole[uint32](job, "uid"), GID: whole[uint32](job, "gid"), User: job.text("user"),
+			Groups: list(job, "groups", func(gid float64) uint32 { return uint32(gid) }),
+		},
+		Scope: o.text("scope"), Share: o.text("share"), Overlap: value[float64](o, "overlap"), Ceiling: value[float64](o, "ceiling"),
+		Memory: o.text("memory"), MemoryOverlap: value[float64](o, "memory_overlap"), Low: o.is("low"),
+		MaxClients: whole[int](o, "max_clients"), Exclusive: o.is("exclusive"), Meet: o.text("meet"),
+		Control: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
+		Devices: list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
+		Daemons: list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),
+	}
+	return t, err
+}
+
+func (o object) device() TicketDevice {
+	return TicketDevice{
+		Device: site.Device{
+			UUID: site.UUID(o.text("uuid")), Name: o.text("name"), Minor: whole[int](o, "minor"), BusID: o.text("bus_id"), SMs: whole[int](o, "sms"),
+			TPC: whole[int](o, "tpc"), MemoryMiB: whole[int](o, "memory_mib"), NUMA: whole[int](o, "numa"), MIGMode: o.is("mig_mode"),
+		},
+		Position: whole[int](o, "position"), Daemon: whole[int](o, "daemon"),
+	}
+}
+
+func (o object) daemon() Daemon {
+	proc := o.object("proc")
+	return Daemon{
+		Devices: list(o, "devices", func(uuid string) site.UUID { return site.UUID(uuid) }),
+		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Proc: site.Proc{PID: whole[int](proc, "pid"), Start: whole[uint64](proc, "start")},
+	}
+}

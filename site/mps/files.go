@@ -1,0 +1,62 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// EnoughFiles is the RLIMIT_NOFILE that NVIDIA asks for. With 1024, of 48 clients none finished (measured).
+const EnoughFiles = 16384
+
+// What a server opens, as the simulated one has it: 1024 were too few for 48 clients, and 20,000 enough (measured).
+const (
+	serverFiles  = 40
+	contextFiles = 80 // for a client on a device
+)
+
+// Clients is how many clients fit on each device of a daemon that may open so many files.
+func Clients(files uint64, devices int) int {
+	switch {
+	case files >= EnoughFiles:
+		return policy.Clients
+	case files < serverFiles:
+		return 0
+	}
+	return min(int(files-serverFiles)/contextFiles/devices, policy.Clients)
+}
+
+// Fit is how many clients fit on each device of a daemon of so many, by the files that this process may have it open. When
+// there is no room for one it is an error.
+func (c Control) Fit(devices int) (int, error) {
+	files, err := raiseFiles()
+	if err != nil {
+		return 0, err
+	}
+	clients := Clients(files, devices)
+	if clients == 0 {
+		return 0, fmt.Errorf("cannot start a control daemon of %d GPUs: its limit of open files is %d, too few for one client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd", devices, files)
+	}
+	return clients, nil
+}
+
+// raiseFiles raises the limit of open files to what a daemon needs, or as far as this process may, and says how far.
+func raiseFiles() (uint64, error) {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, fmt.Errorf("cannot read RLIMIT_NOFILE: %w", err)
+	}
+	want := syscall.Rlimit{Cur: max(limit.Cur, EnoughFiles), Max: max(limit.Max, EnoughFiles)}
+	// syscall's call, not unix's: Go takes the limit for ours then, and leaves it as it is.
+	err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &want)
+	if errors.Is(err, syscall.EPERM) { // without CAP_SYS_RESOURCE the hard limit stays
+		want = syscall.Rlimit{Cur: limit.Max, Max: limit.Max}
+		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &want)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("cannot set RLIMIT_NOFILE to %d: %w", want.Cur, err)
+	}
+	return want.Cur, nil
+}

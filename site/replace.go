@@ -1,0 +1,96 @@
+package site
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// OpenFolder opens a folder that only root can change. No link is followed to it, and the error wraps ErrForeign when
+// another could put a file into it.
+func OpenFolder(path string) (*os.File, error) {
+	return openFolder(unix.AT_FDCWD, path, path)
+}
+
+// OpenWay opens a folder like OpenFolder, and holds every folder above it to the same: then no one but root decides which
+// folder the path names.
+func OpenWay(path string) (*os.File, error) {
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("cannot open %s: give an absolute path", path)
+	}
+	dir, err := OpenFolder("/")
+	at := ""
+	for name := range strings.SplitSeq(filepath.Clean(path), "/") {
+		if name == "" || err != nil {
+			continue
+		}
+		at += "/" + name
+		above := dir
+		dir, err = openFolder(int(above.Fd()), name, at)
+		above.Close()
+	}
+	return dir, err
+}
+
+func openFolder(above int, name, path string) (*os.File, error) {
+	fd, err := unix.Openat(above, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("cannot open %s: %w: it is a symbolic link, or no folder", path, ErrForeign)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "cannot open", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot open %s: %w", path, err)
+	}
+	if why := others(st); why != "" {
+		dir.Close()
+		return nil, fmt.Errorf("cannot open %s: %w: %s", path, ErrForeign, why)
+	}
+	return dir, nil
+}
+
+// Replace puts content into a folder under a name, whole: a reader sees the old file or the new one. The folder is one of
+// OpenFolder's, so no one else can put a link in the way. Several processes may do it at the same time, and the last one
+// wins: the name of the new file, while it is not whole, has the process's number.
+func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
+	temporary := fmt.Sprintf(".draft-%s-%d", name, os.Getpid())
+	err := draft(dir, temporary, content, mode)
+	if err == nil {
+		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(int(dir.Fd()), temporary, 0)
+		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
+	}
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
+	}
+	return nil
+}
+
+// draft writes a new file. One of the same name is left of a process that was killed and had this process's number.
+func draft(dir *os.File, name string, content []byte, mode fs.FileMode) error {
+	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), name)
+	defer file.Close()
+	if err := file.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := file.Write(content); err != nil {
+		return err
+	}
+	return file.Sync()
+}
