@@ -31,6 +31,11 @@ type Guards interface {
 	End(ctx context.Context, job uint32) error
 }
 
+// ControlGroups is what the epilog asks of the node's control groups. Every call ends by ctx's deadline.
+type ControlGroups interface {
+	Empty(ctx context.Context, dir string) (ended int, err error)
+}
+
 // GPUs is what the epilog asks of the driver.
 type GPUs interface {
 	Mode(site.UUID) (site.Mode, error)
@@ -42,6 +47,7 @@ type Closer struct {
 	Journal *lease.Journal
 	Daemons Daemons
 	Guards  Guards
+	Groups  ControlGroups
 	GPUs    GPUs
 	Log     zerolog.Logger
 	Logs    string // the folder where logs are kept that outlive their job
@@ -55,6 +61,7 @@ const (
 	turnPatience     = 10 * time.Second
 	terminatePatient = 2 * time.Second
 	quitPatience     = 8 * time.Second
+	emptyPatience    = 5 * time.Second
 	endReserve       = 5 * time.Second
 )
 
@@ -182,7 +189,7 @@ func (c Closer) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) 
 	for _, d := range l.Daemons {
 		go func() {
 			byItself, err := c.endDaemon(ctx, l, was, d)
-			results <- end{byItself, err}
+			results <- end{byItself, errors.Join(err, c.emptyGroup(ctx, d))}
 		}()
 	}
 	byItself = true
@@ -220,6 +227,17 @@ func (c Closer) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 	}
 	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
 	return byItself, nil
+}
+
+// emptyGroup ends what is left in a daemon's control group: its user may have made the daemon start any program.
+func (c Closer) emptyGroup(ctx context.Context, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, emptyPatience)
+	defer cancel()
+	ended, err := c.Groups.Empty(bound, d.Group)
+	if ended > 0 {
+		c.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: ended")
+	}
+	return err
 }
 
 // ask asks a daemon to end its clients that stay, and itself.

@@ -38,6 +38,12 @@ type Guards interface {
 	Running(job uint32) (site.Proc, error)
 }
 
+// ControlGroups is what the prolog asks of the node's control groups.
+type ControlGroups interface {
+	Of(job uint32, n int) (dir string, err error)
+	Make(dir string) error
+}
+
 // GPUs is what the prolog asks of the driver.
 type GPUs interface {
 	Devices() ([]site.Device, error)
@@ -60,6 +66,7 @@ type Opener struct {
 	Journal *lease.Journal
 	Daemons Daemons
 	Guards  Guards
+	Groups  ControlGroups
 	GPUs    GPUs
 	Slurm   Slurm
 	Names   func(context.Context, []uint32) ([]string, error) // of groups
@@ -485,7 +492,7 @@ func (o Opener) try(l lease.Lease, grant policy.Grant) error {
 	if err := o.Journal.Begin(ctx, l); err != nil {
 		return err
 	}
-	err := o.Journal.MakeDirs(l)
+	err := o.makeDirs(&l)
 	if err == nil {
 		err = o.startAll(ctx, &l)
 	}
@@ -529,7 +536,7 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 		}
 		dir := o.Journal.DaemonDir(v.job.ID, n)
 		l.Daemons = append(l.Daemons, lease.Daemon{
-			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
+			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: o.groupOf(v.job.ID, n),
 		})
 	}
 	return l, nil
@@ -567,7 +574,7 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []
 	if err := o.step("modes", func() error { return o.setModes(l) }); err != nil {
 		return err
 	}
-	if err := o.step("folders", func() error { return o.Journal.MakeDirs(*l) }); err != nil {
+	if err := o.step("folders", func() error { return o.makeDirs(l) }); err != nil {
 		return err
 	}
 	if err := o.step("daemon and guard", func() error { return o.startAll(ctx, l) }); err != nil {
@@ -636,6 +643,34 @@ func (o Opener) setModes(l *lease.Lease) error {
 		}
 	}
 	return nil
+}
+
+// groupOf is the control group for a job's n-th daemon.
+func (o Opener) groupOf(job uint32, n int) string {
+	group, err := o.Groups.Of(job, n)
+	if err != nil {
+		o.noGroup(err)
+	}
+	return group
+}
+
+// noGroup says what a node does not keep its users from.
+func (o Opener) noGroup(err error) {
+	o.Log.Warn().Err(err).Msg("a daemon has no control group of its own: what its user starts through it may outlive the job")
+}
+
+// makeDirs makes the job's folders, and the daemons' control groups where there can be any.
+func (o Opener) makeDirs(l *lease.Lease) error {
+	for n := range l.Daemons {
+		if l.Daemons[n].Group == "" {
+			continue
+		}
+		if err := o.Groups.Make(l.Daemons[n].Group); err != nil {
+			o.noGroup(err)
+			l.Daemons[n].Group = ""
+		}
+	}
+	return o.Journal.MakeDirs(*l)
 }
 
 // startAll starts the daemons side by side, and the guard beside them, and records who they are.

@@ -55,10 +55,13 @@ func (j *Journal) LockGuard(ctx context.Context, job uint32) (*Turn, error) {
 // HasGuard reports whether there is a file of a job's guard, which may have ended. A guard that starts makes it first.
 func (j *Journal) HasGuard(job uint32) (bool, error) {
 	_, err := os.Lstat(j.guardPath(job))
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("cannot look for guard of job %d: %w", job, err)
 	}
-	return err == nil, err
+	return true, nil
 }
 
 // Signed reports whether a lock says who has it: on a full file system it does not.

@@ -79,6 +79,7 @@ type Daemon struct {
 	Devices []site.UUID `json:"devices"`
 	PipeDir string      `json:"pipe_dir"`
 	LogDir  string      `json:"log_dir"`
+	Group   string      `json:"group,omitempty"` // the folder of its control group; "" where it has none of its own
 	Proc    site.Proc   `json:"proc"`
 }
 

@@ -94,6 +94,6 @@ func (o object) daemon() Daemon {
 	proc := o.object("proc")
 	return Daemon{
 		Devices: list(o, "devices", func(uuid string) site.UUID { return site.UUID(uuid) }),
-		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Proc: site.Proc{PID: whole[int](proc, "pid"), Start: whole[uint64](proc, "start")},
+		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Group: o.text("group"), Proc: site.Proc{PID: whole[int](proc, "pid"), Start: whole[uint64](proc, "start")},
 	}
 }

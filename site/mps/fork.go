@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"unsafe"
 
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
@@ -20,6 +21,8 @@ type image struct {
 	path, dir *byte
 	argv, env []*byte
 	files     [3]int // its stdin, stdout and stderr
+	group     int    // the file by which the child joins its control group, -1 for none
+	itself    byte   // what it writes there
 	report    int    // where the child writes why it could not become the program
 	uid, gid  uint32
 	groups    []uint32
@@ -29,7 +32,7 @@ type image struct {
 	mask      sigset    // the parent's, while the child is made
 	none      sigset    // the program's: no signal is blocked
 	standard  sigaction // SIG_DFL
-	cause     uint64    // errno on its way through the pipe
+	cause     uint64    // errno on its way through the pipe, with notJoined
 }
 
 type sigset uint64
@@ -45,6 +48,8 @@ const (
 	sigsetBytes = 8
 	childFailed = 125
 	mostFiles   = 4096 // closed one by one where the kernel is older than close_range (5.9)
+
+	notJoined = 1 << 32 // the error was that of joining the control group
 )
 
 // fork starts a program as the job's user, in a session of its own, at /, with no signal blocked or ignored and no file
@@ -58,10 +63,18 @@ const (
 //
 // The child dies when the thread does that forked. Go ends a thread only where a goroutine ends that is locked to it;
 // there is none here.
-func fork(job lease.Job, path string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
+func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
 	im, err := newImage(job, path, argv, env)
 	if err != nil {
 		return 0, nil, err
+	}
+	if group != "" && !im.asIs {
+		joins, err := cgroup.Join(group)
+		if err != nil {
+			return 0, nil, err
+		}
+		defer joins.Close()
+		im.group = int(joins.Fd())
 	}
 	report, theirs, err := os.Pipe()
 	if err != nil {
@@ -89,7 +102,7 @@ func newImage(job lease.Job, path string, argv, env []string) (*image, error) {
 	groups := append(append([]uint32{}, job.Groups...), job.GID) // one more than counts, so that it has an address
 	return &image{
 		path: p, dir: dir, argv: a, env: e, uid: job.UID, gid: job.GID, groups: groups, nGroups: len(job.Groups),
-		asIs: os.Geteuid() != 0, parent: uintptr(os.Getpid()),
+		asIs: os.Geteuid() != 0, parent: uintptr(os.Getpid()), group: -1, itself: '0',
 	}, errors.Join(err1, err2, err3, err4)
 }
 
@@ -100,7 +113,11 @@ func launched(report *os.File) error {
 	n, err := io.ReadFull(report, word[:])
 	switch {
 	case n == len(word):
-		return syscall.Errno(binary.NativeEndian.Uint64(word[:]))
+		cause := binary.NativeEndian.Uint64(word[:])
+		if cause&notJoined != 0 {
+			return fmt.Errorf("cannot join control group: %w", syscall.Errno(cause&^notJoined))
+		}
+		return syscall.Errno(cause)
 	case errors.Is(err, io.EOF):
 		return nil
 	}
@@ -138,15 +155,15 @@ func (im *image) become() {
 		syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&im.none)), 0, sigsetBytes, 0, 0)
 		_, _, errno = syscall.RawSyscall6(unix.SYS_EXECVE, uintptr(unsafe.Pointer(im.path)), uintptr(unsafe.Pointer(&im.argv[0])), uintptr(unsafe.Pointer(&im.env[0])), 0, 0, 0)
 	}
-	im.cause = uint64(errno)
+	im.cause |= uint64(errno)
 	syscall.RawSyscall6(unix.SYS_WRITE, uintptr(im.report), uintptr(unsafe.Pointer(&im.cause)), 8, 0, 0, 0)
 	for {
 		syscall.RawSyscall6(unix.SYS_EXIT_GROUP, childFailed, 0, 0, 0, 0, 0)
 	}
 }
 
-// dress makes the child what the program is to be. The files go before the uid changes: from then on the user may hold
-// it there.
+// dress makes the child what the program is to be. It joins its control group first, and the files go before the uid
+// changes: from then on the user may hold it there.
 //
 //go:nosplit
 //go:norace
@@ -154,6 +171,12 @@ func (im *image) become() {
 func (im *image) dress() syscall.Errno {
 	if _, _, errno := syscall.RawSyscall6(unix.SYS_SETSID, 0, 0, 0, 0, 0, 0); errno != 0 {
 		return errno
+	}
+	if im.group >= 0 {
+		if _, _, errno := syscall.RawSyscall6(unix.SYS_WRITE, uintptr(im.group), uintptr(unsafe.Pointer(&im.itself)), 1, 0, 0, 0); errno != 0 {
+			im.cause = notJoined
+			return errno
+		}
 	}
 	for i := uintptr(0); i < 3; i++ {
 		if _, _, errno := syscall.RawSyscall6(unix.SYS_DUP3, uintptr(im.files[i]), i, 0, 0, 0, 0); errno != 0 {

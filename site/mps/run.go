@@ -64,7 +64,7 @@ func (c Control) begin(job lease.Job, d lease.Daemon, args []string) (*errand, e
 		return nil, err
 	}
 	defer out.Close()
-	pid, report, err := fork(job, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out})
+	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out})
 	if err != nil {
 		question.Close()
 		said.Close()

@@ -34,6 +34,7 @@ type Node struct {
 	State    State
 	Limits   []Limit
 	Guard    Guarding
+	NoGroups error // why daemons get no control groups of their own
 	Left     []sight.Finding
 	Hidden   []string // of the jobs, from root: a user's process can hold up who looks at it
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -57,6 +58,7 @@ func gather(ctx context.Context, q question) Node {
 	n.State = state(q.paths)
 	n.Limits = limits()
 	n.Guard = guarding()
+	_, n.NoGroups = cgroup.Mount()
 	n.askDriver(ctx, q.paths)
 	return n
 }

@@ -69,6 +69,7 @@ var checks = []check{
 	{"only root can change what root runs and reads", anything, nobodyElseWrites},
 	{"what site.hcl names is there", Node.known, helpersThere},
 	{"the kernel and the driver let a guard hold files", driver, guardWorks},
+	{"daemons can have control groups of their own", anything, groupsWork},
 	{"the control program and the driver are of one version", driver, controlAgrees},
 	{"the driver answers and shows GPUs", Node.known, driverAnswers},
 	{"every GPU can be read", driver, gpusReadable},
@@ -172,6 +173,13 @@ func guardWorks(n Node) (found []Finding) {
 	}
 	if n.Driver != nil && older(n.Driver.Version, firstToHold) {
 		found = append(found, warning("guard", "driver "+n.Driver.Version, "use a driver from "+firstToHold+" on", "it stops a client's work when the process ends: %s", harm))
+	}
+	return found
+}
+
+func groupsWork(n Node) (found []Finding) {
+	if n.NoGroups != nil {
+		found = append(found, warning("control-groups", "/sys/fs/cgroup", "mount version 2 of control groups, as systemd does", "%v: what a user starts through a daemon may outlive the job", n.NoGroups))
 	}
 	return found
 }

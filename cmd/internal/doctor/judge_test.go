@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
@@ -34,6 +35,7 @@ func TestJudge(t *testing.T) {
 			n.Limits = []Limit{{"slurmd", mps.EnoughFiles - 1, false}, {"x", mps.EnoughFiles, false}}
 		}, []Kind{"open-files"}},
 		"a kernel that duplicates no files": {func(n *Node) { n.Guard.NoGetfd = errors.New("function not implemented") }, []Kind{"guard"}},
+		"no control groups":                 {func(n *Node) { n.NoGroups = cgroup.ErrNone }, []Kind{"control-groups"}},
 		"a locked ptrace":                   {func(n *Node) { n.Guard.Scope = 3 }, []Kind{"guard"}},
 		"an older driver":                   {func(n *Node) { n.Driver = &Driver{Version: "535.42.01", GPUs: []GPU{{Major: 9, Persistent: true}}} }, []Kind{"guard"}},
 		"a driver that is new enough":       {func(n *Node) { n.Driver = &Driver{Version: "535.43.02", GPUs: []GPU{{Major: 9, Persistent: true}}} }, nil},

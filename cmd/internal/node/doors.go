@@ -65,7 +65,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 		warn(log, keepFacts(paths), "the site's file is not kept for the day when it cannot be read")
 	}
 	opener := prolog.Opener{
-		Journal: n.journal, Daemons: n.control, Guards: n.guards, GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
+		Journal: n.journal, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
 		Control: lease.Program{Path: n.facts.Control, LibraryPath: n.facts.LibraryPath},
 		Names:   groupNames,
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/epilog"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
@@ -65,10 +66,13 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 // closer is the undo of the house.
 func (n node) closer() epilog.Closer {
 	return epilog.Closer{
-		Journal: n.journal, Daemons: n.control, Guards: n.guards, GPUs: n.gpus, Log: n.log, Again: n.again,
+		Journal: n.journal, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, Again: n.again,
 		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"),
 	}
 }
+
+// groups are the control groups of the jobs' daemons.
+func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
 // again is how an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {

@@ -35,6 +35,7 @@ var attacks = map[string]func(args []string) error{
 	"flips":      func(a []string) error { return flips(a[0], a[1], a[2]) },
 	"flipping":   func(a []string) error { return flipping(a[0], a[1], a[2]) },
 	"forks":      func(a []string) error { return forks(a[0], a[1]) },
+	"inject":     func(a []string) error { return inject(number(a[0]), a[1], a[2]) },
 	"rights":     func(a []string) error { return rights(number(a[0])) },
 	"scribbles":  func(a []string) error { return scribbles(a[0]) },
 	"unkillable": func(a []string) error { return unkillable(a[0]) },

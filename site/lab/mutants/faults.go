@@ -39,6 +39,8 @@ var faults = []fault{
 	{"a-question-without-end", "D3", "site/mps/ask.go", `askDeadline  = 5 * time.Second`, `askDeadline  = 500 * time.Second`, "./site/mps", "TestBoundsOfAQuestion"},
 	{"a-question-for-ever", "D3", "site/mps/ask.go", `askTries     = 6`, `askTries     = 9`, "./site/mps", "TestBoundsOfAQuestion"},
 	{"a-ceiling-is-believed", "D4", "site/mps/ask.go", `> 0.0501 {`, `> 100 {`, "./site/mps", "TestReadBack"},
+	{"the-daemon-is-in-no-group", "D5", "site/mps/fork.go", `if group != "" && !im.asIs {`, `if false {`, "./cmd", "TestHostileDaemonThatForks"},
+	{"what-a-daemon-started-lives-on", "D5", "epilog/epilog.go", `errors.Join(err, c.emptyGroup(ctx, d))`, `err`, "./cmd", "TestHostileDaemonThatForks"},
 
 	// The way in.
 	{"a-mode-is-believed", "M1", "prolog/prolog.go", "if mode != held.Set {\n\t\t\treturn", "if false {\n\t\t\treturn", "./cmd", "TestAPrologThatFailsLeavesNothing/the_mode_is_accepted_and_not_set"},

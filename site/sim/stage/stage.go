@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/sim"
@@ -285,8 +286,25 @@ func (s Stage) Left() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	groups, err := s.leftGroups()
+	if err != nil {
+		return nil, err
+	}
 	modes, err := s.leftModes()
-	return append(append(files, processes...), modes...), err
+	return slices.Concat(files, processes, groups, modes), err
+}
+
+// leftGroups are control groups of jobs of this node.
+func (s Stage) leftGroups() (left []string, err error) {
+	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
+	if errors.Is(err, cgroup.ErrNone) {
+		return nil, nil
+	}
+	groups, err2 := filepath.Glob(strings.TrimSuffix(one, "0-0") + "*")
+	for _, group := range groups {
+		left = append(left, "control group "+group)
+	}
+	return left, errors.Join(err, err2)
 }
 
 func (s Stage) leftFiles() ([]string, error) {

@@ -1,0 +1,44 @@
+package cmd_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+)
+
+// A user may trace what runs as the user, the job's daemon too, and have it start any program. That is in the daemon's
+// control group, which is none of the job's, and it ends with the job all the same.
+//
+// Contract: D5
+func TestHostileDaemonThatForks(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the attack is written for amd64")
+	}
+	if _, err := cgroup.Mount(); err != nil {
+		t.Skip(err)
+	}
+	a := newAttack(t, "", 1)
+	job := a.job(7, "0")
+	a.opens(job)
+	daemon := a.ticket(7).Daemons[0]
+	if daemon.Group == "" {
+		t.Fatal("the daemon has no control group of its own")
+	}
+	out := a.does(uid, a.program, "inject", fmt.Sprint(daemon.Proc.PID), "/bin/sleep", "95")
+	var survivor int
+	if _, err := fmt.Sscanf(out, "ready\n%d", &survivor); err != nil {
+		t.Fatalf("the attack itself fails: %q", out)
+	}
+	a.lives(survivor)
+	if line := strings.ReplaceAll(read(t, fmt.Sprintf("/proc/%d/cmdline", survivor)), "\x00", " "); line != "/bin/sleep 95 " {
+		t.Fatalf("the daemon's child is %q", line)
+	}
+	a.closes(job)
+	if stat, err := site.ReadStat(survivor); err == nil && stat.Alive() {
+		t.Errorf("process %d outlived the job", survivor)
+	}
+}

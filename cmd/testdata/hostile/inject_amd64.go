@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+const ptraceTraceFork = 0x2
+
+// inject makes a process of the user's own fork, and its child become a program: what that starts is not in the control
+// group of whoever asked for it. It prints the child's pid, and "ready" first.
+func inject(pid int, path, arg string) error {
+	runtime.LockOSThread()
+	if err := syscall.PtraceAttach(pid); err != nil {
+		return fmt.Errorf("cannot attach to %d: %w", pid, err)
+	}
+	if err := stopped(pid); err != nil {
+		return err
+	}
+	var before syscall.PtraceRegs
+	if err := syscall.PtraceGetRegs(pid, &before); err != nil {
+		return err
+	}
+	text := make([]byte, 2)
+	if _, err := syscall.PtracePeekText(pid, uintptr(before.Rip), text); err != nil {
+		return err
+	}
+	if _, err := syscall.PtracePokeText(pid, uintptr(before.Rip), []byte{0x0f, 0x05}); err != nil { // syscall
+		return err
+	}
+	if err := syscall.PtraceSetOptions(pid, ptraceTraceFork); err != nil {
+		return err
+	}
+	child, err := forkIn(pid, before)
+	if err != nil {
+		return err
+	}
+	if err := execIn(child, before, path, arg); err != nil {
+		return err
+	}
+	if _, err := syscall.PtracePokeText(pid, uintptr(before.Rip), text); err != nil {
+		return err
+	}
+	if err := syscall.PtraceSetRegs(pid, &before); err != nil {
+		return err
+	}
+	fmt.Printf("ready\n%d\n", child)
+	return errors.Join(syscall.PtraceDetach(child), syscall.PtraceDetach(pid))
+}
+
+// stopped waits, for five seconds, for a traced process to stop.
+func stopped(pid int) error {
+	for range 500 {
+		var status syscall.WaitStatus
+		got, err := syscall.Wait4(pid, &status, syscall.WNOHANG|syscall.WALL, nil)
+		if err != nil || got == pid && status.Stopped() {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("pid %d does not stop", pid)
+}
+
+func forkIn(pid int, regs syscall.PtraceRegs) (child int, err error) {
+	regs.Rax, regs.Orig_rax = syscall.SYS_FORK, ^uint64(0)
+	if err := errors.Join(syscall.PtraceSetRegs(pid, &regs), syscall.PtraceSingleStep(pid), stopped(pid)); err != nil {
+		return 0, err
+	}
+	message, err := syscall.PtraceGetEventMsg(pid)
+	if err != nil || message == 0 {
+		return 0, fmt.Errorf("no child: %v", err)
+	}
+	if err := errors.Join(syscall.PtraceSingleStep(pid), stopped(pid), stopped(int(message))); err != nil {
+		return 0, err
+	}
+	return int(message), nil
+}
+
+// execIn has a stopped process execute a program. The words go below what its stack may be using.
+func execIn(pid int, regs syscall.PtraceRegs, path, arg string) error {
+	at := regs.Rsp - 4096
+	words := make([]byte, 24)
+	binary.LittleEndian.PutUint64(words, at+24)
+	binary.LittleEndian.PutUint64(words[8:], at+24+uint64(len(path))+1)
+	words = append(words, (path + "\x00" + arg + "\x00")...)
+	if _, err := syscall.PtracePokeData(pid, uintptr(at), words); err != nil {
+		return err
+	}
+	regs.Rax, regs.Orig_rax = syscall.SYS_EXECVE, ^uint64(0)
+	regs.Rdi, regs.Rsi, regs.Rdx = at+24, at, 0
+	return errors.Join(syscall.PtraceSetRegs(pid, &regs), syscall.PtraceSingleStep(pid), stopped(pid))
+}

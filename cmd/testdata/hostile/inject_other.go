@@ -1,0 +1,7 @@
+//go:build !amd64
+
+package main
+
+import "errors"
+
+func inject(int, string, string) error { return errors.New("this attack is written for amd64") }

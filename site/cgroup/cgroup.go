@@ -1,0 +1,206 @@
+// Package cgroup makes the control groups that a job's daemons run in, and ends all that is left in one.
+//
+// The promise: what was started in a group, or by a process of it, is in the group until it ends, and no user can make one
+// or leave one. So nothing that a user starts through a daemon outlives the job.
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// mounts is where systemd mounts control groups.
+const mounts = "/sys/fs/cgroup"
+
+// procs is the file of a group that lists its processes, and that a process writes "0" into to join it.
+const procs = "cgroup.procs"
+
+// Tree is where one node's groups are: below the group that slurmd runs its prologs in, which systemd leaves to slurmd.
+type Tree struct {
+	Run string // the folder of the node's records, which tells several nodes on one machine apart
+}
+
+// ErrNone says that the node has no control groups in which processes can be kept together.
+var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted at " + mounts + ", to be written to")
+
+// Of is the folder of the group for a job's n-th daemon, which need not exist. It is "" inside of a job, where
+// PrologFlags=RunInJob starts prologs: Slurm keeps a job's processes together itself.
+func (t Tree) Of(job uint32, n int) (string, error) {
+	mount, own, err := here()
+	if err != nil || strings.Contains(own, "/job_") || strings.Contains(own, "slurmstepd") {
+		return "", err
+	}
+	node := strings.ReplaceAll(strings.Trim(t.Run, "/"), "/", "-")
+	return filepath.Join(mount, own, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
+}
+
+// Mount is the folder of the hierarchy that groups are made in: of version 2, alone or beside version 1, or of version 1's
+// freezer.
+func Mount() (string, error) {
+	for _, mount := range []string{mounts, mounts + "/unified"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(mount, &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC && writable(st) {
+			return mount, nil
+		}
+	}
+	freezer := mounts + "/freezer"
+	var st unix.Statfs_t
+	if err := unix.Statfs(freezer, &st); err == nil && st.Type == unix.CGROUP_SUPER_MAGIC && writable(st) {
+		return freezer, nil
+	}
+	return "", ErrNone
+}
+
+func writable(st unix.Statfs_t) bool { return st.Flags&unix.ST_RDONLY == 0 }
+
+// here is the mount, and the path below it of the group that this process is in.
+func here() (mount, own string, err error) {
+	if mount, err = Mount(); err != nil {
+		return "", "", err
+	}
+	content, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", "", fmt.Errorf("cannot see own control group: %w", err)
+	}
+	wanted := ""
+	if strings.HasSuffix(mount, "/freezer") {
+		wanted = "freezer"
+	}
+	for line := range strings.Lines(string(content)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
+		if len(fields) == 3 && fields[1] == wanted {
+			return mount, fields[2], nil
+		}
+	}
+	return "", "", fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
+}
+
+// Make makes a group. One that is there is taken as it is.
+func (Tree) Make(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("cannot make control group: %w", err)
+	}
+	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
+	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // there is no such file in version 1
+		return fmt.Errorf("cannot use control group %s: it is %q, since the one above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
+	}
+	return nil
+}
+
+// Join opens the file that a process writes "0" into to join a group.
+func Join(dir string) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(dir, procs), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot join control group: %w", err)
+	}
+	return file, nil
+}
+
+// Empty ends every process of a group, removes the group and says how many it ended. A group that is not there is empty.
+func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
+	if dir == "" {
+		return 0, nil
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		pids, err := members(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return ended, nil
+		case err != nil:
+		case len(pids) > 0:
+			ended = max(ended, len(pids))
+			err = end(dir)
+		default:
+			if err = unix.Rmdir(dir); err == nil {
+				return ended, nil
+			}
+		}
+		if !site.Pause(ctx, pause) {
+			return ended, fmt.Errorf("cannot empty control group %s: %d processes are left: %w", dir, len(pids), errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+// mostMembers bounds, in bytes, what is read of a group's list. Those that it leaves out are read when these have ended.
+const mostMembers = 64 << 10
+
+func members(dir string) (pids []int, err error) {
+	fd, err := unix.Open(filepath.Join(dir, procs), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	content, err := site.ReadOpen(fd, mostMembers)
+	if errors.Is(err, unix.ENODEV) { // removed since it was opened
+		return nil, fs.ErrNotExist
+	}
+	for line := range strings.Lines(string(content)) {
+		if pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n")); err == nil && strings.HasSuffix(line, "\n") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// end sends SIGKILL to all processes of a group at once, so that none of them can fork on.
+func end(dir string) error {
+	err := write(dir, "cgroup.kill", "1") // Linux 5.14, version 2
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return endFrozen(dir)
+}
+
+// endFrozen freezes a group, sends SIGKILL to each of its processes and thaws it: those of version 1 end then.
+func endFrozen(dir string) error {
+	file, frozen, thawed := "cgroup.freeze", "1", "0"
+	if _, err := os.Stat(filepath.Join(dir, "freezer.state")); err == nil {
+		file, frozen, thawed = "freezer.state", "FROZEN", "THAWED"
+	}
+	if err := write(dir, file, frozen); err != nil {
+		return err
+	}
+	return errors.Join(signalAll(dir), write(dir, file, thawed))
+}
+
+// signalAll sends SIGKILL to the processes of a group. One is proved to be in the group by the second list: its start time
+// was read before that.
+func signalAll(dir string) error {
+	first, err := members(dir)
+	if err != nil {
+		return err
+	}
+	var found []site.Proc
+	for _, pid := range first {
+		if stat, err := site.ReadStat(pid); err == nil {
+			found = append(found, stat.Proc)
+		}
+	}
+	second, err := members(dir)
+	for _, p := range found {
+		if slices.Contains(second, p.PID) {
+			err = errors.Join(err, p.Kill(unix.SIGKILL))
+		}
+	}
+	return err
+}
+
+func write(dir, name, content string) error {
+	file, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(content)
+	return errors.Join(err, file.Close())
+}

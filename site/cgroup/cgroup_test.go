@@ -1,0 +1,142 @@
+package cgroup
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// hierarchies are those of this machine that groups can be made in, each with how a group of it is ended.
+func hierarchies(t *testing.T) map[string]func(string) error {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root makes control groups")
+	}
+	each := map[string]func(string) error{}
+	if mount, err := Mount(); err == nil {
+		each[mount] = end
+		each[mount+"/."] = endFrozen // as where cgroup.kill is missing
+	}
+	if _, err := os.Stat(mounts + "/freezer/" + procs); err == nil {
+		each[mounts+"/freezer"] = end
+	}
+	if len(each) == 0 {
+		t.Skip("this machine has no control groups")
+	}
+	return each
+}
+
+// begin starts a shell in a group.
+func begin(t *testing.T, dir, script string) *exec.Cmd {
+	t.Helper()
+	file, err := Join(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd := exec.Command("/bin/sh", "-c", "echo 0 >&3 && exec 3>&- && "+script)
+	cmd.ExtraFiles = []*os.File{file}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fscanln(out, new(string)); err != nil {
+		t.Fatal(err)
+	}
+	go cmd.Wait()
+	return cmd
+}
+
+// A process that forks for ever, in sessions of their own, is ended with all of its children, whatever they do with signals.
+func TestAGroupIsEmptied(t *testing.T) {
+	for mount, end := range hierarchies(t) {
+		t.Run(strings.ReplaceAll(mount, "/", "_"), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-test-%d", os.Getpid()))
+			if err := (Tree{}).Make(dir); err != nil {
+				t.Fatal(err)
+			}
+			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
+			site.Pause(ctx, 200*time.Millisecond)
+			before, err := members(dir)
+			if err != nil || len(before) < 5 {
+				t.Fatalf("the group has %v: %v", before, err)
+			}
+			if err := end(dir); err != nil {
+				t.Fatal(err)
+			}
+			if ended, err := (Tree{}).Empty(ctx, dir); err != nil {
+				t.Fatalf("%d ended: %v", ended, err)
+			}
+			if _, err := os.Stat(dir); !os.IsNotExist(err) {
+				t.Errorf("the group's folder: %v", err)
+			}
+			for _, pid := range before {
+				if stat, err := site.ReadStat(pid); err == nil && stat.Alive() && strings.Contains(comm(pid), "sleep") {
+					t.Errorf("pid %d lives", pid)
+				}
+			}
+		})
+	}
+}
+
+func comm(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return string(name)
+}
+
+func TestNoGroupIsEmpty(t *testing.T) {
+	for _, dir := range []string{"", "/sys/fs/cgroup/none/of/this"} {
+		if ended, err := (Tree{}).Empty(t.Context(), dir); ended != 0 || err != nil {
+			t.Errorf("%q: %d, %v", dir, ended, err)
+		}
+	}
+}
+
+// A group that does not empty is left by the deadline: here a group below it keeps it.
+func TestAGroupThatStays(t *testing.T) {
+	for mount := range hierarchies(t) {
+		dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-stays-%d", os.Getpid()))
+		below := filepath.Join(dir, "below")
+		if err := os.MkdirAll(below, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = os.Remove(below), os.Remove(dir) })
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := (Tree{}).Empty(ctx, dir)
+		cancel()
+		if err == nil || !strings.HasPrefix(err.Error(), "cannot empty control group "+dir) {
+			t.Errorf("%s: %v", mount, err)
+		}
+	}
+}
+
+// Of names a group below this process's own, another for each node, job and daemon.
+func TestOf(t *testing.T) {
+	if _, err := Mount(); err != nil {
+		t.Skip(err)
+	}
+	seen := map[string]bool{}
+	for _, run := range []string{"/run/slurm-mps", "/tmp/node/run/slurm-mps"} {
+		for _, job := range []uint32{7, 77} {
+			for n := range 2 {
+				dir, err := (Tree{Run: run}).Of(job, n)
+				if err != nil || seen[dir] || !strings.HasPrefix(dir, mounts) || strings.Contains(dir, "job_") {
+					t.Errorf("%q, %v", dir, err)
+				}
+				seen[dir] = true
+			}
+		}
+	}
+}
