@@ -1,9 +1,12 @@
 package cmd_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -49,4 +52,60 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
+}
+
+// The same of a real Slurm: two jobs on each GPU, which drained the node, and a job beside them that computes without MPS.
+func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
+	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
+	for _, c := range []struct{ name, gres, conf, asks, want string }{
+		{"shard", "gpu:4,shard:8", "Name=shard Count=8\n", "--gres=shard:1", "shares its GPUs by gres/shard"},
+		{"mps", "gpu:4,mps:400", "Name=mps Count=400\n", "--gres=mps:25", "has a part of a GPU by gres/mps"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cl := newCluster(t, "", lab.Options{PrologFlags: "Alloc", Gres: c.gres, GresConf: devices + c.conf})
+			var beside int
+			if c.name == "shard" {
+				beside = cl.plain("srun "+cl.client()+" spin -ms 50 -for 3", c.asks)
+			}
+			ids := []int{
+				cl.batch("srun "+cl.wrap("info"), "-n1", c.asks),
+				cl.batch("srun "+cl.wrap("info"), "-n1", c.asks),
+			}
+			for _, id := range ids {
+				cl.ended(id)
+				if out := cl.output(id); !strings.Contains(out, c.want) {
+					t.Errorf("job %d says\n%s", id, out)
+				}
+			}
+			if beside != 0 {
+				cl.ended(beside)
+				if out := cl.output(beside); !strings.Contains(out, "done kernels=") {
+					t.Errorf("the job beside them says\n%s", out)
+				}
+			}
+			cl.quiet()
+			if c.name == "mps" { // a whole GPU of the node is a job's as ever
+				id := cl.batch("srun -n2 "+cl.wrap("info"), "-n2", "--gres=gpu:1")
+				cl.ended(id)
+				if got := counts(t, cl.output(id)); !slices.Equal(got, []int{132, 132}) {
+					t.Errorf("SMs %v:\n%s", got, cl.output(id))
+				}
+				cl.quiet()
+			}
+		})
+	}
+}
+
+// plain submits a script that asks for no MPS.
+func (c *cluster) plain(script string, args ...string) int {
+	c.t.Helper()
+	home, err := c.Home(c.user)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	id, err := c.Submit(c.ctx, c.user, append(args, "-o", home+"/%A.%a.out", "--wrap", fmt.Sprintf("export LD_LIBRARY_PATH=%s; %s", c.first().Sim.Libraries(), script))...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return id
 }

@@ -48,6 +48,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	for i, line := range o.Extra {
 		o.Extra[i] = strings.ReplaceAll(line, "%D", o.Dir)
 	}
+	o.GresConf = strings.ReplaceAll(o.GresConf, "%D", o.Dir)
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
 	var err error

@@ -125,12 +125,15 @@ relocate_pmix_plugin() {
 # Unpacks Slurm and all that it needs from another release, below $from. apt is given a machine on which nothing is
 # installed, so that it wants the C library too; it looks at nothing of this machine's own but the keys.
 unpack() {
-    local apt=$work/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg what deb
+    local apt=$work/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg mirror what deb
+    # The mirror is the one that this machine's apt has.
+    mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | sed -n 1p)}
+    [ -n "$mirror" ] || fail "cannot unpack $suite: this machine's apt has no mirror of Debian; name one: DEBIAN_MIRROR=URL"
     [ -r "$keys" ] || fail "cannot unpack $suite: there is no $keys; install debian-archive-keyring"
     from=$work/from
     mkdir -p "$apt"/{etc,state/lists/partial,cache/archives/partial} "$from"
     : >"$apt/status"
-    echo "deb [signed-by=$keys] ${DEBIAN_MIRROR:-http://deb.debian.org/debian} $suite main" >"$apt/etc/sources.list"
+    echo "deb [signed-by=$keys] $mirror $suite main" >"$apt/etc/sources.list"
     cat >"$apt/conf" <<END
 Dir "$apt/";
 Dir::Etc "$apt/etc/";

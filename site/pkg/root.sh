@@ -14,7 +14,8 @@ fail() {
 [ $# = 1 ] || [ $# = 2 ] || fail "usage: root.sh FOLDER [SUITE]"
 root=$(realpath -m "$1")
 suite=${2:-bookworm}
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | sed -n 1p)} # this machine's apt's
+[ -n "$mirror" ] || fail "cannot make $root: this machine's apt has no mirror of Debian; name one: DEBIAN_MIRROR=URL"
 [ "$(id -u)" = 0 ] || fail "cannot make $root: run this as root"
 [ ! -e "$root" ] || exit 0
 
