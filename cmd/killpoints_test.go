@@ -55,7 +55,9 @@ var (
 
 // name is an effect without what differs from run to run.
 func (p play) name(e trace.Effect) string {
-	name := strings.ReplaceAll(e.String(), filepath.Dir(p.Root), "")
+	folder := filepath.Dir(p.Root)
+	name := strings.ReplaceAll(e.String(), folder, "")
+	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "") // of a control group
 	name = processes.ReplaceAllString(name, "/$1/N")
 	return drafts.ReplaceAllString(name, "${1}N")
 }

@@ -59,12 +59,13 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
 	for _, c := range []struct{ name, gres, conf, asks, want string }{
 		{"shard", "gpu:4,shard:8", "Name=shard Count=8\n", "--gres=shard:1", "shares its GPUs by gres/shard"},
+		{"shard without a line", "gpu:4,shard:8", "", "--gres=shard:1", "shares its GPUs by gres/shard"},
 		{"mps", "gpu:4,mps:400", "Name=mps Count=400\n", "--gres=mps:25", "has a part of a GPU by gres/mps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cl := newCluster(t, "", lab.Options{PrologFlags: "Alloc", Gres: c.gres, GresConf: devices + c.conf})
 			var beside int
-			if c.name == "shard" {
+			if c.name != "mps" {
 				beside = cl.plain("srun "+cl.client()+" spin -ms 50 -for 3", c.asks)
 			}
 			ids := []int{

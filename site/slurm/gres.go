@@ -40,7 +40,7 @@ type Gres struct {
 	Node    string
 	Detect  Detect
 	Entries []Entry  // in the order of Slurm's indices as long as Detect is off
-	Shared  []string // names of the node's other GRES in the file (mps, shard, nic), sorted
+	Shared  []string // names of the node's other GRES (mps, shard, nic), sorted: those in the file, and those that Add adds
 
 	// Want is what slurm.conf says the node has, by type; nil where slurm.conf was not read. Slurm takes the lines of
 	// gres.conf by it: in the order of its types, and no more than it counts.
@@ -216,9 +216,21 @@ func (g *Gres) fill(lines []gresLine) error {
 			return err
 		}
 	}
+	g.share(nil)
+	return twice(g.Entries)
+}
+
+// Add adds what slurm.conf says of the node, by ReadNode. A shard needs no line in gres.conf: Slurm deals out as many as
+// slurm.conf counts.
+func (g *Gres) Add(gpus []Want, others []string) {
+	g.Want = gpus
+	g.share(others)
+}
+
+func (g *Gres) share(more []string) {
+	g.Shared = append(g.Shared, more...)
 	slices.Sort(g.Shared)
 	g.Shared = slices.Compact(g.Shared)
-	return twice(g.Entries)
 }
 
 func (g *Gres) addGPUs(line, first gresLine) error {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -160,25 +161,26 @@ func TestReadNode(t *testing.T) {
 	tests := []struct {
 		name, text string
 		want       []Want
+		others     []string
 	}{
-		{"count", "NodeName=n[1-2] CPUs=4 Gres=gpu:4 State=UNKNOWN\n", []Want{{"", 4}}},
-		{"type", "NodeName=n1 Gres=gpu:a100:4(S:0-1),mps:400\n", []Want{{"a100", 4}}},
-		{"types", "nodename=n1 gres=gpu:a:1,nic:1,gpu:b:2,gpu:a:1\n", []Want{{"a", 2}, {"b", 2}}},
-		{"no count", "NodeName=n1 Gres=gpu:a\n", []Want{{"a", 1}}},
-		{"the name alone", "NodeName=n1 Gres=gpu\n", []Want{{"", 1}}},
-		{"no_consume", "NodeName=n1 Gres=gpu:no_consume:2\n", []Want{{"", 2}}},
-		{"none", "NodeName=n1 CPUs=1\n", []Want{}},
-		{"by default", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1\n", []Want{{"", 2}}},
-		{"a default overruled", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1 Gres=gpu:3\n", []Want{{"", 3}}},
-		{"a later default", "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:2\n", []Want{}},
-		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []Want{{"", 1}}},
-		{"included", "Include nodes.conf\n", []Want{{"", 7}}},
+		{"count", "NodeName=n[1-2] CPUs=4 Gres=gpu:4 State=UNKNOWN\n", []Want{{"", 4}}, nil},
+		{"type", "NodeName=n1 Gres=gpu:a100:4(S:0-1),mps:400\n", []Want{{"a100", 4}}, []string{"mps"}},
+		{"types", "nodename=n1 gres=gpu:a:1,nic:1,gpu:b:2,gpu:a:1\n", []Want{{"a", 2}, {"b", 2}}, []string{"nic"}},
+		{"no count", "NodeName=n1 Gres=gpu:a\n", []Want{{"a", 1}}, nil},
+		{"the name alone", "NodeName=n1 Gres=gpu\n", []Want{{"", 1}}, nil},
+		{"no_consume", "NodeName=n1 Gres=gpu:no_consume:2\n", []Want{{"", 2}}, nil},
+		{"none", "NodeName=n1 CPUs=1\n", []Want{}, nil},
+		{"by default", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1\n", []Want{{"", 2}}, nil},
+		{"a default overruled", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1 Gres=gpu:3\n", []Want{{"", 3}}, nil},
+		{"a later default", "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:2\n", []Want{}, nil},
+		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []Want{{"", 1}}, nil},
+		{"included", "Include nodes.conf\n", []Want{{"", 7}}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := readNode(files{"/e/s": tt.text, "/e/nodes.conf": "NodeName=n1 Gres=gpu:7"}.open, "/e/s", "n1")
-			if err != nil || !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %v, %v, want %v", got, err, tt.want)
+			got, others, err := readNode(files{"/e/s": tt.text, "/e/nodes.conf": "NodeName=n1 Gres=gpu:7"}.open, "/e/s", "n1")
+			if err != nil || !reflect.DeepEqual(got, tt.want) || !slices.Equal(others, tt.others) {
+				t.Errorf("got %v, %q, %v, want %v, %q", got, others, err, tt.want, tt.others)
 			}
 		})
 	}
@@ -195,15 +197,15 @@ func TestReadNodeRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); message(err) != tt.want {
+			if _, _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
 	}
-	if _, err := readNode(files{"/s": ""}.open, "/s", "n1"); !errors.Is(err, ErrNoNode) {
+	if _, _, err := readNode(files{"/s": ""}.open, "/s", "n1"); !errors.Is(err, ErrNoNode) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := ReadNode(filepath.Join(t.TempDir(), "none"), "n1"); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := ReadNode(filepath.Join(t.TempDir(), "none"), "n1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -214,7 +216,7 @@ func FuzzReadGres(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		all := files{"/g": text, "/x": "Name=mps Count=1"}
-		if want, err := readNode(all.open, "/g", "n1"); err == nil && want == nil {
+		if want, _, err := readNode(all.open, "/g", "n1"); err == nil && want == nil {
 			t.Error("no error and no answer")
 		}
 		gres, err := readGres(all.open, "/g", "n1")

@@ -9,16 +9,17 @@ import (
 // ErrNoNode says that slurm.conf has no line for the node: a dynamic node, which registers itself.
 var ErrNoNode = errors.New("no NodeName= line names it")
 
-// ReadNode reads what slurm.conf at path, with what it includes, says in Gres= of node's GPUs. The result is empty, not
-// nil, for a node without GPUs. An error wraps ErrNoNode where no line names the node.
-func ReadNode(path, node string) ([]Want, error) {
+// ReadNode reads what slurm.conf at path, with what it includes, says of a node in Gres=: its GPUs, and the names of all
+// that is none, such as shard. The GPUs are empty, not nil, for a node without. An error wraps ErrNoNode where no line names
+// the node.
+func ReadNode(path, node string) (gpus []Want, others []string, err error) {
 	return readNode(openFile, path, node)
 }
 
-func readNode(opener open, path, node string) ([]Want, error) {
+func readNode(opener open, path, node string) (gpus []Want, others []string, err error) {
 	lines, err := readConf(opener, path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	file := nodeFile{node: node}
 	for _, line := range lines {
@@ -26,13 +27,13 @@ func readNode(opener open, path, node string) ([]Want, error) {
 			continue // the rest of slurm.conf is not ours to judge
 		}
 		if err := file.add(line); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if file.want == nil {
-		return nil, fmt.Errorf("cannot read GPUs of node %s in %s: %w", node, path, ErrNoNode)
+		return nil, nil, fmt.Errorf("cannot read GPUs of node %s in %s: %w", node, path, ErrNoNode)
 	}
-	return file.want, nil
+	return file.want, file.others, nil
 }
 
 // nodeFile follows the NodeName= lines of a slurm.conf.
@@ -40,6 +41,7 @@ type nodeFile struct {
 	node      string
 	byDefault string // Gres= of the last NodeName=DEFAULT above
 	want      []Want // nil until a line names the node
+	others    []string
 }
 
 func (f *nodeFile) add(line confLine) error {
@@ -67,7 +69,7 @@ func (f *nodeFile) add(line confLine) error {
 	if !set {
 		gres = f.byDefault
 	}
-	if f.want, err = parseWant(gres); err != nil {
+	if f.want, f.others, err = parseWant(gres); err != nil {
 		return fmt.Errorf("cannot read %s: %w", line, err)
 	}
 	return nil
@@ -88,21 +90,25 @@ func startsWithNode(line string) bool {
 	return ok && strings.EqualFold(first.name, "NodeName")
 }
 
-// parseWant reads Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400", and keeps the GPUs; equal types are added up.
-func parseWant(list string) ([]Want, error) {
-	want := []Want{}
+// parseWant reads Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400": the GPUs, of which equal types are added up, and the
+// names of the others.
+func parseWant(list string) (gpus []Want, others []string, err error) {
+	gpus = []Want{}
 	for _, item := range strings.Split(dropParens(list), ",") {
 		words := strings.Split(strings.TrimSpace(item), ":")
 		if words[0] != "gpu" {
+			if words[0] != "" {
+				others = append(others, words[0])
+			}
 			continue
 		}
 		w, err := parseItem(words[1:])
 		if err != nil {
-			return nil, fmt.Errorf("Gres=%s: %s: %w", list, item, err)
+			return nil, nil, fmt.Errorf("Gres=%s: %s: %w", list, item, err)
 		}
-		want = addWant(want, w)
+		gpus = addWant(gpus, w)
 	}
-	return want, nil
+	return gpus, others, nil
 }
 
 // parseItem reads what follows "gpu:", [type:][no_consume:]count; a missing count is 1.

@@ -18,7 +18,7 @@ func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 		t.Fatal(err)
 	}
 	if inSlurmConf != "-" {
-		if gres.Want, err = readNode(all.open, "/e/slurm.conf", "n1"); err != nil {
+		if gres.Want, _, err = readNode(all.open, "/e/slurm.conf", "n1"); err != nil {
 			t.Fatal(err)
 		}
 	}

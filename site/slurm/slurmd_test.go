@@ -173,7 +173,7 @@ func ourList(dir string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if gres.Want, err = ReadNode(filepath.Join(dir, "slurm.conf"), "n1"); err != nil {
+	if gres.Want, _, err = ReadNode(filepath.Join(dir, "slurm.conf"), "n1"); err != nil {
 		return nil, err
 	}
 	var list []int

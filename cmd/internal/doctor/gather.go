@@ -153,7 +153,7 @@ func readSlurm(q question, facts site.Facts) (*Slurm, error) {
 		return nil, err
 	}
 	s := &Slurm{Settings: settings, Hooks: []Hook{hook("Prolog", "prolog", settings), hook("Epilog", "epilog", settings), hook("TaskProlog", "task-prolog", settings)}}
-	want, err := slurm.ReadNode(q.conf, q.node)
+	gpus, others, err := slurm.ReadNode(q.conf, q.node)
 	s.NodeErr = err
 	s.Features, s.FeaturesErr = slurm.ReadFeatures(q.conf, q.node)
 	path := facts.GresConf
@@ -162,7 +162,7 @@ func readSlurm(q question, facts site.Facts) (*Slurm, error) {
 	}
 	gres, err := slurm.ReadGres(path, q.node)
 	if s.GresErr = err; err == nil {
-		gres.Want = want
+		gres.Add(gpus, others)
 		s.Gres = &gres
 	}
 	s.Container = s.beside("job_container.conf", q.node)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -100,8 +101,8 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Release()
-	if !lock.Signed() { // no one could find this guard
+	defer runtime.KeepAlive(lock) // released when this process is gone, for which the epilog waits
+	if !lock.Signed() {           // no one could find this guard
 		return errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
 	}
 	l, err := journal.Read(job)

@@ -109,11 +109,11 @@ func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	if err != nil || job.Conf == "" {
 		return gres, err
 	}
-	want, err := slurm.ReadNode(job.Conf, job.Node)
+	gpus, others, err := slurm.ReadNode(job.Conf, job.Node)
 	if errors.Is(err, slurm.ErrNoNode) {
 		return gres, nil
 	}
-	gres.Want = want
+	gres.Add(gpus, others)
 	return gres, err
 }
 
