@@ -1,6 +1,7 @@
 package cmd_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -55,6 +56,13 @@ func (v *voyage) act() error {
 	switch v.fault.name {
 	case "none", "none, an array":
 		return nil
+	case "a second guard":
+		return v.secondGuard()
+	case "a policy that breaks and heals": // it was broken before the job came
+		if v.ending == "continued" {
+			return v.mendPolicy()
+		}
+		return nil
 	case "scancel of the job", "scancel of the job at once", "scancel of a task of an array":
 		return v.scancel(id)
 	case "scancel of an array":
@@ -91,6 +99,9 @@ func (v *voyage) act() error {
 // signalled does the faults that are a signal to a process.
 func (v *voyage) signalled() error {
 	signal, whom, _ := strings.Cut(v.fault.name, " of ")
+	if v.fault.name == "a second guard" {
+		signal, whom = "kill -9", "a rank"
+	}
 	proc, err := v.whom(strings.TrimPrefix(strings.TrimPrefix(whom, "a "), "the "))
 	if err != nil || v.late {
 		return err
@@ -118,6 +129,8 @@ func (v *voyage) whom(what string) (site.Proc, error) {
 		return v.victim()
 	case "prolog", "epilog":
 		return v.hook(what)
+	case "guard":
+		return v.guard()
 	}
 	return v.daemon(what == "server")
 }
@@ -128,6 +141,38 @@ func (v *voyage) victim() (site.Proc, error) {
 		return site.Proc{}, errors.New("the first step has no rank")
 	}
 	return v.running[0][0], nil
+}
+
+// guard is the job's guard, by its lease.
+func (v *voyage) guard() (site.Proc, error) {
+	path := filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return site.Proc{}, err
+	}
+	var l struct{ Guard site.Proc }
+	if err := json.Unmarshal(content, &l); err != nil || l.Guard.PID == 0 {
+		return site.Proc{}, fmt.Errorf("%s names no guard: %v", path, err)
+	}
+	return l.Guard, nil
+}
+
+// secondGuard is one that an admin starts beside the job's: it is refused, and the job's goes on.
+func (v *voyage) secondGuard() error {
+	out, err := v.onNode(v.play.Command("guard", "--job", strconv.Itoa(v.id)))
+	if err == nil || !strings.Contains(out, "holds it") {
+		return fmt.Errorf("a second guard of the job says %q, %v", out, err)
+	}
+	return v.signalled() // and a rank is killed
+}
+
+// breakPolicy makes a mistake in the policy of the job's node, before the job comes.
+func (v *voyage) breakPolicy() error {
+	return os.WriteFile(v.play.Paths().Policy(), []byte("version = 1\nrule \"half\" {\n"), 0o644)
+}
+
+func (v *voyage) mendPolicy() error {
+	return os.WriteFile(v.play.Paths().Policy(), []byte(v.policies[v.name]), 0o644)
 }
 
 // daemon is a control daemon of the job, or its server.
@@ -273,6 +318,9 @@ func (v *voyage) reboot() error {
 		if err := v.play.Sim.Node.GPU(i).SetMode(0); err != nil {
 			return err
 		}
+	}
+	if err := v.play.LoseGroups(); err != nil {
+		return err
 	}
 	if err := v.StartNode(v.name); err != nil {
 		return err

@@ -81,7 +81,18 @@ func (b *berth) sail(e errand, again bool) (strayed bool) {
 	ctx, cancel := context.WithTimeout(b.ctx, errandLimit)
 	defer cancel()
 	v := &voyage{berth: b, errand: e, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
-	err := v.submit()
+	var err error
+	if v.fault.name == "a policy that breaks and heals" {
+		err = v.breakPolicy()
+		defer func() {
+			if err := v.mendPolicy(); err != nil {
+				v.t.Error(err)
+			}
+		}()
+	}
+	if err == nil {
+		err = v.submit()
+	}
 	if err == nil {
 		err = v.befall()
 	}

@@ -247,8 +247,8 @@ func (s *soak) report(took time.Duration) {
 		wrong += s.failed[what]
 		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
 	}
-	said := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs begun anew. Found: %s. Faults: %s.",
-		s.seed, errands, s.planned, s.given, s.judged, s.repaired, s.late, s.strays, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	said := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs begun anew, %d pairs of jobs of gres/shard. Found: %s. Faults: %s.",
+		s.seed, errands, s.planned, s.given, s.judged, s.repaired, s.late, s.strays, s.shards, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
 	if s.strays*100 > errands+100 {
 		s.t.Errorf("%d of %d jobs were begun anew: Slurm aborts more steps than chance has it", s.strays, errands)
 	}

@@ -87,6 +87,10 @@ var faults = []fault{
 	{name: "kill -9 of slurmd", weight: 2, when: computing, alone: true, judged: completes},
 	{name: "kill -9 of slurmd in the epilog", weight: 2, when: inEpilog, alone: true, slow: true},
 	{name: "SIGSTOP of slurmd", weight: 2, when: computing, alone: true, judged: completes},
+	{name: "kill -9 of the guard", weight: 3, when: computing},
+	{name: "SIGSTOP of the guard", weight: 3, when: computing, long: true},
+	{name: "a second guard", weight: 2, when: computing, judged: othersLive},
+	{name: "a policy that breaks and heals", weight: 3, when: computing, alone: true, judged: completes},
 	{name: "reboot", weight: 4, when: computing, alone: true, long: true},
 }
 

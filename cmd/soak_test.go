@@ -91,6 +91,8 @@ var (
 	aloneNodes  = 4 * wide()
 )
 
+// The last node has shards. See soak_share_test.go.
+
 const sideBySide = 5
 
 func wide() int {
@@ -101,11 +103,12 @@ func wide() int {
 // soak is a run.
 type soak struct {
 	*cluster
-	seed    uint64
-	planned int
-	folder  string // where the ranks' output goes
-	queue   *queue
-	began   time.Time
+	seed     uint64
+	planned  int
+	folder   string            // where the ranks' output goes
+	policies map[string]string // of each node
+	queue    *queue
+	began    time.Time
 
 	mutex  sync.Mutex
 	raw    io.Writer
@@ -113,6 +116,7 @@ type soak struct {
 	judged int            // neighbours that were looked at
 	failed map[string]int // by what is wrong
 	late   int            // faults that came to nothing
+	shards int            // pairs of jobs of gres/shard
 	strays int            // errands begun anew, since Slurm's word to somebody else had ended a step
 	// Nodes that were drained, for a reason or for none, and resumed.
 	repaired int
@@ -135,7 +139,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	ctx, cancel := context.WithTimeout(context.Background(), limit+errandLimit)
 	t.Cleanup(cancel)
 	c := &cluster{t: t, ctx: ctx, user: user, dir: publicDir(t), stages: map[string]play{}}
-	s := &soak{cluster: c, seed: seed, folder: filepath.Join(c.dir, "out"), done: map[string]int{}, failed: map[string]int{}}
+	s := &soak{cluster: c, seed: seed, folder: filepath.Join(c.dir, "out"), done: map[string]int{}, failed: map[string]int{}, policies: map[string]string{}}
 	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, uid, gid)); err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +147,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	for i := range o.Nodes {
 		name := fmt.Sprintf("%s%d", o.Prefix, i+1)
 		c.stages[name] = soakStage(c, name, []string{"job", "gpu"}[i%2])
+		s.keepPolicy(name)
 	}
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
@@ -173,7 +178,8 @@ func (s *soak) start(o lab.Options) {
 
 // options are those of the cluster. Without control groups Slurm loses what a launcher leaves that it kills.
 func (s *soak) options() lab.Options {
-	o := lab.Options{Dir: filepath.Join(s.dir, "lab"), Prefix: "soak" + os.Getenv("SOAK_NAME"), Nodes: sharedNodes + aloneNodes, UTSNodes: true, BootIDs: true,
+	prefix, all := "soak"+os.Getenv("SOAK_NAME"), sharedNodes+aloneNodes+1
+	o := lab.Options{Dir: filepath.Join(s.dir, "lab"), Prefix: prefix, Nodes: all, GresOf: map[string]string{fmt.Sprint(prefix, all): "gpu:4,shard:8"}, UTSNodes: true, BootIDs: true,
 		ConstrainDevices: true, GPUs: len(gpusOfANode), CPUs: 256, Features: "mps", PrologFlags: "Alloc", Bundle: os.Getenv("SLURM_BUNDLE")}
 	for _, line := range quickened {
 		o.Extra = append(o.Extra, strings.ReplaceAll(line, "%D", o.Dir))
@@ -192,6 +198,16 @@ func soakStage(c *cluster, name, scope string) play {
 	p.ctx = c.ctx
 	p.facts(`prolog_deadline = "20s"`, `epilog_deadline = "20s"`)
 	return p
+}
+
+// keepPolicy has a node keep its policy for the day when it cannot be read.
+func (s *soak) keepPolicy(name string) {
+	s.t.Helper()
+	p := s.stages[name]
+	s.policies[name] = read(s.t, p.Paths().Policy())
+	if result := p.ctl("policy", "apply", p.Paths().Policy()); result.Code != 0 {
+		s.t.Fatalf("mpsctl policy apply: %+v", result)
+	}
 }
 
 // showDevices puts the GPUs' device files, and that of the memory driver, below a stage's root.
@@ -234,7 +250,9 @@ func (s *soak) do(errands []errand, limit time.Duration) {
 	s.queue = s.watch()
 	shared, alone := make(chan errand), make(chan errand)
 	var all sync.WaitGroup
-	for i, name := range s.Nodes() {
+	nodes := s.Nodes()
+	last := len(nodes) - 1
+	for i, name := range nodes[:last] {
 		work, workers := shared, sideBySide
 		if i >= sharedNodes {
 			work, workers = alone, 1
@@ -263,7 +281,12 @@ func (s *soak) do(errands []errand, limit time.Duration) {
 			}
 		})
 	}
+	ended := make(chan struct{})
+	var beside sync.WaitGroup
+	beside.Go(func() { s.share(nodes[last], ended) })
 	feeders.Wait()
 	all.Wait()
+	close(ended)
+	beside.Wait()
 	s.queue.stop()
 }

@@ -148,9 +148,13 @@ const settling = time.Second
 // ofOthers reports whether a process has GPUs open, and none of this job's.
 func (c *client) ofOthers() bool { return c.gpus == 0 && c.others }
 
-// dismiss closes the files of a process of another job. Its own guard has them.
+// dismiss closes the files of a process of another job, and counts it no more. Its own guard has them.
 func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
+	if g.living[c.proc.PID] == c && !c.inherited {
+		g.state.Seen--
+		g.changed = true
+	}
 	delete(g.living, c.proc.PID)
 	unix.Close(c.pidfd)
 	g.close(c)

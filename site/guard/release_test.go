@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
 )
 
@@ -123,6 +124,23 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 				}
 			}
 			left = left[1:]
+		}
+	}
+}
+
+// A process of another job was counted until it showed what it is.
+func TestADismissedProcessDoesNotCount(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	for _, c := range []struct {
+		inherited bool
+		want      int
+	}{{false, 1}, {true, 2}} {
+		r.state.Seen = 2
+		other := &client{proc: site.Proc{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, inherited: c.inherited}
+		r.living[other.proc.PID] = other
+		if r.dismiss(other); r.state.Seen != c.want || len(r.living) > 0 {
+			t.Errorf("inherited %v: %d seen, want %d", c.inherited, r.state.Seen, c.want)
 		}
 	}
 }

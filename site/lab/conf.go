@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -236,7 +238,7 @@ func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, 
 	} else {
 		lines = append(lines, "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none")
 	}
-	lines = appendSet(lines, "GresTypes", gresTypes(o.Gres))
+	lines = appendSet(lines, "GresTypes", gresTypes(allGres(o)))
 	if t.root != "" {
 		lines = append(lines, "PluginDir="+t.root+"/plugins")
 	}
@@ -263,9 +265,18 @@ func nodeLine(o Options, name, host string, port int) string {
 	words := []string{"NodeName=" + name, "NodeHostname=" + host, "NodeAddr=127.0.0.1", fmt.Sprintf("Port=%d", port),
 		fmt.Sprintf("CPUs=%d Boards=1 SocketsPerBoard=1 CoresPerSocket=%d ThreadsPerCore=1", o.CPUs, o.CPUs),
 		"RealMemory=4000"}
-	words = appendSet(words, "Gres", o.Gres)
+	gres, differs := o.GresOf[name]
+	if !differs {
+		gres = o.Gres
+	}
+	words = appendSet(words, "Gres", gres)
 	words = appendSet(words, "Feature", o.Features)
 	return strings.Join(append(words, "State=UNKNOWN"), " ")
+}
+
+// allGres is what there is on any node.
+func allGres(o Options) string {
+	return strings.Join(append([]string{o.Gres}, slices.Sorted(maps.Values(o.GresOf))...), ",")
 }
 
 // gresTypes takes the kinds out of a node's Gres: "gpu:a:1,gpu:b:1,mps:100" has gpu and mps.

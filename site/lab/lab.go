@@ -30,16 +30,17 @@ type Options struct {
 	// hook with arguments is reached through a script in Dir/hooks, whose shell adds PWD to the hook's environment.
 	Prolog, Epilog, TaskProlog []string
 
-	PrologFlags      string   // "Alloc", or "" for none
-	ConstrainDevices bool     // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
-	Prefix           string   // of the nodes' names, n; clusters with ConstrainDevices wait for one another where names are alike
-	SameName         bool     // the only node is named like the host, as Open MPI's mpirun wants it; else Prefix1, Prefix2, …
-	UTSNodes         bool     // every slurmd has its own host name, as MPI over several nodes wants it
-	BootIDs          bool     // with UTSNodes: every node has a boot id of its own, and PowerOff gives it another
-	Gres             string   // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
-	GresConf         string   // whole text of gres.conf; "" means a line for each device
-	Extra            []string // more lines of slurm.conf; where a name comes twice, the last one counts
-	Bundle           string   // root of a Slurm that bundle.sh made; "" means the Debian packages
+	PrologFlags      string            // "Alloc", or "" for none
+	ConstrainDevices bool              // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
+	Prefix           string            // of the nodes' names, n; clusters with ConstrainDevices wait for one another where names are alike
+	SameName         bool              // the only node is named like the host, as Open MPI's mpirun wants it; else Prefix1, Prefix2, …
+	UTSNodes         bool              // every slurmd has its own host name, as MPI over several nodes wants it
+	BootIDs          bool              // with UTSNodes: every node has a boot id of its own, and PowerOff gives it another
+	Gres             string            // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
+	GresOf           map[string]string // Gres= of single nodes that differ
+	GresConf         string            // whole text of gres.conf; "" means a line for each device
+	Extra            []string          // more lines of slurm.conf; where a name comes twice, the last one counts
+	Bundle           string            // root of a Slurm that bundle.sh made; "" means the Debian packages
 }
 
 // startLimit bounds Start where the caller's context has no deadline; a cluster is normally up in half a second.

@@ -294,17 +294,31 @@ func (s Stage) Left() ([]string, error) {
 	return slices.Concat(files, processes, groups, modes), err
 }
 
-// leftGroups are control groups of jobs of this node.
 func (s Stage) leftGroups() (left []string, err error) {
+	groups, err := s.groups()
+	for _, group := range groups {
+		left = append(left, "control group "+group)
+	}
+	return left, err
+}
+
+// groups are the control groups of the node's jobs.
+func (s Stage) groups() ([]string, error) {
 	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
 	if errors.Is(err, cgroup.ErrNone) {
 		return nil, nil
 	}
 	groups, err2 := filepath.Glob(strings.TrimSuffix(one, "0-0") + "*")
+	return groups, errors.Join(err, err2)
+}
+
+// LoseGroups removes the control groups of the node's jobs, as the end of a boot does. Their processes have ended.
+func (s Stage) LoseGroups() error {
+	groups, err := s.groups()
 	for _, group := range groups {
-		left = append(left, "control group "+group)
+		err = errors.Join(err, os.Remove(group))
 	}
-	return left, errors.Join(err, err2)
+	return err
 }
 
 func (s Stage) leftFiles() ([]string, error) {
