@@ -53,7 +53,7 @@ type set struct {
 func main() {
 	trials := flag.Int("trials", 20, "trials a line")
 	out := flag.String("json", "", "file for every single time")
-	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone; growth: ranks and jobs alone, on simulated GPUs")
+	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone; guard: what a guard adds to them; growth: ranks and jobs alone, on simulated GPUs")
 	flag.Parse()
 	if flag.Arg(0) == "floor" {
 		floorMain()
@@ -74,6 +74,7 @@ type result struct {
 	Sets    []set     `json:"sets,omitempty"`
 	Wrapper *wrapping `json:"wrapper,omitempty"`
 	Growth  *growth   `json:"growth,omitempty"`
+	Guard   *guarded  `json:"guard,omitempty"`
 }
 
 func run(trials int, out, only string) error {
@@ -98,6 +99,14 @@ func run(trials int, out, only string) error {
 		}
 		wrapper.print()
 		r.Wrapper = &wrapper
+	}
+	if only == "" || only == "guard" {
+		guard, err := guards(built, r.Real, trials)
+		if err != nil {
+			return err
+		}
+		guard.print()
+		r.Guard = &guard
 	}
 	if !r.Real && (only == "" || only == "growth") {
 		grown, err := grow(built, trials)
@@ -183,13 +192,14 @@ func measure(s *set, built string, real bool, trials int) error {
 	return nil
 }
 
-func newBench(dir, built string, real bool, s set) (bench, error) {
+func newBench(dir, built string, real bool, s set, grant ...string) (bench, error) {
 	b := bench{dir: dir, conf: filepath.Join(dir, "slurm.conf")}
+	grant = append(grant, fmt.Sprintf("scope = %q", s.Scope))
 	var err error
 	if real {
-		b.stage, err = stage.Real(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope), stage.Unchanged))
+		b.stage, err = stage.Real(dir, built, stage.Default(append(grant, stage.Unchanged)...))
 	} else {
-		b.stage, err = stage.New(dir, built, stage.Default(fmt.Sprintf("scope = %q", s.Scope)), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
+		b.stage, err = stage.New(dir, built, stage.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
 	}
 	if err != nil {
 		return b, err
@@ -268,7 +278,7 @@ func (b bench) trial(s *set, id uint32) error {
 	for step, took := range steps {
 		s.Steps[step] = append(s.Steps[step], took)
 	}
-	inside := steps["daemon"] + steps["answer"] + steps["gpus"] + steps["modes"]
+	inside := steps["daemon and guard"] + steps["answer"] + steps["gpus"] + steps["modes"]
 	s.Outside = append(s.Outside, prolog-inside)
 	if err := b.serverReady(ctx, id); err != nil {
 		return err

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+)
+
+// guarded is what a job's guard adds to its prolog and its epilog: milliseconds, an element a trial, of a job with one GPU,
+// by "guard" and "no guard" (hold = "0s"), in turns.
+type guarded struct {
+	Prolog map[string][]float64 `json:"prolog_ms"`
+	Epilog map[string][]float64 `json:"epilog_ms"`
+}
+
+func guards(built string, real bool, trials int) (g guarded, err error) {
+	g = guarded{map[string][]float64{}, map[string][]float64{}}
+	benches := map[string]bench{}
+	for name, hold := range map[string]string{"guard": "30s", "no guard": "0s"} {
+		dir, err := os.MkdirTemp("/tmp", "bench")
+		if err != nil {
+			return g, err
+		}
+		defer os.RemoveAll(dir)
+		defer os.RemoveAll(filepath.Join("/dev/shm", filepath.Base(dir)))
+		if err := os.Chmod(dir, 0o755); err != nil {
+			return g, err
+		}
+		if benches[name], err = newBench(dir, built, real, set{GPUs: 1, Scope: "job"}, fmt.Sprintf("hold = %q", hold)); err != nil {
+			return g, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	for trial := range trials {
+		for _, name := range []string{"guard", "no guard"} {
+			b := benches[name]
+			b.settle()
+			job := stage.Job{ID: uint32(10_000 + trial), UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
+			prolog, err := b.timed(ctx, job, "prolog")
+			if err != nil {
+				return g, err
+			}
+			epilog, err := b.timed(ctx, job, "epilog")
+			if err != nil {
+				return g, err
+			}
+			g.Prolog[name], g.Epilog[name] = append(g.Prolog[name], prolog), append(g.Epilog[name], epilog)
+		}
+	}
+	return g, nil
+}
+
+func (g guarded) print() {
+	fmt.Println("\n          prolog  epilog   (medians in ms)")
+	for _, name := range []string{"guard", "no guard"} {
+		fmt.Printf("%-9s %6.1f %7.1f\n", name, median(g.Prolog[name]), median(g.Epilog[name]))
+	}
+}
