@@ -1,4 +1,4 @@
-// Package cmd_test holds the house to its arrows: who may import whom (docs/contract.md, Arrows).
+// Package cmd_test holds the house to its arrows: who may import whom (docs/contract.md, Imports).
 package cmd_test
 
 import (

@@ -178,13 +178,19 @@ func (v *voyage) mendPolicy() error {
 // daemon is a control daemon of the job, or its server.
 func (v *voyage) daemon(server bool) (site.Proc, error) {
 	dir := filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
-	below, _ := v.play.Below(dir)
-	for _, p := range below {
-		if strings.Contains(commandLine(p.PID), "-mps-server") == server {
-			return p, nil
+	for range 20 { // on a loaded machine a look may end before all environments have come
+		below, err := v.play.Below(dir)
+		if err != nil {
+			return site.Proc{}, err
 		}
+		for _, p := range below {
+			if strings.Contains(commandLine(p.PID), "-mps-server") == server {
+				return p, nil
+			}
+		}
+		site.Pause(v.ctx, 100*time.Millisecond)
 	}
-	return site.Proc{}, fmt.Errorf("no daemon or server below %s", dir)
+	return site.Proc{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.said())
 }
 
 func commandLine(pid int) string {

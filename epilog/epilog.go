@@ -163,7 +163,7 @@ func (c Closer) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	if failed != nil {
 		return c.withRepair(errors.Join(failed, noted), l)
 	}
-	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("the node is as it was before the job")
+	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("lease closed")
 	return nil
 }
 
@@ -255,7 +255,7 @@ func (c Closer) ask(ctx context.Context, l lease.Lease, d lease.Daemon, log zero
 func (c Closer) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
 	err := c.Daemons.End(ctx, l.Job, d)
 	if errors.Is(err, site.ErrMimics) {
-		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("all of the daemon is ended: the rest is left to the user")
+		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("daemon ended: look-alike processes of the user remain")
 		return nil
 	}
 	return err

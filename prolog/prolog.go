@@ -421,7 +421,7 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 		return outcome(err)
 	}
 	if trial := o.step("trial as nobody", func() error { return o.try(l, v.verdict.Grant) }); trial != nil {
-		o.Log.Error().Err(trial).Msg("it works for nobody either")
+		o.Log.Error().Err(trial).Msg("the control daemon fails as user nobody too: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
 		}
@@ -434,7 +434,7 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 		return outcome(err)
 	}
 	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
-	o.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: by the user's doing, or a limit of the user's")
+	o.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
 	return Refused, o.Journal.Publish(lease.Ticket{
 		Job: owner(v.job), Rule: v.verdict.Rule, Refused: refusal, Without: v.verdict.Grant.OnFailure == policy.FailRunWithout,
 	})
@@ -463,7 +463,7 @@ func (o Opener) attempt(ctx context.Context, l lease.Lease, v visit, devices []s
 	if err == nil {
 		return nil
 	}
-	o.Log.Error().Err(err).Msg("undoing")
+	o.Log.Error().Err(err).Msg("failed: undoing")
 	l.DrainGrace = 0 // without a ticket there are no clients
 	if undone := o.undo(l); undone != nil {
 		return dirtyError{errors.Join(err, undone)}

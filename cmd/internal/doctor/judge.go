@@ -150,7 +150,7 @@ func programsThere(n Node) (found []Finding) {
 		where := p.Path
 		switch {
 		case errors.Is(p.Err, fs.ErrNotExist):
-			found = append(found, fault("program-missing", where, "install it: docs/operator.md, Put it on a node", "%s is not there", p.Name))
+			found = append(found, fault("program-missing", where, "install it: docs/operator.md, Install on a node", "%s is not there", p.Name))
 		case p.Err != nil:
 			found = append(found, fault("program-missing", where, "look at it: ls -lL "+where, "%s cannot be looked at: %v", p.Name, p.Err))
 		case p.Name != "mpsctl" && (!p.Mode.IsRegular() || p.Mode&needs(p.Name) != needs(p.Name)):
@@ -220,7 +220,7 @@ func programsAgree(n Node) []Finding {
 	if len(versions) < 2 {
 		return nil
 	}
-	return []Finding{fault("program-versions", filepath.Dir(n.Programs[0].Path), "install all of one build: docs/operator.md, Put it on a node",
+	return []Finding{fault("program-versions", filepath.Dir(n.Programs[0].Path), "install all of one build: docs/operator.md, Install on a node",
 		"our programs are of several versions, which need not understand one another's records: %s", strings.Join(told, ", "))}
 }
 
