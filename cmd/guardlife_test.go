@@ -458,6 +458,9 @@ func TestAJobsGuard(t *testing.T) {
 	if err != nil || stat.Proc != guard || stat.Session != guard.PID {
 		t.Fatalf("%+v, %v: want %v in a session of its own", stat, err, guard)
 	}
+	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", guard.PID)); err == nil && !strings.HasSuffix(string(group), " nice -20\n") {
+		t.Errorf("its session is scheduled as %q", group)
+	}
 	if owner, err := os.Stat(fmt.Sprintf("/proc/%d", guard.PID)); err != nil || owner.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("it is not root's: %v", err)
 	}

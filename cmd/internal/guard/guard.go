@@ -232,8 +232,11 @@ func raiseFileLimit() {
 }
 
 // raisePriority puts this process before the job's own, which may keep all cores at work: a client has to be found within
-// some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made it.
+// some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made it. In a
+// session of its own that counts among the session's threads alone where the kernel groups processes by session
+// (sched_autogroup), so the session is put first too.
 func raisePriority() {
+	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
 		if id, err := strconv.Atoi(thread.Name()); err == nil {
