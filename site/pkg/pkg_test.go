@@ -71,6 +71,20 @@ func TestEntries(t *testing.T) {
 	}
 }
 
+// The packages hold the license of slurm-mps, and those of all modules in the programs.
+func TestLicenses(t *testing.T) {
+	all := entries(t)
+	for src, dst := range map[string]string{"LICENSE": "/usr/share/doc/slurm-mps/LICENSE", "${BUILT}/NOTICES": "/usr/share/doc/slurm-mps/NOTICES"} {
+		if !slices.Contains(all, entry{src: src, dst: dst, mode: "0644"}) {
+			t.Errorf("%s is not packaged as %s", src, dst)
+		}
+	}
+	content, err := os.ReadFile("../../LICENSE")
+	if err != nil || !strings.Contains(string(content), "Apache License\n                           Version 2.0, January 2004\n") {
+		t.Errorf("LICENSE is not the Apache License 2.0: %v", err)
+	}
+}
+
 // No file of site/etc is forgotten, and what its first line says of its place is where it is put.
 func TestEveryFileOfTheSite(t *testing.T) {
 	files, err := filepath.Glob("../etc/*")
