@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # build.sh BUILT OUT: makes the .deb and the .rpm in OUT from what make build has put into BUILT/bin. VERSION names another
 # version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are the commit's, and no path
 # or host of this machine is in them. nfpm is a tool, run as it is released, and no dependency of the module.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pkg holds what a site installs to what the house says of it. The packages themselves are made and tried by
 // make test-packages.
 package pkg

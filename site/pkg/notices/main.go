@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command notices prints the licenses of what is linked into programs besides slurm-mps itself: each Go module with its
 // version, and Go's standard library.
 //
