@@ -2,7 +2,7 @@
 # make test      pass the tests
 # Both install what they lack and say so.
 
-.PHONY: all build packages spank setup demo test test-slurm test-packages walk check sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
+.PHONY: all build packages spank setup demo test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -83,6 +83,17 @@ reliability:
 check:
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
 	go vet ./...
+	go run ./site/lab/lint
+
+# golangci-lint is no dependency: to build it costs more than all tests. Long lines from before the rule are no errors, so
+# lll sees the lines alone that have changed since LINT_BASE.
+LINT_BASE ?= $(shell git merge-base HEAD origin/HEAD 2>/dev/null || echo HEAD)
+lint: check
+	@if command -v golangci-lint >/dev/null; then \
+	    golangci-lint run --disable lll && golangci-lint run --enable-only lll --new-from-rev $(LINT_BASE); \
+	else \
+	    echo "golangci-lint is not on PATH, so only make check has run"; \
+	fi
 
 # Every fuzzer for FUZZTIME. The test target gives those that read what admins and users write 20 s each.
 fuzz:
