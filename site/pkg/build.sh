@@ -30,12 +30,9 @@ GLIBC=$(for program in prolog epilog gpu-usage mpsctl; do objdump -T "$BUILT/bin
 [ -n "$GLIBC" ] || fail "cannot package: $BUILT/bin/prolog names no version of glibc"
 export SOURCE_DATE_EPOCH COMMITTED VERSION ARCH GLIBC BUILT
 
-mkdir -p "$BUILT"/{man,completion} "$out"
+mkdir -p "$out"
 rm -f "$out"/slurm-mps[-_]*
-go run ./site/pkg/man -bin "$BUILT/bin" -date "${COMMITTED%T*}" -out "$BUILT/man"
-mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
-go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
-for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done
+site/pkg/parts.sh "$BUILT"
 sed "s/^mtime:.*/mtime: $COMMITTED/" site/pkg/nfpm.yaml >"$BUILT/nfpm.yaml" # nfpm takes no variable there
 for kind in deb rpm; do
     go run $nfpm package --config "$BUILT/nfpm.yaml" --packager $kind --target "$out/" >/dev/null
