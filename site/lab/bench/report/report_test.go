@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/xml"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -45,7 +46,7 @@ func TestPlotsAreWellFormed(t *testing.T) {
 		for err = nil; err == nil; {
 			_, err = decoder.Token()
 		}
-		if err != io.EOF {
+		if !errors.Is(err, io.EOF) {
 			t.Errorf("%s: %v", path, err)
 		}
 		if bytes.Contains(content, []byte("NaN")) || bytes.Contains(content, []byte("+Inf")) || bytes.Contains(content, []byte("-Inf")) {
