@@ -99,8 +99,8 @@ check: ## gofmt, go vet and the checks of site/lab/lint
 	go vet ./...
 	go run ./site/lab/lint
 
-# golangci-lint is no dependency: to build it costs more than all tests. Long lines from before the rule are no errors, so
-# lll sees the lines alone that have changed since LINT_BASE.
+# golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines from before the
+# rule are no errors: lll sees only the lines that have changed since LINT_BASE.
 LINT_BASE ?= $(shell git merge-base HEAD origin/HEAD 2>/dev/null || echo HEAD)
 lint: check ## check, and golangci-lint if it is installed
 	@if command -v golangci-lint >/dev/null; then \
