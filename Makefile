@@ -1,8 +1,7 @@
-# make demo      show a job's life on a node, on a real Slurm
-# make test      pass the tests
-# Both install what they lack and say so.
+# SPDX-License-Identifier: Apache-2.0
+# "make help" prints the targets, each with what stands behind "##". Demo and tests install what they lack and say so.
 
-.PHONY: all build packages spank setup demo test test-slurm test-packages walk check sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -11,61 +10,76 @@ BUILT   := $(CURDIR)/.build
 # go-nvml binds functions that NVIDIA's header calls deprecated.
 export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
 
-all: build
+# The first target, which "make" alone means.
+all: build ## the same as build
+
+help: ## print this
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
 
 # The programs that ranks run are static; the others load libnvidia-ml.so.1 when they need it.
-build:
+build: ## the programs, in .build/bin
 	@mkdir -p $(BUILT)/bin
 	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/gpu-usage ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/guard ./cmd/mpirun-wrap ./cmd/task-prolog
 
-# The .deb and the .rpm, in .build/packages. The same commit gives the same bytes. The programs have a folder of their own,
-# since tests build theirs without a commit into the other.
-packages:
+# What a package holds: the programs, man pages, completions and NOTICES, in .build/package. The programs have a folder of
+# their own, because tests build theirs without a commit into .build/bin.
+parts: ## the programs with all that belongs to them, in .build/package
 	$(MAKE) build BUILT=$(BUILT)/package
+	site/pkg/parts.sh $(BUILT)/package
+
+# The files of the packages. Without DESTDIR, the scripts of the packages run too: a lease of another form stops it.
+PREFIX := /usr
+install: parts ## install on this machine, or below DESTDIR; PREFIX is in place of /usr
+	test -n "$(DESTDIR)" || sh site/pkg/scripts/preinstall
+	go run ./site/pkg/install -built "$(BUILT)/package" -destdir "$(DESTDIR)" -prefix "$(PREFIX)"
+	test -n "$(DESTDIR)" || sh site/pkg/scripts/postinstall
+
+# The same commit gives the same bytes.
+packages: parts ## .deb and .rpm, in .build/packages
 	site/pkg/build.sh $(BUILT)/package $(BUILT)/packages
 
 # The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
 SLURM_INCLUDE ?= /usr/include
-spank:
+spank: ## the SPANK plugin, for the Slurm headers in SLURM_INCLUDE
 	@mkdir -p $(BUILT)/lib
 	site/spank/build.sh $(SLURM_INCLUDE) $(BUILT)/lib/slurm_mps.so
 
-setup:
+setup: ## install the packages that the tests need
 	@site/lab/install.sh
 
-demo: setup
+demo: setup ## show a job's life on a node, on a real Slurm
 	go run ./site/lab/demo
 
-test: setup
+test: setup ## all tests
 	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m ./...
 	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.
-slurm-bundle: $(BUILT)/slurm-trixie
+slurm-bundle: $(BUILT)/slurm-trixie ## the Slurm of Debian 13, in .build
 $(BUILT)/slurm-trixie: | setup
 	site/lab/bundle.sh $@ trixie
-test-slurm: slurm-bundle
+test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian 13
 	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd ./site/lab ./site/slurm
 
 # The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
-test-packages: packages $(BUILT)/debian-bookworm
+test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
 	PACKAGES=$(BUILT) go test -count=1 -timeout 20m -v ./site/pkg -run Root
 $(BUILT)/debian-bookworm:
 	site/pkg/root.sh $@
 
 # docs/operator.md followed in such a root: the .deb, Debian's Slurm and simulated GPUs, to a job under MPS.
-walk: packages $(BUILT)/debian-bookworm
+walk: packages $(BUILT)/debian-bookworm ## follow docs/operator.md in a clean root
 	site/pkg/walk.sh $(BUILT)
 
 # Every effect of prolog and epilog, killed and refused: a quarter of an hour on two cores. Then many of them at once, with the race detector.
-sweep: setup
+sweep: setup ## kill and refuse every effect of prolog and epilog
 	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
 	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
 
 # Planted faults, one at a time in a copy of the source, and whether the tests named for them go red: a quarter of an hour on
 # two cores. MUTANTS names some of them.
-mutants: setup
+mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 
 # And 10,000 random jobs with random faults: an hour and a quarter on two cores, seven nodes of the cluster for each core up
@@ -73,31 +87,42 @@ mutants: setup
 SOAK_JOBS ?= 10000
 SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
-soak: sweep
+soak: sweep ## run random jobs with random faults
 	SOAK_JOBS=$(SOAK_JOBS) SOAK_SEED=$(SOAK_SEED) SOAK_WIDE=$(SOAK_WIDE) SOAK_LOG=$(BUILT)/soak.tsv REQUIRE_LAB=1 go test -timeout 0 -v ./cmd -run 'TestSoak$$'
 
 # docs/reliability.md from what tests given RELIABILITY=FILE have written and docs/measurements/reliability keeps.
-reliability:
+reliability: ## make docs/reliability.md from its data
 	go run ./site/lab/reliability
 
-check:
+check: ## gofmt, go vet and the checks of site/lab/lint
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
 	go vet ./...
+	go run ./site/lab/lint
+
+# golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines from before the
+# rule are no errors: lll sees only the lines that have changed since LINT_BASE.
+LINT_BASE ?= $(shell git merge-base HEAD origin/HEAD 2>/dev/null || echo HEAD)
+lint: check ## check, and golangci-lint if it is installed
+	@if command -v golangci-lint >/dev/null; then \
+	    golangci-lint run --disable lll && golangci-lint run --enable-only lll --new-from-rev $(LINT_BASE); \
+	else \
+	    echo "golangci-lint is not on PATH, so only make check has run"; \
+	fi
 
 # Every fuzzer for FUZZTIME. The test target gives those that read what admins and users write 20 s each.
-fuzz:
+fuzz: ## run every fuzzer for FUZZTIME
 	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
-bench: setup build
+bench: setup build ## measure what prolog, epilog and wrapper cost
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./cmd/internal/sight
 	go run ./site/lab/bench
 
 # The tables of docs/benchmarks.md and docs/plots, from docs/measurements.
-benchmarks:
+benchmarks: ## make docs/benchmarks.md from its data
 	go run ./site/lab/bench/report
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
-gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin
+gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what a machine with a GPU needs, in .build/gpu
 	ALLOW_MODE_CHANGES= go run ./site/lab/demo >/dev/null
 	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
@@ -122,26 +147,26 @@ $(BUILT)/gpu/old/bin:
 	mv $(BUILT)/old/bin $@ && rm -rf $(BUILT)/old
 
 # What the trial of endings needs of the pack, in one small file.
-gpu-ends-pack: gpu-pack
+gpu-ends-pack: gpu-pack ## the part of it that gpu-ends needs, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
 	cd $(BUILT)/gpu && cp -r bin old ends cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
 	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
 # The correctness run; with ALLOW_MODE_CHANGES=1 the shipped way, on a machine of your own (site/lab/gpu.sh says more).
-gpu-test: gpu-pack
+gpu-test: gpu-pack ## the tests that need a GPU
 	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 # Every ending of every client beside neighbours: ENDS_MINUTES of it (site/lab/gpu-ends.sh says more).
-gpu-ends: gpu-pack
+gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
 	site/lab/gpu-ends.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 # What ranks get of the GPU under every rule; run again, it goes on where it stopped.
-gpu-bench: gpu-pack
+gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule
 	site/lab/gpu-bench.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 $(BUILT)/slurm-bundle.tar.xz: | setup
 	site/lab/bundle.sh $@
 
-clean:
+clean: ## remove .build
 	rm -rf $(BUILT)

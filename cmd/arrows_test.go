@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cmd_test holds the house to its arrows: who may import whom (docs/contract.md, Imports).
 package cmd_test
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cmd_test
 
 import (
@@ -169,7 +171,7 @@ func (m manual) line(path, line string) {
 
 // others are programs of other people's that the documents may name: Slurm's, the launchers', and an admin's tools.
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "torchrun",
-	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export"}
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go"}
 
 func ours(word string) bool {
 	return slices.Contains(stage.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cmd_test
 
 import (
@@ -30,8 +32,8 @@ func TestHostileClaimsOfMemory(t *testing.T) {
 	const processes, gib, maxMore, maxWork, maxLonger = 250, 64, 32 << 20, 2 * time.Second, 8 * time.Second // the last for a busy machine
 	a := newAttack(t, "", 1)
 	all := newMemoryGroup(t, 3<<30)
-	plain := a.costs(all, a.job(6, "0"), func() {}) // brings files into the page cache, which counts
-	plain = a.costs(all, a.job(7, "0"), func() {})
+	a.costs(all, a.job(6, "0"), func() {}) // brings files into the page cache, which counts
+	plain := a.costs(all, a.job(7, "0"), func() {})
 	beside := a.costs(all, a.job(8, "0"), func() {
 		pipe := filepath.Join(a.Paths().Run(), "jobs/8/0/pipe")
 		line := []string{"setpriv", fmt.Sprint("--reuid=", claimant), fmt.Sprint("--regid=", claimant), "--clear-groups", a.named("nvidia-cuda-mps-server")}

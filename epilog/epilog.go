@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package epilog closes a lease: the one undo in the house. The prolog calls it too, for what it could not finish.
 //
 // The promise: it obeys the record and never the present policy; closing twice is closing once; everything is tried, and

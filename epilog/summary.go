@@ -1,8 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package epilog
 
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"strconv"
 	"time"
@@ -103,13 +106,13 @@ func tallyOf(log io.Reader, began int64) tally {
 	for {
 		line, err := lines.ReadSlice('\n')
 		at += int64(len(line))
-		if last := err != nil && err != bufio.ErrBufferFull; !noted && (last || at > began) {
+		if last := err != nil && !errors.Is(err, bufio.ErrBufferFull); !noted && (last || at > began) {
 			t.left, noted = len(t.here), true
 		}
-		switch err {
-		case nil:
+		switch {
+		case err == nil:
 			t.take(line)
-		case bufio.ErrBufferFull: // a line that is none of the server's
+		case errors.Is(err, bufio.ErrBufferFull): // a line that is none of the server's
 		default:
 			return t
 		}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mpirunwrap seats one rank on the job's GPUs and runs its program there.
 //
 // The promise: a rank runs under MPS on its own device with its own share, or it does not run and says why in a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policy is the law of a site: what a job asks, what it is granted, and how a GPU is divided among ranks.
 // It is pure: values in, values out, the standard library alone. Where the law is read from is policyfile's business.
 package policy

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package prolog opens a lease: it makes a node ready for a job that its policy gives MPS to.
 //
 // The promise: the intent is written before the first effect; whatever fails is undone by that record; and an exit code

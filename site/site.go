@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package site is this place: the words for what a node has (devices, modes, processes) and the paths and deadlines
 // that hold on it. Everything here is a value; nothing is read from the environment.
 package site

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command epilog is slurmd's Epilog= on a node that shares GPUs through MPS.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gpu-usage tells a guard what GPUs have left and how busy they are.
 package main
 

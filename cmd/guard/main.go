@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command guard holds the driver files of a job's dead clients, so that the job's other clients live.
 package main
 

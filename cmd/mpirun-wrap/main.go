@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mpirun-wrap places one rank on the job's GPUs and becomes its program, under MPS.
 package main
 

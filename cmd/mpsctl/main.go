@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mpsctl looks at a node, and says what slurm-mps would do there or on any machine.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command prolog is slurmd's Prolog= on a node that shares GPUs through MPS.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command task-prolog is slurmd's TaskProlog=: it seats ranks that run without mpirun-wrap.
 package main
 

@@ -1,7 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package policyfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -39,7 +42,11 @@ func FuzzParse(f *testing.F) {
 			if line := err.Error(); strings.ContainsAny(line, "\n\x00\x1b") || !strings.HasPrefix(line, "p:") {
 				t.Errorf("a complaint that breaks a log: %q", line)
 			}
-			if err := err.(*Error).Write(io.Discard, true); err != nil {
+			var complaint *Error
+			if !errors.As(err, &complaint) {
+				t.Fatalf("an error of type %T", err)
+			}
+			if err := complaint.Write(io.Discard, true); err != nil {
 				t.Error(err)
 			}
 			return

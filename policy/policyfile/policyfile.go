@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only importer
 // of hcl.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cgroup makes the control groups that a job's daemons run in, and ends all that is left in one.
 //
 // The promise: what was started in a group, or by a process of it, is in the group until it ends, and no user can make one

@@ -1,3 +1,5 @@
+-- SPDX-License-Identifier: Apache-2.0
+
 -- /etc/slurm/cli_filter.lua on submit hosts, with CliFilterPlugins=lua: a user who asks for MPS and for no GPU, or for
 -- shards, is told so before the job is sent. It is a courtesy: what must hold is said by job_submit.lua and the prolog.
 

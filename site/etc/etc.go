@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package etc is what a site installs, as files that a program carries along: the binary shows what it was built with.
 package etc
 

@@ -1,3 +1,5 @@
+-- SPDX-License-Identifier: Apache-2.0
+
 -- /etc/slurm/job_submit.lua on slurmctld's host, with JobSubmitPlugins=lua: jobs that ask for MPS go to nodes that have
 -- it, and what cannot be is refused when it is submitted. Without it nothing is lost: prolog and wrapper say the same
 -- later. A site that has a job_submit.lua calls mps_of from its own slurm_job_submit.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpu finds the node's GPUs and sets their compute modes through NVML, NVIDIA's management library. It is the only
 // importer of go-nvml in this house.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guard holds the driver files of a job's dead clients until their work on the GPU is done, so that the other
 // clients live however one ends.
 //

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # bundle.sh OUTPUT.tar.xz: packs the installed Slurm, munge, Open MPI, MPICH and PMIx into a relocatable tree, slurm-lab/,
 # for a machine of the same architecture that has none of them and whose glibc is not older than this one's. The lab
 # takes the unpacked tree as Options.Bundle. The same packages give the same bytes.

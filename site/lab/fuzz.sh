@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # fuzz.sh FOLDER: builds the fuzzers into FOLDER, or takes those that are there where there is no Go, and runs each for
 # FUZZTIME (a time, or a count of executions like 10000000x). FUZZ=REGEX runs those alone whose names match; JOBS run at
 # once, with WORKERS processes each. What they find goes to the package's testdata, as seeds.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # gpu-bench.sh PACK RESULTS: measures with what make gpu-pack made on a machine with a GPU, as root. Needs nvcc there, and
 # neither Go nor Slurm; PyTorch is used where PYTHON (python3) has it. RESULTS is gone on with: what is there is not
 # measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before; several GPUs, if they are

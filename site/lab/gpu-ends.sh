@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # gpu-ends.sh PACK RESULTS: runs the trial of endings (cmd/real_ends_test.go) with what make gpu-pack made, on a machine
 # with GPUs, as root. PACK is the folder or a .tar.xz of it. It needs neither Go nor Slurm there; PyTorch, CuPy and JAX are
 # used if python3 has them. It lasts ENDS_MINUTES (8) and half a minute more; the test's other ENDS_ variables work as they

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # gpu.sh PACK RESULTS: runs what make gpu-pack made on a machine with a GPU, as root, and writes what it saw. Needs
 # neither Go nor Slurm there. It never changes MIG or a clock, nor a compute mode unless told ALLOW_MODE_CHANGES=1: 1 and
 # nothing else. Then the jobs and the acts run the shipped way: the prolog sets a job's GPUs to EXCLUSIVE_PROCESS, and no

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # install.sh: installs the Debian packages that a lab needs, where some are missing. Works on Debian 12 and 13 and on
 # Ubuntu 24.04, as root. Prints nothing and changes nothing where all are there. No service is started: a lab starts
 # daemons of its own, and this machine must not become a Slurm node by the way.

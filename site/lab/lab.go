@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lab is a throw-away Slurm cluster: a real munged, slurmctld and one slurmd a node, on loopback, below one
 // folder. It promises three things. A cluster that Start returns has every node idle. Everything that it needs is its
 // own (key, ports, state, devices), so clusters live beside one another and beside a site's Slurm. And when Stop

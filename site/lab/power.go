@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package lab
 
 import (
@@ -75,8 +77,12 @@ func (c *Cluster) PowerOff(name string) error {
 	if err != nil {
 		return fmt.Errorf("cannot power off node %s: %w", name, err)
 	}
-	if mine, err := os.Readlink("/proc/self/ns/mnt"); err != nil || mine == own {
-		return fmt.Errorf("cannot power off node %s: its slurmd is in this process's own mount namespace, %v", name, err)
+	mine, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("cannot power off node %s: %w", name, err)
+	}
+	if mine == own {
+		return fmt.Errorf("cannot power off node %s: its slurmd is in this process's own mount namespace", name)
 	}
 	if err := c.KillNode(name); err != nil {
 		return err

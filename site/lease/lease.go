@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lease is the memory: which job holds which devices, and what has to be undone for it. A record is written
 // before the first effect that it names and forgotten after the last undo, so whoever dies in between leaves enough for
 // the next one to finish.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mps starts, asks and ends NVIDIA's MPS control daemon. No other room starts a program on root's behalf.
 //
 // The promise: nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # build.sh BUILT OUT: makes the .deb and the .rpm in OUT from what make build has put into BUILT/bin. VERSION names another
 # version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are the commit's, and no path
 # or host of this machine is in them. nfpm is a tool, run as it is released, and no dependency of the module.
@@ -29,10 +30,9 @@ GLIBC=$(for program in prolog epilog gpu-usage mpsctl; do objdump -T "$BUILT/bin
 [ -n "$GLIBC" ] || fail "cannot package: $BUILT/bin/prolog names no version of glibc"
 export SOURCE_DATE_EPOCH COMMITTED VERSION ARCH GLIBC BUILT
 
-mkdir -p "$BUILT"/{man,completion} "$out"
+mkdir -p "$out"
 rm -f "$out"/slurm-mps[-_]*
-go run ./site/pkg/man -bin "$BUILT/bin" -date "${COMMITTED%T*}" -out "$BUILT/man"
-for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done
+site/pkg/parts.sh "$BUILT"
 sed "s/^mtime:.*/mtime: $COMMITTED/" site/pkg/nfpm.yaml >"$BUILT/nfpm.yaml" # nfpm takes no variable there
 for kind in deb rpm; do
     go run $nfpm package --config "$BUILT/nfpm.yaml" --packager $kind --target "$out/" >/dev/null

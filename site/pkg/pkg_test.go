@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pkg holds what a site installs to what the house says of it. The packages themselves are made and tried by
 // make test-packages.
 package pkg
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,28 +16,14 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 )
 
-// entry is a line of nfpm.yaml's contents.
-type entry struct{ src, dst, kind, mode string }
-
-var field = regexp.MustCompile(`(src|dst|type|mode): (?:"([^"]+)"|([^,}\s]+))`)
-
-func entries(t *testing.T) (all []entry) {
+func entries(t *testing.T) []contents.Entry {
 	t.Helper()
-	content, err := os.ReadFile("nfpm.yaml")
+	all, err := contents.Read("nfpm.yaml")
 	if err != nil {
 		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(content)) {
-		if !strings.HasPrefix(line, "  - {") {
-			continue
-		}
-		var e entry
-		for _, m := range field.FindAllStringSubmatch(line, -1) {
-			*map[string]*string{"src": &e.src, "dst": &e.dst, "type": &e.kind, "mode": &e.mode}[m[1]] = m[2] + m[3]
-		}
-		all = append(all, e)
 	}
 	return all
 }
@@ -44,19 +33,18 @@ func entries(t *testing.T) (all []entry) {
 func TestEntries(t *testing.T) {
 	programs := map[string]bool{}
 	for _, e := range entries(t) {
-		program := strings.Contains(e.src, "/bin/")
-		want := map[bool]string{true: "0755", false: "0644"}[program || e.kind == "dir"]
-		if e.kind != "symlink" && e.mode != want {
-			t.Errorf("%s has mode %s, want %s", e.dst, e.mode, want)
+		want := map[bool]fs.FileMode{true: 0o755, false: 0o644}[e.Program() || e.Kind == contents.Dir]
+		if e.Kind != contents.Symlink && e.Mode != want {
+			t.Errorf("%s has mode %v, want %v", e.Target, e.Mode, want)
 		}
-		if config := strings.HasPrefix(e.dst, "/etc/") && e.kind != "dir"; config != (e.kind == "config|noreplace") {
-			t.Errorf("%s is of type %q", e.dst, e.kind)
+		if config := strings.HasPrefix(e.Target, "/etc/") && e.Kind != contents.Dir; config != (e.Kind == contents.Config) {
+			t.Errorf("%s is of type %q", e.Target, e.Kind)
 		}
-		if program {
-			programs[e.dst] = true
+		if e.Program() {
+			programs[e.Target] = true
 		}
-		if local := !strings.Contains(e.src, "${BUILT}") && e.kind != "symlink" && e.kind != "dir"; local {
-			if _, err := os.Stat(filepath.Join("../..", e.src)); err != nil {
+		if local := e.Built() == "" && e.Kind != contents.Symlink && e.Kind != contents.Dir; local {
+			if _, err := os.Stat(filepath.Join("../..", e.Source)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -71,6 +59,20 @@ func TestEntries(t *testing.T) {
 	}
 }
 
+// The packages hold the license of slurm-mps, and those of all modules in the programs.
+func TestLicenses(t *testing.T) {
+	all := entries(t)
+	for src, dst := range map[string]string{"LICENSE": "/usr/share/doc/slurm-mps/LICENSE", "${BUILT}/NOTICES": "/usr/share/doc/slurm-mps/NOTICES"} {
+		if !slices.Contains(all, contents.Entry{Source: src, Target: dst, Mode: 0o644}) {
+			t.Errorf("%s is not packaged as %s", src, dst)
+		}
+	}
+	content, err := os.ReadFile("../../LICENSE")
+	if err != nil || !strings.Contains(string(content), "Apache License\n                           Version 2.0, January 2004\n") {
+		t.Errorf("LICENSE is not the Apache License 2.0: %v", err)
+	}
+}
+
 // No file of site/etc is forgotten, and what its first line says of its place is where it is put.
 func TestEveryFileOfTheSite(t *testing.T) {
 	files, err := filepath.Glob("../etc/*")
@@ -81,7 +83,7 @@ func TestEveryFileOfTheSite(t *testing.T) {
 		if strings.HasSuffix(file, ".go") {
 			continue
 		}
-		i := slices.IndexFunc(entries(t), func(e entry) bool { return e.src == "site/etc/"+filepath.Base(file) })
+		i := slices.IndexFunc(entries(t), func(e contents.Entry) bool { return e.Source == "site/etc/"+filepath.Base(file) })
 		if i < 0 {
 			t.Errorf("%s is not packaged", file)
 			continue
@@ -91,7 +93,7 @@ func TestEveryFileOfTheSite(t *testing.T) {
 			t.Fatal(err)
 		}
 		said := regexp.MustCompile(`^# (/(?:usr|etc)/\S+slurm-mps\S*):`).FindSubmatch(content)
-		if dst := entries(t)[i].dst; said != nil && string(said[1]) != dst {
+		if dst := entries(t)[i].Target; said != nil && string(said[1]) != dst {
 			t.Errorf("%s says it is %s, and is put at %s", file, said[1], dst)
 		}
 	}

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # root.sh FOLDER [SUITE]: makes a clean root of Debian (bookworm) in FOLDER: what debootstrap calls minbase, and nothing
 # else. debootstrap is a script, and is used from its unpacked package, so nothing is installed on this machine. The
 # folder is whole or absent.

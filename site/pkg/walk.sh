@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # walk.sh BUILT: follows docs/operator.md on a clean Debian root (BUILT/debian-bookworm) as somebody who has never seen the
 # project: the .deb of BUILT/packages, Debian's own Slurm, two simulated GPUs, to a job of four ranks under MPS. Each step
 # is shown with the seconds that it took. What stands between "Slurm and driver" and "the job" is the document's.

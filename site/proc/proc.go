@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package proc reads /proc. What a user can make long or slow, the memory of a process, is read within bounds (memory.go);
 // the rest is a few lines that the kernel makes itself.
 package proc

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sim is a simulated node: the programs and libraries that NVIDIA's driver brings, and the folder that stands for
 // the driver itself (package node). Programs under test run on it unchanged, by nothing but a path.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package slurm reads what Slurm and the launchers say about a job, a rank and a node's GPUs, and turns it into typed
 // and checked values. It promises three things. Nothing ambient is read: an environment comes in as a value, a file as
 // a path. A user's mistake is never an error of ReadJob: what a user can write arrives as the string that it is. And

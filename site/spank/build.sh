@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # build.sh INCLUDE OUTPUT.so: builds the SPANK plugin for the release of Slurm whose headers are in INCLUDE/slurm. A
 # plugin works with that release only (22.05, 24.11), so build it anew when Slurm is upgraded.
 set -eu

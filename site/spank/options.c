@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build ignore
 // The Go tool would refuse a C file beside this folder's Go tests; make spank compiles it.
 

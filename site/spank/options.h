@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The grammar of --mps=OPTIONS: name=value, separated by commas. It is policy.ParseOptions in C, so that a mistake is
  * told on the submit host, in the sentence that the job's ticket would hold. options_test.go holds the two to each other.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package spank_test holds the SPANK plugin's reader of options, which is C, to the policy's, which is Go: what the submit
 // host says of a mistake is what the job's ticket would say. cmd/spank_test.go runs the plugin in a real Slurm.
 package spank_test

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package audit is mpsctl audit: what uses GPUs past the policy.
 package audit
 

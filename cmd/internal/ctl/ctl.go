@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ctl is mpsctl without its commands: how they are found, what all of them take, how they fail and how they draw.
 package ctl
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package doctor is mpsctl doctor: what stands between this node and a working job, each with its repair.
 //
 // The promise: it changes nothing, waits for nobody without a deadline, and says nothing is wrong that it has not seen.

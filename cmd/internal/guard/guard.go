@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guard builds the guard of a job from its parts. The guard is static and links no C, no NVML, no HCL and no cobra.
 package guard
 

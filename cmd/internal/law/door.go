@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package law is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
 package law
 

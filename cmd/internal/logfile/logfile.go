@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package logfile is the log of root's programs: a JSON object a line. It links nothing that the guard may not link.
 package logfile
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package meter is mpsctl metrics: what a node has, and what its jobs came to, in Prometheus' text form.
 //
 // It keeps no state of its own: what is now is looked at, and totals are added up from the log (docs/decisions/017).

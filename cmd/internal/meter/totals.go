@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package meter
 
 import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 
 	"github.com/slurm-mps/slurm-mps/epilog"
@@ -33,11 +36,11 @@ func addUp(log io.Reader) (t totals, err error) {
 	for {
 		line, err := lines.ReadSlice('\n')
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return t, nil
 		case err == nil && bytes.Contains(line, mark):
 			t.add(line, unclosed)
-		case err != nil && err != bufio.ErrBufferFull:
+		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
 			return t, err
 		}
 	}

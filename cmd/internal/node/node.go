@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node is what the doors that run as root on a node share: it puts the rooms together.
 package node
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plan answers "what if" without a node: how ranks would be seated on GPUs that need not be there. The promise:
 // it divides by the arithmetic that the wrapper seats by, so what it prints is what ranks get.
 package plan

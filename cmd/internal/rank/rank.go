@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rank is what the doors that run as the user, once for every rank, share. Both are static and link no C, no
 // NVML, no HCL and no cobra: they run in containers too, thousands at a time.
 package rank

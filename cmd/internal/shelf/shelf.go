@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package shelf is mpsctl site: the files that a site installs, as this program was built with them.
 package shelf
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sight is what there is on this node: what the records say, what the driver, the daemons and the kernel say, and
 // where they differ. status and audit print it.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package status is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and where the node differs from
 // what the leases say.
 package status

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command bench measures the prolog, the epilog and the wrapper as whole processes against their floors on the same
 // machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program takes
 // that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU it measures

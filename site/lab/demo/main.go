@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an MPI
 // program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where there are
 // some, their modes left alone unless ALLOW_MODE_CHANGES=1, and simulated H200s where there are none.

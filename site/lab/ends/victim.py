@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Clients of a GPU that end with work in flight, and the processes around them, for the test TestRealEnds.
 
   victim.py run FOLDER CLIENT SPEC...     the rank's SPEC decides what it computes and how it ends

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 // faults are the list, by package. Each was green once, or stands for a promise that a user's or a node's safety needs.

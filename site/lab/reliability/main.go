@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package main makes docs/reliability.md from what the tests themselves have written down: make reliability.
 //
 // A test that is given RELIABILITY=FILE adds a line to it: its name, how much it tried, how much of that failed, the

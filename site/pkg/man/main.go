@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command man makes the man pages of a package from what the programs say of themselves with --help, so that the two
 // cannot differ: `man -bin FOLDER -date 2026-11-21 -out FOLDER`.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package conformance holds the simulated MPS against the real one: one suite drives the control program and a CUDA
 // program and checks what was measured on an H200 with driver 580.159.04. It runs against the simulation, or, with
 // CONFORMANCE_TARGET=real, against the machine that it runs on.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * cuda-client: a CUDA program to look at a device's share with and to try ways of ending it on.
  *

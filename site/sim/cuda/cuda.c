@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * libcuda.so.1 of a simulated node: as much of the driver API as the programs beside it need, and what MPS was measured
  * to do to a process that calls it. There is no GPU: a kernel `spin` takes its time, a kernel `fault` fails, every other

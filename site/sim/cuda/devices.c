@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The devices of a process: what the node or the MPS server has, through CUDA_VISIBLE_DEVICES. */
 #include "inside.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA driver API as the programs here use it: loaded with dlopen, so that one binary runs on a real GPU and on a
  * simulated node alike and needs neither a CUDA toolkit nor libcuda.so.1 to be built.

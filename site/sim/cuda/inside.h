@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of the simulated libcuda share: devices.c, mps.c and cuda.c. */
 #ifndef SIMULATED_CUDA_INSIDE_H
 #define SIMULATED_CUDA_INSIDE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * mpi-ranks: an MPI program whose ranks compute with CUDA, each on the first device that it sees. Every rank runs kernels
  * that store a number of its own in device memory, reads it back, and adds it to the others' with MPI_Allreduce; the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The connection of a CUDA process to the MPS server: one for the process, one for each context. */
 #include "inside.h"
 #include "share.h"

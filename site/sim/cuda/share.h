@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The arithmetic of MPS shares as driver 580.159.04 does it on an H200: percentage → SMs → memory of a context.
  * Everything is a value; the conformance suite holds all points of the recorded sweep against it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The page by which a client tells its server what it has in flight, so that the server knows what a client leaves on the
  * GPU that is killed. The server maps it too: nvidia-cuda-mps-server/work.go has the same layout.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node is the folder that stands for a simulated node's NVIDIA driver: its GPUs, their modes, who holds a context
 // on them, and the faults that a test asks for. README.md beside this file describes the folder; node.h is the same for C.
 //

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The simulated node's folder for C programs: the same as package node in Go; README.md says what the folder holds.
  * Everything is static inline, so that a library that includes this exports nothing of it.

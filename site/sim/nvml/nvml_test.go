@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nvml_test holds the simulated libnvidia-ml.so.1 against a recording of an H200 and against NVIDIA's ABI, through
 // go-nvml as the house uses it.
 package nvml_test

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stage is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below a root
 // on a simulated node or on a real one. It also proves that a node is as it was.
 package stage

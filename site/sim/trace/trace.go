@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package trace runs a program and stops it at everything that it does to the world outside of itself, so that a test can
 // kill it there or make that fail. What a program does is found by watching its system calls (ptrace), not by a list of
 // what it is thought to do: calls are effects unless they are known to be harmless, so a new effect is covered by itself.

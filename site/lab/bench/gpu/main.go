@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gpu measures what ranks that share a GPU get of it: the throughput of real programs under every rule, beside
 // time-slicing, and what the production binaries and NVIDIA's own bring along. A result is on file before the next is
 // measured, and what is on file is not measured again, so a run can be stopped and gone on with. It never changes a

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # The epilog to prolog.sh: it resets (here: reads) each mode, tells each daemon to quit, waits a second as NVIDIA's sample
 # does, and looks for what is left.
 #   epilog.sh FOLDER CONTROL NVIDIA-SMI

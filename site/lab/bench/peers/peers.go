@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package peers is what the benchmarks compare with: hooks and a wrapper as sites write them in bash, in the manner of
 // others' but with the compute modes left alone. They promise nothing and are not shipped.
 package peers

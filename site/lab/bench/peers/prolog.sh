@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A prolog in the manner of DeepOps' and of NVIDIA's sample for Torque, written for comparison: it counts the node's GPUs,
 # sets each one's mode, and starts a daemon and a server for each as the job's user. Where those set the mode this one
 # only reads it, which costs the same call.

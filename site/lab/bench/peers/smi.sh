@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Stands for nvidia-smi on a simulated node: GPUS devices, and the 104 ms that a call takes on an H200 (measured).
 sleep 0.104
 case $1 in

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A wrapper in the manner of CSCS's mps-wrapper.sh, written for comparison: the first rank of the node sees to the
 # daemon, every rank waits for it, takes the GPU next to the cores it is bound to, and starts the program.
 #   wrapper.sh FOLDER CONTROL PROGRAM…

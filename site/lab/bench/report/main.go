@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command report makes the tables and plots of docs/benchmarks.md from the measurements that are committed beside it, and
 // from nothing else: what stands between its markers is never written by hand. A test holds the document to it.
 package main

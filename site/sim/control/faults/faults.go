@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package faults are the knobs by which a test makes the simulated MPS programs misbehave: files in SIM/node/faults,
 // described in the README.md of site/sim/control. They are read when they matter, so a test may turn them at any time.
 package faults

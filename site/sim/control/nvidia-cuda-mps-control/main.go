@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // nvidia-cuda-mps-control of a simulated node: the MPS control daemon, and the program that talks to it.
 //
 // The promise: whatever a caller of driver 580.159.04 was measured to see, it sees here: answers, exit codes, files, log

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package record writes the logs of the MPS programs in the form of driver 580:
 //
 //	[2026-11-21 05:23:01.754 Control   546] Starting control daemon using socket /tmp/m1/p/control

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package visible answers which devices a CUDA process sees: the node's GPUs through CUDA_VISIBLE_DEVICES.
 package visible
 

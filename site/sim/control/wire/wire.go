@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wire is how the simulated MPS programs talk: packets of text, some with open files, over unix sockets.
 //
 // The promise: a packet arrives whole or not at all, and the peer's pid and uid are the kernel's word, not the peer's.

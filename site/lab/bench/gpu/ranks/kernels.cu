@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * The programs whose throughput is measured, each on data that is not all zero. Built on the machine with the GPU:
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * ranks: MPI ranks that share a GPU and measure what each of them gets of it.
  *

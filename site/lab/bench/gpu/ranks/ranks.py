@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ranks.py FOLDER PROGRAM[,PROGRAM...] WARM WINDOWS SECONDS: what ranks.c measures, of PyTorch programs.
 
 transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, as a CUDA graph, as who serves

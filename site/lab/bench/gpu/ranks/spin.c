@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The programs of kernels.cu, by name, as kernels of 1 ms on the simulated driver: for the tests of what is around them. */
 #include "../../../../sim/cuda/driver.h"
 #include "work.h"

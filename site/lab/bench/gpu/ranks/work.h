@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What ranks.c asks of a library of GPU work. kernels.cu is the real one, compiled where a GPU and nvcc are; spin.c has
  * the same names and runs on the simulated driver, so that everything around the kernels is tested without a GPU.

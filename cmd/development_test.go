@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// How tests, scripts and the Makefile read a variable of the environment or of make.
+var (
+	readByGo    = regexp.MustCompile(`\b(?:Getenv|LookupEnv|number|endsPattern)\((?:t, )?"([A-Z][A-Z0-9_]*)"`)
+	readByShell = regexp.MustCompile(`\$\{([A-Z][A-Z0-9_]*):?[-?]`)
+	readByMake  = regexp.MustCompile(`\$\(([A-Z][A-Z0-9_]*)\)`)
+	setByMake   = regexp.MustCompile(`(?m)^([A-Z][A-Z0-9_]*) *:=`)
+)
+
+// notForPeople are variables that are no setting of a test: those that programs have anyway, what simulated programs
+// read as the real ones do, and what a test or a script tells a process that it starts.
+var notForPeople = []string{
+	"PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
+	"GUARD_TEST_OPENS", "LAB_TEST_CHILD", "LINES_SHOWN",
+	"MAKE", "CURDIR", "MAKEFILE_LIST",
+}
+
+// testVariables are the variables that the source reads, each with a file that reads it.
+func testVariables(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	add := func(form *regexp.Regexp, file, text string) {
+		for _, m := range form.FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(notForPeople, m[1]) {
+				found[m[1]] = file
+			}
+		}
+	}
+	list := []string{"-C", "..", "ls-files", "*.go", "site/lab/*.sh", "site/pkg/*.sh", "site/spank/*.sh"}
+	files, err := exec.Command("git", list...).Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	for file := range strings.Lines(string(files)) {
+		file = strings.TrimSpace(file)
+		tools := slices.ContainsFunc([]string{"site/lab/", "site/sim/"}, func(folder string) bool {
+			return strings.HasPrefix(file, folder)
+		})
+		switch text := read(t, filepath.Join("..", file)); {
+		case strings.Contains(file, "testdata/") || strings.HasPrefix(file, "site/lab/bench/peers/"):
+		case strings.HasSuffix(file, ".sh"):
+			add(readByShell, file, text)
+		case tools || strings.HasSuffix(file, "_test.go"):
+			add(readByGo, file, text)
+		}
+	}
+	makefile := read(t, "../Makefile")
+	add(readByMake, "Makefile", makefile)
+	for _, m := range setByMake.FindAllStringSubmatch(makefile, -1) {
+		if found[m[1]] == "Makefile" && m[1] != "PREFIX" {
+			delete(found, m[1])
+		}
+	}
+	return found
+}
+
+// docs/development.md has each variable of the tests in its table, and no other.
+func TestDevelopmentHasEveryVariable(t *testing.T) {
+	documented := map[string]bool{}
+	row := regexp.MustCompile("(?m)^\\| `([A-Z][A-Z0-9_]*)` \\|")
+	for _, m := range row.FindAllStringSubmatch(read(t, "../docs/development.md"), -1) {
+		if documented[m[1]] {
+			t.Errorf("docs/development.md has %s twice", m[1])
+		}
+		documented[m[1]] = true
+	}
+	found := testVariables(t)
+	for _, known := range []string{
+		"KILL_ALL", "REQUIRE_LAB", "SOAK_MINUTES", "ENDS_PARTS", "FUZZTIME", "DEBIAN_MIRROR", "MUTANTS", "DESTDIR",
+	} {
+		if found[known] == "" {
+			t.Errorf("the test does not see %s, which the source reads", known)
+		}
+	}
+	for name, file := range found {
+		if !documented[name] {
+			t.Errorf("docs/development.md lacks %s, which %s reads", name, file)
+		}
+	}
+	for name := range documented {
+		if found[name] == "" {
+			t.Errorf("docs/development.md has %s, which nothing reads", name)
+		}
+	}
+}
+
+// make help has a line for each target that is no file.
+func TestMakeHelp(t *testing.T) {
+	out, err := exec.Command("make", "-s", "-C", "..", "help").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, targets, _ := strings.Cut(read(t, "../Makefile"), "\n.PHONY: ")
+	targets, _, _ = strings.Cut(targets, "\n")
+	var printed []string
+	for line := range strings.Lines(string(out)) {
+		name, what, _ := strings.Cut(line, " ")
+		if printed = append(printed, name); strings.TrimSpace(what) == "" {
+			t.Errorf("make help does not tell what %s is", name)
+		}
+	}
+	phony := strings.Fields(targets)
+	slices.Sort(phony)
+	slices.Sort(printed)
+	if len(phony) < 20 || !slices.Equal(phony, printed) {
+		t.Errorf("make help prints %q, and .PHONY has %q", printed, phony)
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command lint holds the source to rules that gofmt and go vet do not know. It needs no network and no program but git.
+// make check runs it at the top of the source, without arguments.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// columns are as many as a line of Go should have. A tab counts as one.
+const columns = 120
+
+// Many lines are longer, from before this rule. allowed is as many as may be, and longest is the length of the longest.
+// Make both smaller when you have shortened lines, and never larger.
+const (
+	allowed = 2100
+	longest = 490
+)
+
+func main() {
+	files, err := sources(".")
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "lint: %v\n", err)
+		os.Exit(1)
+	}
+	wrong, err := check(os.DirFS("."), files)
+	if err != nil {
+		wrong = append(wrong, err.Error())
+	}
+	for _, line := range wrong {
+		fmt.Fprintln(os.Stderr, line)
+	}
+	if len(wrong) > 0 {
+		os.Exit(1)
+	}
+}
+
+// sources are the files of a source tree that are git's, or that "git add" would add, but for data of tests.
+func sources(top string) (files []string, err error) {
+	cmd := exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("cannot list files of %s: git ls-files: %w", top, err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+		if !slices.Contains(strings.Split(name, "/"), "testdata") {
+			files = append(files, name)
+		}
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}
+
+// check returns what is wrong with the files, as lines "FILE:LINE: SENTENCE".
+func check(tree fs.FS, files []string) (wrong []string, err error) {
+	long := 0
+	for _, name := range files {
+		if !licensed(name) {
+			continue
+		}
+		content, err := fs.ReadFile(tree, name)
+		if os.IsNotExist(err) { // deleted, and git has not been told
+			continue
+		}
+		if err != nil {
+			return wrong, fmt.Errorf("cannot check %s: %w", name, err)
+		}
+		if sentence := license(name, content); sentence != "" {
+			wrong = append(wrong, name+":1: "+sentence)
+		}
+		if path.Ext(name) != ".go" {
+			continue
+		}
+		n, tooLong := lengths(name, content)
+		long += n
+		wrong = append(wrong, tooLong...)
+	}
+	if long > allowed {
+		const sentence = "%d lines of Go are longer than %d columns, and %d may be: shorten those that you have added"
+		wrong = append(wrong, fmt.Sprintf(sentence, long, columns, allowed))
+	}
+	return wrong, nil
+}
+
+const spdx = "SPDX-License-Identifier: Apache-2.0"
+
+// comments are what a license's line looks like in a file of a language.
+var comments = map[string]string{
+	".go": "// " + spdx, ".c": "// " + spdx, ".s": "// " + spdx, ".cu": "// " + spdx, ".h": "/* " + spdx + " */",
+	".sh": "# " + spdx, ".py": "# " + spdx, ".lua": "-- " + spdx,
+}
+
+// licensed reports whether a file has to name its license.
+func licensed(name string) bool { return comments[path.Ext(name)] != "" }
+
+// license says what is wrong with a file's first lines, "" for nothing.
+func license(name string, content []byte) string {
+	want := comments[path.Ext(name)]
+	first, rest, _ := bytes.Cut(content, []byte("\n"))
+	if bytes.HasPrefix(first, []byte("#!")) {
+		first, _, _ = bytes.Cut(rest, []byte("\n"))
+	} else if path.Ext(name) == ".go" && !bytes.HasPrefix(rest, []byte("\n")) {
+		return "write an empty line below the first line: the license is no comment of the package"
+	}
+	if string(first) != want {
+		return fmt.Sprintf("write %q as the first line, or below the line with #!", want)
+	}
+	return ""
+}
+
+// lengths counts the lines that are longer than they should be, and returns those that are longer than any may be.
+// A line with an address may have any length.
+func lengths(name string, content []byte) (long int, wrong []string) {
+	number := 0
+	for line := range bytes.Lines(content) {
+		number++
+		width := utf8.RuneCount(bytes.TrimRight(line, "\n"))
+		if width <= columns || bytes.Contains(line, []byte("://")) {
+			continue
+		}
+		long++
+		if width > longest {
+			sentence := fmt.Sprintf("the line has %d columns, and %d is the limit", width, longest)
+			wrong = append(wrong, fmt.Sprintf("%s:%d: %s", name, number, sentence))
+		}
+	}
+	return long, wrong
+}

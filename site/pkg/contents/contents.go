@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package contents reads the list of files that slurm-mps puts on a node: the contents of site/pkg/nfpm.yaml, which has
+// one entry a line.
+package contents
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Entry is a file, a folder or a link of the list.
+type Entry struct {
+	Source   string      // in the source or, behind "${BUILT}/", in the folder of what is built; the target of a link
+	Target   string      // its absolute path on a node
+	Kind     string      // Dir, Config, Symlink, or "" for another file
+	Mode     fs.FileMode // 0 for a link
+	Packager string      // "deb" or "rpm" if it is for one of the two alone
+}
+
+// The kinds of an entry, in nfpm's words.
+const (
+	Dir     = "dir"
+	Config  = "config|noreplace" // an admin's own as soon as it is there
+	Symlink = "symlink"
+)
+
+var field = regexp.MustCompile(`(src|dst|type|mode|packager): (?:"([^"]+)"|([^,}\s]+))`)
+
+// Read reads a list.
+func Read(path string) ([]Entry, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read list of files: %w", err)
+	}
+	var all []Entry
+	for line := range strings.Lines(string(content)) {
+		if !strings.HasPrefix(line, "  - {") {
+			continue
+		}
+		e, err := parse(line)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read list of files: %s: %w: %s", path, err, strings.TrimSpace(line))
+		}
+		all = append(all, e)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("cannot read list of files: %s has none", path)
+	}
+	return all, nil
+}
+
+func parse(line string) (Entry, error) {
+	var e Entry
+	var mode string
+	fields := map[string]*string{
+		"src": &e.Source, "dst": &e.Target, "type": &e.Kind, "mode": &mode, "packager": &e.Packager,
+	}
+	for _, m := range field.FindAllStringSubmatch(line, -1) {
+		*fields[m[1]] = m[2] + m[3]
+	}
+	if !strings.HasPrefix(e.Target, "/") || e.Source == "" && e.Kind != Dir {
+		return e, errors.New("an entry has no absolute dst or no src")
+	}
+	if e.Kind == Symlink {
+		return e, nil
+	}
+	bits, err := strconv.ParseUint(mode, 8, 9)
+	if err != nil {
+		return e, fmt.Errorf("an entry has no mode: %w", err)
+	}
+	e.Mode = fs.FileMode(bits)
+	return e, nil
+}
+
+// Built is the path of an entry's source below the folder of what is built; "" for a source that is not built.
+func (e Entry) Built() string {
+	path, found := strings.CutPrefix(e.Source, "${BUILT}/")
+	if !found {
+		return ""
+	}
+	return path
+}
+
+// Program reports whether an entry is a program.
+func (e Entry) Program() bool { return strings.HasPrefix(e.Built(), "bin/") }

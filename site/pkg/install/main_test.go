@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
+)
+
+const top = "../../.."
+
+// list is the packages' list, without what is Debian's alone.
+func list(t *testing.T) []contents.Entry {
+	t.Helper()
+	all, err := contents.Read(top + "/site/pkg/nfpm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" })
+}
+
+// planted is a folder with a file for each thing that is built.
+func planted(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, e := range list(t) {
+		if e.Built() == "" {
+			continue
+		}
+		path := filepath.Join(dir, e.Built())
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(e.Built()), 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// want are the files, links and folders of the list, with the permissions of each.
+func want(t *testing.T, prefix string) map[string]fs.FileMode {
+	t.Helper()
+	modes := map[string]fs.FileMode{}
+	for _, e := range list(t) {
+		mode := e.Mode
+		switch e.Kind {
+		case contents.Dir:
+			mode |= fs.ModeDir
+		case contents.Symlink:
+			mode = fs.ModeSymlink
+		}
+		path := e.Target
+		if rest, found := strings.CutPrefix(path, "/usr/"); found {
+			path = prefix + "/" + rest
+		}
+		modes[path] = mode
+	}
+	return modes
+}
+
+// got are the files and links below a folder, and those of its folders that the list has.
+func got(t *testing.T, dir string, listed map[string]fs.FileMode) map[string]fs.FileMode {
+	t.Helper()
+	modes := map[string]fs.FileMode{}
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		name := strings.TrimPrefix(path, dir)
+		if _, known := listed[name]; err != nil || entry.IsDir() && !known {
+			return err
+		}
+		modes[name] = info.Mode()
+		if info.Mode()&fs.ModeSymlink != 0 {
+			modes[name] = fs.ModeSymlink
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return modes
+}
+
+func same(t *testing.T, dir, prefix string) {
+	t.Helper()
+	want := want(t, prefix)
+	got := got(t, dir, want)
+	for _, path := range slices.Sorted(maps.Keys(want)) {
+		if got[path] != want[path] {
+			t.Errorf("%s has mode %v, want %v", path, got[path], want[path])
+		}
+	}
+	for path := range got {
+		if _, known := want[path]; !known {
+			t.Errorf("%s is in no package", path)
+		}
+	}
+}
+
+// An installation puts the packages' files where the packages do, twice, and leaves an admin's configuration alone.
+func TestInstall(t *testing.T) {
+	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
+	var said bytes.Buffer
+	if err := d.run(0, &said); err != nil {
+		t.Fatal(err)
+	}
+	same(t, d.destdir, "/usr")
+	policy := filepath.Join(d.destdir, "etc/slurm-mps/policy.hcl")
+	if err := os.WriteFile(policy, []byte("ours"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.run(0, &said); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := os.ReadFile(policy)
+	if err != nil || string(kept) != "ours" || said.String() != "install: left as it is: "+policy+"\n" {
+		t.Errorf("the second installation leaves %q, %v, and prints %q", kept, err, said.String())
+	}
+	for path, want := range map[string]string{
+		"usr/sbin/mpsctl": "bin/mpsctl",
+		"usr/lib/systemd/system/slurm-mps-reap.service": "site/etc/reap.service",
+	} {
+		content, err := os.ReadFile(filepath.Join(d.destdir, path))
+		if source := filepath.Join(top, want); strings.HasPrefix(want, "site/") {
+			text, _ := os.ReadFile(source)
+			want = string(text)
+		}
+		if err != nil || string(content) != want {
+			t.Errorf("%s holds %q, %v", path, content, err)
+		}
+	}
+	unit := "usr/lib/systemd/system/slurmd.service.wants/slurm-mps-reap.service"
+	link, err := os.Readlink(filepath.Join(d.destdir, unit))
+	if err != nil || link != "../slurm-mps-reap.service" {
+		t.Errorf("the unit is linked to %q, %v", link, err)
+	}
+}
+
+// Below another prefix, units and examples name the programs that are there, and other programs as before.
+func TestPrefix(t *testing.T) {
+	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
+	if err := d.run(0, &bytes.Buffer{}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, d.destdir, "/opt/mps")
+	for path, want := range map[string]string{
+		"opt/mps/lib/systemd/system/slurm-mps-reap.service": "\nExecStart=/opt/mps/sbin/mpsctl reap",
+		"opt/mps/share/doc/slurm-mps/examples/slurm.conf":   "\nProlog=/opt/mps/libexec/slurm-mps/prolog\n",
+		"etc/slurm-mps/site.hcl":                            `"/usr/bin/nvidia-cuda-mps-control"`,
+	} {
+		content, err := os.ReadFile(filepath.Join(d.destdir, path))
+		if err != nil || !strings.Contains(string(content), want) {
+			t.Errorf("%s lacks %q, %v:\n%s", path, want, err, content)
+		}
+	}
+}
+
+func TestInstallNothing(t *testing.T) {
+	for _, d := range []destination{
+		{top: top, prefix: "/usr"},
+		{top: top, built: t.TempDir(), prefix: "usr"},
+		{top: top, built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
+		{top: t.TempDir(), built: t.TempDir(), prefix: "/usr", destdir: t.TempDir()},
+	} {
+		if err := d.run(0, &bytes.Buffer{}); err == nil || !strings.HasPrefix(err.Error(), "cannot ") {
+			t.Errorf("%+v: %v", d, err)
+		}
+	}
+}
+
+// make install puts the same files as the packages.
+func TestMakeInstall(t *testing.T) {
+	if _, err := exec.LookPath("make"); err != nil {
+		t.Skip("there is no make")
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("make", "-s", "-C", top, "install", "DESTDIR="+dir)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKEFLAGS=") })
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	same(t, dir, "/usr")
+	out, err := exec.Command(filepath.Join(dir, "usr/sbin/mpsctl"), "--version").Output()
+	if err != nil || !strings.Contains(string(out), "slurm-mps ") {
+		t.Errorf("the installed mpsctl prints %q, %v", out, err)
+	}
+}
