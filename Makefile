@@ -64,7 +64,7 @@ test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian 13
 
 # The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
-	PACKAGES=$(BUILT) go test -count=1 -timeout 20m -v ./site/pkg -run Root
+	PACKAGES=$(BUILT) go test -count=1 -timeout 20m -v ./site/pkg/... -run 'Root|MakeInstall'
 $(BUILT)/debian-bookworm:
 	site/pkg/root.sh $@
 

@@ -408,6 +408,9 @@ func TestAnotherBoot(t *testing.T) {
 	for p.killLeft(); len(p.left()) > 0 && strings.Contains(fmt.Sprint(p.left()), "process"); {
 		site.Pause(p.ctx, time.Millisecond)
 	}
+	if err := p.LoseGroups(); err != nil {
+		t.Fatal(err)
+	}
 	gpus, err := p.Sim.Node.GPUs()
 	if err != nil {
 		t.Fatal(err)

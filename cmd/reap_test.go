@@ -309,6 +309,9 @@ func TestReapAfterABoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := p.LoseGroups(); err != nil {
+		t.Fatal(err)
+	}
 	p.reaps(0, act("remove")+fmt.Sprintf(", job %d remove", otherJob), "of another boot")
 	if got := p.modes(); got != "02" {
 		t.Errorf("modes %s", got)

@@ -130,7 +130,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 func (c *client) takesPlace() bool { return !c.inherited && c.gpus != 0 }
 
 // noticing is how much later than it died a death may be noticed on a loaded node.
-const noticing = 200 * time.Millisecond
+const noticing = time.Second
 
 // shareGPU reports whether two clients may use the same GPU. One whose GPUs are not known may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }

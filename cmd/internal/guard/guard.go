@@ -103,20 +103,11 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return err
 	}
-	defer runtime.KeepAlive(lock) // released when this process is gone, for which the epilog waits
-	if !lock.Signed() {           // no one could find this guard
-		return errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
-	}
-	l, err := journal.Read(job)
-	if errors.Is(err, lease.ErrNone) || errors.Is(err, lease.ErrVoid) {
-		return fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
-	}
+	l, err := leaseFor(journal, lock, job)
 	if err != nil {
-		return err
+		return errors.Join(err, lock.Release())
 	}
-	if l.Phase == lease.Closing {
-		return fmt.Errorf("cannot guard: the epilog closes job %d", job)
-	}
+	defer runtime.KeepAlive(lock) // released when this process is gone, for which the epilog waits
 	leaveJob()
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // at 10 MiB it is no one's rescue
 	raiseFileLimit()
@@ -124,6 +115,21 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	out, closeLog := logfile.Open(paths.Log())
 	defer closeLog()
 	return guardJob(p, journal, l, paths, logfile.Of(out, "guard", job))
+}
+
+// leaseFor is the lease of a job that is to have a guard.
+func leaseFor(journal *lease.Journal, lock *lease.Turn, job uint32) (lease.Lease, error) {
+	if !lock.Signed() { // no one could find this guard
+		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
+	}
+	l, err := journal.Read(job)
+	switch {
+	case errors.Is(err, lease.ErrNone) || errors.Is(err, lease.ErrVoid):
+		err = fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
+	case err == nil && l.Phase == lease.Closing:
+		err = fmt.Errorf("cannot guard: the epilog closes job %d", job)
+	}
+	return l, err
 }
 
 // lockFor takes the place of the job's guard.
