@@ -51,8 +51,10 @@ setup: ## install the packages that the tests need
 demo: setup ## show a job's life on a node, on a real Slurm
 	go run ./site/lab/demo
 
+# The jobs of the soak load all cores, so they come when the other tests are done.
 test: setup ## all tests
-	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m ./...
+	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m -skip '^TestSoak$$' ./...
+	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.

@@ -81,7 +81,7 @@ func (v *voyage) act() error {
 	case "scancel of a step":
 		return v.ofStep()
 	case "time limit":
-		return v.scontrol("update", "JobId="+id, "EndTime=now+1")
+		return v.scontrol("update", "JobId="+id, "EndTime=now+3")
 	case "requeue":
 		return v.scontrol("requeue", id)
 	case "suspend and resume":
