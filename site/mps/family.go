@@ -145,6 +145,12 @@ func (l look) glance(pid int) kin {
 	return member
 }
 
+// named reports whether a process lives that may be a member by its name and its user.
+func (l look) named(pid int) bool {
+	stat, err := site.ReadStat(pid)
+	return err == nil && stat.Alive() && l.glance(pid) == member
+}
+
 // made reports whether a process is the daemon, or a child of it, or in its session, which no other can join.
 func made(s site.Stat, d lease.Daemon) bool {
 	return d.Proc.PID != 0 && (s.Proc == d.Proc || s.Parent == d.Proc.PID || s.Session == d.Proc.PID)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,7 +42,7 @@ func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site
 	if said, err := c.run(bound, job, d, "", "-d"); err != nil {
 		return site.Proc{}, fmt.Errorf("%w%s", err, quoted(said))
 	}
-	return child(job, d)
+	return child(ctx, job, d)
 }
 
 // third is at most d, and at most a third of what is left of ctx: a caller is to have the time to find out why it failed.
@@ -68,14 +69,25 @@ func becomeParent() error {
 	return nil
 }
 
-// child finds the daemon among our children.
-func child(job lease.Job, d lease.Daemon) (site.Proc, error) {
-	for _, sight := range newLook(job.UID, d).at(site.Children(os.Getpid())) {
-		if sight.kin == member {
-			return sight.proc, nil
+// childDeadline bounds the search for the daemon among our children.
+const childDeadline = 5 * time.Second
+
+// child finds the daemon among our children. On a loaded node its environment may not be read within a look's time, so a
+// child that bears the name is looked at again: a start that failed so would drain the node.
+func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Proc, error) {
+	bound, cancel := context.WithTimeout(ctx, third(ctx, childDeadline))
+	defer cancel()
+	for {
+		look, children := newLook(job.UID, d), site.Children(os.Getpid())
+		for _, sight := range look.at(children) {
+			if sight.kin == member {
+				return sight.proc, nil
+			}
+		}
+		if !slices.ContainsFunc(children, look.named) || !site.Pause(bound, 20*time.Millisecond) {
+			return site.Proc{}, &site.UserError{Err: errors.New("it returned and left no daemon")}
 		}
 	}
-	return site.Proc{}, &site.UserError{Err: errors.New("it returned and left no daemon")}
 }
 
 // mostWords bounds what of a user's words comes into an error, and so into logs.
