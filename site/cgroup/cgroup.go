@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,11 +41,11 @@ var ErrNone = errors.New("neither version 2 of control groups nor version 1's fr
 // PrologFlags=RunInJob starts prologs: Slurm keeps a job's processes together itself.
 func (t Tree) Of(job uint32, n int) (string, error) {
 	mount, own, err := here()
-	if err != nil || strings.Contains(own, "/job_") || strings.Contains(own, "slurmstepd") {
+	if err != nil || own.OfAJob() {
 		return "", err
 	}
 	node := strings.ReplaceAll(strings.Trim(t.Run, "/"), "/", "-")
-	return filepath.Join(mount, own, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
+	return filepath.Join(mount, own.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
 }
 
 // Mount is the folder of the hierarchy that groups are made in: of version 2, alone or beside version 1, or of version 1's
@@ -66,26 +67,25 @@ func Mount() (string, error) {
 
 func writable(st unix.Statfs_t) bool { return st.Flags&unix.ST_RDONLY == 0 }
 
-// here is the mount, and the path below it of the group that this process is in.
-func here() (mount, own string, err error) {
+// here is the mount, and the group below it that this process is in.
+func here() (mount string, own proc.ControlGroup, err error) {
 	if mount, err = Mount(); err != nil {
-		return "", "", err
+		return "", own, err
 	}
 	content, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return "", "", fmt.Errorf("cannot see own control group: %w", err)
+		return "", own, fmt.Errorf("cannot see own control group: %w", err)
 	}
 	wanted := ""
 	if strings.HasSuffix(mount, "/freezer") {
 		wanted = "freezer"
 	}
-	for line := range strings.Lines(string(content)) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
-		if len(fields) == 3 && fields[1] == wanted {
-			return mount, fields[2], nil
+	for _, group := range proc.ControlGroups(string(content)) {
+		if group.Controllers == wanted {
+			return mount, group, nil
 		}
 	}
-	return "", "", fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
+	return "", own, fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
 }
 
 // Make makes a group. One that is there is taken as it is.
@@ -95,6 +95,7 @@ func (Tree) Make(dir string) error {
 	}
 	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
 	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // there is no such file in version 1
+		_ = unix.Rmdir(dir) // no lease will name it
 		return fmt.Errorf("cannot use control group %s: it is %q, since the one above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
 	}
 	return nil
@@ -134,8 +135,8 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 	}
 }
 
-// mostMembers bounds, in bytes, what is read of a group's list. Those that it leaves out are read when these have ended.
-const mostMembers = 64 << 10
+// maxMembers bounds, in bytes, what is read of a group's list. Those that it leaves out are read when these have ended.
+const maxMembers = 64 << 10
 
 func members(dir string) (pids []int, err error) {
 	fd, err := unix.Open(filepath.Join(dir, procs), unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -143,7 +144,7 @@ func members(dir string) (pids []int, err error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	content, err := site.ReadOpen(fd, mostMembers)
+	content, err := site.ReadOpen(fd, maxMembers)
 	if errors.Is(err, unix.ENODEV) { // removed since it was opened
 		return nil, fs.ErrNotExist
 	}

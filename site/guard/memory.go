@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,14 +23,12 @@ const shortPart = 64
 // memoryGroup is the folder of the control group that a process's memory is charged to, by /proc/PID/cgroup; "" for none.
 func (k *kernel) memoryGroup(groups []byte) string {
 	unified := ""
-	for line := range strings.Lines(string(groups)) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
+	for _, group := range proc.ControlGroups(string(groups)) {
 		switch {
-		case len(fields) < 3 || !strings.HasPrefix(fields[2], "/"):
-		case fields[1] == "" && fields[0] == "0":
-			unified = filepath.Join(k.groups, fields[2])
-		case strings.Contains(","+fields[1]+",", ",memory,"):
-			return filepath.Join(k.groups, "memory", fields[2])
+		case group.Controllers == "":
+			unified = filepath.Join(k.groups, group.Path)
+		case strings.Contains(","+group.Controllers+",", ",memory,"):
+			return filepath.Join(k.groups, "memory", group.Path)
 		}
 	}
 	return unified

@@ -25,6 +25,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -260,12 +261,11 @@ func leaveJob() {
 	if err != nil {
 		return
 	}
-	for line := range strings.Lines(string(groups)) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
-		if len(fields) < 3 || !strings.Contains(fields[2], "/job_") && !strings.Contains(fields[2], "slurmstepd") {
+	for _, group := range proc.ControlGroups(string(groups)) {
+		if !group.OfAJob() {
 			continue
 		}
-		folder := strings.TrimPrefix(fields[1], "name=")
+		folder := strings.TrimPrefix(group.Controllers, "name=")
 		_ = os.WriteFile(filepath.Join("/sys/fs/cgroup", folder, "cgroup.procs"), []byte("0"), 0)
 	}
 }

@@ -124,13 +124,12 @@ func (s signs) group(pid int) {
 // …/slurmstepd.scope/job_N/…, with a node's name in it where a machine runs several slurmd. What users delegate to
 // themselves is no word of Slurm's.
 func groupOf(content string) string {
-	for line := range strings.Lines(content) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) < 3 || strings.HasPrefix(parts[2], "/user.slice/") {
+	for _, group := range proc.ControlGroups(content) {
+		if strings.HasPrefix(group.Path, "/user.slice/") {
 			continue
 		}
 		ours := false
-		for element := range strings.SplitSeq(parts[2], "/") {
+		for element := range strings.SplitSeq(group.Path, "/") {
 			if number, ok := strings.CutPrefix(element, "job_"); ok && ours {
 				return number
 			}
