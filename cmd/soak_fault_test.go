@@ -101,9 +101,6 @@ func (v *voyage) act() error {
 // signalled does the faults that are a signal to a process.
 func (v *voyage) signalled() error {
 	signal, whom, _ := strings.Cut(v.fault.name, " of ")
-	if v.fault.name == "a second guard" {
-		signal, whom = "kill -9", "a rank"
-	}
 	proc, err := v.whom(strings.TrimPrefix(strings.TrimPrefix(whom, "a "), "the "))
 	if err != nil || v.late {
 		return err
@@ -165,7 +162,11 @@ func (v *voyage) secondGuard() error {
 	if err == nil || !strings.Contains(out, "holds it") {
 		return fmt.Errorf("a second guard of the job says %q, %v", out, err)
 	}
-	return v.signalled() // and a rank is killed
+	rank, err := v.victim()
+	if err != nil {
+		return err
+	}
+	return rank.Kill(unix.SIGKILL)
 }
 
 // breakPolicy makes a mistake in the policy of the job's node, before the job comes.
