@@ -256,15 +256,10 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		g.logOnce("cannot hold the files of all clients", fmt.Errorf("%d files are held already", maxFiles))
 		return
 	}
-	if g.stuck.Load() >= maxStuck {
-		g.state.Unheld++
-		g.logOnce("cannot hold files of more clients", errStuck)
-		return
-	}
-	fd, err := g.kernel.duplicate(c.pidfd, number, k)
+	fd, err := g.takers.duplicate(c.pidfd, number, g.kernel.identity(k))
 	switch {
 	case errors.Is(err, errChanged):
-		g.discard(fd)
+		g.logOnce("a process changes its files while they are looked at", err)
 		return
 	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // closed or ended since
 		return
@@ -304,27 +299,6 @@ func (g *Guard) inheritedFile(c *client, number int, k kind) (*file, *client) {
 		}
 	}
 	return nil, nil
-}
-
-// maxStuck bounds the files that are no device's and that do not close.
-const maxStuck = 8
-
-var errStuck = errors.New("the job's user has put files in the place of device files, and they do not close")
-
-// errChanged says that a descriptor was another file by the time that it was duplicated.
-var errChanged = errors.New("the file has changed")
-
-// duplicate duplicates a descriptor of a process and looks what it is behind the duplicate. With errChanged the duplicate is
-// returned as well: it may be any file, and even to close it may take the user's pleasure.
-func (k *kernel) duplicate(pidfd, number int, wanted kind) (int, error) {
-	fd, err := unix.PidfdGetfd(pidfd, number, 0)
-	if err != nil {
-		return -1, err
-	}
-	if d, ok := k.deviceAt(fd, "", unix.AT_EMPTY_PATH); !ok || d.kind != wanted {
-		return fd, errChanged
-	}
-	return fd, nil
 }
 
 // aboveControl gives a memory file a descriptor above those of the client's control files. The kernel closes the files of

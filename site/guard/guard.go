@@ -13,7 +13,6 @@ package guard
 
 import (
 	"maps"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -33,6 +32,7 @@ type Options struct {
 	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client comes
 	// Daemons are the job's control daemons that have been started: their children are servers, not clients.
 	Daemons func() []site.Proc
+	Taker   []string // the command line of a process that calls Take(0)
 	// Usage is the path of the program gpu-usage, "" to do without, and UsageArgs its arguments.
 	Usage     string
 	UsageArgs []string
@@ -76,7 +76,7 @@ type Guard struct {
 	ofRoot    map[int]bool       // processes of root's at the last look
 	resume    int                // the process that the next look begins with, 0 for the first
 	outside   chan lease.Outside // from the goroutines that ask why
-	stuck     atomic.Int32       // files that are no device's and are being closed
+	takers    takers
 
 	unleased           bool
 	usage              usages
@@ -106,6 +106,7 @@ func New(o Options) (*Guard, error) {
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan int, maxFiles),
 		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Proc]bool{}, outside: make(chan lease.Outside, maxOutside),
 	}
+	g.takers.line = o.Taker
 	g.watch()
 	return g, nil
 }
@@ -130,6 +131,7 @@ func (g *Guard) Stop() { g.events.stop() }
 
 // Run guards until Stop or until the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
+	_ = g.takers.start() // before the first client; what fails now is tried again with it
 	for stopped := false; !stopped; {
 		seen := g.events.wait(g.wakeUp(time.Now()))
 		now := time.Now()

@@ -49,7 +49,7 @@ func newRoom(t *testing.T, hold time.Duration) *room {
 	t.Helper()
 	r := &room{t: t, folder: devices(t)}
 	g, err := New(Options{
-		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Devices: r.folder, Minors: []int{0, 1},
+		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
 		Daemons: func() []site.Proc { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
 		Save: func(s lease.GuardState) {
 			r.mutex.Lock()
@@ -335,6 +335,8 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	}
 	for began := time.Now(); r.files > 0 && time.Since(began) < soon; r.release(time.Now()) {
 		time.Sleep(time.Millisecond)
+	}
+	for r.takers.leave(); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the closings
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {

@@ -28,8 +28,8 @@ const (
 // identity tells one file from all others: a character device by its number, whatever its path, because a container may
 // have a device file of its own; any other file, which stands for a device on a simulated node, by its inode.
 type identity struct {
-	device bool
-	a, b   uint64
+	Device bool
+	A, B   uint64
 }
 
 func identityOf(st *unix.Statx_t) identity {
@@ -100,13 +100,16 @@ func (k *kernel) findDevices() {
 	k.ids = ids
 }
 
-func (k *kernel) knows(wanted kind) bool {
-	for _, d := range k.ids {
+func (k *kernel) knows(wanted kind) bool { return k.identity(wanted) != identity{} }
+
+// identity is the identity of the control or memory device's file, that of no file when it is not there.
+func (k *kernel) identity(wanted kind) identity {
+	for id, d := range k.ids {
 		if d.kind == wanted {
-			return true
+			return id
 		}
 	}
-	return false
+	return identity{}
 }
 
 // owner is the effective uid of a process as the owner of its folder shows it: root for a process that is not dumpable.
@@ -168,7 +171,7 @@ func (k *kernel) openedBy(pid, max int) (o opened, err error) {
 	defer unix.Close(dir)
 	err = eachNumber(dir, func(number int) bool {
 		o.looked++
-		d, ok := k.deviceAt(dir, strconv.Itoa(number), 0)
+		d, ok := k.deviceAt(dir, strconv.Itoa(number))
 		switch {
 		case !ok:
 		case d.kind == controlFile:
@@ -185,14 +188,19 @@ func (k *kernel) openedBy(pid, max int) (o opened, err error) {
 	return o, err
 }
 
-// deviceAt is which of the driver's files a link of /proc/PID/fd, or an open file with AT_EMPTY_PATH, leads to.
-func (k *kernel) deviceAt(dir int, name string, flags int) (device, bool) {
+// deviceAt is which of the driver's files a link of /proc/PID/fd leads to.
+func (k *kernel) deviceAt(dir int, name string) (device, bool) {
 	var st unix.Statx_t
-	if err := unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, &st); err != nil {
+	if statx(dir, name, 0, &st) != nil {
 		return device{}, false
 	}
 	d, ok := k.ids[identityOf(&st)]
 	return d, ok
+}
+
+// statx asks the kernel alone what a file is: AT_STATX_DONT_SYNC has a file system of a user's say nothing.
+func statx(dir int, name string, flags int, st *unix.Statx_t) error {
+	return unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
 }
 
 // pipesOf are the inodes of the pipes that a process has open, up to max descriptors.

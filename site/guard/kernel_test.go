@@ -142,9 +142,6 @@ func TestADescriptorThatChanges(t *testing.T) {
 	if held == nil || len(held.files) != 2 || held.files[0].number != 5 || held.files[1].number != 7 {
 		t.Fatalf("held: %+v", held)
 	}
-	for r.stuck.Load() > 0 {
-		unix.Getpid()
-	}
 	if files := own(r.folder); len(files) != 2 || len(own(filepath.Dir(other))) > 0 {
 		t.Errorf("open: %q", files)
 	}
@@ -154,7 +151,7 @@ func TestADescriptorThatChanges(t *testing.T) {
 func TestFilesThatDoNotClose(t *testing.T) {
 	r := newRoom(t, 0)
 	r.still()
-	r.stuck.Store(maxStuck)
+	r.takers.stuck.Store(maxStuck)
 	c := r.child(opens + waits)
 	r.looksAt(c.Process.Pid)
 	if len(r.living) != 0 || r.Guard.state.Unheld != 3 {

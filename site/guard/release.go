@@ -180,6 +180,7 @@ func (g *Guard) makeRoom() bool {
 
 // releaseAll closes all files and waits until they are closed.
 func (g *Guard) releaseAll() {
+	g.takers.leave()
 	for _, c := range slices.Clone(g.dead) {
 		g.let(c, atEnd)
 	}
@@ -198,15 +199,4 @@ func (g *Guard) releaseAll() {
 			return
 		}
 	}
-}
-
-// discard closes a file that a process had put in the place of a device's. The file system of a user may take for ever for
-// that, so it is done beside the loop.
-func (g *Guard) discard(fd int) {
-	g.logOnce("a process changes its files while they are looked at", errChanged)
-	g.stuck.Add(1)
-	go func() {
-		_ = unix.Close(fd)
-		g.stuck.Add(-1)
-	}()
 }

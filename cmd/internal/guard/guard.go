@@ -34,6 +34,7 @@ epilog ends it.
 
   --job ID            the job, which has a lease on this node
   --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
+  --take              duplicate files for the guard that has started this process
   --version, --help
 
 It exits with 0 when it is told to end or the job's lease is gone, with 1 when it cannot guard.
@@ -43,6 +44,7 @@ It exits with 0 when it is told to end or the job's lease is gone, with 1 when i
 type line struct {
 	paths         site.Paths
 	job           uint
+	take          bool
 	version, help bool
 }
 
@@ -51,6 +53,7 @@ func parse(args []string) (l line, err error) {
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&l.paths.Root, "root", "", "")
 	flags.UintVar(&l.job, "job", 0, "")
+	flags.BoolVar(&l.take, "take", false, "")
 	flags.BoolVar(&l.version, "version", false, "")
 	err = flags.Parse(args)
 	switch {
@@ -58,7 +61,7 @@ func parse(args []string) (l line, err error) {
 		l.help, err = true, nil
 	case err != nil:
 		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
-	case l.version:
+	case l.version || l.take:
 	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
 		err = errors.New("cannot guard: want --job ID: see guard --help")
 	}
@@ -76,6 +79,8 @@ func Main(p cli.Process) int {
 	case l.version:
 		fmt.Fprintln(p.Out, cli.Version())
 		return cli.OK
+	case l.take:
+		err = guard.Take(0)
 	default:
 		err = run(p, l.paths, uint32(l.job))
 	}
@@ -145,6 +150,7 @@ func guardJob(p cli.Process, journal *lease.Journal, l lease.Lease, paths site.P
 	r := record{journal: journal, lease: l}
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Devices: paths.Devices(),
+		Taker:   []string{"/proc/self/exe", "--take"},
 		Daemons: r.daemons, Leased: r.leased, Log: log,
 		Save: func(s lease.GuardState) {
 			if err := journal.SaveGuard(job, s); err != nil {
