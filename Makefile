@@ -53,7 +53,7 @@ demo: setup ## show a job's life on a node, on a real Slurm
 
 # The jobs of the soak load all cores, so they come when the other tests are done.
 test: setup ## all tests
-	REQUIRE_LAB=1 go test -p 1 -parallel 3 -timeout 13m -skip '^TestSoak$$' ./...
+	REQUIRE_LAB=1 go test -parallel 3 -timeout 13m -skip '^TestSoak$$' ./...
 	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 

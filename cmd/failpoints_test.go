@@ -307,7 +307,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 				open(p, job)
 				points := p.points(job, program)
 				p.must(0, job, "epilog")
-				sweep(t, s, sample(points, 12), func(p play, at point) bool {
+				sweep(t, s, sample(points, 18), func(p play, at point) bool {
 					job := s.job(p)
 					open(p, job)
 					hit, full := at.reached(p), false

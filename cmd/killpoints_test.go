@@ -261,10 +261,10 @@ func (s shape) stand(t *testing.T) play {
 	return playIn(t, publicDir(t), policy, models...)
 }
 
-// some are the points that there is time for: every third of a job with one GPU and one daemon, and fewer of others.
+// some are the points that there is time for: every fifth of a job with one GPU and one daemon, and fewer of others.
 func some[P any](s shape, points []P, every int) []P {
 	if s == shapes[0] {
-		return sample(points, 3)
+		return sample(points, 5)
 	}
 	return sample(points, every)
 }
@@ -409,7 +409,7 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 		t.Fatalf("the ticket says %q", ticket.Refused)
 	}
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(points, 8), func(p play, at point) bool {
+	sweep(t, s, sample(points, 16), func(p play, at point) bool {
 		job := fails(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "epilog")
@@ -427,7 +427,7 @@ func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	job := s.job(p)
 	points := p.points(job, "prolog")
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(points, 6), func(p play, at point) bool {
+	sweep(t, s, sample(points, 9), func(p play, at point) bool {
 		job := s.job(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "prolog")
@@ -485,7 +485,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
-			points, every := p.points(job, "prolog"), 12
+			points, every := p.points(job, "prolog"), 20
 			p.must(0, job, "epilog")
 			if s != shapes[0] {
 				points, every = nth(points, 8), 8
