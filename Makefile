@@ -57,12 +57,13 @@ test: setup ## all tests
 	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
-# The tests that a Slurm runs in, on another Debian's Slurm beside the installed one.
-slurm-bundle: $(BUILT)/slurm-trixie ## the Slurm of Debian 13, in .build
-$(BUILT)/slurm-trixie: | setup
-	site/lab/bundle.sh $@ trixie
-test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian 13
-	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-trixie go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd ./site/lab ./site/slurm
+# The tests that a Slurm runs in, on another Debian's Slurm beside the installed one: SUITE=forky has Slurm 26.05.
+SUITE ?= trixie
+slurm-bundle: $(BUILT)/slurm-$(SUITE) ## the Slurm of Debian's SUITE (trixie), in .build
+$(BUILT)/slurm-%: | setup
+	site/lab/bundle.sh $@ $*
+test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
+	REQUIRE_LAB=1 SLURM_BUNDLE=$(BUILT)/slurm-$(SUITE) go test -parallel 4 -timeout 13m -skip "^TestSoak$$" ./cmd ./site/lab ./site/slurm
 
 # The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root

@@ -45,8 +45,8 @@ installed() {
 plugins='accounting_storage_none acct_gather_.*_none auth_munge auth_none burst_buffer_none cgroup_ cli_filter_none
 core_spec_none cred_ data_parser_ ext_sensors_none gpu_generic gpu_nvidia gres_ hash_ job_container_ job_submit_(all|defaults|logging|require)
 jobacct_gather_ jobcomp_(none|filetxt|script) launch_ mcs_none mpi_(none|pmi2|pmix) namespace_ node_features_helpers power_none
-preempt_ prep_ priority_ proctrack_ route_ sched_ select_cons_ select_linear serializer_(json|url) site_factor_ spank_
-switch_none task_ tls_none topology_(none|default|tree|flat)'
+preempt_ prep_ priority_ proctrack_ route_ sched_ select_cons_ select_linear serializer_(json|url|yaml) site_factor_ spank_
+switch_none task_ tls_none topology_(none|default|tree|flat) compress_ conn_ http_parser_ url_parser_ metrics_ certgen_ certmgr_'
 
 # Open MPI's components that need InfiniBand, libfabric, UCX or a debugger, and OpenSHMEM's.
 drop_components='mca_(mtl_.*|btl_(ofi|openib|usnic|uct)|pml_(ucx|cm|monitoring)|osc_(ucx|monitoring)|coll_(monitoring|ucc)|common_(ofi|ucx|monitoring)|(atomic|memheap|scoll|spml|sshmem)_.*)'
@@ -75,7 +75,7 @@ slurm() {
     copy "$dir"/libslurm*.so "$tree/lib"
     pattern="^($(echo $plugins | tr ' ' '|')).*\.so$"
     for plugin in "$dir"/*.so; do
-        [[ $(basename "$plugin") =~ $pattern ]] && copy "$plugin" "$tree/plugins"
+        if [[ $(basename "$plugin") =~ $pattern ]]; then copy "$plugin" "$tree/plugins"; fi
     done
 }
 
@@ -118,6 +118,7 @@ relocate_pmix_plugin() {
     while [ ${#new} -lt ${#old} ]; do new=$new/; done
     [ ${#new} = ${#old} ] || fail "cannot relocate Slurm's mpi/pmix: $new is longer than $old"
     for file in "$tree"/plugins/mpi_pmix*.so; do
+        [ -e "$file" ] || continue # Debian's 26.05 has none
         grep -q -a -F "$old" "$file" || fail "cannot relocate Slurm's mpi/pmix: $(basename "$file") does not name $old"
         sed -i "s|$old|$new|g" "$file"
     done
@@ -144,12 +145,16 @@ Dir::Cache "$apt/cache/";
 APT::Install-Recommends "false";
 APT::Sandbox::User "root";
 Acquire::Languages "none";
+Acquire::Check-Valid-Until "$([ -n "${DEBIAN_EXPIRED:-}" ] && echo false || echo true)";
 pkgCacheGen::Essential "none";
 END
     for what in update '--download-only install slurm-wlm munge libslurm-dev libpmix-dev'; do
         # shellcheck disable=SC2086 # the list is split on purpose
         APT_CONFIG=$apt/conf apt-get -q -y $what >"$apt/log" 2>&1 </dev/null || {
             tail -n 20 "$apt/log" >&2
+            if grep -q 'is expired' "$apt/log"; then
+                fail "cannot unpack $suite: the mirror's index is past its date; take another by DEBIAN_MIRROR=URL, or accept it by DEBIAN_EXPIRED=1"
+            fi
             fail "cannot unpack $suite: 'apt-get $what' failed, its last lines are above"
         }
     done
