@@ -13,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
 )
 
 // What the control program says decides, its exit code only where it says nothing: both were recorded for each answer.
@@ -72,6 +73,26 @@ func TestBoundsOfAQuestion(t *testing.T) {
 				t.Errorf("asked %d times, want %d", len(lines), c.asked)
 			}
 		})
+	}
+}
+
+// The control program has no file of this process's but the three that it talks by, whatever they are marked as.
+//
+// Contract: D1
+func TestNoFileIsInherited(t *testing.T) {
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not closed by an exec
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	program := filepath.Join(t.TempDir(), "control")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	said, err := Control{Path: program}.run(t.Context(), job, lease.Daemon{PipeDir: "/nowhere"}, "")
+	if err != nil || strings.Count(said, "pipe:") != 3 || strings.Contains(said, os.DevNull) {
+		t.Errorf("%v: %s", err, said)
 	}
 }
 

@@ -34,7 +34,7 @@ var faults = []fault{
 
 	// The control program.
 	{"no-death-signal", "D1", "site/mps/fork.go", `unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL)`, `unix.PR_SET_PDEATHSIG, uintptr(0)`, "./cmd", "TestTheControlProgramEndsWithItsParent"},
-	{"descriptors-are-inherited", "D1", "site/mps/fork.go", "im.closeRest()\n\tif !im.asIs", "if !im.asIs", "./cmd", "TestHostileDescriptors"},
+	{"descriptors-are-inherited", "D1", "site/mps/fork.go", "im.closeRest()\n\tif !im.asIs", "if !im.asIs", "./site/mps", "TestNoFileIsInherited"},
 	{"roots-groups", "D1", "site/mps/fork.go", `unix.SYS_SETGROUPS, uintptr(im.nGroups)`, `unix.SYS_GETGROUPS, uintptr(0)`, "./cmd", "TestHostileDescriptors"},
 	{"few-files", "D1", "site/mps/files.go", `Cur: max(limit.Cur, EnoughFiles)`, `Cur: min(limit.Cur, 1024)`, "./cmd", "TestAJobsLife"},
 	{"the-daemon-dies-first", "D1", "site/mps/start.go", `[]byte("0"), 0)`, `[]byte("7"), 0)`, "./cmd", "TestAJobsLife"},
