@@ -30,7 +30,7 @@ var rooms = map[string][]string{
 	"mpirun-wrap":          {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
 	"cmd/internal/cli":     {},
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
-	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
+	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/node"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
 	"cmd/internal/node":    {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},

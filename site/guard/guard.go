@@ -13,6 +13,7 @@ package guard
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -37,7 +38,7 @@ type Options struct {
 	Usage     string
 	UsageArgs []string
 	Leased    func() bool            // the job's lease is still there: without it a guard ends
-	Save      func(lease.GuardState) // called once a second at most, when something has changed
+	Save      func(lease.GuardState) // called once a second at most, when something has changed, beside Run
 	Log       zerolog.Logger
 }
 
@@ -56,6 +57,8 @@ const (
 	// heldCheck is the time between two checks of the memory while files of the dead are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
+	// saveWait bounds the wait for the last state at the end.
+	saveWait = time.Second
 	// maxLines bounds the lines of the log about single clients: a user can start and end as many as they like.
 	maxLines = 200
 )
@@ -71,6 +74,8 @@ type Guard struct {
 	files  int             // open duplicates
 	closed chan int        // how many duplicates have been closed, from the goroutines that close
 	state  lease.GuardState
+	states chan lease.GuardState // the latest that is to be saved
+	saved  chan struct{}         // closed when the last one is
 
 	dismissed map[site.Proc]bool // processes of the same user that are another job's
 	ofRoot    map[int]bool       // processes of root's at the last look
@@ -107,6 +112,7 @@ func New(o Options) (*Guard, error) {
 		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Proc]bool{}, outside: make(chan lease.Outside, maxOutside),
 	}
 	g.takers.line = o.Taker
+	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil
 }
@@ -131,6 +137,7 @@ func (g *Guard) Stop() { g.events.stop() }
 
 // Run guards until Stop or until the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
+	go g.saveAll()
 	_ = g.takers.start() // before the first client; what fails now is tried again with it
 	for stopped := false; !stopped; {
 		seen := g.events.wait(g.wakeUp(time.Now()))
@@ -159,6 +166,11 @@ func (g *Guard) Run() {
 		g.usage.gauge.stop()
 	}
 	g.save(time.Now(), true)
+	close(g.states)
+	select {
+	case <-g.saved:
+	case <-time.After(saveWait):
+	}
 	g.events.close()
 	g.kernel.close()
 }
@@ -198,10 +210,12 @@ func (g *Guard) look(began time.Time) {
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Proc, _ bool) bool { return !p.Alive() })
 		g.unleased = !g.Leased()
-		g.kernel.findDevices()
-		g.watch()
 		g.partClients(began)
 		g.nextFull = began.Add(rareLook)
+	}
+	if full || !g.kernel.knows(memoryFile) { // the node's first server may have the memory driver loaded
+		g.kernel.findDevices()
+		g.watch()
 	}
 	before := computed()
 	g.find(full)
@@ -227,14 +241,28 @@ func computed() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// save keeps the state, once a second at most unless it is the last.
+// save has the state saved, once a second at most unless it is the last.
 func (g *Guard) save(now time.Time, last bool) {
 	if !g.changed || !last && now.Before(g.lastSave.Add(saveEvery)) {
 		return
 	}
 	g.state.Clients, g.state.Dead, g.state.Files = g.neighbours(), len(g.dead), g.files
-	g.Save(g.state)
+	select {
+	case <-g.states: // an older one that is not saved yet
+	default:
+	}
+	state := g.state
+	state.Released, state.Outside = maps.Clone(state.Released), slices.Clone(state.Outside)
+	g.states <- state
 	g.changed, g.lastSave = false, now
+}
+
+// saveAll saves what save hands over. Run waits for no disk: a client that opens its files meanwhile has 30 ms.
+func (g *Guard) saveAll() {
+	for state := range g.states {
+		g.Save(state)
+	}
+	close(g.saved)
 }
 
 // logOnce logs a failure that may come again and again.

@@ -181,6 +181,50 @@ func TestTheFilesOfAClientAreHeld(t *testing.T) {
 	r.reports("released", func(s lease.GuardState) bool { return s.Seen == 1 && s.Released[noNeighbour] == 1 && s.Clients == 0 })
 }
 
+// The memory driver's device file comes with the node's first server, whose log has a line then: its clients are found at once.
+func TestADeviceThatComesLate(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	logs := t.TempDir()
+	r.Logs = []string{logs}
+	device := filepath.Join(r.folder, "nvidia-uvm")
+	if err := os.Remove(device); err != nil {
+		t.Fatal(err)
+	}
+	delete(r.events.watched, device) // as if it had never been there
+	r.kernel.findDevices()
+	r.watch()
+	r.runs()
+	time.Sleep(100 * time.Millisecond) // the first look is over
+	for _, path := range []string{device, filepath.Join(logs, "server.log")} {
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(2 * lookingFor)
+	r.child(opens + waits)
+	r.becomes(3, rareLook/2)
+}
+
+// A disk that does not answer holds up neither the guard nor its end.
+func TestAStateThatIsNotSaved(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	asked, answers := make(chan struct{}), make(chan struct{})
+	r.Save = func(lease.GuardState) { asked <- struct{}{}; <-answers }
+	ended := make(chan struct{})
+	go func() { r.Run(); close(ended) }()
+	<-asked
+	r.child(opens + waits)
+	r.becomes(3, rareLook/2)
+	r.Stop()
+	select {
+	case <-ended:
+	case <-time.After(soon):
+		t.Error("it does not end")
+	}
+	go func() { <-asked }() // the last state
+	close(answers)
+}
+
 // Beside a neighbour they are held for the time that the policy says, and no longer than the neighbour lives.
 func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	const hold = 500 * time.Millisecond

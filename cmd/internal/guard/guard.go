@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/rs/zerolog/diode"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -120,7 +121,29 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	raisePriority()
 	out, closeLog := logfile.Open(paths.Log())
 	defer closeLog()
-	return guardJob(p, journal, l, paths, logfile.Of(out, "guard", job))
+	lines := diode.NewWriter(out, maxLines, 0, nil)
+	defer closeLines(lines)
+	return guardJob(p, journal, l, paths, logfile.Of(lines, "guard", job))
+}
+
+const (
+	// maxLines bounds the lines of the log that wait for the disk. The guard waits for none: a client that opens its files
+	// meanwhile has 30 ms. More lines are lost.
+	maxLines  = 1000
+	linesWait = time.Second
+)
+
+// closeLines waits for the last lines, which a disk that does not answer may hold up.
+func closeLines(lines diode.Writer) {
+	written := make(chan struct{})
+	go func() {
+		_ = lines.Close()
+		close(written)
+	}()
+	select {
+	case <-written:
+	case <-time.After(linesWait):
+	}
 }
 
 // leaseFor is the lease of a job that is to have a guard.
