@@ -77,7 +77,7 @@ func TestBadFilesOfTheSite(t *testing.T) {
 			p := newPlay(t, "", node.H200)
 			c.breaks(p)
 			out := p.must(1, p.job(7, "0"), "prolog")
-			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().Facts(), "GRES", p.gres()).Replace(c.want)
+			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().ConfigFile(), "GRES", p.gres()).Replace(c.want)
 			if out != "prolog: "+want+"\n" {
 				t.Errorf("got  %swant prolog: %s", out, want)
 			}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // Prologs and epilogs side by side: what they leave behind is what they would have left one after the other.
@@ -27,7 +27,7 @@ import (
 // raced is the folder of prolog and epilog with the race detector in them, which RACE asks for: to build them takes
 // longer than all of these tests. A race ends them with a code that no test expects.
 var raced = sync.OnceValues(func() (string, error) {
-	shared, err := stage.Shared()
+	shared, err := testnode.Shared()
 	if err != nil {
 		return "", err
 	}
@@ -58,7 +58,7 @@ func newCrowd(t *testing.T, policy string, gpus int) play {
 }
 
 // runs runs a binary from any goroutine. The test fails where it could not run or found a race.
-func (p play) runs(job stage.Job, program string, args ...string) stage.Result {
+func (p play) runs(job testnode.Job, program string, args ...string) testnode.Result {
 	result, err := p.Run(p.ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
 	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
 		p.t.Errorf("%s of job %d: %+v, %v", program, job.ID, result, err)
@@ -67,7 +67,7 @@ func (p play) runs(job stage.Job, program string, args ...string) stage.Result {
 }
 
 // closes runs an epilog, which has no reason to fail.
-func (p play) closes(job stage.Job) {
+func (p play) closes(job testnode.Job) {
 	if did := p.runs(job, "epilog"); did.Code != 0 || did.Output != "" {
 		p.t.Errorf("epilog of job %d: %+v", job.ID, did)
 	}
@@ -119,7 +119,7 @@ func (p play) has(job uint32, gpus ...int) {
 		}
 	}
 	ticket := p.ticket(job)
-	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !ticket.Daemons[0].Proc.Alive() {
+	if len(ticket.Devices) != len(gpus) || len(ticket.Daemons) != 1 || !ticket.Daemons[0].Proc.Running() {
 		p.t.Errorf("ticket of job %d: %+v", job, ticket)
 	}
 }
@@ -136,7 +136,7 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 	var ended atomic.Int32
 	reapers := copies(2, func(int) {
 		for ended.Load() < jobs {
-			if did := p.runs(stage.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 { // 1: it leaves what runs
+			if did := p.runs(testnode.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 { // 1: it leaves what runs
 				t.Errorf("reap: %+v", did)
 			}
 		}
@@ -239,7 +239,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 }
 
 // orphan starts a prolog whose parent dies at once.
-func (p play) orphan(job stage.Job) site.Proc {
+func (p play) orphan(job testnode.Job) site.Process {
 	p.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
 	cmd.Args = append(cmd.Args, p.Command("prolog")...)
@@ -257,12 +257,12 @@ func (p play) orphan(job stage.Job) site.Proc {
 		p.t.Fatal(err)
 	}
 	p.t.Cleanup(func() { _ = stat.Kill(9) })
-	return stat.Proc
+	return stat.Process
 }
 
 // Epilogs of one job at the same time, while a client has its grace: each waits for the one before it, none ends another.
 func TestEpilogsOfOneJobAtOnce(t *testing.T) {
-	p := newCrowd(t, stage.Default(`drain_grace = "6s"`), 1)
+	p := newCrowd(t, testnode.Default(`drain_grace = "6s"`), 1)
 	p.facts(`epilog_deadline = "15s"`)
 	job := p.job(7, "0")
 	p.must(0, job, "prolog")
@@ -315,7 +315,7 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 		together(
 			func() { p.closes(job) },
 			func() {
-				site.Pause(p.ctx, time.Duration(round)*15*time.Millisecond) // another point of the epilog each time
+				site.Sleep(p.ctx, time.Duration(round)*15*time.Millisecond) // another point of the epilog each time
 				if did := p.runs(job, "prolog"); did.Code != 0 {
 					t.Errorf("prolog: %+v", did)
 				}

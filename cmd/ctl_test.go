@@ -26,7 +26,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,7 +87,7 @@ type finding struct {
 }
 
 // ctl runs mpsctl as root.
-func (p play) ctl(args ...string) stage.Result {
+func (p play) ctl(args ...string) testnode.Result {
 	p.t.Helper()
 	result, err := p.Run(p.ctx, nil, "mpsctl", args...)
 	if err != nil {
@@ -173,7 +173,7 @@ func (p play) ask(d lease.Daemon, line string) string {
 // Eight ranks on two GPUs: status says of them what CUDA told each of them, who the driver and the daemon say they are,
 // and the limits that the daemon reads back.
 func TestStatusAgrees(t *testing.T) {
-	p := newPlay(t, stage.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
+	p := newPlay(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
 	told := map[int]int{} // SMs by pid, as CUDA has them
 	for _, rank := range p.ranks(8, "spin", "-ms", "1", "-for", "100") {
@@ -265,7 +265,7 @@ type scene struct {
 }
 
 func newScene(t *testing.T, attributes ...string) scene {
-	p := newPlay(t, stage.Default(attributes...), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(attributes...), node.H200, node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	return scene{p, p.ticket(7).Daemons[0]}
 }
@@ -692,8 +692,8 @@ func TestAThousandLeases(t *testing.T) {
 	}
 	for i := range 999 {
 		owner := lease.Job{ID: uint32(i + 1001), UID: uid, GID: gid, User: "hpc1"}
-		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", Made: time.Now(), Daemons: []lease.Daemon{s.daemon}}
-		if err := errors.Join(journal.Begin(s.ctx, l), journal.Publish(lease.Ticket{Job: owner, Rule: "mps", Share: "even", Overlap: 2, Ceiling: 100, Daemons: l.Daemons})); err != nil {
+		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", CreatedAt: time.Now(), Daemons: []lease.Daemon{s.daemon}}
+		if err := errors.Join(journal.Create(s.ctx, l), journal.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Share: "even", Overlap: 2, Ceiling: 100, Daemons: l.Daemons})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // fence is a fenced block of a document. The first word behind the fence is its language, and a second one after "text"
@@ -174,7 +174,7 @@ var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue
 	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go"}
 
 func ours(word string) bool {
-	return slices.Contains(stage.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
+	return slices.Contains(testnode.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
 }
 
 // wrong says what is wrong with a line of a shell's, "" for nothing.

@@ -17,7 +17,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,7 +84,7 @@ func (w *ward) linkPrograms() {
 	from := w.Bin
 	w.Bin = filepath.Join(filepath.Dir(w.Root), "bin")
 	w.change(os.Mkdir(w.Bin, 0o755))
-	for _, program := range stage.Programs {
+	for _, program := range testnode.Programs {
 		if err := os.Link(filepath.Join(from, program), w.bin(program)); err != nil { // another file system
 			w.copy(filepath.Join(from, program), w.bin(program))
 		}
@@ -147,7 +147,7 @@ func (w ward) edit(path, old, new string) {
 // sets adds a line to slurm.conf.
 func (w ward) sets(line string) { w.edit(w.conf, "GresTypes=", line+"\nGresTypes=") }
 
-func (w ward) doctor(args ...string) stage.Result {
+func (w ward) doctor(args ...string) testnode.Result {
 	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none"}, args...)...)
 }
 
@@ -157,7 +157,7 @@ func (w ward) diagnose() diagnosis {
 	return w.read(w.doctor("--json"))
 }
 
-func (w ward) read(result stage.Result) diagnosis {
+func (w ward) read(result testnode.Result) diagnosis {
 	w.t.Helper()
 	var d diagnosis
 	decoder := json.NewDecoder(strings.NewReader(result.Output))
@@ -251,7 +251,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 
 func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
 
-func (w ward) wardJob() stage.Job {
+func (w ward) wardJob() testnode.Job {
 	j := w.job(7, "0")
 	j.Extra = append(j.Extra, "SLURMD_NODENAME="+wardNode)
 	return j
@@ -342,20 +342,22 @@ var planted = []faultPlanted{
 	{name: "no policy", kind: "policy", plant: func(w ward) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
 	{name: "a policy of somebody else", kind: "policy", plant: func(w ward) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
 	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
-	{name: "a site file with a mistake", kind: "site-file", plant: func(w ward) { w.write(w.Paths().Facts(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
+	{name: "a site file with a mistake", kind: "site-file", plant: func(w ward) { w.write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
 
 	{name: "a control program of another driver", kind: "control-version", plant: func(w ward) {
 		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
-		w.edit(w.Paths().Facts(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
+		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
 	}, where: "DIR/nvidia-cuda-mps-control", do: "reboot the node"},
-	{name: "no control program", kind: "control-missing", plant: func(w ward) { w.edit(w.Paths().Facts(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "no control program", kind: "control-missing", plant: func(w ward) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
 	{name: "a control program that is none", kind: "control-mode", plant: func(w ward) {
 		path := w.copyOf("nvidia-cuda-mps-control")
 		w.change(os.Chmod(path, 0o644))
-		w.edit(w.Paths().Facts(), w.Sim.Program("nvidia-cuda-mps-control"), path)
+		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), path)
 	}, where: "DIR/nvidia-cuda-mps-control", do: "chmod 755 DIR/nvidia-cuda-mps-control", mends: true},
-	{name: "no folder of libraries", kind: "library-path", plant: func(w ward) { w.edit(w.Paths().Facts(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library") }, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
-	{name: "no NVML", kind: "nvml", plant: func(w ward) { w.edit(w.Paths().Facts(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "no folder of libraries", kind: "library-path", plant: func(w ward) {
+		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
+	}, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "no NVML", kind: "nvml", plant: func(w ward) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
 	{name: "a driver that does not start", kind: "nvml", plant: func(w ward) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
 
 	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
@@ -382,7 +384,7 @@ var planted = []faultPlanted{
 	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w ward) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
 	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w ward) {
 		w.sets("PrologTimeout=100")
-		w.edit(w.Paths().Facts(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
+		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
 	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
 	{name: "a node without a line", kind: "node-unknown", plant: func(w ward) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
@@ -540,7 +542,7 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	if !errors.As(err, &exit) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.found(w.read(stage.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "LimitNOFILE="})
+	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "LimitNOFILE="})
 }
 
 // The name and the file come from where slurmd has them; a user who looks is told that it is not all.

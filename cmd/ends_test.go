@@ -19,21 +19,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // shared is a job on a simulated node whose clients share a GPU: nothing but the prolog's daemon and guard is there.
 type shared struct {
 	play
-	job   stage.Job
+	job   testnode.Job
 	env   []string // of a client
-	guard site.Proc
+	guard site.Process
 }
 
 // newShared opens job 7 with a policy of one rule.
 func newShared(t *testing.T, attributes ...string) *shared {
 	t.Helper()
-	return openShared(newPlay(t, stage.Default(attributes...), node.H200))
+	return openShared(newPlay(t, testnode.Default(attributes...), node.H200))
 }
 
 // openShared opens job 7 on a node that is there.
@@ -132,7 +132,7 @@ func (s *shared) holds(want int, within time.Duration) {
 	s.t.Helper()
 	deadline := time.Now().Add(within)
 	for s.held(s.guard.PID, "/nvidia-uvm") != want {
-		if time.Now().After(deadline) || !site.Pause(s.ctx, time.Millisecond) {
+		if time.Now().After(deadline) || !site.Sleep(s.ctx, time.Millisecond) {
 			s.t.Fatalf("the guard holds %d files of nvidia-uvm, want %d\n%s", s.held(s.guard.PID, "/nvidia-uvm"), want, s.log())
 		}
 	}
@@ -211,7 +211,7 @@ var ways = []struct {
 
 // undumpable is the library of testdata/undumpable.c, built once.
 var undumpable = sync.OnceValues(func() (string, error) {
-	folder, err := stage.Shared()
+	folder, err := testnode.Shared()
 	if err != nil {
 		return "", err
 	}
@@ -252,7 +252,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 					victim := way.start(s, slices.Concat([]string{s.cudaClient(), "spin", "-for", "60", "-end", ending}, load.args))
 					victim.ends()
 					s.works()
-					site.Pause(s.ctx, load.takes) // else there is more and more work, and the next client makes the guard let go
+					site.Sleep(s.ctx, load.takes) // else there is more and more work, and the next client makes the guard let go
 					if s.ended(neighbour) {
 						t.Fatalf("after %s\n%s\n%s", ending, s.serverLog(7), s.log())
 					}
@@ -269,7 +269,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 // ended reports whether a client has ended.
 func (s *shared) ended(neighbour *running) bool {
 	stat, err := site.ReadStat(neighbour.Process.Pid)
-	return err != nil || !stat.Alive()
+	return err != nil || !stat.Running()
 }
 
 // knows holds that the guard has seen so many clients at least, and that it could hold all files of each. It writes its state
@@ -281,7 +281,7 @@ func (s *shared) knows(seen int) {
 		if state.Seen >= seen && state.Unheld == 0 {
 			return
 		}
-		if time.Since(began) > 5*time.Second || !site.Pause(s.ctx, 50*time.Millisecond) {
+		if time.Since(began) > 5*time.Second || !site.Sleep(s.ctx, 50*time.Millisecond) {
 			s.t.Errorf("the guard knows %+v, want %d clients at least", state, seen)
 			return
 		}
@@ -295,7 +295,7 @@ func (s *shared) state() lease.GuardState {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	state, err := lease.Reader(s.Paths().Run(), boot).ReadGuard(7)
+	state, err := lease.OpenReadOnly(s.Paths().Run(), boot).ReadGuard(7)
 	if err != nil {
 		s.t.Fatalf("%v\n%s", err, s.log())
 	}
@@ -325,7 +325,7 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 			for _, victim := range victims {
 				victim.ends()
 			}
-			site.Pause(s.ctx, 7*time.Second) // their work takes 6 s, one after the other
+			site.Sleep(s.ctx, 7*time.Second) // their work takes 6 s, one after the other
 			s.holds(18, 0)
 			newcomer := s.neighbour()
 			s.holds(4, 30*time.Second)

@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
-	"github.com/slurm-mps/slurm-mps/site/sim/trace"
+	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // errnos are what a full, forbidden or broken file system and a crowded node answer. The last one is not for reading and
@@ -27,12 +27,12 @@ type failure struct {
 }
 
 // refuse is what a plan asks: the error for an effect, 0 for none.
-type refuse func(trace.Effect) syscall.Errno
+type refuse func(faultinject.Effect) syscall.Errno
 
 // refuse fails the point, once.
 func (f failure) refuse(p play, reached *bool) refuse {
 	hit := f.reached(p)
-	return func(e trace.Effect) syscall.Errno {
+	return func(e faultinject.Effect) syscall.Errno {
 		if p.matters(e) && hit(e) {
 			*reached = true
 			return f.errno
@@ -43,7 +43,7 @@ func (f failure) refuse(p play, reached *bool) refuse {
 
 // matters reports whether the failure of an effect is the program's to care for: not the loader's and the name service's
 // search, not what the simulated driver looks up for tests, and not words for the log.
-func (p play) matters(e trace.Effect) bool {
+func (p play) matters(e faultinject.Effect) bool {
 	path, _, _ := strings.Cut(e.What, " ")
 	switch {
 	case path == p.Paths().Log(), strings.HasPrefix(path, p.Sim.Node.Dir+"/delay_ms/"), e.Call == "connect":
@@ -57,12 +57,12 @@ func (p play) matters(e trace.Effect) bool {
 // failures are what can fail in one act, found by watching it go on under a plan that may fail something else already:
 // every effect, with one error here and the next there; or every effect and every question, with each of them. Otherwise
 // a fifth of the questions will do.
-func (p play) failures(job stage.Job, program string, each bool, already refuse) []failure {
+func (p play) failures(job testnode.Job, program string, each bool, already refuse) []failure {
 	p.t.Helper()
 	var found tally
 	var all []failure
 	asked := 0
-	p.trace(job, program, trace.Plan{Fail: func(e trace.Effect) syscall.Errno {
+	p.trace(job, program, faultinject.Plan{Fail: func(e faultinject.Effect) syscall.Errno {
 		if already != nil {
 			if errno := already(e); errno != 0 {
 				return errno
@@ -92,7 +92,7 @@ func (p play) failures(job stage.Job, program string, each bool, already refuse)
 const most = 8
 
 // fits are the errors that an effect can answer.
-func fits(e trace.Effect) []syscall.Errno {
+func fits(e faultinject.Effect) []syscall.Errno {
 	if e.Asks || e.Call == "unlinkat" {
 		return errnos[:4]
 	}
@@ -100,9 +100,9 @@ func fits(e trace.Effect) []syscall.Errno {
 }
 
 // failing runs a binary under refusals, or one refusal once, and holds that it says what it could not do, in a line of this house.
-func (p play) failing(job stage.Job, program string, once bool, refusals ...refuse) trace.Result {
+func (p play) failing(job testnode.Job, program string, once bool, refusals ...refuse) faultinject.Result {
 	p.t.Helper()
-	result := p.trace(job, program, trace.Plan{Once: once, Fail: func(e trace.Effect) syscall.Errno {
+	result := p.trace(job, program, faultinject.Plan{Once: once, Fail: func(e faultinject.Effect) syscall.Errno {
 		for _, refuse := range refusals {
 			if errno := refuse(e); errno != 0 {
 				return errno
@@ -137,7 +137,7 @@ func (p play) opened(id uint32) {
 	p.t.Helper()
 	ticket := p.ticket(id)
 	for _, d := range ticket.Daemons {
-		if !d.Proc.Alive() {
+		if !d.Proc.Running() {
 			p.t.Errorf("exit 0 without a daemon: %+v\n%s", ticket, p.log())
 		}
 	}
@@ -184,7 +184,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 		p.booted()
 		if result := p.failing(none, "prolog", true, f.refuse(p, &reached)); result.Code == 1 {
 			p.cleanButTurn(f)
-		} else if p.ticket(7).Refused == "" {
+		} else if p.ticket(7).RefusalReason == "" {
 			p.t.Errorf("exit 0 and %+v", p.ticket(7))
 		}
 		p.must(0, none, "epilog")
@@ -250,7 +250,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	s := shapes[0]
 	p := s.stand(t)
 	noTicket := func(p play) refuse {
-		return func(e trace.Effect) syscall.Errno {
+		return func(e faultinject.Effect) syscall.Errno {
 			if e.Call == "renameat" && strings.Contains(e.What, p.Paths().Run()+"/tickets/") {
 				return syscall.EIO
 			}
@@ -284,14 +284,14 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 	for _, end := range []struct {
 		name    string
 		errno   syscall.Errno
-		refuses func(play, trace.Effect) bool
+		refuses func(play, faultinject.Effect) bool
 	}{
-		{"disk", syscall.ENOSPC, func(p play, e trace.Effect) bool {
+		{"disk", syscall.ENOSPC, func(p play, e faultinject.Effect) bool {
 			_, err := os.Lstat(e.What) // what is there can be opened
 			makes := err != nil && slices.Contains([]string{"openat", "mkdirat", "linkat"}, e.Call)
 			return !e.Asks && strings.Contains(e.What, p.Root) && (makes || e.Call == "write" || e.Call == "pwrite64")
 		}},
-		{"descriptors", syscall.EMFILE, func(p play, e trace.Effect) bool {
+		{"descriptors", syscall.EMFILE, func(p play, e faultinject.Effect) bool {
 			return slices.Contains([]string{"openat", "pipe2", "pidfd_open"}, e.Call) && p.matters(e)
 		}},
 	} {
@@ -299,7 +299,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 			t.Run(end.name+" "+program, func(t *testing.T) {
 				p := s.stand(t)
 				job := s.job(p)
-				open := func(p play, job stage.Job) {
+				open := func(p play, job testnode.Job) {
 					if p.booted(); program == "epilog" {
 						p.must(0, job, "prolog")
 					}
@@ -311,7 +311,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 					job := s.job(p)
 					open(p, job)
 					hit, full := at.reached(p), false
-					result := p.failing(job, program, false, func(e trace.Effect) syscall.Errno {
+					result := p.failing(job, program, false, func(e faultinject.Effect) syscall.Errno {
 						if full = full || p.changes(e) && hit(e); full && end.refuses(p, e) {
 							return end.errno
 						}
@@ -342,15 +342,15 @@ type nvmlCall struct {
 // codes are what a driver answers: not supported, no permission, GPU lost, unknown.
 var codes = []int{3, 4, 15, 999}
 
-func (p play) nvmlFunction(e trace.Effect) (name string, ok bool) {
+func (p play) nvmlFunction(e faultinject.Effect) (name string, ok bool) {
 	return strings.CutPrefix(e.What, p.Sim.Node.Dir+"/delay_ms/")
 }
 
-func (p play) nvmlCalls(job stage.Job, program string) []nvmlCall {
+func (p play) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 	p.t.Helper()
 	var found tally
 	var all []nvmlCall
-	p.trace(job, program, trace.Plan{Fail: func(e trace.Effect) syscall.Errno {
+	p.trace(job, program, faultinject.Plan{Fail: func(e faultinject.Effect) syscall.Errno {
 		if name, ok := p.nvmlFunction(e); ok {
 			at := found.add(name)
 			for i, code := range codes {
@@ -367,7 +367,7 @@ func (p play) nvmlCalls(job stage.Job, program string) []nvmlCall {
 // refuse has the call fail, once.
 func (c nvmlCall) refuse(p play, reached *bool) refuse {
 	seen := 0
-	return func(e trace.Effect) syscall.Errno {
+	return func(e faultinject.Effect) syscall.Errno {
 		if name, ok := p.nvmlFunction(e); ok && name == c.name {
 			if seen++; seen == c.nth {
 				*reached = p.Sim.Node.Fail(c.name, c.code, 1) == nil

@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,7 +41,7 @@ func (p play) fail(function string, code, times int) {
 // facts adds lines to the site's facts.
 func (p play) facts(lines ...string) {
 	p.t.Helper()
-	path := p.Paths().Facts()
+	path := p.Paths().ConfigFile()
 	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
 }
 
@@ -86,7 +86,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlay(t, "", node.H200)
 			if strings.Contains(c.name, "not there") {
-				p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
+				p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
 				c.want = `prolog: cannot start /nonexistent -d: .*no such file or directory`
 			} else {
 				c.breaks(p)
@@ -107,10 +107,10 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 }
 
 func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
-	p := newPlay(t, stage.Default(`on_failure = "run_without"`), node.H200)
+	p := newPlay(t, testnode.Default(`on_failure = "run_without"`), node.H200)
 	p.fault("dies_at_start", "1")
 	p.must(0, p.job(7, "0"), "prolog")
-	if ticket := p.ticket(7); !ticket.Without || !strings.Contains(ticket.Refused, "cannot start") {
+	if ticket := p.ticket(7); !ticket.RunWithoutMPS || !strings.Contains(ticket.RefusalReason, "cannot start") {
 		t.Errorf("ticket %+v", ticket)
 	}
 	env := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
@@ -195,7 +195,7 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, stage.Default(`drain_grace = "200ms"`), node.H200)
+			p := newPlay(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
 			p.facts(`epilog_deadline = "20s"`)
 			p.must(0, p.job(7, "0"), "prolog")
 			c.breaks(p, p.ticket(7).Daemons[0])
@@ -263,13 +263,13 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	for control.Parent != prolog.Process.Pid {
 		var pid int
 		_, _ = fmt.Sscan(read(t, started), &pid)
-		if control, _ = site.ReadStat(pid); !site.Pause(p.ctx, time.Millisecond) {
+		if control, _ = site.ReadStat(pid); !site.Sleep(p.ctx, time.Millisecond) {
 			t.Fatal("the prolog starts no control program")
 		}
 	}
 	_ = prolog.Process.Kill()
 	_ = prolog.Wait()
-	for began := time.Now(); control.Alive(); time.Sleep(time.Millisecond) {
+	for began := time.Now(); control.Running(); time.Sleep(time.Millisecond) {
 		if time.Since(began) > 2*time.Second {
 			_ = control.Kill(unix.SIGKILL)
 			t.Fatal("the control program outlives the prolog")
@@ -314,7 +314,7 @@ func TestModesBefore(t *testing.T) {
 }
 
 func TestComputeModeUnchanged(t *testing.T) {
-	p := newPlay(t, stage.Default(`compute_mode = "unchanged"`), node.H200)
+	p := newPlay(t, testnode.Default(`compute_mode = "unchanged"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	if p.modes() != "0" {
 		t.Errorf("mode %s", p.modes())
@@ -386,7 +386,7 @@ func (p play) sleepsInDriver(pid int) {
 				return
 			}
 		}
-		if !site.Pause(p.ctx, time.Millisecond) {
+		if !site.Sleep(p.ctx, time.Millisecond) {
 			p.t.Fatal("the prolog does not come to the driver")
 		}
 	}
@@ -439,7 +439,7 @@ func TestRefusals(t *testing.T) {
 				p.write(p.conf, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
 			}
 			p.must(0, p.job(7, c.gpus), "prolog")
-			if got := p.ticket(7).Refused; !regexp.MustCompile("^" + c.reason + "$").MatchString(got) {
+			if got := p.ticket(7).RefusalReason; !regexp.MustCompile("^" + c.reason + "$").MatchString(got) {
 				t.Errorf("got  %s\nwant %s", got, c.reason)
 			}
 			if p.modes() != "00" {
@@ -455,7 +455,7 @@ func TestRefusals(t *testing.T) {
 // few for one the node has failed, in a sentence.
 func TestFewOpenFiles(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
-	prolog := func(files int, job stage.Job) (int, string) {
+	prolog := func(files int, job testnode.Job) (int, string) {
 		t.Helper()
 		line := append([]string{fmt.Sprintf("--nofile=%d:%d", files, files), "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, p.Command("prolog")...)
 		cmd := exec.CommandContext(p.ctx, "prlimit", line...)

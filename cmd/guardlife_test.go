@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -105,7 +105,7 @@ func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 func (s *shared) when(is func() bool) time.Time {
 	s.t.Helper()
 	for !is() {
-		if !site.Pause(s.ctx, time.Millisecond) {
+		if !site.Sleep(s.ctx, time.Millisecond) {
 			s.t.Fatalf("it does not come\n%s", s.log())
 		}
 	}
@@ -175,7 +175,7 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 			if with := s.free(); c.newer > time.Second && with > before-5000 {
 				t.Errorf("free were %d MiB, and are %d", before, with)
 			}
-			if site.Pause(s.ctx, c.newer); s.held(s.guard.PID, "/nvidia-uvm") < 4 {
+			if site.Sleep(s.ctx, c.newer); s.held(s.guard.PID, "/nvidia-uvm") < 4 {
 				t.Errorf("let go before there was a newer client\n%s", s.log())
 			}
 			newcomer := s.neighbour()
@@ -227,7 +227,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
 	victim.kill()
-	if !site.Pause(s.ctx, 500*time.Millisecond) || s.held(s.guard.PID, "/nvidia-uvm") != 4 {
+	if !site.Sleep(s.ctx, 500*time.Millisecond) || s.held(s.guard.PID, "/nvidia-uvm") != 4 {
 		t.Fatal("let go with memory to spare")
 	}
 	used, err := strconv.Atoi(strings.TrimSpace(read(t, filepath.Join(group, "memory.usage_in_bytes"))))
@@ -273,7 +273,7 @@ func TestAGuardThatDies(t *testing.T) {
 	}
 	before := s.guard
 	s.guard = s.lease(7).Guard
-	if s.guard == before || !s.guard.Alive() {
+	if s.guard == before || !s.guard.Running() {
 		t.Fatalf("the guard was %v and is %v", before, s.guard)
 	}
 	s.holds(2, slack)
@@ -350,7 +350,7 @@ func TestAGuardStartedByHand(t *testing.T) {
 	if out, err := s.asUser(s.Command("guard", "--job", "7")...).CombinedOutput(); err == nil || !strings.Contains(string(out), "not root") {
 		t.Errorf("as the user: %s, %v", out, err)
 	}
-	if !s.guard.Alive() {
+	if !s.guard.Running() {
 		t.Error("the job's own guard has ended")
 	}
 	if _, err := os.Stat(filepath.Join(s.Paths().Run(), "guards/99")); err == nil {
@@ -367,7 +367,7 @@ func TestAGuardWithoutItsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	removed := time.Now()
-	s.when(func() bool { return !s.guard.Alive() })
+	s.when(func() bool { return !s.guard.Running() })
 	if took := time.Since(removed); took > 10*time.Second+slack {
 		t.Errorf("it ended after %v", took)
 	}
@@ -428,13 +428,13 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 		s.start("spin", "-ms", "0", "-for", "100")
 	}
 	s.holds(2*48, 20*time.Second)
-	site.Pause(s.ctx, 8*time.Second) // until it has seen that they are clients of the daemon
+	site.Sleep(s.ctx, 8*time.Second) // until it has seen that they are clients of the daemon
 	const window, handful = 4 * time.Second, 10
 	least := 1 << 30 // of three, because a look without a reason, of which there is one in 10 s, makes Go's runtime busy for a while
 	both := family(t, s.guard.PID)
 	for range 3 {
 		before := wakeUps(t, both...)
-		site.Pause(s.ctx, window)
+		site.Sleep(s.ctx, window)
 		least = min(least, wakeUps(t, both...)-before)
 	}
 	if least > handful {
@@ -479,7 +479,7 @@ func TestAJobsGuard(t *testing.T) {
 	p.must(0, p.job(7, "0"), "prolog")
 	guard := p.lease(7).Guard
 	stat, err := site.ReadStat(guard.PID)
-	if err != nil || stat.Proc != guard || stat.Session != guard.PID {
+	if err != nil || stat.Process != guard || stat.Session != guard.PID {
 		t.Fatalf("%+v, %v: want %v in a session of its own", stat, err, guard)
 	}
 	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", guard.PID)); err == nil && !strings.HasSuffix(string(group), " nice -20\n") {
@@ -504,7 +504,7 @@ func TestAJobsGuard(t *testing.T) {
 //
 // Contract: G1
 func TestAJobWithoutHold(t *testing.T) {
-	p := newPlay(t, stage.Default(`hold = "0s"`), node.H200)
+	p := newPlay(t, testnode.Default(`hold = "0s"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	if guard := p.lease(7).Guard; guard.PID != 0 {
 		t.Errorf("a guard without hold: %v", guard)

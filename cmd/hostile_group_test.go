@@ -40,7 +40,7 @@ func TestHostileDaemonThatForks(t *testing.T) {
 		t.Fatalf("the daemon's child is %q", line)
 	}
 	a.closes(job)
-	if stat, err := site.ReadStat(survivor); err == nil && stat.Alive() {
+	if stat, err := site.ReadStat(survivor); err == nil && stat.Running() {
 		t.Errorf("process %d outlived the job", survivor)
 	}
 }

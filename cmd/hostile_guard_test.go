@@ -140,7 +140,7 @@ func TestHostileGuard(t *testing.T) {
 			other := filepath.Join(publicDir(w.t), "nvidia-uvm")
 			w.write(other, "")
 			w.group(w.a.as(uid, w.a.program, "flips", w.device("nvidiactl"), w.device("nvidia-uvm"), other))
-			site.Pause(w.ctx, 5*time.Second) // a change in the moment of the look is luck; the next test has one
+			site.Sleep(w.ctx, 5*time.Second) // a change in the moment of the look is luck; the next test has one
 			w.t.Logf("a change was met: %v", strings.Contains(w.log(), "a process changes its files while they are looked at"))
 		}},
 		{"clients without end", func(w *watch) {
@@ -172,7 +172,7 @@ func TestHostileGuard(t *testing.T) {
 			c.act(w)
 			w.small(2 * time.Second)
 			victim := w.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-			site.Pause(w.ctx, 500*time.Millisecond)
+			site.Sleep(w.ctx, 500*time.Millisecond)
 			victim.kill()
 			w.small(2 * time.Second)
 			t.Logf("the guard has computed for %v in %v", computed(t, w.guard.PID), time.Since(began))

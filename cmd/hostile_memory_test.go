@@ -17,7 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -95,7 +95,7 @@ type cost struct {
 }
 
 // costs runs the programs through the life of a job, each in a group of its own.
-func (a attack) costs(all memoryGroup, job stage.Job, begin func()) map[string]cost {
+func (a attack) costs(all memoryGroup, job testnode.Job, begin func()) map[string]cost {
 	a.t.Helper()
 	job.UID, job.GID = claimant, claimant
 	begin()

@@ -24,7 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,7 +38,7 @@ const other, stormy = 2002, 2110
 
 // hostile is the program of the attacks, testdata/hostile, built once.
 var hostile = sync.OnceValues(func() (string, error) {
-	shared, err := stage.Shared()
+	shared, err := testnode.Shared()
 	if err != nil {
 		return "", err
 	}
@@ -160,14 +160,14 @@ func (a attack) named(name string) string {
 // folders are the job's, which are its user's own.
 type folders struct{ pipe, log, meet string }
 
-func (a attack) opens(job stage.Job) folders {
+func (a attack) opens(job testnode.Job) folders {
 	a.t.Helper()
 	a.must(0, job, "prolog")
 	ticket := a.ticket(job.ID)
-	if ticket.Refused != "" {
-		a.t.Fatalf("refused: %s", ticket.Refused)
+	if ticket.RefusalReason != "" {
+		a.t.Fatalf("refused: %s", ticket.RefusalReason)
 	}
-	return folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.Meet}
+	return folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.ExchangeDir}
 }
 
 // deed is one run of a binary, as slurmd runs it.
@@ -178,7 +178,7 @@ type deed struct {
 	rss    int // MiB at most
 }
 
-func (a attack) acts(job stage.Job, program string, before ...string) deed {
+func (a attack) acts(job testnode.Job, program string, before ...string) deed {
 	a.t.Helper()
 	line := append(before, a.Command(program)...)
 	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
@@ -194,7 +194,7 @@ const endless = 40 * time.Second
 
 // withstands holds what is to be true of every act of root's, whatever the user did: no drain, no endless wait, no memory
 // or output without end, nothing in the log that is not its own.
-func (a attack) withstands(job stage.Job, program string, before ...string) {
+func (a attack) withstands(job testnode.Job, program string, before ...string) {
 	a.t.Helper()
 	logged := len(a.log())
 	did := a.acts(job, program, before...)
@@ -219,7 +219,7 @@ func (a attack) withstands(job stage.Job, program string, before ...string) {
 }
 
 // closes runs the epilog and holds that the node is quiet.
-func (a attack) closes(job stage.Job) {
+func (a attack) closes(job testnode.Job) {
 	a.t.Helper()
 	a.withstands(job, "epilog")
 	a.clean()
@@ -324,7 +324,7 @@ func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
 	bound := []string{"setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin"}
 	a.withstands(job, "prolog", bound...)
 	ticket := a.ticket(7)
-	f := folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.Meet}
+	f := folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.ExchangeDir}
 	if strings.Contains(read(t, "/proc/self/mountinfo"), a.Root) {
 		t.Fatal("it has mounted, so the test sees nothing")
 	}
@@ -415,7 +415,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 		{"escapes", `printf '\033[2J\302\23331m\n' >$CUDA_MPS_LOG_DIRECTORY/control.log`, `\\x1b[2J`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := newAttack(t, stage.Default(`on_failure = "run_without"`), 1)
+			a := newAttack(t, testnode.Default(`on_failure = "run_without"`), 1)
 			secret := filepath.Join(publicDir(t), "words") // root's alone
 			if err := os.WriteFile(secret, []byte(words+"\n"), 0o600); err != nil {
 				t.Fatal(err)
@@ -425,7 +425,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 				go a.linkInPlaceOf("jobs/7/0/log/control.log", words)
 			}
 			a.withstands(a.job(7, "0"), "prolog")
-			refused := a.ticket(7).Refused
+			refused := a.ticket(7).RefusalReason
 			if c.want == "" && strings.Contains(refused+a.log(), words) || !strings.Contains(refused+a.log(), c.want) {
 				t.Errorf("the ticket says %q", refused)
 			}
@@ -437,7 +437,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 // linkInPlaceOf puts a file of root's into a folder as soon as it is there, as a hard link would be.
 func (a attack) linkInPlaceOf(path, content string) {
 	path = filepath.Join(a.Paths().Run(), path)
-	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && site.Pause(a.ctx, time.Millisecond) {
+	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && site.Sleep(a.ctx, time.Millisecond) {
 	}
 }
 
@@ -448,7 +448,7 @@ func (p play) controlIs(script string) {
 	if err := os.Chmod(path, 0o755); err != nil {
 		p.t.Fatal(err)
 	}
-	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
+	p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }
 
 // Everything below the root but the driver's files is tried for everything by two users with a job each. What they may do ends at their own
@@ -463,7 +463,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 	for user, own := range folders {
 		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.meet)
 		var want []string
-		for _, path := range []string{a.Paths().Policy(), a.Paths().Facts(), filepath.Join(a.Paths().Run(), ticket[user])} {
+		for _, path := range []string{a.Paths().Policy(), a.Paths().ConfigFile(), filepath.Join(a.Paths().Run(), ticket[user])} {
 			want = append(want, "read "+path, "flock "+path) // root takes no lock of what a user may read
 		}
 		got := strings.Split(strings.TrimSpace(out), "\n")
@@ -529,7 +529,7 @@ func TestHostileTickets(t *testing.T) {
 
 // Slurm takes a TaskProlog's lines for its own: what a user says of a rank comes into them as a number or not at all.
 func TestHostileWordsToTheTaskProlog(t *testing.T) {
-	a := newAttack(t, stage.Default(`memory = "even"`), 1)
+	a := newAttack(t, testnode.Default(`memory = "even"`), 1)
 	job := a.job(7, "0")
 	a.opens(job)
 	line := regexp.MustCompile(`^(export CUDA_[A-Z_]+=[A-Za-z0-9,./=:_-]+|unset CUDA_[A-Z_]+)$`)
@@ -708,7 +708,7 @@ func TestHostileProcesses(t *testing.T) {
 			for _, pid := range lives {
 				a.lives(pid)
 			}
-			if daemon.Alive() {
+			if daemon.Running() {
 				t.Errorf("the daemon %v is alive", daemon)
 			}
 		})
@@ -755,8 +755,8 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 	a.goesOn(cmd)
 	t.Cleanup(func() { a.does(user, a.program, "end") })
 	a.withstands(job, "epilog")
-	if daemon.Alive() || a.modes() != "0" {
-		t.Errorf("daemon alive %v, modes %s", daemon.Alive(), a.modes())
+	if daemon.Running() || a.modes() != "0" {
+		t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
 	}
 	a.does(user, a.program, "end")
 	a.clean()
@@ -766,12 +766,12 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 func TestHostileDaemonThatLooksDead(t *testing.T) {
 	a := newAttack(t, "", 1)
 	control := a.named("nvidia-cuda-mps-control")
-	a.write(a.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\nepilog_deadline = \"6s\"\n", a.Sim.NVML(), control))
+	a.write(a.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\nepilog_deadline = \"6s\"\n", a.Sim.NVML(), control))
 	a.opens(a.job(7, "0"))
 	daemon := a.ticket(7).Daemons[0].Proc
 	a.does(uid, "kill", "-USR1", strconv.Itoa(daemon.PID))
 	for stat, err := site.ReadStat(daemon.PID); stat.State != 'Z'; stat, err = site.ReadStat(daemon.PID) {
-		if err != nil || !site.Pause(a.ctx, time.Millisecond) {
+		if err != nil || !site.Sleep(a.ctx, time.Millisecond) {
 			t.Fatalf("the attack itself fails: %+v, %v", stat, err)
 		}
 	}
@@ -845,8 +845,8 @@ func TestHostileMimicThatDoesNotGo(t *testing.T) {
 	t.Cleanup(stop)
 	a.withstands(job, "epilog")
 	a.lives(pid) // else the test sees nothing
-	if daemon.Alive() || a.modes() != "0" {
-		t.Errorf("daemon alive %v, modes %s", daemon.Alive(), a.modes())
+	if daemon.Running() || a.modes() != "0" {
+		t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
 	}
 }
 
@@ -859,7 +859,7 @@ func (a attack) comes(path string) bool {
 	}()
 	select {
 	case <-came:
-		return site.Pause(a.ctx, 50*time.Millisecond)
+		return site.Sleep(a.ctx, 50*time.Millisecond)
 	case <-time.After(500 * time.Millisecond):
 		return false
 	}
@@ -895,8 +895,8 @@ func TestHostileSignals(t *testing.T) {
 			_ = storm.Wait()
 			// What is stopped stays so.
 			a.withstands(next, "prolog")
-			if ticket := a.ticket(8); ticket.Refused != "" {
-				t.Errorf("the next job is refused: %s", ticket.Refused)
+			if ticket := a.ticket(8); ticket.RefusalReason != "" {
+				t.Errorf("the next job is refused: %s", ticket.RefusalReason)
 			}
 			a.withstands(next, "epilog")
 			a.does(user, a.program, "end")
@@ -910,14 +910,14 @@ func TestHostileSignals(t *testing.T) {
 func TestHostileAnswersToTheEpilog(t *testing.T) {
 	for _, kind := range []string{"silent", "drip", "endless", "reset", "escapes", "refuses", "names", "thousands"} {
 		t.Run(kind, func(t *testing.T) {
-			a := newAttack(t, stage.Default(`drain_grace = "100ms"`), 1)
+			a := newAttack(t, testnode.Default(`drain_grace = "100ms"`), 1)
 			a.facts(`epilog_deadline = "6s"`)
 			f := a.opens(a.job(7, "0"))
 			daemon, victim := a.ticket(7).Daemons[0].Proc, a.victim()
 			a.goesOn(a.as(uid, a.program, "serve", f.pipe, fmt.Sprint(kind, " ", victim)))
 			a.closes(a.job(7, "0"))
 			a.lives(victim)
-			if daemon.Alive() {
+			if daemon.Running() {
 				t.Error("the daemon is alive")
 			}
 		})
@@ -944,13 +944,13 @@ func TestHostileAnswersToTheProlog(t *testing.T) {
 			a.goesOn(a.as(uid, a.program, c.verb, pipe, c.answers))
 			a.withstands(a.job(7, "0"), "prolog")
 			ticket := a.ticket(7)
-			t.Logf("refused: %q", ticket.Refused)
-			if want := map[bool]string{true: "0", false: "3"}[ticket.Refused != ""]; a.modes() != want {
+			t.Logf("refused: %q", ticket.RefusalReason)
+			if want := map[bool]string{true: "0", false: "3"}[ticket.RefusalReason != ""]; a.modes() != want {
 				t.Errorf("modes %s, want %s", a.modes(), want)
 			}
-			plain(t, ticket.Refused)
-			if len(ticket.Refused) > 4096 {
-				t.Errorf("the ticket has %d bytes", len(ticket.Refused))
+			plain(t, ticket.RefusalReason)
+			if len(ticket.RefusalReason) > 4096 {
+				t.Errorf("the ticket has %d bytes", len(ticket.RefusalReason))
 			}
 			a.withstands(a.job(7, "0"), "epilog")
 			a.clean()
@@ -1080,7 +1080,7 @@ func TestHostileDescriptors(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	daemon := a.ticket(7).Daemons[0]
-	f := folders{daemon.PipeDir, daemon.LogDir, a.ticket(7).Meet}
+	f := folders{daemon.PipeDir, daemon.LogDir, a.ticket(7).ExchangeDir}
 	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", daemon.Proc.PID))
 	if err != nil || len(open) < 3 {
 		t.Fatalf("files of the daemon: %q, %v", open, err)
@@ -1143,7 +1143,7 @@ func TestHostileLimits(t *testing.T) {
 	a.goesOn(a.as(user, "/bin/sh", "-c", `i=0; while [ $i -lt 100 ]; do sleep 100 & i=$((i+1)); done; echo ready; wait`))
 	t.Cleanup(func() { a.does(user, a.program, "end") })
 	a.withstands(job, "prolog", limit...)
-	if refused := a.ticket(7).Refused; !strings.Contains(refused, "resource temporarily unavailable") {
+	if refused := a.ticket(7).RefusalReason; !strings.Contains(refused, "resource temporarily unavailable") {
 		t.Errorf("the ticket says %q", refused)
 	}
 	a.withstands(job, "epilog", limit...)
@@ -1168,10 +1168,10 @@ func TestHostileNeighbour(t *testing.T) {
 			t.Errorf("group %d: the daemon says %q", group, out)
 		}
 	}
-	if !daemon.Proc.Alive() {
+	if !daemon.Proc.Running() {
 		t.Error("the daemon is gone")
 	}
-	if _, err := lease.Reader(a.Paths().Run(), boot(t)).ReadTicket(7); err != nil {
+	if _, err := lease.OpenReadOnly(a.Paths().Run(), boot(t)).ReadTicket(7); err != nil {
 		t.Error(err)
 	}
 	a.closes(a.job(7, "0"))

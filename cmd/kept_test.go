@@ -133,7 +133,7 @@ func TestANodeThatNeverHadAPolicy(t *testing.T) {
 // Contract: R11
 func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 	p := newPlay(t, "", node.H200)
-	good := read(t, p.Paths().Facts())
+	good := read(t, p.Paths().ConfigFile())
 	p.facts("mps_controll = 1")
 	p.asksNot(6)
 	out := p.must(1, p.job(7, "0"), "prolog") // by the defaults, which are another machine's
@@ -141,7 +141,7 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 		t.Errorf("%s\n%s", out, p.log())
 	}
 	p.must(0, p.job(7, "0"), "epilog")
-	p.write(p.Paths().Facts(), good)
+	p.write(p.Paths().ConfigFile(), good)
 	p.must(0, p.job(8, "0"), "prolog")
 	p.must(0, p.job(8, "0"), "epilog")
 	p.facts("mps_controll = 1")

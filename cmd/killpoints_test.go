@@ -19,9 +19,9 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
-	"github.com/slurm-mps/slurm-mps/site/sim/trace"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,9 +39,9 @@ type point struct {
 func (at point) String() string { return fmt.Sprintf("%s (%d)", at.name, at.nth) }
 
 // reached counts the effects of a run and reports the one that is meant.
-func (at point) reached(p play) func(trace.Effect) bool {
+func (at point) reached(p play) func(faultinject.Effect) bool {
 	count := 0
-	return func(e trace.Effect) bool {
+	return func(e faultinject.Effect) bool {
 		if p.name(e) != at.name {
 			return false
 		}
@@ -56,7 +56,7 @@ var (
 )
 
 // name is an effect without what differs from run to run.
-func (p play) name(e trace.Effect) string {
+func (p play) name(e faultinject.Effect) string {
 	folder := filepath.Dir(p.Root)
 	name := strings.ReplaceAll(e.String(), folder, "")
 	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "") // of a control group
@@ -65,14 +65,14 @@ func (p play) name(e trace.Effect) string {
 }
 
 // changes are the effects that outlive a killed program, but for lines of the log.
-func (p play) changes(e trace.Effect) bool {
+func (p play) changes(e faultinject.Effect) bool {
 	return !e.Asks && !(e.Call == "write" && e.What == p.Paths().Log())
 }
 
 // trace runs a binary for a job under a plan.
-func (p play) trace(job stage.Job, program string, plan trace.Plan) trace.Result {
+func (p play) trace(job testnode.Job, program string, plan faultinject.Plan) faultinject.Result {
 	p.t.Helper()
-	result, err := trace.Run(p.ctx, p.Command(program), job.Environment(program+"_slurmd"), plan)
+	result, err := faultinject.Run(p.ctx, p.Command(program), job.Environment(program+"_slurmd"), plan)
 	if err != nil {
 		p.t.Fatalf("%v\n%s", err, p.log())
 	}
@@ -80,10 +80,10 @@ func (p play) trace(job stage.Job, program string, plan trace.Plan) trace.Result
 }
 
 // points are the effects of one act, found by watching it; those that fail by themselves change nothing.
-func (p play) points(job stage.Job, program string) []point {
+func (p play) points(job testnode.Job, program string) []point {
 	p.t.Helper()
 	var found tally
-	result := p.trace(job, program, trace.Plan{Kill: func(e trace.Effect) bool {
+	result := p.trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool {
 		if p.changes(e) {
 			found.add(p.name(e))
 		}
@@ -112,12 +112,12 @@ func (l *tally) add(name string) point {
 
 // killed runs a binary and kills it at a point. An act that comes to its end without it took another way this time, as
 // one does that has to ask a daemon twice, so it is tried again from the start.
-func (p play) killed(job stage.Job, program string, at point, start func()) bool {
+func (p play) killed(job testnode.Job, program string, at point, start func()) bool {
 	p.t.Helper()
 	for range 3 {
 		start()
 		hit := at.reached(p)
-		result := p.trace(job, program, trace.Plan{Kill: func(e trace.Effect) bool { return p.changes(e) && hit(e) }})
+		result := p.trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool { return p.changes(e) && hit(e) }})
 		if result.Signal == syscall.SIGKILL {
 			return true
 		}
@@ -159,7 +159,7 @@ func (p play) strangers() []string {
 		var pid int
 		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
 		stat, err := site.ReadStat(pid)
-		if err == nil && stat.Alive() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
+		if err == nil && stat.Running() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
 			found = append(found, fmt.Sprintf("process %d %q", pid, line))
 		}
 	}
@@ -209,7 +209,7 @@ func (p play) strays() []string {
 			return err
 		}
 		switch path {
-		case p.Paths().Policy(), p.Paths().Facts(), p.Paths().Log():
+		case p.Paths().Policy(), p.Paths().ConfigFile(), p.Paths().Log():
 			return nil
 		}
 		if kept, ok := strings.CutPrefix(path, p.keptLogs()); !ok || strings.HasPrefix(kept, ".") {
@@ -224,7 +224,7 @@ func (p play) strays() []string {
 func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
 
 // another job can open and close.
-func (p play) another(job stage.Job) {
+func (p play) another(job testnode.Job) {
 	p.t.Helper()
 	next := job
 	next.ID++
@@ -247,7 +247,7 @@ func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
 
 // job is a job of the shape. Its user is nobody else's on this machine, so that no other test's user can stop its daemons.
-func (s shape) job(p play) stage.Job {
+func (s shape) job(p play) testnode.Job {
 	job := p.job(7, s.gpuList())
 	job.UID, job.GID = 2011, 2011
 	return job
@@ -257,7 +257,7 @@ func (s shape) job(p play) stage.Job {
 func (s shape) stand(t *testing.T) play {
 	t.Helper()
 	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
-	policy := stage.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
+	policy := testnode.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
 	return playIn(t, publicDir(t), policy, models...)
 }
 
@@ -397,7 +397,7 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	s := shapes[0]
-	fails := func(p play) stage.Job {
+	fails := func(p play) testnode.Job {
 		job := s.job(p)
 		p.controlIs(fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", job.UID, p.Sim.Program("nvidia-cuda-mps-control")))
 		return job
@@ -405,8 +405,8 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	p := s.stand(t)
 	job := fails(p)
 	points := p.points(job, "prolog")
-	if ticket := p.ticket(job.ID); !strings.Contains(ticket.Refused, "it works for others") {
-		t.Fatalf("the ticket says %q", ticket.Refused)
+	if ticket := p.ticket(job.ID); !strings.Contains(ticket.RefusalReason, "it works for others") {
+		t.Fatalf("the ticket says %q", ticket.RefusalReason)
 	}
 	p.must(0, job, "epilog")
 	sweep(t, s, sample(points, 16), func(p play, at point) bool {
@@ -532,8 +532,8 @@ func TestAnOrphanThatIsLate(t *testing.T) {
 			job := s.job(p)
 			born := daemonsBirth(p.points(job, "prolog"))
 			p.must(0, job, "epilog")
-			hit, ended := born.reached(p), make(chan stage.Result, 1)
-			p.trace(job, "prolog", trace.Plan{
+			hit, ended := born.reached(p), make(chan testnode.Result, 1)
+			p.trace(job, "prolog", faultinject.Plan{
 				Kill: hit,
 				Killed: func() {
 					go func() {
@@ -584,7 +584,7 @@ func (p play) waitsForTurn() {
 				return
 			}
 		}
-		if !site.Pause(p.ctx, time.Millisecond) {
+		if !site.Sleep(p.ctx, time.Millisecond) {
 			p.t.Error("the epilog does not come to its turn")
 			return
 		}

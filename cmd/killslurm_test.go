@@ -21,7 +21,7 @@ import (
 func (c *cluster) cutter(program string) (where string) {
 	c.t.Helper()
 	cut := filepath.Join(c.dir, "cut")
-	if out, err := exec.Command("go", "build", "-o", cut, "github.com/slurm-mps/slurm-mps/site/sim/trace/cut").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", cut, "github.com/slurm-mps/slurm-mps/site/sim/faultinject/cut").CombinedOutput(); err != nil {
 		c.t.Fatalf("%v: %s", err, out)
 	}
 	hook, where := filepath.Join(c.dir, program), filepath.Join(c.dir, program+".cut")
@@ -83,7 +83,7 @@ func TestAPrologKilledUnderSlurm(t *testing.T) {
 func (c *cluster) empty() {
 	c.t.Helper()
 	for left := c.first().left(); len(left) > 0; left = c.first().left() {
-		if !site.Pause(c.ctx, 20*time.Millisecond) {
+		if !site.Sleep(c.ctx, 20*time.Millisecond) {
 			c.t.Fatalf("left behind: %q\n%s", left, c.log())
 		}
 	}

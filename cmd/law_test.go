@@ -95,8 +95,8 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 		if x.Verdict.Rule != c.rule || !strings.Contains(x.Verdict.Denied, c.denied) || (c.denied == "") != (x.Verdict.Denied == "") {
 			t.Errorf("%d: explained as %+v, want rule %q, denied %q", i, x.Verdict, c.rule, c.denied)
 		}
-		if ticket.Rule != x.Verdict.Rule || ticket.Refused != x.Verdict.Denied {
-			t.Errorf("%d: the prolog says rule %q, refused %q; explain says %+v", i, ticket.Rule, ticket.Refused, x.Verdict)
+		if ticket.Rule != x.Verdict.Rule || ticket.RefusalReason != x.Verdict.Denied {
+			t.Errorf("%d: the prolog says rule %q, refused %q; explain says %+v", i, ticket.Rule, ticket.RefusalReason, x.Verdict)
 		}
 		for _, setting := range x.Grant {
 			if want := map[string]string{"scope": c.scope, "overlap": c.overlap}[setting.Name]; want != "" && setting.Value != want {

@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +25,7 @@ const uid, gid = 2001, 2001
 
 // play is one test's stage: the production binaries on a simulated node of its own.
 type play struct {
-	stage.Stage
+	testnode.Stage
 	t    *testing.T
 	ctx  context.Context
 	conf string // path of slurm.conf
@@ -33,11 +33,11 @@ type play struct {
 
 // built is the folder of the binaries, built once for all tests.
 var built = sync.OnceValues(func() (string, error) {
-	shared, err := stage.Shared()
+	shared, err := testnode.Shared()
 	if err != nil {
 		return "", err
 	}
-	return stage.Build(shared)
+	return testnode.Build(shared)
 })
 
 func newPlay(t *testing.T, policy string, models ...node.Model) play {
@@ -55,7 +55,7 @@ func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := stage.New(dir, built, policy, models...)
+	s, err := testnode.New(dir, built, policy, models...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,12 +113,12 @@ func (p play) killLeft() {
 	}
 }
 
-func (p play) job(id uint32, gpus string) stage.Job {
-	return stage.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
+func (p play) job(id uint32, gpus string) testnode.Job {
+	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
 }
 
 // must runs a binary and holds its exit code.
-func (p play) must(code int, job stage.Job, program string) string {
+func (p play) must(code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
 	if err != nil {
@@ -164,7 +164,7 @@ func (p play) ticket(job uint32) lease.Ticket {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	t, err := lease.Reader(p.Paths().Run(), boot).ReadTicket(job)
+	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
 	if err != nil {
 		p.t.Fatalf("%v\n%s", err, p.log())
 	}
@@ -192,7 +192,7 @@ func (p play) modes() string {
 func TestAJobsLife(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
-			p := newPlay(t, stage.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
+			p := newPlay(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
 			job := p.job(7, "1,3")
 			p.must(0, job, "prolog")
 			if got := p.modes(); got != "0303" {
@@ -286,7 +286,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
 	p.must(0, p.job(7, "0"), "prolog")
 	status := read(t, filepath.Join(p.ticket(7).Daemons[0].LogDir, "status"))
 	for _, field := range []string{"SigBlk:", "SigIgn:"} {
@@ -342,17 +342,17 @@ func TestAPrologAfterItsDaemonDied(t *testing.T) {
 	}
 	p.gone(before.Proc)
 	p.must(0, job, "prolog")
-	if after := p.ticket(7).Daemons[0]; after.Proc == before.Proc || !after.Proc.Alive() {
+	if after := p.ticket(7).Daemons[0]; after.Proc == before.Proc || !after.Proc.Running() {
 		t.Errorf("daemon %v after %v", after.Proc, before.Proc)
 	}
 	p.must(0, job, "epilog")
 	p.clean()
 }
 
-func (p play) gone(proc site.Proc) {
+func (p play) gone(proc site.Process) {
 	p.t.Helper()
-	for proc.Alive() {
-		if !site.Pause(p.ctx, time.Millisecond) {
+	for proc.Running() {
+		if !site.Sleep(p.ctx, time.Millisecond) {
 			p.t.Fatalf("%v does not go", proc)
 		}
 	}
@@ -370,7 +370,7 @@ func TestTwoJobsSideBySide(t *testing.T) {
 	if got := p.modes(); got != "03" {
 		t.Errorf("after the first: modes %s", got)
 	}
-	if !p.ticket(8).Daemons[0].Proc.Alive() {
+	if !p.ticket(8).Daemons[0].Proc.Running() {
 		t.Error("the other job's daemon is gone")
 	}
 	p.must(0, eight, "epilog")
@@ -389,7 +389,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 		t.Errorf("got %s want %s", out, want)
 	}
 	p.must(0, p.job(8, "0"), "epilog")
-	if !p.ticket(7).Daemons[0].Proc.Alive() || p.modes() != "3" {
+	if !p.ticket(7).Daemons[0].Proc.Running() || p.modes() != "3" {
 		t.Error("the second job's epilog touched the first job's GPU")
 	}
 	p.must(0, p.job(7, "0"), "epilog")
@@ -406,7 +406,7 @@ func TestAnotherBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p.killLeft(); len(p.left()) > 0 && strings.Contains(fmt.Sprint(p.left()), "process"); {
-		site.Pause(p.ctx, time.Millisecond)
+		site.Sleep(p.ctx, time.Millisecond)
 	}
 	if err := p.LoseGroups(); err != nil {
 		t.Fatal(err)

@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
 // The epilog says in one line what a job came to, and mpsctl metrics adds the lines up.
 func TestASummaryOfEachJob(t *testing.T) {
-	p := newPlay(t, stage.Default(`drain_grace = "100ms"`), node.H200)
+	p := newPlay(t, testnode.Default(`drain_grace = "100ms"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.ranks(3, "spin", "-ms", "1", "-for", "100")
 	during := p.ctl("metrics")
@@ -28,10 +28,10 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.must(0, p.job(7, "0"), "epilog")
 	p.must(0, p.job(8, "0"), "prolog")
 	p.must(0, p.job(8, "0"), "epilog")
-	site := read(t, p.Paths().Facts())
-	p.write(p.Paths().Facts(), strings.Replace(site, "nvidia-cuda-mps-control", "nvidia-control", 1))
+	site := read(t, p.Paths().ConfigFile())
+	p.write(p.Paths().ConfigFile(), strings.Replace(site, "nvidia-cuda-mps-control", "nvidia-control", 1))
 	p.must(1, p.job(9, "0"), "prolog") // undone, and no job's sum
-	p.write(p.Paths().Facts(), site)
+	p.write(p.Paths().ConfigFile(), site)
 	type summary struct {
 		Step, User, Rule                           string
 		Job, Clients, Peak, Left, Terminated, GPUs int
@@ -67,7 +67,7 @@ func TestASummaryOfEachJob(t *testing.T) {
 
 // A user's stopped daemons cost no other job's figures, and the looks end long before the unit's minute is over.
 func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
-	p := newPlay(t, stage.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
+	p := newPlay(t, testnode.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
 	p.must(0, p.job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "prolog")
 	other := p.job(8, "16")
 	other.UID, other.GID = uid+1, gid+1

@@ -13,7 +13,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // These tests take the way of a real machine (stage.Real, its policies, nvidia-smi) over a simulated driver and daemon.
@@ -57,7 +57,7 @@ func likeReal(t *testing.T) sim.Sim {
 // nodeModes are the simulated driver's modes, asked of nobody: "303" is the middle one of three in DEFAULT.
 func nodeModes(t *testing.T, s sim.Sim) string {
 	t.Helper()
-	return play{Stage: stage.Stage{Sim: &s}, t: t}.modes()
+	return play{Stage: testnode.Stage{Sim: &s}, t: t}.modes()
 }
 
 // refuseModes has the driver refuse every change of a mode.
@@ -77,8 +77,8 @@ func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 		t.Run(said, func(t *testing.T) {
 			s := likeReal(t)
 			t.Setenv("ALLOW_MODE_CHANGES", said)
-			for _, policy := range []string{stage.Default(), stage.Default(`compute_mode = "exclusive_process"`)} {
-				if _, err := stage.Real(t.TempDir(), "", policy); err == nil || !strings.Contains(err.Error(), "ALLOW_MODE_CHANGES") {
+			for _, policy := range []string{testnode.Default(), testnode.Default(`compute_mode = "exclusive_process"`)} {
+				if _, err := testnode.Real(t.TempDir(), "", policy); err == nil || !strings.Contains(err.Error(), "ALLOW_MODE_CHANGES") {
 					t.Errorf("a real stage under %s: %v", policy, err)
 				}
 			}

@@ -66,7 +66,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		return ""
 	}
 	for logged() == "" {
-		if time.Since(began) > 5*time.Second+slack || !site.Pause(s.ctx, 50*time.Millisecond) {
+		if time.Since(began) > 5*time.Second+slack || !site.Sleep(s.ctx, 50*time.Millisecond) {
 			t.Fatalf("the guard does not name it\n%s", s.log())
 		}
 	}
@@ -77,7 +77,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	if said := logged(); !strings.Contains(said, line) || !strings.Contains(said, cause) || !strings.Contains(said, `"program":"guard"`) {
 		t.Errorf("the log has %s, want %s and %q", said, line, cause)
 	}
-	for len(s.state().Outside) == 0 && site.Pause(s.ctx, 50*time.Millisecond) { // it is written once a second
+	for len(s.state().Outside) == 0 && site.Sleep(s.ctx, 50*time.Millisecond) { // it is written once a second
 	}
 	for _, command := range []string{"status", "audit"} {
 		if found := s.outsiders(command); !strings.Contains(found[pid], cause) || len(found) != 1 {

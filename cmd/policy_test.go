@@ -32,7 +32,7 @@ func (p play) lease(job uint32) lease.Lease {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	l, err := lease.Reader(p.Paths().Run(), boot).Read(job)
+	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
 	if err != nil {
 		p.t.Fatalf("%v\n%s", err, p.log())
 	}
@@ -112,8 +112,8 @@ rule "mine" {
 			t.Fatalf("%q: %+v, %v", c.extra, result, err)
 		}
 		ticket := p.ticket(7)
-		if ticket.Refused != c.want || ticket.Rule != c.rule {
-			t.Errorf("rule %q: %s\nwant %q: %s", ticket.Rule, ticket.Refused, c.rule, c.want)
+		if ticket.RefusalReason != c.want || ticket.Rule != c.rule {
+			t.Errorf("rule %q: %s\nwant %q: %s", ticket.Rule, ticket.RefusalReason, c.rule, c.want)
 		}
 		if p.modes() != "00" {
 			t.Errorf("modes %s", p.modes())
@@ -143,7 +143,7 @@ rule "none" {
 	p.must(0, job, "prolog")
 	ticket := p.ticket(7)
 	if ticket.Rule != "all" || ticket.Memory != "16384M" {
-		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Memory, ticket.Refused)
+		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Memory, ticket.RefusalReason)
 	}
 	var asked policy.Request
 	if err := json.Unmarshal(p.lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
@@ -156,7 +156,7 @@ rule "none" {
 // A job that does not ask pays for no look-up: the policy names the driver, and there is none.
 func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
-	p.write(p.Paths().Facts(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
+	p.write(p.Paths().ConfigFile(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
 	job := p.job(7, "0")
 	job.Features = "a100"
 	p.must(0, job, "prolog")
@@ -172,8 +172,8 @@ func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
 func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
 	p.must(0, p.job(7, ""), "prolog")
-	if ticket := p.ticket(7); ticket.Rule != "" || ticket.Refused != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
-		t.Errorf("rule %q: %s", ticket.Rule, ticket.Refused)
+	if ticket := p.ticket(7); ticket.Rule != "" || ticket.RefusalReason != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
+		t.Errorf("rule %q: %s", ticket.Rule, ticket.RefusalReason)
 	}
 	p.must(0, p.job(7, ""), "epilog")
 	p.clean()
@@ -186,7 +186,7 @@ func TestAPolicyThatDeniesLater(t *testing.T) {
 	before := p.ticket(7)
 	p.write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
 	p.must(0, p.job(7, "0"), "prolog")
-	if after := p.ticket(7); after.Refused != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Alive() {
+	if after := p.ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Running() {
 		t.Errorf("the ticket says %+v, and said %+v", after, before)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
@@ -205,8 +205,8 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 	p.must(0, p.job(7, "0"), "epilog")
 	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = job.ntasks\n  }\n}\n")
 	p.must(0, p.job(8, "0"), "prolog")
-	if ticket := p.ticket(8); ticket.Rule != "more" || ticket.Refused != "" {
-		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.Refused)
+	if ticket := p.ticket(8); ticket.Rule != "more" || ticket.RefusalReason != "" {
+		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
 	}
 	p.must(0, p.job(8, "0"), "epilog")
 	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, and this can be anything from 0 to 4294967295: hold it with min(48, max(1, …))\""
@@ -271,7 +271,7 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.write(p.Paths().Facts(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
+	p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), script))
 	p.must(1, p.job(7, "0"), "prolog")
 	p.clean()
 	if got := read(t, filepath.Join(p.kept(7), "0", "control.log")); got != "it is broken\n" {

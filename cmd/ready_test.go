@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // crew are the ranks of one launch on a node.
@@ -93,7 +93,7 @@ func (c crew) out() string {
 // sharedGPU is a job on a GPU whose mode is left alone, so that CUDA starts without MPS too.
 func sharedGPU(t *testing.T, attributes ...string) play {
 	t.Helper()
-	p := newPlay(t, stage.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
+	p := newPlay(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	t.Cleanup(func() { p.must(0, p.job(7, "0"), "epilog"); p.clean() })
 	return p
@@ -126,7 +126,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	holder := p.inFault()
 	ranks := p.launch(4, p.cudaClient(), "info")
 	p.until("word of a rank that it waits", func() bool {
-		marks, _ := filepath.Glob(filepath.Join(p.ticket(7).Meet, "*.waits"))
+		marks, _ := filepath.Glob(filepath.Join(p.ticket(7).ExchangeDir, "*.waits"))
 		return len(marks) == 1
 	})
 	if err := holder.Process.Kill(); err != nil {
@@ -144,7 +144,7 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 func (p play) until(what string, done func() bool) {
 	p.t.Helper()
 	for !done() {
-		if !site.Pause(p.ctx, time.Millisecond) {
+		if !site.Sleep(p.ctx, time.Millisecond) {
 			p.t.Fatalf("no %s", what)
 		}
 	}
@@ -202,7 +202,7 @@ func TestRanksWithoutMPS(t *testing.T) {
 //
 // Contract: K3
 func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
-	p := newPlay(t, stage.Default(`on_failure = "run_without"`), node.H200)
+	p := newPlay(t, testnode.Default(`on_failure = "run_without"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	d := p.killDaemon()
 	codes, said := p.launch(1, "echo", "ran").end()

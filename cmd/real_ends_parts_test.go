@@ -158,7 +158,7 @@ func (l *endsLane) freed(table *os.File, kind string) {
 	if !endsReal() {
 		return
 	}
-	site.Pause(l.ctx, 2*time.Second)
+	site.Sleep(l.ctx, 2*time.Second)
 	idle := l.used()
 	s, name, _, started := l.one(kind, "outside")
 	if !started {
@@ -285,12 +285,12 @@ func (m *endsMemory) group() (string, error) {
 }
 
 // limit puts a process into a group of its own.
-func (m *endsMemory) limit(p site.Proc) error {
+func (m *endsMemory) limit(p site.Process) error {
 	group, err := m.group()
 	if err != nil {
 		return err
 	}
-	if !p.Alive() {
+	if !p.Running() {
 		return fmt.Errorf("cannot limit the memory of pid %d: it has gone", p.PID)
 	}
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(p.PID)), 0)

@@ -24,7 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -100,8 +100,8 @@ func newEnds(t *testing.T, budget time.Duration) *ends {
 		t.Fatalf("%v do not fit into the test's time: give a longer -timeout", budget)
 	}
 	if endsReal() {
-		if e.gpus = stage.RealGPUs(); e.gpus == 0 {
-			t.Fatal("this machine has no GPU, or no " + stage.RealControl)
+		if e.gpus = testnode.RealGPUs(); e.gpus == 0 {
+			t.Fatal("this machine has no GPU, or no " + testnode.RealControl)
 		}
 	}
 	if text := os.Getenv("ENDS_HOLD"); text != "" {
@@ -324,7 +324,7 @@ type endsLane struct {
 	*lab.Cluster
 	t          *testing.T
 	ctx        context.Context
-	stage      stage.Stage
+	stage      testnode.Stage
 	user       lab.User
 	home       string
 	client     string // path of cuda-client
@@ -343,11 +343,11 @@ type endsLane struct {
 func (e *ends) endsPolicy(method string) string {
 	switch method {
 	case "guard":
-		return stage.Default(stage.Compute(), fmt.Sprintf(`hold = "%gs"`, e.hold))
+		return testnode.Default(testnode.Compute(), fmt.Sprintf(`hold = "%gs"`, e.hold))
 	case "bare":
-		return stage.Default(stage.Compute(), `hold = "0s"`)
+		return testnode.Default(testnode.Compute(), `hold = "0s"`)
 	}
-	return stage.Default(stage.Compute())
+	return testnode.Default(testnode.Compute())
 }
 
 func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
@@ -365,9 +365,9 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 	l.ctx, cancel = context.WithDeadline(context.Background(), e.deadline.Add(time.Minute))
 	t.Cleanup(cancel)
 	if endsReal() {
-		l.stage, err = stage.Real(filepath.Join(dir, "n"), built, e.endsPolicy(method))
+		l.stage, err = testnode.Real(filepath.Join(dir, "n"), built, e.endsPolicy(method))
 	} else {
-		l.stage, err = stage.New(filepath.Join(dir, "n"), built, e.endsPolicy(method), node.H200)
+		l.stage, err = testnode.New(filepath.Join(dir, "n"), built, e.endsPolicy(method), node.H200)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -481,7 +481,7 @@ func (l *endsLane) wait(limit time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(l.ctx, limit)
 	defer cancel()
 	for !done() {
-		if !site.Pause(ctx, 2*time.Millisecond) {
+		if !site.Sleep(ctx, 2*time.Millisecond) {
 			return false
 		}
 	}
@@ -645,13 +645,13 @@ func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 }
 
 // endsProc is the process that has a pid now.
-func endsProc(pid string) site.Proc {
+func endsProc(pid string) site.Process {
 	n, _ := strconv.Atoi(pid)
 	stat, err := site.ReadStat(n)
 	if err != nil {
-		return site.Proc{}
+		return site.Process{}
 	}
-	return stat.Proc
+	return stat.Process
 }
 
 // wrapped is a command line below the wrapper.
@@ -845,7 +845,7 @@ func (l *endsLane) playAll(until time.Time, next func() (endsWave, bool)) {
 type endsAtWork struct {
 	endsVictim
 	rank     int
-	proc     site.Proc
+	proc     site.Process
 	inFlight float64
 	took     time.Duration
 	note     string
@@ -901,7 +901,7 @@ func (l *endsLane) wave(w endsWave) {
 		}
 	}
 	works, took, text := l.newClient()
-	site.Pause(l.ctx, time.Until(ended.Add(3*time.Second)))
+	site.Sleep(l.ctx, time.Until(ended.Add(3*time.Second)))
 	after := time.Now()
 	l.wait(2*time.Second, func() bool { return l.alive(after) == 2 || l.alive(time.Time{}) < 2 })
 	alive := l.alive(after)
@@ -981,7 +981,7 @@ func (l *endsLane) failed(w endsWave, s *endsStream, name string) map[int]bool {
 		return failed
 	}
 	for rank, line := range l.lines(s, name, "started") {
-		if p := endsProc(endsPID.FindStringSubmatch(line)[1]); !p.Alive() {
+		if p := endsProc(endsPID.FindStringSubmatch(line)[1]); !p.Running() {
 			failed[rank] = true
 		}
 	}
@@ -1041,7 +1041,7 @@ func (l *endsLane) victims(w endsWave, s *endsStream, name string) []endsAtWork 
 }
 
 // endsInNamespace finds the victim of a wave that is the first process of a pid namespace.
-func endsInNamespace(dir string, rank int) site.Proc {
+func endsInNamespace(dir string, rank int) site.Process {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
 		line, _ := os.ReadFile("/proc/" + entry.Name() + "/cmdline")
@@ -1057,7 +1057,7 @@ func endsInNamespace(dir string, rank int) site.Proc {
 			return endsProc(entry.Name())
 		}
 	}
-	return site.Proc{}
+	return site.Process{}
 }
 
 // endAll ends a wave: by Slurm, by signals, or by telling the victims.
@@ -1133,7 +1133,7 @@ func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []en
 		}
 		after := rand.N(within)
 		all[i].note = fmt.Sprintf("killed %s s after its start", endsSeconds(after))
-		killed.Go(func() { site.Pause(l.ctx, after); _ = v.proc.Kill(unix.SIGKILL) })
+		killed.Go(func() { site.Sleep(l.ctx, after); _ = v.proc.Kill(unix.SIGKILL) })
 	}
 	killed.Wait()
 	began = time.Now()
@@ -1151,7 +1151,7 @@ func (l *endsLane) gone(w endsWave, s *endsStream, name string, all []endsAtWork
 	l.t.Helper()
 	left := func() (count int) {
 		for i, v := range all {
-			if v.proc.Alive() {
+			if v.proc.Running() {
 				count++
 			} else if all[i].took == 0 {
 				all[i].took = max(time.Since(began), time.Millisecond)
@@ -1161,7 +1161,7 @@ func (l *endsLane) gone(w endsWave, s *endsStream, name string, all []endsAtWork
 	}
 	if !l.wait(4*time.Second, func() bool { return left() == 0 }) {
 		for i, v := range all {
-			if v.proc.Alive() {
+			if v.proc.Running() {
 				all[i].note = strings.TrimSpace(v.note + " SIGKILL after 4 s")
 			}
 		}
@@ -1221,7 +1221,7 @@ func (l *endsLane) abandon(w endsWave, s *endsStream, name string) {
 	if w.how != "fork" {
 		l.endLauncher(w, s)
 	}
-	l.wait(10*time.Second, func() bool { return !slices.ContainsFunc(victims, func(v endsAtWork) bool { return v.proc.Alive() }) })
+	l.wait(10*time.Second, func() bool { return !slices.ContainsFunc(victims, func(v endsAtWork) bool { return v.proc.Running() }) })
 }
 
 // newClient runs one kernel in a new step.

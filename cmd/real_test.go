@@ -21,7 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // machine is where the TestReal* play: its GPUs, its control program, and its site file.
@@ -45,16 +45,16 @@ func realMachine(t *testing.T) machine {
 	if !onRealGPUs() {
 		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
 	}
-	if stage.RealGPUs() == 0 {
-		t.Fatal("this machine has no GPU, or no " + stage.RealControl)
+	if testnode.RealGPUs() == 0 {
+		t.Fatal("this machine has no GPU, or no " + testnode.RealControl)
 	}
-	return machine{gpus: stage.RealGPUs(), control: stage.RealControl}
+	return machine{gpus: testnode.RealGPUs(), control: testnode.RealControl}
 }
 
 // realPlay is a stage on this machine's own GPUs, whose compute modes are left alone unless ALLOW_MODE_CHANGES=1.
 func realPlay(t *testing.T, attributes ...string) play {
 	t.Helper()
-	return realPlayUnder(t, stage.Default(append(attributes, stage.Compute())...))
+	return realPlayUnder(t, testnode.Default(append(attributes, testnode.Compute())...))
 }
 
 // realPlayUnder is realPlay with a policy, which says what becomes of the modes.
@@ -66,7 +66,7 @@ func realPlayUnder(t *testing.T, policy string) play {
 		t.Fatal(err)
 	}
 	dir := publicDir(t)
-	s, err := stage.Real(dir, built, policy)
+	s, err := testnode.Real(dir, built, policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func realPlayUnder(t *testing.T, policy string) play {
 	t.Cleanup(cancel)
 	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
 	if m.facts != "" {
-		p.write(p.Paths().Facts(), m.facts)
+		p.write(p.Paths().ConfigFile(), m.facts)
 	}
 	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", m.gpus))
 	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", m.gpus-1))
@@ -87,12 +87,12 @@ func realPlayUnder(t *testing.T, policy string) play {
 func (p play) nameControl(program string) {
 	p.t.Helper()
 	facts := fmt.Sprintf("mps_control = %q\n", program)
-	for line := range strings.Lines(read(p.t, p.Paths().Facts())) {
+	for line := range strings.Lines(read(p.t, p.Paths().ConfigFile())) {
 		if !strings.HasPrefix(line, "mps_control") {
 			facts += line
 		}
 	}
-	p.write(p.Paths().Facts(), facts)
+	p.write(p.Paths().ConfigFile(), facts)
 }
 
 // closeLeft gives GPUs whose modes are changed back where a test has failed before its epilog.
@@ -180,7 +180,7 @@ func TestRealTrial(t *testing.T) {
 	p.nameControl(script)
 	p.must(0, p.job(7, "0"), "prolog")
 	fmt.Print(p.log())
-	if refused := p.ticket(7).Refused; !strings.Contains(refused, "submit the job again") {
+	if refused := p.ticket(7).RefusalReason; !strings.Contains(refused, "submit the job again") {
 		t.Errorf("refused: %q", refused)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
@@ -318,7 +318,7 @@ func TestRealCounts(t *testing.T) {
 			p := realPlay(t, "overlap = 1")
 			p.must(0, p.job(7, "0"), "prolog")
 			device := p.ticket(7).Devices[0]
-			shares, err := policy.Divide(policy.GPU{SMs: device.SMs, TPC: device.TPC}, n, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+			shares, err := policy.EvenShares(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, n, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
 			if err != nil {
 				t.Fatal(err)
 			}

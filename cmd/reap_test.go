@@ -20,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,7 +81,7 @@ func (p play) reap(code int, args ...string) []reapLine {
 func (p play) settled() []string {
 	p.t.Helper()
 	before := p.everything()
-	for site.Pause(p.ctx, 200*time.Millisecond) {
+	for site.Sleep(p.ctx, 200*time.Millisecond) {
 		now := p.everything()
 		if slices.Equal(before, now) {
 			return now
@@ -126,7 +126,7 @@ func actOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", job
 
 // A prolog that was killed anywhere leaves nothing that reap does not close; where the job may have begun, it says so.
 func TestReapAfterAKilledProlog(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	job := p.job(goneJob, "0")
 	points := p.points(job, "prolog")
 	p.must(0, job, "epilog")
@@ -159,7 +159,7 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 
 // What an epilog could not finish is finished, also by the second reap where the first cannot.
 func TestReapAfterAFailedEpilog(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.fail("nvmlDeviceSetComputeMode", 999, 2)
 	p.must(1, p.job(goneJob, "0"), "epilog")
@@ -177,7 +177,7 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 //
 // Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(openJob, "0"), "prolog")
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	other := fmt.Sprintf("job %d leave", otherJob)
@@ -191,7 +191,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	_ = client.Wait()
 	for _, job := range []uint32{openJob, otherJob} { // both are the user's, so the other guard may have held the files too
 		for p.held(p.lease(job).Guard.PID, "/nvidia-uvm") > 0 {
-			if !site.Pause(p.ctx, 20*time.Millisecond) {
+			if !site.Sleep(p.ctx, 20*time.Millisecond) {
 				t.Fatalf("the guard does not let go\n%s", p.log())
 			}
 		}
@@ -200,7 +200,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 		t.Errorf("an open lease was touched: %q\n%q", before, after)
 	}
 	p.reaps(0, actOn(openJob, "close"), "you say", "--job", fmt.Sprint(openJob))
-	if p.modes() != "03" || !p.ticket(otherJob).Daemons[0].Proc.Alive() {
+	if p.modes() != "03" || !p.ticket(otherJob).Daemons[0].Proc.Running() {
 		t.Errorf("the other job was touched: modes %s", p.modes())
 	}
 	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
@@ -254,7 +254,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 		4330007: func(p play) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut
 	} {
 		t.Run(fmt.Sprint(job), func(t *testing.T) {
-			p := newPlay(t, stage.Default(), node.H200, node.H200)
+			p := newPlay(t, testnode.Default(), node.H200, node.H200)
 			p.must(0, p.job(job, "0"), "prolog")
 			end := step(p)
 			p.reaps(0, actOn(job, "keep"), "slurmstepd")
@@ -262,7 +262,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
 			p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
 			p.reaps(1, actOn(job, "leave"), "Slurm has a step")
-			if p.modes() != "30" || !p.ticket(job).Daemons[0].Proc.Alive() {
+			if p.modes() != "30" || !p.ticket(job).Daemons[0].Proc.Running() {
 				t.Error("the job was touched")
 			}
 			end()
@@ -274,7 +274,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 
 // A user's socket of that name is no sign: it could keep another's lease for ever.
 func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200)
+	p := newPlay(t, testnode.Default(), node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.socket(goneJob, uid)
 	p.reaps(0, act("close"), "you say", "--job", fmt.Sprint(goneJob))
@@ -283,7 +283,7 @@ func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 
 // After a boot only files are left, and they go. A mode that an admin has set since stays.
 func TestReapAfterABoot(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	p.killLeft()
@@ -399,7 +399,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 				}
 				c.mend(s)
 			}
-			if !s.daemon.Proc.Alive() || s.ticket(7).Daemons[0].Proc != s.daemon.Proc || s.modes() != "30" {
+			if !s.daemon.Proc.Running() || s.ticket(7).Daemons[0].Proc != s.daemon.Proc || s.modes() != "30" {
 				t.Errorf("job 7 was touched: modes %s", s.modes())
 			}
 			s.must(0, s.job(7, "0"), "epilog")
@@ -410,7 +410,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 
 // A prolog or an epilog that is at work keeps its job, and another job is reaped beside it.
 func TestReapBesideAProlog(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", otherJob))
 	p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
@@ -423,7 +423,7 @@ func TestReapBesideAProlog(t *testing.T) {
 			t.Errorf("%+v", lines)
 		}
 	}, "prolog")
-	if ticket := p.ticket(goneJob); p.modes() != "30" || !ticket.Daemons[0].Proc.Alive() {
+	if ticket := p.ticket(goneJob); p.modes() != "30" || !ticket.Daemons[0].Proc.Running() {
 		t.Errorf("the prolog's job: modes %s, %+v", p.modes(), ticket)
 	}
 	p.atGate(func() {
@@ -440,7 +440,7 @@ func (p play) atGate(do func(), program string) {
 	gate := filepath.Join(filepath.Dir(p.Root), "gate")
 	p.control(fmt.Sprintf("while ! test -e %[1]s.open; do sleep 0.02; done\nexec $REAL \"$@\"", gate))
 	lock := filepath.Join(p.Paths().Run(), fmt.Sprintf("turns/%d", goneJob))
-	done := make(chan stage.Result, 1)
+	done := make(chan testnode.Result, 1)
 	go func() {
 		result, _ := p.Run(p.ctx, p.job(goneJob, "0").Environment(program+"_slurmd"), program)
 		done <- result
@@ -459,12 +459,12 @@ func (p play) atGate(do func(), program string) {
 	if err := os.Remove(gate + ".open"); err != nil {
 		p.t.Fatal(err)
 	}
-	p.write(p.Paths().Facts(), strings.Replace(read(p.t, p.Paths().Facts()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
+	p.write(p.Paths().ConfigFile(), strings.Replace(read(p.t, p.Paths().ConfigFile()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
 }
 
 // A reaping that ends halfway is finished by the next, and by an epilog of the same job.
 func TestReapThatIsKilled(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200, node.H200)
+	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	for _, next := range []string{"reap", "epilog"} {
 		p.must(0, p.job(goneJob, "0"), "prolog")
 		daemon := p.ticket(goneJob).Daemons[0].Proc
@@ -495,7 +495,7 @@ func TestReapThatIsKilled(t *testing.T) {
 
 // On a real Slurm: a job with a step is kept, also from who says that it is gone; an allocation without one is left.
 func TestReapUnderSlurm(t *testing.T) {
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc", Extra: []string{"FirstJobId=4200001"}})
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc", Extra: []string{"FirstJobId=4200001"}})
 	p := c.first()
 	running := func(id int) {
 		if job, err := c.WaitJobUntil(c.ctx, id, func(j lab.Job) bool { return j.State == "RUNNING" }); err != nil {
@@ -529,7 +529,7 @@ func TestReapUnderSlurm(t *testing.T) {
 	if lines := p.runReap(1); acts(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
 		t.Errorf("%+v", lines)
 	}
-	if !p.ticket(uint32(id)).Daemons[0].Proc.Alive() {
+	if !p.ticket(uint32(id)).Daemons[0].Proc.Running() {
 		t.Error("the daemon of an allocation was ended")
 	}
 	if result, err := c.Run(c.ctx, c.user, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
@@ -540,7 +540,7 @@ func TestReapUnderSlurm(t *testing.T) {
 }
 
 func TestReapRefuses(t *testing.T) {
-	p := newPlay(t, stage.Default(), node.H200)
+	p := newPlay(t, testnode.Default(), node.H200)
 	for _, c := range []struct {
 		code int
 		want string

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // needRelease skips a test where Slurm is older.
@@ -33,7 +33,7 @@ func needRelease(t *testing.T, least string) {
 // job, on cgroup v2 before the epilog. The node comes back either way, and a cancelled rank has a daemon until it is gone.
 func TestRunInJob(t *testing.T) {
 	needRelease(t, "24.05")
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})
 	id := c.batch("srun -n4 "+c.wrap("info"), "-n4", "--gres=gpu:2")
 	c.ended(id)
 	if got := counts(t, c.output(id)); !slices.Equal(got, []int{132, 132, 132, 132}) {
@@ -50,7 +50,7 @@ func TestRunInJob(t *testing.T) {
 	}
 	c.ended(id)
 	c.quiet()
-	if daemon.Alive() {
+	if daemon.Running() {
 		t.Error("the daemon has outlived its job")
 	}
 }

@@ -54,9 +54,9 @@ func (s *seating) keep(number int, l launchCase) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		var ranks []slurm.Environ
+		var ranks []slurm.Env
 		for _, path := range paths {
-			ranks = append(ranks, slurm.NewEnviron(strings.Split(read(s.t, path), "\n")))
+			ranks = append(ranks, slurm.NewEnv(strings.Split(read(s.t, path), "\n")))
 			if err := os.Remove(path); err != nil {
 				s.t.Fatal(err)
 			}
@@ -64,7 +64,7 @@ func (s *seating) keep(number int, l launchCase) {
 		if len(ranks) == 0 {
 			continue
 		}
-		slices.SortFunc(ranks, func(a, b slurm.Environ) int { return s.localRank(a) - s.localRank(b) })
+		slices.SortFunc(ranks, func(a, b slurm.Env) int { return s.localRank(a) - s.localRank(b) })
 		var text strings.Builder
 		for _, env := range ranks {
 			text.WriteString(s.plain(env, name) + "\n")
@@ -79,7 +79,7 @@ func (s *seating) keep(number int, l launchCase) {
 	}
 }
 
-func (s *seating) localRank(env slurm.Environ) int {
+func (s *seating) localRank(env slurm.Env) int {
 	pid, _ := strconv.Atoi(env["RANK_PID"])
 	task, err := slurm.ReadTask(env, pid)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *seating) localRank(env slurm.Environ) int {
 }
 
 // plain are the lines that say something of a launch, and nothing of the machine that it ran on.
-func (s *seating) plain(env slurm.Environ, name string) string {
+func (s *seating) plain(env slurm.Env, name string) string {
 	var lines []string
 	for variable, value := range env {
 		if variable == "_" {

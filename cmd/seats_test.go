@@ -19,7 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 //go:embed testdata/seat.c
@@ -57,7 +57,7 @@ func round(gpus int) plan {
 	return func(rank seat) string {
 		gpu, place := rank.local%gpus, rank.local/gpus
 		beside := (rank.size - gpu + gpus - 1) / gpus
-		shares, err := policy.Divide(h200, beside, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
+		shares, err := policy.EvenShares(h200, beside, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
 		if err != nil {
 			return err.Error()
 		}
@@ -85,7 +85,7 @@ func again(line string) string { return strings.Join([]string{line, line, line, 
 // unseated is for ranks that are given no seat.
 func unseated(seat) string { return "no seat" }
 
-var h200 = policy.GPU{SMs: node.H200.SMs, TPC: node.H200.TPC}
+var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
 
 // seating is a cluster whose ranks say their seats.
 type seating struct {
@@ -98,7 +98,7 @@ type seating struct {
 func newSeating(t *testing.T, name string, o lab.Options) *seating {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &seating{name: name, cluster: newCluster(t, stage.Default("overlap = 1"), o), confined: o.ConstrainDevices}
+	s := &seating{name: name, cluster: newCluster(t, testnode.Default("overlap = 1"), o), confined: o.ConstrainDevices}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a job here is many launches
 	t.Cleanup(cancel)
 	s.ctx = ctx
@@ -285,7 +285,7 @@ func TestSeatsOfConfinedTasks(t *testing.T) {
 func (s *seating) bound() {
 	four := []int{4}
 	quarter := policy.Percent(0)
-	if shares, err := policy.Divide(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
+	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
 		quarter = shares[3].Percent // ranks that know only how many they are at most take the smallest share
 	}
 	first, second := "0 "+quarter.String(), "1 "+quarter.String()

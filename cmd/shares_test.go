@@ -29,7 +29,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 				job := p.job(id, "0")
 				job.Extra = c.extra
 				p.must(0, job, "prolog")
-				if refused := p.ticket(id).Refused; !strings.Contains(refused, c.want) {
+				if refused := p.ticket(id).RefusalReason; !strings.Contains(refused, c.want) {
 					t.Errorf("job %d is refused for %q", id, refused)
 				}
 				if modes := p.modes(); modes != "00" {
@@ -49,7 +49,7 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
 	p.write(p.gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
 	p.must(0, p.job(7, "0"), "prolog")
-	if refused := p.ticket(7).Refused; refused != "" {
+	if refused := p.ticket(7).RefusalReason; refused != "" {
 		t.Error(refused)
 	}
 	p.must(0, p.job(7, "0"), "epilog")

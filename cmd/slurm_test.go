@@ -19,7 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes that
@@ -209,7 +209,7 @@ func (c *cluster) quiet() {
 	defer cancel()
 	for name, s := range c.stages {
 		for left := s.left(); len(left) > 0; left = s.left() {
-			if !site.Pause(ctx, 20*time.Millisecond) {
+			if !site.Sleep(ctx, 20*time.Millisecond) {
 				c.t.Fatalf("left behind on %s: %q\n%s", name, left, c.log())
 			}
 		}
@@ -238,7 +238,7 @@ func counts(t *testing.T, output string) []int {
 
 // What each way of starting ranks gives them: four ranks on two GPUs, the whole GPU dealt once.
 func TestRanksUnderSlurm(t *testing.T) {
-	c := newCluster(t, stage.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
+	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	want := []int{66, 66, 66, 66}
 	for _, launch := range []struct{ name, command string }{
 		{"srun", "srun -n4"},
@@ -345,7 +345,7 @@ func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
 }
 
 func TestACancelledJob(t *testing.T) {
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc"})
 	id := c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 60"), "-n4", "--gres=gpu:2")
 	c.running(id)
 	if result, err := c.Run(c.ctx, c.user, "scancel", strconv.Itoa(id)); err != nil || result.Exit != 0 {
@@ -361,7 +361,7 @@ func (c *cluster) running(id int) {
 	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
 	defer cancel()
 	for strings.Count(c.output(id), " ready") < 4 {
-		if !site.Pause(ctx, 20*time.Millisecond) {
+		if !site.Sleep(ctx, 20*time.Millisecond) {
 			c.t.Fatalf("the ranks do not run:\n%s\n%s", c.output(id), c.log())
 		}
 	}
@@ -372,7 +372,7 @@ func (c *cluster) running(id int) {
 func TestARequeuedJob(t *testing.T) {
 	o := lab.Options{PrologFlags: "Alloc"}
 	o.Extra = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=5"}
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), o)
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), o)
 	id := c.batch("if [ $SLURM_RESTART_COUNT ]; then srun -n4 "+c.wrap("info")+"; else srun -n4 "+c.wrap("spin -ms 5 -for 60")+"; fi",
 		"-n4", "--gres=gpu:2", "--requeue", "--open-mode=append")
 	c.running(id)
@@ -390,7 +390,7 @@ func TestARequeuedJob(t *testing.T) {
 
 // slurmd is killed in the middle of a job and comes back: without Alloc the prolog runs again for the running job.
 func TestSlurmdKilledInMidJob(t *testing.T) {
-	c := newCluster(t, stage.Default(`drain_grace = "1s"`), lab.Options{})
+	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{})
 	id := c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")
 	c.running(id)
 	before := c.first().ticket(uint32(id)).Daemons[0].Proc
@@ -400,7 +400,7 @@ func TestSlurmdKilledInMidJob(t *testing.T) {
 	if err := c.StartNode("n1"); err != nil {
 		t.Fatal(err)
 	}
-	if after := c.first().ticket(uint32(id)).Daemons[0].Proc; after != before || !after.Alive() {
+	if after := c.first().ticket(uint32(id)).Daemons[0].Proc; after != before || !after.Running() {
 		t.Errorf("the daemon was %v and is %v", before, after)
 	}
 	c.ended(id)
@@ -418,7 +418,7 @@ func TestConstrainedDevices(t *testing.T) {
 }
 
 func TestThreeNodes(t *testing.T) {
-	c := newCluster(t, stage.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
+	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Nodes: 3, UTSNodes: true})
 	for _, launch := range []string{"srun", "mpirun.openmpi"} {
 		id := c.batch(launch+" "+c.wrap("info"), "-N3", "--ntasks-per-node=2", "--gres=gpu:1")
 		c.ended(id)

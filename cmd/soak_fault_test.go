@@ -33,7 +33,7 @@ func (v *voyage) befall() error {
 	if err != nil {
 		return err
 	}
-	if !site.Pause(v.ctx, v.pause()) {
+	if !site.Sleep(v.ctx, v.pause()) {
 		return v.ctx.Err()
 	}
 	if v.fault.judged == othersLive {
@@ -111,7 +111,7 @@ func (v *voyage) signalled() error {
 	if err := proc.Kill(unix.SIGSTOP); err != nil {
 		return err
 	}
-	site.Pause(v.ctx, 300*time.Millisecond)
+	site.Sleep(v.ctx, 300*time.Millisecond)
 	if v.ending == "cancelled" && v.fault.long {
 		return v.scancel(strconv.Itoa(v.id))
 	}
@@ -122,7 +122,7 @@ func (v *voyage) signalled() error {
 }
 
 // whom finds the process that a fault is about.
-func (v *voyage) whom(what string) (site.Proc, error) {
+func (v *voyage) whom(what string) (site.Process, error) {
 	switch what {
 	case "rank":
 		return v.victim()
@@ -135,23 +135,23 @@ func (v *voyage) whom(what string) (site.Proc, error) {
 }
 
 // victim is the first rank of the first step.
-func (v *voyage) victim() (site.Proc, error) {
+func (v *voyage) victim() (site.Process, error) {
 	if len(v.running[0]) == 0 {
-		return site.Proc{}, errors.New("the first step has no rank")
+		return site.Process{}, errors.New("the first step has no rank")
 	}
 	return v.running[0][0], nil
 }
 
 // guard is the job's guard, by its lease.
-func (v *voyage) guard() (site.Proc, error) {
+func (v *voyage) guard() (site.Process, error) {
 	path := filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
-	var l struct{ Guard site.Proc }
+	var l struct{ Guard site.Process }
 	if err := json.Unmarshal(content, &l); err != nil || l.Guard.PID == 0 {
-		return site.Proc{}, fmt.Errorf("%s names no guard: %v", path, err)
+		return site.Process{}, fmt.Errorf("%s names no guard: %v", path, err)
 	}
 	return l.Guard, nil
 }
@@ -179,21 +179,21 @@ func (v *voyage) mendPolicy() error {
 }
 
 // daemon is a control daemon of the job, or its server.
-func (v *voyage) daemon(server bool) (site.Proc, error) {
+func (v *voyage) daemon(server bool) (site.Process, error) {
 	dir := filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
 	for range 20 { // on a loaded machine a look may end before all environments have come
 		below, err := v.play.Below(dir)
 		if err != nil {
-			return site.Proc{}, err
+			return site.Process{}, err
 		}
 		for _, p := range below {
 			if strings.Contains(commandLine(p.PID), "-mps-server") == server {
 				return p, nil
 			}
 		}
-		site.Pause(v.ctx, 100*time.Millisecond)
+		site.Sleep(v.ctx, 100*time.Millisecond)
 	}
-	return site.Proc{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.said())
+	return site.Process{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.said())
 }
 
 func commandLine(pid int) string {
@@ -202,25 +202,25 @@ func commandLine(pid int) string {
 }
 
 // hook waits until a hook of the job has begun and returns who it is. One that has ended by then is late to be harmed.
-func (v *voyage) hook(program string) (site.Proc, error) {
+func (v *voyage) hook(program string) (site.Process, error) {
 	path := filepath.Join(v.folder, fmt.Sprintf("%d.%s", v.id, program))
 	for {
 		content, _ := os.ReadFile(path)
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil {
 			stat, err := site.ReadStat(pid)
-			v.late = err != nil || !stat.Alive() || !strings.Contains(commandLine(pid), v.dir)
-			return stat.Proc, nil
+			v.late = err != nil || !stat.Running() || !strings.Contains(commandLine(pid), v.dir)
+			return stat.Process, nil
 		}
-		if !site.Pause(v.ctx, time.Millisecond) {
-			return site.Proc{}, fmt.Errorf("the %s of job %d does not begin: %s", program, v.id, v.states())
+		if !site.Sleep(v.ctx, time.Millisecond) {
+			return site.Process{}, fmt.Errorf("the %s of job %d does not begin: %s", program, v.id, v.states())
 		}
 	}
 }
 
 // besideTheVictim are the programs that compute and that the fault may not harm: those of other steps, and of the same one
 // where its launcher lets it go on.
-func (v *voyage) besideTheVictim() []site.Proc {
-	var all []site.Proc
+func (v *voyage) besideTheVictim() []site.Process {
+	var all []site.Process
 	for n, ranks := range v.running {
 		if n == 0 && (v.ofAStep() || v.steps[0].launcher != "srun") {
 			continue
@@ -244,11 +244,11 @@ func (v *voyage) finish() error {
 		return nil
 	}
 	if v.ofAStep() {
-		if err := v.until("the end of the step", func() bool { return !slices.ContainsFunc(v.running[0], site.Proc.Alive) }); err != nil {
+		if err := v.until("the end of the step", func() bool { return !slices.ContainsFunc(v.running[0], site.Process.Running) }); err != nil {
 			return err
 		}
 	}
-	site.Pause(v.ctx, noticed)
+	site.Sleep(v.ctx, noticed)
 	var failed error
 	for _, rank := range slices.Concat(v.running...) {
 		failed = errors.Join(failed, rank.Kill(unix.SIGTERM))
@@ -272,7 +272,7 @@ func (v *voyage) scancelled(args ...string) error {
 		return err
 	}
 	for range 100 {
-		if v.isOver() || !site.Pause(v.ctx, 30*time.Millisecond) {
+		if v.isOver() || !site.Sleep(v.ctx, 30*time.Millisecond) {
 			return nil
 		}
 	}
@@ -301,7 +301,7 @@ func (v *voyage) suspended(then func() error) error {
 	if err := v.scontrol("suspend", strconv.Itoa(v.id)); err != nil {
 		return err
 	}
-	site.Pause(v.ctx, 300*time.Millisecond)
+	site.Sleep(v.ctx, 300*time.Millisecond)
 	return then()
 }
 
@@ -313,7 +313,7 @@ func (v *voyage) slurmdStopped() error {
 	if err := proc.Kill(unix.SIGSTOP); err != nil {
 		return err
 	}
-	site.Pause(v.ctx, 500*time.Millisecond)
+	site.Sleep(v.ctx, 500*time.Millisecond)
 	return proc.Kill(unix.SIGCONT)
 }
 
@@ -336,7 +336,7 @@ func (v *voyage) reboot() error {
 	}
 	// Slurm requeues the job or fails it, once the node has said that it has none; who waits no longer cancels it.
 	for range 100 {
-		if v.isOver() || !site.Pause(v.ctx, 30*time.Millisecond) {
+		if v.isOver() || !site.Sleep(v.ctx, 30*time.Millisecond) {
 			return nil
 		}
 	}

@@ -59,16 +59,16 @@ type voyage struct {
 	*berth
 	errand
 	ctx     context.Context
-	again   bool            // begun anew
-	array   int             // the number that sbatch said
-	id      int             // the job's, or of the task of an array that was first to compute
-	ids     []int           // of all
-	clients map[int]bool    // pids that a daemon of the job has had as clients
-	running [][]site.Proc   // programs that compute when the fault is done, by step
-	beside  []site.Proc     // those of them that it must not harm
-	late    bool            // what the fault was for had ended by then
-	faulty  int             // what was found wrong
-	ended   map[int]lab.Job // as Slurm has it at the end
+	again   bool             // begun anew
+	array   int              // the number that sbatch said
+	id      int              // the job's, or of the task of an array that was first to compute
+	ids     []int            // of all
+	clients map[int]bool     // pids that a daemon of the job has had as clients
+	running [][]site.Process // programs that compute when the fault is done, by step
+	beside  []site.Process   // those of them that it must not harm
+	late    bool             // what the fault was for had ended by then
+	faulty  int              // what was found wrong
+	ended   map[int]lab.Job  // as Slurm has it at the end
 }
 
 // try does an errand, and once more where a message of Slurm's to somebody else has ended a step of it.
@@ -178,7 +178,7 @@ func (v *voyage) submit() error {
 // until polls what costs nothing to ask.
 func (v *voyage) until(what string, is func() bool) error {
 	for !is() {
-		if !site.Pause(v.ctx, 40*time.Millisecond) {
+		if !site.Sleep(v.ctx, 40*time.Millisecond) {
 			return fmt.Errorf("%s: waited in vain; Slurm has %s", what, v.states())
 		}
 	}
@@ -250,11 +250,11 @@ func (v *voyage) compute() error {
 		return fmt.Errorf("%w\n%s", err, v.said())
 	}
 	v.seeClients()
-	v.running = make([][]site.Proc, len(v.steps))
+	v.running = make([][]site.Process, len(v.steps))
 	for n, output := range v.outputs(v.id) {
 		for _, pid := range programs(output) {
 			if stat, err := site.ReadStat(pid); err == nil {
-				v.running[n] = append(v.running[n], stat.Proc)
+				v.running[n] = append(v.running[n], stat.Process)
 			}
 		}
 	}

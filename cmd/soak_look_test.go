@@ -64,7 +64,7 @@ func (v *voyage) repair() {
 	v.abandon()
 	if v.fault.name != "kill -9 of the epilog" { // Slurm runs the epilog itself, and an admin has nothing to do but to resume
 		there := v.leftOf()
-		for end := time.Now().Add(epilogPatience); len(there) > 0 && time.Now().Before(end) && site.Pause(v.ctx, lookEvery); {
+		for end := time.Now().Add(epilogPatience); len(there) > 0 && time.Now().Before(end) && site.Sleep(v.ctx, lookEvery); {
 			there = v.leftOf()
 		}
 		for _, what := range there {
@@ -129,7 +129,7 @@ func (p play) processesOf(id int) []string {
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(folder))
-		if stat, err := site.ReadStat(pid); err == nil && stat.Alive() {
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
 			found = append(found, fmt.Sprintf("process %d %s", pid, commandLine(pid)))
 		}
 	}
@@ -159,7 +159,7 @@ func (p play) modesOfNobody(b *berth) []string {
 				found = append(found, fmt.Sprintf("GPU %d of %s in another mode and nobody's", i, b.name))
 				break
 			}
-			site.Pause(p.ctx, 5*time.Millisecond)
+			site.Sleep(p.ctx, 5*time.Millisecond)
 		}
 	}
 	return found

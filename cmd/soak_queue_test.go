@@ -114,7 +114,7 @@ func (q *queue) node(name string) string {
 // fresh waits until Slurm has been asked anew: what is known after it was true after the call.
 func (q *queue) fresh() {
 	_, before := q.of("")
-	for now := before; now < before+2 && site.Pause(q.soak.ctx, lookEvery/4); {
+	for now := before; now < before+2 && site.Sleep(q.soak.ctx, lookEvery/4); {
 		_, now = q.of("")
 	}
 }

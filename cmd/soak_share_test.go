@@ -74,7 +74,7 @@ func (s *soak) shareOnce(name string) error {
 
 // sharesEnd waits until so many jobs of a name have ended.
 func (s *soak) sharesEnd(title string, count int) error {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); site.Pause(s.ctx, lookEvery) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); site.Sleep(s.ctx, lookEvery) {
 		jobs, _ := s.queue.of(title)
 		over := 0
 		for _, j := range jobs {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // Many random jobs on a real Slurm whose hooks are the production binaries, with something random that befalls most of
@@ -195,7 +195,7 @@ var quickened = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=10", "
 
 // soakStage is a node. Its logs are kept: they say who was a client.
 func soakStage(c *cluster, name, scope string) play {
-	policy := stage.Default(fmt.Sprintf("scope = %q", scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
+	policy := testnode.Default(fmt.Sprintf("scope = %q", scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
 	p := playIn(c.t, filepath.Join(c.dir, name), policy, gpusOfANode...)
 	p.ctx = c.ctx
 	p.facts(`prolog_deadline = "20s"`, `epilog_deadline = "20s"`)

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +28,7 @@ const (
 )
 
 // timedPlay is a play with short deadlines, and a job of it.
-func timedPlay(t *testing.T) (play, stage.Job) {
+func timedPlay(t *testing.T) (play, testnode.Job) {
 	t.Helper()
 	p := shapes[0].stand(t)
 	p.facts(fmt.Sprintf("prolog_deadline = %q", prologDeadline), fmt.Sprintf("epilog_deadline = %q", epilogDeadline))
@@ -47,7 +47,7 @@ func atOnce[C any](t *testing.T, cases []C, name func(C) string, try func(*testi
 }
 
 // within runs a binary, holds its exit code, and holds that it took no longer than it may.
-func (p play) within(bound time.Duration, code int, job stage.Job, program string) string {
+func (p play) within(bound time.Duration, code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	began := time.Now()
 	out := p.must(code, job, program)
@@ -108,7 +108,7 @@ func (p play) control(script string) {
 	if err := os.Chmod(path, 0o755); err != nil {
 		p.t.Fatal(err)
 	}
-	p.write(p.Paths().Facts(), strings.Replace(read(p.t, p.Paths().Facts()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
+	p.write(p.Paths().ConfigFile(), strings.Replace(read(p.t, p.Paths().ConfigFile()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
 }
 
 // hold takes the lock of a file of the state until the test's end, or until the function returned is called.

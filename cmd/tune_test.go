@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // tuned is the JSON of tune, as somebody reads it who has the documentation.
@@ -45,7 +45,7 @@ while :; do sleep 0.05; done
 // tuning is job 7, which has one simulated GPU and the rule "even".
 func tuning(t *testing.T) play {
 	t.Helper()
-	p := newPlay(t, stage.Default("overlap = 1"), node.H200)
+	p := newPlay(t, testnode.Default("overlap = 1"), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.write(p.program(), byShare)
 	if err := os.Chmod(p.program(), 0o755); err != nil {
@@ -57,7 +57,7 @@ func tuning(t *testing.T) play {
 func (p play) program() string { return filepath.Join(filepath.Dir(p.Root), "program") }
 
 // tune calls it in job 7; PROGRAM stands for the program.
-func (p play) tune(args ...string) stage.Result {
+func (p play) tune(args ...string) testnode.Result {
 	p.t.Helper()
 	line := p.Command("mpsctl", append([]string{"tune"}, args...)...)
 	for i := range line {
@@ -65,7 +65,7 @@ func (p play) tune(args ...string) stage.Result {
 	}
 	cmd := p.asUser(7, line)
 	out, _ := cmd.Output()
-	return stage.Result{Code: cmd.ProcessState.ExitCode(), Output: string(out)}
+	return testnode.Result{Code: cmd.ProcessState.ExitCode(), Output: string(out)}
 }
 
 // The rule that makes the program fastest is named, each was run as often as asked, and nothing is left.

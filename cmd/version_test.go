@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // Every program says of what commit it is, and how it is used, whoever asks.
 func TestEveryProgramSaysItsVersion(t *testing.T) {
 	p := newPlay(t, "", node.H200)
-	for _, program := range stage.Programs {
+	for _, program := range testnode.Programs {
 		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
 			result, err := p.Run(p.ctx, nil, program, flag)
 			if err != nil || result.Code != 0 || !regexp.MustCompile(want).MatchString(result.Output) {

@@ -24,8 +24,8 @@ type Daemons interface {
 	Clients(context.Context, lease.Job, lease.Daemon) ([]site.Client, error)
 	Terminate(context.Context, lease.Job, lease.Daemon, site.Client) error
 	Quit(context.Context, lease.Job, lease.Daemon) error
-	End(context.Context, lease.Job, lease.Daemon) error
-	Family(lease.Job, lease.Daemon) ([]site.Proc, error)
+	Kill(context.Context, lease.Job, lease.Daemon) error
+	Processes(lease.Job, lease.Daemon) ([]site.Process, error)
 }
 
 // Guards is what the epilog asks of guards.
@@ -44,9 +44,9 @@ type GPUs interface {
 	SetMode(site.UUID, site.Mode) error
 }
 
-// Closer closes leases.
-type Closer struct {
-	Journal *lease.Journal
+// Epilog closes leases.
+type Epilog struct {
+	Store   *lease.Store
 	Daemons Daemons
 	Guards  Guards
 	Groups  ControlGroups
@@ -54,76 +54,76 @@ type Closer struct {
 	Log     zerolog.Logger
 	Logs    string // the folder where logs are kept that outlive their job
 	// Again is the command that runs the epilog of a job by hand, for the log.
-	Again func(lease.Job) string
+	RerunCommand func(lease.Job) string
 }
 
 // The bounds of single steps. Together with a grant's grace they stay below the default deadline of 60 s, and each of
 // them ends early enough before the whole's end that what must come after it still can.
 const (
-	turnPatience     = 10 * time.Second
-	terminatePatient = 2 * time.Second
-	quitPatience     = 8 * time.Second
-	emptyPatience    = 5 * time.Second
+	lockTimeout      = 10 * time.Second
+	terminateTimeout = 2 * time.Second
+	quitTimeout      = 8 * time.Second
+	emptyTimeout     = 5 * time.Second
 	endReserve       = 5 * time.Second
 )
 
 // Close brings the node back to what it was before the job. It is safe where there was no prolog, when it is called
 // twice, after a reboot, and beside a prolog of the same job, which it waits for and then takes over from.
-func (c Closer) Close(ctx context.Context, job uint32) error {
-	turn, err := c.takeTurn(ctx, job)
+func (c Epilog) Close(ctx context.Context, job uint32) error {
+	turn, err := c.lockJob(ctx, job)
 	if err != nil {
 		return err
 	}
 	defer turn.Release()
-	turn.Closing()
-	l, err := c.Journal.Read(job)
+	turn.MarkClosing()
+	l, err := c.Store.Read(job)
 	switch {
-	case errors.Is(err, lease.ErrNone):
+	case errors.Is(err, lease.ErrNotFound):
 		return c.closeUnleased(ctx, job)
-	case errors.Is(err, lease.ErrVoid):
+	case errors.Is(err, lease.ErrStaleBoot):
 		c.Log.Info().Msg("the lease is of an earlier boot: nothing of it is left but files")
-		return c.Journal.Void(ctx, job)
+		return c.Store.PurgeStale(ctx, job)
 	case err != nil:
-		return c.withRepair(err, lease.Lease{Job: lease.Job{ID: job}})
+		return c.logRepair(err, lease.Lease{Job: lease.Job{ID: job}})
 	}
-	return c.undo(ctx, l, c.Journal.Finish)
+	return c.undo(ctx, l, c.Store.DeleteAndUnlock)
 }
 
 // closeUnleased removes the ticket of a job that was refused, and what a prolog left that died before its intent.
-func (c Closer) closeUnleased(ctx context.Context, job uint32) error {
-	if err := errors.Join(c.Guards.End(ctx, job), c.Journal.Void(ctx, job)); err != nil {
+func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
+	if err := errors.Join(c.Guards.End(ctx, job), c.Store.PurgeStale(ctx, job)); err != nil {
 		return err
 	}
 	c.Log.Info().Msg("nothing to close")
 	return nil
 }
 
-// takeTurn waits for a prolog of the same job, then ends it: whatever it has done stands in the lease. Another epilog of
+// lockJob waits for a prolog of the same job, then ends it: whatever it has done stands in the lease. Another epilog of
 // the job, which an admin may have started, is waited for and never ended.
-func (c Closer) takeTurn(ctx context.Context, job uint32) (*lease.Turn, error) {
-	patience, cancel := context.WithTimeout(ctx, part(ctx, turnPatience))
-	turn, err := c.Journal.Lock(patience, job)
+func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
+	patience, cancel := context.WithTimeout(ctx, atMostThird(ctx, lockTimeout))
+	turn, err := c.Store.Lock(patience, job)
 	cancel()
 	var busy *lease.BusyError
 	if !errors.As(err, &busy) {
 		return turn, err
 	}
-	if !busy.Holder.Alive() { // it has just gone, or is one that could not sign
-		return c.Journal.Lock(ctx, job)
+	if !busy.Holder.Running() { // it has just gone, or is one that could not sign
+		return c.Store.Lock(ctx, job)
 	}
 	if busy.Closing {
 		c.Log.Warn().Int("pid", busy.Holder.PID).Msg("another epilog of this job is at work: waiting for it")
-		return c.Journal.Lock(ctx, job)
+		return c.Store.Lock(ctx, job)
 	}
 	c.Log.Warn().Int("pid", busy.Holder.PID).Msg("a prolog of this job still runs: taking over")
 	if err := busy.Holder.Kill(unix.SIGKILL); err != nil {
 		return nil, err
 	}
-	return c.Journal.Lock(ctx, job)
+	return c.Store.Lock(ctx, job)
 }
 
-// part is at most d, and at most a third of what is left of ctx.
-func part(ctx context.Context, d time.Duration) time.Duration {
+// atMostThird is at most d, and at most a third of what is left of ctx.
+func atMostThird(ctx context.Context, d time.Duration) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return d
@@ -133,47 +133,47 @@ func part(ctx context.Context, d time.Duration) time.Duration {
 
 // Undo undoes a lease; the caller has the job's turn, and keeps it. Every step is tried whatever became of the one before,
 // but for two: modes and folders stay while a daemon may still be using them.
-func (c Closer) Undo(ctx context.Context, l lease.Lease) error {
-	return c.undo(ctx, l, c.Journal.Forget)
+func (c Epilog) Undo(ctx context.Context, l lease.Lease) error {
+	return c.undo(ctx, l, c.Store.Delete)
 }
 
-func (c Closer) undo(ctx context.Context, l lease.Lease, forget func(context.Context, lease.Lease) error) error {
+func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Context, lease.Lease) error) error {
 	began := time.Now()
-	failed := c.Journal.Withdraw(l.Job.ID)
+	failed := c.Store.RemoveTicket(l.Job.ID)
 	was := l.Phase
 	l.Phase = lease.Closing
-	noted := c.Journal.Record(l) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
-	c.wakeDriver(l)
-	before := ends(l)
+	noted := c.Store.Save(l) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
+	c.startNVML(l)
+	before := logSizes(l)
 	byItself, ended := c.endDaemons(ctx, l, was)
 	failed = errors.Join(failed, ended)
 	summary := summarise(l, before)
-	summary.guarded(c.Journal.ReadGuard(l.Job.ID))
+	summary.guarded(c.Store.ReadGuard(l.Job.ID))
 	if ended == nil {
 		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID), c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
 			c.keepLogs(l)
 		}
-		failed = errors.Join(failed, c.Journal.RemoveDirs(l.Job.ID))
+		failed = errors.Join(failed, c.Store.RemoveDirs(l.Job.ID))
 	}
 	if failed == nil {
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank has been told of it, so it is no job's sum
-		c.say(l, summary, failed == nil)
+		c.logSummary(l, summary, failed == nil)
 	}
 	if failed != nil {
-		return c.withRepair(errors.Join(failed, noted), l)
+		return c.logRepair(errors.Join(failed, noted), l)
 	}
 	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("lease closed")
 	return nil
 }
 
-// wakeDriver asks for a mode that is not needed yet: NVML takes 8 ms to initialise (measured), and it may take them while
+// startNVML asks for a mode that is not needed yet: NVML takes 8 ms to initialise (measured), and it may take them while
 // the daemons quit.
-func (c Closer) wakeDriver(l lease.Lease) {
+func (c Epilog) startNVML(l lease.Lease) {
 	for _, held := range l.Held {
-		if held.Set != "" {
+		if held.NewMode != "" {
 			go c.GPUs.Mode(held.UUID)
 			return
 		}
@@ -182,7 +182,7 @@ func (c Closer) wakeDriver(l lease.Lease) {
 
 // endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others. It says
 // whether all of them lived until then and went when they were asked, with no client to be terminated.
-func (c Closer) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
+func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
 	type end struct {
 		byItself bool
 		err      error
@@ -205,18 +205,18 @@ func (c Closer) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) 
 // endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
 // others' are said and gone past. A daemon of a lease that never opened is asked nothing: no rank has been told of it, and
 // that it does not answer may be why the lease did not open.
-func (c Closer) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
+func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
 	began := time.Now()
-	lived := d.Proc.Alive()
+	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it could say so
-		there, err := c.Daemons.Family(l.Job, d)
+		there, err := c.Daemons.Processes(l.Job, d)
 		if err != nil || len(there) == 0 {
 			return false, err
 		}
 	}
 	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
 	if was != lease.Opening {
-		terminated, err := c.ask(ctx, l, d, log)
+		terminated, err := c.drainAndQuit(ctx, l, d, log)
 		byItself = lived && terminated == 0 && err == nil
 		if err != nil {
 			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
@@ -232,8 +232,8 @@ func (c Closer) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 }
 
 // emptyGroup ends what is left in a daemon's control group: its user may have made the daemon start any program.
-func (c Closer) emptyGroup(ctx context.Context, d lease.Daemon) error {
-	bound, cancel := context.WithTimeout(ctx, emptyPatience)
+func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
 	defer cancel()
 	ended, err := c.Groups.Empty(bound, d.Group)
 	if ended > 0 {
@@ -242,9 +242,9 @@ func (c Closer) emptyGroup(ctx context.Context, d lease.Daemon) error {
 	return err
 }
 
-// ask asks a daemon to end its clients that stay, and itself.
-func (c Closer) ask(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
-	gentle, cancel := before(ctx, endReserve)
+// drainAndQuit asks a daemon to end its clients that stay, and itself.
+func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
 	terminated, err = c.drain(gentle, l, d, log)
 	if err == nil {
@@ -254,23 +254,23 @@ func (c Closer) ask(ctx context.Context, l lease.Lease, d lease.Daemon, log zero
 }
 
 // end kills a daemon. What goes on to appear that only looks like it is the user's, and no reason to drain a node.
-func (c Closer) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
-	err := c.Daemons.End(ctx, l.Job, d)
-	if errors.Is(err, site.ErrMimics) {
+func (c Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+	err := c.Daemons.Kill(ctx, l.Job, d)
+	if errors.Is(err, site.ErrImpostors) {
 		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("daemon ended: look-alike processes of the user remain")
 		return nil
 	}
 	return err
 }
 
-func (c Closer) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
-	bound, cancel := context.WithTimeout(ctx, quitPatience)
+func (c Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	return c.Daemons.Quit(bound, l.Job, d)
 }
 
-// before is ctx, ended early enough to leave d.
-func before(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+// withReserve is ctx, ended early enough to leave d.
+func withReserve(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return context.WithCancel(ctx)
@@ -280,7 +280,7 @@ func before(ctx context.Context, d time.Duration) (context.Context, context.Canc
 
 // drain gives clients their grace and then has the daemon terminate those that stay. A client that is stopped is passed
 // over: to terminate it would wedge the daemon (measured), and it has no work in flight by then.
-func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
 	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
 	if err != nil || len(clients) == 0 {
 		return 0, err
@@ -290,7 +290,7 @@ func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
 			return terminated, fmt.Errorf("client %d is stopped", client.PID)
 		}
-		bound, cancel := context.WithTimeout(ctx, terminatePatient)
+		bound, cancel := context.WithTimeout(ctx, terminateTimeout)
 		err := c.Daemons.Terminate(bound, l.Job, d, client)
 		cancel()
 		if err != nil {
@@ -303,7 +303,7 @@ func (c Closer) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 }
 
 // await polls until no client is left or the grace is over, and returns who is.
-func (c Closer) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
+func (c Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
 	bound, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	pause := 20 * time.Millisecond
@@ -312,7 +312,7 @@ func (c Closer) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace 
 		if err != nil || len(clients) == 0 {
 			return nil, err
 		}
-		if !site.Pause(bound, pause) {
+		if !site.Sleep(bound, pause) {
 			return clients, nil
 		}
 		pause = min(2*pause, 500*time.Millisecond)
@@ -326,10 +326,10 @@ func stopped(pid int) bool {
 
 // restoreModes sets back the modes that the record says were set. A device that is another job's by now is that job's
 // to care for, and a mode that is neither what was set nor what was before was set by an admin since: both stay.
-func (c Closer) restoreModes(l lease.Lease) error {
+func (c Epilog) restoreModes(l lease.Lease) error {
 	var failed error
 	for _, held := range l.Held {
-		if held.Set == "" {
+		if held.NewMode == "" {
 			continue
 		}
 		if err := c.restoreMode(l.Job.ID, held); err != nil {
@@ -339,8 +339,8 @@ func (c Closer) restoreModes(l lease.Lease) error {
 	return failed
 }
 
-func (c Closer) restoreMode(job uint32, held lease.Held) error {
-	holder, taken, err := c.Journal.Holder(held.UUID)
+func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
+	holder, taken, err := c.Store.Owner(held.UUID)
 	if err != nil {
 		return err
 	}
@@ -353,37 +353,37 @@ func (c Closer) restoreMode(job uint32, held lease.Held) error {
 	if err != nil {
 		return err
 	}
-	if mode == held.Before {
+	if mode == held.OriginalMode {
 		return nil
 	}
-	if mode != held.Set {
+	if mode != held.NewMode {
 		log.Warn().Str("mode", string(mode)).Msg("somebody else set the compute mode since: it stays")
 		return nil
 	}
-	if err := c.GPUs.SetMode(held.UUID, held.Before); err != nil {
+	if err := c.GPUs.SetMode(held.UUID, held.OriginalMode); err != nil {
 		return err
 	}
 	mode, err = c.GPUs.Mode(held.UUID)
 	if err != nil {
 		return err
 	}
-	if mode != held.Before {
-		return fmt.Errorf("cannot restore compute mode of %s: set to %s, and it reads %s", held.UUID, held.Before, mode)
+	if mode != held.OriginalMode {
+		return fmt.Errorf("cannot restore compute mode of %s: set to %s, and it reads %s", held.UUID, held.OriginalMode, mode)
 	}
 	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Dur("ms", time.Since(began)).Send()
 	return nil
 }
 
-// withRepair logs what an admin does by hand, exactly, and returns the failure. To kill the daemon is not among it: the
+// logRepair logs what an admin does by hand, exactly, and returns the failure. To kill the daemon is not among it: the
 // epilog has asked it to quit and has then tried SIGKILL, and does both again.
-func (c Closer) withRepair(failed error, l lease.Lease) error {
+func (c Epilog) logRepair(failed error, l lease.Lease) error {
 	var commands []string
 	for _, held := range l.Held {
-		if held.Set != "" {
-			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.Before))))
+		if held.NewMode != "" {
+			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.OriginalMode))))
 		}
 	}
-	commands = append(commands, c.Again(l.Job))
+	commands = append(commands, c.RerunCommand(l.Job))
 	c.Log.Error().Err(failed).Strs("repair", commands).Msg("the node is not proved clean: the lease is kept")
 	return fmt.Errorf("%w: the lease is kept; to repair: %s", failed, strings.Join(commands, "; "))
 }

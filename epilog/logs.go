@@ -36,7 +36,7 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 }
 
 // keepLogs keeps a job's logs. They are no part of what must be undone: that they cannot be kept is said, and no more.
-func (c Closer) keepLogs(l lease.Lease) {
+func (c Epilog) keepLogs(l lease.Lease) {
 	kept, err := keep(c.Logs, l)
 	if err == nil {
 		err = prune(c.Logs, maxKeptJobs)
@@ -79,7 +79,7 @@ func keep(dir string, l lease.Lease) (int64, error) {
 // madeFile says which lease the logs are of: a job that is requeued has another one, and the clock may have gone back since.
 const madeFile = "lease-made"
 
-func madeOf(l lease.Lease) string { return l.Made.Format(time.RFC3339Nano) + "\n" }
+func madeOf(l lease.Lease) string { return l.CreatedAt.Format(time.RFC3339Nano) + "\n" }
 
 func copyAll(dir string, l lease.Lease) (kept int64, err error) {
 	if err := groupDir(dir, l.Job.GID); err != nil {

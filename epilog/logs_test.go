@@ -62,7 +62,7 @@ func TestKeepTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, name := range logNames {
-		l.Made = time.Date(2026, 3, 12, 14-i, 0, 0, 1, time.UTC)
+		l.CreatedAt = time.Date(2026, 3, 12, 14-i, 0, 0, 1, time.UTC)
 		if err := os.WriteFile(filepath.Join(l.Daemons[0].LogDir, name), []byte(name), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -16,12 +16,12 @@ import (
 // Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up. All but
 // Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
 type Summary struct {
-	Clients    int     // processes that were clients of MPS
-	Peak       int     // at most so many of one daemon at the same time, added up over the daemons
-	Left       int     // were clients still when the epilog began
-	Terminated int     // were ended by terminate_client, whoever asked for it
-	Faults     int     // fatal GPU errors that a server handled
-	Seconds    float64 // from the lease to now
+	Clients         int     // processes that were clients of MPS
+	Peak            int     // at most so many of one daemon at the same time, added up over the daemons
+	ClientsAtEpilog int     // were clients still when the epilog began
+	Terminated      int     // were ended by terminate_client, whoever asked for it
+	Faults          int     // fatal GPU errors that a server handled
+	Seconds         float64 // from the lease to now
 	// What the job's guard has seen, which no user can write.
 	Ended   int // clients that ended beside living neighbours and whose files were held
 	Outside int // processes that had a GPU open and were no client of MPS
@@ -30,8 +30,8 @@ type Summary struct {
 // maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not counted.
 const maxSummed = 16 << 20
 
-// ends are where the servers' logs end, for lease.Daemons: what comes later the epilog has brought about.
-func ends(l lease.Lease) []int64 {
+// logSizes are where the servers' logs end, for lease.Daemons: what comes later the epilog has brought about.
+func logSizes(l lease.Lease) []int64 {
 	all := make([]int64, len(l.Daemons))
 	for n, d := range l.Daemons {
 		if log, size, err := openLog(d.LogDir, serverLog, l.Job.UID); err == nil {
@@ -53,8 +53,8 @@ func summarise(l lease.Lease, began []int64) Summary {
 		s.add(tallyOf(log, began[n]))
 		log.Close()
 	}
-	if !l.Made.IsZero() {
-		s.Seconds = time.Since(l.Made).Seconds()
+	if !l.CreatedAt.IsZero() {
+		s.Seconds = time.Since(l.CreatedAt).Seconds()
 	}
 	return s
 }
@@ -76,15 +76,15 @@ func (s *Summary) guarded(g lease.GuardState, err error) {
 func (s *Summary) add(t tally) {
 	s.Clients += t.clients
 	s.Peak += t.peak
-	s.Left += t.left
+	s.ClientsAtEpilog += t.left
 	s.Terminated += t.terminated
 	s.Faults += t.faults
 }
 
-// say puts the summary into the log.
-func (c Closer) say(l lease.Lease, s Summary, closed bool) {
+// logSummary puts the summary into the log.
+func (c Epilog) logSummary(l lease.Lease, s Summary, closed bool) {
 	c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("rule", l.Rule).Int("gpus", len(l.Held)).
-		Int("clients", s.Clients).Int("peak", s.Peak).Int("left", s.Left).Int("terminated", s.Terminated).
+		Int("clients", s.Clients).Int("peak", s.Peak).Int("left", s.ClientsAtEpilog).Int("terminated", s.Terminated).
 		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
 }
 
@@ -111,7 +111,7 @@ func tallyOf(log io.Reader, began int64) tally {
 		}
 		switch {
 		case err == nil:
-			t.take(line)
+			t.readLine(line)
 		case errors.Is(err, bufio.ErrBufferFull): // a line that is none of the server's
 		default:
 			return t
@@ -119,8 +119,8 @@ func tallyOf(log io.Reader, began int64) tally {
 	}
 }
 
-// take takes a line: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
-func (t *tally) take(line []byte) {
+// readLine takes a line: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
+func (t *tally) readLine(line []byte) {
 	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
 	if !found {
 		return
@@ -135,7 +135,7 @@ func (t *tally) take(line []byte) {
 	case bytes.Equal(text, []byte("Client termination succeeded.")):
 		t.terminated++
 	case bytes.HasSuffix(text, []byte(" connected")):
-		t.come(text)
+		t.countClient(text)
 	case bytes.HasSuffix(text, []byte(" disconnected")):
 		word := bytes.TrimPrefix(bytes.TrimSuffix(text, []byte(" disconnected")), []byte("Client process "))
 		if pid, err := strconv.Atoi(string(word)); err == nil {
@@ -144,9 +144,9 @@ func (t *tally) take(line []byte) {
 	}
 }
 
-// come counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected", and with
+// countClient counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected", and with
 // drivers before 580 "Client {827, 0} connected".
-func (t *tally) come(text []byte) {
+func (t *tally) countClient(text []byte) {
 	rest, ok := bytes.CutPrefix(text, []byte("Client {"))
 	if !ok {
 		return

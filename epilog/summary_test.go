@@ -56,7 +56,7 @@ func TestTally(t *testing.T) {
 // Of several daemons all is added up; a log that is a link, and a folder that is gone, count nothing.
 func TestSummarise(t *testing.T) {
 	dir := t.TempDir()
-	l := lease.Lease{Job: lease.Job{UID: uint32(os.Getuid())}, Made: time.Now().Add(-time.Minute)}
+	l := lease.Lease{Job: lease.Job{UID: uint32(os.Getuid())}, CreatedAt: time.Now().Add(-time.Minute)}
 	for n, content := range []string{serverSaid, serverSaid, "link", ""} {
 		folder := filepath.Join(dir, string(rune('a'+n)), "log")
 		l.Daemons = append(l.Daemons, lease.Daemon{LogDir: folder})
@@ -76,8 +76,8 @@ func TestSummarise(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := summarise(l, ends(l))
-	if s.Clients != 12 || s.Peak != 6 || s.Left != 4 || s.Faults != 2 || s.Terminated != 0 || s.Seconds < 60 || s.Seconds > 3600 {
+	s := summarise(l, logSizes(l))
+	if s.Clients != 12 || s.Peak != 6 || s.ClientsAtEpilog != 4 || s.Faults != 2 || s.Terminated != 0 || s.Seconds < 60 || s.Seconds > 3600 {
 		t.Errorf("%+v", s)
 	}
 }

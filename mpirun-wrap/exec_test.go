@@ -87,7 +87,7 @@ func newRank(t *testing.T) *rank {
 	must(t, err)
 	journal, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
 	must(t, err)
-	must(t, journal.Publish(r.ticket()))
+	must(t, journal.WriteTicket(r.ticket()))
 	listener, err := net.Listen("unixpacket", filepath.Join(r.root, "control"))
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
@@ -95,11 +95,11 @@ func newRank(t *testing.T) *rank {
 }
 
 func (r *rank) ticket() lease.Ticket {
-	self, err := site.Self()
+	self, err := site.CurrentProcess()
 	must(r.t, err)
 	ticket := ticketOf(1, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: r.root, LogDir: r.root, Proc: self}
-	ticket.Control = lease.Program{Path: filepath.Join(r.root, "ask")}
+	ticket.ControlProgram = lease.Program{Path: filepath.Join(r.root, "ask")}
 	return ticket
 }
 
@@ -160,9 +160,9 @@ func (r *rank) signal(s syscall.Signal) {
 }
 
 // proc is the process that wrote its pid into a file of the folder.
-func (r *rank) proc(name string) site.Proc {
+func (r *rank) proc(name string) site.Process {
 	r.t.Helper()
-	var proc site.Proc
+	var proc site.Process
 	r.until("pid in "+name, func() bool {
 		content, _ := os.ReadFile(filepath.Join(r.dir, name))
 		pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
@@ -170,7 +170,7 @@ func (r *rank) proc(name string) site.Proc {
 			return false
 		}
 		stat, err := site.ReadStat(pid)
-		proc = stat.Proc
+		proc = stat.Process
 		return err == nil
 	})
 	return proc
@@ -181,13 +181,13 @@ func (r *rank) until(what string, done func() bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for !done() {
-		if !site.Pause(ctx, time.Millisecond) {
+		if !site.Sleep(ctx, time.Millisecond) {
 			r.t.Fatalf("no %s", what)
 		}
 	}
 }
 
-func stateOf(p site.Proc) byte {
+func stateOf(p site.Process) byte {
 	stat, err := site.ReadStat(p.PID)
 	if err != nil || stat.Start != p.Start {
 		return 'X'

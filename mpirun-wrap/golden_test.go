@@ -90,13 +90,13 @@ func (c golden) play(t *testing.T) []string {
 	folder := t.TempDir()
 	for rank := range ranks { // all of them have said their word before the first asks for the others'
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		seatOf(ticket, env, c.flags, func(_ string, own Word) ([]Word, error) { return nil, leave(folder, "x", own) })
+		seatOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
 	}
 	var seats []string
 	for rank := range ranks {
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		seat, err := seatOf(ticket, env, c.flags, func(_ string, own Word) ([]Word, error) {
-			return Meet(t.Context(), folder, "x", ranks, own)
+		seat, err := seatOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) {
+			return ExchangeRankInfo(t.Context(), folder, "x", ranks, own)
 		})
 		if err != nil {
 			seats = append(seats, fmt.Sprintf("%d %v", rank, err))
@@ -104,10 +104,10 @@ func (c golden) play(t *testing.T) []string {
 		}
 		percent, _ := seat.Percent().MarshalJSON()
 		gpus := fmt.Sprint(seat.GPU)
-		for _, part := range seat.Also {
+		for _, part := range seat.OtherGPUs {
 			gpus += fmt.Sprintf(",%d", part.GPU)
 		}
-		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.Beside)
+		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.RanksOnGPU)
 		for _, v := range seat.Variables()[4:] {
 			line += " " + v.Name + "=" + v.Value
 		}
@@ -116,11 +116,11 @@ func (c golden) play(t *testing.T) []string {
 	return seats
 }
 
-func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string, Word) ([]Word, error)) (Seat, error) {
-	env := slurm.NewEnviron(environment)
+func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string, RankInfo) ([]RankInfo, error)) (Placement, error) {
+	env := slurm.NewEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
-		return Seat{}, err
+		return Placement{}, err
 	}
 	for _, f := range flags {
 		name, value, ok := strings.Cut(strings.TrimPrefix(f, "--"), "=")
@@ -128,21 +128,21 @@ func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string,
 			value = "true"
 		}
 		if err := options.Set(name, value); err != nil {
-			return Seat{}, err
+			return Placement{}, err
 		}
 	}
 	task, err := slurm.ReadTask(env, 4711)
 	if err != nil {
-		return Seat{}, err
+		return Placement{}, err
 	}
 	binding, err := slurm.ReadBinding(env)
 	if err != nil {
-		return Seat{}, err
+		return Placement{}, err
 	}
-	if !MustMeet(env, task, options) {
+	if !NeedsExchange(env, task, options) {
 		agree = nil
 	}
-	return Take(ticket, Rank{task, binding, Whereabouts{task.LocalRank * 2 / task.LocalSize, openOf(env)}, options, agree})
+	return Place(ticket, Rank{task, binding, HostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, options, agree})
 }
 
 // nodeOf is a ticket: a model and how many of it, then attributes. The GPUs' NUMA nodes are 0 for the first half of them.
@@ -156,7 +156,7 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	attributes := slurm.NewEnviron(fields[2:])
+	attributes := slurm.NewEnv(fields[2:])
 	overlap := 1.0
 	if s := attributes["overlap"]; s != "" {
 		if overlap, err = strconv.ParseFloat(s, 64); err != nil {
@@ -184,11 +184,11 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 			t.Fatal(err)
 		}
 	}
-	ticket.Low = attributes["priority"] == "low"
+	ticket.LowPriority = attributes["priority"] == "low"
 	ticket.MaxClients, _ = strconv.Atoi(attributes["max_clients"])
 	for i := range ticket.Devices {
 		d := &ticket.Devices[i]
-		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.TPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n, Minor: i}
+		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.SMsPerTPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n, Minor: i}
 		d.Position = i
 	}
 	return ticket
@@ -263,7 +263,7 @@ func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 		t.Fatalf("%s has %d ranks, and the case %d", name, len(blocks), ranks)
 	}
 	lines := strings.Split(blocks[rank], "\n")
-	env := slurm.NewEnviron(lines)
+	env := slurm.NewEnv(lines)
 	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this very process
 		lines = append([]string{"SLURM_TASK_PID=4711"}, lines...)
 	}
@@ -271,7 +271,7 @@ func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 }
 
 // openOf says which GPUs a recorded rank could open.
-func openOf(env slurm.Environ) func(minor int) bool {
+func openOf(env slurm.Env) func(minor int) bool {
 	minors := strings.Fields(env["RANK_OPEN"])
 	return func(minor int) bool { return slices.Contains(minors, strconv.Itoa(minor)) }
 }

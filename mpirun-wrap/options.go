@@ -71,22 +71,22 @@ func Settings() []Setting {
 			o.Share = &rule
 			return err
 		}},
-		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return truth(v, &o.Meet) }},
+		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return parseBool(v, &o.Meet) }},
 		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
 			rule, err := policy.ParseMemory(v)
 			o.Memory = &rule
 			return err
 		}},
-		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return either(v, "normal", "low", &o.Low) }},
+		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return parseEither(v, "normal", "low", &o.Low) }},
 		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
-			return natural(v, &o.LocalRank)
+			return parsePositive(v, &o.LocalRank)
 		}},
 		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
-			return natural(v, &o.LocalSize)
+			return parsePositive(v, &o.LocalSize)
 		}},
-		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return truth(v, &o.Report) }},
-		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return truth(v, &o.DryRun) }},
-		{"json", "", "print both as JSON", func(o *Options, v string) error { return truth(v, &o.JSON) }},
+		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
+		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
+		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
 	}
 }
 
@@ -94,7 +94,7 @@ func Settings() []Setting {
 const Switch = "SLURM_MPS"
 
 // ReadOptions reads the variables of an environment; flags are set over them by Set.
-func ReadOptions(env slurm.Environ) (Options, error) {
+func ReadOptions(env slurm.Env) (Options, error) {
 	var o Options
 	switch value := env[Switch]; value {
 	case "", "on":
@@ -151,16 +151,16 @@ func (o Options) memory(ticket lease.Ticket) (policy.MemoryRule, error) {
 	return policy.ParseMemory(ticket.Memory)
 }
 
-// said is the user's word where there is one, else the ticket's.
-func said(user *bool, ticket bool) bool {
+// orTicket is the user's word where there is one, else the ticket's.
+func orTicket(user *bool, ticket bool) bool {
 	if user != nil {
 		return *user
 	}
 	return ticket
 }
 
-// either reads one of two words; the second is true.
-func either(value, first, second string, into **bool) error {
+// parseEither reads one of two words; the second is true.
+func parseEither(value, first, second string, into **bool) error {
 	if value != first && value != second {
 		return fmt.Errorf("want %s or %s", first, second)
 	}
@@ -169,7 +169,7 @@ func either(value, first, second string, into **bool) error {
 	return nil
 }
 
-func natural(value string, into *int) error {
+func parsePositive(value string, into *int) error {
 	n, err := strconv.Atoi(value)
 	if err != nil || n < 0 || n > 1<<16 {
 		return fmt.Errorf("want a whole number")
@@ -178,7 +178,7 @@ func natural(value string, into *int) error {
 	return nil
 }
 
-func truth(value string, into *bool) error {
+func parseBool(value string, into *bool) error {
 	switch value {
 	case "true", "1", "yes":
 		*into = true

@@ -16,7 +16,7 @@ import (
 )
 
 func TestAFlagCountsBeforeItsVariable(t *testing.T) {
-	o, err := ReadOptions(slurm.NewEnviron([]string{"SLURM_MPS_SHARE=50%", "SLURM_MPS_GPU=block", "SLURM_MPS_DRY_RUN=1"}))
+	o, err := ReadOptions(slurm.NewEnv([]string{"SLURM_MPS_SHARE=50%", "SLURM_MPS_GPU=block", "SLURM_MPS_DRY_RUN=1"}))
 	if err != nil || o.Share.String() != "50%" || o.GPU != Block || !o.DryRun || o.Own {
 		t.Fatalf("%+v, %v", o, err)
 	}
@@ -37,7 +37,7 @@ func FuzzReadOptions(f *testing.F) {
 	f.Add("SLURM_MPS_MEM", "8G", "x")
 	f.Add("SLURM_MPS_SHARE", "weight:1e-9\x1b", "70000")
 	f.Fuzz(func(t *testing.T, name, value, rank string) {
-		o, err := ReadOptions(slurm.Environ{name: value, "SLURM_MPS_LOCAL_RANK": rank, "SLURM_MPS_LOCAL_SIZE": "2"})
+		o, err := ReadOptions(slurm.Env{name: value, "SLURM_MPS_LOCAL_RANK": rank, "SLURM_MPS_LOCAL_SIZE": "2"})
 		if err == nil {
 			err = o.Check()
 		}
@@ -58,7 +58,7 @@ func TestBadOptions(t *testing.T) {
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `cannot read share "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
 	} {
-		_, err := ReadOptions(slurm.Environ{c.variable: c.value})
+		_, err := ReadOptions(slurm.Env{c.variable: c.value})
 		if want := "cannot read " + c.variable + `: it is "` + c.value + `": ` + c.want; err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
@@ -68,7 +68,7 @@ func TestBadOptions(t *testing.T) {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}
-	if _, err := ReadOptions(slurm.Environ{"SLURM_MPS": "no"}); err == nil || err.Error() != `cannot read SLURM_MPS: it is "no": want on or off` {
+	if _, err := ReadOptions(slurm.Env{"SLURM_MPS": "no"}); err == nil || err.Error() != `cannot read SLURM_MPS: it is "no": want on or off` {
 		t.Error(err)
 	}
 	for _, c := range []struct {
@@ -97,7 +97,7 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
 				least, most := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
-					seat, err := Take(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
+					seat, err := Place(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -106,7 +106,7 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 					if least[seat.GPU] == 0 || seat.Share.SMs < least[seat.GPU] {
 						least[seat.GPU] = seat.Share.SMs
 					}
-					beside[seat.GPU] = seat.Beside
+					beside[seat.GPU] = seat.RanksOnGPU
 					seen[seat.GPU]++
 				}
 				for gpu := range gpus {
@@ -128,7 +128,7 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 // Whatever a rank asks for, and however it comes to its GPUs, it gets no more than the ceiling and no less than the
 // driver gives, and what CUDA is told comes out as exactly its SMs.
 func TestNoSeatIsAboveTheCeiling(t *testing.T) {
-	h200 := policy.GPU{SMs: 132, TPC: 2}
+	h200 := policy.GPU{SMs: 132, SMsPerTPC: 2}
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
 		most := h200.SMsAt(policy.PercentFrom(ceiling))
 		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
@@ -141,7 +141,7 @@ func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 						if err := rank.Options.Set("share", rule); err != nil {
 							t.Fatal(err)
 						}
-						seat, err := Take(ticket, rank)
+						seat, err := Place(ticket, rank)
 						if err != nil {
 							if ranks <= policy.Clients {
 								t.Fatalf("%s of %d ranks on %d GPUs, %s: %v", rule, ranks, gpus, choice, err)
@@ -162,22 +162,22 @@ func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 func TestARankThatDoesNotCome(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	_, err := Meet(ctx, t.TempDir(), "step0", 2, Word{Rank: 0, Rule: "even"})
+	_, err := ExchangeRankInfo(ctx, t.TempDir(), "step0", 2, RankInfo{Rank: 0, Rule: "even"})
 	if err == nil || !strings.HasPrefix(err.Error(), "cannot agree on shares: rank 1 of this launch did not come: ") {
 		t.Error(err)
 	}
 }
 
 func TestTwoLaunchesDoNotMeet(t *testing.T) {
-	parent := site.Proc{PID: 1, Start: 2}
+	parent := site.Process{PID: 1, Start: 2}
 	names := map[string]bool{}
 	for _, name := range []string{
-		Launch(slurm.Environ{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
-		Launch(slurm.Environ{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
-		Launch(slurm.Environ{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
-		Launch(slurm.Environ{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
-		Launch(slurm.Environ{}, slurm.Task{}, parent),
-		Launch(slurm.Environ{}, slurm.Task{}, site.Proc{PID: 1, Start: 3}),
+		LaunchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "0"}, parent),
+		LaunchID(slurm.Env{}, slurm.Task{Source: slurm.SourceStepd, StepID: "1"}, parent),
+		LaunchID(slurm.Env{"PMIX_NAMESPACE": "../../etc"}, slurm.Task{}, parent),
+		LaunchID(slurm.Env{"OMPI_MCA_ess_base_jobid": "864944129"}, slurm.Task{}, parent),
+		LaunchID(slurm.Env{}, slurm.Task{}, parent),
+		LaunchID(slurm.Env{}, slurm.Task{}, site.Process{PID: 1, Start: 3}),
 	} {
 		if names[name] || strings.ContainsAny(name, "/ ") {
 			t.Errorf("launch %q", name)
@@ -188,13 +188,13 @@ func TestTwoLaunchesDoNotMeet(t *testing.T) {
 
 func TestOwnNUMA(t *testing.T) {
 	dir := t.TempDir()
-	if got := site.OwnNUMA(dir); got != -1 {
+	if got := site.CurrentNUMANode(dir); got != -1 {
 		t.Errorf("without nodes: %d", got)
 	}
 	if err := errors.Join(os.Mkdir(dir+"/node3", 0o755), os.WriteFile(dir+"/node3/cpulist", []byte("0-1023\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if got := site.OwnNUMA(dir); got != 3 {
+	if got := site.CurrentNUMANode(dir); got != 3 {
 		t.Errorf("all CPUs of node 3: %d", got)
 	}
 }

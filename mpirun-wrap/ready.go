@@ -18,30 +18,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OffError says that MPS is not on for a seat, and what a user can do.
-type OffError struct {
+// UnavailableError says that MPS is not on for a seat, and what a user can do.
+type UnavailableError struct {
 	UUID  site.UUID
 	Cause error
 	Do    string // "" where nothing is known
 }
 
-func (e *OffError) Error() string {
-	text := e.Short()
+func (e *UnavailableError) Error() string {
+	text := e.Summary()
 	if e.Do != "" {
 		text += ": " + e.Do
 	}
 	return text
 }
 
-// Short leaves out what to do.
-func (e *OffError) Short() string { return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause) }
+// Summary leaves out what to do.
+func (e *UnavailableError) Summary() string {
+	return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause)
+}
 
-func (e *OffError) Unwrap() error { return e.Cause }
+func (e *UnavailableError) Unwrap() error { return e.Cause }
 
-// Check proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
+// CheckDaemon proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
 // nothing, since a third of questions asked by all ranks at once would fail (measured). The error is an *OffError.
-func (s Seat) Check() error {
-	if !s.Daemon.Proc.Alive() {
+func (s Placement) CheckDaemon() error {
+	if !s.Daemon.Proc.Running() {
 		return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
 	}
 	socket := filepath.Join(s.Daemon.PipeDir, "control")
@@ -55,8 +57,8 @@ func (s Seat) Check() error {
 	return nil
 }
 
-func (s Seat) off(do, format string, values ...any) error {
-	return &OffError{s.Device.UUID, fmt.Errorf(format, values...), do}
+func (s Placement) off(do, format string, values ...any) error {
+	return &UnavailableError{s.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
 // How long a rank waits for a server that recovers from a fatal error. It does so within 0.1 s of the last affected
@@ -67,15 +69,15 @@ const (
 	longestPause = 2 * time.Second
 )
 
-// Server is what a seat asks of its daemon: the state of the server with a pid, in the daemon's word. The error wraps
+// ServerStatus is what a seat asks of its daemon: the state of the server with a pid, in the daemon's word. The error wraps
 // fs.ErrNotExist or fs.ErrPermission where nobody can be asked from here.
-type Server func(ctx context.Context, pid int) (state string, err error)
+type ServerStatus func(ctx context.Context, pid int) (state string, err error)
 
-// Ready proves that MPS is on for a seat and takes clients. After a fatal error a server gives new clients error 807
+// WaitReady proves that MPS is on for a seat and takes clients. After a fatal error a server gives new clients error 807
 // until the last process that it hit has gone: Ready waits for that, and says so by waits. The daemon is asked only
 // where the server's log speaks of such an error. The error is an *OffError.
-func (s Seat) Ready(ctx context.Context, ask Server, waits func(what string)) error {
-	if err := s.Check(); err != nil {
+func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
+	if err := s.CheckDaemon(); err != nil {
 		return err
 	}
 	if readFault(logTail(s.Daemon.LogDir)).server == 0 {
@@ -87,9 +89,9 @@ func (s Seat) Ready(ctx context.Context, ask Server, waits func(what string)) er
 }
 
 // recovered waits until the server has recovered, at most until the end of ctx.
-func (s Seat) recovered(ctx context.Context, ask Server, waits func(what string)) error {
+func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		if err := s.Check(); err != nil {
+		if err := s.CheckDaemon(); err != nil {
 			return err
 		}
 		f := readFault(logTail(s.Daemon.LogDir))
@@ -104,7 +106,7 @@ func (s Seat) recovered(ctx context.Context, ask Server, waits func(what string)
 			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, s.Device.UUID, f.living()))
 			waits = nil
 		}
-		if site.Pause(ctx, jittered(pause)) {
+		if site.Sleep(ctx, jittered(pause)) {
 			continue
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -131,16 +133,16 @@ func (f fault) living() string {
 func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
 // Without is env without MPS: nothing of it points to a daemon, and the rank keeps its own GPUs.
-func (s Seat) Without(env []string) []string {
+func (s Placement) Without(env []string) []string {
 	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return strings.HasPrefix(entry, "CUDA_MPS_") || strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=")
 	})
 	return append(kept, "CUDA_VISIBLE_DEVICES="+s.visible())
 }
 
-// First reports whether no other rank of a launch on this node has said a thing yet. The folder is where the job's ranks
+// OncePerNode reports whether no other rank of a launch on this node has said a thing yet. The folder is where the job's ranks
 // meet; without it rank 0 is the first.
-func First(folder, launch, thing string, rank int) bool {
+func OncePerNode(folder, launch, thing string, rank int) bool {
 	if folder == "" {
 		return rank == 0
 	}

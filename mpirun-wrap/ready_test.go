@@ -24,7 +24,7 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 	var all sync.WaitGroup
 	for rank := range 48 {
 		all.Go(func() {
-			if First(folder, "step0", "waits", rank) {
+			if OncePerNode(folder, "step0", "waits", rank) {
 				said.Add(1)
 			}
 		})
@@ -42,14 +42,14 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 		{"", "step0", "waits", 0, true}, {"", "step0", "waits", 1, false},
 		{folder + "/nowhere", "step0", "waits", 0, true}, {folder + "/nowhere", "step0", "waits", 1, false},
 	} {
-		if got := First(c.folder, c.launch, c.thing, c.rank); got != c.want {
+		if got := OncePerNode(c.folder, c.launch, c.thing, c.rank); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }
 
 func TestTheEnvironmentWithoutMPS(t *testing.T) {
-	seat := Seat{Part: Part{Device: site.Device{UUID: "GPU-1"}}, Also: []Part{{Device: site.Device{UUID: "GPU-2"}}}}
+	seat := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []GPUShare{{Device: site.Device{UUID: "GPU-2"}}}}
 	got := seat.Without([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
 	if want := []string{"A=1", "CUDA_HOME=/c", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -57,9 +57,9 @@ func TestTheEnvironmentWithoutMPS(t *testing.T) {
 }
 
 // seatHere is a seat whose daemon is this process.
-func seatHere(t *testing.T) (Seat, serverLogFile) {
+func seatHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
-	self, err := site.Self()
+	self, err := site.CurrentProcess()
 	must(t, err)
 	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
 	must(t, err)
@@ -68,7 +68,7 @@ func seatHere(t *testing.T) (Seat, serverLogFile) {
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	log := newLog(t)
-	return Seat{Part: Part{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
+	return Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
 }
 
 // The daemon is asked only where the log speaks of a fault, and a log that cannot be read is no reason to refuse.
@@ -90,7 +90,7 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 				log.write(c.log)
 			}
 			asked := 0
-			err := seat.Ready(t.Context(), func(_ context.Context, server int) (string, error) {
+			err := seat.WaitReady(t.Context(), func(_ context.Context, server int) (string, error) {
 				asked++
 				if server != 829 {
 					t.Errorf("asked for server %d", server)
@@ -109,7 +109,7 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 	seat, log := seatHere(t)
 	log.write(faulted)
 	var said []string
-	err := seat.Ready(t.Context(), func(context.Context, int) (string, error) {
+	err := seat.WaitReady(t.Context(), func(context.Context, int) (string, error) {
 		if len(said) > 0 {
 			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
 		}
@@ -124,10 +124,10 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	seat, log := seatHere(t)
 	log.write(faulted)
-	err := seat.Ready(t.Context(), func(context.Context, int) (string, error) {
+	err := seat.WaitReady(t.Context(), func(context.Context, int) (string, error) {
 		return "FAULT", os.RemoveAll(filepath.Join(seat.Daemon.PipeDir, "control"))
 	}, func(string) {})
-	var off *OffError
+	var off *UnavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}

@@ -24,7 +24,7 @@ type row struct {
 }
 
 // Print writes the seat and its environment: as lines that a shell could read, or as JSON.
-func (s Seat) Print(out io.Writer, asJSON bool) error {
+func (s Placement) Print(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
 	}
@@ -35,7 +35,7 @@ func (s Seat) Print(out io.Writer, asJSON bool) error {
 }
 
 // Export writes the seat's variables as lines that Slurm takes from a TaskProlog, and a shell could read.
-func (s Seat) Export(out io.Writer) error {
+func (s Placement) Export(out io.Writer) error {
 	for _, v := range s.Variables() {
 		line := "export " + v.Name + "=" + v.Value
 		if v.Value == "" {
@@ -49,7 +49,7 @@ func (s Seat) Export(out io.Writer) error {
 }
 
 // Report writes the seat in one line.
-func (s Seat) Report(out io.Writer, asJSON bool) error {
+func (s Placement) Report(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
 	}
@@ -65,15 +65,15 @@ func (s Seat) Report(out io.Writer, asJSON bool) error {
 }
 
 // String is the part in words.
-func (p Part) String() string {
+func (p GPUShare) String() string {
 	share := "no cap"
 	if p.Share.Percent != 0 {
 		share = p.Share.Percent.String() + " %"
 	}
-	return fmt.Sprintf("GPU %d %s, %d of %d SMs (%s), %d ranks on it", p.GPU, p.Device.UUID, p.Share.SMs, p.Device.SMs, share, p.Beside)
+	return fmt.Sprintf("GPU %d %s, %d of %d SMs (%s), %d ranks on it", p.GPU, p.Device.UUID, p.Share.SMs, p.Device.SMs, share, p.RanksOnGPU)
 }
 
-func (s Seat) printJSON(out io.Writer) error {
+func (s Placement) printJSON(out io.Writer) error {
 	env := map[string]string{}
 	for _, v := range s.Variables() {
 		env[v.Name] = v.Value

@@ -147,7 +147,7 @@ func TestATerminal(t *testing.T) {
 		term.types(ctrlC)
 		term.types("echo code $? end\n")
 		term.sees("code 130 end")
-		if program.Alive() {
+		if program.Running() {
 			t.Error("the program lives")
 		}
 		if took := time.Since(began); took > 5*time.Second {
@@ -191,5 +191,5 @@ func TestATerminalThatHangsUp(t *testing.T) {
 	term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
 	program := term.proc("pid")
 	term.keys.Close()
-	term.until("end of the program", func() bool { return !program.Alive() })
+	term.until("end of the program", func() bool { return !program.Running() })
 }

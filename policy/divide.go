@@ -16,8 +16,8 @@ const MinSMs = 8
 
 // GPU is what division needs to know of a device.
 type GPU struct {
-	SMs int // multiprocessors
-	TPC int // SMs in a TPC: shares are whole TPCs, since the driver rounds down to one
+	SMs       int // multiprocessors
+	SMsPerTPC int // SMs in a TPC: shares are whole TPCs, since the driver rounds down to one
 }
 
 // Share is one rank's part of a GPU.
@@ -54,11 +54,11 @@ func (g GPU) PercentOf(sms int) Percent {
 // H200, 1 to 100 %, agrees at every point).
 func (g GPU) SMsAt(p Percent) int {
 	sms := int(int64(g.SMs) * int64(p) / 100_000_000)
-	return min(g.SMs, max(sms-sms%g.TPC, g.least()))
+	return min(g.SMs, max(sms-sms%g.SMsPerTPC, g.minShare()))
 }
 
-// least is the smallest share in SMs that the driver does not change.
-func (g GPU) least() int { return min(g.SMs, (MinSMs+g.TPC-1)/g.TPC*g.TPC) }
+// minShare is the smallest share in SMs that the driver does not change.
+func (g GPU) minShare() int { return min(g.SMs, (MinSMs+g.SMsPerTPC-1)/g.SMsPerTPC*g.SMsPerTPC) }
 
 // ParsePercent reads a percentage above 0 and up to 100, with at most six decimals.
 func ParsePercent(s string) (Percent, error) {
@@ -73,21 +73,21 @@ func ParsePercent(s string) (Percent, error) {
 // PercentFrom is f percent, to the nearest millionth.
 func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 
-// Divide deals g among ranks by the grant: element i is rank i's share of its GPU. It is Split with the grant's rule for
+// EvenShares deals g among ranks by the grant: element i is rank i's share of its GPU. It is Split with the grant's rule for
 // each rank.
 //
 // Even shares are whole TPCs; what does not divide goes one TPC each to the first ranks, so that with overlap 1 the
 // shares add up to the GPU. Overlap multiplies what is dealt. No share is above the grant's ceiling or the GPU, and none
 // is below what the driver gives anyway, so many ranks with small shares add up to more than the GPU.
-func Divide(g GPU, ranks int, grant Grant) ([]Share, error) {
+func EvenShares(g GPU, ranks int, grant Grant) ([]Share, error) {
 	rules := slices.Repeat([]ShareRule{grant.Rule()}, max(ranks, 0))
-	return Split(g, rules, PercentFrom(grant.Ceiling))
+	return SplitSMs(g, rules, PercentFrom(grant.Ceiling))
 }
 
 // share bounds sms from both sides. A share of the whole GPU needs no percentage.
 func (g GPU) share(sms, most int) Share {
-	sms = max(min(sms, most), g.least())
-	if sms >= g.SMs-g.SMs%g.TPC {
+	sms = max(min(sms, most), g.minShare())
+	if sms >= g.SMs-g.SMs%g.SMsPerTPC {
 		return Share{SMs: g.SMs}
 	}
 	return Share{SMs: sms, Percent: g.PercentOf(sms)}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-var h200 = GPU{SMs: 132, TPC: 2}
+var h200 = GPU{SMs: 132, SMsPerTPC: 2}
 
 // The recorded sweep of a real H200: percent, SMs, context MiB.
 func TestSMsAtIsTheRecordedSweep(t *testing.T) {
@@ -65,12 +65,12 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 
 func TestPercentOfInvertsAndIsTheSmallest(t *testing.T) {
 	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {40, 2}, {142, 2}, {148, 2}, {56, 2}} {
-		for sms := gpu.least(); sms <= gpu.SMs; sms += gpu.TPC {
+		for sms := gpu.minShare(); sms <= gpu.SMs; sms += gpu.SMsPerTPC {
 			p := gpu.PercentOf(sms)
 			if got := gpu.SMsAt(p); got != sms {
 				t.Errorf("%d of %d SMs: %s %% gives %d", sms, gpu.SMs, p, got)
 			}
-			if sms > gpu.least() && gpu.SMsAt(p-1) >= sms {
+			if sms > gpu.minShare() && gpu.SMsAt(p-1) >= sms {
 				t.Errorf("%d of %d SMs: %s %% is not the smallest", sms, gpu.SMs, p)
 			}
 		}
@@ -88,7 +88,7 @@ func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 	grant.Overlap = 1
 	for _, gpu := range []GPU{{132, 2}, {108, 2}, {80, 2}, {148, 2}} {
 		for ranks := 1; ranks <= gpu.SMs/8; ranks++ {
-			shares, err := Divide(gpu, ranks, grant)
+			shares, err := EvenShares(gpu, ranks, grant)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 			for _, s := range shares {
 				sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
 			}
-			if sum != gpu.SMs || most-least > gpu.TPC {
+			if sum != gpu.SMs || most-least > gpu.SMsPerTPC {
 				t.Errorf("%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, least, most)
 			}
 		}
@@ -107,7 +107,7 @@ func TestDivide(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ranks   int
-		share   Sharing
+		share   ShareMode
 		overlap float64
 		ceiling float64
 		want    string
@@ -123,7 +123,7 @@ func TestDivide(t *testing.T) {
 		{"no cap but the ceiling", 1, ShareNone, 2, 50, "66/50"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			shares, err := Divide(h200, c.ranks, Grant{Share: c.share, Overlap: c.overlap, Ceiling: c.ceiling})
+			shares, err := EvenShares(h200, c.ranks, Grant{Share: c.share, Overlap: c.overlap, Ceiling: c.ceiling})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +140,7 @@ func TestDivide(t *testing.T) {
 }
 
 func TestManyRanksGetWhatTheDriverGives(t *testing.T) {
-	shares, err := Divide(h200, 48, Grant{Share: ShareEven, Overlap: 1, Ceiling: 100})
+	shares, err := EvenShares(h200, 48, Grant{Share: ShareEven, Overlap: 1, Ceiling: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestDivideRefuses(t *testing.T) {
 		{GPU{132, 0}, 1, "cannot divide GPU of 132 SMs in units of 0"},
 		{h200, 0, "cannot divide GPU among 0 ranks"},
 	} {
-		if _, err := Divide(c.gpu, c.ranks, DefaultGrant()); err == nil || err.Error() != c.want {
+		if _, err := EvenShares(c.gpu, c.ranks, DefaultGrant()); err == nil || err.Error() != c.want {
 			t.Errorf("%v among %d: %v, want %s", c.gpu, c.ranks, err, c.want)
 		}
 	}

@@ -89,14 +89,14 @@ type Memory struct {
 	UsableMiB int
 }
 
-// MemoryEach is what the rule gives to one of the ranks that share a GPU of totalMiB (as NVML says it), where the rank's
+// MemoryPerRank is what the rule gives to one of the ranks that share a GPU of totalMiB (as NVML says it), where the rank's
 // context takes contextMiB (ContextMiB of its SMs).
 //
 // Even divides what the driver does not reserve by the ranks; overlap, 1 or more, is how many times over the memory is
 // promised, and no rank gets a limit above the GPU. A size is the rank's to use, so its context comes on top of it in the
 // limit. Sizes may add up to more than the GPU: a limit reserves nothing. It errs where a rank would have nothing left
 // beside its context, and where a size does not fit the GPU beside it.
-func MemoryEach(totalMiB, contextMiB, ranks int, overlap float64, rule MemoryRule) (Memory, error) {
+func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule MemoryRule) (Memory, error) {
 	if rule.None() {
 		return Memory{}, nil
 	}

@@ -89,7 +89,7 @@ func TestMemoryEach(t *testing.T) {
 		{"sizes may be more than the GPU", 143771, 590, 48, 1, "100G", Memory{102990, 102400}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := MemoryEach(c.total, c.context, c.ranks, c.overlap, mustMemory(t, c.rule))
+			got, err := MemoryPerRank(c.total, c.context, c.ranks, c.overlap, mustMemory(t, c.rule))
 			if err != nil || got != c.want {
 				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
 			}
@@ -107,7 +107,7 @@ func TestMemoryEachRefuses(t *testing.T) {
 		{15360, 348, 48, "even", "cannot divide 14744 MiB among 48 ranks: each would have 307 MiB and its context takes 348 MiB: run fewer ranks on the GPU"},
 		{143771, 590, 1, "142566M", "cannot give a rank 142566 MiB: the GPU has 142565 MiB beside the rank's context: ask for 142565M or less"},
 	} {
-		if _, err := MemoryEach(c.total, c.context, c.ranks, 1, mustMemory(t, c.rule)); err == nil || err.Error() != c.want {
+		if _, err := MemoryPerRank(c.total, c.context, c.ranks, 1, mustMemory(t, c.rule)); err == nil || err.Error() != c.want {
 			t.Errorf("got  %v\nwant %s", err, c.want)
 		}
 	}
@@ -115,7 +115,7 @@ func TestMemoryEachRefuses(t *testing.T) {
 
 // A limit of 2 GiB left a program of the whole H200 1534 MiB free (measured): what is promised must be there.
 func TestWhatIsPromisedIsThere(t *testing.T) {
-	got, err := MemoryEach(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
+	got, err := MemoryPerRank(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestWhatIsPromisedIsThere(t *testing.T) {
 func TestEvenMemoryAddsUp(t *testing.T) {
 	for _, m := range Models() {
 		for ranks := 1; ranks <= m.Clients; ranks++ {
-			got, err := MemoryEach(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
+			got, err := MemoryPerRank(m.MemoryMiB, ContextMiB(MinSMs), ranks, 1, mustMemory(t, "even"))
 			if err != nil {
 				t.Fatal(err)
 			}

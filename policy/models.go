@@ -16,9 +16,9 @@ const (
 	ClientsFromCUDA131 = 60
 )
 
-// DefaultTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
+// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
 // shares were measured to go in steps of two.
-const DefaultTPC = 2
+const DefaultSMsPerTPC = 2
 
 // Model is a GPU known by name.
 type Model struct {
@@ -58,7 +58,7 @@ var models = []Model{
 }
 
 func model(name, product string, sms, mib int) Model {
-	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, TPC: DefaultTPC}, Clients: Clients, MemoryMiB: mib}
+	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, SMsPerTPC: DefaultSMsPerTPC}, Clients: Clients, MemoryMiB: mib}
 }
 
 // Models are the GPUs known by name, oldest first.
@@ -68,13 +68,13 @@ func Models() []Model { return append([]Model(nil), models...) }
 // "h100-pcie" is the H100 PCIe. A name that leaves the memory open, A100, is the product with the least. The error lists
 // the known names.
 func FindModel(name string) (Model, error) {
-	wanted := plain(name)
+	wanted := normalName(name)
 	if wanted == "a100" {
 		wanted = "a10040"
 	}
 	var known []string
 	for _, m := range models {
-		if wanted == plain(m.Name) || wanted == plain(m.Product) {
+		if wanted == normalName(m.Name) || wanted == normalName(m.Product) {
 			return m, nil
 		}
 		known = append(known, m.Name)
@@ -82,8 +82,8 @@ func FindModel(name string) (Model, error) {
 	return Model{}, fmt.Errorf("cannot find GPU %q: known are %s", name, strings.Join(known, ", "))
 }
 
-// plain is a name without what people write differently.
-func plain(name string) string {
+// normalName is a name without what people write differently.
+func normalName(name string) string {
 	name = strings.NewReplacer(" ", "", "-", "", "_", "").Replace(strings.ToLower(name))
 	return strings.TrimPrefix(strings.TrimPrefix(name, "nvidia"), "tesla")
 }

@@ -135,15 +135,15 @@ func readOption(item string, given map[string]string) error {
 		return fmt.Errorf("%s is given twice", row.name)
 	}
 	var scratch Grant
-	if err := row.narrow(value, widest, &scratch); err != nil {
+	if err := row.narrow(value, widestGrant, &scratch); err != nil {
 		return fmt.Errorf("%s is %s: %w", row.name, quote(value), err)
 	}
 	given[row.name] = value
 	return nil
 }
 
-// widest is a grant that every option that can be read is within.
-var widest = Grant{
+// widestGrant is a grant that every option that can be read is within.
+var widestGrant = Grant{
 	Compute: ComputeUnchanged, Share: ShareNone, Overlap: maxOverlap, Ceiling: 100, DrainGrace: MaxDrainGrace,
 	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: Clients,
 }

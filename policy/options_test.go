@@ -137,7 +137,7 @@ func FuzzOptions(f *testing.F) {
 		if again, err := ParseOptions(o.String()); err != nil || again.String() != o.String() {
 			t.Errorf("%q is read as %q, and that as %q, %v", text, o, again, err)
 		}
-		for _, given := range []Grant{DefaultGrant(), widest, {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true}} {
+		for _, given := range []Grant{DefaultGrant(), widestGrant, {Share: ShareNone, Overlap: 1, Ceiling: 1, MemoryOverlap: 1, MaxClients: 1, KeepLogs: KeepNever, Compute: ComputeExclusive, Low: true}} {
 			g, err := o.Narrow(given, OptionNames())
 			if err == nil && isWider(g, given) {
 				t.Errorf("%q makes %+v of %+v", text, g, given)
@@ -162,11 +162,11 @@ func isWider(g, given Grant) bool {
 func TestDecide(t *testing.T) {
 	grant := func(name string, holds bool) Rule {
 		return Rule{
-			Name: name, Allow: []string{"overlap"}, When: func(Evidence) (bool, error) { return holds, nil },
-			Gives: func(Evidence) (Grant, string, error) { return DefaultGrant(), "", nil },
+			Name: name, Allow: []string{"overlap"}, When: func(Input) (bool, error) { return holds, nil },
+			Result: func(Input) (Grant, string, error) { return DefaultGrant(), "", nil },
 		}
 	}
-	gather := func(r Request) Evidence { return r }
+	gather := func(r Request) Input { return r }
 	asks := &Trigger{Constraint: "mps", Comment: "mps", Option: true}
 	narrowed := DefaultGrant()
 	narrowed.Overlap = 1
@@ -174,17 +174,17 @@ func TestDecide(t *testing.T) {
 		name string
 		law  Policy
 		r    Request
-		want Verdict
+		want Decision
 	}{
-		{"no trigger, no rule", Policy{Gather: gather, Rules: []Rule{grant("a", false)}}, Request{}, Verdict{}},
-		{"no trigger", Policy{Gather: gather, Rules: []Rule{grant("a", false), grant("b", true)}}, Request{}, Verdict{Asked: true, Rule: "b", Grant: DefaultGrant()}},
-		{"not asked", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"nomps"}, Comment: "mpsx"}, Verdict{}},
-		{"asked, no rule", Policy{Trigger: asks, Gather: gather}, Request{HasOption: true}, Verdict{Asked: true, Denied: "no rule of this site's policy is for this job"}},
-		{"by constraint", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"x", "mps"}}, Verdict{Asked: true, Rule: "a", Grant: DefaultGrant()}},
-		{"by comment", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{Comment: "mps:overlap=1"}, Verdict{Asked: true, Rule: "a", Grant: narrowed}},
-		{"by option", Policy{Trigger: asks, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Option: "overlap=3"},
-			Verdict{Asked: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
-		{"a comment that nobody looks at", Policy{Trigger: &Trigger{Option: true}, Gather: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Verdict{Asked: true, Rule: "a", Grant: DefaultGrant()}},
+		{"no trigger, no rule", Policy{Bind: gather, Rules: []Rule{grant("a", false)}}, Request{}, Decision{}},
+		{"no trigger", Policy{Bind: gather, Rules: []Rule{grant("a", false), grant("b", true)}}, Request{}, Decision{Requested: true, Rule: "b", Grant: DefaultGrant()}},
+		{"not asked", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"nomps"}, Comment: "mpsx"}, Decision{}},
+		{"asked, no rule", Policy{Trigger: asks, Bind: gather}, Request{HasOption: true}, Decision{Requested: true, Denied: "no rule of this site's policy is for this job"}},
+		{"by constraint", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Requested: []string{"x", "mps"}}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
+		{"by comment", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{Comment: "mps:overlap=1"}, Decision{Requested: true, Rule: "a", Grant: narrowed}},
+		{"by option", Policy{Trigger: asks, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Option: "overlap=3"},
+			Decision{Requested: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
+		{"a comment that nobody looks at", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
 		if got := c.law.Decide(c.r); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
@@ -194,7 +194,7 @@ func TestDecide(t *testing.T) {
 
 func TestBounded(t *testing.T) {
 	r := Request{Comment: strings.Repeat("x", 5000), Requested: slices.Repeat([]string{strings.Repeat("y", 5000)}, 300)}
-	b := r.Bounded()
+	b := r.Truncated()
 	if len(b.Comment) != 4096 || len(b.Requested) != 256 || len(b.Requested[0]) != 4096 {
 		t.Errorf("%d, %d, %d", len(b.Comment), len(b.Requested), len(b.Requested[0]))
 	}

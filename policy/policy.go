@@ -47,8 +47,8 @@ const (
 	maxNames = 256  // of a list of names
 )
 
-// Bounded is the request as rules see it: of long texts and lists the beginning.
-func (r Request) Bounded() Request {
+// Truncated is the request as rules see it: of long texts and lists the beginning.
+func (r Request) Truncated() Request {
 	for _, text := range []*string{&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver} {
 		*text = (*text)[:min(len(*text), maxText)]
 	}
@@ -69,8 +69,8 @@ type GPUFacts struct {
 	MIG       bool // a MIG instance
 }
 
-// Needs says which look-ups the law's rules mention. Each costs time or a driver, so that no other is made.
-type Needs struct {
+// Lookups says which look-ups the law's rules mention. Each costs time or a driver, so that no other is made.
+type Lookups struct {
 	Groups, Features, Devices, Driver, GPU bool
 }
 
@@ -85,13 +85,13 @@ const (
 	ScopeGPU Scope = "gpu"
 )
 
-// Compute says what becomes of the compute mode of the job's GPUs.
-type Compute string
+// ComputeModePolicy says what becomes of the compute mode of the job's GPUs.
+type ComputeModePolicy string
 
 // The mode that makes MPS the only way in, or whatever is there.
 const (
-	ComputeExclusive Compute = "exclusive_process"
-	ComputeUnchanged Compute = "unchanged"
+	ComputeExclusive ComputeModePolicy = "exclusive_process"
+	ComputeUnchanged ComputeModePolicy = "unchanged"
 )
 
 // OnFailure says what a node that cannot serve a grant does.
@@ -103,13 +103,13 @@ const (
 	FailRunWithout OnFailure = "run_without"
 )
 
-// Sharing says how the SMs of a GPU go to its ranks.
-type Sharing string
+// ShareMode says how the SMs of a GPU go to its ranks.
+type ShareMode string
 
 // Even shares in whole TPCs, or no cap at all.
 const (
-	ShareEven Sharing = "even"
-	ShareNone Sharing = "none"
+	ShareEven ShareMode = "even"
+	ShareNone ShareMode = "none"
 )
 
 // KeepLogs says when the logs of a job's daemons outlive the job.
@@ -131,8 +131,8 @@ const (
 // Grant is what a rule gives.
 type Grant struct {
 	Scope      Scope
-	Compute    Compute
-	Share      Sharing
+	Compute    ComputeModePolicy
+	Share      ShareMode
 	Overlap    float64 // 1 to 48: how many times over the SMs are dealt; 2 is NVIDIA's 100/(0.5 n)
 	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
 	OnFailure  OnFailure
@@ -198,8 +198,8 @@ type Trigger struct {
 	Option     bool   // --mps
 }
 
-// asks says how the request asks, "" where it does not.
-func (t Trigger) asks(r Request) string {
+// requestedBy says how the request asks, "" where it does not.
+func (t Trigger) requestedBy(r Request) string {
 	_, commented := t.commented(r)
 	switch {
 	case t.Constraint != "" && slices.Contains(r.Requested, t.Constraint):
@@ -224,8 +224,8 @@ func (t Trigger) commented(r Request) (options string, ok bool) {
 	return strings.CutPrefix(rest, ":")
 }
 
-// ways says how a job can ask.
-func (t Trigger) ways() string {
+// howToAsk says how a job can ask.
+func (t Trigger) howToAsk() string {
 	var ways []string
 	if t.Constraint != "" {
 		ways = append(ways, "--constraint="+t.Constraint)
@@ -239,60 +239,60 @@ func (t Trigger) ways() string {
 	return strings.Join(ways, " or ")
 }
 
-// Evidence is a request in the form that rules look at. It is made once for all of them.
-type Evidence any
+// Input is a request in the form that rules look at. It is made once for all of them.
+type Input any
 
 // Rule is one clause of the law. An error of its functions means that they could not say; the reader of a law makes
 // sure, when the law is read, that there is none.
 type Rule struct {
 	Name  string
 	Allow []string // the options that a user may narrow its grant by
-	When  func(Evidence) (bool, error)
+	When  func(Input) (bool, error)
 	// Gives is the grant, or why the job has none.
-	Gives func(Evidence) (grant Grant, denied string, err error)
+	Result func(Input) (grant Grant, denied string, err error)
 }
 
 // Policy is the law: the first rule whose condition holds decides.
 type Policy struct {
 	Trigger *Trigger // nil: the rules alone say who wants MPS
-	Needs   Needs
-	Gather  func(Request) Evidence
+	Lookups Lookups
+	Bind    func(Request) Input
 	Rules   []Rule
 }
 
-// Verdict is the answer to a request. Where it was not Asked the job runs as if nothing were installed; where it is
+// Decision is the answer to a request. Where it was not Asked the job runs as if nothing were installed; where it is
 // Denied, the job has no MPS and is told why; else the Grant holds.
-type Verdict struct {
-	Asked  bool   `json:"asked"`
-	Rule   string `json:"rule,omitempty"` // that decided
-	Denied string `json:"denied,omitempty"`
-	Grant  Grant  `json:"-"`
+type Decision struct {
+	Requested bool   `json:"asked"`
+	Rule      string `json:"rule,omitempty"` // that decided
+	Denied    string `json:"denied,omitempty"`
+	Grant     Grant  `json:"-"`
 }
 
 // Granted says that there is a grant.
-func (v Verdict) Granted() bool { return v.Asked && v.Denied == "" }
+func (v Decision) Granted() bool { return v.Requested && v.Denied == "" }
 
 // noRule is what a job is told that asks and that no rule is for.
 const noRule = "no rule of this site's policy is for this job"
 
-// Asks says whether the request asks for MPS, as far as that can be said without the rules, and how: a way of asking, or
+// Requested says whether the request asks for MPS, as far as that can be said without the rules, and how: a way of asking, or
 // what ways there are.
-func (p Policy) Asks(r Request) (how string, asks bool) {
+func (p Policy) Requested(r Request) (how string, asks bool) {
 	if p.Trigger == nil {
 		return "the policy has no trigger: its rules alone decide", true
 	}
-	if how := p.Trigger.asks(r); how != "" {
+	if how := p.Trigger.requestedBy(r); how != "" {
 		return how, true
 	}
-	return "it would by " + p.Trigger.ways(), false
+	return "it would by " + p.Trigger.howToAsk(), false
 }
 
 // Decide answers a request. It cannot fail: whatever is wrong with a request is a denial that says so.
-func (p Policy) Decide(r Request) Verdict {
-	if _, asks := p.Asks(r); !asks {
-		return Verdict{}
+func (p Policy) Decide(r Request) Decision {
+	if _, asks := p.Requested(r); !asks {
+		return Decision{}
 	}
-	evidence := p.Gather(r.Bounded())
+	evidence := p.Bind(r.Truncated())
 	for _, rule := range p.Rules {
 		holds, err := rule.When(evidence)
 		if err != nil {
@@ -303,23 +303,23 @@ func (p Policy) Decide(r Request) Verdict {
 		}
 	}
 	if p.Trigger == nil {
-		return Verdict{}
+		return Decision{}
 	}
-	return Verdict{Asked: true, Denied: noRule}
+	return Decision{Requested: true, Denied: noRule}
 }
 
 // undecided is what must not happen. It is no failure of the node's, so the job is denied and the node stays.
-func undecided(rule Rule, err error) Verdict {
-	return Verdict{Asked: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
+func undecided(rule Rule, err error) Decision {
+	return Decision{Requested: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
 }
 
 // apply is the verdict of the rule that holds, narrowed by what the user asks.
-func (p Policy) apply(rule Rule, evidence Evidence, r Request) Verdict {
-	grant, denied, err := rule.Gives(evidence)
+func (p Policy) apply(rule Rule, evidence Input, r Request) Decision {
+	grant, denied, err := rule.Result(evidence)
 	if err != nil {
 		return undecided(rule, err)
 	}
-	verdict := Verdict{Asked: true, Rule: rule.Name, Denied: denied}
+	verdict := Decision{Requested: true, Rule: rule.Name, Denied: denied}
 	if denied != "" {
 		return verdict
 	}

@@ -126,21 +126,21 @@ func (g Grant) Rule() ShareRule {
 	return ShareRule{shareOverlap, factor}
 }
 
-// Lower is the rule that a rank is dealt by: the user's where the user gave one, else the policy's.
+// EffectiveRule is the rule that a rank is dealt by: the user's where the user gave one, else the policy's.
 //
 // A user's rule replaces the policy's whole, and the ceiling alone bounds what comes of it (Split does that). The
 // policy's rule is how a site divides where nobody says otherwise: a rank can drop the percentage from its own
 // environment, so to refuse a user's 30% where the policy's even share is 25% would enforce nothing. What a site must
 // not let happen is the ceiling, which the daemon holds and no client can lift (measured: of a daemon at 50 %, a client
 // that asks for 80 % gets 50 %).
-func Lower(policyRule, userRule ShareRule) ShareRule {
+func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 	if userRule == (ShareRule{}) {
 		return policyRule
 	}
 	return userRule
 }
 
-// Split deals g among the ranks of one GPU: element i of the result is what the rank of rules[i] gets. It errs where g
+// SplitSMs deals g among the ranks of one GPU: element i of the result is what the rank of rules[i] gets. It errs where g
 // is no GPU, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is no percentage.
 //
 // PCT% and Nsm take theirs first, in whole TPCs, rounded down. What they leave goes to the others in whole TPCs, in
@@ -152,33 +152,33 @@ func Lower(policyRule, userRule ShareRule) ShareRule {
 // undealt: a ceiling is a bound and no gift to the neighbours. So the shares add up to the GPU, but for these: overlap,
 // a ceiling, none, fixed shares of more than the GPU (which are overlap by hand), and more ranks than the GPU has of the
 // driver's least shares.
-func Split(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
+func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 	if err := splittable(g, rules, ceiling); err != nil {
 		return nil, err
 	}
-	shares, most, free := make([]Share, len(rules)), g.SMsAt(ceiling), g.SMs/g.TPC
-	var hands []hand
+	shares, most, free := make([]Share, len(rules)), g.SMsAt(ceiling), g.SMs/g.SMsPerTPC
+	var hands []rankPart
 	for i, r := range rules {
 		switch r.kind {
 		case shareNone:
 			shares[i] = g.share(most, most)
 		case sharePercent, shareSMs:
 			shares[i] = g.share(g.fixed(r), most)
-			free -= shares[i].SMs / g.TPC
+			free -= shares[i].SMs / g.SMsPerTPC
 		default:
-			hands = append(hands, newHand(i, r))
+			hands = append(hands, newRankPart(i, r))
 		}
 	}
-	deal(hands, free, g.least()/g.TPC)
+	apportion(hands, free, g.minShare()/g.SMsPerTPC)
 	for _, h := range hands {
-		shares[h.rank] = g.share(h.units*g.TPC, most)
+		shares[h.rank] = g.share(h.units*g.SMsPerTPC, most)
 	}
 	return shares, nil
 }
 
 func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
-	if g.SMs <= 0 || g.TPC <= 0 || g.TPC > g.SMs {
-		return fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.TPC)
+	if g.SMs <= 0 || g.SMsPerTPC <= 0 || g.SMsPerTPC > g.SMs {
+		return fmt.Errorf("cannot divide GPU of %d SMs in units of %d", g.SMs, g.SMsPerTPC)
 	}
 	if len(rules) == 0 {
 		return errors.New("cannot divide GPU among 0 ranks")
@@ -202,11 +202,11 @@ func (g GPU) fixed(r ShareRule) int {
 	if r.kind == sharePercent {
 		return g.SMsAt(Percent(r.amount))
 	}
-	return int(r.amount) - int(r.amount)%g.TPC
+	return int(r.amount) - int(r.amount)%g.SMsPerTPC
 }
 
-// hand is what a rank holds while TPCs are dealt.
-type hand struct {
+// rankPart is what a rank holds while TPCs are dealt.
+type rankPart struct {
 	rank   int
 	weight int64 // in millionths
 	factor int64 // in millionths; either weight or factor is 1, so that their product is exact
@@ -214,8 +214,8 @@ type hand struct {
 	raised bool  // to the driver's least
 }
 
-func newHand(rank int, r ShareRule) hand {
-	h := hand{rank: rank, weight: one, factor: one}
+func newRankPart(rank int, r ShareRule) rankPart {
+	h := rankPart{rank: rank, weight: one, factor: one}
 	switch r.kind {
 	case shareWeight:
 		h.weight = r.amount
@@ -225,44 +225,44 @@ func newHand(rank int, r ShareRule) hand {
 	return h
 }
 
-// pull is weight times factor in millionths, at most 10^12: of u units dealt among hands whose weights add up to w, the
+// entitlement is weight times factor in millionths, at most 10^12: of u units dealt among hands whose weights add up to w, the
 // hand's part is u·pull/w.
-func (h hand) pull() int64 { return h.weight * h.factor / one }
+func (h rankPart) entitlement() int64 { return h.weight * h.factor / one }
 
-// deal hands out free units: whole ones by the proportion, then one each by the largest remainder. Hands whose part is
+// apportion hands out free units: whole ones by the proportion, then one each by the largest remainder. Hands whose part is
 // below least are raised to it first; that is all of them where fixed shares left nothing, or less, to deal.
-func deal(hands []hand, free, least int) {
-	free = raise(hands, free, least)
-	weights := weightsOf(hands)
-	var remainders []*hand
+func apportion(hands []rankPart, free, least int) {
+	free = raiseToMinimum(hands, free, least)
+	weights := sumWeights(hands)
+	var remainders []*rankPart
 	var pulls, dealt int64
 	for i := range hands {
 		if h := &hands[i]; !h.raised {
-			h.units = int(int64(free) * h.pull() / weights)
-			pulls, dealt = pulls+h.pull(), dealt+int64(h.units)
+			h.units = int(int64(free) * h.entitlement() / weights)
+			pulls, dealt = pulls+h.entitlement(), dealt+int64(h.units)
 			remainders = append(remainders, h)
 		}
 	}
 	if len(remainders) == 0 {
 		return
 	}
-	slices.SortStableFunc(remainders, func(a, b *hand) int {
-		return cmp.Compare(int64(free)*b.pull()%weights, int64(free)*a.pull()%weights)
+	slices.SortStableFunc(remainders, func(a, b *rankPart) int {
+		return cmp.Compare(int64(free)*b.entitlement()%weights, int64(free)*a.entitlement()%weights)
 	})
 	for _, h := range remainders[:int64(free)*pulls/weights-dealt] {
 		h.units++
 	}
 }
 
-// raise gives least to each hand whose part of what is free would be below it, again and again, since each one raised
+// raiseToMinimum gives least to each hand whose part of what is free would be below it, again and again, since each one raised
 // leaves less for the others. It returns what is free for those that were not raised.
-func raise(hands []hand, free, least int) int {
+func raiseToMinimum(hands []rankPart, free, least int) int {
 	for {
-		weights, before := weightsOf(hands), free
+		weights, before := sumWeights(hands), free
 		raised := false
 		for i := range hands {
 			h := &hands[i]
-			if h.raised || int64(before)*h.pull() >= int64(least)*weights {
+			if h.raised || int64(before)*h.entitlement() >= int64(least)*weights {
 				continue
 			}
 			h.units, h.raised, raised = least, true, true
@@ -274,7 +274,7 @@ func raise(hands []hand, free, least int) int {
 	}
 }
 
-func weightsOf(hands []hand) (sum int64) {
+func sumWeights(hands []rankPart) (sum int64) {
 	for _, h := range hands {
 		if !h.raised {
 			sum += h.weight
@@ -283,5 +283,5 @@ func weightsOf(hands []hand) (sum int64) {
 	return sum
 }
 
-// Relative reports whether the rule's amount depends on the rules of the other ranks on the GPU.
-func (r ShareRule) Relative() bool { return r.kind == shareWeight }
+// DependsOnOthers reports whether the rule's amount depends on the rules of the other ranks on the GPU.
+func (r ShareRule) DependsOnOthers() bool { return r.kind == shareWeight }

@@ -68,7 +68,7 @@ func FuzzParseShare(f *testing.F) {
 		if again, err := ParseShare(rule.String()); err != nil || again != rule {
 			t.Errorf("%q is read as %q, which reads back as %q, %v", s, rule, again, err)
 		}
-		if shares, err := Split(h200, []ShareRule{rule, rule}, 100*one); err == nil {
+		if shares, err := SplitSMs(h200, []ShareRule{rule, rule}, 100*one); err == nil {
 			checkShares(t, h200, []ShareRule{rule, rule}, 100*one, shares)
 		}
 	})
@@ -127,7 +127,7 @@ func TestSplit(t *testing.T) {
 		{"a ceiling below the driver's least is it", "even none 50% 40sm", 1 * one, "8/6.060607 8/6.060607 8/6.060607 8/6.060607"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			shares, err := Split(h200, mustRules(t, c.rules), c.ceiling)
+			shares, err := SplitSMs(h200, mustRules(t, c.rules), c.ceiling)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +166,7 @@ func TestSplitRefuses(t *testing.T) {
 		{h200, append(mustRules(t, "even"), ShareRule{}), 100 * one, "cannot divide GPU among 2 ranks: rank 1 of it has no rule"},
 		{h200, mustRules(t, "even 133sm"), 100 * one, "cannot give share 133sm: the GPU has 132 SMs: ask for 132sm or less"},
 	} {
-		if _, err := Split(c.gpu, c.rules, c.ceiling); err == nil || err.Error() != c.want {
+		if _, err := SplitSMs(c.gpu, c.rules, c.ceiling); err == nil || err.Error() != c.want {
 			t.Errorf("got  %v\nwant %s", err, c.want)
 		}
 	}
@@ -187,11 +187,11 @@ func checkShares(t *testing.T, g GPU, rules []ShareRule, ceiling Percent, shares
 	for i, s := range shares {
 		all := s.SMs == g.SMs
 		switch {
-		case s.SMs > g.SMsAt(ceiling) && g.SMsAt(ceiling) < g.SMs-g.SMs%g.TPC:
+		case s.SMs > g.SMsAt(ceiling) && g.SMsAt(ceiling) < g.SMs-g.SMs%g.SMsPerTPC:
 			t.Errorf("%v, ceiling %s: rank %d of %v has %d SMs, the ceiling gives %d", g, ceiling, i, rules, s.SMs, g.SMsAt(ceiling))
-		case s.SMs < g.least():
-			t.Errorf("%v: rank %d of %v has %d SMs, the driver gives %d", g, i, rules, s.SMs, g.least())
-		case !all && s.SMs%g.TPC != 0:
+		case s.SMs < g.minShare():
+			t.Errorf("%v: rank %d of %v has %d SMs, the driver gives %d", g, i, rules, s.SMs, g.minShare())
+		case !all && s.SMs%g.SMsPerTPC != 0:
 			t.Errorf("%v: rank %d of %v has %d SMs: no whole TPCs", g, i, rules, s.SMs)
 		case all != (s.Percent == 0):
 			t.Errorf("%v: rank %d of %v has %d SMs and the percentage %s", g, i, rules, s.SMs, s.Percent)
@@ -211,7 +211,7 @@ func TestSplitOfOneRule(t *testing.T) {
 			for _, ceiling := range someCeilings {
 				for ranks := 1; ranks <= 64; ranks++ {
 					rules := slices.Repeat([]ShareRule{rule}, ranks)
-					shares, err := Split(g, rules, ceiling)
+					shares, err := SplitSMs(g, rules, ceiling)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -225,14 +225,14 @@ func TestSplitOfOneRule(t *testing.T) {
 // dealtEvenly is the arithmetic of even shares with an overlap, written down once more and independently: so many TPCs
 // by so many ranks, the remainder to the first.
 func dealtEvenly(g GPU, ranks int, overlap float64, ceiling Percent) []Share {
-	units := int(math.Floor(float64(g.SMs/g.TPC) * overlap))
+	units := int(math.Floor(float64(g.SMs/g.SMsPerTPC) * overlap))
 	shares := make([]Share, ranks)
 	for i := range shares {
 		own := units / ranks
 		if i < units%ranks {
 			own++
 		}
-		shares[i] = g.share(own*g.TPC, g.SMsAt(ceiling))
+		shares[i] = g.share(own*g.SMsPerTPC, g.SMsAt(ceiling))
 	}
 	return shares
 }
@@ -243,7 +243,7 @@ func TestEqualRulesAreDealtEvenly(t *testing.T) {
 			for _, ceiling := range someCeilings {
 				for ranks := 1; ranks <= 64; ranks++ {
 					rules := slices.Repeat(mustRules(t, rule), ranks)
-					got, err := Split(g, rules, ceiling)
+					got, err := SplitSMs(g, rules, ceiling)
 					if want := dealtEvenly(g, ranks, overlap, ceiling); err != nil || !slices.Equal(got, want) {
 						t.Fatalf("%v, %d ranks of %s, ceiling %s: %v\ngot  %v\nwant %v", g, ranks, rule, ceiling, err, got, want)
 					}
@@ -274,7 +274,7 @@ func TestSplitOfMixedRules(t *testing.T) {
 			continue
 		}
 		ceiling := someCeilings[random.IntN(len(someCeilings))]
-		shares, err := Split(g, rules, ceiling)
+		shares, err := SplitSMs(g, rules, ceiling)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -291,31 +291,31 @@ func TestSplitOfMixedRules(t *testing.T) {
 // checkDealt says whether there was enough for all who divide, and checks then that it was dealt whole and by weight.
 func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 	t.Helper()
-	free, dealt, divide := g.SMs/g.TPC, 0, 0
+	free, dealt, divide := g.SMs/g.SMsPerTPC, 0, 0
 	weights, rest := 0.0, 0
 	for i, r := range rules {
-		units := shares[i].SMs / g.TPC
+		units := shares[i].SMs / g.SMsPerTPC
 		switch r.kind {
 		case shareSMs, sharePercent:
 			free -= units
 		case shareEven, shareWeight:
 			divide++
 			dealt += units
-			if shares[i].SMs > g.least() {
+			if shares[i].SMs > g.minShare() {
 				weights, rest = weights+weightOf(r), rest+units
 			}
 		case shareOverlap:
 			return false
 		}
 	}
-	if divide == 0 || free < divide*(g.least()/g.TPC) {
+	if divide == 0 || free < divide*(g.minShare()/g.SMsPerTPC) {
 		return false
 	}
 	if dealt != free {
 		t.Errorf("%v, %v: %d TPCs dealt, %d are free: %v", g, rules, dealt, free, shares)
 	}
 	for i, r := range rules {
-		if units := float64(shares[i].SMs / g.TPC); (r.kind == shareEven || r.kind == shareWeight) && shares[i].SMs > g.least() {
+		if units := float64(shares[i].SMs / g.SMsPerTPC); (r.kind == shareEven || r.kind == shareWeight) && shares[i].SMs > g.minShare() {
 			// Those at the driver's least were raised to it, or have it by their weight to less than a TPC each.
 			if part := float64(rest) * weightOf(r) / weights; math.Abs(units-part) >= 1+float64(divide)*weightOf(r)/weights {
 				t.Errorf("%v, %v: rank %d has %v TPCs, its part is %v", g, rules, i, units, part)
@@ -341,7 +341,7 @@ func TestWeightsAreInOrder(t *testing.T) {
 			rules[i] = ShareRule{shareWeight, 1 + random.Int64N(20*one)}
 		}
 		slices.SortFunc(rules, func(a, b ShareRule) int { return int(b.amount - a.amount) })
-		shares, err := Split(h200, rules, 100*one)
+		shares, err := SplitSMs(h200, rules, 100*one)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -353,15 +353,15 @@ func TestWeightsAreInOrder(t *testing.T) {
 
 func TestLower(t *testing.T) {
 	policyRule, unsaid := mustRules(t, "overlap:2")[0], ShareRule{}
-	if got := Lower(policyRule, unsaid); got != policyRule {
+	if got := EffectiveRule(policyRule, unsaid); got != policyRule {
 		t.Errorf("a user who says nothing has %q", got)
 	}
 	for _, user := range mustRules(t, "none even overlap:4 weight:3 30% 90% 100sm") {
-		rule := Lower(policyRule, user)
+		rule := EffectiveRule(policyRule, user)
 		if rule != user {
 			t.Errorf("a user who says %s has %s", user, rule)
 		}
-		shares, err := Split(h200, []ShareRule{rule, policyRule, policyRule}, 40*one)
+		shares, err := SplitSMs(h200, []ShareRule{rule, policyRule, policyRule}, 40*one)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +369,7 @@ func TestLower(t *testing.T) {
 			t.Errorf("a user who says %s has %d SMs, the ceiling gives %d", user, got, most)
 		}
 	}
-	if shares, _ := Split(h200, mustRules(t, "10% overlap:2"), 40*one); shares[0].SMs != 12 {
+	if shares, _ := SplitSMs(h200, mustRules(t, "10% overlap:2"), 40*one); shares[0].SMs != 12 {
 		t.Errorf("a user of 10 %% has %d SMs: lowering does not lower", shares[0].SMs)
 	}
 }
@@ -394,7 +394,7 @@ func TestGrantRule(t *testing.T) {
 func BenchmarkSplit48(b *testing.B) {
 	rules := mustRules(b, strings.Repeat("weight:3 even overlap:2 ", 16))
 	for b.Loop() {
-		if _, err := Split(h200, rules, 100*one); err != nil {
+		if _, err := SplitSMs(h200, rules, 100*one); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -26,18 +26,18 @@ import (
 
 // Daemons is what the prolog asks of control daemons. Every call ends by ctx's deadline.
 type Daemons interface {
-	Groups(context.Context, lease.Job) ([]uint32, error)
-	Start(context.Context, lease.Job, lease.Daemon) (site.Proc, error)
-	Prepare(context.Context, lease.Job, lease.Daemon, policy.Percent) error
-	Serves(context.Context, lease.Job, lease.Daemon) error
+	UserGroups(context.Context, lease.Job) ([]uint32, error)
+	Start(context.Context, lease.Job, lease.Daemon) (site.Process, error)
+	Configure(context.Context, lease.Job, lease.Daemon, policy.Percent) error
+	Ping(context.Context, lease.Job, lease.Daemon) error
 	// Fit is how many clients fit on each GPU of a daemon of so many; not one is an error.
 	Fit(gpus int) (clients int, err error)
 }
 
 // Guards is what the prolog asks of guards. Every call ends by ctx's deadline.
 type Guards interface {
-	Start(ctx context.Context, job uint32) (site.Proc, error)
-	Running(job uint32) (site.Proc, error)
+	Start(ctx context.Context, job uint32) (site.Process, error)
+	Running(job uint32) (site.Process, error)
 }
 
 // ControlGroups is what the prolog asks of the node's control groups.
@@ -63,19 +63,19 @@ type Slurm interface {
 	Features(slurm.Job) ([]string, error)
 }
 
-// Opener opens leases.
-type Opener struct {
-	Journal *lease.Journal
-	Daemons Daemons
-	Guards  Guards
-	Groups  ControlGroups
-	GPUs    GPUs
-	Slurm   Slurm
-	Names   func(context.Context, []uint32) ([]string, error) // of groups
-	Undo    func(context.Context, lease.Lease) error          // the epilog's
-	Control lease.Program                                     // for the ticket
-	Log     zerolog.Logger
-	Clock   func() time.Time
+// Prolog opens leases.
+type Prolog struct {
+	Store      *lease.Store
+	Daemons    Daemons
+	Guards     Guards
+	Groups     ControlGroups
+	GPUs       GPUs
+	Slurm      Slurm
+	GroupNames func(context.Context, []uint32) ([]string, error) // of groups
+	Undo       func(context.Context, lease.Lease) error          // the epilog's
+	Control    lease.Program                                     // for the ticket
+	Log        zerolog.Logger
+	Clock      func() time.Time
 }
 
 // Outcome is how an Open ended. All but Failed let the job start.
@@ -83,32 +83,32 @@ type Outcome string
 
 // The ways of an Open to end.
 const (
-	NotAsked Outcome = "not asked" // the job does not ask for MPS
-	Opened   Outcome = "opened"
-	Adopted  Outcome = "adopted" // the job's lease is open and its daemons serve: nothing was changed
-	Refused  Outcome = "refused" // the job cannot have MPS, and its ticket says why
-	Without  Outcome = "without" // the node failed, and the policy lets the job run without MPS
-	Failed   Outcome = "failed"  // the node failed: drain it
+	NotRequested  Outcome = "not asked" // the job does not ask for MPS
+	Opened        Outcome = "opened"
+	Adopted       Outcome = "adopted" // the job's lease is open and its daemons serve: nothing was changed
+	Refused       Outcome = "refused" // the job cannot have MPS, and its ticket says why
+	RanWithoutMPS Outcome = "without" // the node failed, and the policy lets the job run without MPS
+	Failed        Outcome = "failed"  // the node failed: drain it
 )
 
 // undoTime bounds the undo of a prolog that failed, which goes on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
 // Open decides on a job and makes its lease. The error is nil for all outcomes but Without and Failed.
-func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
-	if !Asks(job, law) {
-		return NotAsked, nil
+func (o Prolog) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
+	if !Requested(job, law) {
+		return NotRequested, nil
 	}
-	v := visit{
+	v := opening{
 		job:     job,
-		groups:  sync.OnceValues(func() ([]uint32, error) { return o.Daemons.Groups(ctx, owner(job)) }),
-		resolve: sync.OnceValues(func() (found, error) { return o.resolve(job) }),
+		groups:  sync.OnceValues(func() ([]uint32, error) { return o.Daemons.UserGroups(ctx, leaseJob(job)) }),
+		resolve: sync.OnceValues(func() (resolution, error) { return o.resolve(job) }),
 	}
 	if err := o.decide(ctx, &v, law); err != nil {
 		return Failed, err
 	}
 	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
-	turn, err := o.Journal.Lock(ctx, job.ID)
+	turn, err := o.Store.Lock(ctx, job.ID)
 	if err != nil {
 		return Failed, err
 	}
@@ -117,43 +117,43 @@ func (o Opener) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Out
 	if err == nil {
 		return outcome, nil
 	}
-	return o.fall(v, err)
+	return o.onFailure(v, err)
 }
 
-// Asks reports whether a job asks for MPS. Without a trigger the rules alone know, and they need no look-up then.
-func Asks(job slurm.Job, law policy.Policy) bool {
-	_, asks := law.Asks(request(job))
+// Requested reports whether a job asks for MPS. Without a trigger the rules alone know, and they need no look-up then.
+func Requested(job slurm.Job, law policy.Policy) bool {
+	_, asks := law.Requested(request(job))
 	if asks && law.Trigger == nil {
-		return law.Decide(request(job)).Asked
+		return law.Decide(request(job)).Requested
 	}
 	return asks
 }
 
-// visit is one job at the prolog: what was decided, and what is looked up once whoever asks first.
-type visit struct {
+// opening is one job at the prolog: what was decided, and what is looked up once whoever asks first.
+type opening struct {
 	job     slurm.Job
 	request policy.Request
-	verdict policy.Verdict
+	verdict policy.Decision
 	groups  func() ([]uint32, error)
-	resolve func() (found, error)
+	resolve func() (resolution, error)
 }
 
-// found are the devices of a job, or why it is not certain which they are.
-type found struct {
+// resolution are the devices of a job, or why it is not certain which they are.
+type resolution struct {
 	devices []site.Device
 	refusal string
 }
 
 // decide asks the law, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
 // has said by then that the job may run without MPS.
-func (o Opener) decide(ctx context.Context, v *visit, law policy.Policy) error {
+func (o Prolog) decide(ctx context.Context, v *opening, law policy.Policy) error {
 	v.request = request(v.job)
-	refusal, err := o.lookUp(ctx, v, law.Needs, &v.request)
+	refusal, err := o.lookUp(ctx, v, law.Lookups, &v.request)
 	if err != nil {
 		return err
 	}
 	if refusal != "" {
-		v.verdict = policy.Verdict{Asked: true, Denied: refusal}
+		v.verdict = policy.Decision{Requested: true, Denied: refusal}
 		return nil
 	}
 	v.verdict = law.Decide(v.request)
@@ -162,7 +162,7 @@ func (o Opener) decide(ctx context.Context, v *visit, law policy.Policy) error {
 
 // lookUp adds to a request what the rules mention and Slurm did not say. A doubt about the GPUs is a refusal: a rule that
 // asks about them could only guess.
-func (o Opener) lookUp(ctx context.Context, v *visit, needs policy.Needs, r *policy.Request) (refusal string, err error) {
+func (o Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
 	for _, look := range []struct {
 		needed bool
 		up     func() error
@@ -183,12 +183,12 @@ func (o Opener) lookUp(ctx context.Context, v *visit, needs policy.Needs, r *pol
 	return "", nil
 }
 
-func (o Opener) countGPUs() (int, error) {
+func (o Prolog) countGPUs() (int, error) {
 	all, err := o.GPUs.Devices()
 	return len(all), err
 }
 
-func firstGPU(v *visit) (facts policy.GPUFacts, refusal string, err error) {
+func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
 	of, err := v.resolve()
 	if err != nil || of.refusal != "" {
 		return facts, of.refusal, err
@@ -197,12 +197,12 @@ func firstGPU(v *visit) (facts policy.GPUFacts, refusal string, err error) {
 	return policy.GPUFacts{Model: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
 }
 
-func (o Opener) groupNames(ctx context.Context, v *visit) ([]string, error) {
+func (o Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
 	groups, err := v.groups()
 	if err != nil {
 		return nil, err
 	}
-	return o.Names(ctx, groups)
+	return o.GroupNames(ctx, groups)
 }
 
 // dirtyError is a failure that no policy lets a job run after: the node is not as it was.
@@ -215,24 +215,24 @@ func isDirty(err error) bool {
 	return errors.As(err, &dirty)
 }
 
-// fall decides what a failure means.
-func (o Opener) fall(v visit, failure error) (Outcome, error) {
+// onFailure decides what a failure means.
+func (o Prolog) onFailure(v opening, failure error) (Outcome, error) {
 	if v.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure
 	}
-	ticket := lease.Ticket{Job: owner(v.job), Rule: v.verdict.Rule, Refused: failure.Error(), Without: true}
-	if err := o.Journal.Publish(ticket); err != nil {
+	ticket := lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: failure.Error(), RunWithoutMPS: true}
+	if err := o.Store.WriteTicket(ticket); err != nil {
 		return Failed, errors.Join(failure, err)
 	}
-	return Without, failure
+	return RanWithoutMPS, failure
 }
 
-func (o Opener) open(ctx context.Context, v visit) (Outcome, error) {
-	before, err := o.earlier(ctx, v.job)
+func (o Prolog) open(ctx context.Context, v opening) (Outcome, error) {
+	before, err := o.earlierLease(ctx, v.job)
 	if err != nil {
 		return Failed, err
 	}
-	of := found{refusal: v.verdict.Denied}
+	of := resolution{refusal: v.verdict.Denied}
 	if of.refusal == "" {
 		go v.groups() // while the driver is asked for the GPUs: both take their time
 		err = o.step("gpus", func() (err error) { of, err = v.resolve(); return err })
@@ -241,7 +241,7 @@ func (o Opener) open(ctx context.Context, v visit) (Outcome, error) {
 		return Failed, err
 	}
 	if before != nil {
-		if o.adopts(ctx, *before, of) {
+		if o.adoptable(ctx, *before, of) {
 			o.guardAgain(ctx, *before)
 			return Adopted, o.republish(*before, v, of.devices)
 		}
@@ -251,19 +251,19 @@ func (o Opener) open(ctx context.Context, v visit) (Outcome, error) {
 	}
 	if of.refusal != "" {
 		o.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket says so")
-		return Refused, o.Journal.Publish(lease.Ticket{Job: owner(v.job), Rule: v.verdict.Rule, Refused: of.refusal})
+		return Refused, o.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: of.refusal})
 	}
-	return o.establish(ctx, v, of.devices)
+	return o.openLease(ctx, v, of.devices)
 }
 
-// earlier is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
-func (o Opener) earlier(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
-	l, err := o.Journal.Read(job.ID)
+// earlierLease is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
+func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
+	l, err := o.Store.Read(job.ID)
 	switch {
-	case errors.Is(err, lease.ErrNone):
+	case errors.Is(err, lease.ErrNotFound):
 		return nil, nil
-	case errors.Is(err, lease.ErrVoid):
-		return nil, o.Journal.Void(ctx, job.ID)
+	case errors.Is(err, lease.ErrStaleBoot):
+		return nil, o.Store.PurgeStale(ctx, job.ID)
 	case err != nil:
 		return nil, dirtyError{err}
 	}
@@ -271,34 +271,34 @@ func (o Opener) earlier(ctx context.Context, job slurm.Job) (*lease.Lease, error
 }
 
 // resolve finds the devices of the job. What leaves a doubt is a refusal: a sentence for the ticket.
-func (o Opener) resolve(job slurm.Job) (found, error) {
+func (o Prolog) resolve(job slurm.Job) (resolution, error) {
 	gres, err := o.Slurm.Gres(job)
 	if err != nil {
-		return found{}, err
+		return resolution{}, err
 	}
 	if refusal := shares(gres, job); refusal != "" {
-		return found{refusal: refusal}, nil
+		return resolution{refusal: refusal}, nil
 	}
-	refs, err := slurm.Resolve(gres, job)
+	refs, err := slurm.ResolvePositions(gres, job)
 	if err != nil {
-		return found{refusal: err.Error()}, nil
+		return resolution{refusal: err.Error()}, nil
 	}
 	if len(refs) == 0 {
-		return found{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
+		return resolution{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
 	}
-	var of found
+	var of resolution
 	switch refs[0].By {
 	case slurm.ByUUID:
-		of.devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.Find(r.UUID) })
+		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.Find(r.UUID) })
 	case slurm.ByMinor:
-		of.devices, err = find(refs, func(r slurm.Ref) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
+		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
 	default:
 		of.devices, of.refusal, err = o.picked(gres, refs)
 	}
 	if err != nil || of.refusal != "" {
-		return found{refusal: of.refusal}, err
+		return resolution{refusal: of.refusal}, err
 	}
-	of.refusal, err = o.unfit(of.devices)
+	of.refusal, err = o.unsuitable(of.devices)
 	return of, err
 }
 
@@ -313,8 +313,8 @@ func shares(gres slurm.Gres, job slurm.Job) string {
 	return ""
 }
 
-// find finds each device by itself: a GPU that has failed fails no job but those that have it.
-func find(refs []slurm.Ref, one func(slurm.Ref) (site.Device, error)) ([]site.Device, error) {
+// findEach finds each device by itself: a GPU that has failed fails no job but those that have it.
+func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, error)) ([]site.Device, error) {
 	devices := make([]site.Device, len(refs))
 	for i, ref := range refs {
 		device, err := one(ref)
@@ -327,12 +327,12 @@ func find(refs []slurm.Ref, one func(slurm.Ref) (site.Device, error)) ([]site.De
 }
 
 // picked finds devices by their place in a list that Slurm sorted, which takes all of the node's devices to know.
-func (o Opener) picked(gres slurm.Gres, refs []slurm.Ref) (devices []site.Device, refusal string, err error) {
+func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
 	all, err := o.GPUs.Devices()
 	if err != nil {
 		return nil, "", err
 	}
-	devices, err = slurm.Pick(gres, refs, all)
+	devices, err = slurm.MatchDevices(gres, refs, all)
 	if err != nil {
 		return nil, err.Error(), nil
 	}
@@ -342,8 +342,8 @@ func (o Opener) picked(gres slurm.Gres, refs []slurm.Ref) (devices []site.Device
 // volta is the first compute capability whose MPS isolates clients and knows shares.
 const volta = 7
 
-// unfit is why MPS cannot share one of the devices, "" where it can share all.
-func (o Opener) unfit(devices []site.Device) (string, error) {
+// unsuitable is why MPS cannot share one of the devices, "" where it can share all.
+func (o Prolog) unsuitable(devices []site.Device) (string, error) {
 	for _, d := range devices {
 		if d.MIGMode {
 			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID), nil
@@ -359,9 +359,9 @@ func (o Opener) unfit(devices []site.Device) (string, error) {
 	return "", nil
 }
 
-// adopts reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve. A refusal
+// adoptable reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve. A refusal
 // says nothing of devices: what a job has that runs, it keeps, though by now the policy would deny it.
-func (o Opener) adopts(ctx context.Context, l lease.Lease, of found) bool {
+func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
 	held := make([]site.UUID, len(l.Held))
 	for i, h := range l.Held {
 		held[i] = h.UUID
@@ -369,14 +369,14 @@ func (o Opener) adopts(ctx context.Context, l lease.Lease, of found) bool {
 	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(held, uuids(of.devices)) {
 		return false
 	}
-	if _, err := o.Journal.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
+	if _, err := o.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
 		return false // nobody has run with it yet
 	}
 	for _, d := range l.Daemons {
-		if !d.Proc.Alive() {
+		if !d.Proc.Running() {
 			return false
 		}
-		if err := o.Daemons.Serves(ctx, l.Job, d); err != nil {
+		if err := o.Daemons.Ping(ctx, l.Job, d); err != nil {
 			o.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
 			return false
 		}
@@ -385,32 +385,32 @@ func (o Opener) adopts(ctx context.Context, l lease.Lease, of found) bool {
 }
 
 // guardAgain starts another guard for an adopted lease whose guard is gone. Without one the job goes on, and status reports it.
-func (o Opener) guardAgain(ctx context.Context, l lease.Lease) {
+func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
 		return
 	}
 	guard, err := o.Guards.Start(ctx, l.Job.ID)
 	if err == nil {
 		l.Guard = guard
-		err = o.Journal.Record(l)
+		err = o.Store.Save(l)
 	}
 	o.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
 }
 
 // republish gives an adopted lease its ticket where a prolog died before that.
-func (o Opener) republish(l lease.Lease, v visit, devices []site.Device) error {
-	_, err := o.Journal.ReadTicket(l.Job.ID)
-	if errors.Is(err, lease.ErrNone) {
-		return o.Journal.Publish(o.ticket(l, v, devices))
+func (o Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
+	_, err := o.Store.ReadTicket(l.Job.ID)
+	if errors.Is(err, lease.ErrNotFound) {
+		return o.Store.WriteTicket(o.ticket(l, v, devices))
 	}
 	return err
 }
 
-// establish is the way in. What failed as the user is no proof that the node fails: other processes of the user's can stop
+// openLease is the way in. What failed as the user is no proof that the node fails: other processes of the user's can stop
 // and kill the control program, quit the daemon, and answer in its place. Where it works as nobody, whom no user can
 // disturb, the user gets a second try, if there is time; when that fails too, the job is refused and the node is not
 // drained.
-func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (Outcome, error) {
+func (o Prolog) openLease(ctx context.Context, v opening, devices []site.Device) (Outcome, error) {
 	l, err := o.draft(v, devices)
 	if err != nil {
 		return Failed, err
@@ -419,10 +419,10 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 		return Failed, err
 	}
 	err = o.attempt(ctx, l, v, devices)
-	if !byUser(err) {
+	if !failedAsUser(err) {
 		return outcome(err)
 	}
-	if trial := o.step("trial as nobody", func() error { return o.try(l, v.verdict.Grant) }); trial != nil {
+	if trial := o.step("trial as nobody", func() error { return o.trial(l, v.verdict.Grant) }); trial != nil {
 		o.Log.Error().Err(trial).Msg("the control daemon fails as user nobody too: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
@@ -432,13 +432,13 @@ func (o Opener) establish(ctx context.Context, v visit, devices []site.Device) (
 	if ctx.Err() == nil {
 		err = o.attempt(ctx, l, v, devices)
 	}
-	if !byUser(err) {
+	if !failedAsUser(err) {
 		return outcome(err)
 	}
 	refusal := strings.ReplaceAll(err.Error(), "\n", "; ") + ": it works for others, so what else you run on the node may be the cause: submit the job again"
 	o.Log.Warn().Uint32("uid", l.Job.UID).Str("reason", refusal).Msg("refused: the control daemon fails only as this user")
-	return Refused, o.Journal.Publish(lease.Ticket{
-		Job: owner(v.job), Rule: v.verdict.Rule, Refused: refusal, Without: v.verdict.Grant.OnFailure == policy.FailRunWithout,
+	return Refused, o.Store.WriteTicket(lease.Ticket{
+		Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: refusal, RunWithoutMPS: v.verdict.Grant.OnFailure == policy.FailRunWithout,
 	})
 }
 
@@ -449,19 +449,19 @@ func outcome(err error) (Outcome, error) {
 	return Opened, nil
 }
 
-// byUser reports whether an attempt failed as the job's user alone, and left the node clean.
-func byUser(err error) bool {
-	var user *site.UserError
+// failedAsUser reports whether an attempt failed as the job's user alone, and left the node clean.
+func failedAsUser(err error) bool {
+	var user *site.AsUserError
 	return errors.As(err, &user) && !isDirty(err)
 }
 
 // attempt makes a lease: it stops at the first error, and then undoes what the lease says.
-func (o Opener) attempt(ctx context.Context, l lease.Lease, v visit, devices []site.Device) error {
+func (o Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices []site.Device) error {
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
-	if err := o.step("lease", func() error { return o.Journal.Begin(ctx, l) }); err != nil {
+	if err := o.step("lease", func() error { return o.Store.Create(ctx, l) }); err != nil {
 		return err
 	}
-	err := o.effects(ctx, &l, v, devices)
+	err := o.apply(ctx, &l, v, devices)
 	if err == nil {
 		return nil
 	}
@@ -481,17 +481,17 @@ const trialTime = 10 * time.Second
 // As root daemons would also work where no user's does, and the node would go on to refuse job after job.
 const nobody = 65534
 
-// try starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
+// trial starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
 // dies here leaves a record. The modes stay as they are.
-func (o Opener) try(l lease.Lease, grant policy.Grant) error {
+func (o Prolog) trial(l lease.Lease, grant policy.Grant) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
 	for i := range l.Held {
-		l.Held[i].Before, l.Held[i].Set = "", ""
+		l.Held[i].OriginalMode, l.Held[i].NewMode = "", ""
 	}
-	if err := o.Journal.Begin(ctx, l); err != nil {
+	if err := o.Store.Create(ctx, l); err != nil {
 		return err
 	}
 	err := o.makeDirs(&l)
@@ -507,26 +507,26 @@ func (o Opener) try(l lease.Lease, grant policy.Grant) error {
 	return err
 }
 
-func (o Opener) undo(l lease.Lease) error {
+func (o Prolog) undo(l lease.Lease) error {
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
 	return o.step("undo", func() error { return o.Undo(ctx, l) })
 }
 
 // draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
-func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
+func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 	grant := v.verdict.Grant
-	asked, err := json.Marshal(v.request.Bounded())
+	asked, err := json.Marshal(v.request.Truncated())
 	if err != nil {
 		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", v.job.ID, err)
 	}
 	l := lease.Lease{
-		Job: owner(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
+		Job: leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
 		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold),
-		Made: o.Clock(),
+		CreatedAt: o.Clock(),
 	}
 	for _, device := range devices {
-		held, err := o.hold(device, grant)
+		held, err := o.modeChange(device, grant)
 		if err != nil {
 			return l, err
 		}
@@ -536,7 +536,7 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 		if _, err := o.Daemons.Fit(len(group)); err != nil {
 			return l, err
 		}
-		dir := o.Journal.DaemonDir(v.job.ID, n)
+		dir := o.Store.DaemonDir(v.job.ID, n)
 		l.Daemons = append(l.Daemons, lease.Daemon{
 			Devices: group, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"), Group: o.groupOf(v.job.ID, n),
 		})
@@ -544,10 +544,10 @@ func (o Opener) draft(v visit, devices []site.Device) (lease.Lease, error) {
 	return l, nil
 }
 
-// hold says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took
+// modeChange says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took
 // out of service by PROHIBITED stays out.
-func (o Opener) hold(device site.Device, grant policy.Grant) (lease.Held, error) {
-	held := lease.Held{UUID: device.UUID, Minor: device.Minor}
+func (o Prolog) modeChange(device site.Device, grant policy.Grant) (lease.ClaimedGPU, error) {
+	held := lease.ClaimedGPU{UUID: device.UUID, Minor: device.Minor}
 	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
 		return held, nil
 	}
@@ -555,7 +555,7 @@ func (o Opener) hold(device site.Device, grant policy.Grant) (lease.Held, error)
 	if err != nil {
 		return held, err
 	}
-	held.Before, held.Set = mode, site.ModeExclusiveProcess
+	held.OriginalMode, held.NewMode = mode, site.ModeExclusiveProcess
 	return held, nil
 }
 
@@ -571,8 +571,8 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 	return each
 }
 
-// effects does what the lease says, in the order of the design.
-func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []site.Device) error {
+// apply does what the lease says, in the order of the design.
+func (o Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []site.Device) error {
 	if err := o.step("modes", func() error { return o.setModes(l) }); err != nil {
 		return err
 	}
@@ -589,34 +589,34 @@ func (o Opener) effects(ctx context.Context, l *lease.Lease, v visit, devices []
 	return o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
 }
 
-func (o Opener) publish(l lease.Lease, t lease.Ticket) error {
+func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
 	l.Phase = lease.Opened
-	return errors.Join(o.Journal.Record(l), o.Journal.Publish(t))
+	return errors.Join(o.Store.Save(l), o.Store.WriteTicket(t))
 }
 
 // modesAsClaimed reads the modes once more, now that the devices are this job's: until then the epilog of another may
 // have been restoring them, and what was found before is not what is to be restored after this job.
-func (o Opener) modesAsClaimed(l *lease.Lease) error {
+func (o Prolog) modesAsClaimed(l *lease.Lease) error {
 	changed := false
 	for i, held := range l.Held {
-		if held.Set == "" {
+		if held.NewMode == "" {
 			continue
 		}
 		mode, err := o.modeOf(held.UUID)
 		if err != nil {
 			return err
 		}
-		changed = changed || mode != held.Before
-		l.Held[i].Before = mode
+		changed = changed || mode != held.OriginalMode
+		l.Held[i].OriginalMode = mode
 	}
 	if !changed {
 		return nil
 	}
-	return o.Journal.Record(*l)
+	return o.Store.Save(*l)
 }
 
 // modeOf is the mode of a device that is in service.
-func (o Opener) modeOf(uuid site.UUID) (site.Mode, error) {
+func (o Prolog) modeOf(uuid site.UUID) (site.Mode, error) {
 	mode, err := o.GPUs.Mode(uuid)
 	if err == nil && mode == site.ModeProhibited {
 		err = fmt.Errorf("cannot use %s: its compute mode is %s: an admin took it out of service", uuid, mode)
@@ -625,30 +625,30 @@ func (o Opener) modeOf(uuid site.UUID) (site.Mode, error) {
 }
 
 // setModes sets the modes and reads them back: the driver's word, not ours, says that a GPU is exclusive.
-func (o Opener) setModes(l *lease.Lease) error {
+func (o Prolog) setModes(l *lease.Lease) error {
 	if err := o.modesAsClaimed(l); err != nil {
 		return err
 	}
 	for _, held := range l.Held {
-		if held.Set == "" || held.Set == held.Before {
+		if held.NewMode == "" || held.NewMode == held.OriginalMode {
 			continue
 		}
-		if err := o.GPUs.SetMode(held.UUID, held.Set); err != nil {
+		if err := o.GPUs.SetMode(held.UUID, held.NewMode); err != nil {
 			return err
 		}
 		mode, err := o.GPUs.Mode(held.UUID)
 		if err != nil {
 			return err
 		}
-		if mode != held.Set {
-			return fmt.Errorf("cannot set compute mode of %s: set to %s, and it reads %s", held.UUID, held.Set, mode)
+		if mode != held.NewMode {
+			return fmt.Errorf("cannot set compute mode of %s: set to %s, and it reads %s", held.UUID, held.NewMode, mode)
 		}
 	}
 	return nil
 }
 
 // groupOf is the control group for a job's n-th daemon.
-func (o Opener) groupOf(job uint32, n int) string {
+func (o Prolog) groupOf(job uint32, n int) string {
 	group, err := o.Groups.Of(job, n)
 	if err != nil {
 		o.noGroup(err)
@@ -657,12 +657,12 @@ func (o Opener) groupOf(job uint32, n int) string {
 }
 
 // noGroup says what a node does not keep its users from.
-func (o Opener) noGroup(err error) {
+func (o Prolog) noGroup(err error) {
 	o.Log.Warn().Err(err).Msg("a daemon has no control group of its own: what its user starts through it may outlive the job")
 }
 
 // makeDirs makes the job's folders, and the daemons' control groups where there can be any.
-func (o Opener) makeDirs(l *lease.Lease) error {
+func (o Prolog) makeDirs(l *lease.Lease) error {
 	for n := range l.Daemons {
 		if l.Daemons[n].Group == "" {
 			continue
@@ -672,11 +672,11 @@ func (o Opener) makeDirs(l *lease.Lease) error {
 			l.Daemons[n].Group = ""
 		}
 	}
-	return o.Journal.MakeDirs(*l)
+	return o.Store.MakeDirs(*l)
 }
 
 // startAll starts the daemons side by side, and the guard beside them, and records who they are.
-func (o Opener) startAll(ctx context.Context, l *lease.Lease) error {
+func (o Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	daemons, job := len(l.Daemons), l.Job.ID
 	all := daemons
 	if l.Hold > 0 {
@@ -690,12 +690,12 @@ func (o Opener) startAll(ctx context.Context, l *lease.Lease) error {
 		l.Daemons[n].Proc, err = o.Daemons.Start(ctx, l.Job, l.Daemons[n])
 		return err
 	})
-	return errors.Join(err, o.Journal.Record(*l))
+	return errors.Join(err, o.Store.Save(*l))
 }
 
-func (o Opener) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
+func (o Prolog) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
 	return each(len(l.Daemons), func(n int) error {
-		return o.Daemons.Prepare(ctx, l.Job, l.Daemons[n], ceiling)
+		return o.Daemons.Configure(ctx, l.Job, l.Daemons[n], ceiling)
 	})
 }
 
@@ -713,7 +713,7 @@ func each(n int, act func(int) error) error {
 }
 
 // step runs one step and logs how long it took.
-func (o Opener) step(name string, act func() error) error {
+func (o Prolog) step(name string, act func() error) error {
 	began := o.Clock()
 	err := act()
 	o.Log.Info().Str("step", name).Dur("ms", o.Clock().Sub(began)).Bool("ok", err == nil).Send()
@@ -728,15 +728,15 @@ func positions(job slurm.Job) []int {
 	return job.GPUs
 }
 
-func (o Opener) ticket(l lease.Lease, v visit, devices []site.Device) lease.Ticket {
+func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // nobody's business but the lease's
 	g, positions := v.verdict.Grant, positions(v.job)
 	t := lease.Ticket{
 		Job: l.Job, Rule: v.verdict.Rule, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
-		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, Low: g.Low, MaxClients: o.mostClients(l, g),
-		Without:   g.OnFailure == policy.FailRunWithout,
-		Exclusive: slices.ContainsFunc(l.Held, func(h lease.Held) bool { return h.Set == site.ModeExclusiveProcess }),
-		Daemons:   l.Daemons, Control: o.Control, Meet: o.Journal.MeetDir(l.Job.ID),
+		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, LowPriority: g.Low, MaxClients: o.maxClients(l, g),
+		RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
+		Exclusive:     slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
+		Daemons:       l.Daemons, ControlProgram: o.Control, ExchangeDir: o.Store.ExchangeDir(l.Job.ID),
 	}
 	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
@@ -749,8 +749,8 @@ func (o Opener) ticket(l lease.Lease, v visit, devices []site.Device) lease.Tick
 	return t
 }
 
-// mostClients is how many ranks may share a GPU: those granted, or fewer when the daemons may not open enough files.
-func (o Opener) mostClients(l lease.Lease, g policy.Grant) int {
+// maxClients is how many ranks may share a GPU: those granted, or fewer when the daemons may not open enough files.
+func (o Prolog) maxClients(l lease.Lease, g policy.Grant) int {
 	clients := g.MaxClients
 	for _, d := range l.Daemons {
 		if fit, err := o.Daemons.Fit(len(d.Devices)); err == nil {
@@ -772,7 +772,7 @@ func request(job slurm.Job) policy.Request {
 	}
 }
 
-func owner(job slurm.Job) lease.Job {
+func leaseJob(job slurm.Job) lease.Job {
 	return lease.Job{ID: job.ID, UID: job.UID, GID: job.GID, User: job.User}
 }
 

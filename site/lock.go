@@ -23,15 +23,15 @@ func Flock(ctx context.Context, file *os.File) error {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		if !Pause(ctx, pause) {
+		if !Sleep(ctx, pause) {
 			return ErrLocked
 		}
 		pause = min(2*pause, 20*time.Millisecond)
 	}
 }
 
-// Pause waits for d and reports whether ctx still lasts.
-func Pause(ctx context.Context, d time.Duration) bool {
+// Sleep waits for d and reports whether ctx still lasts.
+func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnNUMA is the NUMA node that has all of the CPUs that this process may run on, -1 where they are of several nodes or
+// CurrentNUMANode is the NUMA node that has all of the CPUs that this process may run on, -1 where they are of several nodes or
 // the machine does not say. The folder is /sys/devices/system/node.
-func OwnNUMA(folder string) int {
+func CurrentNUMANode(folder string) int {
 	var cpus unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
 		return -1

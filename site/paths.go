@@ -15,8 +15,8 @@ type Paths struct {
 // Policy is the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 
-// Facts is the file of the site's facts.
-func (p Paths) Facts() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
+// ConfigFile is the file of the site's facts.
+func (p Paths) ConfigFile() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
 
 // Run is the folder of all state. It lives as long as the boot, as what it describes does.
 func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
@@ -30,9 +30,9 @@ func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 // Log is the log file, a JSON object a line.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 
-// Facts is what a site says of itself: where helper programs are and how long acts may take. slurmd gives a prolog no
+// Config is what a site says of itself: where helper programs are and how long acts may take. slurmd gives a prolog no
 // PATH and no LD_LIBRARY_PATH, so neither is ever asked.
-type Facts struct {
+type Config struct {
 	NVMLLibrary    string // path of libnvidia-ml.so.1; "" lets the loader find it
 	Control        string // path of nvidia-cuda-mps-control
 	LibraryPath    string // LD_LIBRARY_PATH for the control program, where the driver's libraries are out of the way
@@ -41,9 +41,9 @@ type Facts struct {
 	EpilogDeadline time.Duration
 }
 
-// DefaultFacts is what holds where there is no file.
-func DefaultFacts() Facts {
-	return Facts{
+// DefaultConfig is what holds where there is no file.
+func DefaultConfig() Config {
+	return Config{
 		Control:        "/usr/bin/nvidia-cuda-mps-control",
 		PrologDeadline: 60 * time.Second,
 		EpilogDeadline: 60 * time.Second,

@@ -16,7 +16,7 @@ import (
 
 // Stat is what /proc says of a process.
 type Stat struct {
-	Proc
+	Process
 	State   byte // R, S, D, T (stopped), Z (zombie), …
 	Parent  int
 	Session int
@@ -54,11 +54,11 @@ func parseStat(content []byte) (Stat, bool) {
 	session, err2 := strconv.Atoi(fields[3])
 	threads, err3 := strconv.Atoi(fields[17])
 	start, err4 := strconv.ParseUint(fields[19], 10, 64)
-	return Stat{Proc{pid, start}, fields[0][0], parent, session, threads}, errors.Join(err1, err2, err3, err4) == nil
+	return Stat{Process{pid, start}, fields[0][0], parent, session, threads}, errors.Join(err1, err2, err3, err4) == nil
 }
 
-// Alive reports whether p is there and not a zombie: the same start time, not only the same pid.
-func (p Proc) Alive() bool {
+// Running reports whether p is there and not a zombie: the same start time, not only the same pid.
+func (p Process) Running() bool {
 	if p.PID <= 0 {
 		return false
 	}
@@ -70,15 +70,15 @@ func (p Proc) Alive() bool {
 // daemon can be made to look so by the user who runs it.
 func (s Stat) dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
-// Self is this process.
-func Self() (Proc, error) {
+// CurrentProcess is this process.
+func CurrentProcess() (Process, error) {
 	stat, err := ReadStat(os.Getpid())
-	return stat.Proc, err
+	return stat.Process, err
 }
 
 // Kill ends p and nothing else: the signal goes through a pidfd, and the start time is read again after that is open, so
 // that a process that got the same pid meanwhile cannot be hit. It is no error when p has gone.
-func (p Proc) Kill(signal unix.Signal) error {
+func (p Process) Kill(signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -87,7 +87,7 @@ func (p Proc) Kill(signal unix.Signal) error {
 		return fmt.Errorf("cannot open pidfd of pid %d: %w", p.PID, err)
 	}
 	defer unix.Close(fd)
-	if !p.Alive() {
+	if !p.Running() {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -19,9 +19,9 @@ func OpenFolder(path string) (*os.File, error) {
 	return openFolder(unix.AT_FDCWD, path, path)
 }
 
-// OpenWay opens a folder like OpenFolder, and holds every folder above it to the same: then no one but root decides which
+// OpenTrustedFolder opens a folder like OpenFolder, and holds every folder above it to the same: then no one but root decides which
 // folder the path names.
-func OpenWay(path string) (*os.File, error) {
+func OpenTrustedFolder(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("cannot open %s: give an absolute path", path)
 	}
@@ -42,7 +42,7 @@ func OpenWay(path string) (*os.File, error) {
 func openFolder(above int, name, path string) (*os.File, error) {
 	fd, err := unix.Openat(above, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return nil, fmt.Errorf("cannot open %s: %w: it is a symbolic link, or no folder", path, ErrForeign)
+		return nil, fmt.Errorf("cannot open %s: %w: it is a symbolic link, or no folder", path, ErrNotRootOwned)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "cannot open", Path: path, Err: err}
@@ -53,9 +53,9 @@ func openFolder(above int, name, path string) (*os.File, error) {
 		dir.Close()
 		return nil, fmt.Errorf("cannot open %s: %w", path, err)
 	}
-	if why := others(st); why != "" {
+	if why := writableByOthers(st); why != "" {
 		dir.Close()
-		return nil, fmt.Errorf("cannot open %s: %w: %s", path, ErrForeign, why)
+		return nil, fmt.Errorf("cannot open %s: %w: %s", path, ErrNotRootOwned, why)
 	}
 	return dir, nil
 }
@@ -65,7 +65,7 @@ func openFolder(above int, name, path string) (*os.File, error) {
 // wins: the name of the new file, while it is not whole, has the process's number.
 func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
 	temporary := fmt.Sprintf(".draft-%s-%d", name, os.Getpid())
-	err := draft(dir, temporary, content, mode)
+	err := writeTemporary(dir, temporary, content, mode)
 	if err == nil {
 		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
 	}
@@ -79,8 +79,8 @@ func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error 
 	return nil
 }
 
-// draft writes a new file. One of the same name is left of a process that was killed and had this process's number.
-func draft(dir *os.File, name string, content []byte, mode fs.FileMode) error {
+// writeTemporary writes a new file. One of the same name is left of a process that was killed and had this process's number.
+func writeTemporary(dir *os.File, name string, content []byte, mode fs.FileMode) error {
 	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {

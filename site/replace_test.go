@@ -22,10 +22,10 @@ func TestReplace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := OpenFolder(filepath.Join(top, "link")); !errors.Is(err, ErrForeign) {
+	if _, err := OpenFolder(filepath.Join(top, "link")); !errors.Is(err, ErrNotRootOwned) {
 		t.Errorf("a link: %v", err)
 	}
-	if _, err := OpenWay(dir); !errors.Is(err, ErrForeign) { // below /tmp
+	if _, err := OpenTrustedFolder(dir); !errors.Is(err, ErrNotRootOwned) { // below /tmp
 		t.Errorf("a folder below one that everybody may write: %v", err)
 	}
 	folder, err := OpenFolder(dir)
@@ -51,7 +51,7 @@ func TestReplace(t *testing.T) {
 	if err := os.Chown(dir, 2001, 2001); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenFolder(dir); !errors.Is(err, ErrForeign) {
+	if _, err := OpenFolder(dir); !errors.Is(err, ErrNotRootOwned) {
 		t.Errorf("another's folder: %v", err)
 	}
 }

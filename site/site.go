@@ -53,14 +53,14 @@ type Device struct {
 	MIGMode   bool   `json:"mig_mode"`   // a whole GPU that is cut into instances: no job can use it whole
 }
 
-// Proc is a process proved by more than its number: pids are used again, a pid with its start time is not.
-type Proc struct {
+// Process is a process proved by more than its number: pids are used again, a pid with its start time is not.
+type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since the boot
 }
 
 // String is "pid 123".
-func (p Proc) String() string { return fmt.Sprintf("pid %d", p.PID) }
+func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
 
 // Client is a process that an MPS server serves.
 type Client struct {
@@ -71,17 +71,17 @@ type Client struct {
 // What a control daemon can be other than serving. One failed question says nothing about its health, so both come only
 // after the tries that mps.md's measurements call for.
 var (
-	ErrNotServing = errors.New("the daemon does not serve")
-	ErrWedged     = errors.New("the daemon does not answer")
+	ErrDaemonDown = errors.New("the daemon does not serve")
+	ErrNoAnswer   = errors.New("the daemon does not answer")
 )
 
-// ErrMimics means that a daemon and all that it started have been ended, and that processes which only look like them go
+// ErrImpostors means that a daemon and all that it started have been ended, and that processes which only look like them go
 // on to appear, or do not go.
-var ErrMimics = errors.New("the user has processes that only look like the daemon's")
+var ErrImpostors = errors.New("the user has processes that only look like the daemon's")
 
-// UserError is a failure of what runs as a job's user, or of its words: the node may have failed, and the user may have a
+// AsUserError is a failure of what runs as a job's user, or of its words: the node may have failed, and the user may have a
 // hand in it.
-type UserError struct{ Err error }
+type AsUserError struct{ Err error }
 
-func (e *UserError) Error() string { return e.Err.Error() }
-func (e *UserError) Unwrap() error { return e.Err }
+func (e *AsUserError) Error() string { return e.Err.Error() }
+func (e *AsUserError) Unwrap() error { return e.Err }

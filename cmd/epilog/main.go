@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 )
 
-func main() { os.Exit(node.Epilog(cli.ThisProcess())) }
+func main() { os.Exit(hook.Epilog(cli.ThisProcess())) }

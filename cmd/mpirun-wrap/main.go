@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/rank"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/wrap"
 )
 
-func main() { os.Exit(rank.Wrap(cli.ThisProcess())) }
+func main() { os.Exit(wrap.Wrap(cli.ThisProcess())) }

@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 )
 
-func main() { os.Exit(node.Prolog(cli.ThisProcess())) }
+func main() { os.Exit(hook.Prolog(cli.ThisProcess())) }

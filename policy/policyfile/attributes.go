@@ -18,7 +18,7 @@ import (
 // is, and where the value goes. set gets only what wrong lets pass.
 type attribute[T any] struct {
 	name  string
-	wrong func(s shape) (summary, detail string)
+	wrong func(s exprType) (summary, detail string)
 	set   func(*T, cty.Value)
 }
 
@@ -27,22 +27,22 @@ type grantAttribute = attribute[policy.Grant]
 // grantAttributes is the grant block.
 var grantAttributes = []grantAttribute{
 	choice("scope", func(g *policy.Grant, v policy.Scope) { g.Scope = v }, policy.ScopeJob, policy.ScopeGPU),
-	choice("compute_mode", func(g *policy.Grant, v policy.Compute) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
-	choice("share", func(g *policy.Grant, v policy.Sharing) { g.Share = v }, policy.ShareEven, policy.ShareNone),
+	choice("compute_mode", func(g *policy.Grant, v policy.ComputeModePolicy) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
+	choice("share", func(g *policy.Grant, v policy.ShareMode) { g.Share = v }, policy.ShareEven, policy.ShareNone),
 	within("overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.Overlap = f }),
 	within("ceiling", 1, 100, func(g *policy.Grant, f float64) { g.Ceiling = f }),
-	spelled("memory", "Unknown value", policy.ParseMemory, func(g *policy.Grant, m policy.MemoryRule) { g.Memory = m }),
+	wordAttribute("memory", "Unknown value", policy.ParseMemory, func(g *policy.Grant, m policy.MemoryRule) { g.Memory = m }),
 	within("memory_overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.MemoryOverlap = f }),
 	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
 	wholeWithin("max_clients", 1, policy.Clients, func(g *policy.Grant, n int) { g.MaxClients = n }),
-	lasting("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
+	durationAttribute("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
 	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
-	lasting("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
+	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),
 }
 
 // ofKind says that an attribute takes another kind of value.
-func ofKind(name string, want kind, s shape) (summary, detail string) {
+func ofKind(name string, want kind, s exprType) (summary, detail string) {
 	if s.kind == want {
 		return "", ""
 	}
@@ -53,7 +53,7 @@ func ofKind(name string, want kind, s shape) (summary, detail string) {
 func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribute[T] {
 	return attribute[T]{
 		name: name,
-		wrong: func(s shape) (summary, detail string) {
+		wrong: func(s exprType) (summary, detail string) {
 			if summary, detail = ofKind(name, text, s); summary != "" {
 				return summary, detail
 			}
@@ -71,11 +71,11 @@ func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribut
 	}
 }
 
-// spelled is an attribute that is a word which a parser reads.
-func spelled[T, V any](name, summary string, parse func(string) (V, error), set func(*T, V)) attribute[T] {
+// wordAttribute is an attribute that is a word which a parser reads.
+func wordAttribute[T, V any](name, summary string, parse func(string) (V, error), set func(*T, V)) attribute[T] {
 	return attribute[T]{
 		name: name,
-		wrong: func(s shape) (string, string) {
+		wrong: func(s exprType) (string, string) {
 			if summary, detail := ofKind(name, text, s); summary != "" {
 				return summary, detail
 			}
@@ -97,8 +97,8 @@ func spelled[T, V any](name, summary string, parse func(string) (V, error), set 
 	}
 }
 
-// lasting is an attribute that is a duration.
-func lasting[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
+// durationAttribute is an attribute that is a duration.
+func durationAttribute[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
 	parse := func(word string) (time.Duration, error) {
 		d, err := time.ParseDuration(word)
 		if err != nil {
@@ -106,9 +106,9 @@ func lasting[T any](name string, least, most time.Duration, set func(*T, time.Du
 		}
 		return d, nil
 	}
-	a := spelled(name, "Not a duration", parse, set)
+	a := wordAttribute(name, "Not a duration", parse, set)
 	legible := a.wrong
-	a.wrong = func(s shape) (summary, detail string) {
+	a.wrong = func(s exprType) (summary, detail string) {
 		if summary, detail = legible(s); summary != "" {
 			return summary, detail
 		}
@@ -129,11 +129,11 @@ const slack = 1e-9
 func within[T any](name string, least, most float64, set func(*T, float64)) attribute[T] {
 	return attribute[T]{
 		name: name,
-		wrong: func(s shape) (summary, detail string) {
+		wrong: func(s exprType) (summary, detail string) {
 			if summary, detail = ofKind(name, number, s); summary != "" {
 				return summary, detail
 			}
-			if s.least >= least-slack && s.most <= most+slack {
+			if s.min >= least-slack && s.max <= most+slack {
 				return "", ""
 			}
 			detail = fmt.Sprintf("%s is %v to %v, not %s", name, least, most, s.span())
@@ -150,8 +150,8 @@ func within[T any](name string, least, most float64, set func(*T, float64)) attr
 func wholeWithin[T any](name string, least, most float64, set func(*T, int)) attribute[T] {
 	a := within(name, least, most, func(into *T, f float64) { set(into, int(f)) })
 	ranged := a.wrong
-	a.wrong = func(s shape) (summary, detail string) {
-		if summary, detail = ranged(s); summary == "" && !s.whole {
+	a.wrong = func(s exprType) (summary, detail string) {
+		if summary, detail = ranged(s); summary == "" && !s.integer {
 			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, s.span())
 		}
 		return summary, detail
@@ -163,16 +163,16 @@ func wholeWithin[T any](name string, least, most float64, set func(*T, int)) att
 func switched[T any](name string, set func(*T, bool)) attribute[T] {
 	return attribute[T]{
 		name:  name,
-		wrong: func(s shape) (summary, detail string) { return ofKind(name, truth, s) },
+		wrong: func(s exprType) (summary, detail string) { return ofKind(name, truth, s) },
 		set:   func(into *T, v cty.Value) { set(into, v.True()) },
 	}
 }
 
-// phrase is an attribute that is a string which a check lets pass.
-func phrase[T any](name string, check func(string) string, set func(*T, string)) attribute[T] {
+// stringAttribute is an attribute that is a string which a check lets pass.
+func stringAttribute[T any](name string, check func(string) string, set func(*T, string)) attribute[T] {
 	return attribute[T]{
 		name: name,
-		wrong: func(s shape) (summary, detail string) {
+		wrong: func(s exprType) (summary, detail string) {
 			if summary, detail = ofKind(name, text, s); summary != "" {
 				return summary, detail
 			}
@@ -200,11 +200,11 @@ func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 type setting[T any] struct {
 	attribute[T]
 	expr  hclsyntax.Expression
-	shape shape
+	shape exprType
 }
 
 // settings judges the attributes of a block, in the order of the table.
-func settings[T any](j *judge, table []attribute[T], body hcl.Body) []setting[T] {
+func settings[T any](j *typeChecker, table []attribute[T], body hcl.Body) []setting[T] {
 	content, diags := body.Content(schemaOf(table))
 	j.wrong = append(j.wrong, diags...)
 	var all []setting[T]
@@ -227,7 +227,7 @@ func settings[T any](j *judge, table []attribute[T], body hcl.Body) []setting[T]
 }
 
 // constants sets the attributes of a block none of which may depend on a job.
-func constants[T any](j *judge, table []attribute[T], body hcl.Body, into *T) {
+func constants[T any](j *typeChecker, table []attribute[T], body hcl.Body, into *T) {
 	for _, s := range settings(j, table, body) {
 		if !s.shape.fixed || s.shape.known == cty.NilVal {
 			j.mistake(s.expr.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", s.name)
@@ -238,7 +238,7 @@ func constants[T any](j *judge, table []attribute[T], body hcl.Body, into *T) {
 }
 
 // constant is the value of one attribute that may not depend on a job. The shape is of no kind where it is wrong.
-func constant(j *judge, attr *hcl.Attribute, want kind) shape {
+func constant(j *typeChecker, attr *hcl.Attribute, want kind) exprType {
 	s := j.value(expression(attr))
 	switch {
 	case s.kind == nothing:

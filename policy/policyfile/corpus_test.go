@@ -85,9 +85,9 @@ func complaints(t *testing.T, err error) string {
 }
 
 // decision is a verdict in a line: of a grant what is not the default.
-func decision(v policy.Verdict) string {
+func decision(v policy.Decision) string {
 	switch {
-	case !v.Asked:
+	case !v.Requested:
 		return "not asked"
 	case v.Denied != "":
 		return fmt.Sprintf("rule %q: denied: %s", v.Rule, v.Denied)

@@ -18,43 +18,43 @@ import (
 type Explanation struct {
 	Asked   bool             `json:"asked"` // as of Law.Asks
 	How     string           `json:"how"`   // the job asks, or what ways of asking there are
-	Verdict policy.Verdict   `json:"verdict"`
+	Verdict policy.Decision  `json:"verdict"`
 	Grant   []policy.Setting `json:"grant,omitempty"` // of the verdict, where it has one
 	Options []policy.Setting `json:"options,omitempty"`
-	Rules   []Tried          `json:"rules,omitempty"` // in order, up to the one that decides
+	Rules   []RuleTrace      `json:"rules,omitempty"` // in order, up to the one that decides
 }
 
-// Tried is a rule and whether it was for the request.
-type Tried struct {
-	Rule  string `json:"rule"`
-	File  string `json:"file"`
-	Line  int    `json:"line"`
-	Holds bool   `json:"holds"`
-	When  Part   `json:"when"`
+// RuleTrace is a rule and whether it was for the request.
+type RuleTrace struct {
+	Rule  string         `json:"rule"`
+	File  string         `json:"file"`
+	Line  int            `json:"line"`
+	Holds bool           `json:"holds"`
+	When  ConditionTrace `json:"when"`
 }
 
-// Part is a condition or an operand of one. What && and || join and ! negates are Parts again; another expression is a
+// ConditionTrace is a condition or an operand of one. What && and || join and ! negates are Parts again; another expression is a
 // leaf, and has the values that it is made of.
-type Part struct {
-	Op     string  `json:"op,omitempty"` // "&&", "||", "!", or "" of a leaf
-	Source string  `json:"source"`       // in one line
-	Value  string  `json:"value"`        // "true" or "false"
-	With   []Named `json:"with,omitempty"`
-	Parts  []Part  `json:"parts,omitempty"`
+type ConditionTrace struct {
+	Op     string           `json:"op,omitempty"` // "&&", "||", "!", or "" of a leaf
+	Source string           `json:"source"`       // in one line
+	Value  string           `json:"value"`        // "true" or "false"
+	With   []VariableValue  `json:"with,omitempty"`
+	Parts  []ConditionTrace `json:"parts,omitempty"`
 }
 
-// Named is a variable and its value as a policy spells it.
-type Named struct {
+// VariableValue is a variable and its value as a policy spells it.
+type VariableValue struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
 // Leaves are the leaves of a condition in their order.
-func (p Part) Leaves() []Part {
+func (p ConditionTrace) Leaves() []ConditionTrace {
 	if p.Op == "" {
-		return []Part{p}
+		return []ConditionTrace{p}
 	}
-	var leaves []Part
+	var leaves []ConditionTrace
 	for _, part := range p.Parts {
 		leaves = append(leaves, part.Leaves()...)
 	}
@@ -62,8 +62,8 @@ func (p Part) Leaves() []Part {
 }
 
 // Explain answers a request and says why.
-func (l *Law) Explain(r policy.Request) Explanation {
-	how, asked := l.policy.Asks(r)
+func (l *Compiled) Explain(r policy.Request) Explanation {
+	how, asked := l.policy.Requested(r)
 	x := Explanation{Asked: asked, How: how, Verdict: l.Decide(r)}
 	if !asked {
 		return x
@@ -74,7 +74,7 @@ func (l *Law) Explain(r policy.Request) Explanation {
 	if options, err := l.policy.OptionsOf(r); err == nil {
 		x.Options = options.Settings()
 	}
-	e := l.gather(r.Bounded()).(*evidence)
+	e := l.bind(r.Truncated()).(*evidence)
 	for i := range l.rules {
 		tried := try(&l.rules[i], e)
 		x.Rules = append(x.Rules, tried)
@@ -85,14 +85,14 @@ func (l *Law) Explain(r policy.Request) Explanation {
 	return x
 }
 
-func try(r *rule, e *evidence) Tried {
+func try(r *rule, e *evidence) RuleTrace {
 	holds, _ := r.holds(e)
-	return Tried{r.name, r.where.Filename, r.where.Start.Line, holds, part(&r.when, e)}
+	return RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, part(&r.when, e)}
 }
 
 // part is a condition with its values. Every operand is evaluated here, also those that the decision could do without.
-func part(c *condition, e *evidence) Part {
-	p := Part{Op: c.op, Source: c.source, Value: rendered(c.expr, e.ctx)}
+func part(c *condition, e *evidence) ConditionTrace {
+	p := ConditionTrace{Op: c.op, Source: c.source, Value: rendered(c.expr, e.ctx)}
 	if c.op == "" {
 		p.With = variablesIn(c.expr, e.ctx)
 	}
@@ -103,7 +103,7 @@ func part(c *condition, e *evidence) Part {
 }
 
 // sourceOf is an expression as it is written.
-func (l *Law) sourceOf(e hclsyntax.Expression) string {
+func (l *Compiled) sourceOf(e hclsyntax.Expression) string {
 	where := e.Range()
 	for _, f := range l.files {
 		if f.name == where.Filename && where.CanSliceBytes(f.source) {
@@ -122,8 +122,8 @@ func rendered(e hclsyntax.Expression, ctx *hcl.EvalContext) string {
 }
 
 // variablesIn are the variables that an expression names, each once, and what they are.
-func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []Named {
-	var all []Named
+func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []VariableValue {
+	var all []VariableValue
 	for _, traversal := range e.Variables() {
 		if len(traversal) < 2 {
 			continue
@@ -133,7 +133,7 @@ func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []Named {
 			continue
 		}
 		v, diags := traversal[:2].TraverseAbs(ctx)
-		named := Named{Name: traversal.RootName() + "." + name, Value: spell(v)}
+		named := VariableValue{Name: traversal.RootName() + "." + name, Value: spell(v)}
 		if !diags.HasErrors() && !slices.Contains(all, named) {
 			all = append(all, named)
 		}

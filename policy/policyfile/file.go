@@ -93,16 +93,16 @@ func checkVersion(body hcl.Body) hcl.Diagnostics {
 		return diags
 	}
 	attr := content.Attributes["version"]
-	j := newJudge(nil)
+	j := newTypeChecker(nil)
 	s := constant(j, attr, number)
-	if len(j.wrong) == 0 && s.least != Version {
+	if len(j.wrong) == 0 && s.min != Version {
 		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, s.span())
 	}
 	return j.wrong
 }
 
-// Syntax is nil for a text that is HCL, whatever it says, else an *Error.
-func Syntax(source []byte, name string) error {
+// CheckSyntax is nil for a text that is HCL, whatever it says, else an *Error.
+func CheckSyntax(source []byte, name string) error {
 	f := file{name: name, source: source}
 	return complain(parse(&f), []file{f})
 }
@@ -112,17 +112,17 @@ const folder = "policy.d"
 
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. All of them must
 // be root's own. Names that end in _test.hcl, or begin with a dot, are passed over.
-func Load(path string) (*Law, error) {
-	beside, err := site.ListOwned(filepath.Join(filepath.Dir(path), folder))
+func Load(path string) (*Compiled, error) {
+	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return read(append([]string{path}, ruleFiles(filepath.Dir(path), beside)...), site.ReadOwned)
+	return read(append([]string{path}, ruleFiles(filepath.Dir(path), beside)...), site.ReadRootOwned)
 }
 
-// LoadAny reads files and folders whoever owns them, as one policy in the order given: an admin's copy. A folder stands
+// LoadFiles reads files and folders whoever owns them, as one policy in the order given: an admin's copy. A folder stands
 // for its policy.hcl and its policy.d, a file for itself.
-func LoadAny(paths ...string) (*Law, error) {
+func LoadFiles(paths ...string) (*Compiled, error) {
 	var all []string
 	for _, path := range paths {
 		info, err := os.Stat(path)
@@ -174,8 +174,8 @@ func ruleFiles(dir string, names []string) []string {
 }
 
 // LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, whoever owns that one.
-func LoadWith(path, instead string) (*Law, error) {
-	beside, err := site.ListOwned(filepath.Join(filepath.Dir(path), folder))
+func LoadWith(path, instead string) (*Compiled, error) {
+	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -183,7 +183,7 @@ func LoadWith(path, instead string) (*Law, error) {
 		if path == instead {
 			return readAny(path)
 		}
-		return site.ReadOwned(path)
+		return site.ReadRootOwned(path)
 	})
 }
 
@@ -194,7 +194,7 @@ type Source struct {
 }
 
 // Sources are the files that the law was read from.
-func (l *Law) Sources() []Source {
+func (l *Compiled) Sources() []Source {
 	sources := make([]Source, len(l.files))
 	for i, f := range l.files {
 		sources[i] = Source{f.name, string(f.source)}
@@ -203,7 +203,7 @@ func (l *Law) Sources() []Source {
 }
 
 // ParseAll reads a policy of several files.
-func ParseAll(sources []Source) (*Law, error) {
+func ParseAll(sources []Source) (*Compiled, error) {
 	files := make([]file, len(sources))
 	for i, s := range sources {
 		files[i] = file{name: s.Name, source: []byte(s.Text)}
@@ -211,7 +211,7 @@ func ParseAll(sources []Source) (*Law, error) {
 	return compile(files)
 }
 
-func read(paths []string, one func(string) ([]byte, error)) (*Law, error) {
+func read(paths []string, one func(string) ([]byte, error)) (*Compiled, error) {
 	var files []file
 	for _, path := range paths {
 		source, err := one(path)

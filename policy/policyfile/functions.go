@@ -24,27 +24,27 @@ type builtin struct {
 	more  bool   // the last may be repeated
 	run   function.Function
 	// shapes is what comes of arguments of the right kinds.
-	shapes func(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape
+	shapes func(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType
 }
 
 var builtins = map[string]builtin{
-	"contains":    {[]kind{list, nothing}, false, stdlib.ContainsFunc, containsShape},
-	"startswith":  {[]kind{text, text}, false, textTest(strings.HasPrefix), truthShape},
-	"endswith":    {[]kind{text, text}, false, textTest(strings.HasSuffix), truthShape},
-	"strcontains": {[]kind{text, text}, false, textTest(strings.Contains), truthShape},
-	"regex":       {[]kind{text, text}, false, regexFunction, regexShape},
+	"contains":    {[]kind{list, nothing}, false, stdlib.ContainsFunc, containsType},
+	"startswith":  {[]kind{text, text}, false, textTest(strings.HasPrefix), boolType},
+	"endswith":    {[]kind{text, text}, false, textTest(strings.HasSuffix), boolType},
+	"strcontains": {[]kind{text, text}, false, textTest(strings.Contains), boolType},
+	"regex":       {[]kind{text, text}, false, regexFunction, regexType},
 	"lower":       {[]kind{text}, false, stdlib.LowerFunc, mapped(strings.ToLower)},
 	"upper":       {[]kind{text}, false, stdlib.UpperFunc, mapped(strings.ToUpper)},
-	"join":        {[]kind{text, list}, false, joinFunction, joinShape},
-	"min":         {[]kind{number}, true, stdlib.MinFunc, leastShape},
-	"max":         {[]kind{number}, true, stdlib.MaxFunc, mostShape},
-	"floor":       {[]kind{number}, false, rounded(big.ToNegativeInf), roundedShape(math.Floor)},
-	"ceil":        {[]kind{number}, false, rounded(big.ToPositiveInf), roundedShape(math.Ceil)},
-	"length":      {[]kind{nothing}, false, lengthFunction, lengthShape},
-	"coalesce":    {[]kind{text}, true, coalesceFunction, firstShape},
-	"lookup":      {[]kind{object, text, nothing}, false, lookupFunction, lookupShape},
-	"try":         {[]kind{nothing}, true, tryfunc.TryFunc, tryShape},
-	"can":         {[]kind{nothing}, false, tryfunc.CanFunc, canShape},
+	"join":        {[]kind{text, list}, false, joinFunction, joinType},
+	"min":         {[]kind{number}, true, stdlib.MinFunc, minType},
+	"max":         {[]kind{number}, true, stdlib.MaxFunc, maxType},
+	"floor":       {[]kind{number}, false, rounded(big.ToNegativeInf), roundedType(math.Floor)},
+	"ceil":        {[]kind{number}, false, rounded(big.ToPositiveInf), roundedType(math.Ceil)},
+	"length":      {[]kind{nothing}, false, lengthFunction, lengthType},
+	"coalesce":    {[]kind{text}, true, coalesceFunction, firstType},
+	"lookup":      {[]kind{object, text, nothing}, false, lookupFunction, lookupType},
+	"try":         {[]kind{nothing}, true, tryfunc.TryFunc, tryType},
+	"can":         {[]kind{nothing}, false, tryfunc.CanFunc, canType},
 }
 
 // functions are the builtins as hcl calls them.
@@ -198,9 +198,9 @@ func lookUp(args []cty.Value) cty.Value {
 	return args[2]
 }
 
-func truthShape(*judge, *hclsyntax.FunctionCallExpr, []shape) shape { return anyTruth() }
+func boolType(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType { return anyTruth() }
 
-func containsShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+func containsType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	if elem := *args[0].elem; !same(elem, args[1]) {
 		return j.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", elem.kind.plural(), args[1].kind)
 	}
@@ -210,8 +210,8 @@ func containsShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) sha
 	return anyTruth()
 }
 
-// regexShape holds the pattern to be one that can be compiled now, without groups: what those match would be a list.
-func regexShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+// regexType holds the pattern to be one that can be compiled now, without groups: what those match would be a list.
+func regexType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	source := j.settled(call.Args[0], args[0])
 	if source.kind == nothing {
 		return anyText()
@@ -231,9 +231,9 @@ func regexShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape 
 	return s
 }
 
-func mapped(change func(string) string) func(*judge, *hclsyntax.FunctionCallExpr, []shape) shape {
-	return func(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
-		s := shape{kind: text, anything: args[0].anything}
+func mapped(change func(string) string) func(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType {
+	return func(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
+		s := exprType{kind: text, anything: args[0].anything}
 		for _, word := range args[0].words {
 			s.words = append(s.words, change(word))
 		}
@@ -242,40 +242,40 @@ func mapped(change func(string) string) func(*judge, *hclsyntax.FunctionCallExpr
 	}
 }
 
-func joinShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+func joinType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	if elem := *args[1].elem; elem.kind != text && elem.kind != nothing {
 		return j.mistake(call.Args[1].Range(), "Wrong type", "join takes a list of strings, not of %s", elem.kind.plural())
 	}
 	return anyText()
 }
 
-func leastShape(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
+func minType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	return extreme(args, slices.Min[[]float64])
 }
 
-func mostShape(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
+func maxType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	return extreme(args, slices.Max[[]float64])
 }
 
-func extreme(args []shape, of func([]float64) float64) shape {
+func extreme(args []exprType, of func([]float64) float64) exprType {
 	var least, most []float64
 	whole := true
 	for _, arg := range args {
 		if arg.kind == nothing {
-			return shape{kind: number, least: math.Inf(-1), most: math.Inf(1)}
+			return exprType{kind: number, min: math.Inf(-1), max: math.Inf(1)}
 		}
-		least, most, whole = append(least, arg.least), append(most, arg.most), whole && arg.whole
+		least, most, whole = append(least, arg.min), append(most, arg.max), whole && arg.integer
 	}
 	return ranged(whole, of(least), of(most))
 }
 
-func roundedShape(round func(float64) float64) func(*judge, *hclsyntax.FunctionCallExpr, []shape) shape {
-	return func(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
-		return ranged(true, round(args[0].least), round(args[0].most))
+func roundedType(round func(float64) float64) func(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType {
+	return func(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
+		return ranged(true, round(args[0].min), round(args[0].max))
 	}
 }
 
-func lengthShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+func lengthType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	switch args[0].kind {
 	case list, text, nothing:
 		return numbers(0, math.MaxInt32)
@@ -283,7 +283,7 @@ func lengthShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape
 	return j.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", args[0].kind)
 }
 
-func firstShape(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
+func firstType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	joined := args[0]
 	for _, arg := range args[1:] {
 		joined = join(joined, arg)
@@ -292,7 +292,7 @@ func firstShape(_ *judge, _ *hclsyntax.FunctionCallExpr, args []shape) shape {
 	return joined
 }
 
-func lookupShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+func lookupType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	joined := args[2]
 	for _, attr := range args[0].attrs {
 		if !joinable(attr, joined) {
@@ -304,8 +304,8 @@ func lookupShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape
 	return joined
 }
 
-// tryShape cannot fail where one of its arguments cannot.
-func tryShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+// tryType cannot fail where one of its arguments cannot.
+func tryType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	joined := args[0]
 	for i, arg := range args[1:] {
 		if !joinable(joined, arg) {
@@ -314,13 +314,13 @@ func tryShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
 		joined = join(joined, arg)
 	}
 	joined.may = args[len(args)-1].may
-	if slices.ContainsFunc(args, func(arg shape) bool { return len(arg.may) == 0 }) {
+	if slices.ContainsFunc(args, func(arg exprType) bool { return len(arg.may) == 0 }) {
 		joined.may = nil
 	}
 	return joined
 }
 
-func canShape(j *judge, call *hclsyntax.FunctionCallExpr, args []shape) shape {
+func canType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
 	if len(args[0].may) == 0 && args[0].kind != nothing {
 		return j.mistake(call.Range(), "Always true", "what can asks about cannot fail")
 	}

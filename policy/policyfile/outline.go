@@ -27,7 +27,7 @@ const (
 )
 
 // Changes are the differences between the law and a later one: blocks that came or went, then attributes that changed.
-func (l *Law) Changes(later *Law) []Change {
+func (l *Compiled) Changes(later *Compiled) []Change {
 	was, is := l.outline(), later.outline()
 	var changes []Change
 	for _, block := range was.blocks {
@@ -78,7 +78,7 @@ type entry struct{ block, name, text string }
 
 func (e entry) path() string { return e.block + ": " + e.name }
 
-func (l *Law) outline() outline {
+func (l *Compiled) outline() outline {
 	o := outline{text: map[string]string{}}
 	for _, f := range l.files {
 		body := f.hcl.Body.(*hclsyntax.Body) // compile has read it

@@ -17,12 +17,12 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Law is a policy that was read.
-type Law struct {
+// Compiled is a policy that was read.
+type Compiled struct {
 	policy policy.Policy
 	files  []file
 	rules  []rule
-	judge  *judge
+	judge  *typeChecker
 	locals [][]*local // those that depend on the job and that rules name, by level
 	leaves leaves
 }
@@ -36,13 +36,13 @@ type RuleInfo struct {
 }
 
 // Policy is the law as the prolog asks it.
-func (l *Law) Policy() policy.Policy { return l.policy }
+func (l *Compiled) Policy() policy.Policy { return l.policy }
 
 // Decide answers a request.
-func (l *Law) Decide(r policy.Request) policy.Verdict { return l.policy.Decide(r) }
+func (l *Compiled) Decide(r policy.Request) policy.Decision { return l.policy.Decide(r) }
 
 // Files are the names of the files that the law was read from.
-func (l *Law) Files() []string {
+func (l *Compiled) Files() []string {
 	names := make([]string, len(l.files))
 	for i, f := range l.files {
 		names[i] = f.name
@@ -51,7 +51,7 @@ func (l *Law) Files() []string {
 }
 
 // Rules are the law's rules in their order.
-func (l *Law) Rules() []RuleInfo {
+func (l *Compiled) Rules() []RuleInfo {
 	infos := make([]RuleInfo, len(l.rules))
 	for i, r := range l.rules {
 		infos[i] = RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil}
@@ -60,13 +60,13 @@ func (l *Law) Rules() []RuleInfo {
 }
 
 // Parse reads a policy of one file. The name is what complaints call it.
-func Parse(source []byte, name string) (*Law, error) {
+func Parse(source []byte, name string) (*Compiled, error) {
 	return compile([]file{{name: name, source: source}})
 }
 
 // compile makes a law of files. All that is wrong with them is one error.
-func compile(files []file) (*Law, error) {
-	d := draft{judge: newJudge(map[string]*local{})}
+func compile(files []file) (*Compiled, error) {
+	d := builder{judge: newTypeChecker(map[string]*local{})}
 	for i := range files {
 		d.read(&files[i])
 	}
@@ -74,18 +74,18 @@ func compile(files []file) (*Law, error) {
 	if err := complain(d.judge.wrong, files); err != nil {
 		return nil, err
 	}
-	law := &Law{files: files, rules: d.rules, judge: d.judge, locals: byLevel(d.judge.order), leaves: leaves{}}
-	law.policy = policy.Policy{Trigger: d.trigger, Needs: d.judge.needs, Gather: law.gather}
+	law := &Compiled{files: files, rules: d.rules, judge: d.judge, locals: byLevel(d.judge.order), leaves: leaves{}}
+	law.policy = policy.Policy{Trigger: d.trigger, Lookups: d.judge.needs, Bind: law.bind}
 	for i := range law.rules {
 		law.rules[i].when = newCondition(law.rules[i].test, law.sourceOf, law.leaves)
-		law.policy.Rules = append(law.policy.Rules, law.rules[i].clause())
+		law.policy.Rules = append(law.policy.Rules, law.rules[i].compiled())
 	}
 	return law, nil
 }
 
-// draft is a law while its files are read. Rules are judged when all of them are: a local may stand in any.
-type draft struct {
-	judge    *judge
+// builder is a law while its files are read. Rules are judged when all of them are: a local may stand in any.
+type builder struct {
+	judge    *typeChecker
 	trigger  *policy.Trigger
 	triggers []hcl.Range
 	defaults *hcl.Block
@@ -100,7 +100,7 @@ var topLevel = &hcl.BodySchema{
 	},
 }
 
-func (d *draft) read(f *file) {
+func (d *builder) read(f *file) {
 	if diags := parse(f); diags.HasErrors() {
 		d.judge.wrong = append(d.judge.wrong, diags...)
 		return
@@ -128,12 +128,12 @@ func (d *draft) read(f *file) {
 
 // triggerAttributes is the trigger block.
 var triggerAttributes = []attribute[policy.Trigger]{
-	phrase("constraint", word, func(t *policy.Trigger, s string) { t.Constraint = s }),
-	phrase("comment", word, func(t *policy.Trigger, s string) { t.Comment = s }),
+	stringAttribute("constraint", word, func(t *policy.Trigger, s string) { t.Constraint = s }),
+	stringAttribute("comment", word, func(t *policy.Trigger, s string) { t.Comment = s }),
 	switched("option", func(t *policy.Trigger, on bool) { t.Option = on }),
 }
 
-func (d *draft) readTrigger(block *hcl.Block) {
+func (d *builder) readTrigger(block *hcl.Block) {
 	if len(d.triggers) > 1 {
 		d.twice(block, "trigger", d.triggers[0])
 		return
@@ -146,11 +146,11 @@ func (d *draft) readTrigger(block *hcl.Block) {
 	}
 }
 
-func (d *draft) twice(block *hcl.Block, what string, first hcl.Range) {
+func (d *builder) twice(block *hcl.Block, what string, first hcl.Range) {
 	d.judge.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
 }
 
-func (d *draft) readDefaults(block *hcl.Block) {
+func (d *builder) readDefaults(block *hcl.Block) {
 	if d.defaults != nil {
 		d.twice(block, "defaults", d.defaults.DefRange)
 		return
@@ -158,7 +158,7 @@ func (d *draft) readDefaults(block *hcl.Block) {
 	d.defaults = block
 }
 
-func (d *draft) readLocals(block *hcl.Block) {
+func (d *builder) readLocals(block *hcl.Block) {
 	attributes, diags := block.Body.JustAttributes()
 	d.judge.wrong = append(d.judge.wrong, diags...)
 	for _, name := range sortedKeys(attributes) {
@@ -172,7 +172,7 @@ func (d *draft) readLocals(block *hcl.Block) {
 }
 
 // finish judges the rules, then the locals that none of them names, whose look-ups and values nobody needs.
-func (d *draft) finish() {
+func (d *builder) finish() {
 	var defaults []setting[policy.Grant]
 	if d.defaults != nil {
 		defaults = settings(d.judge, grantAttributes, d.defaults.Body)
@@ -192,14 +192,14 @@ func (d *draft) finish() {
 	d.checkNeeds()
 	needs, order := d.judge.needs, d.judge.order
 	for _, name := range sortedKeys(d.judge.locals) {
-		d.judge.judgeLocal(d.judge.locals[name])
+		d.judge.checkLocal(d.judge.locals[name])
 	}
 	d.judge.needs, d.judge.order = needs, order
 }
 
 // checkNeeds refuses look-ups that every job of the node would pay for, with its time and with what they can fail by.
-func (d *draft) checkNeeds() {
-	if d.judge.needs == (policy.Needs{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
+func (d *builder) checkNeeds() {
+	if d.judge.needs == (policy.Lookups{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
 		return
 	}
 	d.judge.mistake(d.blocks[0].DefRange, "Missing trigger", "the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: write a trigger block, so that only jobs that ask for MPS pay for that")
@@ -234,7 +234,7 @@ var ruleSchema = &hcl.BodySchema{
 	Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
 }
 
-func readRule(j *judge, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
+func readRule(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
 	r := rule{name: block.Labels[0], where: block.LabelRanges[0]}
 	if why := word(r.name); why != "" {
 		j.mistake(r.where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
@@ -264,7 +264,7 @@ func readRule(j *judge, block *hcl.Block, defaults []setting[policy.Grant]) (rul
 	return r, true
 }
 
-func (r *rule) readWhen(j *judge, attr *hcl.Attribute) {
+func (r *rule) readWhen(j *typeChecker, attr *hcl.Attribute) {
 	r.test = expression(attr)
 	s := j.value(r.test)
 	if s.kind != truth && s.kind != nothing {
@@ -275,7 +275,7 @@ func (r *rule) readWhen(j *judge, attr *hcl.Attribute) {
 	}
 }
 
-func (r *rule) readDeny(j *judge, attr *hcl.Attribute) {
+func (r *rule) readDeny(j *typeChecker, attr *hcl.Attribute) {
 	r.deny = expression(attr)
 	s := j.value(r.deny)
 	switch {
@@ -286,7 +286,7 @@ func (r *rule) readDeny(j *judge, attr *hcl.Attribute) {
 	}
 }
 
-func (r *rule) readGrant(j *judge, block *hcl.Block, defaults []setting[policy.Grant]) {
+func (r *rule) readGrant(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) {
 	own := settings(j, grantAttributes, block.Body)
 	r.base = policy.DefaultGrant()
 	for _, s := range slices.Concat(defaults, own) {
@@ -299,7 +299,7 @@ func (r *rule) readGrant(j *judge, block *hcl.Block, defaults []setting[policy.G
 	}
 }
 
-func (r *rule) readAllow(j *judge, attr *hcl.Attribute) {
+func (r *rule) readAllow(j *typeChecker, attr *hcl.Attribute) {
 	if attr == nil {
 		return
 	}

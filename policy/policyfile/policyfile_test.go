@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-func parsed(t *testing.T, source string) *Law {
+func parsed(t *testing.T, source string) *Compiled {
 	t.Helper()
 	law, err := Parse([]byte(source), "policy.hcl")
 	if err != nil {
@@ -23,9 +23,9 @@ func parsed(t *testing.T, source string) *Law {
 	return law
 }
 
-func shipped(t *testing.T) *Law {
+func shipped(t *testing.T) *Compiled {
 	t.Helper()
-	law, err := LoadAny("../../site/etc")
+	law, err := LoadFiles("../../site/etc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
 	if !verdict.Granted() || verdict.Rule != "mps" || verdict.Grant != policy.DefaultGrant() {
 		t.Errorf("the shipped policy grants %+v, the defaults are %+v", verdict, policy.DefaultGrant())
 	}
-	if needs := law.Policy().Needs; needs != (policy.Needs{}) {
+	if needs := law.Policy().Lookups; needs != (policy.Lookups{}) {
 		t.Errorf("the shipped policy takes look-ups: %+v", needs)
 	}
 }
@@ -161,13 +161,13 @@ func TestTheShippedFactsAreTheDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	facts, err := ParseFacts(source, "site.hcl", site.DefaultFacts())
-	if err != nil || facts != site.DefaultFacts() {
+	facts, err := ParseFacts(source, "site.hcl", site.DefaultConfig())
+	if err != nil || facts != site.DefaultConfig() {
 		t.Fatalf("%+v, %v", facts, err)
 	}
 	active := strings.ReplaceAll(string(source), "\n# ", "\n")
 	active = active[strings.Index(active, "mps_control "):]
-	if facts, err := ParseFacts([]byte(active), "site.hcl", site.DefaultFacts()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
+	if facts, err := ParseFacts([]byte(active), "site.hcl", site.DefaultConfig()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
 		t.Errorf("a line of the shipped file does not hold when it is taken in: %+v, %v", facts, err)
 	}
 }
@@ -181,7 +181,7 @@ func TestBadFacts(t *testing.T) {
 		{`epilog_deadline = "1s"`, `site.hcl:1:19: Out of range: epilog_deadline is 5s to 1h0m0s, not 1s`},
 		{`epilog_deadline = "soon"`, `site.hcl:1:19: Not a duration: epilog_deadline is written like "10s" or "1m30s", not "soon"`},
 	} {
-		_, err := ParseFacts([]byte(c.source), "site.hcl", site.DefaultFacts())
+		_, err := ParseFacts([]byte(c.source), "site.hcl", site.DefaultConfig())
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got  %v\n want %s", c.source, err, c.want)
 		}
@@ -217,9 +217,9 @@ func TestLoad(t *testing.T) {
 	t.Run("in order", func(t *testing.T) {
 		dir := t.TempDir()
 		write(t, dir, good)
-		for _, load := range []func() (*Law, error){
-			func() (*Law, error) { return Load(filepath.Join(dir, "policy.hcl")) },
-			func() (*Law, error) { return LoadAny(dir) },
+		for _, load := range []func() (*Compiled, error){
+			func() (*Compiled, error) { return Load(filepath.Join(dir, "policy.hcl")) },
+			func() (*Compiled, error) { return LoadFiles(dir) },
 		} {
 			law, err := load()
 			if err != nil {
@@ -236,7 +236,7 @@ func TestLoad(t *testing.T) {
 				t.Errorf("rule %q decides", verdict.Rule)
 			}
 		}
-		if _, err := LoadAny(filepath.Join(dir, "policy.hcl")); err == nil || !strings.Contains(err.Error(), `there is no local named "never"`) {
+		if _, err := LoadFiles(filepath.Join(dir, "policy.hcl")); err == nil || !strings.Contains(err.Error(), `there is no local named "never"`) {
 			t.Errorf("a file by itself: %v", err)
 		}
 	})
@@ -307,8 +307,8 @@ func TestHugeFiles(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		var wrong *Error
-		if errors.As(err, &wrong) && len(wrong.Complaints()) > 100 {
-			t.Errorf("%d complaints", len(wrong.Complaints()))
+		if errors.As(err, &wrong) && len(wrong.Diagnostics()) > 100 {
+			t.Errorf("%d complaints", len(wrong.Diagnostics()))
 		}
 	}
 }
@@ -324,13 +324,13 @@ func TestComplaints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := LoadAny(filepath.Join(dir, "b.hcl"), filepath.Join(dir, "a.hcl"))
+	_, err := LoadFiles(filepath.Join(dir, "b.hcl"), filepath.Join(dir, "a.hcl"))
 	var wrong *Error
 	if !errors.As(err, &wrong) {
 		t.Fatal(err)
 	}
 	var places []string
-	for _, c := range wrong.Complaints() {
+	for _, c := range wrong.Diagnostics() {
 		places = append(places, strings.TrimPrefix(c.String(), dir+"/"))
 	}
 	want := []string{
@@ -339,10 +339,10 @@ func TestComplaints(t *testing.T) {
 		`a.hcl:3:12: Unsupported attribute: there is no local named "y".`,
 		`a.hcl:5:1: Unsupported block type: Blocks of type "quota" are not expected here.`,
 	}
-	if !slices.Equal(places, want) || wrong.Error() != wrong.Complaints()[0].String() {
+	if !slices.Equal(places, want) || wrong.Error() != wrong.Diagnostics()[0].String() {
 		t.Errorf("got  %q\nwant %q", places, want)
 	}
-	if c := wrong.Complaints()[1]; c.In != `rule "r"` || c.Source != "    overlap = 99" || c.EndColumn != 17 {
+	if c := wrong.Diagnostics()[1]; c.In != `rule "r"` || c.Source != "    overlap = 99" || c.EndColumn != 17 {
 		t.Errorf("%+v", c)
 	}
 	var out strings.Builder

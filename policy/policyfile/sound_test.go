@@ -229,7 +229,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 		seed = given
 	}
 	a := &author{Rand: rand.New(rand.NewPCG(seed, 2))}
-	var laws []*Law
+	var laws []*Compiled
 	var sources []string
 	take := func(source string) {
 		if law, err := Parse([]byte(source), "p"); err == nil {
@@ -284,8 +284,8 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 // holdsRange knows the ranges by heart.
 func holdsRange(t *testing.T, g policy.Grant, source string) {
 	t.Helper()
-	ok := slices.Contains([]policy.Scope{"job", "gpu"}, g.Scope) && slices.Contains([]policy.Compute{"exclusive_process", "unchanged"}, g.Compute) &&
-		slices.Contains([]policy.Sharing{"even", "none"}, g.Share) && slices.Contains([]policy.OnFailure{"drain", "run_without"}, g.OnFailure) &&
+	ok := slices.Contains([]policy.Scope{"job", "gpu"}, g.Scope) && slices.Contains([]policy.ComputeModePolicy{"exclusive_process", "unchanged"}, g.Compute) &&
+		slices.Contains([]policy.ShareMode{"even", "none"}, g.Share) && slices.Contains([]policy.OnFailure{"drain", "run_without"}, g.OnFailure) &&
 		slices.Contains([]policy.KeepLogs{"never", "on_failure", "always"}, g.KeepLogs) &&
 		g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 && g.MemoryOverlap <= 48 &&
 		g.MaxClients >= 1 && g.MaxClients <= 48 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute

@@ -13,10 +13,10 @@ import (
 // request, how a case of a policy's tests sets it, and the look-up that it takes.
 type variable struct {
 	name  string
-	shape shape
+	shape exprType
 	value func(*policy.Request) cty.Value
 	set   func(*policy.Request, cty.Value)
-	needs func(*policy.Needs) *bool // nil: none
+	needs func(*policy.Lookups) *bool // nil: none
 }
 
 // mostIDs is the highest number that Slurm gives to anything.
@@ -29,7 +29,7 @@ var namespaces = map[string][]variable{
 		str("user", func(r *policy.Request) *string { return &r.User }),
 		count("uid", mostIDs, func(r *policy.Request) *uint32 { return &r.UID }),
 		count("gid", mostIDs, func(r *policy.Request) *uint32 { return &r.GID }),
-		lookedUp(strs("groups", func(r *policy.Request) *[]string { return &r.Groups }), func(n *policy.Needs) *bool { return &n.Groups }),
+		lookedUp(strs("groups", func(r *policy.Request) *[]string { return &r.Groups }), func(n *policy.Lookups) *bool { return &n.Groups }),
 		str("account", func(r *policy.Request) *string { return &r.Account }),
 		str("partition", func(r *policy.Request) *string { return &r.Partition }),
 		str("qos", func(r *policy.Request) *string { return &r.QOS }),
@@ -46,9 +46,9 @@ var namespaces = map[string][]variable{
 	},
 	"node": {
 		str("name", func(r *policy.Request) *string { return &r.Node }),
-		lookedUp(strs("features", func(r *policy.Request) *[]string { return &r.Features }), func(n *policy.Needs) *bool { return &n.Features }),
-		lookedUp(count("gpus", maxGPUs, func(r *policy.Request) *int { return &r.NodeGPUs }), func(n *policy.Needs) *bool { return &n.Devices }),
-		lookedUp(str("driver", func(r *policy.Request) *string { return &r.Driver }), func(n *policy.Needs) *bool { return &n.Driver }),
+		lookedUp(strs("features", func(r *policy.Request) *[]string { return &r.Features }), func(n *policy.Lookups) *bool { return &n.Features }),
+		lookedUp(count("gpus", maxGPUs, func(r *policy.Request) *int { return &r.NodeGPUs }), func(n *policy.Lookups) *bool { return &n.Devices }),
+		lookedUp(str("driver", func(r *policy.Request) *string { return &r.Driver }), func(n *policy.Lookups) *bool { return &n.Driver }),
 	},
 	"gpu": {
 		ofGPU(str("model", func(r *policy.Request) *string { return &r.GPU.Model })),
@@ -61,13 +61,13 @@ var namespaces = map[string][]variable{
 // maxGPUs is Slurm's bound on the devices of one kind on a node.
 const maxGPUs = 1024
 
-func lookedUp(v variable, needs func(*policy.Needs) *bool) variable {
+func lookedUp(v variable, needs func(*policy.Lookups) *bool) variable {
 	v.needs = needs
 	return v
 }
 
 func ofGPU(v variable) variable {
-	return lookedUp(v, func(n *policy.Needs) *bool { return &n.GPU })
+	return lookedUp(v, func(n *policy.Lookups) *bool { return &n.GPU })
 }
 
 // count holds the value to its bounds, so that the shape is true whatever a request says.

@@ -129,7 +129,7 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 				return ended, nil
 			}
 		}
-		if !site.Pause(ctx, pause) {
+		if !site.Sleep(ctx, pause) {
 			return ended, fmt.Errorf("cannot empty control group %s: %d processes are left: %w", dir, len(pids), errors.Join(err, ctx.Err()))
 		}
 	}
@@ -184,10 +184,10 @@ func signalAll(dir string) error {
 	if err != nil {
 		return err
 	}
-	var found []site.Proc
+	var found []site.Process
 	for _, pid := range first {
 		if stat, err := site.ReadStat(pid); err == nil {
-			found = append(found, stat.Proc)
+			found = append(found, stat.Process)
 		}
 	}
 	second, err := members(dir)

@@ -70,7 +70,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 				t.Fatal(err)
 			}
 			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
-			site.Pause(ctx, 200*time.Millisecond)
+			site.Sleep(ctx, 200*time.Millisecond)
 			before, err := members(dir)
 			if err != nil || len(before) < 5 {
 				t.Fatalf("the group has %v: %v", before, err)
@@ -85,7 +85,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 				t.Errorf("the group's folder: %v", err)
 			}
 			for _, pid := range before {
-				if stat, err := site.ReadStat(pid); err == nil && stat.Alive() && strings.Contains(comm(pid), "sleep") {
+				if stat, err := site.ReadStat(pid); err == nil && stat.Running() && strings.Contains(comm(pid), "sleep") {
 					t.Errorf("pid %d lives", pid)
 				}
 			}

@@ -57,10 +57,10 @@ type NVML struct {
 
 // Open loads and initialises NVML from a path, or from where the loader finds libnvidia-ml.so.1 if it is "".
 // A process can use one library file in its life; Open refuses a second.
-func Open(path string) (*NVML, error) { return OpenWithin(path, callDeadline) }
+func Open(path string) (*NVML, error) { return OpenTimeout(path, callDeadline) }
 
-// OpenWithin is Open for an act that has less time: it bounds each method by that.
-func OpenWithin(path string, deadline time.Duration) (*NVML, error) {
+// OpenTimeout is Open for an act that has less time: it bounds each method by that.
+func OpenTimeout(path string, deadline time.Duration) (*NVML, error) {
 	if path == "" {
 		path = library
 	}

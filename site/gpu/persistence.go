@@ -8,9 +8,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Persistent reports whether the driver keeps a GPU ready while nobody uses it. Where it does not, the driver forgets the
+// PersistenceMode reports whether the driver keeps a GPU ready while nobody uses it. Where it does not, the driver forgets the
 // compute mode with its last user, and the next one waits while it comes up again.
-func (n *NVML) Persistent(uuid site.UUID) (bool, error) {
+func (n *NVML) PersistenceMode(uuid site.UUID) (bool, error) {
 	return within(n, "read persistence mode of "+string(uuid), func() (bool, error) {
 		handle, err := n.handle(uuid)
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
-	proc      site.Proc
+	proc      site.Process
 	parent    int // when it was first seen; 0 once it is known to be no control daemon
 	pidfd     int // readable when the process has ended
 	files     []*file
@@ -180,7 +180,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 		err = errNotOurs
 	case g.isDaemon(stat.Parent):
 		err = errNotOurs
-	case g.dismissed[stat.Proc] || ofAnotherJob(groups, g.Job) || g.kernel.sameProgram(g.kernel.self, pid):
+	case g.dismissed[stat.Process] || ofAnotherJob(groups, g.Job) || g.kernel.sameProgram(g.kernel.self, pid):
 		err = errNotOurs
 	case pollable(pidfd): // what was read may be of another process
 		err = errNotOurs
@@ -194,13 +194,13 @@ func (g *Guard) admit(pid int) (*client, error) {
 	}
 	now := time.Now()
 	return &client{
-		proc: stat.Proc, parent: stat.Parent, pidfd: pidfd, inherited: true, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, inherited: true, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
 	}, nil
 }
 
 // isDaemon reports whether a process is a control daemon, of this job or of another one: its children are servers, not clients.
 func (g *Guard) isDaemon(pid int) bool {
-	return slices.ContainsFunc(g.Daemons(), func(d site.Proc) bool { return d.PID == pid || g.kernel.sameProgram(d.PID, pid) })
+	return slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == pid || g.kernel.sameProgram(d.PID, pid) })
 }
 
 // isServer reports whether a process that was taken is a server. The prolog starts the daemons beside the guard, so it is
@@ -211,7 +211,7 @@ func (g *Guard) isServer(c *client) bool {
 		return false
 	case g.isDaemon(c.parent):
 		return true
-	case !slices.ContainsFunc(g.Daemons(), func(d site.Proc) bool { return d.PID == 0 }):
+	case !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }):
 		c.parent = 0
 	}
 	return false

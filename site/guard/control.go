@@ -21,9 +21,9 @@ import (
 
 // Control starts and ends guards.
 type Control struct {
-	Path    string // of the guard's program
-	Root    string // --root
-	Journal *lease.Journal
+	Path  string // of the guard's program
+	Root  string // --root
+	Store *lease.Store
 }
 
 // Ready is the line that a guard prints when it watches.
@@ -37,9 +37,9 @@ const (
 )
 
 // Running is the guard of a job, with pid 0 when none runs.
-func (c Control) Running(job uint32) (site.Proc, error) {
-	if has, err := c.Journal.HasGuard(job); !has {
-		return site.Proc{}, err
+func (c Control) Running(job uint32) (site.Process, error) {
+	if has, err := c.Store.HasGuard(job); !has {
+		return site.Process{}, err
 	}
 	lock, guard, err := c.take(context.Background(), job, 0)
 	if lock != nil {
@@ -50,20 +50,20 @@ func (c Control) Running(job uint32) (site.Proc, error) {
 
 // take takes the place of a job's guard within a time. When another has it, the lock is nil, and that guard is returned; it
 // has pid 0 until it has signed.
-func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.Turn, site.Proc, error) {
+func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.JobLock, site.Process, error) {
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	lock, err := c.Journal.LockGuard(bound, job)
+	lock, err := c.Store.LockGuard(bound, job)
 	var busy *lease.BusyError
 	if errors.As(err, &busy) {
 		return nil, busy.Holder, nil
 	}
-	return lock, site.Proc{}, err
+	return lock, site.Process{}, err
 }
 
 // Start starts the guard of a job, outside of the job and in a session of its own, and returns when it watches. A guard that
 // runs already is returned as it is.
-func (c Control) Start(ctx context.Context, job uint32) (site.Proc, error) {
+func (c Control) Start(ctx context.Context, job uint32) (site.Process, error) {
 	guard, err := c.Running(job)
 	if err != nil || guard.PID > 0 {
 		return guard, err
@@ -75,15 +75,15 @@ func (c Control) Start(ctx context.Context, job uint32) (site.Proc, error) {
 	return guard, nil
 }
 
-func (c Control) start(ctx context.Context, job uint32) (site.Proc, error) {
+func (c Control) start(ctx context.Context, job uint32) (site.Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
 	defer null.Close()
 	answer, theirs, err := os.Pipe()
 	if err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
 	defer answer.Close()
 	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10)}
@@ -96,16 +96,16 @@ func (c Control) start(ctx context.Context, job uint32) (site.Proc, error) {
 	})
 	theirs.Close()
 	if err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
 	if err := heard(ctx, answer); err != nil {
 		_ = process.Kill()
 		_, _ = process.Wait()
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
 	stat, err := site.ReadStat(process.Pid)
 	_ = process.Release()
-	return stat.Proc, err
+	return stat.Process, err
 }
 
 // keepFiles keeps the files that this process was started with from the programs that it starts.
@@ -150,7 +150,7 @@ const signing = time.Second
 // End ends the guard of a job and returns when it has let go of all files. No guard is no error. A guard that starts
 // later finds its lease closing and ends.
 func (c Control) End(ctx context.Context, job uint32) error {
-	if has, err := c.Journal.HasGuard(job); !has { // and on a full file system none can be made
+	if has, err := c.Store.HasGuard(job); !has { // and on a full file system none can be made
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)

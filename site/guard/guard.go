@@ -32,7 +32,7 @@ type Options struct {
 	Pipes   []string      // the pipe folders of the job's daemons
 	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client comes
 	// Daemons are the job's control daemons that have been started: their children are servers, not clients.
-	Daemons func() []site.Proc
+	Daemons func() []site.Process
 	Taker   []string // the command line of a process that calls Take(0)
 	// Usage is the path of the program gpu-usage, "" to do without, and UsageArgs its arguments.
 	Usage     string
@@ -77,10 +77,10 @@ type Guard struct {
 	states chan lease.GuardState // the latest that is to be saved
 	saved  chan struct{}         // closed when the last one is
 
-	dismissed map[site.Proc]bool // processes of the same user that are another job's
-	ofRoot    map[int]bool       // processes of root's at the last look
-	resume    int                // the process that the next look begins with, 0 for the first
-	outside   chan lease.Outside // from the goroutines that ask why
+	dismissed map[site.Process]bool // processes of the same user that are another job's
+	ofRoot    map[int]bool          // processes of root's at the last look
+	resume    int                   // the process that the next look begins with, 0 for the first
+	outside   chan lease.Outside    // from the goroutines that ask why
 	takers    takers
 
 	unleased           bool
@@ -109,7 +109,7 @@ func New(o Options) (*Guard, error) {
 	}
 	g := &Guard{
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan int, maxFiles),
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Proc]bool{}, outside: make(chan lease.Outside, maxOutside),
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, outside: make(chan lease.Outside, maxOutside),
 	}
 	g.takers.line = o.Taker
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
@@ -208,7 +208,7 @@ func (g *Guard) look(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.nextFull)
 	if full {
-		maps.DeleteFunc(g.dismissed, func(p site.Proc, _ bool) bool { return !p.Alive() })
+		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return !p.Running() })
 		g.unleased = !g.Leased()
 		g.partClients(began)
 		g.nextFull = began.Add(rareLook)

@@ -50,7 +50,7 @@ func newRoom(t *testing.T, hold time.Duration) *room {
 	r := &room{t: t, folder: devices(t)}
 	g, err := New(Options{
 		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
-		Daemons: func() []site.Proc { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
+		Daemons: func() []site.Process { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
 		Save: func(s lease.GuardState) {
 			r.mutex.Lock()
 			defer r.mutex.Unlock()
@@ -432,11 +432,11 @@ func TestAGuardIsNoClient(t *testing.T) {
 func TestAServerIsNoClient(t *testing.T) {
 	r := newRoom(t, time.Minute)
 	r.still()
-	self, err := site.Self()
+	self, err := site.CurrentProcess()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Daemons = func() []site.Proc { return []site.Proc{self} }
+	r.Daemons = func() []site.Process { return []site.Process{self} }
 	r.looksAt(r.child(opens + waits).Process.Pid)
 	if len(r.living) != 0 {
 		t.Errorf("taken: %+v", r.living)
@@ -486,7 +486,7 @@ func TestTheLogIsBounded(t *testing.T) {
 	var log strings.Builder
 	r.Log = zerolog.New(&log)
 	for range 10 * maxLines {
-		r.let(&client{died: time.Now()}, holdOver)
+		r.letGoOf(&client{died: time.Now()}, holdOver)
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != maxLines || r.Guard.state.Released[holdOver] != 10*maxLines {
 		t.Errorf("%d lines, state %+v", lines, r.Guard.state)

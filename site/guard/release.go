@@ -23,13 +23,13 @@ const (
 )
 
 const (
-	// leastHold is how long files are held even when memory is short: what most programs have in flight is over by then.
-	leastHold = 100 * time.Millisecond
+	// minHold is how long files are held even when memory is short: what most programs have in flight is over by then.
+	minHold = 100 * time.Millisecond
 	// newcomerHold is how long files are held beside a newer client when nothing tells how much memory the GPU has left.
 	newcomerHold = 2 * time.Second
-	// mostPlaces is how many clients of a GPU, dead ones among them, may have files open. A GPU serves 48, and the 49th gets an
+	// maxPlaces is how many clients of a GPU, dead ones among them, may have files open. A GPU serves 48, and the 49th gets an
 	// error, whichever of them are dead (measured on an H200); so four of them are left for those that are not yet seen.
-	mostPlaces = 44
+	maxPlaces = 44
 	// endWait bounds the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -55,7 +55,7 @@ func (s situation) letGo(hold time.Duration) string {
 		return workDone
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
 		return noNeighbour
-	case !s.neighbours || s.age < leastHold:
+	case !s.neighbours || s.age < minHold:
 		return ""
 	case s.hostShort:
 		return hostMemory
@@ -92,10 +92,10 @@ func (g *Guard) release(now time.Time) {
 	shortened := false
 	for _, c := range slices.Clone(g.dead) {
 		s := g.situation(c, now)
-		s.hostShort = checks && !shortened && s.neighbours && s.age >= leastHold && g.hostShort(c, s.newer)
+		s.hostShort = checks && !shortened && s.neighbours && s.age >= minHold && g.hostShort(c, s.newer)
 		if reason := s.letGo(g.Hold); reason != "" {
 			shortened = shortened || reason == hostMemory || reason == gpuMemory
-			g.let(c, reason)
+			g.letGoOf(c, reason)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 			places++
 		}
 	}
-	s.full = places > mostPlaces
+	s.full = places > maxPlaces
 	g.usage.about(c, &s, now)
 	return s
 }
@@ -135,8 +135,8 @@ const noticing = time.Second
 // shareGPU reports whether two clients may use the same GPU. One whose GPUs are not known may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }
 
-// let closes a dead client's files.
-func (g *Guard) let(c *client, reason string) {
+// letGoOf closes a dead client's files.
+func (g *Guard) letGoOf(c *client, reason string) {
 	g.dead = slices.DeleteFunc(g.dead, func(other *client) bool { return other == c })
 	g.close(c)
 	g.state.Released[reason]++
@@ -174,7 +174,7 @@ func (g *Guard) makeRoom() bool {
 	if len(g.dead) == 0 {
 		return false
 	}
-	g.let(g.dead[0], atBound)
+	g.letGoOf(g.dead[0], atBound)
 	return true
 }
 
@@ -182,7 +182,7 @@ func (g *Guard) makeRoom() bool {
 func (g *Guard) releaseAll() {
 	g.takers.leave()
 	for _, c := range slices.Clone(g.dead) {
-		g.let(c, atEnd)
+		g.letGoOf(c, atEnd)
 	}
 	for pid, c := range g.living {
 		delete(g.living, pid)

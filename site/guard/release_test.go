@@ -14,7 +14,7 @@ import (
 
 func TestLetGo(t *testing.T) {
 	const hold = 10 * time.Second
-	short := leastHold - time.Millisecond
+	short := minHold - time.Millisecond
 	for _, c := range []struct {
 		name string
 		s    situation
@@ -25,7 +25,7 @@ func TestLetGo(t *testing.T) {
 		{"no one else is there, after a while", situation{age: time.Minute, gpuKnown: true}, hold, noNeighbour},
 		{"too early whatever is short", situation{age: short, neighbours: true, newer: true, gpuKnown: true, gpuShort: true, hostShort: true}, hold, ""},
 		{"too early though nothing is to be held", situation{age: short, neighbours: true}, 0, ""},
-		{"nothing is to be held", situation{age: leastHold, neighbours: true}, 0, holdOver},
+		{"nothing is to be held", situation{age: minHold, neighbours: true}, 0, holdOver},
 		{"held", situation{age: hold - 1, neighbours: true}, hold, ""},
 		{"over", situation{age: hold, neighbours: true}, hold, holdOver},
 		{"over, and no one needs the memory", situation{age: 10 * hold, neighbours: true, gpuKnown: true}, hold, ""},
@@ -36,9 +36,9 @@ func TestLetGo(t *testing.T) {
 		{"the last one, and what the GPUs do is known soon", situation{pending: true}, hold, ""},
 		{"a newer one, and what the GPUs do is known soon", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, hold, ""},
 		{"the GPU is short and no newer one is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
-		{"the GPU is short for a newer one", situation{age: leastHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
-		{"the host is short", situation{age: leastHold, neighbours: true, hostShort: true}, hold, hostMemory},
-		{"the GPU serves few more", situation{age: leastHold, neighbours: true, full: true, gpuKnown: true}, hold, noPlace},
+		{"the GPU is short for a newer one", situation{age: minHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
+		{"the host is short", situation{age: minHold, neighbours: true, hostShort: true}, hold, hostMemory},
+		{"the GPU serves few more", situation{age: minHold, neighbours: true, full: true, gpuKnown: true}, hold, noPlace},
 		{"the GPU serves few more, and too early", situation{age: short, neighbours: true, full: true, gpuKnown: true}, hold, ""},
 		{"a newer one, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
 		{"a newer one, and nothing tells what the GPU has left", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
@@ -59,11 +59,11 @@ func TestPlaces(t *testing.T) {
 		is   client
 		full bool
 	}{
-		{"one is left", mostPlaces - 1, client{gpus: 1}, false},
-		{"none is left", mostPlaces, client{gpus: 1}, true},
-		{"on another GPU", mostPlaces, client{gpus: 2}, false},
-		{"forks", mostPlaces, client{gpus: 1, inherited: true}, false},
-		{"without a GPU", mostPlaces, client{}, false},
+		{"one is left", maxPlaces - 1, client{gpus: 1}, false},
+		{"none is left", maxPlaces, client{gpus: 1}, true},
+		{"on another GPU", maxPlaces, client{gpus: 2}, false},
+		{"forks", maxPlaces, client{gpus: 1, inherited: true}, false},
+		{"without a GPU", maxPlaces, client{}, false},
 	} {
 		g := &Guard{living: map[int]*client{1: c}}
 		for range all.dead {
@@ -139,7 +139,7 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 		want      int
 	}{{false, 1}, {true, 2}} {
 		r.state.Seen = 2
-		other := &client{proc: site.Proc{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, inherited: c.inherited}
+		other := &client{proc: site.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, inherited: c.inherited}
 		r.living[other.proc.PID] = other
 		if r.dismiss(other); r.state.Seen != c.want || len(r.living) > 0 {
 			t.Errorf("inherited %v: %d seen, want %d", c.inherited, r.state.Seen, c.want)
@@ -157,11 +157,11 @@ func TestSharedFilesStay(t *testing.T) {
 	}
 	f := &file{fd, memoryFile, 5, 2}
 	r.files = 1
-	r.let(&client{files: []*file{f}}, noNeighbour)
+	r.letGoOf(&client{files: []*file{f}}, noNeighbour)
 	if closed := <-r.closed; closed != 0 || f.users != 1 {
 		t.Errorf("%d closed, %d users", closed, f.users)
 	}
-	r.let(&client{files: []*file{f}}, noNeighbour)
+	r.letGoOf(&client{files: []*file{f}}, noNeighbour)
 	if closed := <-r.closed; closed != 1 {
 		t.Errorf("%d closed", closed)
 	}

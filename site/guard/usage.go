@@ -50,7 +50,7 @@ const (
 // gauge is gpu-usage at work.
 type gauge struct {
 	process *os.Process
-	proc    site.Proc
+	proc    site.Process
 	ask     *os.File // its stdin: it ends when this closes
 	lines   chan []Usage
 }
@@ -82,7 +82,7 @@ func startGauge(path string, argv []string, nudge func()) (*gauge, error) {
 		return nil, err
 	}
 	stat, _ := site.ReadStat(process.Pid) // it is our child and not waited for, so the pid is its own
-	g := &gauge{process, stat.Proc, ask, make(chan []Usage, 4)}
+	g := &gauge{process, stat.Process, ask, make(chan []Usage, 4)}
 	go g.read(answer, nudge)
 	return g, nil
 }

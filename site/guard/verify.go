@@ -93,7 +93,7 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
 // causeOf is the likely reason why a process did not find the daemon, and what to do, by the environment that its program was
 // started with.
-func (g *Guard) causeOf(p site.Proc) string {
+func (g *Guard) causeOf(p site.Process) string {
 	environment := proc.Variables(context.Background(), p, pipeVariable) // at most a second
 	value, set := environment.Values[pipeVariable]
 	switch {
@@ -115,7 +115,7 @@ func (g *Guard) serverPipes() map[string]bool {
 			return true
 		}
 		stat, err := site.ReadStat(pid)
-		if err != nil || !slices.ContainsFunc(daemons, func(d site.Proc) bool { return d.PID == stat.Parent }) {
+		if err != nil || !slices.ContainsFunc(daemons, func(d site.Process) bool { return d.PID == stat.Parent }) {
 			return true
 		}
 		pipes, _ := g.kernel.pipesOf(pid, maxServerFiles)

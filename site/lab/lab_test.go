@@ -452,7 +452,7 @@ func TestStopLeavesNothing(t *testing.T) {
 }
 
 // stubborn submits a job that ignores SIGTERM and returns the process of its script.
-func (s scene) stubborn(t *testing.T) (id int, p site.Proc) {
+func (s scene) stubborn(t *testing.T) (id int, p site.Process) {
 	t.Helper()
 	home, err := s.Home(s.user)
 	if err != nil {
@@ -462,7 +462,7 @@ func (s scene) stubborn(t *testing.T) (id int, p site.Proc) {
 	return id, s.procIn(t, filepath.Join(home, "pid"))
 }
 
-func (s scene) procIn(t *testing.T, path string) site.Proc {
+func (s scene) procIn(t *testing.T, path string) site.Process {
 	t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(s.file(t, path)))
 	if err != nil {
@@ -472,11 +472,11 @@ func (s scene) procIn(t *testing.T, path string) site.Proc {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return site.Proc{PID: pid, Start: st.start}
+	return site.Process{PID: pid, Start: st.start}
 }
 
 // stopAndFind stops the cluster and looks for a process that it had, and for anything that names its folder.
-func (s scene) stopAndFind(t *testing.T, p site.Proc) {
+func (s scene) stopAndFind(t *testing.T, p site.Process) {
 	t.Helper()
 	if err := s.Stop(); err != nil {
 		t.Error(err)

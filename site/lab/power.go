@@ -47,13 +47,13 @@ func (c *Cluster) BootID(name string) (string, error) {
 }
 
 // NodeProc is a node's slurmd.
-func (c *Cluster) NodeProc(name string) (site.Proc, error) {
+func (c *Cluster) NodeProc(name string) (site.Process, error) {
 	d := c.node(name)
 	if !d.running() {
-		return site.Proc{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
+		return site.Process{}, fmt.Errorf("cannot find slurmd of node %s: %s", name, d.ending())
 	}
 	stat, err := site.ReadStat(d.cmd.Process.Pid)
-	return stat.Proc, err
+	return stat.Process, err
 }
 
 // powerLimit is how long the processes of a node may take to die, which with a busy machine is some seconds.
@@ -117,7 +117,7 @@ func endNamespace(namespace string) (empty bool, err error) {
 			continue
 		}
 		empty = false
-		if err := kill(site.Proc{PID: pid, Start: stat.start}); err != nil {
+		if err := kill(site.Process{PID: pid, Start: stat.start}); err != nil {
 			return false, err
 		}
 	}

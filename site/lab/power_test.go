@@ -32,7 +32,7 @@ func TestANodeThatLosesItsPower(t *testing.T) {
 	if err := s.PowerOff("power1"); err != nil {
 		t.Fatal(err)
 	}
-	if slices.ContainsFunc(procs, site.Proc.Alive) {
+	if slices.ContainsFunc(procs, site.Process.Running) {
 		t.Errorf("of %v some live", procs)
 	}
 	if err := s.StartNode("power1"); err != nil {
@@ -58,23 +58,23 @@ func (s scene) boot(t *testing.T, node string) string {
 }
 
 // written waits until a file has so many pids, and returns the processes.
-func (s scene) written(t *testing.T, path string, count int) []site.Proc {
+func (s scene) written(t *testing.T, path string, count int) []site.Process {
 	t.Helper()
 	for {
 		text, _ := os.ReadFile(path)
 		if fields := strings.Fields(string(text)); len(fields) == count {
-			var procs []site.Proc
+			var procs []site.Process
 			for _, field := range fields {
 				pid, _ := strconv.Atoi(field)
 				stat, err := site.ReadStat(pid)
 				if err != nil {
 					t.Fatal(err)
 				}
-				procs = append(procs, stat.Proc)
+				procs = append(procs, stat.Process)
 			}
 			return procs
 		}
-		if !site.Pause(s.ctx, pollEvery) {
+		if !site.Sleep(s.ctx, pollEvery) {
 			t.Fatalf("%s: %q", path, text)
 		}
 	}

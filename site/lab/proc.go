@@ -19,7 +19,7 @@ import (
 
 // process is a process that belongs to a cluster.
 type process struct {
-	site.Proc
+	site.Process
 	name string // comm
 	jobs bool   // a step daemon, a job's process or a hook: what a stopped cluster has to end
 }
@@ -53,8 +53,8 @@ func member(pid int, dir string, since uint64) (process, bool) {
 	if err != nil || st.state == 'Z' || st.state == 'X' || st.start < since {
 		return process{}, false
 	}
-	p := process{Proc: site.Proc{PID: pid, Start: st.start}, name: st.name}
-	env := proc.Variables(context.Background(), p.Proc, "SLURM_CONF", "SLURM_JOB_ID").Values
+	p := process{Process: site.Process{PID: pid, Start: st.start}, name: st.name}
+	env := proc.Variables(context.Background(), p.Process, "SLURM_CONF", "SLURM_JOB_ID").Values
 	holds := holdsBelow(pid, dir)
 	configured := env["SLURM_CONF"] == confPath(dir)
 	_, inJob := env["SLURM_JOB_ID"]
@@ -124,7 +124,7 @@ func parseStat(text string) (stat, error) {
 }
 
 // kill ends a process with SIGKILL if it still is the one that was found.
-func kill(p site.Proc) error {
+func kill(p site.Process) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil

@@ -133,7 +133,7 @@ func (c *Cluster) endJobProcesses() error {
 		}
 		jobs := slices.DeleteFunc(found, func(p process) bool { return !p.jobs })
 		for _, p := range jobs {
-			if err := kill(p.Proc); err != nil {
+			if err := kill(p.Process); err != nil {
 				return false, err
 			}
 		}

@@ -99,22 +99,22 @@ func readRecord(path, boot string, value any) error {
 	}
 	var head header
 	if err := json.Unmarshal(content, &head); err != nil {
-		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
+		return fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, err)
 	}
 	if err := head.check(path, boot); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(content, value); err != nil {
-		return fmt.Errorf("cannot read %s: %w: %w", path, ErrTorn, err)
+		return fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, err)
 	}
 	return nil
 }
 
 // readOwned is a record's content. The error is ErrNone if there is none.
 func readOwned(path string) ([]byte, error) {
-	content, err := site.ReadOwned(path)
+	content, err := site.ReadRootOwned(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrNone
+		return nil, ErrNotFound
 	}
 	return content, err
 }
@@ -122,10 +122,10 @@ func readOwned(path string) ([]byte, error) {
 // check holds a record to this boot and this program.
 func (head header) check(path, boot string) error {
 	if head.Boot == "" {
-		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrTorn)
+		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrCorrupt)
 	}
 	if head.Boot != boot {
-		return ErrVoid
+		return ErrStaleBoot
 	}
 	if head.Schema != Schema {
 		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, head.Schema, Schema)
@@ -145,7 +145,7 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 			holder := readHolder(file)
 			file.Close()
 			if errors.Is(err, site.ErrLocked) {
-				return nil, &BusyError{path, holder.Proc, holder.Closing}
+				return nil, &BusyError{path, holder.Process, holder.Closing}
 			}
 			return nil, fmt.Errorf("cannot lock %s: %w", path, err)
 		}
@@ -162,8 +162,8 @@ func sameFile(file *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(open, there)
 }
 
-func readHolder(file *os.File) signature {
-	var holder signature
+func readHolder(file *os.File) holderNote {
+	var holder holderNote
 	buffer := make([]byte, 256)
 	n, _ := file.ReadAt(buffer, 0)
 	_ = json.Unmarshal(buffer[:n], &holder) // a holder that has not signed yet is nobody

@@ -37,25 +37,25 @@ const NoNeighbour = "no neighbour"
 
 // Outside is a process of the job that has a GPU open and is no client of its MPS daemon.
 type Outside struct {
-	Proc  site.Proc `json:"proc"`
-	Since time.Time `json:"since"`
-	Cause string    `json:"cause"` // the likely reason, and what to do
+	Proc  site.Process `json:"proc"`
+	Since time.Time    `json:"since"`
+	Cause string       `json:"cause"` // the likely reason, and what to do
 }
 
 // guardPath is the file that a job's guard has locked as long as it runs, and which says who it is.
-func (j *Journal) guardPath(job uint32) string {
+func (j *Store) guardPath(job uint32) string {
 	return filepath.Join(j.dir, "guards", strconv.FormatUint(uint64(job), 10))
 }
 
-func (j *Journal) guardStatePath(job uint32) string { return j.path("guards", job) }
+func (j *Store) guardStatePath(job uint32) string { return j.path("guards", job) }
 
 // LockGuard takes the place of a job's guard, waiting until ctx ends; a *BusyError then says which guard runs.
-func (j *Journal) LockGuard(ctx context.Context, job uint32) (*Turn, error) {
+func (j *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
 	return j.lock(ctx, j.guardPath(job), job)
 }
 
 // HasGuard reports whether there is a file of a job's guard, which may have ended. A guard that starts makes it first.
-func (j *Journal) HasGuard(job uint32) (bool, error) {
+func (j *Store) HasGuard(job uint32) (bool, error) {
 	_, err := os.Lstat(j.guardPath(job))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -67,10 +67,10 @@ func (j *Journal) HasGuard(job uint32) (bool, error) {
 }
 
 // Signed reports whether a lock says who has it: on a full file system it does not.
-func (t *Turn) Signed() bool { return readHolder(t.file).PID > 0 }
+func (t *JobLock) Signed() bool { return readHolder(t.file).PID > 0 }
 
 // SaveGuard keeps the state of a job's guard.
-func (j *Journal) SaveGuard(job uint32, s GuardState) error {
+func (j *Store) SaveGuard(job uint32, s GuardState) error {
 	s.Schema, s.Boot = Schema, j.boot
 	content, err := json.Marshal(s)
 	if err != nil {
@@ -80,12 +80,12 @@ func (j *Journal) SaveGuard(job uint32, s GuardState) error {
 }
 
 // ReadGuard returns the state of a job's guard. Errors as of Read.
-func (j *Journal) ReadGuard(job uint32) (s GuardState, err error) {
+func (j *Store) ReadGuard(job uint32) (s GuardState, err error) {
 	err = readRecord(j.guardStatePath(job), j.boot, &s)
 	return s, err
 }
 
 // guardFiles are the files of a job's guard.
-func (j *Journal) guardFiles(job uint32) []string {
+func (j *Store) guardFiles(job uint32) []string {
 	return []string{temporaryOf(j.guardStatePath(job)), j.guardStatePath(job), j.guardPath(job)}
 }

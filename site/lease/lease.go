@@ -22,10 +22,10 @@ const Schema = 1
 // What a record can be other than good. Each has one outcome, the same everywhere: none and void mean that there is
 // nothing to undo; torn, foreign (site.ErrForeign) and unknown schema mean that a person must look, and the node drains.
 var (
-	ErrNone   = errors.New("no record")
-	ErrVoid   = errors.New("record of another boot")
-	ErrTorn   = errors.New("torn record")
-	ErrSchema = errors.New("record of an unknown schema")
+	ErrNotFound  = errors.New("no record")
+	ErrStaleBoot = errors.New("record of another boot")
+	ErrCorrupt   = errors.New("torn record")
+	ErrSchema    = errors.New("record of an unknown schema")
 )
 
 // Lease says that a job holds devices, and all that has to be undone.
@@ -39,12 +39,12 @@ type Lease struct {
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs outlive the job; "" is never
 	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds files of the dead; 0: no guard
 	// Request is what the policy was asked, for whoever asks it again: a policy.Request. No undo reads it.
-	Request json.RawMessage `json:"request,omitempty"`
-	Made    time.Time       `json:"made"`
-	Held    []Held          `json:"held"`
-	Daemons []Daemon        `json:"daemons"`
+	Request   json.RawMessage `json:"request,omitempty"`
+	CreatedAt time.Time       `json:"made"`
+	Held      []ClaimedGPU    `json:"held"`
+	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero from the intent to start it until it is known.
-	Guard site.Proc `json:"guard,omitzero"`
+	Guard site.Process `json:"guard,omitzero"`
 }
 
 // Job is whose lease it is.
@@ -67,45 +67,45 @@ const (
 	Closing Phase = "closing"
 )
 
-// Held is a device with its compute mode before, and the one that was asked for; Set is empty where the mode was left
+// ClaimedGPU is a device with its compute mode before, and the one that was asked for; Set is empty where the mode was left
 // alone.
-type Held struct {
-	UUID   site.UUID `json:"uuid"`
-	Minor  int       `json:"minor"` // N of /dev/nvidiaN
-	Before site.Mode `json:"before,omitempty"`
-	Set    site.Mode `json:"set,omitempty"`
+type ClaimedGPU struct {
+	UUID         site.UUID `json:"uuid"`
+	Minor        int       `json:"minor"` // N of /dev/nvidiaN
+	OriginalMode site.Mode `json:"before,omitempty"`
+	NewMode      site.Mode `json:"set,omitempty"`
 }
 
 // Daemon is a control daemon of the job. Proc is zero from the intent to start it until it is known.
 type Daemon struct {
-	Devices []site.UUID `json:"devices"`
-	PipeDir string      `json:"pipe_dir"`
-	LogDir  string      `json:"log_dir"`
-	Group   string      `json:"group,omitempty"` // the folder of its control group; "" where it has none of its own
-	Proc    site.Proc   `json:"proc"`
+	Devices []site.UUID  `json:"devices"`
+	PipeDir string       `json:"pipe_dir"`
+	LogDir  string       `json:"log_dir"`
+	Group   string       `json:"group,omitempty"` // the folder of its control group; "" where it has none of its own
+	Proc    site.Process `json:"proc"`
 }
 
 // Ticket is the part of a lease that its job may read.
 type Ticket struct {
-	Schema        int            `json:"schema"`
-	Boot          string         `json:"boot"`
-	Job           Job            `json:"job"`
-	Rule          string         `json:"rule,omitempty"`
-	Refused       string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
-	Without       bool           `json:"without,omitempty"` // the site lets the job run where it cannot have MPS
-	Scope         string         `json:"scope,omitempty"`
-	Share         string         `json:"share,omitempty"`
-	Overlap       float64        `json:"overlap,omitempty"`
-	Ceiling       float64        `json:"ceiling,omitempty"` // percent
-	Memory        string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
-	MemoryOverlap float64        `json:"memory_overlap,omitempty"`
-	Low           bool           `json:"low,omitempty"`         // priority
-	MaxClients    int            `json:"max_clients,omitempty"` // ranks on one GPU
-	Exclusive     bool           `json:"exclusive,omitempty"`   // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
-	Devices       []TicketDevice `json:"devices,omitempty"`     // in Slurm's order
-	Daemons       []Daemon       `json:"daemons,omitempty"`
-	Control       Program        `json:"control,omitzero"`
-	Meet          string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
+	Schema         int            `json:"schema"`
+	Boot           string         `json:"boot"`
+	Job            Job            `json:"job"`
+	Rule           string         `json:"rule,omitempty"`
+	RefusalReason  string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
+	RunWithoutMPS  bool           `json:"without,omitempty"` // the site lets the job run where it cannot have MPS
+	Scope          string         `json:"scope,omitempty"`
+	Share          string         `json:"share,omitempty"`
+	Overlap        float64        `json:"overlap,omitempty"`
+	Ceiling        float64        `json:"ceiling,omitempty"` // percent
+	Memory         string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
+	MemoryOverlap  float64        `json:"memory_overlap,omitempty"`
+	LowPriority    bool           `json:"low,omitempty"`         // priority
+	MaxClients     int            `json:"max_clients,omitempty"` // ranks on one GPU
+	Exclusive      bool           `json:"exclusive,omitempty"`   // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
+	Devices        []TicketDevice `json:"devices,omitempty"`     // in Slurm's order
+	Daemons        []Daemon       `json:"daemons,omitempty"`
+	ControlProgram Program        `json:"control,omitzero"`
+	ExchangeDir    string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
 }
 
 // Program is the control program, for ranks that ask the daemon whether a fatal error is over.
@@ -135,20 +135,20 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// HeldError says that a device is another job's.
-type HeldError struct {
+// InUseError says that a device is another job's.
+type InUseError struct {
 	UUID site.UUID
 	Job  uint32
 }
 
-func (e *HeldError) Error() string {
+func (e *InUseError) Error() string {
 	return fmt.Sprintf("cannot claim %s: job %d holds it: its epilog has not closed it", e.UUID, e.Job)
 }
 
 // BusyError says that another process has a job's turn, or the journal's lock, and who it is where that is known.
 type BusyError struct {
 	Path    string
-	Holder  site.Proc
+	Holder  site.Process
 	Closing bool // the holder undoes the lease
 }
 

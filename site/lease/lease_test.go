@@ -26,7 +26,7 @@ const (
 	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
 )
 
-func journal(t *testing.T) *Journal {
+func journal(t *testing.T) *Store {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("records are root's own: run as root")
@@ -50,7 +50,7 @@ func journal(t *testing.T) *Journal {
 func leaseOf(job uint32, devices ...site.UUID) Lease {
 	l := Lease{Job: Job{ID: job, UID: 2001, GID: 2001, User: "hpc1"}, Phase: Opening, DrainGrace: Duration(10 * time.Second)}
 	for _, d := range devices {
-		l.Held = append(l.Held, Held{UUID: d, Before: site.ModeDefault, Set: site.ModeExclusiveProcess})
+		l.Held = append(l.Held, ClaimedGPU{UUID: d, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess})
 	}
 	return l
 }
@@ -62,7 +62,7 @@ func deadline(t *testing.T, d time.Duration) context.Context {
 }
 
 // everything lists the files of a journal, to show what is left.
-func everything(t *testing.T, j *Journal) string {
+func everything(t *testing.T, j *Store) string {
 	t.Helper()
 	var list []string
 	err := filepath.WalkDir(j.dir, func(path string, entry fs.DirEntry, err error) error {
@@ -83,7 +83,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
 	l := leaseOf(7, gpuA, gpuB)
-	if err := j.Begin(ctx, l); err != nil {
+	if err := j.Create(ctx, l); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s claims/%s leases/7.json lock", gpuA, gpuB); got != want {
@@ -93,20 +93,20 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 	if err != nil || read.Phase != Opening || len(read.Held) != 2 || read.Held[0] != l.Held[0] || time.Duration(read.DrainGrace) != 10*time.Second {
 		t.Errorf("read %+v, %v", read, err)
 	}
-	if err := j.Publish(Ticket{Job: l.Job, Rule: "mps"}); err != nil {
+	if err := j.WriteTicket(Ticket{Job: l.Job, Rule: "mps"}); err != nil {
 		t.Fatal(err)
 	}
 	info, err := os.Stat(j.TicketPath(7))
 	if err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("ticket: mode %v, %v", info.Mode(), err)
 	}
-	if err := errors.Join(j.Withdraw(7), j.Withdraw(7), j.Forget(ctx, l), j.Forget(ctx, l)); err != nil {
+	if err := errors.Join(j.RemoveTicket(7), j.RemoveTicket(7), j.Delete(ctx, l), j.Delete(ctx, l)); err != nil {
 		t.Errorf("forgetting twice: %v", err)
 	}
 	if got := everything(t, j); got != "lock" {
 		t.Errorf("left behind: %s", got)
 	}
-	if _, err := j.Read(7); !errors.Is(err, ErrNone) {
+	if _, err := j.Read(7); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a forgotten lease reads %v", err)
 	}
 }
@@ -115,18 +115,18 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 func TestADeviceHasOneHolder(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
 	}
-	var held *HeldError
-	err := j.Begin(ctx, leaseOf(8, gpuB, gpuA))
+	var held *InUseError
+	err := j.Create(ctx, leaseOf(8, gpuB, gpuA))
 	if !errors.As(err, &held) || held.Job != 7 || held.UUID != gpuA {
 		t.Fatalf("a second holder: %v", err)
 	}
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/7.json lock", gpuA); got != want {
 		t.Errorf("the refused one left: %s, want %s", got, want)
 	}
-	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Errorf("the holder itself again: %v", err)
 	}
 }
@@ -137,12 +137,12 @@ func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
 	var wg sync.WaitGroup
 	results := make([]error, 32)
 	for i := range results {
-		wg.Go(func() { results[i] = j.Begin(ctx, leaseOf(uint32(100+i), gpuA)) })
+		wg.Go(func() { results[i] = j.Create(ctx, leaseOf(uint32(100+i), gpuA)) })
 	}
 	wg.Wait()
 	won := 0
 	for i, err := range results {
-		var held *HeldError
+		var held *InUseError
 		switch {
 		case err == nil:
 			won++
@@ -161,14 +161,14 @@ func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
 func TestARecordIsWholeOrAbsent(t *testing.T) {
 	j, l := journal(t), leaseOf(7)
 	written := make(chan error, 1)
-	if err := j.Record(l); err != nil {
+	if err := j.Save(l); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
 		var failed error
 		for i := range 200 {
 			l.Rule = strings.Repeat("x", i*100)
-			failed = errors.Join(failed, j.Record(l))
+			failed = errors.Join(failed, j.Save(l))
 		}
 		written <- failed
 	}()
@@ -198,23 +198,23 @@ func TestBadRecords(t *testing.T) {
 		is     error
 		says   string
 	}{
-		{"empty", write("", 0o600), ErrTorn, "torn record: unexpected end of JSON input"},
-		{"cut", write(good[:40], 0o600), ErrTorn, "torn record"},
-		{"of another form", write(`{"schema":1,"boot":"boot-1","job":7}`, 0o600), ErrTorn, "torn record"},
-		{"with a path for a device", write(`{"schema":1,"boot":"boot-1","job":{"id":7},"held":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrTorn, `torn record: it names a device "../../etc/passwd"`},
-		{"without a boot", write(`{"schema":1}`, 0o600), ErrTorn, "torn record: it names no boot"},
+		{"empty", write("", 0o600), ErrCorrupt, "torn record: unexpected end of JSON input"},
+		{"cut", write(good[:40], 0o600), ErrCorrupt, "torn record"},
+		{"of another form", write(`{"schema":1,"boot":"boot-1","job":7}`, 0o600), ErrCorrupt, "torn record"},
+		{"with a path for a device", write(`{"schema":1,"boot":"boot-1","job":{"id":7},"held":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
+		{"without a boot", write(`{"schema":1}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
 		{"of a newer schema", write(`{"schema":2,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 2, and this program knows 1"},
-		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrVoid, "record of another boot"},
-		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), site.ErrForeign, "not root's own: it is job 8's"},
-		{"writable by others", write(good, 0o666), site.ErrForeign, "not root's own: its mode 0666 lets others write"},
+		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrStaleBoot, "record of another boot"},
+		{"of another job", write(strings.Replace(good, `"id":7`, `"id":8`, 1), 0o600), site.ErrNotRootOwned, "not root's own: it is job 8's"},
+		{"writable by others", write(good, 0o666), site.ErrNotRootOwned, "not root's own: its mode 0666 lets others write"},
 		{"of another owner", func(path string) error {
 			return errors.Join(write(good, 0o600)(path), os.Chown(path, 2001, 2001))
-		}, site.ErrForeign, "not root's own: its owner is uid 2001"},
+		}, site.ErrNotRootOwned, "not root's own: its owner is uid 2001"},
 		{"a link", func(path string) error {
 			return errors.Join(write(good, 0o600)(path+".x"), os.Symlink(path+".x", path))
-		}, site.ErrForeign, "not root's own: it is a symbolic link"},
-		{"a folder", func(path string) error { return os.Mkdir(path, 0o700) }, site.ErrForeign, "not root's own: it is not a regular file"},
-		{"not there", func(string) error { return nil }, ErrNone, "no record"},
+		}, site.ErrNotRootOwned, "not root's own: it is a symbolic link"},
+		{"a folder", func(path string) error { return os.Mkdir(path, 0o700) }, site.ErrNotRootOwned, "not root's own: it is not a regular file"},
+		{"not there", func(string) error { return nil }, ErrNotFound, "no record"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := journal(t)
@@ -239,17 +239,17 @@ func write(content string, mode fs.FileMode) func(string) error {
 func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := j.Begin(ctx, leaseOf(7, gpuA)); err != nil {
+	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
 	}
 	later, err := Open(j.dir, "boot-2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := later.Begin(ctx, leaseOf(8, gpuA)); err != nil {
+	if err := later.Create(ctx, leaseOf(8, gpuA)); err != nil {
 		t.Fatalf("a device that a job of an earlier boot held: %v", err)
 	}
-	if err := later.Void(ctx, 7); err != nil {
+	if err := later.PurgeStale(ctx, 7); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/8.json lock", gpuA); got != want {
@@ -261,10 +261,10 @@ func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := errors.Join(j.Begin(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))); err != nil {
+	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))); err != nil {
 		t.Fatal(err)
 	}
-	if err := j.Begin(ctx, leaseOf(8, gpuA)); err != nil {
+	if err := j.Create(ctx, leaseOf(8, gpuA)); err != nil {
 		t.Error(err)
 	}
 }
@@ -273,11 +273,11 @@ func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
-	if err := errors.Join(j.Begin(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)); err != nil {
+	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	var held *HeldError
-	if err := j.Begin(ctx, leaseOf(8, gpuA)); !errors.As(err, &held) {
+	var held *InUseError
+	if err := j.Create(ctx, leaseOf(8, gpuA)); !errors.As(err, &held) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -286,10 +286,10 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 	j := journal(t)
 	ctx := deadline(t, 5*time.Second)
 	seven := leaseOf(7, gpuA)
-	if err := errors.Join(j.Begin(ctx, seven), os.Remove(j.claimPath(gpuA)), j.Begin(ctx, leaseOf(8, gpuA)), j.Forget(ctx, seven)); err != nil {
+	if err := errors.Join(j.Create(ctx, seven), os.Remove(j.claimPath(gpuA)), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)); err != nil {
 		t.Fatal(err)
 	}
-	if holder, ok, err := j.Holder(gpuA); holder != 8 || !ok || err != nil {
+	if holder, ok, err := j.Owner(gpuA); holder != 8 || !ok || err != nil {
 		t.Errorf("holder %d, %v, %v", holder, ok, err)
 	}
 }
@@ -337,7 +337,7 @@ func TestTurnsAreTakenInTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := site.Self()
+	self, err := site.CurrentProcess()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +402,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	l := leaseOf(7, gpuA)
 	l.Job.UID, l.Job.GID = 2001, 2001
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
-	if err := errors.Join(j.MakeDirs(l), j.unbox(7), j.makeFolders(l)); err != nil {
+	if err := errors.Join(j.MakeDirs(l), j.unmountJobDir(7), j.makeFolders(l)); err != nil {
 		t.Fatal(err)
 	}
 	outside := t.TempDir()
@@ -412,7 +412,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := deep(j.MeetDir(7), 200); err != nil {
+	if err := deep(j.ExchangeDir(7), 200); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(j.JobDir(7), ".raised-1", "left"), filepath.Join(outside, "precious")} {
@@ -502,13 +502,13 @@ func BenchmarkLease(b *testing.B) {
 	}
 	ctx := context.Background()
 	for i := range 63 {
-		if err := j.Begin(ctx, leaseOf(uint32(100+i), site.UUID(fmt.Sprintf("GPU-%d", i)))); err != nil {
+		if err := j.Create(ctx, leaseOf(uint32(100+i), site.UUID(fmt.Sprintf("GPU-%d", i)))); err != nil {
 			b.Fatal(err)
 		}
 	}
 	l := leaseOf(7, gpuA, gpuB)
 	for b.Loop() {
-		if err := errors.Join(j.Begin(ctx, l), j.Record(l), j.Publish(Ticket{Job: l.Job}), j.Withdraw(7), j.Forget(ctx, l)); err != nil {
+		if err := errors.Join(j.Create(ctx, l), j.Save(l), j.WriteTicket(Ticket{Job: l.Job}), j.RemoveTicket(7), j.Delete(ctx, l)); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -16,8 +16,8 @@ type object struct {
 	err    *error // the first
 }
 
-// value is a field of a kind, the zero value if it is not there.
-func value[T any](o object, name string) (v T) {
+// field is a field of a kind, the zero value if it is not there.
+func field[T any](o object, name string) (v T) {
 	field, there := o.fields[name]
 	if v, is := field.(T); is || !there || field == nil {
 		return v
@@ -32,15 +32,15 @@ func (o object) wrong(name string) {
 	}
 }
 
-func (o object) text(name string) string { return value[string](o, name) }
-func (o object) is(name string) bool     { return value[bool](o, name) }
+func (o object) text(name string) string { return field[string](o, name) }
+func (o object) is(name string) bool     { return field[bool](o, name) }
 func (o object) object(name string) object {
-	return object{value[map[string]any](o, name), o.err}
+	return object{field[map[string]any](o, name), o.err}
 }
 
-// whole is a field that is a number without decimals: 2^53 is far above the largest.
-func whole[T int | uint32 | uint64](o object, name string) T {
-	f := value[float64](o, name)
+// integer is a field that is a number without decimals: 2^53 is far above the largest.
+func integer[T int | uint32 | uint64](o object, name string) T {
+	f := field[float64](o, name)
 	if float64(T(f)) != f {
 		o.wrong(name)
 	}
@@ -49,7 +49,7 @@ func whole[T int | uint32 | uint64](o object, name string) T {
 
 // list is a field that is a list of what make makes of its elements.
 func list[E, T any](o object, name string, make func(E) T) (all []T) {
-	for _, element := range value[[]any](o, name) {
+	for _, element := range field[[]any](o, name) {
 		e, is := element.(E)
 		if !is {
 			o.wrong(name)
@@ -67,17 +67,17 @@ func parseTicket(content []byte) (t Ticket, err error) {
 	}
 	job, control := o.object("job"), o.object("control")
 	t = Ticket{
-		Schema: whole[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), Refused: o.text("refused"), Without: o.is("without"),
+		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), RefusalReason: o.text("refused"), RunWithoutMPS: o.is("without"),
 		Job: Job{
-			ID: whole[uint32](job, "id"), UID: whole[uint32](job, "uid"), GID: whole[uint32](job, "gid"), User: job.text("user"),
+			ID: integer[uint32](job, "id"), UID: integer[uint32](job, "uid"), GID: integer[uint32](job, "gid"), User: job.text("user"),
 			Groups: list(job, "groups", func(gid float64) uint32 { return uint32(gid) }),
 		},
-		Scope: o.text("scope"), Share: o.text("share"), Overlap: value[float64](o, "overlap"), Ceiling: value[float64](o, "ceiling"),
-		Memory: o.text("memory"), MemoryOverlap: value[float64](o, "memory_overlap"), Low: o.is("low"),
-		MaxClients: whole[int](o, "max_clients"), Exclusive: o.is("exclusive"), Meet: o.text("meet"),
-		Control: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
-		Devices: list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
-		Daemons: list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),
+		Scope: o.text("scope"), Share: o.text("share"), Overlap: field[float64](o, "overlap"), Ceiling: field[float64](o, "ceiling"),
+		Memory: o.text("memory"), MemoryOverlap: field[float64](o, "memory_overlap"), LowPriority: o.is("low"),
+		MaxClients: integer[int](o, "max_clients"), Exclusive: o.is("exclusive"), ExchangeDir: o.text("meet"),
+		ControlProgram: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
+		Devices:        list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
+		Daemons:        list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),
 	}
 	return t, err
 }
@@ -85,10 +85,10 @@ func parseTicket(content []byte) (t Ticket, err error) {
 func (o object) device() TicketDevice {
 	return TicketDevice{
 		Device: site.Device{
-			UUID: site.UUID(o.text("uuid")), Name: o.text("name"), Minor: whole[int](o, "minor"), BusID: o.text("bus_id"), SMs: whole[int](o, "sms"),
-			TPC: whole[int](o, "tpc"), MemoryMiB: whole[int](o, "memory_mib"), NUMA: whole[int](o, "numa"), MIGMode: o.is("mig_mode"),
+			UUID: site.UUID(o.text("uuid")), Name: o.text("name"), Minor: integer[int](o, "minor"), BusID: o.text("bus_id"), SMs: integer[int](o, "sms"),
+			TPC: integer[int](o, "tpc"), MemoryMiB: integer[int](o, "memory_mib"), NUMA: integer[int](o, "numa"), MIGMode: o.is("mig_mode"),
 		},
-		Position: whole[int](o, "position"), Daemon: whole[int](o, "daemon"),
+		Position: integer[int](o, "position"), Daemon: integer[int](o, "daemon"),
 	}
 }
 
@@ -96,6 +96,6 @@ func (o object) daemon() Daemon {
 	proc := o.object("proc")
 	return Daemon{
 		Devices: list(o, "devices", func(uuid string) site.UUID { return site.UUID(uuid) }),
-		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Group: o.text("group"), Proc: site.Proc{PID: whole[int](proc, "pid"), Start: whole[uint64](proc, "start")},
+		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Group: o.text("group"), Proc: site.Process{PID: integer[int](proc, "pid"), Start: integer[uint64](proc, "start")},
 	}
 }

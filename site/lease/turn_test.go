@@ -21,7 +21,7 @@ func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
 	ctx := context.Background()
 	l := leaseOf(7, gpuA)
 	turn, err := j.Lock(ctx, 7)
-	if err := errors.Join(err, j.Begin(ctx, l), j.Forget(ctx, l)); err != nil {
+	if err := errors.Join(err, j.Create(ctx, l), j.Delete(ctx, l)); err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -30,10 +30,10 @@ func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
 	if _, err := j.Lock(short, 7); !errors.As(err, &busy) {
 		t.Errorf("another has the turn after Forget: %v", err)
 	}
-	if err := errors.Join(j.Begin(ctx, l), j.Finish(ctx, l)); err != nil {
+	if err := errors.Join(j.Create(ctx, l), j.DeleteAndUnlock(ctx, l)); err != nil {
 		t.Fatal(err)
 	}
-	if turns, err := j.Turns(); err != nil || len(turns) != 0 {
+	if turns, err := j.LockedJobs(); err != nil || len(turns) != 0 {
 		t.Errorf("turns after Finish: %v, %v", turns, err)
 	}
 	if err := turn.Release(); err != nil {

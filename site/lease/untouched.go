@@ -12,9 +12,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Untouched reports that nothing of a job is below dir, which was perhaps never made: no lease, no ticket, no folder, and
+// HasNothingOf reports that nothing of a job is below dir, which was perhaps never made: no lease, no ticket, no folder, and
 // no prolog or epilog at work. Of a folder that is not root's own nothing is known.
-func Untouched(dir string, job uint32) bool {
+func HasNothingOf(dir string, job uint32) bool {
 	number := strconv.FormatUint(uint64(job), 10)
 	for _, place := range []struct{ folder, name string }{
 		{"leases", number + ".json"}, {"tickets", number + ".json"}, {"jobs", number}, {"turns", number},

@@ -32,7 +32,7 @@ func Clients(files uint64, devices int) int {
 
 // Fit is how many clients fit on each device of a daemon of so many, by the files that this process may have it open. When
 // there is no room for one it is an error.
-func (c Control) Fit(devices int) (int, error) {
+func (c ControlProgram) Fit(devices int) (int, error) {
 	files, err := raiseFiles()
 	if err != nil {
 		return 0, err

@@ -49,7 +49,7 @@ const (
 	lastSignal  = 64
 	sigsetBytes = 8
 	childFailed = 125
-	mostFiles   = 4096 // closed one by one where the kernel is older than close_range (5.9)
+	maxFiles    = 4096 // closed one by one where the kernel is older than close_range (5.9)
 
 	notJoined = 1 << 32 // the error was that of joining the control group
 )
@@ -137,22 +137,22 @@ func (im *image) fork() (uintptr, syscall.Errno) {
 	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&all)), uintptr(unsafe.Pointer(&im.mask)), sigsetBytes, 0, 0)
 	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno == 0 && pid == 0 {
-		im.become()
+		im.exec()
 	}
 	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&im.mask)), 0, sigsetBytes, 0, 0)
 	return pid, errno
 }
 
-// become runs in the child and does not return.
+// exec runs in the child and does not return.
 //
 //go:nosplit
 //go:norace
 //go:noinline
-func (im *image) become() {
+func (im *image) exec() {
 	for signal := uintptr(1); signal <= lastSignal; signal++ {
 		syscall.RawSyscall6(unix.SYS_RT_SIGACTION, signal, uintptr(unsafe.Pointer(&im.standard)), 0, sigsetBytes, 0, 0)
 	}
-	errno := im.dress()
+	errno := im.prepare()
 	if errno == 0 {
 		syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&im.none)), 0, sigsetBytes, 0, 0)
 		_, _, errno = syscall.RawSyscall6(unix.SYS_EXECVE, uintptr(unsafe.Pointer(im.path)), uintptr(unsafe.Pointer(&im.argv[0])), uintptr(unsafe.Pointer(&im.env[0])), 0, 0, 0)
@@ -164,13 +164,13 @@ func (im *image) become() {
 	}
 }
 
-// dress makes the child what the program is to be. It joins its control group first, and the files go before the uid
+// prepare makes the child what the program is to be. It joins its control group first, and the files go before the uid
 // changes: from then on the user may hold it there.
 //
 //go:nosplit
 //go:norace
 //go:noinline
-func (im *image) dress() syscall.Errno {
+func (im *image) prepare() syscall.Errno {
 	if _, _, errno := syscall.RawSyscall6(unix.SYS_SETSID, 0, 0, 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
@@ -231,7 +231,7 @@ func (im *image) closeRest() {
 	if errno == 0 {
 		return
 	}
-	for fd := uintptr(3); fd < mostFiles; fd++ {
+	for fd := uintptr(3); fd < maxFiles; fd++ {
 		if fd != report {
 			syscall.RawSyscall6(unix.SYS_CLOSE, fd, 0, 0, 0, 0, 0)
 		}

@@ -20,8 +20,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// Control is the control program of a site.
-type Control struct {
+// ControlProgram is the control program of a site.
+type ControlProgram struct {
 	Path        string // of nvidia-cuda-mps-control
 	LibraryPath string // LD_LIBRARY_PATH for it; "" for none
 }
@@ -40,7 +40,7 @@ func CheckPath(pipeDir string) error {
 }
 
 // environment is all that the control program gets: nothing is inherited.
-func (c Control) environment(d lease.Daemon) []string {
+func (c ControlProgram) environment(d lease.Daemon) []string {
 	env := []string{
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 		"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir,
@@ -67,8 +67,8 @@ func joined(devices []site.UUID) string {
 // lookupDeadline bounds a question to the machine's directory service, which may be on the network.
 const lookupDeadline = 10 * time.Second
 
-// Groups returns the groups of a job's user, the job's own first. A user whom the node does not know has none but that.
-func (c Control) Groups(ctx context.Context, job lease.Job) ([]uint32, error) {
+// UserGroups returns the groups of a job's user, the job's own first. A user whom the node does not know has none but that.
+func (c ControlProgram) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	type answer struct {
 		groups []uint32
 		err    error
@@ -77,7 +77,7 @@ func (c Control) Groups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	defer cancel()
 	answered := make(chan answer, 1)
 	go func() {
-		groups, err := lookUp(job)
+		groups, err := lookUpGroups(job)
 		answered <- answer{groups, err}
 	}()
 	select {
@@ -91,7 +91,7 @@ func (c Control) Groups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	}
 }
 
-func lookUp(job lease.Job) ([]uint32, error) {
+func lookUpGroups(job lease.Job) ([]uint32, error) {
 	groups := []uint32{job.GID}
 	u, err := user.LookupId(strconv.FormatUint(uint64(job.UID), 10))
 	var unknown user.UnknownUserIdError

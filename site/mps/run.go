@@ -16,45 +16,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errand is the control program at work as the job's user, who may stop it, feed it or make it do anything.
-type errand struct {
+// controlRun is the control program at work as the job's user, who may stop it, feed it or make it do anything.
+type controlRun struct {
 	pid                    int
 	report, question, said *os.File
 	ended                  chan struct{} // closed when it has ended; it is not waited for yet, so the pid is still its own
 }
 
-// killPatience is for a killed program to be gone: one in the midst of a system call may take its time.
-const killPatience = time.Second
+// killTimeout is for a killed program to be gone: one in the midst of a system call may take its time.
+const killTimeout = time.Second
 
-// lastWord is how long what a program has said is waited for once it has ended: a daemon that it started may hold the
+// outputTimeout is how long what a program has said is waited for once it has ended: a daemon that it started may hold the
 // pipe open for ever.
-const lastWord = 200 * time.Millisecond
+const outputTimeout = 200 * time.Millisecond
 
 // run runs the control program with a question on its stdin, until it ends or ctx does, and returns what it said on
 // stdout and stderr, which is bounded. The error wraps site.ErrWedged where ctx ended first, and is a *site.UserError
 // where it is the program that failed.
-func (c Control) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (said string, err error) {
+func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (said string, err error) {
 	e, err := c.begin(job, d, args)
 	if err != nil {
 		return "", fmt.Errorf("cannot run %s: %w", c.Path, err)
 	}
 	defer e.close()
-	heard := e.converse(question)
+	heard := e.exchange(question)
 	inTime := e.wait(ctx)
-	_ = e.said.SetReadDeadline(time.Now().Add(lastWord))
+	_ = e.said.SetReadDeadline(time.Now().Add(outputTimeout))
 	said = <-heard
 	if !inTime {
-		return said, &site.UserError{Err: site.ErrWedged}
+		return said, &site.AsUserError{Err: site.ErrNoAnswer}
 	}
-	_ = e.report.SetReadDeadline(time.Now().Add(lastWord)) // it has ended: what there is, is there
+	_ = e.report.SetReadDeadline(time.Now().Add(outputTimeout)) // it has ended: what there is, is there
 	if err := launched(e.report); err != nil {
-		return "", &site.UserError{Err: fmt.Errorf("cannot run %s: %w", c.Path, err)}
+		return "", &site.AsUserError{Err: fmt.Errorf("cannot run %s: %w", c.Path, err)}
 	}
 	return said, e.status()
 }
 
 // begin starts the program. The environment is built, and nothing is inherited.
-func (c Control) begin(job lease.Job, d lease.Daemon, args []string) (*errand, error) {
+func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*controlRun, error) {
 	in, question, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -72,13 +72,13 @@ func (c Control) begin(job lease.Job, d lease.Daemon, args []string) (*errand, e
 		said.Close()
 		return nil, err
 	}
-	e := &errand{pid: pid, report: report, question: question, said: said, ended: make(chan struct{})}
+	e := &controlRun{pid: pid, report: report, question: question, said: said, ended: make(chan struct{})}
 	go e.watch()
 	return e, nil
 }
 
 // watch waits for the end and leaves the process a zombie, whose pid nobody else can get.
-func (e *errand) watch() {
+func (e *controlRun) watch() {
 	defer close(e.ended)
 	for {
 		if err := unix.Waitid(unix.P_PID, e.pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
@@ -87,8 +87,8 @@ func (e *errand) watch() {
 	}
 }
 
-// converse asks the question and hears what the program says.
-func (e *errand) converse(question string) (heard <-chan string) {
+// exchange asks the question and hears what the program says.
+func (e *controlRun) exchange(question string) (heard <-chan string) {
 	go func() {
 		if question != "" {
 			_, _ = io.WriteString(e.question, question)
@@ -106,7 +106,7 @@ func (e *errand) converse(question string) (heard <-chan string) {
 
 // wait waits for the end; where ctx ends first, it ends the program with its whole session, so that a site's script
 // around it does not outlive it.
-func (e *errand) wait(ctx context.Context) (inTime bool) {
+func (e *controlRun) wait(ctx context.Context) (inTime bool) {
 	select {
 	case <-e.ended:
 		return true
@@ -116,28 +116,28 @@ func (e *errand) wait(ctx context.Context) (inTime bool) {
 	_ = unix.Kill(e.pid, unix.SIGKILL) // it may have left the session, or not made it yet
 	select {
 	case <-e.ended:
-	case <-time.After(killPatience):
+	case <-time.After(killTimeout):
 	}
 	return false
 }
 
 // status is how the program ended.
-func (e *errand) status() error {
+func (e *controlRun) status() error {
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(e.pid, &status, 0, nil); err != nil {
 		return fmt.Errorf("cannot wait for pid %d: %w", e.pid, err)
 	}
 	switch {
 	case status.Signaled():
-		return &site.UserError{Err: fmt.Errorf("it was ended by %s", unix.SignalName(status.Signal()))}
+		return &site.AsUserError{Err: fmt.Errorf("it was ended by %s", unix.SignalName(status.Signal()))}
 	case status.ExitStatus() != 0:
-		return &site.UserError{Err: fmt.Errorf("exit status %d", status.ExitStatus())}
+		return &site.AsUserError{Err: fmt.Errorf("exit status %d", status.ExitStatus())}
 	}
 	return nil
 }
 
 // close lets go of the program. One that did not end in time is waited for as far as it has ended.
-func (e *errand) close() {
+func (e *controlRun) close() {
 	for _, file := range []*os.File{e.report, e.question, e.said} {
 		file.Close()
 	}

@@ -22,31 +22,31 @@ const startDeadline = 10 * time.Second
 
 // Start starts a daemon as the job's user and returns its process, which is found as our own child and not through a
 // file that the user could write. It listens when Start returns. The log of a start that failed is in the error.
-func (c Control) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Proc, error) {
+func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	proc, err := c.start(ctx, job, d)
 	if err != nil {
-		return proc, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, lastWords(d.LogDir, job.UID))
+		return proc, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, logTail(d.LogDir, job.UID))
 	}
 	return proc, nil
 }
 
-func (c Control) start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Proc, error) {
+func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	if err := CheckPath(d.PipeDir); err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
 	if err := becomeParent(); err != nil {
-		return site.Proc{}, err
+		return site.Process{}, err
 	}
-	bound, cancel := context.WithTimeout(ctx, third(ctx, startDeadline))
+	bound, cancel := context.WithTimeout(ctx, atMostThird(ctx, startDeadline))
 	defer cancel()
 	if said, err := c.run(bound, job, d, "", "-d"); err != nil {
-		return site.Proc{}, fmt.Errorf("%w%s", err, quoted(said))
+		return site.Process{}, fmt.Errorf("%w%s", err, quoted(said))
 	}
 	return child(ctx, job, d)
 }
 
-// third is at most d, and at most a third of what is left of ctx: a caller is to have the time to find out why it failed.
-func third(ctx context.Context, d time.Duration) time.Duration {
+// atMostThird is at most d, and at most a third of what is left of ctx: a caller is to have the time to find out why it failed.
+func atMostThird(ctx context.Context, d time.Duration) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return d
@@ -74,42 +74,42 @@ const childDeadline = 5 * time.Second
 
 // child finds the daemon among our children. On a loaded node its environment may not be read within a look's time, so a
 // child that bears the name is looked at again: a start that failed so would drain the node.
-func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Proc, error) {
-	bound, cancel := context.WithTimeout(ctx, third(ctx, childDeadline))
+func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
+	bound, cancel := context.WithTimeout(ctx, atMostThird(ctx, childDeadline))
 	defer cancel()
 	for {
-		look, children := newLook(job.UID, d), site.Children(os.Getpid())
+		look, children := newSearch(job.UID, d), site.Children(os.Getpid())
 		for _, sight := range look.at(children) {
 			if sight.kin == member {
 				return sight.proc, nil
 			}
 		}
-		if !slices.ContainsFunc(children, look.named) || !site.Pause(bound, 20*time.Millisecond) {
-			return site.Proc{}, &site.UserError{Err: errors.New("it returned and left no daemon")}
+		if !slices.ContainsFunc(children, look.hasName) || !site.Sleep(bound, 20*time.Millisecond) {
+			return site.Process{}, &site.AsUserError{Err: errors.New("it returned and left no daemon")}
 		}
 	}
 }
 
-// mostWords bounds what of a user's words comes into an error, and so into logs.
-const mostWords = 300
+// maxExcerpt bounds what of a user's words comes into an error, and so into logs.
+const maxExcerpt = 300
 
 func quoted(said string) string {
 	if said = strings.TrimSpace(said); said == "" {
 		return ""
 	}
-	return ": it says " + shown(said)
+	return ": it says " + excerpt(said)
 }
 
-// shown is the beginning of what a daemon says, in quotes and printable.
-func shown(words ...string) string {
+// excerpt is the beginning of what a daemon says, in quotes and printable.
+func excerpt(words ...string) string {
 	said := strings.Join(words, "\n")
-	return strconv.Quote(said[:min(len(said), mostWords)])
+	return strconv.Quote(said[:min(len(said), maxExcerpt)])
 }
 
-// lastWords is the end of the daemon's log, for the error of a start that failed. The folder is the user's, so the file
+// logTail is the end of the daemon's log, for the error of a start that failed. The folder is the user's, so the file
 // is opened without following a link or waiting for a fifo, only so much of it is read, and nothing of a file that is not
 // the user's own: a hard link may stand for anybody's, and the error may come to be in the user's ticket.
-func lastWords(logDir string, uid uint32) string {
+func logTail(logDir string, uid uint32) string {
 	root, err := os.OpenRoot(logDir)
 	if err != nil {
 		return ""
@@ -124,7 +124,7 @@ func lastWords(logDir string, uid uint32) string {
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid {
 		return ""
 	}
-	tail := make([]byte, mostWords)
+	tail := make([]byte, maxExcerpt)
 	n, _ := file.ReadAt(tail, max(0, st.Size-int64(len(tail))))
 	lines := strings.Split(strings.TrimSpace(string(tail[:n])), "\n")
 	if last := lines[len(lines)-1]; last != "" {

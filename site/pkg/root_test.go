@@ -19,7 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // built is the folder with the packages and the clean root, as make test-packages has it.
@@ -135,9 +135,9 @@ func (r root) write(path, content string) {
 // driver gives the root a simulated driver with two GPUs, and says so in site.hcl.
 func (r root) driver() {
 	r.t.Helper()
-	dir, err := stage.Shared()
+	dir, err := testnode.Shared()
 	if err == nil {
-		dir, err = stage.Build(dir)
+		dir, err = testnode.Build(dir)
 	}
 	if err == nil {
 		_, err = sim.New(r.path("/opt/sim"), filepath.Join(dir, "sim"), node.H200, node.H200)
@@ -154,7 +154,7 @@ func (r root) driver() {
 // hook runs a prolog or an epilog for job 7 as slurmd does.
 func (r root) hook(program string) (code int, output string) {
 	r.t.Helper()
-	job := stage.Job{ID: 7, UID: 2001, GID: 2001, GPUs: "0", Features: "mps", Conf: "/etc/slurm/slurm.conf"}
+	job := testnode.Job{ID: 7, UID: 2001, GID: 2001, GPUs: "0", Features: "mps", Conf: "/etc/slurm/slurm.conf"}
 	cmd := r.command(nil, "cd / && exec /usr/libexec/slurm-mps/"+program)
 	cmd.Env = job.Environment(program + "_slurmd")
 	var out bytes.Buffer
@@ -178,7 +178,7 @@ func (r root) rank() *exec.Cmd {
 		if strings.Contains(string(said), " ready") {
 			return cmd
 		}
-		if !site.Pause(ctx, 20*time.Millisecond) {
+		if !site.Sleep(ctx, 20*time.Millisecond) {
 			r.t.Fatalf("the rank does not run: %s", said)
 		}
 	}

@@ -47,13 +47,13 @@ type Environment struct {
 
 // Environments looks for variables in the environments of processes, all within a second. The first of the list are read
 // first.
-func Environments(ctx context.Context, procs []site.Proc, names ...string) []Environment {
+func Environments(ctx context.Context, procs []site.Process, names ...string) []Environment {
 	return all.environments(ctx, procs, names)
 }
 
 // Variables looks for variables in the environment of one process.
-func Variables(ctx context.Context, p site.Proc, names ...string) Environment {
-	return Environments(ctx, []site.Proc{p}, names...)[0]
+func Variables(ctx context.Context, p site.Process, names ...string) Environment {
+	return Environments(ctx, []site.Process{p}, names...)[0]
 }
 
 // CommandLine is the beginning of what a process was started with.
@@ -63,7 +63,7 @@ type CommandLine struct {
 }
 
 // CommandLines reads the command lines of processes, all within a second.
-func CommandLines(ctx context.Context, procs []site.Proc) []CommandLine {
+func CommandLines(ctx context.Context, procs []site.Process) []CommandLine {
 	lines := make([]CommandLine, len(procs))
 	for i, a := range each(ctx, &all, procs, "cmdline", func(text io.Reader) ([]byte, error) {
 		return io.ReadAll(io.LimitReader(text, maxLine))
@@ -74,7 +74,7 @@ func CommandLines(ctx context.Context, procs []site.Proc) []CommandLine {
 }
 
 // all are the readers of this process.
-var all = readers{slots: make(chan struct{}, maxAtWork), left: map[site.Proc]int{}, open: func(path string) (io.ReadCloser, error) { return os.Open(path) }}
+var all = readers{slots: make(chan struct{}, maxAtWork), left: map[site.Process]int{}, open: func(path string) (io.ReadCloser, error) { return os.Open(path) }}
 
 // readers are those that are at work or have been left behind.
 type readers struct {
@@ -82,10 +82,10 @@ type readers struct {
 	open    func(path string) (io.ReadCloser, error)
 	mutex   sync.Mutex
 	running int
-	left    map[site.Proc]int // how many have been left behind at a process
+	left    map[site.Process]int // how many have been left behind at a process
 }
 
-func (r *readers) environments(ctx context.Context, procs []site.Proc, names []string) []Environment {
+func (r *readers) environments(ctx context.Context, procs []site.Process, names []string) []Environment {
 	found := make([]Environment, len(procs))
 	for i, a := range each(ctx, r, procs, "environ", func(text io.Reader) (Environment, error) { return search(text, names) }) {
 		found[i] = a.value
@@ -167,7 +167,7 @@ type answer[T any] struct {
 }
 
 // each reads a file of every process. What is not there in time is ErrLate.
-func each[T any](ctx context.Context, r *readers, procs []site.Proc, file string, take func(io.Reader) (T, error)) []answer[T] {
+func each[T any](ctx context.Context, r *readers, procs []site.Process, file string, take func(io.Reader) (T, error)) []answer[T] {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	answers, asked := make([]answer[T], len(procs)), map[int]*reader{}
@@ -208,7 +208,7 @@ func each[T any](ctx context.Context, r *readers, procs []site.Proc, file string
 
 // reader is one that is at work. Others begin when it has ended, or hangs.
 type reader struct {
-	of   site.Proc
+	of   site.Process
 	free func() // gives its slot away
 	done bool
 	left bool
@@ -216,7 +216,7 @@ type reader struct {
 
 // begin waits for a slot. It is nil when none is free in time, when a process has already cost a reader, and when too many
 // readers have been left behind.
-func (r *readers) begin(ctx context.Context, p site.Proc) *reader {
+func (r *readers) begin(ctx context.Context, p site.Process) *reader {
 	if !r.may(p) {
 		return nil
 	}
@@ -233,7 +233,7 @@ func (r *readers) begin(ctx context.Context, p site.Proc) *reader {
 	return one
 }
 
-func (r *readers) may(p site.Proc) bool {
+func (r *readers) may(p site.Process) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.left[p] == 0 && r.running < maxReaders
@@ -262,7 +262,7 @@ func (r *readers) leave(one *reader) {
 	}
 }
 
-func read[T any](ctx context.Context, r *readers, p site.Proc, file string, take func(io.Reader) (T, error)) (T, error) {
+func read[T any](ctx context.Context, r *readers, p site.Process, file string, take func(io.Reader) (T, error)) (T, error) {
 	opened, err := r.open(fmt.Sprintf("/proc/%d/%s", p.PID, file))
 	if err != nil {
 		var none T

@@ -101,15 +101,15 @@ func TestVariables(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	for Variables(ctx, stat.Proc, "A").Values["A"] != "here" { // between fork and exec it has this process's environment
-		if !site.Pause(ctx, time.Millisecond) {
-			t.Fatalf("the environment is not read: %+v", Variables(t.Context(), stat.Proc, "A"))
+	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec it has this process's environment
+		if !site.Sleep(ctx, time.Millisecond) {
+			t.Fatalf("the environment is not read: %+v", Variables(t.Context(), stat.Process, "A"))
 		}
 	}
-	if line := CommandLines(ctx, []site.Proc{stat.Proc})[0]; line.Err != nil || strings.Join(line.Args, " ") != "sleep 60" {
+	if line := CommandLines(ctx, []site.Process{stat.Process})[0]; line.Err != nil || strings.Join(line.Args, " ") != "sleep 60" {
 		t.Errorf("command line %q, %v", line.Args, line.Err)
 	}
-	if got := Variables(ctx, site.Proc{PID: 1 << 30}, "A"); !errors.Is(got.Err, fs.ErrNotExist) {
+	if got := Variables(ctx, site.Process{PID: 1 << 30}, "A"); !errors.Is(got.Err, fs.ErrNotExist) {
 		t.Errorf("of a process that is not there: %+v", got)
 	}
 }
@@ -137,18 +137,18 @@ func (h held) open(path string) (io.ReadCloser, error) {
 
 func newHeld() (*readers, held) {
 	h := held{make(chan struct{})}
-	return &readers{slots: make(chan struct{}, maxAtWork), left: map[site.Proc]int{}, open: h.open}, h
+	return &readers{slots: make(chan struct{}, maxAtWork), left: map[site.Process]int{}, open: h.open}, h
 }
 
 // Processes that hold up their readers cost one deadline together, however many they are; who does not is read beside
 // them; and they are not read again before their readers are back.
 func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	r, h := newHeld()
-	var procs []site.Proc
+	var procs []site.Process
 	for pid := range 100 {
-		procs = append(procs, site.Proc{PID: pid + 2})
+		procs = append(procs, site.Process{PID: pid + 2})
 	}
-	procs = append(procs, site.Proc{PID: 1})
+	procs = append(procs, site.Process{PID: 1})
 	for round, wait := range []time.Duration{deadline, 0} {
 		began := time.Now()
 		found := r.environments(t.Context(), procs, []string{"A"})
@@ -179,9 +179,9 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 func TestReadersHaveABound(t *testing.T) {
 	r, h := newHeld()
 	defer close(h.letGo)
-	var procs []site.Proc
+	var procs []site.Process
 	for pid := range 2 * maxReaders {
-		procs = append(procs, site.Proc{PID: pid + 2})
+		procs = append(procs, site.Process{PID: pid + 2})
 	}
 	for range 3 {
 		r.environments(t.Context(), procs, []string{"A"})

@@ -15,14 +15,14 @@ type Binding struct {
 	// a step to its own devices they count from 0 in those instead (recorded: 22.05, ConstrainDevices and --gpus-per-task).
 	GPUs []int
 
-	Whole   bool // GPUs are all that the step has on this node: each of its tasks here has the same
-	PerGPU  int  // most tasks of this step and node that are bound to one GPU, 0 where Slurm does not say
-	PerTask int  // --gpus-per-task, of all types together, 0 where it was not given
+	AllOfStep   bool // GPUs are all that the step has on this node: each of its tasks here has the same
+	TasksPerGPU int  // most tasks of this step and node that are bound to one GPU, 0 where Slurm does not say
+	GPUsPerTask int  // --gpus-per-task, of all types together, 0 where it was not given
 }
 
 // ReadBinding reads it from a task's environment. With --gpus-per-task or --gpu-bind the task's GPUs are fewer than the
 // step's (recorded); CUDA_VISIBLE_DEVICES is not asked, since it counts in another way under ConstrainDevices.
-func ReadBinding(env Environ) (Binding, error) {
+func ReadBinding(env Env) (Binding, error) {
 	binding, err := readBinding(env)
 	if err != nil {
 		return Binding{}, fmt.Errorf("cannot read binding: %w", err)
@@ -30,7 +30,7 @@ func ReadBinding(env Environ) (Binding, error) {
 	return binding, nil
 }
 
-func readBinding(env Environ) (binding Binding, err error) {
+func readBinding(env Env) (binding Binding, err error) {
 	var job Job
 	if value := env["SLURM_STEP_GPUS"]; value != "" {
 		if err := positions(&job, value); err != nil {
@@ -39,25 +39,25 @@ func readBinding(env Environ) (binding Binding, err error) {
 		binding.GPUs = job.GPUs
 	}
 	if value := env["SLURM_NTASKS_PER_GPU"]; value != "" {
-		if err := count(func(*Job) *int { return &binding.PerGPU })(&job, value); err != nil {
+		if err := count(func(*Job) *int { return &binding.TasksPerGPU })(&job, value); err != nil {
 			return binding, fmt.Errorf("SLURM_NTASKS_PER_GPU %w", err)
 		}
 	}
-	if binding.PerTask, err = perTask(env); err != nil {
+	if binding.GPUsPerTask, err = perTask(env); err != nil {
 		return binding, err
 	}
 	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's, whatever is bound to the task (recorded)
 	way, list := bindWay(env["SLURMD_TRES_BIND"])
-	binding.Whole = onNode > 0 && len(binding.GPUs) == onNode && (way == "" || way == "none" || way == "closest")
-	if most := mostPerGPU(way, list, taskOf(env), onNode); most > 0 {
-		binding.PerGPU = most
+	binding.AllOfStep = onNode > 0 && len(binding.GPUs) == onNode && (way == "" || way == "none" || way == "closest")
+	if most := maxPerGPU(way, list, taskOf(env), onNode); most > 0 {
+		binding.TasksPerGPU = most
 	}
 	return binding, nil
 }
 
 // perTask adds up "2" or "a100:1,h200:1". Since 24.11 that is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2", in which what the
 // user wrote with --tres-per-task stands as it is: "gres/gpu:1", and a kind without a number is one (recorded).
-func perTask(env Environ) (sum int, err error) {
+func perTask(env Env) (sum int, err error) {
 	if value := env["SLURM_GPUS_PER_TASK"]; value != "" {
 		for typed := range strings.SplitSeq(value, ",") {
 			var n int
@@ -97,7 +97,7 @@ func bindWay(value string) (way, list string) {
 // among is a task's place among those of its step on its node.
 type among struct{ rank, tasks int }
 
-func taskOf(env Environ) among {
+func taskOf(env Env) among {
 	rank, err := parseDigits(env["SLURM_LOCALID"])
 	if ids := env["SLURM_GTIDS"]; ids != "" && err == nil {
 		return among{int(rank), strings.Count(ids, ",") + 1}
@@ -105,9 +105,9 @@ func taskOf(env Environ) among {
 	return among{}
 }
 
-// mostPerGPU is how many tasks at most share a GPU with this one; 0 where the way leaves that to the node's wiring, or
+// maxPerGPU is how many tasks at most share a GPU with this one; 0 where the way leaves that to the node's wiring, or
 // is not understood. Slurm deals by the task's number on the node, and starts anew where its list ends (recorded).
-func mostPerGPU(way, list string, task among, gpus int) int {
+func maxPerGPU(way, list string, task among, gpus int) int {
 	if task.tasks == 0 {
 		return 0
 	}
@@ -184,15 +184,15 @@ func overflown(each string, task among, gpus int) int {
 	return 1 + max(0, task.tasks-served)
 }
 
-// SourceHand is the Source of a task whose place a person gave.
-const SourceHand = "by hand"
+// SourceManual is the Source of a task whose place a person gave.
+const SourceManual = "by hand"
 
-// TaskByHand is a task whose place on its node the launcher does not say and a person does; job and step are Slurm's.
-func TaskByHand(env Environ, localRank, localSize int) (Task, error) {
+// ManualTask is a task whose place on its node the launcher does not say and a person does; job and step are Slurm's.
+func ManualTask(env Env, localRank, localSize int) (Task, error) {
 	task, err := taskJob(env)
 	if err != nil {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
 	}
-	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, SourceHand
+	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, SourceManual
 	return task, nil
 }

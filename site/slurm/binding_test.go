@@ -12,9 +12,9 @@ import (
 // What was recorded of tasks: all GPUs of the step, or the one that Slurm bound to the task.
 func TestReadBindingRecorded(t *testing.T) {
 	for folder, want := range map[string]func(rank int) Binding{
-		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, Whole: true} },
-		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, PerGPU: 1, PerTask: 1} },
-		"c-gpubind":  func(rank int) Binding { return Binding{GPUs: []int{rank}, PerGPU: 1} },
+		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, AllOfStep: true} },
+		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1, GPUsPerTask: 1} },
+		"c-gpubind":  func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1} },
 		"i-nogpu":    func(int) Binding { return Binding{} },
 	} {
 		for _, path := range recordings(t, "slurm-env/"+folder+"/*.task.n1.s0.p*", 1) {
@@ -73,7 +73,7 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 		}
 		for rank, env := range ranks {
 			got, err := ReadBinding(env)
-			if err != nil || got.Whole != want.whole || got.PerGPU != want.most(rank) {
+			if err != nil || got.AllOfStep != want.whole || got.TasksPerGPU != want.most(rank) {
 				t.Errorf("%s, rank %d: %+v, %v; want %v, %d", name, rank, got, err, want.whole, want.most(rank))
 			}
 		}
@@ -101,8 +101,8 @@ func TestReadBindingWays(t *testing.T) {
 		"nic:single:1":              0,
 		"single:1":                  0,
 	} {
-		env := Environ{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
-		if got, err := ReadBinding(env); err != nil || got.PerGPU != want {
+		env := Env{"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1,2,3,4,5", "SLURMD_TRES_BIND": bind}
+		if got, err := ReadBinding(env); err != nil || got.TasksPerGPU != want {
 			t.Errorf("%s: %+v, %v; want %d", bind, got, err, want)
 		}
 	}
@@ -114,10 +114,10 @@ func FuzzReadBinding(f *testing.F) {
 	f.Add("gpu:per_task:1", "1", "gres/gpu", "-1", ",")
 	f.Add("gpu:map_gpu:1,0", "2", "", "-1", "0,1")
 	f.Fuzz(func(t *testing.T, bind, onNode, perTask, rank, ids string) {
-		env := Environ{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
+		env := Env{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
 		got, err := ReadBinding(env)
-		if most := strings.Count(ids, ",") + 1; err == nil && (got.PerGPU < 0 || got.PerGPU > most) {
-			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.PerGPU, most)
+		if most := strings.Count(ids, ",") + 1; err == nil && (got.TasksPerGPU < 0 || got.TasksPerGPU > most) {
+			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.TasksPerGPU, most)
 		}
 	})
 }
@@ -127,7 +127,7 @@ func TestReadBindingRefuses(t *testing.T) {
 		"SLURM_STEP_GPUS=x":         `cannot read binding: SLURM_STEP_GPUS is "x", want positions such as "0,2" or "0-3", each below`,
 		"SLURM_NTASKS_PER_GPU=many": `cannot read binding: SLURM_NTASKS_PER_GPU is "many"`,
 	} {
-		if _, err := ReadBinding(NewEnviron([]string{value})); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := ReadBinding(NewEnv([]string{value})); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", value, err, want)
 		}
 	}
@@ -136,11 +136,11 @@ func TestReadBindingRefuses(t *testing.T) {
 		"SLURM_TRES_PER_TASK=gres/gpu=2": 2, "SLURM_TRES_PER_TASK=cpu=4,gres/gpu:a100=2,gres/gpu:h200:1": 3, "SLURM_TRES_PER_TASK=cpu=4": 0,
 		"SLURM_TRES_PER_TASK=gres/gpu": 1, "SLURM_TRES_PER_TASK=gres/gpu:h200": 1, "SLURM_TRES_PER_TASK=gres/gpumem=8": 0,
 	} {
-		if got, err := ReadBinding(NewEnviron([]string{value})); err != nil || got.PerTask != want {
+		if got, err := ReadBinding(NewEnv([]string{value})); err != nil || got.GPUsPerTask != want {
 			t.Errorf("%s: %+v, %v; want %d", value, got, err, want)
 		}
 	}
-	if got, err := ReadBinding(NewEnviron([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil || got.PerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {
+	if got, err := ReadBinding(NewEnv([]string{"SLURM_STEP_GPUS=1,3", "SLURM_NTASKS_PER_GPU=2"})); err != nil || got.TasksPerGPU != 2 || !slices.Equal(got.GPUs, []int{1, 3}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -28,8 +28,8 @@ const (
 // detects is in the order in which Slurm looks for the words.
 var detects = []Detect{DetectFull, DetectNVML, DetectRSMI, DetectOneAPI, DetectNRT, DetectNvidia}
 
-// Entry is one place in the node's list of GPUs.
-type Entry struct {
+// GresEntry is one place in the node's list of GPUs.
+type GresEntry struct {
 	Minor    int    // N of /dev/nvidiaN, -1 where the line has no File= or names several files for one place
 	Type     string // Type= of the line, "" without
 	Multiple bool   // MultipleFiles=: a MIG instance
@@ -41,16 +41,16 @@ type Gres struct {
 	Path    string // of gres.conf
 	Node    string
 	Detect  Detect
-	Entries []Entry  // in the order of Slurm's indices as long as Detect is off
-	Shared  []string // names of the node's other GRES (mps, shard, nic), sorted: those in the file, and those that Add adds
+	Entries []GresEntry // in the order of Slurm's indices as long as Detect is off
+	Shared  []string    // names of the node's other GRES (mps, shard, nic), sorted: those in the file, and those that Add adds
 
 	// Want is what slurm.conf says the node has, by type; nil where slurm.conf was not read. Slurm takes the lines of
 	// gres.conf by it: in the order of its types, and no more than it counts.
-	Want []Want
+	Configured []ConfiguredGres
 }
 
-// Want is a part of Gres= in slurm.conf.
-type Want struct {
+// ConfiguredGres is a part of Gres= in slurm.conf.
+type ConfiguredGres struct {
 	Type  string // "" where slurm.conf names no type
 	Count int    // devices
 }
@@ -154,7 +154,7 @@ func (f *gresFile) addNode(at confLine, all []pair) error {
 
 // hasHost reports whether the hostlist names the node.
 func hasHost(list, node string) (bool, error) {
-	hosts, err := Hosts(list)
+	hosts, err := ExpandHostlist(list)
 	return slices.Contains(hosts, node), err
 }
 
@@ -224,8 +224,8 @@ func (g *Gres) fill(lines []gresLine) error {
 
 // Add adds what slurm.conf says of the node, by ReadNode. A shard needs no line in gres.conf: Slurm deals out as many as
 // slurm.conf counts.
-func (g *Gres) Add(gpus []Want, others []string) {
-	g.Want = gpus
+func (g *Gres) Add(gpus []ConfiguredGres, others []string) {
+	g.Configured = gpus
 	g.share(others)
 }
 
@@ -280,26 +280,26 @@ func (l gresLine) agrees(first gresLine) error {
 }
 
 // entries makes one entry of each file, one of all files of MultipleFiles=, and without files as many as Count= says.
-func (l gresLine) entries() ([]Entry, error) {
+func (l gresLine) entries() ([]GresEntry, error) {
 	list, multiple, ok := l.files()
-	empty := Entry{Minor: -1, Type: l.values["type"], Multiple: multiple && ok, From: l.at.String()}
+	empty := GresEntry{Minor: -1, Type: l.values["type"], Multiple: multiple && ok, From: l.at.String()}
 	if !ok {
-		return slices.Repeat([]Entry{empty}, l.countOrOne()), nil
+		return slices.Repeat([]GresEntry{empty}, l.countOrOne()), nil
 	}
 	if _, both := l.values["multiplefiles"]; both && !multiple {
 		return nil, fmt.Errorf("cannot read %s: File= and MultipleFiles= on one line: keep one", l.at)
 	}
-	paths, err := Hosts(list)
+	paths, err := ExpandHostlist(list)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
 	}
 	if multiple {
-		return []Entry{empty}, l.counts(1)
+		return []GresEntry{empty}, l.counts(1)
 	}
-	entries := make([]Entry, 0, len(paths))
+	entries := make([]GresEntry, 0, len(paths))
 	for _, path := range paths {
 		entry := empty
-		if entry.Minor, err = Minor(path); err != nil {
+		if entry.Minor, err = DeviceMinor(path); err != nil {
 			return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
 		}
 		entries = append(entries, entry)
@@ -327,8 +327,8 @@ func (l gresLine) counts(places int) error {
 // minorMax is the last minor of the GPUs' major 195; 254 and 255 are nvidia-modeset and nvidiactl.
 const minorMax = 253
 
-// Minor returns N of a path that ends in nvidiaN; the folder does not matter, so that a lab's nodes resolve too.
-func Minor(path string) (int, error) {
+// DeviceMinor returns N of a path that ends in nvidiaN; the folder does not matter, so that a lab's nodes resolve too.
+func DeviceMinor(path string) (int, error) {
 	digits, is := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)
 	if !is || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {
@@ -340,7 +340,7 @@ func Minor(path string) (int, error) {
 	return int(n), nil
 }
 
-func twice(entries []Entry) error {
+func twice(entries []GresEntry) error {
 	seen := map[int]string{}
 	for _, e := range entries {
 		if e.Minor < 0 {

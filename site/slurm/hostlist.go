@@ -11,9 +11,9 @@ import (
 // hostsMax bounds what one expression may expand to; Slurm's own bound on one range is 65536 (MAX_RANGE).
 const hostsMax = 65536
 
-// Hosts expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers keep the width that their
+// ExpandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers keep the width that their
 // lower bound was written with. An error names the expression and what is wrong with it.
-func Hosts(list string) ([]string, error) {
+func ExpandHostlist(list string) ([]string, error) {
 	items, err := splitHosts(list)
 	if err != nil {
 		return nil, err

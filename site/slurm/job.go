@@ -65,9 +65,9 @@ type Need string
 // An epilog obeys the record of the prolog and needs little more than the job's number, so most of what a prolog must
 // know is taken there if it reads well and left out if not: an epilog that refuses drains the node.
 const (
-	Required Need = "required" // missing or malformed: refused
-	Checked  Need = "checked"  // missing: zero value; malformed: refused
-	Offered  Need = "offered"  // missing or malformed: zero value
+	Required   Need = "required" // missing or malformed: refused
+	Validated  Need = "checked"  // missing: zero value; malformed: refused
+	BestEffort Need = "offered"  // missing or malformed: zero value
 )
 
 // Variable is a row of the table of variables.
@@ -84,35 +84,35 @@ type Variable struct {
 func Variables() []Variable {
 	return []Variable{
 		{"SLURM_JOB_ID", "ID", Required, Required, BySlurm, number(1, func(j *Job) *uint32 { return &j.ID }, "a job's number")},
-		{"SLURM_JOB_UID", "UID", Required, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.UID }, "a user's number")},
-		{"SLURM_JOB_GID", "GID", Required, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.GID }, "a group's number")},
-		{"SLURM_JOB_USER", "User", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.User })},
-		{"SLURMD_NODENAME", "Node", Required, Offered, BySlurm, name(func(j *Job) *string { return &j.Node })},
-		{"SLURM_CLUSTER_NAME", "Cluster", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.Cluster })},
-		{"SLURM_CONF", "Conf", Checked, Offered, BySlurm, path(func(j *Job) *string { return &j.Conf })},
-		{"SLURM_JOB_PARTITION", "Partition", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.Partition })},
-		{"SLURM_JOB_ACCOUNT", "Account", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.Account })},
-		{"SLURM_JOB_QOS", "QOS", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.QOS })},
-		{"SLURM_JOB_RESERVATION", "Reservation", Checked, Offered, BySlurm, name(func(j *Job) *string { return &j.Reservation })},
-		{"SLURM_JOB_COMMENT", "Comment", Offered, Offered, ByUser, text(func(j *Job) *string { return &j.Comment })},
-		{"SLURM_JOB_EXTRA", "Extra", Offered, Offered, ByUser, text(func(j *Job) *string { return &j.Extra })},
-		{"SLURM_JOB_CONSTRAINTS", "Constraints", Offered, Offered, ByUser, constraints},
-		{"SLURM_JOB_RESTART_COUNT", "RestartCount", Checked, Offered, BySlurm, count(func(j *Job) *int { return &j.RestartCount })},
-		{"SLURM_JOB_NTASKS", "NTasks", Checked, Offered, BySlurm, count(func(j *Job) *int { return &j.NTasks })},
-		{"SLURM_JOB_NUM_NODES", "NumNodes", Checked, Offered, BySlurm, count(func(j *Job) *int { return &j.NumNodes })},
-		{"SLURM_HET_JOB_ID", "HetJobID", Checked, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.HetJobID }, "a job's number")},
-		{"SLURM_ARRAY_JOB_ID", "ArrayJobID", Checked, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayJobID }, "a job's number")},
-		{"SLURM_ARRAY_TASK_ID", "ArrayTaskID", Checked, Offered, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayTaskID }, "an array task's number")},
-		{"SLURM_JOB_GPUS", "GPUs", Checked, Offered, BySlurm, positions},
-		{"CUDA_VISIBLE_DEVICES", "Visible", Checked, Offered, BySlurm, visible},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "GresMPS", Offered, Offered, BySlurm, gresMPS},
-		{"SPANK_MPS", "Option", Offered, Offered, ByUser, option},
+		{"SLURM_JOB_UID", "UID", Required, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.UID }, "a user's number")},
+		{"SLURM_JOB_GID", "GID", Required, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.GID }, "a group's number")},
+		{"SLURM_JOB_USER", "User", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.User })},
+		{"SLURMD_NODENAME", "Node", Required, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Node })},
+		{"SLURM_CLUSTER_NAME", "Cluster", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Cluster })},
+		{"SLURM_CONF", "Conf", Validated, BestEffort, BySlurm, path(func(j *Job) *string { return &j.Conf })},
+		{"SLURM_JOB_PARTITION", "Partition", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Partition })},
+		{"SLURM_JOB_ACCOUNT", "Account", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Account })},
+		{"SLURM_JOB_QOS", "QOS", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.QOS })},
+		{"SLURM_JOB_RESERVATION", "Reservation", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Reservation })},
+		{"SLURM_JOB_COMMENT", "Comment", BestEffort, BestEffort, ByUser, text(func(j *Job) *string { return &j.Comment })},
+		{"SLURM_JOB_EXTRA", "Extra", BestEffort, BestEffort, ByUser, text(func(j *Job) *string { return &j.Extra })},
+		{"SLURM_JOB_CONSTRAINTS", "Constraints", BestEffort, BestEffort, ByUser, constraints},
+		{"SLURM_JOB_RESTART_COUNT", "RestartCount", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.RestartCount })},
+		{"SLURM_JOB_NTASKS", "NTasks", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.NTasks })},
+		{"SLURM_JOB_NUM_NODES", "NumNodes", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.NumNodes })},
+		{"SLURM_HET_JOB_ID", "HetJobID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.HetJobID }, "a job's number")},
+		{"SLURM_ARRAY_JOB_ID", "ArrayJobID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayJobID }, "a job's number")},
+		{"SLURM_ARRAY_TASK_ID", "ArrayTaskID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayTaskID }, "an array task's number")},
+		{"SLURM_JOB_GPUS", "GPUs", Validated, BestEffort, BySlurm, positions},
+		{"CUDA_VISIBLE_DEVICES", "Visible", Validated, BestEffort, BySlurm, visible},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "GresMPS", BestEffort, BestEffort, BySlurm, gresMPS},
+		{"SPANK_MPS", "Option", BestEffort, BestEffort, ByUser, option},
 	}
 }
 
 // ReadJob reads the job that a prolog or an epilog runs for. It refuses another context than want, a missing variable
 // that the context requires, and a malformed value of a variable that Slurm controls and the context checks.
-func ReadJob(env Environ, want Context) (Job, error) {
+func ReadJob(env Env, want Context) (Job, error) {
 	if err := checkContext(env, want); err != nil {
 		return Job{}, err
 	}
@@ -125,7 +125,7 @@ func ReadJob(env Environ, want Context) (Job, error) {
 	return job, nil
 }
 
-func checkContext(env Environ, want Context) error {
+func checkContext(env Env, want Context) error {
 	setting := map[Context]string{Prolog: "Prolog=", Epilog: "Epilog="}[want]
 	if setting == "" {
 		return fmt.Errorf("cannot read job: context %q is neither %q nor %q", want, Prolog, Epilog)
@@ -141,7 +141,7 @@ func checkContext(env Environ, want Context) error {
 	return nil
 }
 
-func readVariable(job *Job, env Environ, v Variable, in Context) error {
+func readVariable(job *Job, env Env, v Variable, in Context) error {
 	need := v.Prolog
 	if in == Epilog {
 		need = v.Epilog
@@ -154,7 +154,7 @@ func readVariable(job *Job, env Environ, v Variable, in Context) error {
 		return nil
 	}
 	// A parser that fails has left the job as it was.
-	if err := v.parse(job, value); err != nil && need != Offered {
+	if err := v.parse(job, value); err != nil && need != BestEffort {
 		return fmt.Errorf("%s %w", v.Name, err)
 	}
 	return nil

@@ -13,8 +13,8 @@ import (
 )
 
 func TestNewEnviron(t *testing.T) {
-	got := NewEnviron([]string{"A=1", "A=2", "B=", "C", "=x", "D=x=y"})
-	want := Environ{"A": "1", "B": "", "D": "x=y"}
+	got := NewEnv([]string{"A=1", "A=2", "B=", "C", "=x", "D=x=y"})
+	want := Env{"A": "1", "B": "", "D": "x=y"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -75,8 +75,8 @@ func TestReadJobRecorded(t *testing.T) {
 	}
 }
 
-func prologEnv() Environ {
-	return Environ{"SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001", "SLURM_JOB_GID": "1001", "SLURMD_NODENAME": "n1"}
+func prologEnv() Env {
+	return Env{"SLURM_SCRIPT_CONTEXT": "prolog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001", "SLURM_JOB_GID": "1001", "SLURMD_NODENAME": "n1"}
 }
 
 func TestReadJobValues(t *testing.T) {
@@ -85,28 +85,28 @@ func TestReadJobValues(t *testing.T) {
 	long := strings.Repeat("x", 100000)
 	tests := []struct {
 		name string
-		set  Environ
+		set  Env
 		want func(*Job)
 	}{
 		{"as it is", nil, func(*Job) {}},
-		{"root's job", Environ{"SLURM_JOB_UID": "0", "SLURM_JOB_GID": "0"}, func(j *Job) { j.UID, j.GID = 0, 0 }},
-		{"the highest id", Environ{"SLURM_JOB_ID": "4294967293"}, func(j *Job) { j.ID = 4294967293 }},
-		{"ranges of GPUs", Environ{"SLURM_JOB_GPUS": "0-2,5"}, func(j *Job) { j.GPUs = []int{0, 1, 2, 5} }},
-		{"a hostlist of GPUs", Environ{"SLURM_JOB_GPUS": "[0-1,3]"}, func(j *Job) { j.GPUs = []int{0, 1, 3} }},
-		{"no GPU", Environ{"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, func(*Job) {}},
-		{"MIG", Environ{"SLURM_JOB_GPUS": "3,4", "CUDA_VISIBLE_DEVICES": mig1 + "," + mig2}, func(j *Job) {
+		{"root's job", Env{"SLURM_JOB_UID": "0", "SLURM_JOB_GID": "0"}, func(j *Job) { j.UID, j.GID = 0, 0 }},
+		{"the highest id", Env{"SLURM_JOB_ID": "4294967293"}, func(j *Job) { j.ID = 4294967293 }},
+		{"ranges of GPUs", Env{"SLURM_JOB_GPUS": "0-2,5"}, func(j *Job) { j.GPUs = []int{0, 1, 2, 5} }},
+		{"a hostlist of GPUs", Env{"SLURM_JOB_GPUS": "[0-1,3]"}, func(j *Job) { j.GPUs = []int{0, 1, 3} }},
+		{"no GPU", Env{"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, func(*Job) {}},
+		{"MIG", Env{"SLURM_JOB_GPUS": "3,4", "CUDA_VISIBLE_DEVICES": mig1 + "," + mig2}, func(j *Job) {
 			j.GPUs, j.Visible, j.MIG = []int{3, 4}, []string{mig1, mig2}, []site.UUID{mig1, mig2}
 		}},
-		{"env_uuid", Environ{"SLURM_JOB_GPUS": "3", "CUDA_VISIBLE_DEVICES": gpu}, func(j *Job) {
+		{"env_uuid", Env{"SLURM_JOB_GPUS": "3", "CUDA_VISIBLE_DEVICES": gpu}, func(j *Job) {
 			j.GPUs, j.Visible, j.UUIDs = []int{3}, []string{gpu}, []site.UUID{gpu}
 		}},
-		{"what a user may write", Environ{"SLURM_JOB_COMMENT": "a\nb\x1b[31m", "SLURM_JOB_EXTRA": long, "SPANK_MPS": "off\n", "SLURM_JOB_CONSTRAINTS": "mps&\x00"}, func(j *Job) {
+		{"what a user may write", Env{"SLURM_JOB_COMMENT": "a\nb\x1b[31m", "SLURM_JOB_EXTRA": long, "SPANK_MPS": "off\n", "SLURM_JOB_CONSTRAINTS": "mps&\x00"}, func(j *Job) {
 			j.Comment, j.Extra, j.Option, j.HasOption, j.Constraints = "a\nb\x1b[31m", long, "off\n", true, []string{"mps", "\x00"}
 		}},
-		{"the option without a value", Environ{"SPANK_MPS": ""}, func(j *Job) { j.HasOption = true }},
-		{"(null)", Environ{"SLURM_JOB_CONSTRAINTS": "(null)", "SLURM_JOB_COMMENT": "(null)", "SLURM_JOB_RESERVATION": "(null)"}, func(*Job) {}},
-		{"not said", Environ{"SLURM_JOB_NTASKS": "4294967294", "SLURM_JOB_NUM_NODES": "4294967295"}, func(*Job) {}},
-		{"the rest", Environ{"SLURM_JOB_QOS": "high", "SLURM_JOB_ACCOUNT": "phys", "SLURM_JOB_RESERVATION": "r1", "SLURM_JOB_RESTART_COUNT": "2",
+		{"the option without a value", Env{"SPANK_MPS": ""}, func(j *Job) { j.HasOption = true }},
+		{"(null)", Env{"SLURM_JOB_CONSTRAINTS": "(null)", "SLURM_JOB_COMMENT": "(null)", "SLURM_JOB_RESERVATION": "(null)"}, func(*Job) {}},
+		{"not said", Env{"SLURM_JOB_NTASKS": "4294967294", "SLURM_JOB_NUM_NODES": "4294967295"}, func(*Job) {}},
+		{"the rest", Env{"SLURM_JOB_QOS": "high", "SLURM_JOB_ACCOUNT": "phys", "SLURM_JOB_RESERVATION": "r1", "SLURM_JOB_RESTART_COUNT": "2",
 			"SLURM_HET_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}, func(j *Job) {
 			j.QOS, j.Account, j.Reservation, j.RestartCount, j.HetJobID, j.ArrayJobID = "high", "phys", "r1", 2, 6, 5
 		}},
@@ -130,42 +130,42 @@ func TestReadJobRefuses(t *testing.T) {
 	const id = `, want a job's number from 1 to 4294967293`
 	const gpus = `, want positions such as "0,2" or "0-3", each below 1024`
 	tests := []struct {
-		set  Environ
+		set  Env
 		want string
 	}{
-		{Environ{"SLURM_SCRIPT_CONTEXT": "prolog_task"}, `cannot read job: SLURM_SCRIPT_CONTEXT is "prolog_task", want "prolog_slurmd": run this as slurmd's Prolog= in slurm.conf`},
-		{Environ{"SLURM_SCRIPT_CONTEXT": "-"}, `cannot read job: SLURM_SCRIPT_CONTEXT is not set: run this as slurmd's Prolog= in slurm.conf`},
-		{Environ{"SLURM_JOB_ID": "-"}, `cannot read job: SLURM_JOB_ID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
-		{Environ{"SLURM_JOB_UID": "-"}, `cannot read job: SLURM_JOB_UID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
-		{Environ{"SLURM_JOB_GID": "-"}, `cannot read job: SLURM_JOB_GID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
-		{Environ{"SLURMD_NODENAME": "-"}, `cannot read job: SLURMD_NODENAME is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
-		{Environ{"SLURM_JOB_ID": ""}, `cannot read job: SLURM_JOB_ID is ""` + id},
-		{Environ{"SLURM_JOB_ID": "0"}, `cannot read job: SLURM_JOB_ID is "0"` + id},
-		{Environ{"SLURM_JOB_ID": "-7"}, `cannot read job: SLURM_JOB_ID is "-7"` + id},
-		{Environ{"SLURM_JOB_ID": "+7"}, `cannot read job: SLURM_JOB_ID is "+7"` + id},
-		{Environ{"SLURM_JOB_ID": " 7"}, `cannot read job: SLURM_JOB_ID is " 7"` + id},
-		{Environ{"SLURM_JOB_ID": "7_1"}, `cannot read job: SLURM_JOB_ID is "7_1"` + id},
-		{Environ{"SLURM_JOB_ID": "../7"}, `cannot read job: SLURM_JOB_ID is "../7"` + id},
-		{Environ{"SLURM_JOB_ID": "7\n8"}, `cannot read job: SLURM_JOB_ID is "7\n8"` + id},
-		{Environ{"SLURM_JOB_ID": "7\x00"}, `cannot read job: SLURM_JOB_ID is "7\x00"` + id},
-		{Environ{"SLURM_JOB_ID": "٧"}, `cannot read job: SLURM_JOB_ID is "٧"` + id},
-		{Environ{"SLURM_JOB_ID": "4294967294"}, `cannot read job: SLURM_JOB_ID is "4294967294"` + id},
-		{Environ{"SLURM_JOB_ID": "4294967303"}, `cannot read job: SLURM_JOB_ID is "4294967303"` + id},
-		{Environ{"SLURM_JOB_ID": strings.Repeat("7", 70)}, `cannot read job: SLURM_JOB_ID is "` + strings.Repeat("7", 64) + `"…` + id},
-		{Environ{"SLURM_JOB_UID": "4294967295"}, `cannot read job: SLURM_JOB_UID is "4294967295", want a user's number from 0 to 4294967293`},
-		{Environ{"SLURM_JOB_UID": "user"}, `cannot read job: SLURM_JOB_UID is "user", want a user's number from 0 to 4294967293`},
-		{Environ{"SLURM_JOB_GID": "4294967295"}, `cannot read job: SLURM_JOB_GID is "4294967295", want a group's number from 0 to 4294967293`},
-		{Environ{"SLURMD_NODENAME": "n1\nx"}, `cannot read job: SLURMD_NODENAME is "n1\nx", want a value without control characters`},
-		{Environ{"SLURM_JOB_USER": strings.Repeat("u", 256)}, `cannot read job: SLURM_JOB_USER is "` + strings.Repeat("u", 64) + `"…, 256 bytes long, want at most 255`},
-		{Environ{"SLURM_CONF": "/a\x00b"}, `cannot read job: SLURM_CONF is "/a\x00b", want a value without control characters`},
-		{Environ{"SLURM_JOB_NTASKS": "many"}, `cannot read job: SLURM_JOB_NTASKS is "many", want a number from 0 to 4294967293`},
-		{Environ{"SLURM_JOB_GPUS": "0,,1"}, `cannot read job: SLURM_JOB_GPUS is "0,,1"` + gpus},
-		{Environ{"SLURM_JOB_GPUS": "3-1"}, `cannot read job: SLURM_JOB_GPUS is "3-1"` + gpus},
-		{Environ{"SLURM_JOB_GPUS": "[0-1"}, `cannot read job: SLURM_JOB_GPUS is "[0-1"` + gpus},
-		{Environ{"SLURM_JOB_GPUS": "1024"}, `cannot read job: SLURM_JOB_GPUS is "1024"` + gpus},
-		{Environ{"SLURM_JOB_GPUS": "0-99999999"}, `cannot read job: SLURM_JOB_GPUS is "0-99999999"` + gpus},
-		{Environ{"CUDA_VISIBLE_DEVICES": "0,-1"}, `cannot read job: CUDA_VISIBLE_DEVICES is "0,-1", want indices or UUIDs of GPUs or of MIG instances`},
-		{Environ{"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/2/0"}, `cannot read job: CUDA_VISIBLE_DEVICES is "MIG-GPU-1/2/0", want indices or UUIDs of GPUs or of MIG instances`},
+		{Env{"SLURM_SCRIPT_CONTEXT": "prolog_task"}, `cannot read job: SLURM_SCRIPT_CONTEXT is "prolog_task", want "prolog_slurmd": run this as slurmd's Prolog= in slurm.conf`},
+		{Env{"SLURM_SCRIPT_CONTEXT": "-"}, `cannot read job: SLURM_SCRIPT_CONTEXT is not set: run this as slurmd's Prolog= in slurm.conf`},
+		{Env{"SLURM_JOB_ID": "-"}, `cannot read job: SLURM_JOB_ID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
+		{Env{"SLURM_JOB_UID": "-"}, `cannot read job: SLURM_JOB_UID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
+		{Env{"SLURM_JOB_GID": "-"}, `cannot read job: SLURM_JOB_GID is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
+		{Env{"SLURMD_NODENAME": "-"}, `cannot read job: SLURMD_NODENAME is not set: slurmd sets it, so run this as slurmd's script and not by hand`},
+		{Env{"SLURM_JOB_ID": ""}, `cannot read job: SLURM_JOB_ID is ""` + id},
+		{Env{"SLURM_JOB_ID": "0"}, `cannot read job: SLURM_JOB_ID is "0"` + id},
+		{Env{"SLURM_JOB_ID": "-7"}, `cannot read job: SLURM_JOB_ID is "-7"` + id},
+		{Env{"SLURM_JOB_ID": "+7"}, `cannot read job: SLURM_JOB_ID is "+7"` + id},
+		{Env{"SLURM_JOB_ID": " 7"}, `cannot read job: SLURM_JOB_ID is " 7"` + id},
+		{Env{"SLURM_JOB_ID": "7_1"}, `cannot read job: SLURM_JOB_ID is "7_1"` + id},
+		{Env{"SLURM_JOB_ID": "../7"}, `cannot read job: SLURM_JOB_ID is "../7"` + id},
+		{Env{"SLURM_JOB_ID": "7\n8"}, `cannot read job: SLURM_JOB_ID is "7\n8"` + id},
+		{Env{"SLURM_JOB_ID": "7\x00"}, `cannot read job: SLURM_JOB_ID is "7\x00"` + id},
+		{Env{"SLURM_JOB_ID": "٧"}, `cannot read job: SLURM_JOB_ID is "٧"` + id},
+		{Env{"SLURM_JOB_ID": "4294967294"}, `cannot read job: SLURM_JOB_ID is "4294967294"` + id},
+		{Env{"SLURM_JOB_ID": "4294967303"}, `cannot read job: SLURM_JOB_ID is "4294967303"` + id},
+		{Env{"SLURM_JOB_ID": strings.Repeat("7", 70)}, `cannot read job: SLURM_JOB_ID is "` + strings.Repeat("7", 64) + `"…` + id},
+		{Env{"SLURM_JOB_UID": "4294967295"}, `cannot read job: SLURM_JOB_UID is "4294967295", want a user's number from 0 to 4294967293`},
+		{Env{"SLURM_JOB_UID": "user"}, `cannot read job: SLURM_JOB_UID is "user", want a user's number from 0 to 4294967293`},
+		{Env{"SLURM_JOB_GID": "4294967295"}, `cannot read job: SLURM_JOB_GID is "4294967295", want a group's number from 0 to 4294967293`},
+		{Env{"SLURMD_NODENAME": "n1\nx"}, `cannot read job: SLURMD_NODENAME is "n1\nx", want a value without control characters`},
+		{Env{"SLURM_JOB_USER": strings.Repeat("u", 256)}, `cannot read job: SLURM_JOB_USER is "` + strings.Repeat("u", 64) + `"…, 256 bytes long, want at most 255`},
+		{Env{"SLURM_CONF": "/a\x00b"}, `cannot read job: SLURM_CONF is "/a\x00b", want a value without control characters`},
+		{Env{"SLURM_JOB_NTASKS": "many"}, `cannot read job: SLURM_JOB_NTASKS is "many", want a number from 0 to 4294967293`},
+		{Env{"SLURM_JOB_GPUS": "0,,1"}, `cannot read job: SLURM_JOB_GPUS is "0,,1"` + gpus},
+		{Env{"SLURM_JOB_GPUS": "3-1"}, `cannot read job: SLURM_JOB_GPUS is "3-1"` + gpus},
+		{Env{"SLURM_JOB_GPUS": "[0-1"}, `cannot read job: SLURM_JOB_GPUS is "[0-1"` + gpus},
+		{Env{"SLURM_JOB_GPUS": "1024"}, `cannot read job: SLURM_JOB_GPUS is "1024"` + gpus},
+		{Env{"SLURM_JOB_GPUS": "0-99999999"}, `cannot read job: SLURM_JOB_GPUS is "0-99999999"` + gpus},
+		{Env{"CUDA_VISIBLE_DEVICES": "0,-1"}, `cannot read job: CUDA_VISIBLE_DEVICES is "0,-1", want indices or UUIDs of GPUs or of MIG instances`},
+		{Env{"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/2/0"}, `cannot read job: CUDA_VISIBLE_DEVICES is "MIG-GPU-1/2/0", want indices or UUIDs of GPUs or of MIG instances`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestReadJobRefuses(t *testing.T) {
 
 // An epilog that refuses drains the node, and the record says all that it must undo.
 func TestReadJobEpilogIsLenient(t *testing.T) {
-	env := Environ{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
+	env := Env{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
 	job, err := ReadJob(env, Epilog)
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 	if want := (Job{ID: 7}); !reflect.DeepEqual(job, want) {
 		t.Errorf("got %+v, want %+v", job, want)
 	}
-	_, err = ReadJob(with(env, Environ{"SLURM_JOB_ID": "0"}), Epilog)
+	_, err = ReadJob(with(env, Env{"SLURM_JOB_ID": "0"}), Epilog)
 	if want := `cannot read job: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`; message(err) != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -215,7 +215,7 @@ func TestVariablesTable(t *testing.T) {
 			t.Errorf("%s stands twice", v.Name)
 		}
 		seen[v.Name] = true
-		if v.By == ByUser && (v.Prolog != Offered || v.Epilog != Offered) {
+		if v.By == ByUser && (v.Prolog != BestEffort || v.Epilog != BestEffort) {
 			t.Errorf("%s is the user's and %s, %s", v.Name, v.Prolog, v.Epilog)
 		}
 	}
@@ -243,7 +243,7 @@ func FuzzReadJob(f *testing.F) {
 	f.Add("0", "-1", "[0-3", "MIG-1,0", "[a*2|b]", "\x00")
 	f.Add("99999999999999999999", "4294967295", "0-4096", "NoDevFiles", "(null)", "")
 	f.Fuzz(func(t *testing.T, id, uid, gpus, visible, constraints, comment string) {
-		env := with(prologEnv(), Environ{"SLURM_JOB_ID": id, "SLURM_JOB_UID": uid, "SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible})
+		env := with(prologEnv(), Env{"SLURM_JOB_ID": id, "SLURM_JOB_UID": uid, "SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible})
 		env["SLURM_JOB_CONSTRAINTS"], env["SLURM_JOB_COMMENT"] = constraints, comment
 		job, err := ReadJob(env, Prolog)
 		if err != nil {
@@ -282,10 +282,10 @@ func FuzzFeatures(f *testing.F) {
 func TestNoAmbientState(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "7")
 	t.Setenv("SLURM_SCRIPT_CONTEXT", string(Prolog))
-	if _, err := ReadJob(Environ{}, Prolog); err == nil {
+	if _, err := ReadJob(Env{}, Prolog); err == nil {
 		t.Errorf("a job out of the process's own environment")
 	}
-	if task, err := ReadTask(Environ{}, os.Getpid()); err != nil || task.JobID != 0 {
+	if task, err := ReadTask(Env{}, os.Getpid()); err != nil || task.JobID != 0 {
 		t.Errorf("got %+v, %v", task, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // recording reads an environment that Slurm 22.05.8 gave one of its scripts (testdata/*/README.md).
-func recording(t *testing.T, path string) Environ {
+func recording(t *testing.T, path string) Env {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -22,7 +22,7 @@ func recording(t *testing.T, path string) Environ {
 			lines = append(lines, line)
 		}
 	}
-	return NewEnviron(lines)
+	return NewEnv(lines)
 }
 
 // recordings lists the files that match, and fails where there are fewer than at least.
@@ -39,8 +39,8 @@ func recordings(t *testing.T, pattern string, atLeast int) []string {
 }
 
 // with returns a copy of env with values set; the value "-" takes the name away.
-func with(env Environ, set Environ) Environ {
-	out := Environ{}
+func with(env Env, set Env) Env {
+	out := Env{}
 	for name, value := range env {
 		out[name] = value
 	}

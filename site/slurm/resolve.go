@@ -11,27 +11,27 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// By says what a Ref's number means.
-type By string
+// RefKind says what a Ref's number means.
+type RefKind string
 
 // The ways in which Slurm names a device.
 const (
-	ByMinor     By = "minor"      // N of /dev/nvidiaN
-	ByPCI       By = "pci"        // place, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
-	ByMinorRank By = "minor rank" // place, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
-	ByUUID      By = "uuid"       // Slurm named the device itself: a MIG instance, or Flags=env_uuid
+	ByMinor      RefKind = "minor"      // N of /dev/nvidiaN
+	ByPCI        RefKind = "pci"        // place, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
+	ByMinorOrder RefKind = "minor rank" // place, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
+	ByUUID       RefKind = "uuid"       // Slurm named the device itself: a MIG instance, or Flags=env_uuid
 )
 
-// Ref says how to find one of the job's devices.
-type Ref struct {
-	By   By
+// DeviceRef says how to find one of the job's devices.
+type DeviceRef struct {
+	By   RefKind
 	N    int       // for all but ByUUID
 	UUID site.UUID // for ByUUID
 }
 
-// Resolve says which devices the job's GPUs are, in the order of SLURM_JOB_GPUS. A job without a GPU here has none. It
+// ResolvePositions says which devices the job's GPUs are, in the order of SLURM_JOB_GPUS. A job without a GPU here has none. It
 // refuses whatever leaves a doubt; Pick makes devices of the result.
-func Resolve(gres Gres, job Job) ([]Ref, error) {
+func ResolvePositions(gres Gres, job Job) ([]DeviceRef, error) {
 	if len(job.GPUs) == 0 && len(job.MIG) == 0 && len(job.UUIDs) == 0 {
 		return nil, nil
 	}
@@ -42,7 +42,7 @@ func Resolve(gres Gres, job Job) ([]Ref, error) {
 	return refs, nil
 }
 
-func (g Gres) resolve(job Job) ([]Ref, error) {
+func (g Gres) resolve(job Job) ([]DeviceRef, error) {
 	if err := g.checkTypes(); err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (g Gres) resolve(job Job) ([]Ref, error) {
 	if err != nil {
 		return nil, err
 	}
-	refs := make([]Ref, 0, len(job.GPUs))
+	refs := make([]DeviceRef, 0, len(job.GPUs))
 	for _, position := range job.GPUs {
 		ref, err := g.at(by, position)
 		if err != nil {
@@ -68,7 +68,7 @@ func (g Gres) resolve(job Job) ([]Ref, error) {
 }
 
 // namedRefs serves a job whose devices CUDA_VISIBLE_DEVICES names itself.
-func namedRefs(job Job) ([]Ref, error) {
+func namedRefs(job Job) ([]DeviceRef, error) {
 	named := slices.Concat(job.MIG, job.UUIDs)
 	if len(job.MIG) > 0 && len(named) > len(job.MIG) || len(named) != len(job.Visible) {
 		return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES is %s, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind",
@@ -80,9 +80,9 @@ func namedRefs(job Job) ([]Ref, error) {
 	if uuid, again := repeated(named); again {
 		return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES names %s twice", uuid)
 	}
-	refs := make([]Ref, 0, len(named))
+	refs := make([]DeviceRef, 0, len(named))
 	for _, uuid := range named {
-		refs = append(refs, Ref{By: ByUUID, UUID: uuid})
+		refs = append(refs, DeviceRef{By: ByUUID, UUID: uuid})
 	}
 	return refs, nil
 }
@@ -102,9 +102,9 @@ func repeated[T comparable](items []T) (T, bool) {
 func (g Gres) checkTypes() error {
 	var types []string
 	from := "gres.conf"
-	if g.Want != nil {
+	if g.Configured != nil {
 		from = "slurm.conf"
-		for _, w := range g.Want {
+		for _, w := range g.Configured {
 			types = append(types, w.Type)
 		}
 	} else {
@@ -122,46 +122,46 @@ func (g Gres) checkTypes() error {
 }
 
 // order says how Slurm sorts the node's list.
-func (g Gres) order() (By, error) {
+func (g Gres) order() (RefKind, error) {
 	switch g.Detect {
 	case DetectUnset, DetectOff:
 		return ByMinor, nil
 	case DetectNVML:
 		return ByPCI, nil
 	case DetectNvidia:
-		return ByMinorRank, nil
+		return ByMinorOrder, nil
 	}
 	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= lines", g.Detect, g.Path)
 }
 
-func (g Gres) at(by By, position int) (Ref, error) {
+func (g Gres) at(by RefKind, position int) (DeviceRef, error) {
 	listed := g.listed()
 	if by != ByMinor {
-		if want := g.count(); g.Want != nil && position >= want {
-			return Ref{}, fmt.Errorf("position %d, but slurm.conf gives node %s %d GPUs", position, g.Node, want)
+		if want := g.count(); g.Configured != nil && position >= want {
+			return DeviceRef{}, fmt.Errorf("position %d, but slurm.conf gives node %s %d GPUs", position, g.Node, want)
 		}
-		return Ref{By: by, N: position}, nil
+		return DeviceRef{By: by, N: position}, nil
 	}
-	if len(listed) == 0 && len(g.Entries) > 0 && g.Want != nil {
-		return Ref{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
+	if len(listed) == 0 && len(g.Entries) > 0 && g.Configured != nil {
+		return DeviceRef{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
 	}
 	if len(listed) == 0 {
-		return Ref{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml", g.Path, g.Node)
+		return DeviceRef{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml", g.Path, g.Node)
 	}
 	if position < 0 || position >= len(listed) {
-		return Ref{}, fmt.Errorf("position %d, but node %s has %d GPUs in %s", position, g.Node, len(listed), g.Path)
+		return DeviceRef{}, fmt.Errorf("position %d, but node %s has %d GPUs in %s", position, g.Node, len(listed), g.Path)
 	}
 	entry := listed[position]
 	if entry.Multiple {
-		return Ref{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml", position, entry.From)
+		return DeviceRef{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml", position, entry.From)
 	}
-	return Ref{By: ByMinor, N: entry.Minor}, nil
+	return DeviceRef{By: ByMinor, N: entry.Minor}, nil
 }
 
 // count is the number of GPUs that slurm.conf gives the node.
 func (g Gres) count() int {
 	n := 0
-	for _, w := range g.Want {
+	for _, w := range g.Configured {
 		n += w.Count
 	}
 	return n
@@ -169,15 +169,15 @@ func (g Gres) count() int {
 
 // listed is the list of devices that Slurm makes of the entries: those with a file, and where slurm.conf is known taken
 // by it, type after type, up to its count (_merge_config in Slurm's gres.c).
-func (g Gres) listed() []Entry {
-	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e Entry) bool { return e.Minor < 0 && !e.Multiple })
-	if g.Want == nil {
+func (g Gres) listed() []GresEntry {
+	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e GresEntry) bool { return e.Minor < 0 && !e.Multiple })
+	if g.Configured == nil {
 		return left
 	}
-	var taken []Entry
-	for _, want := range g.Want {
+	var taken []GresEntry
+	for _, want := range g.Configured {
 		n := 0
-		left = slices.DeleteFunc(left, func(e Entry) bool {
+		left = slices.DeleteFunc(left, func(e GresEntry) bool {
 			match := n < want.Count && (want.Type == "" || strings.EqualFold(want.Type, e.Type))
 			if match {
 				n++
@@ -189,10 +189,10 @@ func (g Gres) listed() []Entry {
 	return taken
 }
 
-// Pick finds the devices that refs mean among all of the node's devices, in the order of refs. Places by PCI bus id or
+// MatchDevices finds the devices that refs mean among all of the node's devices, in the order of refs. Places by PCI bus id or
 // by minor number count what slurmd's own detection found, and it need not have taken all of it: Pick answers only
 // where every list that slurmd may have made has the same device in that place, and refuses otherwise.
-func Pick(gres Gres, refs []Ref, devices []site.Device) ([]site.Device, error) {
+func MatchDevices(gres Gres, refs []DeviceRef, devices []site.Device) ([]site.Device, error) {
 	picked := make([]site.Device, 0, len(refs))
 	for _, ref := range refs {
 		device, err := gres.pick(ref, devices)
@@ -204,7 +204,7 @@ func Pick(gres Gres, refs []Ref, devices []site.Device) ([]site.Device, error) {
 	return picked, nil
 }
 
-func (g Gres) pick(ref Ref, devices []site.Device) (site.Device, error) {
+func (g Gres) pick(ref DeviceRef, devices []site.Device) (site.Device, error) {
 	if ref.By == ByUUID {
 		return one(devices, func(d site.Device) bool { return d.UUID == ref.UUID }, string(ref.UUID))
 	}
@@ -242,9 +242,9 @@ func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 // takes detected devices by natural order of their files, at most as many as slurm.conf counts, those on File= lines
 // first, and then sorts what it took: by PCI bus id with nvml, by file with nvidia. A slurmd built without the library
 // keeps the File= lines as they stand.
-func (g Gres) ordered(by By, devices []site.Device) ([]site.Device, error) {
+func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
-	if by == ByMinorRank {
+	if by == ByMinorOrder {
 		sorted = slices.SortedFunc(slices.Values(devices), byMinor)
 	}
 	if err := g.checkKinds(devices); err != nil {
@@ -253,10 +253,10 @@ func (g Gres) ordered(by By, devices []site.Device) ([]site.Device, error) {
 	if listed := g.listed(); len(listed) > 0 {
 		return g.orderedFiles(listed, sorted)
 	}
-	if by == ByMinorRank || slices.IsSortedFunc(sorted, byMinor) {
+	if by == ByMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
 		return sorted, nil // the lowest files are the first places, so the count does not matter
 	}
-	if g.Want == nil {
+	if g.Configured == nil {
 		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and how many of the %d Slurm uses is in slurm.conf: let it be read", len(sorted))
 	}
 	if g.count() < len(sorted) {
@@ -267,8 +267,8 @@ func (g Gres) ordered(by By, devices []site.Device) ([]site.Device, error) {
 
 // checkKinds refuses a type and several products: which of them Slurm matched with the type depends on their names.
 func (g Gres) checkKinds(devices []site.Device) error {
-	typed := slices.ContainsFunc(g.Entries, func(e Entry) bool { return e.Type != "" }) ||
-		slices.ContainsFunc(g.Want, func(w Want) bool { return w.Type != "" })
+	typed := slices.ContainsFunc(g.Entries, func(e GresEntry) bool { return e.Type != "" }) ||
+		slices.ContainsFunc(g.Configured, func(w ConfiguredGres) bool { return w.Type != "" })
 	for _, d := range devices {
 		if typed && d.Name != devices[0].Name {
 			return fmt.Errorf("GPUs %s and %s under one type with AutoDetect=%s: name them by File= lines with AutoDetect=off", devices[0].Name, d.Name, g.Detect)
@@ -279,12 +279,12 @@ func (g Gres) checkKinds(devices []site.Device) error {
 
 // orderedFiles serves File= lines beside AutoDetect=. The places are certain where the lines stand in the order into
 // which detection sorts, by its key and by file, and no GPU that they leave out can come to stand between them.
-func (g Gres) orderedFiles(listed []Entry, sorted []site.Device) ([]site.Device, error) {
+func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Device, error) {
 	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
-	complete := g.Want != nil && g.count() <= len(listed)
+	complete := g.Configured != nil && g.count() <= len(listed)
 	var places []site.Device
 	for _, d := range sorted {
-		isListed := slices.ContainsFunc(listed, func(e Entry) bool { return e.Minor == d.Minor })
+		isListed := slices.ContainsFunc(listed, func(e GresEntry) bool { return e.Minor == d.Minor })
 		switch {
 		case isListed:
 			places = append(places, d)
@@ -306,6 +306,6 @@ func (g Gres) orderedFiles(listed []Entry, sorted []site.Device) ([]site.Device,
 	return places, nil
 }
 
-func typedEntries(entries []Entry) bool {
-	return slices.ContainsFunc(entries, func(e Entry) bool { return e.Type != "" })
+func typedEntries(entries []GresEntry) bool {
+	return slices.ContainsFunc(entries, func(e GresEntry) bool { return e.Type != "" })
 }

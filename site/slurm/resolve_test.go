@@ -20,17 +20,17 @@ func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 		t.Fatal(err)
 	}
 	if inSlurmConf != "-" {
-		if gres.Want, _, err = readNode(all.open, "/e/slurm.conf", "n1"); err != nil {
+		if gres.Configured, _, err = readNode(all.open, "/e/slurm.conf", "n1"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return gres
 }
 
-func minors(ns ...int) []Ref {
-	var refs []Ref
+func minors(ns ...int) []DeviceRef {
+	var refs []DeviceRef
 	for _, n := range ns {
-		refs = append(refs, Ref{By: ByMinor, N: n})
+		refs = append(refs, DeviceRef{By: ByMinor, N: n})
 	}
 	return refs
 }
@@ -45,7 +45,7 @@ func TestResolve(t *testing.T) {
 	tests := []struct {
 		name, gres, conf string
 		job              Job
-		want             []Ref
+		want             []DeviceRef
 	}{
 		{"nothing asked, nothing known", "", "-", Job{}, nil},
 		{"in the middle", "Name=gpu File=/dev/nvidia[2-3]\n", "-", Job{GPUs: []int{0, 1}}, minors(2, 3)},
@@ -55,15 +55,15 @@ func TestResolve(t *testing.T) {
 		{"slurm.conf agrees", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "gpu:A:4", Job{GPUs: []int{1}}, minors(1)},
 		{"slurm.conf drops a type", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "gpu:b:1", Job{GPUs: []int{0}}, minors(1)},
 		{"slurm.conf without types takes them away", "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b File=/dev/nvidia0\n", "gpu:2", Job{GPUs: []int{0, 1}}, minors(1, 0)},
-		{"nvml", "AutoDetect=nvml\n", "-", Job{GPUs: []int{2, 0}}, []Ref{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
-		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{GPUs: []int{3}}, []Ref{{By: ByMinorRank, N: 3}}},
-		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7", Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []Ref{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
-		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{1}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []Ref{{By: ByUUID, UUID: gpuA}}},
+		{"nvml", "AutoDetect=nvml\n", "-", Job{GPUs: []int{2, 0}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
+		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{GPUs: []int{3}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
+		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7", Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
+		{"env_uuid", "AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{1}, UUIDs: []site.UUID{gpuA}, Visible: []string{gpuA}}, []DeviceRef{{By: ByUUID, UUID: gpuA}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.job.ID = 7
-			got, err := Resolve(gresOf(t, tt.gres, tt.conf), tt.job)
+			got, err := ResolvePositions(gresOf(t, tt.gres, tt.conf), tt.job)
 			if err != nil || !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got %v, %v, want %v", got, err, tt.want)
 			}
@@ -99,7 +99,7 @@ func TestResolveRefuses(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
 			tt.job.ID = 7
-			if refs, err := Resolve(gresOf(t, tt.gres, tt.conf), tt.job); message(err) != tt.want {
+			if refs, err := ResolvePositions(gresOf(t, tt.gres, tt.conf), tt.job); message(err) != tt.want {
 				t.Errorf("got  %v, %v\nwant %s", refs, err, tt.want)
 			}
 		})
@@ -154,7 +154,7 @@ func TestPickPlaces(t *testing.T) {
 			devices[0], devices[len(devices)-1] = devices[len(devices)-1], devices[0] // their order must not matter
 			var got []string
 			for place := 0; ; place++ {
-				picked, err := Pick(gres, []Ref{{By: by, N: place}}, devices)
+				picked, err := MatchDevices(gres, []DeviceRef{{By: by, N: place}}, devices)
 				if err != nil {
 					break
 				}
@@ -173,7 +173,7 @@ func TestPickPlaces(t *testing.T) {
 func TestPick(t *testing.T) {
 	mig := site.Device{UUID: migA, Minor: 0, BusID: "00000000:07:00.0"}
 	devices := append(gpus(0, 1), mig)
-	got, err := Pick(Gres{Node: "n1"}, []Ref{{By: ByMinor, N: 0}, {By: ByUUID, UUID: migA}}, devices)
+	got, err := MatchDevices(Gres{Node: "n1"}, []DeviceRef{{By: ByMinor, N: 0}, {By: ByUUID, UUID: migA}}, devices)
 	if err != nil || len(got) != 2 || got[0].UUID != "GPU-0" || got[1].UUID != migA {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -188,27 +188,27 @@ func TestPickRefuses(t *testing.T) {
 	mixed[1].Name = "NVIDIA L4"
 	tests := []struct {
 		gres    string
-		ref     Ref
+		ref     DeviceRef
 		devices []site.Device
 		want    string
 	}{
-		{"", Ref{By: ByMinor, N: 5}, gpus(0), pre + "/dev/nvidia5 is in Slurm's list and not on the node"},
-		{"", Ref{By: ByUUID, UUID: gpuA}, gpus(0), pre + gpuA + " is in Slurm's list and not on the node"},
-		{"AutoDetect=nvml\n", Ref{By: ByPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
-		{"AutoDetect=nvml\n", Ref{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG"},
-		{"AutoDetect=nvml\nName=gpu Type=a\n", Ref{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
-		{"AutoDetect=nvml\n", Ref{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: the GPUs' order by PCI bus id is not that of their minors, and how many of the 2 Slurm uses is in slurm.conf: let it be read"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", Ref{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
-		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", Ref{By: ByPCI, N: 0}, gpus(0, 1), pre + "place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
+		{"", DeviceRef{By: ByMinor, N: 5}, gpus(0), pre + "/dev/nvidia5 is in Slurm's list and not on the node"},
+		{"", DeviceRef{By: ByUUID, UUID: gpuA}, gpus(0), pre + gpuA + " is in Slurm's list and not on the node"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG"},
+		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: the GPUs' order by PCI bus id is not that of their minors, and how many of the 2 Slurm uses is in slurm.conf: let it be read"},
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
+		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre + "place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if got, err := Pick(gresOf(t, tt.gres, "-"), []Ref{tt.ref}, tt.devices); message(err) != tt.want {
+			if got, err := MatchDevices(gresOf(t, tt.gres, "-"), []DeviceRef{tt.ref}, tt.devices); message(err) != tt.want {
 				t.Errorf("got  %v, %v\nwant %s", got, err, tt.want)
 			}
 		})
 	}
-	if _, err := Pick(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []Ref{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses 1 of 2: name them by File= lines with AutoDetect=off" {
+	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses 1 of 2: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -8,13 +8,13 @@ package slurm
 
 import "strings"
 
-// Environ is a process's environment, name to value.
-type Environ map[string]string
+// Env is a process's environment, name to value.
+type Env map[string]string
 
-// NewEnviron reads lines of the form NAME=value, as os.Environ gives them. Where a name stands twice the first counts,
+// NewEnv reads lines of the form NAME=value, as os.Environ gives them. Where a name stands twice the first counts,
 // as in getenv(3); a line without "=" is left out.
-func NewEnviron(lines []string) Environ {
-	env := make(Environ, len(lines))
+func NewEnv(lines []string) Env {
+	env := make(Env, len(lines))
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, "=")
 		if !ok || name == "" {

@@ -27,13 +27,13 @@ type Task struct {
 
 // BySlurm reports whether srun started the rank, so that what Slurm says of a task is said of this one. A launcher's ranks
 // inherit what it says of the launcher.
-func (t Task) BySlurm() bool { return t.Source == SourceStepd || t.Source == SourceShell }
+func (t Task) BySlurm() bool { return t.Source == SourceStepd || t.Source == SourceInherited }
 
 // The values of Task.Source that name no launcher.
 const (
-	SourceStepd = "slurmstepd"        // slurmstepd started this very process
-	SourceShell = "slurm, by a shell" // Slurm's variables, inherited: a shell or another program stands between
-	SourceAlone = "alone"             // nobody launched several
+	SourceStepd     = "slurmstepd"        // slurmstepd started this very process
+	SourceInherited = "slurm, by a shell" // Slurm's variables, inherited: a shell or another program stands between
+	SourceSingle    = "alone"             // nobody launched several
 )
 
 // Launcher is a row of the table of launchers.
@@ -66,7 +66,7 @@ func Launchers() []Launcher {
 // launchers count, since under an mpirun Slurm's variables are those of the launcher's own step. Then Slurm's, and
 // without any sign of a launch the process is alone. A malformed or half-said place is an error, never a guess. It serves ranks and TaskPrologs; a TaskEpilog sees
 // other values (SLURM_GTIDS=0 in every task, measured with Slurm 22.05.8).
-func ReadTask(env Environ, pid int) (Task, error) {
+func ReadTask(env Env, pid int) (Task, error) {
 	task, err := readTask(env, pid)
 	if err != nil {
 		return Task{}, fmt.Errorf("cannot read task: %w", err)
@@ -74,10 +74,10 @@ func ReadTask(env Environ, pid int) (Task, error) {
 	return task, nil
 }
 
-// Fresh is env without what a launcher said to another process: to the task of the step that this process is part of, so
+// WithoutInheritedLauncher is env without what a launcher said to another process: to the task of the step that this process is part of, so
 // before the step began. An srun inside an mpirun leaves the mpirun's variables standing, and where a shell stands between
 // srun and the rank, SLURM_TASK_PID is no proof any more. The step's task is process SLURM_TASK_PID, task its environment.
-func Fresh(env, task Environ) Environ {
+func WithoutInheritedLauncher(env, task Env) Env {
 	if env["SLURM_STEP_ID"] == "" {
 		return env // a batch script, which inherits the variables of whoever submitted it
 	}
@@ -99,7 +99,7 @@ func LauncherVariables() []string {
 	return names
 }
 
-func readTask(env Environ, pid int) (Task, error) {
+func readTask(env Env, pid int) (Task, error) {
 	task, err := taskJob(env)
 	if err != nil {
 		return Task{}, err
@@ -107,7 +107,7 @@ func readTask(env Environ, pid int) (Task, error) {
 	for _, say := range []func() (Task, bool, error){
 		func() (Task, bool, error) { return bySlurmstepd(task, env, pid) },
 		func() (Task, bool, error) { return byLauncher(task, env) },
-		func() (Task, bool, error) { return bySlurm(task, env, SourceShell) },
+		func() (Task, bool, error) { return bySlurm(task, env, SourceInherited) },
 	} {
 		if said, ok, err := say(); ok || err != nil {
 			return said, err
@@ -117,7 +117,7 @@ func readTask(env Environ, pid int) (Task, error) {
 }
 
 // taskJob reads the numbers of the job and of the step.
-func taskJob(env Environ) (Task, error) {
+func taskJob(env Env) (Task, error) {
 	var task Task
 	for _, name := range jobVariables(env) {
 		var id uint32
@@ -141,7 +141,7 @@ func taskJob(env Environ) (Task, error) {
 
 // jobVariables lists the variables that name the task's job, in the order of JobIDs: the job, then the components of a
 // heterogeneous job (HET_GROUP; PACK_GROUP in the releases before 20.02), then its leader.
-func jobVariables(env Environ) []string {
+func jobVariables(env Env) []string {
 	var found []string
 	if _, ok := env["SLURM_JOB_ID"]; ok {
 		found = append(found, "SLURM_JOB_ID")
@@ -168,7 +168,7 @@ func jobVariables(env Environ) []string {
 	return found
 }
 
-func bySlurmstepd(task Task, env Environ, pid int) (Task, bool, error) {
+func bySlurmstepd(task Task, env Env, pid int) (Task, bool, error) {
 	if env["SLURM_TASK_PID"] != strconv.Itoa(pid) {
 		return Task{}, false, nil
 	}
@@ -177,7 +177,7 @@ func bySlurmstepd(task Task, env Environ, pid int) (Task, bool, error) {
 
 // bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on this
 // node; SLURM_NTASKS and the like count other nodes or the whole job.
-func bySlurm(task Task, env Environ, source string) (Task, bool, error) {
+func bySlurm(task Task, env Env, source string) (Task, bool, error) {
 	rank, ok := env["SLURM_LOCALID"]
 	if !ok {
 		return Task{}, false, nil
@@ -198,7 +198,7 @@ func bySlurm(task Task, env Environ, source string) (Task, bool, error) {
 
 // byLauncher takes the first launcher that says both rank and size. One that says the rank alone is held to be there
 // all the same: what Slurm says is then the launcher's place and not the rank's.
-func byLauncher(task Task, env Environ) (Task, bool, error) {
+func byLauncher(task Task, env Env) (Task, bool, error) {
 	half := ""
 	for _, l := range Launchers() {
 		_, marked := env[l.Marker]
@@ -222,7 +222,7 @@ func byLauncher(task Task, env Environ) (Task, bool, error) {
 
 // launcherSize returns the size and the variable that it stands in. Flux has none, but a job of one node has all of its
 // ranks there.
-func launcherSize(env Environ, l Launcher) (size, from string, ok bool) {
+func launcherSize(env Env, l Launcher) (size, from string, ok bool) {
 	if l.Size != "" {
 		size, ok = env[l.Size]
 		return size, l.Size, ok
@@ -255,12 +255,12 @@ func place(task Task, source, rankName, rank, sizeName, size string) (Task, erro
 
 // alone is for a process that nobody launched, and refuses one that a launcher did: seated as rank 0 of 1, each of its
 // ranks would take the whole GPU.
-func alone(task Task, env Environ) (Task, error) {
+func alone(task Task, env Env) (Task, error) {
 	for _, l := range Launchers() {
 		if world, ok := env[l.World]; ok && l.World != "" {
 			return Task{}, fmt.Errorf("%s is %s, so a launcher started this rank, but nothing says its place on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", l.World, quote(world))
 		}
 	}
-	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceAlone
+	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle
 	return task, nil
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func taskPID(t *testing.T, env Environ) int {
+func taskPID(t *testing.T, env Env) int {
 	t.Helper()
 	pid, err := strconv.Atoi(env["SLURM_TASK_PID"])
 	if err != nil {
@@ -40,13 +40,13 @@ func TestReadTaskRecordedSlurm(t *testing.T) {
 			env := recording(t, path)
 			want := Task{JobID: uint32(job), JobIDs: []uint32{uint32(job)}, StepID: m[3], LocalRank: rank, LocalSize: size, Source: SourceStepd}
 			checkTask(t, env, taskPID(t, env), want)
-			want.Source = SourceShell
+			want.Source = SourceInherited
 			checkTask(t, env, taskPID(t, env)+1, want)
 		})
 	}
 }
 
-func checkTask(t *testing.T, env Environ, pid int, want Task) {
+func checkTask(t *testing.T, env Env, pid int, want Task) {
 	t.Helper()
 	got, err := ReadTask(env, pid)
 	if err != nil {
@@ -94,11 +94,11 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 }
 
 func TestReadTask(t *testing.T) {
-	stepTwoOfFour := Environ{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
-	ompi := Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	stepTwoOfFour := Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
+	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
 	tests := []struct {
 		name   string
-		env    Environ
+		env    Env
 		pid    int
 		rank   int
 		size   int
@@ -106,19 +106,19 @@ func TestReadTask(t *testing.T) {
 	}{
 		{"srun within an mpirun", with(stepTwoOfFour, ompi), 100, 2, 4, SourceStepd},
 		{"mpirun within an srun", with(stepTwoOfFour, ompi), 101, 0, 1, "Open MPI"},
-		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceShell},
-		{"nobody", Environ{"PATH": "/bin"}, 100, 0, 1, SourceAlone},
-		{"salloc's shell", Environ{"SLURM_JOB_ID": "7"}, 100, 0, 1, SourceAlone},
-		{"Intel MPI", Environ{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
-		{"MVAPICH2", Environ{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
-		{"PALS", Environ{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
-		{"jsrun", Environ{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
-		{"Flux on one node", Environ{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
-		{"Flux, told the size", Environ{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
-		{"PMIx beside Open MPI", Environ{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
-		{"torchrun in a rank of srun", with(stepTwoOfFour, Environ{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
-		{"torchrun in a rank of mpirun", with(ompi, Environ{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
-		{"a script's LOCAL_RANK under mpirun", with(ompi, Environ{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
+		{"srun with a shell between", stepTwoOfFour, 101, 2, 4, SourceInherited},
+		{"nobody", Env{"PATH": "/bin"}, 100, 0, 1, SourceSingle},
+		{"salloc's shell", Env{"SLURM_JOB_ID": "7"}, 100, 0, 1, SourceSingle},
+		{"Intel MPI", Env{"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, 1, 1, 2, "hydra"},
+		{"MVAPICH2", Env{"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "MVAPICH2"},
+		{"PALS", Env{"PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2"}, 1, 1, 2, "PALS"},
+		{"jsrun", Env{"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}, 1, 1, 2, "jsrun"},
+		{"Flux on one node", Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
+		{"Flux, told the size", Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
+		{"PMIx beside Open MPI", Env{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
+		{"torchrun in a rank of srun", with(stepTwoOfFour, Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
+		{"torchrun in a rank of mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
+		{"a script's LOCAL_RANK under mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -135,22 +135,22 @@ func TestReadTask(t *testing.T) {
 
 // A launcher's variables that the step's own task had already are an outer launcher's; all others are the rank's own.
 func TestFresh(t *testing.T) {
-	ompi := Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
-	step := Environ{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
+	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	step := Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
 	for _, c := range []struct {
 		name      string
-		env, task Environ
+		env, task Env
 		source    string
 	}{
-		{"srun within an mpirun, a shell between", with(step, ompi), with(step, ompi), SourceShell},
+		{"srun within an mpirun, a shell between", with(step, ompi), with(step, ompi), SourceInherited},
 		{"mpirun within an srun", with(step, ompi), step, "Open MPI"},
-		{"mpirun within an srun within an mpirun", with(step, ompi), with(step, Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "3"}), "Open MPI"},
-		{"mpirun in a batch script that an mpirun submitted", with(with(step, Environ{"SLURM_STEP_ID": "-"}), ompi), ompi, "Open MPI"},
-		{"the task cannot be read", with(step, ompi), Environ{}, "Open MPI"},
+		{"mpirun within an srun within an mpirun", with(step, ompi), with(step, Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "3"}), "Open MPI"},
+		{"mpirun in a batch script that an mpirun submitted", with(with(step, Env{"SLURM_STEP_ID": "-"}), ompi), ompi, "Open MPI"},
+		{"the task cannot be read", with(step, ompi), Env{}, "Open MPI"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			before := with(c.env, Environ{})
-			got, err := ReadTask(Fresh(c.env, c.task), 101)
+			before := with(c.env, Env{})
+			got, err := ReadTask(WithoutInheritedLauncher(c.env, c.task), 101)
 			if err != nil || got.Source != c.source {
 				t.Errorf("%+v, %v; want %s", got, err, c.source)
 			}
@@ -164,16 +164,16 @@ func TestFresh(t *testing.T) {
 func TestReadTaskJobs(t *testing.T) {
 	tests := []struct {
 		name string
-		env  Environ
+		env  Env
 		job  uint32
 		jobs []uint32
 	}{
-		{"plain", Environ{"SLURM_JOB_ID": "7"}, 7, []uint32{7}},
-		{"outside", Environ{}, 0, nil},
-		{"heterogeneous", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17", "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_ID_HET_GROUP_1": "8"}, 7, []uint32{7, 8, 9, 17}},
-		{"pack, as it was called", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
-		{"a leader elsewhere", Environ{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
-		{"a name that is none", Environ{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
+		{"plain", Env{"SLURM_JOB_ID": "7"}, 7, []uint32{7}},
+		{"outside", Env{}, 0, nil},
+		{"heterogeneous", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_10": "17", "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_ID_HET_GROUP_1": "8"}, 7, []uint32{7, 8, 9, 17}},
+		{"pack, as it was called", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_PACK_GROUP_1": "8"}, 7, []uint32{7, 8}},
+		{"a leader elsewhere", Env{"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "7"}, 8, []uint32{8, 7}},
+		{"a name that is none", Env{"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_x": "x", "SLURM_JOB_ID_HET_GROUP_01": "x"}, 7, []uint32{7}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -188,26 +188,26 @@ func TestReadTaskJobs(t *testing.T) {
 func TestReadTaskRefuses(t *testing.T) {
 	const export = ": export LOCAL_RANK and LOCAL_WORLD_SIZE"
 	tests := []struct {
-		env  Environ
+		env  Env
 		want string
 	}{
-		{Environ{"SLURM_JOB_ID": "../x"}, `cannot read task: SLURM_JOB_ID is "../x", want a job's number from 1 to 4294967293`},
-		{Environ{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
-		{Environ{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
-		{Environ{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
-		{Environ{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
-		{Environ{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but nothing says how many ranks this node has` + export},
-		{Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
-		{Environ{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is 4, want a rank below 4 (OMPI_COMM_WORLD_LOCAL_SIZE)`},
-		{Environ{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
-		{Environ{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
-		{Environ{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1000000"}, `cannot read task: MPI_LOCALNRANKS is "1000000", want a number from 1 to 65536`},
-		{Environ{"SLURM_LOCALID": "0"}, `cannot read task: SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper`},
-		{Environ{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
-		{Environ{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
-		{Environ{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
-		{Environ{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
-		{Environ{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
+		{Env{"SLURM_JOB_ID": "../x"}, `cannot read task: SLURM_JOB_ID is "../x", want a job's number from 1 to 4294967293`},
+		{Env{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
+		{Env{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
+		{Env{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
+		{Env{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
+		{Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but nothing says how many ranks this node has` + export},
+		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
+		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is 4, want a rank below 4 (OMPI_COMM_WORLD_LOCAL_SIZE)`},
+		{Env{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
+		{Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
+		{Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1000000"}, `cannot read task: MPI_LOCALNRANKS is "1000000", want a number from 1 to 65536`},
+		{Env{"SLURM_LOCALID": "0"}, `cannot read task: SLURM_LOCALID is set and SLURM_GTIDS is not: do not unset Slurm's variables before the wrapper`},
+		{Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
+		{Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
+		{Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
+		{Env{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
+		{Env{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
@@ -222,7 +222,7 @@ func FuzzReadTask(f *testing.F) {
 	f.Add("7", "1", "0,1,2", "1", "2", 1)
 	f.Add("x", "9999999999999999999999", ",", "-1", "0", 0)
 	f.Fuzz(func(t *testing.T, job, rank, ids, ompiRank, ompiSize string, pid int) {
-		task, err := ReadTask(Environ{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
+		task, err := ReadTask(Env{"SLURM_JOB_ID": job, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids, "SLURM_TASK_PID": "1",
 			"OMPI_COMM_WORLD_LOCAL_RANK": ompiRank, "OMPI_COMM_WORLD_LOCAL_SIZE": ompiSize}, pid)
 		if err == nil && (task.LocalRank < 0 || task.LocalRank >= task.LocalSize || task.JobID == 0) {
 			t.Errorf("accepted %+v", task)

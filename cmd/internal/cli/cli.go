@@ -16,12 +16,12 @@ import (
 // Exit codes. A prolog's or epilog's non-zero drains the node; the wrapper's own failures have the codes that env(1),
 // nohup(1) and timeout(1) use.
 const (
-	OK            = 0
-	Drain         = 1
-	Usage         = 2
-	WrapperFailed = 125
-	NotExecutable = 126
-	NotFound      = 127
+	ExitOK            = 0
+	ExitDrain         = 1
+	ExitUsage         = 2
+	ExitWrapperFailed = 125
+	ExitNotExecutable = 126
+	ExitNotFound      = 127
 )
 
 // Process is the surroundings of a program: nothing else reads them.
@@ -38,8 +38,8 @@ func ThisProcess() Process {
 	return Process{os.Args[1:], os.Environ(), os.Getpid(), os.Stdout, os.Stderr}
 }
 
-// Complain writes one line to stderr, whatever the error holds: slurmd logs it, and a user may have had a hand in it.
-func (p Process) Complain(program string, err error) {
+// PrintError writes one line to stderr, whatever the error holds: slurmd logs it, and a user may have had a hand in it.
+func (p Process) PrintError(program string, err error) {
 	fmt.Fprintf(p.Err, "%s: %s\n", program, OneLine(err))
 }
 

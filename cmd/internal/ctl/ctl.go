@@ -16,36 +16,36 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Call is what a command is given. JSON and Paths are read when it runs, since flags are not before that.
-type Call struct {
+// Invocation is what a command is given. JSON and Paths are read when it runs, since flags are not before that.
+type Invocation struct {
 	cli.Process
 	JSON  bool
 	Paths site.Paths
 }
 
-// Maker makes a command.
-type Maker func(*Call) *cobra.Command
+// Constructor makes a command.
+type Constructor func(*Invocation) *cobra.Command
 
 // Mpsctl is the door of mpsctl: 0 where all is well, 1 where something was found or failed, 2 where it was not understood.
-func Mpsctl(p cli.Process, makers ...Maker) int {
-	call := &Call{Process: p}
+func Mpsctl(p cli.Process, makers ...Constructor) int {
+	call := &Invocation{Process: p}
 	root := newRoot(call)
 	for _, maker := range makers {
 		root.AddCommand(maker(call))
 	}
 	err := root.Execute()
-	var failed cli.Failed
+	var failed cli.RuntimeError
 	switch {
 	case err == nil:
-		return cli.OK
-	case errors.Is(err, cli.ErrFound):
-		return cli.Found
+		return cli.ExitOK
+	case errors.Is(err, cli.ErrFindings):
+		return cli.ExitFindings
 	}
-	p.Complain("mpsctl", err)
+	p.PrintError("mpsctl", err)
 	if errors.As(err, &failed) {
-		return cli.Found
+		return cli.ExitFindings
 	}
-	return cli.Usage
+	return cli.ExitUsage
 }
 
 const rootHelp = `mpsctl looks at a node and at what slurm-mps would do there.
@@ -53,12 +53,12 @@ const rootHelp = `mpsctl looks at a node and at what slurm-mps would do there.
 It exits with 0 where all is well, 1 where something was found or failed, and 2 where it was not understood. --json
 prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is set.`
 
-func newRoot(call *Call) *cobra.Command {
+func newRoot(call *Invocation) *cobra.Command {
 	root := &cobra.Command{
 		Use: "mpsctl", Short: "look at a node, and say what slurm-mps would do", Long: rootHelp, Version: cli.Version(),
 		Example:       "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
 		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true,
-		Args: NoOperand,
+		Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("cannot run: no command is given: see mpsctl --help")
 		},
@@ -79,8 +79,8 @@ func newRoot(call *Call) *cobra.Command {
 	return root
 }
 
-// Interruptible is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
-func Interruptible() (ctx context.Context, stop context.CancelFunc) {
+// SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
+func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
@@ -91,8 +91,8 @@ func checkRoot(root string) error {
 	return nil
 }
 
-// NoOperand is for commands that take flags alone, and for those that take commands.
-func NoOperand(c *cobra.Command, args []string) error {
+// NoArgs is for commands that take flags alone, and for those that take commands.
+func NoArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
@@ -105,13 +105,13 @@ func NoOperand(c *cobra.Command, args []string) error {
 const completionHelp = `completion prints a script for a shell, which then completes mpsctl's commands and flags.`
 
 // shells are those that completion knows; what is written for one is the shell's own language.
-var shells = map[string]func(*cobra.Command, *Call) error{
-	"bash": func(root *cobra.Command, c *Call) error { return root.GenBashCompletionV2(c.Out, true) },
-	"zsh":  func(root *cobra.Command, c *Call) error { return root.GenZshCompletion(c.Out) },
-	"fish": func(root *cobra.Command, c *Call) error { return root.GenFishCompletion(c.Out, true) },
+var shells = map[string]func(*cobra.Command, *Invocation) error{
+	"bash": func(root *cobra.Command, c *Invocation) error { return root.GenBashCompletionV2(c.Out, true) },
+	"zsh":  func(root *cobra.Command, c *Invocation) error { return root.GenZshCompletion(c.Out) },
+	"fish": func(root *cobra.Command, c *Invocation) error { return root.GenFishCompletion(c.Out, true) },
 }
 
-func completion(call *Call) *cobra.Command {
+func completion(call *Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "completion bash|zsh|fish", Short: "print a completion script for a shell", Long: completionHelp,
 		Example:               "  mpsctl completion bash >/etc/bash_completion.d/mpsctl\n  mpsctl completion zsh >\"${fpath[1]}/_mpsctl\"\n  mpsctl completion fish >~/.config/fish/completions/mpsctl.fish",
@@ -123,15 +123,15 @@ func completion(call *Call) *cobra.Command {
 			return fmt.Errorf("cannot complete for %q: name one shell: bash, zsh or fish", args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			return Wrote("completion", shells[args[0]](c.Root(), call))
+			return WriteError("completion", shells[args[0]](c.Root(), call))
 		},
 	}
 }
 
-// Wrote is the outcome of printing an answer: that it could not be printed is no mistake of the question's.
-func Wrote(what string, err error) error {
+// WriteError is the outcome of printing an answer: that it could not be printed is no mistake of the question's.
+func WriteError(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return cli.Failed{Err: fmt.Errorf("cannot print %s: %w", what, err)}
+	return cli.RuntimeError{Err: fmt.Errorf("cannot print %s: %w", what, err)}
 }

@@ -16,16 +16,16 @@ import (
 )
 
 // ends is a command that ends so.
-func ends(err error) Maker {
-	return func(call *Call) *cobra.Command {
-		return &cobra.Command{Use: "end", Args: NoOperand, RunE: func(*cobra.Command, []string) error {
+func ends(err error) Constructor {
+	return func(call *Invocation) *cobra.Command {
+		return &cobra.Command{Use: "end", Args: NoArgs, RunE: func(*cobra.Command, []string) error {
 			fmt.Fprint(call.Out, call.JSON, call.Paths.Root)
 			return err
 		}}
 	}
 }
 
-func run(maker Maker, args ...string) (code int, out, complaint string) {
+func run(maker Constructor, args ...string) (code int, out, complaint string) {
 	var o, e bytes.Buffer
 	code = Mpsctl(cli.Process{Args: args, Out: &o, Err: &e}, maker)
 	return code, o.String(), e.String()
@@ -38,12 +38,12 @@ func TestExitCodes(t *testing.T) {
 		complaint string
 	}{
 		{nil, 0, ""},
-		{cli.ErrFound, 1, ""},
-		{cli.Failed{Err: errors.New("cannot do it: no\nreason")}, 1, "mpsctl: cannot do it: no; reason\n"},
-		{fmt.Errorf("cannot end: %w", cli.Failed{Err: errors.New("no space left")}), 1, "mpsctl: cannot end: no space left\n"},
+		{cli.ErrFindings, 1, ""},
+		{cli.RuntimeError{Err: errors.New("cannot do it: no\nreason")}, 1, "mpsctl: cannot do it: no; reason\n"},
+		{fmt.Errorf("cannot end: %w", cli.RuntimeError{Err: errors.New("no space left")}), 1, "mpsctl: cannot end: no space left\n"},
 		{errors.New("cannot read that"), 2, "mpsctl: cannot read that\n"},
-		{Wrote("end", nil), 0, ""},
-		{Wrote("end", errors.New("no space left")), 1, "mpsctl: cannot print end: no space left\n"},
+		{WriteError("end", nil), 0, ""},
+		{WriteError("end", errors.New("no space left")), 1, "mpsctl: cannot print end: no space left\n"},
 	} {
 		code, _, complaint := run(ends(c.err), "end")
 		if code != c.code || complaint != c.complaint {
@@ -66,7 +66,7 @@ func TestUsage(t *testing.T) {
 		"completion bash zsh": `cannot complete for ["bash" "zsh"]: name one shell: bash, zsh or fish`,
 	} {
 		code, out, complaint := run(ends(nil), strings.Fields(args)...)
-		if code != cli.Usage || out != "" || complaint != "mpsctl: "+want+"\n" {
+		if code != cli.ExitUsage || out != "" || complaint != "mpsctl: "+want+"\n" {
 			t.Errorf("%q: code %d, printed %q\ngot  %swant mpsctl: %s", args, code, out, complaint, want)
 		}
 	}
@@ -107,8 +107,8 @@ func TestCompletion(t *testing.T) {
 
 // What is no file is no terminal, and has no colour whatever the environment says.
 func TestScreenOfAPipe(t *testing.T) {
-	call := Call{Process: cli.Process{Out: &bytes.Buffer{}, Env: []string{"TERM=xterm-256color"}}}
-	if s := call.Screen(); s != plain || s.Bad("x") != "x" {
+	call := Invocation{Process: cli.Process{Out: &bytes.Buffer{}, Env: []string{"TERM=xterm-256color"}}}
+	if s := call.Screen(); s != plain || s.Red("x") != "x" {
 		t.Errorf("screen %+v", s)
 	}
 }
@@ -118,7 +118,7 @@ func TestFold(t *testing.T) {
 	for text, want := range map[string]string{
 		"one two three": "  one two\n  three\n", "abcdefghijklmnop x": "  abcdefghijklmnop\n  x\n", "": "  \n", "äöü äöü äöü": "  äöü äöü\n  äöü\n",
 	} {
-		if got := s.Fold("  ", text); got != want {
+		if got := s.Wrap("  ", text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}

@@ -23,13 +23,13 @@ type Screen struct {
 var plain = Screen{Columns: 80}
 
 // Screen is this call's: colour only on a terminal that can have it, and never where NO_COLOR is set (no-color.org).
-func (c *Call) Screen() Screen {
+func (c *Invocation) Screen() Screen {
 	s := terminal(c.Out)
 	s.colour = s.Terminal && c.variable("NO_COLOR") == "" && c.variable("TERM") != "dumb" && c.variable("TERM") != ""
 	return s
 }
 
-func (c *Call) variable(name string) string {
+func (c *Invocation) variable(name string) string {
 	for _, entry := range c.Env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
 			return value
@@ -67,11 +67,11 @@ const (
 func (s Screen) Coloured() bool { return s.colour }
 
 // Good, Odd and Bad colour a word by what it means; Strong and Weak say how much it matters.
-func (s Screen) Good(text string) string   { return s.paint(green, text) }
-func (s Screen) Odd(text string) string    { return s.paint(yellow, text) }
-func (s Screen) Bad(text string) string    { return s.paint(red, text) }
-func (s Screen) Strong(text string) string { return s.paint(bold, text) }
-func (s Screen) Weak(text string) string   { return s.paint(faint, text) }
+func (s Screen) Green(text string) string  { return s.paint(green, text) }
+func (s Screen) Yellow(text string) string { return s.paint(yellow, text) }
+func (s Screen) Red(text string) string    { return s.paint(red, text) }
+func (s Screen) Bold(text string) string   { return s.paint(bold, text) }
+func (s Screen) Faint(text string) string  { return s.paint(faint, text) }
 
 func (s Screen) paint(colour, text string) string {
 	if !s.colour || text == "" {
@@ -91,8 +91,8 @@ func (s Screen) Redraw(text string) string {
 	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap
 }
 
-// Fold breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
-func (s Screen) Fold(indent, text string) string {
+// Wrap breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
+func (s Screen) Wrap(indent, text string) string {
 	var b strings.Builder
 	line := indent
 	for word := range strings.FieldsSeq(text) {

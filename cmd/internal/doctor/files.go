@@ -113,8 +113,8 @@ func versionOf(path string) string {
 	return string(text)
 }
 
-// mostControl is far above the size of the control program (70 KiB with driver 580).
-const mostControl = 64 << 20
+// maxControl is far above the size of the control program (70 KiB with driver 580).
+const maxControl = 64 << 20
 
 var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?\b`)
 
@@ -126,7 +126,7 @@ func driverOf(path string) string {
 		return ""
 	}
 	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, mostControl))
+	content, err := io.ReadAll(io.LimitReader(file, maxControl))
 	if err != nil || !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return ""
 	}
@@ -151,7 +151,7 @@ func readAt(file *elf.File, address uint64, into []byte) bool {
 	return false
 }
 
-const scriptMost = 1 << 20 // bytes of a script that are read
+const maxScript = 1 << 20 // bytes of a script that are read
 
 // script sees what Slurm runs, and which program of ours it is or starts.
 func script(file string) Script {
@@ -164,7 +164,7 @@ func script(file string) Script {
 		return s
 	}
 	content, err := os.ReadFile(file)
-	if err != nil || len(content) > scriptMost || !strings.HasPrefix(string(content), "#!") {
+	if err != nil || len(content) > maxScript || !strings.HasPrefix(string(content), "#!") {
 		return s
 	}
 	s.Starts, s.By = started(string(content))
@@ -190,10 +190,10 @@ func started(content string) (name, by string) {
 	return "", ""
 }
 
-// hook sees what Slurm runs where one of its settings says: a path, or a pattern whose files it runs in the reverse order
+// readHook sees what Slurm runs where one of its settings says: a path, or a pattern whose files it runs in the reverse order
 // of their names (measured).
-func hook(name, program string, settings slurm.Settings) Hook {
-	h := Hook{Name: name, Ours: program, Settings: settings.All(name)}
+func readHook(name, program string, settings slurm.ConfFile) Hook {
+	h := Hook{Name: name, Ours: program, Settings: settings.Values(name)}
 	if name == "TaskProlog" && len(h.Settings) > 1 {
 		h.Settings = h.Settings[len(h.Settings)-1:]
 	}
@@ -223,8 +223,8 @@ func expanded(pattern, dir string) []string {
 }
 
 // state sees the folder of state, or what is there of the path to it.
-func state(paths site.Paths) State {
-	s := State{Path: paths.Run()}
+func state(paths site.Paths) StateDir {
+	s := StateDir{Path: paths.Run()}
 	for at := s.Path; ; at = filepath.Dir(at) {
 		var st unix.Stat_t
 		err := unix.Lstat(at, &st)
@@ -252,7 +252,7 @@ func fileMode(mode uint32) fs.FileMode {
 }
 
 // measure sees what room there is. A file system that counts no files has no end of them.
-func (s *State) measure(at string) error {
+func (s *StateDir) measure(at string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(at, &fs); err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/inspect"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
@@ -33,8 +33,8 @@ type question struct {
 	slurmd string // its path, "" for wherever it is, "none" to leave it alone
 }
 
-// driverPatience bounds one call of NVML: a driver without persistence initialises its GPUs first.
-const driverPatience = 15 * time.Second
+// driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
+const driverTimeout = 15 * time.Second
 
 // gather looks at a node. What it cannot look at it says, and goes on.
 func gather(ctx context.Context, q question) Node {
@@ -43,13 +43,13 @@ func gather(ctx context.Context, q question) Node {
 		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
 	}
 	n.Policy = readLaw(q.paths)
-	n.Own = []File{look("the policy", q.paths.Policy()), look("the site's file", q.paths.Facts())}
-	n.Facts, n.FactsErr = node.ReadFacts(q.paths)
+	n.Own = []File{look("the policy", q.paths.Policy()), look("the site's file", q.paths.ConfigFile())}
+	n.Config, n.ConfigErr = hook.ReadConfig(q.paths)
 	if n.known() {
-		n.Helpers = helpers(n.Facts)
-		n.Control = driverOf(n.Facts.Control)
+		n.Helpers = helpers(n.Config)
+		n.Control = driverOf(n.Config.Control)
 	}
-	n.Slurm, n.SlurmErr = readSlurm(q, n.Facts)
+	n.Slurm, n.SlurmErr = readSlurm(q, n.Config)
 	if n.Slurm != nil {
 		if n.Root && q.slurmd != leaveSlurmd {
 			n.Slurm.askSlurmd(ctx, q)
@@ -66,17 +66,17 @@ func gather(ctx context.Context, q question) Node {
 }
 
 // known says that what the site says of itself is known: its file can be used, or a copy of it.
-func (n Node) known() bool { return n.FactsErr.Wrong == nil || !n.FactsErr.Kept.IsZero() }
+func (n Node) known() bool { return n.ConfigErr.Wrong == nil || !n.ConfigErr.Kept.IsZero() }
 
-func readLaw(paths site.Paths) Law {
-	law, standing := node.ReadPolicy(paths)
+func readLaw(paths site.Paths) PolicyResult {
+	law, standing := hook.ReadPolicy(paths)
 	if law == nil {
-		return Law{Standing: standing}
+		return PolicyResult{Standing: standing}
 	}
-	return Law{law.Policy().Trigger, standing}
+	return PolicyResult{law.Policy().Trigger, standing}
 }
 
-func helpers(facts site.Facts) []File {
+func helpers(facts site.Config) []File {
 	all := []File{look("mps_control", facts.Control)}
 	if facts.LibraryPath != "" {
 		for _, dir := range filepath.SplitList(facts.LibraryPath) {
@@ -149,12 +149,12 @@ func installed(beside, name string) string {
 }
 
 // readSlurm reads Slurm's files. Its error is that slurm.conf cannot be read; of the others each has its own.
-func readSlurm(q question, facts site.Facts) (*Slurm, error) {
-	settings, err := slurm.ReadSettings(q.conf, q.node)
+func readSlurm(q question, facts site.Config) (*Slurm, error) {
+	settings, err := slurm.ReadConfFile(q.conf, q.node)
 	if err != nil {
 		return nil, err
 	}
-	s := &Slurm{Settings: settings, Hooks: []Hook{hook("Prolog", "prolog", settings), hook("Epilog", "epilog", settings), hook("TaskProlog", "task-prolog", settings)}}
+	s := &Slurm{ConfFile: settings, Hooks: []Hook{readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings), readHook("TaskProlog", "task-prolog", settings)}}
 	gpus, others, err := slurm.ReadNode(q.conf, q.node)
 	s.NodeErr = err
 	s.Features, s.FeaturesErr = slurm.ReadFeatures(q.conf, q.node)
@@ -173,8 +173,8 @@ func readSlurm(q question, facts site.Facts) (*Slurm, error) {
 }
 
 // beside reads another of Slurm's files; nil stands for one that is not there, which has Slurm's defaults.
-func (s *Slurm) beside(name, node string) *slurm.Settings {
-	settings, err := slurm.ReadSettings(filepath.Join(filepath.Dir(s.Path), name), node)
+func (s *Slurm) beside(name, node string) *slurm.ConfFile {
+	settings, err := slurm.ReadConfFile(filepath.Join(filepath.Dir(s.Path), name), node)
 	if err == nil {
 		return &settings
 	}
@@ -187,10 +187,10 @@ func (s *Slurm) beside(name, node string) *slurm.Settings {
 // askDriver asks NVML, and what else there is to see of jobs.
 func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
 	if !n.known() {
-		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.Facts()+" says where they are, and cannot be read")
+		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" says where they are, and cannot be read")
 		return
 	}
-	nvml, err := gpu.OpenWithin(n.Facts.NVMLLibrary, driverPatience)
+	nvml, err := gpu.OpenTimeout(n.Config.NVMLLibrary, driverTimeout)
 	if n.NVMLErr = err; err == nil {
 		defer nvml.Close()
 		n.Driver, n.NVMLErr = askGPUs(nvml)
@@ -203,7 +203,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen, err := nvml.Survey()
+	seen, err := nvml.List()
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 		if g.Err == nil {
 			var err1, err2 error
 			g.Major, g.Minor, err1 = nvml.Capability(g.Device.UUID)
-			g.Persistent, err2 = nvml.Persistent(g.Device.UUID)
+			g.Persistent, err2 = nvml.PersistenceMode(g.Device.UUID)
 			g.Err = errors.Join(err1, err2)
 		}
 		d.GPUs = append(d.GPUs, g)
@@ -223,15 +223,15 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 
 // lookForLeft looks as status does, with the same NVML.
 func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML, driverErr error) {
-	reader, err := sight.Here(paths, true)
+	reader, err := inspect.Open(paths, true)
 	if err != nil {
 		n.Unseen = append(n.Unseen, "what is left of jobs: "+err.Error())
 		return
 	}
-	reader.Driver = func() (sight.Driver, error) { return nvml, driverErr }
-	seen, found := reader.Look(ctx, sight.Disagreements)
-	n.Left = found
-	for _, missed := range seen.Unseen {
+	reader.Driver = func() (inspect.Driver, error) { return nvml, driverErr }
+	seen, found := reader.Inspect(ctx, inspect.Disagreements)
+	n.Leftovers = found
+	for _, missed := range seen.Incomplete {
 		switch {
 		case strings.HasPrefix(missed, "the GPUs: "), strings.HasPrefix(missed, "GPU "): // findings of their own
 		case n.Root:

@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/inspect"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/mps"
@@ -231,7 +231,7 @@ func policyLoads(n Node) []Finding {
 }
 
 func factsLoad(n Node) []Finding {
-	return unreadable("site-file", n.Paths.Facts(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.FactsErr, "the defaults hold")
+	return unreadable("site-file", n.Paths.ConfigFile(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.ConfigErr, "the defaults hold")
 }
 
 // rooted is the flag that moves what this node's commands read.
@@ -243,7 +243,7 @@ func (n Node) rooted() string {
 }
 
 // unreadable judges a file that cannot be used. While a copy of it is used, jobs run as they did: a warning.
-func unreadable(kind Kind, path, correct string, s node.Standing, without string) []Finding {
+func unreadable(kind Kind, path, correct string, s hook.Standing, without string) []Finding {
 	if s.Wrong == nil {
 		return nil
 	}
@@ -255,12 +255,12 @@ func unreadable(kind Kind, path, correct string, s node.Standing, without string
 	var bad *policyfile.Error
 	switch {
 	case errors.As(s.Wrong, &bad):
-		c := bad.Complaints()[0]
+		c := bad.Diagnostics()[0]
 		f.Where, f.Do = fmt.Sprintf("%s:%d", c.File, c.Line), correct
 	case errors.Is(s.Wrong, fs.ErrNotExist):
 		name := filepath.Base(path)
 		what, f.Do = "it is not there", fmt.Sprintf("install -d -m 755 %s && mpsctl site show %s >%s && chmod 644 %s", filepath.Dir(path), name, path, path)
-	case errors.Is(s.Wrong, site.ErrForeign):
+	case errors.Is(s.Wrong, site.ErrNotRootOwned):
 		f.Do = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
 	}
 	f.What = strings.TrimSuffix(what, ".") + ": " + s.Instead(without)
@@ -295,12 +295,12 @@ func nobodyElseWrites(n Node) (found []Finding) {
 
 // foreign says that a file's owner is in the way already.
 func (n Node) foreign(path string) bool {
-	return path == n.Paths.Policy() && errors.Is(n.Policy.Wrong, site.ErrForeign) || path == n.Paths.Facts() && errors.Is(n.FactsErr.Wrong, site.ErrForeign)
+	return path == n.Paths.Policy() && errors.Is(n.Policy.Wrong, site.ErrNotRootOwned) || path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Wrong, site.ErrNotRootOwned)
 }
 
 func helpersThere(n Node) (found []Finding) {
 	for _, f := range n.Helpers {
-		set := fmt.Sprintf("set %s in %s to where it is", f.Name, n.Paths.Facts())
+		set := fmt.Sprintf("set %s in %s to where it is", f.Name, n.Paths.ConfigFile())
 		switch {
 		case f.Err != nil && f.Name == "mps_control":
 			found = append(found, fault("control-missing", f.Path, set+", or install the driver's package that has nvidia-cuda-mps-control", "the MPS control program cannot be found: %v", f.Err))
@@ -319,13 +319,13 @@ func controlAgrees(n Node) []Finding {
 	if n.Driver == nil || n.Control == "" || n.Control == n.Driver.Version {
 		return nil
 	}
-	return []Finding{fault("control-version", n.Facts.Control, "reboot the node, or install the packages of one driver", "it is driver %s's, and driver %s is loaded", n.Control, n.Driver.Version)}
+	return []Finding{fault("control-version", n.Config.Control, "reboot the node, or install the packages of one driver", "it is driver %s's, and driver %s is loaded", n.Control, n.Driver.Version)}
 }
 
 func driverAnswers(n Node) []Finding {
 	switch {
 	case n.NVMLErr != nil:
-		return []Finding{fault("nvml", "NVML", fmt.Sprintf("make nvidia-smi work (modprobe nvidia), or set nvml_library in %s to where libnvidia-ml.so.1 is", n.Paths.Facts()), "%v", n.NVMLErr)}
+		return []Finding{fault("nvml", "NVML", fmt.Sprintf("make nvidia-smi work (modprobe nvidia), or set nvml_library in %s to where libnvidia-ml.so.1 is", n.Paths.ConfigFile()), "%v", n.NVMLErr)}
 	case n.Driver != nil && len(n.Driver.GPUs) == 0:
 		return []Finding{fault("no-gpu", "NVML", "see why: dmesg | grep -i nvrm", "driver %s shows no GPU", n.Driver.Version)}
 	}
@@ -435,8 +435,8 @@ func stateOurs(n Node) []Finding {
 
 // The least room for a node's state: a lease, a ticket, claims and sockets of a job are some 30 files of a few KiB.
 const (
-	leastRoom  = 16 << 20
-	leastNames = 2000
+	minRoom  = 16 << 20
+	minNames = 2000
 )
 
 func stateRoom(n Node) (found []Finding) {
@@ -444,7 +444,7 @@ func stateRoom(n Node) (found []Finding) {
 	if s.Err != nil {
 		return nil
 	}
-	if s.Bytes < leastRoom || s.Files < leastNames {
+	if s.Bytes < minRoom || s.Files < minNames {
 		found = append(found, fault("state-room", s.Path, "make room there: df -h "+filepath.Dir(s.Path)+"; df -i "+filepath.Dir(s.Path), "%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files))
 	}
 	if !s.Memory && n.Paths.Root == "" { // a root that moves everything is a test's, or somebody's own choice
@@ -455,15 +455,15 @@ func stateRoom(n Node) (found []Finding) {
 
 // usersDoing are findings of mpsctl status that a job's user can bring about. No job but the user's own is worse off, so
 // they are warnings: a health check by doctor's exit code must not let a user drain a node.
-var usersDoing = []sight.Kind{
-	sight.DaemonGone, sight.DaemonReplaced, sight.DaemonNotServing, sight.DaemonWedged, sight.DaemonUnclear, sight.ServerFault, sight.CeilingLifted, sight.FilesUnheld,
+var usersDoing = []inspect.Kind{
+	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer, inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
 }
 
 // nothingLeft are the findings of mpsctl status.
 func nothingLeft(n Node) (found []Finding) {
-	for _, f := range n.Left {
+	for _, f := range n.Leftovers {
 		switch {
-		case f.Kind == sight.PolicyUnusable, f.Kind == sight.FactsUnusable: // judged above
+		case f.Kind == inspect.PolicyUnusable, f.Kind == inspect.ConfigUnusable: // judged above
 		case slices.Contains(usersDoing, f.Kind):
 			found = append(found, warning(Kind(f.Kind), f.Where, f.Do, "%s", f.What))
 		default:

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/node"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
@@ -38,14 +38,14 @@ func flag(list, name string) bool {
 
 // at is where a name is set, or the file where it is not.
 func (s Slurm) at(name string) string {
-	if last, ok := s.Last(name); ok {
+	if last, ok := s.Value(name); ok {
 		return last.From
 	}
 	return s.Path
 }
 
 func (s Slurm) value(name string) string {
-	last, _ := s.Last(name)
+	last, _ := s.Value(name)
 	return last.Value
 }
 
@@ -203,15 +203,15 @@ func prologTimeouts(n Node) (found []Finding) {
 	if n.Slurm == nil || !n.known() {
 		return nil
 	}
-	prolog, epilog := node.Longest(n.Facts)
+	prolog, epilog := hook.MaxDurations(n.Config)
 	for _, c := range []struct {
 		name, fact string
 		least      time.Duration
 	}{{"PrologEpilogTimeout", "prolog_deadline and epilog_deadline", max(prolog, epilog)}, {"PrologTimeout", "prolog_deadline", prolog}, {"EpilogTimeout", "epilog_deadline", epilog}} {
-		set, there := n.Slurm.Last(c.name)
+		set, there := n.Slurm.Value(c.name)
 		d, forever, ok := seconds(set.Value)
 		if there && ok && !forever && d < c.least {
-			found = append(found, fault("hook-timeout", set.From, n.Slurm.write(fmt.Sprintf("%s=%d", c.name, int(c.least.Seconds())))+fmt.Sprintf("; or lower %s in %s", c.fact, n.Paths.Facts()),
+			found = append(found, fault("hook-timeout", set.From, n.Slurm.write(fmt.Sprintf("%s=%d", c.name, int(c.least.Seconds())))+fmt.Sprintf("; or lower %s in %s", c.fact, n.Paths.ConfigFile()),
 				"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, set.Value, int(c.least.Seconds())))
 		}
 	}
@@ -242,7 +242,7 @@ func nodeLine(n Node) []Finding {
 
 // count is the number of GPUs that slurm.conf gives the node.
 func (s Slurm) count() (all int) {
-	for _, w := range s.Gres.Want {
+	for _, w := range s.Gres.Configured {
 		all += w.Count
 	}
 	return all
@@ -266,7 +266,7 @@ func gresReads(n Node) []Finding {
 	}
 	do := "correct that line; slurmd -G says what slurmd makes of it"
 	if errors.Is(n.Slurm.GresErr, fs.ErrNotExist) {
-		do = "write it: mpsctl site show gres.conf; or name it by gres_conf in " + n.Paths.Facts()
+		do = "write it: mpsctl site show gres.conf; or name it by gres_conf in " + n.Paths.ConfigFile()
 	}
 	return []Finding{fault("gres-conf", "gres.conf", do, "%v", n.Slurm.GresErr)}
 }
@@ -282,10 +282,10 @@ func slurmdReads(n Node) []Finding {
 // types are the types of GPUs that Slurm tells apart on the node.
 func (s Slurm) types() []string {
 	var types []string
-	for _, w := range s.Gres.Want {
+	for _, w := range s.Gres.Configured {
 		types = append(types, w.Type)
 	}
-	if s.Gres.Want == nil {
+	if s.Gres.Configured == nil {
 		for _, e := range s.Gres.Entries {
 			types = append(types, e.Type)
 		}
@@ -315,10 +315,10 @@ func gresAgrees(n Node) []Finding {
 		devices = append(devices, g.Device)
 	}
 	for position := range n.Slurm.count() {
-		refs, err := slurm.Resolve(*n.Slurm.Gres, slurm.Job{GPUs: []int{position}})
+		refs, err := slurm.ResolvePositions(*n.Slurm.Gres, slurm.Job{GPUs: []int{position}})
 		if err == nil {
 			var picked []site.Device
-			if picked, err = slurm.Pick(*n.Slurm.Gres, refs, devices); err == nil {
+			if picked, err = slurm.MatchDevices(*n.Slurm.Gres, refs, devices); err == nil {
 				err = n.Slurm.lists(position, picked[0])
 			}
 		} else if inner := errors.Unwrap(err); inner != nil {
@@ -335,12 +335,12 @@ func gresAgrees(n Node) []Finding {
 // lists is an error where slurmd itself has another device at a position.
 func (s Slurm) lists(position int, device site.Device) error {
 	switch {
-	case s.Listed == nil:
+	case s.SlurmdGPUs == nil:
 		return nil
-	case position >= len(s.Listed):
-		return fmt.Errorf("slurmd lists %d", len(s.Listed))
-	case s.Listed[position] != device.Minor:
-		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", s.Listed[position], device.Minor)
+	case position >= len(s.SlurmdGPUs):
+		return fmt.Errorf("slurmd lists %d", len(s.SlurmdGPUs))
+	case s.SlurmdGPUs[position] != device.Minor:
+		return fmt.Errorf("slurmd has /dev/nvidia%d there, and we read /dev/nvidia%d", s.SlurmdGPUs[position], device.Minor)
 	}
 	return nil
 }
@@ -393,10 +393,10 @@ func (s Slurm) private() (dirs []string, from string) {
 	if s.Container == nil {
 		return dirs, from
 	}
-	if set, ok := s.Container.Last("Dirs"); ok {
+	if set, ok := s.Container.Value("Dirs"); ok {
 		dirs, from = strings.Split(set.Value, ","), set.From
 	}
-	if set, ok := s.Container.Last("BasePath"); ok && set.Value != "none" {
+	if set, ok := s.Container.Value("BasePath"); ok && set.Value != "none" {
 		dirs = append(dirs, set.Value)
 	}
 	return dirs, from
@@ -427,9 +427,9 @@ func devicesConstrained(n Node) []Finding {
 		return []Finding{warning("devices-open", n.Slurm.at("TaskPlugin"), n.Slurm.write("TaskPlugin=task/cgroup,task/affinity")+"; and ConstrainDevices=yes in cgroup.conf",
 			"TaskPlugin lacks task/cgroup: a job's processes can open GPUs that it was not given, past MPS")}
 	}
-	set, value := slurm.Setting{From: filepath.Join(filepath.Dir(n.Slurm.Path), "cgroup.conf")}, ""
+	set, value := slurm.ConfValue{From: filepath.Join(filepath.Dir(n.Slurm.Path), "cgroup.conf")}, ""
 	if n.Slurm.Cgroup != nil {
-		if last, ok := n.Slurm.Cgroup.Last("ConstrainDevices"); ok {
+		if last, ok := n.Slurm.Cgroup.Value("ConstrainDevices"); ok {
 			set, value = last, last.Value
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 // sound is a node of which nothing was seen that is wrong.
 func sound() Node {
-	return Node{Name: "n1", Root: true, State: State{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
+	return Node{Name: "n1", Root: true, State: StateDir{Path: "/run/slurm-mps", Memory: true, Bytes: 1 << 30, Files: 1 << 20}}
 }
 
 // What the simulated node of cmd/doctor_test.go cannot have.
@@ -27,8 +27,8 @@ func TestJudge(t *testing.T) {
 		"nothing seen, nothing wrong": {func(*Node) {}, nil},
 		"state on a disk":             {func(n *Node) { n.State.Memory = false }, []Kind{"state-on-disk"}},
 		"a root of its own on a disk": {func(n *Node) { n.State.Memory, n.Paths = false, site.Paths{Root: "/x"} }, nil},
-		"no names left":               {func(n *Node) { n.State.Files = leastNames - 1 }, []Kind{"state-room"}},
-		"a state that cannot be seen": {func(n *Node) { n.State = State{Err: errors.New("input/output error")} }, []Kind{"state-folder"}},
+		"no names left":               {func(n *Node) { n.State.Files = minNames - 1 }, []Kind{"state-room"}},
+		"a state that cannot be seen": {func(n *Node) { n.State = StateDir{Err: errors.New("input/output error")} }, []Kind{"state-folder"}},
 		"a state of a user":           {func(n *Node) { n.State.There, n.State.UID, n.State.Mode = true, 7, 0o755|1<<31 }, []Kind{"state-folder"}},
 		"a state as it should be":     {func(n *Node) { n.State.There, n.State.Mode = true, 0o755|1<<31 }, nil},
 		"a driver without a GPU":      {func(n *Node) { n.Driver = &Driver{Version: "580"} }, []Kind{"no-gpu"}},

@@ -19,8 +19,8 @@ var slurmds = []string{"/usr/sbin/slurmd", "/usr/local/sbin/slurmd", "/opt/slurm
 // leaveSlurmd has slurmd not asked.
 const leaveSlurmd = "none"
 
-// slurmdPatience bounds slurmd -G, which waits 19 s for a device file that is not there (22.05 and 24.11, run).
-const slurmdPatience = 30 * time.Second
+// slurmdTimeout bounds slurmd -G, which waits 19 s for a device file that is not there (22.05 and 24.11, run).
+const slurmdTimeout = 30 * time.Second
 
 // askSlurmd has slurmd print its list of the node's GPUs, the only reader of its files that counts in the end. With -L it
 // writes no log: that of the node's slurmd would have a line of this one.
@@ -37,12 +37,12 @@ func (s *Slurm) askSlurmd(ctx context.Context, q question) {
 		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s is not there, or not root's own: name slurmd by --slurmd", path))
 		return
 	}
-	bound, cancel := context.WithTimeout(ctx, slurmdPatience)
+	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(bound, path, "-G", "-N", q.node, "-f", q.conf, "-L", os.DevNull)
 	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
 	printed, err := cmd.CombinedOutput()
-	if s.Listed, s.ListErr = slurm.ReadList(string(printed)); s.ListErr == nil && err != nil {
+	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(string(printed)); s.ListErr == nil && err != nil {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, errors.Join(err, bound.Err()))
 	}
 }

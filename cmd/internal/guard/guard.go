@@ -76,21 +76,21 @@ func Main(p cli.Process) int {
 	case err != nil:
 	case l.help:
 		fmt.Fprint(p.Out, usage)
-		return cli.OK
+		return cli.ExitOK
 	case l.version:
 		fmt.Fprintln(p.Out, cli.Version())
-		return cli.OK
+		return cli.ExitOK
 	case l.take:
 		err = guard.Take(0)
 	default:
 		err = run(p, l.paths, uint32(l.job))
 	}
 	if err != nil {
-		p.Complain("guard", err)
+		p.PrintError("guard", err)
 		fmt.Fprintln(p.Out, cli.OneLine(err)) // the prolog reads stdout
-		return cli.Drain
+		return cli.ExitDrain
 	}
-	return cli.OK
+	return cli.ExitOK
 }
 
 // memoryGoal keeps the guard below 10 MiB: it lives as long as its job.
@@ -105,7 +105,7 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return err
 	}
-	journal := lease.Reader(paths.Run(), boot)
+	journal := lease.OpenReadOnly(paths.Run(), boot)
 	lock, err := lockFor(journal, job)
 	if err != nil {
 		return err
@@ -147,13 +147,13 @@ func closeLines(lines diode.Writer) {
 }
 
 // leaseFor is the lease of a job that is to have a guard.
-func leaseFor(journal *lease.Journal, lock *lease.Turn, job uint32) (lease.Lease, error) {
+func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
 	if !lock.Signed() { // no one could find this guard
 		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
 	}
 	l, err := journal.Read(job)
 	switch {
-	case errors.Is(err, lease.ErrNone) || errors.Is(err, lease.ErrVoid):
+	case errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot):
 		err = fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
 	case err == nil && l.Phase == lease.Closing:
 		err = fmt.Errorf("cannot guard: the epilog closes job %d", job)
@@ -162,15 +162,15 @@ func leaseFor(journal *lease.Journal, lock *lease.Turn, job uint32) (lease.Lease
 }
 
 // lockFor takes the place of the job's guard.
-func lockFor(journal *lease.Journal, job uint32) (*lease.Turn, error) {
+func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	return journal.LockGuard(ctx, job)
 }
 
-func guardJob(p cli.Process, journal *lease.Journal, l lease.Lease, paths site.Paths, log zerolog.Logger) error {
+func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Paths, log zerolog.Logger) error {
 	job := l.Job.ID
-	r := record{journal: journal, lease: l}
+	r := record{store: journal, lease: l}
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Devices: paths.Devices(),
 		Taker:   []string{"/proc/self/exe", "--take"},
@@ -218,15 +218,15 @@ func beside(program string) string {
 
 // record is the job's lease as it is now.
 type record struct {
-	journal *lease.Journal
-	lease   lease.Lease
+	store *lease.Store
+	lease lease.Lease
 }
 
 // daemons are the job's daemons. The prolog starts them beside the guard, so who they are is read until all are known.
-func (r *record) daemons() (all []site.Proc) {
+func (r *record) daemons() (all []site.Process) {
 	for _, d := range r.lease.Daemons {
 		if d.Proc.PID == 0 {
-			if l, err := r.journal.Read(r.lease.Job.ID); err == nil {
+			if l, err := r.store.Read(r.lease.Job.ID); err == nil {
 				r.lease = l
 			}
 			break
@@ -240,8 +240,8 @@ func (r *record) daemons() (all []site.Proc) {
 
 // leased reports whether the lease is there. One that cannot be read is there.
 func (r *record) leased() bool {
-	_, err := r.journal.Read(r.lease.Job.ID)
-	return !errors.Is(err, lease.ErrNone) && !errors.Is(err, lease.ErrVoid)
+	_, err := r.store.Read(r.lease.Job.ID)
+	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
 }
 
 // detach points stdout to /dev/null: the prolog, which reads it, has heard all.

@@ -23,7 +23,7 @@ func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 			continue
 		}
 		points++
-		answer, err := plan.Question{GPU: "H200", GPUs: 1, Ranks: 1, Share: line.Point.Asked, Memory: "none", Over: "1", Ceiling: "100"}.Answer()
+		answer, err := plan.Request{GPU: "H200", GPUs: 1, Ranks: 1, Share: line.Point.Asked, Memory: "none", Over: "1", Ceiling: "100"}.Answer()
 		if err != nil {
 			t.Fatalf("%s: %v", line.Point.Asked, err)
 		}

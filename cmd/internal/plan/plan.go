@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// Question is what is asked, as a user types it.
-type Question struct {
+// Request is what is asked, as a user types it.
+type Request struct {
 	GPU     string // a model's name
 	SMs     int    // of a GPU that has no name here
 	GPUs    int
@@ -54,7 +54,7 @@ type about struct {
 const maxGPUs = 64
 
 // Answer makes the plan.
-func (q Question) Answer() (Plan, error) {
+func (q Request) Answer() (Plan, error) {
 	model, err := q.model()
 	if err != nil {
 		return Plan{}, err
@@ -99,7 +99,7 @@ type rules struct {
 	ceiling    policy.Percent
 }
 
-func (q Question) rules() (r rules, err error) {
+func (q Request) rules() (r rules, err error) {
 	if r.share, err = policy.ParseShare(q.Share); err != nil {
 		return r, err
 	}
@@ -116,7 +116,7 @@ func (q Question) rules() (r rules, err error) {
 }
 
 // model is the GPU that is asked about: one known by name, or one of so many SMs, whose memory nobody knows.
-func (q Question) model() (policy.Model, error) {
+func (q Request) model() (policy.Model, error) {
 	model, err := q.named()
 	if err != nil {
 		return model, err
@@ -130,7 +130,7 @@ func (q Question) model() (policy.Model, error) {
 	return model, nil
 }
 
-func (q Question) named() (policy.Model, error) {
+func (q Request) named() (policy.Model, error) {
 	switch {
 	case q.GPU == "" && q.SMs == 0:
 		return policy.Model{}, errors.New("cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms")
@@ -146,7 +146,7 @@ func (q Question) named() (policy.Model, error) {
 	if err == nil {
 		return known, nil
 	}
-	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.SMs, TPC: policy.DefaultTPC}, Clients: policy.Clients}, nil
+	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.SMs, SMsPerTPC: policy.DefaultSMsPerTPC}, Clients: policy.Clients}, nil
 }
 
 // maxSMs is far above any GPU, and keeps a slip of the keyboard from being divided.
@@ -159,7 +159,7 @@ func (p Plan) seat(gpu int, r rules) error {
 	for i := range every {
 		every[i] = r.share
 	}
-	shares, err := policy.Split(p.about.model.GPU, every, r.ceiling)
+	shares, err := policy.SplitSMs(p.about.model.GPU, every, r.ceiling)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (p Plan) memory(share policy.Share, ranks int, r rules) (*int, error) {
 	if !r.memory.None() && p.about.model.MemoryMiB == 0 {
 		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: name it with --gpu (%s)", r.memory, known())
 	}
-	memory, err := policy.MemoryEach(p.about.model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
+	memory, err := policy.MemoryPerRank(p.about.model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
 	if err != nil || r.memory.None() {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func TestGoldens(t *testing.T) {
 		for ending, more := range map[string][]string{".txt": nil, ".json": {"--json"}} {
 			t.Run(name+ending, func(t *testing.T) {
 				code, out, complaint := mpsctl(append(append([]string{"plan"}, strings.Fields(args)...), more...)...)
-				if code != cli.OK || complaint != "" {
+				if code != cli.ExitOK || complaint != "" {
 					t.Fatalf("code %d, %s", code, complaint)
 				}
 				golden(t, filepath.Join("testdata", name+ending), out)
@@ -98,7 +98,7 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
-				q := Question{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
+				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
 				p, err := q.Answer()
 				if err != nil {
 					t.Fatal(err)
@@ -109,7 +109,7 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 	}
 }
 
-func checkSeats(t *testing.T, p Plan, q Question) {
+func checkSeats(t *testing.T, p Plan, q Request) {
 	t.Helper()
 	gpu := p.about.model.GPU
 	seats := make([][]policy.Share, q.GPUs)
@@ -131,7 +131,7 @@ func checkSeats(t *testing.T, p Plan, q Question) {
 			sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
 		}
 		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.Share == "even" && fits && (sum != gpu.SMs || most-least > gpu.TPC) {
+		if q.Share == "even" && fits && (sum != gpu.SMs || most-least > gpu.SMsPerTPC) {
 			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, least, most)
 		}
 	}
@@ -173,12 +173,12 @@ func TestBadQuestions(t *testing.T) {
 	} {
 		code, out, complaint := mpsctl(strings.Fields(c.args)...)
 		if c.want == "" {
-			if code != cli.OK || complaint != "" {
+			if code != cli.ExitOK || complaint != "" {
 				t.Errorf("%s: code %d, %s", c.args, code, complaint)
 			}
 			continue
 		}
-		if code != cli.Usage || out != "" || complaint != "mpsctl: "+c.want+"\n" {
+		if code != cli.ExitUsage || out != "" || complaint != "mpsctl: "+c.want+"\n" {
 			t.Errorf("%s: code %d, printed %q\ngot  %swant mpsctl: %s", c.args, code, out, complaint, c.want)
 		}
 	}
@@ -201,7 +201,7 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 func TestHelpAndVersion(t *testing.T) {
 	code, out, complaint := mpsctl("plan", "--help")
-	if code != cli.OK || complaint != "" {
+	if code != cli.ExitOK || complaint != "" {
 		t.Errorf("code %d, %s", code, complaint)
 	}
 	for _, word := range []string{"overlap:F", "weight:W", "PCT%", "Nsm", "--gpu", "--json", "H100 PCIe", `(default "overlap:2")`} {
@@ -209,7 +209,7 @@ func TestHelpAndVersion(t *testing.T) {
 			t.Errorf("the help says nothing of %s:\n%s", word, out)
 		}
 	}
-	if code, out, _ := mpsctl("--version"); code != cli.OK || out != cli.Version()+"\n" {
+	if code, out, _ := mpsctl("--version"); code != cli.ExitOK || out != cli.Version()+"\n" {
 		t.Errorf("code %d, %s", code, out)
 	}
 }
@@ -226,7 +226,7 @@ func TestModelsAreTheSimulatedOnes(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.TPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
+		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.SMsPerTPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
 		if got != want {
 			t.Errorf("%s: %s, simulated is %s", s.Name, got, want)
 		}

@@ -9,35 +9,35 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/sight"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/inspect"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// picture is a text that grows.
-type picture struct {
+// view is a text that grows.
+type view struct {
 	strings.Builder
-	sight.Node
-	found  []sight.Finding
+	inspect.Node
+	found  []inspect.Finding
 	screen ctl.Screen
 }
 
-func (p *picture) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (p *view) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
 // text is what was seen, for people.
-func text(n sight.Node, found []sight.Finding, screen ctl.Screen) string {
-	p := &picture{Node: n, found: found, screen: screen}
+func text(n inspect.Node, found []inspect.Finding, screen ctl.Screen) string {
+	p := &view{Node: n, found: found, screen: screen}
 	p.head()
 	for _, j := range n.Jobs {
 		p.job(j)
 	}
 	p.gpus()
-	p.WriteString(sight.Say(found, "disagreement", screen))
-	p.WriteString(sight.SayUnseen(n.Unseen, screen))
+	p.WriteString(inspect.PrintFindings(found, "disagreement", screen))
+	p.WriteString(inspect.PrintErrors(n.Incomplete, screen))
 	return p.String()
 }
 
-func (p *picture) head() {
+func (p *view) head() {
 	clients := map[int]bool{}
 	for _, j := range p.Jobs {
 		for _, held := range j.Devices {
@@ -46,21 +46,21 @@ func (p *picture) head() {
 			}
 		}
 	}
-	p.line("%s  %s  %s, %s, %s", p.screen.Strong(p.Name), p.Time.Format("2006-01-02 15:04:05"),
+	p.line("%s  %s  %s, %s, %s", p.screen.Bold(p.Name), p.Time.Format("2006-01-02 15:04:05"),
 		ctl.Count(len(p.GPUs), "GPU"), ctl.Count(len(p.Jobs), "job"), ctl.Count(len(clients), "client"))
 }
 
-func (p *picture) job(j sight.Job) {
+func (p *view) job(j inspect.Job) {
 	p.line("")
-	line := p.screen.Strong(fmt.Sprintf("job %d", j.ID))
+	line := p.screen.Bold(fmt.Sprintf("job %d", j.ID))
 	for _, part := range []string{j.User, quoted("rule ", j.Rule), p.phase(j.Phase), p.since(j.Since), acting(j.Acting)} {
 		if part != "" {
 			line += "  " + part
 		}
 	}
-	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.GPU == "" && f.PID == 0 }))
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == "" && f.PID == 0 }))
 	if j.Refused != "" {
-		p.WriteString(p.screen.Fold("  ", "no MPS: "+j.Refused))
+		p.WriteString(p.screen.Wrap("  ", "no MPS: "+j.Refused))
 	}
 	if j.Share != "" {
 		p.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
@@ -77,10 +77,10 @@ func (p *picture) job(j sight.Job) {
 }
 
 // guard is the line of a job's guard.
-func (p *picture) guard(j sight.Job, g sight.Guard) {
-	state := p.screen.Good("running")
+func (p *view) guard(j inspect.Job, g inspect.Guard) {
+	state := p.screen.Green("running")
 	if !g.Running {
-		state = p.screen.Bad("gone")
+		state = p.screen.Red("gone")
 	}
 	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, ctl.Count(g.Clients, "client"))
 	if g.Dead > 0 {
@@ -89,7 +89,7 @@ func (p *picture) guard(j sight.Job, g sight.Guard) {
 	if g.OutsideSeen > 0 {
 		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", ctl.Count(g.OutsideSeen, "process"))
 	}
-	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
 }
 
 func quoted(before, name string) string {
@@ -99,17 +99,17 @@ func quoted(before, name string) string {
 	return before + name
 }
 
-func (p *picture) phase(phase sight.Phase) string {
+func (p *view) phase(phase inspect.Phase) string {
 	switch phase {
-	case sight.Open:
-		return p.screen.Good(string(phase))
-	case sight.Unread, sight.Stray:
-		return p.screen.Bad(string(phase))
+	case inspect.Opened:
+		return p.screen.Green(string(phase))
+	case inspect.Unreadable, inspect.Orphaned:
+		return p.screen.Red(string(phase))
 	}
-	return p.screen.Odd(string(phase))
+	return p.screen.Yellow(string(phase))
 }
 
-func (p *picture) since(at *time.Time) string {
+func (p *view) since(at *time.Time) string {
 	if at == nil {
 		return ""
 	}
@@ -142,7 +142,7 @@ func acting(pid int) string {
 	return fmt.Sprintf("(pid %d is at work)", pid)
 }
 
-func (p *picture) daemon(j sight.Job, d sight.Daemon) {
+func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
 	line := "  daemon   "
 	if d.PID != 0 {
 		line += fmt.Sprintf("pid %d  ", d.PID)
@@ -154,12 +154,12 @@ func (p *picture) daemon(j sight.Job, d sight.Daemon) {
 	if d.Ceiling != nil {
 		line += fmt.Sprintf("  ceiling reads %.1f %%", *d.Ceiling)
 	}
-	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
 	for _, s := range d.Servers {
 		line := fmt.Sprintf("  server   pid %d  %s  ceiling reads %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
-		p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
+		p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
 	}
-	if d.State == sight.Serves && len(d.Servers) == 0 {
+	if d.State == inspect.Serves && len(d.Servers) == 0 {
 		p.line("  server   none: the first client starts it")
 	}
 }
@@ -175,27 +175,27 @@ func memories(limits []string) string {
 	return said
 }
 
-func (p *picture) serving(state sight.Serving) string {
+func (p *view) serving(state inspect.DaemonState) string {
 	switch state {
-	case sight.Serves:
-		return p.screen.Good(string(state))
-	case sight.Alive, sight.NotStarted:
+	case inspect.Serves:
+		return p.screen.Green(string(state))
+	case inspect.Alive, inspect.NotStarted:
 		return string(state)
 	}
-	return p.screen.Bad(string(state))
+	return p.screen.Red(string(state))
 }
 
-func (p *picture) health(status string) string {
+func (p *view) health(status string) string {
 	switch status {
 	case "ACTIVE":
-		return p.screen.Good(status)
+		return p.screen.Green(status)
 	case "FAULT":
-		return p.screen.Bad(status)
+		return p.screen.Red(status)
 	}
-	return p.screen.Odd(status)
+	return p.screen.Yellow(status)
 }
 
-func (p *picture) numbers(devices []site.UUID) string {
+func (p *view) numbers(devices []site.UUID) string {
 	var names []string
 	for _, uuid := range devices {
 		names = append(names, p.name(uuid))
@@ -203,14 +203,14 @@ func (p *picture) numbers(devices []site.UUID) string {
 	return strings.Join(names, ", ")
 }
 
-func (p *picture) name(uuid site.UUID) string {
+func (p *view) name(uuid site.UUID) string {
 	if g, seen := p.GPU(uuid); seen {
 		return g.String()
 	}
 	return string(uuid)
 }
 
-func (p *picture) device(j sight.Job, held sight.Held) {
+func (p *view) device(j inspect.Job, held inspect.Held) {
 	g, seen := p.GPU(held.UUID)
 	line := "  " + p.name(held.UUID)
 	if seen {
@@ -222,14 +222,14 @@ func (p *picture) device(j sight.Job, held sight.Held) {
 	if dealt := dealt(held.Clients); dealt > 0 {
 		line += fmt.Sprintf(", %d SMs dealt", dealt)
 	}
-	p.line("%s%s", line, p.marks(func(f sight.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
 	for _, c := range held.Clients {
 		p.client(c, g)
 	}
 }
 
 // dealt is what the clients may use in all: more than the GPU has where shares overlap.
-func dealt(clients []sight.Client) (sms int) {
+func dealt(clients []inspect.Client) (sms int) {
 	for _, c := range clients {
 		sms += c.SMs
 	}
@@ -237,9 +237,9 @@ func dealt(clients []sight.Client) (sms int) {
 }
 
 // cells is what the numbers before a bar leave of the screen, within reason.
-func (p *picture) cells() int { return min(max(p.screen.Columns-62, 10), 60) }
+func (p *view) cells() int { return min(max(p.screen.Columns-62, 10), 60) }
 
-func (p *picture) client(c sight.Client, g sight.GPU) {
+func (p *view) client(c inspect.Client, g inspect.GPU) {
 	line := fmt.Sprintf("    %8d  %-15.15s", c.PID, c.Command)
 	if c.Unknown != "" {
 		p.line("%s  limits not known: %s", line, c.Unknown)
@@ -269,18 +269,18 @@ func memory(mib *int) string {
 const gpuRow = "%-13s %-20.20s %-17s %-11s %7s %6s"
 
 // gpus is every GPU with its mode and who holds it.
-func (p *picture) gpus() {
+func (p *view) gpus() {
 	if len(p.GPUs) == 0 {
 		return
 	}
-	p.line("\n%s", p.screen.Weak(fmt.Sprintf(gpuRow, "GPU", "name", "mode", "held by", "clients", "others")))
+	p.line("\n%s", p.screen.Faint(fmt.Sprintf(gpuRow, "GPU", "name", "mode", "held by", "clients", "others")))
 	for _, g := range p.GPUs {
 		clients, others := 0, 0
 		for _, process := range g.Processes {
 			switch process.Kind {
-			case sight.KindClient:
+			case inspect.KindClient:
 				clients++
-			case sight.KindCompute:
+			case inspect.KindCompute:
 				others++
 			}
 		}
@@ -289,11 +289,11 @@ func (p *picture) gpus() {
 			mode = "-"
 		}
 		p.line(gpuRow+"%s", g, g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others),
-			p.marks(func(f sight.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+			p.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
 	}
 }
 
-func holder(g sight.GPU) string {
+func holder(g inspect.GPU) string {
 	switch {
 	case g.Holder != nil:
 		return fmt.Sprintf("job %d", *g.Holder)
@@ -304,7 +304,7 @@ func holder(g sight.GPU) string {
 }
 
 // marks are the kinds of the findings of a place.
-func (p *picture) marks(here func(sight.Finding) bool) string {
+func (p *view) marks(here func(inspect.Finding) bool) string {
 	var kinds []string
 	for _, f := range p.found {
 		if here(f) {
@@ -314,5 +314,5 @@ func (p *picture) marks(here func(sight.Finding) bool) string {
 	if len(kinds) == 0 {
 		return ""
 	}
-	return p.screen.Bad("  ! " + strings.Join(kinds, ", "))
+	return p.screen.Red("  ! " + strings.Join(kinds, ", "))
 }

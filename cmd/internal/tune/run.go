@@ -73,7 +73,7 @@ func (q question) run(ctx context.Context, rule policy.ShareRule) sample {
 	began := time.Now()
 	copies, err := q.start(rule)
 	if err == nil && q.rate != nil {
-		err = q.let(ctx, copies)
+		err = q.mayRun(ctx, copies)
 	}
 	if failed := q.end(ctx, copies, err != nil || q.rate != nil); err == nil {
 		err = failed
@@ -152,8 +152,8 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	return r, nil
 }
 
-// let leaves the copies alone for the time of a run; one that ends sooner has said all that it will.
-func (q question) let(ctx context.Context, copies []*ranks) error {
+// mayRun leaves the copies alone for the time of a run; one that ends sooner has said all that it will.
+func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	over := time.After(q.lasts)
 	if len(q.launcher) > 0 { // its ranks end by themselves
 		over = time.After(q.limit)
@@ -232,11 +232,11 @@ func (q question) rated(rule policy.ShareRule, copies []*ranks) sample {
 	return s
 }
 
-// mostLine bounds a line that is looked at.
-const mostLine = 64 << 10
+// maxLine bounds a line that is looked at.
+const maxLine = 64 << 10
 
-// mostLines are kept of what a copy prints: a launcher says why it failed before it says that it did.
-const mostLines = 16
+// maxLines are kept of what a copy prints: a launcher says why it failed before it says that it did.
+const maxLines = 16
 
 // listener hears what a copy prints, and keeps the last rate and the last lines.
 type listener struct {
@@ -248,7 +248,7 @@ type listener struct {
 }
 
 func (l *listener) listen(from io.Reader) {
-	lines := bufio.NewReaderSize(from, mostLine)
+	lines := bufio.NewReaderSize(from, maxLine)
 	for {
 		line, err := lines.ReadSlice('\n')
 		l.hear(bytes.TrimSpace(line))
@@ -265,7 +265,7 @@ func (l *listener) hear(line []byte) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	l.lines = append(l.lines, string(line[:min(len(line), 200)]))
-	l.lines = l.lines[max(0, len(l.lines)-mostLines):]
+	l.lines = l.lines[max(0, len(l.lines)-maxLines):]
 	if l.pattern == nil {
 		return
 	}

@@ -38,7 +38,7 @@ type row struct {
 }
 
 // siteRule is the rule that the job's ticket grants. That there is none is the reason why nothing can be tuned.
-func siteRule(call *ctl.Call) (string, error) {
+func siteRule(call *ctl.Invocation) (string, error) {
 	text := ""
 	for _, entry := range call.Env {
 		if value, ok := strings.CutPrefix(entry, "SLURM_JOB_ID="); ok {
@@ -53,14 +53,14 @@ func siteRule(call *ctl.Call) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ticket, err := lease.Reader(call.Paths.Run(), boot).ReadTicket(uint32(job))
+	ticket, err := lease.OpenReadOnly(call.Paths.Run(), boot).ReadTicket(uint32(job))
 	if err != nil {
 		return "", fmt.Errorf("cannot tune: %w", err)
 	}
-	if ticket.Refused != "" {
-		return "", fmt.Errorf("cannot tune: this job has no MPS: %s", ticket.Refused)
+	if ticket.RefusalReason != "" {
+		return "", fmt.Errorf("cannot tune: this job has no MPS: %s", ticket.RefusalReason)
 	}
-	return policy.Grant{Share: policy.Sharing(ticket.Share), Overlap: ticket.Overlap}.Rule().String(), nil
+	return policy.Grant{Share: policy.ShareMode(ticket.Share), Overlap: ticket.Overlap}.Rule().String(), nil
 }
 
 // newReport judges the samples.
@@ -149,12 +149,12 @@ func (r report) text(screen ctl.Screen) string {
 	fmt.Fprintf(&b, "%-12s %12s %10s %9s\n", "rule", "median", "spread", "of best")
 	for _, w := range r.Rules {
 		if w.Median == 0 {
-			fmt.Fprintf(&b, "%-12s %s %s\n", w.Rule, screen.Bad("failed:"), w.Failed)
+			fmt.Fprintf(&b, "%-12s %s %s\n", w.Rule, screen.Red("failed:"), w.Failed)
 			continue
 		}
 		name := fmt.Sprintf("%-12s", w.Rule)
 		if w.Rule == r.Use {
-			name = screen.Strong(name)
+			name = screen.Bold(name)
 		}
 		part := w.Median / best
 		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, ctl.Bar(int(part*1000), 1000, barCells))
@@ -168,7 +168,7 @@ func (r report) text(screen ctl.Screen) string {
 	if r.Use == r.Site {
 		use = "no flag: it is what the job has"
 	}
-	fmt.Fprintf(&b, "%s %s (%s)\nuse: %s\n", screen.Good("best:"), r.Use, r.Why, use)
+	fmt.Fprintf(&b, "%s %s (%s)\nuse: %s\n", screen.Green("best:"), r.Use, r.Why, use)
 	return b.String()
 }
 

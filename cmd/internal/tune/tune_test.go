@@ -66,7 +66,7 @@ func TestListener(t *testing.T) {
 	for said, want := range map[string]float64{
 		"rate 1\nrate 2.5\nbye\n":                             2.5,
 		"rate 1e3, rate 2e3":                                  2000,
-		strings.Repeat("x", 3*mostLine) + "\nrate 7\n":        7,
+		strings.Repeat("x", 3*maxLine) + "\nrate 7\n":         7,
 		"rate 7\nrate 1.2.3\nrate 1e999\n":                    7,
 		"rate 3\r\n\x1b[31mrate 4\x00\n" + "\n\n\n\nrate .\n": 4,
 	} {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // floor is what is left of the hooks when everything is left out that can be: NVML up, the daemons as the user, their
@@ -31,8 +31,8 @@ type floor struct {
 	Daemons int
 }
 
-func newFloor(s stage.Stage, dir string, of set) (floor, error) {
-	f := floor{Dir: dir, NVML: stage.RealNVML(), Control: stage.RealControl, Daemons: 1}
+func newFloor(s testnode.Stage, dir string, of set) (floor, error) {
+	f := floor{Dir: dir, NVML: testnode.RealNVML(), Control: testnode.RealControl, Daemons: 1}
 	if of.Scope == "gpu" {
 		f.Daemons = of.GPUs
 	}

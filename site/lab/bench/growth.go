@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // growth is how what we add grows with what there is, on simulated GPUs: with the ranks of a GPU, and with the jobs that
@@ -65,7 +65,7 @@ func (g *growth) startsGrow(ctx context.Context, built string, trials int) (err 
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
-	s, err := stage.New(dir, built, "", node.H200, node.H200, node.H200, node.H200)
+	s, err := testnode.New(dir, built, "", node.H200, node.H200, node.H200, node.H200)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func runJobs(ctx context.Context, c *lab.Cluster, user lab.User, n int) (time.Du
 		if strings.TrimSpace(left.Stdout) == "" {
 			return time.Since(began), nil
 		}
-		if !site.Pause(ctx, 20*time.Millisecond) {
+		if !site.Sleep(ctx, 20*time.Millisecond) {
 			return 0, fmt.Errorf("cannot wait for %d jobs: %w: %s", n, ctx.Err(), left.Stdout)
 		}
 	}

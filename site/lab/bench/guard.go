@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // guarded is what a job's guard adds to its prolog and its epilog: milliseconds, an element a trial, of a job with one GPU,
@@ -42,7 +42,7 @@ func guards(built string, real bool, trials int) (g guarded, err error) {
 		for _, name := range []string{"guard", "no guard"} {
 			b := benches[name]
 			b.settle()
-			job := stage.Job{ID: uint32(10_000 + trial), UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
+			job := testnode.Job{ID: uint32(10_000 + trial), UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
 			prolog, err := b.timed(ctx, job, "prolog")
 			if err != nil {
 				return g, err

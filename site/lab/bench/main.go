@@ -23,7 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const uid, gid = 2001, 2001
@@ -80,15 +80,15 @@ type result struct {
 }
 
 func run(trials int, out, only string) error {
-	shared, err := stage.Shared()
+	shared, err := testnode.Shared()
 	if err != nil {
 		return err
 	}
-	built, err := stage.Build(shared)
+	built, err := testnode.Build(shared)
 	if err != nil {
 		return err
 	}
-	r := result{Date: time.Now().Format(time.DateOnly), Real: stage.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
+	r := result{Date: time.Now().Format(time.DateOnly), Real: testnode.RealGPUs() > 0, CPUs: runtime.NumCPU(), Trials: trials}
 	if only == "" || only == "acts" {
 		if r.Sets, err = acts(built, r.Real, trials); err != nil {
 			return err
@@ -133,7 +133,7 @@ func acts(built string, real bool, trials int) ([]set, error) {
 	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"}, {GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
 		{GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
 	if real {
-		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > stage.RealGPUs() || s.Leases == 8 })
+		sets = slices.DeleteFunc(sets, func(s set) bool { return s.GPUs > testnode.RealGPUs() || s.Leases == 8 })
 	}
 	fmt.Println("gpus leases scope   floor  prolog  ratio  outside     quit  epilog  ratio   (medians in ms)")
 	for i := range sets {
@@ -162,7 +162,7 @@ func median(all []float64) float64 {
 
 // bench is one set's node.
 type bench struct {
-	stage   stage.Stage
+	stage   testnode.Stage
 	conf    string
 	control string
 	floor   floor
@@ -199,9 +199,9 @@ func newBench(dir, built string, real bool, s set, grant ...string) (bench, erro
 	grant = append(grant, fmt.Sprintf("scope = %q", s.Scope))
 	var err error
 	if real {
-		b.stage, err = stage.Real(dir, built, stage.Default(append(grant, stage.Unchanged)...))
+		b.stage, err = testnode.Real(dir, built, testnode.Default(append(grant, testnode.Unchanged)...))
 	} else {
-		b.stage, err = stage.New(dir, built, stage.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
+		b.stage, err = testnode.New(dir, built, testnode.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
 	}
 	if err != nil {
 		return b, err
@@ -240,8 +240,8 @@ func (b bench) others(n int) error {
 	}
 	for i := range n {
 		l := lease.Lease{Job: lease.Job{ID: uint32(100 + i), UID: uid, GID: gid}, Phase: lease.Opened,
-			Held: []lease.Held{{UUID: site.UUID(fmt.Sprintf("GPU-0000-%04d", i))}}}
-		if err := journal.Begin(context.Background(), l); err != nil {
+			Held: []lease.ClaimedGPU{{UUID: site.UUID(fmt.Sprintf("GPU-0000-%04d", i))}}}
+		if err := journal.Create(context.Background(), l); err != nil {
 			return err
 		}
 	}
@@ -265,7 +265,7 @@ func (b bench) trial(s *set, id uint32) error {
 	for i := 1; i < s.GPUs; i++ {
 		positions += fmt.Sprintf(",%d", i)
 	}
-	job := stage.Job{ID: id, UID: uid, GID: gid, GPUs: positions, Features: "mps", Conf: b.conf}
+	job := testnode.Job{ID: id, UID: uid, GID: gid, GPUs: positions, Features: "mps", Conf: b.conf}
 	prolog, err := b.timed(ctx, job, "prolog")
 	if err != nil {
 		return err
@@ -311,7 +311,7 @@ func (b bench) settle() {
 const bashTrials = 7
 
 // bash measures the hooks in bash, on a node with no other lease: they know of none.
-func (b bench) bash(ctx context.Context, s *set, job stage.Job) error {
+func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 	if s.Leases > 1 || s.Scope != "job" || len(s.BashProlog) >= bashTrials {
 		return nil
 	}
@@ -342,7 +342,7 @@ func (b bench) bash(ctx context.Context, s *set, job stage.Job) error {
 	return err
 }
 
-func (b bench) timed(ctx context.Context, job stage.Job, program string) (float64, error) {
+func (b bench) timed(ctx context.Context, job testnode.Job, program string) (float64, error) {
 	began := time.Now()
 	result, err := b.stage.Run(ctx, job.Environment(program+"_slurmd"), program)
 	if err == nil && result.Code != 0 {
@@ -393,7 +393,7 @@ func (b bench) daemonFolders(id uint32) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ticket, err := lease.Reader(b.stage.Paths().Run(), boot).ReadTicket(id)
+	ticket, err := lease.OpenReadOnly(b.stage.Paths().Run(), boot).ReadTicket(id)
 	if err != nil {
 		return nil, err
 	}

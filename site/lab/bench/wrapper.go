@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/peers"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // ranks is how many start at once: as many as MPS serves on a GPU.
@@ -99,7 +99,7 @@ func withJob(built string, real bool, measure func(context.Context, lines) error
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	job := stage.Job{ID: 7, UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
+	job := testnode.Job{ID: 7, UID: uid, GID: gid, GPUs: "0", Features: "mps", Conf: b.conf}
 	if _, err := b.timed(ctx, job, "prolog"); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const (
@@ -52,11 +52,11 @@ func run(ranks int, launcher string, showPS bool, screen string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cannot show a node: slurmd runs prologs as root: run this as root")
 	}
-	shared, err := stage.Shared()
+	shared, err := testnode.Shared()
 	if err != nil {
 		return err
 	}
-	built, err := stage.Build(shared)
+	built, err := testnode.Build(shared)
 	if err != nil {
 		return err
 	}
@@ -81,8 +81,8 @@ type demo struct {
 	launch     string // what starts the ranks
 	showPS     bool
 	screen     string // where to draw mpsctl status, "" for nowhere
-	stage      stage.Stage
-	control    mps.Control
+	stage      testnode.Stage
+	control    mps.ControlProgram
 	gpus       int
 	libraries  string // LD_LIBRARY_PATH of the ranks
 	cluster    *lab.Cluster
@@ -114,22 +114,22 @@ func (d *demo) play(ctx context.Context) (err error) {
 }
 
 func (d *demo) setStage() (err error) {
-	if d.gpus = stage.RealGPUs(); d.gpus > 0 {
-		d.control, d.libraries = mps.Control{Path: stage.RealControl}, os.Getenv("LD_LIBRARY_PATH")
-		d.stage, err = stage.Real(d.dir, d.built, stage.Default(stage.Compute()))
+	if d.gpus = testnode.RealGPUs(); d.gpus > 0 {
+		d.control, d.libraries = mps.ControlProgram{Path: testnode.RealControl}, os.Getenv("LD_LIBRARY_PATH")
+		d.stage, err = testnode.Real(d.dir, d.built, testnode.Default(testnode.Compute()))
 		modes := "are left alone"
-		if stage.MayChangeModes() {
+		if testnode.MayChangeModes() {
 			modes = "are set by the prolog and put back by the epilog, as ALLOW_MODE_CHANGES=1 allows"
 		}
 		fmt.Printf("This machine has %d real GPU(s): their compute modes %s.\n", d.gpus, modes)
 		return err
 	}
 	d.gpus = 4
-	d.stage, err = stage.New(d.dir, d.built, "", node.H200, node.H200, node.H200, node.H200)
+	d.stage, err = testnode.New(d.dir, d.built, "", node.H200, node.H200, node.H200, node.H200)
 	if err != nil {
 		return err
 	}
-	d.control = mps.Control{Path: d.stage.Sim.Program("nvidia-cuda-mps-control")}
+	d.control = mps.ControlProgram{Path: d.stage.Sim.Program("nvidia-cuda-mps-control")}
 	d.libraries = d.stage.Sim.Libraries()
 	fmt.Printf("This machine has no GPU: its driver and MPS are simulated, four NVIDIA H200s.\n")
 	return nil
@@ -189,20 +189,20 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	if err != nil {
 		return w, err
 	}
-	journal := lease.Reader(d.stage.Paths().Run(), boot)
+	journal := lease.OpenReadOnly(d.stage.Paths().Run(), boot)
 	for w.ticket.Job.ID == 0 {
-		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !site.Pause(ctx, 5*time.Millisecond) {
+		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !site.Sleep(ctx, 5*time.Millisecond) {
 			return w, fmt.Errorf("cannot see the job's ticket: %w", err)
 		}
 	}
-	if w.ticket.Refused != "" {
-		return w, fmt.Errorf("cannot show the job: %s", w.ticket.Refused)
+	if w.ticket.RefusalReason != "" {
+		return w, fmt.Errorf("cannot show the job: %s", w.ticket.RefusalReason)
 	}
 	if w.modes, err = d.openModes(w.ticket); err != nil {
 		return w, err
 	}
 	w.clients = map[int]bool{}
-	for len(w.clients) < d.ranks && site.Pause(ctx, 100*time.Millisecond) {
+	for len(w.clients) < d.ranks && site.Sleep(ctx, 100*time.Millisecond) {
 		if _, err := journal.ReadTicket(uint32(id)); err != nil {
 			break // the job has ended
 		}
@@ -319,7 +319,7 @@ func (d *demo) proveClean(ctx context.Context) error {
 			fmt.Printf("\nThe node afterwards: compute modes %s; no daemon, no server, no lease, no claim, no ticket, no folder of the job. Clean.\n", d.modes())
 			return nil
 		}
-		if !site.Pause(bound, 20*time.Millisecond) {
+		if !site.Sleep(bound, 20*time.Millisecond) {
 			return fmt.Errorf("the node is not as it was: %q\n%s", left, d.log())
 		}
 	}

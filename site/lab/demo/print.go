@@ -70,7 +70,7 @@ func (d *demo) printRanks(w watched) error {
 			continue
 		}
 		found++
-		seat, err := mpirunwrap.Take(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
+		seat, err := mpirunwrap.Place(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
 		if err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ func (d *demo) printRanks(w watched) error {
 	return wrong
 }
 
-func percent(seat mpirunwrap.Seat) string {
+func percent(seat mpirunwrap.Placement) string {
 	if seat.Share.Percent == 0 {
 		return "no cap"
 	}

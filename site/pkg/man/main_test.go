@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const help = `status prints what is 'there'.
@@ -63,9 +63,9 @@ func TestBody(t *testing.T) {
 
 // Each program's page is roff that groff has nothing to say of, has every command, and is the same each time.
 func TestPages(t *testing.T) {
-	dir, err := stage.Shared()
+	dir, err := testnode.Shared()
 	if err == nil {
-		dir, err = stage.Build(dir)
+		dir, err = testnode.Build(dir)
 	}
 	if err != nil {
 		t.Fatal(err)

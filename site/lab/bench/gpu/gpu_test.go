@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-var h200 = policy.GPU{SMs: 132, TPC: 2}
+var h200 = policy.GPU{SMs: 132, SMsPerTPC: 2}
 
 func TestEveryRuleIsMeasuredAtEveryNumberOfRanks(t *testing.T) {
 	keys := map[string]bool{}

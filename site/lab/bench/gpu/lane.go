@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // lane is a GPU and the part of the CPUs that its ranks have. What is compared is measured in one lane; several lanes go
@@ -44,21 +44,21 @@ func (b *bench) openLanes() error {
 
 // found are the machine's GPUs, which must be alike to be measured side by side, and how they are divided.
 func (b *bench) found() (uuids []site.UUID, err error) {
-	nvml, err := gpu.Open(stage.RealNVML())
+	nvml, err := gpu.Open(testnode.RealNVML())
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, nvml.Close()) }()
 	count := b.gpus
 	if count == 0 {
-		count = stage.RealGPUs()
+		count = testnode.RealGPUs()
 	}
 	for minor := range count {
 		device, err := nvml.ByMinor(minor)
 		if err != nil {
 			return nil, err
 		}
-		shape := policy.GPU{SMs: device.SMs, TPC: device.TPC}
+		shape := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}
 		if minor > 0 && shape != b.gpu {
 			return nil, fmt.Errorf("cannot measure GPU %d beside GPU 0: it is another model: give -gpus 1", minor)
 		}

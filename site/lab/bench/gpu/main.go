@@ -24,7 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 const (
@@ -118,19 +118,19 @@ type bench struct {
 	mutex  sync.Mutex // of what follows, which the lanes share
 	lines  []record.Line
 	hooked map[string]*lab.Cluster // by the hooks that they run
-	stages map[string]stage.Stage
+	stages map[string]testnode.Stage
 	jobs   uint32
 	failed int
 }
 
 func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
-	b := &bench{settings: s, dir: dir, until: time.Now().Add(time.Duration(s.minutes * float64(time.Minute))), gpu: policy.GPU{SMs: 132, TPC: 2},
-		stages: map[string]stage.Stage{}, hooked: map[string]*lab.Cluster{}, real: stage.RealGPUs() > 0, control: stage.RealControl}
-	shared, err := stage.Shared()
+	b := &bench{settings: s, dir: dir, until: time.Now().Add(time.Duration(s.minutes * float64(time.Minute))), gpu: policy.GPU{SMs: 132, SMsPerTPC: 2},
+		stages: map[string]testnode.Stage{}, hooked: map[string]*lab.Cluster{}, real: testnode.RealGPUs() > 0, control: testnode.RealControl}
+	shared, err := testnode.Shared()
 	if err != nil {
 		return nil, err
 	}
-	if b.built, err = stage.Build(shared); err != nil {
+	if b.built, err = testnode.Build(shared); err != nil {
 		return nil, err
 	}
 	if b.lines, err = record.Read(s.results); err != nil {
@@ -159,7 +159,7 @@ func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 
 // simulate makes one simulated node, which all stages of the run share.
 func (b *bench) simulate() error {
-	made, err := stage.New(filepath.Join(b.dir, "sim"), b.built, "", slices.Repeat([]node.Model{node.H200}, max(1, b.gpus))...)
+	made, err := testnode.New(filepath.Join(b.dir, "sim"), b.built, "", slices.Repeat([]node.Model{node.H200}, max(1, b.gpus))...)
 	if err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func (b *bench) asked() []string {
 	for percent := 1; percent <= 100; percent++ {
 		all = append(all, fmt.Sprintf("%d%%", percent))
 	}
-	for sms := b.gpu.TPC; sms <= b.gpu.SMs; sms += b.gpu.TPC {
+	for sms := b.gpu.SMsPerTPC; sms <= b.gpu.SMs; sms += b.gpu.SMsPerTPC {
 		all = append(all, fmt.Sprintf("%dsm", sms))
 	}
 	return all

@@ -15,7 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
-	"github.com/slurm-mps/slurm-mps/site/sim/stage"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // place is where ranks run: what stands before the program, what is in its environment, and how it is given back.
@@ -95,7 +95,7 @@ func (l *lane) openOurs(ctx context.Context, name string, attributes ...string) 
 	if err != nil {
 		return place{}, err
 	}
-	job := stage.Job{ID: l.newJob(), UID: uid, GID: uid, GPUs: strconv.Itoa(l.minor), Features: "mps", Conf: filepath.Join(filepath.Dir(s.Root), "slurm.conf")}
+	job := testnode.Job{ID: l.newJob(), UID: uid, GID: uid, GPUs: strconv.Itoa(l.minor), Features: "mps", Conf: filepath.Join(filepath.Dir(s.Root), "slurm.conf")}
 	hook := func(ctx context.Context, program string) error {
 		result, err := s.Run(ctx, job.Environment(program+"_slurmd"), program)
 		if err == nil && result.Code != 0 {
@@ -119,7 +119,7 @@ func (b *bench) newJob() uint32 {
 }
 
 // stageOf is the stage of a policy, made when first asked for: a node with all GPUs.
-func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) {
+func (b *bench) stageOf(name string, attributes ...string) (testnode.Stage, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	if s, made := b.stages[name]; made {
@@ -127,13 +127,13 @@ func (b *bench) stageOf(name string, attributes ...string) (stage.Stage, error) 
 	}
 	dir := filepath.Join(b.dir, fmt.Sprintf("s%d", len(b.stages)))
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return stage.Stage{}, err
+		return testnode.Stage{}, err
 	}
-	law := stage.Default(append(attributes, stage.Unchanged)...)
-	s, err := stage.Real(dir, b.built, law)
+	law := testnode.Default(append(attributes, testnode.Unchanged)...)
+	s, err := testnode.Real(dir, b.built, law)
 	if err == nil && !b.real {
 		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.stages["simulated"].Sim.NVML())
-		err = os.WriteFile(s.Paths().Facts(), []byte(facts), 0o644)
+		err = os.WriteFile(s.Paths().ConfigFile(), []byte(facts), 0o644)
 	}
 	if err == nil {
 		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), fmt.Appendf(nil, "NodeName=n1 Gres=gpu:%d\n", len(b.lanes)), 0o644),
@@ -168,7 +168,7 @@ func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab
 }
 
 // ourLab is a Slurm whose hooks are the prolog and the epilog, and the stage that they are of.
-func (b *bench) ourLab(ctx context.Context) (s stage.Stage, c *lab.Cluster, err error) {
+func (b *bench) ourLab(ctx context.Context) (s testnode.Stage, c *lab.Cluster, err error) {
 	if s, err = b.stageOf("slurm"); err != nil {
 		return s, nil, err
 	}

@@ -49,7 +49,7 @@ func (r Rule) Shares(gpu policy.GPU, n int) []int {
 	if r.Daemon == Ours {
 		grant := policy.DefaultGrant()
 		grant.Overlap = r.Overlap
-		shares, err := policy.Divide(gpu, n, grant)
+		shares, err := policy.EvenShares(gpu, n, grant)
 		if err != nil {
 			panic(err) // of a GPU that is one and a constant grant
 		}

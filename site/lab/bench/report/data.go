@@ -174,7 +174,7 @@ func (d *data) take(line record.Line) {
 var rules = []string{"time-slicing", "uncapped", "integer 100/n", "even", "overlap 1.5", "overlap 2", "overlap 3"}
 
 // measured is the GPU of the measurements.
-var measured = policy.GPU{SMs: 132, TPC: 2}
+var measured = policy.GPU{SMs: 132, SMsPerTPC: 2}
 
 // program is what a table says of a program.
 type program struct{ name, title, unit string }

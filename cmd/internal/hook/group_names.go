@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/user"
+	"strconv"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Features are what slurm.conf says of the job's node. A node that registered itself has no line there, and none.
+func (n node) Features(job slurm.Job) ([]string, error) {
+	if job.Conf == "" {
+		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
+	}
+	features, err := slurm.ReadFeatures(job.Conf, job.Node)
+	if errors.Is(err, slurm.ErrNoNode) {
+		return nil, nil
+	}
+	return features, err
+}
+
+// groupNames are the names of groups; one that the node has no name for is its number. A directory service that does not
+// answer is left behind at the deadline.
+func groupNames(ctx context.Context, groups []uint32) ([]string, error) {
+	type answer struct {
+		names []string
+		err   error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		names, err := nameAll(groups)
+		answered <- answer{names, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.names, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cannot look up names of %d groups: %w", len(groups), ctx.Err())
+	}
+}
+
+func nameAll(groups []uint32) ([]string, error) {
+	names := make([]string, len(groups))
+	for i, id := range groups {
+		names[i] = strconv.FormatUint(uint64(id), 10)
+		group, err := user.LookupGroupId(names[i])
+		var unknown user.UnknownGroupIdError
+		if errors.As(err, &unknown) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot look up name of group %d: %w", id, err)
+		}
+		names[i] = group.Name
+	}
+	return names, nil
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook is what the doors that run as root on a node share: it puts the rooms together.
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
+	"github.com/slurm-mps/slurm-mps/epilog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/guard"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/spf13/cobra"
+)
+
+// node is this node, put together for one job.
+type node struct {
+	paths    site.Paths
+	config   site.Config
+	standing Standing // of the facts
+	store    *lease.Store
+	gpus     *lazyGPUs
+	control  mps.ControlProgram
+	guards   guard.Control
+	out      io.Writer // of log
+	log      zerolog.Logger
+}
+
+// open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails no one.
+func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
+	log := logfile.Of(out, program, job)
+	facts, standing := ReadConfig(paths)
+	if standing.Wrong != nil {
+		log.Error().Err(standing.Wrong).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
+	}
+	boot, err := site.BootID()
+	if err != nil {
+		return node{}, err
+	}
+	journal, err := lease.Open(paths.Run(), boot)
+	if err != nil {
+		return node{}, err
+	}
+	// An NVML that hangs is given up early enough for all that does not need it.
+	gpus := &lazyGPUs{library: facts.NVMLLibrary, patience: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
+	return node{
+		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
+		control: mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath},
+		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Store: journal},
+		out:     out, log: log,
+	}, nil
+}
+
+// closer is the undo of the house.
+func (n node) closer() epilog.Epilog {
+	return epilog.Epilog{
+		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
+		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"),
+	}
+}
+
+// groups are the control groups of the jobs' daemons.
+func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
+
+// again is how an admin runs the epilog of a job by hand.
+func (n node) again(job lease.Job) string {
+	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, beside("epilog"))
+	if n.paths.Root != "" {
+		command += " --root " + n.paths.Root
+	}
+	return command
+}
+
+// libexec is the folder of the programs that slurmd runs, as packages have it.
+const libexec = "/usr/libexec/slurm-mps"
+
+// beside is the path of another program of the package: in the folder of this one, if it is there.
+func beside(program string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return filepath.Join(libexec, program)
+	}
+	path := filepath.Join(filepath.Dir(self), program)
+	if _, err := os.Stat(path); err != nil {
+		return filepath.Join(libexec, program)
+	}
+	return path
+}
+
+// Gres reads what Slurm's files say of the job's node.
+func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
+	path := n.config.GresConf
+	if path == "" {
+		path = filepath.Join(filepath.Dir(job.Conf), "gres.conf")
+	}
+	gres, err := slurm.ReadGres(path, job.Node)
+	if err != nil || job.Conf == "" {
+		return gres, err
+	}
+	gpus, others, err := slurm.ReadNode(job.Conf, job.Node)
+	if errors.Is(err, slurm.ErrNoNode) {
+		return gres, nil
+	}
+	gres.Add(gpus, others)
+	return gres, err
+}
+
+// command is a door: a program without arguments, run by slurmd as root.
+func command(name, short, long string, run func(site.Paths) error) *cobra.Command {
+	var paths site.Paths
+	c := &cobra.Command{
+		Use: name, Short: short, Long: long, Version: cli.Version(), Args: cobra.NoArgs,
+		SilenceErrors: true, SilenceUsage: true,
+		PreRunE: func(*cobra.Command, []string) error { return checkRoot(paths.Root) },
+		RunE:    func(*cobra.Command, []string) error { return run(paths) },
+	}
+	c.Flags().StringVar(&paths.Root, "root", "", "move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
+	c.CompletionOptions.DisableDefaultCmd = true
+	return c
+}
+
+func checkRoot(root string) error {
+	if root != "" && !filepath.IsAbs(root) {
+		return fmt.Errorf("cannot use --root %q: give an absolute path", root)
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("cannot act on this node: not root: slurmd runs this program, see docs/operator.md")
+	}
+	return nil
+}
+
+// execute runs a door to its exit code.
+func execute(p cli.Process, c *cobra.Command) int {
+	c.SetArgs(p.Args)
+	c.SetOut(p.Out)
+	c.SetErr(p.Err)
+	if err := c.Execute(); err != nil {
+		p.PrintError(c.Name(), err)
+		return cli.ExitDrain
+	}
+	return cli.ExitOK
+}
+
+// within runs act with a deadline that signals shorten. An act that hangs in the driver past the deadline and a margin
+// is left behind: its record stands, and the next epilog finds it.
+func within(deadline, margin time.Duration, act func(context.Context) error) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- act(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(deadline + margin):
+		return fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
+	}
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/prolog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/etc"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Prolog is the door of the prolog.
+func Prolog(p cli.Process) int {
+	return execute(p, command("prolog", "make this node ready for a job's MPS",
+		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes, control daemon, ticket.",
+		func(paths site.Paths) error { return runProlog(p, paths) }))
+}
+
+// prologMargin is what a prolog may take beyond its deadline: the undo, the trial as nobody and a little.
+const prologMargin = 45 * time.Second
+
+func runProlog(p cli.Process, paths site.Paths) error {
+	began := time.Now()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	job, err := slurm.ReadJob(slurm.NewEnv(p.Env), slurm.Prolog)
+	log := logfile.Of(out, "prolog", job.ID)
+	outcome := prolog.NotRequested
+	if err == nil {
+		outcome, err = openJob(paths, out, log, job)
+	}
+	if err != nil && outcome != prolog.RanWithoutMPS {
+		log.Error().Str("outcome", string(prolog.Failed)).Err(err).Dur("ms", time.Since(began)).Send()
+		return err
+	}
+	log.Info().Str("outcome", string(outcome)).AnErr("error", err).Dur("ms", time.Since(began)).Send()
+	return nil
+}
+
+// openJob opens the lease of a job that asks for MPS. For one that does not, no file but the policy is looked at, and
+// nothing that is wrong with the node's files fails it.
+func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
+	law, err := readPolicy(paths, log)
+	if !prolog.Requested(job, law) {
+		return prolog.NotRequested, nil
+	}
+	if err != nil {
+		return prolog.Failed, err
+	}
+	n, err := open(paths, out, "prolog", job.ID)
+	if err != nil {
+		return prolog.Failed, err
+	}
+	if n.standing.Wrong == nil {
+		warn(log, keepConfig(paths), "the site's file is not kept for the day when it cannot be read")
+	}
+	opener := prolog.Prolog{
+		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
+		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
+		GroupNames: groupNames,
+	}
+	outcome := make(chan prolog.Outcome, 1)
+	err = within(n.config.PrologDeadline, prologMargin, func(ctx context.Context) error {
+		ended, err := opener.Open(ctx, job, law)
+		outcome <- ended
+		return err
+	})
+	select {
+	case ended := <-outcome:
+		if ended == prolog.Failed {
+			err = errors.Join(err, n.standing.Wrong)
+		}
+		return ended, err
+	default:
+		return prolog.Failed, err
+	}
+}
+
+// readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the trigger is
+// the shipped policy's, and the error says why there is nothing else.
+func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
+	law, standing := ReadPolicy(paths)
+	if standing.Wrong == nil {
+		warn(log, KeepPolicy(paths, law), "the policy is not kept for the day when it cannot be read")
+		return law.Policy(), nil
+	}
+	log.Error().Err(standing.Wrong).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
+	if law != nil {
+		return law.Policy(), nil
+	}
+	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Wrong)
+}
+
+// shippedTrigger says how jobs ask at a site whose own policy has never been read.
+func shippedTrigger() *policy.Trigger {
+	shipped, err := etc.Files.ReadFile("policy.hcl")
+	if err != nil {
+		panic(err) // it is a part of this program
+	}
+	law, err := policyfile.Parse(shipped, "policy.hcl")
+	if err != nil {
+		panic(err)
+	}
+	return law.Policy().Trigger
+}
+
+func warn(log zerolog.Logger, err error, what string) {
+	if err != nil {
+		log.Warn().Err(err).Msg(what)
+	}
+}
+
+// Epilog is the door of the epilog.
+func Epilog(p cli.Process) int {
+	return execute(p, command("epilog", "bring this node back to what it was before a job",
+		"epilog runs as slurmd's Epilog= and closes the job's lease. It obeys the lease alone and never the policy.",
+		func(paths site.Paths) error { return runEpilog(p, paths) }))
+}
+
+const epilogMargin = 5 * time.Second
+
+func runEpilog(p cli.Process, paths site.Paths) error {
+	began := time.Now()
+	out, closeLog := logfile.Open(paths.Log())
+	defer closeLog()
+	job, err := slurm.ReadJob(slurm.NewEnv(p.Env), slurm.Epilog)
+	log := logfile.Of(out, "epilog", job.ID)
+	if err == nil {
+		err = closeJob(paths, out, log, job.ID)
+	}
+	log.Info().Bool("closed", err == nil).AnErr("error", err).Dur("ms", time.Since(began)).Send()
+	return err
+}
+
+// closeJob closes the lease of a job. One that has nothing here, as one that did not ask for MPS, is not failed by a /run
+// that is full or read-only.
+func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) error {
+	untouched := lease.HasNothingOf(paths.Run(), job)
+	n, err := open(paths, out, "epilog", job)
+	if err == nil {
+		err = within(n.config.EpilogDeadline, epilogMargin, func(ctx context.Context) error { return n.closer().Close(ctx, job) })
+	}
+	if err != nil && untouched && lease.HasNothingOf(paths.Run(), job) {
+		log.Warn().Err(err).Msg("nothing of the job is here: there is nothing to close")
+		return nil
+	}
+	return err
+}

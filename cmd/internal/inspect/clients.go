@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// readClients finds the clients of each device of each job, and what they are limited to. The daemon says who they are;
+// where it was not asked the driver does.
+func (r *Reader) readClients(ctx context.Context, n *Node) {
+	for i := range n.Jobs {
+		j := &n.Jobs[i]
+		var pids []int
+		for k := range j.Devices {
+			j.Devices[k].Clients = append(j.Devices[k].Clients, n.clientsOn(*j, j.Devices[k].UUID)...)
+			for _, c := range j.Devices[k].Clients {
+				pids = append(pids, c.PID)
+			}
+		}
+		known := limitsOf(ctx, pids, j.UID)
+		for k := range j.Devices {
+			clients := j.Devices[k].Clients
+			for at := range clients {
+				n.limit(&clients[at], *j, j.Devices[k].UUID, known[clients[at].PID])
+			}
+			slices.SortFunc(clients, func(a, b Client) int { return a.PID - b.PID })
+		}
+	}
+}
+
+// clientsOn are the clients on one device of a job, without their limits.
+func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
+	at := slices.IndexFunc(j.Daemons, func(d Daemon) bool { return slices.Contains(d.Devices, uuid) })
+	if at < 0 {
+		return nil
+	}
+	d := j.Daemons[at]
+	var clients []Client
+	if d.State == Serves {
+		for _, row := range d.rows {
+			if on(row.Device, d.Devices, uuid) {
+				clients = append(clients, Client{PID: row.PID, Command: path.Base(row.Command), Server: row.Server})
+			}
+		}
+		return clients
+	}
+	if g := n.gpu(uuid); g != nil && d.State != Gone {
+		for _, p := range g.Processes {
+			if p.Kind == KindClient {
+				clients = append(clients, Client{PID: p.PID, Command: p.Name})
+			}
+		}
+	}
+	return clients
+}
+
+// on reports whether a row of ps is about a device. It has the beginning of a UUID; one that fits several of the daemon's
+// devices, or none, counts for the first of them, so that no client goes unseen.
+func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
+	fits := func(d site.UUID) bool { return beginning != "" && strings.HasPrefix(string(d), beginning) }
+	return devices[max(slices.IndexFunc(devices, fits), 0)] == uuid
+}
+
+// limits are what a process has in its environment.
+type limits struct {
+	percent policy.Percent // 0 for none
+	ignored string         // a percentage that CUDA ignores, as it was written
+	memory  map[string]int // MiB by UUID or ordinal
+	visible []string       // CUDA_VISIBLE_DEVICES
+	unknown string         // why nothing is known
+}
+
+// The variables in which a process has its limits.
+const (
+	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+	visibleVariable = "CUDA_VISIBLE_DEVICES"
+	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+)
+
+// limitsOf reads them from processes that must be the job user's: their pids are that user's daemon's word.
+func limitsOf(ctx context.Context, pids []int, uid uint32) map[int]limits {
+	known := map[int]limits{}
+	var procs []site.Process
+	for _, pid := range pids {
+		if _, twice := known[pid]; twice {
+			continue
+		}
+		known[pid] = limits{unknown: "the process has ended"}
+		stat, err := site.ReadStat(pid)
+		if err != nil {
+			continue
+		}
+		if uids, err := proc.UIDs(pid); err != nil || uids[0] != uid {
+			known[pid] = limits{unknown: fmt.Sprintf("it is no process of uid %d", uid)}
+			continue
+		}
+		procs = append(procs, stat.Process)
+	}
+	for i, environment := range proc.Environments(ctx, procs, percentVariable, visibleVariable, memoryVariable) {
+		switch err := environment.Err; {
+		case errors.Is(err, fs.ErrPermission):
+			known[procs[i].PID] = limits{unknown: "not yours to read"}
+		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
+			known[procs[i].PID] = limits{unknown: err.Error()}
+		case err == nil && procs[i].Running():
+			known[procs[i].PID] = limitsIn(environment.Values)
+		}
+	}
+	return known
+}
+
+// limitsIn reads limits as CUDA does.
+func limitsIn(variables map[string]string) limits {
+	var l limits
+	if text, said := variables[percentVariable]; said {
+		l.percent, l.ignored = parsePercent(text)
+	}
+	if list := variables[visibleVariable]; list != "" {
+		l.visible = strings.Split(list, ",")
+	}
+	l.memory = parseMemory(variables[memoryVariable], l.visible)
+	return l
+}
+
+// parsePercent reads a percentage; what is none CUDA ignores without a word (measured: 0, 101, abc, -5 and the empty one
+// give the whole GPU).
+func parsePercent(text string) (value policy.Percent, ignored string) {
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(f > 0 && f <= 100) {
+		return 0, fmt.Sprintf("%.20q", text)
+	}
+	return max(policy.PercentFrom(f), 1), ""
+}
+
+// parseMemory reads "0=2G,GPU-…=512M". A list that names one device that the process cannot see drops every limit, silently
+// (measured); of a process whose list of devices has no UUIDs that cannot be told, and its limits count.
+func parseMemory(list string, visible []string) map[string]int {
+	found := map[string]int{}
+	for entry := range strings.SplitSeq(list, ",") {
+		device, size, ok := strings.Cut(entry, "=")
+		mib, valid := mebibytes(size)
+		if !ok || !valid {
+			continue
+		}
+		if !sees(visible, device) {
+			return nil
+		}
+		found[device] = mib
+	}
+	return found
+}
+
+func sees(visible []string, device string) bool {
+	if ordinal, err := strconv.Atoi(device); err == nil {
+		return len(visible) == 0 || ordinal >= 0 && ordinal < len(visible)
+	}
+	uuids := slices.ContainsFunc(visible, func(v string) bool { return site.UUID(v).Valid() })
+	return !uuids || slices.Contains(visible, device)
+}
+
+// mebibytes reads a size as CUDA writes it; one below a MiB counts as one.
+func mebibytes(text string) (int, bool) {
+	digits := strings.TrimRight(text, "KMGTB")
+	n, err := strconv.ParseUint(digits, 10, 40)
+	if err != nil || n == 0 {
+		return 0, false
+	}
+	bytes := map[string]float64{"": 1, "B": 1, "K": 1 << 10, "KB": 1 << 10, "M": 1 << 20, "MB": 1 << 20, "G": 1 << 30, "GB": 1 << 30, "T": 1 << 40, "TB": 1 << 40}
+	unit, known := bytes[text[len(digits):]]
+	mib := math.Ceil(float64(n) * unit / (1 << 20))
+	return int(mib), known && mib < 1<<30
+}
+
+// of is the limit on one device: by its UUID, or by its number among those that the process sees.
+func (l limits) of(uuid site.UUID) (mib int, ok bool) {
+	if mib, ok = l.memory[string(uuid)]; ok {
+		return mib, true
+	}
+	if at := slices.Index(l.visible, string(uuid)); at >= 0 {
+		mib, ok = l.memory[strconv.Itoa(at)]
+		return mib, ok
+	}
+	for ordinal, mib := range l.memory {
+		if _, err := strconv.Atoi(ordinal); err == nil && !slices.ContainsFunc(l.visible, func(v string) bool { return site.UUID(v).Valid() }) {
+			return mib, true // which device the number means cannot be told
+		}
+	}
+	return 0, false
+}
+
+// limit says what a client may use of a device: its own percentage can only lower its server's (measured).
+func (n *Node) limit(c *Client, j Job, uuid site.UUID, own limits) {
+	c.Unknown, c.ignored, c.Percent = own.unknown, own.ignored, own.percent
+	if mib, ok := own.of(uuid); ok {
+		c.MemoryMiB = &mib
+	}
+	g := n.gpu(uuid)
+	if g == nil || g.SMs == 0 || own.unknown != "" {
+		return
+	}
+	part := policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}
+	c.SMs = g.SMs
+	for _, p := range []policy.Percent{own.percent, j.serverPercent(c.Server, uuid)} {
+		if p != 0 {
+			c.SMs = min(c.SMs, part.SMsAt(p))
+		}
+	}
+}
+
+// serverPercent is what a client's server lets it have. The daemon prints one decimal; where that is the job's ceiling
+// the ceiling is what it stands for. 0 where no server said anything.
+func (j Job) serverPercent(pid int, uuid site.UUID) policy.Percent {
+	for _, d := range j.Daemons {
+		if !slices.Contains(d.Devices, uuid) {
+			continue
+		}
+		for _, s := range d.Servers {
+			if s.PID == pid || len(d.Servers) == 1 {
+				if near(s.Percent, j.Ceiling) {
+					return j.Ceiling
+				}
+				return policy.PercentFrom(s.Percent)
+			}
+		}
+	}
+	return 0
+}
+
+// near reports whether a daemon's one decimal stands for a percentage.
+func near(said float64, meant policy.Percent) bool {
+	return math.Abs(said-float64(meant)/1e6) <= 0.0501
+}

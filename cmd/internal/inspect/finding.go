@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Kind is what is wrong, a word for programs.
+type Kind string
+
+// Where the node differs from its records.
+const (
+	LeaseUnreadable        Kind = "lease-unreadable"
+	LeaseUnfinished        Kind = "lease-unfinished" // opening or closing, and nobody is at it
+	LeaseWithoutTicket     Kind = "lease-without-ticket"
+	LeaseWithoutClaim      Kind = "lease-without-claim"
+	ClaimWithoutLease      Kind = "claim-without-lease"
+	TicketWithoutLease     Kind = "ticket-without-lease"
+	DirectoryWithoutLease  Kind = "directory-without-lease"
+	ModeDiffers            Kind = "mode-differs"
+	GPUMissing             Kind = "gpu-missing"
+	ExclusiveWithoutLease  Kind = "exclusive-without-lease"
+	DaemonGone             Kind = "daemon-gone"
+	DaemonReplaced         Kind = "daemon-replaced"
+	DaemonNotServing       Kind = "daemon-not-serving"
+	DaemonNoAnswer         Kind = "daemon-wedged"
+	DaemonUnclear          Kind = "daemon-unclear"
+	DaemonWithoutLease     Kind = "daemon-without-lease"  // its pipe folder is below ours
+	DaemonUnknown          Kind = "daemon-not-of-a-lease" // any other that is no lease's
+	ServerFault            Kind = "server-fault"
+	CeilingLifted          Kind = "ceiling-lifted"
+	GuardGone              Kind = "guard-gone"
+	FilesUnheld            Kind = "files-unheld"
+	PolicyUnusable         Kind = "policy"
+	ConfigUnusable         Kind = "site-file"
+	ProcessWithoutMPS      Kind = "process-without-mps"
+	ClientOfAnother        Kind = "client-of-another-daemon"
+	ClientWithoutShare     Kind = "client-without-share"
+	ClientWithoutMemoryCap Kind = "client-without-memory-limit"
+)
+
+// AuditFindings are the kinds that audit reports: what of MPS goes on past the leases. The others, and those in both, are
+// disagreements, which status marks.
+var AuditFindings = map[Kind]bool{
+	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, CeilingLifted: true,
+	ExclusiveWithoutLease: true, DaemonWithoutLease: true, DaemonUnknown: true, PolicyUnusable: true, ConfigUnusable: true,
+}
+
+// auditOnly are no disagreement of a lease with its node: a job's processes are its user's business to see to.
+var auditOnly = map[Kind]bool{
+	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, DaemonUnknown: true,
+}
+
+// Finding is something wrong: what, where, and what to do.
+type Finding struct {
+	Kind  Kind      `json:"kind"`
+	Job   uint32    `json:"job,omitempty"`
+	GPU   site.UUID `json:"gpu,omitempty"`
+	PID   int       `json:"pid,omitempty"`
+	Where string    `json:"where"`
+	What  string    `json:"what"`
+	Do    string    `json:"do"`
+}
+
+// same reports whether two findings are of one thing, whatever the words.
+func (f Finding) same(o Finding) bool {
+	return f.Kind == o.Kind && f.Job == o.Job && f.GPU == o.GPU && f.PID == o.PID && f.Where == o.Where
+}
+
+// Disagreements are the findings that status marks.
+func Disagreements(all []Finding) []Finding {
+	return those(all, func(k Kind) bool { return !auditOnly[k] })
+}
+
+// Violations are the findings that audit reports.
+func Violations(all []Finding) []Finding {
+	return those(all, func(k Kind) bool { return AuditFindings[k] })
+}
+
+func those(all []Finding, of func(Kind) bool) []Finding {
+	some := []Finding{}
+	for _, f := range all {
+		if of(f.Kind) {
+			some = append(some, f)
+		}
+	}
+	return some
+}
+
+// short is "GPU 0", or the beginning of an instance's UUID, which has no number of its own.
+func short(index int, uuid site.UUID) string {
+	switch {
+	case uuid.MIG():
+		return string(uuid)[:min(len(uuid), 12)]
+	case index < 0:
+		return string(uuid)
+	}
+	return fmt.Sprintf("GPU %d", index)
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+)
+
+// A wrapper may hold the files of a process that has died, and the driver goes on to list it.
+func TestAProcessThatHasEndedIsNotOnTheGPU(t *testing.T) {
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var n Node
+	(&Reader{}).takeGPUs(&n, []gpu.Status{{Processes: []gpu.Process{{PID: dead.Process.Pid, MPS: true}, {PID: os.Getpid()}}}})
+	if got := n.GPUs[0].Processes; len(got) != 1 || got[0].PID != os.Getpid() {
+		t.Errorf("%+v", got)
+	}
+}

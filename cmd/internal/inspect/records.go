@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// readRecords reads the journal: what has a lease, and what is left without one.
+func (r *Reader) readRecords(n *Node) {
+	leased, err1 := r.Store.Jobs()
+	tickets, err2 := r.Store.Tickets()
+	dirs, err3 := r.Store.Dirs()
+	turns, err4 := r.Store.LockedJobs()
+	claims, err5 := r.Store.Claims()
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		n.missed("the records: %v", err)
+	}
+	n.claims = claims
+	var hidden []string
+	for _, job := range r.readJobs(merge(leased, tickets, dirs, turns)) {
+		if job.hidden() {
+			hidden = append(hidden, fmt.Sprint(job.ID))
+			continue
+		}
+		if job.nothing() {
+			continue
+		}
+		n.Jobs = append(n.Jobs, job)
+	}
+	n.sign()
+	if len(hidden) > 0 {
+		n.missed("the leases of other users: root's to read (%s)", numbered("job", hidden))
+	}
+}
+
+// sign writes down what the records say, to tell whether they still say so.
+func (n *Node) sign() {
+	var b strings.Builder
+	for _, j := range n.Jobs {
+		fmt.Fprintf(&b, "%d %s %d %t %t %t %t", j.ID, j.Phase, j.Acting, j.leased, j.dir, j.ticket != nil, j.err != nil)
+		for _, d := range j.Daemons {
+			fmt.Fprintf(&b, " %d", d.PID)
+		}
+		b.WriteByte('\n')
+	}
+	for _, c := range n.claims {
+		fmt.Fprintf(&b, "%s %d\n", c.UUID, c.Job)
+	}
+	n.records = b.String()
+}
+
+// hidden says that the files of a job are not this user's to read.
+func (j Job) hidden() bool {
+	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.tickets, fs.ErrPermission))
+}
+
+// nothing says that the files of a job vanished while they were read, or are of an earlier boot and mean nothing.
+func (j Job) nothing() bool {
+	return !j.leased && !j.dir && !j.ticketed()
+}
+
+// ticketed says that a job has a ticket of this boot, readable or not.
+func (j Job) ticketed() bool {
+	return j.ticket != nil || !errors.Is(j.tickets, lease.ErrNotFound) && !errors.Is(j.tickets, lease.ErrStaleBoot)
+}
+
+// files are the files of state that a job has.
+type files struct {
+	job                      uint32
+	lease, ticket, dir, turn bool
+}
+
+// merge is the jobs of all lists but that of turns, in order, with the lists that each is in. A turn alone is a prolog that
+// has not written anything yet.
+func merge(leases, tickets, dirs, turns []uint32) []files {
+	has := map[uint32]*files{}
+	note := func(jobs []uint32, mark func(*files)) {
+		for _, job := range jobs {
+			if has[job] == nil {
+				has[job] = &files{job: job}
+			}
+			mark(has[job])
+		}
+	}
+	note(leases, func(f *files) { f.lease = true })
+	note(tickets, func(f *files) { f.ticket = true })
+	note(dirs, func(f *files) { f.dir = true })
+	for _, job := range turns {
+		if has[job] != nil {
+			has[job].turn = true
+		}
+	}
+	var all []files
+	for _, job := range slices.Sorted(maps.Keys(has)) {
+		all = append(all, *has[job])
+	}
+	return all
+}
+
+// readers is how many jobs are read at a time: a node may have a thousand, and each is two files.
+const readers = 4
+
+func (r *Reader) readJobs(all []files) []Job {
+	jobs := make([]Job, len(all))
+	var done sync.WaitGroup
+	for first := range readers {
+		done.Go(func() {
+			for i := first; i < len(all); i += readers {
+				jobs[i] = r.readJob(all[i])
+			}
+		})
+	}
+	done.Wait()
+	return jobs
+}
+
+// readJob reads the records of one job. For who is not root the ticket stands for the lease.
+func (r *Reader) readJob(has files) Job {
+	j := Job{ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{}, tickets: lease.ErrNotFound, err: lease.ErrNotFound}
+	if has.ticket {
+		r.readTicket(&j)
+	}
+	if has.turn {
+		if holder, acting := r.Store.LockHolder(j.ID); acting {
+			j.Acting = holder.PID
+		}
+	}
+	if has.lease {
+		r.readLease(&j)
+	}
+	if j.ticket != nil && j.err != nil {
+		j.follows(*j.ticket, r.published(j.ID))
+	}
+	j.leased = has.lease && !errors.Is(j.err, lease.ErrNotFound) && !errors.Is(j.err, lease.ErrStaleBoot)
+	switch {
+	case j.leased && j.err != nil && !errors.Is(j.err, fs.ErrPermission):
+		j.Phase = Unreadable
+	case !j.leased && j.Refused == "":
+		j.Phase = Orphaned
+	}
+	return j
+}
+
+func (r *Reader) readTicket(j *Job) {
+	ticket, err := r.Store.ReadTicket(j.ID)
+	if j.tickets = err; err == nil {
+		j.ticket = &ticket
+		j.granted(ticket)
+	}
+}
+
+func (r *Reader) readLease(j *Job) {
+	l, err := r.Store.Read(j.ID)
+	if j.err = err; err == nil {
+		j.obeys(l)
+		j.Guard = r.guardOf(l)
+	}
+}
+
+// guardOf is what there is of the guard that a lease names. Its state is for people: what cannot be read of it is empty.
+func (r *Reader) guardOf(l lease.Lease) *Guard {
+	if l.Hold == 0 || l.Guard.PID == 0 {
+		return nil
+	}
+	state, _ := r.Store.ReadGuard(l.Job.ID)
+	return &Guard{PID: l.Guard.PID, Running: l.Guard.Running(), GuardState: state}
+}
+
+// granted takes what a ticket says of limits.
+func (j *Job) granted(t lease.Ticket) {
+	if t.RefusalReason != "" {
+		return
+	}
+	j.Share = policy.Grant{Share: policy.ShareMode(t.Share), Overlap: t.Overlap}.Rule().String()
+	j.Memory, j.Ceiling = t.Memory, policy.PercentFrom(t.Ceiling)
+}
+
+// obeys takes what a lease says.
+func (j *Job) obeys(l lease.Lease) {
+	j.owner = l.Job
+	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
+	if !l.CreatedAt.IsZero() {
+		made := l.CreatedAt
+		j.Since = &made
+	}
+	for _, held := range l.Held {
+		j.Devices = append(j.Devices, Held{UUID: held.UUID, Set: held.NewMode, Clients: []Client{}})
+	}
+	j.attach(l.Daemons)
+}
+
+// follows takes from a ticket what a lease would say.
+func (j *Job) follows(t lease.Ticket, since *time.Time) {
+	j.owner = t.Job
+	j.User, j.UID, j.Rule, j.Phase, j.Since = t.Job.User, t.Job.UID, t.Rule, Opened, since
+	if t.RefusalReason != "" {
+		j.Phase, j.Refused = Refused, t.RefusalReason
+	}
+	for _, device := range t.Devices {
+		held := Held{UUID: device.UUID, Clients: []Client{}}
+		if t.Exclusive && !device.UUID.MIG() {
+			held.Set = site.ModeExclusiveProcess
+		}
+		j.Devices = append(j.Devices, held)
+	}
+	j.attach(t.Daemons)
+}
+
+func (j *Job) attach(daemons []lease.Daemon) {
+	for _, d := range daemons {
+		j.Daemons = append(j.Daemons, Daemon{PID: d.Proc.PID, Devices: d.Devices, PipeDir: d.PipeDir, State: Alive, Servers: []Server{}, record: d})
+	}
+}
+
+// published is when a ticket came out.
+func (r *Reader) published(id uint32) *time.Time {
+	info, err := os.Lstat(r.Store.TicketPath(id))
+	if err != nil {
+		return nil
+	}
+	at := info.ModTime()
+	return &at
+}

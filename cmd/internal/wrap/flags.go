@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// line is a command line, taken apart.
+type line struct {
+	paths   site.Paths
+	options mpirunwrap.Options
+	version bool
+	program []string
+}
+
+// errHelp means that the flags ask for help.
+var errHelp = errors.New("help is asked for")
+
+// own are the flags that both programs have.
+var own = []mpirunwrap.Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
+
+// parse takes flags off a command line, up to the first that is none or up to "--". They are written as for Go's package
+// flag, which is not used since every rank would pay for it when it starts.
+func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
+	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
+		flag := args[0]
+		args = args[1:]
+		if flag == "--" {
+			break
+		}
+		name, value, given := strings.Cut(strings.TrimPrefix(flag[1:], "-"), "=")
+		known := func(s mpirunwrap.Setting) bool { return s.Flag == name }
+		i := slices.IndexFunc(settings, known)
+		switch {
+		case i < 0:
+			return fmt.Errorf("cannot read flags: flag provided but not defined: -%s: see mpirun-wrap --help", name)
+		case given:
+		case settings[i].Value == "":
+			value = "true"
+		case len(args) == 0:
+			return fmt.Errorf("cannot read flags: flag needs an argument: -%s: see mpirun-wrap --help", name)
+		default:
+			value, args = args[0], args[1:]
+		}
+		if err := l.set(name, value); err != nil {
+			return err
+		}
+	}
+	l.program = args
+	return nil
+}
+
+func (l *line) set(name, value string) error {
+	switch name {
+	case "help", "h":
+		return errHelp
+	case "version":
+		l.version = true
+		return nil
+	case "root":
+		l.paths.Root = value
+		return nil
+	}
+	return l.options.Set(name, value)
+}

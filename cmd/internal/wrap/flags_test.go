@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+)
+
+func TestFlags(t *testing.T) {
+	settings := slices.Concat(mpirunwrap.Settings(), own)
+	for _, c := range []struct {
+		args []string
+		want string // root, GPU, report, version, program
+		err  string
+	}{
+		{nil, `"" "" false false []`, ""},
+		{[]string{"a", "--report"}, `"" "" false false ["a" "--report"]`, ""},
+		{[]string{"--report", "-gpu", "block", "--root=/x", "a"}, `"/x" "block" true false ["a"]`, ""},
+		{[]string{"--report=false", "--", "--gpu"}, `"" "" false false ["--gpu"]`, ""},
+		{[]string{"--root", "--", "--version", "-"}, `"--" "" false true ["-"]`, ""},
+		{[]string{"--root=a=b", ""}, `"a=b" "" false false [""]`, ""},
+		{[]string{"-h"}, "", "help is asked for"},
+		{[]string{"--help", "--nonsense"}, "", "help is asked for"},
+		{[]string{"--gpu"}, "", "cannot read flags: flag needs an argument: -gpu: see mpirun-wrap --help"},
+		{[]string{"--nonsense=1"}, "", "cannot read flags: flag provided but not defined: -nonsense: see mpirun-wrap --help"},
+		{[]string{"---gpu=block"}, "", "cannot read flags: flag provided but not defined: --gpu: see mpirun-wrap --help"},
+		{[]string{"--=x"}, "", "cannot read flags: flag provided but not defined: -: see mpirun-wrap --help"},
+		{[]string{"--signals=pass"}, "", "cannot read flags: flag provided but not defined: -signals: see mpirun-wrap --help"},
+		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
+	} {
+		var l line
+		err := l.parse(c.args, settings)
+		got := fmt.Sprintf("%q %q %v %v %q", l.paths.Root, l.options.GPU, l.options.Report, l.version, l.program)
+		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || err.Error() != c.err) {
+			t.Errorf("%q: %s, %v; want %s, %s", c.args, got, err, c.want, c.err)
+		}
+		if errors.Is(err, errHelp) != (c.err == "help is asked for") {
+			t.Errorf("%q: %v", c.args, err)
+		}
+	}
+}

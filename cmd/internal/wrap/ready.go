@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// announcer says a thing once for all ranks of a launch on this node.
+type announcer struct {
+	p    cli.Process
+	env  slurm.Env
+	seat mpirunwrap.Placement
+}
+
+// first reports whether this rank is to say it.
+func (h announcer) first(thing string) bool {
+	launch, err := launchOf(h.env, h.p.PID, h.seat.Task)
+	if err != nil {
+		return h.seat.Task.LocalRank == 0
+	}
+	return mpirunwrap.OncePerNode(h.seat.Ticket.ExchangeDir, launch, thing, h.seat.Task.LocalRank)
+}
+
+// ready makes sure that MPS is on for the rank.
+func (h announcer) ready() error {
+	return h.seat.WaitReady(context.Background(), h.status, func(what string) {
+		if h.first("waits") {
+			h.p.PrintError("mpirun-wrap", errors.New(what))
+		}
+	})
+}
+
+// unavailable is what becomes of a rank for which MPS is not on: it runs without, where the site's policy says so and more
+// than one rank could.
+func (h announcer) unavailable(program []string, err error) error {
+	var off *mpirunwrap.UnavailableError
+	if !errors.As(err, &off) || !h.seat.Ticket.RunWithoutMPS {
+		return err
+	}
+	if h.seat.Ticket.Exclusive {
+		return fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, where one process alone could use it", err)
+	}
+	if h.first("without") {
+		h.p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %s", off.Summary()))
+	}
+	return mpirunwrap.Exec(program, h.seat.Without(h.p.Env))
+}
+
+const (
+	// answerWithin is for one question, which is answered within 5 ms (measured).
+	answerWithin = 5 * time.Second
+	// maxAnswer bounds what is read of an answer, which is one word.
+	maxAnswer = 4 << 10
+)
+
+// status is the state of a server in the daemon's word, by the control program. The daemon drops a third of the questions of
+// ranks that ask at the same time (measured): that is an error, and the rank asks again. os/exec is not linked, because
+// this program stays small.
+func (h announcer) status(ctx context.Context, server int) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	question, err := pipeOf(fmt.Sprintf("get_server_status %d\n", server))
+	if err != nil {
+		return "", err
+	}
+	defer question.Close()
+	answer, out, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer answer.Close()
+	program := h.seat.Ticket.ControlProgram
+	env := []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + h.seat.Daemon.PipeDir}
+	if program.LibraryPath != "" {
+		env = append(env, "LD_LIBRARY_PATH="+program.LibraryPath)
+	}
+	process, err := os.StartProcess(program.Path, []string{program.Path}, &os.ProcAttr{
+		Dir: "/", Env: env, Files: []*os.File{question, out, nil}, Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	out.Close()
+	if err != nil {
+		return "", fmt.Errorf("cannot ask daemon: %w", err)
+	}
+	deadline, _ := ctx.Deadline()
+	_ = answer.SetReadDeadline(deadline)
+	said, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
+	_ = syscall.Kill(-process.Pid, syscall.SIGKILL) // not waited for yet, so the group is its own; it has answered or hangs
+	end, waited := process.Wait()
+	state := strings.TrimSpace(string(said))
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "", fmt.Errorf("cannot ask daemon: %w", site.ErrNoAnswer)
+	case err != nil || waited != nil:
+		return "", fmt.Errorf("cannot ask daemon: %w", errors.Join(err, waited))
+	case state == "" || !end.Success():
+		return "", fmt.Errorf("cannot ask daemon: it answers %q (%s)", state, end)
+	}
+	return state, nil
+}
+
+// pipeOf is a pipe with a text in it, to read from: the text is shorter than what a pipe holds.
+func pipeOf(text string) (*os.File, error) {
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	_, err = writes.WriteString(text)
+	if err = errors.Join(err, writes.Close()); err != nil {
+		reads.Close()
+		return nil, err
+	}
+	return reads, nil
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wrap is what the doors that run as the user, once for every rank, share. Both are static and link no C, no
+// NVML, no HCL and no cobra: they run in containers too, thousands at a time.
+package wrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its own share of it.
+
+  srun mpirun-wrap [flags] [--] PROGRAM [ARG...]
+  mpirun mpirun-wrap [flags] [--] PROGRAM [ARG...]
+
+Flags stand before the program; all that follows is the program's. A flag counts before its variable, a variable before
+the site's policy.
+`
+
+const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+SLURM_MPS=off runs the program as it is, without MPS.
+
+It becomes the program: what follows is the program's own. It exits with 125 if it cannot place the rank, with 126 if the
+program cannot be executed, with 127 if it is not found.
+`
+
+// usage is the help, with a line for each setting.
+func usage(out io.Writer) {
+	fmt.Fprint(out, wrapUsage)
+	for _, s := range mpirunwrap.Settings() {
+		form := "--" + s.Flag
+		if s.Value != "" {
+			form += " " + s.Value
+		}
+		fmt.Fprintf(out, "  %-19s %s (%s)\n", form, s.Usage, s.Variable())
+	}
+	fmt.Fprint(out, wrapUsageEnd)
+}
+
+// parse reads the flags over the variables.
+func parse(args []string, env slurm.Env) (l line, err error) {
+	if l.options, err = mpirunwrap.ReadOptions(env); err != nil {
+		return l, err
+	}
+	if err = l.parse(args, slices.Concat(mpirunwrap.Settings(), own)); err != nil {
+		return l, err
+	}
+	return l, l.options.Check()
+}
+
+// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit: it would run any program as the file's owner.
+var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
+
+// Wrap is mpirun-wrap. It returns only if no program could be run, or none was to be.
+func Wrap(p cli.Process) int {
+	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
+		p.PrintError("mpirun-wrap", errSetID)
+		return cli.ExitWrapperFailed
+	}
+	env := slurm.NewEnv(p.Env)
+	l, err := parse(p.Args, env)
+	switch {
+	case errors.Is(err, errHelp):
+		usage(p.Out)
+		return cli.ExitOK
+	case err == nil && l.version:
+		fmt.Fprintln(p.Out, cli.Version())
+		return cli.ExitOK
+	case err == nil && len(l.program) == 0 && !l.options.DryRun:
+		err = errors.New("cannot run a program: none is given: see mpirun-wrap --help")
+	}
+	if err == nil {
+		err = run(p, env, l)
+	}
+	if err == nil {
+		return cli.ExitOK
+	}
+	p.PrintError("mpirun-wrap", err)
+	var program *mpirunwrap.ProgramError
+	if errors.As(err, &program) {
+		return program.Code
+	}
+	return cli.ExitWrapperFailed
+}
+
+// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the job
+// run without it, the program runs as it is; in the second case one rank of the node reports it.
+func run(p cli.Process, env slurm.Env, l line) error {
+	if l.options.Off {
+		return mpirunwrap.Exec(l.program, p.Env)
+	}
+	rank, err := readRank(l.paths, env, p.PID, l.options)
+	if err != nil {
+		return err
+	}
+	if mpirunwrap.NeedsExchange(env, rank.Task, l.options) {
+		if rank.Exchange, err = needsExchange(env, p.PID, rank.Task); err != nil {
+			return err
+		}
+	}
+	seat, err := take(l.paths, rank)
+	var refused *mpirunwrap.RefusedError
+	if errors.As(err, &refused) && refused.Without && !l.options.DryRun {
+		if rank.Task.LocalRank == 0 {
+			p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %w", err))
+		}
+		return mpirunwrap.Exec(l.program, p.Env)
+	}
+	if err != nil {
+		return err
+	}
+	if l.options.DryRun {
+		return seat.Print(p.Out, l.options.JSON)
+	}
+	h := announcer{p, env, seat}
+	if err := h.ready(); err != nil {
+		return h.unavailable(l.program, err)
+	}
+	if l.options.Report {
+		if err := seat.Report(p.Err, l.options.JSON); err != nil {
+			return err
+		}
+	}
+	return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
+}
+
+// readRank is what the environment and the machine say of this rank.
+func readRank(paths site.Paths, env slurm.Env, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
+	rank.Options = options
+	rank.Host = mpirunwrap.HostInfo{NUMA: -1, CanOpen: func(minor int) bool {
+		return site.CanOpen(filepath.Join(paths.Devices(), "nvidia"+strconv.Itoa(minor)))
+	}}
+	if options.GPU == mpirunwrap.Nearest {
+		rank.Host.NUMA = site.CurrentNUMANode("/sys/devices/system/node")
+	}
+	if rank.Binding, err = slurm.ReadBinding(env); err != nil {
+		return rank, err
+	}
+	rank.Task, err = readTask(env, pid, options)
+	return rank, err
+}
+
+func readTask(env slurm.Env, pid int, options mpirunwrap.Options) (slurm.Task, error) {
+	if options.LocalSize > 0 {
+		return slurm.ManualTask(env, options.LocalRank, options.LocalSize)
+	}
+	if first, _ := strconv.Atoi(env["SLURM_TASK_PID"]); first > 0 && first != pid {
+		env = slurm.WithoutInheritedLauncher(env, proc.Variables(context.Background(), site.Process{PID: first}, slurm.LauncherVariables()...).Values)
+	}
+	task, err := slurm.ReadTask(env, pid)
+	if err != nil {
+		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
+	}
+	return task, nil
+}
+
+// exchangeTimeout is how long a rank waits for the others of its launch: a launcher starts all ranks of a node within a
+// second, and this leaves room for a busy one.
+const exchangeTimeout = 15 * time.Second
+
+// launchOf names the launch that a rank is of; the ranks of one on a node have the parent in common that started them.
+func launchOf(env slurm.Env, pid int, task slurm.Task) (string, error) {
+	self, err := site.ReadStat(pid)
+	if err != nil {
+		return "", err
+	}
+	parent, err := site.ReadStat(self.Parent)
+	if err != nil {
+		return "", err
+	}
+	return mpirunwrap.LaunchID(env, task, parent.Process), nil
+}
+
+// needsExchange is how this rank agrees with the others of its launch.
+func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirunwrap.RankInfo) ([]mpirunwrap.RankInfo, error), error) {
+	launch, err := launchOf(env, pid, task)
+	if err != nil {
+		return nil, err
+	}
+	return func(folder string, own mpirunwrap.RankInfo) ([]mpirunwrap.RankInfo, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
+		defer cancel()
+		return mpirunwrap.ExchangeRankInfo(ctx, folder, launch, task.LocalSize, own)
+	}, nil
+}
+
+func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Placement, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return mpirunwrap.Placement{}, err
+	}
+	ticket, err := mpirunwrap.FindTicket(lease.OpenReadOnly(paths.Run(), boot), rank.Task)
+	if err != nil {
+		return mpirunwrap.Placement{}, err
+	}
+	return mpirunwrap.Place(ticket, rank)
+}
+
+const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog= and prints the environment of one rank for it: its GPU and its share of it. It
+is for ranks that run without mpirun-wrap, and looks at nothing after their start.
+
+  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+It always exits with 0.
+`
+
+// TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
+// for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no seat. Ranks
+// do not meet here: the task prologs of a step need not run at the same time, and have no flags.
+func TaskProlog(p cli.Process) int {
+	var l line
+	switch err := l.parse(p.Args, own); {
+	case errors.Is(err, errHelp):
+		fmt.Fprint(p.Out, taskPrologUsage)
+		return cli.ExitOK
+	case err != nil:
+		return cli.ExitOK
+	case l.version:
+		fmt.Fprintln(p.Out, cli.Version())
+		return cli.ExitOK
+	}
+	env := slurm.NewEnv(p.Env)
+	pid, _ := strconv.Atoi(env["SLURM_TASK_PID"]) // slurmstepd runs this for that task
+	options, err := mpirunwrap.ReadOptions(env)
+	if err != nil || options.Off {
+		return cli.ExitOK
+	}
+	rank, err := readRank(l.paths, env, pid, options)
+	if err != nil || rank.Task.StepID == "" || slurm.IsLauncherStep(env) {
+		return cli.ExitOK
+	}
+	seat, err := take(l.paths, rank)
+	if err != nil || seat.CheckDaemon() != nil {
+		return cli.ExitOK
+	}
+	_ = seat.Export(p.Out) // Slurm that does not listen is no reason to fail the task
+	return cli.ExitOK
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+func ticketOf(devices int, scope policy.Scope, overlap float64) lease.Ticket {
+	t := lease.Ticket{Job: lease.Job{ID: 7}, Scope: string(scope), Share: "even", Overlap: overlap, Ceiling: 100}
+	for i := range devices {
+		uuid := site.UUID(fmt.Sprintf("GPU-%d", i))
+		daemon := 0
+		if scope == policy.ScopeGPU || i == 0 {
+			daemon = len(t.Daemons)
+			dir := fmt.Sprintf("/run/slurm-mps/jobs/7/%d", daemon)
+			t.Daemons = append(t.Daemons, lease.Daemon{PipeDir: dir + "/pipe", LogDir: dir + "/log"})
+		}
+		t.Devices = append(t.Devices, lease.TicketDevice{Device: site.Device{UUID: uuid, SMs: 132, TPC: 2}, Daemon: daemon})
+	}
+	return t
+}
+
+func TestSeats(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ticket  lease.Ticket
+		ranks   int
+		want    string // GPU:daemon:SMs of each rank
+		percent string // of rank 0
+	}{
+		{"one rank, one GPU", ticketOf(1, policy.ScopeJob, 1), 1, "0:0:132", ""},
+		{"eight ranks round two GPUs", ticketOf(2, policy.ScopeJob, 1), 8, "0:0:34 1:0:34 0:0:34 1:0:34 0:0:32 1:0:32 0:0:32 1:0:32", "25.757576"},
+		{"a daemon for each GPU", ticketOf(2, policy.ScopeGPU, 1), 4, "0:0:66 1:1:66 0:0:66 1:1:66", "50"},
+		{"three ranks on two GPUs: the second has one alone", ticketOf(2, policy.ScopeJob, 1), 3, "0:0:66 1:0:132 0:0:66", "50"},
+		{"fewer ranks than GPUs", ticketOf(4, policy.ScopeJob, 1), 2, "0:0:132 1:0:132", ""},
+		{"overlap 2", ticketOf(1, policy.ScopeJob, 2), 4, "0:0:66 0:0:66 0:0:66 0:0:66", "50"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []string
+			for rank := range c.ranks {
+				seat, err := Place(c.ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: c.ranks}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				daemon := strings.Split(seat.Daemon.PipeDir, "/")[5]
+				got = append(got, fmt.Sprintf("%s:%s:%d", strings.TrimPrefix(string(seat.Device.UUID), "GPU-"), daemon, seat.Share.SMs))
+				if last := seat.Variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
+					t.Errorf("rank 0 has %v, want %q", last, c.percent)
+				}
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), c.want)
+			}
+		})
+	}
+}
+
+func TestEnvironmentReplacesAndUnsets(t *testing.T) {
+	seat, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalRank: 0, LocalSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := seat.Environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
+	want := "A=1 B= CUDA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/7/0/pipe CUDA_MPS_LOG_DIRECTORY=/run/slurm-mps/jobs/7/0/log"
+	if strings.Join(got, " ") != want {
+		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
+	}
+}
+
+func TestNoSeat(t *testing.T) {
+	boot := "boot"
+	reader := lease.OpenReadOnly(t.TempDir(), boot)
+	broken := ticketOf(1, policy.ScopeJob, 1)
+	broken.Devices[0].Daemon = 3
+	for _, c := range []struct {
+		name string
+		err  func() error
+		want string
+	}{
+		{"outside of Slurm", func() error { _, err := FindTicket(reader, slurm.Task{}); return err },
+			"cannot find ticket: this is no Slurm job: SLURM_JOB_ID is not set"},
+		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
+			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
+		{"a refused job", func() error {
+			_, err := Place(lease.Ticket{RefusalReason: "it has no GPU"}, Rank{Task: slurm.Task{LocalSize: 1}})
+			return err
+		},
+			"this job has no MPS: it has no GPU"},
+		{"a ticket without devices", func() error {
+			_, err := Place(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: slurm.Task{LocalSize: 1}})
+			return err
+		},
+			"cannot seat rank 0: the ticket of job 7 names no device"},
+		{"a ticket without the daemon", func() error { _, err := Place(broken, Rank{Task: slurm.Task{LocalSize: 1}}); return err },
+			"cannot seat rank 0: the ticket of job 7 names no daemon for GPU-0"},
+	} {
+		if err := c.err(); err == nil || err.Error() != c.want {
+			t.Errorf("%s:\n got  %v\n want %s", c.name, err, c.want)
+		}
+	}
+}
+
+// Contract: K1
+func TestCheckAsksTheNode(t *testing.T) {
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	seat := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
+	control := filepath.Join(dir, "control")
+	if err := seat.CheckDaemon(); err == nil {
+		t.Error("a daemon without a socket passes")
+	}
+	if err := os.WriteFile(control, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := seat.CheckDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
+		t.Errorf("a file for a socket: %v", err)
+	}
+	os.Remove(control)
+	listener, err := net.Listen("unixpacket", control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := seat.CheckDaemon(); err != nil {
+		t.Error(err)
+	}
+	seat.Daemon.Proc.Start++ // the same pid, another process
+	if err := seat.CheckDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("a pid that is another process's: %v", err)
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"good": 0o755, "plain": 0o644} {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := []string{"PATH=/nonexistent:" + dir}
+	if path, err := Look("good", env); err != nil || path != dir+"/good" {
+		t.Errorf("%s, %v", path, err)
+	}
+	for program, c := range map[string]struct {
+		code int
+		says string
+	}{
+		"missing":        {127, "cannot run missing: not found in PATH"},
+		"plain":          {126, "cannot run " + dir + "/plain: permission denied"},
+		dir:              {126, "cannot run " + dir + ": it is a directory"},
+		dir + "/missing": {127, "cannot run " + dir + "/missing: no such file or directory"},
+		dir + "/good/x":  {127, "cannot run " + dir + "/good/x: not a directory"},
+	} {
+		_, err := Look(program, env)
+		var failed *ProgramError
+		if !errors.As(err, &failed) || failed.Code != c.code || err.Error() != c.says {
+			t.Errorf("%s: %v, want %d %s", program, err, c.code, c.says)
+		}
+	}
+}

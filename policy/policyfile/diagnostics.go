@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+)
+
+// Error is all that is wrong with the files of a policy. It says the first of it in one line, for a log; Write shows
+// everything with its source, for a person.
+type Error struct {
+	diagnostics []Diagnostic
+}
+
+// Diagnostic is one thing that is wrong, and where.
+type Diagnostic struct {
+	File      string `json:"file"`
+	Line      int    `json:"line"`   // from 1
+	Column    int    `json:"column"` // from 1, in characters
+	EndLine   int    `json:"end_line"`
+	EndColumn int    `json:"end_column"` // behind the last character
+	Summary   string `json:"summary"`
+	Detail    string `json:"detail"`
+	In        string `json:"in,omitempty"` // rule "teaching"
+	Source    string `json:"source"`       // the line
+}
+
+// Error is the first complaint in one line.
+func (e *Error) Error() string { return e.diagnostics[0].String() }
+
+// Diagnostics are all of them, in the order of the files.
+func (e *Error) Diagnostics() []Diagnostic { return slices.Clone(e.diagnostics) }
+
+// String is file:line:column: summary: detail.
+func (c Diagnostic) String() string {
+	return fmt.Sprintf("%s:%d:%d: %s: %s", c.File, c.Line, c.Column, c.Summary, c.Detail)
+}
+
+// Write writes every complaint with its source line and what of it is meant.
+func (e *Error) Write(w io.Writer, colour bool) error {
+	for i, c := range e.diagnostics {
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if _, err := io.WriteString(w, c.long(colour)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Diagnostic) long(colour bool) string {
+	red, bold, plain := "", "", ""
+	if colour {
+		red, bold, plain = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+	}
+	in := ""
+	if c.In != "" {
+		in = ", in " + c.In
+	}
+	number := fmt.Sprintf("%4d: ", c.Line)
+	return fmt.Sprintf("%sError%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
+		red, plain, bold, c.Summary, plain, c.File, c.Line, c.Column, in,
+		number, printable(c.Source), strings.Repeat(" ", len(number)), red, c.carets(), plain, c.Detail)
+}
+
+// carets point at what is meant, in the line below it.
+func (c Diagnostic) carets() string {
+	line := []rune(c.Source)
+	var out strings.Builder
+	for i := range min(c.Column-1, len(line)) {
+		if line[i] == '\t' {
+			out.WriteByte('\t') // as wide as it is above
+			continue
+		}
+		out.WriteByte(' ')
+	}
+	end := c.EndColumn
+	if c.EndLine > c.Line {
+		end = len(line) + 1
+	}
+	out.WriteString(strings.Repeat("^", max(1, min(end, len(line)+1)-c.Column)))
+	return out.String()
+}
+
+// printable keeps what would move a terminal's cursor out.
+func printable(line string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, line)
+}
+
+// mistake is a diagnostic.
+func mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
+	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: fmt.Sprintf(format, args...), Subject: &where}
+}
+
+// maxDiagnostics is as many as anybody reads. hcl finds more in a file that is no HCL.
+const maxDiagnostics = 100
+
+// complain makes an error of diagnostics, nil of none. The files are those that they speak of, in their order.
+func complain(diags hcl.Diagnostics, files []file) error {
+	e := &Error{}
+	for _, d := range diags {
+		if len(e.diagnostics) == maxDiagnostics {
+			break
+		}
+		if c := diagnosticOf(d, files); d.Severity == hcl.DiagError && !slices.Contains(e.diagnostics, c) {
+			e.diagnostics = append(e.diagnostics, c)
+		}
+	}
+	if len(e.diagnostics) == 0 {
+		return nil
+	}
+	place := func(c Diagnostic) int {
+		return slices.IndexFunc(files, func(f file) bool { return f.name == c.File })
+	}
+	slices.SortStableFunc(e.diagnostics, func(a, b Diagnostic) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return e
+}
+
+func diagnosticOf(d *hcl.Diagnostic, files []file) Diagnostic {
+	c := Diagnostic{Summary: oneLine(d.Summary), Detail: oneLine(d.Detail), Line: 1, Column: 1, EndLine: 1, EndColumn: 1}
+	if d.Subject == nil {
+		return c
+	}
+	where := *d.Subject
+	c.File, c.Line, c.Column, c.EndLine, c.EndColumn = where.Filename, where.Start.Line, where.Start.Column, where.End.Line, where.End.Column
+	for _, f := range files {
+		if f.name != where.Filename {
+			continue
+		}
+		c.Source = lineOf(f.source, where.Start.Line)
+		if f.hcl != nil {
+			c.In = contextOf(f.hcl, where.Start.Byte)
+		}
+	}
+	return c
+}
+
+// contextOf is the block that a byte of a file is in.
+func contextOf(f *hcl.File, offset int) string {
+	if nav, ok := f.Nav.(interface{ ContextString(int) string }); ok {
+		return nav.ContextString(offset)
+	}
+	return ""
+}
+
+func lineOf(source []byte, number int) string {
+	for range number - 1 {
+		_, rest, ok := bytes.Cut(source, []byte("\n"))
+		if !ok {
+			return ""
+		}
+		source = rest
+	}
+	line, _, _ := bytes.Cut(source, []byte("\n"))
+	const most = 500
+	return strings.TrimSuffix(string(line[:min(len(line), most)]), "\r")
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// Case is a test of a policy: a request and what is expected of it.
+type Case struct {
+	Name    string
+	File    string
+	Line    int
+	Request policy.Request
+	expect  expectation
+}
+
+// expectation is what a case's expect block names; what it does not is not looked at, but for a denial.
+type expectation struct {
+	rule   *string
+	asked  *bool
+	denied *bool            // whatever the reason
+	reason *string          // a part of it
+	grant  []policy.Setting // as Grant.Settings spells them
+}
+
+// Result is how a case came out.
+type Result struct {
+	Name   string   `json:"name"`
+	File   string   `json:"file"`
+	Line   int      `json:"line"`
+	Passed bool     `json:"passed"`
+	Rule   string   `json:"rule,omitempty"` // that decided
+	Wrong  []string `json:"wrong,omitempty"`
+}
+
+// LoadCases reads a file of cases, whoever owns it.
+func LoadCases(path string) ([]Case, error) {
+	source, err := readAny(path)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCases(source, path)
+}
+
+// ParseCases reads cases. The name is what complaints call the file.
+func ParseCases(source []byte, name string) ([]Case, error) {
+	f := file{name: name, source: source}
+	j := newTypeChecker(nil)
+	cases := readCases(j, &f)
+	if err := complain(j.wrong, []file{f}); err != nil {
+		return nil, err
+	}
+	return cases, nil
+}
+
+func readCases(j *typeChecker, f *file) []Case {
+	if j.wrong = parse(f); j.wrong.HasErrors() {
+		return nil
+	}
+	if j.wrong = checkVersion(f.hcl.Body); j.wrong.HasErrors() {
+		return nil
+	}
+	content, diags := f.hcl.Body.Content(&hcl.BodySchema{
+		Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}},
+		Blocks:     []hcl.BlockHeaderSchema{{Type: "case", LabelNames: []string{"name"}}},
+	})
+	j.wrong = append(j.wrong, diags...)
+	var cases []Case
+	seen := map[string]hcl.Range{}
+	for _, block := range content.Blocks {
+		c := Case{Name: block.Labels[0], File: f.name, Line: block.DefRange.Start.Line}
+		if first, twice := seen[c.Name]; twice {
+			j.mistake(block.LabelRanges[0], "Duplicate case", "a case named %q stands at line %d already", c.Name, first.Start.Line)
+		}
+		seen[c.Name] = block.LabelRanges[0]
+		c.read(j, block)
+		cases = append(cases, c)
+	}
+	if len(content.Blocks) == 0 && len(j.wrong) == 0 {
+		j.mistake(content.Attributes["version"].Range, "No case", "a file of tests has case blocks")
+	}
+	return cases
+}
+
+func (c *Case) read(j *typeChecker, block *hcl.Block) {
+	content, diags := block.Body.Content(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "job"}, {Type: "node"}, {Type: "gpu"}, {Type: "expect"}}})
+	j.wrong = append(j.wrong, diags...)
+	seen := map[string]bool{}
+	for _, part := range content.Blocks {
+		if seen[part.Type] {
+			j.mistake(part.DefRange, "Duplicate "+part.Type, "case %q has a %s block already", c.Name, part.Type)
+			continue
+		}
+		seen[part.Type] = true
+		if part.Type == "expect" {
+			c.readExpect(j, part)
+			continue
+		}
+		constants(j, requestAttributes(part.Type), part.Body, &c.Request)
+	}
+	if !seen["expect"] {
+		j.mistake(block.DefRange, "Nothing expected", "case %q has no expect block", c.Name)
+	}
+}
+
+// requestAttributes are the variables of a namespace as what a case can set.
+func requestAttributes(root string) []attribute[policy.Request] {
+	var table []attribute[policy.Request]
+	for _, v := range namespaces[root] {
+		table = append(table, attribute[policy.Request]{
+			name:  v.name,
+			wrong: func(s exprType) (summary, detail string) { return v.refuses(root, s) },
+			set:   v.set,
+		})
+	}
+	return table
+}
+
+// refuses says why a variable cannot have a value.
+func (v variable) refuses(root string, s exprType) (summary, detail string) {
+	name := root + "." + v.name
+	if summary, detail = ofKind(name, v.shape.kind, s); summary != "" {
+		return summary, detail
+	}
+	want := v.shape
+	if s.kind == list {
+		want, s = *v.shape.elem, *s.elem
+		if s.kind == nothing {
+			return "", ""
+		}
+		if s.kind != want.kind {
+			return "Wrong type", fmt.Sprintf("%s is a list of %s, not of %s", name, want.kind.plural(), s.kind.plural())
+		}
+	}
+	if s.kind == number && (s.min < want.min || s.max > want.max || !s.integer) {
+		return "Out of range", fmt.Sprintf("%s has whole numbers from %s to %s, not %s", name, decimal(want.min), decimal(want.max), s.span())
+	}
+	return "", ""
+}
+
+func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
+	content, diags := block.Body.Content(&hcl.BodySchema{
+		Attributes: []hcl.AttributeSchema{{Name: "rule"}, {Name: "asked"}, {Name: "denied"}},
+		Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
+	})
+	if j.wrong = append(j.wrong, diags...); diags.HasErrors() {
+		return
+	}
+	e := &c.expect
+	if attr := content.Attributes["rule"]; attr != nil {
+		if s := constant(j, attr, text); s.kind == text {
+			e.rule = &s.words[0]
+		}
+	}
+	if attr := content.Attributes["asked"]; attr != nil {
+		if s := constant(j, attr, truth); s.kind == truth {
+			asked := s.known.True()
+			e.asked = &asked
+		}
+	}
+	if attr := content.Attributes["denied"]; attr != nil {
+		e.readDenied(j, attr)
+	}
+	for _, grant := range content.Blocks {
+		e.readGrant(j, grant)
+	}
+	if len(content.Attributes) == 0 && len(content.Blocks) == 0 {
+		j.mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
+	}
+}
+
+// readDenied takes a truth, or a part of the reason.
+func (e *expectation) readDenied(j *typeChecker, attr *hcl.Attribute) {
+	s := j.value(expression(attr))
+	switch {
+	case s.kind == nothing:
+	case s.kind == truth && s.fixed:
+		denied := s.known.True()
+		e.denied = &denied
+	case s.kind == text && s.fixed:
+		e.reason = &s.words[0]
+	default:
+		j.mistake(attr.Expr.Range(), "Wrong type", "denied is true, false or a part of the reason")
+	}
+}
+
+func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
+	grant := policy.DefaultGrant()
+	constants(j, grantAttributes, block.Body, &grant)
+	content, _ := block.Body.Content(schemaOf(grantAttributes))
+	for _, s := range grant.Settings() {
+		if content.Attributes[s.Name] != nil {
+			e.grant = append(e.grant, s)
+		}
+	}
+}
+
+// Run runs cases against the law.
+func (l *Compiled) Run(cases []Case) []Result {
+	results := make([]Result, len(cases))
+	for i, c := range cases {
+		verdict := l.Decide(c.Request)
+		wrong := c.expect.differences(verdict)
+		results[i] = Result{c.Name, c.File, c.Line, len(wrong) == 0, verdict.Rule, wrong}
+	}
+	return results
+}
+
+// differences are what a verdict has other than expected, a sentence each.
+func (e expectation) differences(v policy.Decision) []string {
+	var wrong []string
+	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	if e.asked != nil && *e.asked != v.Requested {
+		say("asked is %v, expected %v", v.Requested, *e.asked)
+	}
+	if e.rule != nil && *e.rule != v.Rule {
+		say("the rule that decides is %s, expected %q", orNone(v.Rule), *e.rule)
+	}
+	denied := v.Denied != ""
+	switch {
+	case e.reason != nil && !strings.Contains(v.Denied, *e.reason):
+		say("denied is %s, expected %q", orNone(v.Denied), *e.reason)
+	case e.denied != nil && *e.denied != denied:
+		say("denied is %s, expected %v", orNone(v.Denied), *e.denied)
+	case denied && e.reason == nil && e.denied == nil:
+		say("denied is %q, and the case expects no denial", v.Denied)
+	}
+	if len(e.grant) > 0 && !v.Granted() {
+		say("nothing is granted")
+		return wrong
+	}
+	got := v.Grant.Settings()
+	for _, want := range e.grant {
+		i := slices.IndexFunc(got, func(s policy.Setting) bool { return s.Name == want.Name })
+		if got[i].Value != want.Value {
+			say("%s is %s, expected %s", want.Name, got[i].Value, want.Value)
+		}
+	}
+	return wrong
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%q", s)
+}

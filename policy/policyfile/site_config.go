@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// factAttributes is the site file.
+var factAttributes = []attribute[site.Config]{
+	stringAttribute("nvml_library", absolute, func(f *site.Config, s string) { f.NVMLLibrary = s }),
+	stringAttribute("mps_control", absolute, func(f *site.Config, s string) { f.Control = s }),
+	stringAttribute("library_path", anything, func(f *site.Config, s string) { f.LibraryPath = s }),
+	stringAttribute("gres_conf", absolute, func(f *site.Config, s string) { f.GresConf = s }),
+	durationAttribute("prolog_deadline", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.PrologDeadline = d }),
+	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
+}
+
+func anything(string) string { return "" }
+
+// ParseFacts reads the site's facts over the defaults given.
+func ParseFacts(source []byte, name string, facts site.Config) (site.Config, error) {
+	f := file{name: name, source: source}
+	j := newTypeChecker(nil)
+	if j.wrong = parse(&f); !j.wrong.HasErrors() {
+		constants(j, factAttributes, f.hcl.Body, &facts)
+	}
+	return facts, complain(j.wrong, []file{f})
+}
+
+func absolute(path string) string {
+	if path == "" || path[0] != '/' {
+		return "is a path from /, not \"" + path + "\""
+	}
+	return ""
+}

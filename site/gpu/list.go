@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"errors"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Status is a device as it is now. Err is what of it could not be read: the rest stands.
+type Status struct {
+	Index     int // NVML's and nvidia-smi's number; -1 for a MIG instance, which has none of its own
+	Device    site.Device
+	Mode      site.Mode // "" for a MIG instance, whose mode is nobody's to set
+	Processes []Process
+	Err       error
+}
+
+// List looks at every whole GPU of the node. Unlike Devices it goes past a GPU that cannot be read: whoever looks wants
+// to see the others, and that one named.
+func (n *NVML) List() ([]Status, error) {
+	count, err := within(n, "count GPUs", n.count)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Status, count)
+	for position := range all {
+		device, err := n.ByPCI(position)
+		all[position] = Status{Index: position, Device: device, Err: err}
+		if device.UUID != "" {
+			n.look(&all[position])
+		}
+	}
+	return all, nil
+}
+
+// Instance looks at one MIG instance.
+func (n *NVML) Instance(uuid site.UUID) Status {
+	device, err := n.Find(uuid)
+	seen := Status{Index: -1, Device: device, Err: err}
+	if err == nil {
+		seen.Processes, seen.Err = n.Processes(uuid)
+	}
+	return seen
+}
+
+// look adds what changes.
+func (n *NVML) look(seen *Status) {
+	var unread [2]error
+	seen.Mode, unread[0] = n.Mode(seen.Device.UUID)
+	seen.Processes, unread[1] = n.Processes(seen.Device.UUID)
+	seen.Err = errors.Join(seen.Err, unread[0], unread[1])
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// A survey names what is there, whatever else lies beside it, and makes nothing.
+func TestSurvey(t *testing.T) {
+	j := journal(t)
+	ctx := deadline(t, 5*time.Second)
+	for job, device := range map[uint32]site.UUID{7: gpuA, 100: gpuB} {
+		l := leaseOf(job, device)
+		if err := errors.Join(j.Create(ctx, l), j.WriteTicket(Ticket{Job: l.Job}), j.MakeDirs(l)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"leases/.8.json.new", "leases/x.json", "leases/08.json", "leases/9", "tickets/-1.json", "tickets/4294967296.json", "jobs/lock", "claims/.7.new", "claims/lock"} {
+		if err := os.WriteFile(filepath.Join(j.dir, name), []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := everything(t, j)
+	for what, list := range map[string]func() ([]uint32, error){"jobs": j.Jobs, "tickets": j.Tickets, "dirs": j.Dirs} {
+		if got, err := list(); err != nil || !slices.Equal(got, []uint32{7, 100}) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+	claims, err := j.Claims()
+	if want := []Claim{{UUID: gpuA, Job: 7}, {UUID: gpuB, Job: 100}}; err != nil || !slices.Equal(claims, want) {
+		t.Errorf("claims %v, %v, want %v", claims, err, want)
+	}
+	if after := everything(t, j); after != before {
+		t.Errorf("the survey changed something:\nbefore %s\nafter  %s", before, after)
+	}
+}
+
+// A claim that says nothing says why.
+func TestSurveyOfClaimsThatSayNothing(t *testing.T) {
+	j := journal(t)
+	earlier := &Store{j.dir, "boot-0"}
+	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(j.claimPath(gpuB), []byte(`{"schema":1,`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	claims, err := j.Claims()
+	if err != nil || len(claims) != 2 || claims[0].Job != 7 || !errors.Is(claims[0].Err, ErrStaleBoot) || !errors.Is(claims[1].Err, ErrCorrupt) {
+		t.Errorf("claims %+v, %v", claims, err)
+	}
+}
+
+func TestSurveyWhereNoPrologHasRun(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	j := OpenReadOnly(dir, "boot-1")
+	jobs, err1 := j.Jobs()
+	tickets, err2 := j.Tickets()
+	dirs, err3 := j.Dirs()
+	claims, err4 := j.Claims()
+	if err := errors.Join(err1, err2, err3, err4); err != nil || len(jobs)+len(tickets)+len(dirs)+len(claims) != 0 {
+		t.Errorf("%v %v %v %v, %v", jobs, tickets, dirs, claims, err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the survey made %s: %v", dir, err)
+	}
+}
+
+// Contract: I2
+func TestActing(t *testing.T) {
+	j := journal(t)
+	if proc, acting := j.LockHolder(7); acting {
+		t.Errorf("%v acts where nobody does", proc)
+	}
+	turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if proc, acting := j.LockHolder(7); !acting || proc != self {
+		t.Errorf("%v, %v, want %v", proc, acting, self)
+	}
+	if turns, err := j.LockedJobs(); err != nil || !slices.Equal(turns, []uint32{7}) {
+		t.Errorf("turns %v, %v", turns, err)
+	}
+	if err := turn.Release(); err != nil {
+		t.Fatal(err)
+	}
+	// What a killed prolog left: its pid is another's by now.
+	if err := os.WriteFile(filepath.Join(j.dir, "turns", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if proc, acting := j.LockHolder(7); acting {
+		t.Errorf("%v acts, and its start time is another", proc)
+	}
+}
+
+// BenchmarkRead1000 reads a thousand leases.
+func BenchmarkRead1000(b *testing.B) {
+	j, err := Open(filepath.Join(b.TempDir(), "run"), "boot-1")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range 1000 {
+		l := leaseOf(uint32(i+1), site.UUID(fmt.Sprintf("GPU-%08x", i)))
+		l.Daemons = []Daemon{{Devices: []site.UUID{l.Held[0].UUID}, PipeDir: j.JobDir(l.Job.ID) + "/0/pipe"}}
+		if err := j.Save(l); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		jobs, err := j.Jobs()
+		if err != nil || len(jobs) != 1000 {
+			b.Fatal(len(jobs), err)
+		}
+		for _, job := range jobs {
+			if _, err := j.Read(job); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// What the control program says decides, its exit code only where it says nothing: both were recorded for each answer.
+//
+// Contract: D3
+func TestJudge(t *testing.T) {
+	failed := errors.New("exit status 1")
+	for _, c := range []struct {
+		said  string
+		exit  error
+		lines string
+		is    error
+	}{
+		{"", nil, "", nil},
+		{"100.0\n", nil, "100.0", nil},
+		{"670\n671\n", nil, "670|671", nil},
+		{"Unknown command \"x\"\n", nil, `Unknown command "x"`, nil},
+		{"Cannot find MPS control daemon process\n", failed, "", site.ErrDaemonDown},
+		{"Cannot send command to MPS control daemon process\n", nil, "", errTransient},
+		{"100.0\nCannot send command to MPS control daemon process\n", nil, "", errTransient},
+		{"", failed, "", failed},
+	} {
+		lines, err := readAnswer(c.said, c.exit)
+		if strings.Join(lines, "|") != c.lines || !errors.Is(err, c.is) {
+			t.Errorf("%q, %v: %q, %v; want %q, %v", c.said, c.exit, lines, err, c.lines, c.is)
+		}
+	}
+}
+
+// A question that is not answered has five seconds, and one that the daemon drops is asked six times.
+//
+// Contract: D3
+func TestBoundsOfAQuestion(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		is           error
+		asked        int
+		from, to     time.Duration
+	}{
+		{"no answer", "exec sleep 60", site.ErrNoAnswer, 1, 5 * time.Second, 8 * time.Second},
+		{"dropped", "echo Cannot send command to MPS control daemon process", errTransient, 6, 0, 4 * time.Second},
+		{"not there", "echo Cannot find MPS control daemon process; exit 1", site.ErrDaemonDown, 1, 0, 4 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			program, asked := filepath.Join(dir, "control"), filepath.Join(dir, "asked")
+			if err := os.WriteFile(program, []byte("#!/bin/sh\necho >>"+asked+"\n"+c.script+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+			began := time.Now()
+			_, err := ControlProgram{Path: program}.ask(t.Context(), job, lease.Daemon{PipeDir: filepath.Join(dir, "0", "pipe")}, "get_server_list")
+			if took := time.Since(began); !errors.Is(err, c.is) || took < c.from || took > c.to {
+				t.Errorf("%v after %v", err, took)
+			}
+			if lines, _ := os.ReadFile(asked); len(lines) != c.asked {
+				t.Errorf("asked %d times, want %d", len(lines), c.asked)
+			}
+		})
+	}
+}
+
+// The control program has no file of this process's but the three that it talks by, whatever they are marked as.
+//
+// Contract: D1
+func TestNoFileIsInherited(t *testing.T) {
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not closed by an exec
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	program := filepath.Join(t.TempDir(), "control")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done; exit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	job := lease.Job{ID: 7, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	said, err := ControlProgram{Path: program}.run(t.Context(), job, lease.Daemon{PipeDir: "/nowhere"}, "")
+	if err != nil || strings.Count(said, "pipe:") != 3 || strings.Contains(said, os.DevNull) {
+		t.Errorf("%v: %s", err, said)
+	}
+}
+
+// The recorded table of ps, and what would not be one.
+func TestParseClients(t *testing.T) {
+	table := strings.Split(`PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        
+670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin    
+670       3         624            GPU-47c6af56-3710-e125    4026531836     /tmp/p/spin    
+671       3         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/a name`, "\n")
+	clients, err := parseClients(table)
+	want := []site.Client{{Server: 624, PID: 670}, {Server: 624, PID: 671}}
+	if err != nil || len(clients) != 2 || clients[0] != want[0] || clients[1] != want[1] {
+		t.Errorf("%v, %v; want %v", clients, err, want)
+	}
+	if clients, err := parseClients([]string{"Server not found"}); err != nil || clients != nil {
+		t.Errorf("without a server: %v, %v", clients, err)
+	}
+	for _, line := range []string{"no table", "1 2", "-1 2 3 x", "0 0 0", "1 2 x y"} {
+		if clients, err := parseClients([]string{line}); err == nil {
+			t.Errorf("%q is read as %v", line, clients)
+		}
+	}
+}
+
+// Contract: D4
+func TestReadBack(t *testing.T) {
+	for _, c := range []struct {
+		ceiling string
+		answer  string
+		good    bool
+	}{
+		{"100", "100.0", true}, {"33.333334", "33.3|33.3", true}, {"50", "50.0|50.0", true},
+		{"50", "100.0|100.0", false}, {"50", "50.0", false}, {"100", "33.3", false}, {"100", "abc", false}, {"100", "100.0|more", false},
+	} {
+		ceiling := whole
+		if c.ceiling != "100" {
+			ceiling = mustPercent(t, c.ceiling)
+		}
+		if err := readBack(lease.Daemon{}, ceiling, strings.Split(c.answer, "|")); (err == nil) != c.good {
+			t.Errorf("ceiling %s, answer %q: %v", c.ceiling, c.answer, err)
+		}
+	}
+}
+
+// Contract: D2
+func TestCheckPath(t *testing.T) {
+	longest := "/" + strings.Repeat("p", 107-len("/control_privileged")-1)
+	if err := CheckPath(longest); err != nil {
+		t.Error(err)
+	}
+	if err := CheckPath(longest + "p"); err == nil || !strings.Contains(err.Error(), "has 108 bytes, and a socket's path has at most 107: use a shorter root") {
+		t.Error(err)
+	}
+}
+
+// What a user's own daemon may answer: anything, and endlessly.
+func FuzzAnswers(f *testing.F) {
+	f.Add("PID ID SERVER\n670 2 624 GPU-1 4026531836 /x\n100.0")
+	f.Add("Cannot send command to MPS control daemon process")
+	f.Add("\x00\n-1 -1 -1")
+	f.Fuzz(func(t *testing.T, said string) {
+		lines, err := readAnswer(said, nil)
+		if err != nil {
+			return
+		}
+		clients, err := parseClients(lines)
+		for _, client := range clients {
+			if err == nil && (client.PID <= 0 || client.Server <= 0) {
+				t.Errorf("%q gives %v", said, client)
+			}
+		}
+		_ = readBack(lease.Daemon{}, whole, lines)
+	})
+}
+
+func mustPercent(t *testing.T, s string) policy.Percent {
+	t.Helper()
+	p, err := policy.ParsePercent(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

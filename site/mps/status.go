@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// State is what a daemon says of itself. The daemon is the user's own process, so all of it is the user's word.
+type State struct {
+	Ceiling float64  // the percentage of servers that are started from now on, with one decimal
+	Servers []Server // one at most, for the daemons that this house starts
+	Clients []ClientRow
+}
+
+// Server is a server as the daemon tells it.
+type Server struct {
+	PID     int
+	Status  string   // INITIALIZING, ACTIVE or FAULT
+	Percent float64  // of the clients that come from now on, with one decimal
+	Limits  []string // of memory, "4G", for each of the daemon's devices in its order; "" for none
+}
+
+// ClientRow is a line of ps: a client on a device.
+type ClientRow struct {
+	PID, Server int
+	Device      string // the beginning of a UUID, cut at 22 characters (recorded)
+	Command     string // printable
+}
+
+// readDeadline bounds all questions to one daemon, the wait for its turn included. It is shorter than an act's: who only
+// looks must not keep an epilog from its turn, which waits 2 s for that and then asks all the same.
+const readDeadline = 2 * time.Second
+
+// errShape is an answer that is not in the form of what was asked: dropped in parts, or a daemon that makes things up.
+var errShape = errors.New("unexpected answer")
+
+// maxServers bounds what is asked about: a daemon of one user has one server, and what the user's daemon says may be endless.
+const maxServers = 8
+
+// State asks a daemon what it is and whom it serves, and changes nothing. The error wraps site.ErrNotServing, or
+// site.ErrWedged where there was no answer in 2 s.
+func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
+	ctx, cancel := context.WithTimeout(ctx, readDeadline)
+	defer cancel()
+	unlock := serialise(ctx, d, 0)
+	defer unlock()
+	for try := 1; ; try++ {
+		state, err := c.state(ctx, job, d)
+		if !errors.Is(err, errShape) || try == askTries || !site.Sleep(ctx, 5*time.Millisecond) {
+			return state, err
+		}
+	}
+}
+
+func (c ControlProgram) state(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
+	answer, err := c.askUntilAnswered(ctx, askTries, job, d, []string{"get_default_active_thread_percentage", "get_server_list"})
+	if err != nil {
+		return State{}, err
+	}
+	state, err := parseServers(answer)
+	if err != nil || len(state.Servers) == 0 {
+		return state, err
+	}
+	answer, err = c.askUntilAnswered(ctx, askTries, job, d, questions(state.Servers, len(d.Devices)))
+	if err != nil {
+		return State{}, err
+	}
+	return state, state.parse(answer, len(d.Devices))
+}
+
+// questions ask for all of the servers in one go. A limit that is not set is answered by no line at all, so each is followed
+// by a question that always has an answer, and of another form.
+func questions(servers []Server, devices int) []string {
+	var lines []string
+	for _, s := range servers {
+		lines = append(lines, fmt.Sprintf("get_server_status %d", s.PID), fmt.Sprintf("get_active_thread_percentage %d", s.PID))
+		for device := range devices {
+			lines = append(lines, fmt.Sprintf("get_device_pinned_mem_limit %d %d", s.PID, device), fmt.Sprintf("get_server_status %d", s.PID))
+		}
+	}
+	return append(lines, "ps", "get_default_active_thread_percentage")
+}
+
+// parseServers reads the answer to the first question.
+func parseServers(answer []string) (State, error) {
+	c := cursor{lines: answer}
+	state := State{Ceiling: c.percent()}
+	for c.err == nil && len(c.lines) > 0 {
+		pid, err := strconv.Atoi(strings.TrimSpace(c.next()))
+		if err != nil || pid <= 0 || len(state.Servers) == maxServers {
+			return State{}, fmt.Errorf("cannot read list of servers: %w %q", errShape, answer[:min(len(answer), maxServers+2)])
+		}
+		state.Servers = append(state.Servers, Server{PID: pid})
+	}
+	return state, c.err
+}
+
+// parse reads the answer to the second question.
+func (s *State) parse(answer []string, devices int) error {
+	c := cursor{lines: answer}
+	for i := range s.Servers {
+		server := &s.Servers[i]
+		server.Status, server.Percent = c.status(), c.percent()
+		for range devices {
+			server.Limits = append(server.Limits, c.limit())
+			c.status()
+		}
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if len(c.lines) == 0 {
+		return fmt.Errorf("cannot read list of clients: %w: it is empty", errShape)
+	}
+	rows, err := parseRows(c.lines[:len(c.lines)-1])
+	s.Clients = rows
+	return err
+}
+
+// cursor goes over the lines of an answer; after the first error there is nothing more.
+type cursor struct {
+	lines []string
+	err   error
+}
+
+func (c *cursor) next() string {
+	if c.err != nil || len(c.lines) == 0 {
+		c.fail("the end")
+		return ""
+	}
+	line := c.lines[0]
+	c.lines = c.lines[1:]
+	return line
+}
+
+func (c *cursor) fail(what string) {
+	if c.err == nil {
+		c.err = fmt.Errorf("cannot read answer of daemon: %w: %.80q", errShape, what)
+	}
+}
+
+func (c *cursor) percent() float64 {
+	line := c.next()
+	value, err := strconv.ParseFloat(line, 64)
+	if err != nil || !(value >= 0 && value <= 100) {
+		c.fail(line)
+	}
+	return value
+}
+
+var statusWord = regexp.MustCompile(`^[A-Z_]{2,32}$`)
+
+func (c *cursor) status() string {
+	line := c.next()
+	if !statusWord.MatchString(line) {
+		c.fail(line)
+	}
+	return line
+}
+
+var amount = regexp.MustCompile(`^[0-9]{1,20}[KMGT]?B?$`)
+
+// limit is "" where the next line is the status that follows.
+func (c *cursor) limit() string {
+	if len(c.lines) > 0 && amount.MatchString(c.lines[0]) {
+		return c.next()
+	}
+	return ""
+}
+
+// parseRows reads the table that ps prints, as parseClients has it.
+func parseRows(table []string) ([]ClientRow, error) {
+	var rows []ClientRow
+	for _, line := range table {
+		clients, err := parseClients([]string{line})
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errShape, err)
+		}
+		if len(clients) == 0 {
+			continue
+		}
+		row := ClientRow{PID: clients[0].PID, Server: clients[0].Server}
+		fields := strings.Fields(line)
+		if len(fields) > 3 {
+			row.Device = printable(fields[3], 40)
+		}
+		if len(fields) > 5 {
+			row.Command = printable(strings.Join(fields[5:], " "), 80)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// printable is text that a user had a hand in, safe on a terminal and no longer than most.
+func printable(text string, most int) string {
+	runes := []rune(text)
+	for i, r := range runes {
+		if !unicode.IsPrint(r) {
+			runes[i] = '?'
+		}
+	}
+	return string(runes[:min(len(runes), most)])
+}

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package testnode is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below a root
+// on a simulated node or on a real one. It also proves that a node is as it was.
+package testnode
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/sim"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"golang.org/x/sys/unix"
+)
+
+// Programs are the production binaries.
+var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"}
+
+// Stage is one node.
+type Stage struct {
+	Root string   // --root of the binaries
+	Bin  string   // where they are
+	Sim  *sim.Sim // nil on a real node
+
+	// Before are the GPUs of a real node as they were, where its policy changes compute modes; else none.
+	Before []GPU
+}
+
+// Build builds the production binaries as make build does, and the simulation, into a folder; a second call finds them
+// there. Where SLURM_MPS_BUILT names a folder with all of it, that is used: a machine with a GPU may have no Go.
+func Build(dir string) (string, error) {
+	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+		return built, nil
+	}
+	module, err := moduleDir()
+	if err != nil {
+		return "", err
+	}
+	unlock, err := turn(dir)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	for _, program := range Programs {
+		if err := goBuild(module, filepath.Join(dir, "bin", program), program); err != nil {
+			return "", err
+		}
+	}
+	return dir, sim.Build(filepath.Join(dir, "sim"))
+}
+
+// turn lets test programs that share the folder build one after the other.
+func turn(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	file, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if err := site.Flock(ctx, file); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
+	}
+	return func() { file.Close() }, nil
+}
+
+// Shared is the folder of builds that all tests of this module use: .build at its top, or what SLURM_MPS_BUILT names.
+func Shared() (string, error) {
+	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+		return built, nil
+	}
+	module, err := moduleDir()
+	return filepath.Join(module, ".build"), err
+}
+
+// goBuild builds one binary: those that ranks run are static.
+func goBuild(module, output, program string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-o", output, "./cmd/"+program)
+	cmd.Dir = module
+	cgo := "CGO_ENABLED=1"
+	if program == "mpirun-wrap" || program == "task-prolog" || program == "guard" {
+		cgo = "CGO_ENABLED=0"
+	}
+	cmd.Env = append(os.Environ(), cgo, "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot build %s: %w: %s", program, err, out)
+	}
+	return nil
+}
+
+func moduleDir() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("cannot find module: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// New sets a stage in dir, which everybody can traverse: a root with the policy given and facts that name the simulated
+// programs, and a simulated node with these GPUs. The policy "" is the shipped one's defaults.
+func New(dir, built, policy string, models ...node.Model) (Stage, error) {
+	simulated, err := sim.New(filepath.Join(dir, "sim"), filepath.Join(built, "sim"), models...)
+	if err != nil {
+		return Stage{}, err
+	}
+	facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", simulated.Program("nvidia-cuda-mps-control"), simulated.NVML())
+	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
+	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
+}
+
+// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone, unless
+// ALLOW_MODE_CHANGES=1 says that they may be changed (MayChangeModes).
+func Real(dir, built, policy string) (Stage, error) {
+	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
+	if !strings.Contains(policy, Unchanged) {
+		if !MayChangeModes() {
+			return Stage{}, errors.New("cannot set stage on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
+		}
+		var err error
+		if s.Before, err = realGPUs(); err != nil {
+			return Stage{}, fmt.Errorf("cannot set stage on a real node: %w", err)
+		}
+	}
+	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"))
+}
+
+// linkDevices gives the programs the device files of a node, where their --root has them.
+func (s Stage) linkDevices(from string) error {
+	files, err := filepath.Glob(filepath.Join(from, "nvidia*"))
+	if err != nil {
+		return err
+	}
+	folder := s.Paths().Devices()
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("cannot set stage: %w", err)
+	}
+	for _, file := range files {
+		link := filepath.Join(folder, filepath.Base(file))
+		if err := os.Symlink(file, link); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("cannot set stage: %w", err)
+		}
+	}
+	return nil
+}
+
+// RealControl is where a real node's control program is.
+const RealControl = "/usr/bin/nvidia-cuda-mps-control"
+
+// RealGPUs counts the real GPUs of this machine; none where there is no control program.
+func RealGPUs() int {
+	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	if _, err := os.Stat(RealControl); err != nil {
+		return 0
+	}
+	return len(devices)
+}
+
+// realFacts names the driver's library where the loader may not find it: slurmd gives prologs no LD_LIBRARY_PATH.
+func realFacts() string {
+	if path := RealNVML(); path != "" {
+		return fmt.Sprintf("nvml_library = %q\n", path)
+	}
+	return ""
+}
+
+// RealNVML is the path of the real library where it is out of the loader's way, "" where the loader finds it.
+func RealNVML() string {
+	const outOfTheWay = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
+	if _, err := os.Stat(outOfTheWay); err == nil {
+		return outOfTheWay
+	}
+	return ""
+}
+
+// Default is a policy that grants MPS to whoever asks, with the attributes given, a line each.
+func Default(attributes ...string) string {
+	return "version = 1\nrule \"mps\" {\n  when = contains(job.requested, \"mps\")\n  grant {\n    " +
+		strings.Join(attributes, "\n    ") + "\n  }\n}\n"
+}
+
+func (s Stage) install(policy, facts string) error {
+	if policy == "" {
+		policy = Default()
+	}
+	paths := site.Paths{Root: s.Root}
+	if err := os.MkdirAll(filepath.Dir(paths.Policy()), 0o755); err != nil {
+		return fmt.Errorf("cannot set stage: %w", err)
+	}
+	return errors.Join(os.WriteFile(paths.Policy(), []byte(policy), 0o644), os.WriteFile(paths.ConfigFile(), []byte(facts), 0o644))
+}
+
+// Paths is where the binaries' files are.
+func (s Stage) Paths() site.Paths { return site.Paths{Root: s.Root} }
+
+// Command is a binary with its --root, as slurm.conf's Prolog= would have it.
+func (s Stage) Command(program string, args ...string) []string {
+	return append([]string{filepath.Join(s.Bin, program), "--root", s.Root}, args...)
+}
+
+// Job is what a test says of a job.
+type Job struct {
+	ID       uint32
+	UID, GID uint32
+	GPUs     string // SLURM_JOB_GPUS, "0,1"
+	Features string // SLURM_JOB_CONSTRAINTS
+	Conf     string // SLURM_CONF; gres.conf lies beside it
+	Extra    []string
+}
+
+// Environment is what slurmd gives its prolog or epilog for a job, and nothing else: recorded on Slurm 22.05.
+func (j Job) Environment(context string) []string {
+	env := []string{
+		"SLURM_SCRIPT_CONTEXT=" + context, "SLURMD_NODENAME=n1", "SLURM_CLUSTER_NAME=lab", "SLURM_CONF=" + j.Conf,
+		fmt.Sprintf("SLURM_JOB_ID=%d", j.ID), fmt.Sprintf("SLURM_JOB_UID=%d", j.UID), fmt.Sprintf("SLURM_JOB_GID=%d", j.GID),
+		"SLURM_JOB_USER=hpc1", "SLURM_JOB_PARTITION=main", "SLURM_JOB_CONSTRAINTS=" + j.Features,
+		"SLURM_JOB_RESTART_COUNT=0", "SLURM_JOB_NUM_NODES=1", "SLURM_JOB_NTASKS=1",
+	}
+	if j.GPUs != "" {
+		env = append(env, "SLURM_JOB_GPUS="+j.GPUs, "CUDA_VISIBLE_DEVICES="+j.GPUs)
+	}
+	return append(env, j.Extra...)
+}
+
+// Result is how a program ended.
+type Result struct {
+	Code   int
+	Output string // stdout and stderr, which are one pipe under slurmd
+}
+
+// Run runs a binary to its end with an environment, from a folder and with a stdin as slurmd has it.
+func (s Stage) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
+	line := s.Command(program, args...)
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = env
+	cmd.Dir = "/"
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := blocked(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return Result{}, fmt.Errorf("cannot run %s: %w: %s", program, err, out.String())
+	}
+	return Result{cmd.ProcessState.ExitCode(), out.String()}, ctx.Err()
+}
+
+// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded): a child has the mask of the thread
+// that starts it.
+func blocked(start func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const sigint, sigpipe = 1 << 1, 1 << 12
+	mask, before := unix.Sigset_t{Val: [16]uint64{sigint | sigpipe}}, unix.Sigset_t{}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &mask, &before); err != nil {
+		return err
+	}
+	err := start()
+	return errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
+}
+
+// Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is not
+// what it was (on a simulated node: the default). Nothing left is an empty list. Lock files that stay for good are not state.
+func (s Stage) Left() ([]string, error) {
+	files, err := s.leftFiles()
+	if err != nil {
+		return nil, err
+	}
+	processes, err := s.leftProcesses()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := s.leftGroups()
+	if err != nil {
+		return nil, err
+	}
+	modes, err := s.leftModes()
+	return slices.Concat(files, processes, groups, modes), err
+}
+
+func (s Stage) leftGroups() (left []string, err error) {
+	groups, err := s.groups()
+	for _, group := range groups {
+		left = append(left, "control group "+group)
+	}
+	return left, err
+}
+
+// groups are the control groups of the node's jobs.
+func (s Stage) groups() ([]string, error) {
+	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
+	if errors.Is(err, cgroup.ErrNone) {
+		return nil, nil
+	}
+	groups, err2 := filepath.Glob(strings.TrimSuffix(one, "0-0") + "*")
+	return groups, errors.Join(err, err2)
+}
+
+// LoseGroups removes the control groups of the node's jobs, as the end of a boot does. Their processes have ended.
+func (s Stage) LoseGroups() error {
+	groups, err := s.groups()
+	for _, group := range groups {
+		err = errors.Join(err, os.Remove(group))
+	}
+	return err
+}
+
+func (s Stage) leftFiles() ([]string, error) {
+	var left []string
+	run := s.Paths().Run()
+	err := filepath.WalkDir(run, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		name, _ := filepath.Rel(run, path)
+		if err == nil && strings.Contains(name, "/") || !known(name) {
+			left = append(left, "file "+name)
+		}
+		return err
+	})
+	return left, err
+}
+
+func known(name string) bool {
+	switch name {
+	case ".", "lock", "leases", "claims", "tickets", "jobs", "turns", "guards":
+		return true
+	}
+	return false
+}
+
+func (s Stage) leftProcesses() ([]string, error) {
+	pids, err := s.Processes()
+	var left []string
+	for _, pid := range pids {
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		left = append(left, fmt.Sprintf("process %d %s", pid, bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+	}
+	return left, err
+}
+
+// Processes are the living processes of MPS whose pipe folder is below the root, and the guards of the root's jobs.
+func (s Stage) Processes() ([]int, error) {
+	var pids []int
+	below, err := s.Below(s.Paths().Run())
+	for _, p := range below {
+		pids = append(pids, p.PID)
+	}
+	guards, err2 := s.guards()
+	return append(pids, guards...), errors.Join(err, err2)
+}
+
+// guards are the living guards of the root's jobs.
+func (s Stage) guards() (pids []int, err error) {
+	all, err := proc.PIDs()
+	var named []site.Process
+	for _, pid := range all {
+		if name, _ := proc.Name(pid); name != "guard" {
+			continue
+		}
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+			named = append(named, stat.Process)
+		}
+	}
+	for i, line := range proc.CommandLines(context.Background(), named) {
+		if at := slices.Index(line.Args, "--root"); at >= 0 && at+1 < len(line.Args) && line.Args[at+1] == s.Root {
+			pids = append(pids, named[i].PID)
+		}
+	}
+	return pids, err
+}
+
+// Below are the living processes of MPS whose pipe folder begins so, in the order of their numbers.
+func (s Stage) Below(dir string) ([]site.Process, error) {
+	all, err := mps.FindAll(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	var below []site.Process
+	for _, p := range all {
+		if strings.HasPrefix(p.PipeDir, dir) {
+			below = append(below, p.Process)
+		}
+	}
+	slices.SortFunc(below, func(a, b site.Process) int { return a.PID - b.PID })
+	return below, nil
+}
+
+func (s Stage) leftModes() ([]string, error) {
+	if s.Sim == nil {
+		return s.WrongModes()
+	}
+	gpus, err := s.Sim.Node.GPUs()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for i, gpu := range gpus {
+		mode, err := gpu.Mode()
+		if err != nil {
+			return nil, err
+		}
+		if mode != 0 {
+			left = append(left, fmt.Sprintf("GPU %d in mode %d", i, mode))
+		}
+	}
+	return left, nil
+}

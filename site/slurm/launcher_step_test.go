@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Steps of one task a node, as a TaskProlog sees them: a launcher's daemons, and ranks.
+func TestLaunchesRanks(t *testing.T) {
+	for name, want := range map[string]bool{
+		"mpirun": true, "mpirun-by-python": true, "hydra": true,
+		"srun": false, "srun-in-mpirun": false,
+		"hydra-by-python": false, // nothing tells: documented
+	} {
+		env := recording(t, filepath.Join("testdata/task-prologs", name))
+		if got := IsLauncherStep(env); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+		if !want {
+			continue
+		}
+		for why, change := range map[string]Env{
+			"two tasks on this node":     {"SLURM_GTIDS": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"},
+			"two tasks on another":       {"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"},
+			"no step":                    {"SLURM_GTIDS": "-", "SLURM_STEP_TASKS_PER_NODE": "-"},
+			"a rank of Open MPI":         {"OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+			"a rank of MPICH":            {"MPI_LOCALRANKID": "0"},
+			"an srun of the shell's own": {"_": "/usr/bin/srun", "IPATH_NO_BACKTRACE": "-"},
+			"a script with such a name":  {"_": "./mpirun_all.py", "SLURM_CPU_BIND_TYPE": "-"},
+		} {
+			if IsLauncherStep(with(env, change)) {
+				t.Errorf("%s, but %s: taken for a daemon", name, why)
+			}
+		}
+	}
+}
+
+// launchRecordings are the environments of every recorded launch's ranks on a node, in order.
+func launchRecordings(t *testing.T) map[string][]Env {
+	t.Helper()
+	found := map[string][]Env{}
+	for _, path := range append(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/24.11/*.n[1-3]", 10)...) {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
+			name := strings.TrimPrefix(path, "testdata/launches/")
+			found[name] = append(found[name], NewEnv(strings.Split(block, "\n")))
+		}
+	}
+	return found
+}
+
+// Who each recorded rank is: they stand in their order, and the files are named by who launched them.
+func TestReadTaskRecordedLaunches(t *testing.T) {
+	for name, ranks := range launchRecordings(t) {
+		for i, env := range ranks {
+			pid, err := strconv.Atoi(env["RANK_PID"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := ReadTask(env, pid)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			want := Task{JobID: got.JobID, JobIDs: got.JobIDs, StepID: got.StepID, LocalRank: i, LocalSize: len(ranks), Source: sourceOf(name)}
+			if strings.HasSuffix(name, "one.two-steps.n1") {
+				want.LocalRank, want.LocalSize = i/2, 2
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, rank %d: got %+v, want %+v", name, i, got, want)
+			}
+		}
+	}
+}
+
+func sourceOf(name string) string {
+	_, launch, _ := strings.Cut(strings.TrimPrefix(name, "24.11/"), ".")
+	switch {
+	case strings.HasPrefix(launch, "srun-a-shell"):
+		return SourceInherited
+	case strings.HasPrefix(launch, "mpirun"), strings.Contains(launch, "-mpirun.") && !strings.HasPrefix(launch, "srun"):
+		return "Open MPI"
+	case strings.HasPrefix(launch, "hydra"), strings.Contains(launch, "-hydra.") && !strings.HasPrefix(launch, "srun"):
+		return "hydra"
+	}
+	return SourceStepd
+}

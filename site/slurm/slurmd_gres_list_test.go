@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAgainstSlurmd holds our reading of gres.conf and slurm.conf against a real slurmd, which prints its list offline
+// with -G. It needs slurmd and root, to make device nodes; REQUIRE_LAB=1 makes their absence a failure, and SLURM_BUNDLE
+// names another Slurm than the installed one.
+func TestAgainstSlurmd(t *testing.T) {
+	slurmd := labSlurmd(t)
+	dev := labDevices(t, 6)
+	tests := []struct {
+		name, gres, conf string
+		refused          bool // by slurmd, and so by us
+	}{
+		{"a range", "Name=gpu File=DEV[0-3]", "gpu:4", false},
+		{"the middle", "Name=gpu File=DEV[2-3]", "gpu:2", false},
+		{"two lines against the numbers", "Name=gpu File=DEV3\nName=gpu File=DEV1", "gpu:2", false},
+		{"a list against the numbers", "Name=gpu File=DEV4,DEV[0,2]", "gpu:3", false},
+		{"NodeName= lines come last", "NodeName=n1 Name=gpu File=DEV4\nName=gpu File=DEV0\nNodeName=n[1-2] Name=gpu File=DEV3", "gpu:3", false},
+		{"another node's line", "NodeName=n2 Name=gpu File=DEV4\nNodeName=n[1,3] Name=gpu File=DEV5", "gpu:1", false},
+		{"padded names", "NodeName=n[01-03] Name=gpu File=DEV4\nNodeName=n1 Name=gpu File=DEV2", "gpu:1", false},
+		{"slurm.conf counts fewer", "Name=gpu File=DEV5\nName=gpu File=DEV[1-4]", "gpu:3", false},
+		{"a type", "Name=gpu Type=a File=DEV[1-2]", "gpu:a:2", false},
+		{"slurm.conf drops a type", "Name=gpu Type=a File=DEV0\nName=gpu Type=b File=DEV[3-4]", "gpu:b:2", false},
+		{"slurm.conf without types", "Name=gpu Type=b File=DEV3\nName=gpu Type=a File=DEV0", "gpu:2", false},
+		{"another case of the type", "Name=gpu Type=A File=DEV[1-2]", "gpu:a:2", false},
+		{"quotes, continuation, comment", "name=gpu \\\n  FILE=\"DEV2\" # File=DEV9", "gpu:1", false},
+		{"a comment within quotes", "Name=gpu File=DEV1 Type=\"a#b\"", "gpu:1", false},
+		{"spaces around =", "Name = gpu File= DEV2", "gpu:1", false},
+		{"an escape", "Name=gpu File=DEV2 Type=a\\#b", "gpu:a#b:1", false},
+		{"two backslashes at the end", "Name=gpu File=DEV2 Type=a\\\\\nName=gpu File=DEV1 Type=b", "gpu:2", false},
+		{"include", "Include more.conf\nName=gpu File=DEV1", "gpu:2", false},
+		{"AutoDetect off here", "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File=DEV[1-2]", "gpu:2", false},
+		{"AutoDetect behind Name", "Name=gpu File=DEV3 AutoDetect=nvml", "gpu:1", false},
+		{"the last of a name counts", "Name=gpu File=DEV3 File=DEV2", "gpu:1", false},
+		{"a line without Name", "NodeName=n1 Count=2\nNodeName=n1 Name=gpu File=DEV2", "gpu:1", false},
+		{"Count wrong", "Name=gpu File=DEV[1-2] Count=3", "gpu:2", true},
+		{"a name unknown", "Name=gpu File=DEV1 Foo=3", "gpu:1", true},
+		{"a key unknown", "DEFAULT=1\nName=gpu File=DEV1", "gpu:1", true},
+		{"AutoDetect with more", "AutoDetect=off Name=gpu File=DEV1", "gpu:1", true},
+		{"AutoDetect twice", "NodeName=n1 AutoDetect=off\nNodeName=n1 AutoDetect=nvml Name=gpu File=DEV1", "gpu:1", true},
+		{"twice the same", "Name=gpu File=DEV1\nName=gpu File=DEV1", "gpu:2", true},
+		{"type on one", "Name=gpu Type=a File=DEV1\nName=gpu File=DEV2", "gpu:2", true},
+		{"file on one", "Name=gpu Type=a File=DEV1\nName=gpu Type=a Count=1", "gpu:2", true},
+		{"a range backwards", "Name=gpu File=DEV[2-0]", "gpu:3", true},
+		{"both kinds of files", "Name=gpu File=DEV1 MultipleFiles=DEV2,DEV3", "gpu:1", true},
+		{"rubbish at the end", "Name=gpu File=DEV1 rubbish", "gpu:1", true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			labConf(t, dir, strings.ReplaceAll(tt.gres, "DEV", dev), strings.ReplaceAll("Name=gpu File=DEV5", "DEV", dev), tt.conf)
+			theirs, err := labList(t, slurmd, dir)
+			if refused := err != nil; refused != tt.refused {
+				t.Fatalf("slurmd refuses: %v (%v), the table says %v", refused, err, tt.refused)
+			}
+			ours, err := ourList(dir)
+			if tt.refused {
+				if err == nil {
+					t.Errorf("slurmd refuses it and we read %v", ours)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(ours, theirs) || len(ours) == 0 {
+				t.Errorf("we read %v, %v, slurmd %v", ours, err, theirs)
+			}
+		})
+	}
+}
+
+func labSlurmd(t *testing.T) string {
+	t.Helper()
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		return filepath.Join(bundle, "sbin", "slurmd")
+	}
+	path, err := exec.LookPath("slurmd")
+	if err != nil {
+		path = "/usr/sbin/slurmd"
+		_, err = os.Stat(path)
+	}
+	if err == nil && os.Geteuid() != 0 {
+		err = fmt.Errorf("not root")
+	}
+	if err == nil {
+		return path
+	}
+	if os.Getenv("REQUIRE_LAB") == "1" {
+		t.Fatalf("REQUIRE_LAB=1: %v", err)
+	}
+	t.Skipf("needs slurmd and root: %v", err)
+	return ""
+}
+
+// labDevices makes n device nodes, since slurmd takes no plain files, and returns their common prefix.
+func labDevices(t *testing.T, n int) string {
+	t.Helper()
+	prefix := filepath.Join(t.TempDir(), "nvidia")
+	for i := range n {
+		if err := syscall.Mknod(fmt.Sprint(prefix, i), syscall.S_IFCHR|0o600, 195<<8|i); err != nil {
+			if os.Getenv("REQUIRE_LAB") == "1" {
+				t.Fatal(err)
+			}
+			t.Skipf("needs device nodes: %v", err)
+		}
+	}
+	return prefix
+}
+
+func labConf(t *testing.T, dir, gres, included, counted string) {
+	t.Helper()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _, _ = strings.Cut(host, ".")
+	plugins := ""
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		plugins = "PluginDir=" + filepath.Join(bundle, "plugins") + "\n"
+	}
+	conf := plugins + strings.NewReplacer("DIR", dir, "HOST", host, "GRES", strings.ReplaceAll(counted, "#", `\#`)).Replace(`ClusterName=lab
+SlurmctldHost=localhost
+GresTypes=gpu
+SelectType=select/cons_tres
+SlurmdSpoolDir=DIR/spool
+SlurmdLogFile=DIR/log
+SlurmdPidFile=DIR/pid
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+NodeName=n[1-3] NodeHostname=HOST NodeAddr=127.0.0.1 Port=17018-17020 CPUs=1 RealMemory=1 Gres=GRES
+PartitionName=main Nodes=ALL Default=YES
+`)
+	for name, text := range map[string]string{"slurm.conf": conf, "gres.conf": gres + "\n", "more.conf": included + "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// labList is the list of minors that slurmd prints, or the word with which it refuses.
+func labList(t *testing.T, slurmd, dir string) ([]int, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, slurmd, "-G", "-N", "n1")
+	cmd.Env = []string{"SLURM_CONF=" + filepath.Join(dir, "slurm.conf"), "PATH=/usr/sbin:/usr/bin:/bin"}
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		t.Fatalf("slurmd -G did not end: %s", out)
+	}
+	list, refused := ParseGresList(string(out))
+	if refused == nil && err != nil {
+		refused = fmt.Errorf("%w: %s", err, out)
+	}
+	return list, refused
+}
+
+// ourList resolves the positions one by one until we say that there are no more.
+func ourList(dir string) ([]int, error) {
+	gres, err := ReadGres(filepath.Join(dir, "gres.conf"), "n1")
+	if err != nil {
+		return nil, err
+	}
+	if gres.Configured, _, err = ReadNode(filepath.Join(dir, "slurm.conf"), "n1"); err != nil {
+		return nil, err
+	}
+	var list []int
+	for {
+		refs, err := ResolvePositions(gres, Job{ID: 1, GPUs: []int{len(list)}})
+		if err != nil && len(list) > 0 && strings.Contains(err.Error(), "position") {
+			return list, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, refs[0].N)
+	}
+}
