@@ -111,7 +111,7 @@ func New(o Options) (*Guard, error) {
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan int, maxFiles),
 		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, outside: make(chan lease.Outside, maxOutside),
 	}
-	g.takers.line = o.Taker
+	g.takers.line, g.takers.wait = o.Taker, takerWait
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil

@@ -16,8 +16,8 @@ import (
 const (
 	// maxStuck bounds the takers that wait for the file system of a user to close a file.
 	maxStuck = 8
-	// takerWait is how long an answer of a taker may take; it comes within a millisecond.
-	takerWait = 250 * time.Millisecond
+	// takerWait is how long an answer of a taker may take. It comes within a millisecond on a node that is not overloaded.
+	takerWait = time.Second
 )
 
 var (
@@ -31,7 +31,8 @@ var (
 // whoever closes it, with all other files, even when killed. So a process of its own duplicates, and hands the guard nothing
 // but files that it has looked at.
 type takers struct {
-	line    []string // the command line of a taker
+	line    []string      // the command line of a taker
+	wait    time.Duration // how long an answer may take
 	current *taker
 	stuck   atomic.Int32 // takers that have not answered
 }
@@ -47,7 +48,7 @@ func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err erro
 	if err := t.start(); err != nil {
 		return -1, err
 	}
-	fd, err = t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted})
+	fd, err = t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, t.wait)
 	if err != nil && !isAnswer(err) {
 		t.leave()
 	}
@@ -100,7 +101,7 @@ func startTaker(line []string) (*taker, error) {
 }
 
 // ask has the taker duplicate a descriptor.
-func (t *taker) ask(pidfd int, r request) (fd int, err error) {
+func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, err error) {
 	question, err := binary.Append(nil, binary.NativeEndian, r)
 	if err != nil {
 		return -1, err
@@ -108,7 +109,7 @@ func (t *taker) ask(pidfd int, r request) (fd int, err error) {
 	if err := unix.Sendmsg(t.socket, question, unix.UnixRights(pidfd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		return -1, fmt.Errorf("cannot ask for a duplicate: %w", err)
 	}
-	if err := readable(t.socket, takerWait); err != nil {
+	if err := readable(t.socket, wait); err != nil {
 		return -1, err
 	}
 	answer, fd, err := receive(t.socket, unix.MSG_DONTWAIT)

@@ -40,7 +40,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 	if pidfd, err = unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		t.Fatal(err)
 	}
-	taken = &takers{line: takerLine}
+	taken = &takers{line: takerLine, wait: soon}
 	t.Cleanup(func() { taken.leave(); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
@@ -89,6 +89,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
+	taken.wait = 50 * time.Millisecond
 	var stopped []*os.Process
 	for range maxStuck {
 		if err := taken.start(); err != nil {
@@ -114,6 +115,7 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 			t.Fatalf("%d have not ended", taken.stuck.Load())
 		}
 	}
+	taken.wait = soon
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ var faults = []fault{
 	{"anothers-mode-is-changed", "M2", "epilog/epilog.go", `if taken && holder != job {`, `if taken && holder != job && false {`, "./cmd", "TestAnEpilogAgainWhenTheGPUIsAnothers"},
 	{"a-lease-goes-too-early", "R1", "epilog/epilog.go", "if failed == nil {\n\t\tfailed = forget", "if true {\n\t\tfailed = forget", "./cmd", "TestAnEpilogThatCannotRestoreAMode"},
 	{"a-mimic-drains", "I3", "epilog/epilog.go", `if errors.Is(err, site.ErrImpostors) {`, `if false {`, "./cmd", "TestHostileMimicThatDoesNotGo"},
-	{"folders-are-left", "R1", "epilog/epilog.go", `failed = errors.Join(failed, c.Journal.RemoveDirs(l.Job.ID))`, `failed = errors.Join(failed)`, "./cmd", "TestAJobsLife"},
+	{"folders-are-left", "R1", "epilog/epilog.go", `failed = errors.Join(failed, c.Store.RemoveDirs(l.Job.ID))`, `failed = errors.Join(failed)`, "./cmd", "TestAJobsLife"},
 	{"a-ticket-is-left", "R1", "epilog/epilog.go", `failed := c.Store.RemoveTicket(l.Job.ID)`, `failed := error(nil)`, "./cmd", "TestAJobsLife"},
 	{"a-log-behind-a-link", "security", "epilog/logs.go", `Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,`, ``, "./epilog", "TestSummarise"},
 	{"a-log-of-another-user", "security", "epilog/logs.go", `|| st.Uid != uid || st.Nlink != 1`, ``, "./cmd", "TestKeepLogsFollowsNoLink"},
