@@ -41,7 +41,7 @@ func (e *UnavailableError) Summary() string {
 func (e *UnavailableError) Unwrap() error { return e.Cause }
 
 // CheckDaemon proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
-// nothing, since a third of questions asked by all ranks at once would fail (measured). The error is an *OffError.
+// nothing, since a third of questions asked by all ranks at once would fail (measured). The error is an *UnavailableError.
 func (s Placement) CheckDaemon() error {
 	if !s.Daemon.Proc.Running() {
 		return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
@@ -75,7 +75,7 @@ type ServerStatus func(ctx context.Context, pid int) (state string, err error)
 
 // WaitReady proves that MPS is on for a seat and takes clients. After a fatal error a server gives new clients error 807
 // until the last process that it hit has gone: Ready waits for that, and says so by waits. The daemon is asked only
-// where the server's log speaks of such an error. The error is an *OffError.
+// where the server's log speaks of such an error. The error is an *UnavailableError.
 func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
 	if err := s.CheckDaemon(); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 )
 
 // ShareRule says how much of its GPU one rank asks for. The zero rule says nothing: it is what a user who gave no rule
-// has, Lower replaces it and Split refuses it. Rules compare with ==.
+// has, EffectiveRule replaces it and SplitSMs refuses it. Rules compare with ==.
 type ShareRule struct {
 	kind shareKind
 	// amount is a factor, a weight or a percentage in millionths, or a number of SMs.
@@ -128,7 +128,7 @@ func (g Grant) Rule() ShareRule {
 
 // EffectiveRule is the rule that a rank is dealt by: the user's where the user gave one, else the policy's.
 //
-// A user's rule replaces the policy's whole, and the ceiling alone bounds what comes of it (Split does that). The
+// A user's rule replaces the policy's whole, and the ceiling alone bounds what comes of it (SplitSMs does that). The
 // policy's rule is how a site divides where nobody says otherwise: a rank can drop the percentage from its own
 // environment, so to refuse a user's 30% where the policy's even share is 25% would enforce nothing. What a site must
 // not let happen is the ceiling, which the daemon holds and no client can lift (measured: of a daemon at 50 %, a client

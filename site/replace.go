@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenFolder opens a folder that only root can change. No link is followed to it, and the error wraps ErrForeign when
+// OpenFolder opens a folder that only root can change. No link is followed to it, and the error wraps ErrNotRootOwned when
 // another could put a file into it.
 func OpenFolder(path string) (*os.File, error) {
 	return openFolder(unix.AT_FDCWD, path, path)

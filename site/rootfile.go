@@ -19,7 +19,7 @@ var ErrNotRootOwned = errors.New("not root's own")
 const maxOwned = 4 << 20
 
 // ReadRootOwned reads a whole file that only root can have written: a regular one, owned by root, writable by nobody else,
-// and not behind a link. The error wraps fs.ErrNotExist where there is none, ErrForeign where it may be another's.
+// and not behind a link. The error wraps fs.ErrNotExist where there is none, ErrNotRootOwned where it may be another's.
 func ReadRootOwned(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -65,7 +65,7 @@ func writableByOthers(st unix.Stat_t) string {
 }
 
 // ListRootOwned lists the names in a folder that only root can change, in order. The error wraps fs.ErrNotExist where there
-// is none, ErrForeign where another could have put a file there or taken one away.
+// is none, ErrNotRootOwned where another could have put a file there or taken one away.
 func ListRootOwned(path string) ([]string, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

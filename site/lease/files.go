@@ -110,7 +110,7 @@ func readRecord(path, boot string, value any) error {
 	return nil
 }
 
-// readOwned is a record's content. The error is ErrNone if there is none.
+// readOwned is a record's content. The error is ErrNotFound if there is none.
 func readOwned(path string) ([]byte, error) {
 	content, err := site.ReadRootOwned(path)
 	if errors.Is(err, fs.ErrNotExist) {

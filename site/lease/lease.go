@@ -20,7 +20,7 @@ import (
 const Schema = 1
 
 // What a record can be other than good. Each has one outcome, the same everywhere: none and void mean that there is
-// nothing to undo; torn, foreign (site.ErrForeign) and unknown schema mean that a person must look, and the node drains.
+// nothing to undo; torn, foreign (site.ErrNotRootOwned) and unknown schema mean that a person must look, and the node drains.
 var (
 	ErrNotFound  = errors.New("no record")
 	ErrStaleBoot = errors.New("record of another boot")

@@ -127,7 +127,7 @@ func (t *JobLock) writeHolder(closing bool) {
 }
 
 // Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one. While there is
-// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where Finish has
+// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where DeleteAndUnlock has
 // removed it, what is there by now is another's.
 func (t *JobLock) Release() error {
 	if _, err := os.Lstat(t.lease); err == nil || !sameFile(t.file, t.path) {
@@ -137,7 +137,7 @@ func (t *JobLock) Release() error {
 	return errors.Join(err, t.file.Close())
 }
 
-// Read returns the lease of a job. The error is ErrNone, ErrVoid, or wraps ErrTorn, ErrSchema, site.ErrForeign or what
+// Read returns the lease of a job. The error is ErrNotFound, ErrStaleBoot, or wraps ErrCorrupt, ErrSchema, site.ErrNotRootOwned or what
 // the file system said.
 func (j *Store) Read(job uint32) (Lease, error) {
 	var l Lease
@@ -157,7 +157,7 @@ func (j *Store) Read(job uint32) (Lease, error) {
 }
 
 // Create writes the intent: the lease, then a claim on each of its devices. Where a device is another job's, nothing of
-// it stays and the error is a *HeldError.
+// it stays and the error is a *InUseError.
 func (j *Store) Create(ctx context.Context, l Lease) error {
 	for _, held := range l.Held {
 		if !held.UUID.Valid() {
@@ -313,8 +313,8 @@ func (j *Store) RemoveTicket(job uint32) error {
 // the lease's; claims that are another job's by now stay.
 func (j *Store) Delete(ctx context.Context, l Lease) error { return j.end(ctx, l) }
 
-// DeleteAndUnlock is Forget as the last act of who has the job's turn. The turn's file goes before the lease, so that one that is
-// killed leaves nothing that no lease tells of. A prolog, which may go on and begin anew, calls Forget: without its file a
+// DeleteAndUnlock is Delete as the last act of who has the job's turn. The turn's file goes before the lease, so that one that is
+// killed leaves nothing that no lease tells of. A prolog, which may go on and begin anew, calls Delete: without its file a
 // turn keeps nobody out.
 func (j *Store) DeleteAndUnlock(ctx context.Context, l Lease) error {
 	return j.end(ctx, l, j.turnPath(l.Job.ID))

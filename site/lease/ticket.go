@@ -59,7 +59,7 @@ func list[E, T any](o object, name string, make func(E) T) (all []T) {
 	return all
 }
 
-// parseTicket reads a ticket as Publish writes it.
+// parseTicket reads a ticket as WriteTicket writes it.
 func parseTicket(content []byte) (t Ticket, err error) {
 	o := object{err: &err}
 	if err := json.Unmarshal(content, &o.fields); err != nil {

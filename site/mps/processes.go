@@ -189,7 +189,7 @@ const (
 )
 
 // Kill kills what is left of a daemon and waits until it is gone; an error names what does not go. Servers go with their
-// daemon (measured), and are killed all the same. The error is site.ErrMimics where the daemon and its servers are gone,
+// daemon (measured), and are killed all the same. The error is site.ErrImpostors where the daemon and its servers are gone,
 // and processes that only look like them go on to appear, or do not go.
 func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	until := time.Now().Add(atMostThird(ctx, lookalikeTimeout))

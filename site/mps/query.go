@@ -33,7 +33,7 @@ const (
 var errTransient = errors.New("the daemon dropped the question")
 
 // ask puts command lines to the daemon, one connection for all, and returns the lines of the answer. A line that
-// answers nothing leaves no line. The error wraps site.ErrNotServing or site.ErrWedged.
+// answers nothing leaves no line. The error wraps site.ErrDaemonDown or site.ErrNoAnswer.
 func (c ControlProgram) ask(ctx context.Context, job lease.Job, d lease.Daemon, lines ...string) ([]string, error) {
 	return c.askTimes(ctx, askTries, job, d, lines...)
 }
@@ -153,7 +153,7 @@ func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	return nil
 }
 
-// Ping asks whether the daemon answers: nil, or an error that wraps site.ErrNotServing or site.ErrWedged.
+// Ping asks whether the daemon answers: nil, or an error that wraps site.ErrDaemonDown or site.ErrNoAnswer.
 func (c ControlProgram) Ping(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	_, err := c.ask(ctx, job, d, "get_default_active_thread_percentage")
 	return err

@@ -31,7 +31,7 @@ const killTimeout = time.Second
 const outputTimeout = 200 * time.Millisecond
 
 // run runs the control program with a question on its stdin, until it ends or ctx does, and returns what it said on
-// stdout and stderr, which is bounded. The error wraps site.ErrWedged where ctx ended first, and is a *site.UserError
+// stdout and stderr, which is bounded. The error wraps site.ErrNoAnswer where ctx ended first, and is a *site.AsUserError
 // where it is the program that failed.
 func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (said string, err error) {
 	e, err := c.begin(job, d, args)

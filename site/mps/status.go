@@ -48,8 +48,8 @@ var errShape = errors.New("unexpected answer")
 // maxServers bounds what is asked about: a daemon of one user has one server, and what the user's daemon says may be endless.
 const maxServers = 8
 
-// State asks a daemon what it is and whom it serves, and changes nothing. The error wraps site.ErrNotServing, or
-// site.ErrWedged where there was no answer in 2 s.
+// State asks a daemon what it is and whom it serves, and changes nothing. The error wraps site.ErrDaemonDown, or
+// site.ErrNoAnswer where there was no answer in 2 s.
 func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
 	ctx, cancel := context.WithTimeout(ctx, readDeadline)
 	defer cancel()

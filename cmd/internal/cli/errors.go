@@ -4,7 +4,7 @@ package cli
 
 import "errors"
 
-// RuntimeError is a program's own failure: it was used well, and could not do it. What is no Failed is a mistake of usage where
+// RuntimeError is a program's own failure: it was used well, and could not do it. What is no RuntimeError is a mistake of usage where
 // a program has both.
 type RuntimeError struct{ Err error }
 
@@ -15,5 +15,5 @@ func (f RuntimeError) Unwrap() error { return f.Err }
 // ErrFindings ends a program that looked for something wrong and has said what it found: nothing more is to be said.
 var ErrFindings = errors.New("found")
 
-// ExitFindings is the exit code of ErrFound and of Failed.
+// ExitFindings is the exit code of ErrFindings and of RuntimeError.
 const ExitFindings = 1

@@ -74,7 +74,7 @@ type Job struct {
 	leased  bool  // it has a lease, readable or not, of this boot
 	dir     bool
 	ticket  *lease.Ticket
-	tickets error // why its ticket cannot be read, lease.ErrNone where there is none
+	tickets error // why its ticket cannot be read, lease.ErrNotFound where there is none
 }
 
 // Held is a device of a job.

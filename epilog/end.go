@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others. It says
+// whether all of them lived until then and went when they were asked, with no client to be terminated.
+func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
+	type end struct {
+		byItself bool
+		err      error
+	}
+	results := make(chan end, len(l.Daemons))
+	for _, d := range l.Daemons {
+		go func() {
+			byItself, err := c.endDaemon(ctx, l, was, d)
+			results <- end{byItself, errors.Join(err, c.emptyGroup(ctx, d))}
+		}()
+	}
+	byItself = true
+	for range l.Daemons {
+		one := <-results
+		byItself, failed = byItself && one.byItself, errors.Join(failed, one.err)
+	}
+	return byItself, failed
+}
+
+// endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
+// others' are said and gone past. A daemon of a lease that never opened is asked nothing: no rank has been told of it, and
+// that it does not answer may be why the lease did not open.
+func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
+	began := time.Now()
+	lived := d.Proc.Running()
+	if !lived { // never started, killed, or started by a prolog that died before it could say so
+		there, err := c.Daemons.Processes(l.Job, d)
+		if err != nil || len(there) == 0 {
+			return false, err
+		}
+	}
+	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
+	if was != lease.Opening {
+		terminated, err := c.drainAndQuit(ctx, l, d, log)
+		byItself = lived && terminated == 0 && err == nil
+		if err != nil {
+			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
+		}
+	}
+	if !byItself {
+		if err := c.end(ctx, l, d, log); err != nil {
+			return false, err
+		}
+	}
+	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
+	return byItself, nil
+}
+
+// emptyGroup ends what is left in a daemon's control group: its user may have made the daemon start any program.
+func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
+	defer cancel()
+	ended, err := c.Groups.Empty(bound, d.Group)
+	if ended > 0 {
+		c.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: ended")
+	}
+	return err
+}
+
+// drainAndQuit asks a daemon to end its clients that stay, and itself.
+func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+	gentle, cancel := withReserve(ctx, endReserve)
+	defer cancel()
+	terminated, err = c.drain(gentle, l, d, log)
+	if err == nil {
+		err = c.quit(gentle, l, d)
+	}
+	return terminated, err
+}
+
+// end kills a daemon. What goes on to appear that only looks like it is the user's, and no reason to drain a node.
+func (c Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+	err := c.Daemons.Kill(ctx, l.Job, d)
+	if errors.Is(err, site.ErrImpostors) {
+		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("daemon ended: look-alike processes of the user remain")
+		return nil
+	}
+	return err
+}
+
+func (c Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+	bound, cancel := context.WithTimeout(ctx, quitTimeout)
+	defer cancel()
+	return c.Daemons.Quit(bound, l.Job, d)
+}
+
+// withReserve is ctx, ended early enough to leave d.
+func withReserve(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-d))
+}
+
+// drain gives clients their grace and then has the daemon terminate those that stay. A client that is stopped is passed
+// over: to terminate it would wedge the daemon (measured), and it has no work in flight by then.
+func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
+	if err != nil || len(clients) == 0 {
+		return 0, err
+	}
+	for _, client := range clients {
+		if stopped(client.PID) {
+			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
+			return terminated, fmt.Errorf("client %d is stopped", client.PID)
+		}
+		bound, cancel := context.WithTimeout(ctx, terminateTimeout)
+		err := c.Daemons.Terminate(bound, l.Job, d, client)
+		cancel()
+		if err != nil {
+			return terminated, err
+		}
+		terminated++
+		log.Warn().Int("client", client.PID).Msg("client terminated: it outlived the job")
+	}
+	return terminated, nil
+}
+
+// await polls until no client is left or the grace is over, and returns who is.
+func (c Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
+	bound, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	pause := 20 * time.Millisecond
+	for {
+		clients, err := c.Daemons.Clients(ctx, l.Job, d)
+		if err != nil || len(clients) == 0 {
+			return nil, err
+		}
+		if !site.Sleep(bound, pause) {
+			return clients, nil
+		}
+		pause = min(2*pause, 500*time.Millisecond)
+	}
+}
+
+func stopped(pid int) bool {
+	stat, err := site.ReadStat(pid)
+	return err == nil && (stat.State == 'T' || stat.State == 't')
+}

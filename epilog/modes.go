@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// startNVML asks for a mode that is not needed yet: NVML takes 8 ms to initialise (measured), and it may take them while
+// the daemons quit.
+func (c Epilog) startNVML(l lease.Lease) {
+	for _, held := range l.Held {
+		if held.NewMode != "" {
+			go c.GPUs.Mode(held.UUID)
+			return
+		}
+	}
+}
+
+// restoreModes sets back the modes that the record says were set. A device that is another job's by now is that job's
+// to care for, and a mode that is neither what was set nor what was before was set by an admin since: both stay.
+func (c Epilog) restoreModes(l lease.Lease) error {
+	var failed error
+	for _, held := range l.Held {
+		if held.NewMode == "" {
+			continue
+		}
+		if err := c.restoreMode(l.Job.ID, held); err != nil {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
+	holder, taken, err := c.Store.Owner(held.UUID)
+	if err != nil {
+		return err
+	}
+	log, began := c.Log.With().Str("gpu", string(held.UUID)).Logger(), time.Now()
+	if taken && holder != job {
+		log.Warn().Uint32("holder", holder).Msg("the GPU is another job's by now: its mode stays")
+		return nil
+	}
+	mode, err := c.GPUs.Mode(held.UUID)
+	if err != nil {
+		return err
+	}
+	if mode == held.OriginalMode {
+		return nil
+	}
+	if mode != held.NewMode {
+		log.Warn().Str("mode", string(mode)).Msg("somebody else set the compute mode since: it stays")
+		return nil
+	}
+	if err := c.GPUs.SetMode(held.UUID, held.OriginalMode); err != nil {
+		return err
+	}
+	mode, err = c.GPUs.Mode(held.UUID)
+	if err != nil {
+		return err
+	}
+	if mode != held.OriginalMode {
+		return fmt.Errorf("cannot restore compute mode of %s: set to %s, and it reads %s", held.UUID, held.OriginalMode, mode)
+	}
+	log.Info().Str("step", "mode restored").Str("mode", string(mode)).Dur("ms", time.Since(began)).Send()
+	return nil
+}

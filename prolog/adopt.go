@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// earlierLease is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
+func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
+	l, err := o.Store.Read(job.ID)
+	switch {
+	case errors.Is(err, lease.ErrNotFound):
+		return nil, nil
+	case errors.Is(err, lease.ErrStaleBoot):
+		return nil, o.Store.PurgeStale(ctx, job.ID)
+	case err != nil:
+		return nil, dirtyError{err}
+	}
+	return &l, nil
+}
+
+// adoptable reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve. A refusal
+// says nothing of devices: what a job has that runs, it keeps, though by now the policy would deny it.
+func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
+	held := make([]site.UUID, len(l.Held))
+	for i, h := range l.Held {
+		held[i] = h.UUID
+	}
+	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(held, uuids(of.devices)) {
+		return false
+	}
+	if _, err := o.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
+		return false // nobody has run with it yet
+	}
+	for _, d := range l.Daemons {
+		if !d.Proc.Running() {
+			return false
+		}
+		if err := o.Daemons.Ping(ctx, l.Job, d); err != nil {
+			o.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
+			return false
+		}
+	}
+	return true
+}
+
+// guardAgain starts another guard for an adopted lease whose guard is gone. Without one the job goes on, and status reports it.
+func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
+	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
+		return
+	}
+	guard, err := o.Guards.Start(ctx, l.Job.ID)
+	if err == nil {
+		l.Guard = guard
+		err = o.Store.Save(l)
+	}
+	o.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
+}
+
+// republish gives an adopted lease its ticket where a prolog died before that.
+func (o Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
+	_, err := o.Store.ReadTicket(l.Job.ID)
+	if errors.Is(err, lease.ErrNotFound) {
+		return o.Store.WriteTicket(o.ticket(l, v, devices))
+	}
+	return err
+}

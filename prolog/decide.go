@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"context"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// decide asks the law, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
+// has said by then that the job may run without MPS.
+func (o Prolog) decide(ctx context.Context, v *opening, law policy.Policy) error {
+	v.request = request(v.job)
+	refusal, err := o.lookUp(ctx, v, law.Lookups, &v.request)
+	if err != nil {
+		return err
+	}
+	if refusal != "" {
+		v.verdict = policy.Decision{Requested: true, Denied: refusal}
+		return nil
+	}
+	v.verdict = law.Decide(v.request)
+	return nil
+}
+
+// lookUp adds to a request what the rules mention and Slurm did not say. A doubt about the GPUs is a refusal: a rule that
+// asks about them could only guess.
+func (o Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
+	for _, look := range []struct {
+		needed bool
+		up     func() error
+	}{
+		{needs.Features, func() (err error) { r.Features, err = o.Slurm.Features(v.job); return err }},
+		{needs.Groups, func() (err error) { r.Groups, err = o.groupNames(ctx, v); return err }},
+		{needs.Driver, func() (err error) { r.Driver, err = o.GPUs.Driver(); return err }},
+		{needs.Devices, func() (err error) { r.NodeGPUs, err = o.countGPUs(); return err }},
+		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(v); return err }},
+	} {
+		if !look.needed {
+			continue
+		}
+		if err := look.up(); err != nil || refusal != "" {
+			return refusal, err
+		}
+	}
+	return "", nil
+}
+
+func (o Prolog) countGPUs() (int, error) {
+	all, err := o.GPUs.Devices()
+	return len(all), err
+}
+
+func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
+	of, err := v.resolve()
+	if err != nil || of.refusal != "" {
+		return facts, of.refusal, err
+	}
+	first := of.devices[0]
+	return policy.GPUFacts{Model: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
+}
+
+func (o Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
+	groups, err := v.groups()
+	if err != nil {
+		return nil, err
+	}
+	return o.GroupNames(ctx, groups)
+}
+
+// positions are the places of the job's devices in Slurm's list, nil where Slurm named the devices themselves.
+func positions(job slurm.Job) []int {
+	if len(job.MIG)+len(job.UUIDs) > 0 {
+		return nil
+	}
+	return job.GPUs
+}
+
+func request(job slurm.Job) policy.Request {
+	return policy.Request{
+		JobID: job.ID, User: job.User, UID: job.UID, GID: job.GID, Account: job.Account, Partition: job.Partition,
+		QOS: job.QOS, Reservation: job.Reservation, Comment: job.Comment, Extra: job.Extra, Requested: job.Constraints,
+		Option: job.Option, HasOption: job.HasOption, GPUs: job.GPUs, NTasks: job.NTasks, Nodes: job.NumNodes,
+		Array: job.ArrayJobID, Restart: job.RestartCount, Node: job.Node,
+	}
+}

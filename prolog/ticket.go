@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
+	l.Phase = lease.Opened
+	return errors.Join(o.Store.Save(l), o.Store.WriteTicket(t))
+}
+
+func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
+	l.Job.Groups = nil // nobody's business but the lease's
+	g, positions := v.verdict.Grant, positions(v.job)
+	t := lease.Ticket{
+		Job: l.Job, Rule: v.verdict.Rule, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
+		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, LowPriority: g.Low, MaxClients: o.maxClients(l, g),
+		RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
+		Exclusive:     slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
+		Daemons:       l.Daemons, ControlProgram: o.Control, ExchangeDir: o.Store.ExchangeDir(l.Job.ID),
+	}
+	for i, device := range devices {
+		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
+		position := -1
+		if positions != nil {
+			position = positions[i]
+		}
+		t.Devices = append(t.Devices, lease.TicketDevice{Device: device, Position: position, Daemon: n})
+	}
+	return t
+}
+
+// maxClients is how many ranks may share a GPU: those granted, or fewer when the daemons may not open enough files.
+func (o Prolog) maxClients(l lease.Lease, g policy.Grant) int {
+	clients := g.MaxClients
+	for _, d := range l.Daemons {
+		if fit, err := o.Daemons.Fit(len(d.Devices)); err == nil {
+			clients = min(clients, fit)
+		}
+	}
+	if clients < g.MaxClients {
+		o.Log.Warn().Int("granted", g.MaxClients).Int("max_clients", clients).Msg("fewer ranks fit on a GPU: the daemon's limit of open files is low: mpsctl doctor")
+	}
+	return clients
+}
