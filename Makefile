@@ -55,7 +55,7 @@ demo: setup ## show a job's life on a node, on a real Slurm
 test: setup ## all tests
 	REQUIRE_LAB=1 go test -parallel 3 -timeout 13m -skip '^TestSoak$$' ./...
 	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
-	FUZZTIME=10s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
+	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one: SUITE=forky has Slurm 26.05.
 SUITE ?= trixie
@@ -112,7 +112,7 @@ lint: check ## check, and golangci-lint if it is installed
 	    echo "golangci-lint is not on PATH, so only make check has run"; \
 	fi
 
-# Every fuzzer for FUZZTIME. The test target gives those that read what admins and users write 20 s each.
+# Every fuzzer for FUZZTIME. The test target gives those that read what admins and users write 6 s each.
 fuzz: ## run every fuzzer for FUZZTIME
 	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
