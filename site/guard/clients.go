@@ -16,19 +16,19 @@ import (
 
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
-	proc      site.Process
-	parent    int // when it was first seen; 0 once it is known to be no control daemon
-	pidfd     int // readable when the process has ended
-	files     []*file
-	gpus      uint64 // bit n: it has GPU n of the job open; 0 while none is known
-	others    bool   // it has GPUs of another job open, which the same user may have
-	inherited bool   // it has no file but those that a process forked it with
-	opened    time.Time
-	died      time.Time
-	group     string // its memory control group, "" for none
-	resident  uint64 // bytes of host memory when it was last looked at
-	verify    time.Time
-	missed    bool // it had no pipe to a server when it was last asked
+	proc     site.Process
+	parent   int // when it was first seen; 0 once it is known to be no control daemon
+	pidfd    int // readable when the process has ended
+	files    []*file
+	gpus     uint64 // bit n: it has GPU n of the job open; 0 while none is known
+	others   bool   // it has GPUs of another job open, which the same user may have
+	seen     bool   // it counts among the clients that were seen
+	opened   time.Time
+	died     time.Time
+	group    string // its memory control group, "" for none
+	resident uint64 // bytes of host memory when it was last looked at
+	verify   time.Time
+	missed   bool // it had no pipe to a server when it was last asked
 }
 
 // file is an open file of one or more clients: a fork has the same.
@@ -37,6 +37,12 @@ type file struct {
 	kind   kind
 	number int // the client's descriptor
 	users  int
+	owner  site.Process // the oldest process that had it: the others are forks
+}
+
+// inherits reports whether a client has no file but those that a process forked it with.
+func (c *client) inherits() bool {
+	return !slices.ContainsFunc(c.files, func(f *file) bool { return f.owner == c.proc })
 }
 
 const (
@@ -119,26 +125,23 @@ func (g *Guard) take(pid int, opened opened) {
 		return
 	}
 	c.resident = g.kernel.resident(pid)
-	before := g.files
 	for _, number := range opened.control {
 		g.takeFile(c, number, controlFile)
 	}
 	for _, number := range opened.memory {
 		g.takeFile(c, number, memoryFile)
 	}
-	if g.files > before {
-		c.inherited = false
-	}
-	if g.living[pid] != nil {
-		return
-	}
-	if len(c.files) == 0 {
+	switch {
+	case g.living[pid] != nil:
+	case len(c.files) == 0:
 		unix.Close(c.pidfd)
 		return
+	default:
+		g.living[pid] = c
+		g.changed = true
 	}
-	g.living[pid] = c
-	g.changed = true
-	if !c.inherited {
+	if !c.seen && !c.inherits() {
+		c.seen = true
 		g.state.Seen++
 		g.state.Peak = max(g.state.Peak, g.neighbours())
 	}
@@ -153,7 +156,7 @@ func (c *client) ofOthers() bool { return c.gpus == 0 && c.others }
 // dismiss closes the files of a process of another job, and counts it no more. Its own guard has them.
 func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
-	if g.living[c.proc.PID] == c && !c.inherited {
+	if g.living[c.proc.PID] == c && c.seen {
 		g.state.Seen--
 		g.changed = true
 	}
@@ -194,7 +197,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 	}
 	now := time.Now()
 	return &client{
-		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, inherited: true, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
 	}, nil
 }
 
@@ -243,12 +246,10 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
 		return
 	}
-	if f, of := g.inheritedFile(c, number, k); f != nil {
-		if c.proc.Start <= of.proc.Start { // a fork of this client was found before it
-			c.inherited = false
-		}
+	if f, of := g.sharedFile(c, number, k); f != nil {
 		f.users++
 		c.files = append(c.files, f)
+		g.setOwner(f, c, of)
 		return
 	}
 	if g.files >= maxFiles && !g.makeRoom() {
@@ -271,13 +272,25 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	if k == memoryFile {
 		fd = aboveControl(c, fd)
 	}
-	c.files = append(c.files, &file{fd, k, number, 1})
+	c.files = append(c.files, &file{fd, k, number, 1, c.proc})
 	g.files++
 	g.changed = true
 }
 
-// inheritedFile is a file that another client has at the same number, and that a fork has given to one of them.
-func (g *Guard) inheritedFile(c *client, number int, k kind) (*file, *client) {
+// setOwner gives a file to the older of two clients that have it. A fork may be looked at before its parent.
+func (g *Guard) setOwner(f *file, c, other *client) {
+	if c.proc.Start > f.owner.Start {
+		return
+	}
+	f.owner = c.proc
+	if other.seen && other.inherits() {
+		other.seen = false
+		g.state.Seen--
+	}
+}
+
+// sharedFile is a file that another client has at the same number, and that a fork has given to one of them.
+func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	of := func(other *client) *file {
 		for _, f := range other.files {
 			if f.number == number && f.kind == k {
@@ -375,7 +388,7 @@ func (g *Guard) partClients(now time.Time) {
 // neighbours counts the living clients that are no mere forks of another.
 func (g *Guard) neighbours() (count int) {
 	for _, c := range g.living {
-		if !c.inherited {
+		if !c.inherits() {
 			count++
 		}
 	}
@@ -386,8 +399,7 @@ func (g *Guard) neighbours() (count int) {
 // of another job has its own daemon for a parent: neither is a client.
 func (k *kernel) sameProgram(a, b int) bool {
 	file := func(pid int) (st unix.Statx_t, err error) {
-		const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
-		err = unix.Statx(k.proc, strconv.Itoa(pid)+"/exe", flags, unix.STATX_INO|unix.STATX_TYPE, &st)
+		err = statx(k.proc, strconv.Itoa(pid)+"/exe", 0, &st)
 		return st, err
 	}
 	first, err1 := file(a)

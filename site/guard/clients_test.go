@@ -46,7 +46,7 @@ func TestAboveControl(t *testing.T) {
 		return fd
 	}
 	low, control, high := open(), open(), open()
-	c := &client{files: []*file{{control, controlFile, 5, 1}, {low, memoryFile, 6, 1}}}
+	c := &client{files: []*file{{fd: control, kind: controlFile}, {fd: low, kind: memoryFile}}}
 	if got := aboveControl(c, high); got != high {
 		t.Errorf("a descriptor above is moved from %d to %d", high, got)
 	}

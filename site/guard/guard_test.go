@@ -309,8 +309,27 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 		r.looksAt(pid)
 	}
 	r.looksAt(parent.Process.Pid)
-	if c := r.living[parent.Process.Pid]; len(r.living) != 2 || c == nil || c.inherited || r.files != 3 {
+	if c := r.living[parent.Process.Pid]; len(r.living) != 2 || c == nil || c.inherits() || r.files != 3 {
 		t.Errorf("%d clients with %d files, parent %+v", len(r.living), r.files, c)
+	}
+}
+
+// A look may come while a client opens its files. If the client has forked by the next one, and the fork is looked at
+// first, then the file that is new is the client's all the same.
+func TestAForkThatIsFoundWithANewFile(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	parent := r.child("sleep 0.2; exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 7<nvidia-uvm; sleep 60 & echo forked; read x; ")
+	r.looksAt(parent.Process.Pid)
+	parent.enter()
+	parent.says("forked")
+	for pid, p := range forks(r.folder, parent.Process.Pid) {
+		defer func() { _ = p.Kill() }()
+		r.looksAt(pid)
+	}
+	r.looksAt(parent.Process.Pid)
+	if r.state.Seen != 1 || r.neighbours() != 1 || r.files != 3 {
+		t.Errorf("%d clients seen, %d neighbours with %d files", r.state.Seen, r.neighbours(), r.files)
 	}
 }
 

@@ -105,7 +105,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now)}
 	places := 0
 	for _, other := range g.living {
-		if other.inherited || !shareGPU(c, other) {
+		if other.inherits() || !shareGPU(c, other) {
 			continue
 		}
 		if other.takesPlace() {
@@ -127,7 +127,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 // takesPlace reports whether a client is one of those that its GPU serves. One that has opened the memory device alone is
 // none yet: cuInit opens the GPUs 2 ms later (measured), and a user's process that does no more must not cost a dead client
 // its time.
-func (c *client) takesPlace() bool { return !c.inherited && c.gpus != 0 }
+func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
 
 // noticing is how much later than it died a death may be noticed on a loaded node.
 const noticing = time.Second

@@ -52,18 +52,19 @@ func TestLetGo(t *testing.T) {
 
 // A GPU's places are taken by its clients, living and dead. A mere fork of a client, as a data loader's workers are, has none.
 func TestPlaces(t *testing.T) {
-	c := &client{gpus: 1}
+	own, parents := []*file{{}}, []*file{{owner: site.Process{PID: 2}}}
+	c := &client{gpus: 1, files: own}
 	for _, all := range []struct {
 		name string
 		dead int
 		is   client
 		full bool
 	}{
-		{"one is left", maxPlaces - 1, client{gpus: 1}, false},
-		{"none is left", maxPlaces, client{gpus: 1}, true},
-		{"on another GPU", maxPlaces, client{gpus: 2}, false},
-		{"forks", maxPlaces, client{gpus: 1, inherited: true}, false},
-		{"without a GPU", maxPlaces, client{}, false},
+		{"one is left", maxPlaces - 1, client{gpus: 1, files: own}, false},
+		{"none is left", maxPlaces, client{gpus: 1, files: own}, true},
+		{"on another GPU", maxPlaces, client{gpus: 2, files: own}, false},
+		{"forks", maxPlaces, client{gpus: 1, files: parents}, false},
+		{"without a GPU", maxPlaces, client{files: own}, false},
 	} {
 		g := &Guard{living: map[int]*client{1: c}}
 		for range all.dead {
@@ -111,7 +112,7 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 			} else {
 				control = append(control, seen)
 			}
-			c.files = append(c.files, &file{held, kind, i, 1})
+			c.files = append(c.files, &file{held, kind, i, 1, c.proc})
 			r.files++
 		}
 		r.dead = []*client{c}
@@ -135,14 +136,14 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 	r := newRoom(t, time.Minute)
 	r.still()
 	for _, c := range []struct {
-		inherited bool
-		want      int
-	}{{false, 1}, {true, 2}} {
+		seen bool
+		want int
+	}{{true, 1}, {false, 2}} {
 		r.state.Seen = 2
-		other := &client{proc: site.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, inherited: c.inherited}
+		other := &client{proc: site.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, seen: c.seen}
 		r.living[other.proc.PID] = other
 		if r.dismiss(other); r.state.Seen != c.want || len(r.living) > 0 {
-			t.Errorf("inherited %v: %d seen, want %d", c.inherited, r.state.Seen, c.want)
+			t.Errorf("seen %v: %d seen, want %d", c.seen, r.state.Seen, c.want)
 		}
 	}
 }
@@ -155,7 +156,7 @@ func TestSharedFilesStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &file{fd, memoryFile, 5, 2}
+	f := &file{fd: fd, kind: memoryFile, number: 5, users: 2}
 	r.files = 1
 	r.letGoOf(&client{files: []*file{f}}, noNeighbour)
 	if closed := <-r.closed; closed != 0 || f.users != 1 {
@@ -179,7 +180,7 @@ func TestOneAfterTheOtherWhileMemoryIsShort(t *testing.T) {
 	full := r.kernel.groups + "/full"
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
 	now := time.Now()
-	r.living[0] = &client{gpus: 1, pidfd: -1}
+	r.living[0] = &client{gpus: 1, pidfd: -1, files: []*file{{fd: -1}}}
 	for i := range 3 {
 		r.dead = append(r.dead, &client{gpus: 1, group: full, died: now.Add(-time.Duration(3-i) * time.Second)})
 	}

@@ -48,11 +48,17 @@ func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err erro
 	if err := t.start(); err != nil {
 		return -1, err
 	}
-	fd, err = t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, t.wait)
-	if err != nil && !isAnswer(err) {
+	fd, code, err := t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, t.wait)
+	switch {
+	case err != nil: // no answer
 		t.leave()
+		return -1, err
+	case code == hasChanged:
+		return -1, errChanged
+	case code != 0:
+		return -1, code
 	}
-	return fd, err
+	return fd, nil
 }
 
 // start starts a taker unless one runs.
@@ -100,26 +106,26 @@ func startTaker(line []string) (*taker, error) {
 	return &taker{pair[0], process}, nil
 }
 
-// ask has the taker duplicate a descriptor.
-func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, err error) {
+// ask has the taker duplicate a descriptor. The code is the taker's answer, the error that there was none.
+func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix.Errno, err error) {
 	question, err := binary.Append(nil, binary.NativeEndian, r)
 	if err != nil {
-		return -1, err
+		return -1, 0, err
 	}
 	if err := unix.Sendmsg(t.socket, question, unix.UnixRights(pidfd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
-		return -1, fmt.Errorf("cannot ask for a duplicate: %w", err)
+		return -1, 0, fmt.Errorf("cannot ask for a duplicate: %w", err)
 	}
 	if err := readable(t.socket, wait); err != nil {
-		return -1, err
+		return -1, 0, err
 	}
 	answer, fd, err := receive(t.socket, unix.MSG_DONTWAIT)
 	switch {
 	case err != nil:
-		return -1, err
+		return -1, 0, err
 	case len(answer) != 4:
-		return -1, errors.New("the process that duplicates files has ended")
+		return -1, 0, errors.New("the process that duplicates files has ended")
 	}
-	return fd, answered(unix.Errno(binary.NativeEndian.Uint32(answer)))
+	return fd, unix.Errno(binary.NativeEndian.Uint32(answer)), nil
 }
 
 // readable waits until a socket has something to read.
@@ -139,27 +145,6 @@ func readable(socket int, wait time.Duration) error {
 
 // hasChanged is how a taker says errChanged. pidfd_getfd has no such error.
 const hasChanged = unix.ESTALE
-
-// answered is the error of a taker's answer.
-func answered(code unix.Errno) error {
-	switch code {
-	case 0:
-		return nil
-	case hasChanged:
-		return answer{errChanged}
-	}
-	return answer{code}
-}
-
-// answer is an error that a taker has answered with: the taker itself is well.
-type answer struct{ error }
-
-func (a answer) Unwrap() error { return a.error }
-
-func isAnswer(err error) bool {
-	var a answer
-	return errors.As(err, &a)
-}
 
 // request asks for a duplicate of a descriptor of the process whose pidfd comes with it, if it is still this file.
 type request struct {
@@ -187,11 +172,14 @@ func Take(socket int) error {
 
 // take duplicates a descriptor and looks what it is.
 func take(pidfd int, question []byte) (fd int, code unix.Errno) {
-	var r request
-	if _, err := binary.Decode(question, binary.NativeEndian, &r); err != nil || pidfd < 0 {
+	if pidfd < 0 {
 		return -1, unix.EINVAL
 	}
 	defer unix.Close(pidfd)
+	var r request
+	if _, err := binary.Decode(question, binary.NativeEndian, &r); err != nil {
+		return -1, unix.EINVAL
+	}
 	fd, err := unix.PidfdGetfd(pidfd, int(r.Number), 0)
 	if err != nil {
 		errors.As(err, &code)
@@ -217,8 +205,8 @@ func reply(socket, fd int, code unix.Errno) error {
 // receive receives a message and the file that came with it, or -1.
 func receive(socket, flags int) (message []byte, fd int, err error) {
 	message, rights := make([]byte, 64), make([]byte, unix.CmsgSpace(4))
-	n, with, _, _, err := unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)
-	for errors.Is(err, unix.EINTR) {
+	n, with := 0, 0
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		n, with, _, _, err = unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)
 	}
 	if err != nil {

@@ -50,7 +50,7 @@ func (g *Guard) verifyClients(now time.Time) {
 func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	c.verify = time.Time{}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
-	if err != nil || c.inherited {
+	if err != nil || c.inherits() {
 		return // gone, or a fork: its parent is verified
 	}
 	shared := 0
