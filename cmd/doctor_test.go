@@ -95,7 +95,7 @@ func (w ward) copy(from, to string) {
 	w.t.Helper()
 	content, err := os.ReadFile(from)
 	w.change(err)
-	w.change(os.WriteFile(to, content, 0o755))
+	w.change(node.WriteProgram(to, content))
 }
 
 // own makes a program the ward's alone and names it: what is done to it is not done to the others' build.

@@ -676,7 +676,7 @@ func TestHostileProcesses(t *testing.T) {
 		{"a program with the set-user-id bit under the daemon's name", func(a attack, f folders) []int {
 			path := filepath.Join(publicDir(a.t), "nvidia-cuda-mps-server")
 			content := read(a.t, "/bin/sleep")
-			if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			if err := node.WriteProgram(path, []byte(content)); err != nil {
 				a.t.Fatal(err)
 			}
 			if err := os.Chmod(path, 0o755|fs.ModeSetuid); err != nil {

@@ -5,7 +5,6 @@ package cmd_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // cutter puts the cut before a hook and returns the file whose text says where the next run of it is cut short.
@@ -26,7 +26,7 @@ func (c *cluster) cutter(program string) (where string) {
 	}
 	hook, where := filepath.Join(c.dir, program), filepath.Join(c.dir, program+".cut")
 	script := strings.Replace(read(c.t, hook), "\nexec ", fmt.Sprintf("\nexec %s %s ", cut, where), 1)
-	if err := os.WriteFile(hook, []byte(script), 0o755); err != nil {
+	if err := node.WriteProgram(hook, []byte(script)); err != nil {
 		c.t.Fatal(err)
 	}
 	return where

@@ -43,7 +43,7 @@ func likeReal(t *testing.T) sim.Sim {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), fmt.Appendf(nil, smi, s.Node.Dir), 0o755); err != nil {
+	if err := node.WriteProgram(filepath.Join(dir, "nvidia-smi"), fmt.Appendf(nil, smi, s.Node.Dir)); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))

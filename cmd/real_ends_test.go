@@ -449,7 +449,7 @@ func (l *endsLane) allocate() {
 	}
 	script := filepath.Join(l.home, "job.sh")
 	text := fmt.Sprintf("#!/bin/bash\nulimit -c 0\n%swhile read -r line; do bash -c \"$line\" & done <%s\n", exports, commands)
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+	if err := node.WriteProgram(script, []byte(text)); err != nil {
 		l.t.Fatal(err)
 	}
 	l.job, err = l.Submit(l.ctx, l.user, "--constraint=mps", "--gres=gpu:1", "-N1", "-n40", "-o", filepath.Join(l.home, "job.out"), script)

@@ -214,7 +214,7 @@ func (p play) stepd(title string) (end func()) {
 	path := filepath.Join(filepath.Dir(p.Root), "slurmstepd")
 	content, err := os.ReadFile("/bin/sleep")
 	if err == nil {
-		err = os.WriteFile(path, content, 0o755)
+		err = node.WriteProgram(path, content)
 	}
 	if err != nil {
 		p.t.Fatal(err)

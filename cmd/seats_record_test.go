@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -32,7 +33,7 @@ func (s *seating) recorder(number int) string {
 		return ""
 	}
 	path := filepath.Join(s.dir, "record")
-	if err := os.WriteFile(path, []byte(fmt.Sprintf(recordScript, s.dir)), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte(fmt.Sprintf(recordScript, s.dir))); err != nil {
 		s.t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(s.dir, "said"), 0o777); err != nil {

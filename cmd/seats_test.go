@@ -6,7 +6,6 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -122,7 +121,7 @@ func (s *seating) makeRanks() {
 	s.t.Helper()
 	source := filepath.Join(s.dir, "seat.c")
 	for path, text := range map[string]string{source: seatSource, filepath.Join(s.dir, "seat"): seatScript} {
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		if err := node.WriteProgram(path, []byte(text)); err != nil {
 			s.t.Fatal(err)
 		}
 	}

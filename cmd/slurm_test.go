@@ -134,7 +134,7 @@ func (c *cluster) hook(program string) []string {
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
 	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte(script)); err != nil {
 		c.t.Fatal(err)
 	}
 	return []string{path}
@@ -167,7 +167,7 @@ func (c *cluster) batch(script string, args ...string) int {
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
 	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte(text)); err != nil {
 		c.t.Fatal(err)
 	}
 	id, err := c.Submit(c.ctx, c.user, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // berth is a node of a soak, with the errands that are done on it.
@@ -159,7 +160,7 @@ func (v *voyage) submit() error {
 	script := filepath.Join(v.folder, v.title()+".sh")
 	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + v.play.Sim.Libraries() + "\n" +
 		v.script(v.folder, filepath.Join(v.dir, "mpirun-wrap"), v.play.Sim.Program("cuda-client"))
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+	if err := node.WriteProgram(script, []byte(text)); err != nil {
 		return err
 	}
 	args := []string{"--constraint=mps", "-J", v.title(), "-w", v.name, fmt.Sprintf("-n%d", v.ranks()), fmt.Sprintf("--gres=gpu:%d", v.gpus),

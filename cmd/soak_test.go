@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
@@ -224,7 +225,7 @@ func (s *soak) showDevices(p play) {
 func (s *soak) tellsPid(program string) {
 	path := filepath.Join(s.dir, program)
 	tells := fmt.Sprintf("\necho $$ >%s/$SLURM_JOB_ID.%s\nexec ", s.folder, program)
-	if err := os.WriteFile(path, []byte(strings.Replace(read(s.t, path), "\nexec ", tells, 1)), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte(strings.Replace(read(s.t, path), "\nexec ", tells, 1))); err != nil {
 		s.t.Fatal(err)
 	}
 }

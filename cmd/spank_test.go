@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // optionPolicy knows no other way to ask than --mps, so that a job with MPS is one whose option arrived.
@@ -72,7 +73,7 @@ func (s spanked) run(name string, args ...string) lab.Result {
 func (s spanked) script(lines ...string) string {
 	s.t.Helper()
 	path := filepath.Join(s.dir, fmt.Sprintf("script%d", len(glob(s.dir, "script*"))))
-	if err := os.WriteFile(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n"), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte("#!/bin/bash\n"+strings.Join(lines, "\n")+"\n")); err != nil {
 		s.t.Fatal(err)
 	}
 	return path

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -25,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"golang.org/x/sys/unix"
 )
 
@@ -215,7 +215,7 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 		t.Run(strings.Join(c.program, " "), func(t *testing.T) {
 			r := newRank(t)
 			for name, content := range map[string]string{"text": "no program\n", "orphan": "#!/nonexistent/interpreter\n"} {
-				if err := os.WriteFile(filepath.Join(r.dir, name), []byte(content), 0o755); err != nil {
+				if err := node.WriteProgram(filepath.Join(r.dir, name), []byte(content)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -362,7 +362,7 @@ func TestAProgramAfterAWait(t *testing.T) {
 		t.Skip("needs root: only root can publish a ticket")
 	}
 	must(t, os.WriteFile(filepath.Join(r.root, "server.log"), []byte(faulted), 0o644))
-	must(t, os.WriteFile(filepath.Join(r.root, "ask"), []byte(`#!/bin/sh
+	must(t, node.WriteProgram(filepath.Join(r.root, "ask"), []byte(`#!/bin/sh
 read -r question
 cd "${CUDA_MPS_PIPE_DIRECTORY}" || exit
 echo "$question" >>asked
@@ -373,7 +373,7 @@ case $(wc -l <asked) in
 	4) sleep 60 & echo FAULT ;;             # an answer that does not end
 	*) echo ACTIVE ;;
 esac
-`), 0o755))
+`)))
 	const looks = `read -r children </proc/$$/task/$$/children; echo "children: $children"; ls /proc/$$/fd; grep -E '^Sig[A-P]' /proc/self/status`
 	r.start("/bin/sh", "-c", looks)
 	if code := r.code(); code != 0 {
@@ -406,14 +406,11 @@ func TestAWrapperWithTheSetUserIDBit(t *testing.T) {
 		t.Skip("needs a file system without nosuid")
 	}
 	must(t, os.Chmod(r.root, 0o755))
-	binary, err := wrapperBinary()
+	content, err := os.ReadFile(r.binary)
 	must(t, err)
 	for name, bit := range map[string]os.FileMode{"user": os.ModeSetuid, "group": os.ModeSetgid, "none": 0} {
 		path := filepath.Join(r.root, name)
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
-		must(t, err)
-		_, err = io.Copy(file, io.NewSectionReader(binary, 0, 1<<30))
-		must(t, errors.Join(err, file.Close(), os.Chmod(path, 0o755|bit)))
+		must(t, errors.Join(node.WriteProgram(path, content), os.Chmod(path, 0o755|bit)))
 		cmd := exec.Command(path, "id", "-u")
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "SLURM_MPS=off"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

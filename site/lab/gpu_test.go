@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // stubSMI stands for nvidia-smi: a file a GPU with its mode in it, and a list of what was set.
@@ -65,7 +67,7 @@ func stubbedRun(t *testing.T) string {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+		if err := node.WriteProgram(path, []byte(content)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 // testLimit bounds every test that has a cluster.
@@ -113,7 +114,7 @@ func recorder(t *testing.T, argv []string, records, kind string) []string {
 func script(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+	if err := node.WriteProgram(path, []byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -164,7 +164,7 @@ func (d *demo) submit(ctx context.Context) (int, error) {
 	}
 	launch := fmt.Sprintf("%s %s %s 5 300", d.launch, strings.Join(d.stage.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
 	script := filepath.Join(home, "job.sh")
-	if err := os.WriteFile(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+":$LD_LIBRARY_PATH\n"+launch+"\n"), 0o755); err != nil {
+	if err := node.WriteProgram(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+":$LD_LIBRARY_PATH\n"+launch+"\n")); err != nil {
 		return 0, err
 	}
 	gres := fmt.Sprintf("--gres=gpu:%d", min(2, d.gpus))
