@@ -47,6 +47,42 @@ func (l *endsLane) playClients(until time.Time) {
 	}
 }
 
+// How fast endsRanks transformers train beside one another: the sum of their steps in each of endsWindows times of endsWindow.
+const (
+	endsRanks   = 8
+	endsWindows = 3
+	endsWindow  = 3 * time.Second
+	endsWarm    = 20 * time.Second // until all of them compute
+)
+
+var endsSteps = regexp.MustCompile(`^rate window=(\d) steps=(\d+)$`)
+
+// playRates measures what clients compute while nothing ends, with a guard and without.
+func (l *endsLane) playRates(time.Time) {
+	l.t.Helper()
+	if why := l.planner.absent["torch"]; why != "" {
+		l.t.Skip("needs PyTorch: " + why)
+	}
+	begin := time.Now().Add(endsWarm)
+	line := []string{l.python, l.victim, "rate", fmt.Sprint(begin.Unix()), fmt.Sprint(endsWindows), fmt.Sprint(endsWindow.Seconds())}
+	s := l.srun(endsRanks, l.wrapped(line...)...)
+	if !l.wait(endsWarm+(endsWindows+5)*endsWindow, s.over) {
+		_ = l.scancel(s)
+		l.t.Fatalf("the ranks do not end:\n%s", s.text())
+	}
+	_, found := s.heard(endsSteps)
+	var sums [endsWindows]int
+	for _, m := range found {
+		window, _ := strconv.Atoi(m[1])
+		steps, _ := strconv.Atoi(m[2])
+		sums[window] += steps
+	}
+	l.record.tell(l.gpu, fmt.Sprintf("%s: %d transformers: %d steps in windows of %v", l.method, endsRanks, sums, endsWindow), s.text())
+	if len(found) != endsRanks*endsWindows {
+		l.t.Errorf("%d answers, want %d:\n%s", len(found), endsRanks*endsWindows, s.text())
+	}
+}
+
 // playKnown measures when a dead client's memory is free, if no one else is a client, and when its crash is known.
 func (l *endsLane) playKnown(until time.Time) {
 	l.t.Helper()

@@ -31,7 +31,7 @@ import (
 // Clients of all kinds end in all ways with work in flight, through a real Slurm; two neighbours of the job compute on, or
 // not, and a new client starts, or not. ENDS_MINUTES is how long that goes on, on each GPU of the machine: the table of
 // victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of the parts: waves, clients, known,
-// bare, old. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is the policy's hold,
+// bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is the policy's hold,
 // in seconds. ENDS_RESULTS is a folder for what was seen. On GPUs that are simulated unless CONFORMANCE_TARGET=real.
 func TestRealEnds(t *testing.T) {
 	minutes, _ := strconv.ParseFloat(os.Getenv("ENDS_MINUTES"), 64)
@@ -71,6 +71,10 @@ var endsParts = []endsPart{
 	{"known", "guard", 6, true, (*endsLane).playKnown},
 	{"bare", "bare", 7, false, (*endsLane).playCompared},
 	{"old", "old", 7, false, (*endsLane).playCompared},
+	{"rates", "guard", 6, true, (*endsLane).playRates},
+	{"rates", "bare", 6, true, (*endsLane).playRates},
+	{"rates", "guard", 6, true, (*endsLane).playRates},
+	{"rates", "bare", 6, true, (*endsLane).playRates},
 }
 
 // ends is the whole trial.
@@ -802,11 +806,18 @@ func (l *endsLane) settle() {
 	l.pending = nil
 }
 
-// testimony is what all had to print.
+// testimony is what all had to print, what the guard let go and why, and the node's memory.
 func (l *endsLane) testimony() string {
 	text := ""
 	for i, n := range l.neighbours {
 		text += fmt.Sprintf("--- neighbour %d\n%s", i, n.text())
+	}
+	log := l.log()
+	text += "--- log\n" + log[max(0, len(log)-20000):]
+	states, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "guards", "*"))
+	for _, path := range append(states, "/proc/meminfo") {
+		content, _ := os.ReadFile(path)
+		text += fmt.Sprintf("--- %s\n%.600s\n", path, content)
 	}
 	logs, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "jobs", "*", "*", "server.log"))
 	more, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "jobs", "*", "*", "*", "server.log"))

@@ -178,12 +178,14 @@ func (g *Guard) admit(pid int) (*client, error) {
 	stat, err := site.ReadStat(pid)
 	uid, ok := g.kernel.effective(pid)
 	groups, _ := g.kernel.read(pid, "cgroup")
+	jobs := jobsOf(groups)
+	another := func(job uint32) bool { return job != g.Job }
 	switch {
 	case err != nil || !ok || uid != g.UID:
 		err = errNotOurs
 	case g.isDaemon(stat.Parent):
 		err = errNotOurs
-	case g.dismissed[stat.Process] || ofAnotherJob(groups, g.Job) || g.kernel.sameProgram(g.kernel.self, pid):
+	case g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) || g.kernel.sameProgram(g.kernel.self, pid):
 		err = errNotOurs
 	case pollable(pidfd): // what was read may be of another process
 		err = errNotOurs
@@ -194,6 +196,9 @@ func (g *Guard) admit(pid int) (*client, error) {
 	if err != nil {
 		unix.Close(pidfd)
 		return nil, err
+	}
+	if len(jobs) == 0 {
+		go g.askWhose(stat.Process)
 	}
 	now := time.Now()
 	return &client{
@@ -220,16 +225,16 @@ func (g *Guard) isServer(c *client) bool {
 	return false
 }
 
-// ofAnotherJob reports whether Slurm has put a process into the control group of another job: ".../job_7/step_0/...".
-func ofAnotherJob(groups []byte, job uint32) bool {
+// jobsOf are the jobs into whose control groups Slurm has put a process: ".../job_7/step_0/...".
+func jobsOf(groups []byte) (jobs []uint32) {
 	for rest := groups; ; {
 		_, after, found := bytes.Cut(rest, []byte("/job_"))
 		if !found {
-			return false
+			return jobs
 		}
 		digits := after[:len(after)-len(bytes.TrimLeft(after, "0123456789"))]
-		if number, err := strconv.ParseUint(string(digits), 10, 32); err == nil && uint32(number) != job {
-			return true
+		if number, err := strconv.ParseUint(string(digits), 10, 32); err == nil {
+			jobs = append(jobs, uint32(number))
 		}
 		rest = after
 	}

@@ -5,32 +5,30 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-func TestOfAnotherJob(t *testing.T) {
+func TestJobsOf(t *testing.T) {
 	for _, c := range []struct {
 		groups string
-		want   bool
+		want   []uint32
 	}{
-		{"", false},
-		{"0::/user.slice/user-2001.slice/session-3.scope\n", false},
-		{"4:memory:/slurm/uid_2001/job_7/step_0/task_0\n", false},
-		{"4:memory:/slurm/uid_2001/job_8/step_0/task_0\n", true},
-		{"4:memory:/slurm/uid_2001/job_77/step_0\n", true},
-		{"0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0\n", false},
-		{"0::/system.slice/slurmstepd.scope/job_70/step_batch/user/task_0\n", true},
-		{"1:freezer:/slurm/uid_2001/job_7/step_0\n4:memory:/slurm/uid_2001/job_8/step_0\n", true},
-		{"0::/system.slice/job_x/session\n", false},
-		{"0::/job_/x\n", false},
-		{"0::/job_99999999999999999999/x\n", false},
-		{"0::/my/job_7", false},
-		{"0::/my/job_8", true},
+		{"", nil},
+		{"0::/user.slice/user-2001.slice/session-3.scope\n", nil},
+		{"4:memory:/slurm/uid_2001/job_7/step_0/task_0\n", []uint32{7}},
+		{"4:memory:/slurm/uid_2001/job_77/step_0\n", []uint32{77}},
+		{"0::/system.slice/slurmstepd.scope/job_70/step_batch/user/task_0\n", []uint32{70}},
+		{"1:freezer:/slurm/uid_2001/job_7/step_0\n4:memory:/slurm/uid_2001/job_8/step_0\n", []uint32{7, 8}},
+		{"0::/system.slice/job_x/session\n", nil},
+		{"0::/job_/x\n", nil},
+		{"0::/job_99999999999999999999/x\n", nil},
+		{"0::/my/job_8", []uint32{8}},
 	} {
-		if got := ofAnotherJob([]byte(c.groups), 7); got != c.want {
+		if got := jobsOf([]byte(c.groups)); !slices.Equal(got, c.want) {
 			t.Errorf("%q: %v", c.groups, got)
 		}
 	}

@@ -81,6 +81,7 @@ type Guard struct {
 	ofRoot    map[int]bool          // processes of root's at the last look
 	resume    int                   // the process that the next look begins with, 0 for the first
 	outside   chan lease.Outside    // from the goroutines that ask why
+	strangers chan site.Process     // processes of another job, from the goroutines that ask whose they are
 	takers    takers
 
 	unleased           bool
@@ -109,7 +110,7 @@ func New(o Options) (*Guard, error) {
 	}
 	g := &Guard{
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan int, maxFiles),
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, outside: make(chan lease.Outside, maxOutside),
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
 	}
 	g.takers.line, g.takers.wait = o.Taker, takerWait
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
@@ -154,6 +155,7 @@ func (g *Guard) Run() {
 		}
 		g.verifyClients(now)
 		g.noteOutside()
+		g.dismissStrangers()
 		g.release(now)
 		g.save(now, false)
 		stopped = seen.stopped || g.unleased

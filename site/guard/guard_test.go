@@ -333,6 +333,38 @@ func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 	}
 }
 
+// A process that closes a file and opens it anew, as PyTorch does while it starts, takes one of the GPU's places.
+func TestAClientThatOpensAnewTakesOnePlace(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.still()
+	c := r.child("exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 6<&-; exec 7<nvidia-uvm; echo again; read x; ")
+	r.looksAt(c.Process.Pid)
+	c.enter()
+	c.says("again")
+	r.looksAt(c.Process.Pid)
+	living := r.living[c.Process.Pid]
+	if len(r.dead) != 1 || r.places(living) != 1 {
+		t.Errorf("%d parts of the dead, %d places", len(r.dead), r.places(living))
+	}
+}
+
+// Where Slurm makes no control groups, a client of another job of the same user is known by its environment. While it starts
+// it has this job's GPU open as well.
+func TestAClientOfAnotherJobOfTheUser(t *testing.T) {
+	r := newRoom(t, time.Minute)
+	r.Pipes = []string{"/ours"}
+	r.runs()
+	start := func(variables string) { r.child("exec env " + variables + " sh -c '" + opens + waits + "'") }
+	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/ours")
+	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/other") // that daemon may not be there
+	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/ours")
+	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of no job that we know
+	r.reports("clients of this job", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 })
+	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/other")
+	r.reports("the fifth comes", func(s lease.GuardState) bool { return s.Peak == 5 })
+	r.reports("and is not ours", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 && s.Files == 12 })
+}
+
 // looksAt looks at one process as a look does.
 func (r *room) looksAt(pid int) {
 	r.t.Helper()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +26,8 @@ const (
 const (
 	// minHold is how long files are held even when memory is short: what most programs have in flight is over by then.
 	minHold = 100 * time.Millisecond
-	// newcomerHold is how long files are held beside a newer client when nothing tells how much memory the GPU has left.
+	// newcomerHold is how long files are held beside a newer client when the GPU serves few more clients, and when nothing tells
+	// how much memory it has left. A GPU makes four clients a second (measured on an H200), so that eight have come meanwhile.
 	newcomerHold = 2 * time.Second
 	// maxPlaces is how many clients of a GPU, dead ones among them, may have files open. A GPU serves 48, and the 49th gets an
 	// error, whichever of them are dead (measured on an H200); so four of them are left for those that are not yet seen.
@@ -42,7 +44,7 @@ type situation struct {
 	pending    bool          // what the GPUs do will be known in a moment
 	gpuKnown   bool          // what the GPUs have left and do is known
 	gpuShort   bool          // they have too little left for one more client
-	full       bool          // they serve few more clients
+	full       bool          // they serve few more clients, the dead among them
 	idle       bool          // they have done nothing since its death
 	hostShort  bool
 }
@@ -59,7 +61,7 @@ func (s situation) letGo(hold time.Duration) string {
 		return ""
 	case s.hostShort:
 		return hostMemory
-	case s.full:
+	case s.newer && s.full && s.age >= newcomerHold:
 		return noPlace
 	case s.newer && s.gpuShort:
 		return gpuMemory
@@ -102,26 +104,32 @@ func (g *Guard) release(now time.Time) {
 
 // situation is what is known of a dead client without asking anyone.
 func (g *Guard) situation(c *client, now time.Time) situation {
-	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now)}
-	places := 0
+	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now), full: g.places(c) > maxPlaces}
 	for _, other := range g.living {
-		if other.inherits() || !shareGPU(c, other) {
-			continue
+		if !other.inherits() && shareGPU(c, other) {
+			s.neighbours = true
+			s.newer = s.newer || other.opened.After(c.died.Add(-noticing))
 		}
-		if other.takesPlace() {
-			places++
+	}
+	g.usage.about(c, &s, now)
+	return s
+}
+
+// places counts the processes, living and dead, that a client's GPUs serve. One that has closed files, as PyTorch does while it
+// starts, is among the dead with those and among the living with the others (measured).
+func (g *Guard) places(c *client) int {
+	all := map[site.Process]bool{}
+	for _, other := range g.living {
+		if other.takesPlace() && shareGPU(c, other) {
+			all[other.proc] = true
 		}
-		s.neighbours = true
-		s.newer = s.newer || other.opened.After(c.died.Add(-noticing))
 	}
 	for _, other := range g.dead {
 		if other.takesPlace() && shareGPU(c, other) {
-			places++
+			all[other.proc] = true
 		}
 	}
-	s.full = places > maxPlaces
-	g.usage.about(c, &s, now)
-	return s
+	return len(all)
 }
 
 // takesPlace reports whether a client is one of those that its GPU serves. One that has opened the memory device alone is

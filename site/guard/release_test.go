@@ -38,8 +38,9 @@ func TestLetGo(t *testing.T) {
 		{"the GPU is short and no newer one is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
 		{"the GPU is short for a newer one", situation{age: minHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
 		{"the host is short", situation{age: minHold, neighbours: true, hostShort: true}, hold, hostMemory},
-		{"the GPU serves few more", situation{age: minHold, neighbours: true, full: true, gpuKnown: true}, hold, noPlace},
-		{"the GPU serves few more, and too early", situation{age: short, neighbours: true, full: true, gpuKnown: true}, hold, ""},
+		{"the GPU serves few more", situation{age: newcomerHold, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, noPlace},
+		{"the GPU serves few more, and too early", situation{age: newcomerHold - 1, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, ""},
+		{"the GPU serves few more, and none comes", situation{age: hold + 1, neighbours: true, full: true, gpuKnown: true}, hold, ""},
 		{"a newer one, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
 		{"a newer one, and nothing tells what the GPU has left", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
 		{"a newer one, and the GPU has room", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
@@ -52,24 +53,29 @@ func TestLetGo(t *testing.T) {
 
 // A GPU's places are taken by its clients, living and dead. A mere fork of a client, as a data loader's workers are, has none.
 func TestPlaces(t *testing.T) {
-	own, parents := []*file{{}}, []*file{{owner: site.Process{PID: 2}}}
-	c := &client{gpus: 1, files: own}
+	c := &client{gpus: 1, files: []*file{{}}}
 	for _, all := range []struct {
 		name string
 		dead int
-		is   client
+		gpus uint64
+		fork bool
 		full bool
 	}{
-		{"one is left", maxPlaces - 1, client{gpus: 1, files: own}, false},
-		{"none is left", maxPlaces, client{gpus: 1, files: own}, true},
-		{"on another GPU", maxPlaces, client{gpus: 2, files: own}, false},
-		{"forks", maxPlaces, client{gpus: 1, files: parents}, false},
-		{"without a GPU", maxPlaces, client{files: own}, false},
+		{"one is left", maxPlaces - 1, 1, false, false},
+		{"none is left", maxPlaces, 1, false, true},
+		{"on another GPU", maxPlaces, 2, false, false},
+		{"forks", maxPlaces, 1, true, false},
+		{"without a GPU", maxPlaces, 0, false, false},
 	} {
 		g := &Guard{living: map[int]*client{1: c}}
-		for range all.dead {
-			other := all.is
-			g.dead = append(g.dead, &other)
+		for i := range all.dead {
+			is := site.Process{PID: 10 + i}
+			owner := is
+			if all.fork {
+				owner.PID = 2
+			}
+			part := client{proc: is, gpus: all.gpus, files: []*file{{owner: owner}}}
+			g.dead = append(g.dead, &part, &part) // it closed some of its files before it died
 		}
 		if s := g.situation(c, time.Now()); s.full != all.full {
 			t.Errorf("%s: full %v", all.name, s.full)

@@ -5,6 +5,7 @@ package guard
 import (
 	"context"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -88,8 +89,31 @@ func (g *Guard) noteOutside() {
 	}
 }
 
-// pipeVariable tells CUDA where the daemon is.
-const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+const (
+	pipeVariable = "CUDA_MPS_PIPE_DIRECTORY" // tells CUDA where the daemon is
+	jobVariable  = "SLURM_JOB_ID"
+)
+
+// askWhose finds out whether a process that is in no job's control group is another job's, by the environment that its program
+// was started with. The job's user may have another job on the node, whose clients open all GPUs while they start.
+func (g *Guard) askWhose(p site.Process) {
+	environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // at most a second
+	job, set := environment.Values[jobVariable]
+	if set && job != strconv.FormatUint(uint64(g.Job), 10) && !slices.Contains(g.Pipes, environment.Values[pipeVariable]) {
+		g.strangers <- p
+		g.events.nudge()
+	}
+}
+
+// dismissStrangers closes the files of what has turned out to be another job's.
+func (g *Guard) dismissStrangers() {
+	for len(g.strangers) > 0 {
+		stranger := <-g.strangers
+		if c := g.living[stranger.PID]; c != nil && c.proc == stranger {
+			g.dismiss(c)
+		}
+	}
+}
 
 // causeOf is the likely reason why a process did not find the daemon, and what to do, by the environment that its program was
 // started with.

@@ -474,6 +474,29 @@ def neighbour():
         os._exit(1)
 
 
+def rate(begin, windows, seconds):
+    """Trains a transformer, and tells its steps in windows of so many seconds from a time on."""
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(512, 8, batch_first=True, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+    batch = torch.randn(16, 128, 512, device="cuda")
+
+    def train_until(end):
+        steps = 0
+        while time.time() < end:
+            optimizer.zero_grad()
+            layer(batch).square().mean().backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+            steps += 1
+        return steps
+
+    train_until(float(begin))
+    for window in range(int(windows)):
+        report("rate window=%d steps=%d" % (window, train_until(float(begin) + (window + 1) * float(seconds))))
+
+
 def parent(*program):
     child = os.fork()
     if child == 0:
@@ -483,4 +506,4 @@ def parent(*program):
 
 
 if __name__ == "__main__":
-    {"run": run, "serve": serve, "neighbour": neighbour, "parent": parent}[sys.argv[1]](*sys.argv[2:])
+    {"run": run, "serve": serve, "neighbour": neighbour, "rate": rate, "parent": parent}[sys.argv[1]](*sys.argv[2:])
