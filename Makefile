@@ -117,7 +117,7 @@ fuzz: ## run every fuzzer for FUZZTIME
 	FUZZTIME=$(or $(FUZZTIME),10m) site/lab/fuzz.sh $(BUILT)/fuzz
 
 bench: setup build ## measure what prolog, epilog and wrapper cost
-	go test -run '^$$' -bench . ./policy/... ./site/lease ./cmd/internal/inspect
+	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/inspect
 	go run ./site/lab/bench
 
 # The tables of docs/benchmarks.md and docs/plots, from docs/measurements.

@@ -28,7 +28,7 @@ var rooms = map[string][]string{
 	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
 	"epilog":               {"site", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"mpirun-wrap":          {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
-	"cmd/internal/cli":     {},
+	"cmd/internal/cli":     {"site"},
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
 	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
@@ -39,20 +39,13 @@ var rooms = map[string][]string{
 	"cmd/epilog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/mpirun-wrap":      {"cmd/internal/cli", "cmd/internal/wrap"},
 	"cmd/task-prolog":      {"cmd/internal/cli", "cmd/internal/wrap"},
-	// mpsctl: ctl is what its commands share, sight is what there is on the node.
-	"cmd/internal/ctl":       {"cmd/internal/cli", "site", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
-	"cmd/internal/inspect":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/hook", "policy", "site", "site/gpu", "site/lease", "site/mps", "site/proc"},
-	"cmd/internal/status":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/inspect", "policy", "site", "github.com/spf13/cobra"},
-	"cmd/internal/audit":     {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/inspect", "github.com/spf13/cobra"},
-	"cmd/internal/doctor":    {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/hook", "cmd/internal/inspect", "policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/mps", "site/slurm", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"},
-	"cmd/internal/sitefiles": {"cmd/internal/cli", "cmd/internal/ctl", "site/etc", "github.com/spf13/cobra"},
-	"site/etc":               {},
-	"cmd/internal/plan":      {"cmd/internal/cli", "cmd/internal/ctl", "policy", "github.com/spf13/cobra"},
-	"cmd/internal/policycmd": {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/hook", "cmd/internal/plan", "policy", "policy/policyfile", "site", "site/lease", "site/slurm", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra"},
-	"cmd/internal/reap":      {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/hook", "site", "site/lease", "site/mps", "site/proc", "github.com/spf13/cobra"},
-	"cmd/internal/tune":      {"cmd/internal/cli", "cmd/internal/ctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
-	"cmd/internal/metrics":   {"cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/inspect", "epilog", "site", "github.com/spf13/cobra"},
-	"cmd/mpsctl":             {"cmd/internal/audit", "cmd/internal/cli", "cmd/internal/ctl", "cmd/internal/doctor", "cmd/internal/policycmd", "cmd/internal/metrics", "cmd/internal/plan", "cmd/internal/reap", "cmd/internal/sitefiles", "cmd/internal/status", "cmd/internal/tune"},
+	"site/etc":             {},
+	"site/slurm/steps":     {"site", "site/proc"},
+	"site/inspect":         {"policy", "policy/policyfile", "site", "site/gpu", "site/lease", "site/mps", "site/proc"},
+	"site/doctor":          {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
+	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
+	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }
 
 // outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no

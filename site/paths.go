@@ -3,6 +3,7 @@
 package site
 
 import (
+	"fmt"
 	"path/filepath"
 	"time"
 )
@@ -48,4 +49,24 @@ func DefaultConfig() Config {
 		PrologDeadline: 60 * time.Second,
 		EpilogDeadline: 60 * time.Second,
 	}
+}
+
+// What a prolog and an epilog may take beyond their deadlines: the undo, the prolog's trial as nobody, and a little.
+const (
+	PrologMargin = 45 * time.Second
+	EpilogMargin = 5 * time.Second
+)
+
+// MaxDurations is how long a prolog and an epilog may take until they end by themselves: Slurm is to wait longer.
+func (c Config) MaxDurations() (prolog, epilog time.Duration) {
+	return c.PrologDeadline + PrologMargin, c.EpilogDeadline + EpilogMargin
+}
+
+// ReapCommand is the command that reaps one job.
+func (p Paths) ReapCommand(job uint32) string {
+	command := fmt.Sprintf("mpsctl reap --job %d", job)
+	if p.Root != "" {
+		command += " --root " + p.Root
+	}
+	return command
 }

@@ -6,19 +6,11 @@ package main
 import (
 	"os"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/audit"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/doctor"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/metrics"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/plan"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/policycmd"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/reap"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/sitefiles"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/status"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
 )
 
 func main() {
-	os.Exit(ctl.Mpsctl(cli.ThisProcess(), status.Command, audit.Command, plan.Command, policycmd.Command, reap.Command, doctor.Command, metrics.Command, sitefiles.Command, tune.Command))
+	os.Exit(mpsctl.Run(cli.ThisProcess(), append(mpsctl.Commands(), tune.Command)...))
 }

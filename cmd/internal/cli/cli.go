@@ -9,8 +9,8 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
-	"strconv"
-	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Exit codes. A prolog's or epilog's non-zero drains the node; the wrapper's own failures have the codes that env(1),
@@ -40,18 +40,7 @@ func ThisProcess() Process {
 
 // PrintError writes one line to stderr, whatever the error holds: slurmd logs it, and a user may have had a hand in it.
 func (p Process) PrintError(program string, err error) {
-	fmt.Fprintf(p.Err, "%s: %s\n", program, OneLine(err))
-}
-
-// OneLine is an error in one line of printable text; joined errors are set apart by semicolons.
-func OneLine(err error) string {
-	text := strings.ReplaceAll(err.Error(), "\n", "; ")
-	return strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) { // C1 controls, and what turns the direction of a line, are none either
-			return '?'
-		}
-		return r
-	}, text)
+	fmt.Fprintf(p.Err, "%s: %s\n", program, site.OneLine(err))
 }
 
 // commit is set by the linker: make build.

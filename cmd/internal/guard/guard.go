@@ -87,7 +87,7 @@ func Main(p cli.Process) int {
 	}
 	if err != nil {
 		p.PrintError("guard", err)
-		fmt.Fprintln(p.Out, cli.OneLine(err)) // the prolog reads stdout
+		fmt.Fprintln(p.Out, site.OneLine(err)) // the prolog reads stdout
 		return cli.ExitDrain
 	}
 	return cli.ExitOK

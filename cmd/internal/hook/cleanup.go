@@ -4,9 +4,9 @@ package hook
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -37,14 +37,14 @@ func (r *Cleanup) Store() *lease.Store { return r.n.store }
 // Within runs an act on one job with an epilog's deadline, which signals shorten. One that hangs in the driver past it is
 // left behind.
 func (r *Cleanup) Within(act func(context.Context) error) error {
-	return within(r.n.config.EpilogDeadline, epilogMargin, act)
+	return within(r.n.config.EpilogDeadline, site.EpilogMargin, act)
 }
 
 // Undo undoes a lease as the epilog does; the caller has the job's turn.
 func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
 	c := r.n.closer()
 	c.Log = logfile.Of(r.n.out, "reap", l.Job.ID)
-	c.RerunCommand = func(job lease.Job) string { return Reap(r.n.paths, job.ID) }
+	c.RerunCommand = func(job lease.Job) string { return r.n.paths.ReapCommand(job.ID) }
 	return c.Undo(ctx, l)
 }
 
@@ -73,15 +73,6 @@ type OrphanDaemon struct {
 	Daemon lease.Daemon
 }
 
-// Reap is the command that reaps one job.
-func Reap(paths site.Paths, job uint32) string {
-	command := fmt.Sprintf("mpsctl reap --job %d", job)
-	if paths.Root != "" {
-		command += " --root " + paths.Root
-	}
-	return command
-}
-
 // GPUs is the driver of this node.
 type GPUs interface {
 	Devices() ([]site.Device, error)
@@ -90,6 +81,6 @@ type GPUs interface {
 
 // DriverReadOnly is the driver of the node for who only looks. Each call ends within the epilog's deadline.
 func DriverReadOnly(paths site.Paths) GPUs {
-	facts, _ := ReadConfig(paths)
+	facts, _ := policyfile.ReadConfig(paths)
 	return &lazyGPUs{library: facts.NVMLLibrary, patience: facts.EpilogDeadline / 2}
 }

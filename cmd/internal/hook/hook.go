@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/logfile"
 	"github.com/slurm-mps/slurm-mps/epilog"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/guard"
@@ -31,7 +32,7 @@ import (
 type node struct {
 	paths    site.Paths
 	config   site.Config
-	standing Standing // of the facts
+	standing policyfile.FileStatus // of the facts
 	store    *lease.Store
 	gpus     *lazyGPUs
 	control  mps.ControlProgram
@@ -43,9 +44,9 @@ type node struct {
 // open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails no one.
 func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
-	facts, standing := ReadConfig(paths)
-	if standing.Wrong != nil {
-		log.Error().Err(standing.Wrong).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
+	facts, standing := policyfile.ReadConfig(paths)
+	if standing.Err != nil {
+		log.Error().Err(standing.Err).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
 	}
 	boot, err := site.BootID()
 	if err != nil {

@@ -28,9 +28,6 @@ func Prolog(p cli.Process) int {
 		func(paths site.Paths) error { return runProlog(p, paths) }))
 }
 
-// prologMargin is what a prolog may take beyond its deadline: the undo, the trial as nobody and a little.
-const prologMargin = 45 * time.Second
-
 func runProlog(p cli.Process, paths site.Paths) error {
 	began := time.Now()
 	out, closeLog := logfile.Open(paths.Log())
@@ -63,8 +60,8 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	if err != nil {
 		return prolog.Failed, err
 	}
-	if n.standing.Wrong == nil {
-		warn(log, keepConfig(paths), "the site's file is not kept for the day when it cannot be read")
+	if n.standing.Err == nil {
+		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
 	opener := prolog.Prolog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
@@ -72,7 +69,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 		GroupNames: groupNames,
 	}
 	outcome := make(chan prolog.Outcome, 1)
-	err = within(n.config.PrologDeadline, prologMargin, func(ctx context.Context) error {
+	err = within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) error {
 		ended, err := opener.Open(ctx, job, law)
 		outcome <- ended
 		return err
@@ -80,7 +77,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	select {
 	case ended := <-outcome:
 		if ended == prolog.Failed {
-			err = errors.Join(err, n.standing.Wrong)
+			err = errors.Join(err, n.standing.Err)
 		}
 		return ended, err
 	default:
@@ -91,16 +88,16 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 // readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the trigger is
 // the shipped policy's, and the error says why there is nothing else.
 func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
-	law, standing := ReadPolicy(paths)
-	if standing.Wrong == nil {
-		warn(log, KeepPolicy(paths, law), "the policy is not kept for the day when it cannot be read")
+	law, standing := policyfile.ReadPolicy(paths)
+	if standing.Err == nil {
+		warn(log, policyfile.KeepPolicy(paths, law), "the policy is not kept for the day when it cannot be read")
 		return law.Policy(), nil
 	}
-	log.Error().Err(standing.Wrong).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
+	log.Error().Err(standing.Err).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
 	if law != nil {
 		return law.Policy(), nil
 	}
-	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Wrong)
+	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Err)
 }
 
 // shippedTrigger says how jobs ask at a site whose own policy has never been read.
@@ -129,8 +126,6 @@ func Epilog(p cli.Process) int {
 		func(paths site.Paths) error { return runEpilog(p, paths) }))
 }
 
-const epilogMargin = 5 * time.Second
-
 func runEpilog(p cli.Process, paths site.Paths) error {
 	began := time.Now()
 	out, closeLog := logfile.Open(paths.Log())
@@ -150,7 +145,7 @@ func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) e
 	untouched := lease.HasNothingOf(paths.Run(), job)
 	n, err := open(paths, out, "epilog", job)
 	if err == nil {
-		err = within(n.config.EpilogDeadline, epilogMargin, func(ctx context.Context) error { return n.closer().Close(ctx, job) })
+		err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) error { return n.closer().Close(ctx, job) })
 	}
 	if err != nil && untouched && lease.HasNothingOf(paths.Run(), job) {
 		log.Warn().Err(err).Msg("nothing of the job is here: there is nothing to close")

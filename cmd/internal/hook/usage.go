@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/guard"
@@ -32,7 +33,7 @@ const usageEvery = 100 * time.Millisecond
 const usageTimeout = 10 * time.Second
 
 func printUsage(p cli.Process, paths site.Paths, devices []string) error {
-	facts, _ := ReadConfig(paths) // as the prolog has them
+	facts, _ := policyfile.ReadConfig(paths) // as the prolog has them
 	driver, err := gpu.OpenTimeout(facts.NVMLLibrary, usageTimeout)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/spf13/cobra"
 )
@@ -29,7 +29,7 @@ median is by more than 3 %; where none is faster than the site's own rule, that 
 is not named.`
 
 // Command is mpsctl tune.
-func Command(call *ctl.Invocation) *cobra.Command {
+func Command(call *mpsctl.Invocation) *cobra.Command {
 	q := question{}
 	var pattern, launcher string
 	var rules []string
@@ -112,7 +112,7 @@ func (q question) check() error {
 	return nil
 }
 
-func (q question) answer(call *ctl.Invocation) error {
+func (q question) answer(call *mpsctl.Invocation) error {
 	site, err := siteRule(call)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
@@ -121,7 +121,7 @@ func (q question) answer(call *ctl.Invocation) error {
 		return cli.RuntimeError{Err: err}
 	}
 	q.env = call.Env
-	ctx, stop := ctl.SignalContext()
+	ctx, stop := mpsctl.SignalContext()
 	defer stop()
 	samples, err := q.measure(ctx, func(line string) { fmt.Fprintln(call.Err, line) })
 	if err != nil {
@@ -136,5 +136,5 @@ func (q question) answer(call *ctl.Invocation) error {
 	if err == nil && r.Use == "" {
 		return cli.ErrFindings
 	}
-	return ctl.WriteError("table", err)
+	return mpsctl.WriteError("table", err)
 }

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -38,7 +38,7 @@ type row struct {
 }
 
 // siteRule is the rule that the job's ticket grants. That there is none is the reason why nothing can be tuned.
-func siteRule(call *ctl.Invocation) (string, error) {
+func siteRule(call *mpsctl.Invocation) (string, error) {
 	text := ""
 	for _, entry := range call.Env {
 		if value, ok := strings.CutPrefix(entry, "SLURM_JOB_ID="); ok {
@@ -140,7 +140,7 @@ func (w row) beats(other row) bool {
 const barCells = 24
 
 // text is the table.
-func (r report) text(screen ctl.Screen) string {
+func (r report) text(screen mpsctl.Screen) string {
 	best := 0.0
 	for _, w := range r.Rules {
 		best = max(best, w.Median)
@@ -157,7 +157,7 @@ func (r report) text(screen ctl.Screen) string {
 			name = screen.Bold(name)
 		}
 		part := w.Median / best
-		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, ctl.Bar(int(part*1000), 1000, barCells))
+		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, mpsctl.Bar(int(part*1000), 1000, barCells))
 	}
 	fmt.Fprintf(&b, "\nThe median of each rule's runs, in %s; the spread is from the least to the most.\n", r.Unit)
 	if r.Use == "" {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/ctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
@@ -52,7 +52,7 @@ func TestChoose(t *testing.T) {
 			if r.Use != c.use || r.Why != c.why {
 				t.Errorf("use %q: %s; want %q: %s", r.Use, r.Why, c.use, c.why)
 			}
-			text := r.text(ctl.Screen{Columns: 80})
+			text := r.text(mpsctl.Screen{Columns: 80})
 			if strings.Contains(text, "\nuse: ") != (c.use != "") || strings.Contains(text, "failed: exit status 3") != (c.rates[2] == nil) {
 				t.Errorf("the text is\n%s", text)
 			}

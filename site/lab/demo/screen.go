@@ -22,7 +22,7 @@ const (
 	ground, ink, weaker = "#1d1f21", "#d0d3d4", "#8a8f93"
 )
 
-// styles are what the codes that mpsctl writes look like (cmd/internal/ctl/screen.go).
+// styles are what the codes that mpsctl writes look like (cmd/internal/mpsctl/screen.go).
 var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`, "31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
 
 // screenshot draws what a terminal shows of mpsctl status at this moment into an SVG file.

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package audit is mpsctl audit: what uses GPUs past the policy.
+package mpsctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/spf13/cobra"
+)
+
+const auditHelp = `audit looks for what uses this node's GPUs past the policy, and changes nothing:
+  process-without-mps          a process computes on a job's GPU and is no client of MPS
+  client-of-another-daemon     a client of MPS on a job's GPU that the job's daemon does not serve
+  client-without-share         a client has no share, where the rule deals each of so many clients one
+  client-without-memory-limit  a client has no limit of memory, where the rule grants one
+  ceiling-lifted               a daemon lets its clients have more than the ceiling granted
+  exclusive-without-lease      a GPU is in mode exclusive_process, and no job holds it
+  daemon-without-lease         a control daemon below our folder that no lease names
+  daemon-not-of-a-lease        any other MPS control daemon
+A finding is what two looks agree on.
+
+It exits with 0 where all was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Who is not root
+cannot see all.`
+
+// auditCommand is mpsctl audit.
+func auditCommand(call *Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
+		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
+		DisableFlagsInUseLine: true, Args: NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			reader, err := inspect.Open(call.Paths, true)
+			if err != nil {
+				return cli.RuntimeError{Err: err}
+			}
+			ctx, stop := SignalContext()
+			defer stop()
+			n, found := reader.Inspect(ctx, inspect.Violations)
+			if ctx.Err() != nil {
+				return cli.RuntimeError{Err: errors.New("cannot print audit: interrupted")}
+			}
+			return printAudit(call, newReport(n, found))
+		},
+	}
+}
+
+// auditReport is the outcome of an audit.
+type auditReport struct {
+	Node     string            `json:"node"`
+	Time     time.Time         `json:"time"`
+	Complete bool              `json:"complete"` // all was seen
+	Seen     seen              `json:"seen"`
+	Findings []inspect.Finding `json:"findings"`
+	Unseen   []string          `json:"unseen"`
+}
+
+// seen is how much was looked at.
+type seen struct {
+	GPUs      int `json:"gpus"`
+	Jobs      int `json:"jobs"`
+	Daemons   int `json:"daemons"`
+	Clients   int `json:"clients"`
+	Processes int `json:"processes"` // that hold a compute context, servers and clients among them
+}
+
+func newReport(n inspect.Node, found []inspect.Finding) auditReport {
+	r := auditReport{Node: n.Name, Time: n.Time, Findings: found, Unseen: unseen(n), Seen: seen{GPUs: len(n.GPUs), Jobs: len(n.Jobs)}}
+	clients, processes := map[int]bool{}, map[int]bool{}
+	for _, j := range n.Jobs {
+		r.Seen.Daemons += len(j.Daemons)
+		for _, held := range j.Devices {
+			for _, c := range held.Clients {
+				clients[c.PID] = true
+			}
+		}
+	}
+	for _, g := range n.GPUs {
+		for _, p := range g.Processes {
+			processes[p.PID] = true
+		}
+	}
+	r.Seen.Clients, r.Seen.Processes, r.Complete = len(clients), len(processes), len(r.Unseen) == 0
+	return r
+}
+
+// unseen is what an audit misses: what the look missed, clients whose limits are not known, and daemons that did not say
+// who their clients are.
+func unseen(n inspect.Node) []string {
+	missed := append([]string{}, n.Incomplete...)
+	for _, j := range n.Jobs {
+		for _, d := range j.Daemons {
+			switch d.State {
+			case inspect.NoAnswer, inspect.NotServing, inspect.Unclear, inspect.Replaced:
+				missed = append(missed, fmt.Sprintf("the clients of job %d: its daemon (pid %d) is %s: see mpsctl status", j.ID, d.PID, d.State))
+			}
+		}
+		for _, held := range j.Devices {
+			for _, c := range held.Clients {
+				if c.Unknown != "" {
+					missed = append(missed, fmt.Sprintf("the limits of client %d of job %d: %s", c.PID, j.ID, c.Unknown))
+				}
+			}
+		}
+	}
+	return missed
+}
+
+func printAudit(call *Invocation, r auditReport) error {
+	var err error
+	if call.JSON {
+		err = cli.WriteJSON(call.Out, r)
+	} else {
+		_, err = io.WriteString(call.Out, r.text(call.Screen()))
+	}
+	if err != nil {
+		return WriteError("audit", err)
+	}
+	if len(r.Findings) > 0 || !r.Complete {
+		return cli.ErrFindings
+	}
+	return nil
+}
+
+// text is the report for people.
+func (r auditReport) text(screen Screen) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
+		Count(r.Seen.GPUs, "GPU"), Count(r.Seen.Jobs, "job"), Count(r.Seen.Clients, "client"), Count(r.Seen.Processes, "compute process"))
+	b.WriteString(printFindings(r.Findings, "finding", screen))
+	b.WriteString(printUnseen(r.Unseen, screen))
+	switch {
+	case len(r.Findings) == 0 && r.Complete:
+		b.WriteString("nothing found\n")
+	case len(r.Findings) == 0:
+		b.WriteString("\nnothing found in what was seen\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+)
+
+const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
+{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"left":0,"terminated":1,"faults":0,"seconds":10.5,"closed":true}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"left":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"left":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
+{"step":"summary","job":10,"clients":4,"left":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
+{"step":"summary","job":10,"clients":0,"left":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
+{"step":"summary","job":11,"clients":9,"closed":false}
+{"level":"info","job":9,"msg":"\"step\":\"summary\""}
+{"step":"summary", torn
+`
+
+func TestTotals(t *testing.T) {
+	got, err := addUp(strings.NewReader(strings.Repeat("y", 200<<10) + "\n" + log))
+	if want := (totals{3, 3, jobFigures{8 + 5 + 4, 0 + 5 + 4, 1 + 5, 1, 10.5 + 3 + 4}}); err != nil || got != want {
+		t.Errorf("%+v, want %+v, %v", got, want, err)
+	}
+}
+
+// form is Prometheus' text form as far as it is used here: https://prometheus.io/docs/instrumenting/exposition_formats/
+var form = regexp.MustCompile(`^(# (HELP|TYPE) slurm_mps_[a-z_]+ .+|slurm_mps_[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)+\})? [0-9.e+]+)$`)
+
+func TestText(t *testing.T) {
+	n := inspect.Node{
+		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
+		GPUs: []inspect.GPU{
+			{Index: 0, UUID: site.UUID("GPU-a"), Held: true, Processes: []inspect.Process{{Kind: inspect.KindClient}, {Kind: inspect.KindServer}, {Kind: inspect.KindClient}}},
+			{Index: 1, UUID: site.UUID(`GPU-"b`)},
+		},
+		Incomplete: []string{"x"},
+	}
+	got := metricsText(n, []inspect.Finding{{Kind: "server-fault"}}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
+	for _, want := range []string{
+		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
+		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,
+		`slurm_mps_gpu_held{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_unseen 1`,
+		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
+	} {
+		if !strings.Contains(got, "\n"+want+"\n") {
+			t.Errorf("no line %s in\n%s", want, got)
+		}
+	}
+	for line := range strings.Lines(got) {
+		if !form.MatchString(strings.TrimSuffix(line, "\n")) {
+			t.Errorf("not in Prometheus' form: %s", line)
+		}
+	}
+	if empty := metricsText(inspect.Node{}, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
+		t.Errorf("of a node without jobs:\n%s", empty)
+	}
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+func mpsctl(args ...string) (code int, out, complaint string) {
+	var o, e bytes.Buffer
+	code = Run(cli.Process{Args: args, Out: &o, Err: &e}, planCommand)
+	return code, o.String(), e.String()
+}
+
+// The whole output of a plan, for people and for programs.
+func TestPlanGoldens(t *testing.T) {
+	for name, args := range map[string]string{
+		"seven-on-two":     "--gpu H200 --gpus 2 --ranks 7 --share even --mem even",
+		"default":          "--gpu H200 --ranks 8",
+		"size-and-ceiling": "--gpu h100-pcie --gpus 2 --ranks 4 --share none --mem 8G --ceiling 50",
+		"full":             "--gpu A100-80 --ranks 48 --share even --mem even --mem-overcommit 1.5",
+		"idle-gpu":         "--gpu T4 --gpus 3 --ranks 2 --share 40%",
+		"unnamed":          "--sms 57 --ranks 3 --share even",
+		"sixty":            "--gpu B200 --clients 60 --ranks 60 --share overlap:2",
+	} {
+		for ending, more := range map[string][]string{".txt": nil, ".json": {"--json"}} {
+			t.Run(name+ending, func(t *testing.T) {
+				code, out, complaint := mpsctl(append(append([]string{"plan"}, strings.Fields(args)...), more...)...)
+				if code != cli.ExitOK || complaint != "" {
+					t.Fatalf("code %d, %s", code, complaint)
+				}
+				golden(t, filepath.Join("testdata", "plan", name+ending), out)
+				if ending == ".txt" {
+					fitsTerminal(t, out)
+				}
+			})
+		}
+	}
+}
+
+func fitsTerminal(t *testing.T, out string) {
+	t.Helper()
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+// The JSON is the one of the contract: these fields in this order, null where there is no cap or limit.
+func TestPlanJSON(t *testing.T) {
+	_, out, _ := mpsctl("plan", "--gpu", "H200", "--gpus", "2", "--ranks", "3", "--share", "even", "--json")
+	const want = `{"ranks":[{"rank":0,"gpu":0,"sms":66,"percent":50,"memory_mib":null},{"rank":1,"gpu":1,"sms":132,"percent":null,"memory_mib":null},{"rank":2,"gpu":0,"sms":66,"percent":50,"memory_mib":null}]}` + "\n"
+	if out != want {
+		t.Errorf("got  %swant %s", out, want)
+	}
+	_, out, _ = mpsctl("plan", "--gpu", "H200", "--ranks", "8", "--share", "even", "--mem", "17000M", "--json")
+	if want := `{"ranks":[{"rank":0,"gpu":0,"sms":18,"percent":13.636364,"memory_mib":17000},`; !strings.HasPrefix(out, want) {
+		t.Errorf("got  %swant %s…", out, want)
+	}
+}
+
+// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is seated once, and on the GPU that it goes round to; the plan is
+// what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at most.
+func TestEachRankIsSeatedOnce(t *testing.T) {
+	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
+		for gpus := 1; gpus <= 8; gpus++ {
+			for ranks := 1; ranks <= 64; ranks++ {
+				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
+				p, err := q.Answer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkSeats(t, p, q)
+			}
+		}
+	}
+}
+
+func checkSeats(t *testing.T, p Plan, q Request) {
+	t.Helper()
+	gpu := p.about.model.GPU
+	seats := make([][]policy.Share, q.GPUs)
+	for i, r := range p.Ranks {
+		if r.Rank != i || r.GPU != i%q.GPUs {
+			t.Fatalf("%+v: seat %d is rank %d on GPU %d", q, i, r.Rank, r.GPU)
+		}
+		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
+			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
+		}
+		seats[r.GPU] = append(seats[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
+	}
+	if len(p.Ranks) != q.Ranks {
+		t.Fatalf("%+v: %d seats", q, len(p.Ranks))
+	}
+	for g, shares := range seats {
+		sum, least, most := 0, gpu.SMs, 0
+		for _, s := range shares {
+			sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
+		}
+		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
+		if q.Share == "even" && fits && (sum != gpu.SMs || most-least > gpu.SMsPerTPC) {
+			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, least, most)
+		}
+	}
+}
+
+const models = "V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200"
+
+func TestBadQuestions(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"", "cannot run: no command is given: see mpsctl --help"},
+		{"plann", `cannot run "plann": there is no such command: see mpsctl --help`},
+		{"help plan", `cannot run "help": there is no such command: see mpsctl --help`},
+		{"--frob", "cannot read flags: unknown flag: --frob: see mpsctl --help"},
+		{"plan", "cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms"},
+		{"plan H200", `cannot take "H200": mpsctl plan takes flags alone: see mpsctl plan --help`},
+		{"plan --gpu", "cannot read flags: flag needs an argument: --gpu: see mpsctl plan --help"},
+		{"plan --gpu H300 --ranks 2", `cannot find GPU "H300": known are ` + models},
+		{"plan --gpu H200", "cannot plan for 0 ranks: say with --ranks how many run on the node"},
+		{"plan --gpu H200 --ranks -1", "cannot plan for -1 ranks: say with --ranks how many run on the node"},
+		{"plan --gpu H200 --ranks x", `cannot read flags: invalid argument "x" for "--ranks" flag: strconv.ParseInt: parsing "x": invalid syntax: see mpsctl plan --help`},
+		{"plan --gpu H200 --ranks 2 --gpus 0", "cannot plan for 0 GPUs: give --gpus 1 to 64"},
+		{"plan --gpu H200 --ranks 2 --gpus 65", "cannot plan for 65 GPUs: give --gpus 1 to 64"},
+		{"plan --gpu H200 --ranks 49", "cannot seat 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once: run at most 48 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 97 --gpus 2", "cannot seat 97 ranks on 2 GPUs: GPU 0 would have 49 and MPS serves 48 at once: run at most 96 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 61 --clients 60", "cannot seat 61 ranks on 1 GPU: GPU 0 would have 61 and MPS serves 60 at once: run at most 60 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
+		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, weight:W, PCT% or Nsm`},
+		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},
+		{"plan --gpu H200 --ranks 2 --mem 8", `cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M`},
+		{"plan --gpu H200 --ranks 2 --mem 200G", "cannot give a rank 204800 MiB: the GPU has 142562 MiB beside the rank's context: ask for 142562M or less"},
+		{"plan --gpu T4 --ranks 48 --share none --mem even --ceiling 100", ""},
+		{"plan --gpu H200 --ranks 2 --mem-overcommit 0", `cannot read overcommit "0": want a factor from 1 to 48, like 1.5`},
+		{"plan --gpu H200 --ranks 2 --ceiling 0", `cannot read --ceiling: cannot read percentage "0": want a number above 0 and up to 100, with at most six decimals`},
+		{"plan --gpu H200 --ranks 2 --sms 60", "cannot plan with --sms 60: H200 has 132 SMs: leave out --gpu or --sms"},
+		{"plan --sms -1 --ranks 2", "cannot plan for a GPU of -1 SMs: give --sms 1 to 10000"},
+		{"plan --sms 10001 --ranks 2", "cannot plan for a GPU of 10001 SMs: give --sms 1 to 10000"},
+		{"plan --sms 1 --ranks 2", "cannot divide GPU of 1 SMs in units of 2"},
+		{"plan --sms 60 --ranks 2 --mem even", "cannot limit memory to even: the memory of a GPU given by --sms is not known: name it with --gpu (" + models + ")"},
+	} {
+		code, out, complaint := mpsctl(strings.Fields(c.args)...)
+		if c.want == "" {
+			if code != cli.ExitOK || complaint != "" {
+				t.Errorf("%s: code %d, %s", c.args, code, complaint)
+			}
+			continue
+		}
+		if code != cli.ExitUsage || out != "" || complaint != "mpsctl: "+c.want+"\n" {
+			t.Errorf("%s: code %d, printed %q\ngot  %swant mpsctl: %s", c.args, code, out, complaint, c.want)
+		}
+	}
+}
+
+// A plan that cannot be printed is no mistake of the question's.
+func TestAPlanThatCannotBePrinted(t *testing.T) {
+	for _, more := range [][]string{nil, {"--json"}} {
+		var e bytes.Buffer
+		code := Run(cli.Process{Args: append([]string{"plan", "--gpu", "H200", "--ranks", "2"}, more...), Out: fullPlan{}, Err: &e}, planCommand)
+		if want := "mpsctl: cannot print plan: no space left\n"; code != 1 || e.String() != want {
+			t.Errorf("code %d\ngot  %swant %s", code, e.String(), want)
+		}
+	}
+}
+
+type fullPlan struct{}
+
+func (fullPlan) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+func TestHelpAndVersion(t *testing.T) {
+	code, out, complaint := mpsctl("plan", "--help")
+	if code != cli.ExitOK || complaint != "" {
+		t.Errorf("code %d, %s", code, complaint)
+	}
+	for _, word := range []string{"overlap:F", "weight:W", "PCT%", "Nsm", "--gpu", "--json", "H100 PCIe", `(default "overlap:2")`} {
+		if !strings.Contains(out, word) {
+			t.Errorf("the help says nothing of %s:\n%s", word, out)
+		}
+	}
+	if code, out, _ := mpsctl("--version"); code != cli.ExitOK || out != cli.Version()+"\n" {
+		t.Errorf("code %d, %s", code, out)
+	}
+}
+
+// The GPUs known by name are those of the simulated node, number for number.
+func TestModelsAreTheSimulatedOnes(t *testing.T) {
+	simulated := []node.Model{node.V100, node.T4, node.A100SXM40, node.A100SXM80, node.A30, node.A40, node.L4, node.L40S, node.H100PCIe, node.H100SXM, node.H200, node.GH200, node.B200}
+	if len(simulated) != len(policy.Models()) {
+		t.Errorf("%d are known, %d simulated", len(policy.Models()), len(simulated))
+	}
+	for _, s := range simulated {
+		m, err := policy.FindModel(s.Name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.SMsPerTPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
+		if got != want {
+			t.Errorf("%s: %s, simulated is %s", s.Name, got, want)
+		}
+	}
+}
+
+// JSON reads back as what the table says.
+func TestJSONReadsBack(t *testing.T) {
+	_, out, _ := mpsctl("plan", "--gpu", "L4", "--ranks", "5", "--share", "even", "--mem", "even", "--json")
+	var read struct {
+		Ranks []struct {
+			Rank, GPU, SMs int
+			Percent        *float64
+			MemoryMiB      *int `json:"memory_mib"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &read); err != nil {
+		t.Fatal(err)
+	}
+	sum := 0
+	for _, r := range read.Ranks {
+		sum += r.SMs
+		if r.Percent == nil || r.MemoryMiB == nil {
+			t.Errorf("rank %d has null", r.Rank)
+		}
+	}
+	if len(read.Ranks) != 5 || sum != 58 {
+		t.Errorf("%d ranks, %d SMs", len(read.Ranks), sum)
+	}
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policycmd is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
+package mpsctl
+
+import (
+	"errors"
+	"io"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/spf13/cobra"
+)
+
+const policyHelp = `policy works on the files that say who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
+
+// policyCommand is mpsctl policy.
+func policyCommand(call *Invocation) *cobra.Command {
+	c := &cobra.Command{
+		Use: "policy", Short: "check, apply, format, explain and test the policy", Long: policyHelp,
+		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
+		Args:    NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("cannot run: no command is given: see mpsctl policy --help")
+		},
+	}
+	c.AddCommand(check(call), apply(call), format(call), explain(call), test(call))
+	return c
+}
+
+// load reads the node's own policy, or files and folders that are given.
+func load(call *Invocation, paths []string) (*policyfile.Compiled, error) {
+	if len(paths) == 0 {
+		return policyfile.Load(call.Paths.Policy())
+	}
+	return policyfile.LoadFiles(paths...)
+}
+
+// wrong is what is wrong with a policy's text.
+type wrong struct {
+	OK         bool                    `json:"ok"`
+	Complaints []policyfile.Diagnostic `json:"complaints"`
+}
+
+// refused prints all that is wrong with a policy's text, and ends the command; any other error is its own.
+func refused(call *Invocation, err error) error {
+	var bad *policyfile.Error
+	if !errors.As(err, &bad) {
+		return cli.RuntimeError{Err: err}
+	}
+	if call.JSON {
+		err = cli.WriteJSON(call.Out, wrong{false, bad.Diagnostics()})
+	} else {
+		err = bad.Write(call.Out, call.Screen().Coloured())
+	}
+	if err != nil {
+		return WriteError("policy", err)
+	}
+	return cli.ErrFindings
+}
+
+// policyWritten prints an answer as JSON or as text.
+func policyWritten(call *Invocation, answer any, text string) error {
+	var err error
+	if call.JSON {
+		err = cli.WriteJSON(call.Out, answer)
+	} else {
+		_, err = io.WriteString(call.Out, text)
+	}
+	return WriteError("policy", err)
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reap is mpsctl reap: it closes what jobs left that are gone, and nothing that it cannot prove to be of such a job.
+package mpsctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/spf13/cobra"
+)
+
+const reapHelp = `reap closes what is left of jobs that are gone, as their epilog would have:
+  a lease whose prolog or epilog has died on the way
+  a lease of another boot (files only), and files without a lease
+  a daemon of ours that no lease names
+  with --job, also the open lease of a job of which you know that it is gone (squeue -j ID)
+An open lease without a process may be an allocation in which no step runs yet, so it is left and said. So is what runs, what
+a prolog or an epilog is at work on, a record that cannot be read, and what cannot be proved to be ours. A job of which
+Slurm has a step on this node is never touched.
+
+It exits with 0 where nothing is left to do, with 1 where something failed or is left for you to decide, and with 2 for a
+wrong flag. It is root's.`
+
+// reapCommand is mpsctl reap.
+func reapCommand(call *Invocation) *cobra.Command {
+	var job uint32
+	var dry bool
+	c := &cobra.Command{
+		Use: "reap [--job ID] [--dry-run]", Short: "close what jobs left that are gone", Long: reapHelp,
+		Example:               "  mpsctl reap --dry-run\n  mpsctl reap\n  mpsctl reap --job 4711",
+		DisableFlagsInUseLine: true, Args: NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("job") && job == 0 {
+				return errors.New("cannot reap job 0: give the number of a job: see mpsctl reap --help")
+			}
+			return runReap(call, job, dry)
+		},
+	}
+	c.Flags().Uint32Var(&job, "job", 0, "reap job `ID` alone, which is gone because you say so")
+	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
+	return c
+}
+
+func runReap(call *Invocation, job uint32, dry bool) error {
+	if os.Geteuid() != 0 {
+		return cli.RuntimeError{Err: errors.New("cannot reap: not root")}
+	}
+	ctx, stop := SignalContext()
+	defer stop()
+	r, err := open(call.Paths, job, dry)
+	if err != nil {
+		return cli.RuntimeError{Err: err}
+	}
+	defer r.hands.close()
+	lines, err := r.reap(ctx)
+	if err != nil {
+		return cli.RuntimeError{Err: err}
+	}
+	return printReap(call, reapReport{DryRun: dry, Lines: lines})
+}
+
+// reapReport is the outcome of a reaping.
+type reapReport struct {
+	DryRun bool     `json:"dry_run"`
+	Lines  []Result `json:"lines"`
+}
+
+func printReap(call *Invocation, r reapReport) error {
+	var err error
+	if call.JSON {
+		err = cli.WriteJSON(call.Out, r)
+	} else {
+		_, err = io.WriteString(call.Out, r.text(call.Screen()))
+	}
+	if err != nil {
+		return WriteError("reaping", err)
+	}
+	for _, line := range r.Lines {
+		if line.Failed != "" || line.Act == Leave {
+			return cli.ErrFindings
+		}
+	}
+	return nil
+}
+
+// text is the report for people. A dry run's is that of a run, but for its first line.
+func (r reapReport) text(screen Screen) string {
+	var b strings.Builder
+	if r.DryRun {
+		b.WriteString("dry run: nothing is done\n")
+	}
+	for _, line := range r.Lines {
+		fmt.Fprintf(&b, "%s  %s  %s\n", screen.Bold(line.Where), line.Act, line.Why)
+		if line.Failed != "" {
+			fmt.Fprintf(&b, "    %s %s\n", screen.Red("failed:"), line.Failed)
+		}
+		if line.Do != "" {
+			fmt.Fprintf(&b, "    do: %s\n", line.Do)
+		}
+	}
+	if len(r.Lines) == 0 {
+		b.WriteString("nothing to reap\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+)
+
+// printFindings is findings for people: a line each with the kind and where, then what, then what to do, on a line that can be pasted.
+func printFindings(found []inspect.Finding, what string, screen Screen) string {
+	if len(found) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", screen.Red(Count(len(found), what)))
+	for _, f := range found {
+		fmt.Fprintf(&b, "%s %s  %s\n", screen.Red("!"), screen.Bold(string(f.Kind)), f.Where)
+		b.WriteString(screen.Wrap("    ", f.What))
+		fmt.Fprintf(&b, "    do: %s\n", f.Do)
+	}
+	return b.String()
+}
+
+// printUnseen is what could not be seen, for people.
+func printUnseen(unseen []string, screen Screen) string {
+	if len(unseen) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", screen.Yellow("not seen"))
+	for _, what := range unseen {
+		b.WriteString(screen.Wrap("  ", what))
+	}
+	return b.String()
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/slurm-mps/slurm-mps/epilog"
+)
+
+// totals are what the jobs came to that have ended since the log begins.
+type totals struct {
+	jobs, unclosed int
+	jobFigures
+}
+
+// jobFigures are what is added up.
+type jobFigures struct {
+	Clients    int     `json:"clients"`
+	Left       int     `json:"left"`
+	Terminated int     `json:"terminated"`
+	Faults     int     `json:"faults"`
+	Seconds    float64 `json:"seconds"`
+}
+
+// addUp adds up the summaries of a log. A line that is none is passed over, and so is one that is longer than a summary
+// can be.
+func addUp(log io.Reader) (t totals, err error) {
+	lines := bufio.NewReaderSize(log, 64<<10)
+	mark := []byte(`"step":"` + epilog.SummaryStep + `"`)
+	unclosed := map[uint32]jobFigures{}
+	for {
+		line, err := lines.ReadSlice('\n')
+		switch {
+		case errors.Is(err, io.EOF):
+			return t, nil
+		case err == nil && bytes.Contains(line, mark):
+			t.add(line, unclosed)
+		case err != nil && !errors.Is(err, bufio.ErrBufferFull):
+			return t, err
+		}
+	}
+}
+
+// add adds a job when its lease is closed. An epilog that failed before may have removed the logs that it counted, or left
+// them to be counted again: the larger figures of the two are the job's.
+func (t *totals) add(line []byte, unclosed map[uint32]jobFigures) {
+	var s struct {
+		Step   string `json:"step"`
+		Job    uint32 `json:"job"`
+		Closed bool   `json:"closed"`
+		jobFigures
+	}
+	if json.Unmarshal(line, &s) != nil || s.Step != epilog.SummaryStep {
+		return
+	}
+	job := s.jobFigures.larger(unclosed[s.Job])
+	if !s.Closed {
+		t.unclosed++
+		unclosed[s.Job] = job
+		return
+	}
+	delete(unclosed, s.Job)
+	t.jobs++
+	t.Clients += job.Clients
+	t.Left += job.Left
+	t.Terminated += job.Terminated
+	t.Faults += job.Faults
+	t.Seconds += job.Seconds
+}
+
+func (f jobFigures) larger(g jobFigures) jobFigures {
+	return jobFigures{max(f.Clients, g.Clients), max(f.Left, g.Left), max(f.Terminated, g.Terminated), max(f.Faults, g.Faults), max(f.Seconds, g.Seconds)}
+}
+
+func (t totals) families() []family {
+	counter := func(name, help string, value float64) family {
+		return family{name, "counter", help, []sample{{nil, value}}}
+	}
+	return []family{
+		counter("closed_jobs_total", "Jobs whose leases were closed.", float64(t.jobs)),
+		counter("failed_closes_total", "Times that a lease could not be closed.", float64(t.unclosed)),
+		counter("job_seconds_total", "Seconds that closed jobs had their leases.", t.Seconds),
+		counter("clients_total", "Clients that closed jobs had.", float64(t.Clients)),
+		counter("left_clients_total", "Clients that were still there when the epilog began.", float64(t.Left)),
+		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.Terminated)),
+		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.Faults)),
+	}
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plan answers "what if" without a node: how ranks would be seated on GPUs that need not be there. The promise:
+// it divides by the arithmetic that the wrapper seats by, so what it prints is what ranks get.
+package mpsctl
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// Request is what is asked, as a user types it.
+type Request struct {
+	GPU     string // a model's name
+	SMs     int    // of a GPU that has no name here
+	GPUs    int
+	Ranks   int
+	Clients int    // that MPS serves on a GPU; 0 for the model's own
+	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
+	Memory  string // none, even or a size
+	Over    string // how many times over even memory is promised
+	Ceiling string // percent
+}
+
+// Plan is the answer: each rank's place, in the order of the ranks.
+type Plan struct {
+	Ranks []Rank `json:"ranks"`
+	about about
+}
+
+// Rank is one rank's GPU and its part of it.
+type Rank struct {
+	Rank int `json:"rank"`
+	GPU  int `json:"gpu"`
+	SMs  int `json:"sms"`
+	// Percent is null where the rank has no cap.
+	Percent policy.Percent `json:"percent"`
+	// MemoryMiB is what the program can use, its context taken off; null where it has no limit.
+	MemoryMiB *int `json:"memory_mib"`
+}
+
+// about is what the plan was made of, for people.
+type about struct {
+	model   policy.Model
+	gpus    int
+	share   policy.ShareRule
+	memory  policy.MemoryRule
+	ceiling policy.Percent
+}
+
+const maxGPUs = 64
+
+// Answer makes the plan.
+func (q Request) Answer() (Plan, error) {
+	model, err := q.model()
+	if err != nil {
+		return Plan{}, err
+	}
+	if q.GPUs < 1 || q.GPUs > maxGPUs {
+		return Plan{}, fmt.Errorf("cannot plan for %d GPUs: give --gpus 1 to %d", q.GPUs, maxGPUs)
+	}
+	if q.Ranks < 1 {
+		return Plan{}, fmt.Errorf("cannot plan for %d ranks: say with --ranks how many run on the node", q.Ranks)
+	}
+	if err := fits(q.Ranks, q.GPUs, model); err != nil {
+		return Plan{}, err
+	}
+	r, err := q.rules()
+	if err != nil {
+		return Plan{}, err
+	}
+	plan := Plan{Ranks: make([]Rank, q.Ranks), about: about{model, q.GPUs, r.share, r.memory, r.ceiling}}
+	for gpu := range min(q.GPUs, q.Ranks) {
+		if err := plan.seat(gpu, r); err != nil {
+			return Plan{}, err
+		}
+	}
+	return plan, nil
+}
+
+// fits refuses what MPS would: the GPU with the most ranks is the first, since ranks go round the GPUs.
+func fits(ranks, gpus int, model policy.Model) error {
+	most := (ranks + gpus - 1) / gpus
+	if most <= model.Clients {
+		return nil
+	}
+	return fmt.Errorf("cannot seat %d ranks on %d %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
+		ranks, gpus, noun(gpus, "GPU"), most, model.Clients, gpus*model.Clients)
+}
+
+// rules are the question's words, read.
+type rules struct {
+	share      policy.ShareRule
+	memory     policy.MemoryRule
+	overcommit float64
+	ceiling    policy.Percent
+}
+
+func (q Request) rules() (r rules, err error) {
+	if r.share, err = policy.ParseShare(q.Share); err != nil {
+		return r, err
+	}
+	if r.memory, err = policy.ParseMemory(q.Memory); err != nil {
+		return r, err
+	}
+	if r.overcommit, err = policy.ParseOvercommit(q.Over); err != nil {
+		return r, err
+	}
+	if r.ceiling, err = policy.ParsePercent(q.Ceiling); err != nil {
+		return r, fmt.Errorf("cannot read --ceiling: %w", err)
+	}
+	return r, nil
+}
+
+// model is the GPU that is asked about: one known by name, or one of so many SMs, whose memory nobody knows.
+func (q Request) model() (policy.Model, error) {
+	model, err := q.named()
+	if err != nil {
+		return model, err
+	}
+	if q.Clients < 0 {
+		return model, fmt.Errorf("cannot plan for %d clients: give --clients 1 or more", q.Clients)
+	}
+	if q.Clients > 0 {
+		model.Clients = q.Clients
+	}
+	return model, nil
+}
+
+func (q Request) named() (policy.Model, error) {
+	switch {
+	case q.GPU == "" && q.SMs == 0:
+		return policy.Model{}, errors.New("cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms")
+	case q.SMs < 0 || q.SMs > maxSMs:
+		return policy.Model{}, fmt.Errorf("cannot plan for a GPU of %d SMs: give --sms 1 to %d", q.SMs, maxSMs)
+	case q.SMs == 0:
+		return policy.FindModel(q.GPU)
+	}
+	known, err := policy.FindModel(q.GPU)
+	if err == nil && known.GPU.SMs != q.SMs {
+		return policy.Model{}, fmt.Errorf("cannot plan with --sms %d: %s has %d SMs: leave out --gpu or --sms", q.SMs, known.Name, known.GPU.SMs)
+	}
+	if err == nil {
+		return known, nil
+	}
+	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.SMs, SMsPerTPC: policy.DefaultSMsPerTPC}, Clients: policy.Clients}, nil
+}
+
+// maxSMs is far above any GPU, and keeps a slip of the keyboard from being divided.
+const maxSMs = 10_000
+
+// seat gives a GPU to its ranks: rank r sits on GPU r modulo the GPUs.
+func (p Plan) seat(gpu int, r rules) error {
+	n := (len(p.Ranks) - gpu + p.about.gpus - 1) / p.about.gpus
+	every := make([]policy.ShareRule, n)
+	for i := range every {
+		every[i] = r.share
+	}
+	shares, err := policy.SplitSMs(p.about.model.GPU, every, r.ceiling)
+	if err != nil {
+		return err
+	}
+	for i, share := range shares {
+		memory, err := p.memory(share, n, r)
+		if err != nil {
+			return err
+		}
+		rank := gpu + i*p.about.gpus
+		p.Ranks[rank] = Rank{Rank: rank, GPU: gpu, SMs: share.SMs, Percent: share.Percent, MemoryMiB: memory}
+	}
+	return nil
+}
+
+// memory is what a rank with this share can use, nil where it has no limit.
+func (p Plan) memory(share policy.Share, ranks int, r rules) (*int, error) {
+	if !r.memory.None() && p.about.model.MemoryMiB == 0 {
+		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: name it with --gpu (%s)", r.memory, known())
+	}
+	memory, err := policy.MemoryPerRank(p.about.model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
+	if err != nil || r.memory.None() {
+		return nil, err
+	}
+	return &memory.UsableMiB, nil
+}
+
+func known() string {
+	var names []string
+	for _, m := range policy.Models() {
+		names = append(names, m.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+func noun(n int, singular string) string {
+	if n == 1 {
+		return singular
+	}
+	return singular + "s"
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
+)
+
+// What CUDA on a real H200 reported of every share that the wrapper was asked for is what the plan says, and the memory
+// that its context took is what the arithmetic of memory takes off.
+func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
+	lines, err := record.Read("../../../docs/measurements/9-h200/moments.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	points := 0
+	for _, line := range lines {
+		if line.Point == nil {
+			continue
+		}
+		points++
+		answer, err := Request{GPU: "H200", GPUs: 1, Ranks: 1, Share: line.Point.Asked, Memory: "none", Over: "1", Ceiling: "100"}.Answer()
+		if err != nil {
+			t.Fatalf("%s: %v", line.Point.Asked, err)
+		}
+		if got := answer.Ranks[0].SMs; got != line.Point.SMs {
+			t.Errorf("%s: the plan says %d SMs, CUDA %d", line.Point.Asked, got, line.Point.SMs)
+		}
+		if least := policy.ContextMiB(line.Point.SMs); least < line.Point.ContextMiB {
+			t.Errorf("%s: %d MiB are kept for the context, and it took %d", line.Point.Asked, least, line.Point.ContextMiB)
+		}
+	}
+	if points != 166 {
+		t.Errorf("%d points: want every whole percentage and every number of TPCs of 132 SMs, 166", points)
+	}
+}

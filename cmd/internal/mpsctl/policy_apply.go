@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/spf13/cobra"
+)
+
+const applyHelp = `apply puts a policy into the place of this node's policy.hcl, if it can be used there: together with the node's own policy.d,
+and if every case of a policy_test.hcl beside the given file comes out as expected. It prints what changes against the
+policy that the node uses now. The old file is there until the new one is whole, and the mode stays as it is.
+
+It exits with 0 where the policy has been applied, and 1 where it was refused: then nothing has changed.`
+
+func apply(call *Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "apply FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
+		Example:               "  mpsctl policy apply new/policy.hcl",
+		DisableFlagsInUseLine: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("cannot apply: name one file: see mpsctl policy apply --help")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return applyFile(call, args[0]) },
+	}
+}
+
+// applied is what apply has done.
+type applied struct {
+	Applied bool                `json:"applied"`
+	File    string              `json:"file"` // that was written
+	Changes []policyfile.Change `json:"changes"`
+	Tests   tested              `json:"tests"`
+
+	unknown string // why the changes are not known
+}
+
+func applyFile(call *Invocation, file string) error {
+	path := call.Paths.Policy()
+	law, err := policyfile.LoadWith(path, file)
+	if err != nil {
+		return refused(call, err)
+	}
+	a := applied{File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}}
+	cases, err := policyfile.LoadCases(filepath.Join(filepath.Dir(file), "policy_test.hcl"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return refused(call, err)
+	}
+	a.Tests.add(law.Run(cases))
+	if a.Tests.Failed > 0 {
+		if err := policyWritten(call, a, a.Tests.String()+"Nothing has changed: "+path+" stays as it is.\n"); err != nil {
+			return err
+		}
+		return cli.ErrFindings
+	}
+	now, standing := policyfile.ReadPolicy(call.Paths)
+	if now != nil {
+		a.Changes = append(a.Changes, now.Changes(law)...)
+	} else {
+		a.unknown = site.OneLine(standing.Err)
+	}
+	// What was judged is what is written: the file may have changed since.
+	if err := install(path, []byte(law.Sources()[0].Text)); err != nil {
+		return cli.RuntimeError{Err: err}
+	}
+	if err := policyfile.KeepPolicy(call.Paths, law); err != nil {
+		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
+	}
+	a.Applied = true
+	return policyWritten(call, a, a.String())
+}
+
+// install replaces the policy, with the mode that it has.
+func install(path string, content []byte) error {
+	mode := fs.FileMode(0o644)
+	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
+		mode = info.Mode().Perm() &^ 0o022
+		if old, err := site.ReadRootOwned(path); err == nil && bytes.Equal(old, content) {
+			return nil
+		}
+	}
+	dir, err := site.OpenFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return site.Replace(dir, filepath.Base(path), content, mode)
+}
+
+func (a applied) String() string {
+	var b strings.Builder
+	for _, c := range a.Changes {
+		switch {
+		case c.How == policyfile.Changed:
+			fmt.Fprintf(&b, "~ %s: %s -> %s\n", c.What, c.Was, c.Is)
+		case c.Was+c.Is == "":
+			fmt.Fprintf(&b, "%s %s\n", signs[c.How], c.What)
+		default:
+			fmt.Fprintf(&b, "%s %s = %s\n", signs[c.How], c.What, c.Was+c.Is)
+		}
+	}
+	switch {
+	case a.unknown != "":
+		fmt.Fprintf(&b, "The changes are not known: this node had no policy that could be used: %s\n", a.unknown)
+	case len(a.Changes) == 0:
+		b.WriteString("No rule changes.\n")
+	}
+	if n := len(a.Tests.Results); n > 0 {
+		fmt.Fprintf(&b, "%s passed\n", Count(n, "case"))
+	}
+	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
+	return b.String()
+}
+
+var signs = map[string]string{policyfile.Added: "+", policyfile.Removed: "-"}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/spf13/cobra"
+)
+
+const explainHelp = `explain says what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
+with the values of the parts of its condition, and what is granted. With --ranks it prints the seats as well.
+
+The job is described by flags; what is not given is empty, but for one GPU, one task and one node. With --job it is one
+that has MPS on this node now, as its prolog saw it (root can read that).`
+
+func explain(call *Invocation) *cobra.Command {
+	var q query
+	c := &cobra.Command{
+		Use: "explain [flags]", Short: "say what a job would get, and why", Long: explainHelp,
+		Example:               "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
+		DisableFlagsInUseLine: true, Args: NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			q.request.HasOption = c.Flags().Changed("mps")
+			return q.run(call)
+		},
+	}
+	flags := c.Flags()
+	flags.SortFlags = false
+	r := &q.request
+	flags.StringVar(&q.policy, "policy", "", "explain this policy: `FILE|DIR`")
+	flags.Uint32Var(&q.job, "job", 0, "a job of this node: `ID`")
+	flags.StringVar(&r.User, "user", "", "the user's `NAME`")
+	flags.Uint32Var(&r.UID, "uid", 0, "the user's `NUMBER`")
+	flags.Uint32Var(&r.GID, "gid", 0, "the `NUMBER` of the user's group")
+	flags.StringSliceVar(&r.Groups, "groups", nil, "the `NAMES` of all of the user's groups")
+	flags.StringVar(&r.Account, "account", "", "`NAME`")
+	flags.StringVar(&r.Partition, "partition", "", "`NAME`")
+	flags.StringVar(&r.QOS, "qos", "", "`NAME`")
+	flags.StringVar(&r.Reservation, "reservation", "", "`NAME`")
+	flags.StringVar(&q.constraint, "constraint", "", "as for sbatch, 'a100&mps': `EXPRESSION`")
+	flags.StringVar(&r.Option, "mps", "", "as for sbatch, with a value or without: `OPTIONS`")
+	flags.Lookup("mps").NoOptDefVal = " " // pflag knows no empty one, and options of blanks are none
+	flags.StringVar(&r.Comment, "comment", "", "`TEXT`")
+	flags.StringVar(&r.Extra, "extra", "", "`TEXT`")
+	flags.IntVar(&q.gpus, "gpus", 1, "GPUs that the job has on the node: `N`")
+	flags.IntVar(&r.NTasks, "ntasks", 1, "`N`")
+	flags.IntVar(&r.Nodes, "nodes", 1, "`N`")
+	flags.Uint32Var(&r.Array, "array", 0, "the `NUMBER` of the job's array")
+	flags.IntVar(&r.Restart, "restart", 0, "times that the job was requeued: `N`")
+	flags.StringVar(&r.Node, "node", "", "the node's `NAME`")
+	flags.StringSliceVar(&r.Features, "features", nil, "the node's features: `NAMES`")
+	flags.StringVar(&r.Driver, "driver", "", "`VERSION`")
+	flags.StringVar(&q.gpu, "gpu", "", "the GPU's model, as for mpsctl plan: `NAME`")
+	flags.IntVar(&q.ranks, "ranks", 0, "print the seats of so many ranks on the node: `N`")
+	return c
+}
+
+// query is what is asked.
+type query struct {
+	policy, constraint, gpu string
+	job                     uint32
+	gpus, ranks             int
+	request                 policy.Request
+}
+
+// answer is what is said, with the seats where they were asked for.
+type answer struct {
+	policyfile.Explanation
+	Decided string `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
+	Refused string `json:"refused,omitempty"` // why the prolog refuses it whatever the policy says
+	Ranks   []Rank `json:"ranks,omitempty"`
+	seats   string
+}
+
+func (q query) run(call *Invocation) error {
+	request, decided, err := q.ask(call)
+	if err != nil {
+		return err
+	}
+	var paths []string
+	if q.policy != "" {
+		paths = []string{q.policy}
+	}
+	law, err := load(call, paths)
+	if err != nil {
+		return refused(call, err)
+	}
+	a := answer{Explanation: law.Explain(request), Decided: decided}
+	if a.Asked && len(request.GPUs) == 0 {
+		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
+	}
+	if err := q.seat(&a); err != nil {
+		return err
+	}
+	return policyWritten(call, a, a.text(call.Screen()))
+}
+
+// ask is the request: described, or recorded in a job's lease.
+func (q query) ask(call *Invocation) (r policy.Request, decided string, err error) {
+	if q.job != 0 {
+		return recorded(call.Paths, q.job)
+	}
+	const most = 64
+	if q.gpus < 0 || q.gpus > most {
+		return r, "", fmt.Errorf("cannot explain a job with %d GPUs: give --gpus 0 to %d", q.gpus, most)
+	}
+	r = q.request
+	r.Requested = slurm.Features(q.constraint)
+	for i := range q.gpus {
+		r.GPUs = append(r.GPUs, i)
+	}
+	r.NodeGPUs = q.gpus
+	if q.gpu == "" {
+		return r, "", nil
+	}
+	model, err := policy.FindModel(q.gpu)
+	r.GPU = policy.GPUFacts{Model: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB}
+	return r, "", err
+}
+
+// recorded is what the prolog of a job asked the policy, and the rule that decided.
+func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return r, "", cli.RuntimeError{Err: err}
+	}
+	journal := lease.OpenReadOnly(paths.Run(), boot)
+	l, err := journal.Read(job)
+	if errors.Is(err, lease.ErrNotFound) {
+		if ticket, ticketErr := journal.ReadTicket(job); ticketErr == nil && ticket.RefusalReason != "" {
+			return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: its prolog kept no request: it was refused: %s", job, ticket.RefusalReason)}
+		}
+		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: it has no MPS on this node: describe it with flags", job)}
+	}
+	if err != nil {
+		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: %w", job, err)}
+	}
+	if err := json.Unmarshal(l.Request, &r); err != nil {
+		return r, "", cli.RuntimeError{Err: fmt.Errorf("cannot explain job %d: its lease holds no request: %w", job, err)}
+	}
+	return r, l.Rule, nil
+}
+
+// seat plans the seats that a grant gives.
+func (q query) seat(a *answer) error {
+	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
+		return nil
+	}
+	g := a.Verdict.Grant
+	planned, err := Request{
+		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: g.MaxClients, Share: g.Rule().String(), Memory: g.Memory.String(),
+		Over: fmt.Sprint(g.MemoryOverlap), Ceiling: policy.PercentFrom(g.Ceiling).String(),
+	}.Answer()
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	err = planned.Write(&b)
+	a.Ranks, a.seats = planned.Ranks, b.String()
+	return err
+}
+
+func (a answer) text(s Screen) string {
+	var b strings.Builder
+	asks := s.Green("asks for MPS")
+	if !a.Asked {
+		asks = s.Yellow("does not ask for MPS")
+	}
+	fmt.Fprintf(&b, "The job %s: %s\n", asks, a.How)
+	for _, rule := range a.Rules {
+		a.rule(&b, s, rule)
+	}
+	a.verdict(&b, s)
+	if a.seats != "" {
+		fmt.Fprintf(&b, "\n%s", a.seats)
+	}
+	return b.String()
+}
+
+func (a answer) rule(b *strings.Builder, s Screen, rule policyfile.RuleTrace) {
+	holds := s.Faint("is not for the job")
+	if rule.Holds {
+		holds = s.Green("decides")
+	}
+	fmt.Fprintf(b, "\nRule %s %s  (%s:%d)\n", s.Bold(fmt.Sprintf("%q", rule.Rule)), holds, rule.File, rule.Line)
+	for _, leaf := range rule.When.Leaves() {
+		fmt.Fprintf(b, "  %-5s  %s\n", leaf.Value, leaf.Source)
+		for _, named := range leaf.With {
+			fmt.Fprintf(b, "         %s\n", s.Faint(named.Name+" = "+named.Value))
+		}
+	}
+}
+
+func (a answer) verdict(b *strings.Builder, s Screen) {
+	if a.Decided != "" && a.Decided != a.Verdict.Rule {
+		fmt.Fprintf(b, "\n%s its prolog decided by rule %q: the policy has changed since.\n", s.Yellow("!"), a.Decided)
+	}
+	switch {
+	case a.Refused != "":
+		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Red("Refused"), a.Refused)
+	case a.Verdict.Granted():
+		fmt.Fprintf(b, "\nGranted by rule %q", a.Verdict.Rule)
+		if len(a.Options) > 0 {
+			fmt.Fprintf(b, ", with the user's %s", spelled(a.Options))
+		}
+		b.WriteString(":\n")
+		for _, setting := range a.Grant {
+			fmt.Fprintf(b, "  %-14s = %s\n", setting.Name, setting.Value)
+		}
+	case a.Verdict.Denied != "":
+		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Red("Denied"), a.Verdict.Denied)
+	default:
+		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
+	}
+}
+
+func spelled(settings []policy.Setting) string {
+	words := make([]string, len(settings))
+	for i, setting := range settings {
+		words[i] = setting.Name + "=" + setting.Value
+	}
+	return strings.Join(words, ",")
+}

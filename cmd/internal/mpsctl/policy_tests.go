@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/spf13/cobra"
+)
+
+const testHelp = `test runs the cases of files, as unit tests: a case is a job, and what the policy is expected to say of it. The policy is
+the one in the file's folder, unless --policy names another file or folder.
+
+It exits with 0 where every case came out as expected, and 1 where one did not.`
+
+func test(call *Invocation) *cobra.Command {
+	var paths []string
+	c := &cobra.Command{
+		Use: "test [--policy FILE|DIR] FILE...", Short: "run a policy's own tests", Long: testHelp,
+		Example:               "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				return errors.New("cannot test: no file of cases is given: see mpsctl policy test --help")
+			}
+			return testAll(call, files, paths)
+		},
+	}
+	c.Flags().StringArrayVar(&paths, "policy", nil, "test this policy: `FILE|DIR`")
+	return c
+}
+
+func testAll(call *Invocation, files, paths []string) error {
+	var all tested
+	for _, file := range files {
+		beside := paths
+		if len(beside) == 0 {
+			beside = []string{filepath.Dir(file)}
+		}
+		law, err := policyfile.LoadFiles(beside...)
+		if err != nil {
+			return refused(call, err)
+		}
+		cases, err := policyfile.LoadCases(file)
+		if err != nil {
+			return refused(call, err)
+		}
+		all.add(law.Run(cases))
+	}
+	if err := policyWritten(call, all, all.String()); err != nil {
+		return err
+	}
+	if all.Failed > 0 {
+		return cli.ErrFindings
+	}
+	return nil
+}
+
+// tested is how all cases came out.
+type tested struct {
+	Results []policyfile.Result `json:"results"`
+	Failed  int                 `json:"failed"`
+}
+
+func (t *tested) add(results []policyfile.Result) {
+	t.Results = append(t.Results, results...)
+	for _, r := range results {
+		if !r.Passed {
+			t.Failed++
+		}
+	}
+}
+
+func (t tested) String() string {
+	var b strings.Builder
+	for _, r := range t.Results {
+		if r.Passed {
+			continue
+		}
+		fmt.Fprintf(&b, "FAIL %s:%d: case %q\n", r.File, r.Line, r.Name)
+		for _, difference := range r.Wrong {
+			fmt.Fprintf(&b, "     %s\n", difference)
+		}
+	}
+	fmt.Fprintf(&b, "%s passed, %d failed\n", Count(len(t.Results)-t.Failed, "case"), t.Failed)
+	return b.String()
+}

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
+)
+
+// Action is what becomes of a thing, a word for programs.
+type Action string
+
+// Close undoes a lease and Remove takes away what has none. Keep is what is right as it is, and Leave what an admin decides on.
+const (
+	Close  Action = "close"
+	Remove Action = "remove"
+	Keep   Action = "keep"
+	Leave  Action = "leave"
+)
+
+// Result is one thing that a reaping has looked at.
+type Result struct {
+	Job    uint32 `json:"job,omitempty"`
+	Where  string `json:"where"`
+	Act    Action `json:"act"`
+	Why    string `json:"why"`
+	Do     string `json:"do,omitempty"`     // what an admin does
+	Failed string `json:"failed,omitempty"` // why the act was not done
+}
+
+// reaper reaps a node, once.
+type reaper struct {
+	paths site.Paths
+	store *lease.Store
+	only  uint32 // the job that an admin says is gone; 0 for none
+	self  site.Process
+	hands executor
+
+	running  steps.Steps                    // as of the beginning
+	unleased map[uint32][]hook.OrphanDaemon // daemons of ours, by the job that they say they are of
+	unseen   error                          // why these are not known
+	lines    []Result
+}
+
+// reap looks at everything and does what can be proved to be right.
+func (r *reaper) reap(ctx context.Context) ([]Result, error) {
+	var err error
+	if r.running, err = steps.Find(); err != nil {
+		return nil, err
+	}
+	r.takeCensus(ctx)
+	jobs, err := r.jobs()
+	if err != nil {
+		return nil, err
+	}
+	for _, job := range jobs {
+		if ctx.Err() != nil {
+			return nil, errors.New("cannot reap all: interrupted: what was begun is finished by the next reap")
+		}
+		if line := r.job(job); line.Act != "" {
+			r.lines = append(r.lines, line)
+		}
+	}
+	if r.only == 0 {
+		r.lookAtClaims()
+		r.lookAtGPUs()
+	}
+	return append([]Result{}, r.lines...), nil
+}
+
+// jobs are all that have something here, in order.
+func (r *reaper) jobs() ([]uint32, error) {
+	if r.only != 0 {
+		return []uint32{r.only}, nil
+	}
+	all := map[uint32]bool{}
+	for _, list := range []func() ([]uint32, error){r.store.Jobs, r.store.Tickets, r.store.Dirs, r.store.LockedJobs} {
+		jobs, err := list()
+		if err != nil {
+			return nil, err
+		}
+		for _, job := range jobs {
+			all[job] = true
+		}
+	}
+	claims, err := r.store.Claims()
+	if err != nil {
+		return nil, err
+	}
+	for _, claim := range claims {
+		if claim.Job != 0 {
+			all[claim.Job] = true
+		}
+	}
+	for job := range r.unleased {
+		all[job] = true
+	}
+	return slices.Sorted(maps.Keys(all)), nil
+}
+
+// job deals with one job. It is judged again when its turn is taken: only then does nobody else change it.
+func (r *reaper) job(job uint32) Result {
+	line, _ := r.judge(job, r.running)
+	if line.Act != Close && line.Act != Remove {
+		return line
+	}
+	dealt := make(chan Result, 1)
+	err := r.hands.within(func(ctx context.Context) error {
+		dealt <- r.deal(ctx, job)
+		return nil
+	})
+	select {
+	case line = <-dealt:
+	default:
+		line.Failed = site.OneLine(err)
+	}
+	return line
+}
+
+func (r *reaper) deal(ctx context.Context, job uint32) Result {
+	release, err := r.hands.take(ctx, job)
+	var busy *lease.BusyError
+	if errors.As(err, &busy) {
+		return r.busy(job, busy.Holder)
+	}
+	if err != nil {
+		return Result{Job: job, Where: where(job), Act: Leave, Why: site.OneLine(err)}
+	}
+	defer release()
+	running, err := steps.Find()
+	if err != nil {
+		return Result{Job: job, Where: where(job), Act: Leave, Why: site.OneLine(err)}
+	}
+	line, left := r.judge(job, running)
+	switch line.Act {
+	case Close:
+		err = r.hands.undo(ctx, *left.lease)
+	case Remove:
+		err = r.hands.void(ctx, job, left.daemons)
+	}
+	if err != nil {
+		line.Failed = site.OneLine(err)
+	}
+	return line
+}
+
+// leftover is what there is to undo of a job: a lease, or what has none.
+type leftover struct {
+	lease   *lease.Lease
+	daemons []hook.OrphanDaemon
+}
+
+// judge says what becomes of a job; no Act for one of which there is nothing.
+func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
+	if holder, acting := r.store.LockHolder(job); acting && holder != r.self {
+		return r.busy(job, holder), leftover{}
+	}
+	l, err := r.store.Read(job)
+	line := Result{Job: job, Where: where(job)}
+	switch {
+	case errors.Is(err, lease.ErrStaleBoot):
+		return r.withoutLease(line, "its lease is of another boot: nothing is left of it but files", running)
+	case errors.Is(err, lease.ErrNotFound):
+		return r.withoutLease(line, "", running)
+	case err != nil:
+		return line.leave("its lease cannot be read: "+site.OneLine(err), "look at the file: it stays until a person moves it away"), leftover{}
+	}
+	return r.withLease(line, l, running), leftover{lease: &l}
+}
+
+// withLease judges a lease of this boot.
+func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
+	sign, said := running.Sign(l.Job.ID), r.only == l.Job.ID
+	switch {
+	case sign != "" && l.Phase == lease.Opened && !said:
+		return line.act(Keep, "it runs: "+sign)
+	case sign != "":
+		return line.leave("Slurm has a step of it here: "+sign, fmt.Sprintf("end it first: scancel %d", l.Job.ID))
+	case l.Phase == lease.Opening:
+		return line.act(Close, "its prolog has died before the job was ready")
+	case l.Phase == lease.Closing:
+		return line.act(Close, "its epilog has begun and did not end well")
+	case l.Phase != lease.Opened:
+		return line.leave(fmt.Sprintf("its lease is in phase %q, which this program does not know", l.Phase), "use the version that wrote it")
+	case said:
+		return line.act(Close, "you say that it is gone")
+	}
+	why := "no step of it is here: it may be an allocation without a step"
+	if pid := steps.ProcessOf(l.Job.ID, l.Job.UID); pid != 0 {
+		why = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
+	}
+	return line.leave(why, fmt.Sprintf("when squeue -j %d says that the job is gone: %s", l.Job.ID, r.paths.ReapCommand(l.Job.ID)))
+}
+
+// withoutLease judges what there is of a job that has no lease of this boot.
+func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Result, leftover) {
+	job := line.Job
+	ticket, err := r.store.ReadTicket(job)
+	ticketed := err == nil && ticket.RefusalReason == ""
+	refused := err == nil && ticket.RefusalReason != ""
+	if err != nil && !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot) {
+		return line.leave("its ticket cannot be read: "+site.OneLine(err), "look at the file: it stays until a person moves it away"), leftover{}
+	}
+	daemons := r.living(job)
+	found := r.files(job, ticketed || errors.Is(err, lease.ErrStaleBoot))
+	for _, d := range daemons {
+		found = append(found, fmt.Sprintf("a control daemon or server, pid %d", d.Daemon.Proc.PID))
+	}
+	if void != "" {
+		found = append(found, "a lease of another boot")
+	}
+	if turns, _ := r.store.LockedJobs(); len(found) == 0 && slices.Contains(turns, job) {
+		found = append(found, "the turn of an act that was killed") // beside which temporary files may lie
+	}
+	sign := running.Sign(job)
+	switch {
+	case void != "" && !refused && len(daemons) == 0:
+		return line.act(Remove, void), leftover{}
+	case refused && len(found) == 0 && r.only != job:
+		return Result{}, leftover{} // the job was told that it has no MPS; it may run
+	case refused && (sign != "" || r.only != job):
+		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")), "when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
+	case refused:
+		found = append(found, "a refusal")
+	case len(found) == 0:
+		return Result{}, leftover{}
+	case sign != "" && (ticketed || len(daemons) > 0):
+		return line.leave(fmt.Sprintf("it has no lease, and Slurm has a step of it here: %s", sign), fmt.Sprintf("requeue it: scontrol requeue %d", job)), leftover{}
+	}
+	if r.unseen != nil && slices.Contains(found, "a folder") {
+		return line.leave("its folder may be in use: "+site.OneLine(r.unseen), "try again"), leftover{}
+	}
+	return line.act(Remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
+}
+
+// files are what a job has beside a lease.
+func (r *reaper) files(job uint32, ticketed bool) []string {
+	var found []string
+	if ticketed {
+		found = append(found, "a ticket")
+	}
+	if _, err := os.Lstat(r.store.JobDir(job)); err == nil {
+		found = append(found, "a folder")
+	}
+	claims, _ := r.store.Claims()
+	for _, claim := range claims {
+		if claim.Job == job {
+			found = append(found, "the claim on "+string(claim.UUID))
+		}
+	}
+	return found
+}
+
+// busy is a job that somebody else is at work on. Who names the job wants it done.
+func (r *reaper) busy(job uint32, holder site.Process) Result {
+	line := Result{Job: job, Where: where(job)}
+	why := "a prolog or an epilog is at work on it"
+	if holder.PID != 0 {
+		why += ": " + holder.String()
+	}
+	if r.only == job {
+		return line.leave(why, "wait for it, and try again")
+	}
+	return line.act(Keep, why)
+}
+
+func (l Result) act(act Action, why string) Result {
+	l.Act, l.Why = act, why
+	return l
+}
+
+func (l Result) leave(why, do string) Result {
+	l.Act, l.Why, l.Do = Leave, why, do
+	return l
+}
+
+func where(job uint32) string { return fmt.Sprintf("job %d", job) }
+
+// takeCensus finds daemons and servers below our folder that no lease may name. Whose they are their own process says: the
+// pipe folder in its environment is a job's, and its uid is that folder's owner.
+func (r *reaper) takeCensus(ctx context.Context) {
+	r.unleased = map[uint32][]hook.OrphanDaemon{}
+	census, err := mps.FindAll(ctx)
+	if err != nil {
+		r.unseen = err
+		r.lines = append(r.lines, Result{Where: "processes of MPS"}.leave("they cannot be seen: "+site.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps"))
+		return
+	}
+	for _, p := range census {
+		if p.Role == mps.RoleQuery || p.PipeDir != r.paths.Run() && !strings.HasPrefix(p.PipeDir, r.paths.Run()+"/") {
+			continue
+		}
+		job, ok := r.jobOf(p)
+		if ok {
+			r.unleased[job] = append(r.unleased[job], hook.OrphanDaemon{
+				Job: lease.Job{ID: job, UID: p.UID}, Daemon: lease.Daemon{PipeDir: p.PipeDir, Proc: p.Process},
+			})
+		} else if r.only == 0 {
+			r.lines = append(r.lines, Result{Where: p.Process.String()}.leave(
+				fmt.Sprintf("a process of MPS, of uid %d, with the pipe folder %q below ours, and not proved to be a job's", p.UID, p.PipeDir),
+				fmt.Sprintf("see whose it is: ps -fp %d", p.PID)))
+		}
+	}
+}
+
+// jobOf is the job of a process of MPS by its pipe folder: jobs/ID/N/pipe.
+func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
+	name, err := filepath.Rel(filepath.Join(r.paths.Run(), "jobs"), p.PipeDir)
+	parts := strings.Split(name, "/")
+	if err != nil || len(parts) != 3 || p.UID == 0 {
+		return 0, false
+	}
+	id, err1 := strconv.ParseUint(parts[0], 10, 32)
+	n, err2 := strconv.ParseUint(parts[1], 10, 16)
+	if errors.Join(err1, err2) != nil || p.PipeDir != filepath.Join(r.store.DaemonDir(uint32(id), int(n)), "pipe") {
+		return 0, false
+	}
+	info, err := os.Lstat(p.PipeDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return uint32(id), true
+	}
+	return uint32(id), err == nil && info.Sys().(*syscall.Stat_t).Uid == p.UID
+}
+
+// living are the daemons of a job without a lease that are still there.
+func (r *reaper) living(job uint32) []hook.OrphanDaemon {
+	var there []hook.OrphanDaemon
+	for _, d := range r.unleased[job] {
+		if d.Daemon.Proc.Running() {
+			there = append(there, d)
+		}
+	}
+	return there
+}
+
+// lookAtClaims says which claims cannot be read: they hold their device, whoever made them.
+func (r *reaper) lookAtClaims() {
+	claims, err := r.store.Claims()
+	if err != nil {
+		r.lines = append(r.lines, Result{Where: "claims"}.leave(site.OneLine(err), "look at the folder"))
+	}
+	for _, c := range claims {
+		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) {
+			r.lines = append(r.lines, Result{Where: string(c.UUID)}.leave("the claim on it cannot be read: "+site.OneLine(c.Err), "look at the file: it stays until a person moves it away"))
+		}
+	}
+}
+
+// lookAtGPUs says which GPUs are exclusive for nobody. Their mode before is not known, so it is not changed.
+func (r *reaper) lookAtGPUs() {
+	gpus := hook.DriverReadOnly(r.paths)
+	devices, err := gpus.Devices()
+	if err != nil {
+		r.lines = append(r.lines, Result{Where: "GPUs"}.leave("they cannot be seen: "+site.OneLine(err), "see docs/operator.md: the driver, and nvml_library in site.hcl"))
+		return
+	}
+	leased := r.leased()
+	for _, device := range devices {
+		if !leased[device.UUID] && r.exclusive(gpus, device.UUID) && r.exclusive(gpus, device.UUID) {
+			r.lines = append(r.lines, Result{Where: string(device.UUID)}.leave("it is in mode exclusive_process, and no job holds it; its mode before is not known",
+				fmt.Sprintf("unless somebody meant it: nvidia-smi -i %s -c DEFAULT", device.UUID)))
+		}
+	}
+}
+
+// exclusive reports whether a GPU is exclusive and nobody has claimed it. It is asked twice: an epilog may come between.
+func (r *reaper) exclusive(gpus hook.GPUs, uuid site.UUID) bool {
+	mode, err := gpus.Mode(uuid)
+	if err != nil || mode != site.ModeExclusiveProcess {
+		return false
+	}
+	_, held, err := r.store.Owner(uuid)
+	return err == nil && !held
+}
+
+// leased are the devices that a lease names, whether it has claimed them or not.
+func (r *reaper) leased() map[site.UUID]bool {
+	named := map[site.UUID]bool{}
+	jobs, _ := r.store.Jobs()
+	for _, job := range jobs {
+		l, err := r.store.Read(job)
+		if err != nil {
+			continue
+		}
+		for _, held := range l.Held {
+			named[held.UUID] = true
+		}
+	}
+	return named
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/spf13/cobra"
+)
+
+// ends is a command that ends so.
+func ends(err error) Constructor {
+	return func(call *Invocation) *cobra.Command {
+		return &cobra.Command{Use: "end", Args: NoArgs, RunE: func(*cobra.Command, []string) error {
+			fmt.Fprint(call.Out, call.JSON, call.Paths.Root)
+			return err
+		}}
+	}
+}
+
+func runRoot(maker Constructor, args ...string) (code int, out, complaint string) {
+	var o, e bytes.Buffer
+	code = Run(cli.Process{Args: args, Out: &o, Err: &e}, maker)
+	return code, o.String(), e.String()
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		err       error
+		code      int
+		complaint string
+	}{
+		{nil, 0, ""},
+		{cli.ErrFindings, 1, ""},
+		{cli.RuntimeError{Err: errors.New("cannot do it: no\nreason")}, 1, "mpsctl: cannot do it: no; reason\n"},
+		{fmt.Errorf("cannot end: %w", cli.RuntimeError{Err: errors.New("no space left")}), 1, "mpsctl: cannot end: no space left\n"},
+		{errors.New("cannot read that"), 2, "mpsctl: cannot read that\n"},
+		{WriteError("end", nil), 0, ""},
+		{WriteError("end", errors.New("no space left")), 1, "mpsctl: cannot print end: no space left\n"},
+	} {
+		code, _, complaint := runRoot(ends(c.err), "end")
+		if code != c.code || complaint != c.complaint {
+			t.Errorf("%v: code %d, %q, want %d, %q", c.err, code, complaint, c.code, c.complaint)
+		}
+	}
+}
+
+// A wrong line is 2 and one sentence, and nothing on stdout.
+func TestUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                    "cannot run: no command is given: see mpsctl --help",
+		"bogus":               `cannot run "bogus": there is no such command: see mpsctl --help`,
+		"help":                `cannot run "help": there is no such command: see mpsctl --help`,
+		"end more":            `cannot take "more": mpsctl end takes flags alone: see mpsctl end --help`,
+		"end --bogus":         "cannot read flags: unknown flag: --bogus: see mpsctl end --help",
+		"--root tmp end":      `cannot use --root "tmp": give an absolute path`,
+		"completion":          `cannot complete for []: name one shell: bash, zsh or fish`,
+		"completion tcsh":     `cannot complete for ["tcsh"]: name one shell: bash, zsh or fish`,
+		"completion bash zsh": `cannot complete for ["bash" "zsh"]: name one shell: bash, zsh or fish`,
+	} {
+		code, out, complaint := runRoot(ends(nil), strings.Fields(args)...)
+		if code != cli.ExitUsage || out != "" || complaint != "mpsctl: "+want+"\n" {
+			t.Errorf("%q: code %d, printed %q\ngot  %swant mpsctl: %s", args, code, out, complaint, want)
+		}
+	}
+}
+
+// --json and --root are every command's, before its name or behind it.
+func TestFlagsOfAll(t *testing.T) {
+	for _, args := range []string{"--json --root /x end", "end --json --root /x", "--root=/x end --json"} {
+		if code, out, complaint := runRoot(ends(nil), strings.Fields(args)...); code != 0 || out != "true/x" {
+			t.Errorf("%q: code %d, %q, %s", args, code, out, complaint)
+		}
+	}
+}
+
+// The scripts are the shells' own language, as far as the shell is there to say so, and complete by asking mpsctl.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, complaint := runRoot(ends(nil), "completion", shell)
+		if code != 0 || complaint != "" || !strings.Contains(out, "__complete") {
+			t.Errorf("%s: code %d, %s", shell, code, complaint)
+		}
+		if _, err := exec.LookPath(shell); err != nil {
+			continue
+		}
+		check := exec.Command(shell, "-n")
+		check.Stdin = strings.NewReader(out)
+		if said, err := check.CombinedOutput(); err != nil || len(said) > 0 {
+			t.Errorf("%s does not understand its script: %v: %s", shell, err, said)
+		}
+	}
+	if _, out, _ := runRoot(ends(nil), "__complete", "completion", ""); !strings.HasPrefix(out, "bash\nzsh\nfish\n") {
+		t.Errorf("shells complete to %q", out)
+	}
+	if _, out, _ := runRoot(ends(nil), "__complete", ""); !strings.Contains(out, "end\n") || !strings.Contains(out, "completion\t") {
+		t.Errorf("commands complete to %q", out)
+	}
+}
+
+// What is no file is no terminal, and has no colour whatever the environment says.
+func TestScreenOfAPipe(t *testing.T) {
+	call := Invocation{Process: cli.Process{Out: &bytes.Buffer{}, Env: []string{"TERM=xterm-256color"}}}
+	if s := call.Screen(); s != plain || s.Red("x") != "x" {
+		t.Errorf("screen %+v", s)
+	}
+}
+
+func TestFold(t *testing.T) {
+	s := Screen{Columns: 12}
+	for text, want := range map[string]string{
+		"one two three": "  one two\n  three\n", "abcdefghijklmnop x": "  abcdefghijklmnop\n  x\n", "": "  \n", "äöü äöü äöü": "  äöü äöü\n  äöü\n",
+	} {
+		if got := s.Wrap("  ", text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// What does not fit on a terminal is left out, and said; the rest takes the place of what was there.
+func TestRedraw(t *testing.T) {
+	s := Screen{Terminal: true, Columns: 80, Rows: 4}
+	if got, want := s.Redraw("a\nb\n"), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J\x1b[?7h"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := s.Redraw("a\nb\nc\nd\n"), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n…\x1b[K\n\x1b[J\x1b[?7h"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestCount(t *testing.T) {
+	for want, n := range map[string]int{"0 jobs": 0, "1 job": 1, "2 jobs": 2} {
+		if got := Count(n, "job"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if got := Count(2, "process"); got != "2 processes" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A bar is as wide as the GPU whatever the share, and longer for more.
+func TestBar(t *testing.T) {
+	for _, c := range []struct {
+		part int
+		want string
+	}{
+		{0, "░░░░░░░░"}, {1, "▌░░░░░░░"}, {8, "████░░░░"}, {9, "████▌░░░"}, {15, "███████▌"}, {16, "████████"},
+	} {
+		if got := Bar(c.part, 16, 8); got != c.want {
+			t.Errorf("%d of 16: %s, want %s", c.part, got, c.want)
+		}
+	}
+	for sms := range 133 {
+		if n := utf8.RuneCountInString(Bar(sms, 132, 38)); n != 38 {
+			t.Errorf("%d of 132: %d cells", sms, n)
+		}
+	}
+}

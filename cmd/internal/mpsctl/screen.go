@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Screen is where text for people goes.
+type Screen struct {
+	Terminal bool
+	Columns  int
+	Rows     int // 0 where there is no end
+	colour   bool
+}
+
+// plain is what a pipe is given: as wide as an old terminal, without an end and without colour.
+var plain = Screen{Columns: 80}
+
+// Screen is this call's: colour only on a terminal that can have it, and never where NO_COLOR is set (no-color.org).
+func (c *Invocation) Screen() Screen {
+	s := terminal(c.Out)
+	s.colour = s.Terminal && c.variable("NO_COLOR") == "" && c.variable("TERM") != "dumb" && c.variable("TERM") != ""
+	return s
+}
+
+func (c *Invocation) variable(name string) string {
+	for _, entry := range c.Env {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func terminal(out io.Writer) Screen {
+	file, ok := out.(*os.File)
+	if !ok {
+		return plain
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return plain
+	}
+	s := Screen{Terminal: true, Columns: int(size.Col), Rows: int(size.Row)}
+	if s.Columns == 0 { // a terminal that does not say its size
+		s.Columns = plain.Columns
+	}
+	return s
+}
+
+// The colours, by what they mean.
+const (
+	green  = "32"
+	yellow = "33"
+	red    = "31"
+	bold   = "1"
+	faint  = "2"
+)
+
+// Coloured reports whether text for people has colours.
+func (s Screen) Coloured() bool { return s.colour }
+
+// Good, Odd and Bad colour a word by what it means; Strong and Weak say how much it matters.
+func (s Screen) Green(text string) string  { return s.paint(green, text) }
+func (s Screen) Yellow(text string) string { return s.paint(yellow, text) }
+func (s Screen) Red(text string) string    { return s.paint(red, text) }
+func (s Screen) Bold(text string) string   { return s.paint(bold, text) }
+func (s Screen) Faint(text string) string  { return s.paint(faint, text) }
+
+func (s Screen) paint(colour, text string) string {
+	if !s.colour || text == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+// Redraw is a text that takes the place of what a terminal shows, without a flicker: each line is drawn over the old one,
+// and cut at the margin. Lines that do not fit are left out, and that is said.
+func (s Screen) Redraw(text string) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if s.Rows > 1 && len(lines) > s.Rows-1 {
+		lines = append(lines[:s.Rows-2], "…")
+	}
+	const home, clearLine, clearBelow, cut, wrap = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?7l", "\x1b[?7h"
+	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap
+}
+
+// Wrap breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
+func (s Screen) Wrap(indent, text string) string {
+	var b strings.Builder
+	line := indent
+	for word := range strings.FieldsSeq(text) {
+		if len(line) > len(indent) && len([]rune(line))+1+len([]rune(word)) > s.Columns {
+			b.WriteString(line + "\n")
+			line = indent
+		}
+		if len(line) > len(indent) {
+			line += " "
+		}
+		line += word
+	}
+	b.WriteString(line + "\n")
+	return b.String()
+}
+
+// eighths are the parts of a cell, left to right.
+var eighths = []string{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"}
+
+// Bar draws part of whole in cells, to the nearest eighth of one.
+func Bar(part, whole, cells int) string {
+	n := min((part*cells*8*2+whole)/(whole*2), cells*8)
+	filled := strings.Repeat("█", n/8) + eighths[n%8]
+	used := (n + 7) / 8
+	return filled + strings.Repeat("░", cells-used)
+}
+
+// Count is "1 job", "2 jobs", "3 processes".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return strconv.Itoa(n) + " " + what
+}
+
+// Coloured is a terminal of so many columns that has colours.
+func Coloured(columns int) Screen { return Screen{Terminal: true, Columns: columns, colour: true} }

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+)
+
+// view is a text that grows.
+type view struct {
+	strings.Builder
+	inspect.Node
+	found  []inspect.Finding
+	screen Screen
+}
+
+func (p *view) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+// statusText is what was seen, for people.
+func statusText(n inspect.Node, found []inspect.Finding, screen Screen) string {
+	p := &view{Node: n, found: found, screen: screen}
+	p.head()
+	for _, j := range n.Jobs {
+		p.job(j)
+	}
+	p.gpus()
+	p.WriteString(printFindings(found, "disagreement", screen))
+	p.WriteString(printUnseen(n.Incomplete, screen))
+	return p.String()
+}
+
+func (p *view) head() {
+	clients := map[int]bool{}
+	for _, j := range p.Jobs {
+		for _, held := range j.Devices {
+			for _, c := range held.Clients {
+				clients[c.PID] = true
+			}
+		}
+	}
+	p.line("%s  %s  %s, %s, %s", p.screen.Bold(p.Name), p.Time.Format("2006-01-02 15:04:05"),
+		Count(len(p.GPUs), "GPU"), Count(len(p.Jobs), "job"), Count(len(clients), "client"))
+}
+
+func (p *view) job(j inspect.Job) {
+	p.line("")
+	line := p.screen.Bold(fmt.Sprintf("job %d", j.ID))
+	for _, part := range []string{j.User, quoted("rule ", j.Rule), p.phase(j.Phase), p.since(j.Since), acting(j.Acting)} {
+		if part != "" {
+			line += "  " + part
+		}
+	}
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == "" && f.PID == 0 }))
+	if j.Refused != "" {
+		p.WriteString(p.screen.Wrap("  ", "no MPS: "+j.Refused))
+	}
+	if j.Share != "" {
+		p.line("  granted  share %s, ceiling %s %%, memory %s", j.Share, j.Ceiling, j.Memory)
+	}
+	for _, d := range j.Daemons {
+		p.daemon(j, d)
+	}
+	if j.Guard != nil {
+		p.guard(j, *j.Guard)
+	}
+	for _, held := range j.Devices {
+		p.device(j, held)
+	}
+}
+
+// guard is the line of a job's guard.
+func (p *view) guard(j inspect.Job, g inspect.Guard) {
+	state := p.screen.Green("running")
+	if !g.Running {
+		state = p.screen.Red("gone")
+	}
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, Count(g.Clients, "client"))
+	if g.Dead > 0 {
+		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
+	}
+	if g.OutsideSeen > 0 {
+		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", Count(g.OutsideSeen, "process"))
+	}
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
+}
+
+func quoted(before, name string) string {
+	if name == "" {
+		return ""
+	}
+	return before + name
+}
+
+func (p *view) phase(phase inspect.Phase) string {
+	switch phase {
+	case inspect.Opened:
+		return p.screen.Green(string(phase))
+	case inspect.Unreadable, inspect.Orphaned:
+		return p.screen.Red(string(phase))
+	}
+	return p.screen.Yellow(string(phase))
+}
+
+func (p *view) since(at *time.Time) string {
+	if at == nil {
+		return ""
+	}
+	local, form := at.In(p.Time.Location()), "15:04:05"
+	if local.YearDay() != p.Time.YearDay() || local.Year() != p.Time.Year() {
+		form = "2006-01-02 15:04"
+	}
+	return fmt.Sprintf("since %s (%s)", local.Format(form), age(p.Time.Sub(*at)))
+}
+
+// age is how long something lasts, in its two largest units.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	day, hour, minute, second := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60, int(d.Seconds())%60
+	switch {
+	case day > 0:
+		return fmt.Sprintf("%dd%dh", day, hour)
+	case hour > 0:
+		return fmt.Sprintf("%dh%dm", hour, minute)
+	case minute > 0:
+		return fmt.Sprintf("%dm%ds", minute, second)
+	}
+	return fmt.Sprintf("%ds", second)
+}
+
+func acting(pid int) string {
+	if pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf("(pid %d is at work)", pid)
+}
+
+func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
+	line := "  daemon   "
+	if d.PID != 0 {
+		line += fmt.Sprintf("pid %d  ", d.PID)
+	}
+	line += p.serving(d.State)
+	if len(j.Daemons) > 1 {
+		line += "  for " + p.numbers(d.Devices)
+	}
+	if d.Ceiling != nil {
+		line += fmt.Sprintf("  ceiling reads %.1f %%", *d.Ceiling)
+	}
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
+	for _, s := range d.Servers {
+		line := fmt.Sprintf("  server   pid %d  %s  ceiling reads %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
+		p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
+	}
+	if d.State == inspect.Serves && len(d.Servers) == 0 {
+		p.line("  server   none: the first client starts it")
+	}
+}
+
+// memories are a server's limits of memory, which this house sets none of.
+func memories(limits []string) string {
+	said := ""
+	for i, limit := range limits {
+		if limit != "" {
+			said += fmt.Sprintf("  memory of device %d: %s", i, limit)
+		}
+	}
+	return said
+}
+
+func (p *view) serving(state inspect.DaemonState) string {
+	switch state {
+	case inspect.Serves:
+		return p.screen.Green(string(state))
+	case inspect.Alive, inspect.NotStarted:
+		return string(state)
+	}
+	return p.screen.Red(string(state))
+}
+
+func (p *view) health(status string) string {
+	switch status {
+	case "ACTIVE":
+		return p.screen.Green(status)
+	case "FAULT":
+		return p.screen.Red(status)
+	}
+	return p.screen.Yellow(status)
+}
+
+func (p *view) numbers(devices []site.UUID) string {
+	var names []string
+	for _, uuid := range devices {
+		names = append(names, p.name(uuid))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (p *view) name(uuid site.UUID) string {
+	if g, seen := p.GPU(uuid); seen {
+		return g.String()
+	}
+	return string(uuid)
+}
+
+func (p *view) device(j inspect.Job, held inspect.Held) {
+	g, seen := p.GPU(held.UUID)
+	line := "  " + p.name(held.UUID)
+	if seen {
+		line = fmt.Sprintf("  %-8s %s, %d SMs", g, g.Name, g.SMs)
+	}
+	if g.Mode != "" {
+		line += ", " + string(g.Mode)
+	}
+	if dealt := dealt(held.Clients); dealt > 0 {
+		line += fmt.Sprintf(", %d SMs dealt", dealt)
+	}
+	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	for _, c := range held.Clients {
+		p.client(c, g)
+	}
+}
+
+// dealt is what the clients may use in all: more than the GPU has where shares overlap.
+func dealt(clients []inspect.Client) (sms int) {
+	for _, c := range clients {
+		sms += c.SMs
+	}
+	return sms
+}
+
+// cells is what the numbers before a bar leave of the screen, within reason.
+func (p *view) cells() int { return min(max(p.screen.Columns-62, 10), 60) }
+
+func (p *view) client(c inspect.Client, g inspect.GPU) {
+	line := fmt.Sprintf("    %8d  %-15.15s", c.PID, c.Command)
+	if c.Unknown != "" {
+		p.line("%s  limits not known: %s", line, c.Unknown)
+		return
+	}
+	if c.SMs == 0 || g.SMs == 0 {
+		p.line("%s %8s %11s %9s", line, "", percent(c.Percent), memory(c.MemoryMiB))
+		return
+	}
+	p.line("%s %4d SMs %11s %9s  %s", line, c.SMs, percent(c.Percent), memory(c.MemoryMiB), Bar(c.SMs, g.SMs, p.cells()))
+}
+
+func percent(own policy.Percent) string {
+	if own == 0 {
+		return "no cap"
+	}
+	return own.String() + " %"
+}
+
+func memory(mib *int) string {
+	if mib == nil {
+		return "no limit"
+	}
+	return strconv.Itoa(*mib) + " MiB"
+}
+
+const gpuRow = "%-13s %-20.20s %-17s %-11s %7s %6s"
+
+// gpus is every GPU with its mode and who holds it.
+func (p *view) gpus() {
+	if len(p.GPUs) == 0 {
+		return
+	}
+	p.line("\n%s", p.screen.Faint(fmt.Sprintf(gpuRow, "GPU", "name", "mode", "held by", "clients", "others")))
+	for _, g := range p.GPUs {
+		clients, others := 0, 0
+		for _, process := range g.Processes {
+			switch process.Kind {
+			case inspect.KindClient:
+				clients++
+			case inspect.KindCompute:
+				others++
+			}
+		}
+		mode := string(g.Mode)
+		if mode == "" {
+			mode = "-"
+		}
+		p.line(gpuRow+"%s", g, g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others),
+			p.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
+	}
+}
+
+func holder(g inspect.GPU) string {
+	switch {
+	case g.Holder != nil:
+		return fmt.Sprintf("job %d", *g.Holder)
+	case g.Held:
+		return "another job"
+	}
+	return "nobody"
+}
+
+// marks are the kinds of the findings of a place.
+func (p *view) marks(here func(inspect.Finding) bool) string {
+	var kinds []string
+	for _, f := range p.found {
+		if here(f) {
+			kinds = append(kinds, string(f.Kind))
+		}
+	}
+	if len(kinds) == 0 {
+		return ""
+	}
+	return p.screen.Red("  ! " + strings.Join(kinds, ", "))
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// FileStatus says whether a file of an admin's can be used, and what is used in its place (docs/decisions/025).
+type FileStatus struct {
+	Err  error     // why it cannot be used, nil when it can
+	Kept time.Time // when the copy that is used in its place was kept; zero when there is none
+}
+
+// Instead says what is used in the place of a file that cannot be used; without is what holds when no copy was kept.
+func (s FileStatus) Instead(without string) string {
+	if s.Kept.IsZero() {
+		return "no copy of one that could be used was kept: " + without
+	}
+	return "the one that was kept on " + s.Kept.Format("2006-01-02 15:04:05") + " is used"
+}
+
+// The names of the copies.
+const (
+	keptPolicy = "policy.json" // of several files
+	keptConfig = "site.hcl"
+)
+
+// copies is the form of a policy that was kept.
+type copies struct {
+	Files []Source `json:"files"`
+}
+
+// ReadPolicy reads the node's policy, or the last one that could be used. It is nil when there is neither.
+func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
+	law, err := Load(paths.Policy())
+	if err == nil {
+		return law, FileStatus{}
+	}
+	var kept copies
+	content, at, keptErr := readKept(paths, keptPolicy)
+	if keptErr == nil {
+		keptErr = json.Unmarshal(content, &kept)
+	}
+	if keptErr == nil {
+		law, keptErr = ParseAll(kept.Files)
+	}
+	if keptErr != nil {
+		return nil, FileStatus{Err: err}
+	}
+	return law, FileStatus{Err: err, Kept: at}
+}
+
+// KeepPolicy keeps a policy that can be used. It writes only when the policy has changed.
+func KeepPolicy(paths site.Paths, law *Compiled) error {
+	content, err := json.MarshalIndent(copies{law.Sources()}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("cannot keep policy: %w", err)
+	}
+	return keep(paths, keptPolicy, append(content, '\n'))
+}
+
+// ReadConfig reads what the site says of itself, or what it said when its file could last be used. What neither says is the
+// default.
+func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
+	content, err := site.ReadRootOwned(paths.ConfigFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return site.DefaultConfig(), FileStatus{}
+	}
+	if err == nil {
+		var facts site.Config
+		if facts, err = ParseFacts(content, paths.ConfigFile(), site.DefaultConfig()); err == nil {
+			return facts, FileStatus{}
+		}
+	}
+	content, at, keptErr := readKept(paths, keptConfig)
+	if keptErr == nil {
+		var facts site.Config
+		if facts, keptErr = ParseFacts(content, paths.ConfigFile(), site.DefaultConfig()); keptErr == nil {
+			return facts, FileStatus{Err: err, Kept: at}
+		}
+	}
+	return site.DefaultConfig(), FileStatus{Err: err}
+}
+
+// KeepConfig keeps the site's file, which can be used as it stands. When there is none, there is no copy either.
+func KeepConfig(paths site.Paths) error {
+	content, err := site.ReadRootOwned(paths.ConfigFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(paths.Kept(), keptConfig)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("cannot remove copy: %w", err)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return keep(paths, keptConfig, content)
+}
+
+func readKept(paths site.Paths, name string) (content []byte, at time.Time, err error) {
+	path := filepath.Join(paths.Kept(), name)
+	content, err = site.ReadRootOwned(path)
+	if err != nil {
+		return nil, at, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, at, err
+	}
+	return content, info.ModTime(), nil
+}
+
+func keep(paths site.Paths, name string, content []byte) error {
+	if kept, _, err := readKept(paths, name); err == nil && bytes.Equal(kept, content) {
+		return nil
+	}
+	if err := os.MkdirAll(paths.Kept(), 0o755); err != nil {
+		return fmt.Errorf("cannot keep a copy: %w", err)
+	}
+	dir, err := site.OpenFolder(paths.Kept())
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return site.Replace(dir, name, content, 0o600)
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Question is what an admin asks about.
+type Question struct {
+	Paths  site.Paths
+	Conf   string // path of slurm.conf
+	Node   string // its name in slurm.conf
+	Self   string // this program's path
+	Slurmd string // its path, "" for wherever it is, "none" to leave it alone
+}
+
+// driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
+const driverTimeout = 15 * time.Second
+
+// Gather looks at a node. What it cannot look at it says, and goes on.
+func Gather(ctx context.Context, q Question) Node {
+	n := Node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
+	if !n.Root {
+		n.Unseen = append(n.Unseen, "what root alone may read: run it as root")
+	}
+	n.Policy = readLaw(q.Paths)
+	n.Own = []File{look("the policy", q.Paths.Policy()), look("the site's file", q.Paths.ConfigFile())}
+	n.Config, n.ConfigErr = policyfile.ReadConfig(q.Paths)
+	if n.known() {
+		n.Helpers = helpers(n.Config)
+		n.Control = driverOf(n.Config.Control)
+	}
+	n.Slurm, n.SlurmErr = readSlurm(q, n.Config)
+	if n.Slurm != nil {
+		if n.Root && q.Slurmd != LeaveSlurmd {
+			n.Slurm.askSlurmd(ctx, q)
+		}
+		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
+	}
+	n.Programs = programs(q, n.Slurm)
+	n.State = state(q.Paths)
+	n.Limits = limits()
+	n.Guard = guarding()
+	_, n.NoGroups = cgroup.Mount()
+	n.askDriver(ctx, q.Paths)
+	return n
+}
+
+// known says that what the site says of itself is known: its file can be used, or a copy of it.
+func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
+
+func readLaw(paths site.Paths) PolicyResult {
+	law, standing := policyfile.ReadPolicy(paths)
+	if law == nil {
+		return PolicyResult{FileStatus: standing}
+	}
+	return PolicyResult{law.Policy().Trigger, standing}
+}
+
+func helpers(facts site.Config) []File {
+	all := []File{look("mps_control", facts.Control)}
+	if facts.LibraryPath != "" {
+		for _, dir := range filepath.SplitList(facts.LibraryPath) {
+			all = append(all, look("library_path", dir))
+		}
+	}
+	return all
+}
+
+// programs finds ours: those that Slurm starts where it starts them, the others beside this one.
+func programs(q Question, s *Slurm) []Program {
+	var all []Program
+	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap"} {
+		path := hooked(s, name)
+		if path == "" {
+			path = installed(filepath.Dir(q.Self), name)
+		}
+		all = append(all, program(name, path))
+	}
+	return append(all, program("mpsctl", q.Self))
+}
+
+// guarding tries on this process what a guard does with a client.
+func guarding() (g Guarding) {
+	text, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err == nil {
+		g.Scope, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return Guarding{g.Scope, err}
+	}
+	defer unix.Close(self)
+	file, err := unix.PidfdGetfd(self, self, 0)
+	if err == nil {
+		unix.Close(file)
+	}
+	return Guarding{g.Scope, err}
+}
+
+func program(name, path string) Program {
+	return Program{look(name, path), versionOf(path)}
+}
+
+func hooked(s *Slurm, name string) string {
+	if s == nil {
+		return ""
+	}
+	for _, h := range s.Hooks {
+		for _, script := range h.Scripts {
+			if script.Starts == name {
+				return script.By
+			}
+		}
+	}
+	return ""
+}
+
+// installed is where a program is that Slurm does not name: beside this one, or where docs/operator.md puts it.
+func installed(beside, name string) string {
+	home := "/usr/libexec/slurm-mps"
+	if name == "mpirun-wrap" {
+		home = "/usr/bin"
+	}
+	path := filepath.Join(beside, name)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return filepath.Join(home, name)
+	}
+	return path
+}
+
+// readSlurm reads Slurm's files. Its error is that slurm.conf cannot be read; of the others each has its own.
+func readSlurm(q Question, facts site.Config) (*Slurm, error) {
+	settings, err := slurm.ReadConfFile(q.Conf, q.Node)
+	if err != nil {
+		return nil, err
+	}
+	s := &Slurm{ConfFile: settings, Hooks: []Hook{readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings), readHook("TaskProlog", "task-prolog", settings)}}
+	gpus, others, err := slurm.ReadNode(q.Conf, q.Node)
+	s.NodeErr = err
+	s.Features, s.FeaturesErr = slurm.ReadFeatures(q.Conf, q.Node)
+	path := facts.GresConf
+	if path == "" {
+		path = filepath.Join(filepath.Dir(q.Conf), "gres.conf")
+	}
+	gres, err := slurm.ReadGres(path, q.Node)
+	if s.GresErr = err; err == nil {
+		gres.Add(gpus, others)
+		s.Gres = &gres
+	}
+	s.Container = s.beside("job_container.conf", q.Node)
+	s.Cgroup = s.beside("cgroup.conf", q.Node)
+	return s, nil
+}
+
+// beside reads another of Slurm's files; nil stands for one that is not there, which has Slurm's defaults.
+func (s *Slurm) beside(name, node string) *slurm.ConfFile {
+	settings, err := slurm.ReadConfFile(filepath.Join(filepath.Dir(s.Path), name), node)
+	if err == nil {
+		return &settings
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.Unread = append(s.Unread, err.Error())
+	}
+	return nil
+}
+
+// askDriver asks NVML, and what else there is to see of jobs.
+func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
+	if !n.known() {
+		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" says where they are, and cannot be read")
+		return
+	}
+	nvml, err := gpu.OpenTimeout(n.Config.NVMLLibrary, driverTimeout)
+	if n.NVMLErr = err; err == nil {
+		defer nvml.Close()
+		n.Driver, n.NVMLErr = askGPUs(nvml)
+	}
+	n.lookForLeft(ctx, paths, nvml, n.NVMLErr)
+}
+
+func askGPUs(nvml *gpu.NVML) (*Driver, error) {
+	version, err := nvml.Driver()
+	if err != nil {
+		return nil, err
+	}
+	seen, err := nvml.List()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Version: version}
+	for _, s := range seen {
+		g := GPU{Index: s.Index, Device: s.Device, Mode: s.Mode, Err: s.Err}
+		if g.Err == nil {
+			var err1, err2 error
+			g.Major, g.Minor, err1 = nvml.Capability(g.Device.UUID)
+			g.Persistent, err2 = nvml.PersistenceMode(g.Device.UUID)
+			g.Err = errors.Join(err1, err2)
+		}
+		d.GPUs = append(d.GPUs, g)
+	}
+	return d, nil
+}
+
+// lookForLeft looks as status does, with the same NVML.
+func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML, driverErr error) {
+	reader, err := inspect.Open(paths, true)
+	if err != nil {
+		n.Unseen = append(n.Unseen, "what is left of jobs: "+err.Error())
+		return
+	}
+	reader.Driver = func() (inspect.Driver, error) { return nvml, driverErr }
+	seen, found := reader.Inspect(ctx, inspect.Disagreements)
+	n.Leftovers = found
+	for _, missed := range seen.Incomplete {
+		switch {
+		case strings.HasPrefix(missed, "the GPUs: "), strings.HasPrefix(missed, "GPU "): // findings of their own
+		case n.Root:
+			n.Hidden = append(n.Hidden, missed)
+		default:
+			n.Unseen = append(n.Unseen, missed)
+		}
+	}
+}
+
+// limits are those of slurmd, whose children prologs are, and of this process, whose limits a slurmd started by hand has.
+func limits() []Limit {
+	all := []Limit{limitOf("this shell", os.Getpid())}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return all
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if name, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "comm")); err == nil && string(name) == "slurmd\n" {
+			all = append(all, limitOf(fmt.Sprintf("slurmd (pid %d)", pid), pid))
+		}
+	}
+	return slices.DeleteFunc(all, func(l Limit) bool { return l.Who == "" })
+}
+
+// limitOf is a process's; a process that is gone by now has none.
+func limitOf(who string, pid int) Limit {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		return Limit{}
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return Limit{}
+	}
+	return Limit{Who: who, Hard: limit.Max, MayRaise: hasCapability(string(status), unix.CAP_SYS_RESOURCE)}
+}
+
+// hasCapability reads CapEff of /proc/PID/status.
+func hasCapability(status string, capability int) bool {
+	_, rest, ok := strings.Cut(status, "\nCapEff:")
+	if !ok {
+		return false
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	set, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	return err == nil && set&(1<<capability) != 0
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// slurmds are where slurmd may be; another place is named by --slurmd.
+var slurmds = []string{"/usr/sbin/slurmd", "/usr/local/sbin/slurmd", "/opt/slurm/sbin/slurmd"}
+
+// LeaveSlurmd has slurmd not asked.
+const LeaveSlurmd = "none"
+
+// slurmdTimeout bounds slurmd -G, which waits 19 s for a device file that is not there (22.05 and 24.11, run).
+const slurmdTimeout = 30 * time.Second
+
+// askSlurmd has slurmd print its list of the node's GPUs, the only reader of its files that counts in the end. With -L it
+// writes no log: that of the node's slurmd would have a line of this one.
+func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
+	path := q.Slurmd
+	if path == "" {
+		path = firstThere(slurmds)
+	}
+	if path == "" {
+		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: it is in none of %q: name it by --slurmd", slurmds))
+		return
+	}
+	if f := look("slurmd", path); f.Err != nil || f.Loose != "" {
+		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s is not there, or not root's own: name slurmd by --slurmd", path))
+		return
+	}
+	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(bound, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
+	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
+	printed, err := cmd.CombinedOutput()
+	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(string(printed)); s.ListErr == nil && err != nil {
+		s.ListErr = fmt.Errorf("%s -G: %w", path, errors.Join(err, bound.Err()))
+	}
+}
+
+func firstThere(paths []string) string {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}

