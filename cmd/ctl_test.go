@@ -62,10 +62,10 @@ type seen struct {
 		UUID site.UUID `json:"uuid"`
 		Mode string    `json:"mode"`
 		Job  *uint32   `json:"job"`
-		Held bool      `json:"held"`
+		Held bool      `json:"claimed"`
 	} `json:"gpus"`
 	Findings []finding `json:"findings"`
-	Unseen   []string  `json:"unseen"`
+	Unseen   []string  `json:"errors"`
 }
 
 type seenClient struct {
@@ -83,7 +83,7 @@ type finding struct {
 	PID   int       `json:"pid"`
 	Where string    `json:"where"`
 	What  string    `json:"what"`
-	Do    string    `json:"do"`
+	Do    string    `json:"fix"`
 }
 
 // ctl runs mpsctl as root.
@@ -117,7 +117,7 @@ func (p play) audit() []finding {
 	var r struct {
 		Complete bool      `json:"complete"`
 		Findings []finding `json:"findings"`
-		Unseen   []string  `json:"unseen"`
+		Unseen   []string  `json:"errors"`
 	}
 	if err := json.Unmarshal([]byte(result.Output), &r); err != nil {
 		p.t.Fatalf("%v: %s", err, result.Output)
@@ -562,7 +562,7 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			}
 			text := s.ctl("audit").Output
 			for _, f := range found {
-				if !strings.Contains(text, fmt.Sprintf("! %s  %s\n", f.Kind, f.Where)) || !strings.Contains(text, "    do: "+f.Do+"\n") {
+				if !strings.Contains(text, fmt.Sprintf("! %s  %s\n", f.Kind, f.Where)) || !strings.Contains(text, "    fix: "+f.Do+"\n") {
 					t.Errorf("%+v is not in\n%s", f, text)
 				}
 			}

@@ -32,15 +32,15 @@ type diagnosis struct {
 		GPUs      int    `json:"gpus"`
 		Programs  int    `json:"programs"`
 		Checks    int    `json:"checks"`
-	} `json:"looked"`
+	} `json:"checked"`
 	Findings []struct {
 		Kind  string `json:"kind"`
 		Level string `json:"level"`
 		Where string `json:"where"`
 		What  string `json:"what"`
-		Do    string `json:"do"`
+		Do    string `json:"fix"`
 	} `json:"findings"`
-	Unseen []string `json:"unseen"`
+	Unseen []string `json:"errors"`
 }
 
 func (d diagnosis) faults() (n int) {
@@ -181,7 +181,7 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 		t.Errorf("code %d: %s", result.Code, result.Output)
 	}
 	raw := w.doctor("--json").Output
-	for _, list := range []string{`"findings":[]`, `"unseen":[]`, `"complete":true`} {
+	for _, list := range []string{`"findings":[]`, `"errors":[]`, `"complete":true`} {
 		if !strings.Contains(raw, list) {
 			t.Errorf("no %s in %s", list, raw)
 		}
@@ -611,10 +611,10 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 		t.Errorf("code %d: %s", strict.Code, strict.Output)
 	}
 	var said struct {
-		Looked struct{ Checks int }
-		Checks []struct{ What, Result string }
+		Checked struct{ Checks int }
+		Checks  []struct{ What, Result string }
 	}
-	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil || len(said.Checks) != said.Looked.Checks || said.Checks[0].Result != "ok" {
+	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil || len(said.Checks) != said.Checked.Checks || said.Checks[0].Result != "ok" {
 		t.Errorf("%v: %+v", err, said)
 	}
 	// What a user does to an own daemon is no fault of the node's; what a job left is.

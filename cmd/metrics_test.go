@@ -33,10 +33,11 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.must(1, p.job(9, "0"), "prolog") // undone, and no job's sum
 	p.write(p.Paths().ConfigFile(), site)
 	type summary struct {
-		Step, User, Rule                           string
-		Job, Clients, Peak, Left, Terminated, GPUs int
-		Seconds                                    float64
-		Closed                                     bool
+		Step, User, Rule                     string
+		Job, Clients, Peak, Terminated, GPUs int
+		AtEpilog                             int `json:"clients_at_epilog"`
+		Seconds                              float64
+		Closed                               bool
 	}
 	var all []summary
 	for line := range strings.Lines(p.log()) {
@@ -50,14 +51,14 @@ func TestASummaryOfEachJob(t *testing.T) {
 		}
 	}
 	want := []summary{
-		{Step: "summary", User: "hpc1", Rule: "mps", Job: 7, GPUs: 1, Clients: 3, Peak: 3, Left: 3, Terminated: 3, Closed: true},
+		{Step: "summary", User: "hpc1", Rule: "mps", Job: 7, GPUs: 1, Clients: 3, Peak: 3, AtEpilog: 3, Terminated: 3, Closed: true},
 		{Step: "summary", User: "hpc1", Rule: "mps", Job: 8, GPUs: 1, Closed: true},
 	}
 	if len(all) != 2 || all[0] != want[0] || all[1] != want[1] {
 		t.Errorf("summaries %+v\nwant      %+v", all, want)
 	}
 	after := p.ctl("metrics").Output
-	for _, line := range []string{"closed_jobs_total 2", "clients_total 3", "left_clients_total 3", "terminated_clients_total 3", "faults_total 0", `jobs{phase="open"} 0`} {
+	for _, line := range []string{"closed_jobs_total 2", "clients_total 3", "clients_at_epilog_total 3", "terminated_clients_total 3", "faults_total 0", `jobs{phase="open"} 0`} {
 		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("no %s in\n%s", line, after)
 		}

@@ -218,13 +218,13 @@ func TestRealTools(t *testing.T) {
 		t.Error("metrics does not count two clients on GPU 0")
 	}
 	var doctor struct {
-		Looked   struct{ Driver string }
+		Checked  struct{ Driver string }
 		Findings []struct{ Kind string }
 	}
 	if err := json.Unmarshal([]byte(said["doctor"]), &doctor); err != nil {
 		t.Fatal(err)
 	}
-	if doctor.Looked.Driver == "" {
+	if doctor.Checked.Driver == "" {
 		t.Error("doctor did not ask the driver")
 	}
 	for _, finding := range doctor.Findings {

@@ -32,9 +32,9 @@ const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
 type reapLine struct {
 	Job    uint32 `json:"job"`
 	Where  string `json:"where"`
-	Act    string `json:"act"`
-	Why    string `json:"why"`
-	Do     string `json:"do"`
+	Act    string `json:"action"`
+	Why    string `json:"reason"`
+	Do     string `json:"fix"`
 	Failed string `json:"failed"`
 }
 

@@ -84,7 +84,7 @@ func (s *Summary) add(t tally) {
 // logSummary puts the summary into the log.
 func (c Epilog) logSummary(l lease.Lease, s Summary, closed bool) {
 	c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("rule", l.Rule).Int("gpus", len(l.Held)).
-		Int("clients", s.Clients).Int("peak", s.Peak).Int("left", s.ClientsAtEpilog).Int("terminated", s.Terminated).
+		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
 		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
 }
 

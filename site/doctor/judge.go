@@ -36,7 +36,7 @@ type Finding struct {
 	Level Level  `json:"level"`
 	Where string `json:"where"`
 	What  string `json:"what"`
-	Do    string `json:"do"`
+	Do    string `json:"fix"`
 }
 
 func fault(kind Kind, where, do, what string, args ...any) Finding {

@@ -16,10 +16,10 @@ type Report struct {
 	Node     string    `json:"node"`
 	Time     time.Time `json:"time"`
 	Complete bool      `json:"complete"` // all was seen
-	Looked   looked    `json:"looked"`
+	Looked   looked    `json:"checked"`
 	Checks   []Check   `json:"checks,omitempty"` // with -v
 	Findings []Finding `json:"findings"`
-	Unseen   []string  `json:"unseen"`
+	Unseen   []string  `json:"errors"`
 }
 
 // looked is what was looked at.

@@ -62,7 +62,7 @@ type Finding struct {
 	PID   int       `json:"pid,omitempty"`
 	Where string    `json:"where"`
 	What  string    `json:"what"`
-	Do    string    `json:"do"`
+	Do    string    `json:"fix"`
 }
 
 // same reports whether two findings are of one thing, whatever the words.

@@ -25,7 +25,7 @@ type Node struct {
 	Jobs []Job     `json:"jobs"`
 	GPUs []GPU     `json:"gpus"`
 	// Unseen is what should have been seen and could not be, a sentence each.
-	Incomplete []string `json:"unseen"`
+	Incomplete []string `json:"errors"`
 
 	claims  []lease.Claim
 	records string // what the records said in short, to tell whether they still do
@@ -67,7 +67,7 @@ type Job struct {
 	Daemons []Daemon       `json:"daemons"`
 	Guard   *Guard         `json:"guard"` // null for a job without one, and for who may not read the lease
 	// Acting is the prolog or epilog that is at work on the job.
-	Acting int `json:"acting,omitempty"`
+	Acting int `json:"locked_by,omitempty"`
 
 	owner   lease.Job
 	err     error // why its lease cannot be read
@@ -80,7 +80,7 @@ type Job struct {
 // Held is a device of a job.
 type Held struct {
 	UUID    site.UUID `json:"uuid"`
-	Set     site.Mode `json:"set"` // the mode that the job's prolog set, "" for none
+	Set     site.Mode `json:"new_mode"` // the mode that the job's prolog set, "" for none
 	Clients []Client  `json:"clients"`
 }
 
@@ -154,8 +154,8 @@ type GPU struct {
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
 	Mode      site.Mode `json:"mode"`
-	Holder    *uint32   `json:"job"`  // who has claimed it; null for nobody, or for somebody whom root alone knows
-	Held      bool      `json:"held"` // somebody has claimed it
+	Holder    *uint32   `json:"job"`     // who has claimed it; null for nobody, or for somebody whom root alone knows
+	Held      bool      `json:"claimed"` // somebody has claimed it
 	Processes []Process `json:"processes"`
 	Error     string    `json:"error,omitempty"`
 

@@ -20,13 +20,13 @@ import (
 type GuardState struct {
 	Schema   int            `json:"schema"`
 	Boot     string         `json:"boot"`
-	Clients  int            `json:"clients"`            // living now
-	Peak     int            `json:"peak"`               // living at the same time
-	Seen     int            `json:"seen"`               // since the job began
-	Dead     int            `json:"dead"`               // whose files are held now
-	Files    int            `json:"files"`              // duplicates that are open
-	Released map[string]int `json:"released,omitempty"` // dead clients by the reason for which their files were closed
-	Unheld   int            `json:"unheld,omitempty"`   // files that could not be held
+	Clients  int            `json:"clients"`                  // living now
+	Peak     int            `json:"peak"`                     // living at the same time
+	Seen     int            `json:"clients_seen"`             // since the job began
+	Dead     int            `json:"clients_dead"`             // whose files are held now
+	Files    int            `json:"files"`                    // duplicates that are open
+	Released map[string]int `json:"released,omitempty"`       // dead clients by the reason for which their files were closed
+	Unheld   int            `json:"files_not_held,omitempty"` // files that could not be held
 	// OutsideSeen counts the processes that had a GPU open and were no client of MPS; Outside names the first of them.
 	OutsideSeen int       `json:"outside_seen,omitempty"`
 	Outside     []Outside `json:"outside,omitempty"`

@@ -40,8 +40,8 @@ type Lease struct {
 	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds files of the dead; 0: no guard
 	// Request is what the policy was asked, for whoever asks it again: a policy.Request. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`
-	CreatedAt time.Time       `json:"made"`
-	Held      []ClaimedGPU    `json:"held"`
+	CreatedAt time.Time       `json:"created"`
+	Held      []ClaimedGPU    `json:"claims"`
 	Daemons   []Daemon        `json:"daemons"`
 	// Guard holds driver files of the job's dead clients. It is zero from the intent to start it until it is known.
 	Guard site.Process `json:"guard,omitzero"`
@@ -72,8 +72,8 @@ const (
 type ClaimedGPU struct {
 	UUID         site.UUID `json:"uuid"`
 	Minor        int       `json:"minor"` // N of /dev/nvidiaN
-	OriginalMode site.Mode `json:"before,omitempty"`
-	NewMode      site.Mode `json:"set,omitempty"`
+	OriginalMode site.Mode `json:"original_mode,omitempty"`
+	NewMode      site.Mode `json:"new_mode,omitempty"`
 }
 
 // Daemon is a control daemon of the job. Proc is zero from the intent to start it until it is known.
@@ -91,21 +91,21 @@ type Ticket struct {
 	Boot           string         `json:"boot"`
 	Job            Job            `json:"job"`
 	Rule           string         `json:"rule,omitempty"`
-	RefusalReason  string         `json:"refused,omitempty"` // why the job has no MPS; the rest is empty then
-	RunWithoutMPS  bool           `json:"without,omitempty"` // the site lets the job run where it cannot have MPS
+	RefusalReason  string         `json:"refused,omitempty"`         // why the job has no MPS; the rest is empty then
+	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run where it cannot have MPS
 	Scope          string         `json:"scope,omitempty"`
 	Share          string         `json:"share,omitempty"`
 	Overlap        float64        `json:"overlap,omitempty"`
 	Ceiling        float64        `json:"ceiling,omitempty"` // percent
 	Memory         string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
 	MemoryOverlap  float64        `json:"memory_overlap,omitempty"`
-	LowPriority    bool           `json:"low,omitempty"`         // priority
-	MaxClients     int            `json:"max_clients,omitempty"` // ranks on one GPU
-	Exclusive      bool           `json:"exclusive,omitempty"`   // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
-	Devices        []TicketDevice `json:"devices,omitempty"`     // in Slurm's order
+	LowPriority    bool           `json:"low_priority,omitempty"` // priority
+	MaxClients     int            `json:"max_clients,omitempty"`  // ranks on one GPU
+	Exclusive      bool           `json:"exclusive,omitempty"`    // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
+	Devices        []TicketDevice `json:"devices,omitempty"`      // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
 	ControlProgram Program        `json:"control,omitzero"`
-	ExchangeDir    string         `json:"meet,omitempty"` // the folder where ranks of one launch tell each other what they are
+	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder where ranks of one launch tell each other what they are
 }
 
 // Program is the control program, for ranks that ask the daemon whether a fatal error is over.

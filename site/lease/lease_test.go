@@ -201,7 +201,7 @@ func TestBadRecords(t *testing.T) {
 		{"empty", write("", 0o600), ErrCorrupt, "torn record: unexpected end of JSON input"},
 		{"cut", write(good[:40], 0o600), ErrCorrupt, "torn record"},
 		{"of another form", write(`{"schema":1,"boot":"boot-1","job":7}`, 0o600), ErrCorrupt, "torn record"},
-		{"with a path for a device", write(`{"schema":1,"boot":"boot-1","job":{"id":7},"held":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
+		{"with a path for a device", write(`{"schema":1,"boot":"boot-1","job":{"id":7},"claims":[{"uuid":"../../etc/passwd"}]}`, 0o600), ErrCorrupt, `torn record: it names a device "../../etc/passwd"`},
 		{"without a boot", write(`{"schema":1}`, 0o600), ErrCorrupt, "torn record: it names no boot"},
 		{"of a newer schema", write(`{"schema":2,"boot":"boot-1","job":"x"}`, 0o600), ErrSchema, "record of an unknown schema: 2, and this program knows 1"},
 		{"of another boot", write(`{"schema":9,"boot":"boot-0"}`, 0o600), ErrStaleBoot, "record of another boot"},
@@ -473,7 +473,7 @@ func limited(files uint64, act func() error) error {
 }
 
 func FuzzRecord(f *testing.F) {
-	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open","held":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
+	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":{"id":7},"phase":"open","claims":[{"uuid":"GPU-1"}],"drain_grace":"10s"}`))
 	f.Add([]byte(`{"schema":1,"boot":"boot-1","job":7,"rule":"mps","share":"even","memory":"8G","devices":[{"uuid":"GPU-1"}]}`))
 	f.Add([]byte(`{"schema":1e9,"boot":null}`))
 	f.Add([]byte(``))

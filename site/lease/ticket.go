@@ -67,14 +67,14 @@ func parseTicket(content []byte) (t Ticket, err error) {
 	}
 	job, control := o.object("job"), o.object("control")
 	t = Ticket{
-		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), RefusalReason: o.text("refused"), RunWithoutMPS: o.is("without"),
+		Schema: integer[int](o, "schema"), Boot: o.text("boot"), Rule: o.text("rule"), RefusalReason: o.text("refused"), RunWithoutMPS: o.is("run_without_mps"),
 		Job: Job{
 			ID: integer[uint32](job, "id"), UID: integer[uint32](job, "uid"), GID: integer[uint32](job, "gid"), User: job.text("user"),
 			Groups: list(job, "groups", func(gid float64) uint32 { return uint32(gid) }),
 		},
 		Scope: o.text("scope"), Share: o.text("share"), Overlap: field[float64](o, "overlap"), Ceiling: field[float64](o, "ceiling"),
-		Memory: o.text("memory"), MemoryOverlap: field[float64](o, "memory_overlap"), LowPriority: o.is("low"),
-		MaxClients: integer[int](o, "max_clients"), Exclusive: o.is("exclusive"), ExchangeDir: o.text("meet"),
+		Memory: o.text("memory"), MemoryOverlap: field[float64](o, "memory_overlap"), LowPriority: o.is("low_priority"),
+		MaxClients: integer[int](o, "max_clients"), Exclusive: o.is("exclusive"), ExchangeDir: o.text("exchange_dir"),
 		ControlProgram: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
 		Devices:        list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
 		Daemons:        list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),

@@ -56,9 +56,9 @@ type auditReport struct {
 	Node     string            `json:"node"`
 	Time     time.Time         `json:"time"`
 	Complete bool              `json:"complete"` // all was seen
-	Seen     seen              `json:"seen"`
+	Seen     seen              `json:"counts"`
 	Findings []inspect.Finding `json:"findings"`
-	Unseen   []string          `json:"unseen"`
+	Unseen   []string          `json:"errors"`
 }
 
 // seen is how much was looked at.

@@ -56,7 +56,7 @@ func TestAuditGoldens(t *testing.T) {
 				}
 				golden(t, filepath.Join("testdata", "audit", name+ending), out.String())
 				for line := range strings.Lines(out.String()) {
-					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !strings.HasPrefix(line, "    do: ") {
+					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !strings.HasPrefix(line, "    fix: ") {
 						t.Errorf("%d columns: %s", n-1, line)
 					}
 				}
@@ -94,11 +94,11 @@ func TestAuditJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]any{
-		"node": "gpu01", "time": "2026-03-12T14:03:12Z", "complete": true, "unseen": []any{},
-		"seen": map[string]any{"gpus": 2., "jobs": 1., "daemons": 1., "clients": 2., "processes": 4.},
+		"node": "gpu01", "time": "2026-03-12T14:03:12Z", "complete": true, "errors": []any{},
+		"counts": map[string]any{"gpus": 2., "jobs": 1., "daemons": 1., "clients": 2., "processes": 4.},
 		"findings": []any{
-			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000., "where": planted[0].Where, "what": planted[0].What, "do": planted[0].Do},
-			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "do": planted[1].Do},
+			map[string]any{"kind": "process-without-mps", "job": 4711., "gpu": "GPU-2", "pid": 5000., "where": planted[0].Where, "what": planted[0].What, "fix": planted[0].Do},
+			map[string]any{"kind": "daemon-not-of-a-lease", "pid": 6000., "where": planted[1].Where, "what": planted[1].What, "fix": planted[1].Do},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {

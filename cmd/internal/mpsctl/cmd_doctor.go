@@ -32,7 +32,7 @@ func doctorCommand(call *Invocation) *cobra.Command {
 	var strict, verbose bool
 	c := &cobra.Command{
 		Use: "doctor", Short: "find what stands between this node and a working job", Long: doctorHelp,
-		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].do'",
+		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].fix'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if conf != "" && !filepath.IsAbs(conf) {
@@ -149,7 +149,7 @@ func doctorText(r doctor.Report, screen Screen) string {
 		}
 		fmt.Fprintf(&b, "\n%s %s  %s\n", mark, screen.Bold(string(f.Kind)), f.Where)
 		b.WriteString(screen.Wrap("    ", f.What))
-		fmt.Fprintf(&b, "    do: %s\n", f.Do)
+		fmt.Fprintf(&b, "    fix: %s\n", f.Do)
 	}
 	for i, what := range r.Unseen {
 		if i == 0 {

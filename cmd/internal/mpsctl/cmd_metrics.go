@@ -25,10 +25,10 @@ import (
 
 const metricsHelp = `metrics prints what this node has in Prometheus' text form, for node_exporter's textfile collector: jobs, daemons, clients
 and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the log. When the
-log is rotated the totals begin anew, as those of a program that was restarted do.
+log is rotated the totals begin again, as those of a program that was restarted do.
 
 It asks the daemons, each for 2 s at most, takes 20 s at most for all of its looks, and changes nothing. What did not answer
-by then is counted in slurm_mps_unanswered_daemons and slurm_mps_unseen.
+by then is counted in slurm_mps_unanswered_daemons and slurm_mps_inspection_errors.
 
 --out FILE puts the metrics into a file, whole. Every folder of its path must be root's own and writable by no one else, and
 no link is followed.
@@ -117,7 +117,7 @@ type sample struct {
 // metricsText is the whole of it, in Prometheus' text form.
 func metricsText(n inspect.Node, found []inspect.Finding, ended totals) string {
 	var b strings.Builder
-	for _, f := range append(metricsTime(n, found), ended.families()...) {
+	for _, f := range append(nodeMetrics(n, found), ended.families()...) {
 		fmt.Fprintf(&b, "# HELP slurm_mps_%s %s\n# TYPE slurm_mps_%[1]s %[3]s\n", f.name, f.help, f.kind)
 		for _, s := range f.samples {
 			fmt.Fprintf(&b, "slurm_mps_%s%s %v\n", f.name, labelled(s.labels), s.value)
@@ -138,11 +138,11 @@ func labelled(labels []string) string {
 	return "{" + strings.Join(pairs, ",") + "}"
 }
 
-// metricsTime is what was seen of the node.
-func metricsTime(n inspect.Node, found []inspect.Finding) []family {
+// nodeMetrics is what was seen of the node.
+func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 	jobs, daemons, findings := counts{string(inspect.Opened): 0}, counts{string(inspect.Serves): 0}, counts{}
 	clients := family{name: "gpu_clients", kind: "gauge", help: "Clients of MPS on a GPU."}
-	held := family{name: "gpu_held", kind: "gauge", help: "1 where a job holds the GPU."}
+	held := family{name: "gpu_allocated", kind: "gauge", help: "1 if a job has the GPU."}
 	for _, j := range n.Jobs {
 		jobs[string(j.Phase)]++
 		for _, d := range j.Daemons {
@@ -168,7 +168,7 @@ func metricsTime(n inspect.Node, found []inspect.Finding) []family {
 		clients, held,
 		{"findings", "gauge", "What is not as the leases say, by kind: mpsctl status says what to do.", findings.samples("kind")},
 		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.", []sample{{nil, float64(daemons[string(inspect.NoAnswer)] + daemons[string(inspect.Alive)])}}},
-		{"unseen", "gauge", "Things that could not be looked at.", []sample{{nil, float64(len(n.Incomplete))}}},
+		{"inspection_errors", "gauge", "Parts of the node that could not be read.", []sample{{nil, float64(len(n.Incomplete))}}},
 	}
 }
 

@@ -12,11 +12,11 @@ import (
 )
 
 const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
-{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"left":0,"terminated":1,"faults":0,"seconds":10.5,"closed":true}
-{"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"left":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
-{"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"left":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
-{"step":"summary","job":10,"clients":4,"left":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
-{"step":"summary","job":10,"clients":0,"left":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
+{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"closed":true}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"clients_at_epilog":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"clients_at_epilog":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
+{"step":"summary","job":10,"clients":4,"clients_at_epilog":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
+{"step":"summary","job":10,"clients":0,"clients_at_epilog":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
 {"step":"summary","job":11,"clients":9,"closed":false}
 {"level":"info","job":9,"msg":"\"step\":\"summary\""}
 {"step":"summary", torn
@@ -45,7 +45,7 @@ func TestText(t *testing.T) {
 	for _, want := range []string{
 		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
 		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,
-		`slurm_mps_gpu_held{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_unseen 1`,
+		`slurm_mps_gpu_allocated{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_inspection_errors 1`,
 		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {

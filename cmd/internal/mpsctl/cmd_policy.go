@@ -39,7 +39,7 @@ func load(call *Invocation, paths []string) (*policyfile.Compiled, error) {
 // wrong is what is wrong with a policy's text.
 type wrong struct {
 	OK         bool                    `json:"ok"`
-	Complaints []policyfile.Diagnostic `json:"complaints"`
+	Complaints []policyfile.Diagnostic `json:"diagnostics"`
 }
 
 // refused prints all that is wrong with a policy's text, and ends the command; any other error is its own.

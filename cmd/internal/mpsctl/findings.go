@@ -19,7 +19,7 @@ func printFindings(found []inspect.Finding, what string, screen Screen) string {
 	for _, f := range found {
 		fmt.Fprintf(&b, "%s %s  %s\n", screen.Red("!"), screen.Bold(string(f.Kind)), f.Where)
 		b.WriteString(screen.Wrap("    ", f.What))
-		fmt.Fprintf(&b, "    do: %s\n", f.Do)
+		fmt.Fprintf(&b, "    fix: %s\n", f.Do)
 	}
 	return b.String()
 }

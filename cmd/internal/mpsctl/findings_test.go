@@ -13,7 +13,7 @@ func TestPrintFindings(t *testing.T) {
 	found := []inspect.Finding{{Kind: inspect.ModeDiffers, Where: "job 7, GPU 0 (GPU-1)", What: strings.Repeat("word ", 20), Do: "nvidia-smi -i GPU-1 -c DEFAULT"}}
 	want := "\n1 finding\n! mode-differs  job 7, GPU 0 (GPU-1)\n" +
 		"    word word word word word word word word word word word word word word word\n    word word word word word\n" +
-		"    do: nvidia-smi -i GPU-1 -c DEFAULT\n"
+		"    fix: nvidia-smi -i GPU-1 -c DEFAULT\n"
 	if got := printFindings(found, "finding", Screen{Columns: 80}); got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

@@ -21,7 +21,7 @@ type totals struct {
 // jobFigures are what is added up.
 type jobFigures struct {
 	Clients    int     `json:"clients"`
-	Left       int     `json:"left"`
+	Left       int     `json:"clients_at_epilog"`
 	Terminated int     `json:"terminated"`
 	Faults     int     `json:"faults"`
 	Seconds    float64 `json:"seconds"`
@@ -83,10 +83,10 @@ func (t totals) families() []family {
 	}
 	return []family{
 		counter("closed_jobs_total", "Jobs whose leases were closed.", float64(t.jobs)),
-		counter("failed_closes_total", "Times that a lease could not be closed.", float64(t.unclosed)),
+		counter("epilog_failures_total", "Times that a lease could not be closed.", float64(t.unclosed)),
 		counter("job_seconds_total", "Seconds that closed jobs had their leases.", t.Seconds),
 		counter("clients_total", "Clients that closed jobs had.", float64(t.Clients)),
-		counter("left_clients_total", "Clients that were still there when the epilog began.", float64(t.Left)),
+		counter("clients_at_epilog_total", "Clients that were still there when the epilog began.", float64(t.Left)),
 		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.Terminated)),
 		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.Faults)),
 	}

@@ -37,9 +37,9 @@ const (
 type Result struct {
 	Job    uint32 `json:"job,omitempty"`
 	Where  string `json:"where"`
-	Act    Action `json:"act"`
-	Why    string `json:"why"`
-	Do     string `json:"do,omitempty"`     // what an admin does
+	Act    Action `json:"action"`
+	Why    string `json:"reason"`
+	Do     string `json:"fix,omitempty"`    // what an admin does
 	Failed string `json:"failed,omitempty"` // why the act was not done
 }
 
