@@ -182,28 +182,41 @@ func TestTheOptionMPS(t *testing.T) {
 	s.quiet()
 }
 
-// A mistake is told where it is made, as the policy would tell it, and nothing is submitted.
+// What cannot be passed on is refused where it is given, and nothing is submitted.
 func TestAMistakeInTheOption(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
-	mistakes := []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "a\nb\x1b[31m=\"%s%n", strings.Repeat("x", 5000)}
-	for i, options := range mistakes {
-		_, err := policy.ParseOptions(options)
-		if err == nil {
-			t.Fatalf("%q can be read", options)
+	const form = "cannot use --mps=%s: %s: want NAME=VALUE, separated by commas\n"
+	long := strings.Repeat("x", 5000)
+	for i, c := range []struct{ options, want string }{
+		{"a\nb\x1b[31m=\"%s%n", fmt.Sprintf(form, `"a?b?[31m="%s%n"`, "it has a byte that is not printed")},
+		{long, fmt.Sprintf(form, `"`+long[:64]+`"…`, "it is longer than 512 bytes")},
+		{long[:513], fmt.Sprintf(form, `"`+long[:64]+`"…`, "it is longer than 512 bytes")},
+	} {
+		command := [][]string{{"srun", "true"}, {"salloc", "true"}, {"sbatch", "--wrap=true"}}[i]
+		result := s.run(command[0], "--mps="+c.options, command[1])
+		if result.Exit == 0 || result.Stdout != "" || strings.Count(result.Stderr, command[0]+": error: "+c.want) != 1 {
+			t.Errorf("%s --mps=%.80q: %+v: want %q", command[0], c.options, result, c.want)
 		}
-		command := [][]string{{"srun", "true"}, {"salloc", "true"}, {"sbatch", "--wrap=true"}}[i%3]
-		result := s.run(command[0], "--mps="+options, command[1])
-		if result.Exit == 0 || result.Stdout != "" || strings.Count(result.Stderr, command[0]+": error: "+err.Error()+"\n") != 1 {
-			t.Errorf("%s --mps=%q: %+v: want %q", command[0], options, result, err)
-		}
-	}
-	scripted := s.run("sbatch", s.script("#SBATCH --mps=keep_logs=sometimes", "true"))
-	if want := "keep_logs is \"sometimes\": want never or on_failure or always\n"; scripted.Exit == 0 || strings.Count(scripted.Stderr, want) != 1 {
-		t.Errorf("%+v: want %q", scripted, want)
 	}
 	if jobs := s.run("scontrol", "show", "jobs"); !strings.Contains(jobs.Stdout, "No jobs") {
 		t.Errorf("there are jobs: %s", jobs.Stdout)
 	}
+}
+
+// A mistake in the grammar drains no node: the ranks print the policy's sentence.
+func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	for _, options := range []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "keep_logs=sometimes", strings.Repeat("x", 512), "é=µ"} {
+		_, err := policy.ParseOptions(options)
+		if err == nil {
+			t.Fatalf("%q can be read", options)
+		}
+		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true")
+		if result.Exit != 125 || !strings.Contains(result.Stderr, err.Error()) {
+			t.Errorf("--mps=%q: %+v: want 125 and %q", options, result, err)
+		}
+	}
+	s.quiet()
 }
 
 // What is wrong in plugstack.conf is told to those that use the option, and to slurmd's log; no job fails of it.

@@ -308,8 +308,7 @@ func spell[T ~string](words []T) []string {
 	return list
 }
 
-// quote shows a user's text in a sentence: bounded, without bytes that would break a line, and in ASCII, as the SPANK plugin
-// says it too (site/spank/options.c).
+// quote shows a user's text in a sentence: bounded, without bytes that would break a line, and in ASCII.
 func quote(text string) string {
 	const most = 64
 	if len(text) > most {

@@ -3,7 +3,9 @@
 package policy
 
 import (
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -200,5 +202,35 @@ func TestBounded(t *testing.T) {
 	}
 	if len(r.Comment) != 5000 || len(r.Requested[0]) != 5000 {
 		t.Error("the request itself was changed")
+	}
+}
+
+// Each line of testdata/options.txt is a text and what is said of it.
+func TestOptionsTable(t *testing.T) {
+	file, err := os.ReadFile("testdata/options.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for _, line := range strings.Split(strings.TrimSpace(string(file)), "\n") {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		quoted, err := strconv.QuotedPrefix(line)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		text, _ := strconv.Unquote(quoted)
+		got := "ok"
+		if _, err := ParseOptions(text); err != nil {
+			got = strconv.Quote(err.Error())
+		}
+		if want := strings.TrimPrefix(line[len(quoted):], " "); got != want {
+			t.Errorf("%s: %s, want %s", quoted, got, want)
+		}
+		rows++
+	}
+	if rows < 50 {
+		t.Errorf("only %d rows", rows)
 	}
 }

@@ -14,4 +14,4 @@ fail() {
     fail "cannot build the SPANK plugin: there is no $1/slurm/spank.h: install Slurm's headers (Debian: libslurm-dev) or say where they are: make spank SLURM_INCLUDE=..."
 here=$(dirname "$0")
 # It links nothing of Slurm's: what it calls is in the program that loads it.
-exec "${CC:-cc}" -O2 -Wall -Wextra -Werror -fPIC -shared -Wl,-z,relro,-z,now -I"$1" -o "$2" "$here/slurm_mps.c" "$here/options.c"
+exec "${CC:-cc}" -O2 -Wall -Wextra -Werror -fPIC -shared -Wl,-z,relro,-z,now -I"$1" -o "$2" "$here/slurm_mps.c"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build ignore
-// The Go tool would refuse a C file beside this folder's Go tests; make spank compiles it.
-
 /*
  * slurm_mps.so: the option --mps[=OPTIONS] of srun, sbatch and salloc.
  *
- * The promise: a mistake in the option is told where it is made, in one sentence, and nothing is submitted; what is right
- * reaches prolog and epilog as SPANK_MPS, as it was written, which is empty where no value was given. A job that does not
+ * The promise: options reach prolog and epilog as SPANK_MPS, as they were written; it is empty if no value was given. The
+ * policy reads them, and a rank prints what is wrong. Only a text that cannot be passed on is refused here. A job that does not
  * use the option notices nothing, whatever plugstack.conf says: what is wrong there is told to those that use it, and to
  * slurmd's log.
  *
@@ -17,10 +14,9 @@
  * A plugin links nothing: what it calls is in the program that loads it. It is for one release of Slurm (22.05, 24.11),
  * that of its headers.
  */
-#include "options.h"
-
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,32 +30,48 @@ SPANK_PLUGIN(slurm_mps, 1)
 
 #define CAN_WRAP (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0))
 
-enum { PATH_MOST = 4096 };
+enum {
+	PATH_MOST = 4096,
+	OPTIONS_MOST = 512, /* bytes: as policy.ParseOptions */
+	QUOTED_MOST = 80,
+};
 
 /* What plugstack.conf says; complaint is what is wrong with it. */
 static struct {
 	bool auto_wrap;
 	char wrapper[PATH_MOST];
 	char root[PATH_MOST]; /* what stands before /run/slurm-mps, as with the programs' --root */
-	char complaint[MPS_SENTENCE_MAX];
+	char complaint[1024];
 } site = { .wrapper = "/usr/bin/mpirun-wrap" };
 
 /* What the command line or the script says; the last --mps counts. */
 static struct {
 	bool given;
-	char options[MPS_OPTIONS_MAX + 1];
+	char options[OPTIONS_MOST + 1];
 } asked;
+
+/* Writes the beginning of a text in quotes, with a question mark for each byte that is not printed. Returns quoted. */
+static char *quote(const char *text, char quoted[QUOTED_MOST])
+{
+	enum { SHOWN = 64 };
+	int length = snprintf(quoted, QUOTED_MOST, "\"%.*s\"%s", SHOWN, text, strlen(text) > SHOWN ? "\xe2\x80\xa6" : "");
+
+	for (int i = 1; i < length && i <= SHOWN; i++)
+		if (quoted[i] < ' ' || quoted[i] > '~')
+			quoted[i] = '?';
+	return quoted;
+}
 
 /* ---- plugstack.conf ---- */
 
 __attribute__((format(printf, 2, 3))) static void complain(const char *argument, const char *format, ...)
 {
-	char quoted[300];
+	char quoted[QUOTED_MOST];
 	va_list arguments;
 	int length;
 
 	length = snprintf(site.complaint, sizeof(site.complaint), "cannot use %s of slurm_mps in plugstack.conf: ",
-			  mps_quote(argument, quoted, sizeof(quoted)));
+			  quote(argument, quoted));
 	va_start(arguments, format);
 	vsnprintf(site.complaint + length, sizeof(site.complaint) - (size_t)length, format, arguments);
 	va_end(arguments);
@@ -99,22 +111,33 @@ static void read_argument(const char *argument)
 
 /* ---- the submit host ---- */
 
+/* Says what keeps a text from being passed on, NULL for nothing. Its grammar is the policy's: a rank prints what is wrong. */
+static const char *unfit(const char *options)
+{
+	if (strlen(options) > OPTIONS_MOST)
+		return "it is longer than 512 bytes";
+	for (; *options; options++)
+		if ((unsigned char)*options < ' ' || *options == 0x7f)
+			return "it has a byte that is not printed";
+	return NULL;
+}
+
 /* In a job's step the option is heard of again; it was checked when the job was submitted. */
 static int take_option(int val, const char *options, int remote)
 {
-	char sentence[MPS_SENTENCE_MAX];
+	char quoted[QUOTED_MOST];
 
 	(void)val;
 	if (remote)
 		return 0;
 	if (!options)
 		options = "";
-	if (!mps_read_options(options, sentence)) {
-		slurm_error("%s", sentence);
+	if (unfit(options)) {
+		slurm_error("cannot use --mps=%s: %s: want NAME=VALUE, separated by commas", quote(options, quoted), unfit(options));
 		return -1;
 	}
 	asked.given = true;
-	strcpy(asked.options, options); /* what can be read is not longer than MPS_OPTIONS_MAX */
+	strcpy(asked.options, options);
 	return 0;
 }
 
