@@ -502,9 +502,8 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 	section := file.Sections[symbols[at].Section]
 	program, err := os.OpenFile(w.own("epilog"), os.O_WRONLY, 0)
 	w.change(err)
-	defer program.Close()
 	_, err = program.WriteAt([]byte{3}, int64(section.Offset+symbols[at].Value-section.Addr)+8) // the length of the string
-	w.change(err)
+	w.change(errors.Join(err, program.Close()))
 	w.expect(faultPlanted{kind: "program-versions", where: "BIN", do: "install all of one build"})
 }
 

@@ -4,6 +4,7 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"debug/buildinfo"
 	"debug/elf"
 	"errors"
@@ -11,11 +12,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -71,46 +74,38 @@ func loose(file string) (where, why string) {
 	}
 }
 
-// ourDoors is where our programs are in the sources, which Go writes into each program.
-const ourDoors = "github.com/slurm-mps/slurm-mps/cmd/"
+// ourPrograms is where our programs are in the sources, which Go writes into each program.
+const ourPrograms = "github.com/slurm-mps/slurm-mps/cmd/"
 
 // ours says which of our programs a file is, "" for none.
 func ours(file string) string {
 	info, err := buildinfo.ReadFile(file)
-	if err != nil || !strings.HasPrefix(info.Path, ourDoors) {
+	if err != nil || !strings.HasPrefix(info.Path, ourPrograms) {
 		return ""
 	}
 	return path.Base(info.Path)
 }
 
-// commit is the variable of ours that holds what the linker was told of the version.
-const commit = ourDoors + "internal/cli.commit"
+// versionTimeout bounds a program's --version, which takes 5 ms.
+const versionTimeout = 2 * time.Second
 
-// versionOf reads the version out of a program of ours, which is quicker than to run it and needs no trust in it. One that
-// was stripped does not say: "".
-func versionOf(path string) string {
-	file, err := elf.Open(path)
-	if err != nil {
+var printedVersion = regexp.MustCompile(`\bslurm-mps (\S+) \(`)
+
+// versionOf is what a program of ours prints with --version, "" if it is not there or not root's own.
+func versionOf(ctx context.Context, f File) string {
+	if f.Err != nil || f.Loose != "" {
 		return ""
 	}
-	defer file.Close()
-	symbols, err := file.Symbols()
-	if err != nil {
+	bound, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(bound, f.Path, "--version")
+	cmd.Env, cmd.WaitDelay = []string{}, time.Second
+	printed, err := cmd.Output()
+	match := printedVersion.FindSubmatch(printed)
+	if err != nil || match == nil {
 		return ""
 	}
-	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == commit })
-	if at < 0 {
-		return ""
-	}
-	var header [16]byte // a Go string: where it is, and its length
-	if !readAt(file, symbols[at].Value, header[:]) {
-		return ""
-	}
-	text := make([]byte, min(file.ByteOrder.Uint64(header[8:]), 200))
-	if !readAt(file, file.ByteOrder.Uint64(header[:]), text) {
-		return ""
-	}
-	return string(text)
+	return string(match[1])
 }
 
 // maxControl is far above the size of the control program (70 KiB with driver 580).
@@ -138,17 +133,6 @@ func driverOf(path string) string {
 		version = string(found)
 	}
 	return version
-}
-
-// readAt reads what a program has at an address when it starts.
-func readAt(file *elf.File, address uint64, into []byte) bool {
-	for _, section := range file.Sections {
-		if section.Type == elf.SHT_PROGBITS && section.Addr <= address && address+uint64(len(into)) <= section.Addr+section.Size {
-			_, err := section.ReadAt(into, int64(address-section.Addr))
-			return err == nil
-		}
-	}
-	return false
 }
 
 const maxScript = 1 << 20 // bytes of a script that are read

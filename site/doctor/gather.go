@@ -56,7 +56,7 @@ func Gather(ctx context.Context, q Question) Node {
 		}
 		n.Unseen = append(n.Unseen, n.Slurm.Unread...)
 	}
-	n.Programs = programs(q, n.Slurm)
+	n.Programs = programs(ctx, q, n.Slurm)
 	n.State = state(q.Paths)
 	n.Limits = limits()
 	n.Guard = guarding()
@@ -87,16 +87,16 @@ func helpers(facts site.Config) []File {
 }
 
 // programs finds ours: those that Slurm starts where it starts them, the others beside this one.
-func programs(q Question, s *Slurm) []Program {
+func programs(ctx context.Context, q Question, s *Slurm) []Program {
 	var all []Program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap"} {
 		path := hooked(s, name)
 		if path == "" {
 			path = installed(filepath.Dir(q.Self), name)
 		}
-		all = append(all, program(name, path))
+		all = append(all, program(ctx, name, path))
 	}
-	return append(all, program("mpsctl", q.Self))
+	return append(all, program(ctx, "mpsctl", q.Self))
 }
 
 // guarding tries on this process what a guard does with a client.
@@ -117,8 +117,9 @@ func guarding() (g Guarding) {
 	return Guarding{g.Scope, err}
 }
 
-func program(name, path string) Program {
-	return Program{look(name, path), versionOf(path)}
+func program(ctx context.Context, name, path string) Program {
+	file := look(name, path)
+	return Program{file, versionOf(ctx, file)}
 }
 
 func hooked(s *Slurm, name string) string {
