@@ -203,16 +203,34 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 		t.Errorf("rule %q", ticket.Rule)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
-	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = job.ntasks\n  }\n}\n")
+	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {\n    overlap = 49\n  }\n}\n")
 	p.must(0, p.job(8, "0"), "prolog")
 	if ticket := p.ticket(8); ticket.Rule != "more" || ticket.RefusalReason != "" {
 		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
 	}
 	p.must(0, p.job(8, "0"), "epilog")
-	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, and this can be anything from 0 to 4294967295: hold it with min(48, max(1, …))\""
+	want := `"error":"` + more + ":5:15: Out of range: overlap is 1 to 48, not 49\""
 	if log := p.log(); strings.Count(log, want) != 1 {
 		t.Errorf("the log has it %d times, want once: %s\n%s", strings.Count(log, want), want, log)
 	}
+	p.clean()
+}
+
+// A rule that fails for one job denies MPS to that job, with the place in its ticket. No prolog fails, and another job has
+// what the rule gives.
+func TestARuleThatFailsForAJob(t *testing.T) {
+	p := newPlay(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
+	p.must(0, p.job(7, "0,1"), "prolog")
+	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Out of range: overlap is 1 to 48, not 51: tell the site's admins"
+	if ticket := p.ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
+		t.Errorf("rule %q, refused %q, want %q", ticket.Rule, ticket.RefusalReason, want)
+	}
+	p.must(0, p.job(7, "0,1"), "epilog")
+	p.must(0, p.job(8, "0"), "prolog")
+	if ticket := p.ticket(8); ticket.Rule != "odd" || ticket.RefusalReason != "" {
+		t.Errorf("rule %q, refused %q", ticket.Rule, ticket.RefusalReason)
+	}
+	p.must(0, p.job(8, "0"), "epilog")
 	p.clean()
 }
 

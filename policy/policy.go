@@ -242,8 +242,7 @@ func (t Trigger) howToAsk() string {
 // Input is a request in the form that rules look at. It is made once for all of them.
 type Input any
 
-// Rule is one clause of the law. An error of its functions means that they could not say; the reader of a law makes
-// sure, when the law is read, that there is none.
+// Rule is one clause of the law. An error of its functions says why the rule fails for this request.
 type Rule struct {
 	Name  string
 	Allow []string // the options that a user may narrow its grant by
@@ -308,7 +307,7 @@ func (p Policy) Decide(r Request) Decision {
 	return Decision{Requested: true, Denied: noRule}
 }
 
-// undecided is what must not happen. It is no failure of the node's, so the job is denied and the node stays.
+// undecided is the answer to a request that a rule fails for. The node has not failed, so the job is denied.
 func undecided(rule Rule, err error) Decision {
 	return Decision{Requested: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
 }

@@ -5,6 +5,7 @@ package policyfile
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,24 +15,22 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// attribute is a row of a table of attributes: what is against a value that its expression can have, "" where nothing
-// is, and where the value goes. set gets only what wrong lets pass.
+// attribute is a row of a table of attributes. set takes a value of its type, or says what is wrong with the value.
+// Constants are set when the file is read, the others when a job comes.
 type attribute[T any] struct {
-	name  string
-	wrong func(s exprType) (summary, detail string)
-	set   func(*T, cty.Value)
+	name string
+	typ  cty.Type
+	set  func(*T, cty.Value) (summary, detail string)
 }
 
-type grantAttribute = attribute[policy.Grant]
-
 // grantAttributes is the grant block.
-var grantAttributes = []grantAttribute{
+var grantAttributes = []attribute[policy.Grant]{
 	choice("scope", func(g *policy.Grant, v policy.Scope) { g.Scope = v }, policy.ScopeJob, policy.ScopeGPU),
 	choice("compute_mode", func(g *policy.Grant, v policy.ComputeModePolicy) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
 	choice("share", func(g *policy.Grant, v policy.ShareMode) { g.Share = v }, policy.ShareEven, policy.ShareNone),
 	within("overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.Overlap = f }),
 	within("ceiling", 1, 100, func(g *policy.Grant, f float64) { g.Ceiling = f }),
-	wordAttribute("memory", "Unknown value", policy.ParseMemory, func(g *policy.Grant, m policy.MemoryRule) { g.Memory = m }),
+	{"memory", cty.String, setMemory},
 	within("memory_overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.MemoryOverlap = f }),
 	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
 	wholeWithin("max_clients", 1, policy.Clients, func(g *policy.Grant, n int) { g.MaxClients = n }),
@@ -41,151 +40,89 @@ var grantAttributes = []grantAttribute{
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),
 }
 
-// ofKind says that an attribute takes another kind of value.
-func ofKind(name string, want kind, s exprType) (summary, detail string) {
-	if s.kind == want {
-		return "", ""
+func setMemory(g *policy.Grant, v cty.Value) (summary, detail string) {
+	m, err := policy.ParseMemory(v.AsString())
+	if err != nil {
+		return "Unknown value", err.Error()
 	}
-	return "Wrong type", fmt.Sprintf("%s is %s, not %s", name, want, s.kind)
+	g.Memory = m
+	return "", ""
 }
 
 // choice is an attribute that is one of some words.
 func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribute[T] {
-	return attribute[T]{
-		name: name,
-		wrong: func(s exprType) (summary, detail string) {
-			if summary, detail = ofKind(name, text, s); summary != "" {
-				return summary, detail
-			}
-			if s.anything {
-				return "Unknown value", fmt.Sprintf("%s is one of %q, and this can be any string: choose with ?: between them", name, words)
-			}
-			for _, word := range s.words {
-				if !slices.Contains(words, W(word)) {
-					return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is one of %q", name, words)
-				}
-			}
-			return "", ""
-		},
-		set: func(into *T, v cty.Value) { set(into, W(v.AsString())) },
-	}
-}
-
-// wordAttribute is an attribute that is a word which a parser reads.
-func wordAttribute[T, V any](name, summary string, parse func(string) (V, error), set func(*T, V)) attribute[T] {
-	return attribute[T]{
-		name: name,
-		wrong: func(s exprType) (string, string) {
-			if summary, detail := ofKind(name, text, s); summary != "" {
-				return summary, detail
-			}
-			if s.anything {
-				return summary, fmt.Sprintf("%s can be any string here: choose with ?: between constant ones", name)
-			}
-			for _, word := range s.words {
-				if _, err := parse(word); err != nil {
-					return summary, err.Error()
-				}
-			}
-			return "", ""
-		},
-		set: func(into *T, v cty.Value) {
-			if read, err := parse(v.AsString()); err == nil {
-				set(into, read)
-			}
-		},
-	}
+	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
+		word := W(v.AsString())
+		if !slices.Contains(words, word) {
+			return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is one of %q", name, words)
+		}
+		set(into, word)
+		return "", ""
+	}}
 }
 
 // durationAttribute is an attribute that is a duration.
 func durationAttribute[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
-	parse := func(word string) (time.Duration, error) {
-		d, err := time.ParseDuration(word)
-		if err != nil {
-			return 0, fmt.Errorf("%s is written like \"10s\" or \"1m30s\", not %q", name, word)
+	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
+		d, err := time.ParseDuration(v.AsString())
+		switch {
+		case err != nil:
+			return "Not a duration", fmt.Sprintf("%s is written like \"10s\" or \"1m30s\", not %q", name, v.AsString())
+		case d < least || d > most:
+			return "Out of range", fmt.Sprintf("%s is %v to %v, not %v", name, least, most, d)
 		}
-		return d, nil
-	}
-	a := wordAttribute(name, "Not a duration", parse, set)
-	legible := a.wrong
-	a.wrong = func(s exprType) (summary, detail string) {
-		if summary, detail = legible(s); summary != "" {
-			return summary, detail
-		}
-		for _, word := range s.words {
-			if d, _ := parse(word); d < least || d > most {
-				return "Out of range", fmt.Sprintf("%s is %v to %v, not %v", name, least, most, d)
-			}
-		}
+		set(into, d)
 		return "", ""
-	}
-	return a
+	}}
 }
-
-// slack is what the arithmetic of bounds may be off by; set holds the value to its range all the same.
-const slack = 1e-9
 
 // within is an attribute that is a number of a range.
 func within[T any](name string, least, most float64, set func(*T, float64)) attribute[T] {
-	return attribute[T]{
-		name: name,
-		wrong: func(s exprType) (summary, detail string) {
-			if summary, detail = ofKind(name, number, s); summary != "" {
-				return summary, detail
-			}
-			if s.min >= least-slack && s.max <= most+slack {
-				return "", ""
-			}
-			detail = fmt.Sprintf("%s is %v to %v, not %s", name, least, most, s.span())
-			if !s.fixed {
-				detail = fmt.Sprintf("%s is %v to %v, and this can be %s: hold it with min(%v, max(%v, …))", name, least, most, s.span(), most, least)
-			}
-			return "Out of range", detail
-		},
-		set: func(into *T, v cty.Value) { set(into, min(max(float(v), least), most)) },
-	}
+	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
+		f := float(v)
+		if f < least || f > most {
+			return "Out of range", fmt.Sprintf("%s is %s to %s, not %s", name, decimal(least), decimal(most), decimal(f))
+		}
+		set(into, f)
+		return "", ""
+	}}
 }
 
 // wholeWithin is one without decimals.
 func wholeWithin[T any](name string, least, most float64, set func(*T, int)) attribute[T] {
-	a := within(name, least, most, func(into *T, f float64) { set(into, int(f)) })
-	ranged := a.wrong
-	a.wrong = func(s exprType) (summary, detail string) {
-		if summary, detail = ranged(s); summary == "" && !s.integer {
-			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, s.span())
+	ranged := within(name, least, most, func(into *T, f float64) { set(into, int(f)) })
+	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
+		if summary, detail = ranged.set(into, v); summary == "" && !v.AsBigFloat().IsInt() {
+			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(float(v)))
 		}
 		return summary, detail
-	}
-	return a
+	}}
 }
+
+// decimal writes a number as people do.
+func decimal(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 // switched is an attribute that is true or false.
 func switched[T any](name string, set func(*T, bool)) attribute[T] {
-	return attribute[T]{
-		name:  name,
-		wrong: func(s exprType) (summary, detail string) { return ofKind(name, truth, s) },
-		set:   func(into *T, v cty.Value) { set(into, v.True()) },
-	}
+	return attribute[T]{name, cty.Bool, func(into *T, v cty.Value) (summary, detail string) {
+		set(into, v.True())
+		return "", ""
+	}}
 }
 
-// stringAttribute is an attribute that is a string which a check lets pass.
+// stringAttribute is an attribute that is a string. check says what is wrong with one.
 func stringAttribute[T any](name string, check func(string) string, set func(*T, string)) attribute[T] {
-	return attribute[T]{
-		name: name,
-		wrong: func(s exprType) (summary, detail string) {
-			if summary, detail = ofKind(name, text, s); summary != "" {
-				return summary, detail
-			}
-			for _, word := range s.words {
-				if detail := check(word); detail != "" {
-					return "Unusable value", name + " " + detail
-				}
-			}
-			return "", ""
-		},
-		set: func(into *T, v cty.Value) { set(into, v.AsString()) },
-	}
+	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
+		if detail = check(v.AsString()); detail != "" {
+			return "Unusable value", name + " " + detail
+		}
+		set(into, v.AsString())
+		return "", ""
+	}}
 }
+
+// anything is the check of a string that lets all pass.
+func anything(string) string { return "" }
 
 // schemaOf is a block with the attributes of a table and no block in it.
 func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
@@ -199,62 +136,58 @@ func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 // setting is an attribute as a block has it.
 type setting[T any] struct {
 	attribute[T]
-	expr  hclsyntax.Expression
-	shape exprType
+	expr hclsyntax.Expression
 }
 
-// settings judges the attributes of a block, in the order of the table.
+// settings checks the attributes of a block, in the order of the table.
 func settings[T any](j *typeChecker, table []attribute[T], body hcl.Body) []setting[T] {
 	content, diags := body.Content(schemaOf(table))
 	j.wrong = append(j.wrong, diags...)
 	var all []setting[T]
 	for _, a := range table {
 		attr := content.Attributes[a.name]
-		if attr == nil {
+		if attr == nil || !j.typed(expression(attr), a.typ, a.name+" is") {
 			continue
 		}
-		s := j.value(expression(attr))
-		if s.kind == nothing {
-			continue // that is said
-		}
-		if summary, detail := a.wrong(s); summary != "" {
-			j.mistake(attr.Expr.Range(), summary, "%s", detail)
-			continue
-		}
-		all = append(all, setting[T]{a, expression(attr), s})
+		j.checkBranches(expression(attr), func(v cty.Value) (summary, detail string) {
+			return a.set(new(T), v)
+		})
+		all = append(all, setting[T]{a, expression(attr)})
 	}
 	return all
 }
 
-// constants sets the attributes of a block none of which may depend on a job.
+// checkBranches checks the value of a constant expression, and of each constant that ?: chooses from.
+func (j *typeChecker) checkBranches(e hclsyntax.Expression, check func(cty.Value) (summary, detail string)) {
+	switch e := e.(type) {
+	case *hclsyntax.ParenthesesExpr:
+		j.checkBranches(e.Expression, check)
+		return
+	case *hclsyntax.ConditionalExpr:
+		j.checkBranches(e.TrueResult, check)
+		j.checkBranches(e.FalseResult, check)
+		return
+	}
+	if v, ok := j.constant(e); ok {
+		if summary, detail := check(v); summary != "" {
+			j.mistake(e.Range(), summary, "%s", detail)
+		}
+	}
+}
+
+// constants sets the attributes of a block that may not depend on the job.
 func constants[T any](j *typeChecker, table []attribute[T], body hcl.Body, into *T) {
 	for _, s := range settings(j, table, body) {
-		if !s.shape.fixed || s.shape.known == cty.NilVal {
-			j.mistake(s.expr.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", s.name)
-			continue
+		if v, ok := j.mustBeConstant(s.expr, s.name); ok {
+			s.set(into, v)
 		}
-		s.set(into, s.shape.known)
 	}
 }
 
-// constant is the value of one attribute that may not depend on a job. The shape is of no kind where it is wrong.
-func constant(j *typeChecker, attr *hcl.Attribute, want kind) exprType {
-	s := j.value(expression(attr))
-	switch {
-	case s.kind == nothing:
-		return s
-	case s.kind != want:
-		return j.mistake(attr.Expr.Range(), "Wrong type", "%s is %s, not %s", attr.Name, want, s.kind)
-	case !s.fixed || s.known == cty.NilVal:
-		return j.mistake(attr.Expr.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", attr.Name)
-	}
-	return s
-}
-
-// expression is an attribute's, which in this syntax always has the nodes that the judge knows.
+// expression is an attribute's. In HCL's native syntax it is always of hclsyntax.
 func expression(attr *hcl.Attribute) hclsyntax.Expression { return attr.Expr.(hclsyntax.Expression) }
 
-// word refuses a string that would not stand in one line, or is empty or very long.
+// word refuses a string that does not fit in one line, or is empty or very long.
 func word(s string) string {
 	switch {
 	case s == "":

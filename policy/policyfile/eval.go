@@ -5,6 +5,7 @@ package policyfile
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -13,16 +14,17 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// evidence is a request as expressions see it, and why it could not be made, which the judge has ruled out.
+// evidence is a request as expressions see it.
 type evidence struct {
 	ctx    *hcl.EvalContext
-	leaves []int8 // what is known of the conditions' leaves
-	err    error
+	failed map[string]error // locals without a value for this request
 }
 
-// bind makes the variables of a request, once for all rules.
+// bind makes the variables of a request, once for all rules. A local that fails is left out, so it fails only the rules
+// that name it, and try can catch it.
 func (l *Compiled) bind(r policy.Request) policy.Input {
-	variables := map[string]cty.Value{"local": cty.ObjectVal(l.judge.fixed)}
+	locals := maps.Clone(l.fixed)
+	variables := map[string]cty.Value{}
 	for root, rows := range namespaces {
 		attributes := make(map[string]cty.Value, len(rows))
 		for _, row := range rows {
@@ -30,53 +32,66 @@ func (l *Compiled) bind(r policy.Request) policy.Input {
 		}
 		variables[root] = cty.ObjectVal(attributes)
 	}
-	e := &evidence{ctx: &hcl.EvalContext{Variables: variables, Functions: l.judge.functions}, leaves: make([]int8, len(l.leaves))}
-	locals := map[string]cty.Value{}
-	for _, level := range l.locals {
-		for _, local := range level {
-			v, err := evaluate(local.expr, e.ctx)
-			if err != nil {
-				e.err = err
-				return e
-			}
-			locals[local.name] = v
+	e := &evidence{&hcl.EvalContext{Variables: variables, Functions: functions()}, map[string]error{}}
+	for _, local := range l.locals {
+		variables["local"] = cty.ObjectVal(locals)
+		v, err := e.value(local.expr, anyType)
+		if err != nil {
+			e.failed[local.name] = err
+			continue
 		}
-		variables["local"] = cty.ObjectVal(union(l.judge.fixed, locals))
+		locals[local.name] = v
 	}
+	variables["local"] = cty.ObjectVal(locals)
 	return e
 }
 
-func union(a, b map[string]cty.Value) map[string]cty.Value {
-	both := make(map[string]cty.Value, len(a)+len(b))
-	for _, m := range []map[string]cty.Value{a, b} {
-		for name, v := range m {
-			both[name] = v
+// value evaluates an expression for the request. When a local that it names has failed, the error is the local's.
+func (e *evidence) value(expr hclsyntax.Expression, want cty.Type) (cty.Value, error) {
+	v, failed := evaluate(expr, e.ctx)
+	if failed == nil {
+		if want != anyType && !v.Type().Equals(want) {
+			return v, failure(expr.Range(), "Wrong type", instead(want, v.Type(), ", not "))
+		}
+		return v, nil
+	}
+	for _, traversal := range expr.Variables() {
+		if traversal.RootName() != "local" || len(traversal) < 2 {
+			continue
+		}
+		if name, _ := attributeOf(traversal[1]); e.failed[name] != nil {
+			return v, e.failed[name]
 		}
 	}
-	return both
+	return v, failure(*failed.Subject, failed.Summary, failed.Detail)
 }
 
-// evaluate is the value of an expression that the judge let pass. The errors, and hcl's panics, are what it rules out:
-// they are here so that a fault of ours drains no node.
-func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, err error) {
+// failure is why an expression has no value for a job. User text may be in it.
+func failure(where hcl.Range, summary, detail string) error {
+	place := fmt.Sprintf("%s:%d:%d", where.Filename, where.Start.Line, where.Start.Column)
+	return errors.New(place + ": " + sentence(strings.TrimSuffix(oneLine(summary+": "+detail), ".")))
+}
+
+// evaluate is the value of an expression that the checker let pass. A panic of hcl is a failure too, because it must not
+// drain a node.
+func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed *hcl.Diagnostic) {
 	defer func() {
 		if fault := recover(); fault != nil {
-			err = fmt.Errorf("%s: %v", at(e), fault)
+			failed = mistake(e.Range(), "Cannot evaluate", "%v", fault)
 		}
 	}()
 	v, diags := e.Value(ctx)
-	if diags.HasErrors() {
-		return v, fmt.Errorf("%s: %s", at(e), oneLine(diags[0].Summary+": "+diags[0].Detail))
-	}
-	if v.IsNull() || !v.IsWhollyKnown() {
-		return v, errors.New(at(e) + ": no value")
+	switch {
+	case diags.HasErrors() && diags[0].Subject == nil:
+		return v, mistake(e.Range(), diags[0].Summary, "%s", diags[0].Detail)
+	case diags.HasErrors() && diags[0].Summary == "Invalid index":
+		return v, mistake(*diags[0].Subject, "Invalid index", "there is no such element: write try(…, DEFAULT)")
+	case diags.HasErrors():
+		return v, diags[0]
+	case v.IsNull() || !v.IsWhollyKnown():
+		return v, mistake(e.Range(), "Cannot evaluate", "this comes to no value")
 	}
 	return v, nil
-}
-
-func at(e hclsyntax.Expression) string {
-	where := e.Range()
-	return fmt.Sprintf("%s:%d:%d", where.Filename, where.Start.Line, where.Start.Column)
 }
 
 // compiled is the rule as a policy has it.
@@ -85,32 +100,28 @@ func (r *rule) compiled() policy.Rule {
 }
 
 func (r *rule) holds(given policy.Input) (bool, error) {
-	e := given.(*evidence)
-	if e.err != nil {
-		return false, e.err
-	}
-	if r.always != cty.NilVal {
-		return r.always.True(), nil
-	}
-	return r.when.holds(e)
+	v, err := given.(*evidence).value(r.when, cty.Bool)
+	return err == nil && v.True(), err
 }
 
-func (r *rule) gives(given policy.Input) (grant policy.Grant, denied string, err error) {
+func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 	e := given.(*evidence)
 	if r.deny != nil {
-		v, err := evaluate(r.deny, e.ctx)
+		v, err := e.value(r.deny, cty.String)
 		if err != nil {
 			return policy.Grant{}, "", err
 		}
 		return policy.Grant{}, sentence(v.AsString()), nil
 	}
-	grant = r.base
-	for _, m := range r.moving {
-		v, err := evaluate(m.expr, e.ctx)
+	grant := policy.DefaultGrant()
+	for _, s := range r.grant {
+		v, err := e.value(s.expr, s.typ)
 		if err != nil {
 			return policy.Grant{}, "", err
 		}
-		m.set(&grant, v)
+		if summary, detail := s.set(&grant, v); summary != "" {
+			return policy.Grant{}, "", failure(s.expr.Range(), summary, detail)
+		}
 	}
 	return grant, "", nil
 }

@@ -4,6 +4,7 @@ package policyfile
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ type RuleTrace struct {
 type ConditionTrace struct {
 	Op     string           `json:"op,omitempty"` // "&&", "||", "!", or "" of a leaf
 	Source string           `json:"source"`       // in one line
-	Value  string           `json:"value"`        // "true" or "false"
+	Value  string           `json:"value"`        // "true", "false", or why there is none
 	With   []VariableValue  `json:"with,omitempty"`
 	Parts  []ConditionTrace `json:"parts,omitempty"`
 }
@@ -76,30 +77,52 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 	}
 	e := l.bind(r.Truncated()).(*evidence)
 	for i := range l.rules {
-		tried := try(&l.rules[i], e)
+		tried := l.trace(&l.rules[i], e)
 		x.Rules = append(x.Rules, tried)
-		if tried.Holds {
+		if tried.Rule == x.Verdict.Rule {
 			break
 		}
 	}
 	return x
 }
 
-func try(r *rule, e *evidence) RuleTrace {
+func (l *Compiled) trace(r *rule, e *evidence) RuleTrace {
 	holds, _ := r.holds(e)
-	return RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, part(&r.when, e)}
+	return RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, l.part(r.when, e)}
 }
 
-// part is a condition with its values. Every operand is evaluated here, also those that the decision could do without.
-func part(c *condition, e *evidence) ConditionTrace {
-	p := ConditionTrace{Op: c.op, Source: c.source, Value: rendered(c.expr, e.ctx)}
-	if c.op == "" {
-		p.With = variablesIn(c.expr, e.ctx)
+// part is a condition with its values. It is taken apart at &&, || and !.
+func (l *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
+	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
+		return l.part(parentheses.Expression, e)
 	}
-	for i := range c.parts {
-		p.Parts = append(p.Parts, part(&c.parts[i], e))
+	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(l.sourceOf(expr), " "), Value: e.rendered(expr)}
+	var operands []hclsyntax.Expression
+	switch expr := expr.(type) {
+	case *hclsyntax.UnaryOpExpr:
+		p.Op, operands = "!", []hclsyntax.Expression{expr.Val}
+	case *hclsyntax.BinaryOpExpr:
+		if expr.Op == hclsyntax.OpLogicalAnd || expr.Op == hclsyntax.OpLogicalOr {
+			p.Op, operands = operators[expr.Op].sign, chain(expr, expr.Op)
+		}
+	}
+	if p.Op == "" {
+		p.With = variablesIn(expr, e.ctx)
+	}
+	for _, operand := range operands {
+		p.Parts = append(p.Parts, l.part(operand, e))
 	}
 	return p
+}
+
+var lineBreaks = regexp.MustCompile(`[ \t\r]*\n\s*`)
+
+// chain are the operands of a && b && c, which hcl has as (a && b) && c.
+func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expression {
+	if binary, ok := e.(*hclsyntax.BinaryOpExpr); ok && binary.Op == op {
+		return append(chain(binary.LHS, op), binary.RHS)
+	}
+	return []hclsyntax.Expression{e}
 }
 
 // sourceOf is an expression as it is written.
@@ -113,8 +136,9 @@ func (l *Compiled) sourceOf(e hclsyntax.Expression) string {
 	return ""
 }
 
-func rendered(e hclsyntax.Expression, ctx *hcl.EvalContext) string {
-	v, err := evaluate(e, ctx)
+// rendered is the value of an expression, or why it has none.
+func (e *evidence) rendered(expr hclsyntax.Expression) string {
+	v, err := e.value(expr, anyType)
 	if err != nil {
 		return err.Error()
 	}

@@ -8,11 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/zclconf/go-cty/cty"
 )
 
 // file is a file of a policy.
@@ -25,64 +27,39 @@ type file struct {
 // Version is the version of the policy language that this program reads.
 const Version = 1
 
-// The bounds of a file. hcl's parser takes stack for each level of nesting, in time that grows with its square: a file of
-// 256 KiB of brackets ends the program. One of maxPlain bytes is parsed in less than a second whatever is in it.
+// The bounds of a file. hcl's parser takes stack for each level, and in a file of 64 KiB of brackets it ends the program.
 const (
-	maxFile    = 1 << 20
-	maxPlain   = 32 << 10
-	maxNesting = 100
-	maxChoices = 1000 // operators ?: in a file
+	maxFile   = 256 << 10
+	maxNested = 10000
 )
+
+// nesting are the tokens that make a level.
+var nesting = []hclsyntax.TokenType{
+	hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp,
+	hclsyntax.TokenTemplateControl, hclsyntax.TokenBang, hclsyntax.TokenMinus, hclsyntax.TokenQuestion,
+}
 
 // parse reads a file's syntax.
 func parse(f *file) hcl.Diagnostics {
-	if diags := readable(f); diags.HasErrors() {
-		return diags
+	start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
+	if len(f.source) > maxFile {
+		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d bytes: put some of its rules into policy.d", maxFile)}
+	}
+	tokens, _ := hclsyntax.LexConfig(f.source, f.name, hcl.InitialPos)
+	levels := 0
+	for _, token := range tokens {
+		if slices.Contains(nesting, token.Type) {
+			levels++
+		}
+	}
+	if levels > maxNested {
+		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d brackets, signs and choices: put some of its rules into policy.d", maxNested)}
 	}
 	parsed, diags := hclsyntax.ParseConfig(f.source, f.name, hcl.InitialPos)
 	if !diags.HasErrors() {
 		f.hcl = parsed
 	}
 	return diags
-}
-
-// readable refuses what the parser would not survive.
-func readable(f *file) hcl.Diagnostics {
-	start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
-	if len(f.source) > maxFile {
-		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d bytes: put some of its rules into policy.d", maxFile)}
-	}
-	if len(f.source) <= maxPlain {
-		return nil
-	}
-	tokens, _ := hclsyntax.LexConfig(f.source, f.name, hcl.InitialPos)
-	depth, signs, choices := 0, 0, 0
-	for _, token := range tokens {
-		depth += nesting(token.Type)
-		switch token.Type {
-		case hclsyntax.TokenBang, hclsyntax.TokenMinus:
-			signs++
-		case hclsyntax.TokenQuestion:
-			choices++
-			fallthrough
-		default:
-			signs = 0
-		}
-		if depth > maxNesting || signs > maxNesting || choices > maxChoices {
-			return hcl.Diagnostics{mistake(token.Range, "Nested too deeply", "a file of more than %d bytes has at most %d levels: take it apart with locals", maxPlain, maxNesting)}
-		}
-	}
-	return nil
-}
-
-func nesting(t hclsyntax.TokenType) int {
-	switch t {
-	case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp, hclsyntax.TokenTemplateControl:
-		return 1
-	case hclsyntax.TokenCBrace, hclsyntax.TokenCBrack, hclsyntax.TokenCParen, hclsyntax.TokenTemplateSeqEnd:
-		return -1
-	}
-	return 0
 }
 
 // checkVersion comes before everything else, so that a newer file is refused for its version and not for a word of it
@@ -93,10 +70,9 @@ func checkVersion(body hcl.Body) hcl.Diagnostics {
 		return diags
 	}
 	attr := content.Attributes["version"]
-	j := newTypeChecker(nil)
-	s := constant(j, attr, number)
-	if len(j.wrong) == 0 && s.min != Version {
-		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, s.span())
+	j := newTypeChecker()
+	if v, ok := j.constantOf(attr, cty.Number); ok && float(v) != Version {
+		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
 	}
 	return j.wrong
 }

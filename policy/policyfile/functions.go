@@ -4,10 +4,8 @@ package policyfile
 
 import (
 	"fmt"
-	"math"
 	"math/big"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 
@@ -18,33 +16,34 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// builtin is a function of the language: how it is called, what it does with values, and what it does with shapes.
+// builtin is a function of the language.
 type builtin struct {
-	takes []kind // its arguments; nothing takes every kind
-	more  bool   // the last may be repeated
+	takes []cty.Type
+	more  bool // the last argument may be repeated
+	gives cty.Type
 	run   function.Function
-	// shapes is what comes of arguments of the right kinds.
-	shapes func(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType
+	// check says what comes of arguments of the right types, where gives cannot. nil: it can.
+	check func(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type
 }
 
 var builtins = map[string]builtin{
-	"contains":    {[]kind{list, nothing}, false, stdlib.ContainsFunc, containsType},
-	"startswith":  {[]kind{text, text}, false, textTest(strings.HasPrefix), boolType},
-	"endswith":    {[]kind{text, text}, false, textTest(strings.HasSuffix), boolType},
-	"strcontains": {[]kind{text, text}, false, textTest(strings.Contains), boolType},
-	"regex":       {[]kind{text, text}, false, regexFunction, regexType},
-	"lower":       {[]kind{text}, false, stdlib.LowerFunc, mapped(strings.ToLower)},
-	"upper":       {[]kind{text}, false, stdlib.UpperFunc, mapped(strings.ToUpper)},
-	"join":        {[]kind{text, list}, false, joinFunction, joinType},
-	"min":         {[]kind{number}, true, stdlib.MinFunc, minType},
-	"max":         {[]kind{number}, true, stdlib.MaxFunc, maxType},
-	"floor":       {[]kind{number}, false, rounded(big.ToNegativeInf), roundedType(math.Floor)},
-	"ceil":        {[]kind{number}, false, rounded(big.ToPositiveInf), roundedType(math.Ceil)},
-	"length":      {[]kind{nothing}, false, lengthFunction, lengthType},
-	"coalesce":    {[]kind{text}, true, coalesceFunction, firstType},
-	"lookup":      {[]kind{object, text, nothing}, false, lookupFunction, lookupType},
-	"try":         {[]kind{nothing}, true, tryfunc.TryFunc, tryType},
-	"can":         {[]kind{nothing}, false, tryfunc.CanFunc, canType},
+	"contains":    {[]cty.Type{anyList, anyType}, false, cty.Bool, stdlib.ContainsFunc, checkContains},
+	"startswith":  {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.HasPrefix), nil},
+	"endswith":    {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.HasSuffix), nil},
+	"strcontains": {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.Contains), nil},
+	"regex":       {[]cty.Type{cty.String, cty.String}, false, cty.String, regexFunction, checkRegex},
+	"lower":       {[]cty.Type{cty.String}, false, cty.String, stdlib.LowerFunc, nil},
+	"upper":       {[]cty.Type{cty.String}, false, cty.String, stdlib.UpperFunc, nil},
+	"join":        {[]cty.Type{cty.String, cty.List(cty.String)}, false, cty.String, stdlib.JoinFunc, nil},
+	"min":         {[]cty.Type{cty.Number}, true, cty.Number, stdlib.MinFunc, nil},
+	"max":         {[]cty.Type{cty.Number}, true, cty.Number, stdlib.MaxFunc, nil},
+	"floor":       {[]cty.Type{cty.Number}, false, cty.Number, rounded(-1), nil},
+	"ceil":        {[]cty.Type{cty.Number}, false, cty.Number, rounded(1), nil},
+	"length":      {[]cty.Type{anyType}, false, cty.Number, lengthFunction, checkLength},
+	"coalesce":    {[]cty.Type{cty.String}, true, cty.String, coalesceFunction, nil},
+	"lookup":      {[]cty.Type{anyObject, cty.String, anyType}, false, anyType, stdlib.LookupFunc, checkLookup},
+	"try":         {[]cty.Type{anyType}, true, anyType, tryfunc.TryFunc, checkTry},
+	"can":         {[]cty.Type{anyType}, false, cty.Bool, tryfunc.CanFunc, nil},
 }
 
 // functions are the builtins as hcl calls them.
@@ -61,8 +60,8 @@ func (b builtin) fits(args int) bool {
 	return args == len(b.takes) || b.more && args >= len(b.takes)
 }
 
-// taken is the kind of argument number i.
-func (b builtin) taken(i int) kind { return b.takes[min(i, len(b.takes)-1)] }
+// taken is the type of argument number i.
+func (b builtin) taken(i int) cty.Type { return b.takes[min(i, len(b.takes)-1)] }
 
 // wants is the number of arguments in words.
 func (b builtin) wants() string {
@@ -73,13 +72,16 @@ func (b builtin) wants() string {
 	return words
 }
 
-func argument(name string, t cty.Type) function.Parameter {
-	return function.Parameter{Name: name, Type: t}
+func parameters(types ...cty.Type) (all []function.Parameter) {
+	for i, t := range types {
+		all = append(all, function.Parameter{Name: fmt.Sprint("argument", i+1), Type: t})
+	}
+	return all
 }
 
 func textTest(test func(s, part string) bool) function.Function {
 	return function.New(&function.Spec{
-		Params: []function.Parameter{argument("string", cty.String), argument("part", cty.String)},
+		Params: parameters(cty.String, cty.String),
 		Type:   function.StaticReturnType(cty.Bool),
 		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
 			return cty.BoolVal(test(args[0].AsString(), args[1].AsString())), nil
@@ -87,66 +89,36 @@ func textTest(test func(s, part string) bool) function.Function {
 	})
 }
 
-// compiled are the patterns of a policy, which are all constant: as many as the policy has.
-var compiled sync.Map
-
-func pattern(source string) (*regexp.Regexp, error) {
-	if found, ok := compiled.Load(source); ok {
-		return found.(*regexp.Regexp), nil
-	}
-	expression, err := regexp.Compile(source)
-	if err != nil {
-		return nil, err
-	}
-	compiled.Store(source, expression)
-	return expression, nil
-}
-
-// regexFunction is the part that matches. hcl's own compiles the pattern at every call.
+// regexFunction is the part that matches. hcl's own gives a list when the pattern has groups.
 var regexFunction = function.New(&function.Spec{
-	Params: []function.Parameter{argument("pattern", cty.String), argument("string", cty.String)},
+	Params: parameters(cty.String, cty.String),
 	Type:   function.StaticReturnType(cty.String),
 	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		expression, err := pattern(args[0].AsString())
+		pattern, err := regexp.Compile(args[0].AsString())
 		if err != nil {
 			return cty.NilVal, err
 		}
-		found := expression.FindStringIndex(args[1].AsString())
+		found := pattern.FindStringIndex(args[1].AsString())
 		if found == nil {
-			return cty.NilVal, fmt.Errorf("no part of the string matches")
+			return cty.NilVal, fmt.Errorf("no part of the string matches: ask can(regex(…)), or write try(regex(…), \"\")")
 		}
 		return cty.StringVal(args[1].AsString()[found[0]:found[1]]), nil
 	},
 })
 
-var joinFunction = function.New(&function.Spec{
-	Params: []function.Parameter{argument("separator", cty.String), argument("list", cty.DynamicPseudoType)},
-	Type:   function.StaticReturnType(cty.String),
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		if !args[1].IsWhollyKnown() { // hcl tries the condition of a for on what is not known
-			return cty.UnknownVal(cty.String), nil
-		}
-		var items []string
-		for _, item := range args[1].AsValueSlice() {
-			items = append(items, item.AsString())
-		}
-		return cty.StringVal(strings.Join(items, args[0].AsString())), nil
-	},
-})
-
-// rounded rounds to a whole number. hcl's own floor shares memory with its argument.
-func rounded(mode big.RoundingMode) function.Function {
+// rounded rounds to a whole number, down for -1 and up for 1. hcl's own floor shares memory with its argument.
+func rounded(direction int64) function.Function {
 	return function.New(&function.Spec{
-		Params: []function.Parameter{argument("number", cty.Number)},
+		Params: parameters(cty.Number),
 		Type:   function.StaticReturnType(cty.Number),
 		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
 			f := args[0].AsBigFloat()
-			whole, accuracy := f.Int(nil) // towards zero
-			switch {
-			case mode == big.ToNegativeInf && accuracy == big.Above:
-				whole.Sub(whole, big.NewInt(1))
-			case mode == big.ToPositiveInf && accuracy == big.Below:
-				whole.Add(whole, big.NewInt(1))
+			if f.IsInf() {
+				return cty.NilVal, fmt.Errorf("the number is too large")
+			}
+			whole, _ := f.Int(nil) // towards zero
+			if !f.IsInt() && int64(f.Sign()) == direction {
+				whole.Add(whole, big.NewInt(direction))
 			}
 			return cty.NumberVal(new(big.Float).SetInt(whole)), nil
 		},
@@ -155,7 +127,7 @@ func rounded(mode big.RoundingMode) function.Function {
 
 // lengthFunction counts the elements of a list or the characters of a string.
 var lengthFunction = function.New(&function.Spec{
-	Params: []function.Parameter{argument("value", cty.DynamicPseudoType)},
+	Params: parameters(cty.DynamicPseudoType),
 	Type:   function.StaticReturnType(cty.Number),
 	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
 		if args[0].Type() == cty.String {
@@ -165,7 +137,7 @@ var lengthFunction = function.New(&function.Spec{
 	},
 })
 
-// coalesceFunction is the first string that is not empty, "" where all are.
+// coalesceFunction is the first string that is not empty, or "".
 var coalesceFunction = function.New(&function.Spec{
 	VarParam: &function.Parameter{Name: "strings", Type: cty.String},
 	Type:     function.StaticReturnType(cty.String),
@@ -179,155 +151,56 @@ var coalesceFunction = function.New(&function.Spec{
 	},
 })
 
-// lookupFunction is an object's attribute, or the default.
-var lookupFunction = function.New(&function.Spec{
-	Params: []function.Parameter{argument("object", cty.DynamicPseudoType), argument("name", cty.String), argument("default", cty.DynamicPseudoType)},
-	Type: func(args []cty.Value) (cty.Type, error) {
-		if !args[0].IsWhollyKnown() || !args[1].IsKnown() {
-			return cty.DynamicPseudoType, nil
+func checkContains(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	if args[0] != anyType && !fits(args[0].ElementType(), args[1]) {
+		j.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", plural(args[0].ElementType()), aType(args[1]))
+	} else if !single(args[1]) {
+		j.mistake(call.Args[1].Range(), "Wrong type", "contains looks for one number, string or truth, not for %s", aType(args[1]))
+	}
+	return cty.Bool
+}
+
+// checkRegex compiles the pattern. A group in it is refused, because what groups match would be a list.
+func checkRegex(j *typeChecker, call *hclsyntax.FunctionCallExpr, _ []cty.Type) cty.Type {
+	source, before := call.Args[0], len(j.wrong)
+	v, ok := j.constant(source)
+	if !ok {
+		if len(j.wrong) == before {
+			j.mistake(source.Range(), "Variables not allowed", "the pattern of regex is constant, so that it is known to be one")
 		}
-		return lookUp(args).Type(), nil
-	},
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) { return lookUp(args), nil },
-})
-
-func lookUp(args []cty.Value) cty.Value {
-	if name := args[1].AsString(); args[0].Type().IsObjectType() && args[0].Type().HasAttribute(name) {
-		return args[0].GetAttr(name)
+		return cty.String
 	}
-	return args[2]
+	if pattern, err := regexp.Compile(v.AsString()); err != nil {
+		j.mistake(source.Range(), "Not a pattern", "%v", err)
+	} else if pattern.NumSubexp() > 0 {
+		j.mistake(source.Range(), "Group in a pattern", "regex is the part that matches as a whole: write (?:…) for a group")
+	}
+	return cty.String
 }
 
-func boolType(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType { return anyTruth() }
-
-func containsType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	if elem := *args[0].elem; !same(elem, args[1]) {
-		return j.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", elem.kind.plural(), args[1].kind)
+func checkLength(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	if t := args[0]; t != anyType && t != cty.String && !t.IsListType() {
+		j.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", aType(t))
 	}
-	if !args[1].single() {
-		return j.mistake(call.Args[1].Range(), "Wrong type", "contains looks for one number, string or truth, not for %s", args[1].kind)
-	}
-	return anyTruth()
+	return cty.Number
 }
 
-// regexType holds the pattern to be one that can be compiled now, without groups: what those match would be a list.
-func regexType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	source := j.settled(call.Args[0], args[0])
-	if source.kind == nothing {
-		return anyText()
+func checkLookup(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	var types []cty.Type
+	if args[0].IsObjectType() {
+		_, types = attributesOf(args[0])
 	}
-	if !source.fixed {
-		return j.mistake(call.Args[0].Range(), "Variables not allowed", "the pattern of regex is constant, so that it is known to be one")
+	joined, _, ok := oneType(types)
+	if !ok || !fits(joined, args[2]) {
+		return j.mistake(call.Args[2].Range(), "Wrong type", "lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(args[2]))
 	}
-	expression, err := pattern(source.known.AsString())
-	if err != nil {
-		return j.mistake(call.Args[0].Range(), "Not a pattern", "%v", err)
-	}
-	if expression.NumSubexp() > 0 {
-		return j.mistake(call.Args[0].Range(), "Group in a pattern", "regex is the part that matches as a whole: write (?:…) for a group")
-	}
-	s := anyText()
-	s.may = j.mayFail(call.Range(), "the pattern may match no part of the string: ask can(regex(…)), or say with try(regex(…), \"\") what else")
-	return s
+	return join(joined, args[2])
 }
 
-func mapped(change func(string) string) func(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType {
-	return func(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-		s := exprType{kind: text, anything: args[0].anything}
-		for _, word := range args[0].words {
-			s.words = append(s.words, change(word))
-		}
-		s.words = wordsOf(s.words)
-		return s
-	}
-}
-
-func joinType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	if elem := *args[1].elem; elem.kind != text && elem.kind != nothing {
-		return j.mistake(call.Args[1].Range(), "Wrong type", "join takes a list of strings, not of %s", elem.kind.plural())
-	}
-	return anyText()
-}
-
-func minType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	return extreme(args, slices.Min[[]float64])
-}
-
-func maxType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	return extreme(args, slices.Max[[]float64])
-}
-
-func extreme(args []exprType, of func([]float64) float64) exprType {
-	var least, most []float64
-	whole := true
-	for _, arg := range args {
-		if arg.kind == nothing {
-			return exprType{kind: number, min: math.Inf(-1), max: math.Inf(1)}
-		}
-		least, most, whole = append(least, arg.min), append(most, arg.max), whole && arg.integer
-	}
-	return ranged(whole, of(least), of(most))
-}
-
-func roundedType(round func(float64) float64) func(*typeChecker, *hclsyntax.FunctionCallExpr, []exprType) exprType {
-	return func(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-		return ranged(true, round(args[0].min), round(args[0].max))
-	}
-}
-
-func lengthType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	switch args[0].kind {
-	case list, text, nothing:
-		return numbers(0, math.MaxInt32)
-	}
-	return j.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", args[0].kind)
-}
-
-func firstType(_ *typeChecker, _ *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	joined := args[0]
-	for _, arg := range args[1:] {
-		joined = join(joined, arg)
-	}
-	joined.may = nil
-	return joined
-}
-
-func lookupType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	joined := args[2]
-	for _, attr := range args[0].attrs {
-		if !joinable(attr, joined) {
-			return j.mistake(call.Args[2].Range(), "Wrong type", "lookup takes attributes and a default of one kind: the object has %s, and this is %s", attr.kind.plural(), joined.kind)
-		}
-		joined = join(joined, attr)
-	}
-	joined.may = nil
-	return joined
-}
-
-// tryType cannot fail where one of its arguments cannot.
-func tryType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	joined := args[0]
-	for i, arg := range args[1:] {
-		if !joinable(joined, arg) {
-			return j.mistake(call.Args[i+1].Range(), "Wrong type", "try takes arguments of one kind: this is %s, and before it stands %s", arg.kind, joined.kind)
-		}
-		joined = join(joined, arg)
-	}
-	joined.may = args[len(args)-1].may
-	if slices.ContainsFunc(args, func(arg exprType) bool { return len(arg.may) == 0 }) {
-		joined.may = nil
+func checkTry(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	joined, odd, ok := oneType(args)
+	if !ok {
+		return j.mistake(call.Args[odd].Range(), "Wrong type", "try takes arguments of one kind: this is %s, and before it stands %s", aType(args[odd]), aType(joined))
 	}
 	return joined
-}
-
-func canType(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []exprType) exprType {
-	if len(args[0].may) == 0 && args[0].kind != nothing {
-		return j.mistake(call.Range(), "Always true", "what can asks about cannot fail")
-	}
-	return anyTruth()
-}
-
-// plural is the kind of a list's elements.
-func (k kind) plural() string {
-	return []string{"nothing", "numbers", "strings", "truths", "lists", "objects"}[k]
 }

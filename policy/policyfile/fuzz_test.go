@@ -10,6 +10,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,11 +55,36 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, r := range oddRequests {
 			law.Explain(r)
-			if verdict := law.Decide(r); strings.Contains(verdict.Denied, "cannot decide") {
-				t.Errorf("a policy that loads could not decide: %s", verdict.Denied)
-			}
+			checkDenial(t, law.Decide(r).Denied)
 		}
 	})
+}
+
+// What an expression of the right types can fail by for a job. The type checker refuses all else when the policy is read.
+var failures = []string{
+	"Invalid index: there is no such element: write try(…, DEFAULT)",
+	"Operation failed: Error during operation: the divisor is 0: write max(1, …)",
+	`Error in function call: Call to function "regex" failed: no part of the string matches`,
+	`Error in function call: Call to function "try" failed: no expression succeeded`,
+	"Out of range: ", "Not a whole number: ", "Unknown value", "Not a duration: ",
+}
+
+var undecided = regexp.MustCompile(`^this site's policy cannot decide: p:[0-9]+:[0-9]+: (.*): tell the site's admins$`)
+
+// checkDenial holds that a rule which fails for a job gives a sentence: it can be printed, it tells the place, and its
+// cause is one of the failures above.
+func checkDenial(t *testing.T, denied string) {
+	t.Helper()
+	if strings.ContainsFunc(denied, func(r rune) bool { return r < ' ' || r == 0x7f }) || len(denied) > 1000 {
+		t.Errorf("a denial that breaks a log: %q", denied)
+	}
+	if !strings.Contains(denied, "policy cannot decide") {
+		return
+	}
+	found := undecided.FindStringSubmatch(denied)
+	if found == nil || !slices.ContainsFunc(failures, func(f string) bool { return strings.HasPrefix(found[1], f) }) {
+		t.Errorf("a failure that no policy that loads may have: %s", denied)
+	}
 }
 
 // BenchmarkDecide is the last of 200 rules; of the others the first operand is false, or the last.

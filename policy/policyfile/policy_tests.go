@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/zclconf/go-cty/cty"
 )
 
 // Case is a test of a policy: a request and what is expected of it.
@@ -51,7 +52,7 @@ func LoadCases(path string) ([]Case, error) {
 // ParseCases reads cases. The name is what complaints call the file.
 func ParseCases(source []byte, name string) ([]Case, error) {
 	f := file{name: name, source: source}
-	j := newTypeChecker(nil)
+	j := newTypeChecker()
 	cases := readCases(j, &f)
 	if err := complain(j.wrong, []file{f}); err != nil {
 		return nil, err
@@ -109,39 +110,12 @@ func (c *Case) read(j *typeChecker, block *hcl.Block) {
 	}
 }
 
-// requestAttributes are the variables of a namespace as what a case can set.
-func requestAttributes(root string) []attribute[policy.Request] {
-	var table []attribute[policy.Request]
+// requestAttributes are the variables of a namespace as a case sets them.
+func requestAttributes(root string) (table []attribute[policy.Request]) {
 	for _, v := range namespaces[root] {
-		table = append(table, attribute[policy.Request]{
-			name:  v.name,
-			wrong: func(s exprType) (summary, detail string) { return v.refuses(root, s) },
-			set:   v.set,
-		})
+		table = append(table, v.attribute)
 	}
 	return table
-}
-
-// refuses says why a variable cannot have a value.
-func (v variable) refuses(root string, s exprType) (summary, detail string) {
-	name := root + "." + v.name
-	if summary, detail = ofKind(name, v.shape.kind, s); summary != "" {
-		return summary, detail
-	}
-	want := v.shape
-	if s.kind == list {
-		want, s = *v.shape.elem, *s.elem
-		if s.kind == nothing {
-			return "", ""
-		}
-		if s.kind != want.kind {
-			return "Wrong type", fmt.Sprintf("%s is a list of %s, not of %s", name, want.kind.plural(), s.kind.plural())
-		}
-	}
-	if s.kind == number && (s.min < want.min || s.max > want.max || !s.integer) {
-		return "Out of range", fmt.Sprintf("%s has whole numbers from %s to %s, not %s", name, decimal(want.min), decimal(want.max), s.span())
-	}
-	return "", ""
 }
 
 func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
@@ -154,13 +128,14 @@ func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
 	}
 	e := &c.expect
 	if attr := content.Attributes["rule"]; attr != nil {
-		if s := constant(j, attr, text); s.kind == text {
-			e.rule = &s.words[0]
+		if v, ok := j.constantOf(attr, cty.String); ok {
+			rule := v.AsString()
+			e.rule = &rule
 		}
 	}
 	if attr := content.Attributes["asked"]; attr != nil {
-		if s := constant(j, attr, truth); s.kind == truth {
-			asked := s.known.True()
+		if v, ok := j.constantOf(attr, cty.Bool); ok {
+			asked := v.True()
 			e.asked = &asked
 		}
 	}
@@ -177,14 +152,15 @@ func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
 
 // readDenied takes a truth, or a part of the reason.
 func (e *expectation) readDenied(j *typeChecker, attr *hcl.Attribute) {
-	s := j.value(expression(attr))
+	v, _ := j.constantOf(attr, anyType)
 	switch {
-	case s.kind == nothing:
-	case s.kind == truth && s.fixed:
-		denied := s.known.True()
+	case v == cty.NilVal:
+	case v.Type() == cty.Bool:
+		denied := v.True()
 		e.denied = &denied
-	case s.kind == text && s.fixed:
-		e.reason = &s.words[0]
+	case v.Type() == cty.String:
+		reason := v.AsString()
+		e.reason = &reason
 	default:
 		j.mistake(attr.Expr.Range(), "Wrong type", "denied is true, false or a part of the reason")
 	}

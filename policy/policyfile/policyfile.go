@@ -3,9 +3,9 @@
 // Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only importer
 // of hcl.
 //
-// The promise: a file is taken whole or not at all; every complaint says file, line and column; and a policy that loads
-// cannot fail a prolog. For that each expression is judged when the file is read: what can fail for any job, and a value
-// that can leave its range, is refused there (docs/decisions/010). Evaluating what is left needs no error.
+// A file is taken whole or not at all, and every complaint tells file, line and column. Names, types and constant values
+// are checked when the file is read. What fails for one job only is a denial for that job (docs/decisions/027). So a
+// policy that loads cannot fail a prolog.
 package policyfile
 
 import (
@@ -22,9 +22,8 @@ type Compiled struct {
 	policy policy.Policy
 	files  []file
 	rules  []rule
-	judge  *typeChecker
-	locals [][]*local // those that depend on the job and that rules name, by level
-	leaves leaves
+	fixed  map[string]cty.Value // the locals that do not depend on the job
+	locals []*local             // those that do and that rules name, each behind those that it names
 }
 
 // RuleInfo says where a rule stands.
@@ -66,26 +65,25 @@ func Parse(source []byte, name string) (*Compiled, error) {
 
 // compile makes a law of files. All that is wrong with them is one error.
 func compile(files []file) (*Compiled, error) {
-	d := builder{judge: newTypeChecker(map[string]*local{})}
+	d := builder{check: newTypeChecker()}
 	for i := range files {
 		d.read(&files[i])
 	}
 	d.finish()
-	if err := complain(d.judge.wrong, files); err != nil {
+	if err := complain(d.check.wrong, files); err != nil {
 		return nil, err
 	}
-	law := &Compiled{files: files, rules: d.rules, judge: d.judge, locals: byLevel(d.judge.order), leaves: leaves{}}
-	law.policy = policy.Policy{Trigger: d.trigger, Lookups: d.judge.needs, Bind: law.bind}
+	law := &Compiled{files: files, rules: d.rules, fixed: d.check.fixed, locals: d.check.order}
+	law.policy = policy.Policy{Trigger: d.trigger, Lookups: d.check.needs, Bind: law.bind}
 	for i := range law.rules {
-		law.rules[i].when = newCondition(law.rules[i].test, law.sourceOf, law.leaves)
 		law.policy.Rules = append(law.policy.Rules, law.rules[i].compiled())
 	}
 	return law, nil
 }
 
-// builder is a law while its files are read. Rules are judged when all of them are: a local may stand in any.
+// builder is a law while its files are read. Rules are checked when all files are read, because a local may stand in any.
 type builder struct {
-	judge    *typeChecker
+	check    *typeChecker
 	trigger  *policy.Trigger
 	triggers []hcl.Range
 	defaults *hcl.Block
@@ -102,15 +100,15 @@ var topLevel = &hcl.BodySchema{
 
 func (d *builder) read(f *file) {
 	if diags := parse(f); diags.HasErrors() {
-		d.judge.wrong = append(d.judge.wrong, diags...)
+		d.check.wrong = append(d.check.wrong, diags...)
 		return
 	}
 	if diags := checkVersion(f.hcl.Body); diags.HasErrors() {
-		d.judge.wrong = append(d.judge.wrong, diags...)
+		d.check.wrong = append(d.check.wrong, diags...)
 		return
 	}
 	content, diags := f.hcl.Body.Content(topLevel)
-	d.judge.wrong = append(d.judge.wrong, diags...)
+	d.check.wrong = append(d.check.wrong, diags...)
 	for _, block := range content.Blocks {
 		switch block.Type {
 		case "trigger":
@@ -139,15 +137,15 @@ func (d *builder) readTrigger(block *hcl.Block) {
 		return
 	}
 	d.trigger = &policy.Trigger{}
-	wrong := len(d.judge.wrong)
-	constants(d.judge, triggerAttributes, block.Body, d.trigger)
-	if *d.trigger == (policy.Trigger{}) && len(d.judge.wrong) == wrong {
-		d.judge.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
+	wrong := len(d.check.wrong)
+	constants(d.check, triggerAttributes, block.Body, d.trigger)
+	if *d.trigger == (policy.Trigger{}) && len(d.check.wrong) == wrong {
+		d.check.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
 	}
 }
 
 func (d *builder) twice(block *hcl.Block, what string, first hcl.Range) {
-	d.judge.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
+	d.check.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
 }
 
 func (d *builder) readDefaults(block *hcl.Block) {
@@ -160,73 +158,59 @@ func (d *builder) readDefaults(block *hcl.Block) {
 
 func (d *builder) readLocals(block *hcl.Block) {
 	attributes, diags := block.Body.JustAttributes()
-	d.judge.wrong = append(d.judge.wrong, diags...)
+	d.check.wrong = append(d.check.wrong, diags...)
 	for _, name := range sortedKeys(attributes) {
 		attr := attributes[name]
-		if first := d.judge.locals[name]; first != nil {
-			d.judge.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
+		if first := d.check.locals[name]; first != nil {
+			d.check.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
 			continue
 		}
-		d.judge.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
+		d.check.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
 	}
 }
 
-// finish judges the rules, then the locals that none of them names, whose look-ups and values nobody needs.
+// finish checks the rules, then the locals that no rule names. What those look up and come to is not needed.
 func (d *builder) finish() {
 	var defaults []setting[policy.Grant]
 	if d.defaults != nil {
-		defaults = settings(d.judge, grantAttributes, d.defaults.Body)
+		defaults = settings(d.check, grantAttributes, d.defaults.Body)
 	}
 	seen := map[string]hcl.Range{}
 	for _, block := range d.blocks {
 		name, where := block.Labels[0], block.LabelRanges[0]
 		if first, twice := seen[name]; twice {
-			d.judge.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
+			d.check.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
 			continue
 		}
 		seen[name] = where
-		if r, ok := readRule(d.judge, block, defaults); ok {
+		if r, ok := readRule(d.check, block, defaults); ok {
 			d.rules = append(d.rules, r)
 		}
 	}
 	d.checkNeeds()
-	needs, order := d.judge.needs, d.judge.order
-	for _, name := range sortedKeys(d.judge.locals) {
-		d.judge.checkLocal(d.judge.locals[name])
+	needs, order := d.check.needs, d.check.order
+	for _, name := range sortedKeys(d.check.locals) {
+		d.check.checkLocal(d.check.locals[name])
 	}
-	d.judge.needs, d.judge.order = needs, order
+	d.check.needs, d.check.order = needs, order
 }
 
 // checkNeeds refuses look-ups that every job of the node would pay for, with its time and with what they can fail by.
 func (d *builder) checkNeeds() {
-	if d.judge.needs == (policy.Lookups{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
+	if d.check.needs == (policy.Lookups{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
 		return
 	}
-	d.judge.mistake(d.blocks[0].DefRange, "Missing trigger", "the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: write a trigger block, so that only jobs that ask for MPS pay for that")
-}
-
-func byLevel(order []*local) [][]*local {
-	var levels [][]*local
-	for _, l := range order {
-		for len(levels) <= l.level {
-			levels = append(levels, nil)
-		}
-		levels[l.level] = append(levels[l.level], l)
-	}
-	return levels
+	d.check.mistake(d.blocks[0].DefRange, "Missing trigger", "the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: write a trigger block, so that only jobs that ask for MPS pay for that")
 }
 
 // rule is a rule block.
 type rule struct {
-	name   string
-	where  hcl.Range            // of its label
-	test   hclsyntax.Expression // its when
-	when   condition            // the same, taken apart
-	always cty.Value            // of a condition that depends on no job; else NilVal
-	deny   hclsyntax.Expression
-	base   policy.Grant // what of the grant depends on no job
-	moving []setting[policy.Grant]
-	allow  []string
+	name  string
+	where hcl.Range // of its label
+	when  hclsyntax.Expression
+	deny  hclsyntax.Expression
+	grant []setting[policy.Grant] // the defaults, then its own
+	allow []string
 }
 
 var ruleSchema = &hcl.BodySchema{
@@ -256,7 +240,7 @@ func readRule(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 			j.mistake(allow.NameRange, "Nothing to allow", "rule %q grants nothing that a user's options could narrow", r.name)
 		}
 	case grants == 1:
-		r.readGrant(j, content.Blocks[0], defaults)
+		r.grant = slices.Concat(defaults, settings(j, grantAttributes, content.Blocks[0].Body))
 		r.readAllow(j, content.Attributes["allow"])
 	default:
 		j.mistake(block.DefRange, "Neither grant nor deny", "rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.name)
@@ -265,53 +249,34 @@ func readRule(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 }
 
 func (r *rule) readWhen(j *typeChecker, attr *hcl.Attribute) {
-	r.test = expression(attr)
-	s := j.value(r.test)
-	if s.kind != truth && s.kind != nothing {
-		j.mistake(attr.Expr.Range(), "Wrong type", "when is true or false, not %s", s.kind)
-	}
-	if s.fixed {
-		r.always = s.known
+	r.when = expression(attr)
+	if j.typed(r.when, cty.Bool, "when is") {
+		j.constant(r.when) // one that fails is refused now
 	}
 }
 
 func (r *rule) readDeny(j *typeChecker, attr *hcl.Attribute) {
 	r.deny = expression(attr)
-	s := j.value(r.deny)
-	switch {
-	case s.kind != text && s.kind != nothing:
-		j.mistake(attr.Expr.Range(), "Wrong type", "deny is the reason, a string, not %s", s.kind)
-	case slices.Contains(s.words, ""):
-		j.mistake(attr.Expr.Range(), "No reason", "deny says why: the job is told")
+	if !j.typed(r.deny, cty.String, "deny is the reason,") {
+		return
 	}
-}
-
-func (r *rule) readGrant(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) {
-	own := settings(j, grantAttributes, block.Body)
-	r.base = policy.DefaultGrant()
-	for _, s := range slices.Concat(defaults, own) {
-		r.moving = slices.DeleteFunc(r.moving, func(m setting[policy.Grant]) bool { return m.name == s.name })
-		if s.shape.fixed && s.shape.known != cty.NilVal {
-			s.set(&r.base, s.shape.known)
-			continue
+	j.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
+		if v.AsString() == "" {
+			return "No reason", "deny says why: the job is told"
 		}
-		r.moving = append(r.moving, s)
-	}
+		return "", ""
+	})
 }
 
 func (r *rule) readAllow(j *typeChecker, attr *hcl.Attribute) {
 	if attr == nil {
 		return
 	}
-	s := constant(j, attr, list)
-	if s.kind == nothing {
+	names, _ := j.constantOf(attr, cty.List(cty.String))
+	if names == cty.NilVal {
 		return
 	}
-	if s.elem.kind != text && s.elem.kind != nothing {
-		j.mistake(attr.Expr.Range(), "Wrong type", "allow is a list of strings, the names of options")
-		return
-	}
-	for _, item := range s.known.AsValueSlice() {
+	for _, item := range names.AsValueSlice() {
 		name := item.AsString()
 		if !slices.Contains(policy.OptionNames(), name) {
 			j.mistake(attr.Expr.Range(), "Unknown option", "a user can set %q, not %q", policy.OptionNames(), name)

@@ -18,12 +18,10 @@ var factAttributes = []attribute[site.Config]{
 	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
 }
 
-func anything(string) string { return "" }
-
 // ParseFacts reads the site's facts over the defaults given.
 func ParseFacts(source []byte, name string, facts site.Config) (site.Config, error) {
 	f := file{name: name, source: source}
-	j := newTypeChecker(nil)
+	j := newTypeChecker()
 	if j.wrong = parse(&f); !j.wrong.HasErrors() {
 		constants(j, factAttributes, f.hcl.Body, &facts)
 	}

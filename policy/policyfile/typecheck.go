@@ -13,86 +13,90 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
+	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// typeChecker goes through the expressions of a policy when it is read and says what values they can have. It refuses what can
-// fail for any job, and what it does not know, so that evaluating what it lets pass never fails.
+// typeChecker goes through the expressions of a policy when the policy is read. It refuses unknown names, wrong types and
+// what is not of the language. hcl alone is not strict enough: it says false of job.uid == "1001" without an error.
 type typeChecker struct {
 	locals map[string]*local
-	order  []*local // those that depend on the job, each behind those that it depends on
-	loop   map[string]exprType
-	level  int                  // of the local that is being judged: above those that it depends on
-	needs  policy.Lookups       // what the expressions mention
-	fixed  map[string]cty.Value // locals that depend on no job
+	order  []*local             // those that depend on the job, each behind those that it names
+	fixed  map[string]cty.Value // the values of the other locals
+	loop   map[string]cty.Type  // the variables of the for that is being checked
+	needs  policy.Lookups       // what the expressions name
 	wrong  hcl.Diagnostics
 
 	functions map[string]function.Function
 }
 
-func newTypeChecker(locals map[string]*local) *typeChecker {
-	return &typeChecker{locals: locals, fixed: map[string]cty.Value{}, functions: functions()}
+func newTypeChecker() *typeChecker {
+	return &typeChecker{locals: map[string]*local{}, fixed: map[string]cty.Value{}, functions: functions()}
 }
 
 // local is a name of a locals block.
 type local struct {
-	name   string
-	expr   hclsyntax.Expression
-	where  hcl.Range
-	shape  exprType
-	level  int // 0: its job-dependent part names no other local
-	judged bool
-	open   bool // is being judged: to meet it again is a cycle
+	name  string
+	expr  hclsyntax.Expression
+	where hcl.Range
+	typ   cty.Type // NilType until it is checked
+	open  bool     // it is being checked: to meet it again is a cycle
 }
 
-// maxExpression bounds an expression in bytes, since walking one takes stack.
-const maxExpression = 16 << 10
-
-func (j *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) exprType {
+// mistake adds a diagnostic. The type is that of what is wrong.
+func (j *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) cty.Type {
 	j.wrong = append(j.wrong, mistake(where, summary, format, args...))
-	return wrongType()
+	return anyType
 }
 
-func (j *typeChecker) mayFail(where hcl.Range, format string, args ...any) hcl.Diagnostics {
-	return hcl.Diagnostics{mistake(where, "May fail", format, args...)}
-}
-
-// value is the shape of an attribute's value. What may fail is wrong here: nothing is around it that would catch it.
-func (j *typeChecker) value(e hclsyntax.Expression) exprType {
-	if where := e.Range(); where.End.Byte-where.Start.Byte > maxExpression {
-		return j.mistake(where, "Too long", "an expression has at most %d bytes: take it apart with locals", maxExpression)
+// typed is false when an expression is wrong or has another type. what is the beginning of the sentence that says so.
+func (j *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) bool {
+	before := len(j.wrong)
+	if got := j.typeOf(e); !fits(want, got) {
+		j.mistake(e.Range(), "Wrong type", "%s %s", what, instead(want, got, ", not "))
 	}
-	s := j.settled(e, j.typeOf(e))
-	j.wrong = append(j.wrong, s.may...)
-	if s.kind == nothing && len(j.wrong) == 0 {
-		return j.mistake(e.Range(), "No value", "this can never come to a value")
-	}
-	s.may = nil
-	return s
+	return len(j.wrong) == before
 }
 
-// settled works out what is fixed.
-func (j *typeChecker) settled(e hclsyntax.Expression, s exprType) exprType {
-	if !s.fixed || s.known != cty.NilVal || s.kind == nothing && len(s.may) == 0 {
-		return s
+// constant is the value of a checked expression that does not depend on the job. One that fails is a mistake.
+func (j *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
+	for _, traversal := range e.Variables() {
+		if traversal.RootName() != "local" || len(traversal) < 2 {
+			return v, false
+		}
+		name, _ := attributeOf(traversal[1])
+		if _, ok := j.fixed[name]; !ok {
+			return v, false
+		}
 	}
-	v, diags := e.Value(j.constants())
-	if diags.HasErrors() {
-		s.may = diags
-		return s
+	v, failed := evaluate(e, &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(j.fixed)}, Functions: j.functions})
+	if failed != nil {
+		j.wrong = append(j.wrong, failed)
 	}
-	return typeOfValue(v)
+	return v, failed == nil
 }
 
-// constants are what a fixed expression can name.
-func (j *typeChecker) constants() *hcl.EvalContext {
-	return &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(j.fixed)}, Functions: j.functions}
+// constantOf is the value of an attribute that may not depend on the job.
+func (j *typeChecker) constantOf(attr *hcl.Attribute, want cty.Type) (v cty.Value, ok bool) {
+	if e := expression(attr); j.typed(e, want, attr.Name+" is") {
+		return j.mustBeConstant(e, attr.Name)
+	}
+	return v, false
 }
 
-// typeOf is the shape of an expression. The kinds of node that are not here are not of the language.
-func (j *typeChecker) typeOf(e hclsyntax.Expression) exprType {
+func (j *typeChecker) mustBeConstant(e hclsyntax.Expression, name string) (cty.Value, bool) {
+	before := len(j.wrong)
+	v, ok := j.constant(e)
+	if !ok && len(j.wrong) == before {
+		j.mistake(e.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", name)
+	}
+	return v, ok
+}
+
+// typeOf is the type of an expression. The kinds of node that are not here are not of the language.
+func (j *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
 	switch e := e.(type) {
 	case *hclsyntax.ParenthesesExpr:
-		return j.typeOf(inner(e))
+		return j.typeOf(e.Expression)
 	case *hclsyntax.TemplateWrapExpr:
 		return j.typeOf(e.Wrapped)
 	case *hclsyntax.LiteralValueExpr:
@@ -100,11 +104,11 @@ func (j *typeChecker) typeOf(e hclsyntax.Expression) exprType {
 	case *hclsyntax.TemplateExpr:
 		return j.template(e)
 	case *hclsyntax.ScopeTraversalExpr:
-		return j.settled(e, j.named(e))
+		return j.variable(e)
 	case *hclsyntax.RelativeTraversalExpr:
-		return j.settled(e, j.steps(j.typeOf(e.Source), e.Traversal, e.Source.Range()))
+		return j.steps(j.typeOf(e.Source), e.Traversal)
 	case *hclsyntax.IndexExpr:
-		return j.settled(e, j.index(e))
+		return j.index(e)
 	case *hclsyntax.FunctionCallExpr:
 		return j.call(e)
 	case *hclsyntax.ConditionalExpr:
@@ -123,82 +127,50 @@ func (j *typeChecker) typeOf(e hclsyntax.Expression) exprType {
 	return j.mistake(e.Range(), "Not in this language", "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
 }
 
-func inner(e *hclsyntax.ParenthesesExpr) hclsyntax.Expression { return e.Expression }
-
-// The bounds of a number in a policy. No arithmetic on so few of them leaves what can be computed with.
+// The bounds of a number in a policy. To write down the digits of 1e1000000 would take a prolog minutes.
 const (
 	maxNumber = 1e15
 	minNumber = 1e-9
 )
 
-func (j *typeChecker) literal(e *hclsyntax.LiteralValueExpr) exprType {
+func (j *typeChecker) literal(e *hclsyntax.LiteralValueExpr) cty.Type {
 	if e.Val.IsNull() {
 		return j.mistake(e.Range(), "No null", "nothing is null here: what Slurm does not say is \"\", 0 or []")
 	}
-	s := typeOfValue(e.Val)
-	if size := math.Abs(s.min); s.kind == number && (size > maxNumber || size < minNumber && e.Val.AsBigFloat().Sign() != 0) {
-		return j.mistake(e.Range(), "Out of range", "a number is 0, or from %g to %g", minNumber, maxNumber)
+	if e.Val.Type() == cty.Number {
+		size := math.Abs(float(e.Val))
+		if size > maxNumber || size < minNumber && e.Val.AsBigFloat().Sign() != 0 {
+			return j.mistake(e.Range(), "Out of range", "a number is 0, or from %g to %g", minNumber, maxNumber)
+		}
 	}
-	return s
+	return e.Val.Type()
 }
 
-// operand holds an operand or an argument to its kind.
-func (j *typeChecker) operand(e hclsyntax.Expression, want kind, of string) exprType {
-	s := j.typeOf(e)
-	if s.kind != want && s.kind != nothing {
-		return j.mistake(e.Range(), "Wrong type", "%s takes %s, and this is %s", of, want, s.kind)
+// operand checks an operand or an argument. A type that is wrong becomes anyType, so that one mistake is told once.
+func (j *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) cty.Type {
+	got := j.typeOf(e)
+	if !fits(want, got) {
+		return j.mistake(e.Range(), "Wrong type", "%s takes %s", of, instead(want, got, ", and this is "))
 	}
-	return s
+	return got
 }
 
-// after is a shape that came out of others.
-func (s exprType) after(from ...exprType) exprType {
-	s.fixed, s.may = true, slices.Clip(s.may)
-	for _, f := range from {
-		s.fixed = s.fixed && f.fixed
-		s.may = append(s.may, f.may...)
-	}
-	return s
-}
-
-func (j *typeChecker) template(e *hclsyntax.TemplateExpr) exprType {
-	whole := exprType{kind: text, words: []string{""}}
-	var parts []exprType
+func (j *typeChecker) template(e *hclsyntax.TemplateExpr) cty.Type {
 	for _, part := range e.Parts {
-		s := j.typeOf(part)
-		if !s.single() {
-			s = j.mistake(part.Range(), "Wrong type", "${…} takes a string, a number or a truth, and this is %s: join(\", \", …) makes a string of a list", s.kind)
-		}
-		parts = append(parts, s)
-		whole = whole.with(s)
-	}
-	return whole.bounded().after(parts...)
-}
-
-// with is a string with another part behind it.
-func (s exprType) with(part exprType) exprType {
-	if part.kind != text || part.anything || s.anything || len(s.words)*len(part.words) > maxWords {
-		s.anything = true
-		return s
-	}
-	var words []string
-	for _, head := range s.words {
-		for _, tail := range part.words {
-			words = append(words, head+tail)
+		if t := j.typeOf(part); !single(t) {
+			j.mistake(part.Range(), "Wrong type", "${…} takes a string, a number or a truth, and this is %s: join(\", \", …) makes a string of a list", aType(t))
 		}
 	}
-	s.words = wordsOf(words)
-	return s
+	return cty.String
 }
 
-// named is the shape of a variable and what is taken out of it.
-func (j *typeChecker) named(e *hclsyntax.ScopeTraversalExpr) exprType {
+// variable is the type of a variable and of what is taken out of it.
+func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	root := e.Traversal.RootName()
-	if s, ok := j.loop[root]; ok {
-		return j.steps(s, e.Traversal[1:], e.Range())
+	if t, ok := j.loop[root]; ok {
+		return j.steps(t, e.Traversal[1:])
 	}
-	attributes, known := namespaces[root]
-	if !known && root != "local" {
+	if namespaces[root] == nil && root != "local" {
 		return j.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root))
 	}
 	if len(e.Traversal) == 1 {
@@ -206,37 +178,20 @@ func (j *typeChecker) named(e *hclsyntax.ScopeTraversalExpr) exprType {
 	}
 	name, ok := attributeOf(e.Traversal[1])
 	where := e.Traversal[1].SourceRange()
-	if !ok {
+	switch {
+	case !ok:
 		return j.mistake(where, "Incomplete name", "%s has attributes: write %s.NAME", root, root)
-	}
-	if root == "local" {
-		return j.steps(j.local(name, where), e.Traversal[2:], e.Range())
+	case root == "local":
+		return j.steps(j.local(name, where), e.Traversal[2:])
 	}
 	v, ok := variableNamed(root, name)
 	if !ok {
-		return j.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, suggest(name, namesOf(attributes)))
+		return j.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, suggest(name, variableNames(root)))
 	}
 	if v.needs != nil {
 		*v.needs(&j.needs) = true
 	}
-	return j.steps(v.shape, e.Traversal[2:], e.Range())
-}
-
-func namesOf(variables []variable) []string {
-	names := make([]string, len(variables))
-	for i, v := range variables {
-		names[i] = v.name
-	}
-	return names
-}
-
-func suggestRoot(root string) string {
-	for _, space := range []string{"job", "node", "gpu"} {
-		if _, ok := variableNamed(space, root); ok {
-			return fmt.Sprintf(" Did you mean %s.%s?", space, root)
-		}
-	}
-	return suggest(root, []string{"job", "node", "gpu", "local"})
+	return j.steps(v.typ, e.Traversal[2:])
 }
 
 // attributeOf is the name of a step: .name or ["name"].
@@ -252,8 +207,7 @@ func attributeOf(step hcl.Traverser) (string, bool) {
 	return "", false
 }
 
-// local judges a local when it is first named.
-func (j *typeChecker) local(name string, where hcl.Range) exprType {
+func (j *typeChecker) local(name string, where hcl.Range) cty.Type {
 	l := j.locals[name]
 	switch {
 	case l == nil:
@@ -262,306 +216,247 @@ func (j *typeChecker) local(name string, where hcl.Range) exprType {
 		return j.mistake(where, "Cycle", "local.%s is made of itself", name)
 	}
 	j.checkLocal(l)
-	if !l.shape.fixed {
-		j.level = max(j.level, l.level+1)
-	}
-	return l.shape
+	return l.typ
 }
 
+// checkLocal checks a local when it is first named.
 func (j *typeChecker) checkLocal(l *local) {
-	if l.judged {
+	if l.typ != cty.NilType {
 		return
 	}
-	loop, level := j.loop, j.level
-	l.open, j.loop, j.level = true, nil, 0
-	l.shape = j.value(l.expr)
-	l.open, l.judged, l.level = false, true, j.level
-	j.loop, j.level = loop, level
-	switch {
-	case l.shape.fixed && l.shape.known != cty.NilVal:
-		j.fixed[l.name] = l.shape.known
-	default:
-		l.shape.fixed = false
-		j.order = append(j.order, l)
+	loop, before := j.loop, len(j.wrong)
+	l.open, j.loop = true, nil
+	l.typ = j.typeOf(l.expr)
+	l.open, j.loop = false, loop
+	if len(j.wrong) > before {
+		l.typ = anyType
+		return
 	}
+	if v, ok := j.constant(l.expr); ok {
+		j.fixed[l.name] = v
+		return
+	}
+	j.order = append(j.order, l)
 }
 
 // steps takes attributes and elements out of a value.
-func (j *typeChecker) steps(s exprType, steps hcl.Traversal, where hcl.Range) exprType {
+func (j *typeChecker) steps(t cty.Type, steps hcl.Traversal) cty.Type {
 	for _, step := range steps {
-		s = j.step(s, step, where)
+		t = j.step(t, step)
 	}
-	return s
+	return t
 }
 
-func (j *typeChecker) step(s exprType, step hcl.Traverser, where hcl.Range) exprType {
-	if s.kind == nothing {
-		return s
-	}
+func (j *typeChecker) step(t cty.Type, step hcl.Traverser) cty.Type {
 	name, named := attributeOf(step)
 	switch {
-	case s.kind == object && named:
-		attr, ok := s.attrs[name]
-		if !ok {
-			return j.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, suggest(name, sortedKeys(s.attrs)))
-		}
-		return attr.after(s)
-	case s.kind == list && !named:
-		return j.element(s, where)
+	case t == anyType:
+		return t
+	case t.IsListType() && !named:
+		return t.ElementType()
+	case !t.IsObjectType() || !named:
+		return j.mistake(step.SourceRange(), "Unsupported attribute", "this is %s and has none", aType(t))
+	case !t.HasAttribute(name):
+		return j.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, suggest(name, sortedKeys(t.AttributeTypes())))
 	}
-	return j.mistake(step.SourceRange(), "Unsupported attribute", "this is %s and has none", s.kind)
+	return t.AttributeType(name)
 }
 
-// element is an element of a list, which need not be there.
-func (j *typeChecker) element(s exprType, where hcl.Range) exprType {
-	elem := s.elem.after(s)
-	elem.known = cty.NilVal
-	elem.may = append(elem.may, j.mayFail(where, "the list may be shorter: say with try(…, DEFAULT) what else")...)
-	return elem
-}
-
-func (j *typeChecker) index(e *hclsyntax.IndexExpr) exprType {
+func (j *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
 	collection, key := j.typeOf(e.Collection), j.typeOf(e.Key)
 	switch {
-	case collection.kind == nothing || key.kind == nothing:
-		return wrongType()
-	case collection.kind == list && key.kind == number:
-		return j.element(exprType{elem: collection.elem}, e.Range()).after(collection, key)
-	case collection.kind == object && key.kind == text:
-		return j.anyAttribute(collection, e).after(collection, key)
-	}
-	return j.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", collection.kind, key.kind)
-}
-
-// anyAttribute is the attribute of an object that a name chooses which is not known yet.
-func (j *typeChecker) anyAttribute(s exprType, e *hclsyntax.IndexExpr) exprType {
-	joined := wrongType()
-	for _, name := range sortedKeys(s.attrs) {
-		attr := s.attrs[name]
-		if !joinable(joined, attr) {
-			return j.mistake(e.Collection.Range(), "Wrong type", "to be chosen from by name, its attributes must be of one kind: %q is %s", name, attr.kind)
+	case collection == anyType || key == anyType:
+		return anyType
+	case collection.IsListType() && key == cty.Number:
+		return collection.ElementType()
+	case collection.IsObjectType() && key == cty.String:
+		names, types := attributesOf(collection)
+		joined, odd, ok := oneType(types)
+		if !ok {
+			return j.mistake(e.Collection.Range(), "Wrong type", "to be chosen from by name, its attributes must be of one kind: %q is %s", names[odd], aType(types[odd]))
 		}
-		joined = join(joined, attr)
+		return joined
 	}
-	joined.may = j.mayFail(e.Range(), "the object may have no such attribute: say with try(…, DEFAULT) or lookup(OBJECT, NAME, DEFAULT) what else")
-	return joined
+	return j.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", aType(collection), aType(key))
 }
 
-func (j *typeChecker) call(e *hclsyntax.FunctionCallExpr) exprType {
-	function, ok := builtins[e.Name]
-	if !ok {
+// attributesOf are the attributes of an object in the order of their names.
+func attributesOf(object cty.Type) (names []string, types []cty.Type) {
+	names = sortedKeys(object.AttributeTypes())
+	for _, name := range names {
+		types = append(types, object.AttributeType(name))
+	}
+	return names, types
+}
+
+func (j *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
+	f, ok := builtins[e.Name]
+	switch {
+	case !ok:
 		return j.mistake(e.NameRange, "Call to unknown function", "There is no function named %q.%s", e.Name, suggest(e.Name, sortedKeys(builtins)))
-	}
-	if e.ExpandFinal {
+	case e.ExpandFinal:
 		return j.mistake(e.Range(), "Not in this language", "the arguments of a function are written out, not expanded by ...")
+	case !f.fits(len(e.Args)):
+		return j.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, f.wants(), len(e.Args))
 	}
-	if !function.fits(len(e.Args)) {
-		return j.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, function.wants(), len(e.Args))
-	}
-	args := make([]exprType, len(e.Args))
-	wrong := false
+	before := len(j.wrong)
+	args := make([]cty.Type, len(e.Args))
 	for i, arg := range e.Args {
-		args[i] = j.argument(e.Name, function.taken(i), arg)
-		wrong = wrong || args[i].kind == nothing && len(args[i].may) == 0
+		args[i] = j.operand(arg, f.taken(i), e.Name)
 	}
-	if wrong {
-		return wrongType()
+	if f.check == nil || len(j.wrong) > before {
+		return f.gives
 	}
-	s := function.shapes(j, e, args)
-	if e.Name == "try" || e.Name == "can" || s.kind == nothing {
-		for i := range args {
-			args[i].may = nil
-		}
-	}
-	return s.after(args...)
+	return f.check(j, e, args)
 }
 
-func (j *typeChecker) argument(of string, want kind, e hclsyntax.Expression) exprType {
-	if want == nothing {
-		return j.typeOf(e)
-	}
-	s := j.operand(e, want, of)
-	if s.kind == nothing && len(s.may) > 0 { // the element of []
-		s.kind = want
-		if want == list {
-			s.elem = &exprType{}
-		}
-	}
-	return s
-}
-
-func (j *typeChecker) conditional(e *hclsyntax.ConditionalExpr) exprType {
-	condition := j.operand(e.Condition, truth, "?:")
+func (j *typeChecker) conditional(e *hclsyntax.ConditionalExpr) cty.Type {
+	j.operand(e.Condition, cty.Bool, "?:")
 	yes, no := j.typeOf(e.TrueResult), j.typeOf(e.FalseResult)
-	if !yes.single() || !no.single() || !joinable(yes, no) {
-		return j.mistake(e.Range(), "Wrong type", "?: chooses between two strings, numbers or truths, and these are %s and %s", yes.kind, no.kind)
+	if !single(yes) || !single(no) || !fits(yes, no) {
+		return j.mistake(e.Range(), "Wrong type", "?: chooses between two strings, numbers or truths, and these are %s and %s", aType(yes), aType(no))
 	}
-	s := join(yes, no)
-	s.may = nil
-	return s.after(condition, yes, no)
+	return join(yes, no)
 }
 
-// operators are the operators that take two of a kind, by what hcl calls them.
+// quotient and remainder fail when the divisor is 0. hcl's own give an infinity and the dividend.
+var (
+	quotient  = dividing(stdlib.Divide)
+	remainder = dividing(stdlib.Modulo)
+)
+
+func dividing(divide func(a, b cty.Value) (cty.Value, error)) *hclsyntax.Operation {
+	return &hclsyntax.Operation{Type: cty.Number, Impl: function.New(&function.Spec{
+		Params: []function.Parameter{{Name: "dividend", Type: cty.Number}, {Name: "divisor", Type: cty.Number}},
+		Type:   function.StaticReturnType(cty.Number),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			if args[1].AsBigFloat().Sign() == 0 {
+				return cty.NilVal, fmt.Errorf("the divisor is 0: write max(1, …)")
+			}
+			return divide(args[0], args[1])
+		},
+	})}
+}
+
+// operators are the operators that take two of a type.
 var operators = map[*hclsyntax.Operation]struct {
-	sign  string
-	takes kind
-	shape func(j *typeChecker, e *hclsyntax.BinaryOpExpr, a, b exprType) exprType
+	sign         string
+	takes, gives cty.Type
 }{
-	hclsyntax.OpLogicalAnd:         {"&&", truth, truthOf},
-	hclsyntax.OpLogicalOr:          {"||", truth, truthOf},
-	hclsyntax.OpEqual:              {"==", nothing, compared},
-	hclsyntax.OpNotEqual:           {"!=", nothing, compared},
-	hclsyntax.OpGreaterThan:        {">", number, truthOf},
-	hclsyntax.OpGreaterThanOrEqual: {">=", number, truthOf},
-	hclsyntax.OpLessThan:           {"<", number, truthOf},
-	hclsyntax.OpLessThanOrEqual:    {"<=", number, truthOf},
-	hclsyntax.OpAdd: {"+", number, func(_ *typeChecker, _ *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-		return computed(a.integer && b.integer, a.min+b.min, a.max+b.max)
-	}},
-	hclsyntax.OpSubtract: {"-", number, func(_ *typeChecker, _ *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-		return computed(a.integer && b.integer, a.min-b.max, a.max-b.min)
-	}},
-	hclsyntax.OpMultiply: {"*", number, func(_ *typeChecker, _ *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-		return computed(a.integer && b.integer, a.min*b.min, a.min*b.max, a.max*b.min, a.max*b.max)
-	}},
-	hclsyntax.OpDivide: {"/", number, quotient},
-	hclsyntax.OpModulo: {"%", number, remainder},
+	hclsyntax.OpLogicalAnd:         {"&&", cty.Bool, cty.Bool},
+	hclsyntax.OpLogicalOr:          {"||", cty.Bool, cty.Bool},
+	hclsyntax.OpEqual:              {"==", anyType, cty.Bool},
+	hclsyntax.OpNotEqual:           {"!=", anyType, cty.Bool},
+	hclsyntax.OpGreaterThan:        {">", cty.Number, cty.Bool},
+	hclsyntax.OpGreaterThanOrEqual: {">=", cty.Number, cty.Bool},
+	hclsyntax.OpLessThan:           {"<", cty.Number, cty.Bool},
+	hclsyntax.OpLessThanOrEqual:    {"<=", cty.Number, cty.Bool},
+	hclsyntax.OpAdd:                {"+", cty.Number, cty.Number},
+	hclsyntax.OpSubtract:           {"-", cty.Number, cty.Number},
+	hclsyntax.OpMultiply:           {"*", cty.Number, cty.Number},
+	quotient:                       {"/", cty.Number, cty.Number},
+	remainder:                      {"%", cty.Number, cty.Number},
 }
 
-func (j *typeChecker) binary(e *hclsyntax.BinaryOpExpr) exprType {
+func (j *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
+	switch e.Op {
+	case hclsyntax.OpDivide:
+		e.Op = quotient
+	case hclsyntax.OpModulo:
+		e.Op = remainder
+	}
 	operator, ok := operators[e.Op]
 	if !ok {
 		return j.mistake(e.Range(), "Not in this language", "there is no such operator")
 	}
-	a, b := j.typeOf(e.LHS), j.typeOf(e.RHS)
-	for _, side := range []struct {
-		expr  hclsyntax.Expression
-		shape *exprType
-	}{{e.LHS, &a}, {e.RHS, &b}} {
-		if operator.takes != nothing && side.shape.kind != operator.takes && side.shape.kind != nothing {
-			*side.shape = j.mistake(side.expr.Range(), "Wrong type", "%s takes %s, and this is %s", operator.sign, operator.takes, side.shape.kind)
-		}
+	a, b := j.operand(e.LHS, operator.takes, operator.sign), j.operand(e.RHS, operator.takes, operator.sign)
+	if operator.takes == anyType {
+		j.compared(e, a, b)
 	}
-	return operator.shape(j, e, a, b).after(a, b)
+	return operator.gives
 }
 
-func truthOf(*typeChecker, *hclsyntax.BinaryOpExpr, exprType, exprType) exprType { return anyTruth() }
-
-// compared refuses what is never equal: hcl says false of a number and a string without a word.
-func compared(j *typeChecker, e *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-	if !same(a, b) {
-		return j.mistake(e.Range(), "Never equal", "this compares %s with %s", a.kind, b.kind)
+// compared refuses what is never equal.
+func (j *typeChecker) compared(e *hclsyntax.BinaryOpExpr, a, b cty.Type) {
+	switch {
+	case aType(a) != aType(b) && a != anyType && b != anyType:
+		j.mistake(e.Range(), "Never equal", "this compares %s with %s", aType(a), aType(b))
+	case !single(a) || !single(b):
+		j.mistake(e.Range(), "Wrong type", "== and != compare numbers, strings and truths: see contains and length for lists")
 	}
-	if !a.single() || !b.single() {
-		return j.mistake(e.Range(), "Wrong type", "== and != compare numbers, strings and truths: see contains and length for lists")
-	}
-	return anyTruth()
 }
 
-// divisible refuses a divisor that can be 0. Nothing would catch it: hcl makes an infinity of it, which is no error.
-func divisible(j *typeChecker, e *hclsyntax.BinaryOpExpr, divisor exprType) bool {
-	if divisor.kind != number || divisor.min > 0 || divisor.max < 0 {
-		return true
-	}
-	j.mistake(e.RHS.Range(), "Division by zero", "this can be 0: write max(1, …)")
-	return false
-}
-
-func quotient(j *typeChecker, e *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-	if !divisible(j, e, b) {
-		return wrongType()
-	}
-	return computed(false, a.min/b.min, a.min/b.max, a.max/b.min, a.max/b.max)
-}
-
-func remainder(j *typeChecker, e *hclsyntax.BinaryOpExpr, a, b exprType) exprType {
-	if !divisible(j, e, b) {
-		return wrongType()
-	}
-	size := max(math.Abs(b.min), math.Abs(b.max))
-	s := ranged(a.integer && b.integer, -size, size)
-	if a.min >= 0 {
-		s.min = 0
-	}
-	return s
-}
-
-func (j *typeChecker) unary(e *hclsyntax.UnaryOpExpr) exprType {
+func (j *typeChecker) unary(e *hclsyntax.UnaryOpExpr) cty.Type {
 	if e.Op == hclsyntax.OpLogicalNot {
-		return anyTruth().after(j.operand(e.Val, truth, "!"))
+		j.operand(e.Val, cty.Bool, "!")
+		return cty.Bool
 	}
-	s := j.operand(e.Val, number, "-")
-	return ranged(s.integer, -s.min, -s.max).after(s)
+	j.operand(e.Val, cty.Number, "-")
+	return cty.Number
 }
 
-func (j *typeChecker) list(e *hclsyntax.TupleConsExpr) exprType {
-	elem := wrongType()
-	var items []exprType
+func (j *typeChecker) list(e *hclsyntax.TupleConsExpr) cty.Type {
+	elem := anyType
 	for _, item := range e.Exprs {
-		s := j.typeOf(item)
-		if !s.single() || !same(elem, s) {
-			s = j.mistake(item.Range(), "Wrong type", "a list has numbers, strings or truths of one kind: this is %s", s.kind)
+		t := j.typeOf(item)
+		if !single(t) || !fits(elem, t) {
+			t = j.mistake(item.Range(), "Wrong type", "a list has numbers, strings or truths of one kind: this is %s", aType(t))
 		}
-		items = append(items, s)
-		elem = join(elem, s)
+		elem = join(elem, t)
 	}
-	elem.may = nil
-	return listOf(elem).after(items...)
+	return cty.List(elem)
 }
 
-func (j *typeChecker) object(e *hclsyntax.ObjectConsExpr) exprType {
-	s := exprType{kind: object, attrs: map[string]exprType{}}
-	var items []exprType
+func (j *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
+	attributes := map[string]cty.Type{}
 	for _, item := range e.Items {
 		key, diags := item.KeyExpr.Value(nil)
 		if diags.HasErrors() || key.IsNull() || key.Type() != cty.String {
 			return j.mistake(item.KeyExpr.Range(), "Variables not allowed", "an attribute of an object has a constant name")
 		}
 		name := key.AsString()
-		if _, twice := s.attrs[name]; twice {
+		if _, twice := attributes[name]; twice {
 			return j.mistake(item.KeyExpr.Range(), "Set twice", "the object has an attribute %q already", name)
 		}
-		value := j.typeOf(item.ValueExpr)
-		items = append(items, value)
-		value.may = nil
-		s.attrs[name] = value
+		attributes[name] = j.typeOf(item.ValueExpr)
 	}
-	return s.after(items...)
+	return cty.Object(attributes)
 }
 
-// forEach makes a list of a list. One within another is refused: a job's lists are as long as its user likes, and their
-// product would be too.
-func (j *typeChecker) forEach(e *hclsyntax.ForExpr) exprType {
+// forEach makes a list of a list. One for in another is refused, because the lists of a job are as long as its user likes.
+func (j *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	switch {
 	case e.KeyExpr != nil:
 		return j.mistake(e.Range(), "Not in this language", "for makes lists: [for x in LIST : VALUE if CONDITION]")
 	case j.loop != nil:
 		return j.mistake(e.Range(), "Not in this language", "a for stands in no other")
 	}
-	from := j.operand(e.CollExpr, list, "for")
-	if from.kind == nothing {
-		return wrongType()
+	from := j.operand(e.CollExpr, anyList, "for")
+	if from == anyType {
+		return anyList
 	}
-	each := *from.elem
-	each.fixed, each.known = false, cty.NilVal
-	j.loop = map[string]exprType{e.ValVar: each}
+	j.loop = map[string]cty.Type{e.ValVar: from.ElementType()}
 	if e.KeyVar != "" {
-		j.loop[e.KeyVar] = numbers(0, math.MaxInt32)
+		j.loop[e.KeyVar] = cty.Number
 	}
 	defer func() { j.loop = nil }()
-	condition := anyTruth()
 	if e.CondExpr != nil {
-		condition = j.operand(e.CondExpr, truth, "if")
+		j.operand(e.CondExpr, cty.Bool, "if")
 	}
 	value := j.typeOf(e.ValExpr)
-	if !value.single() {
-		value = j.mistake(e.ValExpr.Range(), "Wrong type", "a list has numbers, strings or truths: this is %s", value.kind)
+	if !single(value) {
+		value = j.mistake(e.ValExpr.Range(), "Wrong type", "a list has numbers, strings or truths: this is %s", aType(value))
 	}
-	elem := value
-	elem.may, elem.fixed = nil, false
-	s := listOf(elem).after(from, condition, value)
-	s.fixed = false
-	return s
+	return cty.List(value)
+}
+
+func suggestRoot(root string) string {
+	for _, space := range []string{"job", "node", "gpu"} {
+		if _, ok := variableNamed(space, root); ok {
+			return fmt.Sprintf(" Did you mean %s.%s?", space, root)
+		}
+	}
+	return suggest(root, []string{"job", "node", "gpu", "local"})
 }
 
 // suggest is the one of names that is one slip away from a word.

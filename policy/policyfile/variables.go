@@ -9,14 +9,12 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// variable is an attribute of job, node or gpu, a row of the tables below: what values it can have, its value for a
-// request, how a case of a policy's tests sets it, and the look-up that it takes.
+// variable is a row of the tables below: an attribute of job, node or gpu. Its set is how a case of a policy's tests sets
+// it.
 type variable struct {
-	name  string
-	shape exprType
+	attribute[policy.Request]
 	value func(*policy.Request) cty.Value
-	set   func(*policy.Request, cty.Value)
-	needs func(*policy.Lookups) *bool // nil: none
+	needs func(*policy.Lookups) *bool // the look-up that it takes, nil for none
 }
 
 // mostIDs is the highest number that Slurm gives to anything.
@@ -70,70 +68,71 @@ func ofGPU(v variable) variable {
 	return lookedUp(v, func(n *policy.Lookups) *bool { return &n.GPU })
 }
 
-// count holds the value to its bounds, so that the shape is true whatever a request says.
+// count holds the value to its bounds, whatever a request has.
 func count[T int | uint32](name string, most float64, field func(*policy.Request) *T) variable {
 	return variable{
-		name: name, shape: numbers(0, most),
+		attribute: wholeWithin(name, 0, most, func(r *policy.Request, n int) { *field(r) = T(n) }),
 		value: func(r *policy.Request) cty.Value {
 			return cty.NumberIntVal(int64(min(max(float64(*field(r)), 0), most)))
 		},
-		set: func(r *policy.Request, v cty.Value) { *field(r) = T(float(v)) },
 	}
 }
 
 func str(name string, field func(*policy.Request) *string) variable {
 	return variable{
-		name: name, shape: anyText(),
-		value: func(r *policy.Request) cty.Value { return cty.StringVal(*field(r)) },
-		set:   func(r *policy.Request, v cty.Value) { *field(r) = v.AsString() },
+		attribute: stringAttribute(name, anything, func(r *policy.Request, s string) { *field(r) = s }),
+		value:     func(r *policy.Request) cty.Value { return cty.StringVal(*field(r)) },
 	}
 }
 
-// optionVariable is the value of --mps; a case that says one gives the option.
+// optionVariable is the value of --mps. A case that sets it gives the option.
 func optionVariable() variable {
-	v := str("option", func(r *policy.Request) *string { return &r.Option })
-	v.set = func(r *policy.Request, v cty.Value) { r.Option, r.HasOption = v.AsString(), true }
+	v := str("option", func(r *policy.Request) *string { r.HasOption = true; return &r.Option })
+	v.value = func(r *policy.Request) cty.Value { return cty.StringVal(r.Option) }
 	return v
 }
 
 func yesOrNo(name string, field func(*policy.Request) *bool) variable {
 	return variable{
-		name: name, shape: anyTruth(),
-		value: func(r *policy.Request) cty.Value { return cty.BoolVal(*field(r)) },
-		set:   func(r *policy.Request, v cty.Value) { *field(r) = v.True() },
+		attribute: switched(name, func(r *policy.Request, on bool) { *field(r) = on }),
+		value:     func(r *policy.Request) cty.Value { return cty.BoolVal(*field(r)) },
 	}
 }
 
 func strs(name string, field func(*policy.Request) *[]string) variable {
 	return variable{
-		name: name, shape: listOf(anyText()),
-		value: func(r *policy.Request) cty.Value {
-			return listValue(cty.String, *field(r), cty.StringVal)
-		},
-		set: func(r *policy.Request, v cty.Value) {
-			*field(r) = nil
-			for _, item := range v.AsValueSlice() {
-				*field(r) = append(*field(r), item.AsString())
-			}
-		},
+		attribute: each(str(name, func(r *policy.Request) *string { return added(field(r)) }).attribute),
+		value:     func(r *policy.Request) cty.Value { return listValue(cty.String, *field(r), cty.StringVal) },
 	}
 }
 
 func positions(name string, field func(*policy.Request) *[]int) variable {
 	return variable{
-		name: name, shape: listOf(numbers(0, maxGPUs-1)),
+		attribute: each(count(name, maxGPUs-1, func(r *policy.Request) *int { return added(field(r)) }).attribute),
 		value: func(r *policy.Request) cty.Value {
 			return listValue(cty.Number, (*field(r))[:min(len(*field(r)), maxGPUs)], func(n int) cty.Value {
 				return cty.NumberIntVal(int64(min(max(n, 0), maxGPUs-1)))
 			})
 		},
-		set: func(r *policy.Request, v cty.Value) {
-			*field(r) = nil
-			for _, item := range v.AsValueSlice() {
-				*field(r) = append(*field(r), int(float(item)))
-			}
-		},
 	}
+}
+
+// added is a new element of a list.
+func added[T any](list *[]T) *T {
+	*list = append(*list, *new(T))
+	return &(*list)[len(*list)-1]
+}
+
+// each makes an attribute a list. Setting it sets each element in turn.
+func each[T any](elem attribute[T]) attribute[T] {
+	return attribute[T]{elem.name, cty.List(elem.typ), func(into *T, v cty.Value) (summary, detail string) {
+		for _, item := range v.AsValueSlice() {
+			if summary, detail = elem.set(into, item); summary != "" {
+				break
+			}
+		}
+		return summary, detail
+	}}
 }
 
 // listValue is a list that may be empty, which cty writes in another way.
@@ -161,4 +160,11 @@ func variableNamed(root, name string) (variable, bool) {
 		}
 	}
 	return variable{}, false
+}
+
+func variableNames(root string) (names []string) {
+	for _, v := range namespaces[root] {
+		names = append(names, v.name)
+	}
+	return names
 }

@@ -11,4 +11,4 @@ Error: Wrong type
    4:   allow = [1]
                 ^^^
 
-  allow is a list of strings, the names of options
+  allow is a list of strings, not of numbers

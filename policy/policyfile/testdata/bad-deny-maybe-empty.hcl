@@ -6,8 +6,8 @@ rule "r" {
 === wrong
 Error: No reason
 
-  on policy.hcl line 4, column 10, in rule "r":
+  on policy.hcl line 4, column 25, in rule "r":
    4:   deny = job.uid == 0 ? "" : "no"
-               ^^^^^^^^^^^^^^^^^^^^^^^^
+                              ^^
 
   deny says why: the job is told

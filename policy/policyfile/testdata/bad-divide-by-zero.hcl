@@ -4,10 +4,10 @@ rule "r" {
   grant {}
 }
 === wrong
-Error: Division by zero
+Error: Operation failed
 
-  on policy.hcl line 3, column 14, in rule "r":
+  on policy.hcl line 3, column 10, in rule "r":
    3:   when = 1 / 0 == 1
-                   ^
+               ^^^^^
 
-  this can be 0: write max(1, …)
+  Error during operation: the divisor is 0: write max(1, …).

@@ -8,8 +8,8 @@ rule "r" {
 === wrong
 Error: Unknown value "odd"
 
-  on policy.hcl line 5, column 13, in rule "r":
+  on policy.hcl line 5, column 36, in rule "r":
    5:     share = job.uid > 5 ? "even" : "odd"
-                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+                                         ^^^^^
 
   share is one of ["even" "none"]

@@ -1,0 +1,13 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    overlap = job.ntasks
+  }
+}
+=== job {"NTasks": 3}
+rule "r": granted overlap=3
+=== job {}
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0: tell the site's admins
+=== job {"NTasks": 49}
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 49: tell the site's admins

@@ -1,0 +1,13 @@
+version = 1
+rule "r" {
+  when = true
+  grant {
+    overlap = min(job.ntasks, 48)
+  }
+}
+=== job {"NTasks": 3}
+rule "r": granted overlap=3
+=== job {"NTasks": 4000}
+rule "r": granted overlap=48
+=== job {}
+rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0: tell the site's admins
