@@ -94,16 +94,12 @@ func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed
 	return v, nil
 }
 
-// compiled is the rule as a policy has it.
-func (r *rule) compiled() policy.Rule {
-	return policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives}
-}
-
 func (r *rule) holds(given policy.Input) (bool, error) {
 	v, err := given.(*evidence).value(r.when, cty.Bool)
 	return err == nil && v.True(), err
 }
 
+// gives is the grant with its values checked, or why the job has none.
 func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 	e := given.(*evidence)
 	if r.deny != nil {

@@ -77,18 +77,14 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 	}
 	e := l.bind(r.Truncated()).(*evidence)
 	for i := range l.rules {
-		tried := l.trace(&l.rules[i], e)
-		x.Rules = append(x.Rules, tried)
-		if tried.Rule == x.Verdict.Rule {
+		r := &l.rules[i]
+		holds, _ := r.holds(e)
+		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, l.part(r.when, e)})
+		if r.name == x.Verdict.Rule { // it holds, or it fails and denies
 			break
 		}
 	}
 	return x
-}
-
-func (l *Compiled) trace(r *rule, e *evidence) RuleTrace {
-	holds, _ := r.holds(e)
-	return RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, l.part(r.when, e)}
 }
 
 // part is a condition with its values. It is taken apart at &&, || and !.

@@ -96,6 +96,29 @@ policy.hcl:18 rest true
 	}
 }
 
+// A rule that fails is the last that is explained, with the cause in place of its value.
+func TestExplainARuleThatFails(t *testing.T) {
+	law := parsed(t, `version = 1
+rule "first" {
+  when = job.uid > 5 && job.gpus[0] == 0
+  grant {}
+}
+rule "rest" {
+  when = true
+  grant {}
+}`)
+	want := `true: the policy has no trigger: its rules alone decide
+policy.hcl:2 first false
+  && is policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT)
+    job.uid > 5 is true [{job.uid 6}]
+    job.gpus[0] == 0 is policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT) [{job.gpus []}]
+-> rule "first": denied: this site's policy cannot decide: policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT): tell the site's admins
+`
+	if got := shown(law.Explain(policy.Request{UID: 6})); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // What a user wrote can be as long and as odd as it likes.
 func TestExplainIsBounded(t *testing.T) {
 	law := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")

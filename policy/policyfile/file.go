@@ -62,19 +62,22 @@ func parse(f *file) hcl.Diagnostics {
 	return diags
 }
 
-// checkVersion comes before everything else, so that a newer file is refused for its version and not for a word of it
-// that this program does not know.
-func checkVersion(body hcl.Body) hcl.Diagnostics {
-	content, _, diags := body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}}})
-	if diags.HasErrors() {
-		return diags
+// open parses a file and checks its version, before everything else. So a newer file is refused for its version, and not
+// for a word of it that this program does not know.
+func (j *typeChecker) open(f *file) bool {
+	before := len(j.wrong)
+	if j.wrong = append(j.wrong, parse(f)...); len(j.wrong) > before {
+		return false
+	}
+	content, _, diags := f.hcl.Body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}}})
+	if j.wrong = append(j.wrong, diags...); len(j.wrong) > before {
+		return false
 	}
 	attr := content.Attributes["version"]
-	j := newTypeChecker()
 	if v, ok := j.constantOf(attr, cty.Number); ok && float(v) != Version {
 		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
 	}
-	return j.wrong
+	return len(j.wrong) == before
 }
 
 // CheckSyntax is nil for a text that is HCL, whatever it says, else an *Error.
@@ -89,11 +92,24 @@ const folder = "policy.d"
 // Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. All of them must
 // be root's own. Names that end in _test.hcl, or begin with a dot, are passed over.
 func Load(path string) (*Compiled, error) {
+	return loadNode(path, path, site.ReadRootOwned)
+}
+
+// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, whoever owns that one.
+func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, readAny) }
+
+// loadNode reads a file in the place of policy.hcl, and the node's policy.d.
+func loadNode(path, instead string, one func(string) ([]byte, error)) (*Compiled, error) {
 	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	return read(append([]string{path}, ruleFiles(filepath.Dir(path), beside)...), site.ReadRootOwned)
+	return read(append([]string{instead}, ruleFiles(filepath.Dir(path), beside)...), func(name string) ([]byte, error) {
+		if name == instead {
+			return one(name)
+		}
+		return site.ReadRootOwned(name)
+	})
 }
 
 // LoadFiles reads files and folders whoever owns them, as one policy in the order given: an admin's copy. A folder stands
@@ -147,20 +163,6 @@ func ruleFiles(dir string, names []string) []string {
 		}
 	}
 	return paths
-}
-
-// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, whoever owns that one.
-func LoadWith(path, instead string) (*Compiled, error) {
-	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	return read(append([]string{instead}, ruleFiles(filepath.Dir(path), beside)...), func(path string) ([]byte, error) {
-		if path == instead {
-			return readAny(path)
-		}
-		return site.ReadRootOwned(path)
-	})
 }
 
 // Source is a file of a policy.

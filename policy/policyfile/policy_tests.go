@@ -61,10 +61,7 @@ func ParseCases(source []byte, name string) ([]Case, error) {
 }
 
 func readCases(j *typeChecker, f *file) []Case {
-	if j.wrong = parse(f); j.wrong.HasErrors() {
-		return nil
-	}
-	if j.wrong = checkVersion(f.hcl.Body); j.wrong.HasErrors() {
+	if !j.open(f) {
 		return nil
 	}
 	content, diags := f.hcl.Body.Content(&hcl.BodySchema{

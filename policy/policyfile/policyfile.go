@@ -76,7 +76,8 @@ func compile(files []file) (*Compiled, error) {
 	law := &Compiled{files: files, rules: d.rules, fixed: d.check.fixed, locals: d.check.order}
 	law.policy = policy.Policy{Trigger: d.trigger, Lookups: d.check.needs, Bind: law.bind}
 	for i := range law.rules {
-		law.policy.Rules = append(law.policy.Rules, law.rules[i].compiled())
+		r := &law.rules[i]
+		law.policy.Rules = append(law.policy.Rules, policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives})
 	}
 	return law, nil
 }
@@ -99,12 +100,7 @@ var topLevel = &hcl.BodySchema{
 }
 
 func (d *builder) read(f *file) {
-	if diags := parse(f); diags.HasErrors() {
-		d.check.wrong = append(d.check.wrong, diags...)
-		return
-	}
-	if diags := checkVersion(f.hcl.Body); diags.HasErrors() {
-		d.check.wrong = append(d.check.wrong, diags...)
+	if !d.check.open(f) {
 		return
 	}
 	content, diags := f.hcl.Body.Content(topLevel)

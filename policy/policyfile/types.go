@@ -44,8 +44,8 @@ func join(a, b cty.Type) cty.Type {
 // single says that a value is no list and no object.
 func single(t cty.Type) bool { return !t.IsListType() && !t.IsObjectType() }
 
-// named are a type with its article, and the plural of it.
-func named(t cty.Type) (one, many string) {
+// wording is a type with its article, and the plural of it.
+func wording(t cty.Type) (one, many string) {
 	switch {
 	case t == cty.Number:
 		return "a number", "numbers"
@@ -62,12 +62,12 @@ func named(t cty.Type) (one, many string) {
 }
 
 func aType(t cty.Type) string {
-	one, _ := named(t)
+	one, _ := wording(t)
 	return one
 }
 
 func plural(t cty.Type) string {
-	_, many := named(t)
+	_, many := wording(t)
 	return many
 }
 

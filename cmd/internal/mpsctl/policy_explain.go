@@ -189,8 +189,11 @@ func (a answer) text(s Screen) string {
 
 func (a answer) rule(b *strings.Builder, s Screen, rule policyfile.RuleTrace) {
 	holds := s.Faint("is not for the job")
-	if rule.Holds {
+	switch {
+	case rule.Holds:
 		holds = s.Green("decides")
+	case rule.Rule == a.Verdict.Rule:
+		holds = s.Red("fails for the job")
 	}
 	fmt.Fprintf(b, "\nRule %s %s  (%s:%d)\n", s.Bold(fmt.Sprintf("%q", rule.Rule)), holds, rule.File, rule.Line)
 	for _, leaf := range rule.When.Leaves() {
