@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Children are the pids of a process's children, those of all its threads.
+// Children returns the pids of a process's children. Each of the process's threads has its own list of children.
 func Children(pid int) []int {
 	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
 	if len(lists) == 0 {
@@ -30,7 +30,7 @@ func Children(pid int) []int {
 	return pids
 }
 
-// childrenBySearch is for a kernel without CONFIG_PROC_CHILDREN.
+// childrenBySearch returns the same on a kernel without CONFIG_PROC_CHILDREN.
 func childrenBySearch(pid int) []int {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The search finds what the kernel's lists say, on kernels that have none.
+// The search returns what the kernel's lists contain. It is for kernels that have no such lists.
 func TestChildren(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	if err := child.Start(); err != nil {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked means that somebody else held a lock until the deadline.
+// ErrLocked means that another process held a lock until the deadline.
 var ErrLocked = errors.New("locked by another process")
 
-// Flock takes the lock of an open file, waiting until ctx ends; the error is ErrLocked then. It polls, since a blocked
-// flock cannot be given up. The lock goes with the file's last close, or with the process.
+// Flock takes the lock of an open file. It waits until ctx ends and then returns ErrLocked. It polls, because a blocked
+// flock cannot be cancelled. The kernel releases the lock at the file's last close or at the process's end.
 func Flock(ctx context.Context, file *os.File) error {
 	pause := time.Millisecond
 	for {
@@ -30,7 +30,7 @@ func Flock(ctx context.Context, file *os.File) error {
 	}
 }
 
-// Sleep waits for d and reports whether ctx still lasts.
+// Sleep waits for d, or until ctx ends. It reports whether ctx has not ended.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CurrentNUMANode is the NUMA node that has all of the CPUs that this process may run on, -1 where they are of several nodes or
-// the machine does not say. The folder is /sys/devices/system/node.
+// CurrentNUMANode returns the NUMA node of all CPUs that this process may run on. It returns -1 if the CPUs are of
+// several nodes or the node is unknown. The folder is /sys/devices/system/node.
 func CurrentNUMANode(folder string) int {
 	var cpus unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
@@ -29,7 +29,7 @@ func CurrentNUMANode(folder string) int {
 		}
 		if own := countIn(strings.TrimSpace(string(content)), &cpus); own > 0 {
 			if own < cpus.Count() {
-				return -1 // the rest is another node's
+				return -1 // other CPUs are of another node
 			}
 			node, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(list)), "node"))
 			if err != nil {
@@ -41,7 +41,7 @@ func CurrentNUMANode(folder string) int {
 	return -1
 }
 
-// countIn counts how many CPUs of the kernel's list "0-3,8" are in the set.
+// countIn counts the CPUs of the kernel's list, such as "0-3,8", that are in the set.
 func countIn(list string, cpus *unix.CPUSet) int {
 	count := 0
 	for part := range strings.SplitSeq(list, ",") {

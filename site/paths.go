@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Paths says where this project's files are. Root moves them all, for tests and the demo; "" is the node's own.
+// Paths names this project's files. Tests and the demo set Root, which is put before each path.
 type Paths struct {
 	Root string
 }
@@ -16,33 +16,33 @@ type Paths struct {
 // Policy is the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 
-// ConfigFile is the file of the site's facts.
+// ConfigFile is the site's configuration file.
 func (p Paths) ConfigFile() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
 
-// Run is the folder of all state. It lives as long as the boot, as what it describes does.
+// Run is the folder of all state. It lasts until the next boot, like the things that it describes.
 func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
 
-// Kept is the folder of what a reboot must not take along: the last policy and site file that could be used.
+// Kept is the folder for files that must survive a reboot: the last usable policy and site file.
 func (p Paths) Kept() string { return filepath.Join(p.Root, "/var/lib/slurm-mps") }
 
 // Devices is the folder of the GPUs' device files.
 func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 
-// Log is the log file, a JSON object a line.
+// Log is the log file. Each line is a JSON object.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 
-// Config is what a site says of itself: where helper programs are and how long acts may take. slurmd gives a prolog no
-// PATH and no LD_LIBRARY_PATH, so neither is ever asked.
+// Config is the site's configuration: the paths of helper programs, and the deadlines of prolog and epilog. slurmd
+// gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
 type Config struct {
 	NVMLLibrary    string // path of libnvidia-ml.so.1; "" lets the loader find it
 	Control        string // path of nvidia-cuda-mps-control
-	LibraryPath    string // LD_LIBRARY_PATH for the control program, where the driver's libraries are out of the way
-	GresConf       string // path of gres.conf; "" is beside the slurm.conf that Slurm names
+	LibraryPath    string // LD_LIBRARY_PATH for the control program, if the driver's libraries are in an unusual folder
+	GresConf       string // path of gres.conf; "" means the folder of the slurm.conf that Slurm names
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
 }
 
-// DefaultConfig is what holds where there is no file.
+// DefaultConfig is the configuration of a site without a configuration file.
 func DefaultConfig() Config {
 	return Config{
 		Control:        "/usr/bin/nvidia-cuda-mps-control",

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat is what /proc says of a process.
+// Stat is the part of /proc/PID/stat that this project uses.
 type Stat struct {
 	Process
 	State   byte // R, S, D, T (stopped), Z (zombie), …
@@ -23,7 +23,7 @@ type Stat struct {
 	Threads int
 }
 
-// ReadStat reads /proc/PID/stat. The error wraps fs.ErrNotExist where there is no such process.
+// ReadStat reads /proc/PID/stat. The error wraps fs.ErrNotExist if there is no such process.
 func ReadStat(pid int) (Stat, error) {
 	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/stat", 4096)
 	if errors.Is(err, unix.ESRCH) {
@@ -39,7 +39,7 @@ func ReadStat(pid int) (Stat, error) {
 	return stat, nil
 }
 
-// parseStat takes the line apart behind the last ')': the command's name before it may hold anything.
+// parseStat splits the line after the last ')', because the command's name before it may contain any character.
 func parseStat(content []byte) (Stat, bool) {
 	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
 	if open < 0 || end < open {
@@ -57,7 +57,7 @@ func parseStat(content []byte) (Stat, bool) {
 	return Stat{Process{pid, start}, fields[0][0], parent, session, threads}, errors.Join(err1, err2, err3, err4) == nil
 }
 
-// Running reports whether p is there and not a zombie: the same start time, not only the same pid.
+// Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again.
 func (p Process) Running() bool {
 	if p.PID <= 0 {
 		return false
@@ -66,18 +66,18 @@ func (p Process) Running() bool {
 	return err == nil && stat.Start == p.Start && !stat.dead()
 }
 
-// dead reports whether a process has ended. One whose first thread has ended while others go on looks like a zombie: a
-// daemon can be made to look so by the user who runs it.
+// dead reports whether a process has ended. A process looks like a zombie if its first thread has ended and others run.
+// A user can bring the daemon into that state.
 func (s Stat) dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
-// CurrentProcess is this process.
+// CurrentProcess returns this process.
 func CurrentProcess() (Process, error) {
 	stat, err := ReadStat(os.Getpid())
 	return stat.Process, err
 }
 
-// Kill ends p and nothing else: the signal goes through a pidfd, and the start time is read again after that is open, so
-// that a process that got the same pid meanwhile cannot be hit. It is no error when p has gone.
+// Kill sends a signal to p and to no other process. It opens a pidfd first and then reads the start time again, so a
+// later process with the same pid is not hit. It returns nil if p has ended.
 func (p Process) Kill(signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -96,7 +96,7 @@ func (p Process) Kill(signal unix.Signal) error {
 	return nil
 }
 
-// BootID is the kernel's name for this boot.
+// BootID returns the kernel's identifier of this boot.
 func BootID() (string, error) {
 	content, err := readFile("/proc/sys/kernel/random/boot_id", 64)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readFile reads a file of the kernel's that is no longer than limit. Like ReadOpen it does without os.File, whose poller
-// costs the start of every rank six system calls.
+// readFile reads a file of /proc, up to limit bytes. It does not use os.File, whose poller costs six system calls at
+// the start of every rank.
 func readFile(path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -23,7 +23,7 @@ func readFile(path string, limit int) ([]byte, error) {
 	return content, nil
 }
 
-// ReadOpen reads an open file to its end, and no more than limit of it.
+// ReadOpen reads an open file to its end, up to limit bytes.
 func ReadOpen(fd, limit int) ([]byte, error) {
 	content := make([]byte, 0, min(limit, 2048))
 	for len(content) < limit {

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenFolder opens a folder that only root can change. No link is followed to it, and the error wraps ErrNotRootOwned when
-// another could put a file into it.
+// OpenFolder opens a folder that only root can change, and follows no link at its last element. The error wraps
+// ErrNotRootOwned if another user could put a file into the folder.
 func OpenFolder(path string) (*os.File, error) {
 	return openFolder(unix.AT_FDCWD, path, path)
 }
 
-// OpenTrustedFolder opens a folder like OpenFolder, and holds every folder above it to the same: then no one but root decides which
-// folder the path names.
+// OpenTrustedFolder is OpenFolder with the same check of every folder above. So only root decides which folder the path
+// names.
 func OpenTrustedFolder(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("cannot open %s: give an absolute path", path)
@@ -60,9 +60,9 @@ func openFolder(above int, name, path string) (*os.File, error) {
 	return dir, nil
 }
 
-// Replace puts content into a folder under a name, whole: a reader sees the old file or the new one. The folder is one of
-// OpenFolder's, so no one else can put a link in the way. Several processes may do it at the same time, and the last one
-// wins: the name of the new file, while it is not whole, has the process's number.
+// Replace writes a file into a folder that OpenFolder has opened. A reader sees the old file or the complete new one.
+// No other user can put a link into the folder. Several processes may replace the same file: each has a temporary file
+// with its own pid, and the last rename wins.
 func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
 	temporary := fmt.Sprintf(".draft-%s-%d", name, os.Getpid())
 	err := writeTemporary(dir, temporary, content, mode)
@@ -79,7 +79,7 @@ func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error 
 	return nil
 }
 
-// writeTemporary writes a new file. One of the same name is left of a process that was killed and had this process's number.
+// writeTemporary writes a new file. An old one with its name was left by a killed process with this process's pid.
 func writeTemporary(dir *os.File, name string, content []byte, mode fs.FileMode) error {
 	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A folder is opened when root alone can change it, and a file in it is replaced whole; a link there is replaced and not
-// followed.
+// A folder is opened if only root can change it. A file in it is replaced as a whole. A link with the file's name is
+// replaced and not followed.
 func TestReplace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the folders are root's")
@@ -25,7 +25,7 @@ func TestReplace(t *testing.T) {
 	if _, err := OpenFolder(filepath.Join(top, "link")); !errors.Is(err, ErrNotRootOwned) {
 		t.Errorf("a link: %v", err)
 	}
-	if _, err := OpenTrustedFolder(dir); !errors.Is(err, ErrNotRootOwned) { // below /tmp
+	if _, err := OpenTrustedFolder(dir); !errors.Is(err, ErrNotRootOwned) { // a folder in /tmp
 		t.Errorf("a folder below one that everybody may write: %v", err)
 	}
 	folder, err := OpenFolder(dir)

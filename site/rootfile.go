@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRootOwned means that a file that only root may write could have been written by somebody else.
+// ErrNotRootOwned means that another user could have written a file that only root may write.
 var ErrNotRootOwned = errors.New("not root's own")
 
-// maxOwned bounds the files that root reads: the largest, a policy of hundreds of rules, is far below it.
+// maxOwned bounds the files that root reads. The largest, a policy of hundreds of rules, is far smaller.
 const maxOwned = 4 << 20
 
-// ReadRootOwned reads a whole file that only root can have written: a regular one, owned by root, writable by nobody else,
-// and not behind a link. The error wraps fs.ErrNotExist where there is none, ErrNotRootOwned where it may be another's.
+// ReadRootOwned reads a whole regular file that is owned by root, writable only by root, and not a link. The error
+// wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
 func ReadRootOwned(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -53,7 +53,7 @@ func notRootOwned(st unix.Stat_t) string {
 	return writableByOthers(st)
 }
 
-// writableByOthers says how somebody else than root could change it.
+// writableByOthers says how another user than root could change the file.
 func writableByOthers(st unix.Stat_t) string {
 	switch {
 	case st.Uid != 0:
@@ -64,8 +64,8 @@ func writableByOthers(st unix.Stat_t) string {
 	return ""
 }
 
-// ListRootOwned lists the names in a folder that only root can change, in order. The error wraps fs.ErrNotExist where there
-// is none, ErrNotRootOwned where another could have put a file there or taken one away.
+// ListRootOwned returns the sorted names in a folder that only root can change. The error wraps fs.ErrNotExist if there
+// is no folder, and ErrNotRootOwned if another user could have added or removed a file.
 func ListRootOwned(path string) ([]string, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

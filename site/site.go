@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package site is this place: the words for what a node has (devices, modes, processes) and the paths and deadlines
-// that hold on it. Everything here is a value; nothing is read from the environment.
+// Package site holds the types that all packages share (devices, modes, processes) and the node's paths and deadlines.
+// All of them are values; the package reads no environment variable.
 package site
 
 import (
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// UUID names a device itself: "GPU-…" for a whole GPU, "MIG-…" for an instance. Never an index: every index on a GPU
-// node means something else to Slurm, to NVML, to CUDA and to MPS (docs/contract.md, Identity).
+// UUID identifies a device: "GPU-…" for a whole GPU, "MIG-…" for an instance. An index is not used, because Slurm,
+// NVML, CUDA and MPS each number a node's GPUs in their own way (docs/contract.md, Identity).
 type UUID string
 
-// Valid reports whether u has the form of a device's UUID, safe to use as the name of a file.
+// Valid reports whether u has the form of a device's UUID and is a safe file name.
 func (u UUID) Valid() bool {
 	rest, ok := strings.CutPrefix(string(u), "GPU-")
 	if !ok {
@@ -49,11 +49,11 @@ type Device struct {
 	SMs       int    `json:"sms"`        // multiprocessors that a process may use
 	TPC       int    `json:"tpc"`        // SMs in a TPC, the granularity of MPS's shares
 	MemoryMiB int    `json:"memory_mib"` // total
-	NUMA      int    `json:"numa"`       // node nearest to it, -1 where not known
-	MIGMode   bool   `json:"mig_mode"`   // a whole GPU that is cut into instances: no job can use it whole
+	NUMA      int    `json:"numa"`       // the nearest NUMA node, -1 if unknown
+	MIGMode   bool   `json:"mig_mode"`   // a GPU that is divided into instances: no job can use the whole GPU
 }
 
-// Process is a process proved by more than its number: pids are used again, a pid with its start time is not.
+// Process identifies a process by its pid and start time, because the kernel uses pids again.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since the boot
@@ -62,25 +62,25 @@ type Process struct {
 // String is "pid 123".
 func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
 
-// Client is a process that an MPS server serves.
+// Client is a client process of an MPS server.
 type Client struct {
 	Server int // the server's pid
 	PID    int
 }
 
-// What a control daemon can be other than serving. One failed question says nothing about its health, so both come only
-// after the tries that mps.md's measurements call for.
+// The two states of a control daemon that fails. One failed question proves neither, so they are returned only after
+// the repeated questions that the measurements call for.
 var (
 	ErrDaemonDown = errors.New("the daemon does not serve")
 	ErrNoAnswer   = errors.New("the daemon does not answer")
 )
 
-// ErrImpostors means that a daemon and all that it started have been ended, and that processes which only look like them go
-// on to appear, or do not go.
+// ErrImpostors means that the daemon and all of its processes have ended, but other processes of the user that look
+// like the daemon's keep appearing or do not end.
 var ErrImpostors = errors.New("the user has processes that only look like the daemon's")
 
-// AsUserError is a failure of what runs as a job's user, or of its words: the node may have failed, and the user may have a
-// hand in it.
+// AsUserError is a failure of a program that runs as the job's user, or an invalid answer of one. The cause may be the
+// node or the user.
 type AsUserError struct{ Err error }
 
 func (e *AsUserError) Error() string { return e.Err.Error() }
