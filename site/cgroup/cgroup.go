@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup makes the control groups that a job's daemons run in, and ends all that is left in one.
+// Package cgroup makes the control groups of a job's daemons, and ends all processes that are left in one.
 //
-// The promise: what was started in a group, or by a process of it, is in the group until it ends, and no user can make one
-// or leave one. So nothing that a user starts through a daemon outlives the job.
+// A process that was started in a group, or by a process of the group, stays in the group until it ends. No user can
+// make or leave a group. So no process that a user starts through a daemon outlives the job.
 package cgroup
 
 import (
@@ -26,19 +26,20 @@ import (
 // mounts is where systemd mounts control groups.
 const mounts = "/sys/fs/cgroup"
 
-// procs is the file of a group that lists its processes, and that a process writes "0" into to join it.
+// procs is the file that lists a group's processes. A process joins the group by writing "0" into the file.
 const procs = "cgroup.procs"
 
-// Tree is where one node's groups are: below the group that slurmd runs its prologs in, which systemd leaves to slurmd.
+// Tree is the place of one node's groups: below slurmd's own group, in which prologs run. systemd leaves that group to
+// slurmd.
 type Tree struct {
-	Run string // the folder of the node's records, which tells several nodes on one machine apart
+	Run string // the folder of the node's state; its path distinguishes several nodes on one machine
 }
 
-// ErrNone says that the node has no control groups in which processes can be kept together.
+// ErrNone means that the node has no control group hierarchy that can hold a job's processes together.
 var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted at " + mounts + ", to be written to")
 
-// Of is the folder of the group for a job's n-th daemon, which need not exist. It is "" inside of a job, where
-// PrologFlags=RunInJob starts prologs: Slurm keeps a job's processes together itself.
+// Of is the folder of the group for a job's n-th daemon. The folder need not exist. Of returns "" if
+// PrologFlags=RunInJob starts prologs inside of the job, because Slurm then keeps the job's processes together itself.
 func (t Tree) Of(job uint32, n int) (string, error) {
 	mount, own, err := here()
 	if err != nil || own.OfAJob() {
@@ -48,7 +49,7 @@ func (t Tree) Of(job uint32, n int) (string, error) {
 	return filepath.Join(mount, own.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
 }
 
-// Mount is the folder of the hierarchy that groups are made in: of version 2, alone or beside version 1, or of version 1's
+// Mount is the mount point of the hierarchy for these groups: version 2, alone or beside version 1, or else version 1's
 // freezer.
 func Mount() (string, error) {
 	for _, mount := range []string{mounts, mounts + "/unified"} {
@@ -67,7 +68,7 @@ func Mount() (string, error) {
 
 func writable(st unix.Statfs_t) bool { return st.Flags&unix.ST_RDONLY == 0 }
 
-// here is the mount, and the group below it that this process is in.
+// here returns the mount point and this process's group below it.
 func here() (mount string, own proc.ControlGroup, err error) {
 	if mount, err = Mount(); err != nil {
 		return "", own, err
@@ -88,20 +89,20 @@ func here() (mount string, own proc.ControlGroup, err error) {
 	return "", own, fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
 }
 
-// Make makes a group. One that is there is taken as it is.
+// Make makes a group. It keeps an existing one.
 func (Tree) Make(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("cannot make control group: %w", err)
 	}
 	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
-	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // there is no such file in version 1
-		_ = unix.Rmdir(dir) // no lease will name it
+	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // version 1 has no such file
+		_ = unix.Rmdir(dir) // because no lease will name it
 		return fmt.Errorf("cannot use control group %s: it is %q, since the one above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
 	}
 	return nil
 }
 
-// Join opens the file that a process writes "0" into to join a group.
+// Join opens the file by which a process joins a group.
 func Join(dir string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(dir, procs), os.O_WRONLY, 0)
 	if err != nil {
@@ -110,7 +111,8 @@ func Join(dir string) (*os.File, error) {
 	return file, nil
 }
 
-// Empty ends every process of a group, removes the group and says how many it ended. A group that is not there is empty.
+// Empty ends every process of a group, removes the group and returns how many processes it ended. A missing group
+// counts as empty.
 func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 	if dir == "" {
 		return 0, nil
@@ -135,7 +137,7 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 	}
 }
 
-// maxMembers bounds, in bytes, what is read of a group's list. Those that it leaves out are read when these have ended.
+// maxMembers bounds the bytes read from a group's list. The remaining processes are read after the first have ended.
 const maxMembers = 64 << 10
 
 func members(dir string) (pids []int, err error) {
@@ -145,7 +147,7 @@ func members(dir string) (pids []int, err error) {
 	}
 	defer unix.Close(fd)
 	content, err := site.ReadOpen(fd, maxMembers)
-	if errors.Is(err, unix.ENODEV) { // removed since it was opened
+	if errors.Is(err, unix.ENODEV) { // removed after it was opened
 		return nil, fs.ErrNotExist
 	}
 	for line := range strings.Lines(string(content)) {
@@ -156,7 +158,7 @@ func members(dir string) (pids []int, err error) {
 	return pids, err
 }
 
-// end sends SIGKILL to all processes of a group at once, so that none of them can fork on.
+// end sends SIGKILL to all processes of a group at once, so that no process can fork before it is hit.
 func end(dir string) error {
 	err := write(dir, "cgroup.kill", "1") // Linux 5.14, version 2
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -165,7 +167,8 @@ func end(dir string) error {
 	return endFrozen(dir)
 }
 
-// endFrozen freezes a group, sends SIGKILL to each of its processes and thaws it: those of version 1 end then.
+// endFrozen freezes a group, sends SIGKILL to each of its processes and thaws it. Processes of version 1 end only after
+// the thaw.
 func endFrozen(dir string) error {
 	file, frozen, thawed := "cgroup.freeze", "1", "0"
 	if _, err := os.Stat(filepath.Join(dir, "freezer.state")); err == nil {
@@ -177,8 +180,8 @@ func endFrozen(dir string) error {
 	return errors.Join(signalAll(dir), write(dir, file, thawed))
 }
 
-// signalAll sends SIGKILL to the processes of a group. One is proved to be in the group by the second list: its start time
-// was read before that.
+// signalAll sends SIGKILL to the processes of a group. It reads each start time between two lists, so a process in the
+// second list is proved to be in the group.
 func signalAll(dir string) error {
 	first, err := members(dir)
 	if err != nil {

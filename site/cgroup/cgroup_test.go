@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// hierarchies are those of this machine that groups can be made in, each with how a group of it is ended.
+// hierarchies are the mounts on this machine in which groups can be made, each with the function that ends a group.
 func hierarchies(t *testing.T) map[string]func(string) error {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -24,7 +24,7 @@ func hierarchies(t *testing.T) map[string]func(string) error {
 	each := map[string]func(string) error{}
 	if mount, err := Mount(); err == nil {
 		each[mount] = end
-		each[mount+"/."] = endFrozen // as where cgroup.kill is missing
+		each[mount+"/."] = endFrozen // as if cgroup.kill were missing
 	}
 	if _, err := os.Stat(mounts + "/freezer/" + procs); err == nil {
 		each[mounts+"/freezer"] = end
@@ -59,7 +59,8 @@ func begin(t *testing.T, dir, script string) *exec.Cmd {
 	return cmd
 }
 
-// A process that forks for ever, in sessions of their own, is ended with all of its children, whatever they do with signals.
+// A process that forks without end, each child in its own session, is ended with all children, even if they ignore
+// signals.
 func TestAGroupIsEmptied(t *testing.T) {
 	for mount, end := range hierarchies(t) {
 		t.Run(strings.ReplaceAll(mount, "/", "_"), func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestNoGroupIsEmpty(t *testing.T) {
 	}
 }
 
-// A group that does not empty is left by the deadline: here a group below it keeps it.
+// A group that cannot be emptied is given up at the deadline. Here a group below it keeps it busy.
 func TestAGroupThatStays(t *testing.T) {
 	for mount := range hierarchies(t) {
 		dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-stays-%d", os.Getpid()))
@@ -124,7 +125,7 @@ func TestAGroupThatStays(t *testing.T) {
 	}
 }
 
-// Of names a group below this process's own, another for each node, job and daemon.
+// Of names a group below this process's own, a different one for each node, job and daemon.
 func TestOf(t *testing.T) {
 	if _, err := Mount(); err != nil {
 		t.Skip(err)
