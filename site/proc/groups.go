@@ -10,7 +10,7 @@ type ControlGroup struct {
 	Path        string // below the hierarchy's mount, "/system.slice/slurmd.service"
 }
 
-// ControlGroups takes the text of /proc/PID/cgroup apart. Lines of another form are left out.
+// ControlGroups parses the text of /proc/PID/cgroup. It skips lines of another form.
 func ControlGroups(text string) (groups []ControlGroup) {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
@@ -21,7 +21,7 @@ func ControlGroups(text string) (groups []ControlGroup) {
 	return groups
 }
 
-// OfAJob reports whether Slurm made a group for a job, or for the step daemons of jobs.
+// OfAJob reports whether Slurm made the group for a job, or for the jobs' slurmstepd processes.
 func (g ControlGroup) OfAJob() bool {
 	return strings.Contains(g.Path, "/job_") || strings.Contains(g.Path, "slurmstepd")
 }

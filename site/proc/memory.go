@@ -16,37 +16,38 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// The kernel fetches an environment and a command line from the memory of the process, and the owner of that memory
-// decides how long this takes and how much there is: prctl(PR_SET_MM_MAP) needs no privilege and gives a process an
-// environment of many GiB that costs it nothing, and a page of a file system in user space may never come. So every read
-// here is bounded in bytes and in time, only a few are at work at once, and a reader that hangs is left behind: it is
-// counted, and nothing more of its process is read until it is back.
+// The kernel reads an environment and a command line from the memory of the process, so the process's owner decides how
+// long the read takes and how much there is. prctl(PR_SET_MM_MAP) needs no privilege: it gives a process an environment
+// of many GiB at no cost. A page of a FUSE file system may never arrive.
+//
+// So every read here has a limit in bytes and in time, and only a few run at once. A reader that hangs is abandoned and
+// counted. Until that reader has returned, nothing more of its process is read.
 const (
-	// MaxBytes is what is read of one environment. That of a control daemon has four variables.
+	// MaxBytes limits the read of one environment. A control daemon's environment has four variables.
 	MaxBytes     = 1 << 20
-	maxLine      = 8 << 10  // of a command line: a path of 4 KiB and the options of the control program
+	maxLine      = 8 << 10  // for a command line: a path of 4 KiB and the control program's options
 	bufferBytes  = 16 << 10 // for one reader; a value must fit into it
 	deadline     = time.Second
-	maxReaders   = 256                   // with those that were left behind
-	maxAtWork    = 8                     // readers of which no one has hung yet
-	slowReadTime = 20 * time.Millisecond // after which a reader counts as hanging, and keeps no other waiting
+	maxReaders   = 256                   // with the abandoned ones
+	maxAtWork    = 8                     // readers that do not hang
+	slowReadTime = 20 * time.Millisecond // after this time a reader counts as hanging and gives its slot to another
 )
 
-// ErrLate means that a process did not give its memory in time, or that no time was left to ask for it.
+// ErrLate means that a process's memory did not arrive in time, or that no time was left to read it.
 var ErrLate = errors.New("its memory does not come in time")
 
-// ErrLong means that an environment is larger than the bound, and what was looked for is not in what was read.
+// ErrLong means that an environment exceeds the limit, and the variable is not in the part that was read.
 var ErrLong = errors.New("its environment is too long")
 
-// Environment is what was found in the environment of a process.
+// Environment is the result of reading a process's environment.
 type Environment struct {
-	Values map[string]string // those of the variables asked for that are set; the first counts, as for getenv
-	Empty  bool              // there is none: the process is about to run another program, or to end
+	Values map[string]string // of the requested variables that are set; the first entry counts, as in getenv
+	Empty  bool              // no environment: the process is about to exec or to end
 	Err    error
 }
 
-// Environments looks for variables in the environments of processes, all within a second. The first of the list are read
-// first.
+// Environments looks for variables in the environments of processes, within one second for all. It reads them in the
+// order of the list.
 func Environments(ctx context.Context, procs []site.Process, names ...string) []Environment {
 	return all.environments(ctx, procs, names)
 }
@@ -56,13 +57,13 @@ func Variables(ctx context.Context, p site.Process, names ...string) Environment
 	return Environments(ctx, []site.Process{p}, names...)[0]
 }
 
-// CommandLine is the beginning of what a process was started with.
+// CommandLine is the beginning of a process's command line.
 type CommandLine struct {
 	Args []string
 	Err  error
 }
 
-// CommandLines reads the command lines of processes, all within a second.
+// CommandLines reads the command lines of processes, within one second for all.
 func CommandLines(ctx context.Context, procs []site.Process) []CommandLine {
 	lines := make([]CommandLine, len(procs))
 	for i, a := range each(ctx, &all, procs, "cmdline", func(text io.Reader) ([]byte, error) {
@@ -76,13 +77,13 @@ func CommandLines(ctx context.Context, procs []site.Process) []CommandLine {
 // all are the readers of this process.
 var all = readers{slots: make(chan struct{}, maxAtWork), left: map[site.Process]int{}, open: func(path string) (io.ReadCloser, error) { return os.Open(path) }}
 
-// readers are those that are at work or have been left behind.
+// readers holds the state of the running and the abandoned readers.
 type readers struct {
 	slots   chan struct{}
 	open    func(path string) (io.ReadCloser, error)
 	mutex   sync.Mutex
 	running int
-	left    map[site.Process]int // how many have been left behind at a process
+	left    map[site.Process]int // abandoned readers per process
 }
 
 func (r *readers) environments(ctx context.Context, procs []site.Process, names []string) []Environment {
@@ -94,16 +95,16 @@ func (r *readers) environments(ctx context.Context, procs []site.Process, names 
 	return found
 }
 
-// search looks for variables through a small buffer.
+// search looks for variables with a small buffer.
 func search(text io.Reader, names []string) (Environment, error) {
 	found := Environment{Values: map[string]string{}}
 	buffer := make([]byte, bufferBytes)
-	kept, total := 1, 0 // a zero first: each entry begins behind one
+	kept, total := 1, 0 // the buffer begins with a zero, because each entry follows a zero
 	for {
 		n, err := text.Read(buffer[kept : len(buffer)-1])
 		total += n
 		end := kept + n
-		if err != nil { // the last entry may have no end of its own
+		if err != nil { // the last entry may lack its final zero
 			buffer[end] = 0
 			end++
 		}
@@ -123,8 +124,8 @@ func search(text io.Reader, names []string) (Environment, error) {
 	}
 }
 
-// take notes the variables that are in a piece of an environment, and returns from where on the next piece is needed to
-// know more.
+// take records the variables in a piece of an environment. It returns the offset from which the next read must
+// continue.
 func (e Environment) take(piece []byte, names []string) (hold int) {
 	hold = len(piece)
 	for _, name := range names {
@@ -146,7 +147,7 @@ func (e Environment) take(piece []byte, names []string) (hold int) {
 	return hold
 }
 
-// find is the index of the first entry that begins so, -1 for none.
+// find returns the index of the first entry with this beginning, or -1.
 func find(piece []byte, beginning string) int {
 	for from := 1; ; {
 		at := bytes.Index(piece[min(from, len(piece)):], []byte(beginning))
@@ -166,7 +167,7 @@ type answer[T any] struct {
 	err   error
 }
 
-// each reads a file of every process. What is not there in time is ErrLate.
+// each reads a file of every process. Its answer for a process is ErrLate if the file does not arrive in time.
 func each[T any](ctx context.Context, r *readers, procs []site.Process, file string, take func(io.Reader) (T, error)) []answer[T] {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -206,16 +207,16 @@ func each[T any](ctx context.Context, r *readers, procs []site.Process, file str
 	return answers
 }
 
-// reader is one that is at work. Others begin when it has ended, or hangs.
+// reader is one running read. It occupies a slot until it ends or hangs.
 type reader struct {
 	of   site.Process
-	free func() // gives its slot away
+	free func() // gives up its slot
 	done bool
 	left bool
 }
 
-// begin waits for a slot. It is nil when none is free in time, when a process has already cost a reader, and when too many
-// readers have been left behind.
+// begin waits for a slot. It returns nil in three cases: no slot gets free in time, a reader of this process has been
+// abandoned, or too many readers run.
 func (r *readers) begin(ctx context.Context, p site.Process) *reader {
 	if !r.may(p) {
 		return nil
@@ -252,7 +253,7 @@ func (r *readers) end(one *reader) {
 	}
 }
 
-// leave leaves a reader behind.
+// leave abandons a reader.
 func (r *readers) leave(one *reader) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -272,7 +273,7 @@ func read[T any](ctx context.Context, r *readers, p site.Process, file string, t
 	return take(waited{ctx, opened})
 }
 
-// waited ends a read when no one waits for it any more.
+// waited ends a read if its caller no longer waits.
 type waited struct {
 	ctx  context.Context
 	text io.Reader

@@ -51,7 +51,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// Wherever an entry lies between two reads, it is found.
+// An entry is found wherever the boundary between two reads is.
 func TestSearchAtEveryEdge(t *testing.T) {
 	for before := bufferBytes - 40; before < bufferBytes+5; before++ {
 		got, err := search(strings.NewReader("X="+strings.Repeat("x", before)+"\x00PIPE=/run/pipe\x00A=1\x00"), []string{"PIPE", "A"})
@@ -101,7 +101,7 @@ func TestVariables(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec it has this process's environment
+	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec the child has this process's environment
 		if !site.Sleep(ctx, time.Millisecond) {
 			t.Fatalf("the environment is not read: %+v", Variables(t.Context(), stat.Process, "A"))
 		}
@@ -124,7 +124,7 @@ func TestUIDs(t *testing.T) {
 	}
 }
 
-// held are files of processes whose readers wait until they are let go, but for those of process 1.
+// held are files whose readers block until letGo is closed, except the files of process 1.
 type held struct{ letGo chan struct{} }
 
 func (h held) open(path string) (io.ReadCloser, error) {
@@ -140,8 +140,8 @@ func newHeld() (*readers, held) {
 	return &readers{slots: make(chan struct{}, maxAtWork), left: map[site.Process]int{}, open: h.open}, h
 }
 
-// Processes that hold up their readers cost one deadline together, however many they are; who does not is read beside
-// them; and they are not read again before their readers are back.
+// Processes that block their readers cost one deadline together, however many there are. Other processes are read at
+// the same time. A blocked process is not read again before its readers are back.
 func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	r, h := newHeld()
 	var procs []site.Process
@@ -175,7 +175,7 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	}
 }
 
-// The number of readers has a bound, whatever processes do.
+// The number of readers has a limit, whatever the processes do.
 func TestReadersHaveABound(t *testing.T) {
 	r, h := newHeld()
 	defer close(h.letGo)

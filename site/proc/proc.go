@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proc reads /proc. What a user can make long or slow, the memory of a process, is read within bounds (memory.go);
-// the rest is a few lines that the kernel makes itself.
+// Package proc reads /proc. A user can make a process's memory long or slow, so memory.go reads it with limits. The
+// kernel itself writes the other files, which are short.
 package proc
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// PIDs are the numbers of all processes.
+// PIDs returns the pids of all processes.
 func PIDs() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -27,14 +27,14 @@ func PIDs() ([]int, error) {
 	return all, nil
 }
 
-// Name is the name that the kernel has for a process, cut at 15 bytes. The process can change it.
+// Name returns the kernel's name for a process, cut at 15 bytes. The process can change it.
 func Name(pid int) (string, error) {
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
-// UIDs are the real, the effective and the saved uid of a process, and that for files. The owner of its folder in /proc is
-// root for a process that may not be dumped.
+// UIDs returns the real, effective, saved and file system uid of a process. The owner of /proc/PID is not used, because
+// it is root for a process that may not be dumped.
 func UIDs(pid int) ([4]uint32, error) {
 	var uids [4]uint32
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
