@@ -81,7 +81,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 				p.t.Fatal(err)
 			}
 		}, `prolog: cannot use GPU-\S+: its compute mode is prohibited: an admin took it out of service`},
-		{"the state cannot be written", func(p play) { p.write(p.Paths().Run(), "a file") }, `prolog: cannot make journal: .*`},
+		{"the state cannot be written", func(p play) { p.write(p.Paths().Run(), "a file") }, `prolog: cannot make state folder: .*`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlay(t, "", node.H200)

@@ -1189,7 +1189,7 @@ func TestHostileFolderOfState(t *testing.T) {
 			if err := os.Chown(path, uid, gid); err != nil {
 				t.Fatal(err)
 			}
-			says(t, a.must(1, a.job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make journal: %s is uid 2001's: give it to root", path))
+			says(t, a.must(1, a.job(7, "0"), "prolog"), fmt.Sprintf("prolog: cannot make state folder: %s is uid 2001's: give it to root", path))
 			if a.modes() != "0" {
 				t.Errorf("modes %s", a.modes())
 			}

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeWhole puts content at path so that a reader sees the old file, the new one or none, never a part. The temporary
-// file's name is fixed: there is one writer, and what a killed one left is overwritten by the next.
+// writeWhole writes content to path. A reader sees the old file, the new one or none, but never a part. The temporary
+// file has a fixed name, because there is one writer: the next one overwrites the file that a killed writer left.
 func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
 	if err := replace(path, content, mode, gid, true); err != nil {
 		return err
@@ -24,7 +24,7 @@ func writeWhole(path string, content []byte, mode fs.FileMode, gid int) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// replace is writeWhole without the folder. Without the sync it is for what a crash of the node may take.
+// replace is writeWhole without the sync of the folder. Without sync, a crash of the node may lose the file.
 func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) error {
 	temporary := temporaryOf(path)
 	err := writeFile(temporary, content, mode, gid, sync)
@@ -32,7 +32,7 @@ func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) 
 		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		_ = os.Remove(temporary) // a full disk wants its blocks back
+		_ = os.Remove(temporary) // on a full disk its blocks are needed
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
 	return nil
@@ -77,7 +77,7 @@ func syncDir(path string) error {
 	return nil
 }
 
-// remove makes path absent; that it was so already is no error.
+// remove removes path. A missing path is no error.
 func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove %s: %w", path, errors.Unwrap(err))
@@ -85,13 +85,13 @@ func remove(path string) error {
 	return nil
 }
 
-// header is what every record begins with, read before the rest so that a newer form is refused as such.
+// header is the beginning of every record. It is read first, so that a record of a newer form is refused as such.
 type header struct {
 	Schema int    `json:"schema"`
 	Boot   string `json:"boot"`
 }
 
-// readRecord reads a record that root wrote into value.
+// readRecord reads a record, which root wrote, into value.
 func readRecord(path, boot string, value any) error {
 	content, err := readOwned(path)
 	if err != nil {
@@ -110,7 +110,7 @@ func readRecord(path, boot string, value any) error {
 	return nil
 }
 
-// readOwned is a record's content. The error is ErrNotFound if there is none.
+// readOwned returns a record's content. The error is ErrNotFound if there is no record.
 func readOwned(path string) ([]byte, error) {
 	content, err := site.ReadRootOwned(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +119,7 @@ func readOwned(path string) ([]byte, error) {
 	return content, err
 }
 
-// check holds a record to this boot and this program.
+// check fails if the record is of another boot or of another schema.
 func (head header) check(path, boot string) error {
 	if head.Boot == "" {
 		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrCorrupt)
@@ -133,8 +133,8 @@ func (head header) check(path, boot string) error {
 	return nil
 }
 
-// flock opens path and takes its lock, waiting until ctx ends. Where the file was removed or replaced while waiting, the
-// lock is on nothing that others see, so it is taken again.
+// flock opens path and takes its lock, and waits until ctx ends. If another process removed or replaced the file during
+// the wait, the lock would be on a file that no other process opens. flock then starts again.
 func flock(ctx context.Context, path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -166,6 +166,6 @@ func readHolder(file *os.File) holderNote {
 	var holder holderNote
 	buffer := make([]byte, 256)
 	n, _ := file.ReadAt(buffer, 0)
-	_ = json.Unmarshal(buffer[:n], &holder) // a holder that has not signed yet is nobody
+	_ = json.Unmarshal(buffer[:n], &holder) // the holder is unknown until it has written its pid
 	return holder
 }

@@ -16,45 +16,47 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// GuardState is what a job's guard tells people and the job's summary. No undo reads it.
+// GuardState is what a job's guard reports to people and to the job's summary. No undo reads it.
 type GuardState struct {
 	Schema   int            `json:"schema"`
 	Boot     string         `json:"boot"`
-	Clients  int            `json:"clients"`                  // living now
-	Peak     int            `json:"peak"`                     // living at the same time
+	Clients  int            `json:"clients"`                  // alive now
+	Peak     int            `json:"peak"`                     // maximum alive at the same time
 	Seen     int            `json:"clients_seen"`             // since the job began
-	Dead     int            `json:"clients_dead"`             // whose files are held now
+	Dead     int            `json:"clients_dead"`             // dead clients whose files are held now
 	Files    int            `json:"files"`                    // duplicates that are open
-	Released map[string]int `json:"released,omitempty"`       // dead clients by the reason for which their files were closed
+	Released map[string]int `json:"released,omitempty"`       // dead clients, by the reason why their files were closed
 	Unheld   int            `json:"files_not_held,omitempty"` // files that could not be held
-	// OutsideSeen counts the processes that had a GPU open and were no client of MPS; Outside names the first of them.
+	// OutsideSeen counts the processes that had a GPU open and were not clients of MPS; Outside names the first of
+	// them.
 	OutsideSeen int       `json:"outside_seen,omitempty"`
 	Outside     []Outside `json:"outside,omitempty"`
 }
 
-// NoNeighbour is the reason in GuardState.Released of files that were closed at once: no other client of the GPU lived.
+// NoNeighbour is a reason in GuardState.Released: the files were closed at once, because no other client of the GPU
+// lived.
 const NoNeighbour = "no neighbour"
 
-// Outside is a process of the job that has a GPU open and is no client of its MPS daemon.
+// Outside is a process of the job that has a GPU open and is not a client of the job's MPS daemon.
 type Outside struct {
 	Proc  site.Process `json:"proc"`
 	Since time.Time    `json:"since"`
 	Cause string       `json:"cause"` // the likely reason, and what to do
 }
 
-// guardPath is the file that a job's guard has locked as long as it runs, and which says who it is.
+// guardPath is the file that a job's guard locks while it runs. It contains the guard's pid.
 func (j *Store) guardPath(job uint32) string {
 	return filepath.Join(j.dir, "guards", strconv.FormatUint(uint64(job), 10))
 }
 
 func (j *Store) guardStatePath(job uint32) string { return j.path("guards", job) }
 
-// LockGuard takes the place of a job's guard, waiting until ctx ends; a *BusyError then says which guard runs.
+// LockGuard takes the lock of a job's guard, and waits until ctx ends. A *BusyError then names the guard that runs.
 func (j *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
 	return j.lock(ctx, j.guardPath(job), job)
 }
 
-// HasGuard reports whether there is a file of a job's guard, which may have ended. A guard that starts makes it first.
+// HasGuard reports whether a job's guard has a file. A guard makes the file first when it starts; it may have ended.
 func (j *Store) HasGuard(job uint32) (bool, error) {
 	_, err := os.Lstat(j.guardPath(job))
 	switch {
@@ -66,26 +68,26 @@ func (j *Store) HasGuard(job uint32) (bool, error) {
 	return true, nil
 }
 
-// Signed reports whether a lock says who has it: on a full file system it does not.
+// Signed reports whether the lock file names its holder. On a full file system it does not.
 func (t *JobLock) Signed() bool { return readHolder(t.file).PID > 0 }
 
-// SaveGuard keeps the state of a job's guard.
+// SaveGuard writes the state of a job's guard.
 func (j *Store) SaveGuard(job uint32, s GuardState) error {
 	s.Schema, s.Boot = Schema, j.boot
 	content, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("cannot write state of the guard of job %d: %w", job, err)
 	}
-	return replace(j.guardStatePath(job), append(content, '\n'), 0o600, -1, false) // a sync may take longer than a client its start
+	return replace(j.guardStatePath(job), append(content, '\n'), 0o600, -1, false) // without sync, which may take longer than a client's start
 }
 
-// ReadGuard returns the state of a job's guard. Errors as of Read.
+// ReadGuard returns the state of a job's guard. Its errors are those of Read.
 func (j *Store) ReadGuard(job uint32) (s GuardState, err error) {
 	err = readRecord(j.guardStatePath(job), j.boot, &s)
 	return s, err
 }
 
-// guardFiles are the files of a job's guard.
+// guardFiles returns the paths of all files of a job's guard.
 func (j *Store) guardFiles(job uint32) []string {
 	return []string{temporaryOf(j.guardStatePath(job)), j.guardStatePath(job), j.guardPath(job)}
 }

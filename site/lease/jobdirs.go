@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DaemonDir is the folder of a job's daemon number n: root's, with the pipe and log folders in it that are the user's.
+// DaemonDir is the folder of a job's n-th daemon. Root owns it; the pipe and log folders in it are the user's.
 func (j *Store) DaemonDir(job uint32, n int) string {
 	return filepath.Join(j.JobDir(job), strconv.Itoa(n))
 }
 
-// ExchangeDir is the folder where the job's ranks meet.
+// ExchangeDir is the folder through which the job's ranks exchange their shares.
 func (j *Store) ExchangeDir(job uint32) string { return filepath.Join(j.JobDir(job), "meet") }
 
-// MakeDirs makes the pipe and log folders of the lease's daemons and the ranks' meeting place. They are the user's alone,
-// 0700; what is above them is root's, so that the user cannot put others in their place. All of them lie in a file system
-// of the job's own.
+// MakeDirs makes the daemons' pipe and log folders and the ranks' exchange folder. They have mode 0700 and belong to
+// the user. The folders above are root's, so the user cannot replace them. All of them are in a file system of the
+// job's own.
 func (j *Store) MakeDirs(l Lease) error {
 	if err := mkdir(j.JobDir(l.Job.ID), 0, 0, 0o755); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (j *Store) makeFolders(l Lease) error {
 	return nil
 }
 
-// mkdir makes path, whose parent is root's own, and gives it away. What is there already is taken only as a folder.
+// mkdir makes path, whose parent is root's, and changes its owner. An existing path is accepted only if it is a folder.
 func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("cannot make %s: %w", path, errors.Unwrap(err))
@@ -72,19 +72,22 @@ func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	return nil
 }
 
-// What a job's user may fill: a log line has 100 bytes and a client writes ten, a launch may leave a word for each rank.
+// The limits of what a job's user can fill. A log line has 100 bytes and a client writes ten of them; a launch may
+// leave a file for each rank.
 const mountOptions = "mode=0755,size=256m,nr_inodes=262144"
 
-// mountJobDir gives a job's folder a file system of its own. What a user writes there without end, or in folders without a
-// bottom, fills and holds up nothing of the node's, no file of another's can be linked into it, and it goes in one act
-// whatever it holds. Where this process may not mount (a container without CAP_SYS_ADMIN), or where nobody else would see
-// what it mounts, the folder is one of /run's.
+// mountJobDir gives a job's folder its own file system. A user who fills it, or makes folders without end in it, uses
+// up nothing of the node's. A file of another user cannot be hard-linked into it. One call removes it with all its
+// content.
+//
+// The folder stays in /run's file system in two cases: this process may not mount (a container without CAP_SYS_ADMIN),
+// or no other process would see the mount.
 func (j *Store) mountJobDir(job uint32) error {
 	path := j.JobDir(job)
 	if inOtherMountNamespace() {
 		return nil
 	}
-	if boxed, err := otherDevice(path, filepath.Dir(path)); err != nil || boxed {
+	if mounted, err := otherDevice(path, filepath.Dir(path)); err != nil || mounted {
 		return err
 	}
 	err := unix.Mount("slurm-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, mountOptions)
@@ -97,9 +100,10 @@ func (j *Store) mountJobDir(job uint32) error {
 	return nil
 }
 
-// inOtherMountNamespace reports whether this process sees other mounts than one that it descends from, up to the node's first: a prolog in
-// its job's own namespace, or a slurmd with a private /tmp. Whoever comes from outside, as the steps that a restarted slurmd
-// starts, would find an empty folder. Of who is not shown, as the first process in some containers, nothing is known.
+// inOtherMountNamespace reports whether one of this process's ancestors is in another mount namespace. That is so for a
+// prolog in its job's namespace, and for a slurmd with a private /tmp. Processes from outside, such as the steps that a
+// restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
+// containers, is skipped.
 func inOtherMountNamespace() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -127,23 +131,23 @@ func otherDevice(a, b string) (bool, error) {
 	return x.Dev != y.Dev, nil
 }
 
-// unmountJobDir takes a job's file system away at once, though processes of the user's may still be in it.
+// unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it.
 func (j *Store) unmountJobDir(job uint32) error {
 	path := j.JobDir(job)
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		switch {
-		case err == nil: // there may be another below it
+		case err == nil: // another one may be mounted below it
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPERM):
-			return nil // none is there
+			return nil // nothing is mounted
 		default:
 			return fmt.Errorf("cannot unmount %s: %w", path, err)
 		}
 	}
 }
 
-// RemoveDirs removes the folders of a job, which most often lie in a file system that goes in one act. Users own some of
-// what is below, so no link is followed on the way.
+// RemoveDirs removes the folders of a job. Usually they are in a file system that one call removes. Users own some of
+// the folders below, so no link is followed.
 func (j *Store) RemoveDirs(job uint32) error {
 	if err := j.unmountJobDir(job); err != nil {
 		return err
@@ -171,15 +175,15 @@ func (j *Store) removeDirs(job string) error {
 	return jobs.Remove(job)
 }
 
-// tree is a folder of root's with folders in it that may be the user's. Each is put right into it and made root's before
-// it is emptied, so that the user can neither make it deeper than there are descriptors, nor go on filling it, nor put a
-// link in its place.
+// tree is a folder of root's that may contain folders of the user's. Each folder is moved to the top of the tree and
+// given to root before it is emptied. So the user cannot make it deeper than there are descriptors, cannot go on
+// filling it, and cannot replace it by a link.
 type tree struct {
 	top   *os.Root
 	moved int
 }
 
-// clear empties it. What a user makes while it is at work is found the next time.
+// clear empties the tree. Files that a user makes at the same time are found by the next pass.
 func (t *tree) clear() error {
 	for {
 		entries, err := t.list(".")
@@ -194,7 +198,7 @@ func (t *tree) clear() error {
 	}
 }
 
-// remove removes what is right below top. Folders in it come to be there too.
+// remove removes an entry at the top of the tree. It moves the folders inside of the entry to the top.
 func (t *tree) remove(entry fs.DirEntry) error {
 	name := entry.Name()
 	if !entry.IsDir() {
@@ -224,7 +228,7 @@ func (t *tree) remove(entry fs.DirEntry) error {
 	return nil
 }
 
-// moveToTop moves a folder to top, under a name that nothing there has: an epilog that was killed may have left some.
+// moveToTop moves a folder to the top, under an unused name. A killed epilog may have left some of these names.
 func (t *tree) moveToTop(path string) error {
 	for {
 		t.moved++

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lease is the memory: which job holds which devices, and what has to be undone for it. A record is written
-// before the first effect that it names and forgotten after the last undo, so whoever dies in between leaves enough for
-// the next one to finish.
+// Package lease stores which job holds which devices, and what must be undone for the job. A record is written before
+// the first effect that it names and deleted after the last undo. If a process dies in between, the record tells the
+// next process what to finish.
 //
-// The promise: a file here is whole or absent, has one writer at a time, and means nothing after a reboot.
+// A file here is whole or absent, has one writer at a time, and is void after a reboot.
 package lease
 
 import (
@@ -16,11 +16,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Schema is the number of the form of the records below. A record of another number is never guessed at.
+// Schema is the version of the records' form. A record of another version is refused.
 const Schema = 1
 
-// What a record can be other than good. Each has one outcome, the same everywhere: none and void mean that there is
-// nothing to undo; torn, foreign (site.ErrNotRootOwned) and unknown schema mean that a person must look, and the node drains.
+// The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot: there
+// is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
 var (
 	ErrNotFound  = errors.New("no record")
 	ErrStaleBoot = errors.New("record of another boot")
@@ -28,7 +28,7 @@ var (
 	ErrSchema    = errors.New("record of an unknown schema")
 )
 
-// Lease says that a job holds devices, and all that has to be undone.
+// Lease records the devices that a job holds, and all that must be undone.
 type Lease struct {
 	Schema     int      `json:"schema"`
 	Boot       string   `json:"boot"`
@@ -36,39 +36,40 @@ type Lease struct {
 	Phase      Phase    `json:"phase"`
 	Rule       string   `json:"rule"`
 	DrainGrace Duration `json:"drain_grace"`
-	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs outlive the job; "" is never
-	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds files of the dead; 0: no guard
-	// Request is what the policy was asked, for whoever asks it again: a policy.Request. No undo reads it.
+	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
+	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
+	// Request is the request to the policy (a policy.Request), so that it can be repeated. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`
 	CreatedAt time.Time       `json:"created"`
 	Held      []ClaimedGPU    `json:"claims"`
 	Daemons   []Daemon        `json:"daemons"`
-	// Guard holds driver files of the job's dead clients. It is zero from the intent to start it until it is known.
+	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
 	Guard site.Process `json:"guard,omitzero"`
 }
 
-// Job is whose lease it is.
+// Job is the job of a lease.
 type Job struct {
 	ID   uint32 `json:"id"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	User string `json:"user"`
-	// Groups are all of the user's, looked up once: an epilog asks no directory service that may be down by then.
+	// Groups are all groups of the user. The prolog looks them up once, because the directory service may be down when
+	// the epilog runs.
 	Groups []uint32 `json:"groups,omitempty"`
 }
 
-// Phase says how far a lease has come.
+// Phase is the progress of a lease.
 type Phase string
 
-// A lease is opening from its first write until its ticket is out, and closing from the epilog's first act.
+// A lease is opening from its first write until its ticket is written. It is closing from the epilog's first effect.
 const (
 	Opening Phase = "opening"
 	Opened  Phase = "open"
 	Closing Phase = "closing"
 )
 
-// ClaimedGPU is a device with its compute mode before, and the one that was asked for; Set is empty where the mode was left
-// alone.
+// ClaimedGPU is a device with its compute mode before the job and the mode that was set. NewMode is empty if the mode
+// was not changed.
 type ClaimedGPU struct {
 	UUID         site.UUID `json:"uuid"`
 	Minor        int       `json:"minor"` // N of /dev/nvidiaN
@@ -76,12 +77,12 @@ type ClaimedGPU struct {
 	NewMode      site.Mode `json:"new_mode,omitempty"`
 }
 
-// Daemon is a control daemon of the job. Proc is zero from the intent to start it until it is known.
+// Daemon is a control daemon of the job. Proc is zero until the daemon has started.
 type Daemon struct {
 	Devices []site.UUID  `json:"devices"`
 	PipeDir string       `json:"pipe_dir"`
 	LogDir  string       `json:"log_dir"`
-	Group   string       `json:"group,omitempty"` // the folder of its control group; "" where it has none of its own
+	Group   string       `json:"group,omitempty"` // the folder of its control group; "" if it has none of its own
 	Proc    site.Process `json:"proc"`
 }
 
@@ -92,7 +93,7 @@ type Ticket struct {
 	Job            Job            `json:"job"`
 	Rule           string         `json:"rule,omitempty"`
 	RefusalReason  string         `json:"refused,omitempty"`         // why the job has no MPS; the rest is empty then
-	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run where it cannot have MPS
+	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run without MPS
 	Scope          string         `json:"scope,omitempty"`
 	Share          string         `json:"share,omitempty"`
 	Overlap        float64        `json:"overlap,omitempty"`
@@ -101,11 +102,11 @@ type Ticket struct {
 	MemoryOverlap  float64        `json:"memory_overlap,omitempty"`
 	LowPriority    bool           `json:"low_priority,omitempty"` // priority
 	MaxClients     int            `json:"max_clients,omitempty"`  // ranks on one GPU
-	Exclusive      bool           `json:"exclusive,omitempty"`    // the devices are in EXCLUSIVE_PROCESS: without MPS one rank alone could run
+	Exclusive      bool           `json:"exclusive,omitempty"`    // the devices are in EXCLUSIVE_PROCESS: without MPS only one rank could run
 	Devices        []TicketDevice `json:"devices,omitempty"`      // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
 	ControlProgram Program        `json:"control,omitzero"`
-	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder where ranks of one launch tell each other what they are
+	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder through which ranks of one launch exchange their shares
 }
 
 // Program is the control program, for ranks that ask the daemon whether a fatal error is over.
@@ -114,8 +115,9 @@ type Program struct {
 	LibraryPath string `json:"library_path,omitempty"`
 }
 
-// TicketDevice is a device of the job, its place in Slurm's list of the node's GPUs (what SLURM_STEP_GPUS of a task
-// names; -1 where Slurm names devices by UUID), and the daemon that serves it, an index into Daemons.
+// TicketDevice is a device of the job. Position is its index in Slurm's list of the node's GPUs, which SLURM_STEP_GPUS
+// of a task contains; it is -1 if Slurm names devices by UUID. Daemon is the index in Daemons of the daemon that serves
+// it.
 type TicketDevice struct {
 	site.Device
 	Position int `json:"position"`
@@ -135,7 +137,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// InUseError says that a device is another job's.
+// InUseError means that another job holds a device.
 type InUseError struct {
 	UUID site.UUID
 	Job  uint32
@@ -145,7 +147,7 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("cannot claim %s: job %d holds it: its epilog has not closed it", e.UUID, e.Job)
 }
 
-// BusyError says that another process has a job's turn, or the journal's lock, and who it is where that is known.
+// BusyError means that another process holds a lock: a job's lock or the store's. It names the holder if it is known.
 type BusyError struct {
 	Path    string
 	Holder  site.Process

@@ -26,7 +26,7 @@ const (
 	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
 )
 
-func journal(t *testing.T) *Store {
+func newStore(t *testing.T) *Store {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("records are root's own: run as root")
@@ -35,7 +35,7 @@ func journal(t *testing.T) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // each may have a file system of its own, which keeps the folder
+	t.Cleanup(func() { // a job may have its own file system, which must be unmounted first
 		jobs, err := j.Dirs()
 		for _, job := range jobs {
 			err = errors.Join(err, j.RemoveDirs(job))
@@ -61,7 +61,7 @@ func deadline(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// everything lists the files of a journal, to show what is left.
+// everything lists the files of a store, to show what is left.
 func everything(t *testing.T, j *Store) string {
 	t.Helper()
 	var list []string
@@ -80,7 +80,7 @@ func everything(t *testing.T, j *Store) string {
 
 // Contract: R1
 func TestALeaseFromIntentToOblivion(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	l := leaseOf(7, gpuA, gpuB)
 	if err := j.Create(ctx, l); err != nil {
@@ -113,7 +113,7 @@ func TestALeaseFromIntentToOblivion(t *testing.T) {
 
 // Contract: R6
 func TestADeviceHasOneHolder(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestADeviceHasOneHolder(t *testing.T) {
 }
 
 func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 20*time.Second)
 	var wg sync.WaitGroup
 	results := make([]error, 32)
@@ -155,11 +155,11 @@ func TestOfManyAtOnceOneGetsTheDevice(t *testing.T) {
 	}
 }
 
-// Whoever reads while a lease is written sees the old one or the new one.
+// A reader sees the old lease or the new one while a lease is written.
 //
 // Contract: R3
 func TestARecordIsWholeOrAbsent(t *testing.T) {
-	j, l := journal(t), leaseOf(7)
+	j, l := newStore(t), leaseOf(7)
 	written := make(chan error, 1)
 	if err := j.Save(l); err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func TestARecordIsWholeOrAbsent(t *testing.T) {
 	}
 }
 
-// What a record can be other than good, and its one outcome.
+// The states of a record that cannot be used, each with its one outcome.
 //
 // Contract: R4, R5
 func TestBadRecords(t *testing.T) {
@@ -217,7 +217,7 @@ func TestBadRecords(t *testing.T) {
 		{"not there", func(string) error { return nil }, ErrNotFound, "no record"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j := journal(t)
+			j := newStore(t)
 			if err := c.damage(j.leasePath(7)); err != nil {
 				t.Fatal(err)
 			}
@@ -237,7 +237,7 @@ func write(content string, mode fs.FileMode) func(string) error {
 
 // Contract: R4, R6
 func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
@@ -259,7 +259,7 @@ func TestAClaimOfAnEarlierBootHoldsNothing(t *testing.T) {
 
 // Contract: R6
 func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.Remove(j.leasePath(7))); err != nil {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ func TestAClaimWithoutALeaseHoldsNothing(t *testing.T) {
 
 // Contract: R6
 func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	if err := errors.Join(j.Create(ctx, leaseOf(7, gpuA)), os.WriteFile(j.leasePath(7), nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -283,7 +283,7 @@ func TestALeaseThatCannotBeReadHoldsItsDevices(t *testing.T) {
 }
 
 func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	seven := leaseOf(7, gpuA)
 	if err := errors.Join(j.Create(ctx, seven), os.Remove(j.claimPath(gpuA)), j.Create(ctx, leaseOf(8, gpuA)), j.Delete(ctx, seven)); err != nil {
@@ -294,11 +294,12 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 	}
 }
 
-// The file of a turn goes with the turn: who waited on it and who comes then do not both have the next one.
+// The lock file is removed with the lock. A process that waited for it and a process that comes later do not both get
+// the lock.
 //
 // Contract: R7
 func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	for range 5 {
 		first, err := j.Lock(deadline(t, time.Second), 7)
 		if err != nil {
@@ -332,7 +333,7 @@ func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
 
 // Contract: R7
 func TestTurnsAreTakenInTurn(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	first, err := j.Lock(deadline(t, time.Second), 7)
 	if err != nil {
 		t.Fatal(err)
@@ -368,7 +369,7 @@ func TestTurnsAreTakenInTurn(t *testing.T) {
 }
 
 func TestFoldersGoWithoutFollowingALink(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	l := leaseOf(7, gpuA)
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
 	if err := errors.Join(j.MakeDirs(l), j.MakeDirs(l)); err != nil {
@@ -395,10 +396,10 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	}
 }
 
-// Where there can be no file system for a job, its folders go all the same, however deep and wide a user has made them,
-// and whatever goes on in them.
+// If there can be no file system for a job, its folders are removed all the same, however deep and wide a user has made
+// them, and while processes still write into them.
 func TestFoldersOfTheNodesOwnGo(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	l := leaseOf(7, gpuA)
 	l.Job.UID, l.Job.GID = 2001, 2001
 	l.Daemons = []Daemon{{PipeDir: filepath.Join(j.DaemonDir(7, 0), "pipe"), LogDir: filepath.Join(j.DaemonDir(7, 0), "log")}}
@@ -425,7 +426,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(j.dir)), 0o755), filler.Start()); err != nil {
 		t.Fatal(err)
 	}
-	for entries := 0; entries < 5; { // it is at work
+	for entries := 0; entries < 5; { // wait until the filler is at work
 		found, err := os.ReadDir(l.Daemons[0].PipeDir)
 		if err != nil || filler.ProcessState != nil {
 			t.Fatal(err)
@@ -435,7 +436,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	if err := limited(64, func() error { return errors.Join(j.RemoveDirs(7), j.RemoveDirs(7)) }); err != nil {
 		t.Error(err)
 	}
-	_ = filler.Wait() // it has nothing to write to any more
+	_ = filler.Wait() // it ends because its folder is gone
 	if _, err := os.Stat(j.JobDir(7)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder stays: %v", err)
 	}
@@ -444,7 +445,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	}
 }
 
-// deep makes a folder in a folder in a folder.
+// deep makes nested folders.
 func deep(path string, levels int) error {
 	dir, err := unix.Open(path, unix.O_DIRECTORY, 0)
 	for range levels {
@@ -460,7 +461,7 @@ func deep(path string, levels int) error {
 	return errors.Join(err, unix.Close(dir))
 }
 
-// limited runs an act with so many descriptors.
+// limited runs a function with a limit on open descriptors.
 func limited(files uint64, act func() error) error {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -494,7 +495,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// BenchmarkLease is a lease's whole life on a node with 63 others.
+// BenchmarkLease measures all operations of a lease on a node with 63 other leases.
 func BenchmarkLease(b *testing.B) {
 	j, err := Open(filepath.Join(b.TempDir(), "run"), "boot-1")
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// What follows is for whoever looks at a node and changes nothing. No lock is taken: a file is whole or absent, and what
-// is read of several files may be of several moments, so a reader looks twice before it calls anything wrong.
+// The functions below are for programs that only read a node's state, and they take no lock. Each file is whole or
+// absent, but several files may be of different moments. So a reader reads twice before it reports a fault.
 
-// Claim is a claim on a device as its file says it. Err is why it says nothing: root's alone to read, torn, or void; a
-// void one names its job all the same.
+// Claim is the content of a claim file. Err is why the content is missing: only root may read the file, or it is torn
+// or void. A void claim still names its job.
 type Claim struct {
 	UUID site.UUID
 	Job  uint32
@@ -44,14 +44,14 @@ func (j *Store) Claims() ([]Claim, error) {
 		if errors.Is(err, ErrStaleBoot) {
 			c.Job = j.claimant(uuid)
 		}
-		if !errors.Is(err, ErrNotFound) { // gone meanwhile
+		if !errors.Is(err, ErrNotFound) { // removed after the folder was listed
 			claims = append(claims, Claim{uuid, c.Job, err})
 		}
 	}
 	return claims, nil
 }
 
-// claimant is the job that a claim names, of whatever boot; 0 for none.
+// claimant returns the job that a claim of any boot names, or 0.
 func (j *Store) claimant(uuid site.UUID) uint32 {
 	var c claim
 	content, err := site.ReadRootOwned(j.claimPath(uuid))
@@ -61,7 +61,7 @@ func (j *Store) claimant(uuid site.UUID) uint32 {
 	return c.Job
 }
 
-// Jobs lists the jobs that have a lease, in order; none where there is no journal yet.
+// Jobs lists the jobs that have a lease, in order. It lists none if there is no store yet.
 func (j *Store) Jobs() ([]uint32, error) { return j.jobs("leases", ".json") }
 
 // Tickets lists the jobs that have a ticket, in order.
@@ -70,12 +70,12 @@ func (j *Store) Tickets() ([]uint32, error) { return j.jobs("tickets", ".json") 
 // Dirs lists the jobs that have a folder for daemons, in order.
 func (j *Store) Dirs() ([]uint32, error) { return j.jobs("jobs", "") }
 
-// LockedJobs lists the jobs whose turn somebody has, or had when it was killed, in order.
+// LockedJobs lists the jobs with a lock file, in order. The lock's holder may have been killed.
 func (j *Store) LockedJobs() ([]uint32, error) { return j.jobs("turns", "") }
 
-// LockHolder is who has a job's turn: a prolog or an epilog that is at work, proved to be alive. Root's alone to know.
+// LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock file.
 func (j *Store) LockHolder(job uint32) (site.Process, bool) {
-	content, err := site.ReadRootOwned(j.turnPath(job))
+	content, err := site.ReadRootOwned(j.jobLockPath(job))
 	var holder site.Process
 	if err != nil || json.Unmarshal(content, &holder) != nil {
 		return site.Process{}, false
@@ -83,7 +83,7 @@ func (j *Store) LockHolder(job uint32) (site.Process, bool) {
 	return holder, holder.Running()
 }
 
-// jobs lists the jobs whose number names an entry of a folder; what has another name is nobody's.
+// jobs lists the jobs whose number is the name of an entry in a folder. It skips other names.
 func (j *Store) jobs(folder, ending string) ([]uint32, error) {
 	names, err := j.list(folder)
 	var jobs []uint32
@@ -98,7 +98,7 @@ func (j *Store) jobs(folder, ending string) ([]uint32, error) {
 	return jobs, err
 }
 
-// list lists a folder by name; one that is not there is empty.
+// list lists a folder by name. A missing folder counts as empty.
 func (j *Store) list(folder string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(j.dir, folder))
 	if errors.Is(err, fs.ErrNotExist) {

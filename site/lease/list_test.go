@@ -14,9 +14,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// A survey names what is there, whatever else lies beside it, and makes nothing.
+// The lists contain exactly the records, whatever other files are in the folders, and make no file.
 func TestSurvey(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	for job, device := range map[uint32]site.UUID{7: gpuA, 100: gpuB} {
 		l := leaseOf(job, device)
@@ -44,9 +44,9 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
-// A claim that says nothing says why.
+// The Err of a claim says why the claim cannot be read.
 func TestSurveyOfClaimsThatSayNothing(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	earlier := &Store{j.dir, "boot-0"}
 	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestSurveyWhereNoPrologHasRun(t *testing.T) {
 
 // Contract: I2
 func TestActing(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	if proc, acting := j.LockHolder(7); acting {
 		t.Errorf("%v acts where nobody does", proc)
 	}
@@ -98,7 +98,7 @@ func TestActing(t *testing.T) {
 	if err := turn.Release(); err != nil {
 		t.Fatal(err)
 	}
-	// What a killed prolog left: its pid is another's by now.
+	// What a killed prolog left: its pid is now another process's.
 	if err := os.WriteFile(filepath.Join(j.dir, "turns", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -17,18 +17,18 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Store is all leases of this node.
+// Store is the store of all leases of this node.
 type Store struct {
 	dir  string
 	boot string
 }
 
-// Open makes the folders of a journal below dir, root's own, and returns it. The boot is site.BootID's.
+// Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
 func Open(dir, boot string) (*Store, error) {
 	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "turns", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
-			return nil, fmt.Errorf("cannot make journal: %w", err)
+			return nil, fmt.Errorf("cannot make state folder: %w", err)
 		}
 		if err := ownDir(path); err != nil {
 			return nil, err
@@ -37,23 +37,23 @@ func Open(dir, boot string) (*Store, error) {
 	return &Store{dir, boot}, nil
 }
 
-// ownDir makes sure that only root can put anything into path, whatever the umask was.
+// ownDir makes sure that only root can write into path, whatever the umask was.
 func ownDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return fmt.Errorf("cannot make journal: %w", err)
+		return fmt.Errorf("cannot make state folder: %w", err)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("cannot make journal: %s is not a directory: move it away", path)
+		return fmt.Errorf("cannot make state folder: %s is not a directory: move it away", path)
 	}
 	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 {
-		return fmt.Errorf("cannot make journal: %s is uid %d's: give it to root", path, owner)
+		return fmt.Errorf("cannot make state folder: %s is uid %d's: give it to root", path, owner)
 	}
 	if info.Mode().Perm() == 0o755 {
 		return nil
 	}
 	if err := os.Chmod(path, 0o755); err != nil {
-		return fmt.Errorf("cannot make journal: %w", err)
+		return fmt.Errorf("cannot make state folder: %w", err)
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (j *Store) path(folder string, job uint32) string {
 
 func (j *Store) leasePath(job uint32) string { return j.path("leases", job) }
 
-// TicketPath is where the ticket of a job is published.
+// TicketPath is the path of a job's ticket.
 func (j *Store) TicketPath(job uint32) string { return j.path("tickets", job) }
 
 // JobDir is the folder for the daemons of a job.
@@ -76,44 +76,44 @@ func (j *Store) claimPath(uuid site.UUID) string {
 	return filepath.Join(j.dir, "claims", string(uuid))
 }
 
-func (j *Store) turnPath(job uint32) string {
+func (j *Store) jobLockPath(job uint32) string {
 	return filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10))
 }
 
-// JobLock is the right to act on one job's lease: prolog and epilog of a job take turns.
+// JobLock is the lock of one job's lease. Only one prolog or epilog of a job holds it at a time.
 type JobLock struct {
 	file  *os.File
 	path  string
 	lease string // path of the lease
 }
 
-// Lock takes the turn of a job, waiting until ctx ends; a *BusyError then says who has it.
+// Lock takes a job's lock, and waits until ctx ends. A *BusyError then names the holder.
 func (j *Store) Lock(ctx context.Context, job uint32) (*JobLock, error) {
-	return j.lock(ctx, j.turnPath(job), job)
+	return j.lock(ctx, j.jobLockPath(job), job)
 }
 
-// lock takes a lock of a job's and signs it.
+// lock takes a lock and writes this process's pid into its file.
 func (j *Store) lock(ctx context.Context, path string, job uint32) (*JobLock, error) {
 	file, err := flock(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	turn := &JobLock{file, path, j.leasePath(job)}
-	turn.writeHolder(false)
-	return turn, nil
+	jobLock := &JobLock{file, path, j.leasePath(job)}
+	jobLock.writeHolder(false)
+	return jobLock, nil
 }
 
-// holderNote says who has a turn.
+// holderNote is the content of a lock file: the process that holds the lock.
 type holderNote struct {
 	site.Process
 	Closing bool `json:"closing,omitempty"`
 }
 
-// MarkClosing says that the turn's process undoes: whoever waits for it has no reason to end it.
+// MarkClosing records that the holder undoes the lease, so a waiting process has no reason to end it.
 func (t *JobLock) MarkClosing() { t.writeHolder(true) }
 
-// writeHolder writes who has the turn, so that an epilog can prove which process it waits for. An epilog on a full file system
-// has its turn all the same: what it is about to remove makes room.
+// writeHolder writes this process into the lock file, so that an epilog knows which process it waits for. A failure is
+// ignored: on a full file system an epilog must still get the lock, because its removals free space.
 func (t *JobLock) writeHolder(closing bool) {
 	self, err := site.CurrentProcess()
 	if err != nil {
@@ -126,9 +126,9 @@ func (t *JobLock) writeHolder(closing bool) {
 	_, _ = t.file.WriteAt(name, 0)
 }
 
-// Release gives the turn back. The file goes first: whoever waits on it finds out and takes the next one. While there is
-// a lease it stays: an epilog needs it, and a job that has filled the file system could deny it another. Where DeleteAndUnlock has
-// removed it, what is there by now is another's.
+// Release unlocks the job. It removes the lock file before it unlocks, so a waiter notices and makes a new one. It
+// keeps the file while a lease exists, because on a full file system the epilog could not make another. If
+// DeleteAndUnlock has removed the file, a file at that path belongs to another process.
 func (t *JobLock) Release() error {
 	if _, err := os.Lstat(t.lease); err == nil || !sameFile(t.file, t.path) {
 		return t.file.Close()
@@ -137,8 +137,8 @@ func (t *JobLock) Release() error {
 	return errors.Join(err, t.file.Close())
 }
 
-// Read returns the lease of a job. The error is ErrNotFound, ErrStaleBoot, or wraps ErrCorrupt, ErrSchema, site.ErrNotRootOwned or what
-// the file system said.
+// Read returns the lease of a job. The error is ErrNotFound or ErrStaleBoot, or it wraps ErrCorrupt, ErrSchema,
+// site.ErrNotRootOwned or an error of the file system.
 func (j *Store) Read(job uint32) (Lease, error) {
 	var l Lease
 	path := j.leasePath(job)
@@ -156,8 +156,8 @@ func (j *Store) Read(job uint32) (Lease, error) {
 	return l, nil
 }
 
-// Create writes the intent: the lease, then a claim on each of its devices. Where a device is another job's, nothing of
-// it stays and the error is a *InUseError.
+// Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of it
+// again and returns an *InUseError.
 func (j *Store) Create(ctx context.Context, l Lease) error {
 	for _, held := range l.Held {
 		if !held.UUID.Valid() {
@@ -179,7 +179,7 @@ func (j *Store) Create(ctx context.Context, l Lease) error {
 	return nil
 }
 
-// Save writes the lease as it is now. Schema and boot are the journal's to say.
+// Save writes the lease. It sets the schema and the boot.
 func (j *Store) Save(l Lease) error {
 	l.Schema, l.Boot = Schema, j.boot
 	content, err := json.MarshalIndent(l, "", "  ")
@@ -195,7 +195,7 @@ type claim struct {
 	Job uint32 `json:"job"`
 }
 
-// claim links one complete file to the name of every device, so that a claim is exclusive and never empty.
+// claim makes a hard link to one complete file for every device. So a claim is exclusive and never empty.
 func (j *Store) claim(l Lease) error {
 	content, err := json.Marshal(claim{header{Schema, j.boot}, l.Job.ID})
 	if err != nil {
@@ -236,7 +236,7 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 	if held && holder != job {
 		return &InUseError{uuid, holder}
 	}
-	// What is there is a claim of an earlier boot, of a job without a lease, or our own of before.
+	// This is a claim of an earlier boot, of a job without a lease, or an earlier one of this job.
 	if err := remove(path); err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 	return nil
 }
 
-// Owner returns the job that holds a device. A claim of another boot, or of a job that has no lease, holds nothing.
+// Owner returns the job that holds a device. A claim of another boot, or of a job without a lease, holds no device.
 func (j *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	var c claim
 	err = readRecord(j.claimPath(uuid), j.boot, &c)
@@ -261,10 +261,10 @@ func (j *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
 		return 0, false, nil
 	}
-	return c.Job, true, nil // a lease that cannot be read holds its devices all the same
+	return c.Job, true, nil // an unreadable lease holds its devices, too
 }
 
-// WriteTicket gives the job its ticket: readable by its group, writable by root alone.
+// WriteTicket writes the job's ticket. Its group may read it, and only root may write it.
 func (j *Store) WriteTicket(t Ticket) error {
 	t.Schema, t.Boot = Schema, j.boot
 	content, err := json.MarshalIndent(t, "", "  ")
@@ -272,12 +272,12 @@ func (j *Store) WriteTicket(t Ticket) error {
 		return fmt.Errorf("cannot publish ticket of job %d: %w", t.Job.ID, err)
 	}
 	if err := writeWhole(j.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID)); err != nil {
-		return errors.Join(err, j.RemoveTicket(t.Job.ID)) // it may be in place and not on the disk
+		return errors.Join(err, j.RemoveTicket(t.Job.ID)) // the file may be in place, but not on the disk
 	}
 	return nil
 }
 
-// ReadTicket returns the ticket of a job. Errors as of Read.
+// ReadTicket returns the ticket of a job. Its errors are those of Read.
 func (j *Store) ReadTicket(job uint32) (Ticket, error) {
 	path := j.TicketPath(job)
 	content, err := readOwned(path)
@@ -300,24 +300,24 @@ func (j *Store) ReadTicket(job uint32) (Ticket, error) {
 	return t, nil
 }
 
-// OpenReadOnly is a journal for reading only: the wrapper, which is no root, makes no folders.
+// OpenReadOnly returns a store for reading only. It makes no folders, because the wrapper does not run as root.
 func OpenReadOnly(dir, boot string) *Store { return &Store{dir, boot} }
 
-// RemoveTicket takes the ticket back.
+// RemoveTicket removes a job's ticket.
 func (j *Store) RemoveTicket(job uint32) error {
 	path := j.TicketPath(job)
 	return errors.Join(remove(temporaryOf(path)), remove(path))
 }
 
-// Delete removes what is left of a job here: its claims, then its lease. It is the last act of an undo. The devices are
-// the lease's; claims that are another job's by now stay.
+// Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the lease;
+// claims that now belong to another job stay.
 func (j *Store) Delete(ctx context.Context, l Lease) error { return j.end(ctx, l) }
 
-// DeleteAndUnlock is Delete as the last act of who has the job's turn. The turn's file goes before the lease, so that one that is
-// killed leaves nothing that no lease tells of. A prolog, which may go on and begin anew, calls Delete: without its file a
-// turn keeps nobody out.
+// DeleteAndUnlock is Delete, and also removes the job's lock file before the lease. So a process that is killed in
+// between leaves no file without a lease. A prolog that may start again calls Delete, because a lock whose file is
+// removed excludes no other process.
 func (j *Store) DeleteAndUnlock(ctx context.Context, l Lease) error {
-	return j.end(ctx, l, j.turnPath(l.Job.ID))
+	return j.end(ctx, l, j.jobLockPath(l.Job.ID))
 }
 
 func (j *Store) end(ctx context.Context, l Lease, others ...string) error {
@@ -329,7 +329,7 @@ func (j *Store) end(ctx context.Context, l Lease, others ...string) error {
 	return j.forget(l.Job.ID, uuids(l), others...)
 }
 
-// forget removes the claims of a job, its temporary files, the others that are named, and its lease.
+// forget removes a job's claims, its temporary files, the other named files, and then its lease.
 func (j *Store) forget(job uint32, devices []site.UUID, others ...string) error {
 	for _, uuid := range devices {
 		if err := j.unclaim(uuid, job); err != nil {
@@ -357,8 +357,8 @@ func (j *Store) unclaim(uuid site.UUID, job uint32) error {
 	return remove(j.claimPath(uuid))
 }
 
-// PurgeStale removes what an earlier boot, or a killed writer, left of a job: no process and no mode of it is there any more,
-// so there is nothing else to undo.
+// PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the job
+// is left, so there is nothing else to undo.
 func (j *Store) PurgeStale(ctx context.Context, job uint32) error {
 	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
 	if err != nil {
@@ -378,7 +378,7 @@ func (j *Store) PurgeStale(ctx context.Context, job uint32) error {
 	return j.forget(job, claimed)
 }
 
-// claimedBy lists the devices whose claim names job, of whatever boot.
+// claimedBy lists the devices whose claim names job, of any boot.
 func (j *Store) claimedBy(job uint32) ([]site.UUID, error) {
 	entries, err := os.ReadDir(filepath.Join(j.dir, "claims"))
 	if err != nil {

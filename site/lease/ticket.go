@@ -9,14 +9,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// object is an object of JSON. A ticket is taken from one field by field, since every rank reads its ticket when it
-// starts: to have encoding/json learn the types of a Ticket first takes it five times as long.
+// object is an object of JSON. A ticket is read field by field, because every rank reads its ticket when it starts.
+// encoding/json would first examine the types of a Ticket, which takes five times as long.
 type object struct {
 	fields map[string]any
-	err    *error // the first
+	err    *error // the first error
 }
 
-// field is a field of a kind, the zero value if it is not there.
+// field returns a field of type T, or the zero value if the field is missing.
 func field[T any](o object, name string) (v T) {
 	field, there := o.fields[name]
 	if v, is := field.(T); is || !there || field == nil {
@@ -38,7 +38,7 @@ func (o object) object(name string) object {
 	return object{field[map[string]any](o, name), o.err}
 }
 
-// integer is a field that is a number without decimals: 2^53 is far above the largest.
+// integer returns a field that is a whole number. float64 is exact up to 2^53, far above the largest value.
 func integer[T int | uint32 | uint64](o object, name string) T {
 	f := field[float64](o, name)
 	if float64(T(f)) != f {
@@ -47,7 +47,7 @@ func integer[T int | uint32 | uint64](o object, name string) T {
 	return T(f)
 }
 
-// list is a field that is a list of what make makes of its elements.
+// list returns a field that is a list, with each element converted by make.
 func list[E, T any](o object, name string, make func(E) T) (all []T) {
 	for _, element := range field[[]any](o, name) {
 		e, is := element.(E)
@@ -59,7 +59,7 @@ func list[E, T any](o object, name string, make func(E) T) (all []T) {
 	return all
 }
 
-// parseTicket reads a ticket as WriteTicket writes it.
+// parseTicket reads a ticket in the form that WriteTicket writes.
 func parseTicket(content []byte) (t Ticket, err error) {
 	o := object{err: &err}
 	if err := json.Unmarshal(content, &o.fields); err != nil {

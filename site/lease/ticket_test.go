@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// fill gives every field of a value another content than its zero.
+// fill sets every field of a value to a distinct value that is not zero.
 func fill(v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {
@@ -36,7 +36,7 @@ func fill(v reflect.Value, n *int) {
 	}
 }
 
-// A ticket is read field by field: none is forgotten, and each is the one that was written.
+// A ticket is read field by field. No field is missing, and each has the value that was written.
 func TestATicketIsReadAsItWasWritten(t *testing.T) {
 	var full Ticket
 	fill(reflect.ValueOf(&full).Elem(), new(int))

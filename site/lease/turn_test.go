@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A prolog that has undone a lease still has its turn, and nobody else gets it until it is given back; an epilog that has
-// finished has left no file of it.
+// A prolog that has undone a lease still holds the job's lock, and no other process gets it before the release. An
+// epilog that has finished has removed the lock file.
 //
 // Contract: R9
 func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// HasNothingOf reports that nothing of a job is below dir, which was perhaps never made: no lease, no ticket, no folder, and
-// no prolog or epilog at work. Of a folder that is not root's own nothing is known.
+// HasNothingOf reports whether nothing of a job is below dir, which may not exist: no lease, no ticket, no folder, and
+// no prolog or epilog at work. It returns false if a folder is not root's own, because its content then proves nothing.
 func HasNothingOf(dir string, job uint32) bool {
 	number := strconv.FormatUint(uint64(job), 10)
 	for _, place := range []struct{ folder, name string }{
@@ -34,7 +34,7 @@ func HasNothingOf(dir string, job uint32) bool {
 	return true
 }
 
-// openBelow opens a folder of a folder, both root's own.
+// openBelow opens a folder in a folder. Both must be root's own.
 func openBelow(dir, name string) (*os.File, error) {
 	above, err := site.OpenFolder(dir)
 	if err != nil {
