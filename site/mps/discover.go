@@ -16,28 +16,28 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Role is what a process of MPS does.
+// Role is the role of a process of MPS.
 type Role string
 
-// A control daemon, a server, and the control program while it asks something.
+// The roles: a control daemon, a server, and the control program while it asks a question.
 const (
 	RoleDaemon Role = "daemon"
 	RoleServer Role = "server"
 	RoleQuery  Role = "asking"
 )
 
-// Process is one that bears the name of MPS's programs, whoever's it is.
+// Process is a process of any user that has the name of MPS's programs.
 type Process struct {
 	site.Process
 	UID     uint32
 	Parent  int
 	Role    Role
-	PipeDir string // "" where Err is set, or the process has the default
-	Err     error  // why its folder is not known: another user's process is root's to read
+	PipeDir string // "" if Err is set, or the process uses the default
+	Err     error  // why the folder is unknown: only root can read another user's process
 }
 
-// FindAll finds every process of MPS on the node in one pass. Processes that hold up their reader cost it two seconds at
-// most, however many they are.
+// FindAll finds all processes of MPS on the node in one pass. Processes that delay their readers cost two seconds at
+// most, however many there are.
 func FindAll(ctx context.Context) ([]Process, error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -64,17 +64,17 @@ func FindAll(ctx context.Context) ([]Process, error) {
 		found[i].PipeDir = environments[i].Values[pipeVariable]
 		found[i].Err = cmp.Or(environments[i].Err, lines[i].Err)
 	}
-	// Read again behind the rest, so that all of it is about one process.
+	// The start time is read again after the rest, so all of it is about one process.
 	return slices.DeleteFunc(found, func(p Process) bool { return !p.Running() }), nil
 }
 
-// program is the file that a process runs, "" where that is not ours to know.
+// program returns the name of the file that a process runs. It is "." if this process may not read the link.
 func program(pid int) string {
 	path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	return filepath.Base(strings.TrimSuffix(path, " (deleted)"))
 }
 
-// roleOf tells daemon and server apart, which bear one name: by the file that runs, else by what was typed.
+// roleOf distinguishes daemon and server, which have the same name. It uses the file that runs, or else the arguments.
 func roleOf(file string, line []string) Role {
 	if file == "." && len(line) > 0 { // not readable
 		file = filepath.Base(line[0])
@@ -88,15 +88,15 @@ func roleOf(file string, line []string) Role {
 	return RoleQuery
 }
 
-// IsServerOf reports whether a process of MPS is a server that a daemon started: its child, from a file that is root's
-// own where that can be seen. A process can give itself the name, and not that.
+// IsServerOf reports whether a process is a server that a daemon started. A server is the daemon's child and runs a
+// file of root's, if this process can see the file. A process can give itself a server's name, but neither of these.
 func IsServerOf(p Process, daemon site.Process) bool {
 	if p.Role != RoleServer || p.Parent != daemon.PID || !daemon.Running() {
 		return false
 	}
 	info, err := os.Stat(fmt.Sprintf("/proc/%d/exe", p.PID))
 	if err != nil {
-		return true // not ours to see
+		return true // this process may not see it
 	}
 	return rootsOwn(info)
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// EnoughFiles is the RLIMIT_NOFILE that NVIDIA asks for. With 1024, of 48 clients none finished (measured).
+// EnoughFiles is the RLIMIT_NOFILE that NVIDIA asks for. With 1024, none of 48 clients finished (measured).
 const EnoughFiles = 16384
 
-// What a server opens, as the simulated one has it: 1024 were too few for 48 clients, and 20,000 enough (measured).
+// The files that a simulated server opens. 1024 were too few for 48 clients, and 20,000 were enough (measured).
 const (
 	serverFiles  = 40
 	contextFiles = 80 // for a client on a device
 )
 
-// Clients is how many clients fit on each device of a daemon that may open so many files.
+// Clients returns how many clients fit on each device of a daemon with this limit of open files.
 func Clients(files uint64, devices int) int {
 	switch {
 	case files >= EnoughFiles:
@@ -30,8 +30,8 @@ func Clients(files uint64, devices int) int {
 	return min(int(files-serverFiles)/contextFiles/devices, policy.Clients)
 }
 
-// Fit is how many clients fit on each device of a daemon of so many, by the files that this process may have it open. When
-// there is no room for one it is an error.
+// Fit returns how many clients fit on each device of a daemon with this number of devices. The limit is the number of
+// files that this process may let the daemon open. It is an error if no client fits.
 func (c ControlProgram) Fit(devices int) (int, error) {
 	files, err := raiseFiles()
 	if err != nil {
@@ -44,14 +44,14 @@ func (c ControlProgram) Fit(devices int) (int, error) {
 	return clients, nil
 }
 
-// raiseFiles raises the limit of open files to what a daemon needs, or as far as this process may, and says how far.
+// raiseFiles raises the limit of open files to a daemon's needs, or as far as this process may, and returns it.
 func raiseFiles() (uint64, error) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, fmt.Errorf("cannot read RLIMIT_NOFILE: %w", err)
 	}
 	want := syscall.Rlimit{Cur: max(limit.Cur, EnoughFiles), Max: max(limit.Max, EnoughFiles)}
-	// syscall's call, not unix's: Go takes the limit for ours then, and leaves it as it is.
+	// This is syscall's call, not unix's, because Go then takes the limit for its own and does not reset it.
 	err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &want)
 	if errors.Is(err, syscall.EPERM) { // without CAP_SYS_RESOURCE the hard limit stays
 		want = syscall.Rlimit{Cur: limit.Max, Max: limit.Max}

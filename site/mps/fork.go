@@ -17,29 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image is all that a new process needs to become a program as a job's user, made before the fork: the child may
-// allocate nothing.
+// image holds everything that a new process needs to become a program as a job's user. It is made before the fork,
+// because the child may not allocate.
 type image struct {
 	path, dir *byte
 	argv, env []*byte
 	files     [3]int // its stdin, stdout and stderr
-	group     int    // the file by which the child joins its control group, -1 for none
-	itself    byte   // what it writes there
-	report    int    // where the child writes why it could not become the program
+	group     int    // descriptor of its control group's cgroup.procs, -1 for none
+	itself    byte   // what the child writes there
+	report    int    // descriptor to which the child writes why it could not exec
 	uid, gid  uint32
 	groups    []uint32
 	nGroups   int
-	asIs      bool      // the caller is the user already, and may become nobody else
-	parent    uintptr   // its pid, to see in the child whether it has died meanwhile
-	mask      sigset    // the parent's, while the child is made
-	none      sigset    // the program's: no signal is blocked
+	asIs      bool      // the caller is the user already, and cannot change its uid
+	parent    uintptr   // the parent's pid, so that the child can see whether the parent has died
+	mask      sigset    // the parent's mask, saved during the fork
+	none      sigset    // the program's mask: no signal is blocked
 	standard  sigaction // SIG_DFL
-	cause     uint64    // errno on its way through the pipe, with notJoined
+	cause     uint64    // the errno that is written to the pipe, with notJoined
 }
 
 type sigset uint64
 
-// sigaction begins with the handler on every architecture that Go and CUDA share; the rest is zero here.
+// sigaction begins with the handler on every architecture that both Go and CUDA support. The rest is zero here.
 type sigaction struct {
 	handler uintptr
 	rest    [7]uintptr
@@ -49,21 +49,24 @@ const (
 	lastSignal  = 64
 	sigsetBytes = 8
 	childFailed = 125
-	maxFiles    = 4096 // closed one by one where the kernel is older than close_range (5.9)
+	maxFiles    = 4096 // closed one by one if the kernel has no close_range (before 5.9)
 
-	notJoined = 1 << 32 // the error was that of joining the control group
+	notJoined = 1 << 32 // marks an error of joining the control group
 )
 
-// fork starts a program as the job's user, in a session of its own, at /, with no signal blocked or ignored and no file
-// but the three; it dies with its parent, so that nobody makes a daemon that no epilog waits for. It returns with the
-// child's pid at once; launched says later whether it became the program.
+// fork starts a program as the job's user: in a new session, at /, with no signal blocked or ignored, and with three
+// open files only. The program dies with its parent, so no daemon is started that no epilog knows. fork returns the
+// child's pid at once; launched reports later whether the child has become the program.
 //
-// It does not use os/exec, whose child shares the parent's memory and holds its thread until the program is there: in
-// that time the child has the user's uid already, so the user could stop it, and with it this process: for ever, since Go
-// cannot collect garbage meanwhile, and with our locks open in the child. Here the child has a copy of the memory, which
-// the kernel lets no user look into, and nobody waits for it but by a deadline.
+// It does not use os/exec. There, the child shares the parent's memory and blocks the parent's thread until the exec.
+// The child already has the user's uid at that time, so the user could stop the child and with it this process. This
+// process would then hang without end, because Go cannot collect garbage, and the child would keep our locks open.
 //
-// The child dies when the thread does that forked. Go ends a thread only where a goroutine ends that is locked to it;
+// Here the child has a copy of the memory, which the kernel does not let a user read. The parent waits for the child
+// only with a deadline.
+//
+// The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it, and
+// there is none here.
 // there is none here.
 func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
 	im, err := newImage(job, path, argv, env)
@@ -101,15 +104,15 @@ func newImage(job lease.Job, path string, argv, env []string) (*image, error) {
 	dir, err2 := syscall.BytePtrFromString("/")
 	a, err3 := syscall.SlicePtrFromStrings(argv)
 	e, err4 := syscall.SlicePtrFromStrings(env)
-	groups := append(append([]uint32{}, job.Groups...), job.GID) // one more than counts, so that it has an address
+	groups := append(append([]uint32{}, job.Groups...), job.GID) // one more than is used, so that the slice has an address
 	return &image{
 		path: p, dir: dir, argv: a, env: e, uid: job.UID, gid: job.GID, groups: groups, nGroups: len(job.Groups),
 		asIs: os.Geteuid() != 0, parent: uintptr(os.Getpid()), group: -1, itself: '0',
 	}, errors.Join(err1, err2, err3, err4)
 }
 
-// launched is nil once the child is the program, else why it could not become it. A child that was killed before that
-// reads as one that became it: its status says the rest.
+// launched returns nil if the child has become the program, else the cause. It returns nil, too, if the child was
+// killed before: the child's exit status then shows it.
 func launched(report *os.File) error {
 	var word [8]byte
 	n, err := io.ReadFull(report, word[:])
@@ -126,8 +129,8 @@ func launched(report *os.File) error {
 	return err
 }
 
-// fork clones the process. What the child runs until it is another program may not grow the stack, allocate, or meet a
-// signal: Go's handlers would run in a process that has one thread of the runtime's many.
+// fork clones the process. Until its exec, the child may not grow the stack, allocate or handle a signal, because Go's
+// handlers would run in a process that has only one of the runtime's threads.
 //
 //go:nosplit
 //go:norace
@@ -164,8 +167,8 @@ func (im *image) exec() {
 	}
 }
 
-// prepare makes the child what the program is to be. It joins its control group first, and the files go before the uid
-// changes: from then on the user may hold it there.
+// prepare sets up the child for the program. It joins the control group and closes files before it changes the uid,
+// because the user can stop the child from then on.
 //
 //go:nosplit
 //go:norace
@@ -201,7 +204,7 @@ func (im *image) prepare() syscall.Errno {
 	return errno
 }
 
-// change makes the child the user's.
+// change sets the child's uid, gid and groups to the user's.
 //
 //go:nosplit
 //go:norace
@@ -217,7 +220,7 @@ func (im *image) change() syscall.Errno {
 	return errno
 }
 
-// closeRest closes every file but the first three and the report.
+// closeRest closes every file except the first three and the report.
 //
 //go:nosplit
 //go:norace

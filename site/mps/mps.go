@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mps starts, asks and ends NVIDIA's MPS control daemon. No other room starts a program on root's behalf.
+// Package mps starts, asks and ends NVIDIA's MPS control daemon. It is the only package that starts a program for root.
 //
-// The promise: nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process
-// that was not proved to be the daemon's. What the control program says is judged by its words: its exit code is 0 for
-// most errors (measured).
+// Nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process that was not
+// proved to be the daemon's. The control program's output decides, because its exit code is 0 for most errors
+// (measured).
 package mps
 
 import (
@@ -22,15 +22,15 @@ import (
 
 // ControlProgram is the control program of a site.
 type ControlProgram struct {
-	Path        string // of nvidia-cuda-mps-control
+	Path        string // path of nvidia-cuda-mps-control
 	LibraryPath string // LD_LIBRARY_PATH for it; "" for none
 }
 
-// sunPath is the size of sockaddr_un's path with its final NUL. A longer path makes the control program exit with 1 and
-// not a word (measured).
+// sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1 and
+// prints nothing (measured).
 const sunPath = 108
 
-// CheckPath refuses a pipe folder whose sockets' names would be too long.
+// CheckPath refuses a pipe folder whose sockets would have too long a path.
 func CheckPath(pipeDir string) error {
 	longest := filepath.Join(pipeDir, "control_privileged")
 	if len(longest) >= sunPath {
@@ -39,7 +39,7 @@ func CheckPath(pipeDir string) error {
 	return nil
 }
 
-// environment is all that the control program gets: nothing is inherited.
+// environment is the complete environment of the control program. Nothing is inherited.
 func (c ControlProgram) environment(d lease.Daemon) []string {
 	env := []string{
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin",
@@ -64,10 +64,11 @@ func joined(devices []site.UUID) string {
 	return list
 }
 
-// lookupDeadline bounds a question to the machine's directory service, which may be on the network.
+// lookupDeadline bounds a question to the directory service, which may be on the network.
 const lookupDeadline = 10 * time.Second
 
-// UserGroups returns the groups of a job's user, the job's own first. A user whom the node does not know has none but that.
+// UserGroups returns the groups of a job's user, the job's group first. For a user unknown to the node it returns only
+// that one.
 func (c ControlProgram) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	type answer struct {
 		groups []uint32

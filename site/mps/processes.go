@@ -18,25 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipeVariable is where a daemon, its servers and its clients find each other.
+// pipeVariable is the variable by which a daemon, its servers and its clients find each other.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
-// comm is the name that the kernel has for daemon and server alike, cut at 15 bytes.
+// comm is the kernel's name for both daemon and server, cut at 15 bytes.
 const comm = "nvidia-cuda-mps"
 
-// maxPasses bounds how often the processes are listed for one answer.
+// maxPasses limits how often the processes are listed for one answer.
 const maxPasses = 10
 
-// Processes finds the processes of a daemon, itself and its servers: they bear the name, are the job user's and have the
-// daemon's pipe folder in their environment. A user can make such a process too, and then it is ended with the rest:
-// it is the user's own and says of itself that it belongs to this job.
+// Processes finds a daemon and its servers: processes of the job's user that have MPS's name and the daemon's pipe
+// folder in their environment. A user can make such a process, too. It is then ended with the others, because it is the
+// user's own and claims to belong to this job.
 //
-// A list of processes is old when it is read: one that has gone meanwhile may have left a child that is not on it, which
-// is what the program that starts a daemon does. So they are listed again until nobody has gone unseen.
+// A list of processes is outdated when it is read. A process that has ended since then may have left a child that is
+// not in the list; the program that starts a daemon does that. So the processes are listed again until none has ended
+// unseen.
 func (c ControlProgram) Processes(job lease.Job, d lease.Daemon) ([]site.Process, error) {
-	var family []site.Process
+	var processes []site.Process
 	seen := map[int]bool{}
-	look := newSearch(job.UID, d)
+	s := newSearch(job.UID, d)
 	for range maxPasses {
 		pids, err := proc.PIDs()
 		if err != nil {
@@ -44,38 +45,38 @@ func (c ControlProgram) Processes(job lease.Job, d lease.Daemon) ([]site.Process
 		}
 		unseen := slices.DeleteFunc(pids, func(pid int) bool { return seen[pid] })
 		missed := false
-		for i, sight := range look.at(unseen) {
-			seen[unseen[i]] = sight.kin != undecided
-			missed = missed || sight.kin == gone || sight.kin == undecided
-			if sight.kin == member {
-				family = append(family, sight.proc)
+		for i, c := range s.at(unseen) {
+			seen[unseen[i]] = c.relation != undecided
+			missed = missed || c.relation == gone || c.relation == undecided
+			if c.relation == member {
+				processes = append(processes, c.proc)
 			}
 		}
 		if !missed {
 			break
 		}
 	}
-	return family, nil
+	return processes, nil
 }
 
-// relation is what a process is to a daemon.
+// relation is the relation of a process to a daemon.
 type relation int
 
 const (
 	unrelated relation = iota
 	member
-	gone      // before it could be looked at
-	undecided // another program, and has no environment for a moment
+	gone      // it ended before it was read
+	undecided // it is about to exec, so it has no environment for a moment
 )
 
-// candidate is what a process is found to be.
+// candidate is a process and its relation to the daemon.
 type candidate struct {
-	proc site.Process
-	kin  relation
+	proc     site.Process
+	relation relation
 }
 
-// search is for daemons and servers of a pipe folder and a user. Their environment is read from their memory, which can
-// be slow to come: all have a second together.
+// search finds the daemons and servers of a pipe folder and a user. It reads environments from the processes' memory,
+// which may be slow, so all reads together have one second.
 type search struct {
 	uid    uint32
 	daemon lease.Daemon
@@ -84,28 +85,28 @@ type search struct {
 
 const (
 	lookTime    = time.Second
-	minLookTime = 20 * time.Millisecond // for who is found after that
+	minLookTime = 20 * time.Millisecond // for processes found after that
 )
 
 func newSearch(uid uint32, d lease.Daemon) search { return search{uid, d, time.Now().Add(lookTime)} }
 
-// at tells what processes are: living daemons and servers of the pipe folder, run by the user and by no one else. A program
-// with the set-user-id bit that the user started under such a name is not the user's. The start time is read before the
-// rest and again after it, so that all of it is about one process. What does not give its memory is a stranger: no daemon
-// of ours does that.
+// at returns the relation of each process. A member is a living daemon or server of the pipe folder that runs as the
+// user with all its uids. So a set-user-id program that the user started under such a name is not a member. The start
+// time is read before the rest and again after it, so all of it is about one process. A process whose memory cannot be
+// read is unrelated, because no daemon of ours refuses that.
 func (l search) at(pids []int) []candidate {
 	all := make([]candidate, len(pids))
-	var own, others []int // indices; the daemon's own are asked first, so that no other can use up their time
+	var own, others []int // indices; the daemon's own processes are read first, so that no other can use up the time
 	states := make([]site.Stat, len(pids))
 	for i, pid := range pids {
-		if all[i].kin = l.quickCheck(pid); all[i].kin != member {
+		if all[i].relation = l.quickCheck(pid); all[i].relation != member {
 			continue
 		}
 		var err error
 		states[i], err = site.ReadStat(pid)
 		switch {
 		case err != nil:
-			all[i].kin = gone
+			all[i].relation = gone
 		case startedBy(states[i], l.daemon):
 			own = append(own, i)
 		default:
@@ -125,8 +126,8 @@ func (l search) at(pids []int) []candidate {
 	return all
 }
 
-// quickCheck tells which processes may be members by what costs little to know: the user and the name. Root is the owner of a
-// process that has changed its uid and not yet run its program, as our own child between fork and exec.
+// quickCheck checks the user and the name, which is cheap. A process that has changed its uid and not yet run its
+// program belongs to root, for example our own child between fork and exec.
 func (l search) quickCheck(pid int) relation {
 	var st unix.Stat_t
 	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
@@ -145,13 +146,13 @@ func (l search) quickCheck(pid int) relation {
 	return member
 }
 
-// hasName reports whether a process lives that may be a member by its name and its user.
+// hasName reports whether a process lives and may be a member by its name and user.
 func (l search) hasName(pid int) bool {
 	stat, err := site.ReadStat(pid)
 	return err == nil && stat.Running() && l.quickCheck(pid) == member
 }
 
-// startedBy reports whether a process is the daemon, or a child of it, or in its session, which no other can join.
+// startedBy reports whether a process is the daemon, its child, or in its session, which no other process can join.
 func startedBy(s site.Stat, d lease.Daemon) bool {
 	return d.Proc.PID != 0 && (s.Process == d.Proc || s.Parent == d.Proc.PID || s.Session == d.Proc.PID)
 }
@@ -170,44 +171,45 @@ func (l search) relationOf(p site.Process, environment proc.Environment) relatio
 	return member
 }
 
-// runBy reports whether all four uids of a process are the one.
+// runBy reports whether all four uids of a process are uid.
 func runBy(pid int, uid uint32) bool {
 	uids, err := proc.UIDs(pid)
 	return err == nil && uids == [4]uint32{uid, uid, uid, uid}
 }
 
-// maxRounds bounds End. Nothing but a daemon starts a server, and after the first round no daemon is left; a second finds
-// what was started during the first.
+// maxRounds limits Kill. Only a daemon starts a server, and no daemon is left after the first round. The second round
+// finds what was started during the first.
 const maxRounds = 10
 
 const (
-	// lookalikeTimeout is for a killed process to go that is not known to be of the daemon's making, a third of what is left
-	// at most: its user may keep it from going, and a server that has lost its daemon may have much to free.
+	// lookalikeTimeout is the time for a killed process to end that is not proved to be the daemon's, and a third of
+	// the remaining time at most. Its user may keep it from ending, and a server without its daemon may have much
+	// memory to free.
 	lookalikeTimeout = 10 * time.Second
-	// goesAlong is for a process to go that could not be killed, with one that was.
-	goesAlong = time.Second
+	// leftTimeout is the time for a process to end that could not be killed but may end with a killed one.
+	leftTimeout = time.Second
 )
 
-// Kill kills what is left of a daemon and waits until it is gone; an error names what does not go. Servers go with their
-// daemon (measured), and are killed all the same. The error is site.ErrImpostors where the daemon and its servers are gone,
-// and processes that only look like them go on to appear, or do not go.
+// Kill kills all processes of a daemon and waits until they have ended; an error names those that remain. Servers end
+// with their daemon (measured), and are killed all the same. The error is site.ErrImpostors if the daemon and its
+// servers have ended, but processes that only look like them keep appearing or do not end.
 func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	until := time.Now().Add(atMostThird(ctx, lookalikeTimeout))
 	for round := range maxRounds {
-		if round > 1 && time.Now().After(until) { // two rounds find all that is the daemon's
+		if round > 1 && time.Now().After(until) { // two rounds find all processes of the daemon
 			break
 		}
-		family, err := c.livingProcesses(job, d)
-		if err != nil || len(family) == 0 {
+		processes, err := c.livingProcesses(job, d)
+		if err != nil || len(processes) == 0 {
 			return err
 		}
-		genuine, mimics := sorted(family, d)
-		refused := kill(family)
+		genuine, impostors := sorted(processes, d)
+		refused := kill(processes)
 		if left := awaitKilled(ctx, genuine, refused); len(left) > 0 {
 			return fmt.Errorf("cannot end daemon of %s: %w", d.PipeDir, errors.Join(refused, fmt.Errorf("%v does not go", left)))
 		}
 		patient, cancel := context.WithTimeout(ctx, atMostThird(ctx, lookalikeTimeout))
-		left := await(patient, mimics)
+		left := await(patient, impostors)
 		cancel()
 		if len(left) > 0 {
 			break
@@ -216,40 +218,40 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 	return fmt.Errorf("cannot end all of %s: %w", d.PipeDir, site.ErrImpostors)
 }
 
-// sorted tells the daemon and what it has started from what only bears the name: its children, and what is in its
-// session, which nobody else can join. Of a daemon that is not known by its pid everything is taken for genuine.
-func sorted(family []site.Process, d lease.Daemon) (genuine, mimics []site.Process) {
-	for _, proc := range family {
+// sorted separates the daemon, its children and the members of its session, which no other process can join, from
+// processes that only have the name. If the daemon's pid is unknown, all are taken for genuine.
+func sorted(processes []site.Process, d lease.Daemon) (genuine, impostors []site.Process) {
+	for _, proc := range processes {
 		stat, err := site.ReadStat(proc.PID)
 		if err != nil || d.Proc.PID == 0 || startedBy(stat, d) {
 			genuine = append(genuine, proc)
 		} else {
-			mimics = append(mimics, proc)
+			impostors = append(impostors, proc)
 		}
 	}
-	return genuine, mimics
+	return genuine, impostors
 }
 
-func kill(family []site.Process) error {
+func kill(processes []site.Process) error {
 	var failed error
-	for _, proc := range family {
+	for _, proc := range processes {
 		failed = errors.Join(failed, proc.Kill(unix.SIGKILL))
 	}
 	return failed
 }
 
-// awaitKilled waits until processes are gone, and not for long where one could not be killed: it may still go with another,
-// as a server does with its daemon.
+// awaitKilled waits until processes have ended. It waits only briefly if one could not be killed: that one may still
+// end with another, as a server does with its daemon.
 func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left []site.Process) {
 	if refused == nil {
 		return await(ctx, procs)
 	}
-	patient, cancel := context.WithTimeout(ctx, goesAlong)
+	patient, cancel := context.WithTimeout(ctx, leftTimeout)
 	defer cancel()
 	return await(patient, procs)
 }
 
-// await waits until processes are gone, and returns those that are not when ctx ends.
+// await waits until processes have ended. It returns those that are left when ctx ends.
 func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 	for {
 		left = slices.DeleteFunc(slices.Clone(procs), func(p site.Process) bool { return !p.Running() })
@@ -259,19 +261,19 @@ func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 	}
 }
 
-// livingProcesses is the family and the recorded process, whatever its environment says by now.
+// livingProcesses returns the daemon's processes and the recorded one, whatever its environment is now.
 func (c ControlProgram) livingProcesses(job lease.Job, d lease.Daemon) ([]site.Process, error) {
-	family, err := c.Processes(job, d)
+	processes, err := c.Processes(job, d)
 	if err != nil {
 		return nil, err
 	}
 	if !d.Proc.Running() {
-		return family, nil
+		return processes, nil
 	}
-	for _, proc := range family {
+	for _, proc := range processes {
 		if proc == d.Proc {
-			return family, nil
+			return processes, nil
 		}
 	}
-	return append(family, d.Proc), nil
+	return append(processes, d.Proc), nil
 }

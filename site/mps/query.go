@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of one question. An answer takes 2 to 5 ms and terminate_client up to 311 ms (measured); a third of questions
-// asked at the same time as others fail, so a question is asked again, a bounded number of times.
+// Limits of one question. An answer takes 2 to 5 ms, and terminate_client up to 311 ms (measured). A third of
+// simultaneous questions fail, so a question is repeated a bounded number of times.
 const (
 	askDeadline = 5 * time.Second
 	firstAnswer = 10 * time.Second
@@ -29,11 +29,11 @@ const (
 	lockTimeout = 2 * time.Second
 )
 
-// errTransient is a question that failed in a way that a busy daemon makes it fail.
+// errTransient is a failed question of the kind that a busy daemon causes.
 var errTransient = errors.New("the daemon dropped the question")
 
-// ask puts command lines to the daemon, one connection for all, and returns the lines of the answer. A line that
-// answers nothing leaves no line. The error wraps site.ErrDaemonDown or site.ErrNoAnswer.
+// ask sends command lines to the daemon on one connection and returns the lines of the answer. A command without an
+// answer leaves no line. The error wraps site.ErrDaemonDown or site.ErrNoAnswer.
 func (c ControlProgram) ask(ctx context.Context, job lease.Job, d lease.Daemon, lines ...string) ([]string, error) {
 	return c.askTimes(ctx, askTries, job, d, lines...)
 }
@@ -44,7 +44,7 @@ func (c ControlProgram) askTimes(ctx context.Context, tries int, job lease.Job, 
 	return c.askUntilAnswered(ctx, tries, job, d, lines)
 }
 
-// askUntilAnswered asks until there is an answer, whoever else asks.
+// askUntilAnswered repeats the question until there is an answer, because other questions may disturb it.
 func (c ControlProgram) askUntilAnswered(ctx context.Context, tries int, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
 	pause := 5 * time.Millisecond
 	for try := 1; ; try++ {
@@ -62,18 +62,18 @@ func (c ControlProgram) askUntilAnswered(ctx context.Context, tries int, job lea
 	}
 }
 
-// serialise makes questions to one daemon take turns. The lock lies in root's folder above the pipe folder. Whoever
-// cannot have it asks all the same after a while: the tries are there for that. Who changes nothing makes no lock either:
-// a file that comes while an epilog removes the folder would fail it.
+// serialise makes questions to one daemon wait for each other. The lock is in root's folder above the pipe folder.
+// After lockTimeout the question is asked without the lock, because it is repeated if it fails. A reader makes no lock
+// file: a file that appears while an epilog removes the folder would make the removal fail.
 func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) {
 	path := filepath.Join(filepath.Dir(d.PipeDir), "lock")
 	file, err := os.OpenFile(path, os.O_RDONLY|create|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return func() {}
 	}
-	patience, cancel := context.WithTimeout(ctx, lockTimeout)
+	bound, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	_ = site.Flock(patience, file)
+	_ = site.Flock(bound, file)
 	return func() { file.Close() }
 }
 
@@ -87,7 +87,7 @@ func (c ControlProgram) askOnce(ctx context.Context, job lease.Job, d lease.Daem
 	return readAnswer(said, err)
 }
 
-// readAnswer reads the answer: the words first, the exit code only where the words say nothing.
+// readAnswer reads the output first. The exit code counts only if the output is empty or unknown.
 func readAnswer(said string, exit error) ([]string, error) {
 	said = strings.TrimSpace(said)
 	switch {
@@ -103,22 +103,24 @@ func readAnswer(said string, exit error) ([]string, error) {
 	return strings.Split(said, "\n"), nil
 }
 
-// userErrorf is an error about what a daemon says: the user may have put the words into its mouth.
+// userErrorf is an error about the daemon's answer, which the user may have made up.
 func userErrorf(format string, values ...any) error {
 	return &site.AsUserError{Err: fmt.Errorf(format, values...)}
 }
 
-// Configure waits for the daemon's first answer, sets the ceiling and reads it back, and has the server started ahead, so that
-// the first rank finds it: that takes 140 ms and is not waited for. The first answer comes 2 to 5 ms after the daemon listens
-// (measured), and the control program takes as long for one line as for three, so all go to it at once. The server comes
-// last, since a ceiling reaches servers that are started later only.
+// Configure waits for the daemon's first answer, sets the ceiling and reads it back. It also starts the server, so that
+// the first rank finds one. The server's start takes 140 ms and is not waited for.
+//
+// The first answer comes 2 to 5 ms after the daemon listens (measured). The control program takes as long for one line
+// as for three, so all lines are sent at once. The server's line is the last, because a ceiling applies only to servers
+// that start later.
 func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Daemon, ceiling policy.Percent) error {
 	lines := []string{"get_default_active_thread_percentage", fmt.Sprintf("start_server -uid %d", job.UID)}
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
-	patience := atMostThird(ctx, firstAnswer)
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	timeout := atMostThird(ctx, firstAnswer)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		answer, err := c.ask(ctx, job, d, lines...)
@@ -129,15 +131,15 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 			return err
 		}
 		if !site.Sleep(ctx, 2*time.Millisecond) {
-			return userErrorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, patience.Round(time.Second), errors.Join(err, ctx.Err()))
+			return userErrorf("cannot prepare daemon of %s: no answer within %v: %w", d.PipeDir, timeout.Round(time.Second), errors.Join(err, ctx.Err()))
 		}
 	}
 }
 
 const whole = policy.Percent(100_000_000)
 
-// readBack holds the daemon's word against the ceiling. It prints one decimal (measured: 33.333334 is 33.3), a line for
-// each of set and get, and none for start_server unless it complains.
+// readBack compares the daemon's answer with the ceiling. The daemon prints one decimal (measured: 33.333334 is 33.3).
+// It prints a line for each set and get, and none for start_server unless that fails.
 func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	questions := 1
 	if ceiling < whole {
@@ -153,14 +155,14 @@ func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	return nil
 }
 
-// Ping asks whether the daemon answers: nil, or an error that wraps site.ErrDaemonDown or site.ErrNoAnswer.
+// Ping checks that the daemon answers. The error wraps site.ErrDaemonDown or site.ErrNoAnswer.
 func (c ControlProgram) Ping(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	_, err := c.ask(ctx, job, d, "get_default_active_thread_percentage")
 	return err
 }
 
-// Clients lists the clients of all servers. A dropped question may leave an empty answer, which would read as no clients,
-// so a second question that is never without an answer goes along.
+// Clients lists the clients of all servers. A dropped question may give an empty answer, which would look like no
+// clients. So a second question that always has an answer is sent with it.
 func (c ControlProgram) Clients(ctx context.Context, job lease.Job, d lease.Daemon) ([]site.Client, error) {
 	for try := 1; ; try++ {
 		answer, err := c.ask(ctx, job, d, "ps", "get_default_active_thread_percentage")
@@ -176,7 +178,7 @@ func (c ControlProgram) Clients(ctx context.Context, job lease.Job, d lease.Daem
 	}
 }
 
-// maxClients is far above what the servers of one node can serve: 60 for each of 16 GPUs.
+// maxClients is far above the clients of one node's servers: 60 for each of 16 GPUs.
 const maxClients = 1024
 
 // parseClients reads the table that ps prints, a row for each client and device:
@@ -208,8 +210,9 @@ func parseClients(table []string) ([]site.Client, error) {
 	return clients, nil
 }
 
-// Terminate has the server end a client. The client's work in flight harms nobody then; its own calls return 810. It
-// hangs for a client that is stopped (measured), so callers do not ask for one. It is not to be repeated.
+// Terminate makes the server end a client. The client's work in flight then harms no other client; its own calls return
+// 810. The call hangs if the client is stopped (measured), so callers do not ask for such a client. It must not be
+// repeated.
 func (c ControlProgram) Terminate(ctx context.Context, job lease.Job, d lease.Daemon, client site.Client) error {
 	answer, err := c.askTimes(ctx, 1, job, d, fmt.Sprintf("terminate_client %d %d", client.Server, client.PID))
 	if err != nil {
@@ -221,25 +224,25 @@ func (c ControlProgram) Terminate(ctx context.Context, job lease.Job, d lease.Da
 	return nil
 }
 
-// Quit has the daemon end itself and its servers, and waits until all of them are gone. That takes 70 to 105 ms where no
-// client is left (measured). A daemon that is not there has quit.
+// Quit makes the daemon end itself and its servers, and waits until all of them have ended. That takes 70 to 105 ms if
+// no client is left (measured). A daemon that is not running has quit.
 func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	if _, err := c.ask(ctx, job, d, "quit"); err != nil && !errors.Is(err, site.ErrDaemonDown) {
 		return err
 	}
 	for {
-		var family []site.Process
-		if !d.Proc.Running() { // to look for all of the family is dear, and the daemon goes last
+		var processes []site.Process
+		if !d.Proc.Running() { // the search for all processes is expensive, and the daemon ends last
 			var err error
-			if family, err = c.Processes(job, d); err != nil || len(family) == 0 {
+			if processes, err = c.Processes(job, d); err != nil || len(processes) == 0 {
 				return err
 			}
 		}
-		if genuine, mimics := sorted(family, d); len(genuine) == 0 && len(mimics) > 0 {
-			return fmt.Errorf("cannot end all of %s by quit: %d other processes look like the daemon: %w", d.PipeDir, len(mimics), site.ErrImpostors)
+		if genuine, impostors := sorted(processes, d); len(genuine) == 0 && len(impostors) > 0 {
+			return fmt.Errorf("cannot end all of %s by quit: %d other processes look like the daemon: %w", d.PipeDir, len(impostors), site.ErrImpostors)
 		}
 		if !site.Sleep(ctx, time.Millisecond) {
-			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, family)
+			return fmt.Errorf("cannot end daemon of %s by quit: %s %v is still there", d.PipeDir, d.Proc, processes)
 		}
 	}
 }

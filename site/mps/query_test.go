@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the control program says decides, its exit code only where it says nothing: both were recorded for each answer.
+// The output of the control program decides. Its exit code counts only if the output says nothing. Both were recorded
+// for each answer.
 //
 // Contract: D3
 func TestJudge(t *testing.T) {
@@ -43,7 +44,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A question that is not answered has five seconds, and one that the daemon drops is asked six times.
+// An unanswered question has five seconds, and a question that the daemon drops is asked six times.
 //
 // Contract: D3
 func TestBoundsOfAQuestion(t *testing.T) {
@@ -76,11 +77,11 @@ func TestBoundsOfAQuestion(t *testing.T) {
 	}
 }
 
-// The control program has no file of this process's but the three that it talks by, whatever they are marked as.
+// The control program gets only its three files of this process's, even if others are not close-on-exec.
 //
 // Contract: D1
 func TestNoFileIsInherited(t *testing.T) {
-	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not closed by an exec
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY, 0) // not close-on-exec
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestNoFileIsInherited(t *testing.T) {
 	}
 }
 
-// The recorded table of ps, and what would not be one.
+// The recorded table of ps, and tables that are invalid.
 func TestParseClients(t *testing.T) {
 	table := strings.Split(`PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        
 670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin    
@@ -148,7 +149,7 @@ func TestCheckPath(t *testing.T) {
 	}
 }
 
-// What a user's own daemon may answer: anything, and endlessly.
+// A user's own daemon may answer anything, without end.
 func FuzzAnswers(f *testing.F) {
 	f.Add("PID ID SERVER\n670 2 624 GPU-1 4026531836 /x\n100.0")
 	f.Add("Cannot send command to MPS control daemon process")

@@ -16,23 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlRun is the control program at work as the job's user, who may stop it, feed it or make it do anything.
+// controlRun is a run of the control program as the job's user, who may stop it, write to it or make it do anything.
 type controlRun struct {
 	pid                    int
 	report, question, said *os.File
-	ended                  chan struct{} // closed when it has ended; it is not waited for yet, so the pid is still its own
+	ended                  chan struct{} // closed after the end; the program is not reaped yet, so its pid is not reused
 }
 
-// killTimeout is for a killed program to be gone: one in the midst of a system call may take its time.
+// killTimeout is the time for a killed program to end. A program within a system call may need some time.
 const killTimeout = time.Second
 
-// outputTimeout is how long what a program has said is waited for once it has ended: a daemon that it started may hold the
-// pipe open for ever.
+// outputTimeout is how long output is awaited after the program has ended. A daemon that it started may hold the pipe
+// open without end.
 const outputTimeout = 200 * time.Millisecond
 
-// run runs the control program with a question on its stdin, until it ends or ctx does, and returns what it said on
-// stdout and stderr, which is bounded. The error wraps site.ErrNoAnswer where ctx ended first, and is a *site.AsUserError
-// where it is the program that failed.
+// run runs the control program with a question on its stdin until it ends or ctx ends. It returns the beginning of
+// stdout and stderr. The error wraps site.ErrNoAnswer if ctx ended first, and is a *site.AsUserError if the program
+// failed.
 func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (said string, err error) {
 	e, err := c.begin(job, d, args)
 	if err != nil {
@@ -46,14 +46,14 @@ func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, 
 	if !inTime {
 		return said, &site.AsUserError{Err: site.ErrNoAnswer}
 	}
-	_ = e.report.SetReadDeadline(time.Now().Add(outputTimeout)) // it has ended: what there is, is there
+	_ = e.report.SetReadDeadline(time.Now().Add(outputTimeout)) // the program has ended, so no more can come
 	if err := launched(e.report); err != nil {
 		return "", &site.AsUserError{Err: fmt.Errorf("cannot run %s: %w", c.Path, err)}
 	}
 	return said, e.status()
 }
 
-// begin starts the program. The environment is built, and nothing is inherited.
+// begin starts the program with a built environment. Nothing is inherited.
 func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*controlRun, error) {
 	in, question, err := os.Pipe()
 	if err != nil {
@@ -77,7 +77,7 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 	return e, nil
 }
 
-// watch waits for the end and leaves the process a zombie, whose pid nobody else can get.
+// watch waits for the end and leaves the process a zombie, so that its pid is not reused.
 func (e *controlRun) watch() {
 	defer close(e.ended)
 	for {
@@ -87,7 +87,7 @@ func (e *controlRun) watch() {
 	}
 }
 
-// exchange asks the question and hears what the program says.
+// exchange writes the question and reads the output.
 func (e *controlRun) exchange(question string) (heard <-chan string) {
 	go func() {
 		if question != "" {
@@ -104,8 +104,8 @@ func (e *controlRun) exchange(question string) (heard <-chan string) {
 	return all
 }
 
-// wait waits for the end; where ctx ends first, it ends the program with its whole session, so that a site's script
-// around it does not outlive it.
+// wait waits for the end. If ctx ends first, it kills the program's whole session, because a site's script around the
+// program must not outlive it.
 func (e *controlRun) wait(ctx context.Context) (inTime bool) {
 	select {
 	case <-e.ended:
@@ -113,7 +113,7 @@ func (e *controlRun) wait(ctx context.Context) (inTime bool) {
 	case <-ctx.Done():
 	}
 	_ = unix.Kill(-e.pid, unix.SIGKILL)
-	_ = unix.Kill(e.pid, unix.SIGKILL) // it may have left the session, or not made it yet
+	_ = unix.Kill(e.pid, unix.SIGKILL) // the program may have left the session, or not made it yet
 	select {
 	case <-e.ended:
 	case <-time.After(killTimeout):
@@ -121,7 +121,7 @@ func (e *controlRun) wait(ctx context.Context) (inTime bool) {
 	return false
 }
 
-// status is how the program ended.
+// status returns an error that says how the program ended.
 func (e *controlRun) status() error {
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(e.pid, &status, 0, nil); err != nil {
@@ -136,7 +136,7 @@ func (e *controlRun) status() error {
 	return nil
 }
 
-// close lets go of the program. One that did not end in time is waited for as far as it has ended.
+// close releases the program. A program that did not end in time is reaped if it has ended now.
 func (e *controlRun) close() {
 	for _, file := range []*os.File{e.report, e.question, e.said} {
 		file.Close()
@@ -144,13 +144,13 @@ func (e *controlRun) close() {
 	_, _ = unix.Wait4(e.pid, nil, unix.WNOHANG, nil)
 }
 
-// bounded keeps the first bytes that a program says and drops the rest: what the user's daemon says may be endless. The
-// buffer is no part of it, since io.Copy would then find the buffer's own ReadFrom, which keeps all.
+// bounded keeps the first bytes of the output and drops the rest, because the output of the user's daemon may be
+// endless. The buffer is not embedded, because io.Copy would then use the buffer's ReadFrom, which keeps all.
 type bounded struct {
 	kept bytes.Buffer
 }
 
-// maxAnswer is far above the longest true answer, ps with 60 clients.
+// maxAnswer is far above the longest genuine answer, ps with 60 clients.
 const maxAnswer = 64 << 10
 
 func (b *bounded) Write(p []byte) (int, error) {

@@ -17,11 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startDeadline bounds the start: 13 ms were measured.
+// startDeadline bounds the start, which took 13 ms (measured).
 const startDeadline = 10 * time.Second
 
-// Start starts a daemon as the job's user and returns its process, which is found as our own child and not through a
-// file that the user could write. It listens when Start returns. The log of a start that failed is in the error.
+// Start starts a daemon as the job's user and returns its process. It finds the process among its own children, not by
+// a file that the user could write. The daemon listens when Start returns. The error of a failed start contains the end
+// of the daemon's log.
 func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	proc, err := c.start(ctx, job, d)
 	if err != nil {
@@ -45,7 +46,8 @@ func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon
 	return child(ctx, job, d)
 }
 
-// atMostThird is at most d, and at most a third of what is left of ctx: a caller is to have the time to find out why it failed.
+// atMostThird returns d, or a third of ctx's remaining time if that is less. So the caller has time to find out why it
+// failed.
 func atMostThird(ctx context.Context, d time.Duration) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -54,8 +56,9 @@ func atMostThird(ctx context.Context, d time.Duration) time.Duration {
 	return min(d, time.Until(deadline)/3)
 }
 
-// becomeParent prepares this process for having a daemon: its grandchildren become its children when their parent goes,
-// they may open enough files, or as many as this process may, and the kernel may choose them when memory runs out (slurmd itself is exempt).
+// becomeParent prepares this process to start a daemon. Orphaned grandchildren become its children. They may open
+// enough files, or as many as this process may. The kernel may kill them when memory runs out (slurmd itself is
+// exempt).
 func becomeParent() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot become subreaper: %w", err)
@@ -69,28 +72,28 @@ func becomeParent() error {
 	return nil
 }
 
-// childDeadline bounds the search for the daemon among our children.
+// childDeadline bounds the search for the daemon among the children.
 const childDeadline = 5 * time.Second
 
-// child finds the daemon among our children. On a loaded node its environment may not be read within a look's time, so a
-// child that bears the name is looked at again: a start that failed so would drain the node.
+// child finds the daemon among this process's children. On a loaded node, the search may be too slow to read its
+// environment. So a child with the right name is read again, because a failed start would drain the node.
 func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	bound, cancel := context.WithTimeout(ctx, atMostThird(ctx, childDeadline))
 	defer cancel()
 	for {
-		look, children := newSearch(job.UID, d), site.Children(os.Getpid())
-		for _, sight := range look.at(children) {
-			if sight.kin == member {
-				return sight.proc, nil
+		s, children := newSearch(job.UID, d), site.Children(os.Getpid())
+		for _, c := range s.at(children) {
+			if c.relation == member {
+				return c.proc, nil
 			}
 		}
-		if !slices.ContainsFunc(children, look.hasName) || !site.Sleep(bound, 20*time.Millisecond) {
+		if !slices.ContainsFunc(children, s.hasName) || !site.Sleep(bound, 20*time.Millisecond) {
 			return site.Process{}, &site.AsUserError{Err: errors.New("it returned and left no daemon")}
 		}
 	}
 }
 
-// maxExcerpt bounds what of a user's words comes into an error, and so into logs.
+// maxExcerpt bounds the part of a user's text that gets into an error, and so into logs.
 const maxExcerpt = 300
 
 func quoted(said string) string {
@@ -100,15 +103,15 @@ func quoted(said string) string {
 	return ": it says " + excerpt(said)
 }
 
-// excerpt is the beginning of what a daemon says, in quotes and printable.
+// excerpt is the beginning of a daemon's output, quoted and printable.
 func excerpt(words ...string) string {
 	said := strings.Join(words, "\n")
 	return strconv.Quote(said[:min(len(said), maxExcerpt)])
 }
 
-// logTail is the end of the daemon's log, for the error of a start that failed. The folder is the user's, so the file
-// is opened without following a link or waiting for a fifo, only so much of it is read, and nothing of a file that is not
-// the user's own: a hard link may stand for anybody's, and the error may come to be in the user's ticket.
+// logTail is the last line of the daemon's log, for the error of a failed start. The folder is the user's, so the file
+// is opened without following a link or waiting for a fifo, and only its end is read. A file of another owner is not
+// read: the user may have hard-linked it, and the error may get into the user's ticket.
 func logTail(logDir string, uid uint32) string {
 	root, err := os.OpenRoot(logDir)
 	if err != nil {

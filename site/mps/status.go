@@ -16,19 +16,19 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// State is what a daemon says of itself. The daemon is the user's own process, so all of it is the user's word.
+// State is what a daemon reports. The daemon is the user's own process, so the user may have made up all of it.
 type State struct {
-	Ceiling float64  // the percentage of servers that are started from now on, with one decimal
-	Servers []Server // one at most, for the daemons that this house starts
+	Ceiling float64  // the percentage of servers that start from now on, with one decimal
+	Servers []Server // one at most, for the daemons that this package starts
 	Clients []ClientRow
 }
 
-// Server is a server as the daemon tells it.
+// Server is a server, as the daemon reports it.
 type Server struct {
 	PID     int
 	Status  string   // INITIALIZING, ACTIVE or FAULT
-	Percent float64  // of the clients that come from now on, with one decimal
-	Limits  []string // of memory, "4G", for each of the daemon's devices in its order; "" for none
+	Percent float64  // of clients that connect from now on, with one decimal
+	Limits  []string // memory limits, such as "4G", in the order of the daemon's devices; "" for none
 }
 
 // ClientRow is a line of ps: a client on a device.
@@ -38,18 +38,18 @@ type ClientRow struct {
 	Command     string // printable
 }
 
-// readDeadline bounds all questions to one daemon, the wait for its turn included. It is shorter than an act's: who only
-// looks must not keep an epilog from its turn, which waits 2 s for that and then asks all the same.
+// readDeadline bounds all questions to one daemon, with the wait for the lock. It is shorter than other deadlines,
+// because a reader must not delay an epilog: that waits 2 s for the lock and then asks without it.
 const readDeadline = 2 * time.Second
 
-// errShape is an answer that is not in the form of what was asked: dropped in parts, or a daemon that makes things up.
+// errShape is an answer of an unexpected form. Parts of it were dropped, or the daemon made it up.
 var errShape = errors.New("unexpected answer")
 
-// maxServers bounds what is asked about: a daemon of one user has one server, and what the user's daemon says may be endless.
+// maxServers limits the questions. One user's daemon has one server, but its answer may be endless.
 const maxServers = 8
 
-// State asks a daemon what it is and whom it serves, and changes nothing. The error wraps site.ErrDaemonDown, or
-// site.ErrNoAnswer where there was no answer in 2 s.
+// State asks a daemon for its state, servers and clients, and changes nothing. The error wraps site.ErrDaemonDown, or
+// site.ErrNoAnswer if there was no answer within 2 s.
 func (c ControlProgram) State(ctx context.Context, job lease.Job, d lease.Daemon) (State, error) {
 	ctx, cancel := context.WithTimeout(ctx, readDeadline)
 	defer cancel()
@@ -79,8 +79,8 @@ func (c ControlProgram) state(ctx context.Context, job lease.Job, d lease.Daemon
 	return state, state.parse(answer, len(d.Devices))
 }
 
-// questions ask for all of the servers in one go. A limit that is not set is answered by no line at all, so each is followed
-// by a question that always has an answer, and of another form.
+// questions asks for all servers at once. A limit that is not set gives no line, so each is followed by a question that
+// always has an answer, of another form.
 func questions(servers []Server, devices int) []string {
 	var lines []string
 	for _, s := range servers {
@@ -92,7 +92,7 @@ func questions(servers []Server, devices int) []string {
 	return append(lines, "ps", "get_default_active_thread_percentage")
 }
 
-// parseServers reads the answer to the first question.
+// parseServers reads the answer to the first request.
 func parseServers(answer []string) (State, error) {
 	c := cursor{lines: answer}
 	state := State{Ceiling: c.percent()}
@@ -106,7 +106,7 @@ func parseServers(answer []string) (State, error) {
 	return state, c.err
 }
 
-// parse reads the answer to the second question.
+// parse reads the answer to the second request.
 func (s *State) parse(answer []string, devices int) error {
 	c := cursor{lines: answer}
 	for i := range s.Servers {
@@ -128,7 +128,7 @@ func (s *State) parse(answer []string, devices int) error {
 	return err
 }
 
-// cursor goes over the lines of an answer; after the first error there is nothing more.
+// cursor iterates over the lines of an answer. After the first error it returns no more lines.
 type cursor struct {
 	lines []string
 	err   error
@@ -171,7 +171,7 @@ func (c *cursor) status() string {
 
 var amount = regexp.MustCompile(`^[0-9]{1,20}[KMGT]?B?$`)
 
-// limit is "" where the next line is the status that follows.
+// limit returns "" if the next line is the status that follows.
 func (c *cursor) limit() string {
 	if len(c.lines) > 0 && amount.MatchString(c.lines[0]) {
 		return c.next()
@@ -179,7 +179,7 @@ func (c *cursor) limit() string {
 	return ""
 }
 
-// parseRows reads the table that ps prints, as parseClients has it.
+// parseRows reads the table of ps, in the form that parseClients describes.
 func parseRows(table []string) ([]ClientRow, error) {
 	var rows []ClientRow
 	for _, line := range table {
@@ -203,13 +203,13 @@ func parseRows(table []string) ([]ClientRow, error) {
 	return rows, nil
 }
 
-// printable is text that a user had a hand in, safe on a terminal and no longer than most.
-func printable(text string, most int) string {
+// printable makes text from a user safe for a terminal, with a maximum length.
+func printable(text string, maxLength int) string {
 	runes := []rune(text)
 	for i, r := range runes {
 		if !unicode.IsPrint(r) {
 			runes[i] = '?'
 		}
 	}
-	return string(runes[:min(len(runes), most)])
+	return string(runes[:min(len(runes), maxLength)])
 }

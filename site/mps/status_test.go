@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// The recorded answers of an H200, as one conversation has them.
+// The recorded answers of an H200 to one sequence of questions.
 func TestParseState(t *testing.T) {
 	state, err := parseServers([]string{"100.0", "624"})
 	if err != nil || !slices.EqualFunc(state.Servers, []Server{{PID: 624}}, func(a, b Server) bool { return a.PID == b.PID }) {
@@ -41,7 +41,7 @@ PID       ID        SERVER         DEVICE                    NAMESPACE      COMM
 	}
 }
 
-// What a daemon makes up, or drops, is no state.
+// A made-up or incomplete answer is refused.
 func TestParseStateRefuses(t *testing.T) {
 	for _, answer := range []string{"", "abc", "-1", "101", "NaN", "100.0|x", "100.0|-5", "100.0|0", "100.0|1|2|3|4|5|6|7|8|9"} {
 		if state, err := parseServers(lines(answer)); !errors.Is(err, errShape) {
@@ -91,7 +91,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// The file that runs says what a process is, and what was typed where the file is not to be seen.
+// The running file decides the role. The arguments count only if the file cannot be read.
 func TestRoleOf(t *testing.T) {
 	for _, c := range []struct {
 		file, line string
@@ -112,7 +112,7 @@ func TestRoleOf(t *testing.T) {
 	}
 }
 
-// A process that only bears the name is in the census, and no server of anybody's.
+// FindAll lists a process that only has the name, and IsServerOf refuses it.
 func TestCensusOfAnImpostor(t *testing.T) {
 	all, err := FindAll(t.Context())
 	if err != nil {
