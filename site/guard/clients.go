@@ -17,44 +17,45 @@ import (
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
 	proc     site.Process
-	parent   int // when it was first seen; 0 once it is known to be no control daemon
+	parent   int // its parent when it was first seen; 0 once the parent is known to be no control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
-	gpus     uint64 // bit n: it has GPU n of the job open; 0 while none is known
-	others   bool   // it has GPUs of another job open, which the same user may have
-	seen     bool   // it counts among the clients that were seen
+	gpus     uint64 // bit n: it has the job's GPU n open; 0 while none is known
+	others   bool   // it has GPUs of another job open; the same user may have one
+	seen     bool   // it is counted in GuardState.Seen
 	opened   time.Time
 	died     time.Time
 	group    string // its memory control group, "" for none
-	resident uint64 // bytes of host memory when it was last looked at
+	resident uint64 // bytes of host memory at the last look
 	verify   time.Time
-	missed   bool // it had no pipe to a server when it was last asked
+	missed   bool // the last check found no pipes to a server
 }
 
-// file is an open file of one or more clients: a fork has the same.
+// file is an open file of one or more clients, because a fork shares its parent's files.
 type file struct {
-	fd     int // our duplicate
+	fd     int // the guard's duplicate
 	kind   kind
 	number int // the client's descriptor
 	users  int
-	owner  site.Process // the oldest process that had it: the others are forks
+	owner  site.Process // the oldest process that had the file; the others are forks
 }
 
-// inherits reports whether a client has no file but those that a process forked it with.
+// inherits reports whether all files of a client are those of the process that forked it.
 func (c *client) inherits() bool {
 	return !slices.ContainsFunc(c.files, func(f *file) bool { return f.owner == c.proc })
 }
 
 const (
-	// maxFiles bounds the duplicates. A client has three: 48 clients on each of 16 GPUs have 2,304.
+	// maxFiles limits the duplicates. A client has three, so 48 clients on each of 16 GPUs have 2,304.
 	maxFiles = 3072
-	// maxDescriptors bounds the descriptors that are looked at of one process: cuInit's are among its first. A look ends
-	// after maxLooked in all, and the next one goes on from there.
+	// maxDescriptors limits the descriptors that are read of one process, because cuInit's are among the first. A look
+	// ends after maxLooked descriptors in all, and the next one continues there.
 	maxDescriptors = 4096
 	maxLooked      = 64 << 10
 )
 
-// find looks at the processes of the job's user, clients among them: PyTorch opens the memory device a second time.
+// find looks at all processes of the job's user. It also looks at known clients, because PyTorch opens the memory
+// device a second time.
 func (g *Guard) find(full bool) {
 	candidates, err := g.candidates(full)
 	if err != nil {
@@ -77,7 +78,7 @@ func (g *Guard) find(full bool) {
 	g.resume = 0
 }
 
-// candidates are the processes that may be clients, beginning with those that the look before did not come to.
+// candidates returns the processes that may be clients. It begins with those that the previous look did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
 	ofRoot := map[int]bool{}
 	err = g.kernel.processes(func(pid int) bool {
@@ -87,7 +88,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 			return true
 		case uid != g.UID && uid != 0:
 			return true
-		case uid != g.UID: // root's, or one that is not dumpable: the second is found when it is new, and in a full look
+		case uid != g.UID: // root's, or not dumpable; the second kind is found when it is new, and in a full look
 			ofRoot[pid] = true
 			if known := g.ofRoot[pid]; known && !full {
 				return true
@@ -105,7 +106,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 	return slices.Concat(pids[at:], pids[:at]), err
 }
 
-// take holds the files of a process that has the memory device open, the control device's first.
+// take duplicates the files of a process that has the memory device open, the control device's first.
 func (g *Guard) take(pid int, opened opened) {
 	c := g.living[pid]
 	if c == nil {
@@ -113,11 +114,11 @@ func (g *Guard) take(pid int, opened opened) {
 		if c, err = g.admit(pid); err != nil {
 			return
 		}
-	} else if pollable(c.pidfd) { // it has ended, and the pid may be another's: the event is on its way
+	} else if pollable(c.pidfd) { // the process has ended and the pid may be reused; its event will come
 		return
 	}
-	g.buryClosed(c, time.Now())
-	if opened.gpus != 0 || opened.others { // cuInit opens all GPUs of the node, and closes those that are not used (measured)
+	g.addClosed(c, time.Now())
+	if opened.gpus != 0 || opened.others { // cuInit opens all GPUs of the node, then closes the unused ones (measured)
 		c.gpus, c.others = opened.gpus, opened.others
 	}
 	if c.ofOthers() && time.Since(c.opened) > settling || g.isServer(c) {
@@ -147,13 +148,14 @@ func (g *Guard) take(pid int, opened opened) {
 	}
 }
 
-// settling is longer than cuInit has GPUs open that the process does not use: 40 ms (measured).
+// settling is longer than cuInit keeps GPUs open that the process does not use: 40 ms (measured).
 const settling = time.Second
 
-// ofOthers reports whether a process has GPUs open, and none of this job's.
+// ofOthers reports whether a process has GPUs open, but none of this job's.
 func (c *client) ofOthers() bool { return c.gpus == 0 && c.others }
 
-// dismiss closes the files of a process of another job, and counts it no more. Its own guard has them.
+// dismiss closes the files of a process of another job and removes it from the counts. That job's own guard holds its
+// files.
 func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
 	if g.living[c.proc.PID] == c && c.seen {
@@ -165,11 +167,11 @@ func (g *Guard) dismiss(c *client) {
 	g.close(c)
 }
 
-// errNotOurs says that a process is no client of this job.
+// errNotOurs means that a process is not a client of this job.
 var errNotOurs = errors.New("not a client of this job")
 
-// admit opens a pidfd of a process and proves by it that the process is one of this job's: of the job's user, in no other
-// job's control group, no server and no guard.
+// admit opens a pidfd of a process and checks by it that the process belongs to this job: it runs as the job's user, is
+// in no other job's control group, and is neither a server nor a guard.
 func (g *Guard) admit(pid int) (*client, error) {
 	pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -187,7 +189,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 		err = errNotOurs
 	case g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) || g.kernel.sameProgram(g.kernel.self, pid):
 		err = errNotOurs
-	case pollable(pidfd): // what was read may be of another process
+	case pollable(pidfd): // the content read may be of another process
 		err = errNotOurs
 	}
 	if err == nil {
@@ -198,7 +200,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 		return nil, err
 	}
 	if len(jobs) == 0 {
-		go g.askWhose(stat.Process)
+		go g.checkJob(stat.Process)
 	}
 	now := time.Now()
 	return &client{
@@ -206,13 +208,14 @@ func (g *Guard) admit(pid int) (*client, error) {
 	}, nil
 }
 
-// isDaemon reports whether a process is a control daemon, of this job or of another one: its children are servers, not clients.
+// isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients.
 func (g *Guard) isDaemon(pid int) bool {
 	return slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == pid || g.kernel.sameProgram(d.PID, pid) })
 }
 
-// isServer reports whether a process that was taken is a server. The prolog starts the daemons beside the guard, so it is
-// asked until all of them have started: until then it is not known what a daemon runs.
+// isServer reports whether an admitted process is a server. The prolog starts the daemons at the same time as the
+// guard. So it is checked again until all daemons have started, because the guard then knows which program a daemon
+// runs.
 func (g *Guard) isServer(c *client) bool {
 	switch {
 	case c.parent == 0:
@@ -225,7 +228,7 @@ func (g *Guard) isServer(c *client) bool {
 	return false
 }
 
-// jobsOf are the jobs into whose control groups Slurm has put a process: ".../job_7/step_0/...".
+// jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
 func jobsOf(groups []byte) (jobs []uint32) {
 	for rest := groups; ; {
 		_, after, found := bytes.Cut(rest, []byte("/job_"))
@@ -246,7 +249,7 @@ func pollable(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// takeFile holds one file of a client, unless it is held already.
+// takeFile holds one file of a client, unless the guard holds it already.
 func (g *Guard) takeFile(c *client, number int, k kind) {
 	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
 		return
@@ -267,7 +270,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	case errors.Is(err, errChanged):
 		g.logOnce("a process changes its files while they are looked at", err)
 		return
-	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // closed or ended since
+	case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH): // the file was closed, or the process has ended
 		return
 	case err != nil:
 		g.state.Unheld++
@@ -282,7 +285,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	g.changed = true
 }
 
-// setOwner gives a file to the older of two clients that have it. A fork may be looked at before its parent.
+// setOwner records the older of two clients as a file's owner, because a fork may be looked at before its parent.
 func (g *Guard) setOwner(f *file, c, other *client) {
 	if c.proc.Start > f.owner.Start {
 		return
@@ -294,7 +297,8 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 	}
 }
 
-// sharedFile is a file that another client has at the same number, and that a fork has given to one of them.
+// sharedFile returns a file that the client shares with another one by a fork. It has the same number in both
+// processes.
 func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	of := func(other *client) *file {
 		for _, f := range other.files {
@@ -319,8 +323,9 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	return nil, nil
 }
 
-// aboveControl gives a memory file a descriptor above those of the client's control files. The kernel closes the files of
-// a killed process from the highest number down, and the memory files must go first (measured: docs/decisions/022).
+// aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
+// files of a killed process from the highest number down, and the memory files must be closed first (measured:
+// docs/decisions/022).
 func aboveControl(c *client, fd int) int {
 	lowest := 0
 	for _, f := range c.files {
@@ -333,13 +338,13 @@ func aboveControl(c *client, fd int) int {
 	}
 	higher, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, lowest)
 	if err != nil {
-		return fd // in the wrong order rather than not at all: that harms one time in 150, this every time
+		return fd // the wrong order does harm once in 150 times, a missing duplicate always
 	}
 	unix.Close(fd)
 	return higher
 }
 
-// clientDied notes the death of a client. Its files are held on.
+// clientDied records the death of a client. Its files stay open.
 func (g *Guard) clientDied(pid int, now time.Time) {
 	c := g.living[pid]
 	if c == nil || !pollable(c.pidfd) {
@@ -351,19 +356,19 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 	}
 	unix.Close(c.pidfd)
 	delete(g.living, pid)
-	g.bury(c, now)
+	g.addDead(c, now)
 }
 
-// bury puts a client among the dead.
-func (g *Guard) bury(c *client, now time.Time) {
+// addDead adds a client to the dead.
+func (g *Guard) addDead(c *client, now time.Time) {
 	c.died = now
 	g.dead = append(g.dead, c)
 	g.nextCheck, g.changed = now, true
 }
 
-// buryClosed puts the files that a living client has closed among those of the dead. A client that becomes another program
-// has left its work, and the memory of its GPU, as a dead one does.
-func (g *Guard) buryClosed(c *client, now time.Time) {
+// addClosed treats the files that a living client has closed like those of a dead client. A client that execs another
+// program has left work and GPU memory behind, as a dead one has.
+func (g *Guard) addClosed(c *client, now time.Time) {
 	var closed []*file
 	for _, f := range c.files {
 		if same, err := g.kernel.compare(f.fd, c.proc.PID, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
@@ -373,24 +378,24 @@ func (g *Guard) buryClosed(c *client, now time.Time) {
 	if len(closed) == 0 {
 		return
 	}
-	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' { // without a first thread no descriptor is seen
+	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' { // the descriptors cannot be read if the first thread has ended
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
-	g.bury(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident}, now)
+	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident}, now)
 }
 
-// partClients buries what living clients have closed. One that has closed all is no client any more.
-func (g *Guard) partClients(now time.Time) {
+// findClosed calls addClosed for all living clients. A process that has closed all files is no longer a client.
+func (g *Guard) findClosed(now time.Time) {
 	for pid, c := range g.living {
-		if g.buryClosed(c, now); len(c.files) == 0 {
+		if g.addClosed(c, now); len(c.files) == 0 {
 			unix.Close(c.pidfd)
 			delete(g.living, pid)
 		}
 	}
 }
 
-// neighbours counts the living clients that are no mere forks of another.
+// neighbours counts the living clients, without those that are only forks.
 func (g *Guard) neighbours() (count int) {
 	for _, c := range g.living {
 		if !c.inherits() {
@@ -400,8 +405,8 @@ func (g *Guard) neighbours() (count int) {
 	return count
 }
 
-// sameProgram reports whether two processes run the same file. A guard of another job holds files as a client does, and a server
-// of another job has its own daemon for a parent: neither is a client.
+// sameProgram reports whether two processes run the same file. A guard of another job holds files like a client, and a
+// server of another job has its own daemon as its parent. Neither is a client.
 func (k *kernel) sameProgram(a, b int) bool {
 	file := func(pid int) (st unix.Statx_t, err error) {
 		err = statx(k.proc, strconv.Itoa(pid)+"/exe", 0, &st)

@@ -34,7 +34,8 @@ func TestJobsOf(t *testing.T) {
 	}
 }
 
-// The kernel closes a killed process's files from the highest descriptor down: a memory file lies above all control files.
+// The kernel closes a killed process's files from the highest descriptor down, so a memory file lies above all control
+// files.
 func TestAboveControl(t *testing.T) {
 	open := func() int {
 		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -63,9 +64,9 @@ func TestAboveControl(t *testing.T) {
 	}
 }
 
-// A client has its control file below its memory files, however low the free descriptors are.
+// A client's control file lies below its memory files, even if low descriptors are free.
 func TestTheOrderOfDuplicates(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	var gaps []int
 	for range 8 {
@@ -106,7 +107,7 @@ func TestMemoryGroup(t *testing.T) {
 		{"4:cpu,memoryx:/x\n", ""},
 		{"4:memory:x\n", ""},
 		{"4:memory\n", ""},
-		{"0::/../../etc\n", "/etc"}, // outside: hostShort asks no such folder
+		{"0::/../../etc\n", "/etc"}, // outside of the mount: hostShort reads no such folder
 	} {
 		if got := k.memoryGroup([]byte(c.groups)); got != c.want {
 			t.Errorf("%q: %q, want %q", c.groups, got, c.want)
@@ -129,7 +130,7 @@ func TestShortOf(t *testing.T) {
 	}
 }
 
-// group makes the folder of a control group with files.
+// group makes the folder of a control group with files in it.
 func group(t *testing.T, folder string, files map[string]string) {
 	t.Helper()
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -166,7 +167,7 @@ func TestGroupMemory(t *testing.T) {
 	}
 }
 
-// A group is short when it, or one above it, has little left.
+// A group is short if it, or one above it, has little memory left.
 func TestHostShort(t *testing.T) {
 	k, err := openKernel(Options{})
 	if err != nil {
@@ -187,7 +188,7 @@ func TestHostShort(t *testing.T) {
 	roomy := of("slurm/job_8/step_0", "64000", "32000")
 	group(t, filepath.Join(full, "step_1"), map[string]string{"cgroup.procs": "1\n" + self + "\n"})
 	group(t, roomy, map[string]string{"memory.max": "64000", "memory.current": "32000", "cgroup.procs": self + "\n"})
-	alone := of("slurm/job_9", "64000", "63999") // no one but the dead was in it
+	alone := of("slurm/job_9", "64000", "63999") // only the dead client was in it
 	for _, c := range []struct {
 		group    string
 		resident uint64

@@ -21,22 +21,23 @@ import (
 
 // Control starts and ends guards.
 type Control struct {
-	Path  string // of the guard's program
+	Path  string // path of the guard's program
 	Root  string // --root
 	Store *lease.Store
 }
 
-// Ready is the line that a guard prints when it watches.
+// Ready is the line that a guard prints when it watches the device files.
 const Ready = "ready"
 
 const (
 	startWait = 5 * time.Second
-	// An end has these times whatever is left of its caller's: they fit into what Slurm gives an epilog beyond its deadline.
+	// An end has these times, even if its caller has less time left. They fit into the time that Slurm gives an epilog
+	// beyond its deadline.
 	termWait = 2 * time.Second
 	killWait = time.Second
 )
 
-// Running is the guard of a job, with pid 0 when none runs.
+// Running returns the guard of a job, with pid 0 if none runs.
 func (c Control) Running(job uint32) (site.Process, error) {
 	if has, err := c.Store.HasGuard(job); !has {
 		return site.Process{}, err
@@ -48,8 +49,8 @@ func (c Control) Running(job uint32) (site.Process, error) {
 	return guard, err
 }
 
-// take takes the place of a job's guard within a time. When another has it, the lock is nil, and that guard is returned; it
-// has pid 0 until it has signed.
+// take takes the lock of a job's guard within a time. If another guard has it, the lock is nil and take returns that
+// guard, with pid 0 until the guard has written its pid.
 func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lease.JobLock, site.Process, error) {
 	bound, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -61,8 +62,8 @@ func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lea
 	return lock, site.Process{}, err
 }
 
-// Start starts the guard of a job, outside of the job and in a session of its own, and returns when it watches. A guard that
-// runs already is returned as it is.
+// Start starts the guard of a job, in a new session outside of the job, and returns when the guard watches. If a guard
+// runs already, Start returns that one.
 func (c Control) Start(ctx context.Context, job uint32) (site.Process, error) {
 	guard, err := c.Running(job)
 	if err != nil || guard.PID > 0 {
@@ -108,7 +109,7 @@ func (c Control) start(ctx context.Context, job uint32) (site.Process, error) {
 	return stat.Process, err
 }
 
-// keepFiles keeps the files that this process was started with from the programs that it starts.
+// keepFiles makes this process's files close-on-exec, so that no program inherits them.
 func keepFiles() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
@@ -121,7 +122,7 @@ func keepFiles() {
 	}
 }
 
-// heard is nil once the guard has said that it is ready.
+// heard waits until the guard prints that it is ready.
 func heard(ctx context.Context, answer *os.File) error {
 	deadline := time.Now().Add(startWait)
 	if limit, ok := ctx.Deadline(); ok && limit.Before(deadline) {
@@ -144,13 +145,13 @@ func heard(ctx context.Context, answer *os.File) error {
 	return errors.New("it ended at its start")
 }
 
-// signing is how long a guard may take from taking its lock to signing it.
+// signing is the maximum time from taking the lock to writing the pid into it.
 const signing = time.Second
 
-// End ends the guard of a job and returns when it has let go of all files. No guard is no error. A guard that starts
-// later finds its lease closing and ends.
+// End ends the guard of a job and returns when all of the guard's files are closed. A missing guard is no error. A
+// guard that starts later finds its lease closing and ends.
 func (c Control) End(ctx context.Context, job uint32) error {
-	if has, err := c.Store.HasGuard(job); !has { // and on a full file system none can be made
+	if has, err := c.Store.HasGuard(job); !has { // on a full file system, no lock file could be made
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// events is what the guard sleeps on: openings that inotify tells of, deaths of clients, and the order to stop. It sleeps in
-// epoll, so an idle guard does nothing.
+// events is the set of events that the guard waits for: openings that inotify reports, deaths of clients, and the order
+// to stop. It waits in epoll, so an idle guard uses no processor time.
 type events struct {
 	epoll, inotify, wake int
 	watched              map[string]bool
 	stopping             atomic.Bool
 }
 
-// seen is what has happened.
+// seen is the result of one wait.
 type seen struct {
 	opened, stopped bool
 	died            []int // pids
@@ -36,14 +36,14 @@ func openEvents() (*events, error) {
 	if err := e.add(e.wake, 0, 0); err != nil {
 		return nil, err
 	}
-	if err3 != nil { // fs.inotify.max_user_instances is used up: the guard looks without a reason, then
+	if err3 != nil { // fs.inotify.max_user_instances is used up: the guard then looks at fixed intervals
 		e.inotify = -1
 		return e, nil
 	}
 	return e, e.add(e.inotify, 0, unix.EPOLLONESHOT)
 }
 
-// add has a descriptor's readiness end a wait. The pid is told when it is a pidfd.
+// add makes a ready descriptor end a wait. The wait returns the pid if the descriptor is a pidfd.
 func (e *events) add(fd, pid int, flags uint32) error {
 	event := unix.EpollEvent{Events: unix.EPOLLIN | flags, Fd: int32(fd), Pad: int32(pid)}
 	if err := unix.EpollCtl(e.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
@@ -52,7 +52,7 @@ func (e *events) add(fd, pid int, flags uint32) error {
 	return nil
 }
 
-// rearm has the next opening end a wait. One opening is enough until the look that it is a reason for.
+// rearm makes the next opening end a wait. One opening is enough until the look that it causes.
 func (e *events) rearm() {
 	if e.inotify >= 0 {
 		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(e.inotify)}
@@ -60,7 +60,7 @@ func (e *events) rearm() {
 	}
 }
 
-// watch has inotify tell of a path. A path that is watched already stays so.
+// watch adds an inotify watch of a path, unless there is one.
 func (e *events) watch(path string, mask uint32) error {
 	if e.watched[path] {
 		return nil
@@ -75,10 +75,10 @@ func (e *events) watch(path string, mask uint32) error {
 	return nil
 }
 
-// watches reports whether events tell of openings.
+// watches reports whether inotify reports openings.
 func (e *events) watches() bool { return len(e.watched) > 0 }
 
-// wait sleeps until something happens, or until a time.
+// wait waits for an event, until a given time.
 func (e *events) wait(until time.Time) (s seen) {
 	var ready [64]unix.EpollEvent
 	n, err := unix.EpollWait(e.epoll, ready[:], milliseconds(time.Until(until)))
@@ -101,13 +101,12 @@ func (e *events) wait(until time.Time) (s seen) {
 	return s
 }
 
-// milliseconds rounds up, so that no wait ends just before its time.
+// milliseconds rounds up, so that no wait ends too early.
 func milliseconds(d time.Duration) int {
 	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }
 
-// drain drops what inotify tells. That something has happened is all that counts, so a queue that a user has filled loses
-// nothing.
+// drain discards inotify's events. Only their occurrence counts, so nothing is lost if a user has filled the queue.
 func (e *events) drain() {
 	var buffer [8192]byte
 	for range 64 {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Openings wake the guard once for a look, however many there are, and again after it.
+// Openings wake the guard once for a look, however many there are, and again after the look.
 func TestOpeningsWakeOnce(t *testing.T) {
 	e, err := openEvents()
 	if err != nil {
@@ -50,7 +50,7 @@ func TestOpeningsWakeOnce(t *testing.T) {
 	}
 }
 
-// A watch of what is not there, and a wait without inotify, are no ends of the guard.
+// A missing path to watch, or a kernel without inotify, does not end the guard.
 func TestWithoutAWatch(t *testing.T) {
 	e, err := openEvents()
 	if err != nil {
@@ -69,18 +69,18 @@ func TestWithoutAWatch(t *testing.T) {
 	e.wait(time.Now().Add(time.Millisecond))
 }
 
-// Without a watch the guard looks by itself.
+// Without a watch, the guard looks at fixed intervals.
 func TestClientsAreFoundWithoutAWatch(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	unix.Close(r.events.inotify)
 	r.events.inotify, r.events.watched = -1, map[string]bool{}
 	r.runs()
 	time.Sleep(100 * time.Millisecond)
 	r.child(opens + waits)
-	r.becomes(3, soon/2) // before the next look without a reason
+	r.becomes(3, soon/2) // before the next look without an event
 }
 
-// An event does not cut the rest after a long look short.
+// An event does not shorten the pause after a long look.
 func TestTheRestAfterALook(t *testing.T) {
 	g, now := &Guard{}, time.Now()
 	g.nextLook, g.rested = now.Add(time.Hour), now.Add(time.Second)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard holds the driver files of a job's dead clients until their work on the GPU is done, so that the other
-// clients live however one ends.
+// Package guard holds the driver files of a job's dead clients until their work on the GPU is done. So the other
+// clients live, however a client ends.
 //
-// What takes the neighbours of a dying client along is the release of its /dev/nvidia-uvm files while its work is in
-// flight (measured: docs/decisions/023). The guard is a process of root outside of the job. It finds every client of the
-// job by itself, duplicates the client's driver files before the first kernel can run, and closes the duplicates when the
-// work is done or when someone needs the memory.
+// The neighbours of a dying client die because its /dev/nvidia-uvm files are released while its work is in flight
+// (measured: docs/decisions/023). The guard is a process of root outside of the job. It finds every client of the job
+// by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
+// work is done, or when another client or the job needs the memory.
 //
-// The guard signals no one, opens no path of a user, and believes only the kernel: process ids, start times, device numbers.
+// The guard sends no signal to a client, opens no path of a user, and trusts only the kernel's data: process ids, start
+// times, device numbers.
 package guard
 
 import (
@@ -22,49 +23,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say what a guard guards.
+// Options are the options of a guard.
 type Options struct {
 	Job     uint32
-	UID     uint32        // of the job's user: MPS serves no one else
-	Hold    time.Duration // how long the files of a dead client are held although another client may need the memory
+	UID     uint32        // the job's user: MPS serves no other user
+	Hold    time.Duration // maximum time to hold a dead client's files if another client may need the memory
 	Devices string        // the folder of the device files, "/dev"
 	Minors  []int         // N of /dev/nvidiaN for each GPU of the job
 	Pipes   []string      // the pipe folders of the job's daemons
-	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client comes
-	// Daemons are the job's control daemons that have been started: their children are servers, not clients.
+	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client connects
+	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []site.Process
 	Taker   []string // the command line of a process that calls Take(0)
-	// Usage is the path of the program gpu-usage, "" to do without, and UsageArgs its arguments.
+	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
 	Usage     string
 	UsageArgs []string
-	Leased    func() bool            // the job's lease is still there: without it a guard ends
-	Save      func(lease.GuardState) // called once a second at most, when something has changed, beside Run
+	Leased    func() bool            // whether the job's lease exists; a guard without a lease ends
+	Save      func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
 	Log       zerolog.Logger
 }
 
 const (
-	// rareLook is the time between two looks without a reason. Such a look finds a client of which no event tells.
+	// rareLook is the time between two looks without an event. Such a look finds clients that no event reports.
 	rareLook = 10 * time.Second
-	// An event is a reason to look soon and for a while. cuInit opens two files, and the first kernel comes 30 ms later at
-	// the earliest (measured). A container's own device file gives no event: its first sign is the daemon's log line.
+	// An event causes repeated looks for some time. cuInit opens two files, and the first kernel comes at least 30 ms
+	// later (measured). A container's own device file gives no event: its first sign is the daemon's log line.
 	eventLook  = 8 * time.Millisecond
 	lookingFor = 160 * time.Millisecond
-	// unwatchedLook is the time between two looks when the kernel grants no watch.
+	// unwatchedLook is the time between two looks if the kernel allows no watch.
 	unwatchedLook = 20 * time.Millisecond
-	// restLooks is how many times longer than a look computes the rest after it is at least: a user with 1,000 processes makes
-	// looks slow.
+	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
+	// processes makes looks slow.
 	restLooks = 2
-	// heldCheck is the time between two checks of the memory while files of the dead are held.
+	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
-	// saveWait bounds the wait for the last state at the end.
+	// saveWait limits the wait for the last save at the end.
 	saveWait = time.Second
-	// maxLines bounds the lines of the log about single clients: a user can start and end as many as they like.
+	// maxLines limits the log lines about single clients, because a user can start and end any number of clients.
 	maxLines = 200
 )
 
-// Guard is the guard of one job. One goroutine runs it. Files are closed beside it, because the driver takes up to 0.4 s to
-// close one (measured).
+// Guard is the guard of one job. One goroutine runs it. Other goroutines close files, because the driver takes up to
+// 0.4 s to close one (measured).
 type Guard struct {
 	Options
 	kernel *kernel
@@ -72,32 +73,32 @@ type Guard struct {
 	living map[int]*client // by pid
 	dead   []*client       // in the order of their deaths
 	files  int             // open duplicates
-	closed chan int        // how many duplicates have been closed, from the goroutines that close
+	closed chan int        // numbers of closed duplicates, from the goroutines that close them
 	state  lease.GuardState
-	states chan lease.GuardState // the latest that is to be saved
-	saved  chan struct{}         // closed when the last one is
+	states chan lease.GuardState // the latest state to be saved
+	saved  chan struct{}         // closed when the last state is saved
 
-	dismissed map[site.Process]bool // processes of the same user that are another job's
-	ofRoot    map[int]bool          // processes of root's at the last look
-	resume    int                   // the process that the next look begins with, 0 for the first
-	outside   chan lease.Outside    // from the goroutines that ask why
-	strangers chan site.Process     // processes of another job, from the goroutines that ask whose they are
+	dismissed map[site.Process]bool // processes of the same user's other jobs
+	ofRoot    map[int]bool          // root's processes at the last look
+	resume    int                   // the process with which the next look begins, 0 for the first
+	outside   chan lease.Outside    // from the goroutines that look for the cause
+	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
 	takers    takers
 
 	unleased           bool
 	usage              usages
-	lastDead           time.Time // when there were dead clients last
+	lastDead           time.Time // the last time with dead clients
 	nextLook, nextFull time.Time
-	rested             time.Time // no look before it
-	lookUntil          time.Time // events are recent until then
+	rested             time.Time // the next look is not before this time
+	lookUntil          time.Time // looks are frequent until this time
 	nextCheck          time.Time
 	lastSave           time.Time
 	changed            bool            // since the last save
-	logged             map[string]bool // what is logged once
-	lines              int             // about single clients
+	logged             map[string]bool // messages that are logged only once
+	lines              int             // log lines about single clients
 }
 
-// New makes a guard. It sees the openings of device files from now on.
+// New makes a guard. From now on it receives events of the device files.
 func New(o Options) (*Guard, error) {
 	k, err := openKernel(o)
 	if err != nil {
@@ -118,8 +119,8 @@ func New(o Options) (*Guard, error) {
 	return g, nil
 }
 
-// watch asks the kernel to tell of openings of the driver's memory device and of lines in the daemons' logs. A watch that is
-// there already stays.
+// watch adds inotify watches for openings of the driver's memory device and for lines in the daemons' logs. It keeps
+// existing watches.
 func (g *Guard) watch() {
 	err := g.events.watch(g.kernel.path(memoryFile), unix.IN_OPEN)
 	if err != nil && g.kernel.knows(memoryFile) {
@@ -136,10 +137,10 @@ func (g *Guard) watch() {
 // Stop makes Run return. Any goroutine may call it.
 func (g *Guard) Stop() { g.events.stop() }
 
-// Run guards until Stop or until the lease is gone. It closes all files before it returns.
+// Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
 	go g.saveAll()
-	_ = g.takers.start() // before the first client; what fails now is tried again with it
+	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
 		seen := g.events.wait(g.wakeUp(time.Now()))
 		now := time.Now()
@@ -177,7 +178,7 @@ func (g *Guard) Run() {
 	g.kernel.close()
 }
 
-// wakeUp is when the guard has something to do without an event.
+// wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp(now time.Time) time.Time {
 	next := g.nextLook
 	if len(g.dead) > 0 && g.nextCheck.Before(next) {
@@ -195,7 +196,7 @@ func (g *Guard) wakeUp(now time.Time) time.Time {
 	return next
 }
 
-// lookBy makes the next look no later than at a time, or than the end of the rest.
+// lookBy makes the next look no later than t, or than the end of the pause if that is later.
 func (g *Guard) lookBy(t time.Time) {
 	if t.Before(g.rested) {
 		t = g.rested
@@ -205,17 +206,18 @@ func (g *Guard) lookBy(t time.Time) {
 	}
 }
 
-// look finds new clients, and new files of clients. A full look, without a reason, also looks again at what was settled.
+// look finds new clients and new files of clients. A full look, which needs no event, also checks again what earlier
+// looks have decided.
 func (g *Guard) look(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return !p.Running() })
 		g.unleased = !g.Leased()
-		g.partClients(began)
+		g.findClosed(began)
 		g.nextFull = began.Add(rareLook)
 	}
-	if full || !g.kernel.knows(memoryFile) { // the node's first server may have the memory driver loaded
+	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver
 		g.kernel.findDevices()
 		g.watch()
 	}
@@ -234,7 +236,7 @@ func (g *Guard) look(began time.Time) {
 	}
 }
 
-// computed is the processor time that this process has used.
+// computed returns the processor time that this process has used.
 func computed() time.Duration {
 	var used unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &used) != nil {
@@ -243,14 +245,14 @@ func computed() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// save has the state saved, once a second at most unless it is the last.
+// save hands over the state to be saved, once a second at most except for the last.
 func (g *Guard) save(now time.Time, last bool) {
 	if !g.changed || !last && now.Before(g.lastSave.Add(saveEvery)) {
 		return
 	}
 	g.state.Clients, g.state.Dead, g.state.Files = g.neighbours(), len(g.dead), g.files
 	select {
-	case <-g.states: // an older one that is not saved yet
+	case <-g.states: // drop an older state that is not saved yet
 	default:
 	}
 	state := g.state
@@ -259,7 +261,8 @@ func (g *Guard) save(now time.Time, last bool) {
 	g.changed, g.lastSave = false, now
 }
 
-// saveAll saves what save hands over. Run waits for no disk: a client that opens its files meanwhile has 30 ms.
+// saveAll saves the states that save hands over. Run does not wait for a disk, because it must hold a new client's
+// files within 30 ms.
 func (g *Guard) saveAll() {
 	for state := range g.states {
 		g.Save(state)
@@ -267,7 +270,7 @@ func (g *Guard) saveAll() {
 	close(g.saved)
 }
 
-// logOnce logs a failure that may come again and again.
+// logOnce logs a failure that may occur often.
 func (g *Guard) logOnce(message string, err error) {
 	if !g.logged[message] {
 		g.logged[message] = true
@@ -275,10 +278,10 @@ func (g *Guard) logOnce(message string, err error) {
 	}
 }
 
-// silent is the log of what is not logged.
+// silent discards log lines.
 var silent = zerolog.Nop()
 
-// often is the log for lines about single clients. After maxLines the state alone counts them.
+// often returns the log for lines about single clients. After maxLines, clients are only counted in the state.
 func (g *Guard) often() *zerolog.Logger {
 	if g.lines++; g.lines > maxLines {
 		return &silent

@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// soon bounds what comes at once on a machine with nothing else to do.
+// soon is the time limit for events that come at once on an idle machine.
 const soon = 10 * time.Second
 
-// devices is a folder with regular files in the place of the driver's.
+// devices is a folder with regular files in place of the driver's device files.
 func devices(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -35,19 +35,19 @@ func devices(t *testing.T) string {
 	return folder
 }
 
-// room is a guard in this process that guards children of the test, and what it reports.
-type room struct {
+// testGuard is a guard in this process that guards children of the test, and the states that it reports.
+type testGuard struct {
 	*Guard
 	t      *testing.T
-	folder string // of the devices
+	folder string // the folder of the devices
 	mutex  sync.Mutex
 	last   lease.GuardState
 }
 
-// newRoom makes a guard of GPUs 0 and 1 that is not running.
-func newRoom(t *testing.T, hold time.Duration) *room {
+// newTestGuard makes a guard of GPUs 0 and 1 that does not run yet.
+func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	t.Helper()
-	r := &room{t: t, folder: devices(t)}
+	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
 		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
 		Daemons: func() []site.Process { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
@@ -65,8 +65,8 @@ func newRoom(t *testing.T, hold time.Duration) *room {
 	return r
 }
 
-// runs lets the guard run until the test ends.
-func (r *room) runs() {
+// runs runs the guard until the test ends.
+func (r *testGuard) runs() {
 	r.t.Helper()
 	ended := make(chan struct{})
 	go func() { r.Run(); close(ended) }()
@@ -79,8 +79,8 @@ func (r *room) runs() {
 	})
 }
 
-// still closes what a guard that never runs has.
-func (r *room) still() {
+// still closes the files of a guard that never runs.
+func (r *testGuard) still() {
 	r.t.Cleanup(func() {
 		r.releaseAll()
 		r.events.close()
@@ -88,7 +88,7 @@ func (r *room) still() {
 	})
 }
 
-// own are this process's open files below a folder.
+// own returns this process's open files below a folder.
 func own(folder string) (files []string) {
 	links, _ := filepath.Glob("/proc/self/fd/*")
 	for _, link := range links {
@@ -99,8 +99,9 @@ func own(folder string) (files []string) {
 	return files
 }
 
-// becomes waits until so many files are open here, and stay so: one that is given another number is open twice for a moment.
-func (r *room) becomes(files int, within time.Duration) {
+// becomes waits until this number of files is open in this process, and stays so. A file that is moved to another
+// number is open twice for a moment.
+func (r *testGuard) becomes(files int, within time.Duration) {
 	r.t.Helper()
 	const looks = 3
 	for began, same := time.Now(), 0; same < looks; time.Sleep(time.Millisecond) {
@@ -113,8 +114,8 @@ func (r *room) becomes(files int, within time.Duration) {
 	}
 }
 
-// state waits until what the guard reports is as it is to be.
-func (r *room) reports(what string, is func(lease.GuardState) bool) {
+// reports waits until the guard reports a wanted state.
+func (r *testGuard) reports(what string, is func(lease.GuardState) bool) {
 	r.t.Helper()
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		r.mutex.Lock()
@@ -129,11 +130,12 @@ func (r *room) reports(what string, is func(lease.GuardState) bool) {
 	}
 }
 
-// opens has the files open that a client has: descriptors 5 to 8.
+// opens opens the files that a client has open: descriptors 5 to 8.
 const opens = "exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm 8<nvidia0; "
 
-// child runs a shell script in the folder of the devices, which prints a line when it is ready. Enter goes to its stdin.
-func (r *room) child(script string) *child {
+// child runs a shell script in the folder of the devices. The script prints a line when it is ready. Enter writes to
+// its stdin.
+func (r *testGuard) child(script string) *child {
 	r.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", script)
 	cmd.Dir = r.folder
@@ -174,9 +176,9 @@ func (c *child) kill() {
 
 const waits = "echo ready; read x; "
 
-// What a client opens is held at once, and closed when no other client is left.
+// A client's files are held at once, and closed when no other client is left.
 func TestTheFilesOfAClientAreHeld(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.runs()
 	c := r.child(opens + waits)
 	r.becomes(3, soon)
@@ -185,9 +187,10 @@ func TestTheFilesOfAClientAreHeld(t *testing.T) {
 	r.reports("released", func(s lease.GuardState) bool { return s.Seen == 1 && s.Released[noNeighbour] == 1 && s.Clients == 0 })
 }
 
-// The memory driver's device file comes with the node's first server, whose log has a line then: its clients are found at once.
+// The memory driver's device file appears with the node's first server, which then writes to its log. The server's
+// clients are found at once.
 func TestADeviceThatComesLate(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	logs := t.TempDir()
 	r.Logs = []string{logs}
 	device := filepath.Join(r.folder, "nvidia-uvm")
@@ -198,7 +201,7 @@ func TestADeviceThatComesLate(t *testing.T) {
 	r.kernel.findDevices()
 	r.watch()
 	r.runs()
-	time.Sleep(100 * time.Millisecond) // the first look is over
+	time.Sleep(100 * time.Millisecond) // wait for the end of the first look
 	for _, path := range []string{device, filepath.Join(logs, "server.log")} {
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
 			t.Fatal(err)
@@ -209,9 +212,9 @@ func TestADeviceThatComesLate(t *testing.T) {
 	r.becomes(3, rareLook/2)
 }
 
-// A disk that does not answer holds up neither the guard nor its end.
+// A disk that does not answer delays neither the guard nor its end.
 func TestAStateThatIsNotSaved(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	asked, answers := make(chan struct{}), make(chan struct{})
 	r.Save = func(lease.GuardState) { asked <- struct{}{}; <-answers }
 	ended := make(chan struct{})
@@ -229,10 +232,10 @@ func TestAStateThatIsNotSaved(t *testing.T) {
 	close(answers)
 }
 
-// Beside a neighbour they are held for the time that the policy says, and no longer than the neighbour lives.
+// Beside a neighbour, the files are held for the policy's time, and not longer than the neighbour lives.
 func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	const hold = 500 * time.Millisecond
-	r := newRoom(t, hold)
+	r := newTestGuard(t, hold)
 	r.runs()
 	neighbour := r.child(opens + waits)
 	r.becomes(3, soon)
@@ -254,7 +257,7 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 
 // A client of the other GPU is no neighbour.
 func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.runs()
 	r.child("exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm 8<nvidia1; " + waits)
 	victim := r.child(opens + waits)
@@ -264,9 +267,9 @@ func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
 	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
 }
 
-// A fork has the files of its parent: they are held once, as long as one of both lives, and count as one client.
+// A fork has its parent's files. They are held once, as long as one of both lives, and both count as one client.
 func TestAForkSharesItsParentsFiles(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.runs()
 	parent := r.child("sleep 0.2; " + opens + "(exec 0</dev/null; exec sleep 60) & echo ready $!; read x; ")
 	r.becomes(3, soon)
@@ -281,7 +284,7 @@ func TestAForkSharesItsParentsFiles(t *testing.T) {
 	r.becomes(0, soon)
 }
 
-// forks are the processes that work in a folder, but for one.
+// forks returns the processes that work in a folder, except one.
 func forks(folder string, but int) map[int]*os.Process {
 	found := map[int]*os.Process{}
 	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
@@ -299,9 +302,9 @@ func forks(folder string, but int) map[int]*os.Process {
 	return found
 }
 
-// A fork that is found before its parent does not take the parent's place among the neighbours.
+// A fork that is found before its parent does not count as a neighbour in the parent's place.
 func TestAForkThatIsFoundFirst(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	parent := r.child("sleep 0.2; " + opens + "sleep 60 & echo ready; read x; ")
 	for pid, p := range forks(r.folder, parent.Process.Pid) {
@@ -314,10 +317,10 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 	}
 }
 
-// A look may come while a client opens its files. If the client has forked by the next one, and the fork is looked at
-// first, then the file that is new is the client's all the same.
+// A look may come while a client opens its files. Before the next look, the client may fork, and the fork may be looked
+// at first. The new file belongs to the client all the same.
 func TestAForkThatIsFoundWithANewFile(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	parent := r.child("sleep 0.2; exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 7<nvidia-uvm; sleep 60 & echo forked; read x; ")
 	r.looksAt(parent.Process.Pid)
@@ -333,9 +336,9 @@ func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 	}
 }
 
-// A process that closes a file and opens it anew, as PyTorch does while it starts, takes one of the GPU's places.
-func TestAClientThatOpensAnewTakesOnePlace(t *testing.T) {
-	r := newRoom(t, time.Minute)
+// A process that closes a file and opens it again, as PyTorch does while it starts, takes one of the GPU's places.
+func TestAClientThatReopensTakesOnePlace(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child("exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 6<&-; exec 7<nvidia-uvm; echo again; read x; ")
 	r.looksAt(c.Process.Pid)
@@ -348,25 +351,25 @@ func TestAClientThatOpensAnewTakesOnePlace(t *testing.T) {
 	}
 }
 
-// Where Slurm makes no control groups, a client of another job of the same user is known by its environment. While it starts
-// it has this job's GPU open as well.
+// If Slurm makes no control groups, a client of another job of the same user is recognised by its environment. While it
+// starts, it also has this job's GPU open.
 func TestAClientOfAnotherJobOfTheUser(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.Pipes = []string{"/ours"}
 	r.runs()
 	start := func(variables string) { r.child("exec env " + variables + " sh -c '" + opens + waits + "'") }
 	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/ours")
 	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/other") // that daemon may not be there
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/ours")
-	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of no job that we know
+	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of an unknown job
 	r.reports("clients of this job", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 })
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/other")
 	r.reports("the fifth comes", func(s lease.GuardState) bool { return s.Peak == 5 })
 	r.reports("and is not ours", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 && s.Files == 12 })
 }
 
-// looksAt looks at one process as a look does.
-func (r *room) looksAt(pid int) {
+// looksAt looks at one process, as a look does.
+func (r *testGuard) looksAt(pid int) {
 	r.t.Helper()
 	opened, err := r.kernel.openedBy(pid, maxDescriptors)
 	if err != nil {
@@ -375,28 +378,28 @@ func (r *room) looksAt(pid int) {
 	r.take(pid, opened)
 }
 
-// A process that closes its files, or becomes another program, is no client any more. What it has left is held as a dead
-// client's is.
+// A process that closes its files, or execs another program, is no longer a client. Its closed files are held like a
+// dead client's.
 func TestAClientThatClosesItsFiles(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child(opens + waits + "exec 5<&- 6<&- 7<&- 8<&-; echo closed; read x; ")
 	r.looksAt(c.Process.Pid)
-	r.partClients(time.Now())
+	r.findClosed(time.Now())
 	if len(r.living) != 1 || len(r.dead) != 0 {
 		t.Fatalf("%d clients live, %d are dead", len(r.living), len(r.dead))
 	}
 	c.enter()
 	c.says("closed")
-	r.partClients(time.Now())
+	r.findClosed(time.Now())
 	if len(r.living) != 0 || len(r.dead) != 1 || len(r.dead[0].files) != 3 {
 		t.Errorf("%d clients live, dead are %+v", len(r.living), r.dead)
 	}
 }
 
-// A client that has other files at the numbers of the first ones is held with both until the first ones are let go.
+// A client that opens other files at the numbers of the first ones is held with both, until the first ones are closed.
 func TestAClientThatOpensItsFilesAgain(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child(opens + waits + opens + "echo again; read x; ")
 	r.looksAt(c.Process.Pid)
@@ -408,9 +411,9 @@ func TestAClientThatOpensItsFilesAgain(t *testing.T) {
 	}
 }
 
-// A client that ends between two questions leaves nothing that wakes the guard for ever.
+// A client that ends during its admission leaves no descriptor that wakes the guard for ever.
 func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	before := descriptors(t)
 	for range 20 {
@@ -435,7 +438,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	for began := time.Now(); r.files > 0 && time.Since(began) < soon; r.release(time.Now()) {
 		time.Sleep(time.Millisecond)
 	}
-	for r.takers.leave(); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+	for r.takers.abandon(); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the closings
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {
@@ -446,7 +449,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	}
 }
 
-// descriptors counts the open ones of this process. Those of children's pipes go with the children.
+// descriptors counts this process's open descriptors. Those of children's pipes are closed with the children.
 func descriptors(t *testing.T) (count int) {
 	t.Helper()
 	links, _ := filepath.Glob("/proc/self/fd/*")
@@ -458,7 +461,7 @@ func descriptors(t *testing.T) (count int) {
 	return count
 }
 
-// The same program as the guard's own is a guard: it holds files as clients do, and is none.
+// A process that runs the guard's own program is a guard: it holds files like a client, but it is not a client.
 func TestAGuardIsNoClient(t *testing.T) {
 	if os.Getenv("GUARD_TEST_OPENS") != "" {
 		for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm", "nvidia0"} {
@@ -470,7 +473,7 @@ func TestAGuardIsNoClient(t *testing.T) {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		os.Exit(0)
 	}
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	self, err := os.Executable()
 	if err != nil {
@@ -485,7 +488,7 @@ func TestAGuardIsNoClient(t *testing.T) {
 
 // A server is a child of one of the job's daemons.
 func TestAServerIsNoClient(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	self, err := site.CurrentProcess()
 	if err != nil {
@@ -498,9 +501,9 @@ func TestAServerIsNoClient(t *testing.T) {
 	}
 }
 
-// A process of another user is none of the job's.
+// A process of another user does not belong to the job.
 func TestAnotherUsersProcessIsNoClient(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	r.UID++
 	r.looksAt(r.child(opens + waits).Process.Pid)
@@ -509,14 +512,15 @@ func TestAnotherUsersProcessIsNoClient(t *testing.T) {
 	}
 }
 
-// At the bound the oldest dead are let go for the files of the living; with none dead, files stay unheld and are counted.
+// At the limit of files, the oldest dead clients are released for files of the living. If there is no dead client,
+// files are not held and are counted.
 func TestTheBoundOfFiles(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	first := r.child(opens + waits)
 	r.looksAt(first.Process.Pid)
 	more := maxFiles - r.files
-	r.files += more // as if
+	r.files += more // as if the guard held them
 	second := r.child(opens + waits)
 	r.looksAt(second.Process.Pid)
 	if r.Guard.state.Unheld != 3 || r.living[second.Process.Pid] != nil {
@@ -534,14 +538,14 @@ func TestTheBoundOfFiles(t *testing.T) {
 	}
 }
 
-// Lines about single clients come to an end.
+// The number of log lines about single clients is limited.
 func TestTheLogIsBounded(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	var log strings.Builder
 	r.Log = zerolog.New(&log)
 	for range 10 * maxLines {
-		r.letGoOf(&client{died: time.Now()}, holdOver)
+		r.releaseClient(&client{died: time.Now()}, holdOver)
 	}
 	if lines := strings.Count(log.String(), "\n"); lines != maxLines || r.Guard.state.Released[holdOver] != 10*maxLines {
 		t.Errorf("%d lines, state %+v", lines, r.Guard.state)

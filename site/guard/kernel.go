@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kind is which of the driver's files an open file is.
+// kind says which of the driver's files an open file is.
 type kind int
 
 const (
@@ -22,11 +22,12 @@ const (
 	controlFile
 	memoryFile
 	gpuFile
-	otherGPU // of another job
+	otherGPU // a GPU of another job
 )
 
-// identity tells one file from all others: a character device by its number, whatever its path, because a container may
-// have a device file of its own; any other file, which stands for a device on a simulated node, by its inode.
+// identity identifies a file. A character device is identified by its number, not by its path, because a container may
+// have its own device file. Any other file is identified by its inode; such files stand for devices on a simulated
+// node.
 type identity struct {
 	Device bool
 	A, B   uint64
@@ -39,22 +40,22 @@ func identityOf(st *unix.Statx_t) identity {
 	return identity{false, uint64(st.Dev_major)<<32 | uint64(st.Dev_minor), st.Ino}
 }
 
-// kernel is what the guard asks the kernel: which processes there are, and which of the driver's files they have open.
+// kernel reads from the kernel which processes exist and which of the driver's files they have open.
 type kernel struct {
-	folder string // of the device files
+	folder string // the folder of the device files
 	minors []int
 	proc   int    // /proc
-	groups string // where the control groups are mounted
+	groups string // the mount point of the control groups
 	self   int    // own pid
 	ids    map[identity]device
-	// memories are those of control groups, by their folders, as they were at the last check.
+	// memories caches the memory of control groups, by their folders, since the last check.
 	memories map[string]memory
 }
 
 // device is one of the driver's files.
 type device struct {
 	kind kind
-	gpu  int // of gpuFile: an index into Options.Minors
+	gpu  int // for gpuFile: an index into Options.Minors
 }
 
 func openKernel(o Options) (*kernel, error) {
@@ -79,7 +80,8 @@ func (k *kernel) path(of kind) string {
 // maxMinors is above the number of any GPU of a node.
 const maxMinors = 64
 
-// findDevices learns the numbers of the device files. The memory driver's may be made as late as by the first server.
+// findDevices reads the numbers of the device files. The memory driver's file may not exist before the first server
+// starts.
 func (k *kernel) findDevices() {
 	ids := map[identity]device{}
 	note := func(path string, d device) {
@@ -102,7 +104,7 @@ func (k *kernel) findDevices() {
 
 func (k *kernel) knows(wanted kind) bool { return k.identity(wanted) != identity{} }
 
-// identity is the identity of the control or memory device's file, that of no file when it is not there.
+// identity returns the identity of the control or memory device's file, or the zero value if there is no file.
 func (k *kernel) identity(wanted kind) identity {
 	for id, d := range k.ids {
 		if d.kind == wanted {
@@ -112,14 +114,15 @@ func (k *kernel) identity(wanted kind) identity {
 	return identity{}
 }
 
-// owner is the effective uid of a process as the owner of its folder shows it: root for a process that is not dumpable.
+// owner returns the owner of a process's folder in /proc: the effective uid, or root if the process is not dumpable.
 func (k *kernel) owner(pid int) (uid uint32, ok bool) {
 	var st unix.Stat_t
 	err := unix.Fstatat(k.proc, strconv.Itoa(pid), &st, unix.AT_SYMLINK_NOFOLLOW)
 	return st.Uid, err == nil
 }
 
-// effective is the effective uid of a process by its status, which says it of a process that is not dumpable as well.
+// effective returns the effective uid from a process's status file, which is right for a process that is not dumpable,
+// too.
 func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	content, err := k.read(pid, "status")
 	if err != nil {
@@ -135,11 +138,11 @@ func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// maxText bounds what is read of a text file of the kernel about a process.
+// maxText limits the read of one of the kernel's text files about a process.
 const maxText = 8 << 10
 
 // read reads a file of /proc/PID that the kernel writes. It is not for environ and cmdline, which are the process's own
-// memory and may not come.
+// memory and may never arrive.
 func (k *kernel) read(pid int, name string) ([]byte, error) {
 	fd, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -153,16 +156,16 @@ func (k *kernel) read(pid int, name string) ([]byte, error) {
 	return content, nil
 }
 
-// opened are the descriptors by which a process has the driver's files open.
+// opened are a process's descriptors of the driver's files.
 type opened struct {
 	control, memory []int
 	gpus            uint64 // bit n: GPU n of the job
 	others          bool   // a GPU of another job
-	looked          int    // descriptors that were looked at
+	looked          int    // number of descriptors that were read
 }
 
-// openedBy looks at the first descriptors of a process, at most max. It asks the kernel alone: AT_STATX_DONT_SYNC makes a
-// file system of the user's say nothing, so none can hold the guard up.
+// openedBy reads the first descriptors of a process, up to max. It uses statx, so a user's file system cannot delay the
+// guard.
 func (k *kernel) openedBy(pid, max int) (o opened, err error) {
 	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -188,7 +191,7 @@ func (k *kernel) openedBy(pid, max int) (o opened, err error) {
 	return o, err
 }
 
-// deviceAt is which of the driver's files a link of /proc/PID/fd leads to.
+// deviceAt returns which of the driver's files a link in /proc/PID/fd leads to.
 func (k *kernel) deviceAt(dir int, name string) (device, bool) {
 	var st unix.Statx_t
 	if statx(dir, name, 0, &st) != nil {
@@ -198,12 +201,12 @@ func (k *kernel) deviceAt(dir int, name string) (device, bool) {
 	return d, ok
 }
 
-// statx asks the kernel alone what a file is: AT_STATX_DONT_SYNC has a file system of a user's say nothing.
+// statx reads a file's type and number. With AT_STATX_DONT_SYNC the kernel does not ask a user's file system.
 func statx(dir int, name string, flags int, st *unix.Statx_t) error {
 	return unix.Statx(dir, name, flags|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE|unix.STATX_INO, st)
 }
 
-// pipesOf are the inodes of the pipes that a process has open, up to max descriptors.
+// pipesOf returns the inodes of a process's pipes, from up to max descriptors.
 func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
 	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -223,7 +226,7 @@ func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
 	return pipes, err
 }
 
-// processes calls for each process id.
+// processes calls each with every pid.
 func (k *kernel) processes(each func(pid int) bool) error {
 	if _, err := unix.Seek(k.proc, 0, unix.SEEK_SET); err != nil {
 		return fmt.Errorf("cannot list processes: %w", err)
@@ -234,8 +237,8 @@ func (k *kernel) processes(each func(pid int) bool) error {
 	return nil
 }
 
-// eachNumber calls for each entry of an open folder whose name is a number, until the call returns false. It allocates
-// nothing: a node has thousands of processes.
+// eachNumber calls each for the entries of an open folder whose name is a number, until the call returns false. It
+// allocates nothing, because a node has thousands of processes.
 func eachNumber(dir int, each func(int) bool) error {
 	var buffer [16 << 10]byte
 	for {
@@ -254,7 +257,7 @@ func eachNumber(dir int, each func(int) bool) error {
 	}
 }
 
-// parseNumber reads a name that ends with a zero byte.
+// parseNumber parses a name that ends with a zero byte.
 func parseNumber(name []byte) (int, bool) {
 	number := 0
 	for i, c := range name {
@@ -269,8 +272,8 @@ func parseNumber(name []byte) (int, bool) {
 	return 0, false
 }
 
-// compare reports whether a descriptor of this process and one of another are the same open file. The error is EBADF when the
-// other has closed it.
+// compare reports whether a descriptor of this process and one of another process are the same open file. The error is
+// EBADF if the other process has closed it.
 func (k *kernel) compare(own, pid, number int) (same bool, err error) {
 	const kcmpFile = 0
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(own), uintptr(number), 0)

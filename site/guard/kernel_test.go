@@ -29,7 +29,7 @@ func TestParseNumber(t *testing.T) {
 	}
 }
 
-// A folder with more entries than one read brings gives every number once, and ends when it is told to.
+// A folder with more entries than one read returns yields every number once, and stops when the callback returns false.
 func TestEachNumber(t *testing.T) {
 	folder, want := t.TempDir(), map[int]bool{}
 	for i := range 2000 {
@@ -70,9 +70,9 @@ func TestEachNumber(t *testing.T) {
 	}
 }
 
-// openedBy finds the driver's files by what they are, whatever their paths and numbers.
+// openedBy finds the driver's files by their identity, whatever their paths and numbers.
 func TestOpenedBy(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	elsewhere := t.TempDir()
 	for link, name := range map[string]string{"hard": "nvidia-uvm", "nvidiactl": "nvidia0"} {
@@ -97,9 +97,10 @@ func TestOpenedBy(t *testing.T) {
 	}
 }
 
-// A character device is the same by its number, in whatever folder its file is: a container has files of its own.
+// A character device is identified by its number, in whatever folder its file is, because a container has its own
+// files.
 func TestADeviceIsKnownByItsNumber(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	const full, zero = 1<<8 | 7, 1<<8 | 5 // /dev/full and /dev/zero
 	elsewhere := t.TempDir()
@@ -128,9 +129,9 @@ func TestADeviceIsKnownByItsNumber(t *testing.T) {
 	}
 }
 
-// A descriptor that is another file by the time that it is duplicated is closed and not held.
+// A descriptor that has become another file when it is duplicated is closed and not held.
 func TestADescriptorThatChanges(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	other := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
@@ -147,9 +148,9 @@ func TestADescriptorThatChanges(t *testing.T) {
 	}
 }
 
-// Files that do not close are bounded: after maxStuck of them no more are taken.
+// Files that do not close are limited: after maxStuck of them, no more are taken.
 func TestFilesThatDoNotClose(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	r.takers.stuck.Store(maxStuck)
 	c := r.child(opens + waits)
@@ -159,9 +160,9 @@ func TestFilesThatDoNotClose(t *testing.T) {
 	}
 }
 
-// The uid of a process is the effective one, also when the owner of its folder does not show it.
+// effective returns the effective uid, even if the owner of the /proc folder does not show it.
 func TestEffective(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	c := r.child(waits)
 	owner, ok1 := r.kernel.owner(c.Process.Pid)
@@ -175,9 +176,9 @@ func TestEffective(t *testing.T) {
 	}
 }
 
-// Same files compare as same, others as others, and closed ones as EBADF.
+// The same open files compare as the same, others as different, and closed ones as EBADF.
 func TestCompare(t *testing.T) {
-	r := newRoom(t, 0)
+	r := newTestGuard(t, 0)
 	r.still()
 	file, err := os.Open(filepath.Join(r.folder, "nvidia-uvm"))
 	if err != nil {

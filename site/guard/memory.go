@@ -14,13 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// While its memory device's files are held, the host memory of a dead process stays charged to its control group
-// (measured: docs/decisions/023). So the guard looks whether the groups above it have memory left.
+// While the guard holds a dead process's memory device files, its host memory stays charged to its control group
+// (measured: docs/decisions/023). So the guard checks whether the groups above have memory left.
 
-// shortPart of a limit, or of the node's memory, left over is short whoever needs it: 8 GiB of 512.
+// Less than limit/shortPart of a group's limit or of the node's memory counts as short for any client: 8 GiB of 512.
 const shortPart = 64
 
-// memoryGroup is the folder of the control group that a process's memory is charged to, by /proc/PID/cgroup; "" for none.
+// memoryGroup returns the folder of the control group to which a process's memory is charged, from /proc/PID/cgroup, or
+// "".
 func (k *kernel) memoryGroup(groups []byte) string {
 	unified := ""
 	for _, group := range proc.ControlGroups(string(groups)) {
@@ -34,9 +35,9 @@ func (k *kernel) memoryGroup(groups []byte) string {
 	return unified
 }
 
-// hostShort reports whether a dead client's control group, one above it, or the node has little memory left: less than 1/64,
-// or less than the dead client had when a newer client has come. A group counts when the job's user has a process in it: a
-// group of the dead client's own may be as full as it likes.
+// hostShort reports whether little memory is left in a dead client's control group, in one above it, or on the node.
+// Little is less than 1/64, or, if a newer client has come, less than the dead client had. A group counts only if the
+// job's user has a process in it. The dead client's own group does no harm if it is full.
 func (g *Guard) hostShort(c *client, newer bool) bool {
 	needed := uint64(0)
 	if newer {
@@ -50,7 +51,7 @@ func (g *Guard) hostShort(c *client, newer bool) bool {
 	return g.kernel.memoryOf("").short(needed)
 }
 
-// memory is a limit and what is used of it, in bytes. known is false where there is no limit.
+// memory is a limit and its used part, in bytes. known is false if there is no limit.
 type memory struct {
 	limit, used uint64
 	known       bool
@@ -58,7 +59,8 @@ type memory struct {
 
 func (m memory) short(needed uint64) bool { return m.known && shortOf(m.limit, m.used, needed) }
 
-// memoryOf is the memory of a group, or of the node for "". It is read once for all of the dead, until a check forgets it.
+// memoryOf returns the memory of a group, or of the node for "". It is read once for all dead clients, until a check
+// clears the cache.
 func (k *kernel) memoryOf(group string) memory {
 	if m, ok := k.memories[group]; ok {
 		return m
@@ -73,7 +75,7 @@ func (k *kernel) memoryOf(group string) memory {
 	return m
 }
 
-// maxGroups bounds the control groups that are looked at below one.
+// maxGroups limits the control groups that are read below one.
 const maxGroups = 256
 
 // inhabited reports whether a user has a process in a control group or below it.
@@ -103,13 +105,13 @@ func shortOf(limit, used, needed uint64) bool {
 	return left < max(limit/shortPart, needed)
 }
 
-// groupMemory is the limit of a group and what is used of it without what the kernel can take back, in bytes. ok is false
-// when the group has no limit.
+// groupMemory returns a group's limit and the used bytes, without memory that the kernel can reclaim. ok is false if
+// the group has no limit.
 func groupMemory(group string) (limit, used uint64, ok bool) {
 	for _, names := range [][2]string{{"memory.max", "memory.current"}, {"memory.limit_in_bytes", "memory.usage_in_bytes"}} {
 		limit, ok1 := number(group, names[0])
 		used, ok2 := number(group, names[1])
-		if ok1 && ok2 && limit < 1<<60 { // cgroup v1 has a number near 2^63 for no limit
+		if ok1 && ok2 && limit < 1<<60 { // in cgroup v1, a number near 2^63 means no limit
 			return limit, used - min(used, fileCache(group)), true
 		}
 	}
@@ -125,7 +127,7 @@ func number(group, name string) (uint64, bool) {
 	return n, err == nil
 }
 
-// fileCache is what memory.stat says of files in memory, in bytes: the names are those of both versions of control groups.
+// fileCache returns the bytes of cached files from memory.stat. It knows the names of both versions of control groups.
 func fileCache(group string) (bytesOfFiles uint64) {
 	content, err := readText(filepath.Join(group, "memory.stat"))
 	if err != nil {
@@ -138,7 +140,7 @@ func fileCache(group string) (bytesOfFiles uint64) {
 	return values["file"] - min(values["file"], values["shmem"])
 }
 
-// nodeMemory is the node's memory and what is used of it, in bytes.
+// nodeMemory returns the node's memory and the used part, in bytes.
 func nodeMemory() (total, used uint64, ok bool) {
 	content, err := readText("/proc/meminfo")
 	if err != nil {
@@ -149,7 +151,7 @@ func nodeMemory() (total, used uint64, ok bool) {
 	return total, total - min(total, left), total > 0 && left > 0
 }
 
-// fieldsOf reads lines "name value" into a map.
+// fieldsOf parses lines "name value" into a map.
 func fieldsOf(content []byte, separator string) map[string]uint64 {
 	values := map[string]uint64{}
 	for line := range strings.Lines(string(content)) {
@@ -163,7 +165,7 @@ func fieldsOf(content []byte, separator string) map[string]uint64 {
 	return values
 }
 
-// readText reads a file that the kernel writes, the first 16 KiB of it.
+// readText reads the first 16 KiB of a file that the kernel writes.
 func readText(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -173,7 +175,7 @@ func readText(path string) ([]byte, error) {
 	return site.ReadOpen(fd, 16<<10)
 }
 
-// resident is the host memory of a process in bytes, by /proc/PID/statm; 0 when it is not known.
+// resident returns the host memory of a process in bytes, from /proc/PID/statm, or 0 if it is unknown.
 func (k *kernel) resident(pid int) uint64 {
 	content, err := k.read(pid, "statm")
 	if err != nil {

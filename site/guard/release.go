@@ -11,47 +11,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Why the files of a dead client were closed.
+// The reasons why a dead client's files were closed.
 const (
 	noNeighbour = lease.NoNeighbour
 	workDone    = "work done"   // the GPUs were idle after its death
-	holdOver    = "hold over"   // the policy's hold was over, and a newer client had come
+	holdOver    = "hold over"   // the policy's hold was over and a newer client had come
 	gpuMemory   = "gpu memory"  // a newer client may need the GPU's memory
 	hostMemory  = "host memory" // the job's control group, or the node, ran short of memory
-	noPlace     = "no place"    // the GPU serves no more clients, and the dead whose files are held count
-	atBound     = "bound"       // room was made for the files of another client
+	noPlace     = "no place"    // the GPU can serve no more clients, because dead clients with held files count, too
+	atBound     = "bound"       // the limit of files was reached, and another client needed some
 	atEnd       = "end"         // the guard ended
 )
 
 const (
-	// minHold is how long files are held even when memory is short: what most programs have in flight is over by then.
+	// minHold is the minimum time for which files are held, even if memory is short. Most programs have finished their
+	// work in flight by then.
 	minHold = 100 * time.Millisecond
-	// newcomerHold is how long files are held beside a newer client when the GPU serves few more clients, and when nothing tells
-	// how much memory it has left. A GPU makes four clients a second (measured on an H200), so that eight have come meanwhile.
+	// newcomerHold is the time for which files are held beside a newer client in two cases: the GPU can serve few more
+	// clients, or its free memory is unknown. A GPU accepts four clients a second (measured on an H200), so eight may
+	// come in this time.
 	newcomerHold = 2 * time.Second
-	// maxPlaces is how many clients of a GPU, dead ones among them, may have files open. A GPU serves 48, and the 49th gets an
-	// error, whichever of them are dead (measured on an H200); so four of them are left for those that are not yet seen.
+	// maxPlaces is the maximum number of a GPU's clients with open files, dead ones included. A GPU serves 48, and the
+	// 49th gets an error, whichever of them are dead (measured on an H200). Four are left for clients that are not yet
+	// found.
 	maxPlaces = 44
-	// endWait bounds the closing of all files at the end.
+	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
 
-// situation is what counts for the files of one dead client.
+// situation is everything on which the decision about a dead client's files depends.
 type situation struct {
 	age        time.Duration // since its death
-	neighbours bool          // another client of its GPUs lives
-	newer      bool          // one of them opened its files after this client's death
-	pending    bool          // what the GPUs do will be known in a moment
-	gpuKnown   bool          // what the GPUs have left and do is known
-	gpuShort   bool          // they have too little left for one more client
-	full       bool          // they serve few more clients, the dead among them
-	idle       bool          // they have done nothing since its death
+	neighbours bool          // another client of its GPUs is alive
+	newer      bool          // a neighbour opened its files after this client's death
+	pending    bool          // the GPUs' usage will be known soon
+	gpuKnown   bool          // the GPUs' free memory and utilisation are known
+	gpuShort   bool          // the GPUs have too little memory for one more client
+	full       bool          // the GPUs can serve few more clients, because dead ones count
+	idle       bool          // the GPUs have done no work since its death
 	hostShort  bool
 }
 
-// letGo is why the files are to be closed now, "" when they are to be held on. While neighbours live and no one needs the
-// memory they are held for ever: a kernel that never ends kills the neighbours whenever its files go (measured).
-func (s situation) letGo(hold time.Duration) string {
+// releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and the memory is
+// not needed, the files are held without limit, because an endless kernel kills the neighbours whenever its files are
+// closed (measured).
+func (s situation) releaseReason(hold time.Duration) string {
 	switch {
 	case s.idle:
 		return workDone
@@ -73,8 +77,8 @@ func (s situation) letGo(hold time.Duration) string {
 	return ""
 }
 
-// release closes the files of the dead that are due. While memory is short it closes those of one client at a time, the one
-// that died first, because the memory comes back only then.
+// release closes the dead clients' files that are due. If memory is short it closes one client's files at a time, the
+// longest dead first, because memory is freed only then.
 func (g *Guard) release(now time.Time) {
 	for len(g.closed) > 0 {
 		g.files -= <-g.closed
@@ -95,14 +99,14 @@ func (g *Guard) release(now time.Time) {
 	for _, c := range slices.Clone(g.dead) {
 		s := g.situation(c, now)
 		s.hostShort = checks && !shortened && s.neighbours && s.age >= minHold && g.hostShort(c, s.newer)
-		if reason := s.letGo(g.Hold); reason != "" {
+		if reason := s.releaseReason(g.Hold); reason != "" {
 			shortened = shortened || reason == hostMemory || reason == gpuMemory
-			g.letGoOf(c, reason)
+			g.releaseClient(c, reason)
 		}
 	}
 }
 
-// situation is what is known of a dead client without asking anyone.
+// situation collects what the guard knows about a dead client. It reads nothing.
 func (g *Guard) situation(c *client, now time.Time) situation {
 	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now), full: g.places(c) > maxPlaces}
 	for _, other := range g.living {
@@ -115,8 +119,8 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 	return s
 }
 
-// places counts the processes, living and dead, that a client's GPUs serve. One that has closed files, as PyTorch does while it
-// starts, is among the dead with those and among the living with the others (measured).
+// places counts the processes, living and dead, that a client's GPUs serve. A process that has closed some files, as
+// PyTorch does while it starts, is in both lists and counts once (measured).
 func (g *Guard) places(c *client) int {
 	all := map[site.Process]bool{}
 	for _, other := range g.living {
@@ -132,19 +136,19 @@ func (g *Guard) places(c *client) int {
 	return len(all)
 }
 
-// takesPlace reports whether a client is one of those that its GPU serves. One that has opened the memory device alone is
-// none yet: cuInit opens the GPUs 2 ms later (measured), and a user's process that does no more must not cost a dead client
-// its time.
+// takesPlace reports whether a client counts among those that its GPU serves. A process that has opened only the memory
+// device does not: cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a dead
+// client's time by that alone.
 func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
 
-// noticing is how much later than it died a death may be noticed on a loaded node.
+// noticing is the maximum delay with which a death is noticed on a loaded node.
 const noticing = time.Second
 
-// shareGPU reports whether two clients may use the same GPU. One whose GPUs are not known may use any.
+// shareGPU reports whether two clients may use the same GPU. A client with unknown GPUs may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }
 
-// letGoOf closes a dead client's files.
-func (g *Guard) letGoOf(c *client, reason string) {
+// releaseClient closes a dead client's files.
+func (g *Guard) releaseClient(c *client, reason string) {
 	g.dead = slices.DeleteFunc(g.dead, func(other *client) bool { return other == c })
 	g.close(c)
 	g.state.Released[reason]++
@@ -154,7 +158,7 @@ func (g *Guard) letGoOf(c *client, reason string) {
 	}
 }
 
-// close closes the files that no other client has, the memory files first, beside the loop.
+// close closes the files that no other client has, in another goroutine. It closes the memory files first.
 func (g *Guard) close(c *client) {
 	var memory, control []int
 	for _, f := range c.files {
@@ -177,20 +181,20 @@ func (g *Guard) close(c *client) {
 	}()
 }
 
-// makeRoom lets go of the client that died first, if there is one.
+// makeRoom closes the files of the longest dead client, if there is one.
 func (g *Guard) makeRoom() bool {
 	if len(g.dead) == 0 {
 		return false
 	}
-	g.letGoOf(g.dead[0], atBound)
+	g.releaseClient(g.dead[0], atBound)
 	return true
 }
 
-// releaseAll closes all files and waits until they are closed.
+// releaseAll closes all files and waits for the end of the closing.
 func (g *Guard) releaseAll() {
-	g.takers.leave()
+	g.takers.abandon()
 	for _, c := range slices.Clone(g.dead) {
-		g.letGoOf(c, atEnd)
+		g.releaseClient(c, atEnd)
 	}
 	for pid, c := range g.living {
 		delete(g.living, pid)

@@ -45,13 +45,14 @@ func TestLetGo(t *testing.T) {
 		{"a newer one, and nothing tells what the GPU has left", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
 		{"a newer one, and the GPU has room", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
 	} {
-		if got := c.s.letGo(c.hold); got != c.want {
+		if got := c.s.releaseReason(c.hold); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
 }
 
-// A GPU's places are taken by its clients, living and dead. A mere fork of a client, as a data loader's workers are, has none.
+// A GPU's places are taken by its clients, living and dead. A fork without files of its own, such as a data loader's
+// worker, has no place.
 func TestPlaces(t *testing.T) {
 	c := &client{gpus: 1, files: []*file{{}}}
 	for _, all := range []struct {
@@ -75,7 +76,7 @@ func TestPlaces(t *testing.T) {
 				owner.PID = 2
 			}
 			part := client{proc: is, gpus: all.gpus, files: []*file{{owner: owner}}}
-			g.dead = append(g.dead, &part, &part) // it closed some of its files before it died
+			g.dead = append(g.dead, &part, &part) // this client closed some files before it died
 		}
 		if s := g.situation(c, time.Now()); s.full != all.full {
 			t.Errorf("%s: full %v", all.name, s.full)
@@ -94,9 +95,10 @@ func TestShareGPU(t *testing.T) {
 	}
 }
 
-// The memory files go before the control files. Ends of pipes take the files' places: that one is closed shows at the other.
+// The memory files are closed before the control files. Ends of pipes replace the files, because the other end shows
+// the close.
 func TestMemoryFilesCloseFirst(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	pipe := func() (seen, held int) {
 		var ends [2]int
@@ -137,9 +139,9 @@ func TestMemoryFilesCloseFirst(t *testing.T) {
 	}
 }
 
-// A process of another job was counted until it showed what it is.
+// A process of another job counts until it is recognised.
 func TestADismissedProcessDoesNotCount(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	for _, c := range []struct {
 		seen bool
@@ -154,9 +156,9 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 	}
 }
 
-// Files that another client has as well are not closed with the first one.
+// Files that another client also has are not closed with the first one.
 func TestSharedFilesStay(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -164,11 +166,11 @@ func TestSharedFilesStay(t *testing.T) {
 	}
 	f := &file{fd: fd, kind: memoryFile, number: 5, users: 2}
 	r.files = 1
-	r.letGoOf(&client{files: []*file{f}}, noNeighbour)
+	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
 	if closed := <-r.closed; closed != 0 || f.users != 1 {
 		t.Errorf("%d closed, %d users", closed, f.users)
 	}
-	r.letGoOf(&client{files: []*file{f}}, noNeighbour)
+	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
 	if closed := <-r.closed; closed != 1 {
 		t.Errorf("%d closed", closed)
 	}
@@ -178,9 +180,9 @@ func TestSharedFilesStay(t *testing.T) {
 	r.files = 0
 }
 
-// While memory is short the dead are let go one after the other: what the first one gives back may be enough.
+// While memory is short, the dead clients are released one by one, because the first one's memory may be enough.
 func TestOneAfterTheOtherWhileMemoryIsShort(t *testing.T) {
-	r := newRoom(t, time.Minute)
+	r := newTestGuard(t, time.Minute)
 	r.still()
 	r.kernel.groups = t.TempDir()
 	full := r.kernel.groups + "/full"

@@ -14,27 +14,26 @@ import (
 )
 
 const (
-	// maxStuck bounds the takers that wait for the file system of a user to close a file.
+	// maxStuck limits the takers that hang because a user's file system does not close a file.
 	maxStuck = 8
-	// takerWait is how long an answer of a taker may take. It comes within a millisecond on a node that is not overloaded.
+	// takerWait is the maximum time for a taker's answer. On a node that is not overloaded it comes within a millisecond.
 	takerWait = time.Second
 )
 
 var (
 	errStuck = errors.New("the job's user has put files in the place of device files, and they do not close")
-	// errChanged says that a descriptor was another file by the time that it was duplicated.
+	// errChanged means that a descriptor was another file when it was duplicated.
 	errChanged = errors.New("the file has changed")
 )
 
-// takers duplicate descriptors of clients for the guard. Between the look and the duplicate a process may put any file in the
-// place of the one that was seen, and for as long as a user's file system likes that duplicate does not close: the kernel keeps
-// whoever closes it, with all other files, even when killed. So a process of its own duplicates, and hands the guard nothing
-// but files that it has looked at.
+// takers duplicate clients' descriptors for the guard in a process of their own. Between look and duplication, a
+// process may replace the file by any other. If a user's file system delays that file's close, the kernel blocks the
+// closing process with all of its files, even if it is killed. A taker gives the guard only files that it has checked.
 type takers struct {
 	line    []string      // the command line of a taker
 	wait    time.Duration // how long an answer may take
 	current *taker
-	stuck   atomic.Int32 // takers that have not answered
+	stuck   atomic.Int32 // abandoned takers that have not ended
 }
 
 // taker is a process that runs Take.
@@ -43,7 +42,8 @@ type taker struct {
 	process *os.Process
 }
 
-// duplicate duplicates a descriptor of a process, given by a pidfd. With errChanged it is no longer that file.
+// duplicate duplicates a descriptor of the process of a pidfd. It returns errChanged if the descriptor is no longer the
+// wanted file.
 func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err error) {
 	if err := t.start(); err != nil {
 		return -1, err
@@ -51,7 +51,7 @@ func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err erro
 	fd, code, err := t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, t.wait)
 	switch {
 	case err != nil: // no answer
-		t.leave()
+		t.abandon()
 		return -1, err
 	case code == hasChanged:
 		return -1, errChanged
@@ -61,7 +61,7 @@ func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err erro
 	return fd, nil
 }
 
-// start starts a taker unless one runs.
+// start starts a taker, unless one runs.
 func (t *takers) start() (err error) {
 	if t.current != nil {
 		return nil
@@ -75,12 +75,12 @@ func (t *takers) start() (err error) {
 	return nil
 }
 
-// leave leaves the current taker to the file that it closes, and to its end.
-func (t *takers) leave() {
+// abandon gives up the current taker, which ends when its file is closed.
+func (t *takers) abandon() {
 	if t.current == nil {
 		return
 	}
-	unix.Close(t.current.socket) // its order to end
+	unix.Close(t.current.socket) // tells the taker to end
 	process := t.current.process
 	t.current = nil
 	t.stuck.Add(1)
@@ -97,7 +97,8 @@ func startTaker(line []string) (*taker, error) {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "taker")
 	defer theirs.Close()
-	// It answers on its standard input: Go lets no other number through without one before it.
+	// The taker answers on its standard input, because os.StartProcess passes a file with another number only after
+	// those before it.
 	process, err := os.StartProcess(line[0], line, &os.ProcAttr{Dir: "/", Env: []string{}, Files: []*os.File{theirs}})
 	if err != nil {
 		unix.Close(pair[0])
@@ -106,7 +107,7 @@ func startTaker(line []string) (*taker, error) {
 	return &taker{pair[0], process}, nil
 }
 
-// ask has the taker duplicate a descriptor. The code is the taker's answer, the error that there was none.
+// ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.
 func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix.Errno, err error) {
 	question, err := binary.Append(nil, binary.NativeEndian, r)
 	if err != nil {
@@ -128,7 +129,7 @@ func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix
 	return fd, unix.Errno(binary.NativeEndian.Uint32(answer)), nil
 }
 
-// readable waits until a socket has something to read.
+// readable waits until a socket can be read.
 func readable(socket int, wait time.Duration) error {
 	for end := time.Now().Add(wait); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}, milliseconds(time.Until(end)))
@@ -143,16 +144,17 @@ func readable(socket int, wait time.Duration) error {
 	}
 }
 
-// hasChanged is how a taker says errChanged. pidfd_getfd has no such error.
+// hasChanged is the code for errChanged. pidfd_getfd does not return it.
 const hasChanged = unix.ESTALE
 
-// request asks for a duplicate of a descriptor of the process whose pidfd comes with it, if it is still this file.
+// request asks for a duplicate of a descriptor if it is still the wanted file. The process's pidfd is sent with the
+// request.
 type request struct {
 	Number uint32
 	Wanted identity
 }
 
-// Take is what a taker does until its socket closes: it receives requests and sends duplicates.
+// Take runs a taker: it receives requests and sends duplicates until its socket closes.
 func Take(socket int) error {
 	for {
 		question, pidfd, err := receive(socket, 0)
@@ -161,7 +163,7 @@ func Take(socket int) error {
 		}
 		fd, code := take(pidfd, question)
 		if code != 0 && fd >= 0 {
-			unix.Close(fd) // may take for ever: the guard waits no longer than takerWait
+			unix.Close(fd) // may take for ever; the guard waits only for takerWait
 			fd = -1
 		}
 		if err := reply(socket, fd, code); err != nil {
@@ -170,7 +172,7 @@ func Take(socket int) error {
 	}
 }
 
-// take duplicates a descriptor and looks what it is.
+// take duplicates a descriptor and checks its identity.
 func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 	if pidfd < 0 {
 		return -1, unix.EINVAL
@@ -192,7 +194,7 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 	return fd, 0
 }
 
-// reply sends an answer, with a file unless that is -1, which it closes.
+// reply sends an answer, and a file unless fd is -1. It closes the file.
 func reply(socket, fd int, code unix.Errno) error {
 	var rights []byte
 	if fd >= 0 {
@@ -202,7 +204,7 @@ func reply(socket, fd int, code unix.Errno) error {
 	return unix.Sendmsg(socket, binary.NativeEndian.AppendUint32(nil, uint32(code)), rights, nil, unix.MSG_NOSIGNAL)
 }
 
-// receive receives a message and the file that came with it, or -1.
+// receive receives a message and the file sent with it, or -1.
 func receive(socket, flags int) (message []byte, fd int, err error) {
 	message, rights := make([]byte, 64), make([]byte, unix.CmsgSpace(4))
 	n, with := 0, 0

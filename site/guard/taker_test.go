@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// takerLine has this test's own program be a taker.
+// takerLine runs this test's own program as a taker.
 var takerLine = []string{"/proc/self/exe", "--take"}
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// takes is the takers of a test, and a pidfd of the test itself with a file that it has open.
+// takes returns a test's takers, a pidfd of the test itself, and a file that the test has open.
 func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -41,7 +41,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 		t.Fatal(err)
 	}
 	taken = &takers{line: takerLine, wait: soon}
-	t.Cleanup(func() { taken.leave(); unix.Close(pidfd) })
+	t.Cleanup(func() { taken.abandon(); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
 
@@ -54,7 +54,7 @@ func identityAt(t *testing.T, fd int) identity {
 	return identityOf(&st)
 }
 
-// What is wanted comes over; what is not never does, and the same process makes the next duplicate.
+// A taker sends the wanted file and never another one. The same process then makes the next duplicate.
 func TestTakers(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
@@ -84,7 +84,7 @@ func TestTakers(t *testing.T) {
 	}
 }
 
-// A taker that does not answer, or has ended, is left, and another takes its place: not more than maxStuck at a time.
+// A taker that does not answer, or has ended, is replaced by another. At most maxStuck takers are abandoned at a time.
 func TestTakersThatDoNotAnswer(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())

@@ -13,49 +13,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what a GPU has left and how busy it was, as the program gpu-usage prints it. The guard links no NVML, so it starts
-// that program while it holds files of the dead.
+// Usage is a GPU's free memory and utilisation, as the program gpu-usage prints them. The guard does not link NVML, so
+// it runs that program while it holds dead clients' files.
 type Usage struct {
 	Known      bool     `json:"known"`
 	Hung       bool     `json:"hung,omitempty"` // NVML does not answer
 	TotalMiB   int      `json:"total_mib"`
 	FreeMiB    int      `json:"free_mib"`
-	LargestMiB int      `json:"largest_mib"` // what the largest client has; a dead one counts while its files are held
-	Samples    []Sample `json:"samples"`     // since the line before
+	LargestMiB int      `json:"largest_mib"` // the largest client's memory; a dead client counts while its files are held
+	Samples    []Sample `json:"samples"`     // since the previous line
 }
 
-// Sample is how busy the SMs were in the 200 ms up to a time (measured on an H200).
+// Sample is the SM utilisation of the 200 ms before a time (measured on an H200).
 type Sample struct {
 	Micros  uint64 `json:"micros"` // since 1970
 	Percent int    `json:"percent"`
 }
 
 const (
-	// sampleTime is what one sample covers, and a little more.
+	// sampleTime is a little more than the time that a sample covers.
 	sampleTime = 250 * time.Millisecond
-	// sampleGap is the time between two samples, and a little less. Beside neighbours it takes two samples of 0 to say that no
-	// work is in flight; one is enough when the last client has ended.
+	// sampleGap is a little less than the time between two samples. With neighbours, two samples of 0 prove that no
+	// work is in flight. One is enough after the last client's end.
 	sampleGap = 150 * time.Millisecond
-	// usageAge is the age at which what gpu-usage has printed counts no more.
+	// usageAge is the maximum age of usable output.
 	usageAge = 2 * time.Second
-	// usageStart is what gpu-usage may take to print its first line: NVML starts in 10 ms where a GPU is in use.
+	// usageStart is the time for the first line. NVML starts in 10 ms if a GPU is in use.
 	usageStart = time.Second
-	// usageStays is how long gpu-usage goes on after the last file was closed.
+	// usageStays is the time for which gpu-usage runs on after the last file was closed.
 	usageStays = 5 * time.Second
-	// shortGPU is the part of a GPU's memory that is to be left for a newer client, at least.
+	// A newer client needs at least 1/shortGPU of a GPU's memory.
 	shortGPU = 8
 	maxLine  = 256 << 10
 )
 
-// gauge is gpu-usage at work.
+// gauge is a running gpu-usage.
 type gauge struct {
 	process *os.Process
 	proc    site.Process
-	ask     *os.File // its stdin: it ends when this closes
+	ask     *os.File // its stdin; it ends when this is closed
 	lines   chan []Usage
 }
 
-// startGauge starts gpu-usage, a process of root in a session of its own that dies with the guard's stdin for it.
+// startGauge starts gpu-usage, a process of root in a new session. It ends when its stdin is closed, as at the guard's
+// end.
 func startGauge(path string, argv []string, nudge func()) (*gauge, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -81,13 +82,13 @@ func startGauge(path string, argv []string, nudge func()) (*gauge, error) {
 		answer.Close()
 		return nil, err
 	}
-	stat, _ := site.ReadStat(process.Pid) // it is our child and not waited for, so the pid is its own
+	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 	g := &gauge{process, stat.Process, ask, make(chan []Usage, 4)}
 	go g.read(answer, nudge)
 	return g, nil
 }
 
-// read passes on what gpu-usage prints, until it ends, and waits for it.
+// read sends on the output of gpu-usage until it ends, and reaps it.
 func (g *gauge) read(answer *os.File, nudge func()) {
 	defer nudge()
 	defer close(g.lines)
@@ -102,34 +103,34 @@ func (g *gauge) read(answer *os.File, nudge func()) {
 		}
 		select {
 		case g.lines <- usage:
-		default: // the guard is busy: the next line comes soon
+		default: // the guard is busy; the next line comes soon
 		}
 		nudge()
 	}
 }
 
-// stop ends gpu-usage: it ends by itself when its stdin does, unless the driver holds it.
+// stop ends gpu-usage. It ends when its stdin is closed; the signal is for the case that the driver blocks it.
 func (g *gauge) stop() {
 	g.ask.Close()
 	_ = g.proc.Kill(unix.SIGKILL)
 }
 
-// usages is what is known of the job's GPUs.
+// usages is the usage of the job's GPUs.
 type usages struct {
 	gauge  *gauge
-	coming chan *gauge // one that is being started; nil for none
-	asked  time.Time   // when it was last asked for
-	failed time.Time   // when gpu-usage last could not be had
+	coming chan *gauge // the one that is being started, nil for none
+	asked  time.Time   // when the last start began
+	failed time.Time   // when gpu-usage last failed
 	at     time.Time   // when the last line came
 	gpus   []Usage
-	idle   []span // by GPU
+	idle   []span // for each GPU
 }
 
-// span is the time from the first to the last of the latest samples, all of which are 0, in microseconds since 1970; zero when
-// the latest sample is not 0.
+// span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
+// zero if the latest sample is not 0.
 type span struct{ first, last uint64 }
 
-// want has gpu-usage run while files of the dead are held, and a little longer.
+// wantUsage runs gpu-usage while dead clients' files are held, and usageStays longer.
 func (g *Guard) wantUsage(now time.Time) {
 	u := &g.usage
 	switch {
@@ -137,7 +138,7 @@ func (g *Guard) wantUsage(now time.Time) {
 		g.takeGauge(now)
 	case u.gauge == nil && len(g.dead) > 0 && g.Usage != "" && now.Sub(u.failed) > rareLook:
 		u.coming, u.asked = make(chan *gauge, 1), now
-		go func(coming chan<- *gauge) { // on a busy node it takes its time
+		go func(coming chan<- *gauge) { // on a busy node the start takes time
 			started, err := startGauge(g.Usage, g.UsageArgs, g.events.nudge)
 			if err != nil {
 				g.Log.Warn().Err(err).Msg("cannot start gpu-usage: how much memory the GPUs have left is not known")
@@ -151,7 +152,7 @@ func (g *Guard) wantUsage(now time.Time) {
 	}
 }
 
-// takeGauge takes a gpu-usage that has been started, or notes that there is none.
+// takeGauge takes over a gpu-usage that has started, or notes that the start has failed.
 func (g *Guard) takeGauge(now time.Time) {
 	u := &g.usage
 	select {
@@ -164,7 +165,7 @@ func (g *Guard) takeGauge(now time.Time) {
 	}
 }
 
-// readUsage takes what gpu-usage has printed.
+// readUsage takes the lines that gpu-usage has printed.
 func (g *Guard) readUsage(now time.Time) {
 	u := &g.usage
 	for u.gauge != nil {
@@ -202,12 +203,12 @@ func (u *usages) take(line []Usage, now time.Time) {
 	}
 }
 
-// pending reports whether gpu-usage is about to print its first line.
+// pending reports whether gpu-usage will print its first line soon.
 func (u *usages) pending(now time.Time) bool {
 	return (u.coming != nil || u.gauge != nil && u.at.IsZero()) && now.Sub(u.asked) < usageStart
 }
 
-// about adds to a situation what is known of the GPUs of a dead client.
+// about adds the usage of a dead client's GPUs to a situation.
 func (u *usages) about(c *client, s *situation, now time.Time) {
 	if u.gauge == nil || u.at.IsZero() || now.Sub(u.at) > usageAge {
 		return

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What the samples of a GPU say of the work of a client that died at second 10.
+// What the samples of a GPU prove about the work of a client that died at second 10.
 func TestIdle(t *testing.T) {
 	died := time.UnixMicro(10_000_000)
 	now := time.UnixMicro(12_000_000)
@@ -39,7 +39,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// A GPU is short of memory when its largest client would not fit once more, or an eighth is not left.
+// A GPU is short of memory if its largest client would not fit a second time, or if less than an eighth is left.
 func TestShortOfGPUMemory(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {

@@ -13,18 +13,18 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// CUDA computes without MPS and is silent about it when it does not find the daemon. A client of MPS has pipes to its
-// server, which are the same in both processes (measured: docs/decisions/023). A process that has none twice is outside.
+// CUDA runs without MPS, and does not report it, if it does not find the daemon. A client of MPS shares pipes with its
+// server (measured: docs/decisions/023). A process without such pipes at two checks is outside of MPS.
 const (
-	verifyAfter = 2 * time.Second // from the opening of its files
-	verifyAgain = 3 * time.Second // one may be on its way to the server
-	// clientPipes is how many pipes a client has in common with its server, at least (measured): one may be inherited.
+	verifyAfter = 2 * time.Second // after it has opened its files
+	verifyAgain = 3 * time.Second // the process may still be connecting to the server
+	// clientPipes is the minimum number of pipes that a client shares with its server (measured). One may be inherited.
 	clientPipes = 4
-	// maxOutside bounds the list of processes outside of MPS that is kept.
+	// maxOutside limits the list of processes outside of MPS.
 	maxOutside = 64
 )
 
-// nextVerify is when a client is to be verified, zero when none is.
+// nextVerify returns the time of the next check of a client, or zero.
 func (g *Guard) nextVerify() (next time.Time) {
 	for _, c := range g.living {
 		if !c.verify.IsZero() && (next.IsZero() || c.verify.Before(next)) {
@@ -34,7 +34,7 @@ func (g *Guard) nextVerify() (next time.Time) {
 	return next
 }
 
-// verifyClients asks whether the clients that are due are under MPS.
+// verifyClients checks whether the clients that are due use MPS.
 func (g *Guard) verifyClients(now time.Time) {
 	var servers map[string]bool
 	for _, c := range g.living {
@@ -52,7 +52,7 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	c.verify = time.Time{}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
 	if err != nil || c.inherits() {
-		return // gone, or a fork: its parent is verified
+		return // it has ended, or is a fork whose parent is checked
 	}
 	shared := 0
 	for pipe := range pipes {
@@ -68,14 +68,14 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 		return
 	}
 	found := lease.Outside{Proc: c.proc, Since: c.opened}
-	go func() { // a process may hold up who reads its memory
+	go func() { // a process may delay the read of its memory
 		found.Cause = g.causeOf(found.Proc)
 		g.outside <- found
 		g.events.nudge()
 	}()
 }
 
-// noteOutside takes what has been found outside of MPS.
+// noteOutside records the processes that were found outside of MPS.
 func (g *Guard) noteOutside() {
 	for len(g.outside) > 0 {
 		found := <-g.outside
@@ -94,10 +94,10 @@ const (
 	jobVariable  = "SLURM_JOB_ID"
 )
 
-// askWhose finds out whether a process that is in no job's control group is another job's, by the environment that its program
-// was started with. The job's user may have another job on the node, whose clients open all GPUs while they start.
-func (g *Guard) askWhose(p site.Process) {
-	environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // at most a second
+// checkJob finds out by its environment whether a process in no job's control group belongs to another job. The job's
+// user may have another job on the node, and its clients open all GPUs while they start.
+func (g *Guard) checkJob(p site.Process) {
+	environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // takes a second at most
 	job, set := environment.Values[jobVariable]
 	if set && job != strconv.FormatUint(uint64(g.Job), 10) && !slices.Contains(g.Pipes, environment.Values[pipeVariable]) {
 		g.strangers <- p
@@ -105,7 +105,7 @@ func (g *Guard) askWhose(p site.Process) {
 	}
 }
 
-// dismissStrangers closes the files of what has turned out to be another job's.
+// dismissStrangers dismisses processes that belong to another job.
 func (g *Guard) dismissStrangers() {
 	for len(g.strangers) > 0 {
 		stranger := <-g.strangers
@@ -115,10 +115,10 @@ func (g *Guard) dismissStrangers() {
 	}
 }
 
-// causeOf is the likely reason why a process did not find the daemon, and what to do, by the environment that its program was
-// started with.
+// causeOf returns the likely cause why a process did not find the daemon, and what to do. It uses the process's initial
+// environment.
 func (g *Guard) causeOf(p site.Process) string {
-	environment := proc.Variables(context.Background(), p, pipeVariable) // at most a second
+	environment := proc.Variables(context.Background(), p, pipeVariable) // takes a second at most
 	value, set := environment.Values[pipeVariable]
 	switch {
 	case environment.Err != nil:
@@ -131,7 +131,7 @@ func (g *Guard) causeOf(p site.Process) string {
 	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
 }
 
-// serverPipes are the pipes of all servers, which are the daemons' children.
+// serverPipes returns the pipes of all servers, which are the daemons' children.
 func (g *Guard) serverPipes() map[string]bool {
 	daemons, all := g.Daemons(), map[string]bool{}
 	_ = g.kernel.processes(func(pid int) bool {
@@ -151,5 +151,5 @@ func (g *Guard) serverPipes() map[string]bool {
 	return all
 }
 
-// maxServerFiles bounds the descriptors that are looked at of a server: it has some 80 for each client.
+// maxServerFiles limits the descriptors that are read of a server, which has about 80 for each client.
 const maxServerFiles = 16384
