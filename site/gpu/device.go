@@ -14,14 +14,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Devices are all whole GPUs of the node in NVML's order, which is that of the PCI bus. A GPU in MIG mode is listed with
-// MIGMode set and, as NVML does not say them then, 0 SMs; its instances are not listed. One GPU that cannot be read makes
-// the list fail, because the places of the others would shift.
+// Devices returns all whole GPUs of the node in NVML's order, which is that of the PCI bus. A GPU in MIG mode has
+// MIGMode set and 0 SMs, because NVML does not report them then. Its instances are not listed. The list fails if one
+// GPU cannot be read, because the positions of the others would shift.
 func (n *NVML) Devices() ([]site.Device, error) {
 	return within(n, "list GPUs", n.devices)
 }
 
-// Find is one device, whole or a MIG instance, and touches no other. The error is ErrNotFound where the node has none.
+// Find returns one device, whole or a MIG instance, and reads no other. The error is ErrNotFound if the node has no
+// such device.
 func (n *NVML) Find(uuid site.UUID) (site.Device, error) {
 	return within(n, "find "+string(uuid), func() (site.Device, error) {
 		handle, err := n.handle(uuid)
@@ -32,7 +33,7 @@ func (n *NVML) Find(uuid site.UUID) (site.Device, error) {
 	})
 }
 
-// ByPCI is the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound where the node has fewer.
+// ByPCI returns the whole GPU at a position on the PCI bus, from 0. The error is ErrNotFound if there are fewer GPUs.
 func (n *NVML) ByPCI(position int) (site.Device, error) {
 	return within(n, "find "+atPosition(position), func() (site.Device, error) {
 		handle, err := n.at(position)
@@ -43,14 +44,14 @@ func (n *NVML) ByPCI(position int) (site.Device, error) {
 	})
 }
 
-// ByMinor is the whole GPU whose device file is /dev/nvidiaMINOR. NVML finds nothing by a minor, so this looks at the
-// GPUs one by one, and first at the position of the same number, where it usually is. A GPU that cannot be read is passed
-// over; it is the error where no other has the minor.
+// ByMinor returns the whole GPU whose device file is /dev/nvidiaMINOR. NVML cannot find a GPU by its minor number, so
+// ByMinor reads one GPU after another. It begins at the position of the same number, which is usually right. A GPU that
+// cannot be read is skipped; its error is returned if no other GPU has the minor number.
 func (n *NVML) ByMinor(minor int) (site.Device, error) {
 	return within(n, "find "+withMinor(minor), func() (site.Device, error) { return n.byMinor(minor) })
 }
 
-// Capability is the compute capability of a device: 9, 0. Below 7.0 (Volta) MPS knows no shares.
+// Capability returns the compute capability of a device: 9, 0. Below 7.0 (Volta), MPS has no shares.
 func (n *NVML) Capability(uuid site.UUID) (major, minor int, err error) {
 	version, err := within(n, "read compute capability of "+string(uuid), func() (capability, error) {
 		handle, err := n.handle(uuid)
@@ -116,7 +117,7 @@ func (n *NVML) hasMinor(position, minor int) (handle nvml.Device, found bool, er
 	return handle, own == minor, nil
 }
 
-// beginningWith are the numbers below count, the likely one first.
+// beginningWith returns the numbers below count, with likely first.
 func beginningWith(likely, count int) []int {
 	var order []int
 	if likely >= 0 && likely < count {
@@ -138,7 +139,7 @@ func (n *NVML) count() (int, error) {
 	return count, nil
 }
 
-// at opens the GPU at a position; NVML answers Invalid Argument for one past the last.
+// at opens the GPU at a position. For a position after the last, NVML returns Invalid Argument.
 func (n *NVML) at(position int) (nvml.Device, error) {
 	handle, ret := n.library.DeviceGetHandleByIndex(position)
 	if ret == nvml.ERROR_INVALID_ARGUMENT {
@@ -150,8 +151,8 @@ func (n *NVML) at(position int) (nvml.Device, error) {
 	return handle, nil
 }
 
-// handle opens the device with a UUID. NVML answers Not Found for one that is not here, measured on an H200; its manual
-// has Invalid Argument for one that it cannot read, which comes to the same.
+// handle opens the device with a UUID. NVML returns Not Found for a device that is not on the node (measured on an
+// H200). Its manual names Invalid Argument for an invalid UUID, which is treated the same.
 func (n *NVML) handle(uuid site.UUID) (nvml.Device, error) {
 	if !uuid.Valid() {
 		return nil, fmt.Errorf("cannot find GPU %q: not the UUID of a device: %w", uuid, ErrNotFound)
@@ -166,7 +167,7 @@ func (n *NVML) handle(uuid site.UUID) (nvml.Device, error) {
 	return handle, nil
 }
 
-// whole is the GPU of a handle: the instance's parent, or itself.
+// whole returns the GPU of a handle: an instance's parent, or the GPU itself.
 func whole(handle nvml.Device, instance bool) (nvml.Device, error) {
 	if !instance {
 		return handle, nil
@@ -183,7 +184,7 @@ func cannotRead(what, device string, cause error) error {
 	return fmt.Errorf("cannot read %s of %s: %w", what, device, cause)
 }
 
-// describe reads the facts of a device; named is what errors call it.
+// describe reads the properties of a device. Errors call it named.
 func describe(named string, handle nvml.Device, instance bool) (site.Device, error) {
 	parent, err := whole(handle, instance)
 	if err != nil {
@@ -203,7 +204,7 @@ func describe(named string, handle nvml.Device, instance bool) (site.Device, err
 	return device, wholeSize(named, handle, &device)
 }
 
-// identity is what a device is: UUID, name and memory.
+// identity reads UUID, name and memory.
 func identity(named string, handle nvml.Device) (site.Device, error) {
 	uuid, ret := handle.GetUUID()
 	if err := because(ret); err != nil {
@@ -220,7 +221,7 @@ func identity(named string, handle nvml.Device) (site.Device, error) {
 	return site.Device{UUID: site.UUID(uuid), Name: name, MemoryMiB: int(memory.Total >> 20), TPC: smsPerTPC}, nil
 }
 
-// locate adds where the GPU is: device file, PCI bus and NUMA node.
+// locate reads the device file, the PCI bus and the NUMA node.
 func locate(named string, gpu nvml.Device, device *site.Device) error {
 	minor, ret := gpu.GetMinorNumber()
 	if err := because(ret); err != nil {
@@ -239,8 +240,8 @@ func locate(named string, gpu nvml.Device, device *site.Device) error {
 	return nil
 }
 
-// kernelNUMA is what the kernel says of a PCI device: the NUMA node next to it, or -1. NVML would say the same from the
-// same source, and takes 8 ms for it (measured on an H200).
+// kernelNUMA reads the NUMA node nearest to a PCI device from the kernel, or -1. NVML reads the same source, but takes
+// 8 ms (measured on an H200).
 func kernelNUMA(bus string) (node int, known bool) {
 	short := strings.ToLower(strings.TrimPrefix(bus, "0000")) // NVML's domain has eight digits, the kernel's four
 	content, err := os.ReadFile("/sys/bus/pci/devices/" + short + "/numa_node")
@@ -251,8 +252,8 @@ func kernelNUMA(bus string) (node int, known bool) {
 	return node, err == nil
 }
 
-// nearestNUMA is the NUMA node next to the GPU, -1 where the machine does not say, for a GPU that the kernel does not
-// show. It is NVML's memory affinity: its NumaNodeId is another thing, the node that the GPU's own memory forms on some
+// nearestNUMA returns the nearest NUMA node of a GPU that the kernel does not show, or -1 if it is unknown. It uses
+// NVML's memory affinity. NVML's NumaNodeId is something else: the node that the GPU's own memory forms on some
 // machines.
 func nearestNUMA(gpu nvml.Device) int {
 	nodes, ret := gpu.GetMemoryAffinity(maxNUMA, nvml.AffinityScope(nvml.AFFINITY_SCOPE_NODE))
@@ -267,25 +268,25 @@ func nearestNUMA(gpu nvml.Device) int {
 	return -1
 }
 
-// maxNUMA is how many NUMA nodes are asked about; go-nvml takes it for a number of nodes, eight to a word of 64, so
-// this is eight words.
+// maxNUMA limits the NUMA nodes that are read. go-nvml takes it for a number of nodes, eight to a word of 64, so this
+// is eight words.
 const maxNUMA = 64
 
-// wholeSize adds the SMs and the MIG mode of a whole GPU.
+// wholeSize reads the MIG mode and the SMs of a whole GPU.
 func wholeSize(named string, handle nvml.Device, device *site.Device) error {
-	cut, err := inMIGMode(named, handle)
+	mig, err := inMIGMode(named, handle)
 	if err != nil {
 		return err
 	}
-	device.MIGMode = cut
-	if cut {
-		return nil // NVML does not count the cores of a GPU that is cut
+	device.MIGMode = mig
+	if mig {
+		return nil // NVML does not count the cores of a GPU in MIG mode
 	}
 	device.SMs, err = countSMs(named, handle)
 	return err
 }
 
-// instanceSize adds the SMs of a MIG instance, which NVML says itself.
+// instanceSize reads the SMs of a MIG instance, which NVML reports itself.
 func instanceSize(named string, handle nvml.Device, device *site.Device) error {
 	attributes, ret := handle.GetAttributes()
 	if err := because(ret); err != nil {
@@ -295,7 +296,7 @@ func instanceSize(named string, handle nvml.Device, device *site.Device) error {
 	return nil
 }
 
-// inMIGMode is false for a GPU that knows no MIG.
+// inMIGMode returns false for a GPU without MIG.
 func inMIGMode(named string, handle nvml.Device) (bool, error) {
 	mode, _, ret := handle.GetMigMode()
 	if ret == nvml.ERROR_NOT_SUPPORTED {
@@ -307,7 +308,7 @@ func inMIGMode(named string, handle nvml.Device) (bool, error) {
 	return mode == nvml.DEVICE_MIG_ENABLE, nil
 }
 
-// text is a C string in a fixed array.
+// text converts a C string in a fixed array.
 func text(array []int8) string {
 	var letters []byte
 	for _, c := range array {

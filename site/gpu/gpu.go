@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpu finds the node's GPUs and sets their compute modes through NVML, NVIDIA's management library. It is the only
-// importer of go-nvml in this house.
+// Package gpu finds the node's GPUs and sets their compute modes by NVML, NVIDIA's management library. No other package
+// imports go-nvml.
 //
-// The promise: a device is named by its UUID, every error names the device and NVML's own word for the cause, and no call
-// waits for ever. A mode that SetMode has set is not read back here: whoever needs proof asks Mode.
+// A device is named by its UUID, every error names the device and NVML's own text for the cause, and no call waits for
+// ever. SetMode does not read the mode back: a caller that needs proof calls Mode.
 package gpu
 
 import (
@@ -21,21 +21,21 @@ import (
 // Causes to test for with errors.Is.
 var (
 	ErrNotFound     = errors.New("not found")            // no such device on this node
-	ErrLost         = errors.New("lost")                 // fallen off the bus, or unusable until it is reset
-	ErrPermission   = errors.New("not permitted")        // root alone may do it
+	ErrLost         = errors.New("lost")                 // off the bus, or unusable until a reset
+	ErrPermission   = errors.New("not permitted")        // only root may do it
 	ErrNotSupported = errors.New("not supported")        // this device cannot do it
-	ErrHung         = errors.New("NVML does not answer") // it did not answer in time, now or in an earlier call
+	ErrHung         = errors.New("NVML does not answer") // this call or an earlier one got no answer in time
 )
 
-// callDeadline bounds one method of NVML. It is generous because the driver initialises a GPU at its first use where no
-// persistence daemon holds it, which takes seconds a GPU, and Devices uses all of them.
+// callDeadline bounds one method of NVML. It is long, because without a persistence daemon the driver initialises a GPU
+// at its first use. That takes seconds for each GPU, and Devices uses all of them.
 const callDeadline = 60 * time.Second
 
 // library is the name by which the loader finds NVML.
 const library = "libnvidia-ml.so.1"
 
-// required are the functions that this package calls. go-nvml binds them when they are called, and the loader ends the
-// process for one that is missing, so Open asks first.
+// required are the functions that this package calls. go-nvml binds a function at its first call, and the loader ends
+// the process if the function is missing. So Open checks them first.
 var required = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion",
 	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID",
@@ -55,11 +55,11 @@ type NVML struct {
 	closing  sync.Once
 }
 
-// Open loads and initialises NVML from a path, or from where the loader finds libnvidia-ml.so.1 if it is "".
-// A process can use one library file in its life; Open refuses a second.
+// Open loads and initialises NVML from a path. If the path is "", the loader finds libnvidia-ml.so.1. A process can use
+// only one library file, so Open refuses a second one.
 func Open(path string) (*NVML, error) { return OpenTimeout(path, callDeadline) }
 
-// OpenTimeout is Open for an act that has less time: it bounds each method by that.
+// OpenTimeout is Open with a shorter limit for each method.
 func OpenTimeout(path string, deadline time.Duration) (*NVML, error) {
 	if path == "" {
 		path = library
@@ -67,8 +67,8 @@ func OpenTimeout(path string, deadline time.Duration) (*NVML, error) {
 	return open(path, min(deadline, callDeadline))
 }
 
-// Close shuts NVML down, once. It does nothing after a hang: the library holds its lock then, and the process's end
-// takes everything.
+// Close shuts NVML down, once. It does nothing after a hang, because the library then holds its lock. The end of the
+// process frees everything.
 func (n *NVML) Close() error {
 	var err error
 	n.closing.Do(func() {
@@ -79,7 +79,7 @@ func (n *NVML) Close() error {
 	return err
 }
 
-// Driver is the version of NVIDIA's driver, "580.159.04".
+// Driver returns the version of NVIDIA's driver, "580.159.04".
 func (n *NVML) Driver() (string, error) {
 	return within(n, "read driver version", func() (string, error) {
 		version, ret := n.library.SystemGetDriverVersion()
@@ -92,7 +92,7 @@ func open(path string, deadline time.Duration) (*NVML, error) {
 		return nil, fmt.Errorf("cannot open NVML library %s: %w", path, err)
 	}
 	opened := &NVML{library: nvml.New(nvml.WithLibraryPath(path)), deadline: deadline}
-	// After a failed Init no other call may be made, Shutdown included.
+	// After a failed Init, no other function may be called, not even Shutdown.
 	_, err := within(opened, "initialise NVML", func() (struct{}, error) {
 		return struct{}{}, cannot("initialise NVML", because(opened.library.Init()))
 	})
@@ -102,14 +102,14 @@ func open(path string, deadline time.Duration) (*NVML, error) {
 	return opened, nil
 }
 
-// bound is the library file to which the loader has bound this process's NVML calls.
+// bound is the library file to which the loader has bound this process's calls of NVML.
 var bound struct {
 	sync.Mutex
 	path string
 }
 
-// bind loads the library for good and proves that it has all that will be called. The loader binds each call to the first
-// library that offers it and never again, so a second file would be loaded and not used: that is refused instead.
+// bind loads the library for good and checks that it has all required functions. The loader binds each call to the
+// first library that has the function, and never again. A second file would be loaded but not used, so it is refused.
 func bind(path string) error {
 	bound.Lock()
 	defer bound.Unlock()
@@ -132,16 +132,16 @@ func bind(path string) error {
 	return nil
 }
 
-// within runs a call of NVML under the deadline. A call that hangs cannot be taken back, and it may hold the library's
-// lock, so after one no other is made. act names the call in the error of a hang: "find GPU-…".
-func within[T any](n *NVML, act string, call func() (T, error)) (T, error) {
+// within runs a call of NVML with the deadline. A hanging call cannot be cancelled and may hold the library's lock, so
+// no further call is made after it. action names the call in the error of a hang: "find GPU-…".
+func within[T any](n *NVML, action string, call func() (T, error)) (T, error) {
 	type outcome struct {
 		value T
 		err   error
 	}
 	var none T
 	if n.hung.Load() {
-		return none, cannot(act, ErrHung)
+		return none, cannot(action, ErrHung)
 	}
 	answered := make(chan outcome, 1)
 	go func() {
@@ -155,25 +155,26 @@ func within[T any](n *NVML, act string, call func() (T, error)) (T, error) {
 		return answer.value, answer.err
 	case <-alarm.C:
 		n.hung.Store(true)
-		return none, fmt.Errorf("cannot %s: %w (waited %v)", act, ErrHung, n.deadline)
+		return none, fmt.Errorf("cannot %s: %w (waited %v)", action, ErrHung, n.deadline)
 	}
 }
 
-// cannot is nil for no cause.
-func cannot(act string, cause error) error {
+// cannot returns nil if there is no cause.
+func cannot(action string, cause error) error {
 	if cause == nil {
 		return nil
 	}
-	return fmt.Errorf("cannot %s: %w", act, cause)
+	return fmt.Errorf("cannot %s: %w", action, cause)
 }
 
-// failure is a call that NVML refused. It keeps NVML's text, since the library may be closed when it is read.
+// failure is an error of NVML. It keeps NVML's text, because the library may be closed when the text is read.
 type failure struct {
 	ret  nvml.Return
 	text string
 }
 
-// because is the error of a Return; nvml.SUCCESS is itself a non-nil error, so no Return may be handed on as one.
+// because returns the error of a Return. nvml.SUCCESS itself is a non-nil error, so no Return may be returned as an
+// error.
 func because(ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -181,10 +182,10 @@ func because(ret nvml.Return) error {
 	return failure{ret: ret, text: ret.Error()}
 }
 
-// Error is NVML's own text, "Insufficient Permissions".
+// Error returns NVML's own text, "Insufficient Permissions".
 func (f failure) Error() string { return f.text }
 
-// Is maps NVML's numbers to this package's causes.
+// Is maps NVML's error numbers to this package's causes.
 func (f failure) Is(cause error) bool {
 	switch f.ret {
 	case nvml.ERROR_NOT_FOUND, nvml.ERROR_GPU_NOT_FOUND:

@@ -19,8 +19,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// The tests run go-nvml on the simulated library. A process can load one library only, so they share the folders and each
-// makes its node anew.
+// The tests run go-nvml on the simulated library. A process can load only one library, so the tests share the folders,
+// and each makes a new node.
 var built, place string
 
 func TestMain(m *testing.M) {
@@ -44,7 +44,7 @@ func run(m *testing.M) (int, error) {
 		return 1, err
 	}
 	defer os.RemoveAll(scratch)
-	if err := os.Chmod(scratch, 0o755); err != nil { // some tests act as another user
+	if err := os.Chmod(scratch, 0o755); err != nil { // some tests run as another user
 		return 1, err
 	}
 	built, place = filepath.Join(scratch, "built"), filepath.Join(scratch, "sim")
@@ -54,7 +54,7 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// setModeIn is what the second process of TestModeIsSharedBetweenProcesses does.
+// setModeIn runs in the second process of TestModeIsSharedBetweenProcesses.
 func setModeIn(library string, uuid site.UUID, mode site.Mode) error {
 	opened, err := Open(library)
 	if err != nil {
@@ -103,7 +103,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// refused holds an error's cause and its words.
+// refused checks an error's cause and its text.
 func refused(t *testing.T, err, cause error, words string) {
 	t.Helper()
 	if err == nil {
@@ -124,7 +124,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// The SMs are NVIDIA's data sheet's, written again here: the models carry cores too, so a wrong table shows.
+// The SMs are those of NVIDIA's data sheets, repeated here. The models contain cores, too, so a wrong table is
+// detected.
 func TestDevicesKnowsEveryModel(t *testing.T) {
 	cases := []struct {
 		model  node.Model
@@ -157,7 +158,7 @@ func TestDevicesKnowsEveryModel(t *testing.T) {
 	}
 }
 
-// Minors in another order than the PCI bus, as on many machines.
+// Minor numbers in another order than the PCI bus, as on many machines.
 func TestOneDeviceIsFoundInEveryWay(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.L40S, node.T4)
 	for i, minor := range []string{"2", "0", "1"} {
@@ -200,7 +201,7 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	refused(t, err, ErrLost, "cannot find GPU /dev/nvidia1: not found; cannot open GPU at PCI position 1: GPU is lost")
 }
 
-// Find and ByPCI touch the one device: each other fails whatever is asked of it.
+// Find and ByPCI read only the one device: every call of another device fails.
 func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.H200)
 	for _, i := range []int{0, 2} {
@@ -442,7 +443,7 @@ func TestOpenSaysWhy(t *testing.T) {
 	must(t, again.Close())
 }
 
-// Without the guard the loader would go on with the first library and nobody would know.
+// Without the check, the loader would use the first library without notice.
 func TestOpenOfABadLibrary(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "libempty.so")
 	answer, err := exec.Command("gcc", "-shared", "-x", "c", "/dev/null", "-o", empty).CombinedOutput()
@@ -467,7 +468,7 @@ func TestCloseShutsDownOnce(t *testing.T) {
 	must(t, err)
 	must(t, made.Node.Fail("nvmlShutdown", 999, 1))
 	refused(t, nvml.Close(), nil, "cannot shut NVML down: Unknown Error")
-	must(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would meet this
+	must(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would fail so
 	must(t, nvml.Close())
 	if _, err := made.Node.Text("errors/nvmlShutdown"); err != nil {
 		t.Errorf("the second Close called NVML: %v", err)
@@ -499,8 +500,8 @@ func hungInit(t *testing.T, made sim.Sim) {
 	refused(t, err, ErrHung, "cannot initialise NVML: NVML does not answer (waited 50ms)")
 }
 
-// The list of required functions is what the sources call; the test reads the simulated library's promise only, so it
-// proves that the list is at least spelled as NVML exports it.
+// The required functions are those that the sources call. The test checks them against the simulated library, so it
+// proves only that they are spelled as NVML exports them.
 func TestRequiredFunctionsAreSpelledRight(t *testing.T) {
 	made := created(t, node.H200)
 	exported, err := exec.Command("nm", "-D", "--defined-only", made.NVML()).Output()

@@ -8,17 +8,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Status is a device as it is now. Err is what of it could not be read: the rest stands.
+// Status is the present state of a device. Err lists what could not be read; the other fields are valid.
 type Status struct {
 	Index     int // NVML's and nvidia-smi's number; -1 for a MIG instance, which has none of its own
 	Device    site.Device
-	Mode      site.Mode // "" for a MIG instance, whose mode is nobody's to set
+	Mode      site.Mode // "" for a MIG instance, which has no mode of its own
 	Processes []Process
 	Err       error
 }
 
-// List looks at every whole GPU of the node. Unlike Devices it goes past a GPU that cannot be read: whoever looks wants
-// to see the others, and that one named.
+// List reads every whole GPU of the node. Unlike Devices it continues after a GPU that cannot be read, and reports that
+// GPU with its error.
 func (n *NVML) List() ([]Status, error) {
 	count, err := within(n, "count GPUs", n.count)
 	if err != nil {
@@ -35,7 +35,7 @@ func (n *NVML) List() ([]Status, error) {
 	return all, nil
 }
 
-// Instance looks at one MIG instance.
+// Instance reads one MIG instance.
 func (n *NVML) Instance(uuid site.UUID) Status {
 	device, err := n.Find(uuid)
 	seen := Status{Index: -1, Device: device, Err: err}
@@ -45,7 +45,7 @@ func (n *NVML) Instance(uuid site.UUID) Status {
 	return seen
 }
 
-// look adds what changes.
+// look reads the mode and the processes.
 func (n *NVML) look(seen *Status) {
 	var unread [2]error
 	seen.Mode, unread[0] = n.Mode(seen.Device.UUID)

@@ -9,7 +9,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// A GPU that is lost is named, and the others are seen all the same, with their places.
+// A lost GPU is reported with its error, and the others are listed with their positions.
 func TestSurveyGoesPastALostGPU(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.L4)
 	must(t, made.Node.GPU(1).Fail("nvmlDeviceGetUUID", 15, 0))
@@ -33,7 +33,7 @@ func TestSurveyGoesPastALostGPU(t *testing.T) {
 	}
 }
 
-// What cannot be read of a GPU takes nothing from what can.
+// A part that cannot be read does not remove the parts that can.
 func TestSurveyKeepsWhatItRead(t *testing.T) {
 	made, nvml := opened(t, node.H200)
 	must(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))

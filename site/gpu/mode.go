@@ -24,7 +24,7 @@ var modes = map[nvml.ComputeMode]site.Mode{
 	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: site.ModeExclusiveProcess,
 }
 
-// Mode is the compute mode of a device as it is now.
+// Mode returns the present compute mode of a device.
 func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
 	return within(n, "read compute mode of "+string(uuid), func() (site.Mode, error) {
 		handle, err := n.handle(uuid)
@@ -43,14 +43,14 @@ func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
 	})
 }
 
-// SetMode sets the compute mode of a whole GPU, for which NVML wants root. It does not read the mode back.
-// The error is ErrNotSupported for a GPU in MIG mode, ErrPermission without root.
+// SetMode sets the compute mode of a whole GPU, which needs root. It does not read the mode back. The error is
+// ErrNotSupported for a GPU in MIG mode, and ErrPermission without root.
 func (n *NVML) SetMode(uuid site.UUID, mode site.Mode) error {
 	_, err := within(n, "set compute mode of "+string(uuid), func() (struct{}, error) { return struct{}{}, n.setMode(uuid, mode) })
 	return err
 }
 
-// Processes are the processes that hold a compute context on a device, an MPS server and its clients among them.
+// Processes returns the processes that hold a compute context on a device, including an MPS server and its clients.
 func (n *NVML) Processes(uuid site.UUID) ([]Process, error) {
 	return within(n, "read processes of "+string(uuid), func() ([]Process, error) { return n.processes(uuid) })
 }
@@ -95,7 +95,7 @@ func (n *NVML) processes(uuid site.UUID) ([]Process, error) {
 	return joined(clients, others), nil
 }
 
-// joined lists each pid once; one that is in both lists is a client.
+// joined lists each pid once. A pid in both lists is a client.
 func joined(clients, others []nvml.ProcessInfo) []Process {
 	var all []Process
 	seen := map[uint32]bool{}

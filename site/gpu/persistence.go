@@ -8,8 +8,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// PersistenceMode reports whether the driver keeps a GPU ready while nobody uses it. Where it does not, the driver forgets the
-// compute mode with its last user, and the next one waits while it comes up again.
+// PersistenceMode reports whether the driver keeps an unused GPU initialised. Otherwise the driver loses the compute
+// mode with the GPU's last user, and the next user waits for the initialisation.
 func (n *NVML) PersistenceMode(uuid site.UUID) (bool, error) {
 	return within(n, "read persistence mode of "+string(uuid), func() (bool, error) {
 		handle, err := n.handle(uuid)

@@ -12,10 +12,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// real says that this test program runs on a machine with NVIDIA's own library, with -test.run=TestReal.
+// real reports whether this test program runs on a machine with NVIDIA's own library, with -test.run=TestReal.
 func real() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
 
-// TestRealMachineAgreesWithNvidiaSMI holds this package's answers against nvidia-smi's. It reads and changes nothing.
+// TestRealMachineAgreesWithNvidiaSMI compares this package's answers with nvidia-smi's. It changes nothing.
 func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 	if !real() {
 		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
@@ -45,7 +45,7 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
 }
 
-// expectSame proves that every way leads to the same device, and that what else can be read is read.
+// expectSame checks that every function finds the same device, and that its other values can be read.
 func expectSame(t *testing.T, nvml *NVML, position int, device site.Device) {
 	t.Helper()
 	byUUID, err := nvml.Find(device.UUID)
@@ -72,7 +72,7 @@ func querySMI(t *testing.T) []string {
 	return strings.Split(strings.TrimSpace(string(answer)), "\n")
 }
 
-// describedAsSMI is a device in the form that nvidia-smi prints.
+// describedAsSMI formats a device as nvidia-smi prints it.
 func describedAsSMI(device site.Device, mode site.Mode) string {
 	words := map[site.Mode]string{
 		site.ModeDefault: "Default", site.ModeProhibited: "Prohibited", site.ModeExclusiveProcess: "Exclusive_Process",

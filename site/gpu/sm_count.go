@@ -8,22 +8,22 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// smsPerTPC is 2 for every GPU from Volta on (NVIDIA's architecture white papers), and so the granularity of MPS's shares:
-// measured on an H200, whose shares are the even numbers. Older GPUs know no shares.
+// smsPerTPC is 2 for every GPU since Volta (NVIDIA's architecture white papers). It is the granularity of MPS's shares:
+// on an H200 the shares are the even numbers (measured). Older GPUs have no shares.
 const smsPerTPC = 2
 
 // capability is a compute capability.
 type capability struct{ major, minor int }
 
-// coresPerSM is the number of CUDA cores in an SM by compute capability, as in the CUDA samples' table
-// (_ConvertSMVer2Cores in helper_cuda.h) and NVIDIA's architecture white papers. NVML says cores and not SMs.
+// coresPerSM is the number of CUDA cores in an SM by compute capability. It follows the CUDA samples' table
+// (_ConvertSMVer2Cores in helper_cuda.h) and NVIDIA's architecture white papers. NVML reports cores, but not SMs.
 var coresPerSM = map[capability]int{
 	{6, 0}: 64, {6, 1}: 128, {6, 2}: 128, // Pascal
 	{7, 0}: 64, {7, 2}: 64, // Volta
 	{7, 5}: 64,                           // Turing
 	{8, 0}: 64, {8, 6}: 128, {8, 7}: 128, // Ampere
 	{8, 9}:  128,                                                                       // Ada
-	{9, 0}:  128,                                                                       // Hopper: 16896 cores of an H200 are 132 SMs, as CUDA counts them too (measured)
+	{9, 0}:  128,                                                                       // Hopper: 16896 cores of an H200 are 132 SMs, as CUDA reports (measured)
 	{10, 0}: 128, {10, 1}: 128, {10, 3}: 128, {11, 0}: 128, {12, 0}: 128, {12, 1}: 128, // Blackwell
 }
 
@@ -35,7 +35,7 @@ func readCapability(named string, handle nvml.Device) (capability, error) {
 	return capability{major, minor}, nil
 }
 
-// countSMs is the number of SMs of a whole GPU that is not in MIG mode.
+// countSMs returns the number of SMs of a whole GPU that is not in MIG mode.
 func countSMs(named string, handle nvml.Device) (int, error) {
 	version, err := readCapability(named, handle)
 	if err != nil {
@@ -52,8 +52,8 @@ func countSMs(named string, handle nvml.Device) (int, error) {
 	return sms, nil
 }
 
-// divideCores is cores by cores of an SM. A share of a wrong number of SMs would be wrong silently, so what is not known
-// or does not divide is an error.
+// divideCores divides cores by the cores of an SM. An unknown capability or a remainder is an error, because a wrong
+// number of SMs would make every share wrong without notice.
 func divideCores(cores int, version capability) (int, error) {
 	each, known := coresPerSM[version]
 	if !known {

@@ -8,25 +8,25 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Usage is what a whole GPU has left, and who uses it.
+// Usage is the free memory of a whole GPU, and the memory and activity of its processes.
 type Usage struct {
 	TotalMiB int
 	FreeMiB  int
-	Clients  map[int]int // MiB of memory by the pid of a client of MPS; a dead one is listed while its files are held
-	// Busy is what part of the SMs each process has used, in the samples since the last call. A server's is that of all of
+	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
+	// Busy is each process's part of the SMs, in the samples since the last call. A server's sample is that of all of
 	// its clients; a client has none (measured on an H200: docs/measurements/12-h200).
 	Busy []Busy
 }
 
-// Busy is one sample of the driver's: it takes one every 200 ms (measured on an H200).
+// Busy is one sample of the driver, which takes one every 200 ms (measured on an H200).
 type Busy struct {
 	PID     int
-	Percent int    // of the SMs, in the time up to Micros
+	Percent int    // of the SMs, in the time before Micros
 	Micros  uint64 // since 1970
 }
 
-// Usage reads the memory of a whole GPU, that of its clients, and the samples that are younger than a time in microseconds.
-// Samples that the driver does not give are left out: MIG has none.
+// Usage reads the memory of a whole GPU, the memory of its clients, and the samples after since, in microseconds. If
+// the driver gives no samples, as with MIG, there are none.
 func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 	return within(n, "read usage of "+string(uuid), func() (Usage, error) {
 		handle, err := n.handle(uuid)
