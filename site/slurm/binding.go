@@ -9,19 +9,21 @@ import (
 	"strings"
 )
 
-// Binding is what Slurm says of the GPUs of one task. A launcher's ranks inherit that of the launcher's own step.
+// Binding is what Slurm reports about the GPUs of one task. A launcher's ranks inherit the launcher's own step's
+// binding.
 type Binding struct {
-	// GPUs are positions in the node's list, as in Job.GPUs; nil where Slurm does not say. Where it confines each task of
-	// a step to its own devices they count from 0 in those instead (recorded: 22.05, ConstrainDevices and --gpus-per-task).
+	// GPUs are positions in the node's list, as in Job.GPUs, or nil if Slurm does not report them. If Slurm confines
+	// each task of a step to its own devices, they count from 0 within those instead (recorded: 22.05, ConstrainDevices
+	// and --gpus-per-task).
 	GPUs []int
 
-	AllOfStep   bool // GPUs are all that the step has on this node: each of its tasks here has the same
-	TasksPerGPU int  // most tasks of this step and node that are bound to one GPU, 0 where Slurm does not say
-	GPUsPerTask int  // --gpus-per-task, of all types together, 0 where it was not given
+	AllOfStep   bool // GPUs are all GPUs of the step on this node, so all of its tasks here have the same
+	TasksPerGPU int  // maximum number of this step's tasks on this node that share a GPU, 0 if unknown
+	GPUsPerTask int  // --gpus-per-task, the sum of all types, 0 if it was not given
 }
 
-// ReadBinding reads it from a task's environment. With --gpus-per-task or --gpu-bind the task's GPUs are fewer than the
-// step's (recorded); CUDA_VISIBLE_DEVICES is not asked, since it counts in another way under ConstrainDevices.
+// ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer GPUs
+// than the step (recorded). CUDA_VISIBLE_DEVICES is not used, because it counts differently under ConstrainDevices.
 func ReadBinding(env Env) (Binding, error) {
 	binding, err := readBinding(env)
 	if err != nil {
@@ -46,17 +48,17 @@ func readBinding(env Env) (binding Binding, err error) {
 	if binding.GPUsPerTask, err = perTask(env); err != nil {
 		return binding, err
 	}
-	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's, whatever is bound to the task (recorded)
+	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's number, whatever is bound to the task (recorded)
 	way, list := bindWay(env["SLURMD_TRES_BIND"])
 	binding.AllOfStep = onNode > 0 && len(binding.GPUs) == onNode && (way == "" || way == "none" || way == "closest")
-	if most := maxPerGPU(way, list, taskOf(env), onNode); most > 0 {
-		binding.TasksPerGPU = most
+	if tasks := maxPerGPU(way, list, taskOf(env), onNode); tasks > 0 {
+		binding.TasksPerGPU = tasks
 	}
 	return binding, nil
 }
 
-// perTask adds up "2" or "a100:1,h200:1". Since 24.11 that is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2", in which what the
-// user wrote with --tres-per-task stands as it is: "gres/gpu:1", and a kind without a number is one (recorded).
+// perTask adds up "2" or "a100:1,h200:1". Since 24.11 the variable is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2". It
+// contains the user's --tres-per-task unchanged: "gres/gpu:1", or a kind without a number, which means 1 (recorded).
 func perTask(env Env) (sum int, err error) {
 	if value := env["SLURM_GPUS_PER_TASK"]; value != "" {
 		for typed := range strings.SplitSeq(value, ",") {
@@ -82,9 +84,9 @@ func perTask(env Env) (sum int, err error) {
 	return sum, nil
 }
 
-// bindWay takes apart what srun made of --gpu-bind, --ntasks-per-gpu and --gpus-per-task: "gpu:single:2", since 24.11
-// "gres/gpu:single:2" (recorded), with "verbose," before the way where the user asked for it, and other kinds of devices
-// behind a ";".
+// bindWay parses srun's form of --gpu-bind, --ntasks-per-gpu and --gpus-per-task: "gpu:single:2", since 24.11
+// "gres/gpu:single:2" (recorded). "verbose," precedes the way if the user asked for it. Other kinds of devices follow a
+// ";".
 func bindWay(value string) (way, list string) {
 	for kind := range strings.SplitSeq(value, ";") {
 		if gpu, ok := strings.CutPrefix(strings.TrimPrefix(kind, "gres/"), "gpu:"); ok {
@@ -94,35 +96,37 @@ func bindWay(value string) (way, list string) {
 	return way, list
 }
 
-// among is a task's place among those of its step on its node.
-type among struct{ rank, tasks int }
+// taskIndex is a task's number on its node, and the number of its step's tasks there.
+type taskIndex struct{ rank, tasks int }
 
-func taskOf(env Env) among {
+func taskOf(env Env) taskIndex {
 	rank, err := parseDigits(env["SLURM_LOCALID"])
 	if ids := env["SLURM_GTIDS"]; ids != "" && err == nil {
-		return among{int(rank), strings.Count(ids, ",") + 1}
+		return taskIndex{int(rank), strings.Count(ids, ",") + 1}
 	}
-	return among{}
+	return taskIndex{}
 }
 
-// maxPerGPU is how many tasks at most share a GPU with this one; 0 where the way leaves that to the node's wiring, or
-// is not understood. Slurm deals by the task's number on the node, and starts anew where its list ends (recorded).
-func maxPerGPU(way, list string, task among, gpus int) int {
+// maxPerGPU returns the maximum number of tasks that share a GPU with this one. It returns 0 if that depends on the
+// node's topology, or if the way is unknown. Slurm assigns by the task's number on the node, and begins again at the
+// end of its list (recorded).
+func maxPerGPU(way, list string, task taskIndex, gpus int) int {
 	if task.tasks == 0 {
 		return 0
 	}
 	switch way {
 	case "map_gpu", "mask_gpu":
-		return alike(entries(list, way == "mask_gpu"), way == "mask_gpu", task)
+		return sameEntry(entries(list, way == "mask_gpu"), way == "mask_gpu", task)
 	case "single":
-		return dealt(list, task.tasks, gpus)
+		return maxSingle(list, task.tasks, gpus)
 	case "per_task":
-		return overflown(list, task, gpus)
+		return maxPerTask(list, task, gpus)
 	}
 	return 0
 }
 
-// entries reads "1,0*2" as 1, 0, 0: numbers, decimal or with 0x, or masks, always hexadecimal; nil where it is no list.
+// entries parses "1,0*2" as 1, 0, 0. Entries are numbers, decimal or with 0x, or masks, always hexadecimal. It returns
+// nil if the text is no such list.
 func entries(list string, masks bool) []uint64 {
 	var all []uint64
 	for entry := range strings.SplitSeq(list, ",") {
@@ -146,8 +150,8 @@ func entries(list string, masks bool) []uint64 {
 	return all
 }
 
-// alike counts the tasks whose entry names a GPU of this one's.
-func alike(list []uint64, masks bool, task among) (count int) {
+// sameEntry counts the tasks whose entry names one of this task's GPUs.
+func sameEntry(list []uint64, masks bool, task taskIndex) (count int) {
 	if len(list) == 0 {
 		return 0
 	}
@@ -161,9 +165,9 @@ func alike(list []uint64, masks bool, task among) (count int) {
 	return count
 }
 
-// dealt: so many to each GPU, and once every GPU has its number, again. Which GPU is served first depends on the wiring,
-// so every GPU is taken to be that one.
-func dealt(each string, tasks, gpus int) int {
+// maxSingle is for --gpu-bind=single:n. Slurm binds n tasks to each GPU, and begins again when every GPU has n. The
+// first GPU depends on the topology, so the result is that of the first GPU.
+func maxSingle(each string, tasks, gpus int) int {
 	n, err := strconv.Atoi(each)
 	if err != nil || n < 1 || n > localMax || gpus < 1 || gpus > localMax {
 		return 0
@@ -171,8 +175,8 @@ func dealt(each string, tasks, gpus int) int {
 	return tasks/(n*gpus)*n + min(n, tasks%(n*gpus))
 }
 
-// overflown: each task has GPUs of its own, and those for whom none is left are bound to the first.
-func overflown(each string, task among, gpus int) int {
+// maxPerTask is for per_task. Each task has its own GPUs, and tasks for which none is left are bound to the first.
+func maxPerTask(each string, task taskIndex, gpus int) int {
 	n, err := strconv.Atoi(each)
 	if err != nil || n < 1 || gpus < n {
 		return 0
@@ -184,10 +188,10 @@ func overflown(each string, task among, gpus int) int {
 	return 1 + max(0, task.tasks-served)
 }
 
-// SourceManual is the Source of a task whose place a person gave.
+// SourceManual is the Source of a task whose rank and size a person gave.
 const SourceManual = "by hand"
 
-// ManualTask is a task whose place on its node the launcher does not say and a person does; job and step are Slurm's.
+// ManualTask is a task whose rank and size on its node a person gives. Its job and step are Slurm's.
 func ManualTask(env Env, localRank, localSize int) (Task, error) {
 	task, err := taskJob(env)
 	if err != nil {

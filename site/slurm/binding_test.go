@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What was recorded of tasks: all GPUs of the step, or the one that Slurm bound to the task.
+// Recorded bindings of tasks: all GPUs of the step, or the one that Slurm bound to the task.
 func TestReadBindingRecorded(t *testing.T) {
 	for folder, want := range map[string]func(rank int) Binding{
 		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, AllOfStep: true} },
@@ -26,7 +26,8 @@ func TestReadBindingRecorded(t *testing.T) {
 	}
 }
 
-// Of the recorded launches: how many tasks of a node share a task's GPU, and whether the step's tasks have all the same.
+// For the recorded launches: how many tasks of a node share a task's GPU, and whether all tasks of the step have the
+// same GPUs.
 func TestReadBindingRecordedLaunches(t *testing.T) {
 	same := func(n int) func(int) int { return func(int) int { return n } }
 	for name, want := range map[string]struct {
@@ -80,7 +81,7 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 	}
 }
 
-// Ways to bind that were not recorded, and what is no such way: nothing is said then.
+// Ways to bind that were not recorded, and invalid ones, whose result is unknown.
 func TestReadBindingWays(t *testing.T) {
 	for bind, want := range map[string]int{
 		"gres/gpu:single:3":         3,

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// confLine is a line of one of Slurm's files after comments, continuations and escapes are gone.
+// confLine is a line of one of Slurm's files, without comments, continuations and escapes.
 type confLine struct {
 	file string
 	line int // the first of the physical lines, from 1
@@ -27,13 +27,13 @@ type pair struct{ name, value string }
 const (
 	confLineMax    = 1 << 20 // bytes in a physical line
 	confLinesMax   = 1 << 20 // lines of a file with all that it includes
-	confIncludeMax = 16      // files that include one another
+	confIncludeMax = 16      // nested includes
 )
 
-// open is what readConf needs of a file system; os.Open is one.
+// open is the function by which readConf opens a file, such as os.Open.
 type open func(path string) (io.ReadCloser, error)
 
-// openFile is os.Open without the path in its error: whoever reads names the file.
+// openFile is os.Open without the path in its error, because the caller names the file.
 func openFile(path string) (io.ReadCloser, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -42,12 +42,12 @@ func openFile(path string) (io.ReadCloser, error) {
 	return file, nil
 }
 
-// readConf reads a file and what it includes, in order.
+// readConf reads a file and its includes, in order.
 func readConf(opener open, path string) ([]confLine, error) {
 	return includeConf(opener, path, filepath.Dir(path), 0, nil)
 }
 
-// includeConf appends the lines of path to have. A relative include is looked up in dir, where the first file lies.
+// includeConf appends the lines of path to have. A relative include is in dir, the folder of the first file.
 func includeConf(opener open, path, dir string, depth int, have []confLine) ([]confLine, error) {
 	if depth > confIncludeMax {
 		return nil, fmt.Errorf("cannot read %s: more than %d files include one another", path, confIncludeMax)
@@ -83,8 +83,8 @@ func includeConf(opener open, path, dir string, depth int, have []confLine) ([]c
 	return have, nil
 }
 
-// confLines cuts a file into logical lines and leaves the empty ones out. The order of the steps is Slurm's: a comment
-// ends a physical line even within quotes, then a backslash at its end joins the next, then escapes are resolved.
+// confLines splits a file into logical lines and skips empty ones. The order of the steps is Slurm's. A comment ends a
+// physical line even within quotes, then a final backslash joins the next line, then escapes are resolved.
 func confLines(r io.Reader, name string) ([]confLine, error) {
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(nil, confLineMax)
@@ -122,7 +122,7 @@ func confLines(r io.Reader, name string) ([]confLine, error) {
 	return lines, nil
 }
 
-// stripComment cuts at the first "#" that no odd number of backslashes stands before.
+// stripComment cuts at the first "#" that does not follow an odd number of backslashes.
 func stripComment(line string) string {
 	escaped := false
 	for i := 0; i < len(line); i++ {
@@ -138,7 +138,8 @@ func stripComment(line string) string {
 	return line
 }
 
-// stripContinuation says whether the line goes on: an odd number of backslashes at its end, spaces behind them allowed.
+// stripContinuation reports whether the line continues: it ends with an odd number of backslashes, perhaps with spaces
+// after them.
 func stripContinuation(line string) (string, bool) {
 	text := strings.TrimRight(line, " \t\r\v\f")
 	head := strings.TrimRight(text, `\`)
@@ -148,7 +149,7 @@ func stripContinuation(line string) (string, bool) {
 	return text[:len(text)-1], true
 }
 
-// stripEscapes takes each backslash away and keeps what follows it.
+// stripEscapes removes each backslash and keeps the character after it.
 func stripEscapes(line string) string {
 	if !strings.Contains(line, `\`) {
 		return line
@@ -180,8 +181,8 @@ func includeTarget(line string) (string, bool) {
 
 const space = "\t\n\f\r "
 
-// keyValue takes NAME=value from the front of a text, by Slurm's own pattern (keyvalue_pattern in parse_config.c). It is
-// written out because every rank links this package, and a regexp costs each of them its start.
+// keyValue takes NAME=value from the front of a text, by Slurm's own pattern (keyvalue_pattern in parse_config.c). It
+// uses no regexp, because every rank links this package and would pay for compiling it.
 //
 //	^\s*([[:alnum:]_.]+)\s*[-*+/]?=\s*(?:"([^"]*)"|(\S+))(?:\s|$)
 func keyValue(text string) (p pair, rest string, ok bool) {
@@ -213,7 +214,7 @@ func keyValue(text string) (p pair, rest string, ok bool) {
 	return pair{name, text[:end]}, text[end:], true
 }
 
-// pairs takes a line apart into NAME=value; what is left over is an error, as it is for slurmd.
+// pairs parses a line into NAME=value pairs. Other text is an error, as it is for slurmd.
 func pairs(line confLine) ([]pair, error) {
 	var found []pair
 	rest := line.text

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What is taken from a text is what Slurm's own pattern takes.
+// keyValue takes the same from a text as Slurm's own pattern.
 func FuzzKeyValue(f *testing.F) {
 	for _, seed := range []string{"A=b", ` a.b_1 += "x y" c=d`, `A="x"y z`, `A="x`, "A= \t=b", "A=", "=b", "A-=b", "A -+=b", `A=""`, "é=1", "A=\xff\v\x00 b", "NodeName", "A\v=b", `A="b"` + "\vc"} {
 		f.Add(seed)

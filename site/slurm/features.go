@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ReadFeatures reads what slurm.conf at path, with what it includes, says in Features= of node. An error wraps ErrNoNode
-// where no line names the node. What scontrol has changed since stands in no file, and is not known here.
+// ReadFeatures reads Features= of a node from the slurm.conf at path and its includes. The error wraps ErrNoNode if no
+// line names the node. Changes by scontrol are in no file, and so are unknown here.
 func ReadFeatures(path, node string) ([]string, error) {
 	return readFeatures(openFile, path, node)
 }
@@ -44,7 +44,8 @@ func readFeatures(opener open, path, node string) ([]string, error) {
 	return nil, fmt.Errorf("cannot read features of node %s in %s: %w", node, path, ErrNoNode)
 }
 
-// featuresOf is what a line says: Slurm knows the name with and without its s, and the shorter counts where both stand.
+// featuresOf returns a line's features. Slurm knows the name with and without its s, and the shorter counts if a line
+// has both.
 func featuresOf(all []pair, otherwise string) string {
 	for _, name := range []string{"feature", "features"} {
 		if value, set := lastValue(all, name); set {

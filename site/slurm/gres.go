@@ -10,53 +10,54 @@ import (
 	"strings"
 )
 
-// Detect is how slurmd finds the node's GPUs, AutoDetect= of gres.conf.
+// Detect is slurmd's way to find the node's GPUs: AutoDetect= of gres.conf.
 type Detect string
 
-// What AutoDetect= may say. Slurm looks for the words inside the value, so "nvml,x" is nvml; "off" must stand alone.
+// The values of AutoDetect=. Slurm searches for the words inside the value, so "nvml,x" is nvml; "off" must be the
+// whole value.
 const (
 	DetectUnset  Detect = ""
 	DetectOff    Detect = "off"
 	DetectNVML   Detect = "nvml"
 	DetectNvidia Detect = "nvidia" // Slurm 24.11 on
-	DetectFull   Detect = "full"   // the newest releases: whatever finds something
+	DetectFull   Detect = "full"   // the newest releases: every kind of detection
 	DetectRSMI   Detect = "rsmi"
 	DetectOneAPI Detect = "oneapi"
 	DetectNRT    Detect = "nrt"
 )
 
-// detects is in the order in which Slurm looks for the words.
+// detects is in the order in which Slurm searches for the words.
 var detects = []Detect{DetectFull, DetectNVML, DetectRSMI, DetectOneAPI, DetectNRT, DetectNvidia}
 
-// GresEntry is one place in the node's list of GPUs.
+// GresEntry is one position in the node's list of GPUs.
 type GresEntry struct {
-	Minor    int    // N of /dev/nvidiaN, -1 where the line has no File= or names several files for one place
-	Type     string // Type= of the line, "" without
+	Minor    int    // N of /dev/nvidiaN, -1 if the line has no File= or names several files for one position
+	Type     string // Type= of the line, or ""
 	Multiple bool   // MultipleFiles=: a MIG instance
 	From     string // file and line
 }
 
-// Gres is what gres.conf and, if it was read, slurm.conf say of one node's GPUs.
+// Gres is one node's GPUs as gres.conf describes them, and slurm.conf if it was read.
 type Gres struct {
-	Path    string // of gres.conf
+	Path    string // path of gres.conf
 	Node    string
 	Detect  Detect
 	Entries []GresEntry // in the order of Slurm's indices as long as Detect is off
-	Shared  []string    // names of the node's other GRES (mps, shard, nic), sorted: those in the file, and those that Add adds
+	Shared  []string    // sorted names of the node's other GRES (mps, shard, nic), from the file and from Add
 
-	// Want is what slurm.conf says the node has, by type; nil where slurm.conf was not read. Slurm takes the lines of
-	// gres.conf by it: in the order of its types, and no more than it counts.
+	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines of
+	// gres.conf in the order of these types, and no more than their counts.
 	Configured []ConfiguredGres
 }
 
-// ConfiguredGres is a part of Gres= in slurm.conf.
+// ConfiguredGres is one item of Gres= in slurm.conf.
 type ConfiguredGres struct {
-	Type  string // "" where slurm.conf names no type
+	Type  string // "" if slurm.conf names no type
 	Count int    // devices
 }
 
-// ReadGres reads the gres.conf at path and what it includes, and keeps what it says of node. A missing file is an error
-// that wraps fs.ErrNotExist. Whatever slurmd would refuse to start with is an error too.
+// ReadGres reads the gres.conf at path and its includes, and keeps the lines about node. The error for a missing file
+// wraps fs.ErrNotExist. A line with which slurmd would not start is an error, too.
 func ReadGres(path, node string) (Gres, error) {
 	return readGres(openFile, path, node)
 }
@@ -69,25 +70,25 @@ func readGres(opener open, path, node string) (Gres, error) {
 	return parseGres(lines, path, node)
 }
 
-// gresKeys are the names that slurmd knows on a line of gres.conf; it does not start with another.
+// gresKeys are the names that slurmd knows on a line of gres.conf. With another name it does not start.
 var gresKeys = []string{"autodetect", "count", "cpus", "cores", "file", "files", "flags", "link", "links", "multiplefiles", "name", "type"}
 
-// gresLine is a line of gres.conf that is about this node.
+// gresLine is a line of gres.conf about this node.
 type gresLine struct {
 	at     confLine
 	values map[string]string // by lower-case name
 }
 
-// gresFile gathers the lines of a gres.conf that are about one node.
+// gresFile collects the lines of a gres.conf about one node.
 type gresFile struct {
 	node          string
-	global, local Detect     // AutoDetect= for all nodes, for this one
+	global, local Detect     // AutoDetect= for all nodes, and for this one
 	everywhere    []gresLine // lines that begin with Name=
 	here          []gresLine // lines that begin with NodeName= and name this node
 }
 
-// parseGres sorts the lines as Slurm does: all that begin with Name= come before all that begin with NodeName=, however
-// the file mixes them (measured with slurmd -G, Slurm 22.05.8).
+// parseGres sorts the lines as Slurm does. All lines that begin with Name= come before all that begin with NodeName=,
+// in whatever order the file has them (measured with slurmd -G, Slurm 22.05.8).
 func parseGres(lines []confLine, path, node string) (Gres, error) {
 	file := gresFile{node: node}
 	for _, at := range lines {
@@ -105,7 +106,7 @@ func parseGres(lines []confLine, path, node string) (Gres, error) {
 	return gres, nil
 }
 
-// add takes a line by its first word; a line of another kind keeps slurmd from starting.
+// add adds a line by its first name. With a line of another kind slurmd does not start.
 func (f *gresFile) add(at confLine) error {
 	all, err := pairs(at)
 	if err != nil {
@@ -132,7 +133,7 @@ func (f *gresFile) addDetect(at confLine, all []pair) (err error) {
 	return err
 }
 
-// addNode checks the line whichever node it names, as slurmd does, and keeps it where it names this one.
+// addNode checks the line, whichever node it names, as slurmd does. It keeps the line if it names this node.
 func (f *gresFile) addNode(at confLine, all []pair) error {
 	values, err := gresValues(at, all[1:])
 	if err != nil {
@@ -183,7 +184,8 @@ func parseDetect(at confLine, value string) (Detect, error) {
 	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", at, value)
 }
 
-// localDetect reads AutoDetect= of a line that begins with NodeName=. Behind Name= alone it has no effect in Slurm.
+// localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no effect
+// in Slurm.
 func localDetect(at confLine, values map[string]string, before Detect) (Detect, error) {
 	value, ok := values["autodetect"]
 	if !ok {
@@ -199,13 +201,13 @@ func localDetect(at confLine, values map[string]string, before Detect) (Detect, 
 	return detect, nil
 }
 
-// fill makes entries of the lines and checks what slurmd checks.
+// fill makes entries from the lines and checks what slurmd checks.
 func (g *Gres) fill(lines []gresLine) error {
 	var first *gresLine
 	for _, line := range lines {
 		name, ok := line.values["name"]
 		if !ok {
-			continue // AutoDetect= alone; slurmd logs anything else and goes on
+			continue // only AutoDetect=; slurmd logs any other line and continues
 		}
 		if !strings.EqualFold(name, "gpu") {
 			g.Shared = append(g.Shared, name)
@@ -222,8 +224,8 @@ func (g *Gres) fill(lines []gresLine) error {
 	return twice(g.Entries)
 }
 
-// Add adds what slurm.conf says of the node, by ReadNode. A shard needs no line in gres.conf: Slurm deals out as many as
-// slurm.conf counts.
+// Add adds the node's GPUs and other GRES from slurm.conf, which ReadNode returns. A shard needs no line in gres.conf,
+// because Slurm assigns as many as slurm.conf counts.
 func (g *Gres) Add(gpus []ConfiguredGres, others []string) {
 	g.Configured = gpus
 	g.share(others)
@@ -264,7 +266,7 @@ func (l gresLine) files() (list string, multiple, ok bool) {
 	return list, true, ok
 }
 
-// agrees holds two rules of slurmd's: File= and Type= stand on all lines of a node's GPUs or on none.
+// agrees checks two rules of slurmd: all lines of a node's GPUs have File=, or none has; the same holds for Type=.
 func (l gresLine) agrees(first gresLine) error {
 	_, _, file := l.files()
 	_, _, firstFile := first.files()
@@ -279,7 +281,8 @@ func (l gresLine) agrees(first gresLine) error {
 	return nil
 }
 
-// entries makes one entry of each file, one of all files of MultipleFiles=, and without files as many as Count= says.
+// entries makes one entry of each file of File=, or one of all files of MultipleFiles=. Without files it makes Count=
+// entries.
 func (l gresLine) entries() ([]GresEntry, error) {
 	list, multiple, ok := l.files()
 	empty := GresEntry{Minor: -1, Type: l.values["type"], Multiple: multiple && ok, From: l.at.String()}
@@ -307,7 +310,7 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	return entries, l.counts(len(entries))
 }
 
-// countOrOne is Count= of a line without files. Nothing rests on it but whether the line is there.
+// countOrOne returns Count= of a line without files. Only the existence of such a line matters.
 func (l gresLine) countOrOne() int {
 	if n, err := parseDigits(l.values["count"]); err == nil && n <= positionsMax {
 		return int(n)
@@ -315,7 +318,7 @@ func (l gresLine) countOrOne() int {
 	return 1
 }
 
-// counts holds Count= against the number of places that the files make.
+// counts compares Count= with the number of positions that the files make.
 func (l gresLine) counts(places int) error {
 	value, ok := l.values["count"]
 	if n, err := parseDigits(value); !ok || err == nil && n == uint64(places) {
@@ -324,10 +327,10 @@ func (l gresLine) counts(places int) error {
 	return fmt.Errorf("cannot read %s: Count=%s, but the files make %d: leave Count= out", l.at, value, places)
 }
 
-// minorMax is the last minor of the GPUs' major 195; 254 and 255 are nvidia-modeset and nvidiactl.
+// minorMax is the last minor number of a GPU with major number 195. 254 and 255 are nvidia-modeset and nvidiactl.
 const minorMax = 253
 
-// DeviceMinor returns N of a path that ends in nvidiaN; the folder does not matter, so that a lab's nodes resolve too.
+// DeviceMinor returns N of a path that ends in nvidiaN. It ignores the folder, so that a lab's nodes work, too.
 func DeviceMinor(path string) (int, error) {
 	digits, is := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)

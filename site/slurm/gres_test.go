@@ -26,7 +26,7 @@ func (f files) open(path string) (io.ReadCloser, error) {
 	return io.NopCloser(strings.NewReader(text)), nil
 }
 
-// show writes a Gres on one line: how it is found, its entries as minor:type, the other names.
+// show formats a Gres on one line: its detection, its entries as minor:type, the other names.
 func show(g Gres) string {
 	var entries []string
 	for _, e := range g.Entries {

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// hostsMax bounds what one expression may expand to; Slurm's own bound on one range is 65536 (MAX_RANGE).
+// hostsMax bounds the expansion of one expression. Slurm's own bound for one range is 65536 (MAX_RANGE).
 const hostsMax = 65536
 
-// ExpandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers keep the width that their
-// lower bound was written with. An error names the expression and what is wrong with it.
+// ExpandHostlist expands a Slurm hostlist such as "n[1-3,05],r[1-2]n[0-1]" in its order. Numbers have the width of
+// their range's lower bound. An error names the expression and the fault.
 func ExpandHostlist(list string) ([]string, error) {
 	items, err := splitHosts(list)
 	if err != nil {
@@ -35,7 +35,7 @@ func ExpandHostlist(list string) ([]string, error) {
 	return hosts, nil
 }
 
-// splitHosts cuts at the commas outside brackets.
+// splitHosts splits at the commas outside of brackets.
 func splitHosts(list string) ([]string, error) {
 	var items []string
 	depth, start := 0, 0
@@ -59,21 +59,21 @@ func splitHosts(list string) ([]string, error) {
 	return append(items, list[start:]), nil
 }
 
-// expandHost expands one item; the first bracket varies slowest.
-func expandHost(item string, room int) ([]string, error) {
+// expandHost expands one item. The numbers of the first bracket vary slowest.
+func expandHost(item string, limit int) ([]string, error) {
 	prefix, rest, ok := strings.Cut(item, "[")
 	if !ok {
-		if room < 1 {
+		if limit < 1 {
 			return nil, fmt.Errorf("it names more than %d", hostsMax)
 		}
 		return []string{item}, nil
 	}
-	ranges, suffix, _ := strings.Cut(rest, "]") // splitHosts saw the bracket
-	numbers, err := expandRanges(ranges, room)
+	ranges, suffix, _ := strings.Cut(rest, "]") // splitHosts has checked the bracket
+	numbers, err := expandRanges(ranges, limit)
 	if err != nil {
 		return nil, err
 	}
-	tails, err := expandHost(suffix, room/len(numbers))
+	tails, err := expandHost(suffix, limit/len(numbers))
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +86,8 @@ func expandHost(item string, room int) ([]string, error) {
 	return hosts, nil
 }
 
-// expandRanges expands "1-3,5" to at least one and at most room numbers.
-func expandRanges(ranges string, room int) ([]string, error) {
+// expandRanges expands "1-3,5" to at least one and at most limit numbers.
+func expandRanges(ranges string, limit int) ([]string, error) {
 	var numbers []string
 	for _, r := range strings.Split(ranges, ",") {
 		lo, hi, isRange := strings.Cut(r, "-")
@@ -105,7 +105,7 @@ func expandRanges(ranges string, room int) ([]string, error) {
 		if last < first {
 			return nil, fmt.Errorf("range %q runs backwards", r)
 		}
-		if last-first >= uint64(room-len(numbers)) {
+		if last-first >= uint64(limit-len(numbers)) {
 			return nil, fmt.Errorf("it names more than %d", hostsMax)
 		}
 		for n := first; n <= last; n++ {
@@ -115,7 +115,7 @@ func expandRanges(ranges string, room int) ([]string, error) {
 	return numbers, nil
 }
 
-// parseDigits reads a plain number: digits alone, no sign, no space, at most 18 of them.
+// parseDigits parses a plain number: only digits, at most 18 of them, without sign or space.
 func parseDigits(s string) (uint64, error) {
 	if s == "" || len(s) > 18 || strings.Trim(s, "0123456789") != "" {
 		return 0, fmt.Errorf("%q is not a number", s)

@@ -12,17 +12,17 @@ import (
 )
 
 // Job is what slurmd tells a prolog or an epilog about a job on this node. A zero value means that this release of
-// Slurm does not say. The fields that a user writes are marked: they may hold any byte, newlines too, and a caller
-// makes them safe before it logs them.
+// Slurm does not report it. The fields that a user writes are marked. They may contain any byte, even newlines, so a
+// caller must make them safe before it logs them.
 type Job struct {
 	ID   uint32 // never 0
 	UID  uint32
 	GID  uint32
-	User string // the name as Slurm knows it
+	User string // the user's name in Slurm
 
 	Node    string // NodeName of slurm.conf, which need not be the host's name
 	Cluster string
-	Conf    string // path of slurm.conf; gres.conf lies beside it
+	Conf    string // path of slurm.conf; gres.conf is in the same folder
 
 	Partition   string
 	Account     string
@@ -30,40 +30,40 @@ type Job struct {
 	Reservation string
 	Comment     string   // the user's
 	Extra       string   // the user's; Slurm 23.02 on
-	Constraints []string // the user's: whole feature names of the expression, in its order, each once
+	Constraints []string // the user's: the feature names in the expression, in its order, each once
 
-	RestartCount int    // times requeued; the epilog of a requeue already counts it
+	RestartCount int    // number of requeues; the epilog of a requeue counts it already
 	NTasks       int    // ranks of the whole job
 	NumNodes     int    // nodes of the whole job
 	HetJobID     uint32 // the leader of a heterogeneous job
 	ArrayJobID   uint32
-	ArrayTaskID  uint32 // only where ArrayJobID is not 0
+	ArrayTaskID  uint32 // only if ArrayJobID is not 0
 
 	GPUs    []int       // positions in this node's list of GPUs (Gres), not indices of nvidia-smi; none: no GPU here
-	Visible []string    // the items of CUDA_VISIBLE_DEVICES as they came
-	MIG     []site.UUID // those of Visible that name MIG instances
-	UUIDs   []site.UUID // those of Visible that name whole GPUs: Flags=env_uuid in gres.conf
+	Visible []string    // the items of CUDA_VISIBLE_DEVICES, unchanged
+	MIG     []site.UUID // the MIG instances in Visible
+	UUIDs   []site.UUID // the whole GPUs in Visible, with Flags=env_uuid in gres.conf
 
-	GresMPS bool // it has a part of a GPU by Slurm's gres/mps
+	GresMPS bool // the job has a part of a GPU by Slurm's gres/mps
 
 	Option    string // the user's: the value of the option --mps of the SPANK plugin, "" without a value
 	HasOption bool   // whether the option was given
 }
 
-// Controller says who decides a variable's value.
+// Controller says whether Slurm or the user decides a variable's value.
 type Controller string
 
-// Slurm's values are trusted once they are well formed. A user's are hostile: they are carried, never believed.
+// A well-formed value of Slurm's is trusted. A user's value may be hostile: it is passed on, but never trusted.
 const (
 	BySlurm Controller = "slurm"
 	ByUser  Controller = "user"
 )
 
-// Need says what becomes of a job whose variable is missing or malformed.
+// Need says what happens if a job's variable is missing or malformed.
 type Need string
 
-// An epilog obeys the record of the prolog and needs little more than the job's number, so most of what a prolog must
-// know is taken there if it reads well and left out if not: an epilog that refuses drains the node.
+// An epilog follows the prolog's record and needs only the job's ID. Other variables are optional there, because an
+// epilog that fails drains the node.
 const (
 	Required   Need = "required" // missing or malformed: refused
 	Validated  Need = "checked"  // missing: zero value; malformed: refused
@@ -80,7 +80,7 @@ type Variable struct {
 	parse  func(*Job, string) error
 }
 
-// Variables is the table that ReadJob follows, in its order.
+// Variables returns the table that ReadJob follows, in its order.
 func Variables() []Variable {
 	return []Variable{
 		{"SLURM_JOB_ID", "ID", Required, Required, BySlurm, number(1, func(j *Job) *uint32 { return &j.ID }, "a job's number")},
@@ -110,8 +110,8 @@ func Variables() []Variable {
 	}
 }
 
-// ReadJob reads the job that a prolog or an epilog runs for. It refuses another context than want, a missing variable
-// that the context requires, and a malformed value of a variable that Slurm controls and the context checks.
+// ReadJob reads the job of a prolog or an epilog. It fails in three cases: the context is not want, a variable that the
+// context requires is missing, or a variable that Slurm controls and the context checks is malformed.
 func ReadJob(env Env, want Context) (Job, error) {
 	if err := checkContext(env, want); err != nil {
 		return Job{}, err
@@ -153,35 +153,35 @@ func readVariable(job *Job, env Env, v Variable, in Context) error {
 		}
 		return nil
 	}
-	// A parser that fails has left the job as it was.
+	// A parser that fails does not change the job.
 	if err := v.parse(job, value); err != nil && need != BestEffort {
 		return fmt.Errorf("%s %w", v.Name, err)
 	}
 	return nil
 }
 
-// quote shows a value in an error: bounded, and without bytes that would break a line of a log.
+// quote formats a value for an error. The result is short and has no bytes that would break a log line.
 func quote(value string) string {
-	const most = 64
-	if len(value) > most {
-		return strconv.Quote(value[:most]) + "…"
+	const maxLength = 64
+	if len(value) > maxLength {
+		return strconv.Quote(value[:maxLength]) + "…"
 	}
 	return strconv.Quote(value)
 }
 
-// number reads an id: digits alone, from least to the highest that Slurm does not keep for itself.
-func number(least uint64, field func(*Job) *uint32, what string) func(*Job, string) error {
+// number parses an id: only digits, from min to the highest number that Slurm does not reserve.
+func number(min uint64, field func(*Job) *uint32, what string) func(*Job, string) error {
 	return func(j *Job, value string) error {
 		n, err := parseDigits(value)
-		if err != nil || n < least || n >= noVal {
-			return fmt.Errorf("is %s, want %s from %d to %d", quote(value), what, least, uint32(noVal-1))
+		if err != nil || n < min || n >= noVal {
+			return fmt.Errorf("is %s, want %s from %d to %d", quote(value), what, min, uint32(noVal-1))
 		}
 		*field(j) = uint32(n)
 		return nil
 	}
 }
 
-// count reads a number of things; what Slurm keeps for "not said" is 0 here.
+// count parses a number of things. Slurm's reserved value for an unset number gives 0.
 func count(field func(*Job) *int) func(*Job, string) error {
 	return func(j *Job, value string) error {
 		n, err := parseDigits(value)
@@ -195,23 +195,23 @@ func count(field func(*Job) *int) func(*Job, string) error {
 	}
 }
 
-// name reads a word of Slurm's: the name of a node, a user, a partition. They end up in paths and in logs.
+// name parses a name of Slurm's, such as a node, a user or a partition. Names are used in paths and logs.
 func name(field func(*Job) *string) func(*Job, string) error {
 	return bounded(field, 255)
 }
 
-// path reads a path of Slurm's.
+// path parses a path of Slurm's.
 func path(field func(*Job) *string) func(*Job, string) error {
 	return bounded(field, 4095)
 }
 
-func bounded(field func(*Job) *string, most int) func(*Job, string) error {
+func bounded(field func(*Job) *string, maxLength int) func(*Job, string) error {
 	return func(j *Job, value string) error {
 		if value == "(null)" {
 			return nil
 		}
-		if len(value) > most {
-			return fmt.Errorf("is %s, %d bytes long, want at most %d", quote(value), len(value), most)
+		if len(value) > maxLength {
+			return fmt.Errorf("is %s, %d bytes long, want at most %d", quote(value), len(value), maxLength)
 		}
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return fmt.Errorf("is %s, want a value without control characters", quote(value))
@@ -221,7 +221,7 @@ func bounded(field func(*Job) *string, most int) func(*Job, string) error {
 	}
 }
 
-// text carries what a user wrote.
+// text copies a text of the user's.
 func text(field func(*Job) *string) func(*Job, string) error {
 	return func(j *Job, value string) error {
 		if value != "(null)" {
@@ -231,7 +231,7 @@ func text(field func(*Job) *string) func(*Job, string) error {
 	}
 }
 
-// gresMPS takes the variable that slurmd gives the prolog of a job of gres/mps, and of no other (recorded on 24.11).
+// gresMPS is for a variable that slurmd sets only for the prolog of a job with gres/mps (recorded on 24.11).
 func gresMPS(j *Job, _ string) error {
 	j.GresMPS = true
 	return nil
@@ -247,9 +247,9 @@ func constraints(j *Job, value string) error {
 	return nil
 }
 
-// Features takes a constraint expression such as "a100&[rack1*2|rack2]" apart and returns the whole names in it, each
-// once, in their order. Counts behind "*" or ":" are no names. The operators are lost: a name that stands in an
-// alternative counts as asked for. "(null)", which older releases print, is none.
+// Features returns the feature names in a constraint expression such as "a100&[rack1*2|rack2]", in their order, each
+// once. Counts after "*" or ":" are not names. The operators are lost, so a name in an alternative counts as requested.
+// "(null)", which older releases print, has no names.
 func Features(expression string) []string {
 	if expression == "(null)" {
 		return nil
@@ -274,10 +274,10 @@ func Features(expression string) []string {
 	return names
 }
 
-// positionsMax is Slurm's bound on the devices of one kind on a node (MAX_GRES_BITMAP).
+// positionsMax is Slurm's limit for the devices of one kind on a node (MAX_GRES_BITMAP).
 const positionsMax = 1024
 
-// positions reads SLURM_JOB_GPUS: "0,2", and ranges such as "0-3" or "[0-3]" should a release print them.
+// positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3" or "[0-3]", in case a release prints one.
 func positions(j *Job, value string) error {
 	if value == "" {
 		return nil
@@ -305,8 +305,8 @@ func positions(j *Job, value string) error {
 	return nil
 }
 
-// visible reads CUDA_VISIBLE_DEVICES as slurmd sets it: indices, UUIDs of MIG instances, with Flags=env_uuid UUIDs of
-// GPUs, or "NoDevFiles" for a job without a GPU.
+// visible parses slurmd's CUDA_VISIBLE_DEVICES: indices, or UUIDs of MIG instances, or UUIDs of GPUs with
+// Flags=env_uuid. A job without a GPU has "NoDevFiles".
 func visible(j *Job, value string) error {
 	if value == "" || value == "NoDevFiles" {
 		return nil

@@ -20,7 +20,7 @@ func TestNewEnviron(t *testing.T) {
 	}
 }
 
-// What the recordings have in common, and by folder what they do not.
+// The common values of the recordings, and the different ones by folder.
 func wantJob(folder string, id uint32) Job {
 	job := Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Cluster: "lab", Conf: "/lab/c1/etc/slurm.conf",
 		Partition: "main", NumNodes: 1, Constraints: []string{"mps"}}
@@ -183,7 +183,7 @@ func TestReadJobRefuses(t *testing.T) {
 	}
 }
 
-// An epilog that refuses drains the node, and the record says all that it must undo.
+// An epilog that fails drains the node, and the record contains all that it must undo.
 func TestReadJobEpilogIsLenient(t *testing.T) {
 	env := Env{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
 	job, err := ReadJob(env, Epilog)
@@ -203,7 +203,7 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 	}
 }
 
-// The table names fields that are there, each variable once, and nothing that a user controls can refuse a job.
+// The table names existing fields, each variable once, and no value that a user controls makes ReadJob fail.
 func TestVariablesTable(t *testing.T) {
 	job := reflect.TypeFor[Job]()
 	seen := map[string]bool{}

@@ -11,12 +11,12 @@ import (
 	"testing"
 )
 
-// Steps of one task a node, as a TaskProlog sees them: a launcher's daemons, and ranks.
+// Steps with one task on each node, as a TaskProlog sees them: a launcher's daemons, and ranks.
 func TestLaunchesRanks(t *testing.T) {
 	for name, want := range map[string]bool{
 		"mpirun": true, "mpirun-by-python": true, "hydra": true,
 		"srun": false, "srun-in-mpirun": false,
-		"hydra-by-python": false, // nothing tells: documented
+		"hydra-by-python": false, // not recognisable: documented
 	} {
 		env := recording(t, filepath.Join("testdata/task-prologs", name))
 		if got := IsLauncherStep(env); got != want {
@@ -41,7 +41,7 @@ func TestLaunchesRanks(t *testing.T) {
 	}
 }
 
-// launchRecordings are the environments of every recorded launch's ranks on a node, in order.
+// launchRecordings returns the environments of every recorded launch's ranks on a node, in order.
 func launchRecordings(t *testing.T) map[string][]Env {
 	t.Helper()
 	found := map[string][]Env{}
@@ -58,7 +58,7 @@ func launchRecordings(t *testing.T) map[string][]Env {
 	return found
 }
 
-// Who each recorded rank is: they stand in their order, and the files are named by who launched them.
+// The source and rank of each recorded rank. The ranks are in order, and each file is named after its launcher.
 func TestReadTaskRecordedLaunches(t *testing.T) {
 	for name, ranks := range launchRecordings(t) {
 		for i, env := range ranks {

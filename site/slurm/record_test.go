@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// recording reads an environment that Slurm 22.05.8 gave one of its scripts (testdata/*/README.md).
+// recording reads an environment that Slurm 22.05.8 passed to one of its scripts (testdata/*/README.md).
 func recording(t *testing.T, path string) Env {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -25,7 +25,7 @@ func recording(t *testing.T, path string) Env {
 	return NewEnv(lines)
 }
 
-// recordings lists the files that match, and fails where there are fewer than at least.
+// recordings lists the files that match. It fails if there are fewer than atLeast.
 func recordings(t *testing.T, pattern string, atLeast int) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join("testdata", pattern))
@@ -38,7 +38,7 @@ func recordings(t *testing.T, pattern string, atLeast int) []string {
 	return paths
 }
 
-// with returns a copy of env with values set; the value "-" takes the name away.
+// with returns a copy of env with values set. The value "-" removes the name.
 func with(env Env, set Env) Env {
 	out := Env{}
 	for name, value := range env {

@@ -11,26 +11,26 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// RefKind says what a Ref's number means.
+// RefKind is the meaning of a reference's number.
 type RefKind string
 
-// The ways in which Slurm names a device.
+// The ways in which Slurm refers to a device.
 const (
 	ByMinor      RefKind = "minor"      // N of /dev/nvidiaN
-	ByPCI        RefKind = "pci"        // place, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
-	ByMinorOrder RefKind = "minor rank" // place, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
-	ByUUID       RefKind = "uuid"       // Slurm named the device itself: a MIG instance, or Flags=env_uuid
+	ByPCI        RefKind = "pci"        // position, from 0, among the node's GPUs by PCI bus id (AutoDetect=nvml)
+	ByMinorOrder RefKind = "minor rank" // position, from 0, among the node's GPUs by minor number (AutoDetect=nvidia)
+	ByUUID       RefKind = "uuid"       // Slurm names the device itself: a MIG instance, or Flags=env_uuid
 )
 
-// DeviceRef says how to find one of the job's devices.
+// DeviceRef is a reference to one of the job's devices.
 type DeviceRef struct {
 	By   RefKind
-	N    int       // for all but ByUUID
+	N    int       // for all kinds except ByUUID
 	UUID site.UUID // for ByUUID
 }
 
-// ResolvePositions says which devices the job's GPUs are, in the order of SLURM_JOB_GPUS. A job without a GPU here has none. It
-// refuses whatever leaves a doubt; Pick makes devices of the result.
+// ResolvePositions returns references to the job's GPUs, in the order of SLURM_JOB_GPUS. It returns none for a job
+// without a GPU on this node. It fails if a position is ambiguous. MatchDevices finds the devices of the result.
 func ResolvePositions(gres Gres, job Job) ([]DeviceRef, error) {
 	if len(job.GPUs) == 0 && len(job.MIG) == 0 && len(job.UUIDs) == 0 {
 		return nil, nil
@@ -67,7 +67,7 @@ func (g Gres) resolve(job Job) ([]DeviceRef, error) {
 	return refs, nil
 }
 
-// namedRefs serves a job whose devices CUDA_VISIBLE_DEVICES names itself.
+// namedRefs is for a job whose CUDA_VISIBLE_DEVICES names the devices themselves.
 func namedRefs(job Job) ([]DeviceRef, error) {
 	named := slices.Concat(job.MIG, job.UUIDs)
 	if len(job.MIG) > 0 && len(named) > len(job.MIG) || len(named) != len(job.Visible) {
@@ -97,8 +97,8 @@ func repeated[T comparable](items []T) (T, bool) {
 	return none, false
 }
 
-// checkTypes refuses a node with GPUs of several types: of a request for two of them, Slurm 22.05's prolog saw the GPUs
-// of the last alone (measured). Where slurm.conf was read it decides, since Slurm drops the types that it lacks.
+// checkTypes refuses a node with GPUs of several types. If a job requested two types, Slurm 22.05's prolog saw only the
+// last type's GPUs (measured). If slurm.conf was read, its types count, because Slurm drops the types that it lacks.
 func (g Gres) checkTypes() error {
 	var types []string
 	from := "gres.conf"
@@ -121,7 +121,7 @@ func (g Gres) checkTypes() error {
 		g.Node, strings.Join(types, " and "), from)
 }
 
-// order says how Slurm sorts the node's list.
+// order returns the order of the node's list in Slurm.
 func (g Gres) order() (RefKind, error) {
 	switch g.Detect {
 	case DetectUnset, DetectOff:
@@ -158,7 +158,7 @@ func (g Gres) at(by RefKind, position int) (DeviceRef, error) {
 	return DeviceRef{By: ByMinor, N: entry.Minor}, nil
 }
 
-// count is the number of GPUs that slurm.conf gives the node.
+// count returns the number of the node's GPUs in slurm.conf.
 func (g Gres) count() int {
 	n := 0
 	for _, w := range g.Configured {
@@ -167,8 +167,8 @@ func (g Gres) count() int {
 	return n
 }
 
-// listed is the list of devices that Slurm makes of the entries: those with a file, and where slurm.conf is known taken
-// by it, type after type, up to its count (_merge_config in Slurm's gres.c).
+// listed returns the list of devices that Slurm makes of the entries: those with a file. If slurm.conf was read, Slurm
+// takes them type after type, up to the type's count (_merge_config in Slurm's gres.c).
 func (g Gres) listed() []GresEntry {
 	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e GresEntry) bool { return e.Minor < 0 && !e.Multiple })
 	if g.Configured == nil {
@@ -189,9 +189,9 @@ func (g Gres) listed() []GresEntry {
 	return taken
 }
 
-// MatchDevices finds the devices that refs mean among all of the node's devices, in the order of refs. Places by PCI bus id or
-// by minor number count what slurmd's own detection found, and it need not have taken all of it: Pick answers only
-// where every list that slurmd may have made has the same device in that place, and refuses otherwise.
+// MatchDevices finds the devices of refs among all of the node's devices, in the order of refs. Positions by PCI bus id
+// or by minor number count the devices that slurmd detected, and slurmd may not have taken all of them. So MatchDevices
+// succeeds only if every list that slurmd may have made has the same device in that position.
 func MatchDevices(gres Gres, refs []DeviceRef, devices []site.Device) ([]site.Device, error) {
 	picked := make([]site.Device, 0, len(refs))
 	for _, ref := range refs {
@@ -238,10 +238,10 @@ func byBus(a, b site.Device) int {
 }
 func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 
-// ordered is the list that slurmd made of the node's whole GPUs. Its source (_merge_system_gres_conf in gres_gpu.c)
-// takes detected devices by natural order of their files, at most as many as slurm.conf counts, those on File= lines
-// first, and then sorts what it took: by PCI bus id with nvml, by file with nvidia. A slurmd built without the library
-// keeps the File= lines as they stand.
+// ordered returns slurmd's list of the node's whole GPUs. Slurm's source (_merge_system_gres_conf in gres_gpu.c) takes
+// detected devices in the natural order of their files, at most as many as slurm.conf counts. Devices with File= lines
+// come first. It then sorts them: by PCI bus id with nvml, by file with nvidia. A slurmd built without the library
+// keeps the order of the File= lines.
 func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
 	if by == ByMinorOrder {
@@ -254,7 +254,7 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 		return g.orderedFiles(listed, sorted)
 	}
 	if by == ByMinorOrder || slices.IsSortedFunc(sorted, byMinor) {
-		return sorted, nil // the lowest files are the first places, so the count does not matter
+		return sorted, nil // the lowest files have the first positions, so the count does not matter
 	}
 	if g.Configured == nil {
 		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and how many of the %d Slurm uses is in slurm.conf: let it be read", len(sorted))
@@ -265,7 +265,8 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 	return sorted, nil
 }
 
-// checkKinds refuses a type and several products: which of them Slurm matched with the type depends on their names.
+// checkKinds refuses a type together with several products, because their names decide which of them Slurm matched with
+// the type.
 func (g Gres) checkKinds(devices []site.Device) error {
 	typed := slices.ContainsFunc(g.Entries, func(e GresEntry) bool { return e.Type != "" }) ||
 		slices.ContainsFunc(g.Configured, func(w ConfiguredGres) bool { return w.Type != "" })
@@ -277,8 +278,8 @@ func (g Gres) checkKinds(devices []site.Device) error {
 	return nil
 }
 
-// orderedFiles serves File= lines beside AutoDetect=. The places are certain where the lines stand in the order into
-// which detection sorts, by its key and by file, and no GPU that they leave out can come to stand between them.
+// orderedFiles is for File= lines with AutoDetect=. The positions are certain if the lines are in the order into which
+// the detection sorts, by its key and by file. In addition, no GPU without a line may come between them.
 func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Device, error) {
 	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
 	complete := g.Configured != nil && g.count() <= len(listed)
@@ -301,7 +302,7 @@ func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Dev
 		}
 	}
 	if g.Detect == DetectNVML && typedEntries(listed) && !slices.IsSortedFunc(places, byMinor) {
-		return nil, refuse // where the type is not in the product's name, Slurm sorts by file
+		return nil, refuse // if the type is not in the product's name, Slurm sorts by file
 	}
 	return places, nil
 }

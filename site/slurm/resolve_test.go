@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// gresOf reads a gres.conf and, where it is not "-", the Gres= of the node's line in slurm.conf.
+// gresOf reads a gres.conf, and the Gres= of the node's line in slurm.conf if that is not "-".
 func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 	t.Helper()
 	all := files{"/e/gres.conf": text, "/e/slurm.conf": "NodeName=n1 Gres=" + inSlurmConf}
@@ -106,7 +106,7 @@ func TestResolveRefuses(t *testing.T) {
 	}
 }
 
-// gpus makes GPUs of minors given in the order of their PCI bus ids.
+// gpus makes GPUs from minor numbers in the order of their PCI bus ids.
 func gpus(inOrder ...int) []site.Device {
 	var devices []site.Device
 	for i, minor := range inOrder {
@@ -115,7 +115,7 @@ func gpus(inOrder ...int) []site.Device {
 	return devices
 }
 
-// Places: what stands at each place of the list, "!" where Pick refuses it.
+// The device at each position of the list, "!" if MatchDevices refuses it.
 func TestPickPlaces(t *testing.T) {
 	dgx := []int{2, 3, 0, 1} // minors by bus id, as on machines whose driver probes them in another order
 	tests := []struct {

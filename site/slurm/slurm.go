@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package slurm reads what Slurm and the launchers say about a job, a rank and a node's GPUs, and turns it into typed
-// and checked values. It promises three things. Nothing ambient is read: an environment comes in as a value, a file as
-// a path. A user's mistake is never an error of ReadJob: what a user can write arrives as the string that it is. And
-// nothing is guessed: where Slurm's words leave open which GPU is meant, the answer is an error that says why.
+// Package slurm reads Slurm's and the launchers' data about a job, a rank and a node's GPUs, and returns typed and
+// checked values.
+//
+// It reads no environment and no fixed path: an environment is passed as a value, a file as a path. A user's mistake is
+// never an error of ReadJob, because a user's text is returned unchanged. It never guesses: if Slurm's data do not
+// determine a GPU, the result is an error with the reason.
 package slurm
 
 import "strings"
@@ -11,8 +13,8 @@ import "strings"
 // Env is a process's environment, name to value.
 type Env map[string]string
 
-// NewEnv reads lines of the form NAME=value, as os.Environ gives them. Where a name stands twice the first counts,
-// as in getenv(3); a line without "=" is left out.
+// NewEnv reads lines of the form NAME=value, as os.Environ returns them. If a name occurs twice, the first counts, as
+// in getenv(3). It skips a line without "=".
 func NewEnv(lines []string) Env {
 	env := make(Env, len(lines))
 	for _, line := range lines {
@@ -27,7 +29,7 @@ func NewEnv(lines []string) Env {
 	return env
 }
 
-// Context is the part that Slurm lets a script play, the value of SLURM_SCRIPT_CONTEXT.
+// Context is the value of SLURM_SCRIPT_CONTEXT, which names the kind of script that Slurm runs.
 type Context string
 
 // The two contexts in which slurmd runs a script as root, once for a job and a node.
@@ -36,5 +38,5 @@ const (
 	Epilog Context = "epilog_slurmd"
 )
 
-// Slurm keeps the two highest numbers for "none" and "infinite" (NO_VAL and INFINITE in slurm.h).
+// Slurm reserves the two highest numbers for "none" and "infinite" (NO_VAL and INFINITE in slurm.h).
 const noVal = 0xfffffffe

@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// ConfValue is a value of one of Slurm's files, and where it stands.
+// ConfValue is a value in one of Slurm's files, with its position.
 type ConfValue struct {
 	Value string
 	From  string // file:line
 }
 
-// ConfFile are what one of Slurm's files says for the cluster, and for one node.
+// ConfFile is the content of one of Slurm's files about the cluster and one node.
 type ConfFile struct {
 	Path   string
 	values map[string][]ConfValue // by lower-case name, in the order of the file
 }
 
-// elsewhere begin lines whose values are about something else than the cluster: their names mean something else there.
-var elsewhere = []string{"partitionname", "nodeset", "downnodes", "frontendname", "switchname", "entityname"}
+// otherLines begin lines about something else than the cluster or a node. Their names have another meaning.
+var otherLines = []string{"partitionname", "nodeset", "downnodes", "frontendname", "switchname", "entityname"}
 
-// ReadConfFile reads slurm.conf, or another file of its form, with what it includes. Of the lines that begin with
-// NodeName= it takes those for all nodes and for this one.
+// ReadConfFile reads slurm.conf, or another file of its form, with its includes. It skips lines with NodeName= of other
+// nodes.
 func ReadConfFile(path, node string) (ConfFile, error) {
 	return readSettings(openFile, path, node)
 }
@@ -50,10 +50,10 @@ func readSettings(opener open, path, node string) (ConfFile, error) {
 	return s, nil
 }
 
-// concerns reports whether a line that begins so is about the cluster or the node.
+// concerns reports whether a line with this first pair is about the cluster or the node.
 func concerns(first pair, node string) (bool, error) {
 	name := strings.ToLower(first.name)
-	for _, other := range elsewhere {
+	for _, other := range otherLines {
 		if name == other {
 			return false, nil
 		}
@@ -71,10 +71,10 @@ func (s *ConfFile) add(all []pair, line confLine) {
 	}
 }
 
-// Values are the values of a name in the order of the file: Prolog= may be repeated.
+// Values returns the values of a name in the order of the file, because Prolog= may be repeated.
 func (s ConfFile) Values(name string) []ConfValue { return s.values[strings.ToLower(name)] }
 
-// Value is the value that counts where a name may stand once; ok is false where it does not stand at all.
+// Value returns the last value of a name, which is the effective one. ok is false if there is none.
 func (s ConfFile) Value(name string) (last ConfValue, ok bool) {
 	all := s.Values(name)
 	if len(all) == 0 {

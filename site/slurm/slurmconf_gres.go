@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// ErrNoNode says that slurm.conf has no line for the node: a dynamic node, which registers itself.
+// ErrNoNode means that slurm.conf has no line for the node: it is a dynamic node, which registers itself.
 var ErrNoNode = errors.New("no NodeName= line names it")
 
-// ReadNode reads what slurm.conf at path, with what it includes, says of a node in Gres=: its GPUs, and the names of all
-// that is none, such as shard. The GPUs are empty, not nil, for a node without. An error wraps ErrNoNode where no line names
-// the node.
+// ReadNode reads Gres= of a node from the slurm.conf at path and its includes. It returns the node's GPUs and the names
+// of its other GRES, such as shard. A node without GPUs has an empty list, not nil. The error wraps ErrNoNode if no
+// line names the node.
 func ReadNode(path, node string) (gpus []ConfiguredGres, others []string, err error) {
 	return readNode(openFile, path, node)
 }
@@ -26,7 +26,7 @@ func readNode(opener open, path, node string) (gpus []ConfiguredGres, others []s
 	file := nodeFile{node: node}
 	for _, line := range lines {
 		if !startsWithNode(line.text) {
-			continue // the rest of slurm.conf is not ours to judge
+			continue // the other lines of slurm.conf are not checked
 		}
 		if err := file.add(line); err != nil {
 			return nil, nil, err
@@ -38,7 +38,7 @@ func readNode(opener open, path, node string) (gpus []ConfiguredGres, others []s
 	return file.want, file.others, nil
 }
 
-// nodeFile follows the NodeName= lines of a slurm.conf.
+// nodeFile collects values from the NodeName= lines of a slurm.conf.
 type nodeFile struct {
 	node      string
 	byDefault string           // Gres= of the last NodeName=DEFAULT above
@@ -77,7 +77,7 @@ func (f *nodeFile) add(line confLine) error {
 	return nil
 }
 
-// lastValue returns the value of a name, which is given in lower case; the last counts, as in Slurm.
+// lastValue returns the last value of a lower-case name, which counts in Slurm.
 func lastValue(all []pair, name string) (value string, ok bool) {
 	for _, p := range all {
 		if strings.ToLower(p.name) == name {
@@ -92,8 +92,8 @@ func startsWithNode(line string) bool {
 	return ok && strings.EqualFold(first.name, "NodeName")
 }
 
-// parseWant reads Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400": the GPUs, of which equal types are added up, and the
-// names of the others.
+// parseWant parses Gres= of slurm.conf, "gpu:a100:4(S:0-1),mps:400". It returns the GPUs, with the sum for each type,
+// and the names of the other GRES.
 func parseWant(list string) (gpus []ConfiguredGres, others []string, err error) {
 	gpus = []ConfiguredGres{}
 	for _, item := range strings.Split(dropParens(list), ",") {
@@ -113,7 +113,7 @@ func parseWant(list string) (gpus []ConfiguredGres, others []string, err error) 
 	return gpus, others, nil
 }
 
-// parseItem reads what follows "gpu:", [type:][no_consume:]count; a missing count is 1.
+// parseItem parses the text after "gpu:", [type:][no_consume:]count. A missing count is 1.
 func parseItem(words []string) (ConfiguredGres, error) {
 	w := ConfiguredGres{Count: 1}
 	if n := len(words); n > 0 {
@@ -146,7 +146,7 @@ func addWant(want []ConfiguredGres, w ConfiguredGres) []ConfiguredGres {
 	return append(want, w)
 }
 
-// dropParens takes "(S:0-1)" away, which names sockets.
+// dropParens removes "(S:0-1)", which names sockets.
 func dropParens(list string) string {
 	var out strings.Builder
 	depth := 0

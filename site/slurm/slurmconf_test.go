@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Names are of any case, lines go on behind a backslash, an include stands in its place, and a line about another node or
-// a partition is not the cluster's.
+// Names may have any case, a backslash continues a line, and an include is replaced by the file. A line about another
+// node or a partition is not about the cluster.
 func TestSettings(t *testing.T) {
 	f := files{
 		"/e/slurm.conf": "prologflags=Alloc, # x\nPROLOG=/a\nInclude more.conf\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n" +
@@ -58,7 +58,7 @@ func TestSettingsRefused(t *testing.T) {
 	}
 }
 
-// Whatever slurm.conf holds, the answer is settings with the line of each, or one sentence that names a line.
+// Whatever slurm.conf contains, the result is values with their lines, or an error that names a line.
 func FuzzReadSettings(f *testing.F) {
 	for _, seed := range []string{
 		"PrologFlags=Alloc,Contain # x\nProlog=/a\nInclude x\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n",

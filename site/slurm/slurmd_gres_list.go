@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// filesOf is File= of a line of slurmd -G about GPUs. Such a line is the same from 22.05 to 24.11.
+// filesOf returns File= of a line of slurmd -G about GPUs. The lines have the same form from 22.05 to 24.11.
 func filesOf(line string) (files string) {
 	rest, _ := strings.CutPrefix(line, "slurmd: Gres Name=gpu ")
 	for word := range strings.FieldsSeq(rest) {
@@ -19,9 +19,9 @@ func filesOf(line string) (files string) {
 	return files
 }
 
-// ParseGresList reads what slurmd -G prints: the minors of the node's GPUs, in the order of Slurm's positions; none is no error.
-// Where slurmd ends with a fatal error, that is the error, with the complaints before it. A line without File=, or with
-// the files of a MIG instance, is an error too.
+// ParseGresList parses the output of slurmd -G: the minor numbers of the node's GPUs, in the order of Slurm's
+// positions. It returns an empty list if there are none. If slurmd failed, the error contains its messages. A line
+// without File=, or with the files of a MIG instance, is an error, too.
 func ParseGresList(printed string) ([]int, error) {
 	list := []int{}
 	var complaints []string

@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// TestAgainstSlurmd holds our reading of gres.conf and slurm.conf against a real slurmd, which prints its list offline
-// with -G. It needs slurmd and root, to make device nodes; REQUIRE_LAB=1 makes their absence a failure, and SLURM_BUNDLE
-// names another Slurm than the installed one.
+// TestAgainstSlurmd compares this package's reading of gres.conf and slurm.conf with a real slurmd's, which prints its
+// list with -G. It needs slurmd, and root to make device nodes. With REQUIRE_LAB=1 their absence is a failure.
+// SLURM_BUNDLE names another Slurm than the installed one.
 func TestAgainstSlurmd(t *testing.T) {
 	slurmd := labSlurmd(t)
 	dev := labDevices(t, 6)
 	tests := []struct {
 		name, gres, conf string
-		refused          bool // by slurmd, and so by us
+		refused          bool // by slurmd, and so by this package
 	}{
 		{"a range", "Name=gpu File=DEV[0-3]", "gpu:4", false},
 		{"the middle", "Name=gpu File=DEV[2-3]", "gpu:2", false},
@@ -104,7 +104,7 @@ func labSlurmd(t *testing.T) string {
 	return ""
 }
 
-// labDevices makes n device nodes, since slurmd takes no plain files, and returns their common prefix.
+// labDevices makes n device nodes, because slurmd accepts no plain files, and returns their common prefix.
 func labDevices(t *testing.T, n int) string {
 	t.Helper()
 	prefix := filepath.Join(t.TempDir(), "nvidia")
@@ -151,7 +151,7 @@ PartitionName=main Nodes=ALL Default=YES
 	}
 }
 
-// labList is the list of minors that slurmd prints, or the word with which it refuses.
+// labList returns the minor numbers that slurmd prints, or its reason to refuse.
 func labList(t *testing.T, slurmd, dir string) ([]int, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -169,7 +169,7 @@ func labList(t *testing.T, slurmd, dir string) ([]int, error) {
 	return list, refused
 }
 
-// ourList resolves the positions one by one until we say that there are no more.
+// ourList resolves one position after another until there are no more.
 func ourList(dir string) ([]int, error) {
 	gres, err := ReadGres(filepath.Join(dir, "gres.conf"), "n1")
 	if err != nil {

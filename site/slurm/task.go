@@ -11,42 +11,42 @@ import (
 	"strings"
 )
 
-// Task is one rank's place on its node, as whoever started it says.
+// Task is one rank's index on its node, as Slurm or a launcher reports it.
 type Task struct {
 	JobID uint32 // SLURM_JOB_ID; 0 outside of Slurm
 
-	// JobIDs are the jobs to look for a ticket under, in this order, each once. In a component of a heterogeneous job
-	// that is not its first, SLURM_JOB_ID is the leader's number while the prolog ran under the component's own.
+	// JobIDs are the jobs whose ticket the rank may use, in this order, each once. In a later component of a
+	// heterogeneous job, SLURM_JOB_ID is the leader's ID, but the prolog ran under the component's own ID.
 	JobIDs []uint32
 
 	StepID    string // SLURM_STEP_ID: digits; "" in a batch script and outside of Slurm
 	LocalRank int    // from 0 to LocalSize-1
 	LocalSize int    // ranks of this launch on this node, at least 1
-	Source    string // who said so: the name of a Launcher, one of the Source constants
+	Source    string // the source of rank and size: a Launcher's name, or one of the Source constants
 }
 
-// BySlurm reports whether srun started the rank, so that what Slurm says of a task is said of this one. A launcher's ranks
-// inherit what it says of the launcher.
+// BySlurm reports whether srun started the rank, so that Slurm's variables describe this rank. A launcher's ranks
+// inherit the variables of the launcher's own task.
 func (t Task) BySlurm() bool { return t.Source == SourceStepd || t.Source == SourceInherited }
 
-// The values of Task.Source that name no launcher.
+// The values of Task.Source that are not a launcher's name.
 const (
-	SourceStepd     = "slurmstepd"        // slurmstepd started this very process
-	SourceInherited = "slurm, by a shell" // Slurm's variables, inherited: a shell or another program stands between
-	SourceSingle    = "alone"             // nobody launched several
+	SourceStepd     = "slurmstepd"        // slurmstepd started this process itself
+	SourceInherited = "slurm, by a shell" // Slurm's variables are inherited from a shell or another program
+	SourceSingle    = "alone"             // no launcher started this process
 )
 
 // Launcher is a row of the table of launchers.
 type Launcher struct {
 	Name   string
-	Marker string // a variable that must be there for the row to count; "" where the rank's own name is telling enough
+	Marker string // a variable without which the row does not count; "" if the name of Rank is specific enough
 	Rank   string // variable of the rank on its node
-	Size   string // variable of the number of ranks on the node; "" where the launcher has none
-	World  string // variable of the rank in all, the sign of the launcher where the others are missing
+	Size   string // variable of the number of ranks on the node; "" if the launcher has none
+	World  string // variable of the rank in the whole job; it shows the launcher if the others are missing
 	Note   string
 }
 
-// Launchers is the table that ReadTask follows, in its order: the innermost first.
+// Launchers returns the table that ReadTask follows, in its order: the innermost launcher first.
 func Launchers() []Launcher {
 	return []Launcher{
 		{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "starts its workers inside a rank of the others"},
@@ -61,11 +61,15 @@ func Launchers() []Launcher {
 	}
 }
 
-// ReadTask reads the place of the rank whose process is pid. Slurm's own word counts first where SLURM_TASK_PID proves
-// that slurmstepd started this process: an srun inside an mpirun leaves the mpirun's variables standing. Then the
-// launchers count, since under an mpirun Slurm's variables are those of the launcher's own step. Then Slurm's, and
-// without any sign of a launch the process is alone. A malformed or half-said place is an error, never a guess. It serves ranks and TaskPrologs; a TaskEpilog sees
-// other values (SLURM_GTIDS=0 in every task, measured with Slurm 22.05.8).
+// ReadTask reads the index on its node of the rank with process pid, in this order:
+//
+//  1. Slurm's variables, if SLURM_TASK_PID proves that slurmstepd started this process. An srun inside of an mpirun
+//     does not remove mpirun's variables.
+//  2. The launchers' variables, because under an mpirun Slurm's variables are those of the launcher's own step.
+//  3. Slurm's variables. If there is no sign of a launch, the process is rank 0 of 1.
+//
+// A malformed or incomplete index is an error. ReadTask is for ranks and TaskPrologs. A TaskEpilog has other values
+// (SLURM_GTIDS=0 in every task, measured with Slurm 22.05.8).
 func ReadTask(env Env, pid int) (Task, error) {
 	task, err := readTask(env, pid)
 	if err != nil {
@@ -74,12 +78,12 @@ func ReadTask(env Env, pid int) (Task, error) {
 	return task, nil
 }
 
-// WithoutInheritedLauncher is env without what a launcher said to another process: to the task of the step that this process is part of, so
-// before the step began. An srun inside an mpirun leaves the mpirun's variables standing, and where a shell stands between
-// srun and the rank, SLURM_TASK_PID is no proof any more. The step's task is process SLURM_TASK_PID, task its environment.
+// WithoutInheritedLauncher returns env without launcher variables from outside of the step of this process. An srun
+// inside of an mpirun does not remove mpirun's variables. If a shell runs between srun and the rank, SLURM_TASK_PID
+// proves nothing. The process SLURM_TASK_PID is the step's task, and task is its environment.
 func WithoutInheritedLauncher(env, task Env) Env {
 	if env["SLURM_STEP_ID"] == "" {
-		return env // a batch script, which inherits the variables of whoever submitted it
+		return env // a batch script, which inherits the submitter's variables
 	}
 	fresh := maps.Clone(env)
 	for _, name := range LauncherVariables() {
@@ -90,7 +94,7 @@ func WithoutInheritedLauncher(env, task Env) Env {
 	return fresh
 }
 
-// LauncherVariables are those by which launchers tell a process its place.
+// LauncherVariables returns the variables by which launchers tell a process its rank and size.
 func LauncherVariables() []string {
 	var names []string
 	for _, l := range Launchers() {
@@ -116,7 +120,7 @@ func readTask(env Env, pid int) (Task, error) {
 	return alone(task, env)
 }
 
-// taskJob reads the numbers of the job and of the step.
+// taskJob reads the IDs of the job and of the step.
 func taskJob(env Env) (Task, error) {
 	var task Task
 	for _, name := range jobVariables(env) {
@@ -139,8 +143,8 @@ func taskJob(env Env) (Task, error) {
 	return task, nil
 }
 
-// jobVariables lists the variables that name the task's job, in the order of JobIDs: the job, then the components of a
-// heterogeneous job (HET_GROUP; PACK_GROUP in the releases before 20.02), then its leader.
+// jobVariables lists the variables with the task's job IDs, in the order of JobIDs. First is the job, then the
+// components of a heterogeneous job (HET_GROUP; PACK_GROUP in releases before 20.02), then its leader.
 func jobVariables(env Env) []string {
 	var found []string
 	if _, ok := env["SLURM_JOB_ID"]; ok {
@@ -151,7 +155,7 @@ func jobVariables(env Env) []string {
 		for name := range env {
 			rest, ok := strings.CutPrefix(name, prefix)
 			if !ok {
-				continue // to find that a name is no number takes long
+				continue // skipped first, because parsing every name is slow
 			}
 			if n, err := parseDigits(rest); err == nil && strconv.FormatUint(n, 10) == rest {
 				groups = append(groups, n)
@@ -176,7 +180,7 @@ func bySlurmstepd(task Task, env Env, pid int) (Task, bool, error) {
 }
 
 // bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on this
-// node; SLURM_NTASKS and the like count other nodes or the whole job.
+// node. SLURM_NTASKS and similar variables count other nodes or the whole job.
 func bySlurm(task Task, env Env, source string) (Task, bool, error) {
 	rank, ok := env["SLURM_LOCALID"]
 	if !ok {
@@ -192,12 +196,12 @@ func bySlurm(task Task, env Env, source string) (Task, bool, error) {
 		}
 	}
 	size := strconv.Itoa(strings.Count(ids, ",") + 1)
-	said, err := place(task, source, "SLURM_LOCALID", rank, "the items of SLURM_GTIDS", size)
+	said, err := parsePlace(task, source, "SLURM_LOCALID", rank, "the items of SLURM_GTIDS", size)
 	return said, err == nil, err
 }
 
-// byLauncher takes the first launcher that says both rank and size. One that says the rank alone is held to be there
-// all the same: what Slurm says is then the launcher's place and not the rank's.
+// byLauncher uses the first launcher that sets both rank and size. If a launcher sets only the rank, byLauncher fails,
+// because Slurm's variables then describe the launcher and not the rank.
 func byLauncher(task Task, env Env) (Task, bool, error) {
 	half := ""
 	for _, l := range Launchers() {
@@ -211,7 +215,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 			half = cmp.Or(half, l.Rank)
 			continue
 		}
-		said, err := place(task, l.Name, l.Rank, rank, from, size)
+		said, err := parsePlace(task, l.Name, l.Rank, rank, from, size)
 		return said, err == nil, err
 	}
 	if half != "" {
@@ -220,8 +224,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 	return Task{}, false, nil
 }
 
-// launcherSize returns the size and the variable that it stands in. Flux has none, but a job of one node has all of its
-// ranks there.
+// launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
 func launcherSize(env Env, l Launcher) (size, from string, ok bool) {
 	if l.Size != "" {
 		size, ok = env[l.Size]
@@ -234,10 +237,10 @@ func launcherSize(env Env, l Launcher) (size, from string, ok bool) {
 	return "", "", false
 }
 
-// localMax bounds the ranks of a node: beyond it a value is taken for nonsense.
+// localMax limits the ranks of a node. A larger value is invalid.
 const localMax = 65536
 
-func place(task Task, source, rankName, rank, sizeName, size string) (Task, error) {
+func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task, error) {
 	r, err := parseDigits(rank)
 	if err != nil {
 		return Task{}, fmt.Errorf("%s is %s, want a number from 0", rankName, quote(rank))
@@ -253,8 +256,8 @@ func place(task Task, source, rankName, rank, sizeName, size string) (Task, erro
 	return task, nil
 }
 
-// alone is for a process that nobody launched, and refuses one that a launcher did: seated as rank 0 of 1, each of its
-// ranks would take the whole GPU.
+// alone is for a process that no launcher started. It fails for a launcher's rank, because as rank 0 of 1 each rank
+// would take the whole GPU.
 func alone(task Task, env Env) (Task, error) {
 	for _, l := range Launchers() {
 		if world, ok := env[l.World]; ok && l.World != "" {

@@ -20,7 +20,7 @@ func taskPID(t *testing.T, env Env) int {
 	return pid
 }
 
-// Ranks of srun and of the batch script: their number is in the file's name, how many there are in the table.
+// Ranks of srun and of the batch script. The file's name contains the rank, and the table contains the size.
 func TestReadTaskRecordedSlurm(t *testing.T) {
 	sizes := map[string]int{"a-gres2-n4": 4, "b-gpt1": 4, "c-gpubind": 4, "cg-a": 1, "d-comment": 2, "e-array": 1, "f-srun": 2, "g-salloc": 2, "i-nogpu": 1}
 	name := regexp.MustCompile(`^([0-9]+)\.task[a-z]*\.n1(\.s([0-9]+))?\.p([0-9]+)$`)
@@ -133,7 +133,7 @@ func TestReadTask(t *testing.T) {
 	}
 }
 
-// A launcher's variables that the step's own task had already are an outer launcher's; all others are the rank's own.
+// A launcher's variables that the step's own task already had are an outer launcher's. All others are the rank's own.
 func TestFresh(t *testing.T) {
 	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
 	step := Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
