@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProgramError says that a program could not be run, and with what code its wrapper ends.
+// ProgramError means that a program could not be run. Code is the wrapper's exit code.
 type ProgramError struct {
 	Code int // 126 not executable, 127 not found
 	err  error
@@ -27,10 +27,11 @@ const (
 	notFound      = 127
 )
 
-// Exec becomes the program argv[0] with the arguments and environment given, found by the PATH in that environment as a
-// shell would. It returns only if that failed, with a *ProgramError.
+// Exec replaces this process by the program argv[0] with these arguments and this environment. It finds the program by
+// the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
 //
-// Go raises the soft limit of open files when a process starts. syscall.Exec gives the program the one before.
+// Go raises the soft limit of open files when a process starts. syscall.Exec restores the original limit for the
+// program.
 func Exec(argv, env []string) error {
 	path, err := Look(argv[0], env)
 	if err != nil {
@@ -44,7 +45,7 @@ func Exec(argv, env []string) error {
 	return &ProgramError{code, fmt.Errorf("cannot run %s: %w", path, err)}
 }
 
-// Look finds a program: a name with a slash is a path, any other is looked for in PATH.
+// Look finds a program. A name with a slash is a path; any other name is looked up in PATH.
 func Look(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
 		return program, executable(program)

@@ -28,15 +28,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain gives what the tests start the default action of SIGHUP also if nohup started the tests: a signal that is
-// caught has its default action in a new program, and one that is ignored is ignored.
+// TestMain sets the default action of SIGHUP for the programs that the tests start, even if nohup started the tests. A
+// caught signal gets its default action in a new program, but an ignored signal stays ignored.
 func TestMain(m *testing.M) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
-// wrapperBinary is mpirun-wrap as it is shipped. It has no name any more, so that nothing of it is left, and is run
-// through its descriptor.
+// wrapperBinary is mpirun-wrap as it is shipped. Its file is unlinked, so that nothing is left, and is run through a
+// descriptor.
 var wrapperBinary = sync.OnceValues(func() (*os.File, error) {
 	dir, err := os.MkdirTemp("", "wrapper")
 	if err != nil {
@@ -52,21 +52,21 @@ var wrapperBinary = sync.OnceValues(func() (*os.File, error) {
 	return os.Open(path)
 })
 
-// rank is a program that mpirun-wrap has placed, with a folder to leave files in.
+// rank is a program that mpirun-wrap has placed, with a folder for its files.
 type rank struct {
 	t      *testing.T
 	dir    string
-	root   string // the node's
+	root   string // the root folder of the node
 	binary string
 	env    []string
 	in     string
 	cmd    *exec.Cmd
-	said   *bytes.Buffer // stdout and stderr, to be read when it has ended
+	said   *bytes.Buffer // stdout and stderr; read them after the end
 	ended  chan struct{}
 }
 
-// newRank is a rank of a job that has one GPU and whose daemon is this process. Only root can publish a ticket; if another
-// user runs the tests, MPS is off for the rank.
+// newRank makes a rank of a job that has one GPU. The job's daemon is this process. Only root can write a ticket; if
+// another user runs the tests, MPS is off for the rank.
 func newRank(t *testing.T) *rank {
 	t.Helper()
 	t.Parallel()
@@ -103,13 +103,13 @@ func (r *rank) ticket() lease.Ticket {
 	return ticket
 }
 
-// wrapper is mpirun-wrap before a program.
+// wrapper is the command line of mpirun-wrap before a program.
 func (r *rank) wrapper(program ...string) []string {
 	line := []string{r.binary, "--root", r.root, "--local-rank", "1", "--local-size", "2", "--"}
 	return append(line, program...)
 }
 
-// start starts it in a process group of its own; what is left of the rank is killed when the test ends.
+// start starts the rank in its own process group. The rank's remaining processes are killed when the test ends.
 func (r *rank) start(line ...string) {
 	r.t.Helper()
 	r.cmd = exec.Command(line[0], line[1:]...)
@@ -123,7 +123,7 @@ func (r *rank) start(line ...string) {
 	r.t.Cleanup(func() { _ = syscall.Kill(-r.cmd.Process.Pid, syscall.SIGKILL); <-r.ended })
 }
 
-// sh starts a shell's script as a rank.
+// sh starts a shell script as a rank.
 func (r *rank) sh(script string) {
 	r.t.Helper()
 	r.start(r.wrapper("/bin/sh", "-c", script)...)
@@ -131,7 +131,7 @@ func (r *rank) sh(script string) {
 
 const patience = 15 * time.Second
 
-// end waits for the end and returns how its parent sees it.
+// end waits for the rank's end and returns the status that its parent sees.
 func (r *rank) end() syscall.WaitStatus {
 	r.t.Helper()
 	select {
@@ -142,7 +142,7 @@ func (r *rank) end() syscall.WaitStatus {
 	return r.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
 
-// code is the exit code of a rank that no signal ends.
+// code returns the exit code of a rank that no signal ends.
 func (r *rank) code() int {
 	r.t.Helper()
 	status := r.end()
@@ -159,7 +159,7 @@ func (r *rank) signal(s syscall.Signal) {
 	}
 }
 
-// proc is the process that wrote its pid into a file of the folder.
+// proc returns the process that wrote its pid into a file of the folder.
 func (r *rank) proc(name string) site.Process {
 	r.t.Helper()
 	var proc site.Process
@@ -235,7 +235,7 @@ func TestTheProgramsExitIsTheRanks(t *testing.T) {
 	})
 }
 
-// A signal does to a rank what it does to the program, and the parent sees the program's end.
+// A signal to a rank has the same effect as on the program, and the parent sees the program's exit status.
 //
 // Contract: K5
 func TestASignalReachesTheProgram(t *testing.T) {
@@ -259,7 +259,7 @@ func TestASignalReachesTheProgram(t *testing.T) {
 		r.sh("trap 'echo caught; exit 3' TERM; trap 'echo saved' USR1; echo $$ >pid; while :; do sleep 0.01; done")
 		r.proc("pid")
 		r.signal(syscall.SIGUSR1)
-		time.Sleep(100 * time.Millisecond) // the order of two pending signals is the kernel's
+		time.Sleep(100 * time.Millisecond) // because the order of two pending signals is undefined
 		r.signal(syscall.SIGTERM)
 		if code := r.code(); code != 3 || r.said.String() != "saved\ncaught\n" {
 			t.Errorf("code %d, %q", code, r.said)
@@ -282,14 +282,14 @@ func TestASignalReachesTheProgram(t *testing.T) {
 	})
 }
 
-// inherits prints what a program has of whoever starts it. The pid that it prints is its own.
+// inherits prints what a program inherits. The printed pid is its own.
 const inherits = `ulimit -Sa; ulimit -Ha; umask; pwd; read -r pid name state parent group session terminal foreground rest </proc/self/stat
 echo "$pid $parent $group $session $terminal $foreground"
 grep -E "^(Umask|Uid|Gid|Groups|Threads|Cap|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed)" /proc/self/status
 ls /proc/$$/fd; cat`
 
-// What a program has of whoever starts it is what it has without the wrapper: limits, signals, mask, folder, descriptors,
-// stdin, parent, group and session; and the process is the same one.
+// A program inherits the same with and without the wrapper: limits, signals, mask, folder, descriptors, stdin, parent,
+// group and session. The process also stays the same.
 //
 // Contract: K5
 func TestWhatAProgramInherits(t *testing.T) {
@@ -330,7 +330,7 @@ func TestWhatAProgramInherits(t *testing.T) {
 			if with != without || !strings.Contains(with, "from stdin") || !strings.Contains(with, "PID "+strconv.Itoa(os.Getpid())+" PID ") {
 				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)
 			}
-			const signals = "grep -E ^S[ih][gd][A-P] /proc/self/status" // a shell blocks and ignores for itself
+			const signals = "grep -E ^S[ih][gd][A-P] /proc/self/status" // not in a shell, which blocks and ignores signals itself
 			// Go's runtime sends its threads SIGURG, which stays pending through an exec if its caller blocks all signals. No
 			// program's default is to mind it.
 			pending := strings.NewReplacer("SigPnd:\t0000000000400000", "SigPnd:\t0000000000000000")
@@ -341,7 +341,7 @@ func TestWhatAProgramInherits(t *testing.T) {
 	}
 }
 
-// The program has its arguments as they were given.
+// The program gets its arguments unchanged.
 //
 // Contract: K5
 func TestTheArgumentsAreTheProgramsOwn(t *testing.T) {
@@ -353,7 +353,7 @@ func TestTheArgumentsAreTheProgramsOwn(t *testing.T) {
 	}
 }
 
-// A rank that has waited for its server leaves the program nothing of it: no process, no descriptor.
+// A rank that has waited for its server leaves the program no process and no descriptor.
 //
 // Contract: K5
 func TestAProgramAfterAWait(t *testing.T) {
@@ -392,7 +392,7 @@ esac
 	}
 }
 
-// With the set-user-id or set-group-id bit the wrapper would run any program as the file's owner.
+// With the set-user-id or set-group-id bit, the wrapper would run any program as the file's owner.
 //
 // Contract: K5
 func TestAWrapperWithTheSetUserIDBit(t *testing.T) {

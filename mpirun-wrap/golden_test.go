@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write what is seen as what is expected: read the difference before you commit it")
 
-// golden is one case: a node, a launch and flags, and what every rank gets.
+// golden is one case: a node, a launch, flags, and every rank's placement.
 type golden struct {
 	node   string // "H200 2 scope=gpu overlap=1"
 	launch string // "srun 8"
@@ -28,8 +28,8 @@ type golden struct {
 	ranks  []string
 }
 
-// TestGoldens runs every file of testdata/golden. A file has three lines that say the case, and a line for each rank:
-// GPU, daemon, SMs, percentage and how many ranks share the GPU.
+// TestGoldens runs every file of testdata/golden. Three lines describe the case. A line for each rank has GPU, daemon,
+// SMs, percentage and the number of ranks on the GPU.
 func TestGoldens(t *testing.T) {
 	paths, err := filepath.Glob("testdata/golden/*.txt")
 	if err != nil {
@@ -79,7 +79,7 @@ func (c golden) text(ranks []string) string {
 	return fmt.Sprintf("node   %s\nlaunch %s\nflags  %s\n---\n%s\n", c.node, c.launch, strings.Join(c.flags, " "), strings.Join(ranks, "\n"))
 }
 
-// play seats every rank as a wrapper would, each from its own environment alone.
+// play places every rank as a wrapper would, each from its own environment.
 func (c golden) play(t *testing.T) []string {
 	ticket := nodeOf(t, c.node)
 	launcher, count, _ := strings.Cut(c.launch, " ")
@@ -88,35 +88,35 @@ func (c golden) play(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
-	for rank := range ranks { // all of them have said their word before the first asks for the others'
+	for rank := range ranks { // all ranks write their information before the first one reads it
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		seatOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
+		placementOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) { return nil, writeRankInfo(folder, "x", own) })
 	}
-	var seats []string
+	var placements []string
 	for rank := range ranks {
 		env := append(environmentOf(t, launcher, rank, ranks), "SLURM_JOB_ID=7")
-		seat, err := seatOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) {
+		placement, err := placementOf(ticket, env, c.flags, func(_ string, own RankInfo) ([]RankInfo, error) {
 			return ExchangeRankInfo(t.Context(), folder, "x", ranks, own)
 		})
 		if err != nil {
-			seats = append(seats, fmt.Sprintf("%d %v", rank, err))
+			placements = append(placements, fmt.Sprintf("%d %v", rank, err))
 			continue
 		}
-		percent, _ := seat.Percent().MarshalJSON()
-		gpus := fmt.Sprint(seat.GPU)
-		for _, part := range seat.OtherGPUs {
+		percent, _ := placement.Percent().MarshalJSON()
+		gpus := fmt.Sprint(placement.GPU)
+		for _, part := range placement.OtherGPUs {
 			gpus += fmt.Sprintf(",%d", part.GPU)
 		}
-		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(seat.Daemon.PipeDir)), seat.Share.SMs, percent, seat.RanksOnGPU)
-		for _, v := range seat.Variables()[4:] {
+		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(placement.Daemon.PipeDir)), placement.Share.SMs, percent, placement.RanksOnGPU)
+		for _, v := range placement.Variables()[4:] {
 			line += " " + v.Name + "=" + v.Value
 		}
-		seats = append(seats, line)
+		placements = append(placements, line)
 	}
-	return seats
+	return placements
 }
 
-func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string, RankInfo) ([]RankInfo, error)) (Placement, error) {
+func placementOf(ticket lease.Ticket, environment, flags []string, agree func(string, RankInfo) ([]RankInfo, error)) (Placement, error) {
 	env := slurm.NewEnv(environment)
 	options, err := ReadOptions(env)
 	if err != nil {
@@ -145,7 +145,7 @@ func seatOf(ticket lease.Ticket, environment, flags []string, agree func(string,
 	return Place(ticket, Rank{task, binding, HostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, options, agree})
 }
 
-// nodeOf is a ticket: a model and how many of it, then attributes. The GPUs' NUMA nodes are 0 for the first half of them.
+// nodeOf makes a ticket from a model, a number of GPUs, and attributes. The first half of the GPUs is on NUMA node 0.
 func nodeOf(t *testing.T, line string) lease.Ticket {
 	fields := strings.Fields(line)
 	model, err := policy.FindModel(fields[0])
@@ -194,14 +194,15 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	return ticket
 }
 
-// environmentOf is what a launcher says to rank of ranks, by its documents where it was not recorded.
+// environmentOf returns the environment that a launcher gives to rank of ranks. If it was not recorded, it follows the
+// launcher's documents.
 func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	gtids := "0"
 	for i := 1; i < ranks; i++ {
 		gtids += fmt.Sprintf(",%d", i)
 	}
 	srun := []string{"SLURM_STEP_ID=0", fmt.Sprintf("SLURM_LOCALID=%d", rank), "SLURM_GTIDS=" + gtids, "SLURM_TASK_PID=4711", "SLURM_NODEID=0"}
-	under := []string{"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"} // a launcher inside a batch script
+	under := []string{"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"} // a launcher in a batch script
 	pair := func(rankName, sizeName string) []string {
 		return append(under, fmt.Sprintf("%s=%d", rankName, rank), fmt.Sprintf("%s=%d", sizeName, ranks))
 	}
@@ -217,7 +218,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank), "SLURM_GPUS_PER_TASK=1")
 	case "srun-gpus-per-task-2":
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d,%d", 2*rank, 2*rank+1), "SLURM_GPUS_PER_TASK=2")
-	case "openmpi-gpus-per-task-2": // the batch step's binding, which is all of the job's, and its request
+	case "openmpi-gpus-per-task-2": // the batch step's binding, which is all GPUs of the job, and its request
 		return append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "SLURM_GPUS_PER_TASK=h200:2")
 	case "srun-gpu-bind-single-2": // --gpu-bind=single:2
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2))
@@ -225,13 +226,13 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2), "SLURM_NTASKS_PER_GPU=2")
 	case "openmpi":
 		return pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-	case "openmpi-mpmd": // rank 0 is another program, with 60 % for itself
+	case "openmpi-mpmd": // rank 0 is another program, with 60 %
 		env := append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "OMPI_NUM_APP_CTX=2")
 		if rank == 0 {
 			env = append(env, "SLURM_MPS_SHARE=60%")
 		}
 		return env
-	case "hydra-mpmd": // the same, and hydra does not say that there are two programs
+	case "hydra-mpmd": // the same, but hydra does not report two programs
 		env := pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 		if rank == 0 {
 			env = append(env, "SLURM_MPS_SHARE=60%")
@@ -252,7 +253,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	return nil
 }
 
-// recordedOf is what a real launch said to the rank that stands at that place in a recording.
+// recordedOf returns the recorded environment of a rank in a real launch.
 func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 	content, err := os.ReadFile(filepath.Join("../site/slurm/testdata/launches", name))
 	if err != nil {
@@ -264,13 +265,13 @@ func recordedOf(t *testing.T, name string, rank, ranks int) []string {
 	}
 	lines := strings.Split(blocks[rank], "\n")
 	env := slurm.NewEnv(lines)
-	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this very process
+	if env["SLURM_TASK_PID"] == env["RANK_PID"] { // slurmstepd started this process itself
 		lines = append([]string{"SLURM_TASK_PID=4711"}, lines...)
 	}
 	return lines
 }
 
-// openOf says which GPUs a recorded rank could open.
+// openOf returns the GPUs that a recorded rank could open.
 func openOf(env slurm.Env) func(minor int) bool {
 	minors := strings.Fields(env["RANK_OPEN"])
 	return func(minor int) bool { return slices.Contains(minors, strconv.Itoa(minor)) }

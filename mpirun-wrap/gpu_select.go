@@ -9,39 +9,40 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// position is where a rank comes to sit: indices into the ticket's devices, one but for a rank with several GPUs, how many
-// ranks share each of them, and which of those this one is.
+// position is a rank's position on the GPUs: the indices of its devices in the ticket (one, except for a rank with
+// several GPUs), the number of ranks on each of them, and this rank's index among those.
 type position struct {
 	devices []int
 	beside  int
 	index   int
 }
 
-// HostInfo is what the node says of the process itself.
+// HostInfo is information about this process from the node.
 type HostInfo struct {
-	NUMA    int                  // the node of all of its CPUs, -1 where they are of several or it is not known
-	CanOpen func(minor int) bool // whether it may open nvidiaN; nil, or none of the job's, where that is not known
+	NUMA    int                  // the node of all of its CPUs, -1 if there are several or it is unknown
+	CanOpen func(minor int) bool // whether it may open nvidiaN; unknown if nil, or if it may open none of the job's
 }
 
-// chooseGPU seats a rank. What the ranks beside it do is known exactly for ranks that go round all of the job's GPUs or
-// take them in blocks. Where Slurm bound GPUs to single tasks, or NUMA nodes decide, it is bounded from above, and the
-// rank takes the smallest of the shares: together they are never more than was meant.
+// chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
+// GPU binding, or with NUMA nodes, it is an upper bound, and the rank takes the smallest share. So the shares of a GPU
+// never exceed what was granted.
 //
-// A task that asked for several GPUs (--gpus-per-task=2) gets that many: the devices are dealt in groups of so many.
+// A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
+// size.
 func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, at HostInfo) position {
 	all := make([]int, len(devices))
 	for i := range devices {
 		all[i] = i
 	}
 	bound, confined := ownDevices(devices, all, task, binding, at)
-	if binding.AllOfStep || !task.BySlurm() { // the others of the launch have these as well, and no more
+	if binding.AllOfStep || !task.BySlurm() { // the other ranks of the launch have the same devices
 		all, confined = bound, false
 	}
 	if choice == Inherit {
 		return inherited(bound, len(all), task, binding)
 	}
 	if confined {
-		choice = Auto // there is no other device to choose
+		choice = Auto // the rank can use no other device
 	}
 	each := min(max(binding.GPUsPerTask, 1), len(all))
 	groups := grouped(all, each)
@@ -64,7 +65,7 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	return bounded(grouped(bound, min(each, len(bound))), task, beside)
 }
 
-// besideOn is how many ranks at most share a GPU with this one.
+// besideOn returns the maximum number of ranks that share a GPU with this one.
 func besideOn(groups int, task slurm.Task, binding slurm.Binding) int {
 	if binding.TasksPerGPU > 0 && !binding.AllOfStep && task.BySlurm() {
 		return min(binding.TasksPerGPU, task.LocalSize)
@@ -72,10 +73,11 @@ func besideOn(groups int, task slurm.Task, binding slurm.Binding) int {
 	return spread(task.LocalSize, groups)
 }
 
-// ownDevices are the devices that the rank is to use, and whether it is confined to them, while others of the launch may
-// have others. What the process may open counts first: Slurm's numbers of a task that is confined to its own devices say
-// nothing (recorded). Next are Slurm's numbers, where all of them name devices of the job. Those of a launcher's rank are
-// the launcher's daemon's, which a request for GPUs per task makes fewer than the ranks may open.
+// ownDevices returns the devices for the rank, and whether it can open no others while other ranks of the launch may.
+// The devices that the process may open count first, because Slurm's positions are meaningless for a task that is
+// confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
+// launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
+// open.
 func ownDevices(devices []lease.TicketDevice, all []int, task slurm.Task, binding slurm.Binding, at HostInfo) (own []int, confined bool) {
 	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.CanOpen == nil || !at.CanOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
@@ -90,7 +92,8 @@ func ownDevices(devices []lease.TicketDevice, all []int, task slurm.Task, bindin
 	return all, false
 }
 
-// inherited: all that Slurm bound to the task. Where that is all of the job's, every rank of the node has them all.
+// inherited returns all GPUs that Slurm bound to the task. If these are all of the job's, every rank of the node has
+// all.
 func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
 	switch {
 	case len(bound) == all:
@@ -103,7 +106,7 @@ func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) pos
 	return position{bound, beside, beside - 1}
 }
 
-// grouped deals devices in groups of n; what is left over is no group.
+// grouped divides devices into groups of n. It drops an incomplete group.
 func grouped(devices []int, n int) [][]int {
 	var groups [][]int
 	for group := range slices.Chunk(devices, n) {
@@ -114,20 +117,21 @@ func grouped(devices []int, n int) [][]int {
 	return groups
 }
 
-// cyclic: rank r sits on group r mod n.
+// cyclic places rank r on group r mod n.
 func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
 	own := task.LocalRank % n
 	return position{groups[own], (task.LocalSize - own + n - 1) / n, task.LocalRank / n}
 }
 
-// block: the first ranks sit on the first group; what does not divide goes one each to the first groups.
+// block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
+// each.
 func block(groups [][]int, task slurm.Task) position {
-	least, more := task.LocalSize/len(groups), task.LocalSize%len(groups)
+	each, remainder := task.LocalSize/len(groups), task.LocalSize%len(groups)
 	first := 0
 	for i, group := range groups {
-		beside := least
-		if i < more {
+		beside := each
+		if i < remainder {
 			beside++
 		}
 		if task.LocalRank < first+beside {
@@ -138,10 +142,10 @@ func block(groups [][]int, task slurm.Task) position {
 	return cyclic(groups, task)
 }
 
-// bounded: round the groups given, with at most beside ranks on each, of which this is taken to be the last.
+// bounded places ranks cyclically, with at most beside ranks on each group, and takes this rank for the last of them.
 func bounded(groups [][]int, task slurm.Task, beside int) position {
 	return position{groups[task.LocalRank%len(groups)], beside, beside - 1}
 }
 
-// spread is how many ranks each of n has at most when they are spread evenly.
+// spread returns the maximum number of ranks on each of n when they are spread evenly.
 func spread(ranks, n int) int { return (ranks + n - 1) / n }

@@ -13,48 +13,48 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Options are what a user says of a rank. The zero value leaves everything to Slurm and the policy.
+// Options are a user's options for a rank. The zero value leaves everything to Slurm and the policy.
 type Options struct {
 	GPU       Choice
 	Share     *policy.ShareRule  // nil: the ticket's
 	Own       bool               // Share is this rank's flag, not a variable that all ranks have
-	Meet      bool               // some ranks of the launch have flags of their own, so all of them agree
+	Meet      bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
-	LocalRank int                // with LocalSize, by hand; LocalSize 0 means not given
+	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
 	LocalSize int
-	Report    bool // a line about the seat on stderr
-	DryRun    bool // print the seat and run nothing
+	Report    bool // print the placement on stderr
+	DryRun    bool // print the placement and run nothing
 	JSON      bool // for Report and DryRun
-	Off       bool // run the program as it is
+	Off       bool // run the program without MPS
 }
 
-// Choice is how a rank comes to its GPU.
+// Choice is a way to choose a rank's GPU.
 type Choice string
 
 // The ways to choose. The zero value is Auto.
 const (
-	Auto    Choice = "auto"    // what Slurm bound to the task, else cyclic
-	Block   Choice = "block"   // neighbouring ranks on one GPU
-	Cyclic  Choice = "cyclic"  // ranks go round the GPUs
-	Nearest Choice = "nearest" // the GPUs of the rank's own NUMA node, round them
-	Inherit Choice = "inherit" // all that Slurm bound to the task, or all of the job's
+	Auto    Choice = "auto"    // the GPUs that Slurm bound to the task, else cyclic
+	Block   Choice = "block"   // consecutive ranks on one GPU
+	Cyclic  Choice = "cyclic"  // rank r on GPU r mod n
+	Nearest Choice = "nearest" // cyclic on the GPUs of the rank's own NUMA node
+	Inherit Choice = "inherit" // all GPUs that Slurm bound to the task, or all of the job's
 )
 
-// Setting is a row of the table of options: a flag, and the variable that stands for it.
+// Setting is a row of the table of options: a flag and its variable.
 type Setting struct {
 	Flag  string
-	Value string // what its value is called, "" for a switch
+	Value string // the name of its value, "" for a switch
 	Usage string
 	set   func(*Options, string) error
 }
 
-// Variable is the name of the variable that stands for the flag.
+// Variable is the name of the flag's variable.
 func (s Setting) Variable() string {
 	return "SLURM_MPS_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
 }
 
-// Settings is the table that ReadOptions follows.
+// Settings returns the table that ReadOptions follows.
 func Settings() []Setting {
 	return []Setting{
 		{"gpu", "CHOICE", "auto, block, cyclic, nearest or inherit", func(o *Options, v string) error {
@@ -90,10 +90,10 @@ func Settings() []Setting {
 	}
 }
 
-// Switch is the variable that switches everything off for a job, with the value "off".
+// Switch is the variable that switches MPS off for a job if its value is "off".
 const Switch = "SLURM_MPS"
 
-// ReadOptions reads the variables of an environment; flags are set over them by Set.
+// ReadOptions reads the options from an environment's variables. Set applies flags over them.
 func ReadOptions(env slurm.Env) (Options, error) {
 	var o Options
 	switch value := env[Switch]; value {
@@ -129,18 +129,18 @@ func (o *Options) Set(flag, value string) error {
 	return nil
 }
 
-// Check refuses what does not go together.
+// Check refuses options that exclude each other.
 func (o Options) Check() error {
 	if o.LocalSize > 0 && o.LocalRank >= o.LocalSize {
-		return fmt.Errorf("cannot seat rank %d of %d: --local-rank counts from 0 and is below --local-size", o.LocalRank, o.LocalSize)
+		return fmt.Errorf("cannot place rank %d of %d: --local-rank counts from 0 and is below --local-size", o.LocalRank, o.LocalSize)
 	}
 	if o.LocalRank > 0 && o.LocalSize == 0 {
-		return fmt.Errorf("cannot seat rank %d: --local-rank needs --local-size", o.LocalRank)
+		return fmt.Errorf("cannot place rank %d: --local-rank needs --local-size", o.LocalRank)
 	}
 	return nil
 }
 
-// memory is the user's rule, else the ticket's.
+// memory returns the user's rule, or else the ticket's.
 func (o Options) memory(ticket lease.Ticket) (policy.MemoryRule, error) {
 	switch {
 	case o.Memory != nil:
@@ -151,7 +151,7 @@ func (o Options) memory(ticket lease.Ticket) (policy.MemoryRule, error) {
 	return policy.ParseMemory(ticket.Memory)
 }
 
-// orTicket is the user's word where there is one, else the ticket's.
+// orTicket returns the user's value if there is one, or else the ticket's.
 func orTicket(user *bool, ticket bool) bool {
 	if user != nil {
 		return *user
@@ -159,7 +159,7 @@ func orTicket(user *bool, ticket bool) bool {
 	return ticket
 }
 
-// parseEither reads one of two words; the second is true.
+// parseEither parses one of two values. The second is true.
 func parseEither(value, first, second string, into **bool) error {
 	if value != first && value != second {
 		return fmt.Errorf("want %s or %s", first, second)

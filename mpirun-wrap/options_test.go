@@ -28,7 +28,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	}
 }
 
-// Whatever an environment holds, the answer is options that a rank can be seated by, or one line that can be printed.
+// Whatever an environment contains, the result is options with which a rank can be placed, or one printable line.
 func FuzzReadOptions(f *testing.F) {
 	for _, s := range Settings() {
 		f.Add(s.Variable(), "even", "1")
@@ -50,7 +50,7 @@ func FuzzReadOptions(f *testing.F) {
 	})
 }
 
-// Every bad value of an option, its sentence whole: as a variable, and as a flag.
+// Every invalid value of an option, with its complete message: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
 	for _, c := range []struct{ variable, flag, value, want string }{
 		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest or inherit"},
@@ -75,8 +75,8 @@ func TestBadOptions(t *testing.T) {
 		o    Options
 		want string
 	}{
-		{Options{LocalRank: 4, LocalSize: 4}, "cannot seat rank 4 of 4: --local-rank counts from 0 and is below --local-size"},
-		{Options{LocalRank: 1}, "cannot seat rank 1: --local-rank needs --local-size"},
+		{Options{LocalRank: 4, LocalSize: 4}, "cannot place rank 4 of 4: --local-rank counts from 0 and is below --local-size"},
+		{Options{LocalRank: 1}, "cannot place rank 1: --local-rank needs --local-size"},
 	} {
 		if err := c.o.Check(); err == nil || err.Error() != c.want {
 			t.Errorf("%v, want %s", err, c.want)
@@ -84,30 +84,30 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// Over 1 to 8 GPUs and 1 to 64 ranks: every rank is seated once, ranks that go round or in blocks agree on who sits
-// beside them, and even shares of a GPU add up to all of its SMs where each is at least the driver's.
+// For 1 to 8 GPUs and 1 to 64 ranks, every rank is placed once. Cyclic and block placements agree on the ranks of each
+// GPU. Even shares of a GPU add up to all of its SMs if each is at least the driver's minimum.
 func TestEverySeatIsTakenOnce(t *testing.T) {
 	for _, choice := range []Choice{"", Cyclic, Block} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
 				if (ranks+gpus-1)/gpus > policy.Clients {
-					continue // refused, and a golden of its own
+					continue // refused; there is a golden for it
 				}
 				ticket := ticketOf(gpus, policy.ScopeGPU, 1)
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
 				least, most := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
-					seat, err := Place(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
+					placement, err := Place(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
 					if err != nil {
 						t.Fatal(err)
 					}
-					sums[seat.GPU] += seat.Share.SMs
-					most[seat.GPU] = max(most[seat.GPU], seat.Share.SMs)
-					if least[seat.GPU] == 0 || seat.Share.SMs < least[seat.GPU] {
-						least[seat.GPU] = seat.Share.SMs
+					sums[placement.GPU] += placement.Share.SMs
+					most[placement.GPU] = max(most[placement.GPU], placement.Share.SMs)
+					if least[placement.GPU] == 0 || placement.Share.SMs < least[placement.GPU] {
+						least[placement.GPU] = placement.Share.SMs
 					}
-					beside[seat.GPU] = seat.RanksOnGPU
-					seen[seat.GPU]++
+					beside[placement.GPU] = placement.RanksOnGPU
+					seen[placement.GPU]++
 				}
 				for gpu := range gpus {
 					if most[gpu]-least[gpu] > 2 {
@@ -125,8 +125,8 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 	}
 }
 
-// Whatever a rank asks for, and however it comes to its GPUs, it gets no more than the ceiling and no less than the
-// driver gives, and what CUDA is told comes out as exactly its SMs.
+// Whatever a rank requests, and however its GPUs are chosen, it gets at most the ceiling and at least the driver's
+// minimum. CUDA's percentage gives exactly its SMs.
 func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 	h200 := policy.GPU{SMs: 132, SMsPerTPC: 2}
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
@@ -141,14 +141,14 @@ func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 						if err := rank.Options.Set("share", rule); err != nil {
 							t.Fatal(err)
 						}
-						seat, err := Place(ticket, rank)
+						placement, err := Place(ticket, rank)
 						if err != nil {
 							if ranks <= policy.Clients {
 								t.Fatalf("%s of %d ranks on %d GPUs, %s: %v", rule, ranks, gpus, choice, err)
 							}
 							continue
 						}
-						percent, sms := seat.Percent(), seat.Share.SMs
+						percent, sms := placement.Percent(), placement.Share.SMs
 						if sms > most || sms < policy.MinSMs || percent != 0 && h200.SMsAt(percent) != sms || percent == 0 && sms != min(most, 132) {
 							t.Fatalf("%s of %d ranks on %d GPUs, %s, ceiling %v: %d SMs, %v %%", rule, ranks, gpus, choice, ceiling, sms, percent)
 						}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mpirunwrap seats one rank on the job's GPUs and runs its program there.
+// Package mpirunwrap places one rank on the job's GPUs and runs its program there.
 //
-// The promise: a rank runs under MPS on its own device with its own share, or it does not run and says why in a
-// sentence. CUDA itself starts without MPS and says nothing where the daemon is not there (measured).
+// A rank runs under MPS on its own device with its own share, or it does not run and prints the reason. CUDA itself
+// would start without MPS and without a message if the daemon is not there (measured).
 package mpirunwrap
 
 import (
@@ -23,22 +23,22 @@ import (
 type Placement struct {
 	Task      slurm.Task
 	GPUShare             // of the rank's first GPU
-	OtherGPUs []GPUShare // of the others, for a rank with several
+	OtherGPUs []GPUShare // of the other GPUs, for a rank with several
 	Daemon    lease.Daemon
-	Low       bool // priority below the others'
+	Low       bool // low priority
 	Ticket    lease.Ticket
 }
 
 // GPUShare is a rank's part of one GPU.
 type GPUShare struct {
-	GPU        int // the device's place among the job's
+	GPU        int // the device's index among the job's
 	Device     site.Device
 	Share      policy.Share
 	Memory     policy.Memory
-	RanksOnGPU int // ranks on the device, this one among them
+	RanksOnGPU int // ranks on the device, with this one
 }
 
-// RefusedError says that the job has no MPS; Without, that it runs all the same.
+// RefusedError means that the job has no MPS. If Without is set, the program runs all the same.
 type RefusedError struct {
 	Reason  string
 	Without bool
@@ -49,9 +49,9 @@ func (e *RefusedError) Error() string {
 }
 
 // FindTicket returns the ticket of the first of the task's jobs that has one.
-func FindTicket(journal *lease.Store, task slurm.Task) (lease.Ticket, error) {
+func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 	for _, job := range task.JobIDs {
-		ticket, err := journal.ReadTicket(job)
+		ticket, err := store.ReadTicket(job)
 		if errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot) {
 			continue
 		}
@@ -66,70 +66,70 @@ func FindTicket(journal *lease.Store, task slurm.Task) (lease.Ticket, error) {
 	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
 }
 
-// Rank is all that is known of a rank before it is seated.
+// Rank is all input for the placement of a rank.
 type Rank struct {
 	Task    slurm.Task
 	Binding slurm.Binding
 	Host    HostInfo
 	Options Options
-	// Agree tells the other ranks of the launch this one's word and returns all of theirs; nil where none of them can
-	// have a rule of its own.
+	// Exchange tells the other ranks of the launch this one's information and returns that of all ranks. It is nil if
+	// no rank can have its own rule.
 	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
 }
 
-// Place seats a rank. The ranks of one device divide it by the ticket's rule; a rank's own rule is its own alone, and the
-// ceiling is above both.
+// Place places a rank. The ranks of one device share it by the ticket's rule. A rank's own rule applies to that rank
+// only, and the ceiling limits both.
 func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if ticket.RefusalReason != "" {
 		return Placement{}, &RefusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
 	}
 	task := rank.Task
 	if len(ticket.Devices) == 0 {
-		return Placement{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
+		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
 	}
 	at := chooseGPU(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.Host)
-	seat := Placement{Task: task, Low: orTicket(rank.Options.Low, ticket.LowPriority), Ticket: ticket}
+	placement := Placement{Task: task, Low: orTicket(rank.Options.Low, ticket.LowPriority), Ticket: ticket}
 	var err error
-	if seat.Daemon, err = daemonOf(ticket, task, at.devices); err != nil {
+	if placement.Daemon, err = daemonOf(ticket, task, at.devices); err != nil {
 		return Placement{}, err
 	}
-	words, err := rank.agreed(ticket, at)
+	infos, err := rank.agreed(ticket, at)
 	if err != nil {
 		return Placement{}, err
 	}
 	parts := make([]GPUShare, len(at.devices))
 	for i, device := range at.devices {
-		if parts[i], err = take(ticket, rank, at, device, words); err != nil {
-			return Placement{}, fmt.Errorf("cannot seat rank %d on %s: %w", task.LocalRank, ticket.Devices[device].UUID, err)
+		if parts[i], err = take(ticket, rank, at, device, infos); err != nil {
+			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
-	seat.GPUShare, seat.OtherGPUs = parts[0], parts[1:]
-	return seat, nil
+	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
+	return placement, nil
 }
 
-// daemonOf is the daemon that serves all of a rank's devices: a process can use one (measured).
+// daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
 func daemonOf(ticket lease.Ticket, task slurm.Task, devices []int) (lease.Daemon, error) {
 	first := ticket.Devices[devices[0]]
 	for _, i := range devices {
 		if ticket.Devices[i].Daemon != first.Daemon {
-			return lease.Daemon{}, fmt.Errorf("cannot seat rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
+			return lease.Daemon{}, fmt.Errorf("cannot place rank %d on %d GPUs: each GPU of job %d has a daemon of its own (scope gpu), and a process can use one: give each rank one GPU, as --gpu=cyclic does without --gpus-per-task, or ask your admin for scope \"job\"", task.LocalRank, len(devices), ticket.Job.ID)
 		}
 	}
 	if first.Daemon < 0 || first.Daemon >= len(ticket.Daemons) {
-		return lease.Daemon{}, fmt.Errorf("cannot seat rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
+		return lease.Daemon{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no daemon for %s", task.LocalRank, ticket.Job.ID, first.UUID)
 	}
 	return ticket.Daemons[first.Daemon], nil
 }
 
-// take is the rank's part of one of its devices.
-func take(ticket lease.Ticket, rank Rank, at position, index int, words []RankInfo) (GPUShare, error) {
+// take returns the rank's part of one of its devices.
+func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankInfo) (GPUShare, error) {
 	device := ticket.Devices[index]
-	rules, own, err := rank.beside(ticket, at, index, words)
+	rules, own, err := rank.beside(ticket, at, index, infos)
 	if err != nil {
 		return GPUShare{}, err
 	}
-	if most := maxClients(ticket); len(rules) > most {
-		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), most)
+	if limit := maxClients(ticket); len(rules) > limit {
+		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), limit)
 	}
 	shares, err := policy.SplitSMs(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, rules, policy.PercentFrom(ticket.Ceiling))
 	if err != nil {
@@ -147,7 +147,7 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, words []RankIn
 	return GPUShare{index, device.Device, share, memory, len(rules)}, nil
 }
 
-// maxClients is how many ranks may share a GPU: the policy's number, and never more than MPS serves.
+// maxClients is the maximum number of ranks on a GPU: the policy's, and never more than MPS serves.
 func maxClients(ticket lease.Ticket) int {
 	if ticket.MaxClients > 0 {
 		return min(ticket.MaxClients, policy.Clients)
@@ -155,7 +155,7 @@ func maxClients(ticket lease.Ticket) int {
 	return policy.Clients
 }
 
-// rules are what the ranks of a job are dealt by where they say nothing, and this rank's.
+// rules returns the ticket's rule, which applies to ranks without their own, and this rank's rule.
 func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
 	granted = policy.Grant{Share: policy.ShareMode(ticket.Share), Overlap: ticket.Overlap}.Rule()
 	own = granted
@@ -165,7 +165,7 @@ func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
 	return granted, own
 }
 
-// agreed are the words of all ranks of the launch, nil where they need not agree.
+// agreed returns the information of all ranks of the launch, or nil if they need no exchange.
 func (r Rank) agreed(ticket lease.Ticket, at position) ([]RankInfo, error) {
 	if r.Exchange == nil {
 		return nil, nil
@@ -174,11 +174,11 @@ func (r Rank) agreed(ticket lease.Ticket, at position) ([]RankInfo, error) {
 	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, at.devices, own.String()})
 }
 
-// beside are the rules of all ranks on one device, and which of them is this one's. Where the ranks agree it is what they
-// said; else the others have the ticket's rule, or all have this one's variable.
-func (r Rank) beside(ticket lease.Ticket, at position, device int, words []RankInfo) (rules []policy.ShareRule, index int, err error) {
-	if words != nil {
-		return rulesOnDevice(words, r.Task.LocalRank, device)
+// beside returns the rules of all ranks on one device, and this rank's index. After an exchange these are the ranks'
+// own rules. Otherwise the others have the ticket's rule, or all ranks have this one's variable.
+func (r Rank) beside(ticket lease.Ticket, at position, device int, infos []RankInfo) (rules []policy.ShareRule, index int, err error) {
+	if infos != nil {
+		return rulesOnDevice(infos, r.Task.LocalRank, device)
 	}
 	granted, own := r.rules(ticket)
 	if !r.Options.Own {
@@ -189,18 +189,18 @@ func (r Rank) beside(ticket lease.Ticket, at position, device int, words []RankI
 	return rules, at.index, nil
 }
 
-// parts are the rank's parts of all of its GPUs.
+// parts returns the rank's parts of all of its GPUs.
 func (s Placement) parts() []GPUShare { return append([]GPUShare{s.GPUShare}, s.OtherGPUs...) }
 
-// Percent is what CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set to, 0 for no cap. CUDA takes one for all of a process's GPUs:
-// where they differ it is the least.
-func (s Placement) Percent() (least policy.Percent) {
+// Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a process's
+// GPUs, so it is the smallest.
+func (s Placement) Percent() (smallest policy.Percent) {
 	for _, part := range s.parts() {
-		if p := part.Share.Percent; p != 0 && (least == 0 || p < least) {
-			least = p
+		if p := part.Share.Percent; p != 0 && (smallest == 0 || p < smallest) {
+			smallest = p
 		}
 	}
-	return least
+	return smallest
 }
 
 // visible is CUDA_VISIBLE_DEVICES.
@@ -212,8 +212,8 @@ func (s Placement) visible() string {
 	return strings.Join(uuids, ",")
 }
 
-// limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: of the rank's own devices alone, since a list with a device that the rank
-// cannot see drops every limit (measured).
+// limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. It names only the rank's own devices, because a device that the rank
+// cannot see makes all limits void (measured).
 func (s Placement) limits() string {
 	var limits []string
 	for _, part := range s.parts() {
@@ -224,8 +224,9 @@ func (s Placement) limits() string {
 	return strings.Join(limits, ",")
 }
 
-// Variables are the variables of a seat in order, an empty value means unset. CUDA_VISIBLE_DEVICES is always of UUIDs:
-// indices mean another thing under every daemon, and unset makes PyTorch count devices that CUDA has not (measured).
+// Variables returns a placement's variables in order. An empty value means that the variable is unset.
+// CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index depends on the daemon, and without the variable
+// PyTorch counts devices that CUDA does not have (measured).
 func (s Placement) Variables() []Variable {
 	percentage := ""
 	if p := s.Percent(); p != 0 {
@@ -246,12 +247,12 @@ func (s Placement) Variables() []Variable {
 	return all
 }
 
-// Variable is one of the environment.
+// Variable is an environment variable.
 type Variable struct {
 	Name, Value string
 }
 
-// Environment is env with the seat's variables in it.
+// Environment returns env with the placement's variables.
 func (s Placement) Environment(env []string) []string {
 	ours := s.Variables()
 	result := make([]string, 0, len(env)+len(ours))

@@ -50,13 +50,13 @@ func TestSeats(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for rank := range c.ranks {
-				seat, err := Place(c.ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: c.ranks}})
+				placement, err := Place(c.ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: c.ranks}})
 				if err != nil {
 					t.Fatal(err)
 				}
-				daemon := strings.Split(seat.Daemon.PipeDir, "/")[5]
-				got = append(got, fmt.Sprintf("%s:%s:%d", strings.TrimPrefix(string(seat.Device.UUID), "GPU-"), daemon, seat.Share.SMs))
-				if last := seat.Variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
+				daemon := strings.Split(placement.Daemon.PipeDir, "/")[5]
+				got = append(got, fmt.Sprintf("%s:%s:%d", strings.TrimPrefix(string(placement.Device.UUID), "GPU-"), daemon, placement.Share.SMs))
+				if last := placement.Variables()[3]; rank == 0 && (last.Name != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" || last.Value != c.percent) {
 					t.Errorf("rank 0 has %v, want %q", last, c.percent)
 				}
 			}
@@ -68,11 +68,11 @@ func TestSeats(t *testing.T) {
 }
 
 func TestEnvironmentReplacesAndUnsets(t *testing.T) {
-	seat, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalRank: 0, LocalSize: 1}})
+	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalRank: 0, LocalSize: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := seat.Environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
+	got := placement.Environment([]string{"A=1", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "CUDA_MPS_PIPE_DIRECTORY=/x", "B="})
 	want := "A=1 B= CUDA_VISIBLE_DEVICES=GPU-0 CUDA_MPS_PIPE_DIRECTORY=/run/slurm-mps/jobs/7/0/pipe CUDA_MPS_LOG_DIRECTORY=/run/slurm-mps/jobs/7/0/log"
 	if strings.Join(got, " ") != want {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), want)
@@ -102,9 +102,9 @@ func TestNoSeat(t *testing.T) {
 			_, err := Place(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err
 		},
-			"cannot seat rank 0: the ticket of job 7 names no device"},
+			"cannot place rank 0: the ticket of job 7 names no device"},
 		{"a ticket without the daemon", func() error { _, err := Place(broken, Rank{Task: slurm.Task{LocalSize: 1}}); return err },
-			"cannot seat rank 0: the ticket of job 7 names no daemon for GPU-0"},
+			"cannot place rank 0: the ticket of job 7 names no daemon for GPU-0"},
 	} {
 		if err := c.err(); err == nil || err.Error() != c.want {
 			t.Errorf("%s:\n got  %v\n want %s", c.name, err, c.want)
@@ -119,15 +119,15 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	seat := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
+	placement := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-0"}}, Daemon: lease.Daemon{PipeDir: dir, Proc: self}}
 	control := filepath.Join(dir, "control")
-	if err := seat.CheckDaemon(); err == nil {
+	if err := placement.CheckDaemon(); err == nil {
 		t.Error("a daemon without a socket passes")
 	}
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := seat.CheckDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
+	if err := placement.CheckDaemon(); err == nil || !strings.HasSuffix(err.Error(), "is not a socket") {
 		t.Errorf("a file for a socket: %v", err)
 	}
 	os.Remove(control)
@@ -136,11 +136,11 @@ func TestCheckAsksTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if err := seat.CheckDaemon(); err != nil {
+	if err := placement.CheckDaemon(); err != nil {
 		t.Error(err)
 	}
-	seat.Daemon.Proc.Start++ // the same pid, another process
-	if err := seat.CheckDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
+	placement.Daemon.Proc.Start++ // the same pid, another process
+	if err := placement.CheckDaemon(); err == nil || !strings.Contains(err.Error(), "is gone") {
 		t.Errorf("a pid that is another process's: %v", err)
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnavailableError says that MPS is not on for a seat, and what a user can do.
+// UnavailableError means that a placement cannot use MPS. Do tells the user what to do.
 type UnavailableError struct {
 	UUID  site.UUID
 	Cause error
-	Do    string // "" where nothing is known
+	Do    string // "" if unknown
 }
 
 func (e *UnavailableError) Error() string {
@@ -33,15 +33,16 @@ func (e *UnavailableError) Error() string {
 	return text
 }
 
-// Summary leaves out what to do.
+// Summary is the error without Do.
 func (e *UnavailableError) Summary() string {
 	return fmt.Sprintf("cannot use MPS on %s: %v", e.UUID, e.Cause)
 }
 
 func (e *UnavailableError) Unwrap() error { return e.Cause }
 
-// CheckDaemon proves that the seat's daemon is there: the process by pid and start time, and its socket. It asks the daemon
-// nothing, since a third of questions asked by all ranks at once would fail (measured). The error is an *UnavailableError.
+// CheckDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
+// ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
+// *UnavailableError.
 func (s Placement) CheckDaemon() error {
 	if !s.Daemon.Proc.Running() {
 		return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
@@ -61,21 +62,21 @@ func (s Placement) off(do, format string, values ...any) error {
 	return &UnavailableError{s.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
-// How long a rank waits for a server that recovers from a fatal error. It does so within 0.1 s of the last affected
-// process's end (measured); what takes longer is a process that does not go.
+// The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of the
+// end of the last affected process (measured). It takes longer only if such a process does not end.
 const (
 	recovery     = 30 * time.Second
 	firstPause   = 50 * time.Millisecond
 	longestPause = 2 * time.Second
 )
 
-// ServerStatus is what a seat asks of its daemon: the state of the server with a pid, in the daemon's word. The error wraps
-// fs.ErrNotExist or fs.ErrPermission where nobody can be asked from here.
+// ServerStatus asks the daemon for the state of the server with this pid. The error wraps fs.ErrNotExist or
+// fs.ErrPermission if this process cannot ask.
 type ServerStatus func(ctx context.Context, pid int) (state string, err error)
 
-// WaitReady proves that MPS is on for a seat and takes clients. After a fatal error a server gives new clients error 807
-// until the last process that it hit has gone: Ready waits for that, and says so by waits. The daemon is asked only
-// where the server's log speaks of such an error. The error is an *UnavailableError.
+// WaitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
+// until the last affected process has ended. WaitReady waits for that, and reports the wait by waits. It asks the
+// daemon only if the server's log contains such an error. The error is an *UnavailableError.
 func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
 	if err := s.CheckDaemon(); err != nil {
 		return err
@@ -88,7 +89,7 @@ func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(w
 	return s.recovered(ctx, ask, waits)
 }
 
-// recovered waits until the server has recovered, at most until the end of ctx.
+// recovered waits until the server has recovered, or until ctx ends.
 func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := s.CheckDaemon(); err != nil {
@@ -119,7 +120,7 @@ func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(w
 	}
 }
 
-// living is a part of a sentence: the processes that a server waits for.
+// living is the part of a message that lists the processes for which a server waits.
 func (f fault) living() string {
 	if len(f.clients) == 0 {
 		return ""
@@ -129,10 +130,10 @@ func (f fault) living() string {
 	return ": these processes that it hit are still there: " + strings.Trim(list, "[]")
 }
 
-// jittered spreads the ranks of a node, which all begin to wait at the same time.
+// jittered varies the pause, because all ranks of a node begin to wait at the same time.
 func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
-// Without is env without MPS: nothing of it points to a daemon, and the rank keeps its own GPUs.
+// Without returns env without MPS's variables. The rank keeps its own GPUs.
 func (s Placement) Without(env []string) []string {
 	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return strings.HasPrefix(entry, "CUDA_MPS_") || strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=")
@@ -140,8 +141,8 @@ func (s Placement) Without(env []string) []string {
 	return append(kept, "CUDA_VISIBLE_DEVICES="+s.visible())
 }
 
-// OncePerNode reports whether no other rank of a launch on this node has said a thing yet. The folder is where the job's ranks
-// meet; without it rank 0 is the first.
+// OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
+// the ranks' exchange folder; without one, rank 0 is the first.
 func OncePerNode(folder, launch, thing string, rank int) bool {
 	if folder == "" {
 		return rank == 0

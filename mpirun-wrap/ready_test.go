@@ -49,15 +49,15 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 }
 
 func TestTheEnvironmentWithoutMPS(t *testing.T) {
-	seat := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []GPUShare{{Device: site.Device{UUID: "GPU-2"}}}}
-	got := seat.Without([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
+	placement := Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, OtherGPUs: []GPUShare{{Device: site.Device{UUID: "GPU-2"}}}}
+	got := placement.Without([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/dead", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_HOME=/c"})
 	if want := []string{"A=1", "CUDA_HOME=/c", "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
 
-// seatHere is a seat whose daemon is this process.
-func seatHere(t *testing.T) (Placement, serverLogFile) {
+// placementHere is a placement whose daemon is this process.
+func placementHere(t *testing.T) (Placement, serverLogFile) {
 	t.Helper()
 	self, err := site.CurrentProcess()
 	must(t, err)
@@ -71,7 +71,7 @@ func seatHere(t *testing.T) (Placement, serverLogFile) {
 	return Placement{GPUShare: GPUShare{Device: site.Device{UUID: "GPU-1"}}, Daemon: lease.Daemon{PipeDir: dir, LogDir: log.dir, Proc: self}}, log
 }
 
-// The daemon is asked only where the log speaks of a fault, and a log that cannot be read is no reason to refuse.
+// The daemon is asked only if the log contains a fault. An unreadable log is no reason to refuse.
 //
 // Contract: K1
 func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
@@ -85,12 +85,12 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 		{"a fault by the log alone", faulted, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			seat, log := seatHere(t)
+			placement, log := placementHere(t)
 			if c.log != "" {
 				log.write(c.log)
 			}
 			asked := 0
-			err := seat.WaitReady(t.Context(), func(_ context.Context, server int) (string, error) {
+			err := placement.WaitReady(t.Context(), func(_ context.Context, server int) (string, error) {
 				asked++
 				if server != 829 {
 					t.Errorf("asked for server %d", server)
@@ -104,12 +104,12 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 	}
 }
 
-// While it waits it says so once, and it looks at the log as well: the daemon need not be asked for the end.
+// A waiting rank reports the wait once. It also reads the log, so it need not ask the daemon for the end.
 func TestAWaitEndsByTheLog(t *testing.T) {
-	seat, log := seatHere(t)
+	placement, log := placementHere(t)
 	log.write(faulted)
 	var said []string
-	err := seat.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+	err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
 		if len(said) > 0 {
 			log.write(stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n")
 		}
@@ -122,10 +122,10 @@ func TestAWaitEndsByTheLog(t *testing.T) {
 }
 
 func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
-	seat, log := seatHere(t)
+	placement, log := placementHere(t)
 	log.write(faulted)
-	err := seat.WaitReady(t.Context(), func(context.Context, int) (string, error) {
-		return "FAULT", os.RemoveAll(filepath.Join(seat.Daemon.PipeDir, "control"))
+	err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+		return "FAULT", os.RemoveAll(filepath.Join(placement.Daemon.PipeDir, "control"))
 	}, func(string) {})
 	var off *UnavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {

@@ -11,19 +11,19 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// row is a seat in JSON: the fields of mpsctl plan, and what a real rank has besides.
+// row is a placement in JSON: the fields of mpsctl plan, and more for a real rank.
 type row struct {
 	Rank      int               `json:"rank"`
 	GPU       int               `json:"gpu"`
 	SMs       int               `json:"sms"`
 	Percent   policy.Percent    `json:"percent"`
 	MemoryMiB *int              `json:"memory_mib"`
-	UUID      string            `json:"uuid"` // of a rank with several GPUs: all, the first one first
+	UUID      string            `json:"uuid"` // for a rank with several GPUs: all of them, in order
 	PipeDir   string            `json:"pipe_dir"`
 	Env       map[string]string `json:"env"` // an empty value: the variable is unset
 }
 
-// Print writes the seat and its environment: as lines that a shell could read, or as JSON.
+// Print writes the placement and its environment, as lines for a shell or as JSON.
 func (s Placement) Print(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
@@ -34,7 +34,7 @@ func (s Placement) Print(out io.Writer, asJSON bool) error {
 	return s.Export(out)
 }
 
-// Export writes the seat's variables as lines that Slurm takes from a TaskProlog, and a shell could read.
+// Export writes the placement's variables as lines for a TaskProlog or a shell.
 func (s Placement) Export(out io.Writer) error {
 	for _, v := range s.Variables() {
 		line := "export " + v.Name + "=" + v.Value
@@ -42,13 +42,13 @@ func (s Placement) Export(out io.Writer) error {
 			line = "unset " + v.Name
 		}
 		if _, err := fmt.Fprintln(out, line); err != nil {
-			return fmt.Errorf("cannot print seat: %w", err)
+			return fmt.Errorf("cannot print placement: %w", err)
 		}
 	}
 	return nil
 }
 
-// Report writes the seat in one line.
+// Report writes the placement in one line.
 func (s Placement) Report(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
@@ -59,12 +59,12 @@ func (s Placement) Report(out io.Writer, asJSON bool) error {
 	}
 	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): %s\n", s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, strings.Join(parts, "; "))
 	if err != nil {
-		return fmt.Errorf("cannot print seat: %w", err)
+		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil
 }
 
-// String is the part in words.
+// String describes the part.
 func (p GPUShare) String() string {
 	share := "no cap"
 	if p.Share.Percent != 0 {
@@ -86,10 +86,10 @@ func (s Placement) printJSON(out io.Writer) error {
 		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Percent(), memory, s.visible(), s.Daemon.PipeDir, env,
 	}}})
 	if err != nil {
-		return fmt.Errorf("cannot print seat: %w", err)
+		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	if _, err := fmt.Fprintln(out, string(content)); err != nil {
-		return fmt.Errorf("cannot print seat: %w", err)
+		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil
 }

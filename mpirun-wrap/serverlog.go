@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server's log says what it would cost a question to ask: whether a fatal error is over. It lies in a folder of the
-// user's, so it is read only if it is a regular file, and never more of it than tailBytes.
-const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and a launch of so many 45 KiB (measured: 10 lines a client)
+// A server's log shows whether a fatal error is over, so the daemon need not be asked. The log is in a folder of the
+// user's. So it is read only if it is a regular file, and only its last tailBytes.
+const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and the launch of 48 fills 45 KiB (measured: 10 lines for each client)
 
-// logTail is the end of a server's log, nothing if it cannot be read.
+// logTail returns the end of a server's log, or nothing if it cannot be read.
 func logTail(dir string) []byte {
 	fd, err := unix.Open(filepath.Join(dir, "server.log"), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -34,22 +34,22 @@ func logTail(dir string) []byte {
 	return tail[:n]
 }
 
-// fault is what a log says of a fatal error that is not over.
+// fault is a fatal error in the log that is not over.
 type fault struct {
-	server  int   // its pid, 0 where there is no fault
-	clients []int // processes that the error hit and that have not gone
-	listed  bool  // the server has said which they are
+	server  int   // its pid, 0 if there is no fault
+	clients []int // affected processes that have not ended
+	listed  bool  // the server has listed them
 }
 
-// What begins a fault, what a client is told meanwhile, and what is done for the first client after it.
+// The beginning of a fault, what a client is told during it, and what the server writes for the first client after it.
 var (
 	fatalError = []byte("fatal GPU error")
 	refusal    = []byte("Server teardown in progress")
 	restored   = []byte("Creating server context on device ")
 )
 
-// readFault reads the end of a log. A fault is over when every process has gone that was said to have the error: until
-// then new clients get 807, and after that none does (measured).
+// readFault reads the end of a log. A fault is over when every process has ended that was reported with the error.
+// Until then new clients get 807, and after that none does (measured).
 //
 //	[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.
 //	[2026-11-21 05:26:29.822 Server   829] The following devices will be reset:
@@ -58,11 +58,11 @@ var (
 //	[2026-11-21 05:26:29.822 Server   829] 957
 //	[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected
 func readFault(tail []byte) fault {
-	if !bytes.Contains(tail, fatalError) && !bytes.Contains(tail, refusal) { // the usual case costs no more
+	if !bytes.Contains(tail, fatalError) && !bytes.Contains(tail, refusal) { // the usual case is fast
 		return fault{}
 	}
 	var f fault
-	sticky := false // numbers are those of processes, not of devices
+	sticky := false // the numbers are pids, not devices
 	for line := range bytes.Lines(tail) {
 		server, text := entry(line)
 		number, err := strconv.Atoi(string(text))
@@ -84,7 +84,7 @@ func readFault(tail []byte) fault {
 	return f
 }
 
-// leave takes a process from a fault that has gone, and the fault with the last.
+// leave removes a process that has ended from a fault. The fault is over when it was the last.
 func (f *fault) leave(text []byte) {
 	rest, ok := bytes.CutPrefix(text, []byte("Client process "))
 	word, ok2 := bytes.CutSuffix(rest, []byte(" disconnected"))
@@ -97,7 +97,7 @@ func (f *fault) leave(text []byte) {
 	}
 }
 
-// entry takes a line apart: the pid of the process that wrote it, and what it says.
+// entry splits a line into the pid of the process that wrote it, and the text.
 func entry(line []byte) (pid int, text []byte) {
 	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
 	if !found {

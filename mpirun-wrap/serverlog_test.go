@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// recorded is what a real server wrote while faults were made, and what the daemon said of it meanwhile.
+// recorded is what a real server wrote during provoked faults, and the daemon's answers at the same time.
 const recorded = "../docs/measurements/3-h200/fault-window.txt"
 
 var (
@@ -25,8 +25,8 @@ var (
 	logLine  = regexp.MustCompile(`^ *server  (\[\S+ (\d\d:\d\d:\d\d\.\d+) .*)$`)
 )
 
-// While the daemon of an H200 said FAULT, the server's log said so as well, so that nobody needs to ask a daemon whose
-// server's log speaks of no fault; and once the daemon said ACTIVE again, so did the log.
+// While the daemon of an H200 answered FAULT, the server's log contained the fault, too. So a daemon need not be asked
+// if its server's log contains no fault. When the daemon answered ACTIVE again, the log showed that as well.
 func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
 	content, err := os.ReadFile(recorded)
 	if err != nil {
@@ -44,7 +44,7 @@ func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
 			}
 			return readFault(tail)
 		}
-		began := 0 // of FAULT; a line is there for each change of the answer
+		began := 0 // the begin of FAULT; each change of the answer has a line
 		for line := range strings.Lines(section) {
 			words := answered.FindStringSubmatch(line)
 			if words == nil {
@@ -78,7 +78,7 @@ type stamped struct {
 	text string
 }
 
-// logOf are a section's lines of the server's log, and when the victim was killed.
+// logOf returns a section's lines of the server's log, and the time when the victim was killed.
 func logOf(t *testing.T, section string) (lines []stamped, kill time.Time) {
 	t.Helper()
 	clock := func(text string) time.Time {
@@ -139,7 +139,7 @@ func FuzzReadFault(f *testing.F) {
 	})
 }
 
-// The log lies in a folder of the user's: only a regular file is read, and only its end.
+// The log is in a folder of the user's. Only a regular file is read, and only its end.
 func TestTheEndOfALog(t *testing.T) {
 	log := newLog(t)
 	if tail := logTail(log.dir); tail != nil {
@@ -190,7 +190,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// What a start costs where there is no fault: 0.1 ms is the bar, with a log as long as is read.
+// The cost of a start without a fault. The limit is 0.1 ms, with a log of the maximum length that is read.
 func BenchmarkNoFault(b *testing.B) {
 	dir := b.TempDir()
 	line := []byte(stamp + "Client {PID: 957, Context ID: 1} exiting. Number of active client contexts is 1.\n")

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is an interactive shell on a terminal of its own, as a user has it.
+// terminal is an interactive shell on its own terminal.
 type terminal struct {
 	*rank
 	keys *os.File
@@ -112,7 +112,7 @@ const (
 	ctrlZ = "\x1a"
 )
 
-// counts is a program that says how often it was interrupted.
+// counts is a program that prints how often it was interrupted.
 const counts = `
 import os, signal, time
 n = 0
@@ -128,7 +128,7 @@ print("caught", n, flush=True)
 os._exit(7)
 `
 
-// A terminal is to the program what it is without a wrapper: it reads lines, and the keys that end and stop it do.
+// A terminal works for the program as without the wrapper: it reads lines, and the keys to end and stop it work.
 func TestATerminal(t *testing.T) {
 	t.Run("a program that reads", func(t *testing.T) {
 		term := newTerminal(t)
@@ -185,7 +185,7 @@ func TestATerminal(t *testing.T) {
 	})
 }
 
-// The terminal goes away: what a shell's jobs get then is SIGHUP, and nothing is left.
+// When the terminal is closed, a shell's jobs get SIGHUP, and nothing is left.
 func TestATerminalThatHangsUp(t *testing.T) {
 	term := newTerminal(t)
 	term.types("$WRAP sh -c 'echo $$ >pid; exec sleep 60'\n")
