@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpu-usage tells a guard what GPUs have left and how busy they are.
+// Command gpu-usage reports to a guard the GPUs' free memory and utilisation.
 package main
 
 import (

@@ -10,15 +10,15 @@ import (
 	"unsafe"
 )
 
-// The program gets the signal dispositions and the mask that this process was started with. Go's runtime would lose them:
-// when it starts, it takes every signal, so one that was ignored has its default action after an exec, and it unblocks
-// SIGCHLD, SIGPROF and the signals of faults. It keeps what it found to itself.
+// The program gets the signal dispositions and the mask with which this process was started. Go's runtime would lose
+// them. When it starts, it catches every signal, so an ignored signal has its default action after an exec. It also
+// unblocks SIGCHLD, SIGPROF and the signals of faults. It does not export the original state.
 //
-// The runtime calls these two functions in place of the system calls, as it does for a program with C in it. They are
-// variables of the runtime that runtime/cgo sets, which this program does not link. So Go takes no signal at all here: a
-// signal does to the wrapper what it would do to any program. That also saves the start 130 system calls.
+// The runtime calls these two functions in place of the system calls, as it does for a program with C code. They are
+// variables of the runtime that runtime/cgo sets, which this program does not link. So Go catches no signal here, and a
+// signal does to the wrapper what it would do to any program. That also saves 130 system calls at the start.
 
-// leaveSignals takes the place of rt_sigaction and does nothing.
+// leaveSignals replaces rt_sigaction and does nothing.
 //
 //go:linkname leaveSignals leaveSignals
 var leaveSignals byte
@@ -26,7 +26,7 @@ var leaveSignals byte
 //go:linkname _cgo_sigaction _cgo_sigaction
 var _cgo_sigaction = &leaveSignals
 
-// mapMemory takes the place of mmap, which the runtime calls before it changes the mask. The first call saves the mask.
+// mapMemory replaces mmap, which the runtime calls before it changes the mask. The first call saves the mask.
 //
 //go:linkname mapMemory mapMemory
 var mapMemory byte

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mpsctl looks at a node, and says what slurm-mps would do there or on any machine.
+// Command mpsctl shows the state of a node, and what slurm-mps would do on it or on any machine.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command task-prolog is slurmd's TaskProlog=: it seats ranks that run without mpirun-wrap.
+// Command task-prolog is slurmd's TaskProlog=. It places ranks that run without mpirun-wrap.
 package main
 
 import (
