@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mps starts, asks and ends NVIDIA's MPS control daemon. It is the only package that starts a program for root.
+// Package mps starts, asks and ends NVIDIA's MPS control daemon. It starts the control program as the job's user.
 //
 // Nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process that was not
 // proved to be the daemon's. The control program's output decides, because its exit code is 0 for most errors

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cmd_test holds the house to its arrows: who may import whom (docs/contract.md, Imports).
+// Package cmd_test contains the end-to-end tests. This file checks which package imports which (docs/contract.md, Imports).
 package cmd_test
 
 import (
@@ -12,9 +12,9 @@ import (
 
 const module = "github.com/slurm-mps/slurm-mps/"
 
-// rooms is the house: what a room may import of the house and of the world. What is not written here is not allowed;
-// the standard library is, but for what stands in guarded.
-var rooms = map[string][]string{
+// packages lists what each package may import. Other imports are not allowed, except those of the standard library that
+// are not in guarded.
+var packages = map[string][]string{
 	"policy":               {},
 	"policy/policyfile":    {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"site":                 {"golang.org/x/sys/unix"},
@@ -48,70 +48,70 @@ var rooms = map[string][]string{
 	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }
 
-// outside are rooms of tools and tests, which ship on no node: they may import what they like of themselves, and no
-// shipped room may import them.
+// outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed
+// package may import them.
 var outside = []string{"site/sim", "site/lab", "site/pkg"}
 
-// guarded are packages of the standard library that only a room that names them may import.
+// guarded are packages of the standard library that only a package that lists them may import.
 var guarded = []string{"os/exec", "C", "net", "net/http", "plugin"}
 
-// forRanks are what no rank may link: found anywhere below the doors that ranks run.
+// forRanks are what programs of ranks may not link, directly or indirectly.
 var forRanks = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net"}
 
-// forGuard are what the guard may not link: it lives as long as its job, and is to be small.
+// forGuard are what the guard may not link. It must be small, because it runs as long as its job.
 var forGuard = []string{"runtime/cgo", "C", "github.com/NVIDIA/", "github.com/hashicorp/", "github.com/zclconf/", "github.com/spf13/", "os/exec", "os/user", "net/http"}
 
-// forHooks are what no hook of slurmd's may link: what starts slowly and is of no use there, and what could start programs
-// or talk to a network as root.
+// forHooks are what prolog and epilog may not link: unneeded packages that start slowly, and packages that could start
+// programs or use a network as root.
 var forHooks = []string{"github.com/hashicorp/hcl/v2/hclwrite", "github.com/google/go-cmp/", "os/exec", "net/http"}
 
-// arrow is an import.
-type arrow struct{ from, to string }
+// edge is an import of one package by another.
+type edge struct{ from, to string }
 
-func TestArrows(t *testing.T) {
-	arrows := imports(t)
-	if len(arrows) < 50 {
-		t.Fatalf("only %d imports found: the test sees nothing", len(arrows))
+func TestImports(t *testing.T) {
+	edges := imports(t)
+	if len(edges) < 50 {
+		t.Fatalf("only %d imports found: the test sees nothing", len(edges))
 	}
-	for _, wrong := range astray(arrows) {
-		t.Errorf("%s imports %s: no arrow of the house allows it", wrong.from, wrong.to)
+	for _, wrong := range forbiddenEdges(edges) {
+		t.Errorf("%s imports %s: this import is not in the list", wrong.from, wrong.to)
 	}
-	for _, room := range []string{"prolog", "epilog", "mpirun-wrap", "site/mps", "site/gpu"} {
-		if !slices.ContainsFunc(arrows, func(a arrow) bool { return a.from == room }) {
-			t.Errorf("room %s is gone", room)
+	for _, pkg := range []string{"prolog", "epilog", "mpirun-wrap", "site/mps", "site/gpu"} {
+		if !slices.ContainsFunc(edges, func(a edge) bool { return a.from == pkg }) {
+			t.Errorf("package %s is gone", pkg)
 		}
 	}
 }
 
-// A planted arrow is found: each of these would be a mistake.
-func TestAPlantedArrowIsFound(t *testing.T) {
-	planted := []arrow{
+// A forbidden import is found. Each of these would be a mistake.
+func TestAForbiddenImportIsFound(t *testing.T) {
+	planted := []edge{
 		{"prolog", "epilog"}, {"prolog", "site/mps"}, {"epilog", "site/gpu"}, {"policy", "site"}, {"site/lease", "os/exec"},
 		{"mpirun-wrap", "policy/policyfile"}, {"cmd/mpirun-wrap", "github.com/spf13/cobra"}, {"site/slurm", "net/http"},
-		{"prolog", "site/sim"}, {"new/room", "site"}, {"site/gpu", "site/mps"},
+		{"prolog", "site/sim"}, {"new/package", "site"}, {"site/gpu", "site/mps"},
 	}
-	good := []arrow{{"prolog", "policy"}, {"prolog", "fmt"}, {"site/sim/node", "os/exec"}}
-	if got := astray(append(slices.Clone(planted), good...)); !slices.Equal(got, planted) {
+	good := []edge{{"prolog", "policy"}, {"prolog", "fmt"}, {"site/sim/node", "os/exec"}}
+	if got := forbiddenEdges(append(slices.Clone(planted), good...)); !slices.Equal(got, planted) {
 		t.Errorf("found %v, want %v", got, planted)
 	}
 }
 
-func TestDoorsLinkNoMoreThanTheyMay(t *testing.T) {
-	for door, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "guard": forGuard, "prolog": forHooks, "epilog": forHooks} {
-		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "./"+door) {
+func TestProgramsLinkNoMoreThanTheyMay(t *testing.T) {
+	for program, forbidden := range map[string][]string{"mpirun-wrap": forRanks, "task-prolog": forRanks, "guard": forGuard, "prolog": forHooks, "epilog": forHooks} {
+		for _, dependency := range list(t, "-deps", "-f", "{{.ImportPath}}", "./"+program) {
 			for _, f := range forbidden {
 				if dependency == f || strings.HasSuffix(f, "/") && strings.HasPrefix(dependency, f) {
-					t.Errorf("%s links %s", door, dependency)
+					t.Errorf("%s links %s", program, dependency)
 				}
 			}
 		}
 	}
 }
 
-// astray are the arrows that the house does not allow.
-func astray(arrows []arrow) []arrow {
-	var wrong []arrow
-	for _, a := range arrows {
+// forbiddenEdges returns the imports that are not allowed.
+func forbiddenEdges(edges []edge) []edge {
+	var wrong []edge
+	for _, a := range edges {
 		if !allowed(a) {
 			wrong = append(wrong, a)
 		}
@@ -119,28 +119,28 @@ func astray(arrows []arrow) []arrow {
 	return wrong
 }
 
-func allowed(a arrow) bool {
+func allowed(a edge) bool {
 	if tool(a.from) {
 		return true
 	}
-	targets, known := rooms[a.from]
-	standard := !strings.Contains(strings.SplitN(a.to, "/", 2)[0], ".") && rooms[a.to] == nil && !tool(a.to) && a.to != "policy"
+	targets, known := packages[a.from]
+	standard := !strings.Contains(strings.SplitN(a.to, "/", 2)[0], ".") && packages[a.to] == nil && !tool(a.to) && a.to != "policy"
 	return known && (slices.Contains(targets, a.to) || standard && !slices.Contains(guarded, a.to))
 }
 
-func tool(room string) bool {
-	return slices.ContainsFunc(outside, func(o string) bool { return room == o || strings.HasPrefix(room, o+"/") })
+func tool(pkg string) bool {
+	return slices.ContainsFunc(outside, func(o string) bool { return pkg == o || strings.HasPrefix(pkg, o+"/") })
 }
 
-func imports(t *testing.T) []arrow {
-	var arrows []arrow
+func imports(t *testing.T) []edge {
+	var edges []edge
 	for _, line := range list(t, "-f", "{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}\n{{end}}", module+"...") {
 		from, to, ok := strings.Cut(line, " ")
 		if ok {
-			arrows = append(arrows, arrow{strings.TrimPrefix(from, module), strings.TrimPrefix(to, module)})
+			edges = append(edges, edge{strings.TrimPrefix(from, module), strings.TrimPrefix(to, module)})
 		}
 	}
-	return arrows
+	return edges
 }
 
 func list(t *testing.T, args ...string) []string {
@@ -148,7 +148,7 @@ func list(t *testing.T, args ...string) []string {
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=1")
 	if strings.Contains(strings.Join(args, " "), "-deps") {
-		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0") // as they are built
+		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0") // as the programs of ranks are built
 	}
 	out, err := cmd.Output()
 	if err != nil {
