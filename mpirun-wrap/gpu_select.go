@@ -9,8 +9,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// position is a rank's position on the GPUs: the indices of its devices in the ticket (one, except for a rank with
-// several GPUs), the number of ranks on each of them, and this rank's index among those.
+// position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank with
+// several GPUs. beside is the number of ranks on each of them, and index is this rank's index among those.
 type position struct {
 	devices []int
 	beside  int

@@ -396,8 +396,8 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	}
 }
 
-// If there can be no file system for a job, its folders are removed all the same, however deep and wide a user has made
-// them, and while processes still write into them.
+// If there can be no file system for a job, its folders are removed all the same. A user may have made them deep and
+// wide, and processes may still write into them.
 func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	j := newStore(t)
 	l := leaseOf(7, gpuA)

@@ -129,8 +129,8 @@ func launched(report *os.File) error {
 	return err
 }
 
-// fork clones the process. Until its exec, the child may not grow the stack, allocate or handle a signal, because Go's
-// handlers would run in a process that has only one of the runtime's threads.
+// fork clones the process. Until its exec, the child may not grow the stack, allocate or handle a signal. The child has
+// only one of the runtime's threads, and Go's handlers would run in it.
 //
 //go:nosplit
 //go:norace
