@@ -127,8 +127,8 @@ func (p play) has(job uint32, gpus ...int) {
 // heldBy is what a prolog says whose GPU is another job's.
 var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it\n$`)
 
-// Sixty-four jobs on eight GPUs, all at once, and reapers who look for what is left of jobs that are gone: a GPU is one
-// job's at a time, who comes second is told who was first, nobody who lives is reaped, and in the end there is nothing.
+// Sixty-four jobs run on eight GPUs at once, while reapers look for remains of ended jobs. A GPU belongs to one job at
+// a time, and a second prolog is told which job holds it. No running job is reaped, and in the end nothing is left.
 func TestSixtyFourJobsAtOnce(t *testing.T) {
 	const gpus, jobs = 8, 64
 	p := newCrowd(t, "", gpus)
@@ -172,8 +172,8 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 	p.clean()
 }
 
-// Three jobs want two of three GPUs each: one has both of its own, and of the others nothing is left, not even a claim on
-// the GPU that nobody has.
+// Three jobs want two of three GPUs each. One gets both of its GPUs. Of the others nothing is left, not even a claim on
+// the free GPU.
 func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 	p := newCrowd(t, "", 3)
 	want := [][]int{{0, 1}, {1, 2}, {2, 0}}

@@ -170,8 +170,8 @@ func (p play) ask(d lease.Daemon, line string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Eight ranks on two GPUs: status says of them what CUDA told each of them, who the driver and the daemon say they are,
-// and the limits that the daemon reads back.
+// Eight ranks run on two GPUs. Status prints what CUDA told each rank, the pids of the driver and the daemon, and the
+// limits that the daemon reports.
 func TestStatusAgrees(t *testing.T) {
 	p := newPlay(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
@@ -686,14 +686,14 @@ func TestAThousandLeases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	journal, err := lease.Open(s.Paths().Run(), boot)
+	store, err := lease.Open(s.Paths().Run(), boot)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 999 {
 		owner := lease.Job{ID: uint32(i + 1001), UID: uid, GID: gid, User: "hpc1"}
 		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", CreatedAt: time.Now(), Daemons: []lease.Daemon{s.daemon}}
-		if err := errors.Join(journal.Create(s.ctx, l), journal.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Share: "even", Overlap: 2, Ceiling: 100, Daemons: l.Daemons})); err != nil {
+		if err := errors.Join(store.Create(s.ctx, l), store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Share: "even", Overlap: 2, Ceiling: 100, Daemons: l.Daemons})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,8 +19,8 @@ var (
 	setByMake   = regexp.MustCompile(`(?m)^([A-Z][A-Z0-9_]*) *:=`)
 )
 
-// notForPeople are variables that are no setting of a test: those that programs have anyway, what simulated programs
-// read as the real ones do, and what a test or a script tells a process that it starts.
+// notForPeople are variables that are not a setting of a test. Some are variables that programs have anyway, some are
+// read by simulated programs as by the real ones. The others are for a process that a test or a script starts.
 var notForPeople = []string{
 	"PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
 	"GUARD_TEST_OPENS", "LAB_TEST_CHILD", "LINES_SHOWN",

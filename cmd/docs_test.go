@@ -264,8 +264,8 @@ func (m manual) commands(line []string) (names []string) {
 	return names
 }
 
-// conf holds lines for Slurm's files to the snippets that are installed, from which the tests' clusters differ in nothing
-// that stands there: each setting of the document is one of theirs.
+// conf compares lines for Slurm's files with the snippets that are installed. The tests' clusters use the same lines.
+// Each setting of the document must be in a snippet.
 func (m manual) conf(f fence) {
 	m.t.Helper()
 	installed := strings.Fields(m.ctl("site", "show", "slurm.conf").Output + m.ctl("site", "show", "gres.conf").Output)
@@ -276,8 +276,8 @@ func (m manual) conf(f fence) {
 	}
 }
 
-// output holds a shown output to the program's: every piece of it that is no name and no number is in the sources that
-// print it or in the goldens of their tests.
+// output compares a shown output with the program's. Every word of it that is neither a name nor a number must be in
+// the sources or in the goldens of their tests.
 func (m manual) output(f fence) {
 	m.t.Helper()
 	if f.of == "" {

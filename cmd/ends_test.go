@@ -225,8 +225,8 @@ var undumpable = sync.OnceValues(func() (string, error) {
 // endings are the ways in which a client ends with its work in flight.
 var endings = []string{"signal:9", "signal:15", "signal:11", "signal:6", "exit:0", "_exit:0", "_exit:1", "alloc"}
 
-// loads are what a client has in flight, and how long it takes. Most end late enough for a guard on a loaded machine, which
-// has other tests beside it; the last ends as early as a client can that has work in flight.
+// loads are what a client has in flight, and how long it takes. Most end late enough for a guard on a loaded machine,
+// on which other tests run, too. The last one ends as early as a client with work in flight can.
 var loads = []struct {
 	name  string
 	args  []string

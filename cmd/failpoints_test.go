@@ -16,8 +16,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// errnos are what a full, forbidden or broken file system and a crowded node answer. The last one is not for reading and
-// removing: to be told that a file is not there, which is, is no error but a lie that nobody can see through.
+// errnos are the errors of a full, forbidden or broken file system and of a crowded node. The last one is not for
+// reading and removing, because no program can detect a false answer that an existing file is missing.
 var errnos = []syscall.Errno{syscall.ENOSPC, syscall.EACCES, syscall.EIO, syscall.EMFILE, syscall.ENOENT}
 
 // failure is an effect that answers an error.
@@ -41,8 +41,8 @@ func (f failure) refuse(p play, reached *bool) refuse {
 	}
 }
 
-// matters reports whether the failure of an effect is the program's to care for: not the loader's and the name service's
-// search, not what the simulated driver looks up for tests, and not words for the log.
+// matters reports whether the program must handle the failure of an effect. It need not handle the searches of the
+// loader and the name service, what the simulated driver reads for tests, and the log's text.
 func (p play) matters(e faultinject.Effect) bool {
 	path, _, _ := strings.Cut(e.What, " ")
 	switch {
@@ -54,9 +54,9 @@ func (p play) matters(e faultinject.Effect) bool {
 	return path == "/etc/passwd" || path == "/etc/group"
 }
 
-// failures are what can fail in one act, found by watching it go on under a plan that may fail something else already:
-// every effect, with one error here and the next there; or every effect and every question, with each of them. Otherwise
-// a fifth of the questions will do.
+// failures are the possible failures of one prolog or epilog, found by watching it run under a plan that may already
+// have a failure. They are every effect, with one of the two errors alternately, or every effect and every question,
+// with each of them. Otherwise a fifth of the questions is enough.
 func (p play) failures(job testnode.Job, program string, each bool, already refuse) []failure {
 	p.t.Helper()
 	var found tally
@@ -99,7 +99,8 @@ func fits(e faultinject.Effect) []syscall.Errno {
 	return errnos
 }
 
-// failing runs a binary under refusals, or one refusal once, and holds that it says what it could not do, in a line of this house.
+// failing runs a binary under refusals, or one refusal once, and checks that it reports the failure in a line of this
+// project's form.
 func (p play) failing(job testnode.Job, program string, once bool, refusals ...refuse) faultinject.Result {
 	p.t.Helper()
 	result := p.trace(job, program, faultinject.Plan{Once: once, Fail: func(e faultinject.Effect) syscall.Errno {
@@ -274,8 +275,8 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	})
 }
 
-// From some effect on nothing can be written any more, or no file opened. Whatever act meets it, the next epilog on a node
-// that is well again makes it quiet; and a disk that is full keeps nobody from undoing.
+// From some effect on, nothing can be written any more, or no file can be opened. Whatever program meets this, the next
+// epilog on a healthy node cleans up. A full disk does not prevent an undo.
 //
 // Contract: R3
 func TestANodeThatIsFullFromSomePointOn(t *testing.T) {

@@ -451,8 +451,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Where root may not raise slurmd's limit of open files, a job gets as many ranks on a GPU as the daemon can serve; with too
-// few for one the node has failed, in a sentence.
+// If root may not raise slurmd's limit of open files, a job gets as many ranks on a GPU as the daemon can serve. If
+// that is less than one, the node has failed, with a message.
 func TestFewOpenFiles(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
 	prolog := func(files int, job testnode.Job) (int, string) {

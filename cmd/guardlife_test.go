@@ -148,8 +148,8 @@ func (s *shared) released(why string) {
 	s.when(func() bool { return s.state().Released[why] > 0 })
 }
 
-// Beside a neighbour the files of the dead are held for as long as no one needs the memory; beside a newer client until hold
-// is over, or until the GPU has too little left for one more client.
+// Beside a neighbour, dead clients' files are held as long as the memory is not needed. Beside a newer client they are
+// held until hold is over, or until the GPU has too little memory for one more client.
 //
 // Contract: G2
 func TestHowLongFilesAreHeld(t *testing.T) {

@@ -28,9 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a hostile user tries, against the binaries as they ship. docs/security.md names every test of this file. An attack
-// has succeeded, and its test fails, when root touches anything outside of the job's folders, ends a process that is not
-// the job's, waits or writes without end, leaves a GPU as it is not to be, or drains a node for what a user did.
+// Attacks of a hostile user against the shipped binaries. docs/security.md names every test of this file. An attack has
+// succeeded, and its test fails, if root touches anything outside of the job's folders, ends a process that is not the
+// job's, or waits or writes without end. It has also succeeded if a GPU stays in a wrong state, or a node is drained
+// for what a user did.
 
 // other is a user who has nothing to do with the job. Tests that send signals to all of a user's processes have users of
 // their own, from stormy on.
@@ -192,8 +193,8 @@ func (a attack) acts(job testnode.Job, program string, before ...string) deed {
 // endless is far above every deadline that these tests set, and below the minute that an act has by itself.
 const endless = 40 * time.Second
 
-// withstands holds what is to be true of every act of root's, whatever the user did: no drain, no endless wait, no memory
-// or output without end, nothing in the log that is not its own.
+// withstands checks what must hold for every prolog and epilog, whatever the user did. There is no drain, no endless
+// wait, no memory or output without end, and the log contains only its own lines.
 func (a attack) withstands(job testnode.Job, program string, before ...string) {
 	a.t.Helper()
 	logged := len(a.log())
@@ -236,7 +237,7 @@ func plain(t *testing.T, text string) {
 	}
 }
 
-// plainLog holds that every line of the log is a JSON object of this house's, and printable.
+// plainLog checks that every line of the log is a printable JSON object of this project's.
 func (a attack) plainLog() {
 	a.t.Helper()
 	log := a.log()
@@ -349,7 +350,7 @@ func TestAPrologInAMountNamespace(t *testing.T) {
 	a.closes(job)
 }
 
-// lives holds that a process is alive, and is the one that it was: a child of this test's that nobody has waited for.
+// lives checks that a process lives and is the same as before: a child of this test that has not been reaped.
 func (a attack) lives(pid int) {
 	a.t.Helper()
 	stat, err := site.ReadStat(pid)
@@ -650,7 +651,7 @@ func (a attack) victim() int {
 	return cmd.Process.Pid
 }
 
-// Root ends the job's daemon and its servers, and nobody else.
+// Root ends the job's daemon and its servers, and no other process.
 //
 // Contract: I2, I3
 func TestHostileProcesses(t *testing.T) {
@@ -723,8 +724,8 @@ func (a attack) mimics(user uint32, f folders) int {
 	return a.goesOn(cmd).Process.Pid
 }
 
-// The user's own process that looks like the daemon goes with it: that is what it says of itself. It delays the end by no
-// more than the patience for a daemon that quits.
+// The user's own process that looks like the daemon is ended with it, because it claims to belong to the job. It delays
+// the end by no more than the deadline for a daemon's quit.
 func TestHostileMimicOfTheDaemon(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -806,8 +807,8 @@ func (a attack) fileSystem(errors int) (dir string, stop func()) {
 	return dir, func() { _ = cmd.Process.Kill() }
 }
 
-// A process that looks like the daemon's and holds up whoever reads its environment, for as long as its user likes: the
-// kernel fetches that from the process's memory. Nobody waits for it longer than for an answer.
+// A process that looks like the daemon's and delays every reader of its environment as long as its user likes, because
+// the kernel reads that from the process's memory. No program waits for it longer than for an answer.
 func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -1108,7 +1109,7 @@ func TestHostileDescriptors(t *testing.T) {
 	a.closes(a.job(7, "0"))
 }
 
-// A user who writes until there is no room left has no room left; nobody else has less.
+// A user who writes until the job's file system is full takes no space from other users.
 func TestHostileExhaustion(t *testing.T) {
 	for _, c := range []struct{ name, verb, argument string }{{"bytes", "fill", ""}, {"files", "crowd", "10000000"}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -1153,8 +1154,8 @@ func TestHostileLimits(t *testing.T) {
 	a.clean()
 }
 
-// Another user's daemon: it can be neither asked, told to end, nor made to end a client, by another user of the node and
-// by one of the same group alike.
+// Another user's daemon cannot be asked, told to quit, or made to end a client. That holds for another user of the node
+// and for a member of the same group.
 func TestHostileNeighbour(t *testing.T) {
 	a := newAttack(t, "", 1)
 	f := a.opens(a.job(7, "0"))

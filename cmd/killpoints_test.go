@@ -110,8 +110,8 @@ func (l *tally) add(name string) point {
 	return l.points[len(l.points)-1]
 }
 
-// killed runs a binary and kills it at a point. An act that comes to its end without it took another way this time, as
-// one does that has to ask a daemon twice, so it is tried again from the start.
+// killed runs a binary and kills it at a point. A run that ends without reaching the point took another way this time,
+// for example because it asked a daemon twice. It is tried again from the start.
 func (p play) killed(job testnode.Job, program string, at point, start func()) bool {
 	p.t.Helper()
 	for range 3 {
@@ -139,8 +139,8 @@ func (p play) booted() {
 	}
 }
 
-// quiet holds that the node is as it was before any job: what clean holds, and no process of the stage at all, no lock
-// held, nothing mounted, and no file anywhere that was not there.
+// quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process of
+// the stage, no lock held, nothing mounted, and no new file.
 func (p play) quiet() {
 	p.t.Helper()
 	p.clean()
@@ -246,7 +246,7 @@ func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 // gpuList is SLURM_JOB_GPUS.
 func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
 
-// job is a job of the shape. Its user is nobody else's on this machine, so that no other test's user can stop its daemons.
+// job is a job of the shape. No other test on this machine has its user, so no other test can stop its daemons.
 func (s shape) job(p play) testnode.Job {
 	job := p.job(7, s.gpuList())
 	job.UID, job.GID = 2011, 2011
@@ -304,7 +304,7 @@ func sweep[P any](t *testing.T, s shape, points []P, try func(play, P) (reached 
 					p, fresh = s.stand(t), true
 				}
 				fresh = t.Run(fmt.Sprint(i), func(t *testing.T) {
-					p := p.anew(t)
+					p := p.again(t)
 					defer func() {
 						if t.Failed() {
 							failed.Add(1)
@@ -327,8 +327,8 @@ func sweep[P any](t *testing.T, s shape, points []P, try func(play, P) (reached 
 	}
 }
 
-// report adds what a test did to the file that RELIABILITY names, for docs/reliability.md (make reliability): a line of
-// name, what was tried, what of it failed, seconds and, where there is more to say, a sentence.
+// report adds a test's result to the file that RELIABILITY names, for docs/reliability.md (make reliability). A line
+// has the name, the number of tries, the number of failures, the seconds and perhaps a sentence.
 func report(t *testing.T, name string, tried, failed int, took time.Duration, said ...string) {
 	t.Helper()
 	path := os.Getenv("RELIABILITY")
@@ -360,8 +360,8 @@ func reportEnd(t *testing.T) (begin func()) {
 	return func() { began = time.Now() }
 }
 
-// anew is the play for another point.
-func (p play) anew(t *testing.T) play {
+// again is the play for another point.
+func (p play) again(t *testing.T) play {
 	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
 	t.Cleanup(cancel)
 	return play{p.Stage, t, ctx, p.conf}
@@ -418,8 +418,8 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	})
 }
 
-// After a prolog that was killed slurmd may run another one for the same job, as when it was started anew: that one opens
-// the lease.
+// After a prolog was killed, slurmd may run another one for the same job, as after its own restart. That one opens the
+// lease.
 func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	t.Parallel()
 	s := shapes[0]
@@ -500,7 +500,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 					seconds = nth(seconds, every)
 				}
 				for _, second := range sample(seconds, 5) {
-					p := p.anew(p.t)
+					p := p.again(p.t)
 					p.killed(job, "epilog", second, func() { reached = p.killed(job, "prolog", first, p.booted) && reached })
 					p.must(0, job, "epilog")
 					p.quiet()

@@ -131,7 +131,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 	p.clean()
 }
 
-// The seats are those of mpsctl plan for the same words.
+// The placements are those of mpsctl plan for the same options.
 func TestExplainPrintsTheSeats(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
@@ -212,7 +212,7 @@ case "wrong" {
 	}
 }
 
-// Six jobs on the shipped policy, as an admin reads it. UPDATE=1 writes them anew.
+// Six jobs on the shipped policy, as an admin reads it. UPDATE=1 writes them again.
 func TestExplainOnTheShippedPolicy(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.write(p.Paths().Policy(), p.ctl("site", "show", "policy.hcl").Output)

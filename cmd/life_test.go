@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The job's user of these tests. Nobody needs to have that name or number on the machine.
+// The job's user of these tests. The name and the number need not exist on the machine.
 const uid, gid = 2001, 2001
 
 // play is one test's stage: the production binaries on a simulated node of its own.

@@ -63,7 +63,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 
 const noShards = "MPS shares whole GPUs among the job's ranks: ask for --gres=gpu:N, not for gres/shard or gres/mps"
 
-// Whoever asks for MPS in whatever way gets to a node that has it, and shards are refused; others' jobs are left alone.
+// A job that asks for MPS in any way runs on a node that has it, and shards are refused. Other jobs are not changed.
 func TestJobSubmitLua(t *testing.T) {
 	c, submit := newScripted(t, "JobSubmitPlugins", "job_submit.lua")
 	for args, want := range map[string]string{

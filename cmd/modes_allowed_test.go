@@ -54,7 +54,7 @@ func likeReal(t *testing.T) sim.Sim {
 	return s
 }
 
-// nodeModes are the simulated driver's modes, asked of nobody: "303" is the middle one of three in DEFAULT.
+// nodeModes are the simulated driver's modes, read without a program: "303" means that the second of three is DEFAULT.
 func nodeModes(t *testing.T, s sim.Sim) string {
 	t.Helper()
 	return play{Stage: testnode.Stage{Sim: &s}, t: t}.modes()
@@ -134,8 +134,8 @@ func TestModesChangeWhereAllowed(t *testing.T) {
 	p.clean()
 }
 
-// A test that ends before its epilog leaves nobody's GPU exclusive; and a driver that refuses fails the prolog, which
-// is what the test above that none is asked rests on.
+// A test that ends before its epilog leaves no GPU exclusive. A driver that refuses fails the prolog; the test above,
+// that no mode is set, depends on this.
 func TestModesArePutBackAfterAFailure(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")

@@ -315,7 +315,7 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A link, a pipe that nobody writes to, a hard link to a file of root's, and a log that is far too long.
+	// A link, a pipe without a writer, a hard link to a file of root's, and a log that is far too long.
 	if err := os.Symlink(secret, logs[0]); err != nil {
 		t.Fatal(err)
 	}

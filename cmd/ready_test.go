@@ -178,8 +178,8 @@ func (p play) killDaemon() lease.Daemon {
 	return d
 }
 
-// A daemon that is gone: where the policy says so the ranks run without MPS, each on its own GPU, with nothing that points
-// to the daemon; and say so once.
+// The daemon is gone. If the policy allows it, the ranks run without MPS, each on its own GPU, without a variable that
+// points to the daemon. One of them reports it.
 //
 // Contract: K3
 func TestRanksWithoutMPS(t *testing.T) {

@@ -28,11 +28,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clients of all kinds end in all ways with work in flight, through a real Slurm; two neighbours of the job compute on, or
-// not, and a new client starts, or not. ENDS_MINUTES is how long that goes on, on each GPU of the machine: the table of
-// victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of the parts: waves, clients, known,
-// bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is the policy's hold,
-// in seconds. ENDS_RESULTS is a folder for what was seen. On GPUs that are simulated unless CONFORMANCE_TARGET=real.
+// Clients of all kinds end in all ways with work in flight, through a real Slurm. The test records whether two neighbours
+// of the job live, and whether a new client can start. ENDS_MINUTES is how long that goes on, on each GPU of the machine:
+// the table of victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of the parts: waves,
+// clients, known, bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is
+// the policy's hold, in seconds. ENDS_RESULTS is a folder for the results. The GPUs are simulated unless
+// CONFORMANCE_TARGET=real.
 func TestRealEnds(t *testing.T) {
 	minutes, _ := strconv.ParseFloat(os.Getenv("ENDS_MINUTES"), 64)
 	if minutes <= 0 {
@@ -1125,8 +1126,8 @@ func (l *endsLane) scancel(s *endsStream, flags ...string) error {
 	return err
 }
 
-// killLoading kills each victim at a random moment after its start: 4 s have the load of PyTorch, cuInit and the first
-// kernels in them, 0.5 s have those of a small client.
+// killLoading kills each victim at a random moment after its start. For PyTorch, 4 s contain its load, cuInit and the
+// first kernels; for a small client 0.5 s do.
 func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []endsAtWork, began time.Time, before int) {
 	l.t.Helper()
 	if !l.wait(30*time.Second, func() bool { return len(l.lines(s, name, "started")) == len(w.victims) || s.over() }) || s.over() {

@@ -143,7 +143,7 @@ func TestRealLife(t *testing.T) {
 	p.clean()
 }
 
-// showTree prints the daemon and its servers with their parents and sessions, by which the house knows its own.
+// showTree prints the daemon and its servers with their parents and sessions, by which the programs recognise them.
 func (p play) showTree() {
 	tree, err := exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput()
 	if err != nil {
@@ -168,8 +168,8 @@ func (p play) info(job uint32) string {
 	return string(out)
 }
 
-// A control program that works for everybody but the job's user is that user's doing: the job is refused, the node stays in
-// service, and nothing is left. The trial's daemon is a real one, of nobody's.
+// If a control program works for all users except the job's, the cause is that user. The job is refused, the node stays
+// in service, and nothing is left. The trial's daemon is a real one that runs as the account nobody.
 func TestRealTrial(t *testing.T) {
 	p := realPlay(t)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
@@ -187,8 +187,8 @@ func TestRealTrial(t *testing.T) {
 	p.clean()
 }
 
-// The tools on a real driver and daemon, with two ranks at work: status and metrics count them, audit finds nothing, and
-// doctor finds control program and driver to be of one version.
+// The tools on a real driver and daemon, with two running ranks. Status and metrics count them, audit finds nothing,
+// and doctor finds that control program and driver have the same version.
 func TestRealTools(t *testing.T) {
 	p := realPlay(t, `drain_grace = "200ms"`)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -275,7 +275,7 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// Two GPUs, in an order that is not theirs: each rank sees the one that its ticket seats it on, by whatever scope.
+// Two GPUs in reverse order: each rank sees the GPU of its placement, with every scope.
 func TestRealSeatsOnTwoGPUs(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {

@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The jobs of these tests. None of a Slurm that another test runs on this machine has their numbers, and those that have a
-// step or a process are one test's alone, since reap looks at the whole machine for them.
+// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process is
+// used by one test only, because reap searches the whole machine.
 const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
 
 // reapLine is a line of reap's JSON, as somebody reads it who has the documentation.
@@ -76,8 +76,8 @@ func (p play) reap(code int, args ...string) []reapLine {
 	return did
 }
 
-// settled is everything, once it stays as it is: a simulated server that starts has a child for a moment, and a guard that ends
-// has a last line for the log.
+// settled waits until the records stay the same. A simulated server that starts has a child for a moment, and a guard
+// that ends writes a last line to the log.
 func (p play) settled() []string {
 	p.t.Helper()
 	before := p.everything()
@@ -244,7 +244,7 @@ func (p play) socket(job uint32, owner int) (end func()) {
 	return end
 }
 
-// Nothing of a job is closed while Slurm has a step of it, whatever its phase and whoever says that it is gone.
+// No job is closed while Slurm has a step of it, whatever its phase, and even if an admin names the job.
 //
 // Contract: R8
 func TestReapWhileAStepRuns(t *testing.T) {

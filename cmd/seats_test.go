@@ -30,7 +30,7 @@ size=$(echo "$SLURM_GTIDS" | tr , '\n' | wc -l)
 echo "seat launch=$1 world=$SLURM_PROCID local=$SLURM_LOCALID/$size node=$(hostname) gpu=${CUDA_VISIBLE_DEVICES:--} percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:--} pipe=${CUDA_MPS_PIPE_DIRECTORY:--}"
 `
 
-// seat is what one rank says of itself.
+// seat is the placement that one rank prints.
 type seat struct {
 	world, local, size int
 	node               string
@@ -47,8 +47,8 @@ type launchCase struct {
 	want   plan
 }
 
-// plan says where a rank sits that is the local one of so many on a node: the GPU's place in Slurm's list, "*" for any,
-// and the percentage, "-" for no cap.
+// plan returns where a rank must be placed, by its number and the number of ranks on its node. The result is the GPU's
+// position in Slurm's list, "*" for any, and the percentage, "-" for no cap.
 type plan func(rank seat) string
 
 // round is what the policy and the placement say: round the GPUs, the ranks of one dividing it evenly.
@@ -77,16 +77,17 @@ func listed(places ...string) plan {
 	}
 }
 
-// again is a launch that is repeated until it succeeds, four times at most: on several nodes ranks of Open MPI 4.1.4 die of
-// SIGSEGV in MPI_Init under Slurm's pmix, before any says a word, without the wrapper as well (7 of 60 launches).
+// again is a launch that is repeated until it succeeds, four times at most. On several nodes, ranks of Open MPI 4.1.4
+// die of SIGSEGV in MPI_Init under Slurm's pmix, before they print anything. That also happens without the wrapper (7
+// of 60 launches).
 func again(line string) string { return strings.Join([]string{line, line, line, line}, " || ") }
 
-// unseated is for ranks that are given no seat.
+// unseated is for ranks without a placement.
 func unseated(seat) string { return "no seat" }
 
 var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
 
-// seating is a cluster whose ranks say their seats.
+// seating is a cluster whose ranks print their placements.
 type seating struct {
 	*cluster
 	name     string   // of its recordings
@@ -139,7 +140,7 @@ func (s *seating) command(l launchCase, number int) string {
 	return strings.NewReplacer("WRAP", s.recorder(number)+filepath.Join(s.dir, "mpirun-wrap")+" "+plain, "PLAIN", plain).Replace(l.line)
 }
 
-// try runs all launches in one job and compares each rank's seat with its plan.
+// try runs all launches in one job and compares each rank's placement with its plan.
 func (s *seating) try(launches []launchCase, args ...string) {
 	s.t.Helper()
 	var script strings.Builder
@@ -163,7 +164,7 @@ func (s *seating) try(launches []launchCase, args ...string) {
 
 var seatLine = regexp.MustCompile(`seat launch=(\d+) world=(\d+) local=(\d+)/(\d+) node=(\S+) gpu=(\S+) percent=(\S+) pipe=(\S+)`)
 
-// seatsOf are the seats of each launch, in the ranks' order.
+// seatsOf returns the placements of each launch, in the ranks' order.
 func seatsOf(output string) map[int][]seat {
 	said := map[int][]seat{}
 	for _, m := range seatLine.FindAllStringSubmatch(output, -1) {
@@ -179,7 +180,7 @@ func seatsOf(output string) map[int][]seat {
 	return said
 }
 
-// hold compares a launch's seats with its plan, rank by rank, and holds that no GPU is dealt more than once.
+// hold compares a launch's placements with its plan, rank by rank, and checks that no SM of a GPU is given twice.
 func (s *seating) hold(t *testing.T, l launchCase, seats []seat) {
 	layout := make([]int, len(s.Nodes()))
 	dealt := map[string]int{}
@@ -204,7 +205,7 @@ func (s *seating) hold(t *testing.T, l launchCase, seats []seat) {
 	}
 }
 
-// place is a seat in a plan's words; the daemon must be that node's own.
+// place formats a placement like a plan. The daemon must be that node's own.
 func (s *seating) place(name string, x seat) string {
 	switch {
 	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
@@ -256,7 +257,8 @@ func TestSeatsOnOneNode(t *testing.T) {
 		{"mpirun in srun", "srun -n1 -c5 mpirun.openmpi --oversubscribe -np 3 WRAP", "openmpi", three, round(2)},
 		{"mpirun in srun, a shell between", "srun -n1 -c5 sh -c 'mpirun.openmpi --oversubscribe -np 3 WRAP; true'", "openmpi", three, round(2)},
 		{"hydra in srun", "srun -n1 -c5 mpiexec.hydra -launcher fork -n 3 WRAP", "mpich", three, round(2)},
-		// mpiexec starts its own daemon by srun. That is no rank, so its ranks without the wrapper have no seat.
+		// mpiexec starts its own daemon by srun. That is not a rank, so its ranks without the wrapper have no
+		// placement.
 		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unseated},
 		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unseated},
 	}, "-n5", "--gres=gpu:2")

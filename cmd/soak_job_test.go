@@ -60,7 +60,7 @@ type voyage struct {
 	*berth
 	errand
 	ctx     context.Context
-	again   bool             // begun anew
+	again   bool             // started again
 	array   int              // the number that sbatch said
 	id      int              // the job's, or of the task of an array that was first to compute
 	ids     []int            // of all
@@ -138,9 +138,9 @@ const aborted = "srun: Job step aborted"
 // errAborted is an srun that was told so before anything has befallen its job.
 var errAborted = errors.New("Slurm has aborted a step before the fault")
 
-// strayed says whether a step was aborted that nobody meant. When a job ends whose srun has died, slurmctld sends word to
-// the port that it had. On a real cluster that is on the job's own node; here all nodes have one address, and the srun of
-// another job may have the port by then: it aborts its step (seen on 22.05, 12 ms after the other job's end).
+// strayed reports whether a step was aborted by mistake. When a job ends whose srun has died, slurmctld sends a message
+// to srun's port. On a real cluster that port is on the job's own node. Here all nodes have one address, so the srun of
+// another job may have the port by then and aborts its step (seen on 22.05, 12 ms after the other job's end).
 func (v *voyage) strayed(err error) bool {
 	if errors.Is(err, errAborted) {
 		return true
@@ -148,7 +148,8 @@ func (v *voyage) strayed(err error) bool {
 	return err == nil && v.fault.judged == completes && strings.Contains(v.said(), aborted)
 }
 
-// title is the job's name for Slurm. One that is begun anew has a name of its own: Slurm still lists the first under its.
+// title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the first
+// one.
 func (v *voyage) title() string {
 	if v.again {
 		return fmt.Sprintf("soak%d-again", v.number)
@@ -324,8 +325,8 @@ func (v *voyage) over() error {
 func (v *voyage) abandon() {
 	ctx, cancel := context.WithTimeout(v.soak.ctx, 30*time.Second)
 	defer cancel()
-	patience := v.ctx
-	defer func() { v.ctx = patience }()
+	saved := v.ctx
+	defer func() { v.ctx = saved }()
 	v.ctx = ctx
 	_, _ = v.Run(ctx, lab.Root, "scancel", "--name="+v.title())
 	_ = v.over()

@@ -142,8 +142,8 @@ func hasVariable(environment []byte, line string, p play) bool {
 		bytes.Contains(environment, []byte(filepath.Dir(filepath.Dir(p.Root))+"/"))
 }
 
-// modesOfNobody are the GPUs that no job has claimed and that are not in their default mode. Other jobs come and go
-// meanwhile, so what is seen once is looked at again.
+// modesOfNobody are the GPUs without a claim that are not in their default mode. Other jobs start and end at the same
+// time, so a finding is checked again.
 func (p play) modesOfNobody(b *berth) []string {
 	var found []string
 	for i := range gpusOfANode {

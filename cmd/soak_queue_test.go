@@ -111,7 +111,7 @@ func (q *queue) node(name string) string {
 	return q.states[name]
 }
 
-// fresh waits until Slurm has been asked anew: what is known after it was true after the call.
+// fresh waits until Slurm has been asked again, so that the answer is from after the call.
 func (q *queue) fresh() {
 	_, before := q.of("")
 	for now := before; now < before+2 && site.Sleep(q.soak.ctx, lookEvery/4); {

@@ -16,8 +16,8 @@ import (
 // sharing stands for the jobs of gres/shard in what is found wrong.
 var sharing = errand{number: -1, fault: fault{name: "two jobs of gres/shard"}}
 
-// share goes on, on a node with shards, until the soak ends: two jobs of a shard each ask for MPS and are refused, a third
-// asks for none and computes, and the node is as it was.
+// share runs on a node with shards until the soak ends. Two jobs of a shard each ask for MPS and are refused. A third
+// does not ask and computes. The node is as before.
 func (s *soak) share(name string, ended <-chan struct{}) {
 	for !s.hopeless() {
 		select {

@@ -20,9 +20,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Many random jobs on a real Slurm whose hooks are the production binaries, with something random that befalls most of
-// them. After every job nothing of it is left, its node is in service unless there is a reason, the neighbours of a rank
-// that was ended compute on, and whoever computed did so under MPS.
+// Many random jobs run on a real Slurm whose hooks are the production binaries, with a random fault for most of them.
+// After every job nothing of it is left, and its node is in service unless there is a reason. The neighbours of an
+// ended rank compute on, and every computing client does so under MPS.
 //
 //	SOAK_JOBS     how many jobs, 50
 //	SOAK_SEED     what they are and what befalls them, 1
@@ -59,7 +59,8 @@ func number(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// wanted are the errands of a run. Of each few hundred the slow ones come first, so that nobody waits for them at the end.
+// wanted are the errands of a run. The slow ones of each few hundred come first, so that the test does not wait for
+// them at the end.
 func wanted(t *testing.T, seed uint64, jobs int) []errand {
 	t.Helper()
 	var all []errand
@@ -190,7 +191,8 @@ func (s *soak) options() lab.Options {
 	return o
 }
 
-// quickened is what of Slurm's own patience a soak has no time for. Of its logs it wants the errors.
+// quickened are shorter timeouts of Slurm's, because a soak has no time for the usual ones. Its logs contain only
+// errors.
 var quickened = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=10", "KillWait=2", "BatchStartTimeout=1", "MinJobAge=20",
 	"SlurmctldDebug=info", "SlurmdDebug=info", "MaxArraySize=100"}
 

@@ -50,7 +50,7 @@ func newSpanked(t *testing.T, o lab.Options) spanked {
 	return s
 }
 
-// plugstack writes plugstack.conf anew: every command and every step reads it.
+// plugstack writes plugstack.conf again, because every command and every step reads it.
 func (s spanked) plugstack(need string, arguments ...string) {
 	s.t.Helper()
 	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")

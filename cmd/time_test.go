@@ -247,14 +247,14 @@ func (p play) small(blocks, inodes int) {
 	p.t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
 }
 
-// However little room there is in /run, a prolog opens the lease or leaves nothing, and the epilog closes it. Eight
-// inodes are the journal's own.
+// However little space there is in /run, a prolog opens the lease or leaves nothing, and the epilog closes it. Eight
+// inodes are the store's own.
 func TestASmallRun(t *testing.T) {
 	t.Parallel()
 	p, job := timedPlay(t)
 	opened := 0
 	try := func(t *testing.T, blocks, inodes int) {
-		p := p.anew(t)
+		p := p.again(t)
 		p.small(blocks, inodes)
 		result, err := p.Run(p.ctx, job.Environment("prolog_slurmd"), "prolog")
 		switch {

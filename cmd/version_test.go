@@ -10,7 +10,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Every program says of what commit it is, and how it is used, whoever asks.
+// Every program prints its commit and its usage for every user.
 func TestEveryProgramSaysItsVersion(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for _, program := range testnode.Programs {

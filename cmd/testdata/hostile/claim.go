@@ -12,8 +12,8 @@ import (
 	"unsafe"
 )
 
-// The attack on the memory of whoever reads a process's environment or command line: a process may say where in its
-// memory these are, and how long they are. A range that nothing was ever written to costs its owner nothing.
+// The attack on the memory of a program that reads a process's environment or command line. A process may set where in
+// its memory these are, and how long they are. A range that was never written costs its owner nothing.
 
 const (
 	prSetMM    = 35

@@ -99,7 +99,7 @@ func crowd(dir string, files int) error {
 	return nil
 }
 
-// fill writes until there is no room, and not more than 2 GiB.
+// fill writes until the file system is full, but not more than 2 GiB.
 func fill(dir string) error {
 	file, err := os.Create(filepath.Join(dir, "full"))
 	if err != nil {
@@ -162,7 +162,7 @@ func swap(dir, target string) error {
 	})
 }
 
-// lease makes the kernel hold up whoever opens a file, for as long as it lets a lease's holder take (45 s).
+// lease makes the kernel block every process that opens a file, as long as it lets a lease's holder take (45 s).
 func lease(path string) error {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

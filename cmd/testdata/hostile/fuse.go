@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The attack on whoever reads a process's environment: the kernel fetches that from the process's memory, under a lock
-// that a page fault holds until a file system of the user's own has brought the page.
+// The attack on programs that read a process's environment. The kernel reads that from the process's memory, under a
+// lock. A page fault holds the lock until a file system of the user's has delivered the page.
 
 // Requests of the FUSE protocol, and the answers' sizes.
 const (
@@ -95,8 +95,8 @@ func reply(device *os.File, unique uint64, failed int32, answer []any) error {
 	return err
 }
 
-// stuck is a process that waits for a page of that file, and at the same time for the right to change its memory: who
-// wants to read its memory comes after that. The kernel holds the lock when it asks for the page the third time.
+// stuck is a process that waits for a page of that file, and at the same time for the lock to change its memory. A
+// reader of its memory comes after that. The kernel holds the lock when it asks for the page the third time.
 func stuck(dir string) error {
 	file, err := os.Open(filepath.Join(dir, "file"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 const ptraceTraceFork = 0x2
 
-// inject makes a process of the user's own fork, and its child become a program: what that starts is not in the control
-// group of whoever asked for it. It prints the child's pid, and "ready" first.
+// inject makes a process of the user's own fork, and its child exec a program. What that program starts is not in the
+// control group of the process that requested it. inject prints the child's pid, and "ready" first.
 func inject(pid int, path, arg string) error {
 	runtime.LockOSThread()
 	if err := syscall.PtraceAttach(pid); err != nil {

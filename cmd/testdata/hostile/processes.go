@@ -45,8 +45,8 @@ func others() bool {
 	return false
 }
 
-// control is a control program that is the user's: what it starts as a daemon loses its first thread at SIGUSR1, which
-// makes it look like a zombie, and what it answers is what its caller wants to hear.
+// control is a control program of the user's. The daemon that it starts loses its first thread at SIGUSR1, so it looks
+// like a zombie. Its answers are those that its caller expects.
 func control(args []string) int {
 	switch {
 	case len(args) == 0:
