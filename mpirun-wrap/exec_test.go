@@ -85,9 +85,9 @@ func newRank(t *testing.T) *rank {
 	t.Cleanup(func() { os.RemoveAll(r.root) })
 	boot, err := site.BootID()
 	must(t, err)
-	journal, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
+	store, err := lease.Open(site.Paths{Root: r.root}.Run(), boot)
 	must(t, err)
-	must(t, journal.WriteTicket(r.ticket()))
+	must(t, store.WriteTicket(r.ticket()))
 	listener, err := net.Listen("unixpacket", filepath.Join(r.root, "control"))
 	must(t, err)
 	t.Cleanup(func() { listener.Close() })
@@ -129,14 +129,14 @@ func (r *rank) sh(script string) {
 	r.start(r.wrapper("/bin/sh", "-c", script)...)
 }
 
-const patience = 15 * time.Second
+const timeLimit = 15 * time.Second
 
 // end waits for the rank's end and returns the status that its parent sees.
 func (r *rank) end() syscall.WaitStatus {
 	r.t.Helper()
 	select {
 	case <-r.ended:
-	case <-time.After(patience):
+	case <-time.After(timeLimit):
 		r.t.Fatal("it does not end")
 	}
 	return r.cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -178,7 +178,7 @@ func (r *rank) proc(name string) site.Process {
 
 func (r *rank) until(what string, done func() bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeLimit)
 	defer cancel()
 	for !done() {
 		if !site.Sleep(ctx, time.Millisecond) {

@@ -32,7 +32,7 @@ func ticketOf(devices int, scope policy.Scope, overlap float64) lease.Ticket {
 	return t
 }
 
-func TestSeats(t *testing.T) {
+func TestPlacements(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ticket  lease.Ticket

@@ -150,9 +150,9 @@ func TestTheEndOfALog(t *testing.T) {
 		t.Errorf("%d bytes", len(tail))
 	}
 	for name, make := range map[string]func() error{
-		"a link":               func() error { return os.Symlink(log.path+".1", log.path) },
-		"a fifo nobody writes": func() error { return syscall.Mkfifo(log.path, 0o600) },
-		"a folder":             func() error { return os.Mkdir(log.path, 0o700) },
+		"a link":                  func() error { return os.Symlink(log.path+".1", log.path) },
+		"a fifo without a writer": func() error { return syscall.Mkfifo(log.path, 0o600) },
+		"a folder":                func() error { return os.Mkdir(log.path, 0o700) },
 	} {
 		must(t, os.Rename(log.path, log.path+".1"))
 		must(t, make())

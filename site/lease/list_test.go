@@ -79,7 +79,7 @@ func TestSurveyWhereNoPrologHasRun(t *testing.T) {
 func TestActing(t *testing.T) {
 	j := newStore(t)
 	if proc, acting := j.LockHolder(7); acting {
-		t.Errorf("%v acts where nobody does", proc)
+		t.Errorf("%v holds a lock that is free", proc)
 	}
 	turn, err := j.Lock(deadline(t, 5*time.Second), 7)
 	if err != nil {
