@@ -12,8 +12,7 @@ import (
 )
 
 func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
-	l.Phase = lease.Opened
-	return errors.Join(o.Store.Save(l), o.Store.WriteTicket(t))
+	return errors.Join(o.Store.SetPhase(&l, lease.Opened), o.Store.WriteTicket(t))
 }
 
 func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {

@@ -58,16 +58,6 @@ type Job struct {
 	Groups []uint32 `json:"groups,omitempty"`
 }
 
-// Phase is the progress of a lease.
-type Phase string
-
-// A lease is opening from its first write until its ticket is written. It is closing from the epilog's first effect.
-const (
-	Opening Phase = "opening"
-	Opened  Phase = "open"
-	Closing Phase = "closing"
-)
-
 // ClaimedGPU is a device with its compute mode before the job and the mode that was set. NewMode is empty if the mode
 // was not changed.
 type ClaimedGPU struct {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// Of all pairs of phases, these alone may follow each other. A change that is refused changes neither lease nor file.
+//
+// Contract: R12
+func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
+	j := journal(t)
+	phases := []Phase{Opening, Opened, Closing, "unknown", ""}
+	allowed := map[[2]Phase]bool{
+		{Opening, Opened}:    true,
+		{Opening, Closing}:   true,
+		{Opened, Closing}:    true,
+		{Closing, Closing}:   true,
+		{"unknown", Closing}: true, // an undo follows what a lease names, whatever its phase
+		{"", Closing}:        true,
+	}
+	for _, from := range phases {
+		for _, to := range phases {
+			l := leaseOf(7, gpuA)
+			l.Phase = from
+			if err := j.Save(l); err != nil {
+				t.Fatal(err)
+			}
+			err := j.SetPhase(&l, to)
+			want, text := from, fmt.Sprintf("cannot change phase of lease of job 7: %q may not follow %q", to, from)
+			if allowed[[2]Phase{from, to}] {
+				want, text = to, "<nil>"
+			}
+			if got := fmt.Sprint(err); got != text {
+				t.Errorf("from %q to %q: %s, want %s", from, to, got, text)
+			}
+			if read, err := j.Read(7); err != nil || read.Phase != want || l.Phase != want {
+				t.Errorf("from %q to %q: the lease is %q, its file %q, %v; want %q", from, to, l.Phase, read.Phase, err, want)
+			}
+		}
+	}
+}
+
+// An undo may begin in each phase, and each phase that may follow another has a row of its own.
+func TestEachPhaseLeadsToClosing(t *testing.T) {
+	for phase, next := range nextPhases {
+		if !phase.mayFollow(Closing) {
+			t.Errorf("%q cannot be closed", phase)
+		}
+		for _, to := range next {
+			if _, known := nextPhases[to]; !known {
+				t.Errorf("%q leads to %q, which has no row", phase, to)
+			}
+		}
+	}
+}
+
+// If the file cannot be written, the caller gets the error and the lease in its new phase: an undo goes on with it.
+func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
+	j := journal(t)
+	l := leaseOf(7, gpuA)
+	if err := j.Create(context.Background(), l); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(temporaryOf(j.leasePath(7)), 0o755); err != nil { // no file can be made there
+		t.Fatal(err)
+	}
+	err := j.SetPhase(&l, Closing)
+	read, readErr := j.Read(7)
+	if err == nil || l.Phase != Closing || readErr != nil || read.Phase != Opening {
+		t.Errorf("%v: the lease is %q, its file %q, %v", err, l.Phase, read.Phase, readErr)
+	}
+}
