@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// content is what the files of job 7 say.
+func (n *node) content() (all [2]string) {
+	n.t.Helper()
+	for i, name := range []string{"leases/7.json", "tickets/7.json"} {
+		content, err := os.ReadFile(filepath.Join(n.dir, name))
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		all[i] = string(content)
+	}
+	return all
+}
+
+// rewrite changes the lease of job 7 on file.
+func (n *node) rewrite(change func(*lease.Lease)) {
+	n.t.Helper()
+	l, err := n.store.Read(7)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	change(&l)
+	if err := n.store.Save(l); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func TestTheSamePrologAgainAdoptsWhatIsThere(t *testing.T) {
+	n := newNode(t)
+	n.mustOpen(job(0, 1))
+	before := n.content()
+	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Adopted || err != nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	if after := n.content(); after != before {
+		t.Errorf("the records were %s and are %s", before, after)
+	}
+}
+
+// If a prolog was killed before it wrote the ticket, the next one writes it.
+func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
+	n := newNode(t)
+	n.mustOpen(job(0))
+	before := n.content()
+	if err := n.store.RemoveTicket(7); err != nil {
+		t.Fatal(err)
+	}
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	if after := n.content(); after != before {
+		t.Errorf("the records were %s and are %s", before, after)
+	}
+}
+
+// Contract: G1
+func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
+	n := newNode(t)
+	n.mustOpen(job(0))
+	n.rewrite(func(l *lease.Lease) { l.Guard = site.Process{PID: n.self.PID, Start: 1} })
+	n.guard = site.Process{}
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did("start guard: lease open, claims a, ticket")
+	if l, err := n.store.Read(7); err != nil || l.Guard != n.self || l.Phase != lease.Opened {
+		t.Errorf("the lease names %v, phase %s, %v", l.Guard, l.Phase, err)
+	}
+}
+
+// A lease that is not open, of other devices, or with a daemon that does not serve is undone, and the job gets a new
+// one.
+func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
+	for name, c := range map[string]struct {
+		plant func(*node)
+		undo  string
+	}{
+		"opening": {
+			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Phase = lease.Opening }) },
+			"undo: lease opening, claims a, ticket",
+		},
+		"closing": {
+			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Phase = lease.Closing }) },
+			"undo: lease closing, claims a, ticket",
+		},
+		"the daemon is gone": {
+			func(n *node) { n.rewrite(func(l *lease.Lease) { l.Daemons[0].Proc.Start++ }) },
+			"undo: lease open, claims a, ticket",
+		},
+		"the daemon does not answer": {
+			func(n *node) { n.pings = site.ErrNoAnswer },
+			"undo: lease open, claims a, ticket",
+		},
+		"of another GPU": {
+			func(n *node) { n.gres.Entries[0].Minor, n.gres.Entries[1].Minor = 1, 0 },
+			"undo: lease open, claims a, ticket",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.mustOpen(job(0))
+			c.plant(n)
+			if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Opened || err != nil {
+				t.Fatalf("%s, %v", outcome, err)
+			}
+			restored := strings.Replace(c.undo, "undo", "set mode of a to default", 1)
+			if n.events[0] != c.undo || n.events[1] != restored || len(n.events) != 7 {
+				t.Errorf("done: %q", n.events)
+			}
+			device := gpuA
+			if name == "of another GPU" {
+				device = gpuB
+			}
+			l, err := n.store.Read(7)
+			if err != nil || l.Phase != lease.Opened || l.Held[0].UUID != device || l.Held[0].OriginalMode != site.ModeDefault {
+				t.Errorf("lease: %+v, %v", l, err)
+			}
+		})
+	}
+}
+
+// A job that runs keeps what it has, though the policy would deny it by now. If no rank can have run, the job is
+// refused.
+func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
+	n := newNode(t)
+	n.mustOpen(job(0))
+	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Adopted || err != nil {
+		t.Errorf("with a ticket: %s, %v", outcome, err)
+	}
+	n.did()
+	if err := n.store.RemoveTicket(7); err != nil {
+		t.Fatal(err)
+	}
+	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Refused || err != nil {
+		t.Errorf("without a ticket: %s, %v", outcome, err)
+	}
+	if ticket, err := n.store.ReadTicket(7); err != nil || ticket.RefusalReason != "not any more" {
+		t.Errorf("ticket: %+v, %v", ticket, err)
+	}
+	n.isAsBefore("tickets/7.json")
+}
+
+// A lease that cannot be adopted and not be undone stays. No policy lets the job run then.
+func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.OnFailure = policy.FailRunWithout
+	n.mustOpen(job(0))
+	stuck := errors.New("the driver refuses the mode")
+	n.pings, n.fail["set mode of a to default"] = site.ErrNoAnswer, stuck
+	if outcome, err := n.open(job(0), granting(grant)); outcome != Failed || !errors.Is(err, stuck) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	if got := n.records(); got != "lease open, claims a, ticket" {
+		t.Errorf("the store has %s", got)
+	}
+}
+
+// No mode and no process of an earlier boot exists: nothing of its lease is undone, and its files go.
+//
+// Contract: R4
+func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
+	n := newNode(t)
+	earlier, err := lease.Open(n.dir, "boot-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := n.store
+	n.store = earlier
+	n.mustOpen(job(0, 1))
+	n.store = now
+	n.modes[gpuA], n.modes[gpuB] = site.ModeDefault, site.ModeDefault // the boot has reset them
+	n.mustOpen(job(1))
+	if n.events[0] != "set mode of b to exclusive_process: lease opening, claims b" {
+		t.Errorf("done: %q", n.events)
+	}
+	if got := n.records(); got != "lease open, claims b, ticket" {
+		t.Errorf("the store has %s", got)
+	}
+	if slices.Contains(n.files(), "claims/"+string(gpuA)) {
+		t.Error("a claim of the earlier boot is left")
+	}
+}
+
+// A torn lease says nothing that could be undone: it stays for a person, and no policy lets the job run.
+//
+// Contract: R5
+func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.OnFailure = policy.FailRunWithout
+	path := filepath.Join(n.dir, "leases", "7.json")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j := job(0)
+	if outcome, err := n.open(j, granting(grant)); outcome != Failed || !errors.Is(err, lease.ErrCorrupt) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	if content, err := os.ReadFile(path); err != nil || string(content) != "{" {
+		t.Errorf("the lease is %q, %v", content, err)
+	}
+}

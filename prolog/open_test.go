@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// Lease and claims are on file before the first change. The modes are set before the daemon starts, the ceiling is set
+// when it runs, and the lease is open and the ticket there when all is done.
+//
+// Contract: R1
+func TestAPrologChangesTheNodeInOrder(t *testing.T) {
+	n := newNode(t)
+	n.modes[gpuB] = site.ModeExclusiveProcess // an admin's: there is nothing to set
+	n.mustOpen(job(0, 1))
+	n.did(
+		"set mode of a to exclusive_process: lease opening, claims a b",
+		"make group-7-0: lease opening, claims a b",
+		"start daemon of ab as hpc1: lease opening, claims a b",
+		"start guard: lease opening, claims a b",
+		"set ceiling 100: lease opening, claims a b",
+	)
+	if got := n.records(); got != "lease open, claims a b, ticket" {
+		t.Errorf("the store has %s", got)
+	}
+	if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.modes)
+	}
+}
+
+// The lease has all that an undo needs.
+//
+// Contract: R2
+func TestALeaseNamesWhatIsUndone(t *testing.T) {
+	n := newNode(t)
+	n.modes[gpuB] = site.ModeExclusiveThread
+	n.mustOpen(job(0, 1))
+	l, err := n.store.Read(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []lease.ClaimedGPU{
+		{UUID: gpuA, Minor: 0, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess},
+		{UUID: gpuB, Minor: 1, OriginalMode: site.ModeExclusiveThread, NewMode: site.ModeExclusiveProcess},
+	}; !slices.Equal(l.Held, want) {
+		t.Errorf("GPUs: %+v, want %+v", l.Held, want)
+	}
+	if len(l.Daemons) != 1 || l.Daemons[0].Proc != n.self || l.Daemons[0].Group != "group-7-0" || l.Guard != n.self {
+		t.Errorf("daemons %+v, guard %v", l.Daemons, l.Guard)
+	}
+	if !slices.Equal(l.Job.Groups, []uint32{2001, 3000}) || l.Rule != "mps" {
+		t.Errorf("groups %v, rule %q", l.Job.Groups, l.Rule)
+	}
+}
+
+// Until a GPU is claimed, the epilog of another job may be restoring its mode. The mode that is restored after this job
+// is the one that was read behind the claim.
+//
+// Contract: M2
+func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
+	n := newNode(t)
+	n.modes[gpuA], n.later = site.ModeExclusiveProcess, site.ModeDefault
+	n.mustOpen(job(0))
+	if l, err := n.store.Read(7); err != nil || l.Held[0].OriginalMode != site.ModeDefault {
+		t.Errorf("the lease has %+v, %v", l.Held, err)
+	}
+	if n.events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
+		t.Errorf("done: %q", n.events)
+	}
+}
+
+// A grant may want a daemon for each GPU, no guard, and modes as they are.
+func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.Scope, grant.Compute, grant.Hold = policy.ScopeGPU, policy.ComputeUnchanged, 0
+	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != Opened || err != nil {
+		t.Fatalf("%s, %v", outcome, err)
+	}
+	slices.Sort(n.events) // the daemons start side by side
+	n.did(
+		"make group-7-0: lease opening, claims a b",
+		"make group-7-1: lease opening, claims a b",
+		"set ceiling 100: lease opening, claims a b",
+		"set ceiling 100: lease opening, claims a b",
+		"start daemon of a as hpc1: lease opening, claims a b",
+		"start daemon of b as hpc1: lease opening, claims a b",
+	)
+	ticket, err := n.store.ReadTicket(7)
+	if err != nil || ticket.Exclusive || len(ticket.Devices) != 2 || ticket.Devices[1].Daemon != 1 {
+		t.Errorf("ticket: %+v, %v", ticket, err)
+	}
+}
+
+// Whichever step fails, all is undone: modes, folders, claims, lease and ticket. The error names the step.
+//
+// Contract: R1
+func TestAPrologThatFailsLeavesTheNodeAsBefore(t *testing.T) {
+	for _, step := range []string{
+		"set mode of a to exclusive_process", "set mode of b to exclusive_process", "start daemon of ab as hpc1",
+		"start guard", "set ceiling 100",
+	} {
+		t.Run(step, func(t *testing.T) {
+			n := newNode(t)
+			broken := fmt.Errorf("cannot %s: it is broken", step)
+			n.fail[step] = broken
+			if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Failed || !errors.Is(err, broken) {
+				t.Errorf("%s, %v", outcome, err)
+			}
+			n.isAsBefore()
+		})
+	}
+}
+
+// Contract: M1
+func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
+	n := newNode(t)
+	n.pretend = true
+	outcome, err := n.open(job(0), granting(oneDaemon()))
+	want := "cannot set compute mode of " + string(gpuA) + ": set to exclusive_process, and it reads default"
+	if outcome != Failed || err == nil || err.Error() != want {
+		t.Errorf("%s, %v, want %s", outcome, err, want)
+	}
+	n.did("set mode of a to exclusive_process: lease opening, claims a", "undo: lease opening, claims a")
+	n.isAsBefore()
+}
+
+// A job whose ticket cannot be written would run without one: its lease is undone.
+func TestALeaseWithoutATicketIsUndone(t *testing.T) {
+	n := newNode(t)
+	if err := os.Mkdir(filepath.Join(n.dir, "tickets", ".7.json.new"), 0o755); err != nil { // no file can be made there
+		t.Fatal(err)
+	}
+	outcome, err := n.open(job(0), granting(oneDaemon()))
+	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "cannot write") {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	if last := n.events[len(n.events)-2:]; last[0] != "undo: lease open, claims a" {
+		t.Errorf("undone when the store had %q", last)
+	}
+	n.isAsBefore()
+}
+
+// The lease stays if a mode cannot be restored. No policy lets a job run on such a node, and the error names both
+// causes.
+//
+// Contract: R1
+func TestALeaseIsKeptIfAModeCannotBeRestored(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.OnFailure = policy.FailRunWithout
+	dead, stuck := errors.New("the daemon died"), errors.New("the driver refuses the mode")
+	n.fail["start daemon of a as hpc1"], n.fail["set mode of a to default"] = dead, stuck
+	outcome, err := n.open(job(0), granting(grant))
+	if outcome != Failed || !errors.Is(err, dead) || !errors.Is(err, stuck) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	if got := n.records(); got != "lease opening, claims a" {
+		t.Errorf("the store has %s", got)
+	}
+}
+
+// Another job's GPU is not changed, and the other job's lease stays. The error names the job that holds the GPU.
+//
+// Contract: R6
+func TestAGPUOfAnotherJobIsNotChanged(t *testing.T) {
+	n, other := newNode(t), job(1)
+	other.ID = 8
+	n.mustOpen(other)
+	before := n.files()
+	var held *lease.InUseError
+	outcome, err := n.open(job(0, 1), granting(oneDaemon()))
+	if outcome != Failed || !errors.As(err, &held) || held.Job != 8 || held.UUID != gpuB {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.modes)
+	}
+	if after := n.files(); !slices.Equal(after, before) {
+		t.Errorf("the store has %q, want %q", after, before)
+	}
+}
+
+// Contract: M3
+func TestAGPUThatIsOutOfServiceStaysSo(t *testing.T) {
+	n := newNode(t)
+	n.modes[gpuA] = site.ModeProhibited
+	outcome, err := n.open(job(0), granting(oneDaemon()))
+	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "an admin took it out of service") {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	if n.modes[gpuA] != site.ModeProhibited || len(n.files()) > 0 {
+		t.Errorf("mode %s, files %q", n.modes[gpuA], n.files())
+	}
+}
+
+// A daemon that works as nobody and fails twice as the user is no failure of the node: the job is refused.
+func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
+	n := newNode(t)
+	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
+	grant := oneDaemon()
+	grant.Hold = 0
+	if outcome, err := n.open(job(0), granting(grant)); outcome != Refused || err != nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	attempt := []string{
+		"set mode of a to exclusive_process: lease opening, claims a",
+		"make group-7-0: lease opening, claims a",
+		"start daemon of a as hpc1: lease opening, claims a",
+		"undo: lease opening, claims a",
+		"set mode of a to default: lease opening, claims a",
+	}
+	trial := []string{
+		"make group-7-0: lease opening, claims a",
+		"start daemon of a as nobody: lease opening, claims a",
+		"set ceiling 100: lease opening, claims a",
+		"undo: lease opening, claims a",
+	}
+	n.did(slices.Concat(attempt, trial, attempt)...)
+	ticket, err := n.store.ReadTicket(7)
+	reason := "cannot start the daemon: it was killed: it works for others"
+	if err != nil || !strings.HasPrefix(ticket.RefusalReason, reason) {
+		t.Errorf("ticket: %+v, %v", ticket, err)
+	}
+	n.isAsBefore("tickets/7.json")
+}
+
+// A daemon that fails as nobody too is a failure of the node.
+func TestADaemonThatFailsAsNobodyTooFailsTheProlog(t *testing.T) {
+	n := newNode(t)
+	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
+	n.fail["start daemon of a as nobody"] = errors.New("cannot start the daemon: no such program")
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Failed || !errors.Is(err, n.asUser) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.isAsBefore()
+}
+
+// A node whose limit of open files leaves no room for one client is found before anything is changed.
+//
+// Contract: D1
+func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {
+	n := newNode(t)
+	n.fit = 0
+	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Failed || err == nil {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	n.isAsBefore()
+}

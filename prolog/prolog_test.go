@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// A prolog without store, driver and daemons would panic if it touched any of them.
+func TestAJobThatDoesNotAskForMPSChangesNothing(t *testing.T) {
+	asksNot := job(0)
+	asksNot.Constraints = nil
+	rulesAlone := granting(oneDaemon())
+	rulesAlone.Trigger = nil
+	rulesAlone.Rules[0].When = func(policy.Input) (bool, error) { return false, nil }
+	for name, law := range map[string]policy.Policy{"trigger": granting(oneDaemon()), "rules alone": rulesAlone} {
+		if outcome, err := (Prolog{}).Open(context.Background(), asksNot, law); outcome != NotRequested || err != nil {
+			t.Errorf("%s: %s, %v", name, outcome, err)
+		}
+	}
+}
+
+// A refused job starts and finds the reason in its ticket. Nothing else is written, and no GPU is changed.
+func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
+	for name, c := range map[string]struct {
+		plant  func(*node, *slurm.Job, *policy.Policy)
+		reason string
+	}{
+		"by a rule": {
+			func(_ *node, _ *slurm.Job, law *policy.Policy) { *law = refusing("ask the admins first") },
+			"ask the admins first",
+		},
+		"without a rule": {
+			func(_ *node, _ *slurm.Job, law *policy.Policy) { law.Rules = nil },
+			"no rule of this site's policy is for this job",
+		},
+		"without a GPU": {
+			func(_ *node, j *slurm.Job, _ *policy.Policy) { j.GPUs = nil },
+			"job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N",
+		},
+		"with a part of a GPU": {
+			func(_ *node, j *slurm.Job, _ *policy.Policy) { j.GresMPS = true },
+			"job 7 has a part of a GPU by gres/mps",
+		},
+		"on a node with shards": {
+			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.gres.Shared = []string{"shard"} },
+			"node n1 shares its GPUs by gres/shard",
+		},
+		"with a GPU that has no isolation": {
+			func(n *node, _ *slurm.Job, _ *policy.Policy) { n.major = 6 },
+			"has compute capability 6.0: MPS shares a GPU safely from 7.0 (Volta) on",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, j, law := newNode(t), job(0), granting(oneDaemon())
+			c.plant(n, &j, &law)
+			outcome, err := n.open(j, law)
+			ticket, readErr := n.store.ReadTicket(7)
+			if outcome != Refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
+				t.Errorf("%s, %v: the ticket says %q, %v", outcome, err, ticket.RefusalReason, readErr)
+			}
+			if ticket.RunWithoutMPS || ticket.Daemons != nil {
+				t.Errorf("the ticket has more than the reason: %+v", ticket)
+			}
+			n.did()
+			n.isAsBefore("tickets/7.json")
+		})
+	}
+}
+
+// What a rule asks for and the node cannot tell is the node's failure: no ticket refuses the job.
+func TestALookUpThatFailsIsTheNodesFailure(t *testing.T) {
+	n, law := newNode(t), granting(policy.Grant{OnFailure: policy.FailRunWithout})
+	law.Lookups.Groups = true
+	p := n.prolog()
+	broken := errors.New("the directory service does not answer")
+	p.GroupNames = func(context.Context, []uint32) ([]string, error) { return nil, broken }
+	if outcome, err := p.Open(context.Background(), job(0), law); outcome != Failed || !errors.Is(err, broken) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	n.did()
+	n.isAsBefore()
+}
+
+// The policy may let a job run on a node that cannot serve it. The node is as before, and the ticket has the cause.
+func TestAJobRunsWithoutMPSIfThePolicySays(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.OnFailure = policy.FailRunWithout
+	broken := errors.New("the ceiling reads 50")
+	n.fail["set ceiling 100"] = broken
+	outcome, err := n.open(job(0), granting(grant))
+	if outcome != RanWithoutMPS || !errors.Is(err, broken) {
+		t.Errorf("%s, %v", outcome, err)
+	}
+	ticket, err := n.store.ReadTicket(7)
+	if err != nil || !ticket.RunWithoutMPS || ticket.RefusalReason != broken.Error() || ticket.Exclusive {
+		t.Errorf("ticket: %+v, %v", ticket, err)
+	}
+	n.isAsBefore("tickets/7.json")
+}

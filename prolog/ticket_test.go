@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prolog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// A ticket lets ranks run, so it is the last file that a prolog writes: the lease is open before.
+func TestTheTicketIsWrittenLast(t *testing.T) {
+	n := newNode(t)
+	written := watch(t, filepath.Join(n.dir, "leases"), filepath.Join(n.dir, "tickets"))
+	n.mustOpen(job(0))
+	if got, want := written(), []string{"leases", "tickets"}; !slices.Equal(got, want) {
+		t.Errorf("written: %v, want %v", got, want)
+	}
+}
+
+// watch returns a function that lists the folders into which files were renamed since, in order. A folder that is
+// written to several times in succession is listed once.
+func watch(t *testing.T, folders ...string) func() []string {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	names := map[int32]string{}
+	for _, folder := range folders {
+		wd, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names[int32(wd)] = filepath.Base(folder)
+	}
+	return func() (all []string) {
+		buffer := make([]byte, 64<<10)
+		size, err := unix.Read(fd, buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for events := bytes.NewReader(buffer[:size]); events.Len() > 0; {
+			var e unix.InotifyEvent
+			if err := binary.Read(events, binary.NativeEndian, &e); err != nil {
+				t.Fatal(err)
+			}
+			events.Seek(int64(e.Len), 1) // the file's name
+			all = append(all, names[e.Wd])
+		}
+		return slices.Compact(all)
+	}
+}
+
+// A ticket has what the job's ranks need: devices in Slurm's order with their places, the daemon of each, and the
+// grant. It does not have the user's groups, which are for the undo.
+func TestATicketHasWhatRanksNeed(t *testing.T) {
+	n, grant := newNode(t), oneDaemon()
+	grant.Ceiling, grant.MaxClients = 50, 200
+	n.fit = 90
+	if outcome, err := n.open(job(1, 0), granting(grant)); outcome != Opened || err != nil {
+		t.Fatalf("%s, %v", outcome, err)
+	}
+	got, err := n.store.ReadTicket(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := n.store.DaemonDir(7, 0)
+	want := lease.Ticket{
+		Schema: lease.Schema, Boot: "boot-1", Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Rule: "mps",
+		Scope: "job", Share: "even", Overlap: 2, Ceiling: 50, Memory: "none", MemoryOverlap: 1,
+		MaxClients: 90, // the daemon may not open files for more
+		Exclusive:  true, ExchangeDir: n.store.ExchangeDir(7), ControlProgram: lease.Program{Path: "/usr/bin/control"},
+		Daemons: []lease.Daemon{{
+			Devices: []site.UUID{gpuB, gpuA}, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
+			Group: "group-7-0", Proc: n.self,
+		}},
+	}
+	all, _ := gpus{n}.Devices()
+	want.Devices = []lease.TicketDevice{{Device: all[1], Position: 1}, {Device: all[0], Position: 0}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the ticket is\n%+v\nwant\n%+v", got, want)
+	}
+}
