@@ -3,12 +3,14 @@
 package epilog
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
@@ -86,5 +88,29 @@ func TestKeepTwice(t *testing.T) {
 	}
 	if all, err := os.ReadDir(to); err != nil || len(all) != 1 {
 		t.Errorf("left in the folder: %v, %v", all, err)
+	}
+}
+
+// Logs are kept on failure when a daemon had to be killed, and not when it quit. They are copied before the folders go.
+func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
+	for _, killed := range []bool{false, true} {
+		n := newNode(t)
+		l := n.leased(func(l *lease.Lease) { l.KeepLogs = "on_failure" })
+		path := filepath.Join(l.Daemons[0].LogDir, serverLog)
+		err := errors.Join(os.WriteFile(path, []byte("it ends"), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if killed {
+			n.fail["quit daemon"] = site.ErrNoAnswer
+		}
+		if err := n.close(); err != nil {
+			t.Error(err)
+		}
+		n.isAsBefore()
+		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverLog))
+		if there := err == nil && string(content) == "it ends"; there != killed {
+			t.Errorf("killed %t: the log is %q, %v", killed, content, err)
+		}
 	}
 }

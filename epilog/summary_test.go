@@ -3,6 +3,7 @@
 package epilog
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,5 +80,29 @@ func TestSummarise(t *testing.T) {
 	s := summarise(l, logSizes(l))
 	if s.Clients != 12 || s.Peak != 6 || s.ClientsAtEpilog != 4 || s.Faults != 2 || s.Terminated != 0 || s.Seconds < 60 || s.Seconds > 3600 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// The summary is in the log when a job ends: what the servers' logs say, and what the guard has seen.
+func TestAnEpilogLogsTheSummary(t *testing.T) {
+	n := newNode(t)
+	l := n.leased(nil)
+	path := filepath.Join(l.Daemons[0].LogDir, serverLog)
+	err := errors.Join(os.WriteFile(path, []byte(serverSaid), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)),
+		n.store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9}, OutsideSeen: 2}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	got := n.logged(SummaryStep)
+	for key, want := range map[string]any{
+		"user": "hpc1", "rule": "mps", "gpus": 2.0, "clients": 6.0, "peak": 3.0, "left": 2.0, "faults": 1.0, "held": 4.0,
+		"outside": 2.0, "closed": true,
+	} {
+		if got[key] != want {
+			t.Errorf("%s is %v, want %v", key, got[key], want)
+		}
 	}
 }

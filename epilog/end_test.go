@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// noProcess is above the largest pid of Linux.
+const noProcess = 1 << 23
+
+// Clients that stay when their grace is over are terminated, one by one, before the daemon quits.
+func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil) // with a grace of 0
+	n.clients = []site.Client{{Server: 1, PID: noProcess}, {Server: 1, PID: noProcess + 1}}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.did(
+		"ask for clients: lease closing, claims, folders",
+		"terminate client 8388608: lease closing, claims, folders",
+		"terminate client 8388609: lease closing, claims, folders",
+		"quit daemon: lease closing, claims, folders",
+		"kill daemon: lease closing, claims, folders", // what it started may be left
+		"empty group-7-0: lease closing, claims, folders",
+		"end guard: lease closing, claims, folders",
+		"set mode of a to default: lease closing, claims, folders",
+		"set mode of b to default: lease closing, claims, folders",
+	)
+	n.isAsBefore()
+}
+
+// A daemon that does not answer, or does not quit, is killed, and that is no failure.
+func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
+	for _, step := range []string{"ask for clients", "quit daemon"} {
+		t.Run(step, func(t *testing.T) {
+			n := newNode(t)
+			n.leased(nil)
+			n.fail[step] = site.ErrNoAnswer
+			if err := n.close(); err != nil {
+				t.Error(err)
+			}
+			want := []string{
+				"ask for clients: lease closing, claims, folders",
+				"quit daemon: lease closing, claims, folders",
+				"kill daemon: lease closing, claims, folders",
+				"empty group-7-0: lease closing, claims, folders",
+				"end guard: lease closing, claims, folders",
+				"set mode of a to default: lease closing, claims, folders",
+				"set mode of b to default: lease closing, claims, folders",
+			}
+			if step == "ask for clients" {
+				want = append(want[:1], want[2:]...)
+			}
+			n.did(want...)
+			n.isAsBefore()
+		})
+	}
+}
+
+// Modes, folders and guard stay while a daemon may still use them. The lease is kept, and another epilog finishes.
+//
+// Contract: R1, R9
+func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
+	for _, step := range []string{"kill daemon", "empty group-7-0"} {
+		t.Run(step, func(t *testing.T) {
+			n := newNode(t)
+			n.leased(nil)
+			stuck := errors.New("a process does not end")
+			n.fail["quit daemon"], n.fail[step] = site.ErrNoAnswer, stuck
+			n.keepsTheLease(n.close(), "lease closing, claims, folders", stuck)
+			if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeExclusiveProcess {
+				t.Errorf("modes: %v", n.modes)
+			}
+			if last := n.events[len(n.events)-1]; last != "empty group-7-0: lease closing, claims, folders" {
+				t.Errorf("the last step was %q", last)
+			}
+			n.works(step)
+			if err := n.close(); err != nil {
+				t.Error(err)
+			}
+			n.isAsBefore()
+		})
+	}
+}
+
+// Processes that only look like the daemon are the user's: they fail no epilog.
+//
+// Contract: I3
+func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	n.fail["quit daemon"], n.fail["kill daemon"] = site.ErrNoAnswer, site.ErrImpostors
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.isAsBefore()
+}
+
+// The daemon of a lease that never opened is asked nothing: that it does not answer may be why the lease did not open.
+func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
+	n := newNode(t)
+	n.leased(func(l *lease.Lease) { l.Phase = lease.Opening })
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.events[0] != "kill daemon: lease closing, claims, folders" {
+		t.Errorf("done: %q", n.events)
+	}
+	n.isAsBefore()
+	if line := n.logged(SummaryStep); line != nil {
+		t.Errorf("a summary of a job without ranks: %v", line)
+	}
+}
+
+// A daemon that is gone is not asked. What it has left is.
+func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
+	n := newNode(t)
+	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = site.Process{} })
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.did(
+		"look for processes: lease closing, claims, folders",
+		"empty group-7-0: lease closing, claims, folders",
+		"end guard: lease closing, claims, folders",
+		"set mode of a to default: lease closing, claims, folders",
+		"set mode of b to default: lease closing, claims, folders",
+	)
+	n.isAsBefore()
+}
+
+// A daemon whose pid no lease names, since its prolog was killed, is found by what it is and ended.
+func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
+	n := newNode(t)
+	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, site.Process{} })
+	n.leftover = []site.Process{n.self}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.events[1] != "kill daemon: lease closing, claims, folders" {
+		t.Errorf("done: %q", n.events)
+	}
+	n.isAsBefore()
+}
+
+// A guard that does not end keeps the lease, though the modes are restored.
+func TestAGuardThatDoesNotEndKeepsTheLease(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	stuck := errors.New("the guard does not end")
+	n.fail["end guard"] = stuck
+	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
+	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeDefault {
+		t.Errorf("modes: %v", n.modes)
+	}
+}

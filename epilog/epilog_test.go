@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
+	n := newNode(t)
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.did("end guard: nothing") // a prolog may have been killed before it wrote the lease
+	n.isAsBefore()
+	if line := n.logged(SummaryStep); line != nil {
+		t.Errorf("a summary of no job: %v", line)
+	}
+}
+
+func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
+	n := newNode(t)
+	if err := n.store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.isAsBefore()
+}
+
+// The ticket goes first and the lease last. The daemon ends before the guard, and the guard before the modes.
+//
+// Contract: R1, G1
+func TestAnEpilogUndoesInOrder(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.did(
+		"ask for clients: lease closing, claims, folders",
+		"quit daemon: lease closing, claims, folders",
+		"empty group-7-0: lease closing, claims, folders",
+		"end guard: lease closing, claims, folders",
+		"set mode of a to default: lease closing, claims, folders",
+		"set mode of b to default: lease closing, claims, folders",
+	)
+	n.isAsBefore()
+}
+
+// Contract: R9
+func TestClosingTwiceIsClosingOnce(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	if err := errors.Join(n.close(), n.close()); err != nil {
+		t.Error(err)
+	}
+	n.did("end guard: nothing")
+	n.isAsBefore()
+}
+
+// An undo by a prolog leaves the lock of the job, since the prolog goes on; an epilog removes it.
+func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
+	n := newNode(t)
+	l := n.leased(nil)
+	lock, err := n.store.Lock(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	if err := n.epilog().Undo(t.Context(), l); err != nil {
+		t.Error(err)
+	}
+	if left := n.files(); !slices.Equal(left, []string{"turns/7"}) {
+		t.Errorf("the store has %q", left)
+	}
+}
+
+// No mode and no process of an earlier boot exists: the files go, and nothing is undone.
+//
+// Contract: R4
+func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
+	n := newNode(t)
+	now := n.store
+	earlier, err := lease.Open(n.dir, "boot-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.store = earlier
+	n.leased(nil)
+	n.store = now
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.did()
+	if n.modes[gpuA] != site.ModeExclusiveProcess || len(n.files()) > 0 {
+		t.Errorf("mode %s, files %q", n.modes[gpuA], n.files())
+	}
+}
+
+// Contract: R5
+func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
+	n := newNode(t)
+	path := filepath.Join(n.dir, "leases", "7.json")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.close(); !errors.Is(err, lease.ErrCorrupt) {
+		t.Error(err)
+	}
+	n.did()
+	if content, err := os.ReadFile(path); err != nil || string(content) != "{" {
+		t.Errorf("the lease is %q, %v", content, err)
+	}
+}
+
+// An epilog that cannot note that it has begun goes on: what it removes makes room on a full file system.
+func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	if err := os.Mkdir(filepath.Join(n.dir, "leases", ".7.json.new"), 0o755); err != nil { // no file can be made there
+		t.Fatal(err)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.events[0] != "ask for clients: lease open, claims, folders" {
+		t.Errorf("done: %q", n.events)
+	}
+	n.isAsBefore()
+}

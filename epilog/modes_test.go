@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package epilog
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// The lease is kept if one mode cannot be restored. All else is undone, the other mode included. Another epilog
+// finishes.
+//
+// Contract: R1
+func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	stuck := errors.New("the driver refuses the mode")
+	n.fail["set mode of a to default"] = stuck
+	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
+	if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeDefault {
+		t.Errorf("modes: %v", n.modes)
+	}
+	if line := n.logged(SummaryStep); line == nil || line["closed"] != false {
+		t.Errorf("summary: %v", line)
+	}
+	n.works("set mode of a to default")
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.isAsBefore()
+}
+
+// A mode that cannot be read may be the job's: the lease is kept.
+func TestAModeThatCannotBeReadKeepsTheLease(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	hung := errors.New("the driver does not answer")
+	n.fail["read mode of b"] = hung
+	n.keepsTheLease(n.close(), "lease closing, claims", hung)
+}
+
+// Contract: M1
+func TestAModeThatIsAcceptedAndNotRestoredKeepsTheLease(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	n.pretend = true
+	err := n.close()
+	n.keepsTheLease(err, "lease closing, claims")
+	want := "cannot restore compute mode of " + string(gpuA) + ": set to default, and it reads exclusive_process"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %v, and should have %q", err, want)
+	}
+}
+
+// What is restored is the mode before the job, whatever it was. A mode that an admin set since stays.
+//
+// Contract: M2
+func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
+	n := newNode(t)
+	n.modes[gpuA] = site.ModeExclusiveThread
+	n.leased(nil)
+	n.modes[gpuB] = site.ModeProhibited // an admin's
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.modes[gpuA] != site.ModeExclusiveThread || n.modes[gpuB] != site.ModeProhibited {
+		t.Errorf("modes: %v", n.modes)
+	}
+	if left := n.files(); len(left) > 0 {
+		t.Errorf("the store has %q", left)
+	}
+}
+
+// A GPU that another job holds by now is not changed, and the other job's claim stays.
+//
+// Contract: M2, R6
+func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	l, err := n.store.Read(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, Held: l.Held[1:]}
+	err = errors.Join(n.store.Delete(t.Context(), l), n.store.Create(t.Context(), other), n.store.Save(l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.modes)
+	}
+	if job, held, err := n.store.Owner(gpuB); job != 8 || !held || err != nil {
+		t.Errorf("GPU b is job %d's: %t, %v", job, held, err)
+	}
+}
+
+// A mode that the prolog did not set is not restored, and the driver is not asked for it.
+func TestAModeThatWasNotSetIsNotRestored(t *testing.T) {
+	n := newNode(t)
+	n.leased(func(l *lease.Lease) { l.Held[1].OriginalMode, l.Held[1].NewMode = "", "" })
+	n.fail["read mode of b"] = errors.New("the driver does not answer")
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.modes)
+	}
+}
