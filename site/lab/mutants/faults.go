@@ -17,6 +17,8 @@ var faults = []fault{
 	{"an-unreadable-lease-holds-nothing", "R6", "site/lease/store.go", "if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {\n\t\treturn 0, false, nil\n\t}\n\treturn c.Job", "if err != nil {\n\t\treturn 0, false, nil\n\t}\n\treturn c.Job", "./site/lease", "TestALeaseThatCannotBeReadHoldsItsDevices"},
 	{"anothers-claim-is-removed", "R6", "site/lease/store.go", `errors.Is(err, ErrNotFound) || err == nil && c.Job != job`, `errors.Is(err, ErrNotFound)`, "./site/lease", "TestForgetLeavesWhatIsAnothersByNow"},
 	{"a-claim-is-left", "R1", "site/lease/store.go", `return errors.Join(err, j.forget(l.Job.ID, uuids(l)))`, `return err`, "./site/lease", "TestADeviceHasOneHolder"},
+	{"an-open-lease-opens-again", "R12", "site/lease/phase.go", `if !l.Phase.mayFollow(next) {`, `if false {`,
+		"./site/lease", "TestAPhaseFollowsOnlyWhatItMay"},
 	{"a-lock-that-no-one-sees", "R7", "site/lease/files.go", `if sameFile(file, path) {`, `if true {`, "./site/lease", "TestOneTurnAtATimeThoughItsFileGoes"},
 	{"a-ticket-for-all", "security", "site/lease/store.go", `0o640, int(t.Job.GID)`, `0o644, int(t.Job.GID)`, "./site/lease", "TestALeaseFromIntentToOblivion"},
 	{"the-group-enters-the-folders", "security", "site/lease/jobdirs.go", "if err := mkdir(path, l.Job.UID, l.Job.GID, 0o700)", "if err := mkdir(path, l.Job.UID, l.Job.GID, 0o750)", "./site/lease", "TestFoldersGoWithoutFollowingALink"},
