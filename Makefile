@@ -19,7 +19,7 @@ help: ## print this
 # The programs that ranks run are static; the others load libnvidia-ml.so.1 when they need it.
 build: ## the programs, in .build/bin
 	@mkdir -p $(BUILT)/bin
-	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/gpu-usage ./cmd/mpsctl
+	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/gpu-usage ./cmd/mpsctl ./cmd/mps-tune
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/guard ./cmd/mpirun-wrap ./cmd/task-prolog
 
 # What a package holds: the programs, man pages, completions and NOTICES, in .build/package. The programs have a folder of
@@ -153,7 +153,7 @@ $(BUILT)/gpu/old/bin:
 gpu-ends-pack: gpu-pack ## the part of it that gpu-ends needs, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
 	cd $(BUILT)/gpu && cp -r bin old ends cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
-	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing old/bin/mpsctl && strip bin/*
+	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing bin/mps-tune old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
 # The correctness run; with ALLOW_MODE_CHANGES=1 the shipped way, on a machine of your own (site/lab/gpu.sh says more).

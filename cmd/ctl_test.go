@@ -723,6 +723,7 @@ func TestMpsctlUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                "cannot run: no command is given: see mpsctl --help",
 		"bogus":           `cannot run "bogus": there is no such command: see mpsctl --help`,
+		"tune":            `cannot run "tune": there is no such command: see mpsctl --help`,
 		"status 7":        `cannot take "7": mpsctl status takes flags alone: see mpsctl status --help`,
 		"status --bogus":  "cannot read flags: unknown flag: --bogus: see mpsctl status --help",
 		"audit 7":         `cannot take "7": mpsctl audit takes flags alone: see mpsctl audit --help`,

@@ -59,7 +59,7 @@ func (p play) program() string { return filepath.Join(filepath.Dir(p.Root), "pro
 // tune calls it in job 7; PROGRAM stands for the program.
 func (p play) tune(args ...string) testnode.Result {
 	p.t.Helper()
-	line := p.Command("mpsctl", append([]string{"tune"}, args...)...)
+	line := p.Command("mps-tune", args...)
 	for i := range line {
 		line[i] = strings.ReplaceAll(line[i], "PROGRAM", p.program())
 	}
@@ -124,7 +124,7 @@ func TestTuneOtherwise(t *testing.T) {
 func TestTuneRefuses(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for args, want := range map[string]string{
-		"--ranks 2":                                "cannot tune: no program is given: mpsctl tune -- PROGRAM",
+		"--ranks 2":                                "cannot tune: no program is given: mps-tune -- PROGRAM",
 		"-- true":                                  "cannot tune: give either --ranks, or a --launcher that says how many there are",
 		"--ranks 2 --launcher srun -- true":        "cannot tune: give either --ranks, or a --launcher that says how many there are",
 		"--ranks 2 --share evn,none -- true":       `cannot read share "evn"`,
@@ -133,22 +133,27 @@ func TestTuneRefuses(t *testing.T) {
 		"--ranks 2 --rate (x -- true":              `cannot read --rate "(x": error parsing regexp`,
 		"--ranks 2 --seconds 1h -- true":           "cannot run for 1h0m0s: give --seconds 1s up to --limit",
 		"--ranks 2 --repeats 0 -- true":            "cannot repeat 0 times: give --repeats 1 to 100",
+		"--ranks 2 --bogus -- true":                "cannot read flags: unknown flag: --bogus: see mps-tune --help",
 		"--ranks 2 --share=none,even -- /bin/true": "cannot tune outside a job: SLURM_JOB_ID is not set",
 	} {
-		result := p.ctl(append([]string{"tune"}, strings.Fields(args)...)...)
+		result, err := p.Run(p.ctx, nil, "mps-tune", strings.Fields(args)...)
+		if err != nil {
+			t.Fatal(err)
+		}
 		code := 2
 		if strings.Contains(want, "outside") {
 			code = 1
 		}
-		if result.Code != code || !strings.HasPrefix(result.Output, "mpsctl: "+want) {
+		if result.Code != code || !strings.HasPrefix(result.Output, "mps-tune: "+want) {
 			t.Errorf("%s: %+v\nwant %d %s", args, result, code, want)
 		}
 	}
 	job := p.job(7, "")
 	p.must(0, job, "prolog")
-	cmd := p.asUser(7, p.Command("mpsctl", "tune", "--ranks=2", "--", "true"))
+	cmd := p.asUser(7, p.Command("mps-tune", "--ranks=2", "--", "true"))
 	out, _ := cmd.CombinedOutput()
-	if want := "mpsctl: cannot tune: this job has no MPS: job 7 asks for MPS and has no GPU"; cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
+	want := "mps-tune: cannot tune: this job has no MPS: job 7 asks for MPS and has no GPU"
+	if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
 		t.Errorf("%s\nwant %s", out, want)
 	}
 	p.must(0, job, "epilog")

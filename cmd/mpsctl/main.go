@@ -8,9 +8,8 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
 )
 
 func main() {
-	os.Exit(mpsctl.Run(cli.ThisProcess(), append(mpsctl.Commands(), tune.Command)...))
+	os.Exit(mpsctl.Run(cli.ThisProcess(), mpsctl.Commands()...))
 }

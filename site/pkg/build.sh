@@ -25,7 +25,7 @@ VERSION=${VERSION:-0.1.0~git$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$(
 ARCH=$(go env GOARCH)
 
 # The newest version of glibc of which a program that is not static names a symbol.
-GLIBC=$(for program in prolog epilog gpu-usage mpsctl; do objdump -T "$BUILT/bin/$program"; done |
+GLIBC=$(for program in prolog epilog gpu-usage mpsctl mps-tune; do objdump -T "$BUILT/bin/$program"; done |
     grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d_ -f2)
 [ -n "$GLIBC" ] || fail "cannot package: $BUILT/bin/prolog names no version of glibc"
 export SOURCE_DATE_EPOCH COMMITTED VERSION ARCH GLIBC BUILT

@@ -49,12 +49,16 @@ func TestEntries(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/usr/libexec/slurm-mps/prolog", "/usr/libexec/slurm-mps/epilog", "/usr/libexec/slurm-mps/guard", "/usr/libexec/slurm-mps/gpu-usage", "/usr/libexec/slurm-mps/task-prolog", "/usr/bin/mpirun-wrap", "/usr/sbin/mpsctl"} {
+	for _, path := range []string{
+		"/usr/libexec/slurm-mps/prolog", "/usr/libexec/slurm-mps/epilog", "/usr/libexec/slurm-mps/guard",
+		"/usr/libexec/slurm-mps/gpu-usage", "/usr/libexec/slurm-mps/task-prolog",
+		"/usr/bin/mpirun-wrap", "/usr/bin/mps-tune", "/usr/sbin/mpsctl",
+	} {
 		if !programs[path] {
 			t.Errorf("%s is not packaged", path)
 		}
 	}
-	if len(programs) != 7 {
+	if len(programs) != 8 {
 		t.Errorf("programs %v", programs)
 	}
 }

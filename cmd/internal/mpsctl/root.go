@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mpsctl is the program mpsctl: its commands, what all of them take, how they fail and how they print.
+// The program mps-tune shares that.
 package mpsctl
 
 import (
@@ -26,7 +27,7 @@ type Invocation struct {
 // Constructor makes a command.
 type Constructor func(*Invocation) *cobra.Command
 
-// Commands are all commands but tune, which measures as a user inside of a job.
+// Commands are all commands of mpsctl.
 func Commands() []Constructor {
 	return []Constructor{statusCommand, auditCommand, planCommand, policyCommand, reapCommand, doctorCommand, metricsCommand, siteCommand}
 }
@@ -34,10 +35,36 @@ func Commands() []Constructor {
 // Run runs mpsctl. It returns 0 if all is well, 1 if something was found or failed, 2 if it was not understood.
 func Run(p cli.Process, makers ...Constructor) int {
 	call := &Invocation{Process: p}
-	root := newRoot(call)
+	root := newRoot()
+	root.AddCommand(completion(call))
 	for _, maker := range makers {
 		root.AddCommand(maker(call))
 	}
+	return call.execute(root)
+}
+
+// RunAlone runs a program that is one command. It has the flags, the errors and the exit codes of mpsctl.
+func RunAlone(p cli.Process, maker Constructor) int {
+	call := &Invocation{Process: p}
+	return call.execute(maker(call))
+}
+
+// execute gives a program's command what every program here has, and runs it.
+func (call *Invocation) execute(root *cobra.Command) int {
+	root.Version, root.SilenceErrors, root.SilenceUsage, root.DisableSuggestions = cli.Version(), true, true, true
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return checkRoot(call.Paths.Root) }
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("cannot read flags: %w: see %s --help", err, c.CommandPath())
+	})
+	flags := root.PersistentFlags()
+	flags.BoolVar(&call.JSON, "json", false, "print JSON")
+	flags.StringVar(&call.Paths.Root, "root", "",
+		"move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
+	root.SetArgs(call.Args)
+	root.SetOut(call.Out)
+	root.SetErr(call.Err)
 	err := root.Execute()
 	var failed cli.RuntimeError
 	switch {
@@ -46,7 +73,7 @@ func Run(p cli.Process, makers ...Constructor) int {
 	case errors.Is(err, cli.ErrFindings):
 		return cli.ExitFindings
 	}
-	p.PrintError("mpsctl", err)
+	call.PrintError(root.Name(), err)
 	if errors.As(err, &failed) {
 		return cli.ExitFindings
 	}
@@ -58,29 +85,16 @@ const rootHelp = `mpsctl looks at a node and at what slurm-mps would do there.
 It exits with 0 where all is well, 1 where something was found or failed, and 2 where it was not understood. --json
 prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is set.`
 
-func newRoot(call *Invocation) *cobra.Command {
+func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use: "mpsctl", Short: "look at a node, and say what slurm-mps would do", Long: rootHelp, Version: cli.Version(),
-		Example:       "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
-		SilenceErrors: true, SilenceUsage: true, DisableSuggestions: true,
-		Args: NoArgs,
+		Use: "mpsctl", Short: "look at a node, and say what slurm-mps would do", Long: rootHelp,
+		Example: "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
+		Args:    NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("cannot run: no command is given: see mpsctl --help")
 		},
 	}
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return checkRoot(call.Paths.Root) }
-	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help", RunE: root.RunE})
-	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return fmt.Errorf("cannot read flags: %w: see %s --help", err, c.CommandPath())
-	})
-	root.PersistentFlags().BoolVar(&call.JSON, "json", false, "print JSON")
-	root.PersistentFlags().StringVar(&call.Paths.Root, "root", "", "move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
-	root.AddCommand(completion(call))
-	root.SetArgs(call.Args)
-	root.SetOut(call.Out)
-	root.SetErr(call.Err)
 	return root
 }
 

@@ -81,6 +81,31 @@ func TestFlagsOfAll(t *testing.T) {
 	}
 }
 
+// A command that is a program has the same flags, errors and exit codes, below its own name.
+func TestRunAlone(t *testing.T) {
+	failed := cli.RuntimeError{Err: errors.New("cannot do it")}
+	for _, c := range []struct {
+		args           string
+		err            error
+		code           int
+		out, complaint string
+	}{
+		{"--json --root /x", nil, 0, "true/x", ""},
+		{"--version", failed, 0, cli.Version() + "\n", ""},
+		{"", cli.ErrFindings, 1, "false", ""},
+		{"", failed, 1, "false", "end: cannot do it\n"},
+		{"more", nil, 2, "", `end: cannot take "more": end takes flags alone: see end --help` + "\n"},
+		{"--bogus", nil, 2, "", "end: cannot read flags: unknown flag: --bogus: see end --help\n"},
+		{"--root tmp", nil, 2, "", `end: cannot use --root "tmp": give an absolute path` + "\n"},
+	} {
+		var o, e bytes.Buffer
+		code := RunAlone(cli.Process{Args: strings.Fields(c.args), Out: &o, Err: &e}, ends(c.err))
+		if code != c.code || o.String() != c.out || e.String() != c.complaint {
+			t.Errorf("%q: code %d, printed %q, %q, want %+v", c.args, code, o.String(), e.String(), c)
+		}
+	}
+}
+
 // The scripts are the shells' own language, as far as the shell is there to say so, and complete by asking mpsctl.
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {

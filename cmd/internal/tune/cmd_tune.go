@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const help = `tune runs a program for a few seconds under each rule of shares, as the ranks of the job it is called in would run, and
-says which rule is the fastest. Call it in the batch script, or in the shell of salloc.
+const help = `mps-tune runs a program for a few seconds under each rule of shares, as the ranks of the job it is
+called in would run, and says which rule is the fastest. Call it in the batch script, or in the shell of salloc.
 
 Each run is so many copies of the program side by side, each below mpirun-wrap, or what --launcher starts ("srun -n8",
 "mpirun -np 8"). With --rate a run lasts --seconds and is then ended; the rate is the number that the pattern's group has
@@ -26,21 +26,25 @@ a run lasts until the program ends, and its rate is runs per hour.
 
 The rules take turns, --repeats times. A rule counts as faster than another only where all of its runs were, or where its
 median is by more than 3 %; where none is faster than the site's own rule, that one is named. A rule of which a run fails
-is not named.`
+is not named.
 
-// Command is mpsctl tune.
+It exits with 0 where a rule is named, 1 where none could be run or something failed, and 2 where it was not understood.
+--json prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is set.`
+
+// Command is the program mps-tune.
 func Command(call *mpsctl.Invocation) *cobra.Command {
 	q := question{}
 	var pattern, launcher string
 	var rules []string
 	c := &cobra.Command{
-		Use: "tune [flags] -- PROGRAM [ARG...]", Short: "find the rule of shares that is best for a program", Long: help,
-		Example: "  mpsctl tune --ranks 8 -- ./app input.dat\n  mpsctl tune --ranks 16 --rate 'speed: ([0-9.]+)' --seconds 15 -- ./app\n" +
-			"  mpsctl tune --launcher 'srun -n8' --rate 'ns/day: ([0-9.]+)' -- ./app",
+		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the rule of shares that is best for a program", Long: help,
+		Example: "  mps-tune --ranks 8 -- ./app input.dat\n" +
+			"  mps-tune --ranks 16 --rate 'speed: ([0-9.]+)' --seconds 15 -- ./app\n" +
+			"  mps-tune --launcher 'srun -n8' --rate 'ns/day: ([0-9.]+)' -- ./app",
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("cannot tune: no program is given: mpsctl tune -- PROGRAM")
+				return errors.New("cannot tune: no program is given: mps-tune -- PROGRAM")
 			}
 			return nil
 		},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tune is mpsctl tune: which rule of shares is the fastest for a program, by trying.
+// Package tune is the program mps-tune: which rule of shares is the fastest for a program, by trying.
 //
 // The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time; it leaves no
 // process behind; and it names no winner where the runs do not show one.

@@ -128,7 +128,8 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the second installation leaves %q, %v, and prints %q", kept, err, said.String())
 	}
 	for path, want := range map[string]string{
-		"usr/sbin/mpsctl": "bin/mpsctl",
+		"usr/sbin/mpsctl":  "bin/mpsctl",
+		"usr/bin/mps-tune": "bin/mps-tune",
 		"usr/lib/systemd/system/slurm-mps-reap.service": "site/etc/reap.service",
 	} {
 		content, err := os.ReadFile(filepath.Join(d.destdir, path))

@@ -28,7 +28,7 @@ import (
 )
 
 // Programs are the production binaries.
-var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl"}
+var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl", "mps-tune"}
 
 // Stage is one node.
 type Stage struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// What mpsctl tune is tried with: the ranks, at which rules differ, and how often it tries each rule.
+// What mps-tune is tried with: the ranks, at which rules differ, and how often it tries each rule.
 const (
 	tuneRanks   = 8
 	tuneRepeats = 2
@@ -29,7 +29,7 @@ func (b *bench) tunes() []cell {
 	return append(all, cell{kind: "torch", ranks: tuneRanks, programs: "transformer"}, cell{kind: "torch", ranks: tuneRanks, programs: "cg"})
 }
 
-// tune has mpsctl tune name a rule for each program, in a job of a real Slurm as a user would.
+// tune has mps-tune name a rule for each program, in a job of a real Slurm as a user would.
 func (b *bench) tune(ctx context.Context) error {
 	return sideBySide(b, b.tunes(), func(l *lane, c cell) error {
 		seconds := 5 * tuneRepeats * (c.seconds() - 2) // a place of its own it need not have
@@ -50,7 +50,7 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 	if err != nil {
 		return found, err
 	}
-	line := append(s.Command("mpsctl"), "tune", "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
+	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
 		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
 	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
 		"export CUDA_LOG_FILE=stderr", // a rank that CUDA refuses says why, and the report keeps it
@@ -64,5 +64,5 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 			return found, json.Unmarshal([]byte(text), &found.Report)
 		}
 	}
-	return found, fmt.Errorf("mpsctl tune reported nothing: %s", lastLines(said))
+	return found, fmt.Errorf("mps-tune reported nothing: %s", lastLines(said))
 }

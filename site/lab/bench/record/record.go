@@ -66,7 +66,7 @@ type Point struct {
 	ContextMiB int    `json:"context_mib"`
 }
 
-// Tune is what mpsctl tune --json said of a program.
+// Tune is what mps-tune --json said of a program.
 type Tune struct {
 	Program string `json:"program"`
 	Ranks   int    `json:"ranks"`

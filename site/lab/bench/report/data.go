@@ -32,7 +32,7 @@ type data struct {
 	wrapped   hooks // of which only Wrapper
 }
 
-// tuning is what mpsctl tune said on one machine.
+// tuning is what mps-tune said on one machine.
 type tuning struct {
 	machine  record.Machine
 	programs []record.Tune

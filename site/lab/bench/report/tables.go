@@ -253,7 +253,7 @@ func (d data) toBest(program string, ranks int, rule string) (part float64, best
 	return record.Median(c.total) / most, best
 }
 
-// tuned is what mpsctl tune said of each program, beside what the rules give according to the tables.
+// tuned is what mps-tune said of each program, beside what the rules give according to the tables.
 func (d data) tuned() string {
 	var rows [][]string
 	for _, on := range d.tunes {
@@ -348,7 +348,7 @@ func (d data) bars() string {
 				near++
 			}
 		}
-		row(fmt.Sprintf("`mpsctl tune` names a rule within 3 %% of the best, n = 8, on a machine with %d H200", on.machine.GPUs),
+		row(fmt.Sprintf("`mps-tune` names a rule within 3 %% of the best, n = 8, on a machine with %d H200", on.machine.GPUs),
 			fmt.Sprintf("for %d of %d programs", near, len(on.programs)), near == len(on.programs))
 	}
 	row("a rank's first call of CUDA ≤ 1.1 times that with a warm server", fmt.Sprintf("%.2f times", call), call <= 1.1)

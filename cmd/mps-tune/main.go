@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command mps-tune finds the rule of shares that is the fastest for a user's program.
+package main
+
+import (
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
+)
+
+func main() {
+	os.Exit(mpsctl.RunAlone(cli.ThisProcess(), tune.Command))
+}
