@@ -323,8 +323,9 @@ func begins(source, piece string) bool {
 func (m manual) sources(command string) string {
 	m.t.Helper()
 	var all strings.Builder
-	for _, pattern := range []string{command + "/*.go", command + "/testdata/*.txt", "ctl/*.go", "node/*.go", "sight/*.go"} {
-		files, _ := filepath.Glob(filepath.Join("internal", pattern))
+	patterns := []string{"internal/mpsctl/*.go", "internal/mpsctl/testdata/" + command + "/*.txt", "internal/hook/*.go", "../site/inspect/*.go", "../site/doctor/*.go", "../site/paths.go"}
+	for _, pattern := range patterns {
+		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
 			if !strings.HasSuffix(file, "_test.go") {
 				all.WriteString(read(m.t, file))

@@ -98,7 +98,7 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 	}
 	got := n.logged(SummaryStep)
 	for key, want := range map[string]any{
-		"user": "hpc1", "rule": "mps", "gpus": 2.0, "clients": 6.0, "peak": 3.0, "left": 2.0, "faults": 1.0, "held": 4.0,
+		"user": "hpc1", "rule": "mps", "gpus": 2.0, "clients": 6.0, "peak": 3.0, "clients_at_epilog": 2.0, "faults": 1.0, "held": 4.0,
 		"outside": 2.0, "closed": true,
 	} {
 		if got[key] != want {

@@ -13,7 +13,7 @@ import (
 //
 // Contract: R12
 func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	phases := []Phase{Opening, Opened, Closing, "unknown", ""}
 	allowed := map[[2]Phase]bool{
 		{Opening, Opened}:    true,
@@ -61,7 +61,7 @@ func TestEachPhaseLeadsToClosing(t *testing.T) {
 
 // If the file cannot be written, the caller gets the error and the lease in its new phase: an undo goes on with it.
 func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
-	j := journal(t)
+	j := newStore(t)
 	l := leaseOf(7, gpuA)
 	if err := j.Create(context.Background(), l); err != nil {
 		t.Fatal(err)
