@@ -421,7 +421,7 @@ func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 // No program of ours tells an admin to kill a daemon of MPS before it was asked to quit.
 func TestNoAdviceToKillFirst(t *testing.T) {
 	seen := 0
-	for _, root := range []string{"../cmd", "../epilog", "../prolog", "../mpirun-wrap", "../site/mps", "../site/etc"} {
+	for _, root := range []string{"../cmd", "../epilog", "../prolog", "../mpirun-wrap", "../site/mps", "../site/etc", "../site/inspect", "../site/doctor"} {
 		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/testdata/") {
 				return err

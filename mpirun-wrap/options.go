@@ -84,8 +84,8 @@ func Settings() []Setting {
 		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalSize)
 		}},
-		{"report", "", "say the seat in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
-		{"dry-run", "", "print the seat and its environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
+		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
+		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
 	}
 }

@@ -267,6 +267,22 @@ func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
 	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
 }
 
+// The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after rareLook.
+func TestAGPUThatIsOpenedLate(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.runs()
+	victim := r.child(opens + waits)
+	late := r.child("exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm; echo ready; read x; exec 8<nvidia1; echo open; read x; ")
+	r.becomes(6, soon)
+	time.Sleep(2 * lookingFor)
+	late.enter()
+	late.says("open")
+	time.Sleep(noticing) // it is no newer client
+	victim.kill()
+	r.becomes(3, rareLook/2)
+	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
+}
+
 // A fork has its parent's files. They are held once, as long as one of both lives, and both count as one client.
 func TestAForkSharesItsParentsFiles(t *testing.T) {
 	r := newTestGuard(t, time.Minute)

@@ -50,6 +50,9 @@ func (g *Guard) verifyClients(now time.Time) {
 
 func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	c.verify = time.Time{}
+	if c.gpus == 0 { // a slow process opens its GPU after the looks that its memory device caused
+		g.lookBy(now)
+	}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
 	if err != nil || c.inherits() {
 		return // it has ended, or is a fork whose parent is checked

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package audit is mpsctl audit: what uses GPUs past the policy.
+// This file is mpsctl audit: what uses GPUs past the policy.
+
 package mpsctl
 
 import (

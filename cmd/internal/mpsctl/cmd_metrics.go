@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics is mpsctl metrics: what a node has, and what its jobs came to, in Prometheus' text form.
+// This file is mpsctl metrics: what a node has, and what its jobs came to, in Prometheus' text form.
 //
 // It keeps no state of its own: what is now is looked at, and totals are added up from the log (docs/decisions/017).
+
 package mpsctl
 
 import (

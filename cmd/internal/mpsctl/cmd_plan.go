@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const planHelp = `plan prints how ranks would be seated on the GPUs of a node: each rank's GPU, SMs, percentage and memory. It asks no
-node: it divides by the arithmetic that mpirun-wrap seats by.
+const planHelp = `plan prints how ranks would be placed on the GPUs of a node: each rank's GPU, SMs, percentage and memory. It asks no
+node: it divides by the arithmetic that mpirun-wrap uses.
 
 Ranks go round the GPUs. Shares:
   none        no cap but the ceiling

@@ -71,7 +71,7 @@ func TestPlanJSON(t *testing.T) {
 	}
 }
 
-// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is seated once, and on the GPU that it goes round to; the plan is
+// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is placed once, and on the GPU that it goes round to; the plan is
 // what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at most.
 func TestEachRankIsSeatedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
@@ -91,20 +91,20 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 func checkSeats(t *testing.T, p Plan, q Request) {
 	t.Helper()
 	gpu := p.about.model.GPU
-	seats := make([][]policy.Share, q.GPUs)
+	placed := make([][]policy.Share, q.GPUs)
 	for i, r := range p.Ranks {
 		if r.Rank != i || r.GPU != i%q.GPUs {
-			t.Fatalf("%+v: seat %d is rank %d on GPU %d", q, i, r.Rank, r.GPU)
+			t.Fatalf("%+v: place %d is rank %d on GPU %d", q, i, r.Rank, r.GPU)
 		}
 		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
 			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
 		}
-		seats[r.GPU] = append(seats[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
+		placed[r.GPU] = append(placed[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
 	}
 	if len(p.Ranks) != q.Ranks {
-		t.Fatalf("%+v: %d seats", q, len(p.Ranks))
+		t.Fatalf("%+v: %d placed", q, len(p.Ranks))
 	}
-	for g, shares := range seats {
+	for g, shares := range placed {
 		sum, least, most := 0, gpu.SMs, 0
 		for _, s := range shares {
 			sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
@@ -133,9 +133,9 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks x", `cannot read flags: invalid argument "x" for "--ranks" flag: strconv.ParseInt: parsing "x": invalid syntax: see mpsctl plan --help`},
 		{"plan --gpu H200 --ranks 2 --gpus 0", "cannot plan for 0 GPUs: give --gpus 1 to 64"},
 		{"plan --gpu H200 --ranks 2 --gpus 65", "cannot plan for 65 GPUs: give --gpus 1 to 64"},
-		{"plan --gpu H200 --ranks 49", "cannot seat 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once: run at most 48 ranks, or more GPUs"},
-		{"plan --gpu H200 --ranks 97 --gpus 2", "cannot seat 97 ranks on 2 GPUs: GPU 0 would have 49 and MPS serves 48 at once: run at most 96 ranks, or more GPUs"},
-		{"plan --gpu H200 --ranks 61 --clients 60", "cannot seat 61 ranks on 1 GPU: GPU 0 would have 61 and MPS serves 60 at once: run at most 60 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 49", "cannot place 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once: run at most 48 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 97 --gpus 2", "cannot place 97 ranks on 2 GPUs: GPU 0 would have 49 and MPS serves 48 at once: run at most 96 ranks, or more GPUs"},
+		{"plan --gpu H200 --ranks 61 --clients 60", "cannot place 61 ranks on 1 GPU: GPU 0 would have 61 and MPS serves 60 at once: run at most 60 ranks, or more GPUs"},
 		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
 		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, weight:W, PCT% or Nsm`},
 		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policycmd is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
+// This file is mpsctl policy: it reads, formats, explains and tests a site's policy, for the admin who writes it.
+
 package mpsctl
 
 import (

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reap is mpsctl reap: it closes what jobs left that are gone, and nothing that it cannot prove to be of such a job.
+// This file is mpsctl reap: it closes what jobs left that are gone, and nothing that it cannot prove to be of such a job.
+
 package mpsctl
 
 import (

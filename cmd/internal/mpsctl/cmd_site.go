@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sitefiles is mpsctl site: the files that a site installs, as this program was built with them.
+// This file is mpsctl site: the files that a site installs, as this program was built with them.
+
 package mpsctl
 
 import (

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and where the node differs from
+// This file is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and where the node differs from
 // what the leases say.
+
 package mpsctl
 
 import (

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan answers "what if" without a node: how ranks would be seated on GPUs that need not be there. The promise:
-// it divides by the arithmetic that the wrapper seats by, so what it prints is what ranks get.
+// This file is mpsctl plan: how ranks would be placed on GPUs that need not be there. It uses the arithmetic of the
+// wrapper, so it prints what ranks get.
+
 package mpsctl
 
 import (
@@ -74,7 +75,7 @@ func (q Request) Answer() (Plan, error) {
 	}
 	plan := Plan{Ranks: make([]Rank, q.Ranks), about: about{model, q.GPUs, r.share, r.memory, r.ceiling}}
 	for gpu := range min(q.GPUs, q.Ranks) {
-		if err := plan.seat(gpu, r); err != nil {
+		if err := plan.place(gpu, r); err != nil {
 			return Plan{}, err
 		}
 	}
@@ -87,7 +88,7 @@ func fits(ranks, gpus int, model policy.Model) error {
 	if most <= model.Clients {
 		return nil
 	}
-	return fmt.Errorf("cannot seat %d ranks on %d %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
+	return fmt.Errorf("cannot place %d ranks on %d %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
 		ranks, gpus, noun(gpus, "GPU"), most, model.Clients, gpus*model.Clients)
 }
 
@@ -152,8 +153,8 @@ func (q Request) named() (policy.Model, error) {
 // maxSMs is far above any GPU, and keeps a slip of the keyboard from being divided.
 const maxSMs = 10_000
 
-// seat gives a GPU to its ranks: rank r sits on GPU r modulo the GPUs.
-func (p Plan) seat(gpu int, r rules) error {
+// place puts the ranks of a GPU on it: rank r is on GPU r modulo the number of GPUs.
+func (p Plan) place(gpu int, r rules) error {
 	n := (len(p.Ranks) - gpu + p.about.gpus - 1) / p.about.gpus
 	every := make([]policy.ShareRule, n)
 	for i := range every {

@@ -18,7 +18,7 @@ import (
 )
 
 const explainHelp = `explain says what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
-with the values of the parts of its condition, and what is granted. With --ranks it prints the seats as well.
+with the values of the parts of its condition, and what is granted. With --ranks it prints the placement of the ranks as well.
 
 The job is described by flags; what is not given is empty, but for one GPU, one task and one node. With --job it is one
 that has MPS on this node now, as its prolog saw it (root can read that).`
@@ -61,7 +61,7 @@ func explain(call *Invocation) *cobra.Command {
 	flags.StringSliceVar(&r.Features, "features", nil, "the node's features: `NAMES`")
 	flags.StringVar(&r.Driver, "driver", "", "`VERSION`")
 	flags.StringVar(&q.gpu, "gpu", "", "the GPU's model, as for mpsctl plan: `NAME`")
-	flags.IntVar(&q.ranks, "ranks", 0, "print the seats of so many ranks on the node: `N`")
+	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of so many ranks on the node: `N`")
 	return c
 }
 
@@ -73,13 +73,13 @@ type query struct {
 	request                 policy.Request
 }
 
-// answer is what is said, with the seats where they were asked for.
+// answer is what is said, with the placements if they were asked for.
 type answer struct {
 	policyfile.Explanation
 	Decided string `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
 	Refused string `json:"refused,omitempty"` // why the prolog refuses it whatever the policy says
 	Ranks   []Rank `json:"ranks,omitempty"`
-	seats   string
+	placed  string
 }
 
 func (q query) run(call *Invocation) error {
@@ -99,7 +99,7 @@ func (q query) run(call *Invocation) error {
 	if a.Asked && len(request.GPUs) == 0 {
 		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
 	}
-	if err := q.seat(&a); err != nil {
+	if err := q.place(&a); err != nil {
 		return err
 	}
 	return policyWritten(call, a, a.text(call.Screen()))
@@ -151,8 +151,8 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 	return r, l.Rule, nil
 }
 
-// seat plans the seats that a grant gives.
-func (q query) seat(a *answer) error {
+// place plans the placements that a grant gives.
+func (q query) place(a *answer) error {
 	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
 	}
@@ -166,7 +166,7 @@ func (q query) seat(a *answer) error {
 	}
 	var b strings.Builder
 	err = planned.Write(&b)
-	a.Ranks, a.seats = planned.Ranks, b.String()
+	a.Ranks, a.placed = planned.Ranks, b.String()
 	return err
 }
 
@@ -181,8 +181,8 @@ func (a answer) text(s Screen) string {
 		a.rule(&b, s, rule)
 	}
 	a.verdict(&b, s)
-	if a.seats != "" {
-		fmt.Fprintf(&b, "\n%s", a.seats)
+	if a.placed != "" {
+		fmt.Fprintf(&b, "\n%s", a.placed)
 	}
 	return b.String()
 }

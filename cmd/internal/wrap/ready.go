@@ -20,23 +20,23 @@ import (
 
 // announcer says a thing once for all ranks of a launch on this node.
 type announcer struct {
-	p    cli.Process
-	env  slurm.Env
-	seat mpirunwrap.Placement
+	p         cli.Process
+	env       slurm.Env
+	placement mpirunwrap.Placement
 }
 
 // first reports whether this rank is to say it.
 func (h announcer) first(thing string) bool {
-	launch, err := launchOf(h.env, h.p.PID, h.seat.Task)
+	launch, err := launchOf(h.env, h.p.PID, h.placement.Task)
 	if err != nil {
-		return h.seat.Task.LocalRank == 0
+		return h.placement.Task.LocalRank == 0
 	}
-	return mpirunwrap.OncePerNode(h.seat.Ticket.ExchangeDir, launch, thing, h.seat.Task.LocalRank)
+	return mpirunwrap.OncePerNode(h.placement.Ticket.ExchangeDir, launch, thing, h.placement.Task.LocalRank)
 }
 
 // ready makes sure that MPS is on for the rank.
 func (h announcer) ready() error {
-	return h.seat.WaitReady(context.Background(), h.status, func(what string) {
+	return h.placement.WaitReady(context.Background(), h.status, func(what string) {
 		if h.first("waits") {
 			h.p.PrintError("mpirun-wrap", errors.New(what))
 		}
@@ -47,16 +47,16 @@ func (h announcer) ready() error {
 // than one rank could.
 func (h announcer) unavailable(program []string, err error) error {
 	var off *mpirunwrap.UnavailableError
-	if !errors.As(err, &off) || !h.seat.Ticket.RunWithoutMPS {
+	if !errors.As(err, &off) || !h.placement.Ticket.RunWithoutMPS {
 		return err
 	}
-	if h.seat.Ticket.Exclusive {
+	if h.placement.Ticket.Exclusive {
 		return fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, where one process alone could use it", err)
 	}
 	if h.first("without") {
 		h.p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %s", off.Summary()))
 	}
-	return mpirunwrap.Exec(program, h.seat.Without(h.p.Env))
+	return mpirunwrap.Exec(program, h.placement.Without(h.p.Env))
 }
 
 const (
@@ -82,8 +82,8 @@ func (h announcer) status(ctx context.Context, server int) (string, error) {
 		return "", err
 	}
 	defer answer.Close()
-	program := h.seat.Ticket.ControlProgram
-	env := []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + h.seat.Daemon.PipeDir}
+	program := h.placement.Ticket.ControlProgram
+	env := []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + h.placement.Daemon.PipeDir}
 	if program.LibraryPath != "" {
 		env = append(env, "LD_LIBRARY_PATH="+program.LibraryPath)
 	}

@@ -115,7 +115,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 			return err
 		}
 	}
-	seat, err := take(l.paths, rank)
+	placement, err := take(l.paths, rank)
 	var refused *mpirunwrap.RefusedError
 	if errors.As(err, &refused) && refused.Without && !l.options.DryRun {
 		if rank.Task.LocalRank == 0 {
@@ -127,18 +127,18 @@ func run(p cli.Process, env slurm.Env, l line) error {
 		return err
 	}
 	if l.options.DryRun {
-		return seat.Print(p.Out, l.options.JSON)
+		return placement.Print(p.Out, l.options.JSON)
 	}
-	h := announcer{p, env, seat}
+	h := announcer{p, env, placement}
 	if err := h.ready(); err != nil {
 		return h.unavailable(l.program, err)
 	}
 	if l.options.Report {
-		if err := seat.Report(p.Err, l.options.JSON); err != nil {
+		if err := placement.Report(p.Err, l.options.JSON); err != nil {
 			return err
 		}
 	}
-	return mpirunwrap.Exec(l.program, seat.Environment(p.Env))
+	return mpirunwrap.Exec(l.program, placement.Environment(p.Env))
 }
 
 // readRank is what the environment and the machine say of this rank.
@@ -223,7 +223,7 @@ It always exits with 0.
 `
 
 // TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
-// for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no seat. Ranks
+// for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no placement. Ranks
 // do not meet here: the task prologs of a step need not run at the same time, and have no flags.
 func TaskProlog(p cli.Process) int {
 	var l line
@@ -247,10 +247,10 @@ func TaskProlog(p cli.Process) int {
 	if err != nil || rank.Task.StepID == "" || slurm.IsLauncherStep(env) {
 		return cli.ExitOK
 	}
-	seat, err := take(l.paths, rank)
-	if err != nil || seat.CheckDaemon() != nil {
+	placement, err := take(l.paths, rank)
+	if err != nil || placement.CheckDaemon() != nil {
 		return cli.ExitOK
 	}
-	_ = seat.Export(p.Out) // Slurm that does not listen is no reason to fail the task
+	_ = placement.Export(p.Out) // Slurm that does not listen is no reason to fail the task
 	return cli.ExitOK
 }
