@@ -108,13 +108,14 @@ func (g *Guard) release(now time.Time) {
 
 // situation collects what the guard knows about a dead client. It reads nothing.
 func (g *Guard) situation(c *client, now time.Time) situation {
-	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now), full: g.places(c) > maxPlaces}
+	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now)}
 	for _, other := range g.living {
 		if !other.inherits() && shareGPU(c, other) {
 			s.neighbours = true
 			s.newer = s.newer || other.opened.After(c.died.Add(-noticing))
 		}
 	}
+	s.full = s.newer && g.places(c) > maxPlaces
 	g.usage.about(c, &s, now)
 	return s
 }
