@@ -300,7 +300,7 @@ func (r root) lives(m manager) {
 func (r root) collects() {
 	r.t.Helper()
 	r.must(0, `mkdir -p /var/lib/slurm-mps/metrics; OUT=/var/lib/slurm-mps/metrics/slurm-mps.prom; eval "$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
-	r.must(0, "grep -qx 'slurm_mps_closed_jobs_total 1' /tmp/slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' /tmp/slurm-mps.prom")
+	r.must(0, "cd /var/lib/slurm-mps/metrics && grep -qx 'slurm_mps_closed_jobs_total 1' slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' slurm-mps.prom")
 }
 
 // rotates holds that logrotate takes its file, and that the log is begun anew afterwards.
