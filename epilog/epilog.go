@@ -101,8 +101,8 @@ func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
 // lockJob waits for a prolog of the same job, then ends it: whatever it has done stands in the lease. Another epilog of
 // the job, which an admin may have started, is waited for and never ended.
 func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
-	patience, cancel := context.WithTimeout(ctx, atMostThird(ctx, lockTimeout))
-	turn, err := c.Store.Lock(patience, job)
+	first, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lockTimeout))
+	turn, err := c.Store.Lock(first, job)
 	cancel()
 	var busy *lease.BusyError
 	if !errors.As(err, &busy) {
@@ -120,15 +120,6 @@ func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error)
 		return nil, err
 	}
 	return c.Store.Lock(ctx, job)
-}
-
-// atMostThird is at most d, and at most a third of what is left of ctx.
-func atMostThird(ctx context.Context, d time.Duration) time.Duration {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return d
-	}
-	return min(d, time.Until(deadline)/3)
 }
 
 // Undo undoes a lease; the caller has the job's turn, and keeps it. Every step is tried whatever became of the one before,

@@ -10,11 +10,7 @@ import (
 // The most clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60 from
 // CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46). It counts contexts, and a raised
 // CUDA_DEVICE_MAX_CONNECTIONS lowers it.
-const (
-	ClientsBeforeVolta = 16
-	Clients            = 48
-	ClientsFromCUDA131 = 60
-)
+const Clients = 48
 
 // DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
 // shares were measured to go in steps of two.

@@ -13,6 +13,14 @@ type Paths struct {
 	Root string
 }
 
+// Check refuses a Root that is not an absolute path.
+func (p Paths) Check() error {
+	if p.Root != "" && !filepath.IsAbs(p.Root) {
+		return fmt.Errorf("cannot use --root %q: give an absolute path", p.Root)
+	}
+	return nil
+}
+
 // Policy is the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 

@@ -194,7 +194,7 @@ const (
 // with their daemon (measured), and are killed all the same. The error is site.ErrImpostors if the daemon and its
 // servers have ended, but processes that only look like them keep appearing or do not end.
 func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon) error {
-	until := time.Now().Add(atMostThird(ctx, lookalikeTimeout))
+	until := time.Now().Add(site.AtMostThird(ctx, lookalikeTimeout))
 	for round := range maxRounds {
 		if round > 1 && time.Now().After(until) { // two rounds find all processes of the daemon
 			break
@@ -208,7 +208,7 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 		if left := awaitKilled(ctx, genuine, refused); len(left) > 0 {
 			return fmt.Errorf("cannot end daemon of %s: %w", d.PipeDir, errors.Join(refused, fmt.Errorf("%v does not go", left)))
 		}
-		patient, cancel := context.WithTimeout(ctx, atMostThird(ctx, lookalikeTimeout))
+		patient, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lookalikeTimeout))
 		left := await(patient, impostors)
 		cancel()
 		if len(left) > 0 {

@@ -119,7 +119,7 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 	if ceiling < whole {
 		lines = append([]string{"set_default_active_thread_percentage " + ceiling.String()}, lines...)
 	}
-	timeout := atMostThird(ctx, firstAnswer)
+	timeout := site.AtMostThird(ctx, firstAnswer)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {

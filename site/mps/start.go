@@ -38,22 +38,12 @@ func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon
 	if err := becomeParent(); err != nil {
 		return site.Process{}, err
 	}
-	bound, cancel := context.WithTimeout(ctx, atMostThird(ctx, startDeadline))
+	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, startDeadline))
 	defer cancel()
 	if said, err := c.run(bound, job, d, "", "-d"); err != nil {
 		return site.Process{}, fmt.Errorf("%w%s", err, quoted(said))
 	}
 	return child(ctx, job, d)
-}
-
-// atMostThird returns d, or a third of ctx's remaining time if that is less. So the caller has time to find out why it
-// failed.
-func atMostThird(ctx context.Context, d time.Duration) time.Duration {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return d
-	}
-	return min(d, time.Until(deadline)/3)
 }
 
 // becomeParent prepares this process to start a daemon. Orphaned grandchildren become its children. They may open
@@ -78,7 +68,7 @@ const childDeadline = 5 * time.Second
 // child finds the daemon among this process's children. On a loaded node, the search may be too slow to read its
 // environment. So a child with the right name is read again, because a failed start would drain the node.
 func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
-	bound, cancel := context.WithTimeout(ctx, atMostThird(ctx, childDeadline))
+	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, childDeadline))
 	defer cancel()
 	for {
 		s, children := newSearch(job.UID, d), site.Children(os.Getpid())

@@ -20,8 +20,6 @@ const (
 	ExitDrain         = 1
 	ExitUsage         = 2
 	ExitWrapperFailed = 125
-	ExitNotExecutable = 126
-	ExitNotFound      = 127
 )
 
 // Process is the surroundings of a program: nothing else reads them.

@@ -126,7 +126,7 @@ func command(name, short, long string, run func(site.Paths) error) *cobra.Comman
 	c := &cobra.Command{
 		Use: name, Short: short, Long: long, Version: cli.Version(), Args: cobra.NoArgs,
 		SilenceErrors: true, SilenceUsage: true,
-		PreRunE: func(*cobra.Command, []string) error { return checkRoot(paths.Root) },
+		PreRunE: func(*cobra.Command, []string) error { return checkCaller(paths) },
 		RunE:    func(*cobra.Command, []string) error { return run(paths) },
 	}
 	c.Flags().StringVar(&paths.Root, "root", "", "move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
@@ -134,9 +134,10 @@ func command(name, short, long string, run func(site.Paths) error) *cobra.Comman
 	return c
 }
 
-func checkRoot(root string) error {
-	if root != "" && !filepath.IsAbs(root) {
-		return fmt.Errorf("cannot use --root %q: give an absolute path", root)
+// checkCaller checks the flags, and that root runs the program.
+func checkCaller(paths site.Paths) error {
+	if err := paths.Check(); err != nil {
+		return err
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("cannot act on this node: not root: slurmd runs this program, see docs/operator.md")

@@ -76,7 +76,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 		return doctor.Question{}, fmt.Errorf("cannot find own program: %w", err)
 	}
 	if name == "" {
-		name = variable(call.Env, "SLURMD_NODENAME")
+		name = call.variable("SLURMD_NODENAME")
 	}
 	if name == "" {
 		host, err := os.Hostname()
@@ -86,7 +86,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 		name, _, _ = strings.Cut(host, ".")
 	}
 	if conf == "" {
-		conf = findSlurmConf(variable(call.Env, "SLURM_CONF"))
+		conf = findSlurmConf(call.variable("SLURM_CONF"))
 	}
 	return doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Self: self, Slurmd: slurmd}, nil
 }
@@ -103,15 +103,6 @@ func findSlurmConf(named string) string {
 		}
 	}
 	return usual
-}
-
-func variable(env []string, name string) string {
-	for _, entry := range env {
-		if value, ok := strings.CutPrefix(entry, name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 func printDoctor(call *Invocation, r doctor.Report, strict bool) error {
@@ -151,12 +142,7 @@ func doctorText(r doctor.Report, screen Screen) string {
 		b.WriteString(screen.Wrap("    ", f.What))
 		fmt.Fprintf(&b, "    fix: %s\n", f.Do)
 	}
-	for i, what := range r.Unseen {
-		if i == 0 {
-			fmt.Fprintf(&b, "\n%s\n", screen.Yellow("not seen"))
-		}
-		b.WriteString(screen.Wrap("  ", what))
-	}
+	b.WriteString(printUnseen(r.Unseen, screen))
 	if faults, warnings := r.Count(doctor.Fault), r.Count(doctor.Warning); faults+warnings > 0 {
 		var parts []string
 		if faults > 0 {

@@ -145,7 +145,7 @@ func fitsColumns(t *testing.T, out string) {
 func TestColourChangesNothingElse(t *testing.T) {
 	n, found := ill()
 	plain := statusText(n, found, Screen{Columns: 80})
-	coloured := statusText(n, found, Coloured(80))
+	coloured := statusText(n, found, Screen{Terminal: true, Columns: 80, colour: true})
 	if coloured == plain || regexp.MustCompile(`\x1b\[\d+m`).ReplaceAllString(coloured, "") != plain {
 		t.Errorf("coloured:\n%s", coloured)
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -52,7 +51,7 @@ func RunAlone(p cli.Process, maker Constructor) int {
 // execute gives a program's command what every program here has, and runs it.
 func (call *Invocation) execute(root *cobra.Command) int {
 	root.Version, root.SilenceErrors, root.SilenceUsage, root.DisableSuggestions = cli.Version(), true, true, true
-	root.PersistentPreRunE = func(*cobra.Command, []string) error { return checkRoot(call.Paths.Root) }
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return call.Paths.Check() }
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -101,13 +100,6 @@ func newRoot() *cobra.Command {
 // SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
 func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-}
-
-func checkRoot(root string) error {
-	if root != "" && !filepath.IsAbs(root) {
-		return fmt.Errorf("cannot use --root %q: give an absolute path", root)
-	}
-	return nil
 }
 
 // NoArgs is for commands that take flags alone, and for those that take commands.

@@ -131,6 +131,3 @@ func Count(n int, what string) string {
 	}
 	return strconv.Itoa(n) + " " + what
 }
-
-// Coloured is a terminal of so many columns that has colours.
-func Coloured(columns int) Screen { return Screen{Terminal: true, Columns: columns, colour: true} }
