@@ -132,7 +132,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	began := time.Now()
 	failed := c.Store.RemoveTicket(l.Job.ID)
 	was := l.Phase
-	noted := c.Store.SetPhase(&l, lease.Closing) // a note for whoever comes after an epilog that dies: without it the rest can still be undone
+	noted := c.Store.SetPhase(&l, lease.Closing) // tells the next epilog if this one dies; without it the rest can still be undone
 	c.startNVML(l)
 	before := logSizes(l)
 	byItself, ended := c.endDaemons(ctx, l, was)

@@ -19,7 +19,7 @@ type Summary struct {
 	Clients         int     // processes that were clients of MPS
 	Peak            int     // at most so many of one daemon at the same time, added up over the daemons
 	ClientsAtEpilog int     // were clients still when the epilog began
-	Terminated      int     // were ended by terminate_client, whoever asked for it
+	Terminated      int     // were ended by terminate_client, ours or the user's
 	Faults          int     // fatal GPU errors that a server handled
 	Seconds         float64 // from the lease to now
 	// What the job's guard has seen, which no user can write.

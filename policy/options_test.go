@@ -173,10 +173,10 @@ func TestDecide(t *testing.T) {
 	narrowed := DefaultGrant()
 	narrowed.Overlap = 1
 	for _, c := range []struct {
-		name string
-		law  Policy
-		r    Request
-		want Decision
+		name   string
+		policy Policy
+		r      Request
+		want   Decision
 	}{
 		{"no trigger, no rule", Policy{Bind: gather, Rules: []Rule{grant("a", false)}}, Request{}, Decision{}},
 		{"no trigger", Policy{Bind: gather, Rules: []Rule{grant("a", false), grant("b", true)}}, Request{}, Decision{Requested: true, Rule: "b", Grant: DefaultGrant()}},
@@ -188,7 +188,7 @@ func TestDecide(t *testing.T) {
 			Decision{Requested: true, Rule: "a", Denied: "cannot take overlap=3: the rule gives 2, and an option can only narrow that"}},
 		{"a comment that nobody looks at", Policy{Trigger: &Trigger{Option: true}, Bind: gather, Rules: []Rule{grant("a", true)}}, Request{HasOption: true, Comment: "mps:overlap=9"}, Decision{Requested: true, Rule: "a", Grant: DefaultGrant()}},
 	} {
-		if got := c.law.Decide(c.r); got != c.want {
+		if got := c.policy.Decide(c.r); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy is the law of a site: what a job asks, what it is granted, and how a GPU is divided among ranks.
-// It is pure: values in, values out, the standard library alone. Where the law is read from is policyfile's business.
+// Package policy is what a site decides: what a job asks, what it is granted, and how a GPU is divided among ranks.
+// It is pure: values in, values out, the standard library alone. Where the policy is read from is policyfile's business.
 package policy
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Request is what a job asks of a node: what Slurm said of it, and what was looked up because the law mentions it
+// Request is what a job asks of a node: what Slurm said of it, and what was looked up because the policy mentions it
 // (Needs). Every string in it may be the user's own.
 type Request struct {
 	JobID       uint32
@@ -69,7 +69,7 @@ type GPUFacts struct {
 	MIG       bool // a MIG instance
 }
 
-// Lookups says which look-ups the law's rules mention. Each costs time or a driver, so that no other is made.
+// Lookups says which look-ups the policy's rules mention. Each costs time or a driver, so that no other is made.
 type Lookups struct {
 	Groups, Features, Devices, Driver, GPU bool
 }
@@ -242,7 +242,7 @@ func (t Trigger) howToAsk() string {
 // Input is a request in the form that rules look at. It is made once for all of them.
 type Input any
 
-// Rule is one clause of the law. An error of its functions says why the rule fails for this request.
+// Rule is one clause of the policy. An error of its functions says why the rule fails for this request.
 type Rule struct {
 	Name  string
 	Allow []string // the options that a user may narrow its grant by
@@ -251,7 +251,7 @@ type Rule struct {
 	Result func(Input) (grant Grant, denied string, err error)
 }
 
-// Policy is the law: the first rule whose condition holds decides.
+// Policy is a list of rules: the first rule whose condition holds decides.
 type Policy struct {
 	Trigger *Trigger // nil: the rules alone say who wants MPS
 	Lookups Lookups
@@ -332,7 +332,7 @@ func (p Policy) apply(rule Rule, evidence Input, r Request) Decision {
 	return verdict
 }
 
-// OptionsOf are the options of a request: those of --mps, and those of the comment where the law's trigger looks there.
+// OptionsOf are the options of a request: those of --mps, and those of the comment where the policy's trigger looks there.
 func (p Policy) OptionsOf(r Request) (Options, error) {
 	var given, commented Options
 	var err error

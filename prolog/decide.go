@@ -9,11 +9,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// decide asks the law, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
+// decide asks the policy, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
 // has said by then that the job may run without MPS.
-func (o Prolog) decide(ctx context.Context, v *opening, law policy.Policy) error {
+func (o Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) error {
 	v.request = request(v.job)
-	refusal, err := o.lookUp(ctx, v, law.Lookups, &v.request)
+	refusal, err := o.lookUp(ctx, v, rules.Lookups, &v.request)
 	if err != nil {
 		return err
 	}
@@ -21,7 +21,7 @@ func (o Prolog) decide(ctx context.Context, v *opening, law policy.Policy) error
 		v.verdict = policy.Decision{Requested: true, Denied: refusal}
 		return nil
 	}
-	v.verdict = law.Decide(v.request)
+	v.verdict = rules.Decide(v.request)
 	return nil
 }
 

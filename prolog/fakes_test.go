@@ -89,12 +89,12 @@ func (n *node) prolog() Prolog {
 }
 
 // open runs a prolog.
-func (n *node) open(job slurm.Job, law policy.Policy) (Outcome, error) {
+func (n *node) open(job slurm.Job, rules policy.Policy) (Outcome, error) {
 	n.t.Helper()
 	n.events = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return n.prolog().Open(ctx, job, law)
+	return n.prolog().Open(ctx, job, rules)
 }
 
 // mustOpen runs the prolog of a job that asks for MPS and gets it.

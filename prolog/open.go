@@ -96,8 +96,8 @@ const trialTime = 10 * time.Second
 // As root daemons would also work where no user's does, and the node would go on to refuse job after job.
 const nobody = 65534
 
-// trial starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own: whoever
-// dies here leaves a record. The modes stay as they are.
+// trial starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own, so a
+// prolog that is killed here leaves a record. The modes stay as they are.
 func (o Prolog) trial(l lease.Lease, grant policy.Grant) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()

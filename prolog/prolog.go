@@ -87,8 +87,8 @@ const (
 )
 
 // Open decides on a job and makes its lease. The error is nil for all outcomes but RanWithoutMPS and Failed.
-func (o Prolog) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Outcome, error) {
-	if !Requested(job, law) {
+func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (Outcome, error) {
+	if !Requested(job, rules) {
 		return NotRequested, nil
 	}
 	v := opening{
@@ -96,7 +96,7 @@ func (o Prolog) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Out
 		groups:  sync.OnceValues(func() ([]uint32, error) { return o.Daemons.UserGroups(ctx, leaseJob(job)) }),
 		resolve: sync.OnceValues(func() (resolution, error) { return o.resolve(job) }),
 	}
-	if err := o.decide(ctx, &v, law); err != nil {
+	if err := o.decide(ctx, &v, rules); err != nil {
 		return Failed, err
 	}
 	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
@@ -113,15 +113,15 @@ func (o Prolog) Open(ctx context.Context, job slurm.Job, law policy.Policy) (Out
 }
 
 // Requested reports whether a job asks for MPS. Without a trigger the rules alone know, and they need no look-up then.
-func Requested(job slurm.Job, law policy.Policy) bool {
-	_, asks := law.Requested(request(job))
-	if asks && law.Trigger == nil {
-		return law.Decide(request(job)).Requested
+func Requested(job slurm.Job, rules policy.Policy) bool {
+	_, asks := rules.Requested(request(job))
+	if asks && rules.Trigger == nil {
+		return rules.Decide(request(job)).Requested
 	}
 	return asks
 }
 
-// opening is one job at the prolog: what was decided, and what is looked up once whoever asks first.
+// opening is one job at the prolog: what was decided, and what is looked up only once.
 type opening struct {
 	job     slurm.Job
 	request policy.Request

@@ -19,8 +19,8 @@ func TestAJobThatDoesNotAskForMPSChangesNothing(t *testing.T) {
 	rulesAlone := granting(oneDaemon())
 	rulesAlone.Trigger = nil
 	rulesAlone.Rules[0].When = func(policy.Input) (bool, error) { return false, nil }
-	for name, law := range map[string]policy.Policy{"trigger": granting(oneDaemon()), "rules alone": rulesAlone} {
-		if outcome, err := (Prolog{}).Open(context.Background(), asksNot, law); outcome != NotRequested || err != nil {
+	for name, rules := range map[string]policy.Policy{"trigger": granting(oneDaemon()), "rules alone": rulesAlone} {
+		if outcome, err := (Prolog{}).Open(context.Background(), asksNot, rules); outcome != NotRequested || err != nil {
 			t.Errorf("%s: %s, %v", name, outcome, err)
 		}
 	}
@@ -33,11 +33,11 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 		reason string
 	}{
 		"by a rule": {
-			func(_ *node, _ *slurm.Job, law *policy.Policy) { *law = refusing("ask the admins first") },
+			func(_ *node, _ *slurm.Job, rules *policy.Policy) { *rules = refusing("ask the admins first") },
 			"ask the admins first",
 		},
 		"without a rule": {
-			func(_ *node, _ *slurm.Job, law *policy.Policy) { law.Rules = nil },
+			func(_ *node, _ *slurm.Job, rules *policy.Policy) { rules.Rules = nil },
 			"no rule of this site's policy is for this job",
 		},
 		"without a GPU": {
@@ -58,9 +58,9 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, j, law := newNode(t), job(0), granting(oneDaemon())
-			c.plant(n, &j, &law)
-			outcome, err := n.open(j, law)
+			n, j, rules := newNode(t), job(0), granting(oneDaemon())
+			c.plant(n, &j, &rules)
+			outcome, err := n.open(j, rules)
 			ticket, readErr := n.store.ReadTicket(7)
 			if outcome != Refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
 				t.Errorf("%s, %v: the ticket says %q, %v", outcome, err, ticket.RefusalReason, readErr)
@@ -76,12 +76,12 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 
 // What a rule asks for and the node cannot tell is the node's failure: no ticket refuses the job.
 func TestALookUpThatFailsIsTheNodesFailure(t *testing.T) {
-	n, law := newNode(t), granting(policy.Grant{OnFailure: policy.FailRunWithout})
-	law.Lookups.Groups = true
+	n, rules := newNode(t), granting(policy.Grant{OnFailure: policy.FailRunWithout})
+	rules.Lookups.Groups = true
 	p := n.prolog()
 	broken := errors.New("the directory service does not answer")
 	p.GroupNames = func(context.Context, []uint32) ([]string, error) { return nil, broken }
-	if outcome, err := p.Open(context.Background(), job(0), law); outcome != Failed || !errors.Is(err, broken) {
+	if outcome, err := p.Open(context.Background(), job(0), rules); outcome != Failed || !errors.Is(err, broken) {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did()

@@ -50,7 +50,7 @@ func outcome(t *testing.T, content string) string {
 	if !ok {
 		t.Fatal("nothing is expected")
 	}
-	law, err := Parse([]byte(source), "policy.hcl")
+	compiled, err := Parse([]byte(source), "policy.hcl")
 	if err != nil {
 		return source + "=== wrong\n" + complaints(t, err)
 	}
@@ -66,7 +66,7 @@ func outcome(t *testing.T, content string) string {
 		if err := json.Unmarshal([]byte(asked), &r); err != nil {
 			t.Fatalf("%s: %v", asked, err)
 		}
-		fmt.Fprintf(&out, "=== %s\n%s\n", line, decision(law.Decide(r)))
+		fmt.Fprintf(&out, "=== %s\n%s\n", line, decision(compiled.Decide(r)))
 	}
 	return out.String()
 }

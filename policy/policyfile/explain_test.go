@@ -35,7 +35,7 @@ func showPart(b *strings.Builder, p ConditionTrace, indent string) {
 }
 
 func TestExplain(t *testing.T) {
-	law := parsed(t, `version = 1
+	compiled := parsed(t, `version = 1
 trigger {
   constraint = "mps"
   comment    = "mps"
@@ -57,7 +57,7 @@ rule "rest" {
   allow = ["overlap"]
   grant {}
 }`)
-	x := law.Explain(policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
+	x := compiled.Explain(policy.Request{Requested: []string{"mps"}, Partition: "gpu", GPUs: []int{0, 1}, User: "anna", UID: 2001, Comment: "mps:overlap=1"})
 	want := `true: --constraint names "mps"
 policy.hcl:9 teaching false
   && is false
@@ -91,14 +91,14 @@ policy.hcl:18 rest true
 	if content, err := json.Marshal(x); err != nil || !strings.Contains(string(content), `"asked":true`) {
 		t.Errorf("%s, %v", content, err)
 	}
-	if got, want := shown(law.Explain(policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
+	if got, want := shown(compiled.Explain(policy.Request{User: "anna"})), "false: it would by --constraint=mps or --comment=mps\n-> not asked\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
 // A rule that fails is the last that is explained, with the cause in place of its value.
 func TestExplainARuleThatFails(t *testing.T) {
-	law := parsed(t, `version = 1
+	compiled := parsed(t, `version = 1
 rule "first" {
   when = job.uid > 5 && job.gpus[0] == 0
   grant {}
@@ -114,19 +114,19 @@ policy.hcl:2 first false
     job.gpus[0] == 0 is policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT) [{job.gpus []}]
 -> rule "first": denied: this site's policy cannot decide: policy.hcl:3:33: Invalid index: there is no such element: write try(…, DEFAULT): tell the site's admins
 `
-	if got := shown(law.Explain(policy.Request{UID: 6})); got != want {
+	if got := shown(compiled.Explain(policy.Request{UID: 6})); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
 // What a user wrote can be as long and as odd as it likes.
 func TestExplainIsBounded(t *testing.T) {
-	law := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")
+	compiled := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")
 	r := policy.Request{Comment: strings.Repeat("\x1b\n", 3000)}
 	for i := range 300 {
 		r.Requested, r.GPUs = append(r.Requested, fmt.Sprint("name", i)), append(r.GPUs, 1000-i)
 	}
-	for _, leaf := range law.Explain(r).Rules[0].When.Leaves() {
+	for _, leaf := range compiled.Explain(r).Rules[0].When.Leaves() {
 		for _, named := range leaf.With {
 			if len(named.Value) > 1000 || strings.ContainsAny(named.Value, "\x1b\n") {
 				t.Errorf("%s is %d bytes: %q", named.Name, len(named.Value), named.Value)
@@ -140,7 +140,7 @@ func TestExplainIsBounded(t *testing.T) {
 
 // Leaves that differ in a blank within a string are different ones.
 func TestLeavesOfOneWording(t *testing.T) {
-	law := parsed(t, `version = 1
+	compiled := parsed(t, `version = 1
 rule "two" {
   when = job.comment == "a  b"
   grant {}
@@ -150,7 +150,7 @@ rule "one" {
   grant {}
 }`)
 	for comment, want := range map[string]string{"a b": "one", "a  b": "two"} {
-		if verdict := law.Decide(policy.Request{Comment: comment}); verdict.Rule != want {
+		if verdict := compiled.Decide(policy.Request{Comment: comment}); verdict.Rule != want {
 			t.Errorf("%q: rule %q, want %q", comment, verdict.Rule, want)
 		}
 	}

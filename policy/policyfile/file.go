@@ -95,7 +95,7 @@ func Load(path string) (*Compiled, error) {
 	return loadNode(path, path, site.ReadRootOwned)
 }
 
-// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, whoever owns that one.
+// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, which may have any owner.
 func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, readAny) }
 
 // loadNode reads a file in the place of policy.hcl, and the node's policy.d.
@@ -112,7 +112,7 @@ func loadNode(path, instead string, one func(string) ([]byte, error)) (*Compiled
 	})
 }
 
-// LoadFiles reads files and folders whoever owns them, as one policy in the order given: an admin's copy. A folder stands
+// LoadFiles reads files and folders of any owner, as one policy in the order given: an admin's copy. A folder stands
 // for its policy.hcl and its policy.d, a file for itself.
 func LoadFiles(paths ...string) (*Compiled, error) {
 	var all []string
@@ -171,7 +171,7 @@ type Source struct {
 	Text string `json:"text"`
 }
 
-// Sources are the files that the law was read from.
+// Sources are the files that the policy was read from.
 func (l *Compiled) Sources() []Source {
 	sources := make([]Source, len(l.files))
 	for i, f := range l.files {

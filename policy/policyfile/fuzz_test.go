@@ -39,7 +39,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(source)
 	}
 	f.Fuzz(func(t *testing.T, source []byte) {
-		law, err := Parse(source, "p")
+		compiled, err := Parse(source, "p")
 		if err != nil {
 			if line := err.Error(); strings.ContainsAny(line, "\n\x00\x1b") || !strings.HasPrefix(line, "p:") {
 				t.Errorf("a complaint that breaks a log: %q", line)
@@ -54,8 +54,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, r := range oddRequests {
-			law.Explain(r)
-			checkDenial(t, law.Decide(r).Denied)
+			compiled.Explain(r)
+			checkDenial(t, compiled.Decide(r).Denied)
 		}
 	})
 }
@@ -108,13 +108,13 @@ func rules200(when string) []byte {
 }
 
 func benchmarkDecide(b *testing.B, when string) {
-	law, err := Parse(rules200(when), "p")
+	compiled, err := Parse(rules200(when), "p")
 	if err != nil {
 		b.Fatal(err)
 	}
 	request := policy.Request{Partition: "p199", Requested: []string{"mps"}, GPUs: []int{0, 1}}
 	for b.Loop() {
-		if verdict := law.Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
+		if verdict := compiled.Decide(request); !verdict.Granted() || verdict.Rule != "r199" {
 			b.Fatal(verdict)
 		}
 	}
@@ -127,13 +127,13 @@ func FuzzCases(f *testing.F) {
 	}
 	f.Add(shipped)
 	f.Add([]byte("version = 1\ncase \"x\" {\n  job { gpus = [1, 2] }\n  node { gpus = 3 }\n  gpu { mig = true }\n  expect {\n    denied = \"no\"\n    grant { memory = \"8G\" }\n  }\n}\n"))
-	law, err := Parse([]byte("version = 1\nrule \"r\" {\n  when = job.uid > 5\n  grant {}\n}\n"), "p")
+	compiled, err := Parse([]byte("version = 1\nrule \"r\" {\n  when = job.uid > 5\n  grant {}\n}\n"), "p")
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, source []byte) {
 		cases, err := ParseCases(source, "c")
-		if err == nil && len(law.Run(cases)) != len(cases) {
+		if err == nil && len(compiled.Run(cases)) != len(cases) {
 			t.Error("a case without a result")
 		}
 	})

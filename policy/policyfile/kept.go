@@ -42,9 +42,9 @@ type copies struct {
 
 // ReadPolicy reads the node's policy, or the last one that could be used. It is nil when there is neither.
 func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
-	law, err := Load(paths.Policy())
+	compiled, err := Load(paths.Policy())
 	if err == nil {
-		return law, FileStatus{}
+		return compiled, FileStatus{}
 	}
 	var kept copies
 	content, at, keptErr := readKept(paths, keptPolicy)
@@ -52,17 +52,17 @@ func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 		keptErr = json.Unmarshal(content, &kept)
 	}
 	if keptErr == nil {
-		law, keptErr = ParseAll(kept.Files)
+		compiled, keptErr = ParseAll(kept.Files)
 	}
 	if keptErr != nil {
 		return nil, FileStatus{Err: err}
 	}
-	return law, FileStatus{Err: err, Kept: at}
+	return compiled, FileStatus{Err: err, Kept: at}
 }
 
 // KeepPolicy keeps a policy that can be used. It writes only when the policy has changed.
-func KeepPolicy(paths site.Paths, law *Compiled) error {
-	content, err := json.MarshalIndent(copies{law.Sources()}, "", "  ")
+func KeepPolicy(paths site.Paths, compiled *Compiled) error {
+	content, err := json.MarshalIndent(copies{compiled.Sources()}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("cannot keep policy: %w", err)
 	}

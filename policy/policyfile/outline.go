@@ -26,7 +26,7 @@ const (
 	Changed = "changed"
 )
 
-// Changes are the differences between the law and a later one: blocks that came or went, then attributes that changed.
+// Changes are the differences between the policy and a later one: blocks that came or went, then attributes that changed.
 func (l *Compiled) Changes(later *Compiled) []Change {
 	was, is := l.outline(), later.outline()
 	var changes []Change

@@ -40,7 +40,7 @@ type Result struct {
 	Wrong  []string `json:"wrong,omitempty"`
 }
 
-// LoadCases reads a file of cases, whoever owns it.
+// LoadCases reads a file of cases of any owner.
 func LoadCases(path string) ([]Case, error) {
 	source, err := readAny(path)
 	if err != nil {
@@ -174,7 +174,7 @@ func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
 	}
 }
 
-// Run runs cases against the law.
+// Run runs cases against the policy.
 func (l *Compiled) Run(cases []Case) []Result {
 	results := make([]Result, len(cases))
 	for i, c := range cases {

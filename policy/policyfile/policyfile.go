@@ -34,13 +34,13 @@ type RuleInfo struct {
 	Denies bool   `json:"denies"`
 }
 
-// Policy is the law as the prolog asks it.
+// Policy is the policy in the form that the prolog asks it.
 func (l *Compiled) Policy() policy.Policy { return l.policy }
 
 // Decide answers a request.
 func (l *Compiled) Decide(r policy.Request) policy.Decision { return l.policy.Decide(r) }
 
-// Files are the names of the files that the law was read from.
+// Files are the names of the files that the policy was read from.
 func (l *Compiled) Files() []string {
 	names := make([]string, len(l.files))
 	for i, f := range l.files {
@@ -49,7 +49,7 @@ func (l *Compiled) Files() []string {
 	return names
 }
 
-// Rules are the law's rules in their order.
+// Rules are the policy's rules in their order.
 func (l *Compiled) Rules() []RuleInfo {
 	infos := make([]RuleInfo, len(l.rules))
 	for i, r := range l.rules {
@@ -63,7 +63,7 @@ func Parse(source []byte, name string) (*Compiled, error) {
 	return compile([]file{{name: name, source: source}})
 }
 
-// compile makes a law of files. All that is wrong with them is one error.
+// compile makes a policy of files. All that is wrong with them is one error.
 func compile(files []file) (*Compiled, error) {
 	d := builder{check: newTypeChecker()}
 	for i := range files {
@@ -73,16 +73,16 @@ func compile(files []file) (*Compiled, error) {
 	if err := complain(d.check.wrong, files); err != nil {
 		return nil, err
 	}
-	law := &Compiled{files: files, rules: d.rules, fixed: d.check.fixed, locals: d.check.order}
-	law.policy = policy.Policy{Trigger: d.trigger, Lookups: d.check.needs, Bind: law.bind}
-	for i := range law.rules {
-		r := &law.rules[i]
-		law.policy.Rules = append(law.policy.Rules, policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives})
+	compiled := &Compiled{files: files, rules: d.rules, fixed: d.check.fixed, locals: d.check.order}
+	compiled.policy = policy.Policy{Trigger: d.trigger, Lookups: d.check.needs, Bind: compiled.bind}
+	for i := range compiled.rules {
+		r := &compiled.rules[i]
+		compiled.policy.Rules = append(compiled.policy.Rules, policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives})
 	}
-	return law, nil
+	return compiled, nil
 }
 
-// builder is a law while its files are read. Rules are checked when all files are read, because a local may stand in any.
+// builder is a policy while its files are read. Rules are checked when all files are read, because a local may stand in any.
 type builder struct {
 	check    *typeChecker
 	trigger  *policy.Trigger

@@ -16,29 +16,29 @@ import (
 
 func parsed(t *testing.T, source string) *Compiled {
 	t.Helper()
-	law, err := Parse([]byte(source), "policy.hcl")
+	compiled, err := Parse([]byte(source), "policy.hcl")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return law
+	return compiled
 }
 
 func shipped(t *testing.T) *Compiled {
 	t.Helper()
-	law, err := LoadFiles("../../site/etc")
+	compiled, err := LoadFiles("../../site/etc")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return law
+	return compiled
 }
 
 func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
-	law := shipped(t)
-	verdict := law.Decide(policy.Request{JobID: 7, Requested: []string{"mps"}})
+	compiled := shipped(t)
+	verdict := compiled.Decide(policy.Request{JobID: 7, Requested: []string{"mps"}})
 	if !verdict.Granted() || verdict.Rule != "mps" || verdict.Grant != policy.DefaultGrant() {
 		t.Errorf("the shipped policy grants %+v, the defaults are %+v", verdict, policy.DefaultGrant())
 	}
-	if needs := law.Policy().Lookups; needs != (policy.Lookups{}) {
+	if needs := compiled.Policy().Lookups; needs != (policy.Lookups{}) {
 		t.Errorf("the shipped policy takes look-ups: %+v", needs)
 	}
 }
@@ -61,7 +61,7 @@ func TestTheShippedPolicyPassesItsOwnCases(t *testing.T) {
 
 // A case that does not hold says what it found.
 func TestCasesThatDoNotHold(t *testing.T) {
-	law := parsed(t, `version = 1
+	compiled := parsed(t, `version = 1
 trigger { option = true }
 rule "big" {
   when = length(job.gpus) > 2
@@ -125,7 +125,7 @@ case "another grant" {
 		"no grant: nothing is granted",
 		"another grant: overlap is 2, expected 3; memory is none, expected 2048M",
 	}
-	for i, r := range law.Run(cases) {
+	for i, r := range compiled.Run(cases) {
 		if got := r.Name + ": " + strings.Join(r.Wrong, "; "); got != want[i] || r.Passed {
 			t.Errorf("got %q, %v, want %q", got, r.Passed, want[i])
 		}
@@ -221,18 +221,18 @@ func TestLoad(t *testing.T) {
 			func() (*Compiled, error) { return Load(filepath.Join(dir, "policy.hcl")) },
 			func() (*Compiled, error) { return LoadFiles(dir) },
 		} {
-			law, err := load()
+			compiled, err := load()
 			if err != nil {
 				t.Fatal(err)
 			}
 			var names []string
-			for _, r := range law.Rules() {
+			for _, r := range compiled.Rules() {
 				names = append(names, r.Name)
 			}
 			if got := strings.Join(names, " "); got != "first second third" {
 				t.Errorf("rules %s", got)
 			}
-			if verdict := law.Decide(policy.Request{}); verdict.Rule != "third" {
+			if verdict := compiled.Decide(policy.Request{}); verdict.Rule != "third" {
 				t.Errorf("rule %q decides", verdict.Rule)
 			}
 		}
@@ -300,11 +300,11 @@ func TestHugeFiles(t *testing.T) {
 		strings.Repeat("(", 9000) + "gpu.mig" + strings.Repeat(")", 9000),
 		strings.Repeat("job.uid == 1 ? false : ", 5000) + "true",
 	} {
-		law, err := Parse([]byte("version = 1\ntrigger {\n  option = true\n}\nrule \"r\" {\n  when = "+when+"\n  grant {}\n}\n"), "p")
+		compiled, err := Parse([]byte("version = 1\ntrigger {\n  option = true\n}\nrule \"r\" {\n  when = "+when+"\n  grant {}\n}\n"), "p")
 		if err != nil {
 			t.Fatalf("%.20s: %v", when, err)
 		}
-		if r := (policy.Request{HasOption: true}); law.Decide(r).Denied == "" != law.Explain(r).Verdict.Granted() {
+		if r := (policy.Request{HasOption: true}); compiled.Decide(r).Denied == "" != compiled.Explain(r).Verdict.Granted() {
 			t.Errorf("%.20s: explained otherwise than decided", when)
 		}
 	}

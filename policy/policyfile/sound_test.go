@@ -241,11 +241,11 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 		seed = given
 	}
 	a := &author{Rand: rand.New(rand.NewPCG(seed, 2))}
-	var laws []*Compiled
+	var policies []*Compiled
 	var sources []string
 	take := func(source string) {
-		if law, err := Parse([]byte(source), "p"); err == nil {
-			laws, sources = append(laws, law), append(sources, source)
+		if compiled, err := Parse([]byte(source), "p"); err == nil {
+			policies, sources = append(policies, compiled), append(sources, source)
 		}
 	}
 	paths, err := filepath.Glob("testdata/good-*.hcl")
@@ -264,15 +264,15 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 	for range tried {
 		take(a.policy())
 	}
-	if len(laws) < tried/4 {
-		t.Fatalf("only %d of %d policies load: the test sees little", len(laws), tried)
+	if len(policies) < tried/4 {
+		t.Fatalf("only %d of %d policies load: the test sees little", len(policies), tried)
 	}
-	t.Logf("%d of %d policies load", len(laws), tried)
+	t.Logf("%d of %d policies load", len(policies), tried)
 	granted, denied, failed := 0, 0, 0
-	for i, law := range laws {
+	for i, compiled := range policies {
 		for range 12 {
 			r := a.request()
-			verdict := law.Decide(r)
+			verdict := compiled.Decide(r)
 			checkDenial(t, verdict.Denied)
 			if strings.Contains(verdict.Denied, "cannot decide") {
 				failed++
@@ -286,7 +286,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 			} else if verdict.Denied != "" {
 				denied++
 			}
-			explained := law.Explain(r)
+			explained := compiled.Explain(r)
 			if len(explained.Rules) > 0 && explained.Verdict.Rule != "" && explained.Rules[len(explained.Rules)-1].Rule != verdict.Rule {
 				t.Fatalf("explained by %q, decided by %q in\n%s", explained.Rules[len(explained.Rules)-1].Rule, verdict.Rule, sources[i])
 			}

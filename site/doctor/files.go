@@ -44,7 +44,7 @@ func look(name, file string) File {
 	return f
 }
 
-// cause is an error without the path, which whoever reports it names.
+// cause is an error without the path, which the report names.
 func cause(err error) error {
 	var wrapped *fs.PathError
 	if errors.As(err, &wrapped) {

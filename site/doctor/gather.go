@@ -69,11 +69,11 @@ func Gather(ctx context.Context, q Question) Node {
 func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
 func readLaw(paths site.Paths) PolicyResult {
-	law, standing := policyfile.ReadPolicy(paths)
-	if law == nil {
+	compiled, standing := policyfile.ReadPolicy(paths)
+	if compiled == nil {
 		return PolicyResult{FileStatus: standing}
 	}
-	return PolicyResult{law.Policy().Trigger, standing}
+	return PolicyResult{compiled.Policy().Trigger, standing}
 }
 
 func helpers(facts site.Config) []File {

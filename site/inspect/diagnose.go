@@ -77,7 +77,7 @@ func (b *diagnosis) job(n Node, j Job) {
 	}
 }
 
-// stray judges what a job has without a lease: its files hold nothing, and whoever finds them is misled.
+// stray judges what a job has without a lease: its files hold nothing, and mislead who finds them.
 func (b *diagnosis) stray(n Node, j Job) {
 	if j.ticketed() && j.Refused == "" {
 		b.add(j.finding(TicketWithoutLease, fmt.Sprintf("ranks that read %s go on as if the job had MPS", filepath.Join(n.run, "tickets", fmt.Sprintf("%d.json", j.ID))), "remove it: "+n.again(j.ID)))

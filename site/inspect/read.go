@@ -53,7 +53,7 @@ const (
 	driverDeadline  = 15 * time.Second // a driver without persistence initialises its GPUs first
 )
 
-// tries bounds how often a look is begun anew because a prolog or an epilog came in between.
+// tries bounds how often a look is repeated because a prolog or an epilog came in between.
 const tries = 5
 
 // Inspect sees the node, and what is wrong with it, of those findings that the caller reports. What is wrong was seen while the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is what all doors share: the process they run in as a value, exit codes, and sentences for people. It
+// Package cli is what all programs share: their process as a value, exit codes, and sentences for people. It
 // links nothing that the wrapper may not link.
 package cli
 

@@ -82,5 +82,5 @@ type GPUs interface {
 // DriverReadOnly is the driver of the node for who only looks. Each call ends within the epilog's deadline.
 func DriverReadOnly(paths site.Paths) GPUs {
 	facts, _ := policyfile.ReadConfig(paths)
-	return &lazyGPUs{library: facts.NVMLLibrary, patience: facts.EpilogDeadline / 2}
+	return &lazyGPUs{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}
 }

@@ -14,15 +14,15 @@ import (
 // are spared. It is not shut down: that takes up to 12 ms more, the process's end does the same, and that takes no longer
 // for it (measured on H200s).
 type lazyGPUs struct {
-	library  string
-	patience time.Duration // with one method
-	once     sync.Once
-	nvml     *gpu.NVML
-	err      error
+	library string
+	timeout time.Duration // of one method
+	once    sync.Once
+	nvml    *gpu.NVML
+	err     error
 }
 
 func (l *lazyGPUs) open() (*gpu.NVML, error) {
-	l.once.Do(func() { l.nvml, l.err = gpu.OpenTimeout(l.library, l.patience) })
+	l.once.Do(func() { l.nvml, l.err = gpu.OpenTimeout(l.library, l.timeout) })
 	return l.nvml, l.err
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook is what the doors that run as root on a node share: it puts the rooms together.
+// Package hook builds the prolog, the epilog and the other programs that run as root, from their parts.
 package hook
 
 import (
@@ -57,7 +57,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 		return node{}, err
 	}
 	// An NVML that hangs is given up early enough for all that does not need it.
-	gpus := &lazyGPUs{library: facts.NVMLLibrary, patience: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
+	gpus := &lazyGPUs{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
 	return node{
 		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
 		control: mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath},
@@ -120,7 +120,7 @@ func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	return gres, err
 }
 
-// command is a door: a program without arguments, run by slurmd as root.
+// command is a program without arguments that slurmd runs as root.
 func command(name, short, long string, run func(site.Paths) error) *cobra.Command {
 	var paths site.Paths
 	c := &cobra.Command{
@@ -145,7 +145,7 @@ func checkCaller(paths site.Paths) error {
 	return nil
 }
 
-// execute runs a door to its exit code.
+// execute runs a program and returns its exit code.
 func execute(p cli.Process, c *cobra.Command) int {
 	c.SetArgs(p.Args)
 	c.SetOut(p.Out)

@@ -21,7 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Prolog is the door of the prolog.
+// Prolog is the program prolog.
 func Prolog(p cli.Process) int {
 	return execute(p, command("prolog", "make this node ready for a job's MPS",
 		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes, control daemon, ticket.",
@@ -49,8 +49,8 @@ func runProlog(p cli.Process, paths site.Paths) error {
 // openJob opens the lease of a job that asks for MPS. For one that does not, no file but the policy is looked at, and
 // nothing that is wrong with the node's files fails it.
 func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
-	law, err := readPolicy(paths, log)
-	if !prolog.Requested(job, law) {
+	rules, err := readPolicy(paths, log)
+	if !prolog.Requested(job, rules) {
 		return prolog.NotRequested, nil
 	}
 	if err != nil {
@@ -70,7 +70,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	}
 	outcome := make(chan prolog.Outcome, 1)
 	err = within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) error {
-		ended, err := opener.Open(ctx, job, law)
+		ended, err := opener.Open(ctx, job, rules)
 		outcome <- ended
 		return err
 	})
@@ -88,14 +88,14 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 // readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the trigger is
 // the shipped policy's, and the error says why there is nothing else.
 func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
-	law, standing := policyfile.ReadPolicy(paths)
+	compiled, standing := policyfile.ReadPolicy(paths)
 	if standing.Err == nil {
-		warn(log, policyfile.KeepPolicy(paths, law), "the policy is not kept for the day when it cannot be read")
-		return law.Policy(), nil
+		warn(log, policyfile.KeepPolicy(paths, compiled), "the policy is not kept for the day when it cannot be read")
+		return compiled.Policy(), nil
 	}
 	log.Error().Err(standing.Err).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
-	if law != nil {
-		return law.Policy(), nil
+	if compiled != nil {
+		return compiled.Policy(), nil
 	}
 	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Err)
 }
@@ -106,11 +106,11 @@ func shippedTrigger() *policy.Trigger {
 	if err != nil {
 		panic(err) // it is a part of this program
 	}
-	law, err := policyfile.Parse(shipped, "policy.hcl")
+	compiled, err := policyfile.Parse(shipped, "policy.hcl")
 	if err != nil {
 		panic(err)
 	}
-	return law.Policy().Trigger
+	return compiled.Policy().Trigger
 }
 
 func warn(log zerolog.Logger, err error, what string) {
@@ -119,7 +119,7 @@ func warn(log zerolog.Logger, err error, what string) {
 	}
 }
 
-// Epilog is the door of the epilog.
+// Epilog is the program epilog.
 func Epilog(p cli.Process) int {
 	return execute(p, command("epilog", "bring this node back to what it was before a job",
 		"epilog runs as slurmd's Epilog= and closes the job's lease. It obeys the lease alone and never the policy.",

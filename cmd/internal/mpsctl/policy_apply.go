@@ -50,7 +50,7 @@ type applied struct {
 
 func applyFile(call *Invocation, file string) error {
 	path := call.Paths.Policy()
-	law, err := policyfile.LoadWith(path, file)
+	compiled, err := policyfile.LoadWith(path, file)
 	if err != nil {
 		return refused(call, err)
 	}
@@ -59,7 +59,7 @@ func applyFile(call *Invocation, file string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return refused(call, err)
 	}
-	a.Tests.add(law.Run(cases))
+	a.Tests.add(compiled.Run(cases))
 	if a.Tests.Failed > 0 {
 		if err := policyWritten(call, a, a.Tests.String()+"Nothing has changed: "+path+" stays as it is.\n"); err != nil {
 			return err
@@ -68,15 +68,15 @@ func applyFile(call *Invocation, file string) error {
 	}
 	now, standing := policyfile.ReadPolicy(call.Paths)
 	if now != nil {
-		a.Changes = append(a.Changes, now.Changes(law)...)
+		a.Changes = append(a.Changes, now.Changes(compiled)...)
 	} else {
 		a.unknown = site.OneLine(standing.Err)
 	}
 	// What was judged is what is written: the file may have changed since.
-	if err := install(path, []byte(law.Sources()[0].Text)); err != nil {
+	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	if err := policyfile.KeepPolicy(call.Paths, law); err != nil {
+	if err := policyfile.KeepPolicy(call.Paths, compiled); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
 	}
 	a.Applied = true

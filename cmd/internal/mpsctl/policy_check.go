@@ -28,11 +28,11 @@ func check(call *Invocation) *cobra.Command {
 		Example:               "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, paths []string) error {
-			law, err := load(call, paths)
+			compiled, err := load(call, paths)
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{true, law.Files(), law.Rules()}
+			answer := checked{true, compiled.Files(), compiled.Rules()}
 			return policyWritten(call, answer, answer.String())
 		},
 	}

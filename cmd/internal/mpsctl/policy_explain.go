@@ -91,11 +91,11 @@ func (q query) run(call *Invocation) error {
 	if q.policy != "" {
 		paths = []string{q.policy}
 	}
-	law, err := load(call, paths)
+	compiled, err := load(call, paths)
 	if err != nil {
 		return refused(call, err)
 	}
-	a := answer{Explanation: law.Explain(request), Decided: decided}
+	a := answer{Explanation: compiled.Explain(request), Decided: decided}
 	if a.Asked && len(request.GPUs) == 0 {
 		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
 	}

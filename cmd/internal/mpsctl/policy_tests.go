@@ -42,7 +42,7 @@ func testAll(call *Invocation, files, paths []string) error {
 		if len(beside) == 0 {
 			beside = []string{filepath.Dir(file)}
 		}
-		law, err := policyfile.LoadFiles(beside...)
+		compiled, err := policyfile.LoadFiles(beside...)
 		if err != nil {
 			return refused(call, err)
 		}
@@ -50,7 +50,7 @@ func testAll(call *Invocation, files, paths []string) error {
 		if err != nil {
 			return refused(call, err)
 		}
-		all.add(law.Run(cases))
+		all.add(compiled.Run(cases))
 	}
 	if err := policyWritten(call, all, all.String()); err != nil {
 		return err

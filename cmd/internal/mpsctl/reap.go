@@ -348,7 +348,7 @@ func (r *reaper) living(job uint32) []hook.OrphanDaemon {
 	return there
 }
 
-// lookAtClaims says which claims cannot be read: they hold their device, whoever made them.
+// lookAtClaims says which claims cannot be read: they hold their device all the same.
 func (r *reaper) lookAtClaims() {
 	claims, err := r.store.Claims()
 	if err != nil {

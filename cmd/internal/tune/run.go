@@ -44,7 +44,7 @@ type sample struct {
 	err  error   // why there is none
 }
 
-// measure runs each rule in turn, and the turns anew so often as the question says, another rule first each time: what
+// measure runs each rule in turn, and repeats that as often as the question says, another rule first each time: what
 // drifts hits all alike.
 func (q question) measure(ctx context.Context, tell func(string)) ([]sample, error) {
 	var samples []sample
@@ -193,11 +193,11 @@ func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed er
 	for _, r := range copies {
 		r.signal(syscall.SIGTERM)
 	}
-	patience := time.After(goneAfter)
+	tooLate := time.After(goneAfter)
 	for _, r := range copies {
 		select {
 		case <-r.ended:
-		case <-patience:
+		case <-tooLate:
 			r.signal(syscall.SIGKILL)
 			<-r.ended
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wrap is what the doors that run as the user, once for every rank, share. Both are static and link no C, no
+// Package wrap builds the programs that run as the user, once for every rank. Both are static and link no C, no
 // NVML, no HCL and no cobra: they run in containers too, thousands at a time.
 package wrap
 
@@ -222,7 +222,7 @@ is for ranks that run without mpirun-wrap, and looks at nothing after their star
 It always exits with 0.
 `
 
-// TaskProlog is the door of task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
+// TaskProlog is the program task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
 // for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no placement. Ranks
 // do not meet here: the task prologs of a step need not run at the same time, and have no flags.
 func TaskProlog(p cli.Process) int {

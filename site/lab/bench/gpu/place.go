@@ -129,8 +129,8 @@ func (b *bench) stageOf(name string, attributes ...string) (testnode.Stage, erro
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return testnode.Stage{}, err
 	}
-	law := testnode.Default(append(attributes, testnode.Unchanged)...)
-	s, err := testnode.Real(dir, b.built, law)
+	text := testnode.Default(append(attributes, testnode.Unchanged)...)
+	s, err := testnode.Real(dir, b.built, text)
 	if err == nil && !b.real {
 		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.stages["simulated"].Sim.NVML())
 		err = os.WriteFile(s.Paths().ConfigFile(), []byte(facts), 0o644)
