@@ -8,6 +8,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
 // noProcess is above the largest pid of Linux.
@@ -21,7 +22,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.did(
+	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"terminate client 8388608: lease closing, claims, folders",
 		"terminate client 8388609: lease closing, claims, folders",
@@ -32,7 +33,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 		"set mode of a to default: lease closing, claims, folders",
 		"set mode of b to default: lease closing, claims, folders",
 	)
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A daemon that does not answer, or does not quit, is killed, and that is no failure.
@@ -41,7 +42,7 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			n := newNode(t)
 			n.leased(nil)
-			n.fail[step] = site.ErrNoAnswer
+			n.Fail[step] = site.ErrNoAnswer
 			if err := n.close(); err != nil {
 				t.Error(err)
 			}
@@ -57,8 +58,8 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 			if step == "ask for clients" {
 				want = append(want[:1], want[2:]...)
 			}
-			n.did(want...)
-			n.isAsBefore()
+			n.Did(want...)
+			n.IsAsBefore()
 		})
 	}
 }
@@ -72,19 +73,19 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 			n := newNode(t)
 			n.leased(nil)
 			stuck := errors.New("a process does not end")
-			n.fail["quit daemon"], n.fail[step] = site.ErrNoAnswer, stuck
+			n.Fail["quit daemon"], n.Fail[step] = site.ErrNoAnswer, stuck
 			n.keepsTheLease(n.close(), "lease closing, claims, folders", stuck)
-			if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeExclusiveProcess {
-				t.Errorf("modes: %v", n.modes)
+			if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
+				t.Errorf("modes: %v", n.Modes)
 			}
-			if last := n.events[len(n.events)-1]; last != "empty group-7-0: lease closing, claims, folders" {
+			if last := n.Events[len(n.Events)-1]; last != "empty group-7-0: lease closing, claims, folders" {
 				t.Errorf("the last step was %q", last)
 			}
 			n.works(step)
 			if err := n.close(); err != nil {
 				t.Error(err)
 			}
-			n.isAsBefore()
+			n.IsAsBefore()
 		})
 	}
 }
@@ -95,11 +96,11 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	n.fail["quit daemon"], n.fail["kill daemon"] = site.ErrNoAnswer, site.ErrImpostors
+	n.Fail["quit daemon"], n.Fail["kill daemon"] = site.ErrNoAnswer, site.ErrImpostors
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // The daemon of a lease that never opened is asked nothing: that it does not answer may be why the lease did not open.
@@ -109,10 +110,10 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.events[0] != "kill daemon: lease closing, claims, folders" {
-		t.Errorf("done: %q", n.events)
+	if n.Events[0] != "kill daemon: lease closing, claims, folders" {
+		t.Errorf("done: %q", n.Events)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 	if line := n.logged(SummaryStep); line != nil {
 		t.Errorf("a summary of a job without ranks: %v", line)
 	}
@@ -125,28 +126,28 @@ func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.did(
+	n.Did(
 		"look for processes: lease closing, claims, folders",
 		"empty group-7-0: lease closing, claims, folders",
 		"end guard: lease closing, claims, folders",
 		"set mode of a to default: lease closing, claims, folders",
 		"set mode of b to default: lease closing, claims, folders",
 	)
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A daemon whose pid no lease names, since its prolog was killed, is found by what it is and ended.
 func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, site.Process{} })
-	n.leftover = []site.Process{n.self}
+	n.leftover = []site.Process{n.Self}
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.events[1] != "kill daemon: lease closing, claims, folders" {
-		t.Errorf("done: %q", n.events)
+	if n.Events[1] != "kill daemon: lease closing, claims, folders" {
+		t.Errorf("done: %q", n.Events)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A guard that does not end keeps the lease, though the modes are restored.
@@ -154,9 +155,9 @@ func TestAGuardThatDoesNotEndKeepsTheLease(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	stuck := errors.New("the guard does not end")
-	n.fail["end guard"] = stuck
+	n.Fail["end guard"] = stuck
 	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
-	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeDefault {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeDefault {
+		t.Errorf("modes: %v", n.Modes)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
 func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
@@ -18,8 +19,8 @@ func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.did("end guard: nothing") // a prolog may have been killed before it wrote the lease
-	n.isAsBefore()
+	n.Did("end guard: nothing") // a prolog may have been killed before it wrote the lease
+	n.IsAsBefore()
 	if line := n.logged(SummaryStep); line != nil {
 		t.Errorf("a summary of no job: %v", line)
 	}
@@ -27,13 +28,13 @@ func TestAnEpilogOfAJobWithoutALeaseChangesNothing(t *testing.T) {
 
 func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 	n := newNode(t)
-	if err := n.store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}); err != nil {
+	if err := n.Store.WriteTicket(lease.Ticket{Job: lease.Job{ID: 7}, RefusalReason: "no"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // The ticket goes first and the lease last. The daemon ends before the guard, and the guard before the modes.
@@ -45,7 +46,7 @@ func TestAnEpilogUndoesInOrder(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.did(
+	n.Did(
 		"ask for clients: lease closing, claims, folders",
 		"quit daemon: lease closing, claims, folders",
 		"empty group-7-0: lease closing, claims, folders",
@@ -53,7 +54,7 @@ func TestAnEpilogUndoesInOrder(t *testing.T) {
 		"set mode of a to default: lease closing, claims, folders",
 		"set mode of b to default: lease closing, claims, folders",
 	)
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // Contract: R9
@@ -63,15 +64,15 @@ func TestClosingTwiceIsClosingOnce(t *testing.T) {
 	if err := errors.Join(n.close(), n.close()); err != nil {
 		t.Error(err)
 	}
-	n.did("end guard: nothing")
-	n.isAsBefore()
+	n.Did("end guard: nothing")
+	n.IsAsBefore()
 }
 
 // An undo by a prolog leaves the lock of the job, since the prolog goes on; an epilog removes it.
 func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)
-	lock, err := n.store.Lock(t.Context(), 7)
+	lock, err := n.Store.Lock(t.Context(), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	if err := n.epilog().Undo(t.Context(), l); err != nil {
 		t.Error(err)
 	}
-	if left := n.files(); !slices.Equal(left, []string{"turns/7"}) {
+	if left := n.Files(); !slices.Equal(left, []string{"turns/7"}) {
 		t.Errorf("the store has %q", left)
 	}
 }
@@ -89,34 +90,34 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 // Contract: R4
 func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n := newNode(t)
-	now := n.store
-	earlier, err := lease.Open(n.dir, "boot-0")
+	now := n.Store
+	earlier, err := lease.Open(n.Dir, "boot-0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.store = earlier
+	n.Store = earlier
 	n.leased(nil)
-	n.store = now
+	n.Store = now
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.did()
-	if n.modes[gpuA] != site.ModeExclusiveProcess || len(n.files()) > 0 {
-		t.Errorf("mode %s, files %q", n.modes[gpuA], n.files())
+	n.Did()
+	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || len(n.Files()) > 0 {
+		t.Errorf("mode %s, files %q", n.Modes[fakenode.GPUA], n.Files())
 	}
 }
 
 // Contract: R5
 func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
 	n := newNode(t)
-	path := filepath.Join(n.dir, "leases", "7.json")
+	path := filepath.Join(n.Dir, "leases", "7.json")
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.close(); !errors.Is(err, lease.ErrCorrupt) {
 		t.Error(err)
 	}
-	n.did()
+	n.Did()
 	if content, err := os.ReadFile(path); err != nil || string(content) != "{" {
 		t.Errorf("the lease is %q, %v", content, err)
 	}
@@ -126,14 +127,14 @@ func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
 func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	if err := os.Mkdir(filepath.Join(n.dir, "leases", ".7.json.new"), 0o755); err != nil { // no file can be made there
+	if err := os.Mkdir(filepath.Join(n.Dir, "leases", ".7.json.new"), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.events[0] != "ask for clients: lease open, claims, folders" {
-		t.Errorf("done: %q", n.events)
+	if n.Events[0] != "ask for clients: lease open, claims, folders" {
+		t.Errorf("done: %q", n.Events)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }

@@ -102,12 +102,12 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if killed {
-			n.fail["quit daemon"] = site.ErrNoAnswer
+			n.Fail["quit daemon"] = site.ErrNoAnswer
 		}
 		if err := n.close(); err != nil {
 			t.Error(err)
 		}
-		n.isAsBefore()
+		n.IsAsBefore()
 		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverLog))
 		if there := err == nil && string(content) == "it ends"; there != killed {
 			t.Errorf("killed %t: the log is %q, %v", killed, content, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
 // The lease is kept if one mode cannot be restored. All else is undone, the other mode included. Another epilog
@@ -19,10 +20,10 @@ func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	stuck := errors.New("the driver refuses the mode")
-	n.fail["set mode of a to default"] = stuck
+	n.Fail["set mode of a to default"] = stuck
 	n.keepsTheLease(n.close(), "lease closing, claims", stuck)
-	if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeDefault {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeDefault {
+		t.Errorf("modes: %v", n.Modes)
 	}
 	if line := n.logged(SummaryStep); line == nil || line["closed"] != false {
 		t.Errorf("summary: %v", line)
@@ -31,7 +32,7 @@ func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A mode that cannot be read may be the job's: the lease is kept.
@@ -39,7 +40,7 @@ func TestAModeThatCannotBeReadKeepsTheLease(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
 	hung := errors.New("the driver does not answer")
-	n.fail["read mode of b"] = hung
+	n.Fail["read mode of b"] = hung
 	n.keepsTheLease(n.close(), "lease closing, claims", hung)
 }
 
@@ -50,7 +51,7 @@ func TestAModeThatIsAcceptedAndNotRestoredKeepsTheLease(t *testing.T) {
 	n.pretend = true
 	err := n.close()
 	n.keepsTheLease(err, "lease closing, claims")
-	want := "cannot restore compute mode of " + string(gpuA) + ": set to default, and it reads exclusive_process"
+	want := "cannot restore compute mode of " + string(fakenode.GPUA) + ": set to default, and it reads exclusive_process"
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the error is %v, and should have %q", err, want)
 	}
@@ -61,16 +62,16 @@ func TestAModeThatIsAcceptedAndNotRestoredKeepsTheLease(t *testing.T) {
 // Contract: M2
 func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 	n := newNode(t)
-	n.modes[gpuA] = site.ModeExclusiveThread
+	n.Modes[fakenode.GPUA] = site.ModeExclusiveThread
 	n.leased(nil)
-	n.modes[gpuB] = site.ModeProhibited // an admin's
+	n.Modes[fakenode.GPUB] = site.ModeProhibited // an admin's
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.modes[gpuA] != site.ModeExclusiveThread || n.modes[gpuB] != site.ModeProhibited {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeExclusiveThread || n.Modes[fakenode.GPUB] != site.ModeProhibited {
+		t.Errorf("modes: %v", n.Modes)
 	}
-	if left := n.files(); len(left) > 0 {
+	if left := n.Files(); len(left) > 0 {
 		t.Errorf("the store has %q", left)
 	}
 }
@@ -81,22 +82,22 @@ func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
-	l, err := n.store.Read(7)
+	l, err := n.Store.Read(7)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := lease.Lease{Job: lease.Job{ID: 8}, Phase: lease.Opened, Held: l.Held[1:]}
-	err = errors.Join(n.store.Delete(t.Context(), l), n.store.Create(t.Context(), other), n.store.Save(l))
+	err = errors.Join(n.Store.Delete(t.Context(), l), n.Store.Create(t.Context(), other), n.Store.Save(l))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.Modes)
 	}
-	if job, held, err := n.store.Owner(gpuB); job != 8 || !held || err != nil {
+	if job, held, err := n.Store.Owner(fakenode.GPUB); job != 8 || !held || err != nil {
 		t.Errorf("GPU b is job %d's: %t, %v", job, held, err)
 	}
 }
@@ -105,11 +106,11 @@ func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {
 func TestAModeThatWasNotSetIsNotRestored(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Held[1].OriginalMode, l.Held[1].NewMode = "", "" })
-	n.fail["read mode of b"] = errors.New("the driver does not answer")
+	n.Fail["read mode of b"] = errors.New("the driver does not answer")
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
-	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.Modes)
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
 // content is what the files of job 7 say.
 func (n *node) content() (all [2]string) {
-	n.t.Helper()
+	n.T.Helper()
 	for i, name := range []string{"leases/7.json", "tickets/7.json"} {
-		content, err := os.ReadFile(filepath.Join(n.dir, name))
+		content, err := os.ReadFile(filepath.Join(n.Dir, name))
 		if err != nil {
-			n.t.Fatal(err)
+			n.T.Fatal(err)
 		}
 		all[i] = string(content)
 	}
@@ -30,14 +31,14 @@ func (n *node) content() (all [2]string) {
 
 // rewrite changes the lease of job 7 on file.
 func (n *node) rewrite(change func(*lease.Lease)) {
-	n.t.Helper()
-	l, err := n.store.Read(7)
+	n.T.Helper()
+	l, err := n.Store.Read(7)
 	if err != nil {
-		n.t.Fatal(err)
+		n.T.Fatal(err)
 	}
 	change(&l)
-	if err := n.store.Save(l); err != nil {
-		n.t.Fatal(err)
+	if err := n.Store.Save(l); err != nil {
+		n.T.Fatal(err)
 	}
 }
 
@@ -59,7 +60,7 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
 	before := n.content()
-	if err := n.store.RemoveTicket(7); err != nil {
+	if err := n.Store.RemoveTicket(7); err != nil {
 		t.Fatal(err)
 	}
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
@@ -75,13 +76,13 @@ func TestAnAdoptedLeaseGetsTheTicketThatIsMissing(t *testing.T) {
 func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))
-	n.rewrite(func(l *lease.Lease) { l.Guard = site.Process{PID: n.self.PID, Start: 1} })
+	n.rewrite(func(l *lease.Lease) { l.Guard = site.Process{PID: n.Self.PID, Start: 1} })
 	n.guard = site.Process{}
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Adopted || err != nil {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did("start guard: lease open, claims a, ticket")
-	if l, err := n.store.Read(7); err != nil || l.Guard != n.self || l.Phase != lease.Opened {
+	if l, err := n.Store.Read(7); err != nil || l.Guard != n.Self || l.Phase != lease.Opened {
 		t.Errorf("the lease names %v, phase %s, %v", l.Guard, l.Phase, err)
 	}
 }
@@ -122,14 +123,14 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 				t.Fatalf("%s, %v", outcome, err)
 			}
 			restored := strings.Replace(c.undo, "undo", "set mode of a to default", 1)
-			if n.events[0] != c.undo || n.events[1] != restored || len(n.events) != 7 {
-				t.Errorf("done: %q", n.events)
+			if n.Events[0] != c.undo || n.Events[1] != restored || len(n.Events) != 7 {
+				t.Errorf("done: %q", n.Events)
 			}
-			device := gpuA
+			device := fakenode.GPUA
 			if name == "of another GPU" {
-				device = gpuB
+				device = fakenode.GPUB
 			}
-			l, err := n.store.Read(7)
+			l, err := n.Store.Read(7)
 			if err != nil || l.Phase != lease.Opened || l.Held[0].UUID != device || l.Held[0].OriginalMode != site.ModeDefault {
 				t.Errorf("lease: %+v, %v", l, err)
 			}
@@ -146,16 +147,16 @@ func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 		t.Errorf("with a ticket: %s, %v", outcome, err)
 	}
 	n.did()
-	if err := n.store.RemoveTicket(7); err != nil {
+	if err := n.Store.RemoveTicket(7); err != nil {
 		t.Fatal(err)
 	}
 	if outcome, err := n.open(job(0), refusing("not any more")); outcome != Refused || err != nil {
 		t.Errorf("without a ticket: %s, %v", outcome, err)
 	}
-	if ticket, err := n.store.ReadTicket(7); err != nil || ticket.RefusalReason != "not any more" {
+	if ticket, err := n.Store.ReadTicket(7); err != nil || ticket.RefusalReason != "not any more" {
 		t.Errorf("ticket: %+v, %v", ticket, err)
 	}
-	n.isAsBefore("tickets/7.json")
+	n.IsAsBefore("tickets/7.json")
 }
 
 // A lease that cannot be adopted and not be undone stays. No policy lets the job run then.
@@ -164,11 +165,11 @@ func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 	grant.OnFailure = policy.FailRunWithout
 	n.mustOpen(job(0))
 	stuck := errors.New("the driver refuses the mode")
-	n.pings, n.fail["set mode of a to default"] = site.ErrNoAnswer, stuck
+	n.pings, n.Fail["set mode of a to default"] = site.ErrNoAnswer, stuck
 	if outcome, err := n.open(job(0), granting(grant)); outcome != Failed || !errors.Is(err, stuck) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if got := n.records(); got != "lease open, claims a, ticket" {
+	if got := n.Records(); got != "lease open, claims a, ticket" {
 		t.Errorf("the store has %s", got)
 	}
 }
@@ -178,23 +179,23 @@ func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 // Contract: R4
 func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	n := newNode(t)
-	earlier, err := lease.Open(n.dir, "boot-0")
+	earlier, err := lease.Open(n.Dir, "boot-0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := n.store
-	n.store = earlier
+	now := n.Store
+	n.Store = earlier
 	n.mustOpen(job(0, 1))
-	n.store = now
-	n.modes[gpuA], n.modes[gpuB] = site.ModeDefault, site.ModeDefault // the boot has reset them
+	n.Store = now
+	n.Modes[fakenode.GPUA], n.Modes[fakenode.GPUB] = site.ModeDefault, site.ModeDefault // the boot has reset them
 	n.mustOpen(job(1))
-	if n.events[0] != "set mode of b to exclusive_process: lease opening, claims b" {
-		t.Errorf("done: %q", n.events)
+	if n.Events[0] != "set mode of b to exclusive_process: lease opening, claims b" {
+		t.Errorf("done: %q", n.Events)
 	}
-	if got := n.records(); got != "lease open, claims b, ticket" {
+	if got := n.Records(); got != "lease open, claims b, ticket" {
 		t.Errorf("the store has %s", got)
 	}
-	if slices.Contains(n.files(), "claims/"+string(gpuA)) {
+	if slices.Contains(n.Files(), "claims/"+string(fakenode.GPUA)) {
 		t.Error("a claim of the earlier boot is left")
 	}
 }
@@ -205,7 +206,7 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.OnFailure = policy.FailRunWithout
-	path := filepath.Join(n.dir, "leases", "7.json")
+	path := filepath.Join(n.Dir, "leases", "7.json")
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}

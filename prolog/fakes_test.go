@@ -6,12 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,70 +15,49 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-const (
-	gpuA = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
-	gpuB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
-)
-
-// node is a node of fakes with two GPUs, and a real store. What a prolog changes outside of the store is in events,
-// each with the state of the records at that moment.
+// node is a node of fakes.
 type node struct {
-	t     *testing.T
-	dir   string
-	store *lease.Store
-	self  site.Process // a process that runs: all daemons and guards are it
-
-	mu      sync.Mutex
-	events  []string
-	modes   map[site.UUID]site.Mode
-	fail    map[string]error // what an event gives in place of being done, by its text without the state
-	pretend bool             // SetMode gives no error and sets nothing
-	later   site.Mode        // the mode of gpuA from the moment at which it is claimed, "" for the same
-	asUser  error            // what a daemon's start gives for any user but nobody
-	pings   error            // what Ping gives
-	guard   site.Process     // what Running gives
-	fit     int              // what Fit gives
+	*fakenode.Node
+	pretend bool         // SetMode gives no error and sets nothing
+	later   site.Mode    // the mode of GPU A from the moment at which it is claimed, "" for the same
+	asUser  error        // what a daemon's start gives for any user but nobody
+	pings   error        // what Ping gives
+	guard   site.Process // what Running gives
+	fit     int          // what Fit gives
 	gres    slurm.Gres
 	major   int // compute capability
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("leases are root's own: run as root")
-	}
-	dir := filepath.Join(t.TempDir(), "run")
-	store, err := lease.Open(dir, "boot-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	self, err := site.CurrentProcess()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // each job may have a file system of its own, which keeps the folder
-		jobs, err := store.Dirs()
-		for _, job := range jobs {
-			err = errors.Join(err, store.RemoveDirs(job))
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	return &node{
-		t: t, dir: dir, store: store, self: self, guard: self, fit: 100, major: 9,
-		modes: map[site.UUID]site.Mode{gpuA: site.ModeDefault, gpuB: site.ModeDefault}, fail: map[string]error{},
+	n := &node{
+		Node: fakenode.New(t), fit: 100, major: 9,
 		gres: slurm.Gres{Node: "n1", Detect: slurm.DetectOff, Entries: []slurm.GresEntry{{Minor: 0}, {Minor: 1}}},
 	}
+	n.guard = n.Self
+	n.Claims = func() []string {
+		var claimed string
+		for _, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
+			if n.Claimed(uuid) {
+				claimed += " " + fakenode.Letter(uuid)
+			}
+		}
+		if claimed == "" {
+			return nil
+		}
+		return []string{"claims" + claimed}
+	}
+	return n
 }
 
 // prolog is a prolog on this node.
 func (n *node) prolog() Prolog {
 	return Prolog{
-		Store: n.store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
+		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Control: lease.Program{Path: "/usr/bin/control"}, Log: zerolog.Nop(), Clock: time.Now,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}
@@ -90,8 +65,8 @@ func (n *node) prolog() Prolog {
 
 // open runs a prolog.
 func (n *node) open(job slurm.Job, rules policy.Policy) (Outcome, error) {
-	n.t.Helper()
-	n.events = nil
+	n.T.Helper()
+	n.Events = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	return n.prolog().Open(ctx, job, rules)
@@ -99,92 +74,21 @@ func (n *node) open(job slurm.Job, rules policy.Policy) (Outcome, error) {
 
 // mustOpen runs the prolog of a job that asks for MPS and gets it.
 func (n *node) mustOpen(job slurm.Job) {
-	n.t.Helper()
+	n.T.Helper()
 	if outcome, err := n.open(job, granting(oneDaemon())); outcome != Opened || err != nil {
-		n.t.Fatalf("the prolog of job %d: %s, %v", job.ID, outcome, err)
-	}
-}
-
-// event records what is done, with the state of the records of job 7, and returns the failure that is planted for it.
-func (n *node) event(format string, values ...any) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	text := fmt.Sprintf(format, values...)
-	n.events = append(n.events, text+": "+n.records())
-	return n.fail[text]
-}
-
-// records is what the store has of job 7: "lease opening, claims a b, ticket".
-func (n *node) records() string {
-	var all []string
-	switch l, err := n.store.Read(7); {
-	case err == nil:
-		all = append(all, "lease "+string(l.Phase))
-	case !errors.Is(err, lease.ErrNotFound):
-		all = append(all, err.Error())
-	}
-	var claimed string
-	for _, uuid := range []site.UUID{gpuA, gpuB} {
-		if job, held, err := n.store.Owner(uuid); err != nil || held && job == 7 {
-			claimed += " " + letter(uuid)
-		}
-	}
-	if claimed != "" {
-		all = append(all, "claims"+claimed)
-	}
-	if _, err := n.store.ReadTicket(7); !errors.Is(err, lease.ErrNotFound) {
-		all = append(all, "ticket")
-	}
-	if all == nil {
-		return "nothing"
-	}
-	return strings.Join(all, ", ")
-}
-
-// letter is a short name of a GPU: "a" or "b".
-func letter(uuid site.UUID) string { return string(uuid)[4:5] }
-
-// files are all files of the store but the lock, which stays.
-func (n *node) files() []string {
-	n.t.Helper()
-	var all []string
-	err := filepath.WalkDir(n.dir, func(path string, entry fs.DirEntry, err error) error {
-		name, _ := filepath.Rel(n.dir, path)
-		if err == nil && name != "lock" && (!entry.IsDir() || strings.Count(name, "/") > 0) {
-			all = append(all, name)
-		}
-		return err
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return all
-}
-
-// isAsBefore checks that the modes are the default, and that the store has nothing but what is named.
-func (n *node) isAsBefore(but ...string) {
-	n.t.Helper()
-	for uuid, mode := range n.modes {
-		if mode != site.ModeDefault {
-			n.t.Errorf("GPU %s is in mode %s", letter(uuid), mode)
-		}
-	}
-	if left := n.files(); !slices.Equal(left, but) {
-		n.t.Errorf("the store has %q, want %q", left, but)
+		n.T.Fatalf("the prolog of job %d: %s, %v", job.ID, outcome, err)
 	}
 }
 
 // did checks the events. Daemon and guard start side by side, so their order is made the same.
 func (n *node) did(want ...string) {
-	n.t.Helper()
-	for i := 1; i < len(n.events); i++ {
-		if strings.HasPrefix(n.events[i-1], "start guard") && strings.HasPrefix(n.events[i], "start daemon") {
-			n.events[i-1], n.events[i] = n.events[i], n.events[i-1]
+	n.T.Helper()
+	for i := 1; i < len(n.Events); i++ {
+		if strings.HasPrefix(n.Events[i-1], "start guard") && strings.HasPrefix(n.Events[i], "start daemon") {
+			n.Events[i-1], n.Events[i] = n.Events[i], n.Events[i-1]
 		}
 	}
-	if !slices.Equal(n.events, want) {
-		n.t.Errorf("done:\n  %s\nwant:\n  %s", strings.Join(n.events, "\n  "), strings.Join(want, "\n  "))
-	}
+	n.Did(want...)
 }
 
 // job is job 7 of user hpc1, which asks for MPS and has the node's GPUs at these places.
@@ -215,11 +119,11 @@ func lawOf(result func(policy.Input) (policy.Grant, string, error)) policy.Polic
 
 // undo does what a lease names, as the epilog does. It keeps the lease if a mode cannot be restored.
 func (n *node) undo(_ context.Context, l lease.Lease) error {
-	if err := n.event("undo"); err != nil {
+	if err := n.Event("undo"); err != nil {
 		return err
 	}
 	for _, held := range l.Held {
-		if held.NewMode == "" || n.modes[held.UUID] == held.OriginalMode {
+		if held.NewMode == "" || n.Modes[held.UUID] == held.OriginalMode {
 			continue
 		}
 		if err := (gpus{n}).SetMode(held.UUID, held.OriginalMode); err != nil {
@@ -227,7 +131,7 @@ func (n *node) undo(_ context.Context, l lease.Lease) error {
 		}
 	}
 	ctx := context.Background()
-	return errors.Join(n.store.RemoveTicket(l.Job.ID), n.store.RemoveDirs(l.Job.ID), n.store.Delete(ctx, l))
+	return errors.Join(n.Store.RemoveTicket(l.Job.ID), n.Store.RemoveDirs(l.Job.ID), n.Store.Delete(ctx, l))
 }
 
 type daemons struct{ n *node }
@@ -239,24 +143,24 @@ func (d daemons) UserGroups(context.Context, lease.Job) ([]uint32, error) {
 func (d daemons) Start(_ context.Context, job lease.Job, daemon lease.Daemon) (site.Process, error) {
 	var of string
 	for _, uuid := range daemon.Devices {
-		of += letter(uuid)
+		of += fakenode.Letter(uuid)
 	}
-	if err := d.n.event("start daemon of %s as %s", of, job.User); err != nil {
+	if err := d.n.Event("start daemon of %s as %s", of, job.User); err != nil {
 		return site.Process{}, err
 	}
 	if job.User != "nobody" && d.n.asUser != nil {
 		return site.Process{}, d.n.asUser
 	}
-	return d.n.self, nil
+	return d.n.Self, nil
 }
 
 func (d daemons) Configure(_ context.Context, job lease.Job, daemon lease.Daemon, ceiling policy.Percent) error {
-	l, err := d.n.store.Read(job.ID)
-	named := func(other lease.Daemon) bool { return other.PipeDir == daemon.PipeDir && other.Proc == d.n.self }
+	l, err := d.n.Store.Read(job.ID)
+	named := func(other lease.Daemon) bool { return other.PipeDir == daemon.PipeDir && other.Proc == d.n.Self }
 	if err != nil || !slices.ContainsFunc(l.Daemons, named) {
 		return fmt.Errorf("the lease does not name a daemon that runs: %v, %w", l.Daemons, err)
 	}
-	return d.n.event("set ceiling %s", ceiling)
+	return d.n.Event("set ceiling %s", ceiling)
 }
 
 func (d daemons) Ping(context.Context, lease.Job, lease.Daemon) error { return d.n.pings }
@@ -271,7 +175,7 @@ func (d daemons) Fit(int) (int, error) {
 type guards struct{ n *node }
 
 func (g guards) Start(context.Context, uint32) (site.Process, error) {
-	return g.n.self, g.n.event("start guard")
+	return g.n.Self, g.n.Event("start guard")
 }
 
 func (g guards) Running(uint32) (site.Process, error) { return g.n.guard, nil }
@@ -281,13 +185,13 @@ type controlGroups struct{ n *node }
 func (c controlGroups) Of(job uint32, k int) (string, error) {
 	return fmt.Sprintf("group-%d-%d", job, k), nil
 }
-func (c controlGroups) Make(dir string) error { return c.n.event("make %s", dir) }
+func (c controlGroups) Make(dir string) error { return c.n.Event("make %s", dir) }
 
 type gpus struct{ n *node }
 
 func (g gpus) Devices() ([]site.Device, error) {
 	var all []site.Device
-	for minor, uuid := range []site.UUID{gpuA, gpuB} {
+	for minor, uuid := range []site.UUID{fakenode.GPUA, fakenode.GPUB} {
 		all = append(all, site.Device{UUID: uuid, Name: "NVIDIA H200", Minor: minor, SMs: 132, TPC: 2, MemoryMiB: 143771})
 	}
 	return all, nil
@@ -308,31 +212,31 @@ func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.m
 func (g gpus) Driver() (string, error)                            { return "580.95.05", nil }
 
 func (g gpus) Mode(uuid site.UUID) (site.Mode, error) {
-	if _, claimed, _ := g.n.store.Owner(uuid); claimed && uuid == gpuA && g.n.later != "" {
-		g.n.modes[uuid], g.n.later = g.n.later, ""
+	if _, claimed, _ := g.n.Store.Owner(uuid); claimed && uuid == fakenode.GPUA && g.n.later != "" {
+		g.n.Modes[uuid], g.n.later = g.n.later, ""
 	}
-	return g.n.modes[uuid], nil
+	return g.n.Modes[uuid], nil
 }
 
 func (g gpus) SetMode(uuid site.UUID, mode site.Mode) error {
-	if err := g.n.event("set mode of %s to %s", letter(uuid), mode); err != nil {
+	if err := g.n.Event("set mode of %s to %s", fakenode.Letter(uuid), mode); err != nil {
 		return err
 	}
 	if mode == site.ModeExclusiveProcess && !g.recorded(uuid) {
 		return fmt.Errorf("no lease on file has the mode that %s is in", uuid)
 	}
 	if !g.n.pretend {
-		g.n.modes[uuid] = mode
+		g.n.Modes[uuid] = mode
 	}
 	return nil
 }
 
 // recorded reports whether the lease that holds a GPU has the mode that an undo must restore.
 func (g gpus) recorded(uuid site.UUID) bool {
-	job, _, _ := g.n.store.Owner(uuid)
-	l, err := g.n.store.Read(job)
+	job, _, _ := g.n.Store.Owner(uuid)
+	l, err := g.n.Store.Read(job)
 	return err == nil && slices.ContainsFunc(l.Held, func(held lease.ClaimedGPU) bool {
-		return held.UUID == uuid && held.OriginalMode == g.n.modes[uuid]
+		return held.UUID == uuid && held.OriginalMode == g.n.Modes[uuid]
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
 // Lease and claims are on file before the first change. The modes are set before the daemon starts, the ceiling is set
@@ -22,7 +23,7 @@ import (
 // Contract: R1
 func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 	n := newNode(t)
-	n.modes[gpuB] = site.ModeExclusiveProcess // an admin's: there is nothing to set
+	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin's: there is nothing to set
 	n.mustOpen(job(0, 1))
 	n.did(
 		"set mode of a to exclusive_process: lease opening, claims a b",
@@ -31,11 +32,11 @@ func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 		"start guard: lease opening, claims a b",
 		"set ceiling 100: lease opening, claims a b",
 	)
-	if got := n.records(); got != "lease open, claims a b, ticket" {
+	if got := n.Records(); got != "lease open, claims a b, ticket" {
 		t.Errorf("the store has %s", got)
 	}
-	if n.modes[gpuA] != site.ModeExclusiveProcess || n.modes[gpuB] != site.ModeExclusiveProcess {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.Modes)
 	}
 }
 
@@ -44,19 +45,19 @@ func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 // Contract: R2
 func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	n := newNode(t)
-	n.modes[gpuB] = site.ModeExclusiveThread
+	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
 	n.mustOpen(job(0, 1))
-	l, err := n.store.Read(7)
+	l, err := n.Store.Read(7)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := []lease.ClaimedGPU{
-		{UUID: gpuA, Minor: 0, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess},
-		{UUID: gpuB, Minor: 1, OriginalMode: site.ModeExclusiveThread, NewMode: site.ModeExclusiveProcess},
+		{UUID: fakenode.GPUA, Minor: 0, OriginalMode: site.ModeDefault, NewMode: site.ModeExclusiveProcess},
+		{UUID: fakenode.GPUB, Minor: 1, OriginalMode: site.ModeExclusiveThread, NewMode: site.ModeExclusiveProcess},
 	}; !slices.Equal(l.Held, want) {
 		t.Errorf("GPUs: %+v, want %+v", l.Held, want)
 	}
-	if len(l.Daemons) != 1 || l.Daemons[0].Proc != n.self || l.Daemons[0].Group != "group-7-0" || l.Guard != n.self {
+	if len(l.Daemons) != 1 || l.Daemons[0].Proc != n.Self || l.Daemons[0].Group != "group-7-0" || l.Guard != n.Self {
 		t.Errorf("daemons %+v, guard %v", l.Daemons, l.Guard)
 	}
 	if !slices.Equal(l.Job.Groups, []uint32{2001, 3000}) || l.Rule != "mps" {
@@ -70,13 +71,13 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 // Contract: M2
 func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
 	n := newNode(t)
-	n.modes[gpuA], n.later = site.ModeExclusiveProcess, site.ModeDefault
+	n.Modes[fakenode.GPUA], n.later = site.ModeExclusiveProcess, site.ModeDefault
 	n.mustOpen(job(0))
-	if l, err := n.store.Read(7); err != nil || l.Held[0].OriginalMode != site.ModeDefault {
+	if l, err := n.Store.Read(7); err != nil || l.Held[0].OriginalMode != site.ModeDefault {
 		t.Errorf("the lease has %+v, %v", l.Held, err)
 	}
-	if n.events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
-		t.Errorf("done: %q", n.events)
+	if n.Events[0] != "set mode of a to exclusive_process: lease opening, claims a" {
+		t.Errorf("done: %q", n.Events)
 	}
 }
 
@@ -87,7 +88,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	if outcome, err := n.open(job(0, 1), granting(grant)); outcome != Opened || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
-	slices.Sort(n.events) // the daemons start side by side
+	slices.Sort(n.Events) // the daemons start side by side
 	n.did(
 		"make group-7-0: lease opening, claims a b",
 		"make group-7-1: lease opening, claims a b",
@@ -96,7 +97,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 		"start daemon of a as hpc1: lease opening, claims a b",
 		"start daemon of b as hpc1: lease opening, claims a b",
 	)
-	ticket, err := n.store.ReadTicket(7)
+	ticket, err := n.Store.ReadTicket(7)
 	if err != nil || ticket.Exclusive || len(ticket.Devices) != 2 || ticket.Devices[1].Daemon != 1 {
 		t.Errorf("ticket: %+v, %v", ticket, err)
 	}
@@ -113,11 +114,11 @@ func TestAPrologThatFailsLeavesTheNodeAsBefore(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			n := newNode(t)
 			broken := fmt.Errorf("cannot %s: it is broken", step)
-			n.fail[step] = broken
+			n.Fail[step] = broken
 			if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Failed || !errors.Is(err, broken) {
 				t.Errorf("%s, %v", outcome, err)
 			}
-			n.isAsBefore()
+			n.IsAsBefore()
 		})
 	}
 }
@@ -127,28 +128,28 @@ func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
 	n := newNode(t)
 	n.pretend = true
 	outcome, err := n.open(job(0), granting(oneDaemon()))
-	want := "cannot set compute mode of " + string(gpuA) + ": set to exclusive_process, and it reads default"
+	want := "cannot set compute mode of " + string(fakenode.GPUA) + ": set to exclusive_process, and it reads default"
 	if outcome != Failed || err == nil || err.Error() != want {
 		t.Errorf("%s, %v, want %s", outcome, err, want)
 	}
 	n.did("set mode of a to exclusive_process: lease opening, claims a", "undo: lease opening, claims a")
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A job whose ticket cannot be written would run without one: its lease is undone.
 func TestALeaseWithoutATicketIsUndone(t *testing.T) {
 	n := newNode(t)
-	if err := os.Mkdir(filepath.Join(n.dir, "tickets", ".7.json.new"), 0o755); err != nil { // no file can be made there
+	if err := os.Mkdir(filepath.Join(n.Dir, "tickets", ".7.json.new"), 0o755); err != nil { // no file can be made there
 		t.Fatal(err)
 	}
 	outcome, err := n.open(job(0), granting(oneDaemon()))
 	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "cannot write") {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if last := n.events[len(n.events)-2:]; last[0] != "undo: lease open, claims a" {
+	if last := n.Events[len(n.Events)-2:]; last[0] != "undo: lease open, claims a" {
 		t.Errorf("undone when the store had %q", last)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // The lease stays if a mode cannot be restored. No policy lets a job run on such a node, and the error names both
@@ -159,12 +160,12 @@ func TestALeaseIsKeptIfAModeCannotBeRestored(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.OnFailure = policy.FailRunWithout
 	dead, stuck := errors.New("the daemon died"), errors.New("the driver refuses the mode")
-	n.fail["start daemon of a as hpc1"], n.fail["set mode of a to default"] = dead, stuck
+	n.Fail["start daemon of a as hpc1"], n.Fail["set mode of a to default"] = dead, stuck
 	outcome, err := n.open(job(0), granting(grant))
 	if outcome != Failed || !errors.Is(err, dead) || !errors.Is(err, stuck) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	if got := n.records(); got != "lease opening, claims a" {
+	if got := n.Records(); got != "lease opening, claims a" {
 		t.Errorf("the store has %s", got)
 	}
 }
@@ -176,17 +177,17 @@ func TestAGPUOfAnotherJobIsNotChanged(t *testing.T) {
 	n, other := newNode(t), job(1)
 	other.ID = 8
 	n.mustOpen(other)
-	before := n.files()
+	before := n.Files()
 	var held *lease.InUseError
 	outcome, err := n.open(job(0, 1), granting(oneDaemon()))
-	if outcome != Failed || !errors.As(err, &held) || held.Job != 8 || held.UUID != gpuB {
+	if outcome != Failed || !errors.As(err, &held) || held.Job != 8 || held.UUID != fakenode.GPUB {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did()
-	if n.modes[gpuA] != site.ModeDefault || n.modes[gpuB] != site.ModeExclusiveProcess {
-		t.Errorf("modes: %v", n.modes)
+	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
+		t.Errorf("modes: %v", n.Modes)
 	}
-	if after := n.files(); !slices.Equal(after, before) {
+	if after := n.Files(); !slices.Equal(after, before) {
 		t.Errorf("the store has %q, want %q", after, before)
 	}
 }
@@ -194,14 +195,14 @@ func TestAGPUOfAnotherJobIsNotChanged(t *testing.T) {
 // Contract: M3
 func TestAGPUThatIsOutOfServiceStaysSo(t *testing.T) {
 	n := newNode(t)
-	n.modes[gpuA] = site.ModeProhibited
+	n.Modes[fakenode.GPUA] = site.ModeProhibited
 	outcome, err := n.open(job(0), granting(oneDaemon()))
 	if outcome != Failed || err == nil || !strings.Contains(err.Error(), "an admin took it out of service") {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did()
-	if n.modes[gpuA] != site.ModeProhibited || len(n.files()) > 0 {
-		t.Errorf("mode %s, files %q", n.modes[gpuA], n.files())
+	if n.Modes[fakenode.GPUA] != site.ModeProhibited || len(n.Files()) > 0 {
+		t.Errorf("mode %s, files %q", n.Modes[fakenode.GPUA], n.Files())
 	}
 }
 
@@ -228,23 +229,23 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 		"undo: lease opening, claims a",
 	}
 	n.did(slices.Concat(attempt, trial, attempt)...)
-	ticket, err := n.store.ReadTicket(7)
+	ticket, err := n.Store.ReadTicket(7)
 	reason := "cannot start the daemon: it was killed: it works for others"
 	if err != nil || !strings.HasPrefix(ticket.RefusalReason, reason) {
 		t.Errorf("ticket: %+v, %v", ticket, err)
 	}
-	n.isAsBefore("tickets/7.json")
+	n.IsAsBefore("tickets/7.json")
 }
 
 // A daemon that fails as nobody too is a failure of the node.
 func TestADaemonThatFailsAsNobodyTooFailsTheProlog(t *testing.T) {
 	n := newNode(t)
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
-	n.fail["start daemon of a as nobody"] = errors.New("cannot start the daemon: no such program")
+	n.Fail["start daemon of a as nobody"] = errors.New("cannot start the daemon: no such program")
 	if outcome, err := n.open(job(0), granting(oneDaemon())); outcome != Failed || !errors.Is(err, n.asUser) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // A node whose limit of open files leaves no room for one client is found before anything is changed.
@@ -257,5 +258,5 @@ func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did()
-	n.isAsBefore()
+	n.IsAsBefore()
 }

@@ -61,7 +61,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			n, j, rules := newNode(t), job(0), granting(oneDaemon())
 			c.plant(n, &j, &rules)
 			outcome, err := n.open(j, rules)
-			ticket, readErr := n.store.ReadTicket(7)
+			ticket, readErr := n.Store.ReadTicket(7)
 			if outcome != Refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
 				t.Errorf("%s, %v: the ticket says %q, %v", outcome, err, ticket.RefusalReason, readErr)
 			}
@@ -69,7 +69,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 				t.Errorf("the ticket has more than the reason: %+v", ticket)
 			}
 			n.did()
-			n.isAsBefore("tickets/7.json")
+			n.IsAsBefore("tickets/7.json")
 		})
 	}
 }
@@ -85,7 +85,7 @@ func TestALookUpThatFailsIsTheNodesFailure(t *testing.T) {
 		t.Errorf("%s, %v", outcome, err)
 	}
 	n.did()
-	n.isAsBefore()
+	n.IsAsBefore()
 }
 
 // The policy may let a job run on a node that cannot serve it. The node is as before, and the ticket has the cause.
@@ -93,14 +93,14 @@ func TestAJobRunsWithoutMPSIfThePolicySays(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.OnFailure = policy.FailRunWithout
 	broken := errors.New("the ceiling reads 50")
-	n.fail["set ceiling 100"] = broken
+	n.Fail["set ceiling 100"] = broken
 	outcome, err := n.open(job(0), granting(grant))
 	if outcome != RanWithoutMPS || !errors.Is(err, broken) {
 		t.Errorf("%s, %v", outcome, err)
 	}
-	ticket, err := n.store.ReadTicket(7)
+	ticket, err := n.Store.ReadTicket(7)
 	if err != nil || !ticket.RunWithoutMPS || ticket.RefusalReason != broken.Error() || ticket.Exclusive {
 		t.Errorf("ticket: %+v, %v", ticket, err)
 	}
-	n.isAsBefore("tickets/7.json")
+	n.IsAsBefore("tickets/7.json")
 }

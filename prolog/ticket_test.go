@@ -12,13 +12,14 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 	"golang.org/x/sys/unix"
 )
 
 // A ticket lets ranks run, so it is the last file that a prolog writes: the lease is open before.
 func TestTheTicketIsWrittenLast(t *testing.T) {
 	n := newNode(t)
-	written := watch(t, filepath.Join(n.dir, "leases"), filepath.Join(n.dir, "tickets"))
+	written := watch(t, filepath.Join(n.Dir, "leases"), filepath.Join(n.Dir, "tickets"))
 	n.mustOpen(job(0))
 	if got, want := written(), []string{"leases", "tickets"}; !slices.Equal(got, want) {
 		t.Errorf("written: %v, want %v", got, want)
@@ -69,19 +70,19 @@ func TestATicketHasWhatRanksNeed(t *testing.T) {
 	if outcome, err := n.open(job(1, 0), granting(grant)); outcome != Opened || err != nil {
 		t.Fatalf("%s, %v", outcome, err)
 	}
-	got, err := n.store.ReadTicket(7)
+	got, err := n.Store.ReadTicket(7)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := n.store.DaemonDir(7, 0)
+	dir := n.Store.DaemonDir(7, 0)
 	want := lease.Ticket{
 		Schema: lease.Schema, Boot: "boot-1", Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Rule: "mps",
 		Scope: "job", Share: "even", Overlap: 2, Ceiling: 50, Memory: "none", MemoryOverlap: 1,
 		MaxClients: 90, // the daemon may not open files for more
-		Exclusive:  true, ExchangeDir: n.store.ExchangeDir(7), ControlProgram: lease.Program{Path: "/usr/bin/control"},
+		Exclusive:  true, ExchangeDir: n.Store.ExchangeDir(7), ControlProgram: lease.Program{Path: "/usr/bin/control"},
 		Daemons: []lease.Daemon{{
-			Devices: []site.UUID{gpuB, gpuA}, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
-			Group: "group-7-0", Proc: n.self,
+			Devices: []site.UUID{fakenode.GPUB, fakenode.GPUA}, PipeDir: filepath.Join(dir, "pipe"), LogDir: filepath.Join(dir, "log"),
+			Group: "group-7-0", Proc: n.Self,
 		}},
 	}
 	all, _ := gpus{n}.Devices()

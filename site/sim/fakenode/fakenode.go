@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fakenode is a node for unit tests of prolog and epilog: a real store, and events in place of daemons and modes.
+package fakenode
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// The node has two GPUs.
+const (
+	GPUA = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
+	GPUB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+)
+
+// Letter is a short name of a GPU: "a" or "b".
+func Letter(uuid site.UUID) string { return string(uuid)[4:5] }
+
+// Node is a node on which job 7 begins or ends.
+type Node struct {
+	T     *testing.T
+	Dir   string // of the store
+	Store *lease.Store
+	Self  site.Process // a process that runs: all daemons and guards are it
+
+	sync.Mutex
+	Events []string // what was done outside of the store, each with the records at that moment
+	Modes  map[site.UUID]site.Mode
+	Fail   map[string]error // what an event gives in place of being done, by its text without the records
+	// Claims names what job 7 has beside its lease and its ticket.
+	Claims func() []string
+}
+
+// New makes a node whose GPUs are in mode default. It needs root.
+func New(t *testing.T) *Node {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("leases are root's own: run as root")
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	store, err := lease.Open(dir, "boot-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // each job may have a file system of its own, which keeps the folder
+		jobs, err := store.Dirs()
+		for _, job := range jobs {
+			err = errors.Join(err, store.RemoveDirs(job))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return &Node{
+		T: t, Dir: dir, Store: store, Self: self, Fail: map[string]error{},
+		Modes: map[site.UUID]site.Mode{GPUA: site.ModeDefault, GPUB: site.ModeDefault},
+	}
+}
+
+// Event records what is done, and returns the failure that is planted for it.
+func (n *Node) Event(format string, values ...any) error {
+	n.Lock()
+	defer n.Unlock()
+	text := fmt.Sprintf(format, values...)
+	n.Events = append(n.Events, text+": "+n.Records())
+	return n.Fail[text]
+}
+
+// Records is what the store has of job 7: "lease opening, claims a b, ticket".
+func (n *Node) Records() string {
+	var all []string
+	switch l, err := n.Store.Read(7); {
+	case err == nil:
+		all = append(all, "lease "+string(l.Phase))
+	case !errors.Is(err, lease.ErrNotFound):
+		all = append(all, err.Error())
+	}
+	all = append(all, n.Claims()...)
+	if _, err := n.Store.ReadTicket(7); !errors.Is(err, lease.ErrNotFound) {
+		all = append(all, "ticket")
+	}
+	if len(all) == 0 {
+		return "nothing"
+	}
+	return strings.Join(all, ", ")
+}
+
+// Claimed reports whether job 7 may hold a GPU.
+func (n *Node) Claimed(uuid site.UUID) bool {
+	job, held, err := n.Store.Owner(uuid)
+	return err != nil || held && job == 7
+}
+
+// Files are all files of the store but the lock, which stays.
+func (n *Node) Files() []string {
+	n.T.Helper()
+	var all []string
+	err := filepath.WalkDir(n.Dir, func(path string, entry fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(n.Dir, path)
+		if err == nil && name != "lock" && (!entry.IsDir() || strings.Count(name, "/") > 0) {
+			all = append(all, name)
+		}
+		return err
+	})
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return all
+}
+
+// IsAsBefore checks that the modes are the default, and that the store has nothing but the named files.
+func (n *Node) IsAsBefore(but ...string) {
+	n.T.Helper()
+	for uuid, mode := range n.Modes {
+		if mode != site.ModeDefault {
+			n.T.Errorf("GPU %s is in mode %s", Letter(uuid), mode)
+		}
+	}
+	if left := n.Files(); !slices.Equal(left, but) {
+		n.T.Errorf("the store has %q, want %q", left, but)
+	}
+}
+
+// Did checks the events.
+func (n *Node) Did(want ...string) {
+	n.T.Helper()
+	if !slices.Equal(n.Events, want) {
+		n.T.Errorf("done:\n  %s\nwant:\n  %s", strings.Join(n.Events, "\n  "), strings.Join(want, "\n  "))
+	}
+}
