@@ -65,14 +65,20 @@ func stopped(pid int) error {
 	return fmt.Errorf("pid %d does not stop", pid)
 }
 
+// forkIn has a stopped process fork. A signal that is pending there interrupts a fork, which is then tried again.
 func forkIn(pid int, regs syscall.PtraceRegs) (child int, err error) {
 	regs.Rax, regs.Orig_rax = syscall.SYS_FORK, ^uint64(0)
-	if err := errors.Join(syscall.PtraceSetRegs(pid, &regs), syscall.PtraceSingleStep(pid), stopped(pid)); err != nil {
-		return 0, err
+	var message uint
+	for try := 0; try < 10 && message == 0; try++ {
+		if err := errors.Join(syscall.PtraceSetRegs(pid, &regs), syscall.PtraceSingleStep(pid), stopped(pid)); err != nil {
+			return 0, err
+		}
+		if message, err = syscall.PtraceGetEventMsg(pid); err != nil {
+			return 0, err
+		}
 	}
-	message, err := syscall.PtraceGetEventMsg(pid)
-	if err != nil || message == 0 {
-		return 0, fmt.Errorf("no child: %v", err)
+	if message == 0 {
+		return 0, errors.New("no child")
 	}
 	if err := errors.Join(syscall.PtraceSingleStep(pid), stopped(pid), stopped(int(message))); err != nil {
 		return 0, err
