@@ -58,7 +58,7 @@ func clean(name string) string {
 // launchers the user does.
 func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
-	return task.LocalSize > 1 && (o.Meet || programs > 1 || o.Own && o.Share.DependsOnOthers())
+	return task.LocalSize > 1 && o.Slots == 0 && (o.Meet || programs > 1 || o.Own && o.Share.DependsOnOthers())
 }
 
 // ExchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is

@@ -30,6 +30,9 @@ type HostInfo struct {
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size.
 func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, at HostInfo) position {
+	if task.Source == slurm.SourceSlot {
+		return slotPosition(len(devices), task, choice)
+	}
 	all := make([]int, len(devices))
 	for i := range devices {
 		all[i] = i

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -23,11 +24,19 @@ type Options struct {
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
 	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
 	LocalSize int
-	Report    bool // print the placement on stderr
-	DryRun    bool // print the placement and run nothing
-	JSON      bool // for Report and DryRun
-	Off       bool // run the program without MPS
+	Slots     int           // take one of so many slots; 0: none, JobTasks: as many as the job has tasks on the node
+	SlotsWait time.Duration // for a free slot
+	Report    bool          // print the placement on stderr
+	DryRun    bool          // print the placement and run nothing
+	JSON      bool          // for Report and DryRun
+	Off       bool          // run the program without MPS
 }
+
+// JobTasks as Options.Slots means one slot for each task of the job on this node.
+const JobTasks = -1
+
+// untilJobEnds is longer than any job.
+const untilJobEnds = 10000 * time.Hour
 
 // Choice is a way to choose a rank's GPU.
 type Choice string
@@ -84,6 +93,15 @@ func Settings() []Setting {
 		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalSize)
 		}},
+		{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)", func(o *Options, v string) error {
+			return parseSlots(v, &o.Slots)
+		}},
+		{"slots-wait", "TIME", "wait so long for a free slot, like 10m, or 0 (until the job ends)", func(o *Options, v string) (err error) {
+			if o.SlotsWait, err = time.ParseDuration(v); err != nil || o.SlotsWait < 0 {
+				return errors.New("want a time like 30s or 10m, or 0")
+			}
+			return nil
+		}},
 		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
 		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
@@ -95,7 +113,7 @@ const Switch = "SLURM_MPS"
 
 // ReadOptions reads the options from an environment's variables. Set applies flags over them.
 func ReadOptions(env slurm.Env) (Options, error) {
-	var o Options
+	o := Options{SlotsWait: untilJobEnds}
 	switch value := env[Switch]; value {
 	case "", "on":
 	case "off":
@@ -137,6 +155,9 @@ func (o Options) Check() error {
 	if o.LocalRank > 0 && o.LocalSize == 0 {
 		return fmt.Errorf("cannot place rank %d: --local-rank needs --local-size", o.LocalRank)
 	}
+	if o.LocalSize > 0 && o.Slots != 0 {
+		return errors.New("cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank")
+	}
 	return nil
 }
 
@@ -176,6 +197,14 @@ func parsePositive(value string, into *int) error {
 	}
 	*into = n
 	return nil
+}
+
+func parseSlots(value string, into *int) error {
+	if value == "true" {
+		*into = JobTasks
+		return nil
+	}
+	return parsePositive(value, into)
 }
 
 func parseBool(value string, into *bool) error {

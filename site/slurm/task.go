@@ -34,6 +34,7 @@ const (
 	SourceStepd     = "slurmstepd"        // slurmstepd started this process itself
 	SourceInherited = "slurm, by a shell" // Slurm's variables are inherited from a shell or another program
 	SourceSingle    = "alone"             // no launcher started this process
+	SourceSlot      = "slot"              // this process took one of the job's slots
 )
 
 // Launcher is a row of the table of launchers.
@@ -266,4 +267,26 @@ func alone(task Task, env Env) (Task, error) {
 	}
 	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle
 	return task, nil
+}
+
+// TasksOnNode returns the number of the job's tasks on this node, by SLURM_TASKS_PER_NODE ("4(x2),1") and SLURM_NODEID.
+// In a step, these are the step's tasks.
+func TasksOnNode(env Env) (int, error) {
+	value := env["SLURM_TASKS_PER_NODE"]
+	node, _ := strconv.Atoi(env["SLURM_NODEID"])
+	for group := range strings.SplitSeq(value, ",") {
+		tasks, times, repeated := strings.Cut(strings.TrimSuffix(group, ")"), "(x")
+		n, err := parseDigits(tasks)
+		nodes := uint64(1)
+		if err == nil && repeated {
+			nodes, err = parseDigits(times)
+		}
+		if err != nil || n < 1 || n > localMax {
+			break
+		}
+		if node -= int(min(nodes, localMax)); node < 0 {
+			return int(n), nil
+		}
+	}
+	return 0, fmt.Errorf("cannot count the job's tasks on this node: SLURM_TASKS_PER_NODE is %s", quote(value))
 }

@@ -43,6 +43,18 @@ func (h announcer) ready() error {
 	})
 }
 
+// warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.
+func (h announcer) warnOfNeighbour() {
+	task := h.placement.Task
+	if task.LocalSize > 1 || task.Source == slurm.SourceSlot || h.placement.Ticket.ExchangeDir == "" {
+		return
+	}
+	if is, err := mpirunwrap.HasNeighbour(h.placement); err != nil || !is || !h.first("neighbour") {
+		return
+	}
+	h.p.PrintError("mpirun-wrap", errors.New("another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
+}
+
 // unavailable is what becomes of a rank for which MPS is not on: it runs without, where the site's policy says so and more
 // than one rank could.
 func (h announcer) unavailable(program []string, err error) error {

@@ -115,7 +115,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 			return err
 		}
 	}
-	placement, err := take(l.paths, rank)
+	placement, err := take(l.paths, rank, slotWaits(p, env))
 	var refused *mpirunwrap.RefusedError
 	if errors.As(err, &refused) && refused.Without && !l.options.DryRun {
 		if rank.Task.LocalRank == 0 {
@@ -133,6 +133,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	if err := h.ready(); err != nil {
 		return h.unavailable(l.program, err)
 	}
+	h.warnOfNeighbour()
 	if l.options.Report {
 		if err := placement.Report(p.Err, l.options.JSON); err != nil {
 			return err
@@ -153,8 +154,26 @@ func readRank(paths site.Paths, env slurm.Env, pid int, options mpirunwrap.Optio
 	if rank.Binding, err = slurm.ReadBinding(env); err != nil {
 		return rank, err
 	}
+	if options.Slots == mpirunwrap.JobTasks {
+		if rank.Options.Slots, err = jobTasks(env); err != nil {
+			return rank, err
+		}
+	}
 	rank.Task, err = readTask(env, pid, options)
 	return rank, err
+}
+
+// jobTasks returns the number of slots if none is given. One slot would run the processes one after the other, which
+// the user does not want.
+func jobTasks(env slurm.Env) (int, error) {
+	n, err := slurm.TasksOnNode(env)
+	if err == nil && n == 1 {
+		err = errors.New("cannot count slots: the job or step has one task on this node")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: give the number: --slots=8", err)
+	}
+	return n, nil
 }
 
 func readTask(env slurm.Env, pid int, options mpirunwrap.Options) (slurm.Task, error) {
@@ -201,7 +220,8 @@ func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirun
 	}, nil
 }
 
-func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Placement, error) {
+// take places the rank by its job's ticket. waits is called once if the rank must wait for a slot.
+func take(paths site.Paths, rank mpirunwrap.Rank, waits func(mpirunwrap.Rank, lease.Ticket)) (mpirunwrap.Placement, error) {
 	boot, err := site.BootID()
 	if err != nil {
 		return mpirunwrap.Placement{}, err
@@ -210,7 +230,22 @@ func take(paths site.Paths, rank mpirunwrap.Rank) (mpirunwrap.Placement, error) 
 	if err != nil {
 		return mpirunwrap.Placement{}, err
 	}
+	if rank.Options.Slots > 0 && ticket.RefusalReason == "" {
+		if rank, err = mpirunwrap.TakeSlot(context.Background(), ticket, rank, func() { waits(rank, ticket) }); err != nil {
+			return mpirunwrap.Placement{}, err
+		}
+	}
 	return mpirunwrap.Place(ticket, rank)
+}
+
+// slotWaits prints once for all processes with the same parent that they wait for slots.
+func slotWaits(p cli.Process, env slurm.Env) func(mpirunwrap.Rank, lease.Ticket) {
+	return func(rank mpirunwrap.Rank, ticket lease.Ticket) {
+		launch, err := launchOf(env, p.PID, rank.Task)
+		if err == nil && mpirunwrap.OncePerNode(ticket.ExchangeDir, launch, "slots", 0) {
+			p.PrintError("mpirun-wrap", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait)", rank.Options.Slots))
+		}
+	}
 }
 
 const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog= and prints the environment of one rank for it: its GPU and its share of it. It
@@ -247,7 +282,8 @@ func TaskProlog(p cli.Process) int {
 	if err != nil || rank.Task.StepID == "" || slurm.IsLauncherStep(env) {
 		return cli.ExitOK
 	}
-	placement, err := take(l.paths, rank)
+	rank.Options.Slots = 0 // the lock of a slot would end with this process
+	placement, err := take(l.paths, rank, nil)
 	if err != nil || placement.CheckDaemon() != nil {
 		return cli.ExitOK
 	}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
+)
+
+// A slot is the place of one rank among n ranks of the job on the node. Processes that no launcher numbers take slots.
+// A slot is taken while its file is locked. The program inherits the descriptor, so the kernel unlocks the file when the
+// program, and each child that kept the descriptor, has ended. A process ID would free a slot while children still use
+// its share, and means nothing in another PID namespace.
+
+const (
+	maxSlots = 4096 // far above the clients that a node's GPUs serve
+	// slotFD is the lowest descriptor of a lock, because shell scripts use low ones for themselves.
+	slotFD = 230
+	// slotPause is the time between two looks for a free slot. Only the first process that waits looks.
+	slotPause = 5 * time.Millisecond
+	// minSlotWait is the time for the processes before this one to take their slots.
+	minSlotWait = 300 * time.Millisecond
+)
+
+// slotTable is the table of the job's slots on this node. The caller holds its lock, so nobody else takes a slot.
+type slotTable struct {
+	folder string
+	gpus   []int  // the GPU of each slot
+	usable []bool // whether the process may open that GPU
+}
+
+// TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the rank
+// with the slot's place. If all slots are taken, it calls waits once and waits for options.SlotsWait. A process whose
+// parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
+func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func()) (Rank, error) {
+	table, err := newSlotTable(ticket, rank)
+	if err != nil {
+		return rank, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(rank.Options.SlotsWait, minSlotWait))
+	defer cancel()
+	lock, err := table.lock(ctx)
+	if err == nil {
+		defer lock.Close()
+		err = table.agree(lock)
+	}
+	for slot := -1; err == nil; waits = nil {
+		if slot, err = table.take(); slot >= 0 || err != nil {
+			rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = slot, len(table.gpus), slurm.SourceSlot
+			return rank, err
+		}
+		if waits != nil && rank.Options.SlotsWait > minSlotWait {
+			waits()
+		}
+		if !site.Sleep(ctx, slotPause) {
+			err = ctx.Err()
+		}
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("cannot take a slot: all %d are taken: start fewer processes at once, or wait longer (--slots-wait=10m)", len(table.gpus))
+	}
+	return rank, err
+}
+
+func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
+	n, choice := rank.Options.Slots, rank.Options.GPU
+	switch {
+	case choice != Auto && choice != "" && choice != Cyclic && choice != Block:
+		return slotTable{}, fmt.Errorf("cannot take a slot with --gpu=%s: a slot is on one GPU: use --gpu=cyclic or --gpu=block", choice)
+	case n < 1 || n > maxSlots:
+		return slotTable{}, fmt.Errorf("cannot take one of %d slots: want 1 to %d", n, maxSlots)
+	case len(ticket.Devices) == 0 || ticket.ExchangeDir == "":
+		return slotTable{}, fmt.Errorf("cannot take a slot: the ticket of job %d names no devices", ticket.Job.ID)
+	}
+	all := make([]int, len(ticket.Devices))
+	for i := range all {
+		all[i] = i
+	}
+	own, _ := ownDevices(ticket.Devices, all, rank.Task, rank.Binding, rank.Host)
+	usable := make(map[int]bool)
+	for _, device := range own {
+		usable[device] = true
+	}
+	table := slotTable{folder: ticket.ExchangeDir}
+	for slot := range n {
+		device := slotPosition(len(all), slurm.Task{LocalRank: slot, LocalSize: n}, choice).devices[0]
+		table.gpus = append(table.gpus, device)
+		table.usable = append(table.usable, usable[device])
+	}
+	return table, nil
+}
+
+// slotPosition is the position of a slot. It does not depend on the process that takes it.
+func slotPosition(devices int, slot slurm.Task, choice Choice) position {
+	groups := make([][]int, devices)
+	for i := range groups {
+		groups[i] = []int{i}
+	}
+	if choice == Block {
+		return block(groups, slot)
+	}
+	return cyclic(groups, slot)
+}
+
+func (t slotTable) path(slot int) string { return filepath.Join(t.folder, "slot."+strconv.Itoa(slot)) }
+
+// lock locks the table. The processes that wait get it in turn.
+func (t slotTable) lock(ctx context.Context) (*os.File, error) {
+	file, err := openSlotFile(filepath.Join(t.folder, "slots"))
+	if err != nil {
+		return nil, err
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- flock(file) }()
+	select {
+	case err = <-locked:
+	case <-ctx.Done(): // the goroutine ends with the process
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+	}
+	return file, nil
+}
+
+// flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the node.
+func flock(file *os.File) error {
+	for {
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on it.
+func (t slotTable) agree(lock *os.File) error {
+	content, err := io.ReadAll(io.LimitReader(lock, 16))
+	if err != nil {
+		return fmt.Errorf("cannot read %s: %w", lock.Name(), err)
+	}
+	n, _ := strconv.Atoi(strings.TrimSpace(string(content)))
+	if n == len(t.gpus) {
+		return nil
+	}
+	for slot := range min(n, maxSlots) {
+		file, err := t.try(slot)
+		if err != nil {
+			return err
+		}
+		if file == nil {
+			return fmt.Errorf("cannot take one of %d slots: other processes of this job use %d: give all of them the same --slots", len(t.gpus), n)
+		}
+		file.Close()
+	}
+	return writeWhole(lock, strconv.Itoa(len(t.gpus)))
+}
+
+// take takes the usable free slot whose GPU has the fewest taken ones, or returns -1.
+func (t slotTable) take() (int, error) {
+	taken := make(map[int]int) // by GPU
+	free := make(map[int]*os.File)
+	defer func() {
+		for _, file := range free {
+			file.Close()
+		}
+	}()
+	self := ancestors(os.Getpid())
+	for slot, gpu := range t.gpus {
+		file, err := t.try(slot)
+		if err != nil {
+			return -1, err
+		}
+		if file != nil {
+			free[slot] = file
+			continue
+		}
+		if self[t.holder(slot)] {
+			return slot, nil
+		}
+		taken[gpu]++
+	}
+	best := -1
+	for slot, gpu := range t.gpus {
+		if free[slot] != nil && t.usable[slot] && (best < 0 || taken[gpu] < taken[t.gpus[best]]) {
+			best = slot
+		}
+	}
+	if best < 0 {
+		return -1, nil
+	}
+	return best, keep(free[best])
+}
+
+// try locks a slot's file. It returns nil if the slot is taken.
+func (t slotTable) try(slot int) (*os.File, error) {
+	file, err := openSlotFile(t.path(slot))
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return file, nil
+	}
+	file.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+}
+
+// keep writes the holder's process ID and leaves a descriptor of the file open for the program.
+func keep(file *os.File) error {
+	if err := writeWhole(file, strconv.Itoa(os.Getpid())); err != nil {
+		return err
+	}
+	_, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD, slotFD)
+	if errors.Is(err, unix.EINVAL) { // the limit of descriptors is lower
+		_, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD, 3)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot keep %s: %w", file.Name(), err)
+	}
+	return nil
+}
+
+// holder returns the process ID that took a slot, or 0.
+func (t slotTable) holder(slot int) int {
+	file, err := openSlotFile(t.path(slot))
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	content, _ := io.ReadAll(io.LimitReader(file, 16))
+	pid, _ := strconv.Atoi(string(content))
+	return pid
+}
+
+// ancestors returns this process and those that started it.
+func ancestors(pid int) map[int]bool {
+	found := make(map[int]bool)
+	for pid > 1 && !found[pid] {
+		found[pid] = true
+		stat, err := site.ReadStat(pid)
+		if err != nil {
+			break
+		}
+		pid = stat.Parent
+	}
+	return found
+}
+
+// openSlotFile opens a file in the exchange folder. It follows no link, because root may run a rank.
+func openSlotFile(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot take a slot: %w", err)
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		file.Close()
+		return nil, fmt.Errorf("cannot take a slot: %s is not a regular file", path)
+	}
+	return file, nil
+}
+
+// writeWhole replaces the content of a short file.
+func writeWhole(file *os.File, content string) error {
+	_, err := file.WriteAt([]byte(content), 0)
+	if err = errors.Join(err, file.Truncate(int64(len(content)))); err != nil {
+		return fmt.Errorf("cannot write %s: %w", file.Name(), err)
+	}
+	return nil
+}
+
+// HasNeighbour reports whether another process of the job runs as the only rank on the same GPU, so that each has the
+// whole share. If there is none, this process is recorded.
+func HasNeighbour(placement Placement) (bool, error) {
+	file, err := openSlotFile(filepath.Join(placement.Ticket.ExchangeDir, "alone."+strconv.Itoa(placement.GPU)))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return errors.Is(err, unix.EWOULDBLOCK), nil // another process is about to be recorded
+	}
+	content, err := io.ReadAll(io.LimitReader(file, 64))
+	if err != nil {
+		return false, fmt.Errorf("cannot read %s: %w", file.Name(), err)
+	}
+	var other site.Process
+	if _, err := fmt.Sscanf(string(content), "%d %d", &other.PID, &other.Start); err == nil && other.Running() {
+		return !ancestors(os.Getpid())[other.PID], nil
+	}
+	self, err := site.ReadStat(os.Getpid())
+	if err != nil {
+		return false, err
+	}
+	return false, writeWhole(file, fmt.Sprintf("%d %d", self.PID, self.Start))
+}

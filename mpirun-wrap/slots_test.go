@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// members is a job on a node whose processes have no launcher.
+type members struct {
+	t      *testing.T
+	dir    string // root folder of the node, and the members' folder
+	binary string
+	env    []string
+}
+
+func newMembers(t *testing.T, gpus int) *members {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, who alone writes tickets")
+	}
+	binary, err := wrapperBinary()
+	must(t, err)
+	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	boot, err := site.BootID()
+	must(t, err)
+	self, err := site.CurrentProcess()
+	must(t, err)
+	ticket := ticketOf(gpus, policy.ScopeJob, 1)
+	ticket.Daemons[0] = lease.Daemon{PipeDir: dir, LogDir: dir, Proc: self}
+	ticket.ExchangeDir = filepath.Join(dir, "meet")
+	must(t, os.Mkdir(ticket.ExchangeDir, 0o700))
+	must(t, os.Mkdir(filepath.Join(dir, "used"), 0o700))
+	store, err := lease.Open(site.Paths{Root: dir}.Run(), boot)
+	must(t, err)
+	must(t, store.WriteTicket(ticket))
+	listener, err := net.Listen("unixpacket", filepath.Join(dir, "control"))
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	m := &members{t: t, dir: dir, binary: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())}
+	m.env = append(os.Environ(), "SLURM_JOB_ID=7", "SLURM_TASKS_PER_NODE=8", "WRAP="+m.binary+" --root "+dir)
+	return m
+}
+
+// member is one process of the job, as its parent sees it.
+type member struct {
+	cmd *exec.Cmd
+	in  *os.File // its program ends when this is closed
+	out *os.File
+}
+
+// start starts a member with these flags. It waits for a line that the program prints, and returns it without the newline.
+func (m *members) start(flags, script string) (member, string) {
+	m.t.Helper()
+	reads, writes, err := os.Pipe()
+	must(m.t, err)
+	said, err := os.CreateTemp(m.dir, "said")
+	must(m.t, err)
+	cmd := exec.Command("/bin/sh", "-c", "exec $WRAP "+flags+` -- /bin/sh -c "$0"`, script)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = m.env, reads, said, said
+	must(m.t, cmd.Start())
+	reads.Close()
+	p := member{cmd, writes, said}
+	m.t.Cleanup(func() { p.in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait(); said.Close() })
+	return p, m.line(p)
+}
+
+func (m *members) line(p member) string {
+	m.t.Helper()
+	for deadline := time.Now().Add(timeLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		content, err := os.ReadFile(p.out.Name())
+		must(m.t, err)
+		if first, _, whole := strings.Cut(string(content), "\n"); whole {
+			return first
+		}
+	}
+	m.t.Fatal("it prints nothing")
+	return ""
+}
+
+// run runs a member to its end and returns what it prints.
+func (m *members) run(flags, script string) string {
+	m.t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", "exec $WRAP "+flags+` -- /bin/sh -c "$0"`, script)
+	cmd.Env = m.env
+	out, _ := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out))
+}
+
+// where prints the member's GPU and percentage, and waits for the end of its input.
+const where = `echo "$CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"; read -r line`
+
+// Eight processes in eight slots have the places of eight ranks. When all are taken, one more is refused or waits.
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 2)
+	var all []member
+	var got []string
+	for i := range 8 {
+		p, line := m.start("--slots=8", where)
+		all, got = append(all, p), append(got, line)
+		if want := fmt.Sprintf("GPU-%d ", i%2); !strings.HasPrefix(line, want) {
+			t.Errorf("member %d has %q: not the GPU with the fewest, %s", i, line, want)
+		}
+	}
+	slices.Sort(got)
+	if want := "GPU-0 24.242425 GPU-0 24.242425 GPU-0 25.757576 GPU-0 25.757576 GPU-1 24.242425"; !strings.HasPrefix(strings.Join(got, " "), want) {
+		t.Errorf("places %q", got)
+	}
+	if got, want := m.run("--slots=8 --slots-wait=0", where), "mpirun-wrap: cannot take a slot: all 8 are taken: start fewer processes at once, or wait longer (--slots-wait=10m)"; got != want {
+		t.Errorf("the ninth says\n%s", got)
+	}
+	if got, want := m.run("--slots=4", where), "mpirun-wrap: cannot take one of 4 slots: other processes of this job use 8: give all of them the same --slots"; got != want {
+		t.Errorf("one with another number says\n%s", got)
+	}
+	if got := m.run("--slots=8 --slots-wait=500ms", where); !strings.HasPrefix(got, "mpirun-wrap: waiting for a slot: all 8 are taken (--slots-wait=0 does not wait)\n") {
+		t.Errorf("one that waits says\n%s", got)
+	}
+	must(t, all[5].cmd.Process.Kill())
+	if _, line := m.start("--slots", where); !strings.HasPrefix(line, "GPU-1 ") { // SLURM_TASKS_PER_NODE is 8
+		t.Errorf("the next has %q, not the place of the one that was killed", line)
+	}
+}
+
+// The slots' number can change when nobody has one.
+func TestSlotsOfAnotherNumber(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 2)
+	for _, c := range []struct{ flags, want string }{
+		{"--slots=8", "GPU-0 25.757576"}, {"--slots=2", "GPU-0"}, {"--slots=4 --gpu=block", "GPU-0 50"}, {"--slots=6 --share=none", "GPU-0"},
+		{"--slots=0", "GPU-0"}, {"--slots=1", "GPU-0"},
+		{"--slots=4 --gpu=inherit", "mpirun-wrap: cannot take a slot with --gpu=inherit: a slot is on one GPU: use --gpu=cyclic or --gpu=block"},
+		{"--slots=5000", "mpirun-wrap: cannot take one of 5000 slots: want 1 to 4096"},
+		{"--slots=4 --slots-wait=5", `mpirun-wrap: cannot read --slots-wait: it is "5": want a time like 30s or 10m, or 0`},
+		{"--slots=4 --local-rank=0 --local-size=2", "mpirun-wrap: cannot take a slot: --local-rank gives the process its place: leave out --slots or --local-rank"},
+	} {
+		if got := m.run(c.flags, where); got != c.want {
+			t.Errorf("%s: %q, want %q", c.flags, got, c.want)
+		}
+	}
+}
+
+// A process that a member starts by the wrapper uses the member's slot. It would wait for itself otherwise.
+func TestASlotInASlot(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 1)
+	first, _ := m.start("--slots=2", where)
+	if got := m.run("--slots=2 --slots-wait=0", `$WRAP --slots=2 --slots-wait=0 /bin/sh -c 'echo "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"'; true`); got != "50" {
+		t.Errorf("the inner one prints %q", got)
+	}
+	first.in.Close()
+}
+
+// A slot stays taken while a child of the program has its descriptor, since the child has the share too.
+func TestASlotOfAChild(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 1)
+	p, child := m.start("--slots=1", `sleep 60 & echo $!; read -r line`)
+	must(t, p.cmd.Process.Kill())
+	_ = p.cmd.Wait()
+	if got := m.run("--slots=1 --slots-wait=0", "echo runs"); !strings.Contains(got, "all 1 are taken") {
+		t.Errorf("beside the child: %s", got)
+	}
+	pid, err := strconv.Atoi(child)
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	if got := m.run("--slots=1", "echo runs"); !strings.HasSuffix(got, "runs") {
+		t.Errorf("after it: %s", got)
+	}
+}
+
+// Two processes that take no slots and have the whole GPU each are told once. One after the other are not, and neither
+// is a process and its child.
+func TestProcessesWithoutSlots(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 1)
+	if got := m.run("", "true"); got != "" {
+		t.Errorf("the first is told %s", got)
+	}
+	if got := m.run("", `$WRAP true; true`); got != "" {
+		t.Errorf("the second, with a child, is told %s", got)
+	}
+	first, _ := m.start("", where)
+	const want = "mpirun-wrap: another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"
+	if got := m.run("", "true"); got != want {
+		t.Errorf("the one beside it is told %s", got)
+	}
+	if got := m.run("", "true"); got != "" {
+		t.Errorf("the next is told again: %s", got)
+	}
+	first.in.Close()
+}
+
+// Members are killed at any moment, from their start to after their end: no slot is lost, and none has two holders.
+//
+// Contract: K6
+func TestSlotsOfKilledMembers(t *testing.T) {
+	t.Parallel()
+	m := newMembers(t, 2)
+	kills := 300
+	if n, err := strconv.Atoi(os.Getenv("SLOT_KILLS")); err == nil {
+		kills = n
+	}
+	const slots = 6
+	script := `slot=$(readlink /proc/$$/fd/230); exec 9>>"` + m.dir + `/used/${slot##*/}"; flock -n 9 || echo "two in ${slot##*/}"; sleep 0.0` + "$(( $$ % 5 ))"
+	work := make(chan int)
+	var group sync.WaitGroup
+	for range slots + 2 {
+		group.Go(func() {
+			for range work {
+				cmd := exec.Command("/bin/sh", "-c", "exec $WRAP --slots="+strconv.Itoa(slots)+` -- /bin/sh -c "$0"`, script)
+				var said strings.Builder
+				cmd.Env, cmd.Stdout, cmd.WaitDelay = m.env, &said, timeLimit
+				if err := cmd.Start(); err != nil {
+					t.Error(err)
+					continue
+				}
+				time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+				if said.Len() > 0 {
+					t.Error(said.String())
+				}
+			}
+		})
+	}
+	for i := range kills {
+		work <- i
+	}
+	close(work)
+	group.Wait()
+	for range slots {
+		if _, line := m.start("--slots=6 --slots-wait=5s", where); !strings.HasPrefix(line, "GPU-") {
+			t.Errorf("a slot is lost: %s", line)
+		}
+	}
+}
