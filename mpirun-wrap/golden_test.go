@@ -108,6 +108,9 @@ func (c golden) play(t *testing.T) []string {
 			gpus += fmt.Sprintf(",%d", part.GPU)
 		}
 		line := fmt.Sprintf("%d GPU %s daemon %s %d SMs %s of %d", rank, gpus, filepath.Base(filepath.Dir(placement.Daemon.PipeDir)), placement.Share.SMs, percent, placement.RanksOnGPU)
+		if len(placement.Sees) > 0 {
+			line += fmt.Sprintf(" sees %d GPUs", len(placement.Sees))
+		}
 		for _, v := range placement.Variables()[4:] {
 			line += " " + v.Name + "=" + v.Value
 		}

@@ -10,11 +10,21 @@ import (
 )
 
 // position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank with
-// several GPUs. beside is the number of ranks on each of them, and index is this rank's index among those.
+// several GPUs. beside is the number of ranks on each of them, and index is this rank's index among those. sees are the
+// devices that the rank sees beside its own, with its own, or nil.
 type position struct {
 	devices []int
+	sees    []int
 	beside  int
 	index   int
+}
+
+// visible returns the devices that the rank sees.
+func (p position) visible() []int {
+	if p.sees != nil {
+		return p.sees
+	}
+	return p.devices
 }
 
 // HostInfo is information about this process from the node.
@@ -46,6 +56,11 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	}
 	if confined {
 		choice = Auto // the rank can use no other device
+	}
+	if choice == All {
+		at := cyclic(grouped(all, 1), task)
+		at.sees = all
+		return at
 	}
 	each := min(max(binding.GPUsPerTask, 1), len(all))
 	groups := grouped(all, each)
@@ -100,13 +115,13 @@ func ownDevices(devices []lease.TicketDevice, all []int, task slurm.Task, bindin
 func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) position {
 	switch {
 	case len(bound) == all:
-		return position{bound, task.LocalSize, task.LocalRank}
+		return position{devices: bound, beside: task.LocalSize, index: task.LocalRank}
 	case binding.TasksPerGPU > 0:
 		beside := min(binding.TasksPerGPU, task.LocalSize)
-		return position{bound, beside, beside - 1}
+		return position{devices: bound, beside: beside, index: beside - 1}
 	}
 	beside := spread(task.LocalSize*len(bound), all)
-	return position{bound, beside, beside - 1}
+	return position{devices: bound, beside: beside, index: beside - 1}
 }
 
 // grouped divides devices into groups of n. It drops an incomplete group.
@@ -124,7 +139,7 @@ func grouped(devices []int, n int) [][]int {
 func cyclic(groups [][]int, task slurm.Task) position {
 	n := len(groups)
 	own := task.LocalRank % n
-	return position{groups[own], (task.LocalSize - own + n - 1) / n, task.LocalRank / n}
+	return position{devices: groups[own], beside: (task.LocalSize - own + n - 1) / n, index: task.LocalRank / n}
 }
 
 // block places the first ranks on the first group. If the ranks do not divide evenly, the first groups get one more
@@ -138,7 +153,7 @@ func block(groups [][]int, task slurm.Task) position {
 			beside++
 		}
 		if task.LocalRank < first+beside {
-			return position{group, beside, task.LocalRank - first}
+			return position{devices: group, beside: beside, index: task.LocalRank - first}
 		}
 		first += beside
 	}
@@ -147,7 +162,7 @@ func block(groups [][]int, task slurm.Task) position {
 
 // bounded places ranks cyclically, with at most beside ranks on each group, and takes this rank for the last of them.
 func bounded(groups [][]int, task slurm.Task, beside int) position {
-	return position{groups[task.LocalRank%len(groups)], beside, beside - 1}
+	return position{devices: groups[task.LocalRank%len(groups)], beside: beside, index: beside - 1}
 }
 
 // spread returns the maximum number of ranks on each of n when they are spread evenly.

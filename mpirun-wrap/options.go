@@ -47,6 +47,7 @@ const (
 	Block   Choice = "block"   // consecutive ranks on one GPU
 	Cyclic  Choice = "cyclic"  // rank r on GPU r mod n
 	Nearest Choice = "nearest" // cyclic on the GPUs of the rank's own NUMA node
+	All     Choice = "all"     // as cyclic, but all GPUs are visible, for programs that choose by their local rank
 	Inherit Choice = "inherit" // all GPUs that Slurm bound to the task, or all of the job's
 )
 
@@ -66,14 +67,14 @@ func (s Setting) Variable() string {
 // Settings returns the table that ReadOptions follows.
 func Settings() []Setting {
 	return []Setting{
-		{"gpu", "CHOICE", "auto, block, cyclic, nearest or inherit", func(o *Options, v string) error {
+		{"gpu", "CHOICE", "auto, block, cyclic, nearest, all or inherit", func(o *Options, v string) error {
 			choice := Choice(v)
 			switch choice {
-			case Auto, Block, Cyclic, Nearest, Inherit:
+			case Auto, Block, Cyclic, Nearest, All, Inherit:
 				o.GPU = choice
 				return nil
 			}
-			return errors.New("want auto, block, cyclic, nearest or inherit")
+			return errors.New("want auto, block, cyclic, nearest, all or inherit")
 		}},
 		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) error {
 			rule, err := policy.ParseShare(v)

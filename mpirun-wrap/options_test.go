@@ -53,7 +53,7 @@ func FuzzReadOptions(f *testing.F) {
 // Every invalid value of an option, with its complete message: as a variable, and as a flag.
 func TestBadOptions(t *testing.T) {
 	for _, c := range []struct{ variable, flag, value, want string }{
-		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest or inherit"},
+		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest, all or inherit"},
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `cannot read share "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
@@ -132,7 +132,7 @@ func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
 		most := h200.SMsAt(policy.PercentFrom(ceiling))
 		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
-			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, Inherit} {
+			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, All, Inherit} {
 				for gpus := 1; gpus <= 8; gpus++ {
 					ticket := ticketOf(gpus, policy.ScopeJob, 2)
 					ticket.Ceiling = ceiling

@@ -22,8 +22,9 @@ import (
 // Placement is a rank's devices, daemon and share.
 type Placement struct {
 	Task      slurm.Task
-	GPUShare             // of the rank's first GPU
-	OtherGPUs []GPUShare // of the other GPUs, for a rank with several
+	GPUShare              // of the rank's first GPU
+	OtherGPUs []GPUShare  // of the other GPUs, for a rank with several
+	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
 	Low       bool // low priority
 	Ticket    lease.Ticket
@@ -90,7 +91,7 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	at := chooseGPU(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.Host)
 	placement := Placement{Task: task, Low: orTicket(rank.Options.Low, ticket.LowPriority), Ticket: ticket}
 	var err error
-	if placement.Daemon, err = daemonOf(ticket, task, at.devices); err != nil {
+	if placement.Daemon, err = daemonOf(ticket, task, at.visible()); err != nil {
 		return Placement{}, err
 	}
 	infos, err := rank.agreed(ticket, at)
@@ -103,8 +104,23 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
+	for _, device := range at.sees {
+		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
+	}
 	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
+	if err := placement.checkMemory(rank.Options.GPU); err != nil {
+		return Placement{}, err
+	}
 	return placement, nil
+}
+
+// checkMemory refuses a limit of memory for a rank that chooses among several GPUs. CUDA drops all limits in a child
+// that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such children.
+func (s Placement) checkMemory(choice Choice) error {
+	if choice != All && choice != Inherit || s.limits() == "" || len(s.Sees)+len(s.OtherGPUs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit in each child process that sees fewer: use --gpu=cyclic, or --mem=none", s.Task.LocalRank, choice)
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
@@ -206,6 +222,12 @@ func (s Placement) Percent() (smallest policy.Percent) {
 // visible is CUDA_VISIBLE_DEVICES.
 func (s Placement) visible() string {
 	var uuids []string
+	for _, uuid := range s.Sees {
+		uuids = append(uuids, string(uuid))
+	}
+	if uuids != nil {
+		return strings.Join(uuids, ",")
+	}
 	for _, part := range s.parts() {
 		uuids = append(uuids, string(part.Device.UUID))
 	}

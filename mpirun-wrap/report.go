@@ -57,6 +57,9 @@ func (s Placement) Report(out io.Writer, asJSON bool) error {
 	for _, part := range s.parts() {
 		parts = append(parts, part.String())
 	}
+	if len(s.Sees) > 1 {
+		parts = append(parts, fmt.Sprintf("sees %d GPUs", len(s.Sees)))
+	}
 	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): %s\n", s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, strings.Join(parts, "; "))
 	if err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)
