@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Request is what a job asks of a node: what Slurm said of it, and what was looked up because the policy mentions it
@@ -72,123 +71,6 @@ type GPUFacts struct {
 // Lookups says which look-ups the policy's rules mention. Each costs time or a driver, so that no other is made.
 type Lookups struct {
 	Groups, Features, Devices, Driver, GPU bool
-}
-
-// Scope says how many daemons serve a job.
-type Scope string
-
-// One daemon for all of the job's GPUs, or one for each. The second keeps a fault on one GPU from the ranks of another
-// and costs nothing in NCCL or CUDA IPC (measured); a process can use one daemon only, so ranks with several GPUs need
-// the first.
-const (
-	ScopeJob Scope = "job"
-	ScopeGPU Scope = "gpu"
-)
-
-// ComputeModePolicy says what becomes of the compute mode of the job's GPUs.
-type ComputeModePolicy string
-
-// The mode that makes MPS the only way in, or whatever is there.
-const (
-	ComputeExclusive ComputeModePolicy = "exclusive_process"
-	ComputeUnchanged ComputeModePolicy = "unchanged"
-)
-
-// OnFailure says what a node that cannot serve a grant does.
-type OnFailure string
-
-// Drain the node and requeue the job, or run the job without MPS and say so in its ticket.
-const (
-	FailDrain      OnFailure = "drain"
-	FailRunWithout OnFailure = "run_without"
-)
-
-// ShareMode says how the SMs of a GPU go to its ranks.
-type ShareMode string
-
-// Even shares in whole TPCs, or no cap at all.
-const (
-	ShareEven ShareMode = "even"
-	ShareNone ShareMode = "none"
-)
-
-// KeepLogs says when the logs of a job's daemons outlive the job.
-type KeepLogs string
-
-// From fewest to most.
-const (
-	KeepNever     KeepLogs = "never"
-	KeepOnFailure KeepLogs = "on_failure"
-	KeepAlways    KeepLogs = "always"
-)
-
-// MaxDrainGrace is the longest that an epilog waits for clients, MaxHold the longest that a guard holds files.
-const (
-	MaxDrainGrace = 10 * time.Minute
-	MaxHold       = 10 * time.Minute
-)
-
-// Grant is what a rule gives.
-type Grant struct {
-	Scope      Scope
-	Compute    ComputeModePolicy
-	Share      ShareMode
-	Overlap    float64 // 1 to 48: how many times over the SMs are dealt; 2 is NVIDIA's 100/(0.5 n)
-	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
-	OnFailure  OnFailure
-	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
-	Hold       time.Duration // how long the guard holds files of a dead client although another may need the memory; 0: no guard
-	KeepLogs   KeepLogs
-
-	// What a rank has where its user says nothing else.
-	Memory        MemoryRule
-	MemoryOverlap float64 // 1 to 48: how many times over memory is promised
-	Low           bool    // priority below that of other jobs' clients
-	MaxClients    int     // 1 to Clients: how many ranks may share a GPU
-}
-
-// DefaultGrant is what a grant has where its block says nothing. Overlap 2 measured best on real programs
-// (docs/rationale.md).
-func DefaultGrant() Grant {
-	return Grant{
-		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, MemoryOverlap: 1, MaxClients: Clients,
-	}
-}
-
-// Setting is an attribute of a grant, or an option of a user's, and its value as a policy spells it.
-type Setting struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
-}
-
-// Settings are the grant's attributes in the order of the documents.
-func (g Grant) Settings() []Setting {
-	return []Setting{
-		{"scope", string(g.Scope)},
-		{"compute_mode", string(g.Compute)},
-		{"share", string(g.Share)},
-		{"overlap", number(g.Overlap)},
-		{"ceiling", number(g.Ceiling)},
-		{"memory", g.Memory.String()},
-		{"memory_overlap", number(g.MemoryOverlap)},
-		{"priority", Priority(g.Low)},
-		{"max_clients", fmt.Sprint(g.MaxClients)},
-		{"hold", g.Hold.String()},
-		{"on_failure", string(g.OnFailure)},
-		{"drain_grace", g.DrainGrace.String()},
-		{"keep_logs", string(g.KeepLogs)},
-	}
-}
-
-func number(f float64) string { return fmt.Sprintf("%v", f) }
-
-// Priority is how a policy spells Grant.Low.
-func Priority(low bool) string {
-	if low {
-		return "low"
-	}
-	return "normal"
 }
 
 // Trigger says how a job asks for MPS. Of a job that does not ask, no rule is tried and nothing is looked up.

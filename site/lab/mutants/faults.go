@@ -73,7 +73,7 @@ var faults = []fault{
 	{"a-share-is-cut", "docs", "policy/divide.go", `*100_000_000 + int64(g.SMs) - 1) /`, `*100_000_000) /`, "./policy", "TestPercentOfInvertsAndIsTheSmallest"},
 	{"a-share-in-parts-of-a-tpc", "docs", "policy/divide.go", `max(sms-sms%g.SMsPerTPC, g.minShare())`, `max(sms, g.minShare())`, "./policy", "TestSMsAtIsTheRecordedSweep"},
 	{"above-the-rules-options", "docs", "policy/options.go", `if !slices.Contains(allow, s.Name) {`, `if false {`, "./policy", "TestNarrow"},
-	{"more-than-is-given", "docs", "policy/options.go", `if given.Share != ShareNone && factor > given.Overlap {`, `if false {`, "./policy", "TestNarrow"},
+	{"more-than-is-given", "docs", "policy/grant.go", `if given.Share != ShareNone && factor > given.Overlap {`, `if false {`, "./policy", "TestNarrow"},
 	{"no-memory-beside-the-context", "docs", "policy/memory.go", `if limit <= contextMiB {`, `if false {`, "./policy", "TestMemoryEachRefuses"},
 	{"two-triggers", "docs", "policy/policyfile/policyfile.go", `if len(d.triggers) > 1 {`, `if false {`, "./policy/policyfile", "TestCorpus/bad-two-triggers"},
 	{"two-rules-of-one-name", "docs", "policy/policyfile/policyfile.go", `if first, twice := seen[name]; twice {`, `if first, twice := seen[name]; twice && false {`, "./policy/policyfile", "TestCorpus/bad-duplicate-rule"},
