@@ -93,8 +93,8 @@ func TestBadFilesOfTheSite(t *testing.T) {
 func TestBadLeases(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
 		{"torn", "{", "torn record: unexpected end of JSON input"},
-		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 1"},
-		{"of another job", `{"schema":1,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
+		{"of a newer schema", `{"schema":99,"boot":"BOOT"}`, "record of an unknown schema: 99, and this program knows 2"},
+		{"of another job", `{"schema":2,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlay(t, "", node.H200)

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -423,7 +424,7 @@ func TestStatusMarksDisagreements(t *testing.T) {
 		{"the claim is gone", func(s scene) { s.remove("claims/" + string(s.uuid(0))) }, "lease-without-claim"},
 		{"the lease is torn", func(s scene) { s.record("leases/7.json", `{"schema":1,`) }, "lease-unreadable"},
 		{"the lease is of a newer kind", func(s scene) {
-			s.record("leases/7.json", strings.Replace(read(s.t, s.path("leases/7.json")), `"schema": 1`, `"schema": 9`, 1))
+			s.record("leases/7.json", strings.Replace(read(s.t, s.path("leases/7.json")), `"schema": 2`, `"schema": 9`, 1))
 		}, "lease-unreadable"},
 		{"the lease is a user's", func(s scene) { _ = os.Chown(s.path("leases/7.json"), uid, gid) }, "lease-unreadable"},
 		{"its prolog died", func(s scene) {
@@ -693,7 +694,7 @@ func TestAThousandLeases(t *testing.T) {
 	for i := range 999 {
 		owner := lease.Job{ID: uint32(i + 1001), UID: uid, GID: gid, User: "hpc1"}
 		l := lease.Lease{Job: owner, Phase: lease.Opened, Rule: "mps", CreatedAt: time.Now(), Daemons: []lease.Daemon{s.daemon}}
-		if err := errors.Join(store.Create(s.ctx, l), store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Share: "even", Overlap: 2, Ceiling: 100, Daemons: l.Daemons})); err != nil {
+		if err := errors.Join(store.Create(s.ctx, l), store.WriteTicket(lease.Ticket{Job: owner, Rule: "mps", Grant: policy.DefaultGrant(), Daemons: l.Daemons})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -475,7 +475,7 @@ func TestFewOpenFiles(t *testing.T) {
 		if code, said := prolog(c.files, p.job(7, c.gpus)); code != 0 {
 			t.Fatalf("%d files: code %d: %s\n%s", c.files, code, said, p.log())
 		}
-		if got := p.ticket(7).MaxClients; got != c.clients {
+		if got := p.ticket(7).Grant.MaxClients; got != c.clients {
 			t.Errorf("%d files, GPUs %s: max_clients %d, want %d", c.files, c.gpus, got, c.clients)
 		}
 		if limits := read(t, fmt.Sprintf("/proc/%d/limits", p.ticket(7).Daemons[0].Proc.PID)); !strings.Contains(limits, fmt.Sprintf("Max open files            %d", c.files)) {

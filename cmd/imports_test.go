@@ -21,7 +21,7 @@ var packages = map[string][]string{
 	"site/proc":            {"site"},
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
-	"site/lease":           {"site", "golang.org/x/sys/unix"},
+	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":             {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
 	"site/guard":           {"site", "site/lease", "site/proc", "github.com/rs/zerolog", "golang.org/x/sys/unix"},

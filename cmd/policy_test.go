@@ -65,7 +65,8 @@ rule "mps" {
 		job.Features, job.Extra = "a100", c.extra
 		p.must(0, job, "prolog")
 		ticket := p.ticket(7)
-		if got := fmt.Sprint(ticket.Scope, " ", ticket.Share, " ", ticket.Overlap, " ", ticket.Ceiling, " ", ticket.MaxClients); got != c.want || ticket.Rule != "mps" {
+		g := ticket.Grant
+		if got := fmt.Sprint(g.Scope, " ", g.Share, " ", g.Overlap, " ", g.Ceiling, " ", g.MaxClients); got != c.want || ticket.Rule != "mps" {
 			t.Errorf("%s: rule %q gives %s, want %s", c.name, ticket.Rule, got, c.want)
 		}
 		p.must(0, job, "epilog")
@@ -142,8 +143,8 @@ rule "none" {
 	job.GID = 1
 	p.must(0, job, "prolog")
 	ticket := p.ticket(7)
-	if ticket.Rule != "all" || ticket.Memory != "16384M" {
-		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Memory, ticket.RefusalReason)
+	if ticket.Rule != "all" || ticket.Grant.Memory.String() != "16384M" {
+		t.Errorf("rule %q, memory %q, refused %q", ticket.Rule, ticket.Grant.Memory, ticket.RefusalReason)
 	}
 	var asked policy.Request
 	if err := json.Unmarshal(p.lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {

@@ -131,7 +131,7 @@ func TestTheOptionMPS(t *testing.T) {
 		name  string
 		run   func(...string) string
 		args  []string
-		scope string
+		scope policy.Scope
 		want  []int
 	}{
 		{"srun", step, []string{"-n2", "--mps"}, "job", []int{132, 132}},
@@ -143,8 +143,8 @@ func TestTheOptionMPS(t *testing.T) {
 		t.Run(given.name, func(t *testing.T) {
 			output := given.run(given.args...)
 			ticket, sms := granted(t, output)
-			if ticket.Scope != given.scope || !slices.Equal(sms, given.want) {
-				t.Errorf("scope %s and SMs %v, want %s and %v:\n%s\n%s", ticket.Scope, sms, given.scope, given.want, output, s.log())
+			if ticket.Grant.Scope != given.scope || !slices.Equal(sms, given.want) {
+				t.Errorf("scope %s and SMs %v, want %s and %v:\n%s\n%s", ticket.Grant.Scope, sms, given.scope, given.want, output, s.log())
 			}
 		})
 	}

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -159,36 +160,14 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	attributes := slurm.NewEnv(fields[2:])
-	overlap := 1.0
-	if s := attributes["overlap"]; s != "" {
-		if overlap, err = strconv.ParseFloat(s, 64); err != nil {
-			t.Fatal(err)
-		}
+	texts := map[string]string{"scope": "job", "share": "even", "overlap": "1", "ceiling": "100", "memory_overlap": "1", "max_clients": "48"}
+	maps.Copy(texts, slurm.NewEnv(fields[2:]))
+	grant, err := policy.ReadGrant(texts)
+	if err != nil {
+		t.Fatal(err)
 	}
-	ceiling := 100.0
-	if s := attributes["ceiling"]; s != "" {
-		if ceiling, err = strconv.ParseFloat(s, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	scope := policy.Scope(attributes["scope"])
-	if scope == "" {
-		scope = policy.ScopeJob
-	}
-	ticket := ticketOf(n, scope, overlap)
-	ticket.Ceiling = ceiling
-	if s := attributes["share"]; s != "" {
-		ticket.Share = s
-	}
-	ticket.Memory, ticket.MemoryOverlap = attributes["memory"], 1
-	if s := attributes["memory_overlap"]; s != "" {
-		if ticket.MemoryOverlap, err = strconv.ParseFloat(s, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ticket.LowPriority = attributes["priority"] == "low"
-	ticket.MaxClients, _ = strconv.Atoi(attributes["max_clients"])
+	ticket := ticketOf(n, grant.Scope, 1)
+	ticket.Grant = grant
 	for i := range ticket.Devices {
 		d := &ticket.Devices[i]
 		d.Device = site.Device{UUID: d.UUID, SMs: model.GPU.SMs, TPC: model.GPU.SMsPerTPC, MemoryMiB: model.MemoryMiB, NUMA: i * 2 / n, Minor: i}

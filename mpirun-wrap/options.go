@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -162,23 +161,15 @@ func (o Options) Check() error {
 	return nil
 }
 
-// memory returns the user's rule, or else the ticket's.
-func (o Options) memory(ticket lease.Ticket) (policy.MemoryRule, error) {
-	switch {
-	case o.Memory != nil:
-		return *o.Memory, nil
-	case ticket.Memory == "":
-		return policy.MemoryRule{}, nil
+// over returns the grant with the user's own memory and priority.
+func (o Options) over(g policy.Grant) policy.Grant {
+	if o.Memory != nil {
+		g.Memory = *o.Memory
 	}
-	return policy.ParseMemory(ticket.Memory)
-}
-
-// orTicket returns the user's value if there is one, or else the ticket's.
-func orTicket(user *bool, ticket bool) bool {
-	if user != nil {
-		return *user
+	if o.Low != nil {
+		g.Low = *o.Low
 	}
-	return ticket
+	return g
 }
 
 // parseEither parses one of two values. The second is true.

@@ -135,7 +135,7 @@ func TestNoSeatIsAboveTheCeiling(t *testing.T) {
 			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, All, Inherit} {
 				for gpus := 1; gpus <= 8; gpus++ {
 					ticket := ticketOf(gpus, policy.ScopeJob, 2)
-					ticket.Ceiling = ceiling
+					ticket.Grant.Ceiling = ceiling
 					for ranks := 1; ranks <= 64; ranks += 1 + ranks/8 {
 						rank := Rank{Task: slurm.Task{LocalRank: ranks - 1, LocalSize: ranks}, Options: Options{GPU: choice}}
 						if err := rank.Options.Set("share", rule); err != nil {

@@ -26,8 +26,7 @@ type Placement struct {
 	OtherGPUs []GPUShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
-	Low       bool // low priority
-	Ticket    lease.Ticket
+	Ticket    lease.Ticket // its grant is this rank's own
 }
 
 // GPUShare is a rank's part of one GPU.
@@ -89,7 +88,8 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
 	}
 	at := chooseGPU(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.Host)
-	placement := Placement{Task: task, Low: orTicket(rank.Options.Low, ticket.LowPriority), Ticket: ticket}
+	ticket.Grant = rank.Options.over(ticket.Grant)
+	placement := Placement{Task: task, Ticket: ticket}
 	var err error
 	if placement.Daemon, err = daemonOf(ticket, task, at.visible()); err != nil {
 		return Placement{}, err
@@ -144,36 +144,25 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 	if err != nil {
 		return GPUShare{}, err
 	}
-	if limit := maxClients(ticket); len(rules) > limit {
-		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), limit)
+	grant := ticket.Grant
+	if len(rules) > grant.MaxClients {
+		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), grant.MaxClients)
 	}
-	shares, err := policy.SplitSMs(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, rules, policy.PercentFrom(ticket.Ceiling))
+	shares, err := policy.SplitSMs(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, rules, policy.PercentFrom(grant.Ceiling))
 	if err != nil {
 		return GPUShare{}, err
 	}
 	share := shares[own]
-	rule, err := rank.Options.memory(ticket)
-	if err != nil {
-		return GPUShare{}, err
-	}
-	memory, err := policy.MemoryPerRank(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), ticket.MemoryOverlap, rule)
+	memory, err := policy.MemoryPerRank(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), grant.MemoryOverlap, grant.Memory)
 	if err != nil {
 		return GPUShare{}, err
 	}
 	return GPUShare{index, device.Device, share, memory, len(rules)}, nil
 }
 
-// maxClients is the maximum number of ranks on a GPU: the policy's, and never more than MPS serves.
-func maxClients(ticket lease.Ticket) int {
-	if ticket.MaxClients > 0 {
-		return min(ticket.MaxClients, policy.Clients)
-	}
-	return policy.Clients
-}
-
 // rules returns the ticket's rule, which applies to ranks without their own, and this rank's rule.
 func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
-	granted = policy.Grant{Share: policy.ShareMode(ticket.Share), Overlap: ticket.Overlap}.Rule()
+	granted = ticket.Grant.Rule()
 	own = granted
 	if r.Options.Share != nil {
 		own = policy.EffectiveRule(granted, *r.Options.Share)
@@ -263,7 +252,7 @@ func (s Placement) Variables() []Variable {
 	if limits := s.limits(); limits != "" {
 		all = append(all, Variable{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits})
 	}
-	if s.Low {
+	if s.Ticket.Grant.Low {
 		all = append(all, Variable{"CUDA_MPS_CLIENT_PRIORITY", "1"})
 	}
 	return all

@@ -18,7 +18,8 @@ import (
 )
 
 func ticketOf(devices int, scope policy.Scope, overlap float64) lease.Ticket {
-	t := lease.Ticket{Job: lease.Job{ID: 7}, Scope: string(scope), Share: "even", Overlap: overlap, Ceiling: 100}
+	t := lease.Ticket{Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant()}
+	t.Grant.Scope, t.Grant.Overlap = scope, overlap
 	for i := range devices {
 		uuid := site.UUID(fmt.Sprintf("GPU-%d", i))
 		daemon := 0

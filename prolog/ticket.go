@@ -18,12 +18,11 @@ func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
 func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // nobody's business but the lease's
 	g, positions := v.verdict.Grant, positions(v.job)
+	g.MaxClients = o.maxClients(l, g)
 	t := lease.Ticket{
-		Job: l.Job, Rule: v.verdict.Rule, Scope: string(g.Scope), Share: string(g.Share), Overlap: g.Overlap, Ceiling: g.Ceiling,
-		Memory: g.Memory.String(), MemoryOverlap: g.MemoryOverlap, LowPriority: g.Low, MaxClients: o.maxClients(l, g),
-		RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
-		Exclusive:     slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
-		Daemons:       l.Daemons, ControlProgram: o.Control, ExchangeDir: o.Store.ExchangeDir(l.Job.ID),
+		Job: l.Job, Rule: v.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
+		Exclusive: slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
+		Daemons:   l.Daemons, ControlProgram: o.Control, ExchangeDir: o.Store.ExchangeDir(l.Job.ID),
 	}
 	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })

@@ -231,7 +231,8 @@ func (n Node) due(j Job, held Held) int {
 	if g == nil || g.SMs == 0 {
 		return 0
 	}
-	grant := policy.Grant{Share: policy.ShareMode(j.ticket.Share), Overlap: j.ticket.Overlap, Ceiling: 100}
+	grant := j.ticket.Grant
+	grant.Ceiling = 100
 	shares, err := policy.EvenShares(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, len(held.Clients), grant)
 	if err != nil || slices.ContainsFunc(shares, func(s policy.Share) bool { return s.Percent == 0 }) {
 		return 0

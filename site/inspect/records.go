@@ -184,8 +184,7 @@ func (j *Job) granted(t lease.Ticket) {
 	if t.RefusalReason != "" {
 		return
 	}
-	j.Share = policy.Grant{Share: policy.ShareMode(t.Share), Overlap: t.Overlap}.Rule().String()
-	j.Memory, j.Ceiling = t.Memory, policy.PercentFrom(t.Ceiling)
+	j.Share, j.Memory, j.Ceiling = t.Grant.Rule().String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
 }
 
 // obeys takes what a lease says.

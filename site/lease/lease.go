@@ -13,11 +13,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Schema is the version of the records' form. A record of another version is refused.
-const Schema = 1
+const Schema = 2
 
 // The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot: there
 // is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
@@ -84,16 +85,9 @@ type Ticket struct {
 	Rule           string         `json:"rule,omitempty"`
 	RefusalReason  string         `json:"refused,omitempty"`         // why the job has no MPS; the rest is empty then
 	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run without MPS
-	Scope          string         `json:"scope,omitempty"`
-	Share          string         `json:"share,omitempty"`
-	Overlap        float64        `json:"overlap,omitempty"`
-	Ceiling        float64        `json:"ceiling,omitempty"` // percent
-	Memory         string         `json:"memory,omitempty"`  // none, even or a size; with MemoryOverlap
-	MemoryOverlap  float64        `json:"memory_overlap,omitempty"`
-	LowPriority    bool           `json:"low_priority,omitempty"` // priority
-	MaxClients     int            `json:"max_clients,omitempty"`  // ranks on one GPU
-	Exclusive      bool           `json:"exclusive,omitempty"`    // the devices are in EXCLUSIVE_PROCESS: without MPS only one rank could run
-	Devices        []TicketDevice `json:"devices,omitempty"`      // in Slurm's order
+	Grant          policy.Grant   `json:"grant,omitzero"`            // what a rank has if its user says nothing else
+	Exclusive      bool           `json:"exclusive,omitempty"`       // the devices are in EXCLUSIVE_PROCESS: without MPS only one rank could run
+	Devices        []TicketDevice `json:"devices,omitempty"`         // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
 	ControlProgram Program        `json:"control,omitzero"`
 	ExchangeDir    string         `json:"exchange_dir,omitempty"` // the folder through which ranks of one launch exchange their shares

@@ -3,9 +3,11 @@
 package lease
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
@@ -72,14 +74,22 @@ func parseTicket(content []byte) (t Ticket, err error) {
 			ID: integer[uint32](job, "id"), UID: integer[uint32](job, "uid"), GID: integer[uint32](job, "gid"), User: job.text("user"),
 			Groups: list(job, "groups", func(gid float64) uint32 { return uint32(gid) }),
 		},
-		Scope: o.text("scope"), Share: o.text("share"), Overlap: field[float64](o, "overlap"), Ceiling: field[float64](o, "ceiling"),
-		Memory: o.text("memory"), MemoryOverlap: field[float64](o, "memory_overlap"), LowPriority: o.is("low_priority"),
-		MaxClients: integer[int](o, "max_clients"), Exclusive: o.is("exclusive"), ExchangeDir: o.text("exchange_dir"),
+		Grant: o.object("grant").grant(), Exclusive: o.is("exclusive"), ExchangeDir: o.text("exchange_dir"),
 		ControlProgram: Program{Path: control.text("path"), LibraryPath: control.text("library_path")},
 		Devices:        list(o, "devices", func(fields map[string]any) TicketDevice { return object{fields, &err}.device() }),
 		Daemons:        list(o, "daemons", func(fields map[string]any) Daemon { return object{fields, &err}.daemon() }),
 	}
 	return t, err
+}
+
+func (o object) grant() policy.Grant {
+	texts := map[string]string{}
+	for name := range o.fields {
+		texts[name] = o.text(name)
+	}
+	g, err := policy.ReadGrant(texts)
+	*o.err = cmp.Or(*o.err, err)
+	return g
 }
 
 func (o object) device() TicketDevice {

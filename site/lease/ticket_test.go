@@ -7,11 +7,18 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
 )
 
 // fill sets every field of a value to a distinct value that is not zero.
 func fill(v reflect.Value, n *int) {
 	*n++
+	if grant, is := v.Addr().Interface().(*policy.Grant); is {
+		*grant = policy.DefaultGrant()
+		grant.Overlap, grant.Low, grant.MaxClients = 1.333333, true, *n
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
@@ -60,6 +67,9 @@ func TestATicketThatIsTorn(t *testing.T) {
 		`{"schema": 1.5}`:                    "schema is of another type",
 		`{"job": {"id": -1}}`:                "id is of another type",
 		`{"job": 7}`:                         "job is of another type",
+		`{"grant": "even"}`:                  "grant is of another type",
+		`{"grant": {"overlap": 2}}`:          "overlap is of another type",
+		`{"grant": {"overlap": "49"}}`:       `cannot read grant: overlap is "49": want a number from 1 to 48`,
 		`{"devices": [7]}`:                   "devices is of another type",
 		`{"daemons": [{"proc": []}]}`:        "proc is of another type",
 		`{"daemons": [{"devices": [true]}]}`: "devices is of another type",

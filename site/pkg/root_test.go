@@ -318,7 +318,7 @@ func (r root) rotates() {
 func (r root) newerForm(m manager) {
 	r.t.Helper()
 	const planted = "/run/slurm-mps/leases/9.json"
-	r.write(planted, `{"schema":2,"boot":"x"}`)
+	r.write(planted, `{"schema":99,"boot":"x"}`)
 	again := map[manager]string{dpkg: "dpkg -i /new", rpm: "rpm -U --nodeps --force /new"}[m]
 	if code, out := r.run(nil, again); code == 0 || !strings.Contains(out, "is of another form than it knows") {
 		r.t.Errorf("over a lease of another form: code %d, %s", code, out)

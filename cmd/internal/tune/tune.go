@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -60,7 +59,7 @@ func siteRule(call *mpsctl.Invocation) (string, error) {
 	if ticket.RefusalReason != "" {
 		return "", fmt.Errorf("cannot tune: this job has no MPS: %s", ticket.RefusalReason)
 	}
-	return policy.Grant{Share: policy.ShareMode(ticket.Share), Overlap: ticket.Overlap}.Rule().String(), nil
+	return ticket.Grant.Rule().String(), nil
 }
 
 // newReport judges the samples.
