@@ -16,7 +16,7 @@ import (
 // Options are a user's options for a rank. The zero value leaves everything to Slurm and the policy.
 type Options struct {
 	GPU       Choice
-	Share     *policy.ShareRule  // nil: the ticket's
+	Share     policy.ShareRule   // zero: the ticket's
 	Own       bool               // Share is this rank's flag, not a variable that all ranks have
 	Meet      bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
@@ -75,9 +75,8 @@ func Settings() []Setting {
 			}
 			return errors.New("want auto, block, cyclic, nearest, all or inherit")
 		}},
-		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) error {
-			rule, err := policy.ParseShare(v)
-			o.Share = &rule
+		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) (err error) {
+			o.Share, err = policy.ParseShare(v)
 			return err
 		}},
 		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return parseBool(v, &o.Meet) }},

@@ -163,11 +163,7 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 // rules returns the ticket's rule, which applies to ranks without their own, and this rank's rule.
 func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
 	granted = ticket.Grant.Rule()
-	own = granted
-	if r.Options.Share != nil {
-		own = policy.EffectiveRule(granted, *r.Options.Share)
-	}
-	return granted, own
+	return granted, policy.EffectiveRule(granted, r.Options.Share)
 }
 
 // agreed returns the information of all ranks of the launch, or nil if they need no exchange.
