@@ -7,6 +7,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 )
 
@@ -28,5 +29,15 @@ func TestFormat(t *testing.T) {
 		if formatted, err := inOwnForm(source, path); err != nil || string(formatted) != string(source) {
 			t.Errorf("%s is not in hcl's own form: %v\n%s", path, err, formatted)
 		}
+	}
+}
+
+// A factor that an expression gives may have more decimals than a user may write: 4/3 is planned as well.
+func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
+	var a answer
+	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
+	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Overlap = 4.0/3, 4.0/3
+	if err := (query{gpu: "H200", ranks: 4}).place(&a); err != nil || len(a.Ranks) != 4 {
+		t.Errorf("%d ranks, %v", len(a.Ranks), err)
 	}
 }

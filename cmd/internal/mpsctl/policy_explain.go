@@ -159,7 +159,7 @@ func (q query) place(a *answer) error {
 	g := a.Verdict.Grant
 	planned, err := Request{
 		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: g.MaxClients, Share: g.Rule().String(), Memory: g.Memory.String(),
-		Over: fmt.Sprint(g.MemoryOverlap), Ceiling: policy.PercentFrom(g.Ceiling).String(),
+		Over: policy.PercentFrom(g.MemoryOverlap).String(), Ceiling: policy.PercentFrom(g.Ceiling).String(),
 	}.Answer()
 	if err != nil {
 		return err
