@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -150,11 +151,11 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 			t.Errorf("%s: code %d, %v\n got  %s want %s", c.name, result.Code, err, result.Output, want)
 		}
 	}
-	off := with(rank, "SLURM_MPS", "off")
-	if result, err := p.Run(p.ctx, off, "mpirun-wrap", "sh", "-c", `echo "[$CUDA_VISIBLE_DEVICES]"`); err != nil || result.Output != "[]\n" {
+	off := append(with(with(rank, "SLURM_MPS", "off"), "SLURM_JOB_ID", "8"), "CUDA_MPS_PIPE_DIRECTORY=/x")
+	if result, err := p.Run(p.ctx, off, "mpirun-wrap", "sh", "-c", `echo "[$CUDA_VISIBLE_DEVICES$CUDA_MPS_PIPE_DIRECTORY]"`); err != nil || result.Output != "[]\n" {
 		t.Errorf("switched off: %+v, %v", result, err)
 	}
-	dry := fmt.Sprintf(`{"ranks":[{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}]}`+"\n",
+	dry := fmt.Sprintf(`{"ranks":[{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_CLIENT_PRIORITY":"","CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":"","CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}]}`+"\n",
 		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
 	if result, err := p.Run(p.ctx, rank, "mpirun-wrap", "--dry-run", "--json", "--share=65sm"); err != nil || result.Code != 0 || result.Output != dry {
 		t.Errorf("dry run: %+v, %v\nwant %s", result, err, dry)
@@ -175,7 +176,9 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}
 }
 
-func TestTaskPrologIsSilentButForItsLines(t *testing.T) {
+// A TaskProlog prints the environment of a rank, of the batch script and of a launcher's daemon. It is silent in a job
+// without MPS, and prints one line on each node if a job that asks for MPS has none.
+func TestTaskProlog(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for _, env := range [][]string{nil, {"SLURM_JOB_ID=x"}, {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0"}} {
 		if result, err := p.Run(p.ctx, env, "task-prolog", "--nonsense"); err != nil || result.Code != 0 || result.Output != "" {
@@ -186,14 +189,37 @@ func TestTaskPrologIsSilentButForItsLines(t *testing.T) {
 	defer p.must(0, p.job(7, "0"), "epilog")
 	task := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=1", "SLURM_GTIDS=0,1,2,3", "SLURM_TASK_PID=1", "SLURM_NODEID=0"}
 	daemon := p.ticket(7).Daemons[0]
-	want := fmt.Sprintf("export CUDA_VISIBLE_DEVICES=%s\nexport CUDA_MPS_PIPE_DIRECTORY=%s\nexport CUDA_MPS_LOG_DIRECTORY=%s\nexport CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50\n",
+	want := fmt.Sprintf("export CUDA_VISIBLE_DEVICES=%s\nexport CUDA_MPS_PIPE_DIRECTORY=%s\nexport CUDA_MPS_LOG_DIRECTORY=%s\nexport CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50\nunset CUDA_MPS_PINNED_DEVICE_MEM_LIMIT\nunset CUDA_MPS_CLIENT_PRIORITY\n",
 		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
 	if result, err := p.Run(p.ctx, task, "task-prolog"); err != nil || result.Code != 0 || result.Output != want {
 		t.Errorf("got  %+v, %v\nwant %s", result, err, want)
 	}
 	batch := without(without(task, "SLURM_STEP_ID"), "SLURM_STEPID")
-	if result, err := p.Run(p.ctx, batch, "task-prolog"); err != nil || result.Code != 0 || result.Output != "" {
-		t.Errorf("a batch script has a seat: %+v, %v", result, err)
+	all := strings.ReplaceAll(want, "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+	off := "print slurm-mps: SLURM_MPS=off: the GPUs of this job are in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46: submit the job without --constraint=mps, or leave out SLURM_MPS=off\n"
+	for _, c := range []struct {
+		name string
+		env  []string
+		want string
+	}{
+		{"batch script", batch, all},
+		{"mpirun's daemon", append(with(with(with(task, "SLURM_LOCALID", "0"), "SLURM_GTIDS", "1"), "SLURM_STEP_TASKS_PER_NODE", "1(x2)"), "_=/usr/bin/mpirun"), all},
+		{"quarter", append(slices.Clone(batch), "SLURM_MPS_SHARE=25%"), strings.ReplaceAll(want, "=50", "=24.242425")},
+		{"rank with a wrong variable", append(slices.Clone(task), "SLURM_MPS_MEM=much"), ""},
+		{"first rank with a wrong variable", append(with(task, "SLURM_LOCALID", "0"), "SLURM_MPS_MEM=much"), "print slurm-mps: cannot read SLURM_MPS_MEM: it is \"much\": "},
+		{"off", append(with(task, "SLURM_LOCALID", "0"), "SLURM_MPS=off"), off},
+		{"job without MPS and a wrong variable", append(with(task, "SLURM_JOB_ID", "8"), "SLURM_MPS_MEM=much"), ""},
+	} {
+		result, err := p.Run(p.ctx, c.env, "task-prolog")
+		same := strings.HasPrefix(result.Output, c.want) && (c.want != "" || result.Output == "")
+		if err != nil || result.Code != 0 || !same {
+			t.Errorf("%s: %+v, %v, want %q", c.name, result, err, c.want)
+		}
+	}
+	for _, c := range []struct{ env, want string }{{"SLURM_MPS=off", "mpirun-wrap: " + strings.TrimPrefix(off, "print slurm-mps: ")}} {
+		if result, err := p.Run(p.ctx, append(slices.Clone(task), c.env), "mpirun-wrap", "true"); err != nil || result.Code != 125 || result.Output != c.want {
+			t.Errorf("mpirun-wrap with %s: %+v, %v", c.env, result, err)
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ var packages = map[string][]string{
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
 	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},
-	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "site", "site/lease", "site/proc", "site/slurm"},
+	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "policy", "site", "site/lease", "site/proc", "site/slurm"},
 	"cmd/prolog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/epilog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/mpirun-wrap":      {"cmd/internal/cli", "cmd/internal/wrap"},

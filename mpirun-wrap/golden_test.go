@@ -113,7 +113,9 @@ func (c golden) play(t *testing.T) []string {
 			line += fmt.Sprintf(" sees %d GPUs", len(placement.Sees))
 		}
 		for _, v := range placement.Variables()[4:] {
-			line += " " + v.Name + "=" + v.Value
+			if v.Value != "" {
+				line += " " + v.Name + "=" + v.Value
+			}
 		}
 		placements = append(placements, line)
 	}

@@ -80,37 +80,63 @@ type Rank struct {
 // Place places a rank. The ranks of one device share it by the ticket's rule. A rank's own rule applies to that rank
 // only, and the ceiling limits both.
 func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
-	if ticket.RefusalReason != "" {
-		return Placement{}, &RefusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
-	}
-	task := rank.Task
-	if len(ticket.Devices) == 0 {
-		return Placement{}, fmt.Errorf("cannot place rank %d: the ticket of job %d names no device", task.LocalRank, ticket.Job.ID)
-	}
-	at := chooseGPU(ticket.Devices, task, rank.Binding, rank.Options.GPU, rank.Host)
-	ticket.Grant = rank.Options.over(ticket.Grant)
-	placement := Placement{Task: task, Ticket: ticket}
-	var err error
-	if placement.Daemon, err = daemonOf(ticket, task, at.visible()); err != nil {
+	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
 	}
-	infos, err := rank.agreed(ticket, at)
+	at := chooseGPU(ticket.Devices, rank.Task, rank.Binding, rank.Options.GPU, rank.Host)
+	placement, err := rank.place(ticket, at)
+	if err == nil {
+		err = placement.checkMemory(rank.Options.GPU)
+	}
+	return placement, err
+}
+
+// PlaceUnplaced places a process that is no rank: the batch script, an interactive shell or a launcher's daemon. It has
+// a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The processes
+// that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds for those that see all GPUs.
+func PlaceUnplaced(ticket lease.Ticket, rank Rank) (Placement, error) {
+	if err := checkTicket(ticket); err != nil {
+		return Placement{}, err
+	}
+	rank.Task.LocalRank, rank.Task.LocalSize, rank.Task.Source = 0, 1, slurm.SourceSingle
+	at := chooseGPU(ticket.Devices, rank.Task, rank.Binding, Inherit, rank.Host)
+	if _, err := daemonOf(ticket, rank.Task, at.devices); err != nil {
+		at.devices = at.devices[:1]
+	}
+	return rank.place(ticket, at)
+}
+
+func checkTicket(ticket lease.Ticket) error {
+	if ticket.RefusalReason != "" {
+		return &RefusedError{ticket.RefusalReason, ticket.RunWithoutMPS}
+	}
+	if len(ticket.Devices) == 0 {
+		return fmt.Errorf("cannot place ranks: the ticket of job %d names no device", ticket.Job.ID)
+	}
+	return nil
+}
+
+func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
+	ticket.Grant = r.Options.over(ticket.Grant)
+	placement := Placement{Task: r.Task, Ticket: ticket}
+	var err error
+	if placement.Daemon, err = daemonOf(ticket, r.Task, at.visible()); err != nil {
+		return Placement{}, err
+	}
+	infos, err := r.agreed(ticket, at)
 	if err != nil {
 		return Placement{}, err
 	}
 	parts := make([]GPUShare, len(at.devices))
 	for i, device := range at.devices {
-		if parts[i], err = take(ticket, rank, at, device, infos); err != nil {
-			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", task.LocalRank, ticket.Devices[device].UUID, err)
+		if parts[i], err = take(ticket, r, at, device, infos); err != nil {
+			return Placement{}, fmt.Errorf("cannot place rank %d on %s: %w", r.Task.LocalRank, ticket.Devices[device].UUID, err)
 		}
 	}
 	for _, device := range at.sees {
 		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
 	}
 	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
-	if err := placement.checkMemory(rank.Options.GPU); err != nil {
-		return Placement{}, err
-	}
 	return placement, nil
 }
 
@@ -231,27 +257,26 @@ func (s Placement) limits() string {
 	return strings.Join(limits, ",")
 }
 
-// Variables returns a placement's variables in order. An empty value means that the variable is unset.
+// Variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank may
+// inherit the value of an unplaced process.
 // CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index depends on the daemon, and without the variable
 // PyTorch counts devices that CUDA does not have (measured).
 func (s Placement) Variables() []Variable {
-	percentage := ""
+	percentage, priority := "", ""
 	if p := s.Percent(); p != 0 {
 		percentage = p.String()
 	}
-	all := []Variable{
+	if s.Ticket.Grant.Low {
+		priority = "1"
+	}
+	return []Variable{
 		{"CUDA_VISIBLE_DEVICES", s.visible()},
 		{"CUDA_MPS_PIPE_DIRECTORY", s.Daemon.PipeDir},
 		{"CUDA_MPS_LOG_DIRECTORY", s.Daemon.LogDir},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", s.limits()},
+		{"CUDA_MPS_CLIENT_PRIORITY", priority},
 	}
-	if limits := s.limits(); limits != "" {
-		all = append(all, Variable{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits})
-	}
-	if s.Ticket.Grant.Low {
-		all = append(all, Variable{"CUDA_MPS_CLIENT_PRIORITY", "1"})
-	}
-	return all
 }
 
 // Variable is an environment variable.

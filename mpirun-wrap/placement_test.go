@@ -103,7 +103,7 @@ func TestNoSeat(t *testing.T) {
 			_, err := Place(lease.Ticket{Job: lease.Job{ID: 7}}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err
 		},
-			"cannot place rank 0: the ticket of job 7 names no device"},
+			"cannot place ranks: the ticket of job 7 names no device"},
 		{"a ticket without the daemon", func() error { _, err := Place(broken, Rank{Task: slurm.Task{LocalSize: 1}}); return err },
 			"cannot place rank 0: the ticket of job 7 names no daemon for GPU-0"},
 	} {

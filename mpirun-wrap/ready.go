@@ -135,10 +135,13 @@ func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
 // Without returns env without MPS's variables. The rank keeps its own GPUs.
 func (s Placement) Without(env []string) []string {
-	kept := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
-		return strings.HasPrefix(entry, "CUDA_MPS_") || strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=")
-	})
+	kept := slices.DeleteFunc(WithoutMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
 	return append(kept, "CUDA_VISIBLE_DEVICES="+s.visible())
+}
+
+// WithoutMPS returns env without MPS's variables.
+func WithoutMPS(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_MPS_") })
 }
 
 // OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is

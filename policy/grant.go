@@ -60,6 +60,15 @@ const (
 	KeepAlways    KeepLogs = "always"
 )
 
+// Unplaced says what a process has that neither a wrapper nor a launcher places: the batch script and what it starts.
+type Unplaced string
+
+// The share of one rank on all of the job's GPUs, or no access to MPS.
+const (
+	UnplacedShare Unplaced = "share"
+	UnplacedDeny  Unplaced = "deny"
+)
+
 // MaxDrainGrace is the longest that an epilog waits for clients, MaxHold the longest that a guard holds files.
 const (
 	MaxDrainGrace = 10 * time.Minute
@@ -77,6 +86,7 @@ type Grant struct {
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
 	Hold       time.Duration // how long the guard holds files of a dead client although another may need the memory; 0: no guard
 	KeepLogs   KeepLogs
+	Unplaced   Unplaced
 
 	// What a rank has where its user says nothing else.
 	Memory        MemoryRule
@@ -90,7 +100,7 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, MemoryOverlap: 1, MaxClients: Clients,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: Clients,
 	}
 }
 
@@ -159,11 +169,15 @@ var attributes = []attribute{
 		g.KeepLogs, err = atMost(value, given.KeepLogs, KeepNever, KeepOnFailure, KeepAlways)
 		return err
 	}},
+	{"unplaced", func(g Grant) string { return string(g.Unplaced) }, func(value string, _ Grant, g *Grant) (err error) {
+		g.Unplaced, err = oneOf(value, UnplacedShare, UnplacedDeny)
+		return err
+	}},
 }
 
 // isOption reports whether a user can set the attribute. What a node does that fails is no user's to say: it drains
-// nodes, or hides that they should be.
-func (a attribute) isOption() bool { return a.name != "on_failure" }
+// nodes, or hides that they should be. A user who wants no access for unplaced processes need not start any.
+func (a attribute) isOption() bool { return a.name != "on_failure" && a.name != "unplaced" }
 
 // Settings are the grant's attributes in the order of the documents.
 func (g Grant) Settings() []Setting {

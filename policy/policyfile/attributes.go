@@ -38,6 +38,7 @@ var grantAttributes = []attribute[policy.Grant]{
 	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
 	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),
+	choice("unplaced", func(g *policy.Grant, v policy.Unplaced) { g.Unplaced = v }, policy.UnplacedShare, policy.UnplacedDeny),
 }
 
 func setMemory(g *policy.Grant, v cty.Value) (summary, detail string) {

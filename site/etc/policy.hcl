@@ -29,5 +29,6 @@ rule "mps" {
     on_failure     = "drain"             # or "run_without"
     drain_grace    = "10s"               # for clients that outlive their job
     keep_logs      = "never"             # or "on_failure" or "always"
+    unplaced       = "share"             # or "deny": processes that neither mpirun-wrap nor srun starts
   }
 }

@@ -103,8 +103,8 @@ func Wrap(p cli.Process) int {
 // run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the job
 // run without it, the program runs as it is; in the second case one rank of the node reports it.
 func run(p cli.Process, env slurm.Env, l line) error {
-	if l.options.Off {
-		return mpirunwrap.Exec(l.program, p.Env)
+	if l.options.Off && !l.options.DryRun {
+		return runOff(p, env, l)
 	}
 	rank, err := readRank(l.paths, env, p.PID, l.options)
 	if err != nil {
@@ -140,6 +140,22 @@ func run(p cli.Process, env slurm.Env, l line) error {
 		}
 	}
 	return mpirunwrap.Exec(l.program, placement.Environment(p.Env))
+}
+
+// errOff refuses SLURM_MPS=off for a job whose GPUs accept MPS alone.
+var errOff = errors.New("SLURM_MPS=off: the GPUs of this job are in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46: submit the job without --constraint=mps, or leave out SLURM_MPS=off")
+
+// runOff runs the program without MPS.
+func runOff(p cli.Process, env slurm.Env, l line) error {
+	task, err := readTask(env, p.PID, l.options)
+	if err != nil {
+		return mpirunwrap.Exec(l.program, p.Env)
+	}
+	ticket, err := findTicket(l.paths, task)
+	if err == nil && ticket.Exclusive {
+		return errOff
+	}
+	return mpirunwrap.Exec(l.program, mpirunwrap.WithoutMPS(p.Env))
 }
 
 // readRank is what the environment and the machine say of this rank.
@@ -220,13 +236,17 @@ func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirun
 	}, nil
 }
 
-// take places the rank by its job's ticket. waits is called once if the rank must wait for a slot.
-func take(paths site.Paths, rank mpirunwrap.Rank, waits func(mpirunwrap.Rank, lease.Ticket)) (mpirunwrap.Placement, error) {
+func findTicket(paths site.Paths, task slurm.Task) (lease.Ticket, error) {
 	boot, err := site.BootID()
 	if err != nil {
-		return mpirunwrap.Placement{}, err
+		return lease.Ticket{}, err
 	}
-	ticket, err := mpirunwrap.FindTicket(lease.OpenReadOnly(paths.Run(), boot), rank.Task)
+	return mpirunwrap.FindTicket(lease.OpenReadOnly(paths.Run(), boot), task)
+}
+
+// take places the rank by its job's ticket. waits is called once if the rank must wait for a slot.
+func take(paths site.Paths, rank mpirunwrap.Rank, waits func(mpirunwrap.Rank, lease.Ticket)) (mpirunwrap.Placement, error) {
+	ticket, err := findTicket(paths, rank.Task)
 	if err != nil {
 		return mpirunwrap.Placement{}, err
 	}
@@ -246,47 +266,4 @@ func slotWaits(p cli.Process, env slurm.Env) func(mpirunwrap.Rank, lease.Ticket)
 			p.PrintError("mpirun-wrap", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait)", rank.Options.Slots))
 		}
 	}
-}
-
-const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog= and prints the environment of one rank for it: its GPU and its share of it. It
-is for ranks that run without mpirun-wrap, and looks at nothing after their start.
-
-  --root DIR          look for the job's ticket below DIR
-  --version, --help
-
-It always exits with 0.
-`
-
-// TaskProlog is the program task-prolog: lines for Slurm on stdout, and nothing else anywhere, since Slurm takes stderr
-// for lines too and a failure for the task's. The batch script and an mpirun's daemon are no ranks and get no placement. Ranks
-// do not meet here: the task prologs of a step need not run at the same time, and have no flags.
-func TaskProlog(p cli.Process) int {
-	var l line
-	switch err := l.parse(p.Args, own); {
-	case errors.Is(err, errHelp):
-		fmt.Fprint(p.Out, taskPrologUsage)
-		return cli.ExitOK
-	case err != nil:
-		return cli.ExitOK
-	case l.version:
-		fmt.Fprintln(p.Out, cli.Version())
-		return cli.ExitOK
-	}
-	env := slurm.NewEnv(p.Env)
-	pid, _ := strconv.Atoi(env["SLURM_TASK_PID"]) // slurmstepd runs this for that task
-	options, err := mpirunwrap.ReadOptions(env)
-	if err != nil || options.Off {
-		return cli.ExitOK
-	}
-	rank, err := readRank(l.paths, env, pid, options)
-	if err != nil || rank.Task.StepID == "" || slurm.IsLauncherStep(env) {
-		return cli.ExitOK
-	}
-	rank.Options.Slots = 0 // the lock of a slot would end with this process
-	placement, err := take(l.paths, rank, nil)
-	if err != nil || placement.CheckDaemon() != nil {
-		return cli.ExitOK
-	}
-	_ = placement.Export(p.Out) // Slurm that does not listen is no reason to fail the task
-	return cli.ExitOK
 }

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+const taskPrologUsage = `task-prolog runs as slurmd's TaskProlog=. It prints the environment of
+one task for Slurm: its GPU and its share of it. The batch script has all GPUs
+of the job. It is for programs that run without mpirun-wrap.
+
+  --root DIR          look for the job's ticket below DIR
+  --version, --help
+
+It always exits with 0. If a task has no MPS, the first task of the node gets a
+line with the reason on its output.
+`
+
+// TaskProlog is the program task-prolog. It writes lines for Slurm on stdout and nothing on stderr, because Slurm reads
+// both, and fails the task for an exit code that is not 0. Ranks exchange nothing here: the task prologs of a step need
+// not run at the same time, and have no flags.
+func TaskProlog(p cli.Process) int {
+	var l line
+	switch err := l.parse(p.Args, own); {
+	case errors.Is(err, errHelp):
+		fmt.Fprint(p.Out, taskPrologUsage)
+	case err != nil:
+	case l.version:
+		fmt.Fprintln(p.Out, cli.Version())
+	default:
+		env := slurm.NewEnv(p.Env)
+		if err := printTask(p, l.paths, env); err != nil && env["SLURM_LOCALID"] == "0" {
+			fmt.Fprintf(p.Out, "print slurm-mps: %.500s\n", site.OneLine(err))
+		}
+	}
+	return cli.ExitOK
+}
+
+// printTask prints the placement of a task. The error is the reason why it has none although its job asks for MPS.
+func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
+	options, wrong := mpirunwrap.ReadOptions(env)
+	if wrong != nil {
+		options = mpirunwrap.Options{}
+	}
+	options.Slots = 0 // the lock of a slot would end with this process
+	pid, _ := strconv.Atoi(env["SLURM_TASK_PID"])
+	rank, err := readRank(paths, env, pid, options)
+	if err != nil {
+		return nil // mpirun-wrap prints it, if the job has MPS
+	}
+	ticket, err := findTicket(paths, rank.Task)
+	switch {
+	case err != nil:
+		return nil // the job has no MPS
+	case wrong != nil:
+		return wrong
+	case options.Off && ticket.Exclusive:
+		return errOff
+	case options.Off:
+		return nil
+	}
+	placement, err := placeTask(ticket, rank, env)
+	if err == nil {
+		err = placement.CheckDaemon()
+	}
+	if errors.Is(err, errDenied) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_ = placement.Export(p.Out) // if Slurm does not read it, the task need not fail
+	return nil
+}
+
+// errDenied means that the policy gives unplaced processes nothing.
+var errDenied = errors.New("the policy gives nothing to a process that is no rank")
+
+// placeTask places a rank of srun. A batch script, an interactive shell and a launcher's daemon are no ranks.
+func placeTask(ticket lease.Ticket, rank mpirunwrap.Rank, env slurm.Env) (mpirunwrap.Placement, error) {
+	if rank.Task.StepID != "" && !slurm.IsLauncherStep(env) {
+		return mpirunwrap.Place(ticket, rank)
+	}
+	if ticket.RefusalReason == "" && ticket.Grant.Unplaced == policy.UnplacedDeny {
+		return mpirunwrap.Placement{}, errDenied
+	}
+	return mpirunwrap.PlaceUnplaced(ticket, rank)
+}
