@@ -7,6 +7,7 @@ COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || ec
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
 ROOMS   := cmd epilog mpirun-wrap policy prolog site
 BUILT   := $(CURDIR)/.build
+BENCH   := site/lab/bench
 # go-nvml binds functions that NVIDIA's header calls deprecated.
 export CGO_CFLAGS := -O2 -Wno-deprecated-declarations
 
@@ -54,6 +55,7 @@ demo: setup ## show a job's life on a node, on a real Slurm
 # The jobs of the soak load all cores, so they come when the other tests are done.
 test: setup ## all tests
 	REQUIRE_LAB=1 go test -parallel 3 -timeout 13m -skip '^TestSoak$$' ./...
+	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
 	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
@@ -100,6 +102,7 @@ reliability: ## make docs/reliability.md from its data
 check: ## gofmt, go vet and the checks of site/lab/lint
 	@test -z "$$(gofmt -l $(ROOMS))" || { echo "gofmt would change:"; gofmt -l $(ROOMS); exit 1; }
 	go vet ./...
+	go vet -C $(BENCH) ./...
 	go run ./site/lab/lint
 
 # golangci-lint is no dependency, because its build takes more than two minutes on two cores. Long lines from before the
@@ -107,7 +110,9 @@ check: ## gofmt, go vet and the checks of site/lab/lint
 LINT_BASE ?= $(shell git merge-base HEAD origin/HEAD 2>/dev/null || echo HEAD)
 lint: check ## check, and golangci-lint if it is installed
 	@if command -v golangci-lint >/dev/null; then \
-	    golangci-lint run --disable lll && golangci-lint run --enable-only lll --new-from-rev $(LINT_BASE); \
+	    for module in . $(BENCH); do \
+	        (cd $$module && golangci-lint run --disable lll && golangci-lint run --enable-only lll --new-from-rev $(LINT_BASE)) || exit 1; \
+	    done; \
 	else \
 	    echo "golangci-lint is not on PATH, so only make check has run"; \
 	fi
@@ -118,11 +123,11 @@ fuzz: ## run every fuzzer for FUZZTIME
 
 bench: setup build ## measure what prolog, epilog and wrapper cost
 	go test -run '^$$' -bench . ./policy/... ./site/lease ./site/inspect
-	go run ./site/lab/bench
+	go run -C $(BENCH) .
 
 # The tables of docs/benchmarks.md and docs/plots, from docs/measurements.
 benchmarks: ## make docs/benchmarks.md from its data
-	go run ./site/lab/bench/report
+	go run -C $(BENCH) ./report -docs $(CURDIR)/docs
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
 gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what a machine with a GPU needs, in .build/gpu
@@ -131,11 +136,12 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what 
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
-	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo ./site/lab/bench ./site/lab/bench/gpu
-	mpicc.openmpi -O2 -o $(BUILT)/gpu/ranks site/lab/bench/gpu/ranks/ranks.c -ldl
-	cp site/lab/bench/gpu/ranks/kernels.cu site/lab/bench/gpu/ranks/work.h $(BUILT)/gpu/
-	CGO_ENABLED=0 go build -trimpath -o $(BUILT)/gpu/bin/ ./site/lab/bench/execs
-	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing site/lab/bench/nothing/nothing.c
+	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo
+	go build -C $(BENCH) -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ . ./gpu
+	mpicc.openmpi -O2 -o $(BUILT)/gpu/ranks $(BENCH)/gpu/ranks/ranks.c -ldl
+	cp $(BENCH)/gpu/ranks/kernels.cu $(BENCH)/gpu/ranks/work.h $(BUILT)/gpu/
+	CGO_ENABLED=0 go build -C $(BENCH) -trimpath -o $(BUILT)/gpu/bin/ ./execs
+	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing $(BENCH)/nothing/nothing.c
 	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance

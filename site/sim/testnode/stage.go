@@ -105,12 +105,13 @@ func goBuild(module, output, program string) error {
 	return nil
 }
 
+// moduleDir is the folder of this module, also for the benchmarks, which are a module of their own.
 func moduleDir() (string, error) {
-	out, err := exec.Command("go", "env", "GOMOD").Output()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/slurm-mps/slurm-mps").Output()
 	if err != nil {
 		return "", fmt.Errorf("cannot find module: %w", err)
 	}
-	return filepath.Dir(strings.TrimSpace(string(out))), nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 // New sets a stage in dir, which everybody can traverse: a root with the policy given and facts that name the simulated
