@@ -548,13 +548,13 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 		}
 		return string(out)
 	}
-	seated := 0
+	placed := 0
 	for _, name := range []string{"", "_SHARE", "_MEM", "_PRIORITY", "_GPU", "_SIGNALS", "_LOCAL_RANK", "_LOCAL_SIZE", "_REPORT"} {
 		for _, word := range words {
 			env := append(slices.Clone(task), "SLURM_MPS"+name+"="+word)
 			out := said(env)
 			for text := range strings.Lines(out) {
-				seated++
+				placed++
 				if !line.MatchString(strings.TrimSuffix(text, "\n")) {
 					t.Errorf("SLURM_MPS%s=%q: the line %q", name, word, text)
 				}
@@ -567,8 +567,8 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 			t.Errorf("%s: %q", name, out)
 		}
 	}
-	if seated == 0 {
-		t.Error("no task had a seat, so the test sees nothing")
+	if placed == 0 {
+		t.Error("no task had a placement, so the test sees nothing")
 	}
 	a.closes(job)
 }

@@ -132,7 +132,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 }
 
 // The placements are those of mpsctl plan for the same options.
-func TestExplainPrintsTheSeats(t *testing.T) {
+func TestExplainPrintsThePlacements(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
 	var planned struct {

@@ -276,7 +276,7 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 }
 
 // Two GPUs in reverse order: each rank sees the GPU of its placement, with every scope.
-func TestRealSeatsOnTwoGPUs(t *testing.T) {
+func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
 			if realMachine(t).gpus < 2 {

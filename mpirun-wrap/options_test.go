@@ -86,7 +86,7 @@ func TestBadOptions(t *testing.T) {
 
 // For 1 to 8 GPUs and 1 to 64 ranks, every rank is placed once. Cyclic and block placements agree on the ranks of each
 // GPU. Even shares of a GPU add up to all of its SMs if each is at least the driver's minimum.
-func TestEverySeatIsTakenOnce(t *testing.T) {
+func TestEveryPlaceIsTakenOnce(t *testing.T) {
 	for _, choice := range []Choice{"", Cyclic, Block} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
@@ -127,7 +127,7 @@ func TestEverySeatIsTakenOnce(t *testing.T) {
 
 // Whatever a rank requests, and however its GPUs are chosen, it gets at most the ceiling and at least the driver's
 // minimum. CUDA's percentage gives exactly its SMs.
-func TestNoSeatIsAboveTheCeiling(t *testing.T) {
+func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 	h200 := policy.GPU{SMs: 132, SMsPerTPC: 2}
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
 		most := h200.SMsAt(policy.PercentFrom(ceiling))

@@ -80,7 +80,7 @@ func TestEnvironmentReplacesAndUnsets(t *testing.T) {
 	}
 }
 
-func TestNoSeat(t *testing.T) {
+func TestNoPlacement(t *testing.T) {
 	boot := "boot"
 	reader := lease.OpenReadOnly(t.TempDir(), boot)
 	broken := ticketOf(1, policy.ScopeJob, 1)

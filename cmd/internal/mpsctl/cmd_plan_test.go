@@ -73,7 +73,7 @@ func TestPlanJSON(t *testing.T) {
 
 // From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is placed once, and on the GPU that it goes round to; the plan is
 // what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at most.
-func TestEachRankIsSeatedOnce(t *testing.T) {
+func TestEachRankIsPlacedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
@@ -82,13 +82,13 @@ func TestEachRankIsSeatedOnce(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				checkSeats(t, p, q)
+				checkPlacements(t, p, q)
 			}
 		}
 	}
 }
 
-func checkSeats(t *testing.T, p Plan, q Request) {
+func checkPlacements(t *testing.T, p Plan, q Request) {
 	t.Helper()
 	gpu := p.about.model.GPU
 	placed := make([][]policy.Share, q.GPUs)

@@ -1,4 +1,4 @@
-/* seat LAUNCH: an MPI rank that says who it is by MPI's own word, not by variables, and what seat it was given. */
+/* rank LAUNCH: an MPI rank that says who it is by MPI's own word, not by variables, and what placement it was given. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ int main(int argc, char **argv)
 	MPI_Comm_rank(node, &local);
 	MPI_Comm_size(node, &size);
 	gethostname(host, sizeof host - 1);
-	printf("seat launch=%s world=%d local=%d/%d node=%s gpu=%s percent=%s pipe=%s\n", argc > 1 ? argv[1] : "?",
+	printf("rank launch=%s world=%d local=%d/%d node=%s gpu=%s percent=%s pipe=%s\n", argc > 1 ? argv[1] : "?",
 	       world, local, size, host, variable("CUDA_VISIBLE_DEVICES"),
 	       variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), variable("CUDA_MPS_PIPE_DIRECTORY"));
 	fflush(stdout);

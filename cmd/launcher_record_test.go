@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Goldens come from the environments of real launches: go test ./cmd -run TestSeats -args -record DIR. It writes a file
+// Goldens come from the environments of real launches: go test ./cmd -run TestPlacements -args -record DIR. It writes a file
 // for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
 var recordTo = flag.String("record", "", "folder for the environments of the ranks of every launch")
 
@@ -28,7 +28,7 @@ exec "$@"
 `
 
 // recorder is what stands before the wrapper in a launch that is recorded.
-func (s *seating) recorder(number int) string {
+func (s *launchCluster) recorder(number int) string {
 	if *recordTo == "" {
 		return ""
 	}
@@ -46,7 +46,7 @@ func (s *seating) recorder(number int) string {
 }
 
 // keep writes a launch's files.
-func (s *seating) keep(number int, l launchCase) {
+func (s *launchCluster) keep(number int, l launchCase) {
 	if *recordTo == "" {
 		return
 	}
@@ -80,7 +80,7 @@ func (s *seating) keep(number int, l launchCase) {
 	}
 }
 
-func (s *seating) localRank(env slurm.Env) int {
+func (s *launchCluster) localRank(env slurm.Env) int {
 	pid, _ := strconv.Atoi(env["RANK_PID"])
 	task, err := slurm.ReadTask(env, pid)
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *seating) localRank(env slurm.Env) int {
 }
 
 // plain are the lines that say something of a launch, and nothing of the machine that it ran on.
-func (s *seating) plain(env slurm.Env, name string) string {
+func (s *launchCluster) plain(env slurm.Env, name string) string {
 	var lines []string
 	for variable, value := range env {
 		if variable == "_" {

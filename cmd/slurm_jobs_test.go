@@ -281,7 +281,7 @@ func TestRanksUnderSlurm(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the task prolog's seat without the wrapper", func(t *testing.T) {
+	t.Run("the task prolog's placement without the wrapper", func(t *testing.T) {
 		id := c.batch("srun -n4 "+c.client()+" info", "-n4", "--gres=gpu:2")
 		c.ended(id)
 		if got := counts(t, c.output(id)); !slices.Equal(got, want) {

@@ -164,7 +164,7 @@ func TestActsWhereModesMayChange(t *testing.T) {
 		test func(*testing.T)
 	}{
 		{"life", TestRealLife}, {"trial", TestRealTrial}, {"tools", TestRealTools}, {"epilog", TestRealEpilogEndsWhatIsLeft},
-		{"seats", TestRealSeatsOnTwoGPUs},
+		{"placements", TestRealPlacementsOnTwoGPUs},
 	} {
 		t.Run(act.name, func(t *testing.T) {
 			act.test(t)

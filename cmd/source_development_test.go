@@ -96,6 +96,31 @@ func TestDevelopmentHasEveryVariable(t *testing.T) {
 	}
 }
 
+// docs/development.md has the subject of each file, by the first word of its name, and no subject without a file.
+func TestDevelopmentHasEverySubject(t *testing.T) {
+	subjects := map[string]int{}
+	row := regexp.MustCompile("(?m)^\\| `([a-z]+)_\\*_test\\.go` \\|")
+	for _, m := range row.FindAllStringSubmatch(read(t, "../docs/development.md"), -1) {
+		subjects[m[1]] = 0
+	}
+	files, err := filepath.Glob("*_test.go")
+	if err != nil || len(files) < 40 {
+		t.Fatalf("files %q, %v", files, err)
+	}
+	for _, file := range files {
+		subject, _, _ := strings.Cut(file, "_")
+		if _, known := subjects[subject]; !known {
+			t.Errorf("docs/development.md has no subject for cmd/%s", file)
+		}
+		subjects[subject]++
+	}
+	for subject, files := range subjects {
+		if files == 0 {
+			t.Errorf("docs/development.md has the subject %s, and no file has it", subject)
+		}
+	}
+}
+
 // make help has a line for each target that is no file.
 func TestMakeHelp(t *testing.T) {
 	out, err := exec.Command("make", "-s", "-C", "..", "help").Output()

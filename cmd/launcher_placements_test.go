@@ -21,17 +21,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-//go:embed testdata/seat.c
-var seatSource string
+//go:embed testdata/rank.c
+var rankSource string
 
-// seatScript is a rank without MPI: who it is, is Slurm's word.
-const seatScript = `#!/bin/sh
+// rankScript is a rank without MPI: who it is, is Slurm's word.
+const rankScript = `#!/bin/sh
 size=$(echo "$SLURM_GTIDS" | tr , '\n' | wc -l)
-echo "seat launch=$1 world=$SLURM_PROCID local=$SLURM_LOCALID/$size node=$(hostname) gpu=${CUDA_VISIBLE_DEVICES:--} percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:--} pipe=${CUDA_MPS_PIPE_DIRECTORY:--}"
+echo "rank launch=$1 world=$SLURM_PROCID local=$SLURM_LOCALID/$size node=$(hostname) gpu=${CUDA_VISIBLE_DEVICES:--} percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:--} pipe=${CUDA_MPS_PIPE_DIRECTORY:--}"
 `
 
-// seat is the placement that one rank prints.
-type seat struct {
+// placement is the placement that one rank prints.
+type placement struct {
 	world, local, size int
 	node               string
 	gpu, percent, pipe string
@@ -49,11 +49,11 @@ type launchCase struct {
 
 // plan returns where a rank must be placed, by its number and the number of ranks on its node. The result is the GPU's
 // position in Slurm's list, "*" for any, and the percentage, "-" for no cap.
-type plan func(rank seat) string
+type plan func(rank placement) string
 
 // round is what the policy and the placement say: round the GPUs, the ranks of one dividing it evenly.
 func round(gpus int) plan {
-	return func(rank seat) string {
+	return func(rank placement) string {
 		gpu, place := rank.local%gpus, rank.local/gpus
 		beside := (rank.size - gpu + gpus - 1) / gpus
 		shares, err := policy.EvenShares(h200, beside, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
@@ -69,7 +69,7 @@ func round(gpus int) plan {
 
 // listed is a plan by node-local rank.
 func listed(places ...string) plan {
-	return func(rank seat) string {
+	return func(rank placement) string {
 		if rank.local >= len(places) {
 			return "nothing"
 		}
@@ -82,23 +82,23 @@ func listed(places ...string) plan {
 // of 60 launches).
 func again(line string) string { return strings.Join([]string{line, line, line, line}, " || ") }
 
-// unseated is for ranks without a placement.
-func unseated(seat) string { return "no seat" }
+// unplaced is for ranks without a placement.
+func unplaced(placement) string { return "no placement" }
 
 var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
 
-// seating is a cluster whose ranks print their placements.
-type seating struct {
+// launchCluster is a cluster whose ranks print their placements.
+type launchCluster struct {
 	*cluster
 	name     string   // of its recordings
 	uuids    []string // of every node's GPUs, in Slurm's order
 	confined bool     // each task can open its own GPUs alone
 }
 
-func newSeating(t *testing.T, name string, o lab.Options) *seating {
+func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &seating{name: name, cluster: newCluster(t, testnode.Default("overlap = 1"), o), confined: o.ConstrainDevices}
+	s := &launchCluster{name: name, cluster: newCluster(t, testnode.Default("overlap = 1"), o), confined: o.ConstrainDevices}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a job here is many launches
 	t.Cleanup(cancel)
 	s.ctx = ctx
@@ -118,30 +118,30 @@ func newSeating(t *testing.T, name string, o lab.Options) *seating {
 }
 
 // makeRanks puts the programs that ranks run where their user finds them.
-func (s *seating) makeRanks() {
+func (s *launchCluster) makeRanks() {
 	s.t.Helper()
-	source := filepath.Join(s.dir, "seat.c")
-	for path, text := range map[string]string{source: seatSource, filepath.Join(s.dir, "seat"): seatScript} {
+	source := filepath.Join(s.dir, "rank.c")
+	for path, text := range map[string]string{source: rankSource, filepath.Join(s.dir, "rank"): rankScript} {
 		if err := node.WriteProgram(path, []byte(text)); err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	for _, mpi := range []string{"openmpi", "mpich"} {
-		if out, err := exec.CommandContext(s.ctx, "mpicc."+mpi, "-o", filepath.Join(s.dir, "seat."+mpi), source).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(s.ctx, "mpicc."+mpi, "-o", filepath.Join(s.dir, "rank."+mpi), source).CombinedOutput(); err != nil {
 			s.t.Fatalf("%v: %s", err, out)
 		}
 	}
 }
 
 // command is a launch's line; the launch's number is what its ranks repeat.
-func (s *seating) command(l launchCase, number int) string {
-	program := strings.TrimSuffix(filepath.Join(s.dir, "seat")+"."+l.rank, ".")
+func (s *launchCluster) command(l launchCase, number int) string {
+	program := strings.TrimSuffix(filepath.Join(s.dir, "rank")+"."+l.rank, ".")
 	plain := fmt.Sprintf("%s %d", program, number)
 	return strings.NewReplacer("WRAP", s.recorder(number)+filepath.Join(s.dir, "mpirun-wrap")+" "+plain, "PLAIN", plain).Replace(l.line)
 }
 
 // try runs all launches in one job and compares each rank's placement with its plan.
-func (s *seating) try(launches []launchCase, args ...string) {
+func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.t.Helper()
 	var script strings.Builder
 	for i, l := range launches {
@@ -150,7 +150,7 @@ func (s *seating) try(launches []launchCase, args ...string) {
 	id := s.batch(script.String(), args...)
 	s.ended(id)
 	output := s.output(id)
-	said := seatsOf(output)
+	said := placementsOf(output)
 	failed := false
 	for i, l := range launches {
 		failed = !s.t.Run(l.name, func(t *testing.T) { s.hold(t, l, said[i]) }) || failed
@@ -162,36 +162,36 @@ func (s *seating) try(launches []launchCase, args ...string) {
 	s.quiet()
 }
 
-var seatLine = regexp.MustCompile(`seat launch=(\d+) world=(\d+) local=(\d+)/(\d+) node=(\S+) gpu=(\S+) percent=(\S+) pipe=(\S+)`)
+var placementLine = regexp.MustCompile(`rank launch=(\d+) world=(\d+) local=(\d+)/(\d+) node=(\S+) gpu=(\S+) percent=(\S+) pipe=(\S+)`)
 
-// seatsOf returns the placements of each launch, in the ranks' order.
-func seatsOf(output string) map[int][]seat {
-	said := map[int][]seat{}
-	for _, m := range seatLine.FindAllStringSubmatch(output, -1) {
+// placementsOf returns the placements of each launch, in the ranks' order.
+func placementsOf(output string) map[int][]placement {
+	said := map[int][]placement{}
+	for _, m := range placementLine.FindAllStringSubmatch(output, -1) {
 		var n [4]int
 		for i := range n {
 			n[i], _ = strconv.Atoi(m[i+1]) // digits, by the expression
 		}
-		said[n[0]] = append(said[n[0]], seat{n[1], n[2], n[3], m[5], m[6], m[7], m[8]})
+		said[n[0]] = append(said[n[0]], placement{n[1], n[2], n[3], m[5], m[6], m[7], m[8]})
 	}
-	for _, seats := range said {
-		slices.SortFunc(seats, func(a, b seat) int { return a.world - b.world })
+	for _, placements := range said {
+		slices.SortFunc(placements, func(a, b placement) int { return a.world - b.world })
 	}
 	return said
 }
 
 // hold compares a launch's placements with its plan, rank by rank, and checks that no SM of a GPU is given twice.
-func (s *seating) hold(t *testing.T, l launchCase, seats []seat) {
+func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement) {
 	layout := make([]int, len(s.Nodes()))
 	dealt := map[string]int{}
-	for _, x := range seats {
+	for _, x := range placements {
 		i := max(0, slices.Index(s.Nodes(), x.node)) // the only node of a cluster may have another name than its host
 		layout[i]++
 		at, want := s.place(s.Nodes()[i], x), l.want(x)
 		if any, ok := strings.CutPrefix(want, "*"); at != want && !(ok && strings.HasSuffix(at, any)) {
-			t.Errorf("rank %d, %d of %d on %s, sits on %s, want %s", x.world, x.local, x.size, x.node, at, want)
+			t.Errorf("rank %d, %d of %d on %s, has %s, want %s", x.world, x.local, x.size, x.node, at, want)
 		}
-		if at != "no seat" {
+		if at != "no placement" {
 			dealt[x.node+" "+x.gpu] += smsAt(x.percent)
 		}
 	}
@@ -206,10 +206,10 @@ func (s *seating) hold(t *testing.T, l launchCase, seats []seat) {
 }
 
 // place formats a placement like a plan. The daemon must be that node's own.
-func (s *seating) place(name string, x seat) string {
+func (s *launchCluster) place(name string, x placement) string {
 	switch {
 	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
-		return "no seat"
+		return "no placement"
 	case !strings.HasPrefix(x.pipe, s.stages[name].Paths().Run()):
 		return "another node's daemon, " + x.pipe
 	}
@@ -229,8 +229,8 @@ func smsAt(percent string) int {
 }
 
 // Every launcher on one node: five ranks on two GPUs, so that the shares differ.
-func TestSeatsOnOneNode(t *testing.T) {
-	s := newSeating(t, "one", lab.Options{SameName: true})
+func TestPlacementsOnOneNode(t *testing.T) {
+	s := newLaunchCluster(t, "one", lab.Options{SameName: true})
 	five, three := []int{5}, []int{3}
 	s.try([]launchCase{
 		{"srun", "srun -n5 --mpi=none WRAP", "", five, round(2)},
@@ -259,31 +259,31 @@ func TestSeatsOnOneNode(t *testing.T) {
 		{"hydra in srun", "srun -n1 -c5 mpiexec.hydra -launcher fork -n 3 WRAP", "mpich", three, round(2)},
 		// mpiexec starts its own daemon by srun. That is not a rank, so its ranks without the wrapper have no
 		// placement.
-		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unseated},
-		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unseated},
+		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unplaced},
+		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unplaced},
 	}, "-n5", "--gres=gpu:2")
 }
 
 // Where Slurm binds GPUs to single tasks, they keep those.
-func TestSeatsOfBoundTasks(t *testing.T) {
-	newSeating(t, "bound", lab.Options{SameName: true}).bound()
+func TestPlacementsOfBoundTasks(t *testing.T) {
+	newLaunchCluster(t, "bound", lab.Options{SameName: true}).bound()
 }
 
 // A job of several tasks of an array, each with an mpirun, and a GPU each.
-func TestSeatsOfAnArray(t *testing.T) {
-	s := newSeating(t, "array", lab.Options{SameName: true})
+func TestPlacementsOfAnArray(t *testing.T) {
+	s := newLaunchCluster(t, "array", lab.Options{SameName: true})
 	s.try([]launchCase{{"mpirun", "mpirun.openmpi -np 3 WRAP", "openmpi", []int{9}, listed("* 33.333334", "* 33.333334", "* 33.333334")}},
 		"-n3", "--gres=gpu:1", "--array=0-2")
 }
 
 // Where Slurm confines tasks to their own devices its variables count those from 0 in every task: what a process may
 // open says which GPU it has.
-func TestSeatsOfConfinedTasks(t *testing.T) {
-	newSeating(t, "confined", lab.Options{SameName: true, ConstrainDevices: true}).bound()
+func TestPlacementsOfConfinedTasks(t *testing.T) {
+	newLaunchCluster(t, "confined", lab.Options{SameName: true, ConstrainDevices: true}).bound()
 }
 
 // bound tries every way in which Slurm binds GPUs to tasks.
-func (s *seating) bound() {
+func (s *launchCluster) bound() {
 	four := []int{4}
 	quarter := policy.Percent(0)
 	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
@@ -326,13 +326,13 @@ func (s *seating) bound() {
 	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
 	s.try([]launchCase{
 		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
-		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank seat) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
+		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
 	}, "-n9", "--gpus=4")
 }
 
 // ofDaemon is how many of a job's GPUs on a node the daemon of a launcher has, which is a task to Slurm. With a GPU per
 // task that is one on 22.05, and all on 24.11.
-func (s *seating) ofDaemon(all int) int {
+func (s *launchCluster) ofDaemon(all int) int {
 	if s.Release() < "24.11" {
 		return 1
 	}
@@ -340,8 +340,8 @@ func (s *seating) ofDaemon(all int) int {
 }
 
 // Three nodes with uneven layouts.
-func TestSeatsOnThreeNodes(t *testing.T) {
-	s := newSeating(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
+func TestPlacementsOnThreeNodes(t *testing.T) {
+	s := newLaunchCluster(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
 	uneven, more := []int{2, 2, 1}, []int{3, 1, 1}
 	s.try([]launchCase{
 		{"srun", "srun -n5 WRAP", "", uneven, round(2)},
@@ -353,9 +353,9 @@ func TestSeatsOnThreeNodes(t *testing.T) {
 		{"mpirun, hostfile", "printf 'n1 slots=3\nn2 slots=1\nn3 slots=1\n' >hosts; mpirun.openmpi --hostfile hosts -np 5 WRAP", "openmpi", more, round(2)},
 		{"mpirun, by node", "mpirun.openmpi --map-by node -np 7 WRAP", "openmpi", []int{3, 2, 2}, round(2)},
 		{"hydra", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 WRAP", "mpich", more, round(2)},
-		{"mpirun without the wrapper", "mpirun.openmpi --map-by node -np 7 PLAIN", "openmpi", []int{3, 2, 2}, unseated},
-		{"hydra without the wrapper", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 PLAIN", "mpich", more, unseated},
-		{"mpirun without a shell and the wrapper", "perl -e 'system qw(mpirun.openmpi --map-by node -np 7), @ARGV' PLAIN", "openmpi", []int{3, 2, 2}, unseated},
+		{"mpirun without the wrapper", "mpirun.openmpi --map-by node -np 7 PLAIN", "openmpi", []int{3, 2, 2}, unplaced},
+		{"hydra without the wrapper", "mpiexec.hydra -hosts n1:3,n2:1,n3:1 -n 5 PLAIN", "mpich", more, unplaced},
+		{"mpirun without a shell and the wrapper", "perl -e 'system qw(mpirun.openmpi --map-by node -np 7), @ARGV' PLAIN", "openmpi", []int{3, 2, 2}, unplaced},
 		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", uneven, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{
@@ -366,14 +366,14 @@ func TestSeatsOnThreeNodes(t *testing.T) {
 		{"a GPU per task", "srun WRAP", "", []int{2, 2, 2}, round(2)},
 		{"a GPU per task, hydra", "mpiexec.hydra -ppn 2 -n 6 WRAP", "mpich", []int{2, 2, 2}, round(2)},
 		// mpirun is a process of the batch script on the first node; on the others it has a daemon.
-		{"a GPU per task, mpirun", "mpirun.openmpi WRAP", "openmpi", []int{2, 2, 2}, func(rank seat) string {
+		{"a GPU per task, mpirun", "mpirun.openmpi WRAP", "openmpi", []int{2, 2, 2}, func(rank placement) string {
 			if rank.node == "n1" {
 				return round(2)(rank)
 			}
 			return round(s.ofDaemon(2))(rank)
 		}},
 	}, "-N3", "--ntasks-per-node=2", "--gpus-per-task=1")
-	groups := func(rank seat) string { return round(map[string]int{"n1": 2, "n2": 1}[rank.node])(rank) }
+	groups := func(rank placement) string { return round(map[string]int{"n1": 2, "n2": 1}[rank.node])(rank) }
 	// A heterogeneous job. Its components never share a node on 22.05: on one node they wait for ever.
 	s.try([]launchCase{
 		{"a group each", "srun --het-group=0 -n3 WRAP", "", []int{3, 0, 0}, round(2)},
