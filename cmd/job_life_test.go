@@ -48,9 +48,7 @@ func newPlay(t *testing.T, policy string, models ...node.Model) play {
 
 func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("prologs are root's: run as root")
-	}
+	needRoot(t)
 	built, err := built()
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +64,19 @@ func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
 	t.Cleanup(p.killLeft)
 	return p
+}
+
+// needRoot skips a test that is not run as root. If REQUIRE_LAB says that all tests must run, the test fails.
+func needRoot(t *testing.T) {
+	t.Helper()
+	const why = "prologs are root's, and nodes have mounts and users of their own: run as root"
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv("REQUIRE_LAB") != "":
+		t.Fatal(why)
+	default:
+		t.Skip(why)
+	}
 }
 
 // publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.

@@ -31,9 +31,7 @@ done
 // likeReal has the TestReal* find a machine of three GPUs and not this one.
 func likeReal(t *testing.T) sim.Sim {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("prologs are root's: run as root")
-	}
+	needRoot(t)
 	built, err := built()
 	if err != nil {
 		t.Fatal(err)

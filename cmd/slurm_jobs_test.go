@@ -92,6 +92,7 @@ func linkAll(from, to string) error {
 // the user of its jobs.
 func needSlurm(t *testing.T) lab.User {
 	t.Helper()
+	needRoot(t)
 	if missing := lab.Missing(); len(missing) > 0 && os.Getenv("SLURM_BUNDLE") == "" {
 		if os.Getenv("REQUIRE_LAB") != "" {
 			t.Fatalf("packages are missing: %q: run make setup", missing)

@@ -23,6 +23,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 	if found, _ := filepath.Glob("/usr/lib/*/slurm-wlm/job_submit_lua.so"); len(found) == 0 || os.Getenv("SLURM_BUNDLE") != "" || len(lab.Missing()) > 0 {
 		t.Skip("this Slurm has no Lua")
 	}
+	needRoot(t)
 	user, err := lab.EnsureUser("hpc1", uid)
 	if err != nil {
 		t.Fatal(err)

@@ -78,6 +78,7 @@ func newRank(t *testing.T) *rank {
 	r.env = append(os.Environ(), "SLURM_JOB_ID=7")
 	if os.Geteuid() != 0 {
 		r.env = append(r.env, "SLURM_MPS=off")
+		r.root = r.dir
 		return r
 	}
 	r.root, err = os.MkdirTemp("/tmp", "mps") // a socket's path is short

@@ -14,10 +14,7 @@ import (
 //
 // Contract: R9
 func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
-	j, err := Open(t.TempDir(), "boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := newStore(t)
 	ctx := context.Background()
 	l := leaseOf(7, gpuA)
 	turn, err := j.Lock(ctx, 7)
