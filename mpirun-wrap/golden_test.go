@@ -3,7 +3,6 @@
 package mpirunwrap
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -16,17 +15,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-var update = flag.Bool("update", false, "write what is seen as what is expected: read the difference before you commit it")
-
-// golden is one case: a node, a launch, flags, and every rank's placement.
-type golden struct {
+// goldenCase is a node, a launch and flags.
+type goldenCase struct {
 	node   string // "H200 2 scope=gpu overlap=1"
 	launch string // "srun 8"
 	flags  []string
-	ranks  []string
 }
 
 // TestGoldens runs every file of testdata/golden. Three lines describe the case. A line for each rank has GPU, daemon,
@@ -46,22 +43,13 @@ func TestGoldens(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := readGolden(t, string(content))
-			got := c.play(t)
-			if *update {
-				if err := os.WriteFile(path, []byte(c.text(got)), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if want := strings.Join(c.ranks, "\n"); strings.Join(got, "\n") != want {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
-			}
+			golden.Compare(t, path, c.text(c.play(t)))
 		})
 	}
 }
 
-func readGolden(t *testing.T, content string) golden {
-	head, body, ok := strings.Cut(content, "---\n")
+func readGolden(t *testing.T, content string) goldenCase {
+	head, _, ok := strings.Cut(content, "---\n")
 	lines := strings.Split(head, "\n")
 	if !ok || len(lines) < 3 {
 		t.Fatalf("not a case: %q", content)
@@ -73,15 +61,15 @@ func readGolden(t *testing.T, content string) golden {
 		}
 		return strings.TrimSpace(value)
 	}
-	return golden{field(0, "node"), field(1, "launch"), strings.Fields(field(2, "flags")), strings.Split(strings.TrimSpace(body), "\n")}
+	return goldenCase{field(0, "node"), field(1, "launch"), strings.Fields(field(2, "flags"))}
 }
 
-func (c golden) text(ranks []string) string {
+func (c goldenCase) text(ranks []string) string {
 	return fmt.Sprintf("node   %s\nlaunch %s\nflags  %s\n---\n%s\n", c.node, c.launch, strings.Join(c.flags, " "), strings.Join(ranks, "\n"))
 }
 
 // play places every rank as a wrapper would, each from its own environment.
-func (c golden) play(t *testing.T) []string {
+func (c goldenCase) play(t *testing.T) []string {
 	ticket := nodeOf(t, c.node)
 	launcher, count, _ := strings.Cut(c.launch, " ")
 	ranks, err := strconv.Atoi(count)

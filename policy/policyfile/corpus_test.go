@@ -5,7 +5,6 @@ package policyfile
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,9 +12,8 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
-
-var update = flag.Bool("update", false, "write what the policies of testdata come to as what they should")
 
 // Each file of testdata is a policy, and behind lines that begin with === what it comes to: "wrong" and the whole
 // complaint, or "job", a request, and the decision.
@@ -30,15 +28,7 @@ func TestCorpus(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := outcome(t, string(content))
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got != string(content) {
-				t.Errorf("comes to\n%s\nand should to\n%s", got, content)
-			}
+			golden.Compare(t, path, outcome(t, string(content)))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
 // looked is a node with a job of two clients, and what it lacks.
@@ -54,7 +55,7 @@ func TestAuditGoldens(t *testing.T) {
 				if want := name != "clean"; errors.Is(err, cli.ErrFindings) != want {
 					t.Errorf("%v, and found is %v", err, want)
 				}
-				golden(t, filepath.Join("testdata", "audit", name+ending), out.String())
+				golden.Compare(t, filepath.Join("testdata", "audit", name+ending), out.String())
 				for line := range strings.Lines(out.String()) {
 					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !strings.HasPrefix(line, "    fix: ") {
 						t.Errorf("%d columns: %s", n-1, line)

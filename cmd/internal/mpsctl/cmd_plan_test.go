@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -40,7 +41,7 @@ func TestPlanGoldens(t *testing.T) {
 				if code != cli.ExitOK || complaint != "" {
 					t.Fatalf("code %d, %s", code, complaint)
 				}
-				golden(t, filepath.Join("testdata", "plan", name+ending), out)
+				golden.Compare(t, filepath.Join("testdata", "plan", name+ending), out)
 				if ending == ".txt" {
 					fitsTerminal(t, out)
 				}

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
 const (
@@ -119,7 +120,7 @@ func TestStatusGoldens(t *testing.T) {
 				if err := write(call, c.n, c.found, call.Screen()); err != nil {
 					t.Fatal(err)
 				}
-				golden(t, filepath.Join("testdata", "status", name+ending), out.String())
+				golden.Compare(t, filepath.Join("testdata", "status", name+ending), out.String())
 				if !asJSON {
 					fitsColumns(t, out.String())
 				}
