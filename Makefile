@@ -77,10 +77,11 @@ $(BUILT)/debian-bookworm:
 walk: packages $(BUILT)/debian-bookworm ## follow docs/operator.md in a clean root
 	site/pkg/walk.sh $(BUILT)
 
-# Every effect of prolog and epilog, killed and refused: a quarter of an hour on two cores. Then many of them at once, with the race detector.
+# Every effect of prolog and epilog, killed and refused: a quarter of an hour on two cores. Then many of them at once, with
+# the race detector. A test joins by joinSweep.
 sweep: setup ## kill and refuse every effect of prolog and epilog
-	KILL_ALL=1 REQUIRE_LAB=1 go test -timeout 120m -v ./cmd -run 'KilledAnywhere|KilledUnderSlurm|AfterOneThat|OrphanThat|EffectsFail|UndoFails|FullFrom|NVMLCalls|EveryWrong|InTime|StoppedProlog|SmallRun|FillsRun'
-	RACE=1 go test -timeout 10m -v ./cmd -run 'SixtyFour|ClaimTheSame|BesideAnOrphaned|OfOneJobAtOnce|AgainWhenTheGPU|BesideItsEpilog'
+	SWEEP=points REQUIRE_LAB=1 go test -timeout 120m -v ./cmd
+	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd
 
 # Planted faults, one at a time in a copy of the source, and whether the tests named for them go red: a quarter of an hour on
 # two cores. MUTANTS names some of them.

@@ -133,6 +133,7 @@ func (p play) hold(name string) (release func()) {
 //
 // Contract: T1, T2
 func TestAPrologEndsInTime(t *testing.T) {
+	joinSweep(t, "points")
 	type wait struct {
 		name   string
 		breaks func(play)
@@ -175,6 +176,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 //
 // Contract: T1, T2
 func TestAnEpilogEndsInTime(t *testing.T) {
+	joinSweep(t, "points")
 	everythingStopped := func(p play) {
 		cmd := p.client(7, "spin", "-ms", "5", "-for", "100")
 		p.stop()
@@ -210,6 +212,7 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 
 // A prolog that is stopped has the turn and does nothing with it: its epilog ends it and takes over.
 func TestAnEpilogOfAStoppedProlog(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	p, job := timedPlay(t)
 	if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000); err != nil {
@@ -250,6 +253,7 @@ func (p play) small(blocks, inodes int) {
 // However little space there is in /run, a prolog opens the lease or leaves nothing, and the epilog closes it. Eight
 // inodes are the store's own.
 func TestASmallRun(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	p, job := timedPlay(t)
 	opened := 0
@@ -282,6 +286,7 @@ func TestASmallRun(t *testing.T) {
 
 // A job may fill the file system of its pipe folder, which is that of the state: that keeps no epilog from closing.
 func TestAJobThatFillsRun(t *testing.T) {
+	joinSweep(t, "points")
 	for _, c := range []struct {
 		name           string
 		blocks, inodes int

@@ -43,6 +43,7 @@ var built = sync.OnceValues(func() (string, error) {
 func newPlay(t *testing.T, policy string, models ...node.Model) play {
 	t.Helper()
 	t.Parallel() // each has a node of its own, and most of its time it waits
+	printRerun(t)
 	return playIn(t, publicDir(t), policy, models...)
 }
 
@@ -69,6 +70,7 @@ func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 // needRoot skips a test that is not run as root. If REQUIRE_LAB says that all tests must run, the test fails.
 func needRoot(t *testing.T) {
 	t.Helper()
+	skipOutsideSweep(t)
 	const why = "prologs are root's, and nodes have mounts and users of their own: run as root"
 	switch {
 	case os.Geteuid() == 0:

@@ -24,15 +24,16 @@ import (
 
 // Prologs and epilogs side by side: what they leave behind is what they would have left one after the other.
 
-// raced is the folder of prolog and epilog with the race detector in them, which RACE asks for: to build them takes
-// longer than all of these tests. A race ends them with a code that no test expects.
+// raced is the folder of the programs with the race detector in them, for the sweep of races: to build them takes longer
+// than all of these tests. A race ends them with a code that no test expects.
 var raced = sync.OnceValues(func() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {
 		return "", err
 	}
 	dir := filepath.Join(shared, "race")
-	build := exec.Command("go", "build", "-race", "-o", dir+"/", module+"cmd/prolog", module+"cmd/epilog", module+"cmd/mpsctl")
+	build := exec.Command("go", "build", "-race", "-o", dir+"/",
+		module+"cmd/prolog", module+"cmd/epilog", module+"cmd/guard", module+"cmd/gpu-usage", module+"cmd/mpsctl")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cannot build with the race detector: %w: %s", err, out)
@@ -43,10 +44,11 @@ var raced = sync.OnceValues(func() (string, error) {
 // newCrowd is a play of many acts at once.
 func newCrowd(t *testing.T, policy string, gpus int) play {
 	t.Helper()
+	joinSweep(t, "race")
 	begin := reportEnd(t)
 	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	begin()
-	if os.Getenv("RACE") == "" {
+	if sweepName != "race" {
 		return p
 	}
 	dir, err := raced()

@@ -26,6 +26,8 @@ type failure struct {
 	errno syscall.Errno
 }
 
+func (f failure) String() string { return fmt.Sprintf("%v: %v", f.point, f.errno) }
+
 // refuse is what a plan asks: the error for an effect, 0 for none.
 type refuse func(faultinject.Effect) syscall.Errno
 
@@ -149,14 +151,15 @@ func (p play) opened(id uint32) {
 
 // A prolog that meets an error opens the lease all the same, or fails and leaves the node quiet itself.
 func TestAPrologWhoseEffectsFail(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
-			failures := p.failures(job, "prolog", everything && s == shapes[0], nil)
+			failures := p.failures(job, "prolog", everything && s == shapes[0] || named(t), nil)
 			p.must(0, job, "epilog")
-			sweep(t, s, some(s, failures, 20), func(p play, f failure) (reached bool) {
+			sweep(t, s, some(t, s, failures, 20), func(p play, f failure) (reached bool) {
 				job := s.job(p)
 				p.booted()
 				if result := p.failing(job, "prolog", true, f.refuse(p, &reached)); result.Code == 0 {
@@ -174,13 +177,14 @@ func TestAPrologWhoseEffectsFail(t *testing.T) {
 
 // A prolog that refuses a job has a ticket to write, and fails where it cannot.
 func TestARefusalWhoseEffectsFail(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	p := s.stand(t)
 	none := p.job(7, "")
-	failures := p.failures(none, "prolog", everything, nil)
+	failures := p.failures(none, "prolog", everything || named(t), nil)
 	p.must(0, none, "epilog")
-	sweep(t, s, sample(failures, 3), func(p play, f failure) (reached bool) {
+	sweep(t, s, sample(t, failures, 3), func(p play, f failure) (reached bool) {
 		none := p.job(7, "")
 		p.booted()
 		if result := p.failing(none, "prolog", true, f.refuse(p, &reached)); result.Code == 1 {
@@ -196,14 +200,15 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 
 // An epilog that meets an error does the rest, says it and keeps the lease; the next one finishes.
 func TestAnEpilogWhoseEffectsFail(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
 			p.must(0, job, "prolog")
-			failures := p.failures(job, "epilog", everything && s == shapes[0], nil)
-			sweep(t, s, some(s, failures, 20), func(p play, f failure) (reached bool) {
+			failures := p.failures(job, "epilog", everything && s == shapes[0] || named(t), nil)
+			sweep(t, s, some(t, s, failures, 20), func(p play, f failure) (reached bool) {
 				job := s.job(p)
 				p.booted()
 				p.must(0, job, "prolog")
@@ -247,6 +252,7 @@ func (p play) didTheRest() {
 
 // A prolog that fails, and whose undo fails too, leaves a lease by which the epilog makes the node quiet.
 func TestAPrologWhoseUndoFails(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	p := s.stand(t)
@@ -259,10 +265,10 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 		}
 	}
 	job := s.job(p)
-	failures := p.failures(job, "prolog", everything, noTicket(p))
+	failures := p.failures(job, "prolog", everything || named(t), noTicket(p))
 	p.must(0, job, "epilog")
 	begun := slices.IndexFunc(failures, func(f failure) bool { return strings.Contains(f.name, "/tickets/") })
-	sweep(t, s, sample(failures[begun:], 8), func(p play, f failure) (reached bool) {
+	sweep(t, s, sample(t, failures[begun:], 8), func(p play, f failure) (reached bool) {
 		job := s.job(p)
 		p.booted()
 		if result := p.failing(job, "prolog", false, noTicket(p), f.refuse(p, &reached)); result.Code == 0 {
@@ -280,6 +286,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 //
 // Contract: R3
 func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	for _, end := range []struct {
@@ -308,7 +315,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 				open(p, job)
 				points := p.points(job, program)
 				p.must(0, job, "epilog")
-				sweep(t, s, sample(points, 18), func(p play, at point) bool {
+				sweep(t, s, sample(t, points, 18), func(p play, at point) bool {
 					job := s.job(p)
 					open(p, job)
 					hit, full := at.reached(p), false
@@ -340,6 +347,8 @@ type nvmlCall struct {
 	code int
 }
 
+func (c nvmlCall) String() string { return fmt.Sprintf("%v: code %d", c.point, c.code) }
+
 // codes are what a driver answers: not supported, no permission, GPU lost, unknown.
 var codes = []int{3, 4, 15, 999}
 
@@ -355,7 +364,7 @@ func (p play) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 		if name, ok := p.nvmlFunction(e); ok {
 			at := found.add(name)
 			for i, code := range codes {
-				if everything || i == len(all)%len(codes) {
+				if everything || named(p.t) || i == len(all)%len(codes) {
 					all = append(all, nvmlCall{at, code})
 				}
 			}
@@ -380,6 +389,7 @@ func (c nvmlCall) refuse(p play, reached *bool) refuse {
 
 // Whatever a call of NVML answers, the prolog opens the lease or leaves the node quiet, and the epilog does the rest.
 func TestNVMLCallsThatFail(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	p := s.stand(t)
@@ -387,7 +397,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 	prologs := p.nvmlCalls(job, "prolog")
 	epilogs := p.nvmlCalls(job, "epilog")
 	t.Run("prolog", func(t *testing.T) {
-		sweep(t, s, sample(prologs, 4), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(t, prologs, 4), func(p play, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			if result := p.failing(job, "prolog", false, c.refuse(p, &reached)); result.Code == 0 {
 				p.opened(job.ID)
@@ -400,7 +410,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 		})
 	})
 	t.Run("epilog", func(t *testing.T) {
-		sweep(t, s, sample(epilogs, 4), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(t, epilogs, 4), func(p play, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			if result := p.failing(job, "epilog", false, c.refuse(p, &reached)); result.Code == 0 {
@@ -415,15 +425,25 @@ func TestNVMLCallsThatFail(t *testing.T) {
 	})
 }
 
+// wrongAnswer is what the control program answers to one question, or to this one and all after it.
+type wrongAnswer struct {
+	name, answer string
+	number       int // of the question: the first is the prolog's
+	always       bool
+}
+
+func (w wrongAnswer) String() string {
+	if w.always {
+		return fmt.Sprintf("%s from question %d on", w.name, w.number)
+	}
+	return fmt.Sprintf("%s to question %d", w.name, w.number)
+}
+
 // The control program may answer anything to any question: once, so that the next has its answer, or from then on. The
 // prolog opens the lease or leaves the node quiet; the epilog ends the daemon by itself.
 func TestAnswersOfEveryWrongKind(t *testing.T) {
-	type wrong struct {
-		name, answer string
-		number       int // of the question: the first is the prolog's
-		always       bool
-	}
-	var all []wrong
+	joinSweep(t, "points")
+	var all []wrongAnswer
 	for number := 1; number <= 3; number++ {
 		for name, answer := range map[string]string{
 			"nothing": `:`, "no word and a failure": `exit 3`, "killed": `kill -9 $$`,
@@ -434,13 +454,13 @@ func TestAnswersOfEveryWrongKind(t *testing.T) {
 			"no table":              `printf 'PID\nx y z\n100.0\n'`,
 			"without an end":        `exec yes`, "silence": `exec sleep 900`,
 		} {
-			all = append(all, wrong{name, answer, number, false}, wrong{name, answer, number, true})
+			all = append(all, wrongAnswer{name, answer, number, false}, wrongAnswer{name, answer, number, true})
 		}
 	}
-	slices.SortFunc(all, func(a, b wrong) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(all, func(a, b wrongAnswer) int { return strings.Compare(a.name, b.name) })
 	s := shapes[0]
 	t.Parallel()
-	sweep(t, s, sample(all, 7), func(p play, w wrong) bool {
+	sweep(t, s, sample(t, all, 7), func(p play, w wrongAnswer) bool {
 		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
 		asked := filepath.Join(filepath.Dir(p.Root), "asked")
 		p.write(asked, "")

@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -24,10 +23,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
-
-// everything asks for every point of every sweep; make sweep sets it. Without it the job with one GPU is swept whole, and
-// of the rest so much as a CI run has time for.
-var everything = os.Getenv("KILL_ALL") != ""
 
 // point is one effect of an act: its name, and which of those that have this name. Effects of threads that run side by
 // side change places from run to run; their names do not change.
@@ -261,72 +256,6 @@ func (s shape) stand(t *testing.T) play {
 	return playIn(t, publicDir(t), policy, models...)
 }
 
-// some are the points that there is time for: every fifth of a job with one GPU and one daemon, and fewer of others.
-func some[P any](s shape, points []P, every int) []P {
-	if s == shapes[0] {
-		return sample(points, 5)
-	}
-	return sample(points, every)
-}
-
-// sample is every so many-th of the points, or all of them where everything is asked for.
-func sample[P any](points []P, every int) []P {
-	if everything {
-		return points
-	}
-	return nth(points, every)
-}
-
-func nth[P any](points []P, every int) []P {
-	var chosen []P
-	for i := every / 2; i < len(points); i += every {
-		chosen = append(chosen, points[i])
-	}
-	return chosen
-}
-
-// pointDeadline bounds the acts at one point.
-const pointDeadline = time.Minute
-
-// sweep tries every point, each a subtest. Several stages are at work side by side, since acts wait for daemons most of
-// their time. A stage on which a point has failed is replaced: what it left must not fail the next.
-func sweep[P any](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
-	t.Helper()
-	const sideBySide = 4
-	began := time.Now()
-	var missed, failed atomic.Int32
-	var all sync.WaitGroup
-	for shard := range sideBySide {
-		all.Go(func() {
-			p, fresh := play{}, false
-			for i := shard; i < len(points); i += sideBySide {
-				if !fresh {
-					p, fresh = s.stand(t), true
-				}
-				fresh = t.Run(fmt.Sprint(i), func(t *testing.T) {
-					p := p.again(t)
-					defer func() {
-						if t.Failed() {
-							failed.Add(1)
-							t.Logf("at point %v", points[i])
-						}
-					}()
-					if !try(p, points[i]) {
-						missed.Add(1)
-						t.Logf("not reached: %v", points[i])
-					}
-				})
-			}
-		})
-	}
-	all.Wait()
-	t.Logf("%d points, %d of them not met again", len(points), missed.Load())
-	report(t, t.Name(), len(points), int(failed.Load()), time.Since(began))
-	if int(missed.Load())*20 > len(points)+20 {
-		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), len(points))
-	}
-}
-
 // report adds a test's result to the file that RELIABILITY names, for docs/reliability.md (make reliability). A line
 // has the name, the number of tries, the number of failures, the seconds and perhaps a sentence.
 func report(t *testing.T, name string, tried, failed int, took time.Duration, said ...string) {
@@ -364,6 +293,7 @@ func reportEnd(t *testing.T) (begin func()) {
 func (p play) again(t *testing.T) play {
 	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
 	t.Cleanup(cancel)
+	printRerun(t)
 	return play{p.Stage, t, ctx, p.conf}
 }
 
@@ -371,6 +301,7 @@ func (p play) again(t *testing.T) play {
 //
 // Contract: R1, R9
 func TestAPrologKilledAnywhere(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {
@@ -379,7 +310,7 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 			points := p.points(job, "prolog")
 			p.must(0, job, "epilog")
 			var tried atomic.Int32
-			sweep(t, s, some(s, points, 12), func(p play, at point) bool {
+			sweep(t, s, some(t, s, points, 12), func(p play, at point) bool {
 				job := s.job(p)
 				reached := p.killed(job, "prolog", at, p.booted)
 				p.must(0, job, "epilog")
@@ -395,6 +326,7 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 
 // A prolog whose daemon fails as the user, works as nobody and fails once more, and is killed on the way.
 func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	fails := func(p play) testnode.Job {
@@ -409,7 +341,7 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 		t.Fatalf("the ticket says %q", ticket.RefusalReason)
 	}
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(points, 16), func(p play, at point) bool {
+	sweep(t, s, sample(t, points, 16), func(p play, at point) bool {
 		job := fails(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "epilog")
@@ -421,13 +353,14 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 // After a prolog was killed, slurmd may run another one for the same job, as after its own restart. That one opens the
 // lease.
 func TestAPrologAfterOneThatWasKilled(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
 	p := s.stand(t)
 	job := s.job(p)
 	points := p.points(job, "prolog")
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(points, 9), func(p play, at point) bool {
+	sweep(t, s, sample(t, points, 9), func(p play, at point) bool {
 		job := s.job(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "prolog")
@@ -450,6 +383,7 @@ func (p play) tells() {
 //
 // Contract: R9
 func TestAnEpilogKilledAnywhere(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {
@@ -457,7 +391,7 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			points := p.points(job, "epilog")
-			sweep(t, s, some(s, points, 12), func(p play, at point) bool {
+			sweep(t, s, some(t, s, points, 12), func(p play, at point) bool {
 				job := s.job(p)
 				reached := p.killed(job, "epilog", at, func() { p.booted(); p.must(0, job, "prolog") })
 				p.tells()
@@ -477,9 +411,10 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 // A prolog that is killed at one point and its epilog at another: the next epilog finishes. Every pair, for a job with one
 // GPU; of others a part.
 func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
+	joinSweep(t, "points")
 	t.Parallel()
 	for _, s := range shapes {
-		if s != shapes[0] && !everything {
+		if s != shapes[0] && !everything && !named(t) {
 			continue
 		}
 		t.Run(s.String(), func(t *testing.T) {
@@ -487,26 +422,27 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 			job := s.job(p)
 			points, every := p.points(job, "prolog"), 20
 			p.must(0, job, "epilog")
-			if s != shapes[0] {
+			if s != shapes[0] && !named(t) {
 				points, every = nth(points, 8), 8
 			}
 			var pairs atomic.Int32
-			sweep(t, s, sample(points, every), func(p play, first point) (reached bool) {
+			sweep(t, s, sample(t, points, every), func(p play, first point) (reached bool) {
 				job := s.job(p)
 				reached = p.killed(job, "prolog", first, p.booted)
 				seconds := p.points(job, "epilog")
 				p.quiet()
-				if s != shapes[0] {
+				if s != shapes[0] && !named(p.t) {
 					seconds = nth(seconds, every)
 				}
-				for _, second := range sample(seconds, 5) {
-					p := p.again(p.t)
-					p.killed(job, "epilog", second, func() { reached = p.killed(job, "prolog", first, p.booted) && reached })
-					p.must(0, job, "epilog")
-					p.quiet()
-					pairs.Add(1)
-					if p.t.Failed() {
-						p.t.Fatalf("and %v", second)
+				for _, second := range sample(p.t, seconds, 5) {
+					if !p.t.Run(subtest(second), func(t *testing.T) {
+						p := p.again(t)
+						p.killed(job, "epilog", second, func() { reached = p.killed(job, "prolog", first, p.booted) && reached })
+						p.must(0, job, "epilog")
+						p.quiet()
+						pairs.Add(1)
+					}) {
+						break // the next pair would find what this one left
 					}
 				}
 				return reached
@@ -520,6 +456,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 // A prolog that is killed while a child of its has not yet become the control program leaves somebody who may yet start
 // a daemon. The epilog waits for it; where it does not move, the lease is kept and the node drains.
 func TestAnOrphanThatIsLate(t *testing.T) {
+	joinSweep(t, "points")
 	for _, c := range []struct {
 		name  string
 		moves bool

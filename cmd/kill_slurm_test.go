@@ -59,9 +59,10 @@ func (c *cluster) resumed() {
 // slurmd drains a node whose prolog was killed, holds the job, and runs the epilog: the node is quiet then, and nothing
 // has to be done but to resume it.
 func TestAPrologKilledUnderSlurm(t *testing.T) {
+	joinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	where := c.cutter("prolog")
-	for _, text := range sample([]string{"/claims/", "compute_mode", "nvidia-cuda-mps-control -d", "start_server", "/tickets/"}, 2) {
+	for _, text := range sample(t, []string{"/claims/", "compute_mode", "nvidia-cuda-mps-control -d", "start_server", "/tickets/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
 			c := &cluster{c.Cluster, t, c.ctx, c.user, c.dir, c.stages}
 			c.first().write(where, text)
@@ -92,9 +93,10 @@ func (c *cluster) empty() {
 // slurmd drains a node whose epilog was killed. What it has not undone stands in the lease, and the command that an
 // admin runs by hand finishes.
 func TestAnEpilogKilledUnderSlurm(t *testing.T) {
+	joinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	where := c.cutter("epilog")
-	for _, text := range sample([]string{"/tickets/", "quit", "compute_mode", "/claims/", "/leases/"}, 2) {
+	for _, text := range sample(t, []string{"/tickets/", "quit", "compute_mode", "/claims/", "/leases/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
 			c := &cluster{c.Cluster, t, c.ctx, c.user, c.dir, c.stages}
 			c.first().write(where, text)

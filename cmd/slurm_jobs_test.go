@@ -39,6 +39,7 @@ var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
 func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	t.Helper()
 	t.Parallel()
+	printRerun(t)
 	user := needSlurm(t)
 	c := &cluster{t: t, user: user, dir: publicDir(t), stages: map[string]play{}}
 	for _, name := range names(t, o) {

@@ -354,7 +354,7 @@ func (s *soak) wrong(e errand, what, detail string) {
 	s.mutex.Lock()
 	s.failed[what]++
 	s.mutex.Unlock()
-	s.t.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd -run TestSoak", what, detail, s.seed, e, s.seed, e.number)
+	s.t.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd -run 'TestSoak$'", what, detail, s.seed, e, s.seed, e.number)
 }
 
 func (v *voyage) wrong(what, detail string) {

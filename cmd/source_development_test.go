@@ -78,7 +78,7 @@ func TestDevelopmentHasEveryVariable(t *testing.T) {
 	}
 	found := testVariables(t)
 	for _, known := range []string{
-		"KILL_ALL", "REQUIRE_LAB", "SOAK_MINUTES", "ENDS_PARTS", "FUZZTIME", "DEBIAN_MIRROR", "DEBIAN_EXPIRED", "SUITE", "MUTANTS", "DESTDIR",
+		"SWEEP", "REQUIRE_LAB", "SOAK_MINUTES", "ENDS_PARTS", "FUZZTIME", "DEBIAN_MIRROR", "DEBIAN_EXPIRED", "SUITE", "MUTANTS", "DESTDIR",
 	} {
 		if found[known] == "" {
 			t.Errorf("the test does not see %s, which the source reads", known)

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
+)
+
+// A sweep is a run of some expensive tests alone. SWEEP names it, and `make sweep` runs each:
+//
+//	points  prolog and epilog are killed or refused at each of their effects; other runs try some effects
+//	race    many programs at once, and they have the race detector
+//
+// A test joins a sweep by joinSweep.
+var (
+	sweeps     = []string{"points", "race"}
+	sweepName  = os.Getenv("SWEEP")
+	everything = sweepName == "points"
+	sweepTests sync.Map // the name of a test to the name of its sweep
+)
+
+// joinSweep makes a test one of those that a sweep runs. The test calls it before it makes a node.
+func joinSweep(t *testing.T, name string) {
+	t.Helper()
+	sweepTests.Store(testOf(t), name)
+	skipOutsideSweep(t)
+}
+
+// skipOutsideSweep skips a test that is not of the sweep that SWEEP names. Each test that needs root calls it.
+func skipOutsideSweep(t *testing.T) {
+	t.Helper()
+	if sweepName != "" && !slices.Contains(sweeps, sweepName) {
+		t.Fatalf("SWEEP is %q: give one of %q", sweepName, sweeps)
+	}
+	if own, _ := sweepTests.Load(testOf(t)); sweepName != "" && own != sweepName {
+		t.Skipf("not of the sweep: SWEEP is %s", sweepName)
+	}
+}
+
+// testOf is the name of the test to which a subtest belongs.
+func testOf(t *testing.T) string {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	return name
+}
+
+// named reports whether -run names a subtest of this test. All points are tried for their names then, and not some.
+func named(t *testing.T) bool {
+	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
+		test, _, _ := strings.Cut(pattern, "/")
+		this, _ := regexp.MatchString(test, testOf(t))
+		if this && strings.Count(pattern, "/") > strings.Count(t.Name(), "/") {
+			return true
+		}
+	}
+	return false
+}
+
+// subtest is a name for a point. It has no slash, because -run splits names there.
+func subtest(point fmt.Stringer) string { return strings.ReplaceAll(point.String(), "/", ":") }
+
+// printRerun prints the command that runs the test again, if the test fails.
+func printRerun(t *testing.T) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("to run it again: %s", rerun.Command(t, "REQUIRE_LAB", "SLURM_BUNDLE", "SWEEP"))
+		}
+	})
+}
+
+// some are the points that there is time for: every fifth of a job with one GPU and one daemon, and fewer of others.
+func some[P any](t *testing.T, s shape, points []P, every int) []P {
+	if s == shapes[0] {
+		return sample(t, points, 5)
+	}
+	return sample(t, points, every)
+}
+
+// sample is every so many-th of the points. It is all of them in the sweep, and if -run names a point.
+func sample[P any](t *testing.T, points []P, every int) []P {
+	if everything || named(t) {
+		return points
+	}
+	return nth(points, every)
+}
+
+func nth[P any](points []P, every int) []P {
+	var chosen []P
+	for i := every / 2; i < len(points); i += every {
+		chosen = append(chosen, points[i])
+	}
+	return chosen
+}
+
+// pointDeadline bounds the acts at one point.
+const pointDeadline = time.Minute
+
+// sweep tries every point, each a subtest. Several stages are at work side by side, since acts wait for daemons most of
+// their time. A stage on which a point has failed is replaced: what it left must not fail the next.
+func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
+	t.Helper()
+	needRoot(t) // here, because a goroutine cannot skip the test
+	const sideBySide = 4
+	began := time.Now()
+	var tried, missed, failed atomic.Int32
+	var all sync.WaitGroup
+	for shard := range sideBySide {
+		all.Go(func() {
+			p, fresh := play{}, false
+			for i := shard; i < len(points); i += sideBySide {
+				if !fresh {
+					p, fresh = s.stand(t), true
+				}
+				fresh = t.Run(subtest(points[i]), func(t *testing.T) {
+					tried.Add(1)
+					p := p.again(t)
+					defer func() {
+						if t.Failed() {
+							failed.Add(1)
+							t.Logf("at point %v", points[i])
+						}
+					}()
+					if !try(p, points[i]) {
+						missed.Add(1)
+						t.Logf("not reached: %v", points[i])
+					}
+				})
+			}
+		})
+	}
+	all.Wait()
+	n := int(tried.Load())
+	t.Logf("%d points, %d of them not met again", n, missed.Load())
+	if n == 0 {
+		t.Errorf("none of %d points has a name that -run gives", len(points))
+	}
+	if !named(t) {
+		report(t, t.Name(), n, int(failed.Load()), time.Since(began))
+	}
+	if int(missed.Load())*20 > n+20 {
+		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), n)
+	}
+}
