@@ -24,6 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/rerun"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
@@ -84,6 +85,7 @@ type ends struct {
 	deadline time.Time
 	parts    []endsPart
 	hold     float64
+	seed     uint64 // of the order
 	python   string
 	victim   string // path of victim.py
 	record   *endsRecord
@@ -125,6 +127,7 @@ func newEnds(t *testing.T, budget time.Duration) *ends {
 	if err != nil {
 		seed = uint64(time.Now().UnixNano())
 	}
+	e.seed = seed
 	fmt.Printf("ENDS_SEED=%d, %d GPUs, until %s\n", seed, e.gpus, e.deadline.Format("15:04:05"))
 	e.findVictim(t)
 	host, _ := os.Hostname()
@@ -303,10 +306,10 @@ func (e *ends) judge(t *testing.T) {
 		switch row.method {
 		case "guard":
 			if row.harmed() {
-				t.Errorf("%s by %s, %d at once, ends by %s: %d of %d neighbours live", row.kind, row.how, row.atOnce, row.ending, row.alive, row.before)
+				t.Errorf("%s by %s, %d at once, ends by %s: %d of %d neighbours live\n%s", row.kind, row.how, row.atOnce, row.ending, row.alive, row.before, e.again(t, row))
 			}
 			if !row.client {
-				t.Errorf("%s by %s ends by %s: the new client fails", row.kind, row.how, row.ending)
+				t.Errorf("%s by %s ends by %s: the new client fails\n%s", row.kind, row.how, row.ending, e.again(t, row))
 			}
 		case "bare":
 			bare++
@@ -321,6 +324,12 @@ func (e *ends) judge(t *testing.T) {
 	if len(e.record.rows) == 0 && slices.ContainsFunc(e.parts, func(p endsPart) bool { return p.name == "waves" }) {
 		t.Error("there was no ending")
 	}
+}
+
+// again is the command that tries only this ending.
+func (e *ends) again(t *testing.T, row endsRow) string {
+	return fmt.Sprintf("to run it again: ENDS_MINUTES=1 ENDS_PARTS=waves ENDS_SEED=%d ENDS_CELLS='^%s/%s/%s$' %s",
+		e.seed, row.how, row.kind, row.ending, rerun.Command(t, "CONFORMANCE_TARGET", "ALLOW_MODE_CHANGES", "ENDS_HOLD"))
 }
 
 // endsLane is one GPU with a cluster of its own, and one long job on it in which steps come and go.
