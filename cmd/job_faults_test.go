@@ -3,7 +3,6 @@
 package cmd_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -21,29 +20,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
 )
-
-// fault turns one of the simulated node's knobs.
-func (p play) fault(knob, value string) {
-	p.t.Helper()
-	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// fail makes an NVML function answer a code, so many times; 0 is for ever.
-func (p play) fail(function string, code, times int) {
-	p.t.Helper()
-	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// facts adds lines to the site's facts.
-func (p play) facts(lines ...string) {
-	p.t.Helper()
-	path := p.Paths().ConfigFile()
-	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
-}
 
 // says holds an output against a pattern of one line: what differs from run to run is a pattern there.
 func says(t *testing.T, output, pattern string) {
@@ -120,46 +96,6 @@ func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
-}
-
-// client is a CUDA client of the job, started as its user through the wrapper. It is no child that anybody waits for but
-// this test: an escapee that outlived its job.
-func (p play) client(job uint32, args ...string) *exec.Cmd {
-	p.t.Helper()
-	cmd := p.asUser(job, p.Command("mpirun-wrap", append([]string{p.cudaClient()}, args...)...))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	cmd.Stderr = cmd.Stdout
-	if err := cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
-	p.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	line1, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.Contains(line1, "ready") {
-		p.t.Fatalf("the client says %q, %v\n%s", line1, err, p.log())
-	}
-	return cmd
-}
-
-// asUser is a command in the only rank of a step.
-func (p play) asUser(job uint32, line []string) *exec.Cmd {
-	libraries := os.Getenv("LD_LIBRARY_PATH")
-	if p.Sim != nil {
-		libraries = p.Sim.Libraries()
-	}
-	cmd := exec.Command(line[0], line[1:]...)
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + libraries, fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_STEP_ID=0",
-		"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
-	return cmd
-}
-
-// cudaClient is one program for the simulation and for a real GPU.
-func (p play) cudaClient() string {
-	return filepath.Join(filepath.Dir(p.Bin), "sim", "bin", "cuda-client")
 }
 
 // Whatever an epilog meets, it ends in time, and the node is as it was.

@@ -3,13 +3,11 @@
 package cmd_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,189 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"golang.org/x/sys/unix"
 )
-
-// The job's user of these tests. The name and the number need not exist on the machine.
-const uid, gid = 2001, 2001
-
-// play is one test's stage: the production binaries on a simulated node of its own.
-type play struct {
-	testnode.Stage
-	t    *testing.T
-	ctx  context.Context
-	conf string // path of slurm.conf
-}
-
-// built is the folder of the binaries, built once for all tests.
-var built = sync.OnceValues(func() (string, error) {
-	shared, err := testnode.Shared()
-	if err != nil {
-		return "", err
-	}
-	return testnode.Build(shared)
-})
-
-func newPlay(t *testing.T, policy string, models ...node.Model) play {
-	t.Helper()
-	t.Parallel() // each has a node of its own, and most of its time it waits
-	printRerun(t)
-	return playIn(t, publicDir(t), policy, models...)
-}
-
-func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
-	t.Helper()
-	needRoot(t)
-	built, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := testnode.New(dir, built, policy, models...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
-	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
-	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", len(models)))
-	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
-	t.Cleanup(p.killLeft)
-	return p
-}
-
-// needRoot skips a test that is not run as root. If REQUIRE_LAB says that all tests must run, the test fails.
-func needRoot(t *testing.T) {
-	t.Helper()
-	skipOutsideSweep(t)
-	const why = "prologs are root's, and nodes have mounts and users of their own: run as root"
-	switch {
-	case os.Geteuid() == 0:
-	case os.Getenv("REQUIRE_LAB") != "":
-		t.Fatal(why)
-	default:
-		t.Skip(why)
-	}
-}
-
-// publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.
-func publicDir(t *testing.T) string {
-	dir, err := os.MkdirTemp("/tmp", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-// unmount takes away the file systems of jobs that a failed test has left below a folder.
-func unmount(dir string) {
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			_ = unix.Unmount(fields[4], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		}
-	}
-}
-
-func (p play) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
-
-func (p play) write(path, content string) {
-	p.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// killLeft ends what a failed test left, by pids that the stage proves to be its own.
-func (p play) killLeft() {
-	pids, _ := p.Processes()
-	for _, pid := range pids {
-		if stat, err := site.ReadStat(pid); err == nil {
-			_ = stat.Kill(9)
-		}
-	}
-}
-
-func (p play) job(id uint32, gpus string) testnode.Job {
-	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
-}
-
-// must runs a binary and holds its exit code.
-func (p play) must(code int, job testnode.Job, program string) string {
-	p.t.Helper()
-	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if result.Code != code {
-		p.t.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.log())
-	}
-	return result.Output
-}
-
-func (p play) log() string {
-	content, _ := os.ReadFile(p.Paths().Log())
-	return string(content)
-}
-
-func (p play) left() []string {
-	p.t.Helper()
-	left, err := p.Left()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return left
-}
-
-// clean holds that nothing is left of any job.
-func (p play) clean() {
-	p.t.Helper()
-	if left := p.left(); len(left) > 0 {
-		p.t.Errorf("left behind: %q\n%s", left, p.log())
-	}
-}
-
-// serverLog is what the server of a job's first daemon has written.
-func (p play) serverLog(job uint32) string {
-	content, _ := os.ReadFile(filepath.Join(p.ticket(job).Daemons[0].LogDir, "server.log"))
-	return string(content)
-}
-
-func (p play) ticket(job uint32) lease.Ticket {
-	p.t.Helper()
-	boot, err := site.BootID()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
-	if err != nil {
-		p.t.Fatalf("%v\n%s", err, p.log())
-	}
-	return t
-}
-
-func (p play) modes() string {
-	p.t.Helper()
-	gpus, err := p.Sim.Node.GPUs()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	var modes []string
-	for _, gpu := range gpus {
-		mode, err := gpu.Mode()
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		modes = append(modes, fmt.Sprint(mode))
-	}
-	return strings.Join(modes, "")
-}
 
 // Contract: D1, M1
 func TestAJobsLife(t *testing.T) {
@@ -281,15 +97,6 @@ func (p play) holdsDaemon(d lease.Daemon) {
 	}
 }
 
-func read(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(content)
-}
-
 // On some machines the control program is a script that runs the real one elsewhere. This one writes down what it was
 // given first: no signal blocked, though slurmd's prologs have some blocked, and none ignored.
 func TestAControlProgramThatIsAScript(t *testing.T) {
@@ -360,15 +167,6 @@ func TestAPrologAfterItsDaemonDied(t *testing.T) {
 	}
 	p.must(0, job, "epilog")
 	p.clean()
-}
-
-func (p play) gone(proc site.Process) {
-	p.t.Helper()
-	for proc.Running() {
-		if !site.Sleep(p.ctx, time.Millisecond) {
-			p.t.Fatalf("%v does not go", proc)
-		}
-	}
 }
 
 func TestTwoJobsSideBySide(t *testing.T) {
@@ -447,21 +245,4 @@ func TestAnotherBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.clean()
-}
-
-func (p play) uuid(gpu int) site.UUID {
-	p.t.Helper()
-	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return site.UUID(uuid)
-}
-
-// rewrite changes a record in place: root's own, as it was.
-func (p play) rewrite(path, content string) {
-	p.t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
 }

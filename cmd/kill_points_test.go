@@ -3,10 +3,7 @@
 package cmd_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,7 +18,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/faultinject"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
-	"golang.org/x/sys/unix"
 )
 
 // point is one effect of an act: its name, and which of those that have this name. Effects of threads that run side by
@@ -124,100 +120,6 @@ func (p play) killed(job testnode.Job, program string, at point, start func()) b
 	return false
 }
 
-// booted takes away all state and the log, as for the first job after a boot.
-func (p play) booted() {
-	p.t.Helper()
-	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
-		if err := os.RemoveAll(path); err != nil {
-			p.t.Fatal(err)
-		}
-	}
-}
-
-// quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process of
-// the stage, no lock held, nothing mounted, and no new file.
-func (p play) quiet() {
-	p.t.Helper()
-	p.clean()
-	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays()) {
-		p.t.Errorf("left behind: %s\n%s", what, p.log())
-	}
-}
-
-// strangers are living processes that have the stage's folder in their command line or environment, whatever they are.
-func (p play) strangers() []string {
-	var found []string
-	folders, _ := filepath.Glob("/proc/[0-9]*")
-	for _, folder := range folders {
-		line, _ := os.ReadFile(folder + "/cmdline")
-		environment, _ := os.ReadFile(folder + "/environ")
-		var pid int
-		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
-		stat, err := site.ReadStat(pid)
-		if err == nil && stat.Running() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
-			found = append(found, fmt.Sprintf("process %d %q", pid, line))
-		}
-	}
-	return found
-}
-
-// locks are files of the state whose lock somebody holds.
-func (p play) locks() []string {
-	var held []string
-	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return nil
-		}
-		file, err := os.Open(path)
-		if err != nil {
-			return nil
-		}
-		defer file.Close()
-		if errors.Is(unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
-			held = append(held, "lock of "+path)
-		}
-		return nil
-	})
-	return held
-}
-
-// mounts are file systems that are mounted in the folders of the state.
-func (p play) mounts() []string {
-	table, _ := os.ReadFile("/proc/self/mounts")
-	var found []string
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
-			found = append(found, "mount "+fields[1])
-		}
-	}
-	return found
-}
-
-// strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
-// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care for.
-// State is clean's to hold, and the copies of the site's files are the node's.
-func (p play) strays() []string {
-	var found []string
-	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") || strings.HasPrefix(path, p.Paths().Devices()+"/") ||
-			strings.HasPrefix(path, p.Paths().Kept()+"/") {
-			return err
-		}
-		switch path {
-		case p.Paths().Policy(), p.Paths().ConfigFile(), p.Paths().Log():
-			return nil
-		}
-		if kept, ok := strings.CutPrefix(path, p.keptLogs()); !ok || strings.HasPrefix(kept, ".") {
-			found = append(found, "file "+path)
-		}
-		return nil
-	})
-	return found
-}
-
-// keptLogs is where the logs of jobs are kept, with a slash.
-func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
-
 // another job can open and close.
 func (p play) another(job testnode.Job) {
 	p.t.Helper()
@@ -287,14 +189,6 @@ func reportEnd(t *testing.T) (begin func()) {
 		report(t, t.Name(), 1, failed, time.Since(began))
 	})
 	return func() { began = time.Now() }
-}
-
-// again is the play for another point.
-func (p play) again(t *testing.T) play {
-	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
-	t.Cleanup(cancel)
-	printRerun(t)
-	return play{p.Stage, t, ctx, p.conf}
 }
 
 // A prolog that is killed after any of its effects leaves a node that the epilog makes quiet.

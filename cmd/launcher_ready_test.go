@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -138,15 +137,6 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	}
 	if len(said) != 1 || !regexp.MustCompile(waiting).MatchString(said[0]) {
 		t.Errorf("said %q, want %s", said, waiting)
-	}
-}
-
-func (p play) until(what string, done func() bool) {
-	p.t.Helper()
-	for !done() {
-		if !site.Sleep(p.ctx, time.Millisecond) {
-			p.t.Fatalf("no %s", what)
-		}
 	}
 }
 

@@ -87,16 +87,6 @@ type finding struct {
 	Do    string    `json:"fix"`
 }
 
-// ctl runs mpsctl as root.
-func (p play) ctl(args ...string) testnode.Result {
-	p.t.Helper()
-	result, err := p.Run(p.ctx, nil, "mpsctl", args...)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return result
-}
-
 // status is what status says in JSON; its exit code must say whether it found anything.
 func (p play) status(args ...string) seen {
 	p.t.Helper()

@@ -12,8 +12,6 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
@@ -25,19 +23,6 @@ trigger {
   option     = true
 }
 `
-
-func (p play) lease(job uint32) lease.Lease {
-	p.t.Helper()
-	boot, err := site.BootID()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
-	if err != nil {
-		p.t.Fatalf("%v\n%s", err, p.log())
-	}
-	return l
-}
 
 // The three ways of asking, and options that narrow what the rule grants; each is a job's whole life.
 func TestAJobThatAsksWithOptions(t *testing.T) {

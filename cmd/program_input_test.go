@@ -13,21 +13,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// without is an environment less a variable, and with one a variable more.
-func without(env []string, name string) []string {
-	var rest []string
-	for _, entry := range env {
-		if !strings.HasPrefix(entry, name+"=") {
-			rest = append(rest, entry)
-		}
-	}
-	return rest
-}
-
-func with(env []string, name, value string) []string {
-	return append(without(env, name), name+"="+value)
-}
-
 // Every bad input of an admin's or of Slurm's, and its sentence, whole.
 func TestBadInputOfRootsPrograms(t *testing.T) {
 	p := newPlay(t, "", node.H200)

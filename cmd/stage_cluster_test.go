@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes that
+// share this machine share nothing else.
+type cluster struct {
+	*lab.Cluster
+	t      *testing.T
+	ctx    context.Context
+	user   lab.User
+	dir    string
+	stages map[string]play // by the node's name
+}
+
+// gpusOfANode are H200s that differ from what is on other nodes by nothing: a job on one node must not see another's.
+var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
+
+func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
+	t.Helper()
+	t.Parallel()
+	printRerun(t)
+	user := needSlurm(t)
+	c := &cluster{t: t, user: user, dir: publicDir(t), stages: map[string]play{}}
+	for _, name := range names(t, o) {
+		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
+		c.ctx = c.stages[name].ctx
+	}
+	o.Bundle = os.Getenv("SLURM_BUNDLE")
+	o.Dir, o.GPUs, o.Features = filepath.Join(c.dir, "lab"), len(gpusOfANode), "mps,a100"
+	for i, line := range o.Extra {
+		o.Extra[i] = strings.ReplaceAll(line, "%D", o.Dir)
+	}
+	o.GresConf = strings.ReplaceAll(o.GresConf, "%D", o.Dir)
+	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
+	c.hook("mpirun-wrap")
+	var err error
+	if c.Cluster, err = lab.Start(c.ctx, o); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range c.stages { // the GPUs' device files, which tasks may be kept from
+		if err := linkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// linkAll puts links to the files of a folder into another, in the place of what is there.
+func linkAll(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		link := filepath.Join(to, file.Name())
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(filepath.Join(from, file.Name()), link); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and returns
+// the user of its jobs.
+func needSlurm(t *testing.T) lab.User {
+	t.Helper()
+	needRoot(t)
+	if missing := lab.Missing(); len(missing) > 0 && os.Getenv("SLURM_BUNDLE") == "" {
+		if os.Getenv("REQUIRE_LAB") != "" {
+			t.Fatalf("packages are missing: %q: run make setup", missing)
+		}
+		t.Skipf("packages are missing: %q: run make setup", missing)
+	}
+	user, err := lab.EnsureUser("hpc1", uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return user
+}
+
+func names(t *testing.T, o lab.Options) []string {
+	if o.SameName {
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		short, _, _ := strings.Cut(host, ".")
+		return []string{short}
+	}
+	var list []string
+	for n := range max(o.Nodes, 1) {
+		list = append(list, fmt.Sprintf("n%d", n+1))
+	}
+	return list
+}
+
+// hook is a script that runs a binary on the stage of the node that it finds itself on.
+func (c *cluster) hook(program string) []string {
+	var bin string
+	for _, s := range c.stages {
+		bin = s.Bin
+	}
+	path := filepath.Join(c.dir, program)
+	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node that has its own host name goes by that.
+	script := fmt.Sprintf("#!/bin/sh\nhere=%s/$(/bin/hostname)\n[ -d $here ] || here=%[1]s/$SLURMD_NODENAME\n", c.dir)
+	if program == "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
+		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
+	}
+	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
+	if err := node.WriteProgram(path, []byte(script)); err != nil {
+		c.t.Fatal(err)
+	}
+	return []string{path}
+}
+
+// wrap is a rank's command line: the client that prints what CUDA tells it, through the wrapper.
+func (c *cluster) wrap(args string) string {
+	return filepath.Join(c.dir, "mpirun-wrap") + " " + c.client() + " " + args
+}
+
+func (c *cluster) first() play { return c.stages[c.Nodes()[0]] }
+
+func (c *cluster) client() string { return c.first().Sim.Program("cuda-client") }
+
+func (c *cluster) log() string {
+	var all strings.Builder
+	for name, s := range c.stages {
+		fmt.Fprintf(&all, "--- %s\n%s", name, s.log())
+	}
+	return all.String()
+}
+
+// batch submits a script and returns the job's number.
+func (c *cluster) batch(script string, args ...string) int {
+	c.t.Helper()
+	home, err := c.Home(c.user)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
+	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
+	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
+	if err := node.WriteProgram(path, []byte(text)); err != nil {
+		c.t.Fatal(err)
+	}
+	id, err := c.Submit(c.ctx, c.user, append(append([]string{"--constraint=mps", "-o", home + "/%A.%a.out"}, args...), path)...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return id
+}
+
+// output is what a batch job printed.
+func (c *cluster) output(id int) string {
+	c.t.Helper()
+	home, err := c.Home(c.user)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	paths, _ := filepath.Glob(fmt.Sprintf("%s/%d.*.out", home, id))
+	var all strings.Builder
+	for _, path := range paths {
+		all.WriteString(read(c.t, path))
+	}
+	return all.String()
+}
+
+// ended waits for a job and for its epilog on every node.
+func (c *cluster) ended(id int) lab.Job {
+	c.t.Helper()
+	job, err := c.WaitJob(c.ctx, id)
+	if err != nil {
+		c.t.Fatalf("%v\n%s", err, c.log())
+	}
+	return job
+}
+
+// running waits until the job's ranks say that they run on their GPUs.
+func (c *cluster) running(id int) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
+	defer cancel()
+	for strings.Count(c.output(id), " ready") < 4 {
+		if !site.Sleep(ctx, 20*time.Millisecond) {
+			c.t.Fatalf("the ranks do not run:\n%s\n%s", c.output(id), c.log())
+		}
+	}
+}
+
+// quiet waits until nothing of any job is left, holds that the nodes are not drained, and says what stays.
+func (c *cluster) quiet() {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
+	defer cancel()
+	for name, s := range c.stages {
+		for left := s.left(); len(left) > 0; left = s.left() {
+			if !site.Sleep(ctx, 20*time.Millisecond) {
+				c.t.Fatalf("left behind on %s: %q\n%s", name, left, c.log())
+			}
+		}
+	}
+	for _, name := range c.Nodes() {
+		state, reason, err := c.NodeState(c.ctx, name)
+		if err != nil || strings.Contains(strings.ToLower(state), "drain") {
+			c.t.Errorf("node %s is %s: %s, %v", name, state, reason, err)
+		}
+	}
+}
+
+var sms = regexp.MustCompile(`err=0\(cudaSuccess\) sm=(\d+) ndev=1`)
+
+// counts are the SMs that the ranks' CUDA reported, in order.
+func counts(t *testing.T, output string) []int {
+	t.Helper()
+	var found []int
+	for _, m := range sms.FindAllStringSubmatch(output, -1) {
+		n, _ := strconv.Atoi(m[1])
+		found = append(found, n)
+	}
+	slices.Sort(found)
+	return found
+}

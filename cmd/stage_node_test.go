@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"golang.org/x/sys/unix"
+)
+
+// Here stands what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
+//
+//	p := newPlay(t, "", node.H200)             // a simulated node with one GPU and the default policy
+//	p.must(0, p.job(7, "0"), "prolog")         // job 7 gets GPU 0: the prolog's exit code is 0
+//	p.client(7, "spin", "-ms", "1")            // a CUDA client, as the job's user
+//	p.ticket(7), p.lease(7), p.log(), p.modes() // what is there now
+//	p.must(0, p.job(7, "0"), "epilog")
+//	p.clean()                                  // nothing is left of any job
+//
+// A test under a real Slurm begins with newCluster (stage_cluster_test.go). It has such a node for each node of Slurm.
+
+// The job's user of these tests. The name and the number need not exist on the machine.
+const uid, gid = 2001, 2001
+
+// play is one test's stage: the production binaries on a simulated node of its own.
+type play struct {
+	testnode.Stage
+	t    *testing.T
+	ctx  context.Context
+	conf string // path of slurm.conf
+}
+
+// built is the folder of the binaries, built once for all tests.
+var built = sync.OnceValues(func() (string, error) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		return "", err
+	}
+	return testnode.Build(shared)
+})
+
+func newPlay(t *testing.T, policy string, models ...node.Model) play {
+	t.Helper()
+	t.Parallel() // each has a node of its own, and most of its time it waits
+	printRerun(t)
+	return playIn(t, publicDir(t), policy, models...)
+}
+
+func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
+	t.Helper()
+	needRoot(t)
+	built, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := testnode.New(dir, built, policy, models...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", len(models)))
+	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
+	t.Cleanup(p.killLeft)
+	return p
+}
+
+// needRoot skips a test that is not run as root. If REQUIRE_LAB says that all tests must run, the test fails.
+func needRoot(t *testing.T) {
+	t.Helper()
+	skipOutsideSweep(t)
+	const why = "prologs are root's, and nodes have mounts and users of their own: run as root"
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv("REQUIRE_LAB") != "":
+		t.Fatal(why)
+	default:
+		t.Skip(why)
+	}
+}
+
+// publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.
+func publicDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/tmp", "mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmount(dir); os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// unmount takes away the file systems of jobs that a failed test has left below a folder.
+func unmount(dir string) {
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			_ = unix.Unmount(fields[4], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		}
+	}
+}
+
+func (p play) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
+
+func (p play) write(path, content string) {
+	p.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// rewrite changes a record in place: root's own, as it was.
+func (p play) rewrite(path, content string) {
+	p.t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// facts adds lines to the site's facts.
+func (p play) facts(lines ...string) {
+	p.t.Helper()
+	path := p.Paths().ConfigFile()
+	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
+}
+
+// fault turns one of the simulated node's knobs.
+func (p play) fault(knob, value string) {
+	p.t.Helper()
+	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// fail makes an NVML function answer a code, so many times; 0 is for ever.
+func (p play) fail(function string, code, times int) {
+	p.t.Helper()
+	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p play) job(id uint32, gpus string) testnode.Job {
+	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
+}
+
+// must runs a binary and holds its exit code.
+func (p play) must(code int, job testnode.Job, program string) string {
+	p.t.Helper()
+	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if result.Code != code {
+		p.t.Fatalf("%s of job %d: code %d, want %d: %s\n%s", program, job.ID, result.Code, code, result.Output, p.log())
+	}
+	return result.Output
+}
+
+// ctl runs mpsctl as root.
+func (p play) ctl(args ...string) testnode.Result {
+	p.t.Helper()
+	result, err := p.Run(p.ctx, nil, "mpsctl", args...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return result
+}
+
+// client is a CUDA client of the job, started as its user through the wrapper. It is no child that anybody waits for but
+// this test: an escapee that outlived its job.
+func (p play) client(job uint32, args ...string) *exec.Cmd {
+	p.t.Helper()
+	cmd := p.asUser(job, p.Command("mpirun-wrap", append([]string{p.cudaClient()}, args...)...))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line1, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.Contains(line1, "ready") {
+		p.t.Fatalf("the client says %q, %v\n%s", line1, err, p.log())
+	}
+	return cmd
+}
+
+// asUser is a command in the only rank of a step.
+func (p play) asUser(job uint32, line []string) *exec.Cmd {
+	libraries := os.Getenv("LD_LIBRARY_PATH")
+	if p.Sim != nil {
+		libraries = p.Sim.Libraries()
+	}
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + libraries, fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_STEP_ID=0",
+		"SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
+	return cmd
+}
+
+// cudaClient is one program for the simulation and for a real GPU.
+func (p play) cudaClient() string {
+	return filepath.Join(filepath.Dir(p.Bin), "sim", "bin", "cuda-client")
+}
+
+func (p play) lease(job uint32) lease.Lease {
+	p.t.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	l, err := lease.OpenReadOnly(p.Paths().Run(), boot).Read(job)
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, p.log())
+	}
+	return l
+}
+
+func (p play) ticket(job uint32) lease.Ticket {
+	p.t.Helper()
+	boot, err := site.BootID()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	t, err := lease.OpenReadOnly(p.Paths().Run(), boot).ReadTicket(job)
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, p.log())
+	}
+	return t
+}
+
+// serverLog is what the server of a job's first daemon has written.
+func (p play) serverLog(job uint32) string {
+	content, _ := os.ReadFile(filepath.Join(p.ticket(job).Daemons[0].LogDir, "server.log"))
+	return string(content)
+}
+
+func (p play) uuid(gpu int) site.UUID {
+	p.t.Helper()
+	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return site.UUID(uuid)
+}
+
+func (p play) modes() string {
+	p.t.Helper()
+	gpus, err := p.Sim.Node.GPUs()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var modes []string
+	for _, gpu := range gpus {
+		mode, err := gpu.Mode()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		modes = append(modes, fmt.Sprint(mode))
+	}
+	return strings.Join(modes, "")
+}
+
+func (p play) log() string {
+	content, _ := os.ReadFile(p.Paths().Log())
+	return string(content)
+}
+
+func (p play) left() []string {
+	p.t.Helper()
+	left, err := p.Left()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return left
+}
+
+// clean holds that nothing is left of any job.
+func (p play) clean() {
+	p.t.Helper()
+	if left := p.left(); len(left) > 0 {
+		p.t.Errorf("left behind: %q\n%s", left, p.log())
+	}
+}
+
+// booted takes away all state and the log, as for the first job after a boot.
+func (p play) booted() {
+	p.t.Helper()
+	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
+		if err := os.RemoveAll(path); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process of
+// the stage, no lock held, nothing mounted, and no new file.
+func (p play) quiet() {
+	p.t.Helper()
+	p.clean()
+	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays()) {
+		p.t.Errorf("left behind: %s\n%s", what, p.log())
+	}
+}
+
+// strangers are living processes that have the stage's folder in their command line or environment, whatever they are.
+func (p play) strangers() []string {
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		environment, _ := os.ReadFile(folder + "/environ")
+		var pid int
+		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
+		stat, err := site.ReadStat(pid)
+		if err == nil && stat.Running() && strings.Contains(string(line)+string(environment), filepath.Dir(p.Root)+"/") {
+			found = append(found, fmt.Sprintf("process %d %q", pid, line))
+		}
+	}
+	return found
+}
+
+// locks are files of the state whose lock somebody holds.
+func (p play) locks() []string {
+	var held []string
+	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer file.Close()
+		if errors.Is(unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {
+			held = append(held, "lock of "+path)
+		}
+		return nil
+	})
+	return held
+}
+
+// mounts are file systems that are mounted in the folders of the state.
+func (p play) mounts() []string {
+	table, _ := os.ReadFile("/proc/self/mounts")
+	var found []string
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
+			found = append(found, "mount "+fields[1])
+		}
+	}
+	return found
+}
+
+// strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
+// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care for.
+// State is clean's to hold, and the copies of the site's files are the node's.
+func (p play) strays() []string {
+	var found []string
+	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") || strings.HasPrefix(path, p.Paths().Devices()+"/") ||
+			strings.HasPrefix(path, p.Paths().Kept()+"/") {
+			return err
+		}
+		switch path {
+		case p.Paths().Policy(), p.Paths().ConfigFile(), p.Paths().Log():
+			return nil
+		}
+		if kept, ok := strings.CutPrefix(path, p.keptLogs()); !ok || strings.HasPrefix(kept, ".") {
+			found = append(found, "file "+path)
+		}
+		return nil
+	})
+	return found
+}
+
+// keptLogs is where the logs of jobs are kept, with a slash.
+func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
+
+// again is the play for another point.
+func (p play) again(t *testing.T) play {
+	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
+	t.Cleanup(cancel)
+	printRerun(t)
+	return play{p.Stage, t, ctx, p.conf}
+}
+
+func (p play) gone(proc site.Process) {
+	p.t.Helper()
+	for proc.Running() {
+		if !site.Sleep(p.ctx, time.Millisecond) {
+			p.t.Fatalf("%v does not go", proc)
+		}
+	}
+}
+
+// killLeft ends what a failed test left, by pids that the stage proves to be its own.
+func (p play) killLeft() {
+	pids, _ := p.Processes()
+	for _, pid := range pids {
+		if stat, err := site.ReadStat(pid); err == nil {
+			_ = stat.Kill(9)
+		}
+	}
+}
+
+func (p play) until(what string, done func() bool) {
+	p.t.Helper()
+	for !done() {
+		if !site.Sleep(p.ctx, time.Millisecond) {
+			p.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+// without is an environment less a variable, and with one a variable more.
+func without(env []string, name string) []string {
+	var rest []string
+	for _, entry := range env {
+		if !strings.HasPrefix(entry, name+"=") {
+			rest = append(rest, entry)
+		}
+	}
+	return rest
+}
+
+func with(env []string, name, value string) []string {
+	return append(without(env, name), name+"="+value)
+}
