@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # "make help" prints the targets, each with what stands behind "##". Demo and tests install what they lack and say so.
 
-.PHONY: all help build parts install packages spank setup demo test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -133,7 +133,7 @@ benchmarks: ## make docs/benchmarks.md from its data
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
 gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what a machine with a GPU needs, in .build/gpu
 	ALLOW_MODE_CHANGES= go run ./site/lab/demo >/dev/null
-	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends
+	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends $(BUILT)/gpu/programs
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
@@ -144,6 +144,7 @@ gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what 
 	CGO_ENABLED=0 go build -C $(BENCH) -trimpath -o $(BUILT)/gpu/bin/ ./execs
 	gcc -O2 -static -o $(BUILT)/gpu/bin/nothing $(BENCH)/nothing/nothing.c
 	cp site/lab/ends/victim.py $(BUILT)/gpu/ends/
+	cp site/lab/programs/programs.py $$(command -v parallel) $(BUILT)/gpu/programs/
 	go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/cmd.test ./cmd
 	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/conformance.test ./site/sim/conformance
 
@@ -159,13 +160,17 @@ $(BUILT)/gpu/old/bin:
 # What the trial of endings needs of the pack, in one small file.
 gpu-ends-pack: gpu-pack ## the part of it that gpu-ends needs, in one file
 	rm -rf $(BUILT)/small && mkdir -p $(BUILT)/small/gpu/sim/bin
-	cd $(BUILT)/gpu && cp -r bin old ends cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
+	cd $(BUILT)/gpu && cp -r bin old ends programs cmd.test slurm-bundle.tar.xz ../small/gpu/ && cp sim/bin/cuda-client ../small/gpu/sim/bin/
 	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing bin/mps-tune old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
 # The correctness run; with ALLOW_MODE_CHANGES=1 the shipped way, on a machine of your own (site/lab/gpu.sh says more).
 gpu-test: gpu-pack ## the tests that need a GPU
 	site/lab/gpu.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# Programs as users write them, without the wrapper and with it, and ensembles (site/lab/gpu-programs.sh says more).
+gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
+	site/lab/gpu-programs.sh $(BUILT)/gpu $(BUILT)/gpu-results
 
 # Every ending of every client beside neighbours: ENDS_MINUTES of it (site/lab/gpu-ends.sh says more).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
