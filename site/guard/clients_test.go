@@ -77,11 +77,8 @@ func TestTheOrderOfDuplicates(t *testing.T) {
 		gaps = append(gaps, fd)
 	}
 	c := r.child("exec 5<nvidia-uvm 6<nvidia-uvm 7<nvidiactl 8<nvidiactl; " + waits)
-	for i, fd := range gaps {
-		if unix.Close(fd); i == 0 {
-			continue
-		}
-		defer unix.Close(fd)
+	for _, fd := range gaps {
+		unix.Close(fd)
 	}
 	r.looksAt(c.Process.Pid)
 	control, memory := 0, 1<<30
