@@ -17,3 +17,36 @@ var ErrFindings = errors.New("found")
 
 // ExitFindings is the exit code of ErrFindings and of RuntimeError.
 const ExitFindings = 1
+
+// SuggestFlag ends a complaint of an unknown flag: it names the known flag that is at most two slips away, or else the
+// help of the program.
+func SuggestFlag(name string, known []string, program string) string {
+	do, least := "see "+program+" --help", 3
+	for _, k := range known {
+		if d := distance(name, k); d < min(least, len(k)) {
+			do, least = "did you mean --"+k+"?", d
+		}
+	}
+	return do
+}
+
+// distance is the number of letters to insert, delete or replace that make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

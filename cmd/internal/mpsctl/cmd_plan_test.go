@@ -122,8 +122,7 @@ const models = "V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 
 func TestBadQuestions(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"", "cannot run: no command is given: see mpsctl --help"},
-		{"plann", `cannot run "plann": there is no such command: see mpsctl --help`},
-		{"help plan", `cannot run "help": there is no such command: see mpsctl --help`},
+		{"plann", `cannot run "plann": there is no such command: did you mean plan?`},
 		{"--frob", "cannot read flags: unknown flag: --frob: see mpsctl --help"},
 		{"plan", "cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms"},
 		{"plan H200", `cannot take "H200": mpsctl plan takes flags alone: see mpsctl plan --help`},

@@ -5,15 +5,18 @@
 package mpsctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Invocation is what a command is given. JSON and Paths are read when it runs, since flags are not before that.
@@ -35,10 +38,11 @@ func Commands() []Constructor {
 func Run(p cli.Process, makers ...Constructor) int {
 	call := &Invocation{Process: p}
 	root := newRoot()
-	root.AddCommand(completion(call))
+	root.AddCommand(completion(call), version(call))
 	for _, maker := range makers {
 		root.AddCommand(maker(call))
 	}
+	addHelp(root)
 	return call.execute(root)
 }
 
@@ -50,13 +54,11 @@ func RunAlone(p cli.Process, maker Constructor) int {
 
 // execute gives a program's command what every program here has, and runs it.
 func (call *Invocation) execute(root *cobra.Command) int {
-	root.Version, root.SilenceErrors, root.SilenceUsage, root.DisableSuggestions = cli.Version(), true, true, true
+	root.Version, root.SilenceErrors, root.SilenceUsage = cli.Version(), true, true
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return call.Paths.Check() }
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return fmt.Errorf("cannot read flags: %w: see %s --help", err, c.CommandPath())
-	})
+	root.SetFlagErrorFunc(flagError)
 	flags := root.PersistentFlags()
 	flags.BoolVar(&call.JSON, "json", false, "print JSON")
 	flags.StringVar(&call.Paths.Root, "root", "",
@@ -93,8 +95,39 @@ func newRoot() *cobra.Command {
 			return errors.New("cannot run: no command is given: see mpsctl --help")
 		},
 	}
-	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help", RunE: root.RunE})
 	return root
+}
+
+// addHelp adds cobra's command help, which here refuses what is no command.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Short, help.Long = "print the help of a command", "help prints the help of a command."
+	help.Args = func(_ *cobra.Command, args []string) error {
+		c, rest, _ := root.Find(args)
+		return NoArgs(c, rest)
+	}
+}
+
+func version(call *Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "print the version", Args: NoArgs, DisableFlagsInUseLine: true,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(call.Out, cli.Version())
+			return WriteError("version", err)
+		},
+	}
+}
+
+func flagError(c *cobra.Command, err error) error {
+	do := "see " + c.CommandPath() + " --help"
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		var known []string
+		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+		do = cli.SuggestFlag(cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName()), known, c.CommandPath())
+	}
+	return fmt.Errorf("cannot read flags: %w: %s", err, do)
 }
 
 // SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
@@ -108,7 +141,12 @@ func NoArgs(c *cobra.Command, args []string) error {
 		return nil
 	}
 	if c.HasSubCommands() {
-		return fmt.Errorf("cannot run %q: there is no such command: see %s --help", args[0], c.CommandPath())
+		do := "see " + c.CommandPath() + " --help"
+		c.SuggestionsMinimumDistance = 2
+		if names := c.SuggestionsFor(args[0]); len(names) > 0 {
+			do = "did you mean " + strings.Join(names, " or ") + "?"
+		}
+		return fmt.Errorf("cannot run %q: there is no such command: %s", args[0], do)
 	}
 	return fmt.Errorf("cannot take %q: %s takes flags alone: see %s --help", args[0], c.CommandPath(), c.CommandPath())
 }

@@ -57,9 +57,15 @@ func TestUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                    "cannot run: no command is given: see mpsctl --help",
 		"bogus":               `cannot run "bogus": there is no such command: see mpsctl --help`,
-		"help":                `cannot run "help": there is no such command: see mpsctl --help`,
+		"en":                  `cannot run "en": there is no such command: did you mean end?`,
+		"versoin":             `cannot run "versoin": there is no such command: did you mean version?`,
+		"help bogus":          `cannot run "bogus": there is no such command: see mpsctl --help`,
+		"help end more":       `cannot take "more": mpsctl end takes flags alone: see mpsctl end --help`,
+		"version more":        `cannot take "more": mpsctl version takes flags alone: see mpsctl version --help`,
 		"end more":            `cannot take "more": mpsctl end takes flags alone: see mpsctl end --help`,
 		"end --bogus":         "cannot read flags: unknown flag: --bogus: see mpsctl end --help",
+		"end --jsno":          "cannot read flags: unknown flag: --jsno: did you mean --json?",
+		"end -json":           "cannot read flags: unknown shorthand flag: 'j' in -json: did you mean --json?",
 		"--root tmp end":      `cannot use --root "tmp": give an absolute path`,
 		"completion":          `cannot complete for []: name one shell: bash, zsh or fish`,
 		"completion tcsh":     `cannot complete for ["tcsh"]: name one shell: bash, zsh or fish`,
@@ -68,6 +74,17 @@ func TestUsage(t *testing.T) {
 		code, out, complaint := runRoot(ends(nil), strings.Fields(args)...)
 		if code != cli.ExitUsage || out != "" || complaint != "mpsctl: "+want+"\n" {
 			t.Errorf("%q: code %d, printed %q\ngot  %swant mpsctl: %s", args, code, out, complaint, want)
+		}
+	}
+}
+
+// help and version are commands, and so are --help and --version flags.
+func TestHelpAndVersionAreCommands(t *testing.T) {
+	for args, same := range map[string]string{"help": "--help", "help end": "end --help", "version": "--version"} {
+		code, out, complaint := runRoot(ends(nil), strings.Fields(args)...)
+		_, want, _ := runRoot(ends(nil), strings.Fields(same)...)
+		if code != 0 || out == "" || out != want || complaint != "" {
+			t.Errorf("%q: code %d, printed %q, want %q, %s", args, code, out, want, complaint)
 		}
 	}
 }
@@ -125,7 +142,7 @@ func TestCompletion(t *testing.T) {
 	if _, out, _ := runRoot(ends(nil), "__complete", "completion", ""); !strings.HasPrefix(out, "bash\nzsh\nfish\n") {
 		t.Errorf("shells complete to %q", out)
 	}
-	if _, out, _ := runRoot(ends(nil), "__complete", ""); !strings.Contains(out, "end\n") || !strings.Contains(out, "completion\t") {
+	if _, out, _ := runRoot(ends(nil), "__complete", ""); !strings.Contains(out, "end\n") || !strings.Contains(out, "completion\t") || strings.Contains(out, "no-help") {
 		t.Errorf("commands complete to %q", out)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site"
 )
@@ -35,17 +36,18 @@ func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
 		if flag == "--" {
 			break
 		}
-		name, value, given := strings.Cut(strings.TrimPrefix(flag[1:], "-"), "=")
+		flag, value, given := strings.Cut(flag, "=")
+		name := strings.TrimPrefix(flag[1:], "-")
 		known := func(s mpirunwrap.Setting) bool { return s.Flag == name }
 		i := slices.IndexFunc(settings, known)
 		switch {
 		case i < 0:
-			return fmt.Errorf("cannot read flags: flag provided but not defined: -%s: see mpirun-wrap --help", name)
+			return fmt.Errorf("cannot read flags: unknown flag: %s: %s", flag, suggestion(name, settings))
 		case given:
 		case settings[i].Value == "":
 			value = "true"
 		case len(args) == 0:
-			return fmt.Errorf("cannot read flags: flag needs an argument: -%s: see mpirun-wrap --help", name)
+			return fmt.Errorf("cannot read flags: flag needs an argument: --%s: see mpirun-wrap --help", name)
 		default:
 			value, args = args[0], args[1:]
 		}
@@ -55,6 +57,14 @@ func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
 	}
 	l.program = args
 	return nil
+}
+
+func suggestion(name string, settings []mpirunwrap.Setting) string {
+	var known []string
+	for _, s := range settings {
+		known = append(known, s.Flag)
+	}
+	return cli.SuggestFlag(name, known, "mpirun-wrap")
 }
 
 func (l *line) set(name, value string) error {

@@ -26,11 +26,13 @@ func TestFlags(t *testing.T) {
 		{[]string{"--root=a=b", ""}, `"a=b" "" false false [""]`, ""},
 		{[]string{"-h"}, "", "help is asked for"},
 		{[]string{"--help", "--nonsense"}, "", "help is asked for"},
-		{[]string{"--gpu"}, "", "cannot read flags: flag needs an argument: -gpu: see mpirun-wrap --help"},
-		{[]string{"--nonsense=1"}, "", "cannot read flags: flag provided but not defined: -nonsense: see mpirun-wrap --help"},
-		{[]string{"---gpu=block"}, "", "cannot read flags: flag provided but not defined: --gpu: see mpirun-wrap --help"},
-		{[]string{"--=x"}, "", "cannot read flags: flag provided but not defined: -: see mpirun-wrap --help"},
-		{[]string{"--signals=pass"}, "", "cannot read flags: flag provided but not defined: -signals: see mpirun-wrap --help"},
+		{[]string{"--gpu"}, "", "cannot read flags: flag needs an argument: --gpu: see mpirun-wrap --help"},
+		{[]string{"--nonsense=1"}, "", "cannot read flags: unknown flag: --nonsense: see mpirun-wrap --help"},
+		{[]string{"--shar=even"}, "", "cannot read flags: unknown flag: --shar: did you mean --share?"},
+		{[]string{"-dryrun"}, "", "cannot read flags: unknown flag: -dryrun: did you mean --dry-run?"},
+		{[]string{"---gpu=block"}, "", "cannot read flags: unknown flag: ---gpu: did you mean --gpu?"},
+		{[]string{"--=x"}, "", "cannot read flags: unknown flag: --: see mpirun-wrap --help"},
+		{[]string{"--signals=pass"}, "", "cannot read flags: unknown flag: --signals: see mpirun-wrap --help"},
 		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
 	} {
 		var l line
