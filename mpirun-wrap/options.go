@@ -126,7 +126,7 @@ func ReadOptions(env slurm.Env) (Options, error) {
 			continue
 		}
 		if err := s.set(&o, value); err != nil {
-			return o, fmt.Errorf("cannot read %s: it is %q: %w", s.Variable(), value, err)
+			return o, invalid(s.Variable(), value, err)
 		}
 	}
 	return o, nil
@@ -139,11 +139,17 @@ func (o *Options) Set(flag, value string) error {
 			continue
 		}
 		if err := s.set(o, value); err != nil {
-			return fmt.Errorf("cannot read --%s: it is %q: %w", flag, value, err)
+			return invalid("--"+flag, value, err)
 		}
 		o.Own = o.Own || flag == "share"
 	}
 	return nil
+}
+
+// invalid names an option with its value, and what is wanted instead. The parsers of package policy name the value too.
+func invalid(name, value string, err error) error {
+	text := err.Error()
+	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text[max(strings.LastIndex(text, "want "), 0):])
 }
 
 // Check refuses options that exclude each other.

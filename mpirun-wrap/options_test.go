@@ -56,7 +56,9 @@ func TestBadOptions(t *testing.T) {
 		{"SLURM_MPS_GPU", "gpu", "best", "want auto, block, cyclic, nearest, all or inherit"},
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
-		{"SLURM_MPS_SHARE", "share", "0%", `cannot read share "0%": want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
+		{"SLURM_MPS_SHARE", "share", "0%", `want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
+		{"SLURM_MPS_SHARE", "share", "want ", "want none, even, overlap:F, weight:W, PCT% or Nsm"},
+		{"SLURM_MPS_MEM", "mem", "8", "want none, even, or a size of whole MiB, like 8G or 16384M"},
 	} {
 		_, err := ReadOptions(slurm.Env{c.variable: c.value})
 		if want := "cannot read " + c.variable + `: it is "` + c.value + `": ` + c.want; err == nil || err.Error() != want {

@@ -61,7 +61,7 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 		return ticket, err
 	}
 	if len(task.JobIDs) == 0 {
-		return lease.Ticket{}, errors.New("cannot find ticket: this is no Slurm job: SLURM_JOB_ID is not set")
+		return lease.Ticket{}, errors.New("cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh")
 	}
 	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
 }

@@ -91,7 +91,7 @@ func TestNoPlacement(t *testing.T) {
 		want string
 	}{
 		{"outside of Slurm", func() error { _, err := FindTicket(reader, slurm.Task{}); return err },
-			"cannot find ticket: this is no Slurm job: SLURM_JOB_ID is not set"},
+			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh"},
 		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
 		{"a refused job", func() error {
