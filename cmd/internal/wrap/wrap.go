@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -92,12 +93,27 @@ func Wrap(p cli.Process) int {
 	if err == nil {
 		return cli.ExitOK
 	}
-	p.PrintError("mpirun-wrap", err)
+	complain(p, env, l.options, err)
 	var program *mpirunwrap.ProgramError
 	if errors.As(err, &program) {
 		return program.Code
 	}
 	return cli.ExitWrapperFailed
+}
+
+// complain prints why a rank cannot run, once for all ranks of its launch on this node that have the same reason. Ranks
+// with --local-rank print all, because their starter may read each one's output.
+func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err error) {
+	task, unknown := readTask(env, p.PID, options)
+	launch, noLaunch := launchOf(env, p.PID, task)
+	if unknown != nil || noLaunch != nil || options.LocalSize > 0 || task.LocalSize == 1 {
+		p.PrintError("mpirun-wrap", err)
+		return
+	}
+	reason := strings.Replace(err.Error(), fmt.Sprintf("rank %d ", task.LocalRank), "", 1)
+	mpirunwrap.PrintOnce(strings.Join([]string{env["SLURM_JOB_ID"], launch, reason}, " "), func() {
+		p.PrintError("mpirun-wrap", fmt.Errorf("%w (printed once for this node)", err))
+	})
 }
 
 // run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the job

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+)
+
+// The ranks of a launch print the same error once, and each other error too. All of them fail.
+func TestOneRankPrintsTheError(t *testing.T) {
+	var printed [50]bytes.Buffer
+	var all sync.WaitGroup
+	for rank := range printed {
+		all.Go(func() {
+			env := []string{"OMPI_COMM_WORLD_LOCAL_SIZE=50", fmt.Sprintf("OMPI_COMM_WORLD_LOCAL_RANK=%d", rank)}
+			args := []string{"--root", t.TempDir(), "true"}
+			if rank == 7 {
+				args = []string{"--shar=even", "true"}
+			}
+			if code := Wrap(cli.Process{Args: args, Env: env, PID: os.Getpid(), Err: &printed[rank]}); code != cli.ExitWrapperFailed {
+				t.Errorf("rank %d: code %d", rank, code)
+			}
+		})
+	}
+	all.Wait()
+	var lines []string
+	for i := range printed {
+		lines = append(lines, strings.Split(strings.TrimSuffix(printed[i].String(), "\n"), "\n")...)
+	}
+	const login = "mpirun-wrap: cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: " +
+		"sbatch --gres=gpu:1 --constraint=mps JOB.sh (printed once for this node)"
+	got := strings.Join(lines, "")
+	if printed[7].String() != "mpirun-wrap: cannot read flags: unknown flag: --shar: did you mean --share? (printed once for this node)\n" ||
+		strings.Count(got, login) != 1 || len(got) != len(login)+printed[7].Len()-1 {
+		t.Errorf("printed %s", got)
+	}
+}

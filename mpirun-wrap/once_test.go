@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// One of 49 processes prints, and the others return after it. Another name is printed too.
+func TestPrintOnce(t *testing.T) {
+	t.Parallel()
+	var printed, early atomic.Int32
+	var all sync.WaitGroup
+	for rank := range 50 {
+		all.Go(func() {
+			name := fmt.Sprintf("%s %d %v", t.Name(), os.Getpid(), rank == 49)
+			PrintOnce(name, func() { printed.Add(1) })
+			if printed.Load() == 0 {
+				early.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if printed.Load() != 2 || early.Load() != 0 {
+		t.Errorf("%d printed, %d returned before", printed.Load(), early.Load())
+	}
+}
+
+// After a second the same name is printed again.
+func TestPrintOnceAgain(t *testing.T) {
+	t.Parallel()
+	for range 2 {
+		printed := false
+		PrintOnce(fmt.Sprintf("%s %d", t.Name(), os.Getpid()), func() { printed = true })
+		if !printed {
+			t.Error("not printed")
+		}
+	}
+}
