@@ -140,7 +140,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	if result, err := p.Run(p.ctx, off, "mpirun-wrap", "sh", "-c", `echo "[$CUDA_VISIBLE_DEVICES$CUDA_MPS_PIPE_DIRECTORY]"`); err != nil || result.Output != "[]\n" {
 		t.Errorf("switched off: %+v, %v", result, err)
 	}
-	dry := fmt.Sprintf(`{"ranks":[{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_CLIENT_PRIORITY":"","CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":"","CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}]}`+"\n",
+	dry := fmt.Sprintf(`{"rank":0,"gpu":0,"sms":64,"percent":48.484849,"memory_mib":null,"uuid":"%[1]s","pipe_dir":"%[2]s","env":{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE":"48.484849","CUDA_MPS_CLIENT_PRIORITY":null,"CUDA_MPS_LOG_DIRECTORY":"%[3]s","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT":null,"CUDA_MPS_PIPE_DIRECTORY":"%[2]s","CUDA_VISIBLE_DEVICES":"%[1]s"}}`+"\n",
 		daemon.Devices[0], daemon.PipeDir, daemon.LogDir)
 	if result, err := p.Run(p.ctx, rank, "mpirun-wrap", "--dry-run", "--json", "--share=65sm"); err != nil || result.Code != 0 || result.Output != dry {
 		t.Errorf("dry run: %+v, %v\nwant %s", result, err, dry)

@@ -26,6 +26,7 @@ type Options struct {
 	Slots     int           // take one of so many slots; 0: none, JobTasks: as many as the job has tasks on the node
 	SlotsWait time.Duration // for a free slot
 	Report    bool          // print the placement on stderr
+	Verbose   bool          // with the reasons
 	DryRun    bool          // print the placement and run nothing
 	JSON      bool          // for Report and DryRun
 	Off       bool          // run the program without MPS
@@ -102,6 +103,11 @@ func Settings() []Setting {
 			return nil
 		}},
 		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
+		{"verbose", "", "-v: --report with the reasons", func(o *Options, v string) error {
+			err := parseBool(v, &o.Verbose)
+			o.Report = o.Report || o.Verbose
+			return err
+		}},
 		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
 	}

@@ -27,6 +27,7 @@ type Placement struct {
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
 	Ticket    lease.Ticket // its grant is this rank's own
+	Why       []string     // the reasons, if they are asked for
 }
 
 // GPUShare is a rank's part of one GPU.
@@ -137,6 +138,9 @@ func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
 		placement.Sees = append(placement.Sees, ticket.Devices[device].UUID)
 	}
 	placement.GPUShare, placement.OtherGPUs = parts[0], parts[1:]
+	if r.Options.Verbose {
+		placement.Why = r.why(ticket, parts[0])
+	}
 	return placement, nil
 }
 

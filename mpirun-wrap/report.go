@@ -9,18 +9,20 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// row is a placement in JSON: the fields of mpsctl plan, and more for a real rank.
+// row is a placement in JSON: the fields of a rank in mpsctl plan, and more.
 type row struct {
-	Rank      int               `json:"rank"`
-	GPU       int               `json:"gpu"`
-	SMs       int               `json:"sms"`
-	Percent   policy.Percent    `json:"percent"`
-	MemoryMiB *int              `json:"memory_mib"`
-	UUID      string            `json:"uuid"` // for a rank with several GPUs: all of them, in order
-	PipeDir   string            `json:"pipe_dir"`
-	Env       map[string]string `json:"env"` // an empty value: the variable is unset
+	Rank      int                `json:"rank"`
+	GPU       int                `json:"gpu"`
+	SMs       int                `json:"sms"`
+	Percent   policy.Percent     `json:"percent"`
+	MemoryMiB *int               `json:"memory_mib"`
+	UUID      string             `json:"uuid"` // for a rank with several GPUs: all of them, in order
+	PipeDir   string             `json:"pipe_dir"`
+	Env       map[string]*string `json:"env"`           // null: the variable is unset
+	Why       []string           `json:"why,omitempty"` // with --verbose
 }
 
 // Print writes the placement and its environment, as lines for a shell or as JSON.
@@ -48,7 +50,7 @@ func (s Placement) Export(out io.Writer) error {
 	return nil
 }
 
-// Report writes the placement in one line.
+// Report writes the placement in one line, and the reasons for it in a line each.
 func (s Placement) Report(out io.Writer, asJSON bool) error {
 	if asJSON {
 		return s.printJSON(out)
@@ -57,37 +59,88 @@ func (s Placement) Report(out io.Writer, asJSON bool) error {
 	for _, part := range s.parts() {
 		parts = append(parts, part.String())
 	}
-	if len(s.Sees) > 1 {
-		parts = append(parts, fmt.Sprintf("sees %d GPUs", len(s.Sees)))
+	text := fmt.Sprintf("# rank %d of %d: %s\n", s.Task.LocalRank, s.Task.LocalSize, strings.Join(parts, "; "))
+	for _, reason := range s.Why {
+		text += "#   " + reason + "\n"
 	}
-	_, err := fmt.Fprintf(out, "# rank %d of %d on this node (%s): %s\n", s.Task.LocalRank, s.Task.LocalSize, s.Task.Source, strings.Join(parts, "; "))
-	if err != nil {
+	if _, err := io.WriteString(out, text); err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)
 	}
 	return nil
 }
 
+// shortUUID is the length of "GPU-" and eight digits, which tell the GPUs of a node apart.
+const shortUUID = 12
+
 // String describes the part.
 func (p GPUShare) String() string {
-	share := "no cap"
+	share, memory, ranks := "no cap", "", "ranks"
 	if p.Share.Percent != 0 {
-		share = p.Share.Percent.String() + " %"
+		share = fmt.Sprintf("%.1f %%", float64(p.Share.Percent)/float64(policy.PercentFrom(1)))
 	}
-	return fmt.Sprintf("GPU %d %s, %d of %d SMs (%s), %d ranks on it", p.GPU, p.Device.UUID, p.Share.SMs, p.Device.SMs, share, p.RanksOnGPU)
+	if p.Memory.LimitMiB > 0 {
+		memory = fmt.Sprintf(", %d MiB", p.Memory.UsableMiB)
+	}
+	if p.RanksOnGPU == 1 {
+		ranks = "rank"
+	}
+	uuid := string(p.Device.UUID)
+	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %d %s on it", p.GPU, uuid[:min(shortUUID, len(uuid))], p.Share.SMs, p.Device.SMs, share, memory, p.RanksOnGPU, ranks)
+}
+
+// why returns the reasons for a placement.
+func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
+	granted, own := r.rules(ticket)
+	share := "share " + own.String()
+	if r.Options.Share != (policy.ShareRule{}) {
+		share += " by --share or SLURM_MPS_SHARE, in place of " + granted.String()
+	}
+	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
+	most := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
+	return []string{
+		"rank and number of ranks by " + r.Task.Source,
+		"GPU by " + r.whyGPU(ticket.Devices),
+		fmt.Sprintf("%s by rule %q of the policy", share, ticket.Rule),
+		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, most),
+	}
+}
+
+// whyGPU names what chooseGPU has followed.
+func (r Rank) whyGPU(devices []lease.TicketDevice) string {
+	all := make([]int, len(devices))
+	for i := range all {
+		all[i] = i
+	}
+	bound, confined := ownDevices(devices, all, r.Task, r.Binding, r.Host)
+	alone := r.Task.BySlurm() && !r.Binding.AllOfStep
+	switch {
+	case len(devices) == 1:
+		return "the job: it has no other on this node"
+	case confined && alone:
+		return "Slurm: the rank can open no other"
+	case r.Options.GPU != "" && r.Options.GPU != Auto:
+		return fmt.Sprintf("--gpu or SLURM_MPS_GPU: %s", r.Options.GPU)
+	case len(bound) < len(all) && alone:
+		return "Slurm: it is bound to the task"
+	}
+	return fmt.Sprintf("the rank's number: ranks go round the %d GPUs", len(bound))
 }
 
 func (s Placement) printJSON(out io.Writer) error {
-	env := map[string]string{}
+	env := map[string]*string{}
 	for _, v := range s.Variables() {
-		env[v.Name] = v.Value
+		env[v.Name] = nil
+		if v.Value != "" {
+			env[v.Name] = &v.Value
+		}
 	}
 	var memory *int
 	if s.Memory.LimitMiB > 0 {
 		memory = &s.Memory.UsableMiB
 	}
-	content, err := json.Marshal(map[string][]row{"ranks": {{
-		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Percent(), memory, s.visible(), s.Daemon.PipeDir, env,
-	}}})
+	content, err := json.Marshal(row{
+		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Percent(), memory, s.visible(), s.Daemon.PipeDir, env, s.Why,
+	})
 	if err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)
 	}

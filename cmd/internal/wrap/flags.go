@@ -38,6 +38,9 @@ func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
 		}
 		flag, value, given := strings.Cut(flag, "=")
 		name := strings.TrimPrefix(flag[1:], "-")
+		if name == "v" {
+			name = "verbose"
+		}
 		known := func(s mpirunwrap.Setting) bool { return s.Flag == name }
 		i := slices.IndexFunc(settings, known)
 		switch {

@@ -24,6 +24,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"--report=false", "--", "--gpu"}, `"" "" false false ["--gpu"]`, ""},
 		{[]string{"--root", "--", "--version", "-"}, `"--" "" false true ["-"]`, ""},
 		{[]string{"--root=a=b", ""}, `"a=b" "" false false [""]`, ""},
+		{[]string{"-v", "a"}, `"" "" true false ["a"]`, ""},
 		{[]string{"-h"}, "", "help is asked for"},
 		{[]string{"--help", "--nonsense"}, "", "help is asked for"},
 		{[]string{"--gpu"}, "", "cannot read flags: flag needs an argument: --gpu: see mpirun-wrap --help"},

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+func TestReport(t *testing.T) {
+	ticket := ticketOf(2, policy.ScopeJob, 1)
+	ticket.Rule, ticket.Grant.Ceiling = "students", 25
+	ticket.Devices[0].MemoryMiB = 143771
+	ticket.Devices[0].UUID, ticket.Devices[1].Position = "GPU-92331f0a-1c2d-4e5f-8a9b-0123456789ab", 1
+	for _, c := range []struct {
+		ranks   int
+		options map[string]string
+		binding slurm.Binding
+		want    string
+	}{
+		{4, nil, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 2 ranks on it\n"},
+		{2, map[string]string{"mem": "8G"}, slurm.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 8192 MiB, 1 rank on it\n"},
+		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 2 ranks on it\n" +
+			"#   rank and number of ranks by slurmstepd\n" +
+			"#   GPU by --gpu or SLURM_MPS_GPU: block\n" +
+			"#   share 60% by --share or SLURM_MPS_SHARE, in place of even by rule \"students\" of the policy\n" +
+			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
+		{2, map[string]string{"verbose": "true"}, slurm.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 1 rank on it\n" +
+			"#   rank and number of ranks by slurmstepd\n" +
+			"#   GPU by Slurm: it is bound to the task\n" +
+			"#   share even by rule \"students\" of the policy\n" +
+			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
+	} {
+		rank := Rank{Task: slurm.Task{LocalSize: c.ranks, Source: slurm.SourceStepd}, Binding: c.binding}
+		for flag, value := range c.options {
+			if err := rank.Options.Set(flag, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		placement, err := Place(ticket, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := placement.Report(&out, false); err != nil || out.String() != c.want {
+			t.Errorf("%v\ngot  %swant %s", err, out.String(), c.want)
+		}
+	}
+}
+
+// An object a rank, with null for a variable that is unset.
+func TestReportAsJSON(t *testing.T) {
+	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := placement.Report(&out, true); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		SMs int
+		Env map[string]*string
+	}
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.SMs != 132 {
+		t.Errorf("%v: %s", err, &out)
+	}
+	if value, known := got.Env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]; !known || value != nil {
+		t.Errorf("%s", &out)
+	}
+}
