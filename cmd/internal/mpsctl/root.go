@@ -63,6 +63,8 @@ func (call *Invocation) execute(root *cobra.Command) int {
 	flags.BoolVar(&call.JSON, "json", false, "print JSON")
 	flags.StringVar(&call.Paths.Root, "root", "",
 		"move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages", fmt.Sprint("FlagUsagesWrapped ", helpColumns)))
+	call.finish(root)
 	root.SetArgs(call.Args)
 	root.SetOut(call.Out)
 	root.SetErr(call.Err)

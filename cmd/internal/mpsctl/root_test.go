@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -144,6 +145,65 @@ func TestCompletion(t *testing.T) {
 	}
 	if _, out, _ := runRoot(ends(nil), "__complete", ""); !strings.Contains(out, "end\n") || !strings.Contains(out, "completion\t") || strings.Contains(out, "no-help") {
 		t.Errorf("commands complete to %q", out)
+	}
+}
+
+// Every help fits a terminal of 80 columns.
+func TestHelpFits80Columns(t *testing.T) {
+	lines := []string{""}
+	for len(lines) > 0 {
+		line := strings.Fields(lines[0])
+		var o, e bytes.Buffer
+		if code := Run(cli.Process{Args: append(line, "--help"), Out: &o, Err: &e}, Commands()...); code != 0 {
+			t.Errorf("help of %q: code %d, %s", line, code, &e)
+		}
+		_, list, _ := strings.Cut(o.String(), "\nAvailable Commands:\n")
+		list, _, _ = strings.Cut(list, "\n\n")
+		for below := range strings.Lines(list) {
+			lines = append(lines, lines[0]+" "+strings.Fields(below)[0])
+		}
+		for text := range strings.Lines(o.String()) {
+			if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > helpColumns {
+				t.Errorf("help of %q has a line of %d columns: %s", line, n, text)
+			}
+		}
+		lines = lines[1:]
+	}
+}
+
+func TestFill(t *testing.T) {
+	long := strings.Repeat("word ", 15) + "word" // 79 columns
+	got := fill("a\nb\n  x  " + long + "\n  " + long + " end\n\nc")
+	want := "a b\n  x  " + long[:74] + "\n     word\n  " + long[:74] + "\n  word end\n\nc"
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Values of flags complete, and what is no file does not complete to files.
+func TestCompletionOfValues(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(root+"/run/slurm-mps/leases", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(root+"/run/slurm-mps/leases/4711.json", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"plan --share o":                   "none\neven\noverlap:\nweight:\n:4\n",
+		"plan --gpu h200":                  strings.Join(modelNames(), "\n") + "\n:4\n",
+		"plan --ranks 1":                   ":4\n",
+		"policy explain --partition p":     ":4\n",
+		"reap --root " + root + " --job 4": "4711\n:4\n",
+		"doctor --slurm-conf s":            ":0\n",
+		"status --root /":                  ":16\n",
+		"help pol":                         "policy\tcheck, apply, format, explain and test the policy\n:4\n",
+	} {
+		var o, e bytes.Buffer
+		Run(cli.Process{Args: append([]string{"__complete"}, strings.Fields(args)...), Out: &o, Err: &e}, Commands()...)
+		if o.String() != want {
+			t.Errorf("%s: %q, want %q", args, o.String(), want)
+		}
 	}
 }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// helpColumns is the width of helps and man pages.
+const helpColumns = 80
+
+// term is the indentation of a line of a list, with the term that the rest of the line explains.
+var term = regexp.MustCompile(`^ +(\S+ {2,})?`)
+
+// fill breaks a help into lines. Lines that are indented stay apart.
+func fill(text string) string {
+	screen := Screen{Columns: helpColumns}
+	var b strings.Builder
+	var words string
+	flush := func() {
+		if words != "" {
+			b.WriteString(screen.Wrap("", words))
+			words = ""
+		}
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		head := term.FindString(line)
+		if head == "" && line != "" {
+			words += line + " "
+			continue
+		}
+		flush()
+		rest := strings.TrimPrefix(line, head)
+		b.WriteString(head + strings.TrimLeft(screen.Wrap(strings.Repeat(" ", len(head)), rest), " "))
+	}
+	flush()
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// values are what a flag of this name completes to. A flag of a number or a name completes to nothing, not to files.
+var values = map[string][]string{
+	"gpu":   modelNames(),
+	"share": {"none", "even", "overlap:", "weight:"},
+	"mem":   {"none", "even"},
+}
+
+func modelNames() (names []string) {
+	for _, m := range policy.Models() {
+		names = append(names, strings.ReplaceAll(m.Name, " ", "-"))
+	}
+	return names
+}
+
+// finish fills the help of a command and of those below it, and completes the values of their flags.
+func (call *Invocation) finish(c *cobra.Command) {
+	c.Long = fill(c.Long)
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		what, _ := pflag.UnquoteUsage(f)
+		switch {
+		case f.Name == "root":
+			_ = c.MarkPersistentFlagDirname(f.Name)
+		case f.Name == "job":
+			_ = c.RegisterFlagCompletionFunc(f.Name, call.jobs)
+		case !strings.Contains(what, "FILE") && f.Value.Type() != "bool":
+			_ = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(values[f.Name], cobra.ShellCompDirectiveNoFileComp))
+		}
+	})
+	for _, below := range c.Commands() {
+		call.finish(below)
+	}
+}
+
+// jobs are the jobs that have a lease on this node.
+func (call *Invocation) jobs(*cobra.Command, []string, string) (ids []string, _ cobra.ShellCompDirective) {
+	boot, _ := site.BootID()
+	jobs, _ := lease.OpenReadOnly(call.Paths.Run(), boot).Jobs()
+	for _, id := range slices.Sorted(slices.Values(jobs)) {
+		ids = append(ids, strconv.FormatUint(uint64(id), 10))
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
