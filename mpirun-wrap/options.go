@@ -103,7 +103,7 @@ func Settings() []Setting {
 			return nil
 		}},
 		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
-		{"verbose", "", "-v: --report with the reasons", func(o *Options, v string) error {
+		{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", func(o *Options, v string) error {
 			err := parseBool(v, &o.Verbose)
 			o.Report = o.Report || o.Verbose
 			return err

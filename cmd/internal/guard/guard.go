@@ -30,15 +30,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const usage = `guard holds the driver files of a job's dead clients, so that the job's other clients live. The prolog starts it, and the
-epilog ends it.
+const usage = `guard holds the driver files of a job's dead clients, so that the job's
+other clients live. The prolog starts it, and the epilog ends it.
 
   --job ID            the job, which has a lease on this node
   --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
-  --take              duplicate files for the guard that has started this process
+  --take              duplicate files for the guard that started this process
   --version, --help
 
-It exits with 0 when it is told to end or the job's lease is gone, with 1 when it cannot guard.
+It exits with 0 when it is told to end or the job's lease is gone, with 1 when
+it cannot guard.
 `
 
 // line is the command line.

@@ -129,7 +129,8 @@ func command(name, short, long string, run func(site.Paths) error) *cobra.Comman
 		PreRunE: func(*cobra.Command, []string) error { return checkCaller(paths) },
 		RunE:    func(*cobra.Command, []string) error { return run(paths) },
 	}
-	c.Flags().StringVar(&paths.Root, "root", "", "move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
+	c.Flags().StringVar(&paths.Root, "root", "",
+		"move /etc/slurm-mps, /run/slurm-mps and\n/var/log/slurm-mps below `DIR`")
 	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }

@@ -24,7 +24,7 @@ import (
 // Prolog is the program prolog.
 func Prolog(p cli.Process) int {
 	return execute(p, command("prolog", "make this node ready for a job's MPS",
-		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes, control daemon, ticket.",
+		"prolog runs as slurmd's Prolog= and opens the job's lease: compute modes,\ncontrol daemon, ticket.",
 		func(paths site.Paths) error { return runProlog(p, paths) }))
 }
 
@@ -122,7 +122,7 @@ func warn(log zerolog.Logger, err error, what string) {
 // Epilog is the program epilog.
 func Epilog(p cli.Process) int {
 	return execute(p, command("epilog", "bring this node back to what it was before a job",
-		"epilog runs as slurmd's Epilog= and closes the job's lease. It obeys the lease alone and never the policy.",
+		"epilog runs as slurmd's Epilog= and closes the job's lease. It obeys the\nlease alone and never the policy.",
 		func(paths site.Paths) error { return runEpilog(p, paths) }))
 }
 

@@ -20,7 +20,8 @@ import (
 func Usage(p cli.Process) int {
 	var devices []string
 	c := command("gpu-usage", "print what GPUs have left and how busy they are",
-		"gpu-usage prints a line of JSON ten times a second, until its stdin ends. The guard of a job starts it while it holds files.",
+		"gpu-usage prints a line of JSON ten times a second, until its stdin ends. The\n"+
+			"guard of a job starts it while it holds files.",
 		func(paths site.Paths) error { return printUsage(p, paths, devices) })
 	c.Flags().StringSliceVar(&devices, "gpu", nil, "the GPUs, by `UUID`")
 	return execute(p, c)

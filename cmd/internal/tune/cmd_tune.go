@@ -39,7 +39,7 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	c := &cobra.Command{
 		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the rule of shares that is best for a program", Long: help,
 		Example: "  mps-tune --ranks 8 -- ./app input.dat\n" +
-			"  mps-tune --ranks 16 --rate 'speed: ([0-9.]+)' --seconds 15 -- ./app\n" +
+			"  mps-tune --ranks 16 --rate 'speed: ([0-9.]+)' --seconds 15s -- ./app\n" +
 			"  mps-tune --launcher 'srun -n8' --rate 'ns/day: ([0-9.]+)' -- ./app",
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -64,13 +64,13 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&q.ranks, "ranks", 0, "copies of the program on this node: `N`")
+	flags.IntVar(&q.ranks, "ranks", 0, "run `N` copies of the program on this node")
 	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND` instead")
-	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "the rules to try: `SHARES`")
+	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
 	flags.StringVar(&pattern, "rate", "", "a regular expression `PATTERN` with one group, which is a number: more is better")
-	flags.DurationVar(&q.lasts, "seconds", 10*time.Second, "how long a run lasts, with --rate: `DURATION`")
-	flags.IntVar(&q.repeats, "repeats", 3, "how often each rule has its turn: `N`")
-	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "the longest that one run may take: `DURATION`")
+	flags.DurationVar(&q.lasts, "seconds", 10*time.Second, "end a run after this `DURATION`, with --rate")
+	flags.IntVar(&q.repeats, "repeats", 3, "run each rule `N` times")
+	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "end a run that takes this `DURATION`")
 	return c
 }
 

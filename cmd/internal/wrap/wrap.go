@@ -24,25 +24,42 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its own share of it.
+const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
+own share of it.
 
+Usage:
   srun mpirun-wrap [flags] [--] PROGRAM [ARG...]
   mpirun mpirun-wrap [flags] [--] PROGRAM [ARG...]
 
-Flags stand before the program; all that follows is the program's. A flag counts before its variable, a variable before
-the site's policy.
+Examples:
+  srun mpirun-wrap ./app input.dat
+  srun mpirun-wrap --report --mem=8G ./app
+  srun mpirun-wrap --dry-run
+
+Flags stand before the program. All that follows is the program's.
+
+Flags:
 `
 
 const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
   --version, --help
 
-SLURM_MPS=off runs the program as it is, without MPS.
+Each flag but the last three has a variable: SLURM_MPS_LOCAL_RANK is that of
+--local-rank. A flag overrides its variable, and a variable overrides the
+site's policy. SLURM_MPS=off runs the program as it is, without MPS.
 
-It becomes the program: what follows is the program's own. It exits with 125 if it cannot place the rank, with 126 if the
-program cannot be executed, with 127 if it is not found.
+It becomes the program: what follows is the program's own. It exits with 125 if
+it cannot place the rank, with 126 if the program cannot be executed, and with
+127 if the program is not found.
 `
 
-// usage is the help, with a line for each setting.
+// The columns of the help, and those before what a flag means.
+const (
+	helpColumns = 80
+	flagColumns = 22
+)
+
+// usage is the help, with an entry for each setting.
 func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsage)
 	for _, s := range mpirunwrap.Settings() {
@@ -50,7 +67,15 @@ func usage(out io.Writer) {
 		if s.Value != "" {
 			form += " " + s.Value
 		}
-		fmt.Fprintf(out, "  %-19s %s (%s)\n", form, s.Usage, s.Variable())
+		line := fmt.Sprintf("  %-19s", form)
+		for word := range strings.FieldsSeq(s.Usage) {
+			if len(line)+1+len(word) > helpColumns {
+				fmt.Fprintln(out, line)
+				line = strings.Repeat(" ", flagColumns-1)
+			}
+			line += " " + word
+		}
+		fmt.Fprintln(out, line)
 	}
 	fmt.Fprint(out, wrapUsageEnd)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
 
 // The ranks of a launch print the same error once, and each other error too. All of them fail.
@@ -40,5 +41,25 @@ func TestOneRankPrintsTheError(t *testing.T) {
 	if printed[7].String() != "mpirun-wrap: cannot read flags: unknown flag: --shar: did you mean --share? (printed once for this node)\n" ||
 		strings.Count(got, login) != 1 || len(got) != len(login)+printed[7].Len()-1 {
 		t.Errorf("printed %s", got)
+	}
+}
+
+// The helps fit a terminal of 80 columns, and name every flag.
+func TestHelp(t *testing.T) {
+	for name, program := range map[string]func(cli.Process) int{"mpirun-wrap": Wrap, "task-prolog": TaskProlog} {
+		var out bytes.Buffer
+		if code := program(cli.Process{Args: []string{"--help"}, Out: &out}); code != 0 {
+			t.Errorf("%s: code %d", name, code)
+		}
+		for line := range strings.Lines(out.String()) {
+			if len(line) > 81 {
+				t.Errorf("%s: a line of %d columns: %s", name, len(line)-1, line)
+			}
+		}
+		for _, s := range mpirunwrap.Settings() {
+			if name == "mpirun-wrap" && !strings.Contains(out.String(), "\n  --"+s.Flag+" ") {
+				t.Errorf("no --%s in\n%s", s.Flag, &out)
+			}
+		}
 	}
 }
