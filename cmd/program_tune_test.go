@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -113,8 +112,7 @@ func TestTuneOtherwise(t *testing.T) {
 		{"--ranks=2", "--repeats=1", "--share=even,none", "--seconds=1s", "--rate", "speed ([0-9]+)", "--", "PROGRAM", "ends"},
 	} {
 		result := p.tune(args...)
-		told := slices.ContainsFunc([]string{"failed: exit status 3", `found no number within 1s; the last words are "rate`}, func(s string) bool { return strings.Contains(result.Output, s) })
-		if result.Code != 1 || !told || strings.Contains(result.Output, "use:") {
+		if result.Code != 1 || result.Output != "" {
 			t.Errorf("%q: %+v", args, result)
 		}
 	}

@@ -45,7 +45,7 @@ type sample struct {
 }
 
 // measure runs each rule in turn, and repeats that as often as the question says, another rule first each time: what
-// drifts hits all alike.
+// drifts hits all alike. If the first two rules fail, the reason is not the rule.
 func (q question) measure(ctx context.Context, tell func(string)) ([]sample, error) {
 	var samples []sample
 	for turn := range q.repeats {
@@ -61,6 +61,9 @@ func (q question) measure(ctx context.Context, tell func(string)) ([]sample, err
 				said = s.err.Error()
 			}
 			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), q.repeats*len(q.rules), rule, said))
+			if len(samples) == 2 && samples[0].err != nil && samples[1].err != nil {
+				return nil, errors.New("cannot tune: the runs of the first two rules failed: run the program by hand, and compare --rate with what it prints")
+			}
 		}
 	}
 	return samples, nil
@@ -216,6 +219,9 @@ func (r *ranks) signal(s syscall.Signal) {
 
 // failure says how a copy ended, and its last words.
 func (r *ranks) failure() error {
+	if r.heard.last() == `""` {
+		return fmt.Errorf("%w, and it printed nothing", r.err)
+	}
 	return fmt.Errorf("%w: %s", r.err, r.heard.last())
 }
 

@@ -62,9 +62,12 @@ func siteRule(call *mpsctl.Invocation) (string, error) {
 	return ticket.Grant.Rule().String(), nil
 }
 
+// runsPerHour is the unit without --rate.
+const runsPerHour = "runs/h"
+
 // newReport judges the samples.
 func newReport(q question, samples []sample, site string) report {
-	r := report{Unit: "runs/h", Ranks: q.ranks, Site: site}
+	r := report{Unit: runsPerHour, Ranks: q.ranks, Site: site}
 	if q.rate != nil {
 		r.Unit = q.rate.String()
 	}
@@ -158,7 +161,11 @@ func (r report) text(screen mpsctl.Screen) string {
 		part := w.Median / best
 		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, mpsctl.Bar(int(part*1000), 1000, barCells))
 	}
-	fmt.Fprintf(&b, "\nThe median of each rule's runs, in %s; the spread is from the least to the most.\n", r.Unit)
+	unit := r.Unit
+	if unit != runsPerHour {
+		unit = "what --rate '" + unit + "' finds"
+	}
+	fmt.Fprintf(&b, "\nThe median of each rule's runs, in %s; the spread is from the least to the most.\n", unit)
 	if r.Use == "" {
 		b.WriteString(r.Why + "\n")
 		return b.String()

@@ -5,8 +5,10 @@ package tune
 import (
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -80,5 +82,26 @@ func TestListener(t *testing.T) {
 	l.listen(strings.NewReader("nothing \x1b[31m\n"))
 	if _, ok := l.rate(); ok || l.last() != `"nothing \x1b[31m"` {
 		t.Errorf("%s", l.last())
+	}
+}
+
+// A program that fails under two rules fails under all, so the rest is not tried.
+func TestMeasureStopsEarly(t *testing.T) {
+	rules := mustRules(t, "none", "even", "overlap:2")
+	for _, c := range []struct {
+		script string
+		rate   *regexp.Regexp
+		want   string
+	}{
+		{"exit 3", nil, "exit status 3, and it printed nothing"},
+		{"echo no; exit 3", nil, `exit status 3: "no"`},
+		{"echo slow", regexp.MustCompile("rate ([0-9]+)"), `the pattern of --rate found no number within 1s; the last words are "slow"`},
+	} {
+		q := question{ranks: 1, rules: rules, repeats: 3, rate: c.rate, lasts: time.Second, limit: time.Minute, wrapper: []string{"sh", "-c", c.script}}
+		var told []string
+		_, err := q.measure(t.Context(), func(line string) { told = append(told, line) })
+		if want := []string{"run 1 of 9, none: " + c.want, "run 2 of 9, even: " + c.want}; err == nil || !slices.Equal(told, want) {
+			t.Errorf("%v, %q, want %q", err, told, want)
+		}
 	}
 }
