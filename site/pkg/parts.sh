@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# parts.sh BUILT: makes in BUILT what a node gets besides the programs of BUILT/bin: man pages, completions of mpsctl and
+# parts.sh BUILT: makes in BUILT what a node gets besides the programs of BUILT/bin: man pages, completions and
 # NOTICES. The same commit gives the same bytes: the date of the man pages is the commit's.
 set -euo pipefail
 export LC_ALL=C
@@ -15,3 +15,5 @@ go run ./site/pkg/man -bin "$BUILT/bin" -date "$(date -u -d "@$SOURCE_DATE_EPOCH
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
 go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
 for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done
+# mps-tune is one command, so it has no command completion; it completes in the same way.
+sed 's/mpsctl/mps-tune/g' "$BUILT/completion/bash" >"$BUILT/completion/mps-tune"

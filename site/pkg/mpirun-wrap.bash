@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# bash completion of mpirun-wrap: its flags and their values, then the program with its own completion.
+_mpirun_wrap() {
+    local cur=$2 flag='' program='' i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        if [[ $flag ]]; then # bash makes three words of --gpu=block
+            [[ ${COMP_WORDS[i]} == = ]] || flag=
+            continue
+        fi
+        case ${COMP_WORDS[i]} in
+            --) program=next; ((i++)); break ;;
+            --gpu | --share | --mem | --priority | --local-rank | --local-size | --slots-wait | --root) flag=${COMP_WORDS[i]} ;;
+            =) flag=switch ;;
+            -*) ;;
+            *) program=here; break ;;
+        esac
+    done
+    [[ $cur == = ]] && cur=
+    case $flag in
+        --gpu) mapfile -t COMPREPLY < <(compgen -W 'auto block cyclic nearest all inherit' -- "$cur") ;;
+        --share) mapfile -t COMPREPLY < <(compgen -W 'none even overlap: weight:' -- "$cur") ;;
+        --mem) mapfile -t COMPREPLY < <(compgen -W 'none even' -- "$cur") ;;
+        --priority) mapfile -t COMPREPLY < <(compgen -W 'normal low' -- "$cur") ;;
+        --root) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
+        ?*) ;;
+        *)
+            if [[ ! $program && $cur == -* ]]; then
+                mapfile -t COMPREPLY < <(compgen -W "$(mpirun-wrap --help | sed -n 's/^  \(--[a-z-]*\).*/\1/p') --help" -- "$cur")
+            elif declare -F _command_offset >/dev/null; then
+                _command_offset "$i"
+            else
+                mapfile -t COMPREPLY < <(compgen -c -f -- "$cur")
+            fi ;;
+    esac
+}
+complete -F _mpirun_wrap mpirun-wrap
