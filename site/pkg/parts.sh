@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 
 mkdir -p "$BUILT"/{man,completion}
-go run ./site/pkg/man -bin "$BUILT/bin" -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
+go run ./site/pkg/man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
 go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
 for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command man makes the man pages of a package from what the programs say of themselves with --help, so that the two
-// cannot differ: `man -bin FOLDER -date 2026-11-21 -out FOLDER`.
+// Command man makes the man pages of a package from the helps of the programs, from docs/user.md and docs/policy.md, and
+// from sections.md: `man -bin FOLDER -docs FOLDER -date 2026-11-21 -out FOLDER`.
 package main
 
 import (
 	"bytes"
 	"compress/gzip"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,12 +17,18 @@ import (
 	"strings"
 )
 
-// page is a man page of a program.
+// page is a man page of a program, or, if there is none, of docs/policy.md.
 type page struct {
 	program, name string
 	section       int
 	about         string
 }
+
+//go:embed sections.md
+var sections string
+
+// userSections are the sections of docs/user.md in the page of mpirun-wrap, by their names there.
+var userSections = [][2]string{{"OPTIONS AND VARIABLES", "Options"}, {"RECIPES", "Recipes"}, {"DIAGNOSTICS", "Checking that MPS is used"}}
 
 var pages = []page{
 	{"mpirun-wrap", "mpirun-wrap", 1, "run one rank of a job under NVIDIA MPS"},
@@ -30,22 +37,24 @@ var pages = []page{
 	{"prolog", "slurm-mps-prolog", 8, "make a node ready for a job's MPS: slurmd's Prolog="},
 	{"epilog", "slurm-mps-epilog", 8, "bring a node back to what it was before a job: slurmd's Epilog="},
 	{"guard", "slurm-mps-guard", 8, "hold the driver files of a job's dead clients: the prolog starts it"},
-	{"task-prolog", "slurm-mps-task-prolog", 8, "seat ranks that run without mpirun-wrap: slurmd's TaskProlog="},
+	{"task-prolog", "slurm-mps-task-prolog", 8, "place ranks that run without mpirun-wrap: slurmd's TaskProlog="},
+	{"", "policy.hcl", 5, "who gets which share of a GPU under slurm-mps"},
 }
 
 func main() {
-	bin, date, out := flag.String("bin", "", "folder of the programs"), flag.String("date", "", "of the pages"), flag.String("out", "", "folder for the pages")
+	bin, docs := flag.String("bin", "", "folder of the programs"), flag.String("docs", "", "folder of user.md and policy.md")
+	date, out := flag.String("date", "", "of the pages"), flag.String("out", "", "folder for the pages")
 	flag.Parse()
 	for _, p := range pages {
-		if err := p.make(*bin, *date, *out); err != nil {
+		if err := p.make(*bin, *docs, *date, *out); err != nil {
 			fmt.Fprintf(os.Stderr, "man: %v\n", err)
 			os.Exit(1)
 		}
 	}
 }
 
-func (p page) make(bin, date, out string) error {
-	text, err := p.roff(bin, date)
+func (p page) make(bin, docs, date, out string) error {
+	text, err := p.roff(bin, docs, date)
 	if err != nil {
 		return fmt.Errorf("cannot make page %s: %w", p.name, err)
 	}
@@ -63,26 +72,60 @@ func packed(text string) []byte {
 	return b.Bytes()
 }
 
-func (p page) roff(bin, date string) (string, error) {
-	help, err := ask(bin, p.program)
-	if err != nil {
+func (p page) roff(bin, docs, date string) (string, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH %s %d %s slurm-mps\n.ad l\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", quote(strings.ToUpper(p.name)), p.section, quote(date), escape(p.name), escape(p.about))
+	write := p.programRoff
+	if p.program == "" {
+		write = policyRoff
+	}
+	if err := write(&b, bin, docs); err != nil {
 		return "", err
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, ".TH %s %d %s slurm-mps\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", quote(strings.ToUpper(p.name)), p.section, quote(date), escape(p.name), escape(p.about))
+	b.WriteString(".SH SEE ALSO\nmpirun\\-wrap(1), mps\\-tune(1), policy.hcl(5), mpsctl(8)\n.PP\n/usr/share/doc/slurm\\-mps/user.md, operator.md and policy.md\n")
+	return b.String(), nil
+}
+
+func policyRoff(b *strings.Builder, _, docs string) error {
+	content, err := os.ReadFile(filepath.Join(docs, "policy.md"))
+	_, text, _ := strings.Cut(string(content), "\n") // the title
+	b.WriteString(fromMarkdown(text))
+	return err
+}
+
+func (p page) programRoff(b *strings.Builder, bin, docs string) error {
+	help, err := ask(bin, p.program)
+	if err != nil {
+		return err
+	}
 	b.WriteString(body(help, ".SH"))
 	commands, err := tree(bin, p.program)
 	if err != nil {
-		return "", err
+		return err
 	}
 	for i, c := range commands {
 		if i == 0 {
 			b.WriteString(".SH EACH COMMAND\n")
 		}
-		fmt.Fprintf(&b, ".SS %s\n%s", quote(c.name), body(c.help, ".PP\n.B"))
+		fmt.Fprintf(b, ".SS %s\n%s", quote(c.name), body(c.help, ".PP\n.B"))
 	}
-	b.WriteString(".SH SEE ALSO\n/usr/share/doc/slurm\\-mps/user.md, operator.md and policy.md\n")
-	return b.String(), nil
+	if p.name == "mpirun-wrap" {
+		content, err := os.ReadFile(filepath.Join(docs, "user.md"))
+		if err != nil {
+			return err
+		}
+		for _, s := range userSections {
+			text, err := section(string(content), s[1])
+			if err != nil {
+				return err
+			}
+			b.WriteString(fromMarkdown("# " + s[0] + "\n" + text))
+		}
+	}
+	if text, err := section("\n"+sections, p.name); err == nil {
+		b.WriteString(fromMarkdown(text))
+	}
+	return nil
 }
 
 // command is a command below a program's, "mpsctl policy check".
@@ -139,7 +182,8 @@ func ask(bin string, line ...string) (string, error) {
 // heads are the headings of a help, and what a man page calls them.
 var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS", "Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
 
-// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are.
+// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are. These have 80 columns, so
+// they begin at the left.
 func body(help, head string) string {
 	var b strings.Builder
 	literal := false
@@ -147,7 +191,7 @@ func body(help, head string) string {
 		line = strings.TrimRight(line, "\n")
 		if indented := strings.HasPrefix(line, " "); literal != indented {
 			literal = indented
-			b.WriteString(map[bool]string{true: ".PP\n.nf\n", false: ".fi\n"}[literal])
+			b.WriteString(map[bool]string{true: ".PP\n.in 0\n.nf\n", false: ".fi\n.in\n"}[literal])
 		}
 		switch {
 		case heads[line] != "":
@@ -159,7 +203,7 @@ func body(help, head string) string {
 		}
 	}
 	if literal {
-		b.WriteString(".fi\n")
+		b.WriteString(".fi\n.in\n")
 	}
 	return b.String()
 }

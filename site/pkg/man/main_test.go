@@ -36,28 +36,64 @@ func TestBody(t *testing.T) {
 .PP
 .SH USAGE
 .PP
+.in 0
 .nf
   mpsctl status [command]
 .fi
+.in
 .PP
 .SH COMMANDS
 .PP
+.in 0
 .nf
   check       say whether
   fmt         print
 .fi
+.in
 .PP
 .SH OPTIONS
 .PP
+.in 0
 .nf
   \-h, \-\-help   help
 .fi
+.in
 `
 	if got := body(help, ".SH"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if got := below(help); !slices.Equal(got, []string{"check", "fmt"}) {
 		t.Errorf("commands %q", got)
+	}
+}
+
+// wanted are parts that a page must have.
+var wanted = map[string][]string{
+	"mpsctl":      {"\n.SS \"mpsctl policy explain\"\n", `\-\-no\-queries`, ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", "EXAMPLES"},
+	"mpirun-wrap": {".SH EXAMPLES", ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", ".SH \"RECIPES\"", `SLURM_MPS_SHARE`, "torchrun"},
+	"policy.hcl":  {".SH \"GRANT\"", `\fBmax_clients\fR`, "rule \"all\""},
+}
+
+func TestFromMarkdown(t *testing.T) {
+	const text = "## A - b\n\nText of `a-b`, **`b`**, [a link](x.md).\n\n| head | x |\n|---|---|\n| `a \\|\\| b` `c` | d |\n| e | |\n\n* one\n\n```sh\n# no heading\n```\n"
+	const want = `.SH "A \- B"
+.PP
+Text of \fBa\-b\fR, \fBb\fR, a link.
+.TP
+\fBa \e|\e| b\fR \fBc\fR
+d
+.TP
+e
+\&
+.IP \(bu 2
+one
+.PP
+.nf
+# no heading
+.fi
+`
+	if got := fromMarkdown(text); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -74,7 +110,7 @@ func TestPages(t *testing.T) {
 		var first []byte
 		for range 2 {
 			out := t.TempDir()
-			if err := p.make(filepath.Join(dir, "bin"), "2026-11-21", out); err != nil {
+			if err := p.make(filepath.Join(dir, "bin"), "../../../docs", "2026-11-21", out); err != nil {
 				t.Fatal(err)
 			}
 			files, _ := filepath.Glob(filepath.Join(out, "*"))
@@ -85,8 +121,10 @@ func TestPages(t *testing.T) {
 			first = content
 		}
 		text := unpacked(t, first)
-		if p.program == "mpsctl" && !(strings.Contains(text, "\n.SS \"mpsctl policy explain\"\n") && strings.Contains(text, `\-\-no\-queries`)) {
-			t.Errorf("the page of mpsctl lacks commands:\n%s", text)
+		for _, want := range wanted[p.name] {
+			if !strings.Contains(text, want) {
+				t.Errorf("the page of %s lacks %q", p.name, want)
+			}
 		}
 		groff, err := exec.LookPath("groff")
 		if err != nil {

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// A part of a line in markdown: code, bold text, or a link, of which the text stays.
+var (
+	marked = regexp.MustCompile("`[^`]*`|\\*\\*[^*]*\\*\\*")
+	link   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+)
+
+// fromMarkdown is a document of this project as roff. It knows what these documents use: headings, paragraphs, lists,
+// tables and blocks of code.
+func fromMarkdown(text string) string {
+	var b strings.Builder
+	code, before := false, ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		switch title, heading := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); {
+		case strings.HasPrefix(line, "```"):
+			b.WriteString(map[bool]string{false: ".PP\n.nf\n", true: ".fi\n"}[code])
+			code = !code
+		case code:
+			b.WriteString(escape(line) + "\n")
+		case heading && strings.HasPrefix(line, "#"):
+			fmt.Fprintf(&b, ".SH %s\n", quote(strings.ToUpper(title)))
+		case strings.HasPrefix(line, "* "):
+			b.WriteString(".IP \\(bu 2\n" + inline(line[2:]) + "\n")
+		case strings.HasPrefix(line, "|---"):
+		case strings.HasPrefix(line, "| ") && strings.HasPrefix(before, "|"):
+			cells := strings.Split(strings.TrimSuffix(strings.TrimPrefix(line, "| "), "|"), " | ")
+			last := len(cells) - 1
+			fmt.Fprintf(&b, ".TP\n%s\n%s\n", inline(strings.Join(cells[:last], ", ")), inline(strings.TrimSpace(cells[last])))
+		case strings.HasPrefix(line, "| "): // the head of a table
+		case line != "":
+			b.WriteString(".PP\n" + inline(line) + "\n")
+		}
+		before = line
+	}
+	return b.String()
+}
+
+// inline is the text of a line.
+func inline(text string) string {
+	text = escape(link.ReplaceAllString(text, "$1"))
+	text = marked.ReplaceAllStringFunc(text, func(part string) string { return `\fB` + strings.Trim(part, "`*") + `\fR` })
+	return cmp.Or(text, `\&`)
+}
+
+// section is what stands below a heading of a document.
+func section(text, heading string) (string, error) {
+	_, rest, found := strings.Cut(text, "\n## "+heading+"\n")
+	if !found {
+		return "", fmt.Errorf("cannot find section %q", heading)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	return rest, nil
+}
