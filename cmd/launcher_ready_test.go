@@ -203,3 +203,15 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
 }
+
+// A GPU serves at most 48 ranks. One of 49 prints that, and all fail.
+func TestRanksThatFailAlikePrintOnce(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	defer p.must(0, p.job(7, "0"), "epilog")
+	codes, said := p.launch(49, "echo", "ran").end()
+	pattern := fmt.Sprintf(`^mpirun-wrap: cannot place rank \d+ on %s: 49 ranks share it, and at most 48 can: use more GPUs or fewer ranks \(printed once for this node\)\n$`, p.uuid(0))
+	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !regexp.MustCompile(pattern).MatchString(strings.Join(said, "")) {
+		t.Errorf("codes %d, %q", codes, said)
+	}
+}
