@@ -41,13 +41,13 @@ func planCommand(call *Invocation) *cobra.Command {
 	flags := c.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&q.GPU, "gpu", "", "the GPU's `NAME`: "+known())
-	flags.IntVar(&q.SMs, "sms", 0, "the multiprocessors of a GPU that has no name here: `N`")
-	flags.IntVar(&q.GPUs, "gpus", 1, "GPUs that the job has on the node: `N`")
-	flags.IntVar(&q.Ranks, "ranks", 0, "ranks that run on the node: `N`")
-	flags.StringVar(&q.Share, "share", policy.DefaultGrant().Rule().String(), "each rank's share: `RULE`")
-	flags.StringVar(&q.Memory, "mem", "none", "each rank's memory: `RULE`")
-	flags.StringVar(&q.Over, "mem-overcommit", "1", "how many times over --mem=even promises the memory: `F`")
-	flags.StringVar(&q.Ceiling, "ceiling", "100", "the percentage of a GPU that no rank exceeds: `PCT`")
-	flags.IntVar(&q.Clients, "clients", 0, "clients that MPS serves on a GPU: `N` (default 48; 60 from CUDA 13.1 on)")
+	flags.IntVar(&q.SMs, "sms", 0, "the GPU has no name here, and `N` multiprocessors")
+	flags.IntVar(&q.GPUs, "gpus", 1, "the job has `N` GPUs on the node")
+	flags.IntVar(&q.Ranks, "ranks", 0, "`N` ranks run on the node")
+	flags.StringVar(&q.Share, "share", policy.DefaultGrant().Rule().String(), "the `RULE` of each rank's share")
+	flags.StringVar(&q.Memory, "mem", "none", "the `RULE` of each rank's memory")
+	flags.StringVar(&q.Over, "mem-overcommit", "1", "--mem=even promises the memory `F` times")
+	flags.StringVar(&q.Ceiling, "ceiling", "100", "no rank exceeds `PCT` percent of a GPU")
+	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
 	return c
 }

@@ -31,7 +31,7 @@ func test(call *Invocation) *cobra.Command {
 			return testAll(call, files, paths)
 		},
 	}
-	c.Flags().StringArrayVar(&paths, "policy", nil, "test this policy: `FILE|DIR`")
+	c.Flags().StringArrayVar(&paths, "policy", nil, "test the policy in this `FILE|DIR`")
 	return c
 }
 

@@ -166,6 +166,9 @@ func TestHelpFits80Columns(t *testing.T) {
 			if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > helpColumns {
 				t.Errorf("help of %q has a line of %d columns: %s", line, n, text)
 			}
+			if f := strings.Fields(text); len(f) > 2 && strings.HasPrefix(f[0], "--") && f[1] == f[len(f)-1] && (len(f) == 3 || strings.HasSuffix(f[len(f)-2], ":")) {
+				t.Errorf("help of %q explains a value by its name: %s", line, text)
+			}
 		}
 		lines = lines[1:]
 	}
