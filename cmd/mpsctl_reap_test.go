@@ -547,7 +547,7 @@ func TestReapRefuses(t *testing.T) {
 		args []string
 	}{
 		{2, "mpsctl: cannot reap job 0: ", []string{"reap", "--job", "0"}},
-		{2, "mpsctl: cannot read flags: ", []string{"reap", "--job", "x"}},
+		{2, "mpsctl: cannot read --job: it is \"x\": want a whole number: ", []string{"reap", "--job", "x"}},
 		{2, "mpsctl: cannot take ", []string{"reap", "7"}},
 	} {
 		if result := p.ctl(c.args...); result.Code != c.code || !strings.HasPrefix(result.Output, c.want) {

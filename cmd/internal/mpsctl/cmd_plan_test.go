@@ -130,7 +130,7 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H300 --ranks 2", `cannot find GPU "H300": known are ` + models},
 		{"plan --gpu H200", "cannot plan for 0 ranks: say with --ranks how many run on the node"},
 		{"plan --gpu H200 --ranks -1", "cannot plan for -1 ranks: say with --ranks how many run on the node"},
-		{"plan --gpu H200 --ranks x", `cannot read flags: invalid argument "x" for "--ranks" flag: strconv.ParseInt: parsing "x": invalid syntax: see mpsctl plan --help`},
+		{"plan --gpu H200 --ranks x", `cannot read --ranks: it is "x": want a whole number: see mpsctl plan --help`},
 		{"plan --gpu H200 --ranks 2 --gpus 0", "cannot plan for 0 GPUs: give --gpus 1 to 64"},
 		{"plan --gpu H200 --ranks 2 --gpus 65", "cannot plan for 65 GPUs: give --gpus 1 to 64"},
 		{"plan --gpu H200 --ranks 49", "cannot place 49 ranks on 1 GPU: GPU 0 would have 49 and MPS serves 48 at once: run at most 48 ranks, or more GPUs"},

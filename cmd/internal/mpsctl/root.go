@@ -121,8 +121,19 @@ func version(call *Invocation) *cobra.Command {
 	}
 }
 
+// typeNames are the types of flags in words.
+var typeNames = map[string]string{
+	"int": "a whole number", "uint32": "a whole number", "duration": "a time like 10s or 5m", "bool": "true or false",
+	"stringSlice": "values with commas",
+}
+
 func flagError(c *cobra.Command, err error) error {
 	do := "see " + c.CommandPath() + " --help"
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		f := invalid.GetFlag()
+		return fmt.Errorf("cannot read --%s: it is %q: want %s: %s", f.Name, invalid.GetValue(), typeNames[f.Value.Type()], do)
+	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
 		var known []string
