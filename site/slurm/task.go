@@ -19,7 +19,7 @@ type Task struct {
 	// heterogeneous job, SLURM_JOB_ID is the leader's ID, but the prolog ran under the component's own ID.
 	JobIDs []uint32
 
-	StepID    string // SLURM_STEP_ID: digits; "" in a batch script and outside of Slurm
+	StepID    string // SLURM_STEP_ID of an srun's step: digits; "" in a batch script, an interactive step and outside of Slurm
 	LocalRank int    // from 0 to LocalSize-1
 	LocalSize int    // ranks of this launch on this node, at least 1
 	Source    string // the source of rank and size: a Launcher's name, or one of the Source constants
@@ -83,8 +83,8 @@ func ReadTask(env Env, pid int) (Task, error) {
 // inside of an mpirun does not remove mpirun's variables. If a shell runs between srun and the rank, SLURM_TASK_PID
 // proves nothing. The process SLURM_TASK_PID is the step's task, and task is its environment.
 func WithoutInheritedLauncher(env, task Env) Env {
-	if env["SLURM_STEP_ID"] == "" {
-		return env // a batch script, which inherits the submitter's variables
+	if step, err := stepOf(env); step == "" || err != nil {
+		return env // a batch script or an interactive step, which inherits the submitter's variables
 	}
 	fresh := maps.Clone(env)
 	for _, name := range LauncherVariables() {
@@ -136,12 +136,32 @@ func taskJob(env Env) (Task, error) {
 			task.JobIDs = append(task.JobIDs, id)
 		}
 	}
+	var err error
+	task.StepID, err = stepOf(env)
+	return task, err
+}
+
+// maxNormalStep is SLURM_MAX_NORMAL_STEP_ID. Above it are steps that no srun made: extern, batch and interactive ones.
+const maxNormalStep = 0xfffffff0
+
+// stepOf returns the number of the step that an srun made, or "". In a batch script SLURM_STEP_ID is absent, and -5 with
+// Slurm 26.05. In an interactive step it is 4294967290, and -6 with 26.05 (recorded).
+func stepOf(env Env) (string, error) {
 	step, ok := env["SLURM_STEP_ID"]
-	if _, err := parseDigits(step); ok && err != nil {
-		return Task{}, fmt.Errorf("SLURM_STEP_ID is %s, want a step's number", quote(step))
+	if !ok {
+		return "", nil
 	}
-	task.StepID = step
-	return task, nil
+	if n, err := strconv.ParseInt(step, 10, 32); err == nil && n < 0 && uint32(n) >= maxNormalStep {
+		return "", nil
+	}
+	n, err := parseDigits(step)
+	if err != nil {
+		return "", fmt.Errorf("SLURM_STEP_ID is %s, want a step's number", quote(step))
+	}
+	if n >= maxNormalStep {
+		return "", nil
+	}
+	return step, nil
 }
 
 // jobVariables lists the variables with the task's job IDs, in the order of JobIDs. First is the job, then the

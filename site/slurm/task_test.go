@@ -146,6 +146,7 @@ func TestFresh(t *testing.T) {
 		{"mpirun within an srun", with(step, ompi), step, "Open MPI"},
 		{"mpirun within an srun within an mpirun", with(step, ompi), with(step, Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "3"}), "Open MPI"},
 		{"mpirun in a batch script that an mpirun submitted", with(with(step, Env{"SLURM_STEP_ID": "-"}), ompi), ompi, "Open MPI"},
+		{"mpirun in an interactive step of an mpirun", with(with(step, Env{"SLURM_STEP_ID": "-6"}), ompi), ompi, "Open MPI"},
 		{"the task cannot be read", with(step, ompi), Env{}, "Open MPI"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -185,6 +186,19 @@ func TestReadTaskJobs(t *testing.T) {
 	}
 }
 
+// Steps that no srun made have no number, however the release of Slurm writes it.
+func TestReadTaskStep(t *testing.T) {
+	for _, c := range []struct{ step, want string }{
+		{"-", ""}, {"0", "0"}, {"17", "17"},
+		{"-4", ""}, {"-5", ""}, {"-6", ""}, {"4294967292", ""}, {"4294967291", ""}, {"4294967290", ""},
+	} {
+		env := with(Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, Env{"SLURM_STEP_ID": c.step})
+		if got, err := ReadTask(env, 1); err != nil || got.StepID != c.want {
+			t.Errorf("SLURM_STEP_ID %s: step %q, %v; want %q", c.step, got.StepID, err, c.want)
+		}
+	}
+}
+
 func TestReadTaskRefuses(t *testing.T) {
 	const export = ": export LOCAL_RANK and LOCAL_WORLD_SIZE"
 	tests := []struct {
@@ -195,6 +209,8 @@ func TestReadTaskRefuses(t *testing.T) {
 		{Env{"SLURM_JOB_ID": "0"}, `cannot read task: SLURM_JOB_ID is "0", want a job's number from 1 to 4294967293`},
 		{Env{"SLURM_JOB_ID_HET_GROUP_1": "x"}, `cannot read task: SLURM_JOB_ID_HET_GROUP_1 is "x", want a job's number from 1 to 4294967293`},
 		{Env{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
+		{Env{"SLURM_STEP_ID": "-17"}, `cannot read task: SLURM_STEP_ID is "-17", want a step's number`},
+		{Env{"SLURM_STEP_ID": ""}, `cannot read task: SLURM_STEP_ID is "", want a step's number`},
 		{Env{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
 		{Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but nothing says how many ranks this node has` + export},
 		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
