@@ -6,6 +6,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -143,13 +144,26 @@ func (s *launchCluster) command(l launchCase, number int) string {
 // try runs all launches in one job and compares each rank's placement with its plan.
 func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.t.Helper()
+	if !lab.HasPMIx(os.Getenv("SLURM_BUNDLE")) {
+		launches = slices.DeleteFunc(launches, func(l launchCase) bool { return strings.Contains(l.line, "--mpi=pmix") })
+	}
+	id := s.batch(s.script(launches), args...)
+	s.ended(id)
+	s.judge(launches, s.output(id))
+}
+
+// script runs all launches, one after the other.
+func (s *launchCluster) script(launches []launchCase) string {
 	var script strings.Builder
 	for i, l := range launches {
 		fmt.Fprintf(&script, "echo == $SECONDS s: %s\n%s\n", l.name, s.command(l, i))
 	}
-	id := s.batch(script.String(), args...)
-	s.ended(id)
-	output := s.output(id)
+	return script.String()
+}
+
+// judge compares what a script's ranks printed with their plans.
+func (s *launchCluster) judge(launches []launchCase, output string) {
+	s.t.Helper()
 	said := placementsOf(output)
 	failed := false
 	for i, l := range launches {
@@ -267,6 +281,28 @@ func TestPlacementsOnOneNode(t *testing.T) {
 // Where Slurm binds GPUs to single tasks, they keep those.
 func TestPlacementsOfBoundTasks(t *testing.T) {
 	newLaunchCluster(t, "bound", lab.Options{SameName: true}).bound()
+}
+
+// A shell of salloc's, which is a step of its own: what it starts is placed as in a batch script, and it is no rank itself.
+func TestPlacementsInAnInteractiveStep(t *testing.T) {
+	s := newLaunchCluster(t, "interactive", lab.Options{SameName: true, Extra: []string{
+		"LaunchParameters=use_interactive_step", `InteractiveStepOptions="--interactive --preserve-env bash %D/step.sh"`}})
+	launches := []launchCase{
+		{"the shell", "PLAIN", "", []int{1}, unplaced},
+		{"a program of the shell", "WRAP", "", []int{1}, listed("0 -")},
+		{"mpirun", "mpirun.openmpi -np 5 WRAP", "openmpi", []int{5}, round(2)},
+		{"hydra", "mpiexec.hydra -n 5 WRAP", "mpich", []int{5}, round(2)},
+		{"srun", "srun -n5 WRAP", "", []int{5}, round(2)},
+	}
+	script := "export LD_LIBRARY_PATH=" + s.first().Sim.Libraries() + "\n" + s.script(launches)
+	if err := node.WriteProgram(filepath.Join(s.Dir(), "step.sh"), []byte(script)); err != nil {
+		t.Fatal(err)
+	}
+	result, err := s.Run(s.ctx, s.user, "salloc", "-n5", "--gres=gpu:2", "--constraint=mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.judge(launches, result.Stdout+result.Stderr)
 }
 
 // A job of several tasks of an array, each with an mpirun, and a GPU each.

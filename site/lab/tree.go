@@ -106,6 +106,17 @@ func (t tree) look(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s in %s", name, t.path())
 }
 
+// HasPMIx reports whether the Slurm of a bundle, or of the Debian packages for "", has "srun --mpi=pmix". Debian's 26.05 has
+// no such plugin.
+func HasPMIx(bundle string) bool {
+	pattern := "/usr/lib/*/slurm*/mpi_pmix.so"
+	if bundle != "" {
+		pattern = filepath.Join(bundle, "plugins", "mpi_pmix.so")
+	}
+	found, err := filepath.Glob(pattern)
+	return err == nil && len(found) > 0
+}
+
 func hasRemoteShell() bool {
 	for _, name := range []string{"ssh", "rsh"} {
 		if _, err := (tree{}).look(name); err == nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,7 +46,7 @@ func TestLaunchesRanks(t *testing.T) {
 func launchRecordings(t *testing.T) map[string][]Env {
 	t.Helper()
 	found := map[string][]Env{}
-	for _, path := range append(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/24.11/*.n[1-3]", 10)...) {
+	for _, path := range slices.Concat(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/2*/*.n[1-3]", 20)) {
 		content, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -70,6 +71,9 @@ func TestReadTaskRecordedLaunches(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
+			if strings.Contains(name, "interactive.") && sourceOf(name) != SourceStepd && got.StepID != "" {
+				t.Errorf("%s: step %s, want none", name, got.StepID)
+			}
 			want := Task{JobID: got.JobID, JobIDs: got.JobIDs, StepID: got.StepID, LocalRank: i, LocalSize: len(ranks), Source: sourceOf(name)}
 			if strings.HasSuffix(name, "one.two-steps.n1") {
 				want.LocalRank, want.LocalSize = i/2, 2
@@ -82,9 +86,9 @@ func TestReadTaskRecordedLaunches(t *testing.T) {
 }
 
 func sourceOf(name string) string {
-	_, launch, _ := strings.Cut(strings.TrimPrefix(name, "24.11/"), ".")
+	_, launch, _ := strings.Cut(filepath.Base(name), ".")
 	switch {
-	case strings.HasPrefix(launch, "srun-a-shell"):
+	case strings.HasPrefix(launch, "srun-a-shell"), strings.HasPrefix(launch, "a-program"):
 		return SourceInherited
 	case strings.HasPrefix(launch, "mpirun"), strings.Contains(launch, "-mpirun.") && !strings.HasPrefix(launch, "srun"):
 		return "Open MPI"
