@@ -287,8 +287,16 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 		{"they agree", func(ward) string { return slurmd }, faultPlanted{}},
 		{"slurmd does not start", func(w ward) string { w.sets("Foo=3"); return slurmd },
 			faultPlanted{kind: "slurmd-refuses", where: "CONF/slurm.conf", do: "correct what slurmd -G complains of"}},
-		{"slurmd finds none", func(w ward) string { w.write(w.gres(), "AutoDetect=nvml\n"); return slurmd },
-			faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
+		// No line about GPUs, in a form of today or tomorrow, is a doubt and no fault of the node.
+		{"slurmd finds none", func(w ward) string { w.write(w.gres(), "AutoDetect=nvml\n"); return slurmd }, faultPlanted{unseen: true}},
+		{"slurmd of tomorrow", func(w ward) string {
+			w.script(w.hook("slurmd"), "echo 'gpu 0: /dev/nvidia0'\n")
+			return w.hook("slurmd")
+		}, faultPlanted{unseen: true}},
+		{"slurmd finds fewer", func(w ward) string {
+			w.script(w.hook("slurmd"), "echo '[2026-11-23T01:32:00.215] Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Flags=HAS_FILE'\n")
+			return w.hook("slurmd")
+		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
 		{"another order", func(w ward) string {
 			w.script(w.hook("slurmd"), "echo 'slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[1,0] Flags=HAS_FILE'\n")
 			return w.hook("slurmd")

@@ -45,6 +45,9 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(string(printed)); s.ListErr == nil && err != nil {
 		s.ListErr = fmt.Errorf("%s -G: %w", path, errors.Join(err, bound.Err()))
 	}
+	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
+		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf))
+	}
 }
 
 func firstThere(paths []string) string {

@@ -87,7 +87,7 @@ type Slurm struct {
 	FeaturesErr error
 	Gres        *slurm.Gres
 	GresErr     error
-	SlurmdGPUs  []int           // the minors that slurmd itself lists, by position; nil where it was not asked
+	SlurmdGPUs  []int           // the minors that slurmd itself lists, by position; nil where it was not asked or not understood
 	ListErr     error           // why it does not list them
 	Container   *slurm.ConfFile // job_container.conf
 	Cgroup      *slurm.ConfFile

@@ -5,34 +5,44 @@ package slurm
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
-// filesOf returns File= of a line of slurmd -G about GPUs. The lines have the same form from 22.05 to 24.11.
-func filesOf(line string) (files string) {
-	rest, _ := strings.CutPrefix(line, "slurmd: Gres Name=gpu ")
+// prefix stands before each line of slurmd -G: "slurmd: ", or a time since 26.05 (run: 22.05, 24.11 and 26.05).
+var prefix = regexp.MustCompile(`^(slurmd: |\[[^]]*\] )`)
+
+// filesOf returns File= of a line of slurmd -G, without its prefix. It reports whether the line is about GPUs.
+func filesOf(line string) (files string, about bool) {
+	rest, about := strings.CutPrefix(line, "Gres Name=gpu ")
+	if !about {
+		return "", false
+	}
 	for word := range strings.FieldsSeq(rest) {
-		if value, is := strings.CutPrefix(word, "File="); is && rest != line {
+		if value, is := strings.CutPrefix(word, "File="); is {
 			files = value
 		}
 	}
-	return files
+	return files, true
 }
 
 // ParseGresList parses the output of slurmd -G: the minor numbers of the node's GPUs, in the order of Slurm's
-// positions. It returns an empty list if there are none. If slurmd failed, the error contains its messages. A line
-// without File=, or with the files of a MIG instance, is an error, too.
-func ParseGresList(printed string) ([]int, error) {
-	list := []int{}
+// positions. It returns nil if no line is about GPUs: slurmd has none, or prints them in a form that is not known. If
+// slurmd failed, the error contains its messages. The files of a MIG instance are an error, too.
+func ParseGresList(printed string) (list []int, err error) {
 	var complaints []string
 	for _, line := range strings.Split(printed, "\n") {
-		if _, why, is := strings.Cut(line, "slurmd: error: "); is {
+		line = line[len(prefix.FindString(line)):]
+		if why, is := strings.CutPrefix(line, "error: "); is {
 			complaints = append(complaints, why)
 		}
-		if _, why, is := strings.Cut(line, "slurmd: fatal: "); is {
+		if why, is := strings.CutPrefix(line, "fatal: "); is {
 			return nil, errors.New(strings.Join(append(complaints, why), "; "))
 		}
-		named := filesOf(line)
+		named, about := filesOf(line)
+		if about && list == nil {
+			list = []int{}
+		}
 		if named == "" {
 			continue
 		}
