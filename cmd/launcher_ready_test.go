@@ -215,3 +215,27 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 		t.Errorf("codes %d, %q", codes, said)
 	}
 }
+
+// In a pid namespace of its own a rank cannot see the daemon's process: the listener at the ticket's socket counts.
+//
+// Contract: K1
+func TestARankInAPIDNamespace(t *testing.T) {
+	p := sharedGPU(t)
+	run := func() string {
+		cmd := p.asUser(7, slices.Concat([]string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}, setpriv, p.Command("mpirun-wrap", p.cudaClient(), "info")))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // unshare is root's
+		out, _ := cmd.CombinedOutput()
+		return string(out)
+	}
+	if out := run(); !strings.HasPrefix(out, "err=0(") {
+		t.Errorf("the rank: %s\n%s", out, p.log())
+	}
+	daemon := p.ticket(7).Daemons[0]
+	if err := daemon.Proc.Kill(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.until("end of the daemon", func() bool { return !daemon.Proc.Running() })
+	if out := run(); !strings.Contains(out, "no control daemon listens at "+daemon.PipeDir+"/control") {
+		t.Errorf("a rank without a daemon: %s", out)
+	}
+}

@@ -27,7 +27,7 @@ var packages = map[string][]string{
 	"site/guard":           {"site", "site/lease", "site/proc", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
 	"epilog":               {"site", "site/lease", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":          {"policy", "site", "site/lease", "site/slurm", "golang.org/x/sys/unix"},
+	"mpirun-wrap":          {"policy", "site", "site/lease", "site/proc", "site/slurm", "golang.org/x/sys/unix"},
 	"cmd/internal/cli":     {"site"},
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
 	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},

@@ -51,6 +51,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 		o.Extra[i] = strings.ReplaceAll(line, "%D", o.Dir)
 	}
 	o.GresConf = strings.ReplaceAll(o.GresConf, "%D", o.Dir)
+	o.Namespace = strings.ReplaceAll(o.Namespace, "%D", o.Dir)
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
 	var err error

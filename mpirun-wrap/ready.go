@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,16 +45,35 @@ func (e *UnavailableError) Unwrap() error { return e.Cause }
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
 // *UnavailableError.
 func (s Placement) CheckDaemon() error {
-	if !s.Daemon.Proc.Running() {
-		return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
-	}
 	socket := filepath.Join(s.Daemon.PipeDir, "control")
+	if !s.Daemon.Proc.Running() {
+		if !proc.InOwnPIDNamespace() {
+			return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
+		}
+		if err := s.checkListener(socket); err != nil {
+			return err
+		}
+	}
 	info, err := os.Lstat(socket)
 	if err != nil {
 		return s.off("", "%w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return s.off("", "%s is not a socket", socket)
+	}
+	return nil
+}
+
+// checkListener is for a rank in a pid namespace of its own, where the daemon has no pid. That somebody listens at the
+// socket which the ticket names is proof enough: root alone writes the ticket, and a user who listens there in the
+// daemon's place deceives only the own ranks. It makes no connection, which the daemon would have to answer.
+func (s Placement) checkListener(socket string) error {
+	listens, err := proc.Listens(socket)
+	if err == nil && !listens {
+		err = fmt.Errorf("no control daemon listens at %s, as far as is seen from this pid namespace", socket)
+	}
+	if err != nil {
+		return s.off("submit the job again; a container needs the network namespace of its node", "%w", err)
 	}
 	return nil
 }

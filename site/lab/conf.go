@@ -69,9 +69,17 @@ func writeFiles(o Options, t tree, host string, names []string, base int) error 
 		writeText(filepath.Join(etc, "gres.conf"), gresConf(o, devices)),
 		writeText(filepath.Join(etc, "cgroup.conf"), cgroupConf(o, t.release)),
 		writeText(filepath.Join(etc, "plugstack.conf"), ""),
+		writeNamespace(o),
 		writeHosts(o, names),
 		writeBootIDs(o, names),
 	)
+}
+
+func writeNamespace(o Options) error {
+	if o.Namespace == "" {
+		return nil
+	}
+	return writeText(filepath.Join(o.Dir, "etc", "namespace.yaml"), o.Namespace)
 }
 
 // writeText writes a file that everybody may read, whatever the umask is.

@@ -41,6 +41,7 @@ type Options struct {
 	Gres             string            // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
 	GresOf           map[string]string // Gres= of single nodes that differ
 	GresConf         string            // whole text of gres.conf; "" means a line for each device
+	Namespace        string            // whole text of namespace.yaml; "" for none
 	Extra            []string          // more lines of slurm.conf; where a name comes twice, the last one counts
 	Bundle           string            // root of a Slurm that bundle.sh made; "" means the Debian packages
 }

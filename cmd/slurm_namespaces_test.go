@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// Jobs with namespaces of their own, as namespace/linux makes them since 25.11. Ranks see no pid of the daemon; guard and
+// epilog see all from outside.
+func TestJobsWithNamespaces(t *testing.T) {
+	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
+	if err != nil || release < "25.11" {
+		t.Skipf("Slurm %s has no namespace/linux: %v", release, err)
+	}
+	for _, flags := range []string{"CLONE_NEWNS", "CLONE_NEWNS,CLONE_NEWPID", "CLONE_NEWNS,CLONE_NEWPID,CLONE_NEWUSER"} {
+		t.Run(flags, func(t *testing.T) {
+			c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc,Contain", SameName: true,
+				Extra:     []string{"NamespaceType=namespace/linux"},
+				Namespace: "defaults:\n  auto_base_path: true\n  base_path: \"%D/spool\"\n  dirs: \"/dev/shm,/var/tmp\"\n  clone_ns_flags: \"" + flags + "\"\n"})
+			want := []int{66, 66, 66, 66}
+			for _, command := range []string{"srun -n4 " + c.wrap("info"), "mpirun.openmpi -np 4 " + c.wrap("info"), "srun -n4 " + c.client() + " info"} {
+				id := c.batch(command, "-n4", "--gres=gpu:2")
+				c.ended(id)
+				if got := counts(t, c.output(id)); !slices.Equal(got, want) {
+					t.Errorf("%s: SMs %v, want %v\n%s\n%s", command, got, want, c.output(id), c.log())
+				}
+			}
+			c.dies()
+			c.quiet()
+		})
+	}
+}
+
+// dies has a rank killed beside a neighbour, which lives because the guard keeps the dead one's files. What is left at
+// the end of the job is the epilog's.
+func (c *cluster) dies() {
+	c.t.Helper()
+	id := c.batch(strings.Join([]string{
+		c.wrap("spin -ms 5 -for 3") + " & neighbour=$!",
+		c.wrap("spin -ms 5 -queue 150 -after 0.3 -for 100") + " & victim=$!",
+		"sleep 1; kill -9 $victim; wait $neighbour; echo neighbour=$?",
+		"setsid " + c.wrap("spin -ms 1 -for 100") + " >/dev/null & sleep 0.5",
+	}, "\n"), "-n2", "--gres=gpu:1")
+	c.ended(id)
+	if out := c.output(id); !strings.Contains(out, "neighbour=0") || !regexp.MustCompile(fmt.Sprintf(`"job":%d,"step":"summary".*"held":[1-9]`, id)).MatchString(c.log()) {
+		c.t.Errorf("the neighbour of a rank that died: %s\n%s", out, c.log())
+	}
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+)
+
+func TestListens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control")
+	listener, err := net.Listen("unixpacket", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := net.Dial("unixpacket", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	for _, c := range []struct {
+		path string
+		want bool
+	}{{path, true}, {path + "x", false}, {filepath.Dir(path), false}, {"", false}} {
+		if got, err := Listens(c.path); err != nil || got != c.want {
+			t.Errorf("%s: %v, %v", c.path, got, err)
+		}
+	}
+	listener.Close()
+	if got, err := Listens(path); err != nil || got {
+		t.Errorf("a socket that nobody listens at: %v, %v", got, err)
+	}
+}
