@@ -231,6 +231,10 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.sets("JobContainerType=job_container/tmpfs")
 			w.write(w.container(), "BasePath=/var/x Dirs=/var/tmp\n")
 		},
+		"namespaces": func(w ward) {
+			w.sets("NamespaceType=namespace/linux")
+			w.write(w.namespace(), "defaults:\n  base_path: /var/x\n  dirs: /var/tmp\n  clone_ns_flags: \"CLONE_NEWNS,CLONE_NEWPID\"\n")
+		},
 		"no constraint asks": func(w ward) { w.edit(w.Paths().Policy(), `constraint = "mps"`, ""); w.edit(w.conf, " Feature=mps", "") },
 		"a link to a program": func(w ward) {
 			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
@@ -250,6 +254,8 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 }
 
 func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
+
+func (w ward) namespace() string { return filepath.Join(filepath.Dir(w.conf), "namespace.yaml") }
 
 func (w ward) wardJob() testnode.Job {
 	j := w.job(7, "0")
@@ -413,11 +419,15 @@ var planted = []faultPlanted{
 	{name: "a state in a private /tmp", kind: "state-private", plant: func(w ward) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.write(w.container(), "BasePath=/var/x\n")
-	}, where: "CONF/slurm.conf:3", do: "take /tmp out of Dirs="},
+	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs in job_container.conf"},
 	{name: "a state in another private folder", kind: "state-private", plant: func(w ward) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.write(w.container(), "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,"+w.Root+"/run\n")
-	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of Dirs="},
+	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of the folders of jobs in job_container.conf"},
+	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w ward) {
+		w.sets("NamespaceType=namespace/linux")
+		w.write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
+	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
 	{name: "devices for all", kind: "devices-open", plant: func(w ward) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
 	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
 

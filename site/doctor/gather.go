@@ -169,6 +169,7 @@ func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 		s.Gres = &gres
 	}
 	s.Container = s.beside("job_container.conf", q.Node)
+	s.readNamespace(q.Node)
 	s.Cgroup = s.beside("cgroup.conf", q.Node)
 	return s, nil
 }
@@ -183,6 +184,20 @@ func (s *Slurm) beside(name, node string) *slurm.ConfFile {
 		s.Unread = append(s.Unread, err.Error())
 	}
 	return nil
+}
+
+// readNamespace reads namespace.yaml for the plugin that needs it. Without the file, that plugin does nothing.
+func (s *Slurm) readNamespace(node string) {
+	if s.value("NamespaceType") != "namespace/linux" {
+		return
+	}
+	found, err := slurm.ReadNamespace(filepath.Join(filepath.Dir(s.Path), "namespace.yaml"), node)
+	switch {
+	case err == nil:
+		s.Namespace = &found
+	case !errors.Is(err, fs.ErrNotExist):
+		s.Unread = append(s.Unread, err.Error())
+	}
 }
 
 // askDriver asks NVML, and what else there is to see of jobs.

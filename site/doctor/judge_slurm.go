@@ -382,7 +382,13 @@ func noShare(n Node, name, what string) []Finding {
 // private are the folders that each job has of its own, and from where that is known.
 func (s Slurm) private() (dirs []string, from string) {
 	kind := s.value("JobContainerType") + s.value("NamespaceType")
-	if !strings.HasSuffix(kind, "/tmpfs") && !strings.HasSuffix(kind, "/linux") {
+	if strings.HasSuffix(kind, "/linux") {
+		if s.Namespace == nil {
+			return nil, ""
+		}
+		return append(slices.Clone(s.Namespace.Dirs), s.Namespace.Base), s.Namespace.From
+	}
+	if !strings.HasSuffix(kind, "/tmpfs") {
 		return nil, ""
 	}
 	from, dirs = s.at("JobContainerType"), []string{"/tmp", "/dev/shm"}
@@ -409,9 +415,13 @@ func stateShared(n Node) []Finding {
 	}
 	dirs, from := n.Slurm.private()
 	run := n.Paths.Run()
+	file := "job_container.conf"
+	if n.Slurm.Namespace != nil {
+		file = "namespace.yaml"
+	}
 	for _, dir := range dirs {
 		if dir = filepath.Clean(dir); run == dir || strings.HasPrefix(run, strings.TrimSuffix(dir, "/")+"/") {
-			return []Finding{fault("state-private", from, "take "+dir+" out of Dirs= or BasePath= in job_container.conf, or move ours out of it with another --root",
+			return []Finding{fault("state-private", from, "take "+dir+" out of the folders of jobs in "+file+", or move ours out of it with another --root",
 				"%s lies below %s, of which every job has its own: its ranks never see their daemon's sockets", run, dir)}
 		}
 	}

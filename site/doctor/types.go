@@ -87,9 +87,10 @@ type Slurm struct {
 	FeaturesErr error
 	Gres        *slurm.Gres
 	GresErr     error
-	SlurmdGPUs  []int           // the minors that slurmd itself lists, by position; nil where it was not asked or not understood
-	ListErr     error           // why it does not list them
-	Container   *slurm.ConfFile // job_container.conf
+	SlurmdGPUs  []int            // the minors that slurmd itself lists, by position; nil where it was not asked or not understood
+	ListErr     error            // why it does not list them
+	Container   *slurm.ConfFile  // job_container.conf
+	Namespace   *slurm.Namespace // namespace.yaml, which namespace/linux reads in its place
 	Cgroup      *slurm.ConfFile
 	Unread      []string // why a file beside slurm.conf could not be read
 }

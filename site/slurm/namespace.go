@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slurm
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Namespace is what namespace.yaml gives the jobs of a node, for the plugin namespace/linux of 25.11 and later.
+type Namespace struct {
+	Dirs []string // of which each job has its own
+	Base string   // base_path
+	From string   // where Dirs are set, "FILE:LINE", or the file
+}
+
+// ReadNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as Slurm's
+// manual has them. Any other form of YAML is an error.
+func ReadNamespace(path, node string) (Namespace, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return Namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+	}
+	defer file.Close()
+	found, err := parseNamespace(file, path, node)
+	if err != nil {
+		return Namespace{}, fmt.Errorf("cannot read namespaces: %w", err)
+	}
+	return found, nil
+}
+
+func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
+	found := Namespace{Dirs: []string{"/tmp", "/dev/shm"}, From: path}
+	applies := false // to the node: all of defaults, and the elements of node_confs that name it
+	lines := bufio.NewScanner(r)
+	for number := 1; lines.Scan(); number++ {
+		line := strings.TrimRight(stripComment(lines.Text()), " \t")
+		if line == "" || line == "---" {
+			continue
+		}
+		key, value, ok := strings.Cut(strings.TrimLeft(line, " -"), ":")
+		if !ok || strings.ContainsAny(value, "{}&*|>") {
+			return found, fmt.Errorf("%s:%d: %s is no key with a plain value", path, number, quote(line))
+		}
+		values := plainValues(value)
+		switch {
+		case line[0] != ' ' && line[0] != '-': // a section
+			applies = key == "defaults"
+		case key == "nodes":
+			nodes, err := ExpandHostlist(strings.Join(values, ","))
+			if err != nil {
+				return found, fmt.Errorf("%s:%d: %w", path, number, err)
+			}
+			applies = slices.Contains(nodes, node)
+		case !applies:
+		case key == "dirs":
+			found.Dirs, found.From = values, fmt.Sprintf("%s:%d", path, number)
+		case key == "dir_confs": // a list of elements with path
+			found.Dirs, found.From = nil, fmt.Sprintf("%s:%d", path, number)
+		case key == "path":
+			found.Dirs = append(found.Dirs, values...)
+		case key == "base_path":
+			found.Base = strings.Join(values, ",")
+		}
+	}
+	return found, lines.Err()
+}
+
+// plainValues splits "a,b", "\"a,b\"" and ["a", "b"], but not within the brackets of a host list.
+func plainValues(value string) (values []string) {
+	value = strings.TrimSpace(value)
+	if strings.HasPrefix(value, "[") && strings.HasSuffix(value, "]") {
+		value = value[1 : len(value)-1]
+	}
+	depth, begin := 0, 0
+	for i := 0; i <= len(value); i++ {
+		switch {
+		case i == len(value) || value[i] == ',' && depth == 0:
+			if one := strings.Trim(value[begin:i], ` "'`); one != "" {
+				values = append(values, one)
+			}
+			begin = i + 1
+		case value[i] == '[':
+			depth++
+		case value[i] == ']':
+			depth--
+		}
+	}
+	return values
+}
