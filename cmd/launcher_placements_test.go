@@ -275,6 +275,9 @@ func TestPlacementsOnOneNode(t *testing.T) {
 		// placement.
 		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unplaced},
 		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unplaced},
+		// A step that wants no GPU.
+		{"no GPU", "srun -n5 --gres=none WRAP", "", five, unplaced},
+		{"no GPU, task prolog", "srun -n5 --gres=none PLAIN", "", five, unplaced},
 	}, "-n5", "--gres=gpu:2")
 }
 

@@ -164,6 +164,12 @@ func WithoutMPS(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_MPS_") })
 }
 
+// WithoutGPU returns env without MPS's variables, and without a GPU.
+func WithoutGPU(env []string) []string {
+	kept := slices.DeleteFunc(WithoutMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
+	return append(kept, "CUDA_VISIBLE_DEVICES=")
+}
+
 // OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
 // the ranks' exchange folder; without one, rank 0 is the first.
 func OncePerNode(folder, launch, thing string, rank int) bool {

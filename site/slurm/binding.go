@@ -57,6 +57,12 @@ func readBinding(env Env) (binding Binding, err error) {
 	return binding, nil
 }
 
+// WithoutGPU reports whether a task is of a step that has no GPU: srun --gres=none. Slurm tells every other step of a job
+// with GPUs how many it has on the node (recorded).
+func WithoutGPU(env Env, task Task) bool {
+	return env["SLURM_STEP_GPUS"] == "" && env["SLURM_GPUS_ON_NODE"] == "" && task.StepID != "" && task.BySlurm()
+}
+
 // perTask adds up "2" or "a100:1,h200:1". Since 24.11 the variable is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2". It
 // contains the user's --tres-per-task unchanged: "gres/gpu:1", or a kind without a number, which means 1 (recorded).
 func perTask(env Env) (sum int, err error) {

@@ -145,3 +145,18 @@ func TestReadBindingRefuses(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// Of all recorded launches, only the steps of srun --gres=none have no GPU.
+func TestWithoutGPU(t *testing.T) {
+	for name, ranks := range launchRecordings(t) {
+		for _, env := range ranks {
+			task, err := ReadTask(env, 1)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got := WithoutGPU(env, task); got != strings.Contains(name, "one.no-GPU.") {
+				t.Errorf("%s: %v", name, got)
+			}
+		}
+	}
+}

@@ -69,6 +69,10 @@ func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 	case options.Off:
 		return nil
 	}
+	if slurm.WithoutGPU(env, rank.Task) { // the batch script's variables are inherited
+		fmt.Fprintln(p.Out, "export CUDA_VISIBLE_DEVICES=\nunset CUDA_MPS_PIPE_DIRECTORY")
+		return nil
+	}
 	placement, err := placeTask(ticket, rank, env)
 	if err == nil {
 		err = placement.CheckDaemon()

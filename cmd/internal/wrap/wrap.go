@@ -167,6 +167,9 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	if err != nil {
 		return err
 	}
+	if slurm.WithoutGPU(env, rank.Task) {
+		return runWithoutGPU(p, l)
+	}
 	if l.options.DryRun {
 		return placement.Print(p.Out, l.options.JSON)
 	}
@@ -197,6 +200,17 @@ func runOff(p cli.Process, env slurm.Env, l line) error {
 		return errOff
 	}
 	return mpirunwrap.Exec(l.program, mpirunwrap.WithoutMPS(p.Env))
+}
+
+// runWithoutGPU is for a step that wants no GPU. CUDA shows the program none, so that it cannot run outside of MPS.
+func runWithoutGPU(p cli.Process, l line) error {
+	if l.options.DryRun || l.options.Report {
+		p.PrintError("mpirun-wrap", errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
+	}
+	if l.options.DryRun {
+		return nil
+	}
+	return mpirunwrap.Exec(l.program, mpirunwrap.WithoutGPU(p.Env))
 }
 
 // readRank is what the environment and the machine say of this rank.
