@@ -41,13 +41,18 @@ var launcherPrograms = []string{"mpirun", "mpiexec", "mpiexec.hydra", "mpirun.op
 
 func bySrunOf(program string) bool { return slices.Contains(launcherPrograms, filepath.Base(program)) }
 
-// byOpenMPI recognises mpirun's srun. A user may set each of the three variables, but only mpirun has all of them and
+// ofOpenMPI are the variables that mpirun sets for itself: Open MPI 4.1 (recorded), and 5 and 6 (seen with a stand-in for
+// srun, 5.0.7 and 6.0.0rc2).
+var ofOpenMPI = [][]string{
+	{"IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE", "PMIX_MCA_mca_base_component_show_load_errors"},
+	{"OMPI_TOOL_NAME", "OMPI_VERSION", "OMPI_MCA_PREFIXES"},
+}
+
+// byOpenMPI recognises mpirun's srun. A user may set each of a release's variables, but only mpirun has all of them and
 // an srun that binds nothing.
 func byOpenMPI(env Env) bool {
-	for _, name := range []string{"IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE", "PMIX_MCA_mca_base_component_show_load_errors"} {
-		if _, ok := env[name]; !ok {
-			return false
-		}
+	all := func(names []string) bool {
+		return !slices.ContainsFunc(names, func(name string) bool { _, ok := env[name]; return !ok })
 	}
-	return env["SLURM_CPU_BIND_TYPE"] == "none"
+	return slices.ContainsFunc(ofOpenMPI, all) && env["SLURM_CPU_BIND_TYPE"] == "none"
 }

@@ -42,6 +42,27 @@ func TestLaunchesRanks(t *testing.T) {
 	}
 }
 
+// The daemons of Open MPI 5 and 6 have other variables, and no "_" if a program started mpirun.
+func TestIsLauncherStepOfNewerOpenMPI(t *testing.T) {
+	old := recording(t, "testdata/task-prologs/mpirun-by-python")
+	env := with(old, Env{"IPATH_NO_BACKTRACE": "-", "HFI_NO_BACKTRACE": "-", "PMIX_MCA_mca_base_component_show_load_errors": "-",
+		"OMPI_TOOL_NAME": "mpirun", "OMPI_VERSION": "5.0.7", "OMPI_MCA_PREFIXES": "opal,orte"})
+	for _, c := range []struct {
+		name   string
+		change Env
+		want   bool
+	}{
+		{"a daemon", nil, true},
+		{"a rank of its own", Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, false},
+		{"an srun that binds", Env{"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, false},
+		{"a user's variable alone", Env{"OMPI_TOOL_NAME": "-"}, false},
+	} {
+		if got := IsLauncherStep(with(env, c.change)); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
 // launchRecordings returns the environments of every recorded launch's ranks on a node, in order.
 func launchRecordings(t *testing.T) map[string][]Env {
 	t.Helper()
