@@ -508,6 +508,9 @@ func TestReapUnderSlurm(t *testing.T) {
 	id := c.batch("echo started; sleep 100", "--gres=gpu:1")
 	running(id)
 	p.until("start of the batch step", func() bool { return strings.Contains(c.output(id), "started") })
+	if sluid := p.lease(uint32(id)).SLUID; (sluid != "") != (c.Release() >= "25.11") {
+		t.Errorf("the lease's SLUID is %q, with Slurm %s", sluid, c.Release())
+	}
 	lines := p.runReap(0)
 	if want := fmt.Sprintf("job %d keep", id); acts(lines) != want || !strings.Contains(lines[0].Why, c.dir) {
 		t.Errorf("%+v, want %s", lines, want)

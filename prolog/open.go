@@ -136,7 +136,8 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		return lease.Lease{}, fmt.Errorf("cannot record request of job %d: %w", v.job.ID, err)
 	}
 	l := lease.Lease{
-		Job: leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
+		SLUID: v.job.SLUID,
+		Job:   leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
 		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold),
 		CreatedAt: o.Clock(),
 	}

@@ -34,6 +34,7 @@ type Lease struct {
 	Schema     int      `json:"schema"`
 	Boot       string   `json:"boot"`
 	Job        Job      `json:"job"`
+	SLUID      string   `json:"sluid,omitempty"` // names the job's control groups since Slurm 26.05
 	Phase      Phase    `json:"phase"`
 	Rule       string   `json:"rule"`
 	DrainGrace Duration `json:"drain_grace"`

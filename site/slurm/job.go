@@ -22,6 +22,7 @@ type Job struct {
 
 	Node    string // NodeName of slurm.conf, which need not be the host's name
 	Cluster string
+	SLUID   string // names the job's control groups since Slurm 26.05
 	Conf    string // path of slurm.conf; gres.conf is in the same folder
 
 	Partition   string
@@ -89,6 +90,7 @@ func Variables() []Variable {
 		{"SLURM_JOB_USER", "User", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.User })},
 		{"SLURMD_NODENAME", "Node", Required, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Node })},
 		{"SLURM_CLUSTER_NAME", "Cluster", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Cluster })},
+		{"SLURM_JOB_SLUID", "SLUID", BestEffort, BestEffort, BySlurm, name(func(j *Job) *string { return &j.SLUID })},
 		{"SLURM_CONF", "Conf", Validated, BestEffort, BySlurm, path(func(j *Job) *string { return &j.Conf })},
 		{"SLURM_JOB_PARTITION", "Partition", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Partition })},
 		{"SLURM_JOB_ACCOUNT", "Account", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Account })},

@@ -185,7 +185,7 @@ func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 
 // withLease judges a lease of this boot.
 func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
-	sign, said := running.Sign(l.Job.ID), r.only == l.Job.ID
+	sign, said := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
 	switch {
 	case sign != "" && l.Phase == lease.Opened && !said:
 		return line.act(Keep, "it runs: "+sign)
@@ -227,7 +227,7 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	if turns, _ := r.store.LockedJobs(); len(found) == 0 && slices.Contains(turns, job) {
 		found = append(found, "the turn of an act that was killed") // beside which temporary files may lie
 	}
-	sign := running.Sign(job)
+	sign := running.Sign(job, "")
 	switch {
 	case void != "" && !refused && len(daemons) == 0:
 		return line.act(Remove, void), leftover{}

@@ -4,6 +4,7 @@
 package steps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 // job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
 type Steps struct {
 	of   map[uint32]string // by the job's number
+	ids  map[string]string // by the job's SLUID
 	cuts []fragment
 }
 
@@ -31,10 +33,10 @@ type fragment struct {
 	pid    int
 }
 
-// Sign is why a job runs, "" for no sign of it. A title that was cut is any job's whose number begins so, unless a socket
+// Sign is why a job runs, "" for no sign of it. The SLUID may be "". A title that was cut is any job's whose number begins so, unless a socket
 // tells whose it is.
-func (s Steps) Sign(job uint32) string {
-	if sign := s.of[job]; sign != "" {
+func (s Steps) Sign(job uint32, sluid string) string {
+	if sign := cmp.Or(s.of[job], s.ids[sluid]); sign != "" {
 		return sign
 	}
 	number := strconv.FormatUint(uint64(job), 10)
@@ -58,7 +60,7 @@ func (s Steps) tells(digits string) bool {
 
 // Find looks for the signs: sockets of step daemons, their titles, and control groups of jobs.
 func Find() (Steps, error) {
-	s := Steps{of: map[uint32]string{}}
+	s := Steps{of: map[uint32]string{}, ids: map[string]string{}}
 	sockets, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return s, fmt.Errorf("cannot look for steps: %w", err)
@@ -112,19 +114,26 @@ func (s Steps) group(pid int) {
 	if err != nil {
 		return
 	}
-	number := groupOf(string(content))
-	if number == "" {
+	number, sluid := groupOf(string(content))
+	if number == "" && sluid == "" {
 		return
 	}
 	if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
-		s.note(number, fmt.Sprintf("pid %d is in its control group", pid))
+		sign := fmt.Sprintf("pid %d is in its control group", pid)
+		s.note(number, sign)
+		if sluid != "" {
+			s.ids[sluid] = sign
+		}
 	}
 }
 
-// groupOf is the number of the job in whose control group a process is, "" for none: …/slurm/uid_U/job_N/… and
-// …/slurmstepd.scope/job_N/…, with a node's name in it where a machine runs several slurmd. What users delegate to
+// sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
+var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
+
+// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none: …/slurm/uid_U/job_N/…,
+// …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…, with a node's name in it where a machine runs several slurmd. What users delegate to
 // themselves is no word of Slurm's.
-func groupOf(content string) string {
+func groupOf(content string) (number, sluid string) {
 	for _, group := range proc.ControlGroups(content) {
 		if strings.HasPrefix(group.Path, "/user.slice/") {
 			continue
@@ -132,12 +141,15 @@ func groupOf(content string) string {
 		ours := false
 		for element := range strings.SplitSeq(group.Path, "/") {
 			if number, ok := strings.CutPrefix(element, "job_"); ok && ours {
-				return number
+				return number, ""
+			}
+			if ours && sluidName.MatchString(element) {
+				return "", element
 			}
 			ours = ours || strings.Contains(element, "slurm")
 		}
 	}
-	return ""
+	return "", ""
 }
 
 var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
@@ -157,7 +169,7 @@ func (s *Steps) title(pid int) error {
 	match := stepTitle.FindStringSubmatch(line.Args[0])
 	switch {
 	case match == nil:
-	case match[2] == "." || match[2] == "+":
+	case match[2] != "" && strings.Contains(".+:", match[2]): // ":namespace" is the keeper of a job's namespaces
 		s.note(match[1], fmt.Sprintf("slurmstepd pid %d", pid))
 	default:
 		s.cuts = append(s.cuts, fragment{match[1], pid})

@@ -6,6 +6,11 @@ import "testing"
 
 func TestGroupOf(t *testing.T) {
 	for content, want := range map[string]string{
+		"0::/system.slice/slurmstepd.scope/sB9NM830BDDR00/step_0/user/task_0\n": "sB9NM830BDDR00", // 26.05
+		"0::/system.slice/slurmstepd.scope/system\n":                            "",
+		"0::/user.slice/slurmstepd.scope/sB9NM830BDDR00\n":                      "",
+		"0::/sB9NM830BDDR00/slurm\n":                                            "",
+
 		"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n":              "42",
 		"0::/system.slice/n1_slurmstepd.scope/job_42/step_extern/slurm\n":            "42",
 		"9:freezer:/slurm/uid_1000/job_42/step_batch\n8:pids:/\n":                    "42",
@@ -15,18 +20,21 @@ func TestGroupOf(t *testing.T) {
 		"0::/job_42/slurm\n": "",
 		"":                   "",
 	} {
-		if got := groupOf(content); got != want {
-			t.Errorf("%q: job %q, want %q", content, got, want)
+		if number, sluid := groupOf(content); number+sluid != want {
+			t.Errorf("%q: job %q, SLUID %q, want %q", content, number, sluid, want)
 		}
 	}
 }
 
 // A title that was cut may be any job's that begins so, but for those that a socket tells.
 func TestSign(t *testing.T) {
-	s := Steps{of: map[uint32]string{4200001: "a socket"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
+	s := Steps{of: map[uint32]string{4200001: "a socket"}, ids: map[string]string{"sB9NM830BDDR00": "a group"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
 	for job, runs := range map[uint32]bool{4100007: true, 41000: true, 4110007: false, 4200001: true, 4200002: false, 4: false} {
-		if sign := s.Sign(job); (sign != "") != runs {
+		if sign := s.Sign(job, ""); (sign != "") != runs {
 			t.Errorf("job %d: %q", job, sign)
 		}
+	}
+	if s.Sign(5, "sB9NM830BDDR00") == "" || s.Sign(5, "sB9NM830BDDR01") != "" {
+		t.Error("the SLUID of another job")
 	}
 }
