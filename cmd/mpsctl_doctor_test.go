@@ -225,6 +225,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.write(filepath.Join(filepath.Dir(w.conf), "more.conf"), "PROLOGFLAGS=contain\n")
 		},
 		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
+		"UUIDs":             func(w ward) { w.write(w.gres(), "AutoDetect=full\nName=gpu Flags=env_uuid\n") },
 		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534") },
 		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=105") },
 		"private folders": func(w ward) {

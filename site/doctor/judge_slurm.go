@@ -303,7 +303,7 @@ func oneType(n Node) []Finding {
 
 // gresAgrees asks for each of the GPUs that Slurm hands out which device it is, as a prolog does.
 func gresAgrees(n Node) []Finding {
-	if n.Slurm == nil || n.Slurm.Gres == nil || n.Driver == nil || len(n.gpus()) < len(n.Driver.GPUs) || len(n.gpus()) == 0 || len(n.Slurm.types()) > 1 {
+	if n.Slurm == nil || n.Slurm.Gres == nil || n.Driver == nil || len(n.gpus()) < len(n.Driver.GPUs) || len(n.gpus()) == 0 || len(n.Slurm.types()) > 1 || n.Slurm.Gres.EnvUUID {
 		return nil
 	}
 	var devices []site.Device
@@ -324,7 +324,7 @@ func gresAgrees(n Node) []Finding {
 			err = inner // without the number of a job that there is not
 		}
 		if err != nil {
-			return []Finding{fault("gres-differs", n.Slurm.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi -L agree; slurmd -G prints Slurm's list", n.Name, n.Slurm.Gres.Path, len(devices)),
+			return []Finding{fault("gres-differs", n.Slurm.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi -L agree; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid there", n.Name, n.Slurm.Gres.Path, len(devices)),
 				"of the %d GPUs that slurm.conf gives node %s, number %d cannot be found: %v", n.Slurm.count(), n.Name, position, err)}
 		}
 	}

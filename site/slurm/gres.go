@@ -43,6 +43,7 @@ type Gres struct {
 	Node    string
 	Detect  Detect
 	Entries []GresEntry // in the order of Slurm's indices as long as Detect is off
+	EnvUUID bool        // Flags=env_uuid of Slurm 26.05: prologs are told UUIDs, and positions mean nothing
 	Shared  []string    // sorted names of the node's other GRES (mps, shard, nic), from the file and from Add
 
 	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines of
@@ -216,6 +217,7 @@ func (g *Gres) fill(lines []gresLine) error {
 		if first == nil {
 			first = &line
 		}
+		g.EnvUUID = g.EnvUUID || slices.Contains(strings.Split(strings.ToLower(line.values["flags"]), ","), "env_uuid")
 		if err := g.addGPUs(line, *first); err != nil {
 			return err
 		}

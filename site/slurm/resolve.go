@@ -131,7 +131,7 @@ func (g Gres) order() (RefKind, error) {
 	case DetectNvidia:
 		return ByMinorOrder, nil
 	}
-	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= lines", g.Detect, g.Path)
+	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
 }
 
 func (g Gres) at(by RefKind, position int) (DeviceRef, error) {

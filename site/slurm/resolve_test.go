@@ -89,7 +89,7 @@ func TestResolveRefuses(t *testing.T) {
 		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
 		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in slurm.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
 		{"AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but slurm.conf gives node n1 2 GPUs"},
-		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position means is not known: use nvml, nvidia or File= lines"},
+		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later"},
 		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{GPUs: []int{0}}, pre + "position 0 is MultipleFiles= (/e/gres.conf:1), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml"},
 		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,1", a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
 		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,` + gpuA[:23] + `"…, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
