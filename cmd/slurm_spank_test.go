@@ -110,7 +110,11 @@ func (s spanked) batched(args ...string) (lab.Job, string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return s.ended(id), s.output(id)
+	job := s.ended(id)
+	if job.State != "COMPLETED" && job.State != "FAILED" { // a job that is held prints nothing either
+		s.t.Errorf("a job that did not run to its end: %+v", job)
+	}
+	return job, s.output(id)
 }
 
 func TestTheOptionMPS(t *testing.T) {
@@ -287,7 +291,7 @@ func TestAutoWrap(t *testing.T) {
 		{"a job without MPS", "srun -n2 true", false, 0},
 	} {
 		t.Run(started.name, func(t *testing.T) {
-			args := []string{"--gres=gpu:1", "-n2", "--export=ALL,SLURM_MPS_REPORT=1,LD_LIBRARY_PATH=" + s.first().Sim.Libraries(), s.script(started.line)}
+			args := []string{"--gres=gpu:1", "-n2", s.script("export SLURM_MPS_REPORT=1 LD_LIBRARY_PATH="+s.first().Sim.Libraries(), started.line)}
 			if started.mps {
 				args = append([]string{"--mps=share=even"}, args...)
 			}

@@ -13,11 +13,12 @@ import (
 	"time"
 )
 
-// What each part of Stop may take. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
+// What each part of Stop may take. While a slurmd does not answer, slurmctld of 26.05 ends after more than five seconds. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
 const (
 	jobsLimit   = 15 * time.Second
 	leftLimit   = 5 * time.Second
 	groupsLimit = 5 * time.Second
+	masterLimit = 30 * time.Second
 )
 
 // Stop cancels the jobs, waits for their epilogs, ends the daemons, and then asks the machine whether anything is left.
@@ -35,10 +36,7 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) stop() error {
 	// On the way out everything is tried, and the errors are joined.
 	errs := []error{c.cancelJobs(), c.stopNodes(), c.endJobProcesses()}
-	for _, d := range []*daemon{c.controller, c.munged} {
-		errs = append(errs, stopDaemon(d))
-	}
-	errs = append(errs, c.nothingLeft(), c.clearGroups())
+	errs = append(errs, stopDaemon(c.controller, masterLimit), stopDaemon(c.munged, endLimit), c.nothingLeft(), c.clearGroups())
 	c.keeper.close()
 	c.release()
 	return errors.Join(errs...)
@@ -104,19 +102,19 @@ func (c *Cluster) stopNodes() error {
 			if d == nil || d.end(syscall.SIGTERM, endLimit/2) {
 				return
 			}
-			errs[i] = errors.Join(c.endJobProcesses(), stopDaemon(d))
+			errs[i] = errors.Join(c.endJobProcesses(), stopDaemon(d, endLimit))
 		})
 	}
 	all.Wait()
 	return errors.Join(errs...)
 }
 
-func stopDaemon(d *daemon) error {
-	if d == nil || d.end(syscall.SIGTERM, endLimit) {
+func stopDaemon(d *daemon, limit time.Duration) error {
+	if d == nil || d.end(syscall.SIGTERM, limit) {
 		return nil
 	}
 	if d.end(syscall.SIGKILL, endLimit) {
-		return fmt.Errorf("%s did not end within %s of SIGTERM and was killed", d.name, endLimit)
+		return fmt.Errorf("%s did not end within %s of SIGTERM and was killed", d.name, limit)
 	}
 	return fmt.Errorf("%s (pid %d) did not end within %s of SIGKILL", d.name, d.cmd.Process.Pid, endLimit)
 }
