@@ -99,7 +99,7 @@ type launchCluster struct {
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
-	s := &launchCluster{name: name, cluster: newCluster(t, testnode.Default("overlap = 1"), o), confined: o.ConstrainDevices}
+	s := &launchCluster{name: name, cluster: newCluster(t, testnode.Default("overlap = 1", `unplaced = "deny"`), o), confined: o.ConstrainDevices}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a job here is many launches
 	t.Cleanup(cancel)
 	s.ctx = ctx
