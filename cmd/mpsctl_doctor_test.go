@@ -227,6 +227,7 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
 		"UUIDs":             func(w ward) { w.write(w.gres(), "AutoDetect=full\nName=gpu Flags=env_uuid\n") },
 		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534") },
+		"a timeout each":    func(w ward) { w.sets("PrologEpilogTimeout=10\nPrologTimeout=105\nEpilogTimeout=105") },
 		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=105") },
 		"private folders": func(w ward) {
 			w.sets("JobContainerType=job_container/tmpfs")

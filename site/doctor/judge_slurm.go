@@ -197,7 +197,8 @@ func seconds(text string) (d time.Duration, forever, ok bool) {
 }
 
 // prologTimeouts holds that Slurm waits for our programs until they end by themselves: what it kills has undone nothing.
-// The names are of Slurm up to 24.11 and later; where none is set, Slurm waits for ever.
+// Since 25.05 each has a name of its own, and PrologEpilogTimeout counts for those that are not set. If none is set, Slurm
+// waits for ever.
 func prologTimeouts(n Node) (found []Finding) {
 	if n.Slurm == nil || !n.known() {
 		return nil
@@ -207,6 +208,9 @@ func prologTimeouts(n Node) (found []Finding) {
 		name, fact string
 		least      time.Duration
 	}{{"PrologEpilogTimeout", "prolog_deadline and epilog_deadline", max(prolog, epilog)}, {"PrologTimeout", "prolog_deadline", prolog}, {"EpilogTimeout", "epilog_deadline", epilog}} {
+		if c.name == "PrologEpilogTimeout" && n.Slurm.value("PrologTimeout") != "" && n.Slurm.value("EpilogTimeout") != "" {
+			continue
+		}
 		set, there := n.Slurm.Value(c.name)
 		d, forever, ok := seconds(set.Value)
 		if there && ok && !forever && d < c.least {
