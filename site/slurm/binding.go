@@ -57,10 +57,10 @@ func readBinding(env Env) (binding Binding, err error) {
 	return binding, nil
 }
 
-// WithoutGPU reports whether a task is of a step that has no GPU: srun --gres=none. Slurm tells every other step of a job
-// with GPUs how many it has on the node (recorded).
+// WithoutGPU reports whether a task of a job with GPUs is of a step that has none: srun --gres=none. Slurm tells every
+// other step how many it has on the node (recorded).
 func WithoutGPU(env Env, task Task) bool {
-	return env["SLURM_STEP_GPUS"] == "" && env["SLURM_GPUS_ON_NODE"] == "" && task.StepID != "" && task.BySlurm()
+	return env["SLURM_JOB_GPUS"] != "" && env["SLURM_STEP_GPUS"] == "" && env["SLURM_GPUS_ON_NODE"] == "" && task.StepID != "" && task.BySlurm()
 }
 
 // perTask adds up "2" or "a100:1,h200:1". Since 24.11 the variable is SLURM_TRES_PER_TASK, "cpu=4,gres/gpu=2". It
