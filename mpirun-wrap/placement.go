@@ -78,8 +78,7 @@ type Rank struct {
 	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
 }
 
-// Place places a rank. The ranks of one device share it by the ticket's rule. A rank's own rule applies to that rank
-// only, and the ceiling limits both.
+// Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits both.
 func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
@@ -190,10 +189,9 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 	return GPUShare{index, device.Device, share, memory, len(rules)}, nil
 }
 
-// rules returns the ticket's rule, which applies to ranks without their own, and this rank's rule.
-func (r Rank) rules(ticket lease.Ticket) (granted, own policy.ShareRule) {
-	granted = ticket.Grant.Rule()
-	return granted, policy.EffectiveRule(granted, r.Options.Share)
+// rule returns this rank's rule: the user's, or else the ticket's.
+func (r Rank) rule(ticket lease.Ticket) policy.ShareRule {
+	return policy.EffectiveRule(ticket.Grant.Rule(), r.Options.Share)
 }
 
 // agreed returns the information of all ranks of the launch, or nil if they need no exchange.
@@ -201,23 +199,16 @@ func (r Rank) agreed(ticket lease.Ticket, at position) ([]RankInfo, error) {
 	if r.Exchange == nil {
 		return nil, nil
 	}
-	_, own := r.rules(ticket)
-	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, at.devices, own.String()})
+	return r.Exchange(ticket.ExchangeDir, RankInfo{r.Task.LocalRank, at.devices, r.rule(ticket).String()})
 }
 
 // beside returns the rules of all ranks on one device, and this rank's index. After an exchange these are the ranks'
-// own rules. Otherwise the others have the ticket's rule, or all ranks have this one's variable.
+// own rules. Otherwise the rank divides the device as if all ranks had its rule (docs/decisions/031).
 func (r Rank) beside(ticket lease.Ticket, at position, device int, infos []RankInfo) (rules []policy.ShareRule, index int, err error) {
 	if infos != nil {
 		return rulesOnDevice(infos, r.Task.LocalRank, device)
 	}
-	granted, own := r.rules(ticket)
-	if !r.Options.Own {
-		return slices.Repeat([]policy.ShareRule{own}, at.beside), at.index, nil
-	}
-	rules = slices.Repeat([]policy.ShareRule{granted}, at.beside)
-	rules[at.index] = own
-	return rules, at.index, nil
+	return slices.Repeat([]policy.ShareRule{r.rule(ticket)}, at.beside), at.index, nil
 }
 
 // parts returns the rank's parts of all of its GPUs.

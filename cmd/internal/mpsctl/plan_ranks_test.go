@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+func ticketOfOneH200(share policy.ShareMode, overlap, ceiling float64) lease.Ticket {
+	grant := policy.DefaultGrant()
+	grant.Share, grant.Overlap, grant.Ceiling = share, overlap, ceiling
+	return lease.Ticket{
+		Job: lease.Job{ID: 7}, Grant: grant, Daemons: []lease.Daemon{{}},
+		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-0", SMs: 132, TPC: 2, MemoryMiB: 143771}}},
+	}
+}
+
+// smsOfRanks are the SMs of each rank of a launch, where rank i has the flags flags(i).
+func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank int) mpirunwrap.Options) (sms []int) {
+	t.Helper()
+	for rank := range ranks {
+		placement, err := mpirunwrap.Place(ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: options(rank)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sms = append(sms, placement.Share.SMs)
+	}
+	return sms
+}
+
+func byFlag(t *testing.T, share string) mpirunwrap.Options {
+	t.Helper()
+	var o mpirunwrap.Options
+	if err := o.Set("share", share); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// A share as a flag, as a variable, in the policy and in the plan gives the same SMs, whatever the policy grants otherwise.
+func TestAShareIsTheSameInAllPlaces(t *testing.T) {
+	inPolicy := map[string]policy.Grant{
+		"none": {Share: policy.ShareNone, Overlap: 1}, "even": {Share: policy.ShareEven, Overlap: 1},
+		"overlap:1.5": {Share: policy.ShareEven, Overlap: 1.5}, "overlap:2": {Share: policy.ShareEven, Overlap: 2},
+	}
+	for _, share := range []string{"none", "even", "overlap:1.5", "overlap:2", "40%", "20sm", "1sm"} {
+		for n := 1; n <= policy.Clients; n++ {
+			for _, ceiling := range []float64{100, 25} {
+				plan, err := Request{GPU: "H200", GPUs: 1, Ranks: n, Share: share, Memory: "none", Over: "1", Ceiling: policy.PercentFrom(ceiling).String()}.Answer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var want []int
+				for _, rank := range plan.Ranks {
+					want = append(want, rank.SMs)
+				}
+				ticket := ticketOfOneH200(policy.ShareEven, 2, ceiling)
+				flag := byFlag(t, share)
+				variable, err := mpirunwrap.ReadOptions(slurm.Env{"SLURM_MPS_SHARE": share})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return flag }); !slices.Equal(got, want) {
+					t.Errorf("--share=%s of %d ranks: %v, the plan says %v", share, n, got, want)
+				}
+				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return variable }); !slices.Equal(got, want) {
+					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan says %v", share, n, got, want)
+				}
+				grant, ok := inPolicy[share]
+				if !ok {
+					continue
+				}
+				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n, func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
+					t.Errorf("the policy's %s of %d ranks: %v, the plan says %v", share, n, got, want)
+				}
+			}
+		}
+	}
+}
+
+// Ranks of one launch with different flags have together no more than if all had the greatest of them.
+func TestDifferentFlagsAddUpToNoMoreThanTheGreatest(t *testing.T) {
+	shares := []string{"even", "overlap:1.05", "overlap:1.5", "overlap:2", "overlap:3.3"}
+	sum := func(sms []int) (total int) {
+		for _, n := range sms {
+			total += n
+		}
+		return total
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	ticket := ticketOfOneH200(policy.ShareEven, 1, 100)
+	for range 300 {
+		n := 1 + random.IntN(policy.Clients)
+		given := make([]int, n)
+		for i := range given {
+			given[i] = random.IntN(len(shares))
+		}
+		got := sum(smsOfRanks(t, ticket, n, func(rank int) mpirunwrap.Options { return byFlag(t, shares[given[rank]]) }))
+		greatest := byFlag(t, shares[slices.Max(given)])
+		if most := sum(smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return greatest })); got > most {
+			t.Errorf("%v: %d SMs, and all with %s have %d", given, got, shares[slices.Max(given)], most)
+		}
+	}
+}
