@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 )
 
 // ReserveMiB is what the driver keeps of a GPU's memory before any client comes: an H200 has 143771 MiB by NVML and
@@ -43,7 +44,7 @@ var mibIn = map[byte]int64{'M': 1, 'G': 1 << 10, 'T': 1 << 20}
 // maxMemoryMiB is 1 PiB: more than any GPU has.
 const maxMemoryMiB = 1 << 30
 
-// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. A size is what the program can use. A bare
+// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB and 8GiB are 8G. A size is what the program can use. A bare
 // number is refused, since it says no unit and Slurm, CUDA and people differ about the one that is meant.
 func ParseMemory(s string) (MemoryRule, error) {
 	switch s {
@@ -60,6 +61,10 @@ func ParseMemory(s string) (MemoryRule, error) {
 }
 
 func size(s string) (mib int, ok bool) {
+	s, binary := strings.CutSuffix(s, "iB")
+	if !binary {
+		s = strings.TrimSuffix(s, "B")
+	}
 	if s == "" {
 		return 0, false
 	}

@@ -20,6 +20,7 @@ func TestParseOptions(t *testing.T) {
 		"scope=gpu,share=even":          "scope=gpu,share=even",
 		"overlap=1.5 , share=overlap:2": "share=overlap:2,overlap=1.5",
 		"mem=8G":                        "memory=8G",
+		"mem=8GiB":                      "memory=8GiB",
 		"memory=even,drain_grace=1m30s": "memory=even,drain_grace=1m30s",
 		"keep_logs=always,hold=5s,max_clients=8,priority=low,ceiling=40.5,memory_overlap=2,compute_mode=unchanged": "compute_mode=unchanged,ceiling=40.5,memory_overlap=2,priority=low,max_clients=8,hold=5s,keep_logs=always",
 	} {

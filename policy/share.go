@@ -41,11 +41,14 @@ const (
 )
 
 // ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, weight:W with W above 0, PCT% with PCT above 0 and
-// up to 100, or Nsm. F, W and PCT have at most six decimals.
+// up to 100, or Nsm. F, W and PCT have at most six decimals. PCTpct is PCT%, because Slurm's --multi-prog replaces a %.
 func ParseShare(s string) (ShareRule, error) {
 	factor, overlap := strings.CutPrefix(s, "overlap:")
 	weight, weighted := strings.CutPrefix(s, "weight:")
 	percent, percentage := strings.CutSuffix(s, "%")
+	if !percentage {
+		percent, percentage = strings.CutSuffix(s, "pct")
+	}
 	sms, multiprocessors := strings.CutSuffix(s, "sm")
 	switch {
 	case s == "none":

@@ -17,6 +17,7 @@ func TestParseShare(t *testing.T) {
 		"overlap:1": "overlap:1", "overlap:2.50": "overlap:2.5", "overlap:48": "overlap:48",
 		"weight:1": "weight:1", "weight:0.000001": "weight:0.000001", "weight:1000000": "weight:1000000",
 		"60%": "60%", "33.333334%": "33.333334%", "100%": "100%", "0.000001%": "0.000001%",
+		"60pct": "60%", "12.5pct": "12.5%", // Slurm's --multi-prog takes a % for its own
 		"1sm": "1sm", "18sm": "18sm", "132sm": "132sm", "10000sm": "10000sm",
 	} {
 		rule, err := ParseShare(given)
@@ -43,7 +44,7 @@ func TestParseShareRefuses(t *testing.T) {
 		"overlap:1e1": factor, "overlap:2.": factor, "overlap:2.0000001": factor, "overlap:0x2": factor, "overlap:+2": factor,
 		"overlap:NaN": factor, "overlap:Inf": factor, "overlap:1.-5": factor, "overlap:1.2.3": factor,
 		"weight:0": weight, "weight:0.0": weight, "weight:1000000.000001": weight, "weight:99999999999999999999": weight, "weight:-1": weight,
-		"0%": percent, "100.000001%": percent, "%": percent, "101%": percent, "-5%": percent, "12,5%": percent, "33.3333334%": percent, "1_0%": percent,
+		"0%": percent, "100.000001%": percent, "%": percent, "101%": percent, "-5%": percent, "12,5%": percent, "33.3333334%": percent, "1_0%": percent, "pct": percent, "0pct": percent, "5%pct": percent,
 		"0sm": sms, "sm": sms, "-8sm": sms, "18.5sm": sms, "10001sm": sms, "99999999999sm": sms, "0x8sm": sms,
 	} {
 		r, err := ParseShare(given)
