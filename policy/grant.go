@@ -44,7 +44,7 @@ const (
 // ShareMode says how the SMs of a GPU go to its ranks.
 type ShareMode string
 
-// Even shares in whole TPCs, or no cap at all.
+// Even shares in whole TPCs, or no cap at all. The third mode is a percentage, like "25%".
 const (
 	ShareEven ShareMode = "even"
 	ShareNone ShareMode = "none"
@@ -247,13 +247,20 @@ func wider(given string) error {
 	return fmt.Errorf("the rule gives %s, and an option can only narrow that", given)
 }
 
-// narrowShare takes none, even and overlap:F, with the meaning that they have for mpirun-wrap: even is overlap:1. From
-// the widest to the narrowest they are none, then overlap by its factor.
+const wantShare = "want none, even, overlap:F or PCT%"
+
+// SetShare sets the share as a policy or an option writes it.
+func (g *Grant) SetShare(value string) error { return narrowShare(value, widestGrant, g) }
+
+// narrowShare takes none, even, overlap:F and PCT%, with the meaning that they have for mpirun-wrap: even is overlap:1.
+// From the widest to the narrowest they are none, then overlap by its factor, or a percentage. Which of the last two is
+// less depends on the ranks: overlap replaces a percentage, but not the reverse.
 func narrowShare(value string, given Grant, g *Grant) error {
 	rule, err := ParseShare(value)
 	if err != nil {
-		return errors.New("want none, even or overlap:F")
+		return errors.New(wantShare)
 	}
+	granted := given.Rule()
 	switch rule.kind {
 	case shareNone:
 		if given.Share != ShareNone {
@@ -264,12 +271,18 @@ func narrowShare(value string, given Grant, g *Grant) error {
 	case shareEven:
 		rule.amount = one
 	case shareOverlap:
+	case sharePercent:
+		if given.Share != ShareNone && (granted.kind != sharePercent || rule.amount > granted.amount) {
+			return wider(granted.String())
+		}
+		g.Share = ShareMode(rule.String())
+		return nil
 	default:
-		return errors.New("want none, even or overlap:F; one rank's own share is set by mpirun-wrap --share")
+		return errors.New(wantShare + "; one rank's own share is set by mpirun-wrap --share")
 	}
 	factor := float64(rule.amount) / one
 	if given.Share != ShareNone && factor > given.Overlap {
-		return wider(given.Rule().String())
+		return wider(granted.String())
 	}
 	g.Share, g.Overlap = ShareEven, factor
 	return nil

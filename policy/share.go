@@ -120,7 +120,10 @@ func (r ShareRule) String() string {
 // Rule is the grant's rule for each rank of a GPU.
 func (g Grant) Rule() ShareRule {
 	factor := int64(PercentFrom(max(g.Overlap, 1)))
+	fixed, _ := ParseShare(string(g.Share))
 	switch {
+	case fixed.kind == sharePercent:
+		return fixed
 	case g.Share == ShareNone:
 		return ShareRule{kind: shareNone}
 	case factor == one:

@@ -385,6 +385,7 @@ func TestGrantRule(t *testing.T) {
 		{Grant{Share: ShareEven}, "even"},
 		{Grant{Share: ShareEven, Overlap: 1.5}, "overlap:1.5"},
 		{Grant{Share: ShareNone, Overlap: 2}, "none"},
+		{Grant{Share: "25%", Overlap: 2}, "25%"},
 	} {
 		if got := c.grant.Rule().String(); got != c.want {
 			t.Errorf("%+v has the rule %s, want %s", c.grant, got, c.want)

@@ -27,7 +27,7 @@ type attribute[T any] struct {
 var grantAttributes = []attribute[policy.Grant]{
 	choice("scope", func(g *policy.Grant, v policy.Scope) { g.Scope = v }, policy.ScopeJob, policy.ScopeGPU),
 	choice("compute_mode", func(g *policy.Grant, v policy.ComputeModePolicy) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
-	choice("share", func(g *policy.Grant, v policy.ShareMode) { g.Share = v }, policy.ShareEven, policy.ShareNone),
+	{"share", cty.String, setShare},
 	within("overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.Overlap = f }),
 	within("ceiling", 1, 100, func(g *policy.Grant, f float64) { g.Ceiling = f }),
 	{"memory", cty.String, setMemory},
@@ -39,6 +39,13 @@ var grantAttributes = []attribute[policy.Grant]{
 	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),
 	choice("unplaced", func(g *policy.Grant, v policy.Unplaced) { g.Unplaced = v }, policy.UnplacedShare, policy.UnplacedDeny),
+}
+
+func setShare(g *policy.Grant, v cty.Value) (summary, detail string) {
+	if err := g.SetShare(v.AsString()); err != nil {
+		return fmt.Sprintf("Unknown value %q", v.AsString()), "share: " + err.Error()
+	}
+	return "", ""
 }
 
 func setMemory(g *policy.Grant, v cty.Value) (summary, detail string) {

@@ -164,11 +164,12 @@ func (e *expectation) readDenied(j *typeChecker, attr *hcl.Attribute) {
 }
 
 func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
-	grant := policy.DefaultGrant()
+	var grant policy.Grant
 	constants(j, grantAttributes, block.Body, &grant)
 	content, _ := block.Body.Content(schemaOf(grantAttributes))
+	overlapped := content.Attributes["share"] != nil && grant.Overlap > 1 // share = "overlap:F"
 	for _, s := range grant.Settings() {
-		if content.Attributes[s.Name] != nil {
+		if content.Attributes[s.Name] != nil || s.Name == "overlap" && overlapped {
 			e.grant = append(e.grant, s)
 		}
 	}

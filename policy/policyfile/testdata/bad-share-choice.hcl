@@ -12,4 +12,4 @@ Error: Unknown value "odd"
    5:     share = job.uid > 5 ? "even" : "odd"
                                          ^^^^^
 
-  share is one of ["even" "none"]
+  share: want none, even, overlap:F or PCT%

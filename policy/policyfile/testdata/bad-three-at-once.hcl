@@ -29,4 +29,4 @@ Error: Unknown value "odd"
    6:     share   = "odd"
                     ^^^^^
 
-  share is one of ["even" "none"]
+  share: want none, even, overlap:F or PCT%

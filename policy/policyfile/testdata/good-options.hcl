@@ -25,7 +25,7 @@ rule "r": denied: cannot take share=overlap:3: the rule gives overlap:2, and an 
 === job {"HasOption": true, "Option": "share=none"}
 rule "r": denied: cannot take share=none: the rule gives shares, and an option can only narrow that
 === job {"HasOption": true, "Option": "share=50%"}
-rule "r": denied: cannot read options "share=50%": share is "50%": want none, even or overlap:F; one rank's own share is set by mpirun-wrap --share
+rule "r": denied: cannot take share=50%: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "overlap=1"}
 rule "r": granted overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "overlap=2"}
