@@ -37,6 +37,8 @@ type GPUShare struct {
 	Share      policy.Share
 	Memory     policy.Memory
 	RanksOnGPU int // ranks on the device, with this one
+	Ceiling    policy.Percent
+	Remark     string // how the share differs from the one that the user asked for, "" if it does not
 }
 
 // RefusedError means that the job has no MPS. If Without is set, the program runs all the same.
@@ -177,16 +179,20 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 	if len(rules) > grant.MaxClients {
 		return GPUShare{}, fmt.Errorf("%d ranks share it, and at most %d can: use more GPUs or fewer ranks", len(rules), grant.MaxClients)
 	}
-	shares, err := policy.SplitSMs(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, rules, policy.PercentFrom(grant.Ceiling))
+	gpu, ceiling := policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, policy.PercentFrom(grant.Ceiling)
+	shares, err := policy.SplitSMs(gpu, rules, ceiling)
 	if err != nil {
 		return GPUShare{}, err
 	}
-	share := shares[own]
+	share, remark := shares[own], ""
+	if rank.Options.Share != (policy.ShareRule{}) {
+		remark = policy.Remark(gpu, rules, own, ceiling, share)
+	}
 	memory, err := policy.MemoryPerRank(device.MemoryMiB, policy.ContextMiB(share.SMs), len(rules), grant.MemoryOverlap, grant.Memory)
 	if err != nil {
 		return GPUShare{}, err
 	}
-	return GPUShare{index, device.Device, share, memory, len(rules)}, nil
+	return GPUShare{index, device.Device, share, memory, len(rules), ceiling, remark}, nil
 }
 
 // rule returns this rank's rule: the user's, or else the ticket's.

@@ -78,6 +78,9 @@ func (p GPUShare) String() string {
 	if p.Share.Percent != 0 {
 		share = fmt.Sprintf("%.1f %%", float64(p.Share.Percent)/float64(policy.PercentFrom(1)))
 	}
+	if p.Ceiling < policy.PercentFrom(100) {
+		share += ", ceiling " + p.Ceiling.String() + " %"
+	}
 	if p.Memory.LimitMiB > 0 {
 		memory = fmt.Sprintf(", %d MiB", p.Memory.UsableMiB)
 	}
@@ -90,7 +93,7 @@ func (p GPUShare) String() string {
 
 // why returns the reasons for a placement.
 func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
-	granted, own := r.rules(ticket)
+	granted, own := ticket.Grant.Rule(), r.rule(ticket)
 	share := "share " + own.String()
 	if r.Options.Share != (policy.ShareRule{}) {
 		share += " by --share or SLURM_MPS_SHARE, in place of " + granted.String()

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -22,14 +23,14 @@ func TestReport(t *testing.T) {
 		binding slurm.Binding
 		want    string
 	}{
-		{4, nil, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 2 ranks on it\n"},
-		{2, map[string]string{"mem": "8G"}, slurm.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 8192 MiB, 1 rank on it\n"},
-		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 2 ranks on it\n" +
+		{4, nil, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n"},
+		{2, map[string]string{"mem": "8G"}, slurm.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 1 rank on it\n"},
+		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n" +
 			"#   rank and number of ranks by slurmstepd\n" +
 			"#   GPU by --gpu or SLURM_MPS_GPU: block\n" +
 			"#   share 60% by --share or SLURM_MPS_SHARE, in place of even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
-		{2, map[string]string{"verbose": "true"}, slurm.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %), 1 rank on it\n" +
+		{2, map[string]string{"verbose": "true"}, slurm.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
 			"#   rank and number of ranks by slurmstepd\n" +
 			"#   GPU by Slurm: it is bound to the task\n" +
 			"#   share even by rule \"students\" of the policy\n" +
@@ -71,5 +72,49 @@ func TestReportAsJSON(t *testing.T) {
 	}
 	if value, known := got.Env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]; !known || value != nil {
 		t.Errorf("%s", &out)
+	}
+}
+
+// A share that is cut or rounded up is said in one sentence, and the line has all that limits the rank.
+func TestRemark(t *testing.T) {
+	ticket := ticketOf(1, policy.ScopeJob, 2)
+	ticket.Devices[0].MemoryMiB = 143771
+	for _, c := range []struct {
+		ceiling float64
+		share   string
+		memory  string
+		want    string
+		remark  string
+	}{
+		{100, "", "", "GPU 0 (GPU-0), 132 of 132 SMs (no cap), 2 ranks on it", ""},
+		{100, "60%", "8GB", "GPU 0 (GPU-0), 78 of 132 SMs (59.1 %), 8192 MiB, 2 ranks on it", ""},
+		{25, "60%", "", "GPU 0 (GPU-0), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it", "share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32"},
+		{25, "", "", "GPU 0 (GPU-0), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it", ""},
+		{100, "1sm", "", "GPU 0 (GPU-0), 8 of 132 SMs (6.1 %), 2 ranks on it", "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
+	} {
+		ticket.Grant.Ceiling = c.ceiling
+		rank := Rank{Task: slurm.Task{LocalSize: 2, Source: "test"}}
+		for flag, value := range map[string]string{"share": c.share, "mem": c.memory} {
+			if value == "" {
+				continue
+			}
+			if err := rank.Options.Set(flag, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		placement, err := Place(ticket, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := placement.Report(&out, false); err != nil {
+			t.Fatal(err)
+		}
+		if want := "# rank 0 of 2: " + c.want + "\n"; out.String() != want {
+			t.Errorf("share %s, memory %s:\n got  %s want %s", c.share, c.memory, out.String(), want)
+		}
+		if placement.Remark != c.remark {
+			t.Errorf("share %s under %v %%: %q, want %q", c.share, c.ceiling, placement.Remark, c.remark)
+		}
 	}
 }

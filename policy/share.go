@@ -203,6 +203,44 @@ func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
 	return nil
 }
 
+// Remark says how a share that SplitSMs gave a rank differs from what its rule asks for: cut by the ceiling, or raised to
+// the least that a client can have. It is empty if the share is the rule's, in whole TPCs.
+func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) string {
+	asked, rule := asks(g, rules, rank), rules[rank]
+	switch {
+	case share.SMs > asked && share.SMs == g.minShare():
+		return fmt.Sprintf("share %s is less than a client can have: it gets %d of %d SMs", rule, share.SMs, g.SMs)
+	case share.SMs < asked && share.SMs == g.SMsAt(ceiling):
+		return fmt.Sprintf("share %s asks for %d of %d SMs, and the site's ceiling of %s %% allows %d", rule, asked, g.SMs, ceiling, share.SMs)
+	}
+	return ""
+}
+
+// asks is what a rank's rule asks for, in whole TPCs and without any bound but the GPU.
+func asks(g GPU, rules []ShareRule, rank int) int {
+	free, weights := int64(g.SMs), int64(0)
+	for i, r := range rules {
+		switch r.kind {
+		case shareNone:
+		case sharePercent, shareSMs:
+			free -= int64(g.fixed(r))
+		default:
+			weights += newRankPart(i, r).weight
+		}
+	}
+	sms := int64(g.SMs)
+	switch r := rules[rank]; r.kind {
+	case shareNone:
+	case sharePercent:
+		sms = sms * r.amount / (100 * one)
+	case shareSMs:
+		sms = r.amount
+	default:
+		sms = min(sms, max(free, 0)*newRankPart(rank, r).entitlement()/weights)
+	}
+	return int(sms) - int(sms)%g.SMsPerTPC
+}
+
 // fixed is what a rule that names its amount comes to, in whole TPCs.
 func (g GPU) fixed(r ShareRule) int {
 	if r.kind == sharePercent {

@@ -401,3 +401,39 @@ func BenchmarkSplit48(b *testing.B) {
 		}
 	}
 }
+
+func TestRemark(t *testing.T) {
+	for _, c := range []struct {
+		rules   string
+		rank    int
+		ceiling Percent
+		want    string
+	}{
+		{"60% 60%", 0, 25 * one, "share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32"},
+		{"none none", 1, 50 * one, "share none asks for 132 of 132 SMs, and the site's ceiling of 50 % allows 66"},
+		{"even even", 0, 25 * one, "share even asks for 66 of 132 SMs, and the site's ceiling of 25 % allows 32"},
+		{"overlap:3 overlap:3", 0, 50 * one, "share overlap:3 asks for 132 of 132 SMs, and the site's ceiling of 50 % allows 66"},
+		{"60% even even", 1, 10 * one, "share even asks for 26 of 132 SMs, and the site's ceiling of 10 % allows 12"},
+		{"weight:3 weight:1", 0, 50 * one, "share weight:3 asks for 98 of 132 SMs, and the site's ceiling of 50 % allows 66"},
+		{"1sm 1sm", 0, 100 * one, "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
+		{"2%", 0, 100 * one, "share 2% is less than a client can have: it gets 8 of 132 SMs"},
+		{strings.Repeat("even ", 20), 3, 100 * one, "share even is less than a client can have: it gets 8 of 132 SMs"},
+		{strings.Repeat("overlap:2 ", 40), 3, 100 * one, "share overlap:2 is less than a client can have: it gets 8 of 132 SMs"},
+		{"1sm", 0, 1 * one, "share 1sm is less than a client can have: it gets 8 of 132 SMs"},
+		{"21sm 33%", 0, 100 * one, ""}, // rounded to whole TPCs
+		{"21sm 33%", 1, 100 * one, ""},
+		{"even even even even even", 4, 100 * one, ""},
+		{"25% 25%", 0, 25 * one, ""},
+		{"none", 0, 100 * one, ""},
+		{"100% weight:1 weight:1000", 1, 100 * one, "share weight:1 is less than a client can have: it gets 8 of 132 SMs"},
+	} {
+		rules := mustRules(t, c.rules)
+		shares, err := SplitSMs(h200, rules, c.ceiling)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Remark(h200, rules, c.rank, c.ceiling, shares[c.rank]); got != c.want {
+			t.Errorf("rank %d of %s under %s:\n got  %s\n want %s", c.rank, c.rules, c.ceiling, got, c.want)
+		}
+	}
+}

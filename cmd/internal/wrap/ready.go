@@ -34,6 +34,13 @@ func (h announcer) first(thing string) bool {
 	return mpirunwrap.OncePerNode(h.placement.Ticket.ExchangeDir, launch, thing, h.placement.Task.LocalRank)
 }
 
+// remark says that the ranks get another share than they asked for. Ranks that ask for the same say it once.
+func (h announcer) remark(o mpirunwrap.Options) {
+	if h.placement.Remark != "" && h.first("share "+o.Share.String()) {
+		h.p.PrintError("mpirun-wrap", errors.New(h.placement.Remark))
+	}
+}
+
 // ready makes sure that MPS is on for the rank.
 func (h announcer) ready() error {
 	return h.placement.WaitReady(context.Background(), h.status, func(what string) {

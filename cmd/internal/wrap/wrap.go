@@ -170,10 +170,11 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	if slurm.WithoutGPU(env, rank.Task) {
 		return runWithoutGPU(p, l)
 	}
+	h := announcer{p, env, placement}
+	h.remark(l.options)
 	if l.options.DryRun {
 		return placement.Print(p.Out, l.options.JSON)
 	}
-	h := announcer{p, env, placement}
 	if err := h.ready(); err != nil {
 		return h.unavailable(l.program, err)
 	}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// Ranks that get another share than they asked for say so once for all.
+func TestACutShareIsSaidOnce(t *testing.T) {
+	p := sharedGPU(t, `ceiling = 25`)
+	const cut = "mpirun-wrap: share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32\n"
+	for _, c := range []struct{ launch, line, want string }{
+		{"flag", "--share=60% true", cut},
+		{"pct", "--report --share=60pct --mem=8GB true", cut},
+		{"raised", "--share=1sm true", "mpirun-wrap: share 1sm is less than a client can have: it gets 8 of 132 SMs\n"},
+		{"exact", "--share=20sm true", ""},
+		{"policy", "true", ""},
+	} {
+		ranks := p.launchAs(uid, 4, []string{"PMIX_NAMESPACE=" + c.launch}, strings.Fields(c.line)...)
+		codes, said := ranks.end()
+		if got := strings.Join(said, ""); got != c.want || codes[0] != 0 {
+			t.Errorf("%s: codes %v, said\n%swant\n%s", c.line, codes, got, c.want)
+		}
+		if reports := strings.Count(ranks.out(), "32 of 132 SMs (24.242425 %, ceiling 25 %), memory 8192 MiB, 4 ranks on it\n"); c.launch == "pct" && reports != 4 {
+			t.Errorf("%d reports, want 4:\n%s", reports, ranks.out())
+		}
+	}
+}
