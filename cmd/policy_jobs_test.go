@@ -113,7 +113,7 @@ rule "mine" {
 func TestLookUps(t *testing.T) {
 	p := newPlay(t, triggered+`
 rule "all" {
-  when = contains(job.groups, "daemon") && contains(node.features, "fast") && node.gpus == 2 && startswith(node.driver, "580.") && gpu.model == "NVIDIA H200" && gpu.sms == 132 && !gpu.mig
+  when = contains(job.groups, "daemon") && contains(node.features, "fast") && node.gpus == 2 && startswith(node.driver, "580.") && gpu.model == "H200" && gpu.product == "NVIDIA H200" && gpu.sms == 132 && !gpu.mig
   grant {
     memory = gpu.memory > 140000 ? "16G" : "8G"
   }

@@ -61,21 +61,34 @@ func model(name, product string, sms, mib int) Model {
 func Models() []Model { return append([]Model(nil), models...) }
 
 // FindModel is the GPU of that name, or of that product's name. Case, spaces, hyphens and underscores do not matter:
-// "h100-pcie" is the H100 PCIe. A name that leaves the memory open, A100, is the product with the least. The error lists
-// the known names.
+// "h100-pcie" is the H100 PCIe. The error of a name that leaves a choice, like A100, lists the models to choose from, and
+// otherwise all.
 func FindModel(name string) (Model, error) {
 	wanted := normalName(name)
-	if wanted == "a100" {
-		wanted = "a10040"
-	}
-	var known []string
+	var known, begun []string
 	for _, m := range models {
 		if wanted == normalName(m.Name) || wanted == normalName(m.Product) {
 			return m, nil
 		}
 		known = append(known, m.Name)
+		if wanted != "" && strings.HasPrefix(normalName(m.Name), wanted) {
+			begun = append(begun, m.Name)
+		}
+	}
+	if len(begun) > 0 {
+		return Model{}, fmt.Errorf("cannot find GPU %q: say %s", name, strings.Join(begun, " or "))
 	}
 	return Model{}, fmt.Errorf("cannot find GPU %q: known are %s", name, strings.Join(known, ", "))
+}
+
+// ModelName is the name of a product's model, "H200" of "NVIDIA H200", also of a MIG instance of it. A product that is no
+// known model keeps its own.
+func ModelName(product string) string {
+	product, _, _ = strings.Cut(product, " MIG ")
+	if m, err := FindModel(product); err == nil {
+		return m.Name
+	}
+	return product
 }
 
 // normalName is a name without what people write differently.

@@ -34,18 +34,31 @@ func TestModels(t *testing.T) {
 func TestFindModel(t *testing.T) {
 	for given, want := range map[string]string{
 		"h200": "H200", "H100-PCIe": "H100 PCIe", "h100pcie": "H100 PCIe", "H100_SXM": "H100 SXM", "nvidia l40s": "L40S", "Tesla-V100": "V100",
-		"A100": "A100-40", "a100-80": "A100-80", "tesla t4": "T4", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA A100": "A100-40",
+		"a100-80": "A100-80", "tesla t4": "T4", "NVIDIA H100 80GB HBM3": "H100 SXM",
 	} {
 		if m, err := FindModel(given); err != nil || m.Name != want {
 			t.Errorf("%q is found as %q, %v, want %q", given, m.Name, err, want)
 		}
 	}
 	for given, want := range map[string]string{
-		"H100": `cannot find GPU "H100": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
-		"":     `cannot find GPU "": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
+		"H100":        `cannot find GPU "H100": say H100 PCIe or H100 SXM`,
+		"NVIDIA A100": `cannot find GPU "NVIDIA A100": say A100-40 or A100-80`,
+		"rtx3090":     `cannot find GPU "rtx3090": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
+		"":            `cannot find GPU "": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
 	} {
 		if _, err := FindModel(given); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func TestModelName(t *testing.T) {
+	for product, want := range map[string]string{
+		"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "A100-40", "H200": "H200",
+		"NVIDIA RTX PRO 6000": "NVIDIA RTX PRO 6000", "NVIDIA A100 80GB PCIe MIG 1g.10gb": "NVIDIA A100 80GB PCIe", "": "",
+	} {
+		if got := ModelName(product); got != want {
+			t.Errorf("%q is %q, want %q", product, got, want)
 		}
 	}
 }

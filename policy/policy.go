@@ -62,7 +62,7 @@ func (r Request) Truncated() Request {
 
 // GPUFacts are what rules can ask of a GPU. The zero value is that of a job without one.
 type GPUFacts struct {
-	Model     string // the product's name, "NVIDIA H200"
+	Product   string // as NVML says it, "NVIDIA H200"
 	SMs       int
 	MemoryMiB int
 	MIG       bool // a MIG instance

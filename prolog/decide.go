@@ -59,7 +59,7 @@ func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
 		return facts, of.refusal, err
 	}
 	first := of.devices[0]
-	return policy.GPUFacts{Model: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
+	return policy.GPUFacts{Product: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
 }
 
 func (o Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {

@@ -49,7 +49,8 @@ var namespaces = map[string][]variable{
 		lookedUp(str("driver", func(r *policy.Request) *string { return &r.Driver }), func(n *policy.Lookups) *bool { return &n.Driver }),
 	},
 	"gpu": {
-		ofGPU(str("model", func(r *policy.Request) *string { return &r.GPU.Model })),
+		ofGPU(model()),
+		ofGPU(str("product", func(r *policy.Request) *string { return &r.GPU.Product })),
 		ofGPU(count("sms", 1e6, func(r *policy.Request) *int { return &r.GPU.SMs })),
 		ofGPU(count("memory", 1e12, func(r *policy.Request) *int { return &r.GPU.MemoryMiB })),
 		ofGPU(yesOrNo("mig", func(r *policy.Request) *bool { return &r.GPU.MIG })),
@@ -89,6 +90,13 @@ func str(name string, field func(*policy.Request) *string) variable {
 func optionVariable() variable {
 	v := str("option", func(r *policy.Request) *string { r.HasOption = true; return &r.Option })
 	v.value = func(r *policy.Request) cty.Value { return cty.StringVal(r.Option) }
+	return v
+}
+
+// model is the short name of the product. A case that sets it may set either.
+func model() variable {
+	v := str("model", func(r *policy.Request) *string { return &r.GPU.Product })
+	v.value = func(r *policy.Request) cty.Value { return cty.StringVal(policy.ModelName(r.GPU.Product)) }
 	return v
 }
 

@@ -124,7 +124,7 @@ func (q query) ask(call *Invocation) (r policy.Request, decided string, err erro
 		return r, "", nil
 	}
 	model, err := policy.FindModel(q.gpu)
-	r.GPU = policy.GPUFacts{Model: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB}
+	r.GPU = policy.GPUFacts{Product: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB}
 	return r, "", err
 }
 

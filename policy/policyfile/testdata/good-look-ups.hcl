@@ -18,8 +18,8 @@ rule "large" {
 }
 === job {"HasOption": true, "Groups": ["staff"], "Features": ["fast"]}
 rule "staff": granted
-=== job {"HasOption": true, "GPU": {"Model": "NVIDIA H200 MIG 1g", "SMs": 16, "MIG": true}}
-rule "mig": denied: no MPS on NVIDIA H200 MIG 1g: an instance has 16 SMs
+=== job {"HasOption": true, "GPU": {"Product": "NVIDIA H200 MIG 1g.18gb", "SMs": 16, "MIG": true}}
+rule "mig": denied: no MPS on H200: an instance has 16 SMs
 === job {"HasOption": true, "GPU": {"MemoryMiB": 143771}, "NodeGPUs": 8, "Driver": "580.159.04"}
 rule "large": granted memory=16384M
 === job {"HasOption": true, "GPU": {"MemoryMiB": 120000}, "NodeGPUs": 8, "Driver": "580.1"}
