@@ -16,7 +16,7 @@ import (
 )
 
 // Each file of testdata is a policy, and behind lines that begin with === what it comes to: "wrong" and the whole
-// complaint, or "job", a request, and the decision.
+// complaint, "warned" and all warnings, or "job", a request, and the decision.
 func TestCorpus(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.hcl")
 	if err != nil || len(paths) < 100 {
@@ -46,8 +46,17 @@ func outcome(t *testing.T, content string) string {
 	}
 	var out strings.Builder
 	out.WriteString(source)
+	if warnings := compiled.Warnings(); len(warnings) > 0 {
+		out.WriteString("=== warned\n")
+		if err := WriteAll(&out, warnings, false); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for section := range strings.SplitSeq(expected, "=== ") {
 		line, _, _ := strings.Cut(section, "\n")
+		if line == "warned" {
+			continue
+		}
 		asked, isJob := strings.CutPrefix(line, "job ")
 		if !isJob {
 			return source + "=== right\n"

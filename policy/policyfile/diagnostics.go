@@ -30,6 +30,7 @@ type Diagnostic struct {
 	Detail    string `json:"detail"`
 	In        string `json:"in,omitempty"` // rule "teaching"
 	Source    string `json:"source"`       // the line
+	Warning   bool   `json:"warning,omitempty"`
 }
 
 // Error is the first complaint in one line.
@@ -44,8 +45,11 @@ func (c Diagnostic) String() string {
 }
 
 // Write writes every complaint with its source line and what of it is meant.
-func (e *Error) Write(w io.Writer, colour bool) error {
-	for i, c := range e.diagnostics {
+func (e *Error) Write(w io.Writer, colour bool) error { return WriteAll(w, e.diagnostics, colour) }
+
+// WriteAll writes diagnostics with their source lines.
+func WriteAll(w io.Writer, all []Diagnostic, colour bool) error {
+	for i, c := range all {
 		if i > 0 {
 			if _, err := fmt.Fprintln(w); err != nil {
 				return err
@@ -59,7 +63,10 @@ func (e *Error) Write(w io.Writer, colour bool) error {
 }
 
 func (c Diagnostic) long(colour bool) string {
-	red, bold, plain := "", "", ""
+	red, bold, plain, severity := "", "", "", "Error"
+	if c.Warning {
+		severity = "Warning"
+	}
 	if colour {
 		red, bold, plain = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 	}
@@ -68,8 +75,8 @@ func (c Diagnostic) long(colour bool) string {
 		in = ", in " + c.In
 	}
 	number := fmt.Sprintf("%4d: ", c.Line)
-	return fmt.Sprintf("%sError%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
-		red, plain, bold, c.Summary, plain, c.File, c.Line, c.Column, in,
+	return fmt.Sprintf("%s%s%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
+		red, severity, plain, bold, c.Summary, plain, c.File, c.Line, c.Column, in,
 		number, printable(c.Source), strings.Repeat(" ", len(number)), red, c.carets(), plain, c.Detail)
 }
 

@@ -59,20 +59,33 @@ func (j *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) 
 
 // constant is the value of a checked expression that does not depend on the job. One that fails is a mistake.
 func (j *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
-	for _, traversal := range e.Variables() {
-		if traversal.RootName() != "local" || len(traversal) < 2 {
-			return v, false
-		}
-		name, _ := attributeOf(traversal[1])
-		if _, ok := j.fixed[name]; !ok {
-			return v, false
-		}
+	if !namesOnly(e, j.fixed) {
+		return v, false
 	}
-	v, failed := evaluate(e, &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(j.fixed)}, Functions: j.functions})
+	v, failed := evaluate(e, constantContext(j.fixed, j.functions))
 	if failed != nil {
 		j.wrong = append(j.wrong, failed)
 	}
 	return v, failed == nil
+}
+
+// namesOnly says that an expression names no variable but these locals.
+func namesOnly(e hclsyntax.Expression, locals map[string]cty.Value) bool {
+	for _, traversal := range e.Variables() {
+		if traversal.RootName() != "local" || len(traversal) < 2 {
+			return false
+		}
+		name, _ := attributeOf(traversal[1])
+		if _, ok := locals[name]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// constantContext is what an expression without a job's variables is evaluated in.
+func constantContext(locals map[string]cty.Value, called map[string]function.Function) *hcl.EvalContext {
+	return &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(locals)}, Functions: called}
 }
 
 // constantOf is the value of an attribute that may not depend on the job.

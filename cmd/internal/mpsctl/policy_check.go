@@ -20,6 +20,8 @@ import (
 const checkHelp = `check reads a policy as the prolog does and prints its rules, or all that is wrong with it. Without an operand it is this
 node's; a folder stands for its policy.hcl and policy.d/*.hcl.
 
+It warns of rules that are never tried, and of comparisons that no job can meet.
+
 It exits with 0 where the policy can be used, and 1 where it cannot.`
 
 func check(call *Invocation) *cobra.Command {
@@ -32,8 +34,8 @@ func check(call *Invocation) *cobra.Command {
 			if err != nil {
 				return refused(call, err)
 			}
-			answer := checked{true, compiled.Files(), compiled.Rules()}
-			return policyWritten(call, answer, answer.String())
+			answer := checked{true, compiled.Files(), compiled.Rules(), compiled.Warnings()}
+			return policyWritten(call, answer, answer.text(call.Screen().Coloured()))
 		},
 	}
 }
@@ -43,9 +45,11 @@ type checked struct {
 	OK    bool                  `json:"ok"`
 	Files []string              `json:"files"`
 	Rules []policyfile.RuleInfo `json:"rules"`
+	// Warnings are what is of the language and cannot be meant.
+	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 }
 
-func (c checked) String() string {
+func (c checked) text(colour bool) string {
 	var b strings.Builder
 	for i, rule := range c.Rules {
 		does := "grants"
@@ -53,6 +57,11 @@ func (c checked) String() string {
 			does = "denies"
 		}
 		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
+	}
+	if len(c.Warnings) > 0 {
+		b.WriteByte('\n')
+		_ = policyfile.WriteAll(&b, c.Warnings, colour) // a Builder takes everything
+		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), Count(len(c.Rules), "rule"))
 	return b.String()

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// Warnings are what the policy has that is of the language and does nothing: rules that are never tried, and comparisons
+// that no job can meet.
+func (l *Compiled) Warnings() []Diagnostic {
+	found := l.neverTried()
+	for _, f := range l.files {
+		_ = hclsyntax.VisitAll(f.hcl.Body.(*hclsyntax.Body), func(n hclsyntax.Node) hcl.Diagnostics {
+			found = append(found, l.neverEqual(n)...)
+			return nil
+		})
+	}
+	var all *Error
+	if !errors.As(complain(found, l.files), &all) {
+		return nil
+	}
+	for i := range all.diagnostics {
+		all.diagnostics[i].Warning = true
+	}
+	return all.diagnostics
+}
+
+// neverTried are the rules behind one that is for every job.
+func (l *Compiled) neverTried() (found hcl.Diagnostics) {
+	var last *rule
+	for i := range l.rules {
+		r := &l.rules[i]
+		if last != nil {
+			found = append(found, mistake(r.where, "Never tried", "rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it", last.name, last.where.Filename, last.where.Start.Line))
+			continue
+		}
+		if always, ok := l.constant(r.when); ok && always.True() {
+			last = r
+		}
+	}
+	return found
+}
+
+// constant is the value of an expression that names no variable of a job.
+func (l *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
+	if !namesOnly(e, l.fixed) {
+		return v, false
+	}
+	v, failed := evaluate(e, constantContext(l.fixed, functions()))
+	return v, failed == nil
+}
+
+// neverEqual says what of a comparison of a variable with texts can never be: by == or !=, or by contains.
+func (l *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
+	sides := [][2]hclsyntax.Expression{} // a variable, and what it is compared with
+	switch e := n.(type) {
+	case *hclsyntax.BinaryOpExpr:
+		if e.Op == hclsyntax.OpEqual || e.Op == hclsyntax.OpNotEqual {
+			sides = append(sides, [2]hclsyntax.Expression{e.LHS, e.RHS}, [2]hclsyntax.Expression{e.RHS, e.LHS})
+		}
+	case *hclsyntax.FunctionCallExpr:
+		if e.Name == "contains" {
+			sides = append(sides, [2]hclsyntax.Expression{e.Args[1], e.Args[0]})
+		}
+	}
+	for _, side := range sides {
+		variable := strings.TrimSpace(l.sourceOf(side[0]))
+		root, name, _ := strings.Cut(variable, ".")
+		value, ok := l.constant(side[1])
+		if _, known := variableNamed(root, name); !known || !ok {
+			continue
+		}
+		for _, text := range texts(value) {
+			if detail := never(variable, text); detail != "" {
+				found = append(found, mistake(side[1].Range(), "Never equal", "%s", detail))
+			}
+		}
+	}
+	return found
+}
+
+// texts are a text, or those of a list.
+func texts(v cty.Value) (all []string) {
+	switch {
+	case v.Type() == cty.String:
+		return []string{v.AsString()}
+	case v.Type().IsListType() || v.Type().IsTupleType():
+		for _, item := range v.AsValueSlice() {
+			all = append(all, texts(item)...)
+		}
+	}
+	return all
+}
+
+// never says why a variable is never a text, or what it is instead, "" if it may be.
+func never(variable, text string) string {
+	if prefix, pattern := strings.CutSuffix(text, "*"); pattern && !strings.Contains(prefix, "*") {
+		return fmt.Sprintf("this compares the whole text, and a * stands for itself: write startswith(%s, %q)", variable, prefix)
+	}
+	if strings.Contains(text, "*") {
+		return "this compares the whole text, and a * stands for itself: write startswith, endswith or can(regex(…))"
+	}
+	if variable != "gpu.model" || strings.HasPrefix(text, "NVIDIA ") && policy.ModelName(text) == text {
+		return "" // a product of NVIDIA's that is no known model has this name
+	}
+	model, err := policy.FindModel(text)
+	switch {
+	case err != nil:
+		return err.Error()
+	case model.Name != text:
+		return fmt.Sprintf("gpu.model of this GPU is %q, and gpu.product is %q", model.Name, model.Product)
+	}
+	return ""
+}
