@@ -187,7 +187,7 @@ case "wrong" {
 		{[]string{"check"}, 0, "can be used: 3 rules\n"},
 		{[]string{"check", good}, 0, good + " can be used: 3 rules\n"},
 		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
-		{[]string{"check", bad}, 1, `scope is one of ["job" "gpu"]`},
+		{[]string{"check", bad}, 1, `scope is "job" or "gpu"`},
 		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},
 		{[]string{"check", dir + "/none.hcl"}, 1, "mpsctl: cannot read " + dir + "/none.hcl: no such file or directory\n"},
 		{[]string{"fmt", ugly}, 0, "version = 1\nrule \"x\" {\n  when = true\n  grant {}\n}\n"},

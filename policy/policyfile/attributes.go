@@ -62,11 +62,20 @@ func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribut
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		word := W(v.AsString())
 		if !slices.Contains(words, word) {
-			return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is one of %q", name, words)
+			return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is %s", name, oneOf(words))
 		}
 		set(into, word)
 		return "", ""
 	}}
+}
+
+// oneOf are words to choose from.
+func oneOf[W ~string](words []W) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = strconv.Quote(string(word))
+	}
+	return strings.Join(quoted, " or ")
 }
 
 // durationAttribute is an attribute that is a duration.

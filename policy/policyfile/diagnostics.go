@@ -152,7 +152,7 @@ func diagnosticOf(d *hcl.Diagnostic, files []file) Diagnostic {
 			continue
 		}
 		c.Source = lineOf(f.source, where.Start.Line)
-		if f.hcl != nil {
+		if f.hcl != nil && where.End.Byte > 0 {
 			c.In = contextOf(f.hcl, where.Start.Byte)
 		}
 	}

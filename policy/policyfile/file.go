@@ -21,7 +21,7 @@ import (
 type file struct {
 	name   string
 	source []byte
-	hcl    *hcl.File // nil where it cannot be parsed
+	hcl    *hcl.File // what can be parsed, nil if that is nothing
 }
 
 // Version is the version of the policy language that this program reads.
@@ -56,24 +56,60 @@ func parse(f *file) hcl.Diagnostics {
 		return hcl.Diagnostics{mistake(start, "Too large", "a policy file has at most %d brackets, signs and choices: put some of its rules into policy.d", maxNested)}
 	}
 	parsed, diags := hclsyntax.ParseConfig(f.source, f.name, hcl.InitialPos)
-	if !diags.HasErrors() {
-		f.hcl = parsed
+	for _, d := range diags {
+		if d.Summary == "Invalid multi-line string" { // hcl says so of every line behind it
+			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "a string ends in the line in which it begins: write the closing quote")}
+		}
+		if d.Subject.CanSliceBytes(f.source) && string(d.Subject.SliceBytes(f.source)) == "=" {
+			d.Detail += " A comparison is written ==."
+		}
 	}
+	f.hcl = intact(parsed, diags)
 	return diags
 }
 
+// intact is a parsed file without the rules that have a mistake of syntax. It is nil if the mistake is elsewhere, because
+// the rules depend on the rest.
+func intact(parsed *hcl.File, diags hcl.Diagnostics) *hcl.File {
+	whole := parsed.Body.(*hclsyntax.Body)
+	body, explained := *whole, 0
+	body.Blocks = nil
+	for _, block := range whole.Blocks {
+		mistakes := 0
+		for _, d := range diags {
+			if block.Range().ContainsPos(d.Subject.Start) {
+				mistakes++
+			}
+		}
+		if mistakes == 0 {
+			body.Blocks = append(body.Blocks, block)
+		} else if block.Type == "rule" {
+			explained += mistakes
+		}
+	}
+	if explained < len(diags) {
+		return nil
+	}
+	return &hcl.File{Body: &body, Bytes: parsed.Bytes, Nav: parsed.Nav}
+}
+
 // open parses a file and checks its version, before everything else. So a newer file is refused for its version, and not
-// for a word of it that this program does not know.
+// for a word of it that this program does not know. It is false if the rest is not to be read.
 func (j *typeChecker) open(f *file) bool {
-	before := len(j.wrong)
-	if j.wrong = append(j.wrong, parse(f)...); len(j.wrong) > before {
+	if j.wrong = append(j.wrong, parse(f)...); f.hcl == nil {
 		return false
 	}
-	content, _, diags := f.hcl.Body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}}})
+	before := len(j.wrong)
+	content, _, diags := f.hcl.Body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version"}}})
 	if j.wrong = append(j.wrong, diags...); len(j.wrong) > before {
 		return false
 	}
 	attr := content.Attributes["version"]
+	if attr == nil {
+		start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
+		j.mistake(start, "Missing version", "a file begins with version = %d, outside of every block", Version)
+		return true
+	}
 	if v, ok := j.constantOf(attr, cty.Number); ok && float(v) != Version {
 		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
 	}

@@ -65,7 +65,7 @@ func readCases(j *typeChecker, f *file) []Case {
 		return nil
 	}
 	content, diags := f.hcl.Body.Content(&hcl.BodySchema{
-		Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}},
+		Attributes: []hcl.AttributeSchema{{Name: "version"}},
 		Blocks:     []hcl.BlockHeaderSchema{{Type: "case", LabelNames: []string{"name"}}},
 	})
 	j.wrong = append(j.wrong, diags...)
@@ -81,7 +81,7 @@ func readCases(j *typeChecker, f *file) []Case {
 		cases = append(cases, c)
 	}
 	if len(content.Blocks) == 0 && len(j.wrong) == 0 {
-		j.mistake(content.Attributes["version"].Range, "No case", "a file of tests has case blocks")
+		j.mistake(f.hcl.Body.MissingItemRange(), "No case", "a file of tests has case blocks")
 	}
 	return cases
 }

@@ -10,6 +10,7 @@ package policyfile
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -93,7 +94,7 @@ type builder struct {
 }
 
 var topLevel = &hcl.BodySchema{
-	Attributes: []hcl.AttributeSchema{{Name: "version", Required: true}},
+	Attributes: []hcl.AttributeSchema{{Name: "version"}},
 	Blocks: []hcl.BlockHeaderSchema{
 		{Type: "trigger"}, {Type: "locals"}, {Type: "defaults"}, {Type: "rule", LabelNames: []string{"name"}},
 	},
@@ -104,6 +105,11 @@ func (d *builder) read(f *file) {
 		return
 	}
 	content, diags := f.hcl.Body.Content(topLevel)
+	for _, diag := range diags {
+		if strings.Contains(diag.Detail, `"variable"`) { // as in Terraform
+			diag.Detail += " Write locals { NAME = VALUE } and local.NAME."
+		}
+	}
 	d.check.wrong = append(d.check.wrong, diags...)
 	for _, block := range content.Blocks {
 		switch block.Type {
@@ -275,7 +281,7 @@ func (r *rule) readAllow(j *typeChecker, attr *hcl.Attribute) {
 	for _, item := range names.AsValueSlice() {
 		name := item.AsString()
 		if !slices.Contains(policy.OptionNames(), name) {
-			j.mistake(attr.Expr.Range(), "Unknown option", "a user can set %q, not %q", policy.OptionNames(), name)
+			j.mistake(attr.Expr.Range(), "Unknown option", "a user can set %s, not %q", strings.Join(policy.OptionNames(), ", "), name)
 			continue
 		}
 		r.allow = append(r.allow, name)

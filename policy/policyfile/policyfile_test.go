@@ -134,7 +134,7 @@ case "another grant" {
 
 func TestBadCases(t *testing.T) {
 	for _, c := range []struct{ source, want string }{
-		{"", `c:1:1: Missing required argument: The argument "version" is required, but no definition was found.`},
+		{"", `c:1:1: Missing version: a file begins with version = 1, outside of every block`},
 		{"version = 1\n", "c:1:1: No case: a file of tests has case blocks"},
 		{"version = 1\nrule \"x\" {}\n", "c:2:1: Unsupported block type: Blocks of type \"rule\" are not expected here."},
 		{"version = 1\ncase \"x\" {}\n", `c:2:1: Nothing expected: case "x" has no expect block`},
@@ -250,7 +250,7 @@ func TestLoad(t *testing.T) {
 		}, `DIR/policy.d/30-d.hcl:2:6: Duplicate rule: a rule named "first" stands at DIR/policy.hcl:2 already; give this one another name`},
 		{"no version", func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "policy.d", "30-d.hcl"), []byte("locals {}\n"), 0o644)
-		}, `DIR/policy.d/30-d.hcl:1:1: Missing required argument: The argument "version" is required, but no definition was found.`},
+		}, `DIR/policy.d/30-d.hcl:1:1: Missing version: a file begins with version = 1, outside of every block`},
 		{"a link", func(dir string) error {
 			return os.Symlink(filepath.Join(dir, "policy.hcl"), filepath.Join(dir, "policy.d", "30-d.hcl"))
 		}, "cannot read DIR/policy.d/30-d.hcl: not root's own: it is a symbolic link"},

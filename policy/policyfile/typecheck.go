@@ -184,7 +184,7 @@ func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 		return j.steps(t, e.Traversal[1:])
 	}
 	if namespaces[root] == nil && root != "local" {
-		return j.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root))
+		return j.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root, len(e.Traversal) == 1))
 	}
 	if len(e.Traversal) == 1 {
 		return j.mistake(e.Range(), "Incomplete name", "%s has attributes: write %s.NAME", root, root)
@@ -463,13 +463,22 @@ func (j *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	return cty.List(value)
 }
 
-func suggestRoot(root string) string {
+// suggestRoot is what may be meant by an unknown name, which stands alone or has attributes.
+func suggestRoot(root string, alone bool) string {
 	for _, space := range []string{"job", "node", "gpu"} {
 		if _, ok := variableNamed(space, root); ok {
 			return fmt.Sprintf(" Did you mean %s.%s?", space, root)
 		}
 	}
-	return suggest(root, []string{"job", "node", "gpu", "local"})
+	switch known := suggest(root, []string{"job", "node", "gpu", "local", "true", "false"}); {
+	case known != "":
+		return known
+	case alone:
+		return fmt.Sprintf(" A text stands in quotes: write %q.", root)
+	case root == "var":
+		return " Write local.NAME."
+	}
+	return ""
 }
 
 // suggest is the one of names that is one slip away from a word.

@@ -9,7 +9,7 @@ rule "r" {
 === wrong
 Error: Attribute redefined
 
-  on policy.hcl line 6, column 5:
+  on policy.hcl line 6, column 5, in rule "r":
    6:     scope = "gpu"
           ^^^^^
 

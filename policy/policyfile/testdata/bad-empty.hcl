@@ -1,8 +1,8 @@
 === wrong
-Error: Missing required argument
+Error: Missing version
 
   on policy.hcl line 1, column 1:
    1: 
       ^
 
-  The argument "version" is required, but no definition was found.
+  a file begins with version = 1, outside of every block

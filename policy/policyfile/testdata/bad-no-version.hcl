@@ -3,10 +3,10 @@ rule "r" {
   grant {}
 }
 === wrong
-Error: Missing required argument
+Error: Missing version
 
-  on policy.hcl line 1, column 1, in rule "r":
+  on policy.hcl line 1, column 1:
    1: rule "r" {
       ^
 
-  The argument "version" is required, but no definition was found.
+  a file begins with version = 1, outside of every block

@@ -12,4 +12,4 @@ Error: Unknown value "retry"
    5:     on_failure = "retry"
                        ^^^^^^^
 
-  on_failure is one of ["drain" "run_without"]
+  on_failure is "drain" or "run_without"

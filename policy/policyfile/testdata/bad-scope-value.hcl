@@ -12,4 +12,4 @@ Error: Unknown value "node"
    5:     scope = "node"
                   ^^^^^^
 
-  scope is one of ["job" "gpu"]
+  scope is "job" or "gpu"

@@ -2,7 +2,7 @@ version = 1
 rule "r" {=== wrong
 Error: Unclosed configuration block
 
-  on policy.hcl line 2, column 10:
+  on policy.hcl line 2, column 10, in rule "r":
    2: rule "r" {
                ^
 
