@@ -155,6 +155,7 @@ func TestPolicyCheckFormatAndTest(t *testing.T) {
 	}
 	good := write("policy.hcl", teaching)
 	bad := write("bad.hcl", "version = 1\nrule \"x\" {\n  when = job.gpu == 1\n  grant { scope = \"nod\" }\n}\n")
+	never := write("never.hcl", strings.Replace(teaching, `when = job.partition`, `when = gpu.model == "h200" || job.partition`, 1))
 	ugly := write("ugly.hcl", "version=1\nrule \"x\" {\nwhen=true\ngrant {}\n}\n")
 	cases := write("policy_test.hcl", `version = 1
 case "a student with two GPUs" {
@@ -186,6 +187,8 @@ case "wrong" {
 	}{
 		{[]string{"check"}, 0, "can be used: 3 rules\n"},
 		{[]string{"check", good}, 0, good + " can be used: 3 rules\n"},
+		{[]string{"check", never}, 0, "Warning: Never equal\n\n  on " + never + " line 9, column 23, in rule \"teaching\":"},
+		{[]string{"check", "--json", never}, 0, `"warnings":[{"file":"` + never + `","line":9,`},
 		{[]string{"check", bad}, 1, "   3:   when = job.gpu == 1\n                  ^^^^"},
 		{[]string{"check", bad}, 1, `scope is "job" or "gpu"`},
 		{[]string{"check", "--json", bad}, 1, `{"ok":false,"diagnostics":[{"file":"` + bad + `","line":3,"column":13`},

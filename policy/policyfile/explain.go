@@ -20,9 +20,16 @@ type Explanation struct {
 	Asked   bool             `json:"asked"` // as of Law.Asks
 	How     string           `json:"how"`   // the job asks, or what ways of asking there are
 	Verdict policy.Decision  `json:"verdict"`
-	Grant   []policy.Setting `json:"grant,omitempty"` // of the verdict, where it has one
+	Grant   []AttributeTrace `json:"grant,omitempty"` // of the verdict, where it has one
 	Options []policy.Setting `json:"options,omitempty"`
 	Rules   []RuleTrace      `json:"rules,omitempty"` // in order, up to the one that decides
+}
+
+// AttributeTrace is an attribute of a grant, with the values that it was computed from.
+type AttributeTrace struct {
+	policy.Setting
+	With    []VariableValue `json:"with,omitempty"`
+	Default bool            `json:"default,omitempty"` // it has its default value
 }
 
 // RuleTrace is a rule and whether it was for the request.
@@ -69,9 +76,6 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 	if !asked {
 		return x
 	}
-	if x.Verdict.Granted() {
-		x.Grant = x.Verdict.Grant.Settings()
-	}
 	if options, err := l.policy.OptionsOf(r); err == nil {
 		x.Options = options.Settings()
 	}
@@ -81,10 +85,28 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 		holds, _ := r.holds(e)
 		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, l.part(r.when, e)})
 		if r.name == x.Verdict.Rule { // it holds, or it fails and denies
+			if x.Verdict.Granted() {
+				x.Grant = r.attributes(x.Verdict.Grant, e)
+			}
 			break
 		}
 	}
 	return x
+}
+
+// attributes are those of a grant that the rule gives.
+func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
+	usual := policy.DefaultGrant().Settings()
+	for i, setting := range g.Settings() {
+		a := AttributeTrace{Setting: setting, Default: setting == usual[i]}
+		for _, s := range r.grant { // the last one counts
+			if s.name == a.Name {
+				a.With = variablesIn(s.expr, e.ctx)
+			}
+		}
+		all = append(all, a)
+	}
+	return all
 }
 
 // part is a condition with its values. It is taken apart at &&, || and !.

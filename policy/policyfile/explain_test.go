@@ -96,6 +96,44 @@ policy.hcl:18 rest true
 	}
 }
 
+// Each attribute has the variables that it was computed from, and says whether it is the default.
+func TestExplainTheGrant(t *testing.T) {
+	compiled := parsed(t, `version = 1
+trigger {
+  constraint = "mps"
+}
+locals {
+  sizes = { chem = "16G" }
+}
+defaults {
+  on_failure = "run_without"
+}
+rule "r" {
+  when  = true
+  allow = ["ceiling"]
+  grant {
+    memory      = gpu.model == "H200" ? lookup(local.sizes, job.account, "4G") : "8G"
+    max_clients = 4 * length(job.gpus)
+    priority    = "normal"
+    hold        = "5s"
+  }
+}`)
+	x := compiled.Explain(policy.Request{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
+	want := map[string]string{
+		"memory": `16384M [{gpu.model "H200"} {local.sizes {chem = "16G"}} {job.account "chem"}] false`, "max_clients": "8 [{job.gpus [0, 1]}] false",
+		"priority": "normal [] true", "hold": "5s [] false", "on_failure": "run_without [] false", "share": "even [] true",
+	}
+	for _, a := range x.Grant {
+		if got := fmt.Sprint(a.Value, " ", a.With, " ", a.Default); want[a.Name] != "" && got != want[a.Name] {
+			t.Errorf("%s is %s, want %s", a.Name, got, want[a.Name])
+		}
+		delete(want, a.Name)
+	}
+	if len(want) > 0 || len(x.Grant) != len(grantAttributes) {
+		t.Errorf("%d attributes, and not %v", len(x.Grant), want)
+	}
+}
+
 // A rule that fails is the last that is explained, with the cause in place of its value.
 func TestExplainARuleThatFails(t *testing.T) {
 	compiled := parsed(t, `version = 1

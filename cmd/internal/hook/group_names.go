@@ -9,6 +9,8 @@ import (
 	"os/user"
 	"strconv"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -22,6 +24,15 @@ func (n node) Features(job slurm.Job) ([]string, error) {
 		return nil, nil
 	}
 	return features, err
+}
+
+// UserGroupNames are the names of all of a user's groups, as the policy has them for a job.
+func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
+	groups, err := mps.ControlProgram{}.UserGroups(ctx, lease.Job{UID: uid, GID: gid})
+	if err != nil {
+		return nil, err
+	}
+	return groupNames(ctx, groups)
 }
 
 // groupNames are the names of groups; one that the node has no name for is its number. A directory service that does not

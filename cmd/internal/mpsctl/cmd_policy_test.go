@@ -5,6 +5,8 @@ package mpsctl
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -39,5 +41,53 @@ func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Overlap = 4.0/3, 4.0/3
 	if err := (query{gpu: "H200", ranks: 4}).place(&a); err != nil || len(a.Ranks) != 4 {
 		t.Errorf("%d ranks, %v", len(a.Ranks), err)
+	}
+}
+
+// What the policy asks about is looked up or given, or the answer says that it was assumed.
+func TestExplainSaysWhatItAssumes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.hcl")
+	source := `version = 1
+trigger {
+  constraint = "mps"
+}
+rule "students" {
+  when = contains(job.groups, "root") && job.uid == 0
+  grant { share = "25%" }
+}
+rule "rest" {
+  when = !gpu.mig && contains(node.features, "a") || node.driver == "1" || node.gpus == 3
+  grant { memory = gpu.model == "H200" ? "16G" : "8G" }
+}
+rule "mig" {
+  when = gpu.mig
+  grant { memory = "4G" }
+}
+`
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const others = "! node.features is taken as []: give --features\n! node.driver is taken as \"\": give --driver\n! node.gpus is taken as 1, the job's GPUs: no flag says more\n"
+	for _, c := range []struct {
+		args string
+		want []string // in the answer
+		not  string
+	}{
+		{"--user root --gpu H200", []string{`Granted by rule "students"`, "share          = 25%\n", "ceiling        = 100                default\n", "\n\n" + others}, "job.groups is taken"},
+		{"--user nobody-knows-me", []string{"\n! cannot look up user \"nobody-knows-me\": user: unknown user nobody-knows-me: give --uid, --gid and --groups\n! job.groups is taken as []: give --user or --groups\n"}, "students\" decides"},
+		{"--groups root --features a --gpu H200", []string{`Granted by rule "students"`}, "job.groups is taken"},
+		{"--groups none --features a --gpu H200", []string{`Granted by rule "rest"`, "memory         = 16384M             gpu.model = \"H200\"\n"}, "features is taken"},
+		{"--groups none --features a --gpu H200 --mig", []string{`Granted by rule "mig"`, "! gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less\n"}, ""},
+		{"--groups none", []string{"! gpu.model and gpu.product are taken as \"\", gpu.sms and gpu.memory as 0: give --gpu\n"}, ""},
+	} {
+		code, out, complaint := runRoot(policyCommand, strings.Fields("policy explain --constraint mps --policy "+file+" "+c.args)...)
+		for _, want := range c.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: code %d, %s: no %q in\n%s", c.args, code, complaint, want, out)
+			}
+		}
+		if c.not != "" && strings.Contains(out, c.not) {
+			t.Errorf("%s: %q in\n%s", c.args, c.not, out)
+		}
 	}
 }

@@ -3,12 +3,16 @@
 package mpsctl
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/user"
+	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -20,8 +24,8 @@ import (
 const explainHelp = `explain says what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
 with the values of the parts of its condition, and what is granted. With --ranks it prints the placement of the ranks as well.
 
-The job is described by flags; what is not given is empty, but for one GPU, one task and one node. With --job it is one
-that has MPS on this node now, as its prolog saw it (root can read that).`
+The job is described by flags; what is not given is empty, but for one GPU, one task and one node. The groups of --user
+are looked up as for a job. With --job it is one that has MPS on this node now, as its prolog saw it (root can read that).`
 
 func explain(call *Invocation) *cobra.Command {
 	var q query
@@ -30,7 +34,8 @@ func explain(call *Invocation) *cobra.Command {
 		Example:               "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			q.request.HasOption = c.Flags().Changed("mps")
+			q.given = c.Flags().Changed
+			q.request.HasOption = q.given("mps")
 			return q.run(call)
 		},
 	}
@@ -61,6 +66,7 @@ func explain(call *Invocation) *cobra.Command {
 	flags.StringSliceVar(&r.Features, "features", nil, "the `NAMES` of the node's features")
 	flags.StringVar(&r.Driver, "driver", "", "the driver's `VERSION`")
 	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, as for mpsctl plan")
+	flags.BoolVar(&q.mig, "mig", false, "the GPU is a MIG instance")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
 	return c
 }
@@ -70,6 +76,8 @@ type query struct {
 	policy, constraint, gpu string
 	job                     uint32
 	gpus, ranks             int
+	mig                     bool
+	given                   func(flag string) bool
 	request                 policy.Request
 }
 
@@ -80,6 +88,8 @@ type answer struct {
 	Refused string `json:"refused,omitempty"` // why the prolog refuses it whatever the policy says
 	Ranks   []Rank `json:"ranks,omitempty"`
 	placed  string
+	// Assumed is what the policy asks about and no flag said.
+	Assumed []string `json:"assumed,omitempty"`
 }
 
 func (q query) run(call *Invocation) error {
@@ -95,7 +105,11 @@ func (q query) run(call *Invocation) error {
 	if err != nil {
 		return refused(call, err)
 	}
+	assumed := q.lookUp(&request, compiled.Policy().Lookups)
 	a := answer{Explanation: compiled.Explain(request), Decided: decided}
+	if a.Asked {
+		a.Assumed = assumed
+	}
 	if a.Asked && len(request.GPUs) == 0 {
 		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
 	}
@@ -120,12 +134,68 @@ func (q query) ask(call *Invocation) (r policy.Request, decided string, err erro
 		r.GPUs = append(r.GPUs, i)
 	}
 	r.NodeGPUs = q.gpus
+	r.GPU.MIG = q.mig
+	if q.mig && q.ranks > 0 {
+		return r, "", errors.New("cannot place ranks on a MIG instance: its SMs are not known here: leave out --ranks")
+	}
 	if q.gpu == "" {
 		return r, "", nil
 	}
 	model, err := policy.FindModel(q.gpu)
-	r.GPU = policy.GPUFacts{Product: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB}
+	r.GPU = policy.GPUFacts{Product: model.Product, SMs: model.GPU.SMs, MemoryMiB: model.MemoryMiB, MIG: q.mig}
 	return r, "", err
+}
+
+// lookUp adds the user's numbers and groups, as the prolog has them. It returns what the policy asks about and is assumed.
+func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string) {
+	if q.job != 0 {
+		return nil
+	}
+	if r.User != "" && !q.given("groups") {
+		if err := identify(r, q.given("uid"), q.given("gid")); err != nil {
+			assumed = append(assumed, err.Error()+": give --uid, --gid and --groups")
+		}
+	}
+	for _, look := range []struct {
+		missing bool
+		what    string
+	}{
+		{needs.Groups && r.Groups == nil && !q.given("groups"), "job.groups is taken as []: give --user or --groups"},
+		{needs.Features && !q.given("features"), "node.features is taken as []: give --features"},
+		{needs.Driver && !q.given("driver"), `node.driver is taken as "": give --driver`},
+		{needs.Devices, fmt.Sprintf("node.gpus is taken as %d, the job's GPUs: no flag says more", r.NodeGPUs)},
+		{needs.GPU && q.gpu == "", `gpu.model and gpu.product are taken as "", gpu.sms and gpu.memory as 0: give --gpu`},
+		{needs.GPU && q.gpu != "" && q.mig, "gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less"},
+	} {
+		if look.missing {
+			assumed = append(assumed, look.what)
+		}
+	}
+	return assumed
+}
+
+// identify looks up a user's numbers, but for those that are given, and the names of the groups.
+func identify(r *policy.Request, uid, gid bool) error {
+	known, err := user.Lookup(r.User)
+	if err != nil {
+		return fmt.Errorf("cannot look up user %q: %w", r.User, err)
+	}
+	for _, id := range []struct {
+		given bool
+		text  string
+		into  *uint32
+	}{{uid, known.Uid, &r.UID}, {gid, known.Gid, &r.GID}} {
+		if id.given {
+			continue
+		}
+		n, err := strconv.ParseUint(id.text, 10, 32)
+		if err != nil {
+			return fmt.Errorf("cannot look up user %q: its number is %q", r.User, id.text)
+		}
+		*id.into = uint32(n)
+	}
+	r.Groups, err = hook.UserGroupNames(context.Background(), r.UID, r.GID)
+	return err
 }
 
 // recorded is what the prolog of a job asked the policy, and the rule that decided.
@@ -181,6 +251,12 @@ func (a answer) text(s Screen) string {
 		a.rule(&b, s, rule)
 	}
 	a.verdict(&b, s)
+	for i, what := range a.Assumed {
+		if i == 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "%s %s\n", s.Yellow("!"), what)
+	}
 	if a.placed != "" {
 		fmt.Fprintf(&b, "\n%s", a.placed)
 	}
@@ -217,14 +293,30 @@ func (a answer) verdict(b *strings.Builder, s Screen) {
 			fmt.Fprintf(b, ", with the user's %s", spelled(a.Options))
 		}
 		b.WriteString(":\n")
-		for _, setting := range a.Grant {
-			fmt.Fprintf(b, "  %-14s = %s\n", setting.Name, setting.Value)
+		for _, attribute := range a.Grant {
+			line := fmt.Sprintf("  %-14s = %-17s", attribute.Name, attribute.Value)
+			if from := origin(attribute); from != "" {
+				line += "  " + s.Faint(from)
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	case a.Verdict.Denied != "":
 		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Red("Denied"), a.Verdict.Denied)
 	default:
 		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
 	}
+}
+
+// origin is where an attribute's value is from, "" for a constant of the policy.
+func origin(a policyfile.AttributeTrace) string {
+	var from []string
+	for _, variable := range a.With {
+		from = append(from, variable.Name+" = "+variable.Value)
+	}
+	if a.Default {
+		from = append(from, "default")
+	}
+	return strings.Join(from, ", ")
 }
 
 func spelled(settings []policy.Setting) string {
