@@ -180,6 +180,9 @@ case "wrong" {
   }
 }
 `)
+	alone := filepath.Join(t.TempDir(), "some_test.hcl")
+	p.write(alone, read(t, cases))
+	p.write(filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl"), read(t, failing))
 	for _, c := range []struct {
 		args []string
 		code int
@@ -197,11 +200,13 @@ case "wrong" {
 		{[]string{"fmt", "--check", good, ugly}, 1, ugly + "\n"},
 		{[]string{"fmt", "--write", ugly}, 0, ""},
 		{[]string{"fmt", "--check", good, ugly}, 0, ""},
-		{[]string{"fmt"}, 2, "mpsctl: cannot format: no file is given: see mpsctl policy fmt --help\n"},
+		{[]string{"fmt", "--check"}, 0, ""},
+		{[]string{"fmt"}, 0, teaching},
 		{[]string{"test", cases}, 0, "1 case passed, 0 failed\n"},
 		{[]string{"test", failing}, 1, "FAIL " + failing + ":2: case \"wrong\"\n     the rule that decides is \"all\", expected \"chemistry\"\n0 cases passed, 1 failed\n"},
 		{[]string{"test", "--json", "--policy", good, failing}, 1, `"failed":1}`},
-		{[]string{"test"}, 2, "mpsctl: cannot test: no file of cases is given: see mpsctl policy test --help\n"},
+		{[]string{"test"}, 1, "0 cases passed, 1 failed\n"},
+		{[]string{"test", alone}, 1, "mpsctl: cannot test " + alone + ": there is no policy.hcl beside it: name the policy with --policy\n"},
 		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain a job with 99 GPUs: give --gpus 0 to 64\n"},
 		{nil, 2, "mpsctl: cannot run: no command is given: see mpsctl policy --help\n"},
 		{[]string{"judge"}, 2, "mpsctl: cannot run \"judge\": there is no such command: see mpsctl policy --help\n"},

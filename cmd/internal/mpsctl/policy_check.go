@@ -67,24 +67,24 @@ func (c checked) text(colour bool) string {
 	return b.String()
 }
 
-const formatHelp = `fmt prints a policy in HCL's own form. With - it reads standard input.`
+const formatHelp = `fmt prints a policy in HCL's own form. With - it reads standard input. Without an operand it is this node's policy.hcl.`
 
 func format(call *Invocation) *cobra.Command {
 	var write, compare bool
 	c := &cobra.Command{
-		Use: "fmt [--write|--check] FILE...", Short: "print a policy in HCL's own form", Long: formatHelp,
+		Use: "fmt [--write|--check] [FILE]...", Short: "print a policy in HCL's own form", Long: formatHelp,
 		Example:               "  mpsctl policy fmt --write policy.hcl\n  mpsctl policy fmt --check policy.d/*.hcl",
 		DisableFlagsInUseLine: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) == 0:
-				return errors.New("cannot format: no file is given: see mpsctl policy fmt --help")
-			case write && compare:
+		Args: func(*cobra.Command, []string) error {
+			if write && compare {
 				return errors.New("cannot format with --write and --check: give one of them")
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, paths []string) error {
+			if len(paths) == 0 {
+				paths = []string{call.Paths.Policy()}
+			}
 			return formatAll(call, paths, write, compare)
 		},
 	}

@@ -5,6 +5,7 @@ package mpsctl
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -14,19 +15,20 @@ import (
 )
 
 const testHelp = `test runs the cases of files, as unit tests: a case is a job, and what the policy is expected to say of it. The policy is
-the one in the file's folder, unless --policy names another file or folder.
+the one in the file's folder, unless --policy names another file or folder. Without an operand it is this node's
+policy_test.hcl.
 
 It exits with 0 where every case came out as expected, and 1 where one did not.`
 
 func test(call *Invocation) *cobra.Command {
 	var paths []string
 	c := &cobra.Command{
-		Use: "test [--policy FILE|DIR] FILE...", Short: "run a policy's own tests", Long: testHelp,
+		Use: "test [--policy FILE|DIR] [FILE]...", Short: "run a policy's own tests", Long: testHelp,
 		Example:               "  mpsctl policy test /etc/slurm-mps/policy_test.hcl",
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, files []string) error {
 			if len(files) == 0 {
-				return errors.New("cannot test: no file of cases is given: see mpsctl policy test --help")
+				files = []string{filepath.Join(filepath.Dir(call.Paths.Policy()), "policy_test.hcl")}
 			}
 			return testAll(call, files, paths)
 		},
@@ -43,6 +45,9 @@ func testAll(call *Invocation, files, paths []string) error {
 			beside = []string{filepath.Dir(file)}
 		}
 		compiled, err := policyfile.LoadFiles(beside...)
+		if errors.Is(err, fs.ErrNotExist) && len(paths) == 0 {
+			err = fmt.Errorf("cannot test %s: there is no policy.hcl beside it: name the policy with --policy", file)
+		}
 		if err != nil {
 			return refused(call, err)
 		}
