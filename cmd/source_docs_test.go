@@ -101,6 +101,7 @@ var alternatives = regexp.MustCompile(`(\w+)(\|\w+)+`)
 func TestAWrongCommandIsFound(t *testing.T) {
 	m := newManual(t)
 	for line, wrong := range map[string]bool{
+		"for i in 1 2; do mpirun-wrap --slots=8 ./m & done; wait": false, "for i in 1 2; do mpirun-wrap --slot=8 ./m & done": true,
 		"mpsctl status --watch": false, "mpsctl status --wach": true, "mpsctl statuss": true, "mpsctl policy check": false, "mpsctl policy": true,
 		"mpsctl policy chek": true, "mpsctl --json audit": false, "srun -n2 mpirun-wrap --share=even ./app --bogus": false,
 		"srun mpirun-wrap --shares=even ./app": true, "srunn -n2 ./app": true, "make packages": false, "make package": true,
@@ -172,7 +173,7 @@ func (m manual) line(path, line string) {
 
 // others are programs of other people's that the documents may name: Slurm's, the launchers', and an admin's tools.
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "torchrun",
-	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go"}
+	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "wait", "parallel", "xargs", "ls", "printf"}
 
 func ours(word string) bool {
 	return slices.Contains(testnode.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
@@ -184,6 +185,9 @@ func (m manual) wrong(line string) string {
 	for _, command := range regexp.MustCompile(`&&|\|\||[|;]`).Split(line, -1) {
 		words := strings.Fields(strings.NewReplacer(`"`, " ", "'", " ").Replace(command))
 		for len(words) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(words[0]) {
+			words = words[1:]
+		}
+		if len(words) > 0 && words[0] == "do" {
 			words = words[1:]
 		}
 		if len(words) == 0 {
