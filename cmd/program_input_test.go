@@ -202,7 +202,7 @@ func TestTaskProlog(t *testing.T) {
 		}
 	}
 	result, err := p.Run(p.ctx, append(slices.Clone(task), "SLURM_MPS=off"), "mpirun-wrap", "true")
-	if err != nil || result.Code != 125 || result.Output != "mpirun-wrap: "+strings.TrimPrefix(off, "print slurm-mps: ") {
+	if err != nil || result.Code != 125 || !strings.HasPrefix(result.Output, "mpirun-wrap: "+strings.TrimSuffix(strings.TrimPrefix(off, "print slurm-mps: "), "\n")) {
 		t.Errorf("mpirun-wrap with SLURM_MPS=off: %+v, %v", result, err)
 	}
 }
