@@ -53,8 +53,12 @@ func (c *Cluster) startMunged(ctx context.Context) error {
 }
 
 func (c *Cluster) startController(ctx context.Context) error {
+	argv := []string{c.tree.sbin("slurmctld"), "-D", "-i"}
+	if c.tree.release >= "24.11" {
+		argv = append(withHosts(c.opts), argv...)
+	}
 	var err error
-	c.controller, err = launch(c.keeper, c.opts, c.tree, "slurmctld", c.tree.sbin("slurmctld"), "-D", "-i")
+	c.controller, err = launch(c.keeper, c.opts, c.tree, "slurmctld", argv...)
 	if err != nil {
 		return err
 	}
@@ -89,6 +93,14 @@ func apart(o Options, name string) []string {
 		boot = bootPath(o.Dir, name)
 	}
 	return []string{"/usr/bin/unshare", "--uts", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", name, hostsPath(o.Dir), boot}
+}
+
+// withHosts is a command line that gives the one after it an /etc/hosts with the nodes' names, in the same process. To
+// call an srun on a node back, slurmctld looks its name up. Since 24.11 it tries for ten seconds, in which it does
+// nothing else (run).
+func withHosts(o Options) []string {
+	const script = `mount --bind "$1" /etc/hosts && shift && exec "$@"`
+	return []string{"/usr/bin/unshare", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", hostsPath(o.Dir)}
 }
 
 // waitIdle waits until Slurm calls every node idle. It gives up early where a node can no longer become so.

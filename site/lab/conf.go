@@ -327,11 +327,8 @@ func cgroupConf(o Options, release string) string {
 	return "CgroupPlugin=cgroup/v1\n"
 }
 
-// writeHosts writes the /etc/hosts that nodes with names of their own see: the host's, and the nodes'.
+// writeHosts writes the /etc/hosts that slurmctld and nodes with names of their own see: the host's, and the nodes'.
 func writeHosts(o Options, names []string) error {
-	if !o.UTSNodes {
-		return nil
-	}
 	text, err := os.ReadFile("/etc/hosts")
 	if err != nil {
 		return fmt.Errorf("cannot give the nodes an /etc/hosts of their own: %w", err)
