@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// mostContexts on a device, on this driver.
-	mostContexts = 48
 	// outOfMemory is what a client gets when dead ones whose files are held have the places.
 	outOfMemory = 2
 	// A server needs about this many descriptors and so many more for each context: with a limit of 1024 none of 48
@@ -211,13 +209,13 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	s.log.Line("Server", "Client %s connected", c)
 	s.log.Line("Server", "Creating worker thread for client %s", c)
 	s.log.Line("Server", "Device %s (uuid %s) is associated", g.Name, g.UUID)
-	if len(g.contexts) >= mostContexts {
-		s.log.Line("Server", "Failed to accept new client. Maximum number of clients (%d) reached.", mostContexts)
+	if len(g.contexts) >= s.maxContexts {
+		s.log.Line("Server", "Failed to accept new client. Maximum number of clients (%d) reached.", s.maxContexts)
 		s.log.Line("Server", "Client process %d disconnected", pid)
 		page.close()
 		return nil, nil, 46
 	}
-	if len(g.contexts)+g.kept >= mostContexts {
+	if len(g.contexts)+g.kept >= s.maxContexts {
 		page.close()
 		return nil, nil, outOfMemory
 	}

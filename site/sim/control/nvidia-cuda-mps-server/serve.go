@@ -23,6 +23,7 @@ type server struct {
 	log         record.Log
 	knobs       faults.Knobs
 	descriptors uint64 // RLIMIT_NOFILE
+	maxContexts int    // on a device
 	devices     []*gpu
 	memory      *os.File // the memory driver's file, for its locks
 	control     *os.File // the control device's, for its locks
