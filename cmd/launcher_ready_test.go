@@ -204,7 +204,7 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p.clean()
 }
 
-// A GPU serves at most 48 ranks. One of 49 prints that, and all fail.
+// MPS serves 48 clients on a GPU before driver 590. One of 49 ranks prints that, and all fail.
 func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -212,6 +212,28 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	codes, said := p.launch(49, "echo", "ran").end()
 	pattern := fmt.Sprintf(`^mpirun-wrap: cannot place rank \d+ on %s: 49 ranks share it, and at most 48 can: use more GPUs or fewer ranks \(printed once for this node\)\n$`, p.uuid(0))
 	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !regexp.MustCompile(pattern).MatchString(strings.Join(said, "")) {
+		t.Errorf("codes %d, %q", codes, said)
+	}
+}
+
+// With driver 590 MPS serves 60 clients on a GPU. All of 60 ranks run at once, a client more gets CUDA's error 46, and of 61
+// ranks one prints the limit.
+func TestSixtyRanksOnAGPU(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
+		t.Fatal(err)
+	}
+	p.must(0, p.job(7, "0"), "prolog")
+	defer p.must(0, p.job(7, "0"), "epilog")
+	p.launch(60, p.cudaClient(), "stay", "context", "100")
+	p.until("60 ranks with a context", func() bool { return strings.Count(p.serverLog(7), " is ACTIVE") == 60 })
+	one := p.asUser(7, p.Command("mpirun-wrap", p.cudaClient(), "info"))
+	if out, _ := one.CombinedOutput(); !bytes.Contains(out, []byte("err=46(")) {
+		t.Errorf("client 61: %s", out)
+	}
+	codes, said := p.launch(61, "echo", "ran").end()
+	want := "61 ranks share it, and at most 60 can: use more GPUs or fewer ranks"
+	if slices.ContainsFunc(codes, func(code int) bool { return code != 125 }) || !strings.Contains(strings.Join(said, ""), want) {
 		t.Errorf("codes %d, %q", codes, said)
 	}
 }

@@ -92,7 +92,7 @@ type Grant struct {
 	Memory        MemoryRule
 	MemoryOverlap float64 // 1 to 48: how many times over memory is promised
 	Low           bool    // priority below that of other jobs' clients
-	MaxClients    int     // 1 to Clients: how many ranks may share a GPU
+	MaxClients    int     // 1 to 60: how many ranks may share a GPU, if MPS serves so many there
 }
 
 // DefaultGrant is what a grant has where its block says nothing. Overlap 2 measured best on real programs
@@ -100,7 +100,7 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: Clients,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: MaxClients,
 	}
 }
 
@@ -239,7 +239,7 @@ func Priority(low bool) string {
 // widestGrant is a grant that every value that can be read is within.
 var widestGrant = Grant{
 	Compute: ComputeUnchanged, Share: ShareNone, Overlap: maxOverlap, Ceiling: 100, DrainGrace: MaxDrainGrace,
-	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: Clients,
+	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: MaxClients,
 }
 
 // wider says that an option asks for more than the rule gives.
@@ -304,8 +304,8 @@ func narrowMemory(value string, given Grant, g *Grant) error {
 
 func narrowClients(value string, given Grant, g *Grant) error {
 	n, err := strconv.ParseUint(value, 10, 16)
-	if err != nil || n < 1 || n > Clients {
-		return fmt.Errorf("want a whole number from 1 to %d", Clients)
+	if err != nil || n < 1 || n > MaxClients {
+		return fmt.Errorf("want a whole number from 1 to %d", MaxClients)
 	}
 	if int(n) > given.MaxClients {
 		return wider(fmt.Sprint(given.MaxClients))

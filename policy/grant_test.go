@@ -40,7 +40,7 @@ func TestReadGrant(t *testing.T) {
 		`{"scope":""}`:                            `cannot read grant: scope is "": want job or gpu`,
 		`{"overlap":"1e1"}`:                       `cannot read grant: overlap is "1e1": want a number from 1 to 48`,
 		`{"ceiling":"100.1"}`:                     `cannot read grant: ceiling is "100.1": want a number from 1 to 100`,
-		`{"max_clients":"49"}`:                    `cannot read grant: max_clients is "49": want a whole number from 1 to 48`,
+		`{"max_clients":"61"}`:                    `cannot read grant: max_clients is "61": want a whole number from 1 to 60`,
 		`{"hold":"11m"}`:                          `cannot read grant: hold is "11m": want a time like 10s, up to 10m0s`,
 		`{"max_clients":4}`:                       "cannot unmarshal number",
 		`{"share":"even","of_a_new_version":"1"}`: "",

@@ -4,13 +4,28 @@ package policy
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
-// The most clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60 from
-// CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46). It counts contexts, and a raised
-// CUDA_DEVICE_MAX_CONNECTIONS lowers it.
-const Clients = 48
+// The number of clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60 from
+// CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46), 60 was not. It counts contexts, and a
+// raised CUDA_DEVICE_MAX_CONNECTIONS lowers it.
+const (
+	Clients    = 48
+	MaxClients = 60
+)
+
+// ClientsOf returns how many clients MPS serves on one GPU with a driver of this version, "580.159.04". The control
+// program and the server are parts of the driver, and CUDA 13.1 came with driver 590. For a version that cannot be read
+// the number is 48.
+func ClientsOf(driver string) int {
+	branch, _, _ := strings.Cut(driver, ".")
+	if n, err := strconv.Atoi(branch); err == nil && n >= 590 {
+		return MaxClients
+	}
+	return Clients
+}
 
 // DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
 // shares were measured to go in steps of two.

@@ -31,6 +31,16 @@ func TestModels(t *testing.T) {
 	}
 }
 
+func TestClientsOf(t *testing.T) {
+	for driver, want := range map[string]int{
+		"470.256.02": 48, "580.159.04": 48, "589": 48, "590.44.01": 60, "595.71.05": 60, "610": 60, "1000.1": 60, "": 48, "none": 48, " 590.1": 48, "-590": 48,
+	} {
+		if got := ClientsOf(driver); got != want {
+			t.Errorf("driver %q: %d clients, want %d", driver, got, want)
+		}
+	}
+}
+
 func TestFindModel(t *testing.T) {
 	for given, want := range map[string]string{
 		"h200": "H200", "H100-PCIe": "H100 PCIe", "h100pcie": "H100 PCIe", "H100_SXM": "H100 SXM", "nvidia l40s": "L40S", "Tesla-V100": "V100",

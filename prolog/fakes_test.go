@@ -22,20 +22,22 @@ import (
 // node is a node of fakes.
 type node struct {
 	*fakenode.Node
-	pretend bool         // SetMode gives no error and sets nothing
-	later   site.Mode    // the mode of GPU A from the moment at which it is claimed, "" for the same
-	asUser  error        // what a daemon's start gives for any user but nobody
-	pings   error        // what Ping gives
-	guard   site.Process // what Running gives
-	fit     int          // what Fit gives
-	gres    slurm.Gres
-	major   int // compute capability
+	pretend  bool         // SetMode gives no error and sets nothing
+	later    site.Mode    // the mode of GPU A from the moment at which it is claimed, "" for the same
+	asUser   error        // what a daemon's start gives for any user but nobody
+	pings    error        // what Ping gives
+	guard    site.Process // what Running gives
+	fit      int          // what Fit gives
+	driver   string       // what Driver gives, with noDriver
+	noDriver error
+	gres     slurm.Gres
+	major    int // compute capability
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{
-		Node: fakenode.New(t), fit: 100, major: 9,
+		Node: fakenode.New(t), fit: 100, major: 9, driver: "580.95.05",
 		gres: slurm.Gres{Node: "n1", Detect: slurm.DetectOff, Entries: []slurm.GresEntry{{Minor: 0}, {Minor: 1}}},
 	}
 	n.guard = n.Self
@@ -209,7 +211,7 @@ func (g gpus) Find(uuid site.UUID) (site.Device, error) {
 }
 
 func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.major, 0, nil }
-func (g gpus) Driver() (string, error)                            { return "580.95.05", nil }
+func (g gpus) Driver() (string, error)                            { return g.n.driver, g.n.noDriver }
 
 func (g gpus) Mode(uuid site.UUID) (site.Mode, error) {
 	if _, claimed, _ := g.n.Store.Owner(uuid); claimed && uuid == fakenode.GPUA && g.n.later != "" {

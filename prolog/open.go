@@ -139,6 +139,7 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		SLUID: v.job.SLUID,
 		Job:   leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
 		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold),
+		Clients:   o.served(),
 		CreatedAt: o.Clock(),
 	}
 	for _, device := range devices {
@@ -158,6 +159,16 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		})
 	}
 	return l, nil
+}
+
+// served is how many clients MPS serves on a GPU of this node. If the driver's version cannot be read, it is what every
+// driver serves.
+func (o Prolog) served() int {
+	driver, err := o.GPUs.Driver()
+	if err != nil {
+		o.Log.Warn().Err(err).Int("max_clients", policy.Clients).Msg("cannot tell how many clients MPS serves on a GPU")
+	}
+	return policy.ClientsOf(driver)
 }
 
 // modeChange says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took

@@ -5,6 +5,7 @@ package prolog
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -23,6 +24,27 @@ func TestTheTicketIsWrittenLast(t *testing.T) {
 	n.mustOpen(job(0))
 	if got, want := written(), []string{"leases", "tickets"}; !slices.Equal(got, want) {
 		t.Errorf("written: %v, want %v", got, want)
+	}
+}
+
+// A ticket has no more clients than the node's MPS serves, and no more than the policy grants.
+func TestATicketHasTheClientsThatMPSServes(t *testing.T) {
+	for _, c := range []struct {
+		driver        string
+		granted, want int
+	}{{"580.95.05", 60, 48}, {"590.44.01", 60, 60}, {"590.44.01", 50, 50}, {"580.95.05", 50, 48}, {"", 60, 48}} {
+		n, grant := newNode(t), oneDaemon()
+		n.driver, grant.MaxClients = c.driver, c.granted
+		if c.driver == "" {
+			n.noDriver = errors.New("cannot read driver version")
+		}
+		if outcome, err := n.open(job(0), granting(grant)); outcome != Opened || err != nil {
+			t.Fatalf("%s, %v", outcome, err)
+		}
+		got, err := n.Store.ReadTicket(7)
+		if err != nil || got.Grant.MaxClients != c.want {
+			t.Errorf("driver %q, granted %d: %d, %v, want %d", c.driver, c.granted, got.Grant.MaxClients, err, c.want)
+		}
 	}
 }
 

@@ -33,7 +33,7 @@ var grantAttributes = []attribute[policy.Grant]{
 	{"memory", cty.String, setMemory},
 	within("memory_overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.MemoryOverlap = f }),
 	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
-	wholeWithin("max_clients", 1, policy.Clients, func(g *policy.Grant, n int) { g.MaxClients = n }),
+	wholeWithin("max_clients", 1, policy.MaxClients, func(g *policy.Grant, n int) { g.MaxClients = n }),
 	durationAttribute("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
 	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
 	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),

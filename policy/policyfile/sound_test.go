@@ -163,7 +163,7 @@ func (a *author) policy() string {
 		value := a.of(k)
 		switch {
 		case name == "max_clients":
-			value = fmt.Sprintf("min(48, max(1, floor(%s)))", value)
+			value = fmt.Sprintf("min(60, max(1, floor(%s)))", value)
 		case k == number && a.IntN(3) > 0:
 			value = fmt.Sprintf("min(%s, max(1, %s))", a.pick("48", "40 + 8", "3 * 16"), value)
 		case k == text:
@@ -305,7 +305,7 @@ func holdsRange(t *testing.T, g policy.Grant, source string) {
 		slices.Contains([]policy.ShareMode{"even", "none"}, g.Share) && slices.Contains([]policy.OnFailure{"drain", "run_without"}, g.OnFailure) &&
 		slices.Contains([]policy.KeepLogs{"never", "on_failure", "always"}, g.KeepLogs) &&
 		g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 && g.MemoryOverlap <= 48 &&
-		g.MaxClients >= 1 && g.MaxClients <= 48 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
+		g.MaxClients >= 1 && g.MaxClients <= 60 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
 	if !ok {
 		t.Fatalf("out of range: %+v in\n%s", g, source)
 	}

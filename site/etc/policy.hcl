@@ -24,7 +24,7 @@ rule "mps" {
     memory         = "none"              # or "even", or a size like "8G": what a rank may have
     memory_overlap = 1                   # how many times over "even" promises it
     priority       = "normal"            # or "low"
-    max_clients    = 48                  # ranks on one GPU
+    max_clients    = 60                  # ranks on one GPU; MPS serves 48, or 60 with driver 590 or later
     hold           = "30s"               # the files of a dead client, so that its neighbours live; "0s": no guard
     on_failure     = "drain"             # or "run_without"
     drain_grace    = "10s"               # for clients that outlive their job

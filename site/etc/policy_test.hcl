@@ -12,7 +12,7 @@ case "a constraint asks" {
       scope       = "job"
       share       = "even"
       overlap     = 2
-      max_clients = 48
+      max_clients = 60
     }
   }
 }

@@ -19,15 +19,15 @@ const (
 	contextFiles = 80 // for a client on a device
 )
 
-// Clients returns how many clients fit on each device of a daemon with this limit of open files.
+// Clients returns how many clients fit on each device of a daemon with this limit of open files, if MPS serves so many.
 func Clients(files uint64, devices int) int {
 	switch {
 	case files >= EnoughFiles:
-		return policy.Clients
+		return policy.MaxClients
 	case files < serverFiles:
 		return 0
 	}
-	return min(int(files-serverFiles)/contextFiles/devices, policy.Clients)
+	return min(int(files-serverFiles)/contextFiles/devices, policy.MaxClients)
 }
 
 // Fit returns how many clients fit on each device of a daemon with this number of devices. The limit is the number of

@@ -39,8 +39,21 @@ func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
 	a.Verdict.Grant.MemoryOverlap, a.Verdict.Grant.Overlap = 4.0/3, 4.0/3
-	if err := (query{gpu: "H200", ranks: 4}).place(&a); err != nil || len(a.Ranks) != 4 {
+	if err := (query{gpu: "H200", ranks: 4}).place(&a, ""); err != nil || len(a.Ranks) != 4 {
 		t.Errorf("%d ranks, %v", len(a.Ranks), err)
+	}
+}
+
+// A placement has as many ranks on a GPU as MPS serves with the driver, and 48 if no driver is known.
+func TestAPlacementHasTheClientsOfTheDriver(t *testing.T) {
+	var a answer
+	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
+	q := query{gpu: "H200", ranks: 60}
+	if err := q.place(&a, "590.44.01"); err != nil || len(a.Ranks) != 60 {
+		t.Errorf("driver 590: %d ranks, %v", len(a.Ranks), err)
+	}
+	if err := q.place(&a, ""); err == nil || !strings.Contains(err.Error(), "MPS serves 48 at once") {
+		t.Errorf("no driver: %v", err)
 	}
 }
 

@@ -113,7 +113,7 @@ func (q query) run(call *Invocation) error {
 	if a.Asked && len(request.GPUs) == 0 {
 		a.Refused = "it asks for MPS and has no GPU on the node: submit it with --gres=gpu:N"
 	}
-	if err := q.place(&a); err != nil {
+	if err := q.place(&a, request.Driver); err != nil {
 		return err
 	}
 	return policyWritten(call, a, a.text(call.Screen()))
@@ -222,13 +222,13 @@ func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err 
 }
 
 // place plans the placements that a grant gives.
-func (q query) place(a *answer) error {
+func (q query) place(a *answer, driver string) error {
 	if q.ranks == 0 || !a.Verdict.Granted() || a.Refused != "" {
 		return nil
 	}
 	g := a.Verdict.Grant
 	planned, err := Request{
-		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: g.MaxClients, Share: g.Rule().String(), Memory: g.Memory.String(),
+		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: min(g.MaxClients, policy.ClientsOf(driver)), Share: g.Rule().String(), Memory: g.Memory.String(),
 		Over: policy.PercentFrom(g.MemoryOverlap).String(), Ceiling: policy.PercentFrom(g.Ceiling).String(),
 	}.Answer()
 	if err != nil {

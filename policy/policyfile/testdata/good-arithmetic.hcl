@@ -15,6 +15,6 @@ rule "r": granted overlap=1 max_clients=1
 === job {"HasOption": true, "NTasks": 7, "GPUs": [0, 1]}
 rule "r": granted overlap=1 ceiling=90 max_clients=4
 === job {"HasOption": true, "NTasks": 4000000000, "GPUs": [0]}
-rule "r": granted overlap=48 ceiling=90
+rule "r": granted overlap=48 ceiling=90 max_clients=48
 === job {"HasOption": true, "NTasks": 8}
 rule "r": granted overlap=4 ceiling=80 max_clients=8

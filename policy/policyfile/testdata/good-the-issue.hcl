@@ -30,7 +30,7 @@ rule "ensembles" {
   }
 }
 === job {"Requested": ["mps"], "Account": "chem-a", "Partition": "gpu"}
-rule "ensembles": granted scope=gpu memory=even memory_overlap=1.5 on_failure=run_without keep_logs=on_failure
+rule "ensembles": granted scope=gpu memory=even memory_overlap=1.5 max_clients=48 on_failure=run_without keep_logs=on_failure
 === job {"Requested": ["mps"], "Account": "phys"}
 rule "": denied: no rule of this site's policy is for this job
 === job {"Requested": ["nomps"], "Account": "chem"}
