@@ -3,7 +3,6 @@
 package prolog
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 
@@ -39,7 +38,7 @@ func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ti
 // maxClients is how many ranks may share a GPU: those granted, or fewer when MPS serves fewer or the daemons may not open
 // enough files.
 func (o Prolog) maxClients(l lease.Lease, g policy.Grant) int {
-	g.MaxClients = min(g.MaxClients, cmp.Or(l.Clients, policy.Clients))
+	g.MaxClients = min(g.MaxClients, l.ServedClients())
 	clients := g.MaxClients
 	for _, d := range l.Daemons {
 		if fit, err := o.Daemons.Fit(len(d.Devices)); err == nil {

@@ -46,7 +46,7 @@ func (c *client) inherits() bool {
 }
 
 const (
-	// maxFiles limits the duplicates. A client has three, so 48 clients on each of 16 GPUs have 2,304.
+	// maxFiles limits the duplicates. A client has three, so 60 clients on each of 16 GPUs have 2,880.
 	maxFiles = 3072
 	// maxDescriptors limits the descriptors that are read of one process, because cuInit's are among the first. A look
 	// ends after maxLooked descriptors in all, and the next one continues there.

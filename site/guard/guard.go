@@ -28,6 +28,7 @@ type Options struct {
 	Job     uint32
 	UID     uint32        // the job's user: MPS serves no other user
 	Hold    time.Duration // maximum time to hold a dead client's files if another client may need the memory
+	Clients int           // how many MPS serves on a GPU
 	Devices string        // the folder of the device files, "/dev"
 	Minors  []int         // N of /dev/nvidiaN for each GPU of the job
 	Pipes   []string      // the pipe folders of the job's daemons

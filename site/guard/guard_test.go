@@ -49,7 +49,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	t.Helper()
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
-		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
+		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Clients: 48, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
 		Daemons: func() []site.Process { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
 		Save: func(s lease.GuardState) {
 			r.mutex.Lock()

@@ -31,10 +31,10 @@ const (
 	// clients, or its free memory is unknown. A GPU accepts four clients a second (measured on an H200), so eight may
 	// come in this time.
 	newcomerHold = 2 * time.Second
-	// maxPlaces is the maximum number of a GPU's clients with open files, dead ones included. A GPU serves 48, and the
-	// 49th gets an error, whichever of them are dead (measured on an H200). Four are left for clients that are not yet
-	// found.
-	maxPlaces = 44
+	// sparePlaces of a GPU's clients are left for those that are not yet found. All clients with open files take places,
+	// dead ones included. If no place is left, the next client gets an error, whichever of them are dead (measured on
+	// an H200).
+	sparePlaces = 4
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -115,7 +115,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 			s.newer = s.newer || other.opened.After(c.died.Add(-noticing))
 		}
 	}
-	s.full = s.newer && g.places(c) > maxPlaces
+	s.full = s.newer && g.places(c) > g.Clients-sparePlaces
 	g.usage.about(c, &s, now)
 	return s
 }

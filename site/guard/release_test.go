@@ -54,6 +54,7 @@ func TestLetGo(t *testing.T) {
 // A GPU's places are taken by its clients, living and dead. A fork without files of its own, such as a data loader's
 // worker, has no place.
 func TestPlaces(t *testing.T) {
+	const clients, places = 60, 56
 	c := &client{gpus: 1, files: []*file{{}}}
 	for _, all := range []struct {
 		name string
@@ -62,13 +63,13 @@ func TestPlaces(t *testing.T) {
 		fork bool
 		full bool
 	}{
-		{"one is left", maxPlaces - 1, 1, false, false},
-		{"none is left", maxPlaces, 1, false, true},
-		{"on another GPU", maxPlaces, 2, false, false},
-		{"forks", maxPlaces, 1, true, false},
-		{"without a GPU", maxPlaces, 0, false, false},
+		{"one is left", places - 1, 1, false, false},
+		{"none is left", places, 1, false, true},
+		{"on another GPU", places, 2, false, false},
+		{"forks", places, 1, true, false},
+		{"without a GPU", places, 0, false, false},
 	} {
-		g := &Guard{living: map[int]*client{1: c}}
+		g := &Guard{Options: Options{Clients: clients}, living: map[int]*client{1: c}}
 		for i := range all.dead {
 			is := site.Process{PID: 10 + i}
 			owner := is

@@ -8,6 +8,7 @@
 package lease
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,9 @@ type Lease struct {
 	// Guard holds driver files of the job's dead clients. It is zero until the guard has started.
 	Guard site.Process `json:"guard,omitzero"`
 }
+
+// ServedClients returns how many clients MPS serves on a GPU of the lease.
+func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
 
 // Job is the job of a lease.
 type Job struct {

@@ -173,7 +173,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	job := l.Job.ID
 	r := record{store: journal, lease: l}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Devices: paths.Devices(),
+		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker:   []string{"/proc/self/exe", "--take"},
 		Daemons: r.daemons, Leased: r.leased, Log: log,
 		Save: func(s lease.GuardState) {
