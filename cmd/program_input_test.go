@@ -52,7 +52,7 @@ func TestBadFilesOfTheSite(t *testing.T) {
 	}{
 		{"no policy", func(p play) { os.Remove(p.Paths().Policy()) }, "cannot read policy: cannot read POLICY: no such file or directory" + none},
 		{"a policy with a mistake", func(p play) { p.write(p.Paths().Policy(), "version = 1\nrule \"r\" {\n  when = tru\n  grant {}\n}\n") },
-			`cannot read policy: POLICY:3:10: Unknown variable: There is no variable named "tru".` + none},
+			`cannot read policy: POLICY:3:10: Unknown variable: There is no variable named "tru". Did you mean "true"?` + none},
 		{"a policy that others may write", func(p play) { os.Chmod(p.Paths().Policy(), 0o666) },
 			"cannot read policy: cannot read POLICY: not root's own: its mode 0666 lets others write" + none},
 		{"a policy of another's", func(p play) { os.Chown(p.Paths().Policy(), uid, gid) },
