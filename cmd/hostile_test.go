@@ -637,6 +637,15 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 	ranks("--meet", "true")
 	a.sh(f, `rm -rf $MEET/*; mkfifo $MEET/pmixx.0 $MEET/pmixx.0.new $MEET/pmixx.1 $MEET/turn; mkdir $MEET/pmixx.1.new`)
 	ranks("--meet", "true")
+	slots := []string{"--slots=2", "--slots-wait=0", "true"}
+	a.sh(f, `rm -rf $MEET/*; for n in slots slot.0 slot.1; do ln -s $SECRET/precious/file $MEET/$n; done`)
+	ranks(slots...)
+	a.sh(f, `rm -rf $MEET/*; ln -s $SECRET/precious/file $MEET/slot.0`)
+	ranks(slots...)
+	a.sh(f, `rm -rf $MEET/*; mkfifo $MEET/slots $MEET/slot.0 $MEET/slot.1`)
+	ranks(slots...)
+	a.sh(f, `rm -rf $MEET/*; touch $MEET/slots $MEET/slot.0; ln $MEET/slot.0 $MEET/slot.1`)
+	ranks(slots...)
 	a.closes(job)
 }
 

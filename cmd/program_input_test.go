@@ -163,6 +163,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 
 // A TaskProlog prints the environment of a rank, of the batch script and of a launcher's daemon. It is silent in a job
 // without MPS, and prints one line on each node if a job that asks for MPS has none.
+//
+// Contract: K7
 func TestTaskProlog(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for _, env := range [][]string{nil, {"SLURM_JOB_ID=x"}, {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0"}} {

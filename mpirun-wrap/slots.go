@@ -262,15 +262,17 @@ func ancestors(pid int) map[int]bool {
 	return found
 }
 
-// openSlotFile opens a file in the exchange folder. It follows no link, because root may run a rank.
+// openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because root
+// may run a rank, and the user may have put a link to a file of root's there.
 func openSlotFile(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot take a slot: %w", err)
 	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
 		file.Close()
-		return nil, fmt.Errorf("cannot take a slot: %s is not a regular file", path)
+		return nil, fmt.Errorf("cannot take a slot: %s is not a regular file of one name", path)
 	}
 	return file, nil
 }
