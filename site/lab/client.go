@@ -214,7 +214,18 @@ func (c *Cluster) Job(ctx context.Context, id int) (Job, error) {
 	if err != nil {
 		return Job{}, fmt.Errorf("cannot ask for job %d: %w", id, err)
 	}
-	return parseJob(out)
+	return parseJobs(out)
+}
+
+// parseJobs reads the paragraphs of a job array's elements, one for other jobs. It returns the first element that is
+// not over, or else the last.
+func parseJobs(text string) (j Job, err error) {
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+		if j, err = parseJob(paragraph); err != nil || !j.Over() {
+			return j, err
+		}
+	}
+	return j, nil
 }
 
 // parseJob reads scontrol's paragraph of a job: words NAME=VALUE. Values with blanks (Comment, Command) are cut short.

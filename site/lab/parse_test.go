@@ -283,3 +283,15 @@ func TestInstallRefuses(t *testing.T) {
 		})
 	}
 }
+
+// A job array is over when each of its elements is.
+func TestParseJobs(t *testing.T) {
+	const over, runs = "JobId=8 ArrayJobId=8\n   JobState=COMPLETED ExitCode=0:0", "JobId=9 ArrayJobId=8\n   JobState=RUNNING ExitCode=0:0"
+	for text, want := range map[string]string{
+		over + "\n\n" + over + "\n\n": "COMPLETED", over + "\n\n" + runs + "\n\n": "RUNNING", runs + "\n\n" + over: "RUNNING", over: "COMPLETED",
+	} {
+		if j, err := parseJobs(text); err != nil || j.State != want {
+			t.Errorf("%q: %s, %v, want %s", text, j.State, err, want)
+		}
+	}
+}
