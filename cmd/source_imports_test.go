@@ -18,7 +18,7 @@ var packages = map[string][]string{
 	"policy":               {},
 	"policy/policyfile":    {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"site":                 {"golang.org/x/sys/unix"},
-	"site/proc":            {"site"},
+	"site/proc":            {"site", "golang.org/x/sys/unix"},
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},

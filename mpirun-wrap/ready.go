@@ -50,13 +50,13 @@ func (s Placement) CheckDaemon() error {
 		if !proc.InOwnPIDNamespace() {
 			return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
 		}
-		if err := s.checkListener(socket); err != nil {
+		if err := s.checkSocket(socket); err != nil {
 			return err
 		}
 	}
 	info, err := os.Lstat(socket)
 	if err != nil {
-		return s.off("", "%w", err)
+		return s.off(mountAll, "%w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return s.off("", "%s is not a socket", socket)
@@ -64,19 +64,22 @@ func (s Placement) CheckDaemon() error {
 	return nil
 }
 
-// checkListener is for a rank in a pid namespace of its own, where the daemon has no pid. That somebody listens at the
-// socket which the ticket names is proof enough: root alone writes the ticket, and a user who listens there in the
-// daemon's place deceives only the own ranks. It makes no connection, which the daemon would have to answer.
-func (s Placement) checkListener(socket string) error {
-	listens, err := proc.Listens(socket)
-	if err == nil && !listens {
-		err = fmt.Errorf("no control daemon listens at %s, as far as is seen from this pid namespace", socket)
+// checkSocket is for a rank in a pid namespace of its own, where the daemon has no pid. A process with the socket that
+// the ticket names is proof enough: root alone writes the ticket, and a user who takes the daemon's place deceives only
+// the own ranks.
+func (s Placement) checkSocket(socket string) error {
+	bound, err := proc.Bound(socket)
+	if err == nil && !bound {
+		err = fmt.Errorf("no control daemon has the socket %s", socket)
 	}
 	if err != nil {
-		return s.off("submit the job again; a container needs the network namespace of its node", "%w", err)
+		return s.off(mountAll, "%w", err)
 	}
 	return nil
 }
+
+// mountAll is what to do if the daemon's socket is not there. Each job's folder may be a file system of its own.
+const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (s Placement) off(do, format string, values ...any) error {
 	return &UnavailableError{s.Device.UUID, fmt.Errorf(format, values...), do}

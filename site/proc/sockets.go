@@ -3,10 +3,11 @@
 package proc
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"os"
-	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // initialPIDNamespace is the link of every process that is in no pid namespace but the machine's own. Its number is a
@@ -20,25 +21,20 @@ func InOwnPIDNamespace() bool {
 	return err == nil && link != initialPIDNamespace
 }
 
-// Listens reports whether a process listens on the socket that was bound to path. Such a process is seen from every pid
-// namespace, but from its own network namespace only.
-func Listens(path string) (bool, error) {
-	file, err := os.Open("/proc/net/unix")
+// Bound reports whether a process has a socket that is bound to path. It connects a datagram socket: the kernel refuses
+// that for a socket of another type, and the process notices nothing. So it works in all namespaces, if path is mounted.
+func Bound(path string) (bool, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false, fmt.Errorf("cannot look for socket: %w", err)
 	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		if listens(lines.Text(), path) {
-			return true, nil
-		}
+	defer unix.Close(fd)
+	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); {
+	case err == nil, errors.Is(err, unix.EPROTOTYPE):
+		return true, nil
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
+		return false, nil
+	default:
+		return false, fmt.Errorf("cannot look for socket %s: %w", path, err)
 	}
-	return false, lines.Err()
-}
-
-// listens reports whether a line of /proc/net/unix is of a listener at path: its flags are __SO_ACCEPTCON.
-func listens(line, path string) bool {
-	fields := strings.SplitN(line, " ", 8)
-	return len(fields) == 8 && fields[3] == "00010000" && strings.TrimLeft(fields[7], " ") == path
 }

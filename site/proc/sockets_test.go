@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestListens(t *testing.T) {
+func TestBound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control")
 	listener, err := net.Listen("unixpacket", path)
 	if err != nil {
@@ -23,13 +23,13 @@ func TestListens(t *testing.T) {
 	for _, c := range []struct {
 		path string
 		want bool
-	}{{path, true}, {path + "x", false}, {filepath.Dir(path), false}, {"", false}} {
-		if got, err := Listens(c.path); err != nil || got != c.want {
+	}{{path, true}, {path + "x", false}, {filepath.Dir(path), false}} {
+		if got, err := Bound(c.path); err != nil || got != c.want {
 			t.Errorf("%s: %v, %v", c.path, got, err)
 		}
 	}
 	listener.Close()
-	if got, err := Listens(path); err != nil || got {
-		t.Errorf("a socket that nobody listens at: %v, %v", got, err)
+	if got, err := Bound(path); err != nil || got {
+		t.Errorf("a socket that no process has: %v, %v", got, err)
 	}
 }
