@@ -20,7 +20,26 @@ const maxOwned = 4 << 20
 
 // ReadRootOwned reads a whole regular file that is owned by root, writable only by root, and not a link. The error
 // wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
-func ReadRootOwned(path string) ([]byte, error) {
+func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) }
+
+// ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without root of the
+// node, root's files belong to unmapped: so the file of another unmapped user passes there. Such a user cannot write
+// into root's folders, and the namespace's owner could mount any file.
+func ReadRootOwnedInContainer(path string) ([]byte, error) {
+	return readOwned(path, inOwnUserNamespace())
+}
+
+// unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
+const unmapped = 65534
+
+// inOwnUserNamespace reports whether this process is in another user namespace than the machine's own. The number of
+// that is a constant of the kernel.
+func inOwnUserNamespace() bool {
+	link, err := os.Readlink("/proc/self/ns/user")
+	return err == nil && link != "user:[4026531837]"
+}
+
+func readOwned(path string, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, ErrNotRootOwned)
@@ -32,6 +51,9 @@ func ReadRootOwned(path string) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if container && st.Uid == unmapped {
+		st.Uid = 0
 	}
 	if why := notRootOwned(st); why != "" {
 		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrNotRootOwned, why)

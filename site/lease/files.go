@@ -111,8 +111,10 @@ func readRecord(path, boot string, value any) error {
 }
 
 // readOwned returns a record's content. The error is ErrNotFound if there is no record.
-func readOwned(path string) ([]byte, error) {
-	content, err := site.ReadRootOwned(path)
+func readOwned(path string) ([]byte, error) { return readOwnedBy(path, site.ReadRootOwned) }
+
+func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, error) {
+	content, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNotFound
 	}

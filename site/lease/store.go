@@ -280,7 +280,7 @@ func (j *Store) WriteTicket(t Ticket) error {
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
 func (j *Store) ReadTicket(job uint32) (Ticket, error) {
 	path := j.TicketPath(job)
-	content, err := readOwned(path)
+	content, err := readOwnedBy(path, site.ReadRootOwnedInContainer)
 	if err != nil {
 		return Ticket{}, err
 	}
