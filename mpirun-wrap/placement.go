@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -65,6 +67,11 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 	}
 	if len(task.JobIDs) == 0 {
 		return lease.Ticket{}, errors.New("cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh")
+	}
+	folder := filepath.Dir(store.TicketPath(task.JobIDs[0]))
+	if _, err := os.Lstat(folder); errors.Is(err, fs.ErrNotExist) {
+		return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d: there is no folder %s here: "+
+			"in a container, mount %s; elsewhere, submit the job with --constraint=mps", task.JobIDs[0], folder, filepath.Dir(folder))
 	}
 	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
 }

@@ -82,7 +82,9 @@ func TestEnvironmentReplacesAndUnsets(t *testing.T) {
 
 func TestNoPlacement(t *testing.T) {
 	boot := "boot"
-	reader := lease.OpenReadOnly(t.TempDir(), boot)
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "tickets"), 0o755))
+	reader := lease.OpenReadOnly(dir, boot)
 	broken := ticketOf(1, policy.ScopeJob, 1)
 	broken.Devices[0].Daemon = 3
 	for _, c := range []struct {
@@ -94,6 +96,11 @@ func TestNoPlacement(t *testing.T) {
 			"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set): submit it: sbatch --gres=gpu:1 --constraint=mps JOB.sh"},
 		{"a job without MPS", func() error { _, err := FindTicket(reader, slurm.Task{JobIDs: []uint32{7}}); return err },
 			"cannot find ticket of job 7 on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap"},
+		{"a container without the folder", func() error {
+			_, err := FindTicket(lease.OpenReadOnly("/nonexistent", boot), slurm.Task{JobIDs: []uint32{7}})
+			return err
+		},
+			"cannot find ticket of job 7: there is no folder /nonexistent/tickets here: in a container, mount /nonexistent; elsewhere, submit the job with --constraint=mps"},
 		{"a refused job", func() error {
 			_, err := Place(lease.Ticket{RefusalReason: "it has no GPU"}, Rank{Task: slurm.Task{LocalSize: 1}})
 			return err
