@@ -39,6 +39,8 @@ func LaunchID(env slurm.Env, task slurm.Task, parent site.Process) string {
 		return "pmix" + clean(env["PMIX_NAMESPACE"])
 	case env["OMPI_MCA_ess_base_jobid"] != "":
 		return "ompi" + clean(env["OMPI_MCA_ess_base_jobid"])
+	case parent == site.Process{}: // the first process of a container
+		return "step" + task.StepID
 	}
 	return fmt.Sprintf("pid%d.%d", parent.PID, parent.Start)
 }

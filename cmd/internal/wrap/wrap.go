@@ -272,6 +272,9 @@ func launchOf(env slurm.Env, pid int, task slurm.Task) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if self.Parent == 0 { // it is outside of this pid namespace
+		return mpirunwrap.LaunchID(env, task, site.Process{}), nil
+	}
 	parent, err := site.ReadStat(self.Parent)
 	if err != nil {
 		return "", err
