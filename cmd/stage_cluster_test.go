@@ -40,7 +40,10 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	t.Parallel()
 	printRerun(t)
 	user := needSlurm(t)
-	c := &cluster{t: t, user: user, dir: publicDir(t), stages: map[string]play{}}
+	if o.Dir == "" {
+		o.Dir = publicDir(t)
+	}
+	c := &cluster{t: t, user: user, dir: o.Dir, stages: map[string]play{}}
 	for _, name := range names(t, o) {
 		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
 		c.ctx = c.stages[name].ctx

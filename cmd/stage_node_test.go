@@ -98,8 +98,10 @@ func needRoot(t *testing.T) {
 }
 
 // publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.
-func publicDir(t *testing.T) string {
-	dir, err := os.MkdirTemp("/tmp", "mps")
+func publicDir(t *testing.T) string { return publicDirIn(t, "/tmp") }
+
+func publicDirIn(t *testing.T, parent string) string {
+	dir, err := os.MkdirTemp(parent, "mps")
 	if err != nil {
 		t.Fatal(err)
 	}
