@@ -114,6 +114,7 @@ func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(w
 
 // recovered waits until the server has recovered, or until ctx ends.
 func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
+	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := s.CheckDaemon(); err != nil {
 			return err
@@ -126,12 +127,16 @@ func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(w
 		if err == nil && state != "FAULT" {
 			return nil
 		}
+		answered = answered || err == nil
 		if waits != nil {
 			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, s.Device.UUID, f.living()))
 			waits = nil
 		}
 		if site.Sleep(ctx, jittered(pause)) {
 			continue
+		}
+		if answered {
+			err = nil
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 			return nil // the log alone is no reason to refuse

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -130,5 +131,25 @@ func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	var off *UnavailableError
 	if !errors.As(err, &off) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
+	}
+}
+
+// A last question that the deadline cuts short does not hide that the server is in FAULT.
+func TestADeadlineInMidQuestion(t *testing.T) {
+	for first, want := range map[string]string{"FAULT": "has not recovered from a fatal GPU error", "": "nothing could be learned of it"} {
+		placement, log := placementHere(t)
+		log.write(faulted)
+		ctx, cancel := context.WithCancel(t.Context())
+		asked := 0
+		err := placement.WaitReady(ctx, func(context.Context, int) (string, error) {
+			if asked++; asked == 1 && first != "" {
+				return first, nil
+			}
+			cancel()
+			return "", site.ErrNoAnswer
+		}, func(string) {})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("after %q: %v, want %q", first, err, want)
+		}
 	}
 }
