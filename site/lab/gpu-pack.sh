@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034
+# gpu-pack.sh is read by scripts that run tests on a machine with GPUs, as root, and are called with PACK RESULTS. PACK is
+# what make gpu-pack made: the folder or a .tar.xz of it. It needs neither Go nor Slurm there. Nothing here changes a
+# compute mode, MIG or a clock.
+set -u
+unset ALLOW_MODE_CHANGES
+mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
+work=$(mktemp -d /tmp/gpup.XXX) && chmod 755 "$work" || exit 2
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/pack" "$work/slurm" || exit 2
+if [ -d "$1" ]; then # the jobs' user must reach it
+    cp -r "$1/." "$work/pack" || exit 2
+else
+    tar -xJf "$1" --strip-components=1 -C "$work/pack" || exit 2
+fi
+pack=$work/pack
+tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
+export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real
+failed=0
+
+modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }
+
+# leave MACHINE PROGRAMS: ends the script. It fails if a test did, if a process of MPS, Slurm or PROGRAMS is left, or if the
+# GPUs are not as modes wrote them into the file MACHINE.
+leave() {
+    local left
+    left=$(pgrep -fa "nvidia-cuda-mps|slurm(ctl)?d|munged|$2" | grep -v -e pgrep -e '<defunct>')
+    [ -z "$left" ] || { failed=1; echo "left behind: $left"; }
+    modes | diff - "$1" || { failed=1; echo "the GPUs are not as they were"; }
+    exit $failed
+}
