@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -15,15 +16,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// helpColumns is the width of helps and man pages.
-const helpColumns = 80
-
 // term is the indentation of a line of a list, with the term that the rest of the line explains.
 var term = regexp.MustCompile(`^ +(\S+ {2,})?`)
 
 // fill breaks a help into lines. Lines that are indented stay apart.
 func fill(text string) string {
-	screen := Screen{Columns: helpColumns}
+	screen := Screen{Columns: cli.HelpColumns}
 	var b strings.Builder
 	var words string
 	flush := func() {

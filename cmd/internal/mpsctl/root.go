@@ -63,7 +63,7 @@ func (call *Invocation) execute(root *cobra.Command) int {
 	flags.BoolVar(&call.JSON, "json", false, "print JSON")
 	flags.StringVar(&call.Paths.Root, "root", "",
 		"move /etc/slurm-mps, /run/slurm-mps and /var/log/slurm-mps below `DIR`")
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages", fmt.Sprint("FlagUsagesWrapped ", helpColumns)))
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages", fmt.Sprint("FlagUsagesWrapped ", cli.HelpColumns)))
 	call.finish(root)
 	root.SetArgs(call.Args)
 	root.SetOut(call.Out)

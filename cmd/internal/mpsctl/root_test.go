@@ -163,7 +163,7 @@ func TestHelpFits80Columns(t *testing.T) {
 			lines = append(lines, lines[0]+" "+strings.Fields(below)[0])
 		}
 		for text := range strings.Lines(o.String()) {
-			if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > helpColumns {
+			if n := utf8.RuneCountInString(strings.TrimRight(text, "\n")); n > cli.HelpColumns {
 				t.Errorf("help of %q has a line of %d columns: %s", line, n, text)
 			}
 			if f := strings.Fields(text); len(f) > 2 && strings.HasPrefix(f[0], "--") && f[1] == f[len(f)-1] && (len(f) == 3 || strings.HasSuffix(f[len(f)-2], ":")) {

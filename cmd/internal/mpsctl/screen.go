@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"golang.org/x/sys/unix"
 )
 
@@ -92,22 +93,7 @@ func (s Screen) Redraw(text string) string {
 }
 
 // Wrap breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
-func (s Screen) Wrap(indent, text string) string {
-	var b strings.Builder
-	line := indent
-	for word := range strings.FieldsSeq(text) {
-		if len(line) > len(indent) && len([]rune(line))+1+len([]rune(word)) > s.Columns {
-			b.WriteString(line + "\n")
-			line = indent
-		}
-		if len(line) > len(indent) {
-			line += " "
-		}
-		line += word
-	}
-	b.WriteString(line + "\n")
-	return b.String()
-}
+func (s Screen) Wrap(indent, text string) string { return cli.Wrap(indent, text, s.Columns) }
 
 // eighths are the parts of a cell, left to right.
 var eighths = []string{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"}

@@ -53,11 +53,8 @@ it cannot place the rank, with 126 if the program cannot be executed, and with
 127 if the program is not found.
 `
 
-// The columns of the help, and those before what a flag means.
-const (
-	helpColumns = 80
-	flagColumns = 22
-)
+// flagColumns is the number of columns before what a flag means.
+const flagColumns = 22
 
 // usage is the help, with an entry for each setting.
 func usage(out io.Writer) {
@@ -67,15 +64,8 @@ func usage(out io.Writer) {
 		if s.Value != "" {
 			form += " " + s.Value
 		}
-		line := fmt.Sprintf("  %-19s", form)
-		for word := range strings.FieldsSeq(s.Usage) {
-			if len(line)+1+len(word) > helpColumns {
-				fmt.Fprintln(out, line)
-				line = strings.Repeat(" ", flagColumns-1)
-			}
-			line += " " + word
-		}
-		fmt.Fprintln(out, line)
+		what := cli.Wrap(strings.Repeat(" ", flagColumns), s.Usage, cli.HelpColumns)
+		fmt.Fprintf(out, "%-*s%s", flagColumns, "  "+form, what[flagColumns:])
 	}
 	fmt.Fprint(out, wrapUsageEnd)
 }
