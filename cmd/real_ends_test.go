@@ -433,12 +433,7 @@ func (l *endsLane) environment() []string {
 		libraries = l.stage.Sim.Libraries()
 	}
 	env := []string{"LD_LIBRARY_PATH=" + libraries, "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1", "OMP_NUM_THREADS=1"}
-	for _, name := range []string{"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} {
-		if value, ok := os.LookupEnv(name); ok {
-			env = append(env, name+"="+value)
-		}
-	}
-	return env
+	return append(env, machineEnvironment()...)
 }
 
 // allocate starts the job, whose batch script runs what it is told to.

@@ -90,10 +90,8 @@ func (p *realPrograms) environment(dir, wrapper string) string {
 	}
 	exports := fmt.Sprintf("ulimit -c 0\nexport PATH=%s:%s:$PATH PROGRAMS='python3 %s/programs.py'\nexport LD_LIBRARY_PATH=%s:$LD_LIBRARY_PATH\nexport PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 HOME=/tmp PARALLEL_HOME=/tmp\n",
 		bin, filepath.Dir(python), dir, os.Getenv("LD_LIBRARY_PATH"))
-	for _, name := range []string{"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} {
-		if value, ok := os.LookupEnv(name); ok {
-			exports += fmt.Sprintf("export %s=%s\n", name, value)
-		}
+	for _, entry := range machineEnvironment() {
+		exports += "export " + entry + "\n"
 	}
 	return exports
 }

@@ -121,14 +121,11 @@ func writeRankInfo(folder, launch string, own RankInfo) error {
 const maxRankInfo = 4096
 
 func readRankInfo(folder, launch string, rank int) (RankInfo, error) {
-	file, err := os.OpenFile(rankInfoPath(folder, launch, rank), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	file, _, err := openRegular(rankInfoPath(folder, launch, rank), os.O_RDONLY)
 	if err != nil {
-		return RankInfo{}, err
+		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %s is not a regular file", rank, file.Name())
-	}
 	content, err := io.ReadAll(io.LimitReader(file, maxRankInfo))
 	if err != nil {
 		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %w", rank, err)
@@ -138,6 +135,21 @@ func readRankInfo(folder, launch string, rank int) (RankInfo, error) {
 		return RankInfo{}, fmt.Errorf("cannot read info of rank %d: %.100q", rank, content)
 	}
 	return own, nil
+}
+
+// openRegular opens a file in a folder of the user's. It follows no link and waits for no pipe.
+func openRegular(path string, flags int) (file *os.File, st unix.Stat_t, err error) {
+	if file, err = os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600); err != nil {
+		return nil, st, err
+	}
+	if err = unix.Fstat(int(file.Fd()), &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		file.Close()
+		return nil, st, err
+	}
+	return file, st, nil
 }
 
 // rulesOnDevice returns the rules of the ranks on a device, and a rank's index among them.

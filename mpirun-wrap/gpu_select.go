@@ -43,11 +43,8 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 	if task.Source == slurm.SourceSlot {
 		return slotPosition(len(devices), task, choice)
 	}
-	all := make([]int, len(devices))
-	for i := range devices {
-		all[i] = i
-	}
-	bound, confined := ownDevices(devices, all, task, binding, at)
+	all := indices(len(devices))
+	bound, confined := ownDevices(devices, task, binding, at)
 	if binding.AllOfStep || !task.BySlurm() { // the other ranks of the launch have the same devices
 		all, confined = bound, false
 	}
@@ -96,7 +93,8 @@ func besideOn(groups int, task slurm.Task, binding slurm.Binding) int {
 // confined to its own devices (recorded). Next count Slurm's positions, if all of them are devices of the job. A
 // launcher's rank has the positions of the launcher's daemon. With GPUs per task, these are fewer than the rank may
 // open.
-func ownDevices(devices []lease.TicketDevice, all []int, task slurm.Task, binding slurm.Binding, at HostInfo) (own []int, confined bool) {
+func ownDevices(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, at HostInfo) (own []int, confined bool) {
+	all := indices(len(devices))
 	open := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return at.CanOpen == nil || !at.CanOpen(devices[i].Minor) })
 	named := slices.DeleteFunc(slices.Clone(all), func(i int) bool { return !slices.Contains(binding.GPUs, devices[i].Position) })
 	switch {
@@ -122,6 +120,15 @@ func inherited(bound []int, all int, task slurm.Task, binding slurm.Binding) pos
 	}
 	beside := spread(task.LocalSize*len(bound), all)
 	return position{devices: bound, beside: beside, index: beside - 1}
+}
+
+// indices returns 0 to n-1.
+func indices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
 // grouped divides devices into groups of n. It drops an incomplete group.

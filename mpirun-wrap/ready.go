@@ -47,7 +47,7 @@ func (e *UnavailableError) Unwrap() error { return e.Cause }
 func (s Placement) CheckDaemon() error {
 	socket := filepath.Join(s.Daemon.PipeDir, "control")
 	if !s.Daemon.Proc.Running() {
-		if !proc.InOwnPIDNamespace() {
+		if !site.InOwnNamespace("pid") {
 			return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
 		}
 		if err := s.checkSocket(socket); err != nil {
@@ -163,8 +163,13 @@ func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
 // Without returns env without MPS's variables. The rank keeps its own GPUs.
 func (s Placement) Without(env []string) []string {
+	return withoutMPS(env, s.visible())
+}
+
+// withoutMPS returns env without MPS's variables, and with these GPUs.
+func withoutMPS(env []string, visible string) []string {
 	kept := slices.DeleteFunc(WithoutMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
-	return append(kept, "CUDA_VISIBLE_DEVICES="+s.visible())
+	return append(kept, "CUDA_VISIBLE_DEVICES="+visible)
 }
 
 // WithoutMPS returns env without MPS's variables.
@@ -173,10 +178,7 @@ func WithoutMPS(env []string) []string {
 }
 
 // WithoutGPU returns env without MPS's variables, and without a GPU.
-func WithoutGPU(env []string) []string {
-	kept := slices.DeleteFunc(WithoutMPS(env), func(entry string) bool { return strings.HasPrefix(entry, "CUDA_VISIBLE_DEVICES=") })
-	return append(kept, "CUDA_VISIBLE_DEVICES=")
-}
+func WithoutGPU(env []string) []string { return withoutMPS(env, "") }
 
 // OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
 // the ranks' exchange folder; without one, rank 0 is the first.

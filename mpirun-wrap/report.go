@@ -110,11 +110,7 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 
 // whyGPU names what chooseGPU has followed.
 func (r Rank) whyGPU(devices []lease.TicketDevice) string {
-	all := make([]int, len(devices))
-	for i := range all {
-		all[i] = i
-	}
-	bound, confined := ownDevices(devices, all, r.Task, r.Binding, r.Host)
+	bound, confined := ownDevices(devices, r.Task, r.Binding, r.Host)
 	alone := r.Task.BySlurm() && !r.Binding.AllOfStep
 	switch {
 	case len(devices) == 1:
@@ -123,7 +119,7 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 		return "Slurm: the rank can open no other"
 	case r.Options.GPU != "" && r.Options.GPU != Auto:
 		return fmt.Sprintf("--gpu or SLURM_MPS_GPU: %s", r.Options.GPU)
-	case len(bound) < len(all) && alone:
+	case len(bound) < len(devices) && alone:
 		return "Slurm: it is bound to the task"
 	}
 	return fmt.Sprintf("the rank's number: ranks go round the %d GPUs", len(bound))

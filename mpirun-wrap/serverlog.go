@@ -4,6 +4,7 @@ package mpirunwrap
 
 import (
 	"bytes"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,17 +18,13 @@ const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and the launch
 
 // logTail returns the end of a server's log, or nothing if it cannot be read.
 func logTail(dir string) []byte {
-	fd, err := unix.Open(filepath.Join(dir, "server.log"), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	file, st, err := openRegular(filepath.Join(dir, "server.log"), os.O_RDONLY)
 	if err != nil {
 		return nil
 	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil
-	}
+	defer file.Close()
 	tail := make([]byte, min(st.Size, tailBytes))
-	n, err := unix.Pread(fd, tail, max(0, st.Size-tailBytes))
+	n, err := unix.Pread(int(file.Fd()), tail, max(0, st.Size-tailBytes))
 	if err != nil {
 		return nil
 	}

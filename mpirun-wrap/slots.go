@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,11 +35,12 @@ const (
 	minSlotWait = 300 * time.Millisecond
 )
 
-// slotTable is the table of the job's slots on this node. The caller holds its lock, so nobody else takes a slot.
+// slotTable is the table of the job's slots on this node. The caller holds its lock, so no other process takes a slot.
 type slotTable struct {
 	folder string
-	gpus   []int  // the GPU of each slot
-	usable []bool // whether the process may open that GPU
+	gpus   []int        // the GPU of each slot
+	usable []int        // the GPUs that this process may open
+	family map[int]bool // this process and those that started it, by process ID
 }
 
 // TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the rank
@@ -84,30 +86,18 @@ func newSlotTable(ticket lease.Ticket, rank Rank) (slotTable, error) {
 	case len(ticket.Devices) == 0 || ticket.ExchangeDir == "":
 		return slotTable{}, fmt.Errorf("cannot take a slot: the ticket of job %d names no devices", ticket.Job.ID)
 	}
-	all := make([]int, len(ticket.Devices))
-	for i := range all {
-		all[i] = i
-	}
-	own, _ := ownDevices(ticket.Devices, all, rank.Task, rank.Binding, rank.Host)
-	usable := make(map[int]bool)
-	for _, device := range own {
-		usable[device] = true
-	}
-	table := slotTable{folder: ticket.ExchangeDir}
+	table := slotTable{folder: ticket.ExchangeDir, family: ancestors(os.Getpid())}
+	table.usable, _ = ownDevices(ticket.Devices, rank.Task, rank.Binding, rank.Host)
 	for slot := range n {
-		device := slotPosition(len(all), slurm.Task{LocalRank: slot, LocalSize: n}, choice).devices[0]
-		table.gpus = append(table.gpus, device)
-		table.usable = append(table.usable, usable[device])
+		at := slotPosition(len(ticket.Devices), slurm.Task{LocalRank: slot, LocalSize: n}, choice)
+		table.gpus = append(table.gpus, at.devices[0])
 	}
 	return table, nil
 }
 
 // slotPosition is the position of a slot. It does not depend on the process that takes it.
 func slotPosition(devices int, slot slurm.Task, choice Choice) position {
-	groups := make([][]int, devices)
-	for i := range groups {
-		groups[i] = []int{i}
-	}
+	groups := grouped(indices(devices), 1)
 	if choice == Block {
 		return block(groups, slot)
 	}
@@ -156,7 +146,7 @@ func (t slotTable) agree(lock *os.File) error {
 		return nil
 	}
 	for slot := range min(n, maxSlots) {
-		file, err := t.try(slot)
+		file, _, err := t.try(slot)
 		if err != nil {
 			return err
 		}
@@ -177,24 +167,22 @@ func (t slotTable) take() (int, error) {
 			file.Close()
 		}
 	}()
-	self := ancestors(os.Getpid())
 	for slot, gpu := range t.gpus {
-		file, err := t.try(slot)
-		if err != nil {
+		file, holder, err := t.try(slot)
+		switch {
+		case err != nil:
 			return -1, err
-		}
-		if file != nil {
+		case file != nil:
 			free[slot] = file
-			continue
-		}
-		if self[t.holder(slot)] {
+		case t.family[holder]:
 			return slot, nil
+		default:
+			taken[gpu]++
 		}
-		taken[gpu]++
 	}
 	best := -1
 	for slot, gpu := range t.gpus {
-		if free[slot] != nil && t.usable[slot] && (best < 0 || taken[gpu] < taken[t.gpus[best]]) {
+		if free[slot] != nil && slices.Contains(t.usable, gpu) && (best < 0 || taken[gpu] < taken[t.gpus[best]]) {
 			best = slot
 		}
 	}
@@ -204,21 +192,21 @@ func (t slotTable) take() (int, error) {
 	return best, keep(free[best])
 }
 
-// try locks a slot's file. It returns nil if the slot is taken.
-func (t slotTable) try(slot int) (*os.File, error) {
-	file, err := openSlotFile(t.path(slot))
-	if err != nil {
-		return nil, err
+// try locks a slot's file. If the slot is taken, it returns the process ID that took it, or 0 if that is unknown.
+func (t slotTable) try(slot int) (file *os.File, holder int, err error) {
+	if file, err = openSlotFile(t.path(slot)); err != nil {
+		return nil, 0, err
 	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return file, nil
+	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		return file, 0, nil
 	}
-	file.Close()
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, nil
+	defer file.Close()
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, 0, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
 	}
-	return nil, fmt.Errorf("cannot lock %s: %w", file.Name(), err)
+	content, _ := io.ReadAll(io.LimitReader(file, 16))
+	holder, _ = strconv.Atoi(string(content))
+	return nil, holder, nil
 }
 
 // keep writes the holder's process ID and leaves a descriptor of the file open for the program.
@@ -234,18 +222,6 @@ func keep(file *os.File) error {
 		return fmt.Errorf("cannot keep %s: %w", file.Name(), err)
 	}
 	return nil
-}
-
-// holder returns the process ID that took a slot, or 0.
-func (t slotTable) holder(slot int) int {
-	file, err := openSlotFile(t.path(slot))
-	if err != nil {
-		return 0
-	}
-	defer file.Close()
-	content, _ := io.ReadAll(io.LimitReader(file, 16))
-	pid, _ := strconv.Atoi(string(content))
-	return pid
 }
 
 // ancestors returns this process and those that started it.
@@ -265,14 +241,13 @@ func ancestors(pid int) map[int]bool {
 // openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because root
 // may run a rank, and the user may have put a link to a file of root's there.
 func openSlotFile(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	file, st, err := openRegular(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("cannot take a slot: %w", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
+	if st.Nlink != 1 {
 		file.Close()
-		return nil, fmt.Errorf("cannot take a slot: %s is not a regular file of one name", path)
+		return nil, fmt.Errorf("cannot take a slot: %s has another name", path)
 	}
 	return file, nil
 }

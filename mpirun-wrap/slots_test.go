@@ -140,7 +140,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// The slots' number can change when nobody has one.
+// The slots' number can change when no process has one.
 func TestSlotsOfAnotherNumber(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 2)

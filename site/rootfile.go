@@ -26,18 +26,11 @@ func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) 
 // node, root's files belong to unmapped: so the file of another unmapped user passes there. Such a user cannot write
 // into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
-	return readOwned(path, inOwnUserNamespace())
+	return readOwned(path, InOwnNamespace("user"))
 }
 
 // unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
 const unmapped = 65534
-
-// inOwnUserNamespace reports whether this process is in another user namespace than the machine's own. The number of
-// that is a constant of the kernel.
-func inOwnUserNamespace() bool {
-	link, err := os.Readlink("/proc/self/ns/user")
-	return err == nil && link != "user:[4026531837]"
-}
 
 func readOwned(path string, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

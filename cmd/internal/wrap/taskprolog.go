@@ -11,7 +11,6 @@ import (
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -73,30 +72,20 @@ func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 		fmt.Fprintln(p.Out, "export CUDA_VISIBLE_DEVICES=\nunset CUDA_MPS_PIPE_DIRECTORY")
 		return nil
 	}
-	placement, err := placeTask(ticket, rank, env)
+	place := mpirunwrap.Place
+	if rank.Task.StepID == "" || slurm.IsLauncherStep(env) { // a batch script, an interactive shell or a launcher's daemon
+		if ticket.RefusalReason == "" && ticket.Grant.Unplaced == policy.UnplacedDeny {
+			return nil
+		}
+		place = mpirunwrap.PlaceUnplaced
+	}
+	placement, err := place(ticket, rank)
 	if err == nil {
 		err = placement.CheckDaemon()
-	}
-	if errors.Is(err, errDenied) {
-		return nil
 	}
 	if err != nil {
 		return err
 	}
 	_ = placement.Export(p.Out) // if Slurm does not read it, the task need not fail
 	return nil
-}
-
-// errDenied means that the policy gives unplaced processes nothing.
-var errDenied = errors.New("the policy gives nothing to a process that is no rank")
-
-// placeTask places a rank of srun. A batch script, an interactive shell and a launcher's daemon are no ranks.
-func placeTask(ticket lease.Ticket, rank mpirunwrap.Rank, env slurm.Env) (mpirunwrap.Placement, error) {
-	if rank.Task.StepID != "" && !slurm.IsLauncherStep(env) {
-		return mpirunwrap.Place(ticket, rank)
-	}
-	if ticket.RefusalReason == "" && ticket.Grant.Unplaced == policy.UnplacedDeny {
-		return mpirunwrap.Placement{}, errDenied
-	}
-	return mpirunwrap.PlaceUnplaced(ticket, rank)
 }
