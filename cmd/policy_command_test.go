@@ -319,10 +319,13 @@ rule "new" {
 + rule "all": memory = "even"
 ~ order of the rules: rule "chemistry", rule "all" -> rule "all", rule "chemistry"
 1 case passed
-` + p.Paths().Policy() + ` is the policy now: the next job has it
 `
-	if out := apply(0, later, strings.Replace(cases, "RULE", "all", 1)); out != want {
+	out := apply(0, later, strings.Replace(cases, "RULE", "all", 1))
+	if !strings.HasPrefix(out, want) || !strings.HasSuffix(out, "\n"+p.Paths().Policy()+" is the policy now: the next job has it\n") {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	if strings.Count(out, "Warning: Never tried") != 2 {
+		t.Errorf("it does not warn of two rules behind the one for every job:\n%s", out)
 	}
 	same(later)
 	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {

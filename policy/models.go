@@ -45,6 +45,7 @@ type Model struct {
 var models = []Model{
 	// Volta white paper: 80 SMs in 40 TPCs. This is the 16 GB product.
 	model("V100", "Tesla V100-SXM2-16GB", 80, 16384),
+	model("V100-32", "Tesla V100-SXM2-32GB", 80, 32768),
 	// Turing white paper and T4 data sheet: 2560 cores, 64 an SM.
 	model("T4", "Tesla T4", 40, 15360),
 	// GA100 white paper: the A100 has 108 SMs in 54 TPCs.
@@ -52,13 +53,22 @@ var models = []Model{
 	model("A100-80", "NVIDIA A100-SXM4-80GB", 108, 81920),
 	// A30 data sheet: 3584 cores, 64 an SM.
 	model("A30", "NVIDIA A30", 56, 24576),
-	// GA102 white paper: the A40 has 10752 cores, 128 an SM. Its memory is 48 GB with ECC on.
+	// GA102 white paper and data sheets: the A40 and the RTX A6000 have 10752 cores, the A10 9216, the RTX 3090 10496, 128
+	// an SM. The memory of A40 and A10 is that with ECC on, as they are shipped.
 	model("A40", "NVIDIA A40", 84, 46068),
-	// Ada white paper and data sheets: the L4 has 7424 cores, the L40S 18176, 128 an SM.
+	model("RTX A6000", "NVIDIA RTX A6000", 84, 49140),
+	model("A10", "NVIDIA A10", 72, 23028),
+	model("RTX 3090", "NVIDIA GeForce RTX 3090", 82, 24576),
+	// Ada white paper and data sheets: the L4 has 7424 cores, the L40 and the L40S and the RTX 6000 Ada 18176, the RTX 4090
+	// 16384, 128 an SM.
 	model("L4", "NVIDIA L4", 58, 23034),
+	model("L40", "NVIDIA L40", 142, 46068),
 	model("L40S", "NVIDIA L40S", 142, 46068),
-	// Hopper white paper: PCIe 114 SMs in 57 TPCs, SXM5 132 in 66.
+	model("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 142, 49140),
+	model("RTX 4090", "NVIDIA GeForce RTX 4090", 128, 24564),
+	// Hopper white paper: PCIe 114 SMs in 57 TPCs, SXM5 132 in 66. The NVL's data sheet: 16896 cores.
 	model("H100 PCIe", "NVIDIA H100 PCIe", 114, 81559),
+	model("H100 NVL", "NVIDIA H100 NVL", 132, 95830),
 	model("H100 SXM", "NVIDIA H100 80GB HBM3", 132, 81559),
 	// Measured: 16896 cores, 128 an SM, 143771 MiB by NVML.
 	model("H200", "NVIDIA H200", 132, 143771),

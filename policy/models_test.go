@@ -12,6 +12,10 @@ func TestModels(t *testing.T) {
 		"L4": {GPU: GPU{58, 2}, Clients: 48, MemoryMiB: 23034}, "L40S": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068},
 		"H100 PCIe": {GPU: GPU{114, 2}, Clients: 48, MemoryMiB: 81559}, "H100 SXM": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 81559},
 		"H200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 143771}, "B200": {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 183359},
+		"V100-32": {GPU: GPU{80, 2}, Clients: 48, MemoryMiB: 32768}, "RTX A6000": {GPU: GPU{84, 2}, Clients: 48, MemoryMiB: 49140},
+		"A10": {GPU: GPU{72, 2}, Clients: 48, MemoryMiB: 23028}, "RTX 3090": {GPU: GPU{82, 2}, Clients: 48, MemoryMiB: 24576},
+		"L40": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068}, "RTX 6000 Ada": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 49140},
+		"RTX 4090": {GPU: GPU{128, 2}, Clients: 48, MemoryMiB: 24564}, "H100 NVL": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 95830},
 		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871},
 	}
 	for _, m := range Models() {
@@ -44,17 +48,17 @@ func TestClientsOf(t *testing.T) {
 func TestFindModel(t *testing.T) {
 	for given, want := range map[string]string{
 		"h200": "H200", "H100-PCIe": "H100 PCIe", "h100pcie": "H100 PCIe", "H100_SXM": "H100 SXM", "nvidia l40s": "L40S", "Tesla-V100": "V100",
-		"a100-80": "A100-80", "tesla t4": "T4", "NVIDIA H100 80GB HBM3": "H100 SXM",
+		"a100-80": "A100-80", "tesla t4": "T4", "rtx3090": "RTX 3090", "rtx-a6000": "RTX A6000", "NVIDIA H100 80GB HBM3": "H100 SXM",
 	} {
 		if m, err := FindModel(given); err != nil || m.Name != want {
 			t.Errorf("%q is found as %q, %v, want %q", given, m.Name, err, want)
 		}
 	}
 	for given, want := range map[string]string{
-		"H100":        `cannot find GPU "H100": say H100 PCIe or H100 SXM`,
+		"H100":        `cannot find GPU "H100": say H100 PCIe or H100 NVL or H100 SXM`,
 		"NVIDIA A100": `cannot find GPU "NVIDIA A100": say A100-40 or A100-80`,
-		"rtx3090":     `cannot find GPU "rtx3090": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
-		"":            `cannot find GPU "": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200`,
+		"rtx2080":     `cannot find GPU "rtx2080": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200`,
+		"":            `cannot find GPU "": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200`,
 	} {
 		if _, err := FindModel(given); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)

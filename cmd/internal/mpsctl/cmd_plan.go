@@ -40,7 +40,7 @@ func planCommand(call *Invocation) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&q.GPU, "gpu", "", "the GPU's `NAME`: "+known())
+	flags.StringVar(&q.GPU, "gpu", "", "the GPU's `NAME`, such as H200, \"H100 PCIe\" or A100-80")
 	flags.IntVar(&q.SMs, "sms", 0, "the GPU has no name here, and `N` multiprocessors")
 	flags.IntVar(&q.GPUs, "gpus", 1, "the job has `N` GPUs on the node")
 	flags.IntVar(&q.Ranks, "ranks", 0, "`N` ranks run on the node")

@@ -44,6 +44,8 @@ type applied struct {
 	File    string              `json:"file"` // that was written
 	Changes []policyfile.Change `json:"changes"`
 	Tests   tested              `json:"tests"`
+	// Warnings are those of policy check.
+	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 
 	unknown string // why the changes are not known
 }
@@ -54,7 +56,7 @@ func applyFile(call *Invocation, file string) error {
 	if err != nil {
 		return refused(call, err)
 	}
-	a := applied{File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}}
+	a := applied{File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings()}
 	cases, err := policyfile.LoadCases(filepath.Join(filepath.Dir(file), "policy_test.hcl"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return refused(call, err)
@@ -80,7 +82,7 @@ func applyFile(call *Invocation, file string) error {
 		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
 	}
 	a.Applied = true
-	return policyWritten(call, a, a.String())
+	return policyWritten(call, a, a.text(call.Screen().Coloured()))
 }
 
 // install replaces the policy, with the mode that it has.
@@ -100,7 +102,7 @@ func install(path string, content []byte) error {
 	return site.Replace(dir, filepath.Base(path), content, mode)
 }
 
-func (a applied) String() string {
+func (a applied) text(colour bool) string {
 	var b strings.Builder
 	for _, c := range a.Changes {
 		switch {
@@ -121,6 +123,7 @@ func (a applied) String() string {
 	if n := len(a.Tests.Results); n > 0 {
 		fmt.Fprintf(&b, "%s passed\n", Count(n, "case"))
 	}
+	writeWarnings(&b, a.Warnings, colour)
 	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
 	return b.String()
 }

@@ -58,13 +58,17 @@ func (c checked) text(colour bool) string {
 		}
 		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
 	}
-	if len(c.Warnings) > 0 {
-		b.WriteByte('\n')
-		_ = policyfile.WriteAll(&b, c.Warnings, colour) // a Builder takes everything
-		b.WriteByte('\n')
-	}
+	writeWarnings(&b, c.Warnings, colour)
 	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), Count(len(c.Rules), "rule"))
 	return b.String()
+}
+
+func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour bool) {
+	if len(warnings) > 0 {
+		b.WriteByte('\n')
+		_ = policyfile.WriteAll(b, warnings, colour) // a Builder takes everything
+		b.WriteByte('\n')
+	}
 }
 
 const formatHelp = `fmt prints a policy in HCL's own form. With - it reads standard input. Without an operand it is this node's policy.hcl.`

@@ -95,7 +95,7 @@ Warning: Never equal
   14:   when = gpu.model == "NVIDIA H200" || contains(["A100", "H200", "h200"], gpu.model) || gpu.model == "h300"
                                                                                                            ^^^^^^
 
-  cannot find GPU "h300": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200
+  cannot find GPU "h300": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200
 
 Warning: Never equal
 
@@ -103,7 +103,7 @@ Warning: Never equal
   24:     memory = gpu.model == "A30X" ? "16G" : "8G"
                                 ^^^^^^
 
-  cannot find GPU "A30X": known are V100, T4, A100-40, A100-80, A30, A40, L4, L40S, H100 PCIe, H100 SXM, H200, B200, GH200
+  cannot find GPU "A30X": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200
 
 Warning: Never tried
 
