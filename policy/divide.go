@@ -10,33 +10,33 @@ import (
 	"strings"
 )
 
-// MinSMs is the least that the driver gives a client: a share below it is silently raised to it
-// (measured on an H200: 1 to 7 % all give 8 SMs).
+// MinSMs is the driver's minimum for a client. It silently raises a smaller share to this (measured on an H200: 1 to
+// 7 % all give 8 SMs).
 const MinSMs = 8
 
-// GPU is what division needs to know of a device.
+// GPU is what division needs to know about a device.
 type GPU struct {
 	SMs       int // multiprocessors
-	SMsPerTPC int // SMs in a TPC: shares are whole TPCs, since the driver rounds down to one
+	SMsPerTPC int // SMs in a TPC. Shares are whole TPCs, because the driver rounds down to one
 }
 
 // Share is one rank's part of a GPU.
 type Share struct {
 	SMs int
-	// Percent is what CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set to; zero means no cap, and the variable stays unset.
+	// Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. Zero means no cap: the variable is not set.
 	Percent Percent
 }
 
 // Percent is a percentage in millionths of a percent, so that arithmetic is exact: 33333334 is 33.333334 %.
 type Percent int64
 
-// String is the shortest decimal, "33.333334" or "50".
+// String returns the shortest decimal, "33.333334" or "50".
 func (p Percent) String() string {
 	s := fmt.Sprintf("%d.%06d", int64(p)/1e6, int64(p)%1e6)
 	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 }
 
-// MarshalJSON writes a number, or null where there is no cap.
+// MarshalJSON writes a number, or null if there is no cap.
 func (p Percent) MarshalJSON() ([]byte, error) {
 	if p == 0 {
 		return []byte("null"), nil
@@ -44,20 +44,20 @@ func (p Percent) MarshalJSON() ([]byte, error) {
 	return []byte(p.String()), nil
 }
 
-// PercentOf is the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs:
-// it gives the largest multiple of a TPC that is no more than SMs × p / 100. So 44 of 132 is 33.333334, not 33.33.
+// PercentOf returns the smallest percentage with six decimals that the driver rounds to exactly sms of the GPU's SMs.
+// The driver gives the largest multiple of a TPC that is at most SMs × p / 100. So 44 of 132 is 33.333334, not 33.33.
 func (g GPU) PercentOf(sms int) Percent {
 	return Percent((int64(sms)*100_000_000 + int64(g.SMs) - 1) / int64(g.SMs))
 }
 
-// SMsAt is what the driver makes of a percentage: whole TPCs, rounded down, never below MinSMs (the recorded sweep of an
-// H200, 1 to 100 %, agrees at every point).
+// SMsAt returns what the driver makes of a percentage: whole TPCs, rounded down, and at least MinSMs. The recorded
+// sweep of an H200, 1 to 100 %, agrees at every point.
 func (g GPU) SMsAt(p Percent) int {
 	sms := int(int64(g.SMs) * int64(p) / 100_000_000)
 	return min(g.SMs, max(sms-sms%g.SMsPerTPC, g.minShare()))
 }
 
-// minShare is the smallest share in SMs that the driver does not change.
+// minShare returns the smallest share in SMs that the driver does not change.
 func (g GPU) minShare() int { return min(g.SMs, (MinSMs+g.SMsPerTPC-1)/g.SMsPerTPC*g.SMsPerTPC) }
 
 // ParsePercent reads a percentage above 0 and up to 100, with at most six decimals.
@@ -70,15 +70,15 @@ func ParsePercent(s string) (Percent, error) {
 	return PercentFrom(f), nil
 }
 
-// PercentFrom is f percent, to the nearest millionth.
+// PercentFrom returns f percent, to the nearest millionth.
 func PercentFrom(f float64) Percent { return Percent(math.Round(f * 1e6)) }
 
-// EvenShares deals g among ranks by the grant: element i is rank i's share of its GPU. It is Split with the grant's rule for
-// each rank.
+// EvenShares divides g among ranks by the grant: element i is rank i's share of its GPU. It is SplitSMs with the
+// grant's rule for each rank.
 //
-// Even shares are whole TPCs; what does not divide goes one TPC each to the first ranks, so that with overlap 1 the
-// shares add up to the GPU. Overlap multiplies what is dealt. No share is above the grant's ceiling or the GPU, and none
-// is below what the driver gives anyway, so many ranks with small shares add up to more than the GPU.
+// Even shares are whole TPCs. The remainder goes one TPC each to the first ranks, so with overlap 1 the shares add up
+// to the GPU. Overlap multiplies the shares. No share is above the grant's ceiling or the GPU. None is below the
+// driver's minimum, so many ranks with small shares add up to more than the GPU.
 func EvenShares(g GPU, ranks int, grant Grant) ([]Share, error) {
 	rules := slices.Repeat([]ShareRule{grant.Rule()}, max(ranks, 0))
 	return SplitSMs(g, rules, PercentFrom(grant.Ceiling))

@@ -12,91 +12,91 @@ import (
 	"time"
 )
 
-// Scope says how many daemons serve a job.
+// Scope is the number of daemons that serve a job.
 type Scope string
 
-// One daemon for all of the job's GPUs, or one for each. The second keeps a fault on one GPU from the ranks of another
-// and costs nothing in NCCL or CUDA IPC (measured); a process can use one daemon only, so ranks with several GPUs need
-// the first.
+// ScopeJob is one daemon for all of the job's GPUs, ScopeGPU is one daemon for each. With ScopeGPU a fault on one GPU
+// does not reach the ranks of another, and NCCL and CUDA IPC are as fast (measured). A process can use one daemon
+// only, so ranks with several GPUs need ScopeJob.
 const (
 	ScopeJob Scope = "job"
 	ScopeGPU Scope = "gpu"
 )
 
-// ComputeModePolicy says what becomes of the compute mode of the job's GPUs.
+// ComputeModePolicy is what the prolog does with the compute mode of the job's GPUs.
 type ComputeModePolicy string
 
-// The mode that makes MPS the only way in, or whatever is there.
+// ComputeExclusive sets the mode in which a process needs MPS to use the GPU. ComputeUnchanged leaves the mode as it is.
 const (
 	ComputeExclusive ComputeModePolicy = "exclusive_process"
 	ComputeUnchanged ComputeModePolicy = "unchanged"
 )
 
-// OnFailure says what a node that cannot serve a grant does.
+// OnFailure is what a node does if it cannot serve a grant.
 type OnFailure string
 
-// Drain the node and requeue the job, or run the job without MPS and say so in its ticket.
+// FailDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket says so.
 const (
 	FailDrain      OnFailure = "drain"
 	FailRunWithout OnFailure = "run_without"
 )
 
-// ShareMode says how the SMs of a GPU go to its ranks.
+// ShareMode is how the SMs of a GPU are divided among its ranks.
 type ShareMode string
 
-// Even shares in whole TPCs, or no cap at all. The third mode is a percentage, like "25%".
+// ShareEven is even shares in whole TPCs, ShareNone is no cap. The third mode is a percentage, like "25%".
 const (
 	ShareEven ShareMode = "even"
 	ShareNone ShareMode = "none"
 )
 
-// KeepLogs says when the logs of a job's daemons outlive the job.
+// KeepLogs is when the logs of a job's daemons outlive the job.
 type KeepLogs string
 
-// From fewest to most.
+// These are ordered from the fewest logs to the most.
 const (
 	KeepNever     KeepLogs = "never"
 	KeepOnFailure KeepLogs = "on_failure"
 	KeepAlways    KeepLogs = "always"
 )
 
-// Unplaced says what a process has that neither a wrapper nor a launcher places: the batch script and what it starts.
+// Unplaced is what processes get that neither a wrapper nor a launcher places: the batch script and its children.
 type Unplaced string
 
-// The share of one rank on all of the job's GPUs, or no access to MPS.
+// UnplacedShare is the share of one rank on all of the job's GPUs, UnplacedDeny is no access to MPS.
 const (
 	UnplacedShare Unplaced = "share"
 	UnplacedDeny  Unplaced = "deny"
 )
 
-// MaxDrainGrace is the longest that an epilog waits for clients, MaxHold the longest that a guard holds files.
+// MaxDrainGrace is the maximum time that an epilog waits for clients. MaxHold is the maximum time that a guard holds
+// files.
 const (
 	MaxDrainGrace = 10 * time.Minute
 	MaxHold       = 10 * time.Minute
 )
 
-// Grant is what a rule gives.
+// Grant is what a rule grants a job.
 type Grant struct {
 	Scope      Scope
 	Compute    ComputeModePolicy
 	Share      ShareMode
-	Overlap    float64 // 1 to 48: how many times over the SMs are dealt; 2 is NVIDIA's 100/(0.5 n)
-	Ceiling    float64 // percent of a GPU that no rank can exceed, above 0 to 100: the daemon's own limit
+	Overlap    float64 // 1 to 48: how many times the SMs are dealt; 2 is NVIDIA's 100/(0.5 n)
+	Ceiling    float64 // the daemon's own limit: no rank exceeds this percentage of a GPU, above 0 to 100
 	OnFailure  OnFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
-	Hold       time.Duration // how long the guard holds files of a dead client although another may need the memory; 0: no guard
+	Hold       time.Duration // how long the guard holds a dead client's files when another client may need the memory; 0: no guard
 	KeepLogs   KeepLogs
 	Unplaced   Unplaced
 
-	// What a rank has where its user says nothing else.
+	// These apply to a rank whose user sets nothing else.
 	Memory        MemoryRule
-	MemoryOverlap float64 // 1 to 48: how many times over memory is promised
-	Low           bool    // priority below that of other jobs' clients
-	MaxClients    int     // 1 to 60: how many ranks may share a GPU, if MPS serves so many there
+	MemoryOverlap float64 // 1 to 48: how many times memory is promised
+	Low           bool    // a lower priority than other jobs' clients
+	MaxClients    int     // 1 to 60: the maximum of ranks on a GPU, if MPS serves that many there
 }
 
-// DefaultGrant is what a grant has where its block says nothing. Overlap 2 measured best on real programs
-// (docs/rationale.md).
+// DefaultGrant is the grant of an empty block. Overlap 2 was the fastest with real programs (docs/rationale.md).
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
@@ -104,7 +104,7 @@ func DefaultGrant() Grant {
 	}
 }
 
-// Setting is an attribute of a grant, or an option of a user's, and its value as a policy spells it.
+// Setting is an attribute of a grant, or a user's option, with its value as a policy writes it.
 type Setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
@@ -113,16 +113,17 @@ type Setting struct {
 // attribute is a row of the table of a grant's attributes.
 type attribute struct {
 	name string
-	text func(Grant) string // the value as a policy spells it
-	// narrow sets the attribute to a value. The error says why the value is none, or why it is more than what the rule
+	text func(Grant) string // the value as a policy writes it
+	// narrow sets the attribute to a value. The error says why the value is wrong, or why it exceeds what the rule
 	// gives.
 	narrow func(value string, given Grant, g *Grant) error
 }
 
-// attributes is the table, in the order of the documents. Share comes before overlap, since it says an overlap too.
+// attributes is the table, in the order of the documents. Share comes before overlap, because it can set an overlap
+// too.
 var attributes = []attribute{
 	{"scope", func(g Grant) string { return string(g.Scope) }, func(value string, _ Grant, g *Grant) (err error) {
-		g.Scope, err = oneOf(value, ScopeJob, ScopeGPU) // no order: either is as safe for others
+		g.Scope, err = oneOf(value, ScopeJob, ScopeGPU) // these have no order: both are equally safe for other jobs
 		return err
 	}},
 	{"compute_mode", func(g Grant) string { return string(g.Compute) }, func(value string, given Grant, g *Grant) (err error) {
@@ -175,11 +176,11 @@ var attributes = []attribute{
 	}},
 }
 
-// isOption reports whether a user can set the attribute. What a node does that fails is no user's to say: it drains
-// nodes, or hides that they should be. A user who wants no access for unplaced processes need not start any.
+// isOption reports whether a user can set the attribute. A user cannot set what a node does after a failure, because
+// that drains nodes or hides a fault. A user who wants no access for unplaced processes need not start any.
 func (a attribute) isOption() bool { return a.name != "on_failure" && a.name != "unplaced" }
 
-// Settings are the grant's attributes in the order of the documents.
+// Settings returns the grant's attributes in the order of the documents.
 func (g Grant) Settings() []Setting {
 	settings := make([]Setting, len(attributes))
 	for i, a := range attributes {
@@ -188,7 +189,7 @@ func (g Grant) Settings() []Setting {
 	return settings
 }
 
-// MarshalJSON writes an object of the settings. Those that are as in the zero grant are left out.
+// MarshalJSON writes an object with the settings. Settings that equal those of the zero grant are left out.
 func (g Grant) MarshalJSON() ([]byte, error) {
 	texts := map[string]string{}
 	for _, a := range attributes {
@@ -209,8 +210,8 @@ func (g *Grant) UnmarshalJSON(content []byte) error {
 	return err
 }
 
-// ReadGrant reads settings by their names. Each value must be one that a policy can give. A setting that is not there is
-// as in the zero grant, and a name that this version does not know has no meaning.
+// ReadGrant reads settings by their names. Each value must be one that a policy can give. A missing setting is that
+// of the zero grant. A name that this version does not know has no meaning.
 func ReadGrant(texts map[string]string) (Grant, error) {
 	var g Grant
 	for _, a := range attributes {
@@ -225,10 +226,10 @@ func ReadGrant(texts map[string]string) (Grant, error) {
 	return g, nil
 }
 
-// number is a factor or a percentage as ParseOptions reads it: with six decimals at most.
+// number writes a factor or a percentage as ParseOptions reads it, with at most six decimals.
 func number(f float64) string { return PercentFrom(f).String() }
 
-// Priority is how a policy spells Grant.Low.
+// Priority returns Grant.Low as a policy writes it.
 func Priority(low bool) string {
 	if low {
 		return "low"
@@ -236,25 +237,26 @@ func Priority(low bool) string {
 	return "normal"
 }
 
-// widestGrant is a grant that every value that can be read is within.
+// widestGrant is a grant that contains every value that can be read.
 var widestGrant = Grant{
 	Compute: ComputeUnchanged, Share: ShareNone, Overlap: maxOverlap, Ceiling: 100, DrainGrace: MaxDrainGrace,
 	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: MaxClients,
 }
 
-// wider says that an option asks for more than the rule gives.
+// wider is the error of an option that asks for more than the rule gives.
 func wider(given string) error {
 	return fmt.Errorf("the rule gives %s, and an option can only narrow that", given)
 }
 
 const wantShare = "want none, even, overlap:F or PCT%"
 
-// SetShare sets the share as a policy or an option writes it.
+// SetShare sets the share from the text of a policy or an option.
 func (g *Grant) SetShare(value string) error { return narrowShare(value, widestGrant, g) }
 
-// narrowShare takes none, even, overlap:F and PCT%, with the meaning that they have for mpirun-wrap: even is overlap:1.
-// From the widest to the narrowest they are none, then overlap by its factor, or a percentage. Which of the last two is
-// less depends on the ranks: overlap replaces a percentage, but not the reverse.
+// narrowShare takes none, even, overlap:F and PCT%, with the meaning that they have for mpirun-wrap: even is
+// overlap:1. Their order from the widest to the narrowest is none, and then overlap by its factor or a percentage.
+// Which of these two is less depends on the number of ranks, so overlap may replace a percentage, but not the
+// reverse.
 func narrowShare(value string, given Grant, g *Grant) error {
 	rule, err := ParseShare(value)
 	if err != nil {
@@ -288,7 +290,8 @@ func narrowShare(value string, given Grant, g *Grant) error {
 	return nil
 }
 
-// narrowMemory puts no order between even and a size: which of them is less depends on the GPU and the ranks.
+// narrowMemory has no order between even and a size: which of them is less depends on the GPU and the number of
+// ranks.
 func narrowMemory(value string, given Grant, g *Grant) error {
 	rule, err := ParseMemory(value)
 	if err != nil {
@@ -314,7 +317,7 @@ func narrowClients(value string, given Grant, g *Grant) error {
 	return nil
 }
 
-// durationUpTo reads a time up to the longest that there is, and holds it to the one that is given.
+// durationUpTo reads a time up to the longest that is possible, and refuses one above the given time.
 func durationUpTo(value string, longest, given time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil || d < 0 || d > longest {
@@ -326,7 +329,7 @@ func durationUpTo(value string, longest, given time.Duration) (time.Duration, er
 	return d, nil
 }
 
-// factorUpTo reads a number from 1 to the most that there is, and holds it to the most that is given.
+// factorUpTo reads a number from 1 to the maximum that is possible, and refuses one above the given maximum.
 func factorUpTo(value string, most, given float64) (float64, error) {
 	amount, err := millionths(value)
 	f := float64(amount) / one
@@ -346,7 +349,8 @@ func oneOf[T ~string](value string, words ...T) (T, error) {
 	return T(value), nil
 }
 
-// atMost reads one of words, which go from the narrowest to the widest, and holds it to the one that is given.
+// atMost reads one of the words, which go from the narrowest to the widest, and refuses one that is wider than the
+// given word.
 func atMost[T ~string](value string, given T, words ...T) (T, error) {
 	word, err := oneOf(value, words...)
 	if err == nil && slices.Index(words, word) > slices.Index(words, given) {

@@ -9,25 +9,25 @@ import (
 	"strings"
 )
 
-// ReserveMiB is what the driver keeps of a GPU's memory before any client comes: an H200 has 143771 MiB by NVML and
-// 143155 MiB by CUDA (measured, driver 580).
+// ReserveMiB is the part of a GPU's memory that the driver keeps before any client comes: an H200 has 143771 MiB in
+// NVML and 143155 MiB in CUDA (measured, driver 580).
 const ReserveMiB = 616
 
-// ContextMiB is what a client's own context takes of the GPU's memory, from the SMs that it may use. The recorded sweep
-// of an H200 (132 MiB at 8 SMs, 590 at 132) lies on a line of 3.7 MiB an SM; this one is never below the recording and
-// at most 8 MiB above it. For other GPUs it is an estimate.
+// ContextMiB returns the memory that a client's own context takes, by the SMs that it may use. The recorded sweep of
+// an H200 (132 MiB at 8 SMs, 590 at 132) lies on a line of 3.7 MiB for each SM. This line is never below the
+// recording and at most 8 MiB above it. For other GPUs it is an estimate.
 func ContextMiB(sms int) int { return (1040 + 37*sms + 9) / 10 }
 
-// MemoryRule says how much of its GPU's memory one rank may use. The zero rule is none. Rules compare with ==.
+// MemoryRule is how much of its GPU's memory one rank may use. The zero rule is none. Rules can be compared with ==.
 type MemoryRule struct {
 	even bool
-	mib  int // usable, above 0 where a size is given
+	mib  int // usable MiB, above 0 if a size is given
 }
 
-// None says that a rank has no limit.
+// None reports whether a rank has no limit.
 func (r MemoryRule) None() bool { return r == MemoryRule{} }
 
-// String is the rule as ParseMemory reads it.
+// String returns the rule as ParseMemory reads it.
 func (r MemoryRule) String() string {
 	switch {
 	case r.even:
@@ -38,14 +38,14 @@ func (r MemoryRule) String() string {
 	return strconv.Itoa(r.mib) + "M"
 }
 
-// mibIn are MiB in a unit; units are binary, as CUDA reads them in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
+// mibIn is the number of MiB in a unit. Units are binary, as CUDA reads them in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
 var mibIn = map[byte]int64{'M': 1, 'G': 1 << 10, 'T': 1 << 20}
 
 // maxMemoryMiB is 1 PiB: more than any GPU has.
 const maxMemoryMiB = 1 << 30
 
-// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB and 8GiB are 8G. A size is what the program can use. A bare
-// number is refused, since it says no unit and Slurm, CUDA and people differ about the one that is meant.
+// ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB and 8GiB are 8G. A size is what the
+// program can use. A number without a unit is refused, because Slurm, CUDA and users differ about its unit.
 func ParseMemory(s string) (MemoryRule, error) {
 	switch s {
 	case "none":
@@ -77,7 +77,7 @@ func size(s string) (mib int, ok bool) {
 	return int(amount * unit / one), true
 }
 
-// ParseOvercommit reads how many times over memory may be promised: a number from 1 to 48.
+// ParseOvercommit reads how many times memory may be promised: a number from 1 to 48.
 func ParseOvercommit(s string) (float64, error) {
 	factor, err := millionths(s)
 	if err != nil || factor < one || factor > maxOverlap*one {
@@ -88,19 +88,19 @@ func ParseOvercommit(s string) (float64, error) {
 
 // Memory is one rank's part of a GPU's memory. Zero is no limit.
 type Memory struct {
-	// LimitMiB is what CUDA_MPS_PINNED_DEVICE_MEM_LIMIT is set to. The client's context counts against it.
+	// LimitMiB is the value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. The client's context counts against it.
 	LimitMiB int
-	// UsableMiB is what is left for the program: the limit less the context.
+	// UsableMiB is the part for the program: the limit less the context.
 	UsableMiB int
 }
 
-// MemoryPerRank is what the rule gives to one of the ranks that share a GPU of totalMiB (as NVML says it), where the rank's
-// context takes contextMiB (ContextMiB of its SMs).
+// MemoryPerRank returns what the rule gives to one of the ranks that share a GPU of totalMiB, as NVML reports it. The
+// rank's context takes contextMiB (ContextMiB of its SMs).
 //
-// Even divides what the driver does not reserve by the ranks; overlap, 1 or more, is how many times over the memory is
-// promised, and no rank gets a limit above the GPU. A size is the rank's to use, so its context comes on top of it in the
-// limit. Sizes may add up to more than the GPU: a limit reserves nothing. It errs where a rank would have nothing left
-// beside its context, and where a size does not fit the GPU beside it.
+// Even divides the memory that the driver does not reserve by the ranks. overlap, 1 or more, is how many times the
+// memory is promised, and no rank's limit is above the GPU. A size is for the rank's program, so the limit is the
+// size and the context. Sizes may add up to more than the GPU, because a limit reserves nothing. It fails if the
+// context leaves a rank nothing, or if the size and the context do not fit the GPU.
 func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule MemoryRule) (Memory, error) {
 	if rule.None() {
 		return Memory{}, nil

@@ -33,15 +33,16 @@ const DefaultSMsPerTPC = 2
 
 // Model is a GPU known by name.
 type Model struct {
-	Name      string // as people say it, "H100 PCIe"
-	Product   string // as NVML says it, "NVIDIA H100 PCIe"
+	Name      string // the common name, "H100 PCIe"
+	Product   string // NVML's name, "NVIDIA H100 PCIe"
 	GPU       GPU
-	Clients   int // the most that MPS serves at once, before CUDA 13.1
-	MemoryMiB int // total, as NVML says it (driver R510 and later)
+	Clients   int // the maximum that MPS serves at the same time, before CUDA 13.1
+	MemoryMiB int // total, as NVML reports it (driver R510 and later)
 }
 
-// models is every GPU known by name. SMs are those of NVIDIA's white papers and data sheets, named at each group; the
-// memory is what nvidia-smi prints for the product with a driver of R510 or later; clients are NVIDIA's MPS guide's.
+// models lists every GPU known by name. The SMs are from NVIDIA's white papers and data sheets, named at each group.
+// The memory is what nvidia-smi prints for the product with driver R510 or later. The clients are from NVIDIA's MPS
+// guide.
 var models = []Model{
 	// Volta white paper: 80 SMs in 40 TPCs. This is the 16 GB product.
 	model("V100", "Tesla V100-SXM2-16GB", 80, 16384),
@@ -82,12 +83,12 @@ func model(name, product string, sms, mib int) Model {
 	return Model{Name: name, Product: product, GPU: GPU{SMs: sms, SMsPerTPC: DefaultSMsPerTPC}, Clients: Clients, MemoryMiB: mib}
 }
 
-// Models are the GPUs known by name, oldest first.
+// Models returns the GPUs known by name, oldest first.
 func Models() []Model { return append([]Model(nil), models...) }
 
-// FindModel is the GPU of that name, or of that product's name. Case, spaces, hyphens and underscores do not matter:
-// "h100-pcie" is the H100 PCIe. The error of a name that leaves a choice, like A100, lists the models to choose from, and
-// otherwise all.
+// FindModel returns the GPU with this name or product name. Case, spaces, hyphens and underscores do not matter:
+// "h100-pcie" is the H100 PCIe. For an ambiguous name, like A100, the error lists the models to choose from, and
+// otherwise all models.
 func FindModel(name string) (Model, error) {
 	wanted := normalName(name)
 	var known, begun []string
@@ -106,8 +107,8 @@ func FindModel(name string) (Model, error) {
 	return Model{}, fmt.Errorf("cannot find GPU %q: known are %s", name, strings.Join(known, ", "))
 }
 
-// ModelName is the name of a product's model, "H200" of "NVIDIA H200", also of a MIG instance of it. A product that is no
-// known model keeps its own.
+// ModelName returns the name of a product's model, "H200" for "NVIDIA H200", also for a MIG instance of it. A product
+// of no known model keeps its own name.
 func ModelName(product string) string {
 	product, _, _ = strings.Cut(product, " MIG ")
 	if m, err := FindModel(product); err == nil {
@@ -116,7 +117,7 @@ func ModelName(product string) string {
 	return product
 }
 
-// normalName is a name without what people write differently.
+// normalName removes the differences in how people write a name.
 func normalName(name string) string {
 	name = strings.NewReplacer(" ", "", "-", "", "_", "").Replace(strings.ToLower(name))
 	return strings.TrimPrefix(strings.TrimPrefix(name, "nvidia"), "tesla")

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Options are what a user asks for a job beside asking for MPS. One grammar serves --mps=…, --comment=mps:… and
-// SPANK_MPS: name=value, separated by commas. The zero value asks for nothing.
+// Options are a user's settings for a job that asks for MPS. One grammar serves --mps=…, --comment=mps:… and
+// SPANK_MPS: name=value, separated by commas. The zero value sets nothing.
 type Options struct {
 	settings []Setting // in the order of the attributes, each name once
 }
 
-// optionNamed finds an attribute that users can set. "mem" is what mpirun-wrap calls the memory.
+// optionNamed finds an attribute that users can set. "mem" is mpirun-wrap's name for the memory.
 func optionNamed(name string) (attribute, bool) {
 	if name == "mem" {
 		name = "memory"
@@ -28,7 +28,7 @@ func optionNamed(name string) (attribute, bool) {
 	return attributes[i], true
 }
 
-// OptionNames are the names of all options, which a rule's allow can list.
+// OptionNames returns the names of all options, which a rule's allow can list.
 func OptionNames() []string {
 	var names []string
 	for _, a := range attributes {
@@ -39,10 +39,10 @@ func OptionNames() []string {
 	return names
 }
 
-// maxOptions bounds the text of options: all of them together are shorter.
+// maxOptions bounds the text of options. A text with all options is shorter.
 const maxOptions = 512
 
-// ParseOptions reads options. A text of a user's own may hold anything; the error is one sentence that can be printed.
+// ParseOptions reads options. A user can write anything into the text; the error is one sentence that can be printed.
 func ParseOptions(text string) (Options, error) {
 	if len(text) > maxOptions {
 		return Options{}, fmt.Errorf("cannot read options %s: %d bytes, want at most %d", quote(text), len(text), maxOptions)
@@ -91,7 +91,7 @@ func inOrder(given map[string]string) Options {
 	return o
 }
 
-// and is both of two texts' options.
+// and joins the options of two texts.
 func (o Options) and(other Options) (Options, error) {
 	given := map[string]string{}
 	for _, s := range slices.Concat(o.settings, other.settings) {
@@ -103,10 +103,10 @@ func (o Options) and(other Options) (Options, error) {
 	return inOrder(given), nil
 }
 
-// Settings are the options one by one.
+// Settings returns the options one by one.
 func (o Options) Settings() []Setting { return slices.Clone(o.settings) }
 
-// String is the options as ParseOptions reads them.
+// String returns the options as ParseOptions reads them.
 func (o Options) String() string {
 	items := make([]string, len(o.settings))
 	for i, s := range o.settings {
@@ -115,8 +115,8 @@ func (o Options) String() string {
 	return strings.Join(items, ",")
 }
 
-// Narrow is the grant with the options applied, which must be of those that the rule allows and ask for no more than it
-// gives. The error is a sentence for the job's ticket.
+// Narrow returns the grant with the options applied. The rule must allow each option, and none may ask for more than
+// the rule gives. The error is a sentence for the job's ticket.
 func (o Options) Narrow(given Grant, allow []string) (Grant, error) {
 	g := given
 	for _, s := range o.settings {
@@ -138,7 +138,7 @@ func listOr(names []string, none string) string {
 	return strings.Join(names, ", ") + " alone"
 }
 
-// quote shows a user's text in a sentence: bounded, without bytes that would break a line, and in ASCII.
+// quote returns a user's text for a sentence: bounded, in ASCII, and without bytes that would break a line.
 func quote(text string) string {
 	const most = 64
 	if len(text) > most {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy is what a site decides: what a job asks, what it is granted, and how a GPU is divided among ranks.
-// It is pure: values in, values out, the standard library alone. Where the policy is read from is policyfile's business.
+// Package policy decides what a site grants a job, and how a GPU is divided among ranks. It is pure: values in,
+// values out, and the standard library alone. Package policyfile reads the policy from files.
 package policy
 
 import (
@@ -10,43 +10,43 @@ import (
 	"strings"
 )
 
-// Request is what a job asks of a node: what Slurm said of it, and what was looked up because the policy mentions it
-// (Needs). Every string in it may be the user's own.
+// Request is what a job asks of a node. It has what Slurm passes, and what was looked up because the policy mentions
+// it (Needs). A user can write every string in it.
 type Request struct {
 	JobID       uint32
 	User        string
 	UID         uint32
 	GID         uint32
-	Groups      []string // looked up: the names of all of the user's
+	Groups      []string // looked up: the names of all groups of the user
 	Account     string
 	Partition   string
 	QOS         string
 	Reservation string
 	Comment     string
 	Extra       string
-	Requested   []string // whole names out of --constraint
+	Requested   []string // whole names in --constraint
 	Option      string   // the value of --mps
-	HasOption   bool     // --mps was given, with a value or without
+	HasOption   bool     // --mps was given, with or without a value
 	GPUs        []int    // the job's GPUs, or MIG instances, on this node: positions in Slurm's list
 	NTasks      int
 	Nodes       int
-	Array       uint32 // the array's number, 0 for a job of none
+	Array       uint32 // the array's number, 0 for a job outside of an array
 	Restart     int    // times requeued
 
 	Node     string
-	Features []string // looked up: the node's own
-	NodeGPUs int      // looked up: how many the node has
-	Driver   string   // looked up: its version
-	GPU      GPUFacts // looked up: the first of the job's
+	Features []string // looked up: the features of the node
+	NodeGPUs int      // looked up: the number of GPUs of the node
+	Driver   string   // looked up: the version of the driver
+	GPU      GPUFacts // looked up: the first GPU of the job
 }
 
-// What of a request is looked at where a user wrote it, so that no job can make a node slow.
+// These bound the part of a user's text that is read, so that no job can slow a node down.
 const (
 	maxText  = 4096 // bytes of a string
 	maxNames = 256  // of a list of names
 )
 
-// Truncated is the request as rules see it: of long texts and lists the beginning.
+// Truncated returns the request as rules see it: long texts and lists are cut.
 func (r Request) Truncated() Request {
 	for _, text := range []*string{&r.User, &r.Account, &r.Partition, &r.QOS, &r.Reservation, &r.Comment, &r.Extra, &r.Option, &r.Node, &r.Driver} {
 		*text = (*text)[:min(len(*text), maxText)]
@@ -60,27 +60,28 @@ func (r Request) Truncated() Request {
 	return r
 }
 
-// GPUFacts are what rules can ask of a GPU. The zero value is that of a job without one.
+// GPUFacts is what rules can ask about a GPU. The zero value is for a job without a GPU.
 type GPUFacts struct {
-	Product   string // as NVML says it, "NVIDIA H200"
+	Product   string // from NVML, "NVIDIA H200"
 	SMs       int
 	MemoryMiB int
 	MIG       bool // a MIG instance
 }
 
-// Lookups says which look-ups the policy's rules mention. Each costs time or a driver, so that no other is made.
+// Lookups lists the look-ups that the policy's rules mention. Each takes time or needs the driver, so no other is
+// made.
 type Lookups struct {
 	Groups, Features, Devices, Driver, GPU bool
 }
 
-// Trigger says how a job asks for MPS. Of a job that does not ask, no rule is tried and nothing is looked up.
+// Trigger is how a job asks for MPS. If a job does not ask, no rule is tried and nothing is looked up.
 type Trigger struct {
 	Constraint string // the name in --constraint, "" for none
-	Comment    string // the word that a comment is, or begins with before a colon, "" for none
+	Comment    string // the word that a comment consists of, or begins with before a colon, "" for none
 	Option     bool   // --mps
 }
 
-// requestedBy says how the request asks, "" where it does not.
+// requestedBy returns how the request asks for MPS, "" if it does not.
 func (t Trigger) requestedBy(r Request) string {
 	_, commented := t.commented(r)
 	switch {
@@ -94,7 +95,7 @@ func (t Trigger) requestedBy(r Request) string {
 	return ""
 }
 
-// commented is what a comment like mps:share=even says behind the colon.
+// commented returns the part of a comment like mps:share=even behind the colon.
 func (t Trigger) commented(r Request) (options string, ok bool) {
 	if t.Comment == "" {
 		return "", false
@@ -106,7 +107,7 @@ func (t Trigger) commented(r Request) (options string, ok bool) {
 	return strings.CutPrefix(rest, ":")
 }
 
-// howToAsk says how a job can ask.
+// howToAsk lists the ways in which a job can ask.
 func (t Trigger) howToAsk() string {
 	var ways []string
 	if t.Constraint != "" {
@@ -121,43 +122,43 @@ func (t Trigger) howToAsk() string {
 	return strings.Join(ways, " or ")
 }
 
-// Input is a request in the form that rules look at. It is made once for all of them.
+// Input is a request in the form that rules read. It is made once for all rules.
 type Input any
 
-// Rule is one clause of the policy. An error of its functions says why the rule fails for this request.
+// Rule is one clause of the policy. An error of its functions is the reason why the rule fails for this request.
 type Rule struct {
 	Name  string
-	Allow []string // the options that a user may narrow its grant by
+	Allow []string // the options by which a user may narrow the grant
 	When  func(Input) (bool, error)
-	// Gives is the grant, or why the job has none.
+	// Gives returns the grant, or the reason why the job has none.
 	Result func(Input) (grant Grant, denied string, err error)
 }
 
-// Policy is a list of rules: the first rule whose condition holds decides.
+// Policy is a list of rules. The first rule whose condition holds decides.
 type Policy struct {
-	Trigger *Trigger // nil: the rules alone say who wants MPS
+	Trigger *Trigger // nil: the rules alone decide which job wants MPS
 	Lookups Lookups
 	Bind    func(Request) Input
 	Rules   []Rule
 }
 
-// Decision is the answer to a request. Where it was not Asked the job runs as if nothing were installed; where it is
-// Denied, the job has no MPS and is told why; else the Grant holds.
+// Decision is the answer to a request. If Asked is false, the job runs as if nothing were installed. If Denied is
+// set, the job has no MPS and is told this reason. Otherwise the Grant holds.
 type Decision struct {
 	Requested bool   `json:"asked"`
-	Rule      string `json:"rule,omitempty"` // that decided
+	Rule      string `json:"rule,omitempty"` // the rule that decided
 	Denied    string `json:"denied,omitempty"`
 	Grant     Grant  `json:"-"`
 }
 
-// Granted says that there is a grant.
+// Granted reports whether there is a grant.
 func (v Decision) Granted() bool { return v.Requested && v.Denied == "" }
 
-// noRule is what a job is told that asks and that no rule is for.
+// noRule is the denial of a job that asks for MPS if no rule matches it.
 const noRule = "no rule of this site's policy is for this job"
 
-// Requested says whether the request asks for MPS, as far as that can be said without the rules, and how: a way of asking, or
-// what ways there are.
+// Requested reports whether the request asks for MPS, and how. It does not need the rules. If the request does not
+// ask, the second result lists the ways to ask.
 func (p Policy) Requested(r Request) (how string, asks bool) {
 	if p.Trigger == nil {
 		return "the policy has no trigger: its rules alone decide", true
@@ -168,7 +169,7 @@ func (p Policy) Requested(r Request) (how string, asks bool) {
 	return "it would by " + p.Trigger.howToAsk(), false
 }
 
-// Decide answers a request. It cannot fail: whatever is wrong with a request is a denial that says so.
+// Decide answers a request. It cannot fail: a request with a mistake is denied, and the denial names the mistake.
 func (p Policy) Decide(r Request) Decision {
 	if _, asks := p.Requested(r); !asks {
 		return Decision{}
@@ -189,12 +190,12 @@ func (p Policy) Decide(r Request) Decision {
 	return Decision{Requested: true, Denied: noRule}
 }
 
-// undecided is the answer to a request that a rule fails for. The node has not failed, so the job is denied.
+// undecided is the answer to a request for which a rule fails. The node is not at fault, so the job is denied.
 func undecided(rule Rule, err error) Decision {
 	return Decision{Requested: true, Rule: rule.Name, Denied: fmt.Sprintf("this site's policy cannot decide: %v: tell the site's admins", err)}
 }
 
-// apply is the verdict of the rule that holds, narrowed by what the user asks.
+// apply returns the verdict of the rule that holds, narrowed by the user's options.
 func (p Policy) apply(rule Rule, evidence Input, r Request) Decision {
 	grant, denied, err := rule.Result(evidence)
 	if err != nil {
@@ -214,7 +215,8 @@ func (p Policy) apply(rule Rule, evidence Input, r Request) Decision {
 	return verdict
 }
 
-// OptionsOf are the options of a request: those of --mps, and those of the comment where the policy's trigger looks there.
+// OptionsOf returns the options of a request: those of --mps, and those of the comment if the policy's trigger reads
+// it.
 func (p Policy) OptionsOf(r Request) (Options, error) {
 	var given, commented Options
 	var err error

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// ShareRule says how much of its GPU one rank asks for. The zero rule says nothing: it is what a user who gave no rule
-// has, EffectiveRule replaces it and SplitSMs refuses it. Rules compare with ==.
+// ShareRule is how much of its GPU one rank asks for. The zero rule is that of a user who gave no rule: EffectiveRule
+// replaces it, and SplitSMs refuses it. Rules can be compared with ==.
 type ShareRule struct {
 	kind shareKind
 	// amount is a factor, a weight or a percentage in millionths, or a number of SMs.
@@ -31,8 +31,8 @@ const (
 	shareSMs
 )
 
-// The bounds of what ParseShare reads. 48 is the client limit that was measured: with overlap 48 every rank that can
-// attach has the whole GPU. The most of a weight keeps the arithmetic exact in 64 bits.
+// The bounds of what ParseShare reads. 48 is the measured limit of clients: with overlap 48 every rank that can
+// attach has the whole GPU. The maximum weight keeps the arithmetic exact in 64 bits.
 const (
 	maxOverlap = 48
 	maxWeight  = 1_000_000
@@ -85,7 +85,7 @@ func shareWhole(s, number string) (ShareRule, error) {
 
 var errNoDecimal = errors.New("want digits, and at most one point with one to six digits behind it")
 
-// millionths reads a plain decimal exactly. strconv would take 1e1, 0x1p3 and Inf as well, which nobody means here.
+// millionths reads a plain decimal exactly. strconv would also take 1e1, 0x1p3 and Inf, which no user means here.
 func millionths(s string) (int64, error) {
 	whole, decimals, point := strings.Cut(s, ".")
 	if whole == "" || len(whole) > 12 || len(decimals) > 6 || point && decimals == "" {
@@ -98,7 +98,7 @@ func millionths(s string) (int64, error) {
 	return strconv.ParseInt(digits, 10, 64)
 }
 
-// String is the rule as ParseShare reads it; the zero rule is empty.
+// String returns the rule as ParseShare reads it. The zero rule is empty.
 func (r ShareRule) String() string {
 	switch amount := Percent(r.amount).String(); r.kind {
 	case shareNone:
@@ -117,7 +117,7 @@ func (r ShareRule) String() string {
 	return ""
 }
 
-// Rule is the grant's rule for each rank of a GPU.
+// Rule returns the grant's rule for each rank of a GPU.
 func (g Grant) Rule() ShareRule {
 	factor := int64(PercentFrom(max(g.Overlap, 1)))
 	fixed, _ := ParseShare(string(g.Share))
@@ -132,13 +132,13 @@ func (g Grant) Rule() ShareRule {
 	return ShareRule{shareOverlap, factor}
 }
 
-// EffectiveRule is the rule that a rank is dealt by: the user's where the user gave one, else the policy's.
+// EffectiveRule returns the rule for a rank: the user's if there is one, otherwise the policy's.
 //
-// A user's rule replaces the policy's whole, and the ceiling alone bounds what comes of it (SplitSMs does that). The
-// policy's rule is how a site divides where nobody says otherwise: a rank can drop the percentage from its own
-// environment, so to refuse a user's 30% where the policy's even share is 25% would enforce nothing. What a site must
-// not let happen is the ceiling, which the daemon holds and no client can lift (measured: of a daemon at 50 %, a client
-// that asks for 80 % gets 50 %).
+// A user's rule replaces the policy's rule completely, and only the ceiling bounds it (SplitSMs does that). The
+// policy's rule is the default of a site and not a limit, because a rank can remove the percentage from its own
+// environment. So it would be useless to refuse a user's 30% when the policy's even share is 25%. The limit is the
+// ceiling: the daemon enforces it and no client can lift it (measured: a client that asks a daemon with 50 % for 80 %
+// gets 50 %).
 func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 	if userRule == (ShareRule{}) {
 		return policyRule
@@ -146,24 +146,25 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 	return userRule
 }
 
-// SplitSMs deals g among the ranks of one GPU: element i of the result is what the rank of rules[i] gets. It errs where g
-// is no GPU, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is no percentage.
+// SplitSMs divides g among the ranks of one GPU: element i of the result is the share of the rank with rules[i]. It
+// fails if g is no GPU, there is no rank, a rule is the zero rule or asks for more SMs than g has, or the ceiling is
+// no percentage.
 //
-// PCT% and Nsm take theirs first, in whole TPCs, rounded down. What they leave goes to the others in whole TPCs, in
-// proportion to their weights (even and overlap weigh 1), by largest remainder, ties to the first; overlap:F then has F
-// times its part. A rank whose part would be below what the driver gives gets that, and the others divide the rest. A
-// rank of none has no cap and takes nothing from the others.
+// PCT% and Nsm are served first, in whole TPCs, rounded down. The others divide the rest in whole TPCs in proportion
+// to their weights (even and overlap have weight 1), by largest remainder, and the first rank wins a tie. Then
+// overlap:F multiplies its part by F. A rank whose part would be below the driver's minimum gets the minimum, and the
+// others divide what is left. A rank with the rule none has no cap and takes nothing from the others.
 //
-// No share is above the ceiling, and none is below what the driver gives anyway. What a ceiling keeps from a rank stays
-// undealt: a ceiling is a bound and no gift to the neighbours. So the shares add up to the GPU, but for these: overlap,
-// a ceiling, none, fixed shares of more than the GPU (which are overlap by hand), and more ranks than the GPU has of the
+// No share is above the ceiling, and none is below the driver's minimum. SMs that a ceiling keeps from a rank are not
+// given to its neighbours, because a ceiling is a bound only. So the shares add up to the GPU, except with overlap, a
+// ceiling, none, fixed shares of more than the GPU, or more ranks than the GPU has minimum shares.
 // driver's least shares.
 func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 	if err := splittable(g, rules, ceiling); err != nil {
 		return nil, err
 	}
 	shares, most, free := make([]Share, len(rules)), g.SMsAt(ceiling), g.SMs/g.SMsPerTPC
-	var hands []rankPart
+	var parts []rankPart
 	for i, r := range rules {
 		switch r.kind {
 		case shareNone:
@@ -172,11 +173,11 @@ func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 			shares[i] = g.share(g.fixed(r), most)
 			free -= shares[i].SMs / g.SMsPerTPC
 		default:
-			hands = append(hands, newRankPart(i, r))
+			parts = append(parts, newRankPart(i, r))
 		}
 	}
-	apportion(hands, free, g.minShare()/g.SMsPerTPC)
-	for _, h := range hands {
+	apportion(parts, free, g.minShare()/g.SMsPerTPC)
+	for _, h := range parts {
 		shares[h.rank] = g.share(h.units*g.SMsPerTPC, most)
 	}
 	return shares, nil
@@ -203,8 +204,8 @@ func splittable(g GPU, rules []ShareRule, ceiling Percent) error {
 	return nil
 }
 
-// Remark says how a share that SplitSMs gave a rank differs from what its rule asks for: cut by the ceiling, or raised to
-// the least that a client can have. It is empty if the share is the rule's, in whole TPCs.
+// Remark returns how the share that SplitSMs gave a rank differs from what its rule asks for: cut by the ceiling, or
+// raised to the driver's minimum. It is empty if the share is the rule's, in whole TPCs.
 func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) string {
 	asked, rule := asks(g, rules, rank), rules[rank]
 	switch {
@@ -216,7 +217,7 @@ func Remark(g GPU, rules []ShareRule, rank int, ceiling Percent, share Share) st
 	return ""
 }
 
-// asks is what a rank's rule asks for, in whole TPCs and without any bound but the GPU.
+// asks returns what a rank's rule asks for, in whole TPCs. The GPU is the only bound.
 func asks(g GPU, rules []ShareRule, rank int) int {
 	free, weights := int64(g.SMs), int64(0)
 	for i, r := range rules {
@@ -241,7 +242,7 @@ func asks(g GPU, rules []ShareRule, rank int) int {
 	return int(sms) - int(sms)%g.SMsPerTPC
 }
 
-// fixed is what a rule that names its amount comes to, in whole TPCs.
+// fixed returns the amount of a rule that names one, in whole TPCs.
 func (g GPU) fixed(r ShareRule) int {
 	if r.kind == sharePercent {
 		return g.SMsAt(Percent(r.amount))
@@ -249,13 +250,13 @@ func (g GPU) fixed(r ShareRule) int {
 	return int(r.amount) - int(r.amount)%g.SMsPerTPC
 }
 
-// rankPart is what a rank holds while TPCs are dealt.
+// rankPart is the part of a rank while TPCs are dealt.
 type rankPart struct {
 	rank   int
 	weight int64 // in millionths
 	factor int64 // in millionths; either weight or factor is 1, so that their product is exact
 	units  int   // TPCs
-	raised bool  // to the driver's least
+	raised bool  // to the driver's minimum
 }
 
 func newRankPart(rank int, r ShareRule) rankPart {
@@ -269,19 +270,19 @@ func newRankPart(rank int, r ShareRule) rankPart {
 	return h
 }
 
-// entitlement is weight times factor in millionths, at most 10^12: of u units dealt among hands whose weights add up to w, the
-// hand's part is u·pull/w.
+// entitlement is weight times factor in millionths, at most 10^12. Of u units that ranks with the total weight w
+// divide, the rank's part is u·entitlement/w.
 func (h rankPart) entitlement() int64 { return h.weight * h.factor / one }
 
-// apportion hands out free units: whole ones by the proportion, then one each by the largest remainder. Hands whose part is
-// below least are raised to it first; that is all of them where fixed shares left nothing, or less, to deal.
-func apportion(hands []rankPart, free, least int) {
-	free = raiseToMinimum(hands, free, least)
-	weights := sumWeights(hands)
+// apportion hands out free units: whole units in proportion, then one each by the largest remainder. First it raises
+// ranks whose part is below the minimum. If fixed shares left nothing, that is all ranks.
+func apportion(parts []rankPart, free, least int) {
+	free = raiseToMinimum(parts, free, least)
+	weights := sumWeights(parts)
 	var remainders []*rankPart
 	var pulls, dealt int64
-	for i := range hands {
-		if h := &hands[i]; !h.raised {
+	for i := range parts {
+		if h := &parts[i]; !h.raised {
 			h.units = int(int64(free) * h.entitlement() / weights)
 			pulls, dealt = pulls+h.entitlement(), dealt+int64(h.units)
 			remainders = append(remainders, h)
@@ -298,19 +299,19 @@ func apportion(hands []rankPart, free, least int) {
 	}
 }
 
-// raiseToMinimum gives least to each hand whose part of what is free would be below it, again and again, since each one raised
-// leaves less for the others. It returns what is free for those that were not raised.
-func raiseToMinimum(hands []rankPart, free, least int) int {
+// raiseToMinimum gives the minimum to each rank whose part of the free units would be below it. It repeats this,
+// because each raised rank leaves less for the others. It returns the free units for the ranks that were not raised.
+func raiseToMinimum(parts []rankPart, free, least int) int {
 	for {
-		weights, before := sumWeights(hands), free
+		weights, before := sumWeights(parts), free
 		raised := false
-		for i := range hands {
-			h := &hands[i]
+		for i := range parts {
+			h := &parts[i]
 			if h.raised || int64(before)*h.entitlement() >= int64(least)*weights {
 				continue
 			}
 			h.units, h.raised, raised = least, true, true
-			free -= int((int64(least)*one + h.factor - 1) / h.factor) // an overlapped hand takes less than it gets
+			free -= int((int64(least)*one + h.factor - 1) / h.factor) // the driver multiplies an overlapped rank's part, so it takes less than it gets
 		}
 		if !raised {
 			return free
@@ -318,8 +319,8 @@ func raiseToMinimum(hands []rankPart, free, least int) int {
 	}
 }
 
-func sumWeights(hands []rankPart) (sum int64) {
-	for _, h := range hands {
+func sumWeights(parts []rankPart) (sum int64) {
+	for _, h := range parts {
 		if !h.raised {
 			sum += h.weight
 		}
