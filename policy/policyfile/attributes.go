@@ -15,15 +15,15 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// attribute is a row of a table of attributes. set takes a value of its type, or says what is wrong with the value.
-// Constants are set when the file is read, the others when a job comes.
+// attribute is a row of a table of attributes. set takes a value of its type and returns what is wrong with the
+// value. Constants are set when the file is read, other values when a job comes.
 type attribute[T any] struct {
 	name string
 	typ  cty.Type
 	set  func(*T, cty.Value) (summary, detail string)
 }
 
-// grantAttributes is the grant block.
+// grantAttributes is the table of the grant block.
 var grantAttributes = []attribute[policy.Grant]{
 	choice("scope", func(g *policy.Grant, v policy.Scope) { g.Scope = v }, policy.ScopeJob, policy.ScopeGPU),
 	choice("compute_mode", func(g *policy.Grant, v policy.ComputeModePolicy) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
@@ -57,7 +57,7 @@ func setMemory(g *policy.Grant, v cty.Value) (summary, detail string) {
 	return "", ""
 }
 
-// choice is an attribute that is one of some words.
+// choice is an attribute whose value is one of some words.
 func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		word := W(v.AsString())
@@ -69,7 +69,7 @@ func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribut
 	}}
 }
 
-// oneOf are words to choose from.
+// oneOf is the words to choose from.
 func oneOf[W ~string](words []W) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
@@ -78,7 +78,7 @@ func oneOf[W ~string](words []W) string {
 	return strings.Join(quoted, " or ")
 }
 
-// durationAttribute is an attribute that is a duration.
+// durationAttribute is an attribute whose value is a duration.
 func durationAttribute[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		d, err := time.ParseDuration(v.AsString())
@@ -93,7 +93,7 @@ func durationAttribute[T any](name string, least, most time.Duration, set func(*
 	}}
 }
 
-// within is an attribute that is a number of a range.
+// within is an attribute whose value is a number in a range.
 func within[T any](name string, least, most float64, set func(*T, float64)) attribute[T] {
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
 		f := float(v)
@@ -105,7 +105,7 @@ func within[T any](name string, least, most float64, set func(*T, float64)) attr
 	}}
 }
 
-// wholeWithin is one without decimals.
+// wholeWithin is within for whole numbers.
 func wholeWithin[T any](name string, least, most float64, set func(*T, int)) attribute[T] {
 	ranged := within(name, least, most, func(into *T, f float64) { set(into, int(f)) })
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
@@ -116,10 +116,10 @@ func wholeWithin[T any](name string, least, most float64, set func(*T, int)) att
 	}}
 }
 
-// decimal writes a number as people do.
+// decimal writes a number in plain decimal form.
 func decimal(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// switched is an attribute that is true or false.
+// switched is an attribute whose value is true or false.
 func switched[T any](name string, set func(*T, bool)) attribute[T] {
 	return attribute[T]{name, cty.Bool, func(into *T, v cty.Value) (summary, detail string) {
 		set(into, v.True())
@@ -127,7 +127,7 @@ func switched[T any](name string, set func(*T, bool)) attribute[T] {
 	}}
 }
 
-// stringAttribute is an attribute that is a string. check says what is wrong with one.
+// stringAttribute is an attribute whose value is a string. check returns what is wrong with a string.
 func stringAttribute[T any](name string, check func(string) string, set func(*T, string)) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		if detail = check(v.AsString()); detail != "" {
@@ -138,10 +138,10 @@ func stringAttribute[T any](name string, check func(string) string, set func(*T,
 	}}
 }
 
-// anything is the check of a string that lets all pass.
+// anything is a check that every string passes.
 func anything(string) string { return "" }
 
-// schemaOf is a block with the attributes of a table and no block in it.
+// schemaOf returns the schema of a block with the attributes of a table and no inner block.
 func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 	schema := &hcl.BodySchema{}
 	for _, a := range table {
@@ -150,7 +150,7 @@ func schemaOf[T any](table []attribute[T]) *hcl.BodySchema {
 	return schema
 }
 
-// setting is an attribute as a block has it.
+// setting is an attribute that a block sets.
 type setting[T any] struct {
 	attribute[T]
 	expr hclsyntax.Expression
@@ -174,7 +174,7 @@ func settings[T any](j *typeChecker, table []attribute[T], body hcl.Body) []sett
 	return all
 }
 
-// checkBranches checks the value of a constant expression, and of each constant that ?: chooses from.
+// checkBranches checks the value of a constant expression, and each constant that ?: chooses from.
 func (j *typeChecker) checkBranches(e hclsyntax.Expression, check func(cty.Value) (summary, detail string)) {
 	switch e := e.(type) {
 	case *hclsyntax.ParenthesesExpr:
@@ -201,10 +201,10 @@ func constants[T any](j *typeChecker, table []attribute[T], body hcl.Body, into 
 	}
 }
 
-// expression is an attribute's. In HCL's native syntax it is always of hclsyntax.
+// expression returns an attribute's expression. In HCL's native syntax its type is always of hclsyntax.
 func expression(attr *hcl.Attribute) hclsyntax.Expression { return attr.Expr.(hclsyntax.Expression) }
 
-// word refuses a string that does not fit in one line, or is empty or very long.
+// word refuses a string that does not fit on one line, is empty or is very long.
 func word(s string) string {
 	switch {
 	case s == "":

@@ -13,13 +13,13 @@ import (
 	"github.com/hashicorp/hcl/v2"
 )
 
-// Error is all that is wrong with the files of a policy. It says the first of it in one line, for a log; Write shows
-// everything with its source, for a person.
+// Error is all mistakes in the files of a policy. Its text is the first mistake in one line, for a log. Write prints
+// all mistakes with their source, for a person.
 type Error struct {
 	diagnostics []Diagnostic
 }
 
-// Diagnostic is one thing that is wrong, and where.
+// Diagnostic is one mistake and its place.
 type Diagnostic struct {
 	File      string `json:"file"`
 	Line      int    `json:"line"`   // from 1
@@ -33,18 +33,18 @@ type Diagnostic struct {
 	Warning   bool   `json:"warning,omitempty"`
 }
 
-// Error is the first complaint in one line.
+// Error returns the first mistake in one line.
 func (e *Error) Error() string { return e.diagnostics[0].String() }
 
-// Diagnostics are all of them, in the order of the files.
+// Diagnostics returns all mistakes, in the order of the files.
 func (e *Error) Diagnostics() []Diagnostic { return slices.Clone(e.diagnostics) }
 
-// String is file:line:column: summary: detail.
+// String returns file:line:column: summary: detail.
 func (c Diagnostic) String() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", c.File, c.Line, c.Column, c.Summary, c.Detail)
 }
 
-// Write writes every complaint with its source line and what of it is meant.
+// Write prints every mistake with its source line, and marks the part of the line.
 func (e *Error) Write(w io.Writer, colour bool) error { return WriteAll(w, e.diagnostics, colour) }
 
 // WriteAll writes diagnostics with their source lines.
@@ -80,7 +80,7 @@ func (c Diagnostic) long(colour bool) string {
 		number, printable(c.Source), strings.Repeat(" ", len(number)), red, c.carets(), plain, c.Detail)
 }
 
-// carets point at what is meant, in the line below it.
+// carets marks a part of a line, in the line below it.
 func (c Diagnostic) carets() string {
 	line := []rune(c.Source)
 	var out strings.Builder
@@ -99,7 +99,7 @@ func (c Diagnostic) carets() string {
 	return out.String()
 }
 
-// printable keeps what would move a terminal's cursor out.
+// printable removes what would move a terminal's cursor.
 func printable(line string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f {
@@ -109,15 +109,16 @@ func printable(line string) string {
 	}, line)
 }
 
-// mistake is a diagnostic.
+// mistake makes a diagnostic.
 func mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
 	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: fmt.Sprintf(format, args...), Subject: &where}
 }
 
-// maxDiagnostics is as many as anybody reads. hcl finds more in a file that is no HCL.
+// maxDiagnostics is more than a person reads. hcl finds thousands in a file that is not HCL.
 const maxDiagnostics = 100
 
-// complain makes an error of diagnostics, nil of none. The files are those that they speak of, in their order.
+// complain makes an error of diagnostics, nil if there are none. The error lists the files of the diagnostics in
+// their order.
 func complain(diags hcl.Diagnostics, files []file) error {
 	e := &Error{}
 	for _, d := range diags {
@@ -159,7 +160,7 @@ func diagnosticOf(d *hcl.Diagnostic, files []file) Diagnostic {
 	return c
 }
 
-// contextOf is the block that a byte of a file is in.
+// contextOf returns the block that contains a byte of a file.
 func contextOf(f *hcl.File, offset int) string {
 	if nav, ok := f.Nav.(interface{ ContextString(int) string }); ok {
 		return nav.ContextString(offset)

@@ -14,14 +14,14 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// evidence is a request as expressions see it.
+// evidence is a request in the form that expressions read.
 type evidence struct {
 	ctx    *hcl.EvalContext
 	failed map[string]error // locals without a value for this request
 }
 
-// bind makes the variables of a request, once for all rules. A local that fails is left out, so it fails only the rules
-// that name it, and try can catch it.
+// bind makes the variables of a request, once for all rules. A local that fails is left out. So only the rules that
+// name it fail, and try can catch the failure.
 func (l *Compiled) bind(r policy.Request) policy.Input {
 	locals := maps.Clone(l.fixed)
 	variables := map[string]cty.Value{}
@@ -46,7 +46,7 @@ func (l *Compiled) bind(r policy.Request) policy.Input {
 	return e
 }
 
-// value evaluates an expression for the request. When a local that it names has failed, the error is the local's.
+// value evaluates an expression for the request. If a local that it names has failed, the error is the local's.
 func (e *evidence) value(expr hclsyntax.Expression, want cty.Type) (cty.Value, error) {
 	v, failed := evaluate(expr, e.ctx)
 	if failed == nil {
@@ -66,14 +66,14 @@ func (e *evidence) value(expr hclsyntax.Expression, want cty.Type) (cty.Value, e
 	return v, failure(*failed.Subject, failed.Summary, failed.Detail)
 }
 
-// failure is why an expression has no value for a job. User text may be in it.
+// failure is the reason why an expression has no value for a job. It may contain a user's text.
 func failure(where hcl.Range, summary, detail string) error {
 	place := fmt.Sprintf("%s:%d:%d", where.Filename, where.Start.Line, where.Start.Column)
 	return errors.New(place + ": " + sentence(strings.TrimSuffix(oneLine(summary+": "+detail), ".")))
 }
 
-// evaluate is the value of an expression that the checker let pass. A panic of hcl is a failure too, because it must not
-// drain a node.
+// evaluate returns the value of a checked expression. A panic of hcl becomes an error too, because it must not drain
+// a node.
 func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed *hcl.Diagnostic) {
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -99,7 +99,7 @@ func (r *rule) holds(given policy.Input) (bool, error) {
 	return err == nil && v.True(), err
 }
 
-// gives is the grant with its values checked, or why the job has none.
+// gives returns the grant with its values checked, or the reason why the job has none.
 func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 	e := given.(*evidence)
 	if r.deny != nil {
@@ -122,7 +122,7 @@ func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 	return grant, "", nil
 }
 
-// sentence is a reason that can be printed: a policy may put into it what a user wrote.
+// sentence makes a reason printable: a policy may put a user's text into it.
 func sentence(s string) string {
 	const most = 400
 	clean := strings.Map(func(r rune) rune {

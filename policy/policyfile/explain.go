@@ -15,14 +15,14 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Explanation is a verdict with the way to it.
+// Explanation is a verdict and how it was reached.
 type Explanation struct {
-	Asked   bool             `json:"asked"` // as of Law.Asks
-	How     string           `json:"how"`   // the job asks, or what ways of asking there are
+	Asked   bool             `json:"asked"` // as policy.Requested returns it
+	How     string           `json:"how"`   // how the job asks, or the ways to ask
 	Verdict policy.Decision  `json:"verdict"`
-	Grant   []AttributeTrace `json:"grant,omitempty"` // of the verdict, where it has one
+	Grant   []AttributeTrace `json:"grant,omitempty"` // of the verdict, if it has a grant
 	Options []policy.Setting `json:"options,omitempty"`
-	Rules   []RuleTrace      `json:"rules,omitempty"` // in order, up to the one that decides
+	Rules   []RuleTrace      `json:"rules,omitempty"` // in order, up to the rule that decides
 }
 
 // AttributeTrace is an attribute of a grant, with the values that it was computed from.
@@ -32,7 +32,7 @@ type AttributeTrace struct {
 	Default bool            `json:"default,omitempty"` // it has its default value
 }
 
-// RuleTrace is a rule and whether it was for the request.
+// RuleTrace is a rule, and whether it matched the request.
 type RuleTrace struct {
 	Rule  string         `json:"rule"`
 	File  string         `json:"file"`
@@ -41,23 +41,23 @@ type RuleTrace struct {
 	When  ConditionTrace `json:"when"`
 }
 
-// ConditionTrace is a condition or an operand of one. What && and || join and ! negates are Parts again; another expression is a
-// leaf, and has the values that it is made of.
+// ConditionTrace is a condition or an operand of one. The operands of &&, || and ! are Parts. Any other expression is
+// a leaf, with the values that it was computed from.
 type ConditionTrace struct {
-	Op     string           `json:"op,omitempty"` // "&&", "||", "!", or "" of a leaf
+	Op     string           `json:"op,omitempty"` // "&&", "||", "!", or "" for a leaf
 	Source string           `json:"source"`       // in one line
-	Value  string           `json:"value"`        // "true", "false", or why there is none
+	Value  string           `json:"value"`        // "true", "false", or why there is no value
 	With   []VariableValue  `json:"with,omitempty"`
 	Parts  []ConditionTrace `json:"parts,omitempty"`
 }
 
-// VariableValue is a variable and its value as a policy spells it.
+// VariableValue is a variable and its value as a policy writes it.
 type VariableValue struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// Leaves are the leaves of a condition in their order.
+// Leaves returns the leaves of a condition in their order.
 func (p ConditionTrace) Leaves() []ConditionTrace {
 	if p.Op == "" {
 		return []ConditionTrace{p}
@@ -69,7 +69,7 @@ func (p ConditionTrace) Leaves() []ConditionTrace {
 	return leaves
 }
 
-// Explain answers a request and says why.
+// Explain answers a request and gives the reasons.
 func (l *Compiled) Explain(r policy.Request) Explanation {
 	how, asked := l.policy.Requested(r)
 	x := Explanation{Asked: asked, How: how, Verdict: l.Decide(r)}
@@ -94,7 +94,7 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 	return x
 }
 
-// attributes are those of a grant that the rule gives.
+// attributes lists the attributes of the grant of a rule.
 func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 	usual := policy.DefaultGrant().Settings()
 	for i, setting := range g.Settings() {
@@ -109,7 +109,7 @@ func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 	return all
 }
 
-// part is a condition with its values. It is taken apart at &&, || and !.
+// part traces a condition with its values. It splits the condition at &&, || and !.
 func (l *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
 		return l.part(parentheses.Expression, e)
@@ -135,7 +135,7 @@ func (l *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 
 var lineBreaks = regexp.MustCompile(`[ \t\r]*\n\s*`)
 
-// chain are the operands of a && b && c, which hcl has as (a && b) && c.
+// chain returns the operands of a && b && c, which hcl stores as (a && b) && c.
 func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expression {
 	if binary, ok := e.(*hclsyntax.BinaryOpExpr); ok && binary.Op == op {
 		return append(chain(binary.LHS, op), binary.RHS)
@@ -143,7 +143,7 @@ func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expressi
 	return []hclsyntax.Expression{e}
 }
 
-// sourceOf is an expression as it is written.
+// sourceOf returns an expression as it was written.
 func (l *Compiled) sourceOf(e hclsyntax.Expression) string {
 	where := e.Range()
 	for _, f := range l.files {
@@ -154,7 +154,7 @@ func (l *Compiled) sourceOf(e hclsyntax.Expression) string {
 	return ""
 }
 
-// rendered is the value of an expression, or why it has none.
+// rendered returns the value of an expression, or why it has none.
 func (e *evidence) rendered(expr hclsyntax.Expression) string {
 	v, err := e.value(expr, anyType)
 	if err != nil {
@@ -163,7 +163,7 @@ func (e *evidence) rendered(expr hclsyntax.Expression) string {
 	return spell(v)
 }
 
-// variablesIn are the variables that an expression names, each once, and what they are.
+// variablesIn returns the variables that an expression names, each once, with their values.
 func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []VariableValue {
 	var all []VariableValue
 	for _, traversal := range e.Variables() {
@@ -186,7 +186,7 @@ func variablesIn(e hclsyntax.Expression, ctx *hcl.EvalContext) []VariableValue {
 // maxSpelled bounds a value in an explanation.
 const maxSpelled = 200
 
-// spell is a value as a policy would have it.
+// spell writes a value as in a policy.
 func spell(v cty.Value) string {
 	switch t := v.Type(); {
 	case v.IsNull() || !v.IsWhollyKnown():

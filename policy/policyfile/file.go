@@ -17,23 +17,23 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// file is a file of a policy.
+// file is one file of a policy.
 type file struct {
 	name   string
 	source []byte
-	hcl    *hcl.File // what can be parsed, nil if that is nothing
+	hcl    *hcl.File // the part that can be parsed, nil if there is none
 }
 
 // Version is the version of the policy language that this program reads.
 const Version = 1
 
-// The bounds of a file. hcl's parser takes stack for each level, and in a file of 64 KiB of brackets it ends the program.
+// These bound a file. hcl's parser uses stack for each level, and 64 KiB of brackets would end the program.
 const (
 	maxFile   = 256 << 10
 	maxNested = 10000
 )
 
-// nesting are the tokens that make a level.
+// nesting lists the tokens that open a level.
 var nesting = []hclsyntax.TokenType{
 	hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp,
 	hclsyntax.TokenTemplateControl, hclsyntax.TokenBang, hclsyntax.TokenMinus, hclsyntax.TokenQuestion,
@@ -57,7 +57,7 @@ func parse(f *file) hcl.Diagnostics {
 	}
 	parsed, diags := hclsyntax.ParseConfig(f.source, f.name, hcl.InitialPos)
 	for _, d := range diags {
-		if d.Summary == "Invalid multi-line string" { // hcl says so of every line behind it
+		if d.Summary == "Invalid multi-line string" { // hcl repeats this for every line that follows
 			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "a string ends in the line in which it begins: write the closing quote")}
 		}
 		if d.Subject.CanSliceBytes(f.source) && string(d.Subject.SliceBytes(f.source)) == "=" {
@@ -68,8 +68,8 @@ func parse(f *file) hcl.Diagnostics {
 	return diags
 }
 
-// intact is a parsed file without the rules that have a mistake of syntax. It is nil if the mistake is elsewhere, because
-// the rules depend on the rest.
+// intact returns a parsed file without the rules that have a mistake in syntax. It is nil if the mistake is
+// elsewhere, because the rules depend on the rest.
 func intact(parsed *hcl.File, diags hcl.Diagnostics) *hcl.File {
 	whole := parsed.Body.(*hclsyntax.Body)
 	body, explained := *whole, 0
@@ -93,8 +93,8 @@ func intact(parsed *hcl.File, diags hcl.Diagnostics) *hcl.File {
 	return &hcl.File{Body: &body, Bytes: parsed.Bytes, Nav: parsed.Nav}
 }
 
-// open parses a file and checks its version, before everything else. So a newer file is refused for its version, and not
-// for a word of it that this program does not know. It is false if the rest is not to be read.
+// open parses a file and checks its version before everything else. So a newer file is refused for its version, and
+// not for a word that this program does not know. It returns false if the rest is not to be read.
 func (j *typeChecker) open(f *file) bool {
 	if j.wrong = append(j.wrong, parse(f)...); f.hcl == nil {
 		return false
@@ -116,25 +116,26 @@ func (j *typeChecker) open(f *file) bool {
 	return len(j.wrong) == before
 }
 
-// CheckSyntax is nil for a text that is HCL, whatever it says, else an *Error.
+// CheckSyntax returns nil if a text is HCL, whatever it means, otherwise an *Error.
 func CheckSyntax(source []byte, name string) error {
 	f := file{name: name, source: source}
 	return complain(parse(&f), []file{f})
 }
 
-// folder is where the files are that a policy has beside policy.hcl.
+// folder is the folder of the files beside policy.hcl.
 const folder = "policy.d"
 
-// Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. All of them must
-// be root's own. Names that end in _test.hcl, or begin with a dot, are passed over.
+// Load reads the policy of a node: the file, and policy.d/*.hcl beside it in the order of their names. Root must own
+// all of them. Names that end in _test.hcl, or begin with a dot, are ignored.
 func Load(path string) (*Compiled, error) {
 	return loadNode(path, path, site.ReadRootOwned)
 }
 
-// LoadWith reads the policy of a node as Load does, with another file in the place of policy.hcl, which may have any owner.
+// LoadWith reads the policy of a node as Load does, but with another file in place of policy.hcl, which may have any
+// owner.
 func LoadWith(path, instead string) (*Compiled, error) { return loadNode(path, instead, readAny) }
 
-// loadNode reads a file in the place of policy.hcl, and the node's policy.d.
+// loadNode reads a file in place of policy.hcl, and the node's policy.d.
 func loadNode(path, instead string, one func(string) ([]byte, error)) (*Compiled, error) {
 	beside, err := site.ListRootOwned(filepath.Join(filepath.Dir(path), folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -148,8 +149,8 @@ func loadNode(path, instead string, one func(string) ([]byte, error)) (*Compiled
 	})
 }
 
-// LoadFiles reads files and folders of any owner, as one policy in the order given: an admin's copy. A folder stands
-// for its policy.hcl and its policy.d, a file for itself.
+// LoadFiles reads files and folders of any owner as one policy, in the given order. A folder is its policy.hcl and
+// its policy.d.
 func LoadFiles(paths ...string) (*Compiled, error) {
 	var all []string
 	for _, path := range paths {
@@ -190,7 +191,7 @@ func namesIn(path string) ([]string, error) {
 	return names, nil
 }
 
-// ruleFiles are those of a folder's names that are files of the policy.
+// ruleFiles returns the names in a folder that are files of the policy.
 func ruleFiles(dir string, names []string) []string {
 	var paths []string
 	for _, name := range names {
@@ -201,13 +202,13 @@ func ruleFiles(dir string, names []string) []string {
 	return paths
 }
 
-// Source is a file of a policy.
+// Source is a file of a policy with its text.
 type Source struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
 
-// Sources are the files that the policy was read from.
+// Sources returns the files that the policy was read from.
 func (l *Compiled) Sources() []Source {
 	sources := make([]Source, len(l.files))
 	for i, f := range l.files {

@@ -22,7 +22,7 @@ type builtin struct {
 	more  bool // the last argument may be repeated
 	gives cty.Type
 	run   function.Function
-	// check says what comes of arguments of the right types, where gives cannot. nil: it can.
+	// check returns the result for arguments of the right types if gives cannot compute it. nil: gives can.
 	check func(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type
 }
 
@@ -46,7 +46,7 @@ var builtins = map[string]builtin{
 	"can":         {[]cty.Type{anyType}, false, cty.Bool, tryfunc.CanFunc, nil},
 }
 
-// functions are the builtins as hcl calls them.
+// functions returns the builtins in hcl's form.
 var functions = sync.OnceValue(func() map[string]function.Function {
 	all := map[string]function.Function{}
 	for name, b := range builtins {
@@ -55,15 +55,15 @@ var functions = sync.OnceValue(func() map[string]function.Function {
 	return all
 })
 
-// fits says whether a call has the right number of arguments.
+// fits reports whether a call has the right number of arguments.
 func (b builtin) fits(args int) bool {
 	return args == len(b.takes) || b.more && args >= len(b.takes)
 }
 
-// taken is the type of argument number i.
+// taken returns the type of argument number i.
 func (b builtin) taken(i int) cty.Type { return b.takes[min(i, len(b.takes)-1)] }
 
-// wants is the number of arguments in words.
+// wants returns the number of arguments in words.
 func (b builtin) wants() string {
 	words := fmt.Sprint(len(b.takes))
 	if b.more {
@@ -89,7 +89,8 @@ func textTest(test func(s, part string) bool) function.Function {
 	})
 }
 
-// regexFunction is the part that matches. hcl's own gives a list when the pattern has groups.
+// regexFunction returns the part of the text that matches. hcl's own function returns a list if the pattern has
+// groups.
 var regexFunction = function.New(&function.Spec{
 	Params: parameters(cty.String, cty.String),
 	Type:   function.StaticReturnType(cty.String),
@@ -137,7 +138,7 @@ var lengthFunction = function.New(&function.Spec{
 	},
 })
 
-// coalesceFunction is the first string that is not empty, or "".
+// coalesceFunction returns the first string that is not empty, or "".
 var coalesceFunction = function.New(&function.Spec{
 	VarParam: &function.Parameter{Name: "strings", Type: cty.String},
 	Type:     function.StaticReturnType(cty.String),
@@ -160,7 +161,7 @@ func checkContains(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.
 	return cty.Bool
 }
 
-// checkRegex compiles the pattern. A group in it is refused, because what groups match would be a list.
+// checkRegex compiles the pattern. It refuses a group, because the result would be a list.
 func checkRegex(j *typeChecker, call *hclsyntax.FunctionCallExpr, _ []cty.Type) cty.Type {
 	source, before := call.Args[0], len(j.wrong)
 	v, ok := j.constant(source)

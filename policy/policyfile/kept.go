@@ -15,13 +15,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// FileStatus says whether a file of an admin's can be used, and what is used in its place (docs/decisions/025).
+// FileStatus reports whether an admin's file can be used, and what is used instead (docs/decisions/025).
 type FileStatus struct {
-	Err  error     // why it cannot be used, nil when it can
-	Kept time.Time // when the copy that is used in its place was kept; zero when there is none
+	Err  error     // why it cannot be used, nil if it can
+	Kept time.Time // when the copy in use was kept; zero if there is none
 }
 
-// Instead says what is used in the place of a file that cannot be used; without is what holds when no copy was kept.
+// Instead returns what is used instead of a file that cannot be used. without describes the case without a copy.
 func (s FileStatus) Instead(without string) string {
 	if s.Kept.IsZero() {
 		return "no copy of one that could be used was kept: " + without
@@ -29,18 +29,18 @@ func (s FileStatus) Instead(without string) string {
 	return "the one that was kept on " + s.Kept.Format("2006-01-02 15:04:05") + " is used"
 }
 
-// The names of the copies.
+// These are the names of the copies.
 const (
 	keptPolicy = "policy.json" // of several files
 	keptConfig = "site.hcl"
 )
 
-// copies is the form of a policy that was kept.
+// copies is the form in which a policy is kept.
 type copies struct {
 	Files []Source `json:"files"`
 }
 
-// ReadPolicy reads the node's policy, or the last one that could be used. It is nil when there is neither.
+// ReadPolicy reads the node's policy, or the last one that could be used. It is nil if there is neither.
 func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 	compiled, err := Load(paths.Policy())
 	if err == nil {
@@ -60,7 +60,7 @@ func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 	return compiled, FileStatus{Err: err, Kept: at}
 }
 
-// KeepPolicy keeps a policy that can be used. It writes only when the policy has changed.
+// KeepPolicy keeps a policy that can be used. It writes only if the policy has changed.
 func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 	content, err := json.MarshalIndent(copies{compiled.Sources()}, "", "  ")
 	if err != nil {
@@ -69,8 +69,8 @@ func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 	return keep(paths, keptPolicy, append(content, '\n'))
 }
 
-// ReadConfig reads what the site says of itself, or what it said when its file could last be used. What neither says is the
-// default.
+// ReadConfig reads the site's file, or the last copy of it that could be used. Settings in neither have their
+// defaults.
 func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
 	content, err := site.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,7 @@ func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
 	return site.DefaultConfig(), FileStatus{Err: err}
 }
 
-// KeepConfig keeps the site's file, which can be used as it stands. When there is none, there is no copy either.
+// KeepConfig keeps a copy of the site's file, which can be used. If the file does not exist, the copy is removed.
 func KeepConfig(paths site.Paths) error {
 	content, err := site.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 )
 
-// Change is a difference between two policies, in the words of their files. Of a block there is no more than that it came
-// or went.
+// Change is a difference between two policies, in the words of their files. A change of a block is only that it was
+// added or removed.
 type Change struct {
 	How  string `json:"how"`  // added, removed or changed
 	What string `json:"what"` // rule "a", or rule "a": overlap
@@ -26,7 +26,8 @@ const (
 	Changed = "changed"
 )
 
-// Changes are the differences between the policy and a later one: blocks that came or went, then attributes that changed.
+// Changes returns the differences between the policy and a later one: first blocks that were added or removed, then
+// attributes.
 func (l *Compiled) Changes(later *Compiled) []Change {
 	was, is := l.outline(), later.outline()
 	var changes []Change
@@ -61,7 +62,7 @@ func (l *Compiled) Changes(later *Compiled) []Change {
 	return changes
 }
 
-// order is those of some rules that others have too.
+// order returns the rules that the other policy has too, in this policy's order.
 func order(some, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(some), func(rule string) bool { return !slices.Contains(others, rule) })
 }
@@ -88,7 +89,7 @@ func (l *Compiled) outline() outline {
 				name = fmt.Sprintf("%s %q", block.Type, block.Labels[0])
 				o.rules = append(o.rules, name)
 			}
-			if !slices.Contains(o.blocks, name) { // there may be many of locals
+			if !slices.Contains(o.blocks, name) { // a policy may have many locals blocks
 				o.blocks = append(o.blocks, name)
 			}
 			o.add(name, f.source, block.Body)

@@ -12,7 +12,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Case is a test of a policy: a request and what is expected of it.
+// Case is a test of a policy: a request and the expected verdict.
 type Case struct {
 	Name    string
 	File    string
@@ -21,22 +21,22 @@ type Case struct {
 	expect  expectation
 }
 
-// expectation is what a case's expect block names; what it does not is not looked at, but for a denial.
+// expectation is what a case's expect block names. The rest of the verdict is not compared, except a denial.
 type expectation struct {
 	rule   *string
 	asked  *bool
-	denied *bool            // whatever the reason
-	reason *string          // a part of it
-	grant  []policy.Setting // as Grant.Settings spells them
+	denied *bool            // whatever the reason is
+	reason *string          // a part of the reason
+	grant  []policy.Setting // as Grant.Settings writes them
 }
 
-// Result is how a case came out.
+// Result is the outcome of a case.
 type Result struct {
 	Name   string   `json:"name"`
 	File   string   `json:"file"`
 	Line   int      `json:"line"`
 	Passed bool     `json:"passed"`
-	Rule   string   `json:"rule,omitempty"` // that decided
+	Rule   string   `json:"rule,omitempty"` // the rule that decided
 	Wrong  []string `json:"wrong,omitempty"`
 }
 
@@ -49,7 +49,7 @@ func LoadCases(path string) ([]Case, error) {
 	return ParseCases(source, path)
 }
 
-// ParseCases reads cases. The name is what complaints call the file.
+// ParseCases reads cases. Mistakes are reported under this file name.
 func ParseCases(source []byte, name string) ([]Case, error) {
 	f := file{name: name, source: source}
 	j := newTypeChecker()
@@ -107,7 +107,7 @@ func (c *Case) read(j *typeChecker, block *hcl.Block) {
 	}
 }
 
-// requestAttributes are the variables of a namespace as a case sets them.
+// requestAttributes are the variables of a namespace in the form in which a case sets them.
 func requestAttributes(root string) (table []attribute[policy.Request]) {
 	for _, v := range namespaces[root] {
 		table = append(table, v.attribute)
@@ -147,7 +147,7 @@ func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
 	}
 }
 
-// readDenied takes a truth, or a part of the reason.
+// readDenied takes true, false, or a part of the reason.
 func (e *expectation) readDenied(j *typeChecker, attr *hcl.Attribute) {
 	v, _ := j.constantOf(attr, anyType)
 	switch {
@@ -186,7 +186,7 @@ func (l *Compiled) Run(cases []Case) []Result {
 	return results
 }
 
-// differences are what a verdict has other than expected, a sentence each.
+// differences returns how a verdict differs from the expected one, a sentence for each difference.
 func (e expectation) differences(v policy.Decision) []string {
 	var wrong []string
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }

@@ -3,9 +3,9 @@
 // Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only importer
 // of hcl.
 //
-// A file is taken whole or not at all, and every complaint tells file, line and column. Names, types and constant values
-// are checked when the file is read. What fails for one job only is a denial for that job (docs/decisions/027). So a
-// policy that loads cannot fail a prolog.
+// A file is used completely or not at all, and every mistake is reported with file, line and column. Names, types and
+// constant values are checked when the file is read. A failure for one job is a denial of that job
+// (docs/decisions/027). So a policy that loads cannot fail a prolog.
 package policyfile
 
 import (
@@ -18,16 +18,16 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Compiled is a policy that was read.
+// Compiled is a policy that was read and checked.
 type Compiled struct {
 	policy policy.Policy
 	files  []file
 	rules  []rule
 	fixed  map[string]cty.Value // the locals that do not depend on the job
-	locals []*local             // those that do and that rules name, each behind those that it names
+	locals []*local             // those that depend on the job and that rules name, each after those that it names
 }
 
-// RuleInfo says where a rule stands.
+// RuleInfo is a rule's name and place.
 type RuleInfo struct {
 	Name   string `json:"name"`
 	File   string `json:"file"`
@@ -35,13 +35,13 @@ type RuleInfo struct {
 	Denies bool   `json:"denies"`
 }
 
-// Policy is the policy in the form that the prolog asks it.
+// Policy returns the policy in the form that the prolog uses.
 func (l *Compiled) Policy() policy.Policy { return l.policy }
 
 // Decide answers a request.
 func (l *Compiled) Decide(r policy.Request) policy.Decision { return l.policy.Decide(r) }
 
-// Files are the names of the files that the policy was read from.
+// Files returns the names of the files that the policy was read from.
 func (l *Compiled) Files() []string {
 	names := make([]string, len(l.files))
 	for i, f := range l.files {
@@ -50,7 +50,7 @@ func (l *Compiled) Files() []string {
 	return names
 }
 
-// Rules are the policy's rules in their order.
+// Rules returns the policy's rules in their order.
 func (l *Compiled) Rules() []RuleInfo {
 	infos := make([]RuleInfo, len(l.rules))
 	for i, r := range l.rules {
@@ -59,12 +59,12 @@ func (l *Compiled) Rules() []RuleInfo {
 	return infos
 }
 
-// Parse reads a policy of one file. The name is what complaints call it.
+// Parse reads a policy of one file. Mistakes are reported under this file name.
 func Parse(source []byte, name string) (*Compiled, error) {
 	return compile([]file{{name: name, source: source}})
 }
 
-// compile makes a policy of files. All that is wrong with them is one error.
+// compile makes a policy from files. All mistakes in them are one error.
 func compile(files []file) (*Compiled, error) {
 	d := builder{check: newTypeChecker()}
 	for i := range files {
@@ -83,7 +83,8 @@ func compile(files []file) (*Compiled, error) {
 	return compiled, nil
 }
 
-// builder is a policy while its files are read. Rules are checked when all files are read, because a local may stand in any.
+// builder is a policy while its files are read. Rules are checked after all files are read, because a local may be in
+// any file.
 type builder struct {
 	check    *typeChecker
 	trigger  *policy.Trigger
@@ -126,7 +127,7 @@ func (d *builder) read(f *file) {
 	}
 }
 
-// triggerAttributes is the trigger block.
+// triggerAttributes is the table of the trigger block.
 var triggerAttributes = []attribute[policy.Trigger]{
 	stringAttribute("constraint", word, func(t *policy.Trigger, s string) { t.Constraint = s }),
 	stringAttribute("comment", word, func(t *policy.Trigger, s string) { t.Comment = s }),
@@ -171,7 +172,8 @@ func (d *builder) readLocals(block *hcl.Block) {
 	}
 }
 
-// finish checks the rules, then the locals that no rule names. What those look up and come to is not needed.
+// finish checks the rules, and then the locals that no rule names. The look-ups and values of those locals are not
+// needed.
 func (d *builder) finish() {
 	var defaults []setting[policy.Grant]
 	if d.defaults != nil {
@@ -197,7 +199,7 @@ func (d *builder) finish() {
 	d.check.needs, d.check.order = needs, order
 }
 
-// checkNeeds refuses look-ups that every job of the node would pay for, with its time and with what they can fail by.
+// checkNeeds refuses look-ups that every job of the node would pay for, with time and with possible failures.
 func (d *builder) checkNeeds() {
 	if d.check.needs == (policy.Lookups{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
 		return
@@ -211,7 +213,7 @@ type rule struct {
 	where hcl.Range // of its label
 	when  hclsyntax.Expression
 	deny  hclsyntax.Expression
-	grant []setting[policy.Grant] // the defaults, then its own
+	grant []setting[policy.Grant] // the defaults, then the rule's own
 	allow []string
 }
 
@@ -253,7 +255,7 @@ func readRule(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]
 func (r *rule) readWhen(j *typeChecker, attr *hcl.Attribute) {
 	r.when = expression(attr)
 	if j.typed(r.when, cty.Bool, "when is") {
-		j.constant(r.when) // one that fails is refused now
+		j.constant(r.when) // a condition that always fails is refused now
 	}
 }
 

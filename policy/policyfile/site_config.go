@@ -8,7 +8,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// factAttributes is the site file.
+// factAttributes is the table of the site file.
 var factAttributes = []attribute[site.Config]{
 	stringAttribute("nvml_library", absolute, func(f *site.Config, s string) { f.NVMLLibrary = s }),
 	stringAttribute("mps_control", absolute, func(f *site.Config, s string) { f.Control = s }),
@@ -18,7 +18,7 @@ var factAttributes = []attribute[site.Config]{
 	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
 }
 
-// ParseFacts reads the site's facts over the defaults given.
+// ParseFacts reads the site's file. Settings that it does not have keep the given defaults.
 func ParseFacts(source []byte, name string, facts site.Config) (site.Config, error) {
 	f := file{name: name, source: source}
 	j := newTypeChecker()

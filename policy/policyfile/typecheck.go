@@ -16,14 +16,15 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// typeChecker goes through the expressions of a policy when the policy is read. It refuses unknown names, wrong types and
-// what is not of the language. hcl alone is not strict enough: it says false of job.uid == "1001" without an error.
+// typeChecker checks the expressions of a policy when the policy is read. It refuses unknown names, wrong types and
+// syntax that the language does not have. hcl alone is not strict enough: it evaluates job.uid == "1001" to false
+// without an error.
 type typeChecker struct {
 	locals map[string]*local
-	order  []*local             // those that depend on the job, each behind those that it names
+	order  []*local             // those that depend on the job, each after those that it names
 	fixed  map[string]cty.Value // the values of the other locals
 	loop   map[string]cty.Type  // the variables of the for that is being checked
-	needs  policy.Lookups       // what the expressions name
+	needs  policy.Lookups       // the look-ups that the expressions need
 	wrong  hcl.Diagnostics
 
 	functions map[string]function.Function
@@ -33,22 +34,22 @@ func newTypeChecker() *typeChecker {
 	return &typeChecker{locals: map[string]*local{}, fixed: map[string]cty.Value{}, functions: functions()}
 }
 
-// local is a name of a locals block.
+// local is an entry of a locals block.
 type local struct {
 	name  string
 	expr  hclsyntax.Expression
 	where hcl.Range
 	typ   cty.Type // NilType until it is checked
-	open  bool     // it is being checked: to meet it again is a cycle
+	open  bool     // it is being checked: if it is met again, there is a cycle
 }
 
-// mistake adds a diagnostic. The type is that of what is wrong.
+// mistake adds a diagnostic. It returns the type for a wrong expression.
 func (j *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) cty.Type {
 	j.wrong = append(j.wrong, mistake(where, summary, format, args...))
 	return anyType
 }
 
-// typed is false when an expression is wrong or has another type. what is the beginning of the sentence that says so.
+// typed returns false if an expression is wrong or has another type. what begins the sentence of the mistake.
 func (j *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) bool {
 	before := len(j.wrong)
 	if got := j.typeOf(e); !fits(want, got) {
@@ -57,7 +58,7 @@ func (j *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) 
 	return len(j.wrong) == before
 }
 
-// constant is the value of a checked expression that does not depend on the job. One that fails is a mistake.
+// constant returns the value of a checked expression that does not depend on the job. A failure is a mistake.
 func (j *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 	if !namesOnly(e, j.fixed) {
 		return v, false
@@ -69,7 +70,7 @@ func (j *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 	return v, failed == nil
 }
 
-// namesOnly says that an expression names no variable but these locals.
+// namesOnly reports whether an expression names no variable except these locals.
 func namesOnly(e hclsyntax.Expression, locals map[string]cty.Value) bool {
 	for _, traversal := range e.Variables() {
 		if traversal.RootName() != "local" || len(traversal) < 2 {
@@ -83,12 +84,12 @@ func namesOnly(e hclsyntax.Expression, locals map[string]cty.Value) bool {
 	return true
 }
 
-// constantContext is what an expression without a job's variables is evaluated in.
+// constantContext is the context of an expression without a job's variables.
 func constantContext(locals map[string]cty.Value, called map[string]function.Function) *hcl.EvalContext {
 	return &hcl.EvalContext{Variables: map[string]cty.Value{"local": cty.ObjectVal(locals)}, Functions: called}
 }
 
-// constantOf is the value of an attribute that may not depend on the job.
+// constantOf returns the value of an attribute that may not depend on the job.
 func (j *typeChecker) constantOf(attr *hcl.Attribute, want cty.Type) (v cty.Value, ok bool) {
 	if e := expression(attr); j.typed(e, want, attr.Name+" is") {
 		return j.mustBeConstant(e, attr.Name)
@@ -105,7 +106,7 @@ func (j *typeChecker) mustBeConstant(e hclsyntax.Expression, name string) (cty.V
 	return v, ok
 }
 
-// typeOf is the type of an expression. The kinds of node that are not here are not of the language.
+// typeOf returns the type of an expression. Kinds of nodes that are not here are not part of the language.
 func (j *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
 	switch e := e.(type) {
 	case *hclsyntax.ParenthesesExpr:
@@ -140,7 +141,7 @@ func (j *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
 	return j.mistake(e.Range(), "Not in this language", "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
 }
 
-// The bounds of a number in a policy. To write down the digits of 1e1000000 would take a prolog minutes.
+// The bounds of a number in a policy. A prolog would take minutes to write the digits of 1e1000000.
 const (
 	maxNumber = 1e15
 	minNumber = 1e-9
@@ -159,7 +160,7 @@ func (j *typeChecker) literal(e *hclsyntax.LiteralValueExpr) cty.Type {
 	return e.Val.Type()
 }
 
-// operand checks an operand or an argument. A type that is wrong becomes anyType, so that one mistake is told once.
+// operand checks an operand or an argument. A wrong type becomes anyType, so that one mistake is reported once.
 func (j *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) cty.Type {
 	got := j.typeOf(e)
 	if !fits(want, got) {
@@ -177,7 +178,7 @@ func (j *typeChecker) template(e *hclsyntax.TemplateExpr) cty.Type {
 	return cty.String
 }
 
-// variable is the type of a variable and of what is taken out of it.
+// variable returns the type of a variable, or of an attribute of it.
 func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	root := e.Traversal.RootName()
 	if t, ok := j.loop[root]; ok {
@@ -207,7 +208,7 @@ func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	return j.steps(v.typ, e.Traversal[2:])
 }
 
-// attributeOf is the name of a step: .name or ["name"].
+// attributeOf returns the name of a step: .name or ["name"].
 func attributeOf(step hcl.Traverser) (string, bool) {
 	switch step := step.(type) {
 	case hcl.TraverseAttr:
@@ -232,7 +233,7 @@ func (j *typeChecker) local(name string, where hcl.Range) cty.Type {
 	return l.typ
 }
 
-// checkLocal checks a local when it is first named.
+// checkLocal checks a local at its first use.
 func (j *typeChecker) checkLocal(l *local) {
 	if l.typ != cty.NilType {
 		return
@@ -252,7 +253,7 @@ func (j *typeChecker) checkLocal(l *local) {
 	j.order = append(j.order, l)
 }
 
-// steps takes attributes and elements out of a value.
+// steps follows attributes and elements of a value.
 func (j *typeChecker) steps(t cty.Type, steps hcl.Traversal) cty.Type {
 	for _, step := range steps {
 		t = j.step(t, step)
@@ -293,7 +294,7 @@ func (j *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
 	return j.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", aType(collection), aType(key))
 }
 
-// attributesOf are the attributes of an object in the order of their names.
+// attributesOf returns the attributes of an object in the order of their names.
 func attributesOf(object cty.Type) (names []string, types []cty.Type) {
 	names = sortedKeys(object.AttributeTypes())
 	for _, name := range names {
@@ -332,7 +333,7 @@ func (j *typeChecker) conditional(e *hclsyntax.ConditionalExpr) cty.Type {
 	return join(yes, no)
 }
 
-// quotient and remainder fail when the divisor is 0. hcl's own give an infinity and the dividend.
+// quotient and remainder fail if the divisor is 0. hcl's own functions return an infinity and the dividend.
 var (
 	quotient  = dividing(stdlib.Divide)
 	remainder = dividing(stdlib.Modulo)
@@ -351,7 +352,7 @@ func dividing(divide func(a, b cty.Value) (cty.Value, error)) *hclsyntax.Operati
 	})}
 }
 
-// operators are the operators that take two of a type.
+// operators are the operators with two operands of one type.
 var operators = map[*hclsyntax.Operation]struct {
 	sign         string
 	takes, gives cty.Type
@@ -389,7 +390,7 @@ func (j *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
 	return operator.gives
 }
 
-// compared refuses what is never equal.
+// compared refuses a comparison that is never true.
 func (j *typeChecker) compared(e *hclsyntax.BinaryOpExpr, a, b cty.Type) {
 	switch {
 	case aType(a) != aType(b) && a != anyType && b != anyType:
@@ -436,7 +437,8 @@ func (j *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
 	return cty.Object(attributes)
 }
 
-// forEach makes a list of a list. One for in another is refused, because the lists of a job are as long as its user likes.
+// forEach makes a list from a list. It refuses one for inside another, because a user decides how long a job's lists
+// are.
 func (j *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	switch {
 	case e.KeyExpr != nil:
@@ -463,7 +465,7 @@ func (j *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	return cty.List(value)
 }
 
-// suggestRoot is what may be meant by an unknown name, which stands alone or has attributes.
+// suggestRoot returns what an unknown name may mean, which stands alone or has attributes.
 func suggestRoot(root string, alone bool) string {
 	for _, space := range []string{"job", "node", "gpu"} {
 		if _, ok := variableNamed(space, root); ok {
@@ -481,7 +483,7 @@ func suggestRoot(root string, alone bool) string {
 	return ""
 }
 
-// suggest is the one of names that is one slip away from a word.
+// suggest returns the name that differs from a word by one slip.
 func suggest(word string, names []string) string {
 	for _, name := range names {
 		if almostSame(word, name) {
@@ -491,8 +493,8 @@ func suggest(word string, names []string) string {
 	return ""
 }
 
-// almostSame says that two words differ by one letter changed, left out or put in, or by two changed places, or that one
-// begins with the other.
+// almostSame reports whether two words differ by one changed, missing or additional letter, or by two swapped
+// letters, or whether one begins with the other.
 func almostSame(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a

@@ -8,16 +8,16 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// The types of the language are cty.Number, cty.String, cty.Bool, lists and objects. There is no null: what Slurm does not
-// say is "", 0 or an empty list.
+// The types of the language are cty.Number, cty.String, cty.Bool, lists and objects. There is no null: a value that
+// Slurm does not pass is "", 0 or an empty list.
 var (
-	// anyType is the type of what is wrong already, and of the elements of []. It fits every other.
+	// anyType is the type of a wrong expression, and of the elements of []. It fits every other type.
 	anyType   = cty.DynamicPseudoType
 	anyList   = cty.List(anyType)
 	anyObject = cty.EmptyObject
 )
 
-// fits says that a value of one type can stand in the place of another.
+// fits reports whether a value of one type can replace a value of another.
 func fits(want, got cty.Type) bool {
 	switch {
 	case want == anyType || got == anyType:
@@ -30,7 +30,7 @@ func fits(want, got cty.Type) bool {
 	return want.Equals(got)
 }
 
-// join is the type of a value that is of one type or of another that fits it.
+// join returns the type of a value that has one type or another type that fits it.
 func join(a, b cty.Type) cty.Type {
 	switch {
 	case a == anyType:
@@ -41,10 +41,10 @@ func join(a, b cty.Type) cty.Type {
 	return a
 }
 
-// single says that a value is no list and no object.
+// single reports whether a value is neither a list nor an object.
 func single(t cty.Type) bool { return !t.IsListType() && !t.IsObjectType() }
 
-// wording is a type with its article, and the plural of it.
+// wording is a type with its article, and its plural.
 func wording(t cty.Type) (one, many string) {
 	switch {
 	case t == cty.Number:
@@ -71,7 +71,7 @@ func plural(t cty.Type) string {
 	return many
 }
 
-// instead is a type and the one that stands in its place. Of two lists it tells the elements.
+// instead names a type and the type that is there instead. For two lists it names the elements.
 func instead(want, got cty.Type, not string) string {
 	if want.IsListType() && got.IsListType() {
 		return "a list of " + plural(want.ElementType()) + ", not of " + plural(got.ElementType())
@@ -79,7 +79,7 @@ func instead(want, got cty.Type, not string) string {
 	return aType(want) + not + aType(got)
 }
 
-// oneType joins types. It is false when one of them does not fit those before it, and then tells which.
+// oneType joins types. It returns false if one of them does not fit those before it, and which.
 func oneType(types []cty.Type) (joined cty.Type, odd int, ok bool) {
 	joined = anyType
 	odd = slices.IndexFunc(types, func(t cty.Type) bool {

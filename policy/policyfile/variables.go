@@ -9,18 +9,18 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// variable is a row of the tables below: an attribute of job, node or gpu. Its set is how a case of a policy's tests sets
+// variable is a row of the tables below: an attribute of job, node or gpu. set is how a case of a policy's tests sets
 // it.
 type variable struct {
 	attribute[policy.Request]
 	value func(*policy.Request) cty.Value
-	needs func(*policy.Lookups) *bool // the look-up that it takes, nil for none
+	needs func(*policy.Lookups) *bool // the look-up that it needs, nil for none
 }
 
-// mostIDs is the highest number that Slurm gives to anything.
+// mostIDs is the highest number of a Slurm id.
 const mostIDs = math.MaxUint32
 
-// namespaces are the roots of what an expression can name, beside local.
+// namespaces are the roots of the names in expressions, beside local.
 var namespaces = map[string][]variable{
 	"job": {
 		count("id", mostIDs, func(r *policy.Request) *uint32 { return &r.JobID }),
@@ -69,7 +69,7 @@ func ofGPU(v variable) variable {
 	return lookedUp(v, func(n *policy.Lookups) *bool { return &n.GPU })
 }
 
-// count holds the value to its bounds, whatever a request has.
+// count bounds the value, whatever the request has.
 func count[T int | uint32](name string, most float64, field func(*policy.Request) *T) variable {
 	return variable{
 		attribute: wholeWithin(name, 0, most, func(r *policy.Request, n int) { *field(r) = T(n) }),
@@ -125,13 +125,13 @@ func positions(name string, field func(*policy.Request) *[]int) variable {
 	}
 }
 
-// added is a new element of a list.
+// added returns a new element of a list.
 func added[T any](list *[]T) *T {
 	*list = append(*list, *new(T))
 	return &(*list)[len(*list)-1]
 }
 
-// each makes an attribute a list. Setting it sets each element in turn.
+// each makes a list of an attribute. Setting it sets each element in turn.
 func each[T any](elem attribute[T]) attribute[T] {
 	return attribute[T]{elem.name, cty.List(elem.typ), func(into *T, v cty.Value) (summary, detail string) {
 		for _, item := range v.AsValueSlice() {
@@ -143,7 +143,7 @@ func each[T any](elem attribute[T]) attribute[T] {
 	}}
 }
 
-// listValue is a list that may be empty, which cty writes in another way.
+// listValue returns a list that may be empty. cty needs another call for an empty list.
 func listValue[T any](kind cty.Type, items []T, value func(T) cty.Value) cty.Value {
 	if len(items) == 0 {
 		return cty.ListValEmpty(kind)

@@ -13,8 +13,8 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Warnings are what the policy has that is of the language and does nothing: rules that are never tried, and comparisons
-// that no job can meet.
+// Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
+// job can meet.
 func (l *Compiled) Warnings() []Diagnostic {
 	found := l.neverTried()
 	for _, f := range l.files {
@@ -33,7 +33,7 @@ func (l *Compiled) Warnings() []Diagnostic {
 	return all.diagnostics
 }
 
-// neverTried are the rules behind one that is for every job.
+// neverTried returns the rules after a rule that matches every job.
 func (l *Compiled) neverTried() (found hcl.Diagnostics) {
 	var last *rule
 	for i := range l.rules {
@@ -49,7 +49,7 @@ func (l *Compiled) neverTried() (found hcl.Diagnostics) {
 	return found
 }
 
-// constant is the value of an expression that names no variable of a job.
+// constant returns the value of an expression that names no variable of a job.
 func (l *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 	if !namesOnly(e, l.fixed) {
 		return v, false
@@ -58,7 +58,7 @@ func (l *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
 	return v, failed == nil
 }
 
-// neverEqual says what of a comparison of a variable with texts can never be: by == or !=, or by contains.
+// neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
 func (l *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
 	sides := [][2]hclsyntax.Expression{} // a variable, and what it is compared with
 	switch e := n.(type) {
@@ -87,7 +87,7 @@ func (l *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
 	return found
 }
 
-// texts are a text, or those of a list.
+// texts returns a text, or the texts of a list.
 func texts(v cty.Value) (all []string) {
 	switch {
 	case v.Type() == cty.String:
@@ -100,7 +100,7 @@ func texts(v cty.Value) (all []string) {
 	return all
 }
 
-// never says why a variable is never a text, or what it is instead, "" if it may be.
+// never returns why a variable never equals a text, or what it equals instead, "" if it may.
 func never(variable, text string) string {
 	if prefix, pattern := strings.CutSuffix(text, "*"); pattern && !strings.Contains(prefix, "*") {
 		return fmt.Sprintf("this compares the whole text, and a * stands for itself: write startswith(%s, %q)", variable, prefix)
