@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// endDaemons ends all of a lease's daemons at the same time: one that is wedged takes no time from the others. It says
-// whether all of them lived until then and went when they were asked, with no client to be terminated.
+// endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others. It
+// reports whether all of them were alive and ended when they were asked, without a terminated client.
 func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
 	type end struct {
 		byItself bool
@@ -35,13 +35,13 @@ func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) 
 	return byItself, failed
 }
 
-// endDaemon drains a daemon's clients, has it quit, and kills what does not. Only the last step's failure is one: the
-// others' are said and gone past. A daemon of a lease that never opened is asked nothing: no rank has been told of it, and
-// that it does not answer may be why the lease did not open.
+// endDaemon drains a daemon's clients, tells it to quit, and kills it if it stays. Only a failure of the last step is
+// returned; the others are logged. A daemon of a lease that never opened is not asked anything: no rank knows it, and
+// the lease may have failed because it does not answer.
 func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
 	began := time.Now()
 	lived := d.Proc.Running()
-	if !lived { // never started, killed, or started by a prolog that died before it could say so
+	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
 		there, err := c.Daemons.Processes(l.Job, d)
 		if err != nil || len(there) == 0 {
 			return false, err
@@ -64,7 +64,8 @@ func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 	return byItself, nil
 }
 
-// emptyGroup ends what is left in a daemon's control group: its user may have made the daemon start any program.
+// emptyGroup ends the processes in a daemon's control group. The job's user may have made the daemon start any
+// program.
 func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
 	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
 	defer cancel()
@@ -75,7 +76,7 @@ func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
 	return err
 }
 
-// drainAndQuit asks a daemon to end its clients that stay, and itself.
+// drainAndQuit tells a daemon to end its remaining clients, and then to quit.
 func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
 	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
@@ -86,7 +87,7 @@ func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon,
 	return terminated, err
 }
 
-// end kills a daemon. What goes on to appear that only looks like it is the user's, and no reason to drain a node.
+// end kills a daemon. Processes of the user that only look like a daemon are no reason to drain a node.
 func (c Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
 	err := c.Daemons.Kill(ctx, l.Job, d)
 	if errors.Is(err, site.ErrImpostors) {
@@ -102,7 +103,7 @@ func (c Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
 	return c.Daemons.Quit(bound, l.Job, d)
 }
 
-// withReserve is ctx, ended early enough to leave d.
+// withReserve returns ctx, ended early by d.
 func withReserve(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -111,8 +112,8 @@ func withReserve(ctx context.Context, d time.Duration) (context.Context, context
 	return context.WithDeadline(ctx, deadline.Add(-d))
 }
 
-// drain gives clients their grace and then has the daemon terminate those that stay. A client that is stopped is passed
-// over: to terminate it would wedge the daemon (measured), and it has no work in flight by then.
+// drain gives clients their grace and then terminates those that stay. It does not terminate a stopped client,
+// because that makes the daemon hang (measured), and a stopped client has no work in flight by then.
 func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
 	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
 	if err != nil || len(clients) == 0 {
@@ -135,7 +136,7 @@ func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 	return terminated, nil
 }
 
-// await polls until no client is left or the grace is over, and returns who is.
+// await polls until no client is left or the grace is over, and returns the clients that are left.
 func (c Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
 	bound, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()

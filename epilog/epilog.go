@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package epilog closes a lease: the one undo in the house. The prolog calls it too, for what it could not finish.
+// Package epilog closes a lease. There is no other undo: the prolog calls it too, after a failure.
 //
-// The promise: it obeys the record and never the present policy; closing twice is closing once; everything is tried, and
-// the lease is forgotten only when all of it succeeded. What is another job's by now is left alone.
+// It follows the record and never the current policy. Closing twice is the same as closing once. It tries every step,
+// and deletes the lease only if all steps succeeded. It does not touch what belongs to another job by now.
 package epilog
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Daemons is what the epilog asks of control daemons. Every call ends by ctx's deadline.
+// Daemons is what the epilog needs of control daemons. Every call ends by ctx's deadline.
 type Daemons interface {
 	Clients(context.Context, lease.Job, lease.Daemon) ([]site.Client, error)
 	Terminate(context.Context, lease.Job, lease.Daemon, site.Client) error
@@ -28,17 +28,17 @@ type Daemons interface {
 	Processes(lease.Job, lease.Daemon) ([]site.Process, error)
 }
 
-// Guards is what the epilog asks of guards.
+// Guards is what the epilog needs of guards.
 type Guards interface {
 	End(ctx context.Context, job uint32) error
 }
 
-// ControlGroups is what the epilog asks of the node's control groups. Every call ends by ctx's deadline.
+// ControlGroups is what the epilog needs of the node's control groups. Every call ends by ctx's deadline.
 type ControlGroups interface {
 	Empty(ctx context.Context, dir string) (ended int, err error)
 }
 
-// GPUs is what the epilog asks of the driver.
+// GPUs is what the epilog needs of the driver.
 type GPUs interface {
 	Mode(site.UUID) (site.Mode, error)
 	SetMode(site.UUID, site.Mode) error
@@ -52,13 +52,13 @@ type Epilog struct {
 	Groups  ControlGroups
 	GPUs    GPUs
 	Log     zerolog.Logger
-	Logs    string // the folder where logs are kept that outlive their job
+	Logs    string // the folder of the logs that outlive their job
 	// Again is the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
 }
 
-// The bounds of single steps. Together with a grant's grace they stay below the default deadline of 60 s, and each of
-// them ends early enough before the whole's end that what must come after it still can.
+// The bounds of single steps. Together with a grant's grace they stay below the default deadline of 60 s. Each step
+// ends early enough that the later steps still have time.
 const (
 	lockTimeout      = 10 * time.Second
 	terminateTimeout = 2 * time.Second
@@ -67,8 +67,8 @@ const (
 	endReserve       = 5 * time.Second
 )
 
-// Close brings the node back to what it was before the job. It is safe where there was no prolog, when it is called
-// twice, after a reboot, and beside a prolog of the same job, which it waits for and then takes over from.
+// Close restores the node to its state before the job. It is safe without a prolog, twice, after a reboot, and beside
+// a prolog of the same job: it waits for that prolog and then takes over.
 func (c Epilog) Close(ctx context.Context, job uint32) error {
 	turn, err := c.lockJob(ctx, job)
 	if err != nil {
@@ -81,7 +81,7 @@ func (c Epilog) Close(ctx context.Context, job uint32) error {
 	case errors.Is(err, lease.ErrNotFound):
 		return c.closeUnleased(ctx, job)
 	case errors.Is(err, lease.ErrStaleBoot):
-		c.Log.Info().Msg("the lease is of an earlier boot: nothing of it is left but files")
+		c.Log.Info().Msg("the lease is from before a reboot: only its files are left")
 		return c.Store.PurgeStale(ctx, job)
 	case err != nil:
 		return c.logRepair(err, lease.Lease{Job: lease.Job{ID: job}})
@@ -89,7 +89,8 @@ func (c Epilog) Close(ctx context.Context, job uint32) error {
 	return c.undo(ctx, l, c.Store.DeleteAndUnlock)
 }
 
-// closeUnleased removes the ticket of a job that was refused, and what a prolog left that died before its intent.
+// closeUnleased removes the ticket of a job that was refused, and the files of a prolog that died before it wrote a
+// lease.
 func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
 	if err := errors.Join(c.Guards.End(ctx, job), c.Store.PurgeStale(ctx, job)); err != nil {
 		return err
@@ -98,8 +99,8 @@ func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
 	return nil
 }
 
-// lockJob waits for a prolog of the same job, then ends it: whatever it has done stands in the lease. Another epilog of
-// the job, which an admin may have started, is waited for and never ended.
+// lockJob waits for a prolog of the same job and then ends it, because the lease lists everything that it has done.
+// It waits for another epilog of the job, which an admin may have started, and never ends it.
 func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
 	first, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lockTimeout))
 	turn, err := c.Store.Lock(first, job)
@@ -108,7 +109,7 @@ func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error)
 	if !errors.As(err, &busy) {
 		return turn, err
 	}
-	if !busy.Holder.Running() { // it has just gone, or is one that could not sign
+	if !busy.Holder.Running() { // it has just ended, or it could not write its pid
 		return c.Store.Lock(ctx, job)
 	}
 	if busy.Closing {
@@ -122,8 +123,8 @@ func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error)
 	return c.Store.Lock(ctx, job)
 }
 
-// Undo undoes a lease; the caller has the job's turn, and keeps it. Every step is tried whatever became of the one before,
-// but for two: modes and folders stay while a daemon may still be using them.
+// Undo undoes a lease. The caller holds the job's lock, and keeps it. Every step is tried, whatever happened before
+// it. There are two exceptions: modes and folders stay while a daemon may still use them.
 func (c Epilog) Undo(ctx context.Context, l lease.Lease) error {
 	return c.undo(ctx, l, c.Store.Delete)
 }
@@ -149,7 +150,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	if failed == nil {
 		failed = forget(ctx, l)
 	}
-	if was != lease.Opening { // no rank has been told of it, so it is no job's sum
+	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
 		c.logSummary(l, summary, failed == nil)
 	}
 	if failed != nil {
@@ -159,8 +160,8 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	return nil
 }
 
-// logRepair logs what an admin does by hand, exactly, and returns the failure. To kill the daemon is not among it: the
-// epilog has asked it to quit and has then tried SIGKILL, and does both again.
+// logRepair logs the exact commands for an admin, and returns the failure. The commands do not kill the daemon,
+// because the epilog has told it to quit and has then tried SIGKILL, and does both again.
 func (c Epilog) logRepair(failed error, l lease.Lease) error {
 	var commands []string
 	for _, held := range l.Held {
@@ -169,6 +170,6 @@ func (c Epilog) logRepair(failed error, l lease.Lease) error {
 		}
 	}
 	commands = append(commands, c.RerunCommand(l.Job))
-	c.Log.Error().Err(failed).Strs("repair", commands).Msg("the node is not proved clean: the lease is kept")
+	c.Log.Error().Err(failed).Strs("repair", commands).Msg("cannot prove that the node is clean: the lease is kept")
 	return fmt.Errorf("%w: the lease is kept; to repair: %s", failed, strings.Join(commands, "; "))
 }

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The logs that a control daemon and its server write, and the bounds of what is kept of them on a node: of a file its
-// end, of a job so much, of jobs the latest.
+// The logs that a control daemon and its server write, and the bounds of what is kept on a node: the end of each
+// file, a maximum for each job, and the latest jobs.
 const (
 	maxKeptFile = 4 << 20
 	maxKeptJob  = 16 << 20
@@ -29,13 +29,13 @@ const serverLog = "server.log"
 
 var logNames = []string{"control.log", serverLog}
 
-// wantsLogs says whether a lease's logs outlive it. Failed is whatever did not go as it should: in the prolog, since the
-// lease was not open; a daemon that died; and all that was not ended by itself.
+// wantsLogs reports whether a lease's logs outlive it. Failed is any fault: the prolog did not open the lease, a
+// daemon died, or a daemon did not end by itself.
 func wantsLogs(l lease.Lease, failed bool) bool {
 	return l.KeepLogs == "always" || l.KeepLogs == "on_failure" && failed
 }
 
-// keepLogs keeps a job's logs. They are no part of what must be undone: that they cannot be kept is said, and no more.
+// keepLogs keeps a job's logs. They are not part of the undo: a failure is logged, and has no other effect.
 func (c Epilog) keepLogs(l lease.Lease) {
 	kept, err := keep(c.Logs, l)
 	if err == nil {
@@ -48,8 +48,8 @@ func (c Epilog) keepLogs(l lease.Lease) {
 	c.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
 }
 
-// keep copies the logs to a folder of the job below dir: root's, and readable by the job's group as its ticket is. The
-// folder is whole or absent; that of an earlier run of the job goes.
+// keep copies the logs to a folder of the job below dir. Root owns it, and the job's group can read it, as with the
+// ticket. The folder is whole or absent, and replaces the folder of an earlier run of the job.
 func keep(dir string, l lease.Lease) (int64, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return 0, fmt.Errorf("cannot keep logs: %w", err)
@@ -57,7 +57,7 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	name := strconv.FormatUint(uint64(l.Job.ID), 10)
 	whole, fresh := filepath.Join(dir, name), filepath.Join(dir, "."+name+".new")
 	if made, err := os.ReadFile(filepath.Join(whole, madeFile)); err == nil && string(made) == madeOf(l) {
-		return 0, nil // an epilog kept them that was killed since: what it had not removed yet is less
+		return 0, nil // an epilog that was killed since has kept them: the logs that are left now are fewer
 	}
 	if err := os.RemoveAll(fresh); err != nil {
 		return 0, fmt.Errorf("cannot keep logs: %w", err)
@@ -76,7 +76,8 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	return kept, nil
 }
 
-// madeFile says which lease the logs are of: a job that is requeued has another one, and the clock may have gone back since.
+// madeFile identifies the lease of the logs. A job that is requeued has another lease, and the clock may have gone
+// back since.
 const madeFile = "lease-made"
 
 func madeOf(l lease.Lease) string { return l.CreatedAt.Format(time.RFC3339Nano) + "\n" }
@@ -111,7 +112,7 @@ func groupDir(path string, gid uint32) error {
 	return errors.Join(os.Chown(path, 0, int(gid)), os.Chmod(path, 0o750))
 }
 
-// copyLog copies the end of a log. A log that is not there, or is not the user's own regular file, is passed over.
+// copyLog copies the end of a log. It skips a log that does not exist, or that is not a regular file of the user.
 func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
 	log, size, err := openLog(from, name, job.UID)
 	if err != nil {
@@ -137,11 +138,11 @@ func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
 	return io.Copy(file, io.LimitReader(log, most))
 }
 
-// openLog opens a file in a folder of the user's, who can put anything there: a link to a file that only root can read, a
-// hard link to one, a pipe that never ends. No link is followed, and what is open must be the user's own and a regular
-// file of one name.
+// openLog opens a file in a folder of the user. The user can put anything there: a link to a file that only root can
+// read, a hard link to one, a pipe that never ends. So no link is followed, and the open file must belong to the user
+// and be a regular file with one name.
 func openLog(dir, name string, uid uint32) (*os.File, int64, error) {
-	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root's own
+	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root owns this folder
 	if err != nil {
 		return nil, 0, err
 	}
@@ -166,7 +167,7 @@ func openLog(dir, name string, uid uint32) (*os.File, int64, error) {
 	return file, st.Size, nil
 }
 
-// prune removes the oldest jobs' logs until most are left. Another epilog may do the same at the same time.
+// prune removes the oldest jobs' logs until the maximum is left. Another epilog may do the same at the same time.
 func prune(dir string, most int) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

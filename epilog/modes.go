@@ -10,8 +10,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// startNVML asks for a mode that is not needed yet: NVML takes 8 ms to initialise (measured), and it may take them while
-// the daemons quit.
+// startNVML asks for a mode before it is needed: NVML takes 8 ms to start (measured), and can do that while the
+// daemons quit.
 func (c Epilog) startNVML(l lease.Lease) {
 	for _, held := range l.Held {
 		if held.NewMode != "" {
@@ -21,8 +21,8 @@ func (c Epilog) startNVML(l lease.Lease) {
 	}
 }
 
-// restoreModes sets back the modes that the record says were set. A device that is another job's by now is that job's
-// to care for, and a mode that is neither what was set nor what was before was set by an admin since: both stay.
+// restoreModes restores the modes that the record lists. It leaves a device that belongs to another job by now. It
+// leaves a mode that is neither the one that was set nor the one before, because an admin has set it since.
 func (c Epilog) restoreModes(l lease.Lease) error {
 	var failed error
 	for _, held := range l.Held {
@@ -43,7 +43,7 @@ func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
 	}
 	log, began := c.Log.With().Str("gpu", string(held.UUID)).Logger(), time.Now()
 	if taken && holder != job {
-		log.Warn().Uint32("holder", holder).Msg("the GPU is another job's by now: its mode stays")
+		log.Warn().Uint32("holder", holder).Msg("the GPU belongs to another job now: its mode stays")
 		return nil
 	}
 	mode, err := c.GPUs.Mode(held.UUID)
@@ -54,7 +54,7 @@ func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
 		return nil
 	}
 	if mode != held.NewMode {
-		log.Warn().Str("mode", string(mode)).Msg("somebody else set the compute mode since: it stays")
+		log.Warn().Str("mode", string(mode)).Msg("the compute mode was set by someone else since: it stays")
 		return nil
 	}
 	if err := c.GPUs.SetMode(held.UUID, held.OriginalMode); err != nil {

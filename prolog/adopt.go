@@ -12,7 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// earlierLease is the lease that an earlier prolog of the same job left, nil where there is none that means anything.
+// earlierLease returns the lease that an earlier prolog of the same job left. It is nil if there is none, or if it is
+// void.
 func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
 	l, err := o.Store.Read(job.ID)
 	switch {
@@ -26,8 +27,8 @@ func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 	return &l, nil
 }
 
-// adoptable reports whether a lease is this job's as it stands: open, of the same devices, and its daemons serve. A refusal
-// says nothing of devices: what a job has that runs, it keeps, though by now the policy would deny it.
+// adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. If
+// the policy denies the job by now, the lease stays, because the job runs already.
 func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
 	held := make([]site.UUID, len(l.Held))
 	for i, h := range l.Held {
@@ -37,7 +38,7 @@ func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) boo
 		return false
 	}
 	if _, err := o.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
-		return false // nobody has run with it yet
+		return false // no rank has started with it yet
 	}
 	for _, d := range l.Daemons {
 		if !d.Proc.Running() {
@@ -51,7 +52,8 @@ func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) boo
 	return true
 }
 
-// guardAgain starts another guard for an adopted lease whose guard is gone. Without one the job goes on, and status reports it.
+// guardAgain starts another guard for an adopted lease whose guard is gone. Without a guard the job goes on, and
+// status reports it.
 func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
 		return
@@ -64,7 +66,7 @@ func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 	o.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
 }
 
-// republish gives an adopted lease its ticket where a prolog died before that.
+// republish writes the ticket of an adopted lease if a prolog died before it could.
 func (o Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
 	_, err := o.Store.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNotFound) {

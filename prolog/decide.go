@@ -9,8 +9,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// decide asks the policy, after looking up what its rules mention. A look-up that fails is the node's failure, and no rule
-// has said by then that the job may run without MPS.
+// decide asks the policy, after it has looked up what the rules mention. A look-up that fails is the node's failure.
+// No rule has matched by then, so no rule can let the job run without MPS.
 func (o Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) error {
 	v.request = request(v.job)
 	refusal, err := o.lookUp(ctx, v, rules.Lookups, &v.request)
@@ -25,8 +25,8 @@ func (o Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) err
 	return nil
 }
 
-// lookUp adds to a request what the rules mention and Slurm did not say. A doubt about the GPUs is a refusal: a rule that
-// asks about them could only guess.
+// lookUp adds to a request what the rules mention and Slurm does not pass. If it is not certain which GPUs the job
+// has, the job is refused, because a rule about them could only guess.
 func (o Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
 	for _, look := range []struct {
 		needed bool
@@ -70,7 +70,7 @@ func (o Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
 	return o.GroupNames(ctx, groups)
 }
 
-// positions are the places of the job's devices in Slurm's list, nil where Slurm named the devices themselves.
+// positions returns the places of the job's devices in Slurm's list, nil if Slurm named the devices themselves.
 func positions(job slurm.Job) []int {
 	if len(job.MIG)+len(job.UUIDs) > 0 {
 		return nil

@@ -18,13 +18,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// undoTime bounds the undo of a prolog that failed, which goes on when the prolog's own time is over.
+// undoTime bounds the undo of a prolog that failed. The undo may go on when the prolog's own time is over.
 const undoTime = 30 * time.Second
 
-// openLease is the way in. What failed as the user is no proof that the node fails: other processes of the user's can stop
-// and kill the control program, quit the daemon, and answer in its place. Where it works as nobody, whom no user can
-// disturb, the user gets a second try, if there is time; when that fails too, the job is refused and the node is not
-// drained.
+// openLease makes the lease. A failure of a process that runs as the user does not prove that the node is faulty:
+// other processes of the user can stop and kill the control program, quit the daemon, and answer in its place. So the
+// daemons are then tried as the account nobody, which no user can disturb. If they work, the user gets a second try,
+// if there is time. If that fails too, the job is refused, and the node is not drained.
 func (o Prolog) openLease(ctx context.Context, v opening, devices []site.Device) (Outcome, error) {
 	l, err := o.draft(v, devices)
 	if err != nil {
@@ -64,13 +64,13 @@ func outcome(err error) (Outcome, error) {
 	return Opened, nil
 }
 
-// failedAsUser reports whether an attempt failed as the job's user alone, and left the node clean.
+// failedAsUser reports whether an attempt failed in a process of the job's user, and left the node clean.
 func failedAsUser(err error) bool {
 	var user *site.AsUserError
 	return errors.As(err, &user) && !isDirty(err)
 }
 
-// attempt makes a lease: it stops at the first error, and then undoes what the lease says.
+// attempt makes a lease. It stops at the first error, and then undoes what the lease lists.
 func (o Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices []site.Device) error {
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
 	if err := o.step("lease", func() error { return o.Store.Create(ctx, l) }); err != nil {
@@ -80,7 +80,7 @@ func (o Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices [
 	if err == nil {
 		return nil
 	}
-	o.Log.Error().Err(err).Msg("failed: undoing")
+	o.Log.Error().Err(err).Msg("cannot open lease: undoing")
 	l.DrainGrace = 0 // without a ticket there are no clients
 	if undone := o.undo(l); undone != nil {
 		return dirtyError{errors.Join(err, undone)}
@@ -88,16 +88,17 @@ func (o Prolog) attempt(ctx context.Context, l lease.Lease, v opening, devices [
 	return err
 }
 
-// trialTime bounds the trial of daemons as nobody, which takes 30 ms on a node that is well. It is the trial's own: where a
-// user's doing has used up the prolog's, a trial that had none would say that the node fails.
+// trialTime bounds the trial of the daemons as nobody, which takes 30 ms on a healthy node. The trial has its own
+// time. If a user has used up the prolog's time, a trial without time would blame the node.
 const trialTime = 10 * time.Second
 
-// nobody has no rights that a user lacks, but for the groups of the job's user, and no user can signal what runs as nobody.
-// As root daemons would also work where no user's does, and the node would go on to refuse job after job.
+// nobody has no rights that a user lacks, except the groups of the job's user, and no user can signal its processes.
+// A trial as root would prove less: daemons can work as root and fail as every user, and the node would refuse job
+// after job.
 const nobody = 65534
 
-// trial starts the lease's daemons as nobody, hears their answers and undoes all of it. It is a lease of its own, so a
-// prolog that is killed here leaves a record. The modes stay as they are.
+// trial starts the lease's daemons as nobody, asks them and undoes everything. It has its own lease, so a prolog that
+// is killed here leaves a record. The compute modes stay as they are.
 func (o Prolog) trial(l lease.Lease, grant policy.Grant) error {
 	ctx, cancel := context.WithTimeout(context.Background(), trialTime)
 	defer cancel()
@@ -128,7 +129,7 @@ func (o Prolog) undo(l lease.Lease) error {
 	return o.step("undo", func() error { return o.Undo(ctx, l) })
 }
 
-// draft is the lease as it is meant to become. It holds the modes as they are, since those are what the undo restores.
+// draft returns the lease as it will be. It has the modes that the GPUs have now, because the undo restores those.
 func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 	grant := v.verdict.Grant
 	asked, err := json.Marshal(v.request.Truncated())
@@ -161,18 +162,18 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 	return l, nil
 }
 
-// served is how many clients MPS serves on a GPU of this node. If the driver's version cannot be read, it is what every
-// driver serves.
+// served returns the number of clients that MPS serves on a GPU of this node. If the driver's version cannot be read,
+// it is the number that every driver serves.
 func (o Prolog) served() int {
 	driver, err := o.GPUs.Driver()
 	if err != nil {
-		o.Log.Warn().Err(err).Int("max_clients", policy.Clients).Msg("cannot tell how many clients MPS serves on a GPU")
+		o.Log.Warn().Err(err).Int("max_clients", policy.Clients).Msg("cannot find out how many clients MPS serves on a GPU")
 	}
 	return policy.ClientsOf(driver)
 }
 
-// modeChange says what becomes of a device's mode. EXCLUSIVE_PROCESS is not for MIG instances, and a GPU that an admin took
-// out of service by PROHIBITED stays out.
+// modeChange returns the new mode of a device. EXCLUSIVE_PROCESS does not exist for MIG instances. PROHIBITED stays,
+// because an admin took that GPU out of service.
 func (o Prolog) modeChange(device site.Device, grant policy.Grant) (lease.ClaimedGPU, error) {
 	held := lease.ClaimedGPU{UUID: device.UUID, Minor: device.Minor}
 	if device.UUID.MIG() || grant.Compute == policy.ComputeUnchanged {
@@ -186,7 +187,7 @@ func (o Prolog) modeChange(device site.Device, grant policy.Grant) (lease.Claime
 	return held, nil
 }
 
-// groups says which devices share a daemon. A daemon serves one MIG instance only.
+// groups returns which devices share a daemon. A daemon serves only one MIG instance.
 func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 	if scope == policy.ScopeJob && !devices[0].UUID.MIG() {
 		return [][]site.UUID{uuids(devices)}
@@ -198,7 +199,7 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 	return each
 }
 
-// apply does what the lease says, in the order of the design.
+// apply carries out the lease, in the order of docs/contract.md.
 func (o Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []site.Device) error {
 	if err := o.step("modes", func() error { return o.setModes(l) }); err != nil {
 		return err
@@ -216,8 +217,8 @@ func (o Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []
 	return o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
 }
 
-// modesAsClaimed reads the modes once more, now that the devices are this job's: until then the epilog of another may
-// have been restoring them, and what was found before is not what is to be restored after this job.
+// modesAsClaimed reads the modes again, because the devices belong to this job only now. Until then another job's
+// epilog may have restored them, and this job must restore the later modes.
 func (o Prolog) modesAsClaimed(l *lease.Lease) error {
 	changed := false
 	for i, held := range l.Held {
@@ -237,7 +238,7 @@ func (o Prolog) modesAsClaimed(l *lease.Lease) error {
 	return o.Store.Save(*l)
 }
 
-// modeOf is the mode of a device that is in service.
+// modeOf returns the mode of a device that is in service.
 func (o Prolog) modeOf(uuid site.UUID) (site.Mode, error) {
 	mode, err := o.GPUs.Mode(uuid)
 	if err == nil && mode == site.ModeProhibited {
@@ -246,7 +247,7 @@ func (o Prolog) modeOf(uuid site.UUID) (site.Mode, error) {
 	return mode, err
 }
 
-// setModes sets the modes and reads them back: the driver's word, not ours, says that a GPU is exclusive.
+// setModes sets the modes and reads them back, because only the driver knows whether a GPU is exclusive.
 func (o Prolog) setModes(l *lease.Lease) error {
 	if err := o.modesAsClaimed(l); err != nil {
 		return err
@@ -269,7 +270,7 @@ func (o Prolog) setModes(l *lease.Lease) error {
 	return nil
 }
 
-// groupOf is the control group for a job's n-th daemon.
+// groupOf returns the control group for a job's n-th daemon.
 func (o Prolog) groupOf(job uint32, n int) string {
 	group, err := o.Groups.Of(job, n)
 	if err != nil {
@@ -278,12 +279,12 @@ func (o Prolog) groupOf(job uint32, n int) string {
 	return group
 }
 
-// noGroup says what a node does not keep its users from.
+// noGroup logs that a daemon has no control group.
 func (o Prolog) noGroup(err error) {
-	o.Log.Warn().Err(err).Msg("a daemon has no control group of its own: what its user starts through it may outlive the job")
+	o.Log.Warn().Err(err).Msg("a daemon has no control group: processes that its user starts through it may outlive the job")
 }
 
-// makeDirs makes the job's folders, and the daemons' control groups where there can be any.
+// makeDirs makes the job's folders, and the daemons' control groups if the node can have them.
 func (o Prolog) makeDirs(l *lease.Lease) error {
 	for n := range l.Daemons {
 		if l.Daemons[n].Group == "" {
@@ -297,7 +298,7 @@ func (o Prolog) makeDirs(l *lease.Lease) error {
 	return o.Store.MakeDirs(*l)
 }
 
-// startAll starts the daemons side by side, and the guard beside them, and records who they are.
+// startAll starts the daemons and the guard side by side, and records their processes.
 func (o Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	daemons, job := len(l.Daemons), l.Job.ID
 	all := daemons
@@ -334,7 +335,7 @@ func each(n int, act func(int) error) error {
 	return failed
 }
 
-// step runs one step and logs how long it took.
+// step runs one step and logs its time.
 func (o Prolog) step(name string, act func() error) error {
 	began := o.Clock()
 	err := act()

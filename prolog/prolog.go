@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package prolog opens a lease: it makes a node ready for a job that its policy gives MPS to.
+// Package prolog opens a lease: it prepares a node for a job to which the policy grants MPS.
 //
-// The promise: the intent is written before the first effect; whatever fails is undone by that record; and an exit code
-// is a scheduling act, so what a user did wrong never fails a prolog: the job's ticket says it.
+// It writes the record before the first change, and undoes a failure by that record. A user's mistake never makes a
+// prolog fail, because its exit code would drain the node: the job's ticket has the reason.
 package prolog
 
 import (
@@ -19,29 +19,29 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Daemons is what the prolog asks of control daemons. Every call ends by ctx's deadline.
+// Daemons is what the prolog needs of control daemons. Every call ends by ctx's deadline.
 type Daemons interface {
 	UserGroups(context.Context, lease.Job) ([]uint32, error)
 	Start(context.Context, lease.Job, lease.Daemon) (site.Process, error)
 	Configure(context.Context, lease.Job, lease.Daemon, policy.Percent) error
 	Ping(context.Context, lease.Job, lease.Daemon) error
-	// Fit is how many clients fit on each GPU of a daemon of so many; not one is an error.
+	// Fit returns how many clients fit on each GPU of a daemon with so many GPUs. It fails if none fits.
 	Fit(gpus int) (clients int, err error)
 }
 
-// Guards is what the prolog asks of guards. Every call ends by ctx's deadline.
+// Guards is what the prolog needs of guards. Every call ends by ctx's deadline.
 type Guards interface {
 	Start(ctx context.Context, job uint32) (site.Process, error)
 	Running(job uint32) (site.Process, error)
 }
 
-// ControlGroups is what the prolog asks of the node's control groups.
+// ControlGroups is what the prolog needs of the node's control groups.
 type ControlGroups interface {
 	Of(job uint32, n int) (dir string, err error)
 	Make(dir string) error
 }
 
-// GPUs is what the prolog asks of the driver.
+// GPUs is what the prolog needs of the driver.
 type GPUs interface {
 	Devices() ([]site.Device, error)
 	ByMinor(int) (site.Device, error)
@@ -52,7 +52,7 @@ type GPUs interface {
 	Driver() (string, error)
 }
 
-// Slurm is what the prolog asks of Slurm's files.
+// Slurm is what the prolog needs of Slurm's files.
 type Slurm interface {
 	Gres(slurm.Job) (slurm.Gres, error)
 	Features(slurm.Job) ([]string, error)
@@ -66,27 +66,27 @@ type Prolog struct {
 	Groups     ControlGroups
 	GPUs       GPUs
 	Slurm      Slurm
-	GroupNames func(context.Context, []uint32) ([]string, error) // of groups
-	Undo       func(context.Context, lease.Lease) error          // the epilog's
+	GroupNames func(context.Context, []uint32) ([]string, error) // the names of groups
+	Undo       func(context.Context, lease.Lease) error          // undoes a lease: the epilog's
 	Control    lease.Program                                     // for the ticket
 	Log        zerolog.Logger
 	Clock      func() time.Time
 }
 
-// Outcome is how an Open ended. All but Failed let the job start.
+// Outcome is how an Open ended. After all outcomes except Failed the job starts.
 type Outcome string
 
-// The ways of an Open to end.
+// The outcomes of Open.
 const (
 	NotRequested  Outcome = "not asked" // the job does not ask for MPS
 	Opened        Outcome = "opened"
-	Adopted       Outcome = "adopted" // the job's lease is open and its daemons serve: nothing was changed
-	Refused       Outcome = "refused" // the job cannot have MPS, and its ticket says why
+	Adopted       Outcome = "adopted" // the job's lease is open and its daemons serve: nothing has changed
+	Refused       Outcome = "refused" // the job cannot have MPS, and its ticket has the reason
 	RanWithoutMPS Outcome = "without" // the node failed, and the policy lets the job run without MPS
 	Failed        Outcome = "failed"  // the node failed: drain it
 )
 
-// Open decides on a job and makes its lease. The error is nil for all outcomes but RanWithoutMPS and Failed.
+// Open decides on a job and makes its lease. The error is nil for all outcomes except RanWithoutMPS and Failed.
 func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (Outcome, error) {
 	if !Requested(job, rules) {
 		return NotRequested, nil
@@ -112,7 +112,8 @@ func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (O
 	return o.onFailure(v, err)
 }
 
-// Requested reports whether a job asks for MPS. Without a trigger the rules alone know, and they need no look-up then.
+// Requested reports whether a job asks for MPS. Without a trigger only the rules can tell, and they need no look-up
+// for that.
 func Requested(job slurm.Job, rules policy.Policy) bool {
 	_, asks := rules.Requested(request(job))
 	if asks && rules.Trigger == nil {
@@ -121,7 +122,7 @@ func Requested(job slurm.Job, rules policy.Policy) bool {
 	return asks
 }
 
-// opening is one job at the prolog: what was decided, and what is looked up only once.
+// opening is one job in the prolog: the verdict, and what is looked up only once.
 type opening struct {
 	job     slurm.Job
 	request policy.Request
@@ -130,7 +131,7 @@ type opening struct {
 	resolve func() (resolution, error)
 }
 
-// dirtyError is a failure that no policy lets a job run after: the node is not as it was.
+// dirtyError is a failure that left the node changed. After it no policy lets a job run.
 type dirtyError struct{ error }
 
 func (e dirtyError) Unwrap() error { return e.error }
@@ -140,7 +141,7 @@ func isDirty(err error) bool {
 	return errors.As(err, &dirty)
 }
 
-// onFailure decides what a failure means.
+// onFailure returns the outcome of a failure.
 func (o Prolog) onFailure(v opening, failure error) (Outcome, error) {
 	if v.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure
@@ -159,7 +160,7 @@ func (o Prolog) open(ctx context.Context, v opening) (Outcome, error) {
 	}
 	of := resolution{refusal: v.verdict.Denied}
 	if of.refusal == "" {
-		go v.groups() // while the driver is asked for the GPUs: both take their time
+		go v.groups() // while the driver is asked for the GPUs, because both take time
 		err = o.step("gpus", func() (err error) { of, err = v.resolve(); return err })
 	}
 	if err != nil {
@@ -175,7 +176,7 @@ func (o Prolog) open(ctx context.Context, v opening) (Outcome, error) {
 		}
 	}
 	if of.refusal != "" {
-		o.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket says so")
+		o.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket has the reason")
 		return Refused, o.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: of.refusal})
 	}
 	return o.openLease(ctx, v, of.devices)

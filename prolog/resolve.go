@@ -10,13 +10,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// resolution are the devices of a job, or why it is not certain which they are.
+// resolution is the devices of a job, or why it is not certain which devices it has.
 type resolution struct {
 	devices []site.Device
 	refusal string
 }
 
-// resolve finds the devices of the job. What leaves a doubt is a refusal: a sentence for the ticket.
+// resolve finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
 func (o Prolog) resolve(job slurm.Job) (resolution, error) {
 	gres, err := o.Slurm.Gres(job)
 	if err != nil {
@@ -48,7 +48,7 @@ func (o Prolog) resolve(job slurm.Job) (resolution, error) {
 	return of, err
 }
 
-// shares is why a job may not have its GPUs whole: Slurm itself shares the node's GPUs among jobs.
+// shares returns why a job may not have whole GPUs: Slurm itself shares the node's GPUs among jobs.
 func shares(gres slurm.Gres, job slurm.Job) string {
 	switch {
 	case job.GresMPS:
@@ -59,7 +59,7 @@ func shares(gres slurm.Gres, job slurm.Job) string {
 	return ""
 }
 
-// findEach finds each device by itself: a GPU that has failed fails no job but those that have it.
+// findEach finds each device by itself, so that a failed GPU fails only the jobs that have it.
 func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, error)) ([]site.Device, error) {
 	devices := make([]site.Device, len(refs))
 	for i, ref := range refs {
@@ -72,7 +72,7 @@ func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, er
 	return devices, nil
 }
 
-// picked finds devices by their place in a list that Slurm sorted, which takes all of the node's devices to know.
+// picked finds devices by their place in a list that Slurm sorted. For that it needs all devices of the node.
 func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
 	all, err := o.GPUs.Devices()
 	if err != nil {
@@ -85,10 +85,10 @@ func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.
 	return devices, "", nil
 }
 
-// volta is the first compute capability whose MPS isolates clients and knows shares.
+// volta is the first compute capability whose MPS isolates clients and has shares.
 const volta = 7
 
-// unsuitable is why MPS cannot share one of the devices, "" where it can share all.
+// unsuitable returns why MPS cannot share one of the devices, "" if it can share all.
 func (o Prolog) unsuitable(devices []site.Device) (string, error) {
 	for _, d := range devices {
 		if d.MIGMode {

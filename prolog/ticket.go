@@ -16,7 +16,7 @@ func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
 }
 
 func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
-	l.Job.Groups = nil // nobody's business but the lease's
+	l.Job.Groups = nil // only the lease needs them
 	g, positions := v.verdict.Grant, positions(v.job)
 	g.MaxClients = o.maxClients(l, g)
 	t := lease.Ticket{
@@ -35,8 +35,8 @@ func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ti
 	return t
 }
 
-// maxClients is how many ranks may share a GPU: those granted, or fewer when MPS serves fewer or the daemons may not open
-// enough files.
+// maxClients returns how many ranks may share a GPU: the granted number, or fewer if MPS serves fewer or the daemons
+// may not open enough files.
 func (o Prolog) maxClients(l lease.Lease, g policy.Grant) int {
 	g.MaxClients = min(g.MaxClients, l.ServedClients())
 	clients := g.MaxClients
