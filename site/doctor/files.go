@@ -26,7 +26,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// look sees a file, and whether another than root could put something else in its place.
+// look reads a file's mode, and whether anyone except root could replace it.
 func look(name, file string) File {
 	f := File{Name: name, Path: file}
 	real, err := filepath.EvalSymlinks(file)
@@ -44,7 +44,7 @@ func look(name, file string) File {
 	return f
 }
 
-// cause is an error without the path, which the report names.
+// cause returns an error without the path, which the report names.
 func cause(err error) error {
 	var wrapped *fs.PathError
 	if errors.As(err, &wrapped) {
@@ -53,8 +53,8 @@ func cause(err error) error {
 	return err
 }
 
-// loose is the first of a file and the folders above it that another than root can change. In a sticky folder nobody
-// changes what is root's.
+// loose returns the first of a file and the folders above it that anyone except root can change. In a sticky folder
+// only root can replace root's files.
 func loose(file string) (where, why string) {
 	for at := file; ; at = filepath.Dir(at) {
 		var st unix.Stat_t
@@ -74,10 +74,10 @@ func loose(file string) (where, why string) {
 	}
 }
 
-// ourPrograms is where our programs are in the sources, which Go writes into each program.
+// ourPrograms is the import path of our programs, which Go writes into each program.
 const ourPrograms = "github.com/slurm-mps/slurm-mps/cmd/"
 
-// ours says which of our programs a file is, "" for none.
+// ours returns which of our programs a file is, "" for none.
 func ours(file string) string {
 	info, err := buildinfo.ReadFile(file)
 	if err != nil || !strings.HasPrefix(info.Path, ourPrograms) {
@@ -91,7 +91,8 @@ const versionTimeout = 2 * time.Second
 
 var printedVersion = regexp.MustCompile(`\bslurm-mps (\S+) \(`)
 
-// versionOf is what a program of ours prints with --version, "" if it is not there or not root's own.
+// versionOf returns what one of our programs prints with --version. It returns "" if the program does not exist or
+// root does not own it.
 func versionOf(ctx context.Context, f File) string {
 	if f.Err != nil || f.Loose != "" {
 		return ""
@@ -113,8 +114,9 @@ const maxControl = 64 << 20
 
 var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?\b`)
 
-// driverOf reads out of the control program which driver it belongs to (that of 580.159.04 holds "580.159.04", once). It is
-// not run: what it prints with -v is CUDA's number. "" for a script around it, and where it is not plain.
+// driverOf finds the version of the driver in the control program (that of 580.159.04 contains "580.159.04", once).
+// It does not run the program, because -v prints CUDA's version. It returns "" for a script, and if the version is
+// not certain.
 func driverOf(path string) string {
 	file, err := os.Open(path)
 	if err != nil {
@@ -135,9 +137,9 @@ func driverOf(path string) string {
 	return version
 }
 
-const maxScript = 1 << 20 // bytes of a script that are read
+const maxScript = 1 << 20 // the maximum of bytes that are read of a script
 
-// script sees what Slurm runs, and which program of ours it is or starts.
+// script finds out what Slurm runs, and which of our programs that is or starts.
 func script(file string) Script {
 	s := Script{File: look("", file)}
 	if s.Err != nil || !s.Mode.IsRegular() {
@@ -155,7 +157,7 @@ func script(file string) Script {
 	return s
 }
 
-// started is the first program of ours that a script names by its path.
+// started returns the first of our programs whose path is in a script.
 func started(content string) (name, by string) {
 	for line := range strings.Lines(content) {
 		if strings.HasPrefix(strings.TrimSpace(line), "#") {
@@ -174,8 +176,8 @@ func started(content string) (name, by string) {
 	return "", ""
 }
 
-// readHook sees what Slurm runs where one of its settings says: a path, or a pattern whose files it runs in the reverse order
-// of their names (measured).
+// readHook reads what Slurm runs for one of its settings: a path, or a pattern. Slurm runs the files of a pattern in
+// the reverse order of their names (measured).
 func readHook(name, program string, settings slurm.ConfFile) Hook {
 	h := Hook{Name: name, Ours: program, Settings: settings.Values(name)}
 	if name == "TaskProlog" && len(h.Settings) > 1 {
@@ -189,7 +191,7 @@ func readHook(name, program string, settings slurm.ConfFile) Hook {
 	return h
 }
 
-// expanded are the files of a path or a pattern, the last first. A path without any is itself.
+// expanded returns the files of a path or a pattern, the last first. If no file matches, it returns the path.
 func expanded(pattern, dir string) []string {
 	if !filepath.IsAbs(pattern) {
 		pattern = filepath.Join(dir, pattern)
@@ -206,7 +208,7 @@ func expanded(pattern, dir string) []string {
 	return matched
 }
 
-// state sees the folder of state, or what is there of the path to it.
+// state reads the folder of state, or the part of its path that exists.
 func state(paths site.Paths) StateDir {
 	s := StateDir{Path: paths.Run()}
 	for at := s.Path; ; at = filepath.Dir(at) {
@@ -235,7 +237,7 @@ func fileMode(mode uint32) fs.FileMode {
 	return m
 }
 
-// measure sees what room there is. A file system that counts no files has no end of them.
+// measure reads the free space. A file system that does not count files has no limit of them.
 func (s *StateDir) measure(at string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(at, &fs); err != nil {

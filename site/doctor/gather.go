@@ -24,19 +24,19 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Question is what an admin asks about.
+// Question is what an admin asks.
 type Question struct {
 	Paths  site.Paths
 	Conf   string // path of slurm.conf
 	Node   string // its name in slurm.conf
 	Self   string // this program's path
-	Slurmd string // its path, "" for wherever it is, "none" to leave it alone
+	Slurmd string // its path; "": find it, "none": do not run it
 }
 
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
 const driverTimeout = 15 * time.Second
 
-// Gather looks at a node. What it cannot look at it says, and goes on.
+// Gather reads the state of a node. If a part cannot be read, it notes that and goes on.
 func Gather(ctx context.Context, q Question) Node {
 	n := Node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
@@ -65,7 +65,7 @@ func Gather(ctx context.Context, q Question) Node {
 	return n
 }
 
-// known says that what the site says of itself is known: its file can be used, or a copy of it.
+// known reports whether the site's settings are known: its file can be used, or a copy of it.
 func (n Node) known() bool { return n.ConfigErr.Err == nil || !n.ConfigErr.Kept.IsZero() }
 
 func readLaw(paths site.Paths) PolicyResult {
@@ -86,7 +86,7 @@ func helpers(facts site.Config) []File {
 	return all
 }
 
-// programs finds ours: those that Slurm starts where it starts them, the others beside this one.
+// programs finds our programs: those that Slurm starts at Slurm's paths, the others beside this program.
 func programs(ctx context.Context, q Question, s *Slurm) []Program {
 	var all []Program
 	for _, name := range []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap"} {
@@ -136,7 +136,7 @@ func hooked(s *Slurm, name string) string {
 	return ""
 }
 
-// installed is where a program is that Slurm does not name: beside this one, or where docs/operator.md puts it.
+// installed returns the path of a program that Slurm does not name: beside this program, or as in docs/operator.md.
 func installed(beside, name string) string {
 	home := "/usr/libexec/slurm-mps"
 	if name == "mpirun-wrap" {
@@ -149,7 +149,7 @@ func installed(beside, name string) string {
 	return path
 }
 
-// readSlurm reads Slurm's files. Its error is that slurm.conf cannot be read; of the others each has its own.
+// readSlurm reads Slurm's files. It fails if slurm.conf cannot be read. The other files have their own errors.
 func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 	settings, err := slurm.ReadConfFile(q.Conf, q.Node)
 	if err != nil {
@@ -174,7 +174,7 @@ func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 	return s, nil
 }
 
-// beside reads another of Slurm's files; nil stands for one that is not there, which has Slurm's defaults.
+// beside reads another of Slurm's files. nil is a missing file, for which Slurm's defaults apply.
 func (s *Slurm) beside(name, node string) *slurm.ConfFile {
 	settings, err := slurm.ReadConfFile(filepath.Join(filepath.Dir(s.Path), name), node)
 	if err == nil {
@@ -200,7 +200,7 @@ func (s *Slurm) readNamespace(node string) {
 	}
 }
 
-// askDriver asks NVML, and what else there is to see of jobs.
+// askDriver asks NVML, and finds what jobs have left.
 func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
 	if !n.known() {
 		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" says where they are, and cannot be read")
@@ -237,7 +237,7 @@ func askGPUs(nvml *gpu.NVML) (*Driver, error) {
 	return d, nil
 }
 
-// lookForLeft looks as status does, with the same NVML.
+// lookForLeft reads what mpsctl status reads, with the same NVML.
 func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML, driverErr error) {
 	reader, err := inspect.Open(paths, true)
 	if err != nil {
@@ -249,7 +249,7 @@ func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML
 	n.Leftovers = found
 	for _, missed := range seen.Incomplete {
 		switch {
-		case strings.HasPrefix(missed, "the GPUs: "), strings.HasPrefix(missed, "GPU "): // findings of their own
+		case strings.HasPrefix(missed, "the GPUs: "), strings.HasPrefix(missed, "GPU "): // these have their own findings
 		case n.Root:
 			n.Hidden = append(n.Hidden, missed)
 		default:
@@ -258,7 +258,8 @@ func (n *Node) lookForLeft(ctx context.Context, paths site.Paths, nvml *gpu.NVML
 	}
 }
 
-// limits are those of slurmd, whose children prologs are, and of this process, whose limits a slurmd started by hand has.
+// limits returns the limits of slurmd, because prologs are its children. It also returns this process's limits, which
+// a slurmd started by hand would inherit.
 func limits() []Limit {
 	all := []Limit{limitOf("this shell", os.Getpid())}
 	entries, err := os.ReadDir("/proc")
@@ -277,7 +278,7 @@ func limits() []Limit {
 	return slices.DeleteFunc(all, func(l Limit) bool { return l.Who == "" })
 }
 
-// limitOf is a process's; a process that is gone by now has none.
+// limitOf returns the limit of a process, zero if the process has ended.
 func limitOf(who string, pid int) Limit {
 	var limit unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {

@@ -18,19 +18,19 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Kind is what is wrong, a word for programs.
+// Kind is the name of a fault, for programs.
 type Kind string
 
-// Level says how much a finding matters.
+// Level is how much a finding matters.
 type Level string
 
-// A fault makes a job fail, or gives it less than it was granted; a warning costs time, or makes a later fault worse.
+// A fault makes a job fail, or gives it less than it was granted. A warning costs time, or makes a later fault worse.
 const (
 	Fault   Level = "fault"
 	Warning Level = "warning"
 )
 
-// Finding is something in the way: what, where, and the repair.
+// Finding is a fault or warning with its place and its repair.
 type Finding struct {
 	Kind  Kind   `json:"kind"`
 	Level Level  `json:"level"`
@@ -47,21 +47,22 @@ func warning(kind Kind, where, do, what string, args ...any) Finding {
 	return Finding{kind, Warning, where, fmt.Sprintf(what, args...), do}
 }
 
-// part is what a check looks at. One that was not seen is not judged, and why is said elsewhere.
+// part is the part of the node that a check needs. If it was not seen, the check is not made, and the report says why
+// elsewhere.
 type part func(Node) bool
 
 func anything(Node) bool    { return true }
 func driver(n Node) bool    { return n.Driver != nil }
 func slurmConf(n Node) bool { return n.Slurm != nil }
 
-// check is one thing that is judged.
+// check judges one thing.
 type check struct {
-	what  string // when all is well
+	what  string // the sentence if all is well
 	looks part
 	judge func(Node) []Finding
 }
 
-// checks are all that is judged, in the order in which they are told: what is ours, the driver, Slurm, this machine.
+// checks lists all checks in the order of the report: our own files, the driver, Slurm, this machine.
 var checks = []check{
 	{"our programs are there, and who runs them may", anything, programsThere},
 	{"our programs are of one version", anything, programsAgree},
@@ -101,7 +102,7 @@ var checks = []check{
 	{"nothing is left of jobs that have ended", Node.known, nothingLeft},
 }
 
-// Judge says what stands between a node and a job. It is pure: the same node has the same findings.
+// Judge returns what would make a job on this node fail. It is pure: the same node has the same findings.
 func Judge(n Node) []Finding {
 	found := []Finding{}
 	for _, c := range checks {
@@ -110,13 +111,13 @@ func Judge(n Node) []Finding {
 	return found
 }
 
-// Check is how one check came out.
+// Check is the result of one check.
 type Check struct {
 	What   string `json:"what"`
 	Result string `json:"result"` // ok, warning, fault, or not seen
 }
 
-// Checks are all checks with their results.
+// Checks returns all checks with their results.
 func Checks(n Node) []Check {
 	all := make([]Check, len(checks))
 	for i, c := range checks {
@@ -134,8 +135,8 @@ func Checks(n Node) []Check {
 	return all
 }
 
-// needs is who runs a program: slurmd as root reads and executes it, and so does a rank's user; Slurm refuses a file that
-// may be executed and not read, with status 127.
+// needs returns the mode bits that a program needs. slurmd reads and executes it as root, and a rank as its user.
+// Slurm refuses a file that can be executed and not read, with status 127.
 func needs(program string) fs.FileMode {
 	switch program {
 	case "prolog", "epilog", "guard", "gpu-usage":
@@ -161,7 +162,8 @@ func programsThere(n Node) (found []Finding) {
 	return found
 }
 
-// firstToHold is the driver from which on a dead client's work goes on while its files are held (its open source; not tried).
+// firstToHold is the first driver with which a dead client's work goes on while its files are held (from its open
+// source; not tried).
 const firstToHold = "535.43"
 
 func guardWorks(n Node) (found []Finding) {
@@ -185,7 +187,7 @@ func groupsWork(n Node) (found []Finding) {
 	return found
 }
 
-// older compares versions like 535.43.02 number by number. What is no version is not older.
+// older compares versions like 535.43.02 number by number. A text that is no version is not older.
 func older(version, than string) bool {
 	have, want := strings.Split(version, "."), strings.Split(than, ".")
 	for i := range min(len(have), len(want)) {
@@ -208,7 +210,7 @@ func whyMode(program string) string {
 	return "slurmd takes no file that it may not read as well as execute, and drains the node with status 127"
 }
 
-// programsAgree compares versions; a program that does not say its own is not compared.
+// programsAgree compares versions. A program that does not print a version is not compared.
 func programsAgree(n Node) []Finding {
 	var told []string
 	versions := map[string]bool{}
@@ -233,7 +235,7 @@ func factsLoad(n Node) []Finding {
 	return unreadable("site-file", n.Paths.ConfigFile(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.ConfigErr, "the defaults hold")
 }
 
-// rooted is the flag that moves what this node's commands read.
+// rooted is the flag that changes the root of the commands' files.
 func (n Node) rooted() string {
 	if n.Paths.Root == "" {
 		return ""
@@ -241,7 +243,7 @@ func (n Node) rooted() string {
 	return " --root " + n.Paths.Root
 }
 
-// unreadable judges a file that cannot be used. While a copy of it is used, jobs run as they did: a warning.
+// unreadable judges a file that cannot be used. If a copy of it is used, jobs run as before, so it is a warning.
 func unreadable(kind Kind, path, correct string, s policyfile.FileStatus, without string) []Finding {
 	if s.Err == nil {
 		return nil
@@ -266,7 +268,8 @@ func unreadable(kind Kind, path, correct string, s policyfile.FileStatus, withou
 	return []Finding{f}
 }
 
-// nobodyElseWrites judges what root runs and reads, a finding for each file or folder that another can change.
+// nobodyElseWrites judges what root runs and reads. It returns a finding for each file or folder that someone else
+// can change.
 func nobodyElseWrites(n Node) (found []Finding) {
 	files := slices.Clone(n.Own)
 	for _, p := range n.Programs {
@@ -292,7 +295,7 @@ func nobodyElseWrites(n Node) (found []Finding) {
 	return found
 }
 
-// foreign says that a file's owner is in the way already.
+// foreign reports whether a file has the wrong owner, which is a finding already.
 func (n Node) foreign(path string) bool {
 	return path == n.Paths.Policy() && errors.Is(n.Policy.Err, site.ErrNotRootOwned) || path == n.Paths.ConfigFile() && errors.Is(n.ConfigErr.Err, site.ErrNotRootOwned)
 }
@@ -312,8 +315,8 @@ func helpersThere(n Node) (found []Finding) {
 	return found
 }
 
-// controlAgrees holds that control program and driver are of one version: an upgrade that has not been followed by a reboot
-// leaves a daemon that no client can talk to.
+// controlAgrees compares the versions of control program and driver. After an upgrade without a reboot, no client can
+// talk to the daemon.
 func controlAgrees(n Node) []Finding {
 	if n.Driver == nil || n.Control == "" || n.Control == n.Driver.Version {
 		return nil
@@ -331,7 +334,7 @@ func driverAnswers(n Node) []Finding {
 	return nil
 }
 
-// gpus are those that could be read.
+// gpus returns the GPUs that could be read.
 func (n Node) gpus() (all []GPU) {
 	if n.Driver != nil {
 		for _, g := range n.Driver.GPUs {
@@ -376,7 +379,7 @@ func gpusPersistent(n Node) (found []Finding) {
 	return found
 }
 
-// gpusWhole judges MIG where Slurm does not hand out instances.
+// gpusWhole judges MIG mode on a node whose MIG instances Slurm does not allocate.
 func gpusWhole(n Node) (found []Finding) {
 	if n.Slurm != nil && n.Slurm.Gres != nil && n.Slurm.Gres.Detect == slurm.DetectNVML {
 		return nil
@@ -389,7 +392,8 @@ func gpusWhole(n Node) (found []Finding) {
 	return found
 }
 
-// gpusOpen judges the modes that let nobody in; exclusive_process without a lease is among what is left of jobs.
+// gpusOpen judges the modes in which no process can use the GPU. exclusive_process without a lease is a finding of
+// what jobs have left.
 func gpusOpen(n Node) (found []Finding) {
 	for _, g := range n.gpus() {
 		if g.Mode == site.ModeProhibited || g.Mode == site.ModeExclusiveThread {
@@ -399,7 +403,7 @@ func gpusOpen(n Node) (found []Finding) {
 	return found
 }
 
-// widest is the longest path that a job's socket can have: the largest job number, and a daemon for each of up to 100 GPUs.
+// widest is the longest path of a job's socket: with the largest job number, and a daemon for each of up to 100 GPUs.
 func widest(paths site.Paths) string {
 	return filepath.Join(paths.Run(), "jobs", "4294967295", "99", "pipe")
 }
@@ -432,7 +436,7 @@ func stateOurs(n Node) []Finding {
 	return nil
 }
 
-// The least room for a node's state: a lease, a ticket, claims and sockets of a job are some 30 files of a few KiB.
+// The minimum space for a node's state. A job has about 30 files of a few KiB: a lease, a ticket, claims and sockets.
 const (
 	minRoom  = 16 << 20
 	minNames = 2000
@@ -446,19 +450,19 @@ func stateRoom(n Node) (found []Finding) {
 	if s.Bytes < minRoom || s.Files < minNames {
 		found = append(found, fault("state-room", s.Path, "make room there: df -h "+filepath.Dir(s.Path)+"; df -i "+filepath.Dir(s.Path), "%d KiB and %d files are free: a lease that cannot be written is a prolog that fails", s.Bytes>>10, s.Files))
 	}
-	if !s.Memory && n.Paths.Root == "" { // a root that moves everything is a test's, or somebody's own choice
+	if !s.Memory && n.Paths.Root == "" { // another root is a test's, or an admin's own choice
 		found = append(found, warning("state-on-disk", s.Path, "mount a tmpfs on /run", "it is not on a tmpfs: every write of a record waits for a disk, and it outlives the boot that it is about"))
 	}
 	return found
 }
 
-// usersDoing are findings of mpsctl status that a job's user can bring about. No job but the user's own is worse off, so
-// they are warnings: a health check by doctor's exit code must not let a user drain a node.
+// usersDoing are findings of mpsctl status that a job's user can cause. They harm only this user's jobs, so they are
+// warnings: otherwise a user could drain a node through a health check that runs doctor.
 var usersDoing = []inspect.Kind{
 	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer, inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
 }
 
-// nothingLeft are the findings of mpsctl status.
+// nothingLeft returns the findings of mpsctl status.
 func nothingLeft(n Node) (found []Finding) {
 	for _, f := range n.Leftovers {
 		switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// reconfigure is how a change of Slurm's files takes effect.
+// reconfigure makes Slurm read its changed files.
 const reconfigure = ", on slurmctld's host and every node, then: scontrol reconfigure"
 
 func slurmReads(n Node) []Finding {
@@ -30,12 +30,12 @@ func slurmReads(n Node) []Finding {
 	return []Finding{fault("slurm-conf", n.Conf, do, "%v", n.SlurmErr)}
 }
 
-// flag is a value in a list of Slurm's, of any case.
+// flag reports whether a list of Slurm's contains a value, in upper or lower case.
 func flag(list, name string) bool {
 	return slices.ContainsFunc(strings.Split(list, ","), func(item string) bool { return strings.EqualFold(strings.TrimSpace(item), name) })
 }
 
-// at is where a name is set, or the file where it is not.
+// at returns the file and line that set a name, or the file if nothing sets it.
 func (s Slurm) at(name string) string {
 	if last, ok := s.Value(name); ok {
 		return last.From
@@ -48,10 +48,10 @@ func (s Slurm) value(name string) string {
 	return last.Value
 }
 
-// write is the repair of a line of slurm.conf.
+// write returns the repair of a line of slurm.conf.
 func (s Slurm) write(line string) string { return "write " + line + " in " + s.Path + reconfigure }
 
-// home is where docs/operator.md puts a program.
+// home returns the path of a program in docs/operator.md.
 func home(n Node, program string) string {
 	for _, p := range n.Programs {
 		if p.Name == program && p.Err == nil {
@@ -61,7 +61,8 @@ func home(n Node, program string) string {
 	return "/usr/libexec/slurm-mps/" + program
 }
 
-// hooksOurs holds that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a warning.
+// hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
+// warning.
 func hooksOurs(n Node) (found []Finding) {
 	if n.Slurm == nil {
 		return nil
@@ -75,7 +76,7 @@ func hooksOurs(n Node) (found []Finding) {
 	return found
 }
 
-// missed is what goes wrong without each hook.
+// missed is the effect of a missing hook.
 var missed = map[string]string{
 	"Prolog": "no job gets MPS", "Epilog": "nothing undoes what the prolog did",
 	"TaskProlog": "ranks that start without mpirun-wrap run outside MPS, or fail on an exclusive GPU",
@@ -98,12 +99,12 @@ func (h Hook) notOurs(n Node) Finding {
 	return f
 }
 
-// broken says that a path is named and is not there: which program it should have been is not known.
+// broken reports a path that slurm.conf names and that does not exist. It is not known which program it should be.
 func (h Hook) broken() bool {
 	return slices.ContainsFunc(h.Scripts, func(s Script) bool { return s.Err != nil })
 }
 
-// other is a program of ours that belongs elsewhere.
+// other reports one of our programs at the wrong hook.
 func (h Hook) other() string {
 	for _, s := range h.Scripts {
 		if s.Starts != "" {
@@ -113,7 +114,7 @@ func (h Hook) other() string {
 	return ""
 }
 
-// hooksRunnable judges the scripts between Slurm and our programs: those themselves are programsThere's.
+// hooksRunnable judges the scripts between Slurm and our programs. programsThere judges the programs.
 func hooksRunnable(n Node) (found []Finding) {
 	if n.Slurm == nil {
 		return nil
@@ -132,9 +133,9 @@ func hooksRunnable(n Node) (found []Finding) {
 	return found
 }
 
-// hookOrder holds that ours is the last of several prologs and the first of several epilogs. A script that fails stops
-// those that come after it: an epilog of ours that never runs leaves GPUs exclusive. And what a later prolog does to the
-// GPUs it would do to a daemon that is there.
+// hookOrder checks that ours is the last of several prologs and the first of several epilogs. A script that fails
+// stops the later ones: if our epilog never runs, GPUs stay exclusive. A later prolog that changes GPUs would disturb
+// our daemon.
 func hookOrder(n Node) (found []Finding) {
 	if n.Slurm == nil {
 		return nil
@@ -157,7 +158,7 @@ func hookOrder(n Node) (found []Finding) {
 	return found
 }
 
-// bare is a name without the number before it.
+// bare returns a name without the number before it.
 func bare(name string) string { return strings.TrimLeft(name, "0123456789-_.") }
 
 func prologFlags(n Node) (found []Finding) {
@@ -170,7 +171,7 @@ func prologFlags(n Node) (found []Finding) {
 		return []Finding{warning("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob, which nothing of ours needs: the daemon lives in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the ranks are gone")}
 	}
 	switch {
-	case !contain && !flag(flags, "Alloc") && !flag(flags, "ForceRequeueOnFail"): // the others imply it
+	case !contain && !flag(flags, "Alloc") && !flag(flags, "ForceRequeueOnFail"): // the other flags imply it
 		found = append(found, fault("prolog-flags-alloc", where, n.Slurm.write("PrologFlags=Alloc,Contain"),
 			"PrologFlags lacks Alloc: the prolog runs with a job's first step only, so that the epilog of an salloc without a step has nothing to close, and a batch job's prolog has BatchStartTimeout (%s) to end", orValue(n.Slurm.value("BatchStartTimeout"), "10 s")))
 	case !contain:
@@ -187,7 +188,7 @@ func orValue(value, otherwise string) string {
 	return value + " s"
 }
 
-// seconds reads a time of slurm.conf; forever is true for one without an end.
+// seconds reads a time of slurm.conf. forever is true if the time has no end.
 func seconds(text string) (d time.Duration, forever, ok bool) {
 	if strings.EqualFold(text, "INFINITE") || strings.EqualFold(text, "UNLIMITED") || text == "65534" || text == "65535" {
 		return 0, true, true
@@ -196,9 +197,9 @@ func seconds(text string) (d time.Duration, forever, ok bool) {
 	return time.Duration(s) * time.Second, s < 0, err == nil
 }
 
-// prologTimeouts holds that Slurm waits for our programs until they end by themselves: what it kills has undone nothing.
-// Since 25.05 each has a name of its own, and PrologEpilogTimeout counts for those that are not set. If none is set, Slurm
-// waits for ever.
+// prologTimeouts checks that Slurm waits until our programs end by themselves, because a killed program undoes
+// nothing. Since 25.05 each timeout has its own name, and PrologEpilogTimeout applies to those that are not set. If
+// none is set, Slurm waits for ever.
 func prologTimeouts(n Node) (found []Finding) {
 	if n.Slurm == nil || !n.known() {
 		return nil
@@ -243,7 +244,7 @@ func nodeLine(n Node) []Finding {
 	return nil
 }
 
-// count is the number of GPUs that slurm.conf gives the node.
+// count returns the number of GPUs that slurm.conf gives the node.
 func (s Slurm) count() (all int) {
 	for _, w := range s.Gres.Configured {
 		all += w.Count
@@ -274,7 +275,7 @@ func gresReads(n Node) []Finding {
 	return []Finding{fault("gres-conf", "gres.conf", do, "%v", n.Slurm.GresErr)}
 }
 
-// slurmdReads holds that slurmd itself starts with these files: whatever it refuses, no job comes to the node.
+// slurmdReads checks that slurmd starts with these files. If slurmd refuses a file, no job comes to the node.
 func slurmdReads(n Node) []Finding {
 	if n.Slurm == nil || n.Slurm.ListErr == nil || n.Slurm.GresErr != nil {
 		return nil
@@ -282,7 +283,7 @@ func slurmdReads(n Node) []Finding {
 	return []Finding{fault("slurmd-refuses", n.Slurm.Path, "correct what slurmd -G complains of", "slurmd does not list its GPUs: %v", n.Slurm.ListErr)}
 }
 
-// types are the types of GPUs that Slurm tells apart on the node.
+// types returns the types of GPUs that Slurm distinguishes on the node.
 func (s Slurm) types() []string {
 	var types []string
 	for _, w := range s.Gres.Configured {
@@ -305,7 +306,7 @@ func oneType(n Node) []Finding {
 		"node %s has GPUs of types %s: of a request for two of them Slurm may tell the prolog a part only, so that every such node's jobs are refused", n.Name, strings.Join(n.Slurm.types(), " and "))}
 }
 
-// gresAgrees asks for each of the GPUs that Slurm hands out which device it is, as a prolog does.
+// gresAgrees finds the device of each GPU that Slurm allocates, as a prolog does.
 func gresAgrees(n Node) []Finding {
 	if n.Slurm == nil || n.Slurm.Gres == nil || n.Driver == nil || len(n.gpus()) < len(n.Driver.GPUs) || len(n.gpus()) == 0 || len(n.Slurm.types()) > 1 || n.Slurm.Gres.EnvUUID {
 		return nil
@@ -313,7 +314,7 @@ func gresAgrees(n Node) []Finding {
 	var devices []site.Device
 	for _, g := range n.gpus() {
 		if g.Device.MIGMode && n.Slurm.Gres.Detect == slurm.DetectNVML {
-			return nil // Slurm names instances by themselves
+			return nil // Slurm names instances itself
 		}
 		devices = append(devices, g.Device)
 	}
@@ -325,7 +326,7 @@ func gresAgrees(n Node) []Finding {
 				err = n.Slurm.lists(position, picked[0])
 			}
 		} else if inner := errors.Unwrap(err); inner != nil {
-			err = inner // without the number of a job that there is not
+			err = inner // without a job number, because there is no job
 		}
 		if err != nil {
 			return []Finding{fault("gres-differs", n.Slurm.Gres.Path, fmt.Sprintf("make Gres= of node %s, %s and the %d GPUs of nvidia-smi -L agree; slurmd -G prints Slurm's list. Slurm 26.05 and later names GPUs by UUID with Flags=env_uuid there", n.Name, n.Slurm.Gres.Path, len(devices)),
@@ -335,7 +336,7 @@ func gresAgrees(n Node) []Finding {
 	return nil
 }
 
-// lists is an error where slurmd itself has another device at a position.
+// lists is an error if slurmd has another device at a position.
 func (s Slurm) lists(position int, device site.Device) error {
 	switch {
 	case s.SlurmdGPUs == nil:
@@ -348,7 +349,7 @@ func (s Slurm) lists(position int, device site.Device) error {
 	return nil
 }
 
-// noShares holds that Slurm's own ways to share a GPU among jobs are not there as well.
+// noShares checks that Slurm does not share GPUs among jobs in its own way.
 func noShares(n Node) (found []Finding) {
 	for _, shared := range []struct{ name, what string }{
 		{"mps", "Slurm shares GPUs by gres/mps of its own: it takes CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the ranks of gpu jobs, and its daemon and ours want the same GPUs"},
@@ -383,7 +384,7 @@ func noShare(n Node, name, what string) []Finding {
 	return []Finding{fault(Kind("gres-"+name), where, do+reconfigure, "%s", what)}
 }
 
-// private are the folders that each job has of its own, and from where that is known.
+// private returns the folders that each job has for itself, and which setting says so.
 func (s Slurm) private() (dirs []string, from string) {
 	kind := s.value("JobContainerType") + s.value("NamespaceType")
 	if strings.HasSuffix(kind, "/linux") {
@@ -411,8 +412,8 @@ func (s Slurm) private() (dirs []string, from string) {
 	return dirs, from
 }
 
-// stateShared holds that ranks see the folder in which the prolog made their daemon's sockets: Slurm makes a job's own
-// folders after the prolog.
+// stateShared checks that ranks see the folder with their daemon's sockets. Slurm makes a job's private folders after
+// the prolog.
 func stateShared(n Node) []Finding {
 	if n.Slurm == nil {
 		return nil

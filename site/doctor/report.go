@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor finds what stands between this node and a working job, each with its repair; mpsctl doctor prints it.
+// Package doctor finds what would make a job on this node fail, with a repair for each finding. mpsctl doctor prints
+// it.
 //
-// The promise: it changes nothing, waits for nobody without a deadline, and says nothing is wrong that it has not seen.
-// Gathering and judging are apart: Judge is pure.
+// It changes nothing, and every wait has a deadline. It reports nothing as wrong that it has not seen. Gathering and
+// judging are separate: Judge is pure.
 package doctor
 
 import (
@@ -11,7 +12,7 @@ import (
 	"time"
 )
 
-// Report is what doctor found, as its JSON is.
+// Report is the result of doctor, in the form of its JSON.
 type Report struct {
 	Node     string    `json:"node"`
 	Time     time.Time `json:"time"`
@@ -22,10 +23,10 @@ type Report struct {
 	Unseen   []string  `json:"errors"`
 }
 
-// looked is what was looked at.
+// looked is what doctor has read.
 type looked struct {
-	SlurmConf string `json:"slurm_conf"` // "" where there is none to read
-	Driver    string `json:"driver"`     // its version, "" where it does not answer
+	SlurmConf string `json:"slurm_conf"` // "" if there is none to read
+	Driver    string `json:"driver"`     // its version, "" if it does not answer
 	GPUs      int    `json:"gpus"`
 	Programs  int    `json:"programs"`
 	Checks    int    `json:"checks"`
@@ -43,7 +44,7 @@ func NewReport(n Node) Report {
 	return r
 }
 
-// Failed says that the node is not ready for jobs, or that not all of it was seen.
+// Failed reports whether the node is not ready for jobs, or could not be read completely.
 func (r Report) Failed(strict bool) bool {
 	return !r.Complete || slices.ContainsFunc(r.Findings, func(f Finding) bool { return strict || f.Level == Fault })
 }

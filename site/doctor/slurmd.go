@@ -13,17 +13,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// slurmds are where slurmd may be; another place is named by --slurmd.
+// slurmds are the usual paths of slurmd. --slurmd names another path.
 var slurmds = []string{"/usr/sbin/slurmd", "/usr/local/sbin/slurmd", "/opt/slurm/sbin/slurmd"}
 
-// LeaveSlurmd has slurmd not asked.
+// LeaveSlurmd means that slurmd is not run.
 const LeaveSlurmd = "none"
 
-// slurmdTimeout bounds slurmd -G, which waits 19 s for a device file that is not there (22.05 and 24.11, run).
+// slurmdTimeout bounds slurmd -G, which waits 19 s for a missing device file (22.05 and 24.11, run).
 const slurmdTimeout = 30 * time.Second
 
-// askSlurmd has slurmd print its list of the node's GPUs, the only reader of its files that counts in the end. With -L it
-// writes no log: that of the node's slurmd would have a line of this one.
+// askSlurmd runs slurmd to print its list of the node's GPUs, because slurmd's reading of its files decides. -L keeps
+// this run out of the node's slurmd.log.
 func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 	path := q.Slurmd
 	if path == "" {

@@ -13,10 +13,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Node is what was gathered of a node. A part that could not be looked at is nil, and Unseen or an error beside it says why.
+// Node is what was gathered about a node. A part that could not be read is nil, and Unseen or an error beside it says
+// why.
 type Node struct {
 	Name   string
-	Root   bool // who looks is root
+	Root   bool // this process is root
 	Time   time.Time
 	Paths  site.Paths
 	Unseen []string
@@ -24,10 +25,10 @@ type Node struct {
 	Programs  []Program
 	Policy    PolicyResult
 	Own       []File      // the policy and the site's file
-	Config    site.Config // that hold: the file's, or what is used in its place
+	Config    site.Config // the settings in use: the file's, or those that replace it
 	ConfigErr policyfile.FileStatus
-	Helpers   []File // that site.hcl names, or its defaults
-	Control   string // the driver's version that the control program is of, "" where it does not say
+	Helpers   []File // the programs that site.hcl names, or their defaults
+	Control   string // the version of the control program's driver, "" if it is not certain
 	Conf      string // path of slurm.conf
 	Slurm     *Slurm
 	SlurmErr  error
@@ -36,66 +37,66 @@ type Node struct {
 	State     StateDir
 	Limits    []Limit
 	Guard     Guarding
-	NoGroups  error // why daemons get no control groups of their own
+	NoGroups  error // why daemons get no control groups
 	Leftovers []inspect.Finding
-	Hidden    []string // of the jobs, from root: a user's process can hold up who looks at it
+	Hidden    []string // of the jobs, if a user's process hides them by blocking this process
 }
 
-// File is a program, or a folder of them, as it lies there.
+// File is a program, or a folder of programs, as it is installed.
 type File struct {
-	Name string // what it is for people
+	Name string // its name for people
 	Path string
 	Mode fs.FileMode
 	Err  error
-	// Loose is the file, or the folder above it, that somebody else than root can change; "" for none.
+	// Loose is the file, or the folder above it, that someone except root can change; "" for none.
 	Loose, LooseWhy string
 }
 
-// Program is one of ours.
+// Program is one of our programs.
 type Program struct {
 	File
-	Version string // "" where it does not say
+	Version string // "" if it prints none
 }
 
-// PolicyResult is the policy.
+// PolicyResult is the state of the policy.
 type PolicyResult struct {
-	Trigger *policy.Trigger // of the policy that is used
+	Trigger *policy.Trigger // of the policy in use
 	policyfile.FileStatus
 }
 
-// Script is what Slurm runs at one of its hooks.
+// Script is a program that Slurm runs at one of its hooks.
 type Script struct {
 	File
-	Starts string // which of our programs it is, or starts; "" for none
-	By     string // the path of that
+	Starts string // which of our programs it is or starts; "" for none
+	By     string // the path of that program
 }
 
 // Hook is Prolog=, Epilog= or TaskProlog=.
 type Hook struct {
 	Name     string
-	Ours     string // the program of ours that belongs there
+	Ours     string // which of our programs belongs there
 	Settings []slurm.ConfValue
 	Scripts  []Script // in the order in which Slurm runs them
 }
 
-// Slurm is what Slurm's files say of this node.
+// Slurm is what Slurm's files contain about this node.
 type Slurm struct {
 	slurm.ConfFile
 	Hooks       []Hook
-	NodeErr     error // why no line of slurm.conf says what the node is
+	NodeErr     error // why no line of slurm.conf describes the node
 	Features    []string
 	FeaturesErr error
 	Gres        *slurm.Gres
 	GresErr     error
-	SlurmdGPUs  []int            // the minors that slurmd itself lists, by position; nil where it was not asked or not understood
+	SlurmdGPUs  []int            // the minors that slurmd lists, by position; nil if it was not run or not understood
 	ListErr     error            // why it does not list them
 	Container   *slurm.ConfFile  // job_container.conf
-	Namespace   *slurm.Namespace // namespace.yaml, which namespace/linux reads in its place
+	Namespace   *slurm.Namespace // namespace.yaml, which namespace/linux reads instead
 	Cgroup      *slurm.ConfFile
 	Unread      []string // why a file beside slurm.conf could not be read
 }
 
-// Driver is what NVML says.
+// Driver is what NVML reports.
 type Driver struct {
 	Version string
 	GPUs    []GPU
@@ -111,13 +112,13 @@ type GPU struct {
 	Err          error
 }
 
-// StateDir is the folder of state, or the folder above it that is there.
+// StateDir is the folder of state, or the lowest folder above it that exists.
 type StateDir struct {
 	Path         string
-	There        bool // it is the folder itself
+	There        bool // the folder itself exists
 	Mode         fs.FileMode
 	UID          uint32
-	Memory       bool // it is on a file system that a boot empties
+	Memory       bool // its file system is empty after a boot
 	Bytes, Files uint64
 	Err          error
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// readClients finds the clients of each device of each job, and what they are limited to. The daemon says who they are;
-// where it was not asked the driver does.
+// readClients finds the clients of each device of each job, and their limits. The daemon lists the clients. If the
+// daemon was not asked, the driver lists them.
 func (r *Reader) readClients(ctx context.Context, n *Node) {
 	for i := range n.Jobs {
 		j := &n.Jobs[i]
@@ -41,7 +41,7 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 	}
 }
 
-// clientsOn are the clients on one device of a job, without their limits.
+// clientsOn returns the clients on one device of a job, without their limits.
 func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
 	at := slices.IndexFunc(j.Daemons, func(d Daemon) bool { return slices.Contains(d.Devices, uuid) })
 	if at < 0 {
@@ -67,14 +67,14 @@ func (n *Node) clientsOn(j Job, uuid site.UUID) []Client {
 	return clients
 }
 
-// on reports whether a row of ps is about a device. It has the beginning of a UUID; one that fits several of the daemon's
-// devices, or none, counts for the first of them, so that no client goes unseen.
+// on reports whether a row of ps belongs to a device. The row has the beginning of a UUID. If this fits several of
+// the daemon's devices, or none, the row counts for the first device, so that no client is missed.
 func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 	fits := func(d site.UUID) bool { return beginning != "" && strings.HasPrefix(string(d), beginning) }
 	return devices[max(slices.IndexFunc(devices, fits), 0)] == uuid
 }
 
-// limits are what a process has in its environment.
+// limits is what a process's environment contains.
 type limits struct {
 	percent policy.Percent // 0 for none
 	ignored string         // a percentage that CUDA ignores, as it was written
@@ -83,14 +83,15 @@ type limits struct {
 	unknown string         // why nothing is known
 }
 
-// The variables in which a process has its limits.
+// These variables limit a process.
 const (
 	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
 
-// limitsOf reads them from processes that must be the job user's: their pids are that user's daemon's word.
+// limitsOf reads the limits of processes that must belong to the job's user, because that user's daemon reports the
+// pids.
 func limitsOf(ctx context.Context, pids []int, uid uint32) map[int]limits {
 	known := map[int]limits{}
 	var procs []site.Process
@@ -135,7 +136,7 @@ func limitsIn(variables map[string]string) limits {
 	return l
 }
 
-// parsePercent reads a percentage; what is none CUDA ignores without a word (measured: 0, 101, abc, -5 and the empty one
+// parsePercent reads a percentage. CUDA silently ignores anything else (measured: 0, 101, abc, -5 and an empty text
 // give the whole GPU).
 func parsePercent(text string) (value policy.Percent, ignored string) {
 	f, err := strconv.ParseFloat(text, 64)
@@ -145,8 +146,8 @@ func parsePercent(text string) (value policy.Percent, ignored string) {
 	return max(policy.PercentFrom(f), 1), ""
 }
 
-// parseMemory reads "0=2G,GPU-…=512M". A list that names one device that the process cannot see drops every limit, silently
-// (measured); of a process whose list of devices has no UUIDs that cannot be told, and its limits count.
+// parseMemory reads "0=2G,GPU-…=512M". If a list names a device that the process cannot see, CUDA silently drops
+// every limit (measured). If the process's device list has no UUIDs, this cannot be known, and the limits count.
 func parseMemory(list string, visible []string) map[string]int {
 	found := map[string]int{}
 	for entry := range strings.SplitSeq(list, ",") {
@@ -171,7 +172,7 @@ func sees(visible []string, device string) bool {
 	return !uuids || slices.Contains(visible, device)
 }
 
-// mebibytes reads a size as CUDA writes it; one below a MiB counts as one.
+// mebibytes reads a size as CUDA writes it. A size below one MiB counts as one.
 func mebibytes(text string) (int, bool) {
 	digits := strings.TrimRight(text, "KMGTB")
 	n, err := strconv.ParseUint(digits, 10, 40)
@@ -184,7 +185,7 @@ func mebibytes(text string) (int, bool) {
 	return int(mib), known && mib < 1<<30
 }
 
-// of is the limit on one device: by its UUID, or by its number among those that the process sees.
+// of returns the limit on one device: by its UUID, or by its number among the devices that the process sees.
 func (l limits) of(uuid site.UUID) (mib int, ok bool) {
 	if mib, ok = l.memory[string(uuid)]; ok {
 		return mib, true
@@ -195,13 +196,13 @@ func (l limits) of(uuid site.UUID) (mib int, ok bool) {
 	}
 	for ordinal, mib := range l.memory {
 		if _, err := strconv.Atoi(ordinal); err == nil && !slices.ContainsFunc(l.visible, func(v string) bool { return site.UUID(v).Valid() }) {
-			return mib, true // which device the number means cannot be told
+			return mib, true // it is not known which device the number means
 		}
 	}
 	return 0, false
 }
 
-// limit says what a client may use of a device: its own percentage can only lower its server's (measured).
+// limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
 func (n *Node) limit(c *Client, j Job, uuid site.UUID, own limits) {
 	c.Unknown, c.ignored, c.Percent = own.unknown, own.ignored, own.percent
 	if mib, ok := own.of(uuid); ok {
@@ -220,8 +221,8 @@ func (n *Node) limit(c *Client, j Job, uuid site.UUID, own limits) {
 	}
 }
 
-// serverPercent is what a client's server lets it have. The daemon prints one decimal; where that is the job's ceiling
-// the ceiling is what it stands for. 0 where no server said anything.
+// serverPercent returns the percentage of a client's server. The daemon prints one decimal. If that agrees with the
+// job's ceiling, it is the ceiling. It returns 0 if no server reported one.
 func (j Job) serverPercent(pid int, uuid site.UUID) policy.Percent {
 	for _, d := range j.Daemons {
 		if !slices.Contains(d.Devices, uuid) {
@@ -239,7 +240,7 @@ func (j Job) serverPercent(pid int, uuid site.UUID) policy.Percent {
 	return 0
 }
 
-// near reports whether a daemon's one decimal stands for a percentage.
+// near reports whether a daemon's one decimal is a rounded percentage.
 func near(said float64, meant policy.Percent) bool {
 	return math.Abs(said-float64(meant)/1e6) <= 0.0501
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
-// Diagnose says what is wrong with what was seen, job by job, then GPU by GPU. It is pure: the same node has the same
-// findings. What could not be seen is no finding.
+// Diagnose returns the findings of a node, job by job, then GPU by GPU. It is pure: the same node has the same
+// findings. It reports only what was seen.
 func Diagnose(n Node) []Finding {
 	var b diagnosis
 	b.files(n)
@@ -36,7 +36,7 @@ type diagnosis struct{ found []Finding }
 
 func (b *diagnosis) add(f Finding) { b.found = append(b.found, f) }
 
-// files judges what the admins have written.
+// files judges the admins' files.
 func (b *diagnosis) files(n Node) {
 	for _, f := range []struct {
 		kind              Kind
@@ -52,7 +52,7 @@ func (b *diagnosis) files(n Node) {
 	}
 }
 
-// rooted is the flag that moves what this node's commands read.
+// rooted is the flag that changes the root of the commands' files.
 func (n Node) rooted() string {
 	if n.paths.Root == "" {
 		return ""
@@ -60,7 +60,7 @@ func (n Node) rooted() string {
 	return " --root " + n.paths.Root
 }
 
-// job judges one job. One on which a prolog or an epilog is at work is between two states, and neither is wrong.
+// job judges one job. While a prolog or an epilog works on a job, nothing about it is a finding.
 func (b *diagnosis) job(n Node, j Job) {
 	switch {
 	case j.Acting != 0:
@@ -77,7 +77,7 @@ func (b *diagnosis) job(n Node, j Job) {
 	}
 }
 
-// stray judges what a job has without a lease: its files hold nothing, and mislead who finds them.
+// stray judges the files of a job without a lease. They have no effect, and can mislead an admin.
 func (b *diagnosis) stray(n Node, j Job) {
 	if j.ticketed() && j.Refused == "" {
 		b.add(j.finding(TicketWithoutLease, fmt.Sprintf("ranks that read %s go on as if the job had MPS", filepath.Join(n.run, "tickets", fmt.Sprintf("%d.json", j.ID))), "remove it: "+n.again(j.ID)))
@@ -103,7 +103,7 @@ func (b *diagnosis) open(n Node, j Job) {
 	}
 }
 
-// guard judges the guard of a job, and what it has found.
+// guard judges the guard of a job, and what the guard has found.
 func (b *diagnosis) guard(j Job, g Guard) {
 	if !g.Running {
 		f := j.finding(GuardGone, fmt.Sprintf("pid %d has ended: a client that ends with work in flight kills the other clients on its GPU", g.PID),
@@ -150,7 +150,7 @@ func (n Node) claimed(uuid site.UUID, job uint32) bool {
 	return slices.ContainsFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid && c.Err == nil && c.Job == job })
 }
 
-// ofDaemon is what a state that is not serving is called, and what it means.
+// ofDaemon names a state that is not serving, and its effect.
 var ofDaemon = map[DaemonState]struct {
 	kind Kind
 	what string
@@ -183,7 +183,7 @@ func (b *diagnosis) daemon(n Node, j Job, d Daemon) {
 	b.ceiling(j, d)
 }
 
-// ceiling judges the percentage that the daemon holds for all clients. The daemon is its user's, who can set it.
+// ceiling judges the percentage that the daemon enforces for all clients. The daemon's user can change it.
 func (b *diagnosis) ceiling(j Job, d Daemon) {
 	if j.Ceiling == 0 || d.Ceiling == nil {
 		return
@@ -207,7 +207,7 @@ func above(said float64, ceiling policy.Percent) bool {
 	return said > float64(ceiling)/1e6 && !near(said, ceiling)
 }
 
-// client judges the limits of a client that its job's ticket grants some.
+// client judges the limits of a client whose job's ticket grants some.
 func (b *diagnosis) client(n Node, j Job, held Held, c Client) {
 	if c.Unknown != "" || j.ticket == nil {
 		return
@@ -225,7 +225,7 @@ func (b *diagnosis) client(n Node, j Job, held Held, c Client) {
 	}
 }
 
-// due is what the job's rule gives to each of the clients that a device has now, at least; 0 where that is no limit.
+// due returns the minimum that the job's rule gives to each of a device's present clients; 0 if there is no limit.
 func (n Node) due(j Job, held Held) int {
 	g := n.gpu(held.UUID)
 	if g == nil || g.SMs == 0 {
@@ -240,7 +240,7 @@ func (n Node) due(j Job, held Held) int {
 	return shares[len(shares)-1].SMs
 }
 
-// processes judges who else is on a device of a job.
+// processes judges the other processes on a job's device.
 func (b *diagnosis) processes(n Node, j Job, held Held) {
 	g := n.gpu(held.UUID)
 	if g == nil {
@@ -258,14 +258,14 @@ func (b *diagnosis) processes(n Node, j Job, held Held) {
 	}
 }
 
-// asked reports whether the daemon of a device has said who its clients are.
+// asked reports whether the daemon of a device has listed its clients.
 func (j Job) asked(uuid site.UUID) bool {
 	return slices.ContainsFunc(j.Daemons, func(d Daemon) bool { return d.State == Serves && slices.Contains(d.Devices, uuid) })
 }
 
-// claims judges claims that hold nothing.
+// claims judges claims without effect.
 func (b *diagnosis) claims(n Node) {
-	settled := map[uint32]bool{} // jobs that have a lease, or will have none in a moment
+	settled := map[uint32]bool{} // jobs that have a lease, or will soon have none
 	for _, j := range n.Jobs {
 		settled[j.ID] = j.leased || j.Acting != 0
 	}
@@ -281,7 +281,7 @@ func (b *diagnosis) claims(n Node) {
 	}
 }
 
-// gpus judges what nobody has.
+// gpus judges GPUs that no job has.
 func (b *diagnosis) gpus(n Node) {
 	for _, g := range n.GPUs {
 		if g.Mode != site.ModeExclusiveProcess || g.Held || n.heldBy(g.UUID) != nil {
@@ -295,7 +295,7 @@ func (b *diagnosis) gpus(n Node) {
 	}
 }
 
-// daemons judges control daemons that are no lease's.
+// daemons judges control daemons that no lease names.
 func (b *diagnosis) daemons(n Node) {
 	for _, p := range n.census {
 		if p.Role != mps.RoleDaemon || p.Err != nil || n.ofLease(p) {
@@ -315,8 +315,8 @@ func (b *diagnosis) daemons(n Node) {
 	}
 }
 
-// ending says how to end a control daemon, and what ends with it. A daemon is asked to quit first, and waits for its clients
-// then; one that is killed takes its servers along, and their clients.
+// ending returns how to end a control daemon, and what ends with it. A daemon is first told to quit, and then waits
+// for its clients. A daemon that is killed ends its servers, and they end their clients.
 func ending(p mps.Process) string {
 	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
 	kill := fmt.Sprintf("kill -9 %d: %s", p.PID, after)
@@ -324,7 +324,7 @@ func ending(p mps.Process) string {
 	if dir == "" {
 		dir = defaultPipeDir
 	}
-	if !plainPath.MatchString(dir) { // its user chose it, and nothing of it goes into a command
+	if !plainPath.MatchString(dir) { // its user chose it, so it must not become part of a command
 		return "to end it, have its control program tell it to quit; only if it does not answer: " + kill
 	}
 	return fmt.Sprintf("to end it when its clients have ended: echo quit | sudo -u '#%d' env CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control; only if it does not answer: %s", p.UID, dir, kill)
@@ -332,10 +332,10 @@ func ending(p mps.Process) string {
 
 const defaultPipeDir = "/tmp/nvidia-mps"
 
-// plainPath is a path that a shell takes as it stands.
+// plainPath matches a path that needs no quoting in a shell.
 var plainPath = regexp.MustCompile(`^/[A-Za-z0-9_./-]*$`)
 
-// jobBelow is the job in whose folder a pipe folder is, so that mpsctl reap ends its daemon.
+// jobBelow returns the job whose folder contains a pipe folder, because mpsctl reap then ends its daemon.
 func (n Node) jobBelow(pipeDir string) (job uint32, below bool) {
 	rest, below := strings.CutPrefix(pipeDir, filepath.Join(n.run, "jobs")+"/")
 	number, _, _ := strings.Cut(rest, "/")
@@ -343,8 +343,9 @@ func (n Node) jobBelow(pipeDir string) (job uint32, below bool) {
 	return uint32(id), below && err == nil
 }
 
-// ofLease reports whether a daemon is a lease's: the recorded one, or one that has its pipe folder and is judged there. What
-// a lease that cannot be read names is not known, so all below its job's folder is that lease's.
+// ofLease reports whether a daemon belongs to a lease: the recorded daemon, or one with the lease's pipe folder,
+// which is judged there. A lease that cannot be read may name any daemon below its job's folder, so all of them
+// count.
 func (n Node) ofLease(p mps.Process) bool {
 	for _, j := range n.Jobs {
 		if !j.leased {
@@ -390,5 +391,5 @@ func (n Node) where(uuid site.UUID) string {
 	return string(uuid)
 }
 
-// again is how a job is closed by hand.
+// again returns the command that closes a job by hand.
 func (n Node) again(job uint32) string { return n.paths.ReapCommand(job) }

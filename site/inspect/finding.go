@@ -8,13 +8,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Kind is what is wrong, a word for programs.
+// Kind is the name of a finding, for programs.
 type Kind string
 
-// Where the node differs from its records.
+// The node differs from its records.
 const (
 	LeaseUnreadable        Kind = "lease-unreadable"
-	LeaseUnfinished        Kind = "lease-unfinished" // opening or closing, and nobody is at it
+	LeaseUnfinished        Kind = "lease-unfinished" // opening or closing, without a prolog or epilog
 	LeaseWithoutTicket     Kind = "lease-without-ticket"
 	LeaseWithoutClaim      Kind = "lease-without-claim"
 	ClaimWithoutLease      Kind = "claim-without-lease"
@@ -29,7 +29,7 @@ const (
 	DaemonNoAnswer         Kind = "daemon-wedged"
 	DaemonUnclear          Kind = "daemon-unclear"
 	DaemonWithoutLease     Kind = "daemon-without-lease"  // its pipe folder is below ours
-	DaemonUnknown          Kind = "daemon-not-of-a-lease" // any other that is no lease's
+	DaemonUnknown          Kind = "daemon-not-of-a-lease" // any other daemon that no lease names
 	ServerFault            Kind = "server-fault"
 	CeilingLifted          Kind = "ceiling-lifted"
 	GuardGone              Kind = "guard-gone"
@@ -42,19 +42,19 @@ const (
 	ClientWithoutMemoryCap Kind = "client-without-memory-limit"
 )
 
-// AuditFindings are the kinds that audit reports: what of MPS goes on past the leases. The others, and those in both, are
-// disagreements, which status marks.
+// AuditFindings are the kinds that audit reports: use of a GPU against the policy. The other kinds, and those in both
+// lists, are disagreements, which status marks.
 var AuditFindings = map[Kind]bool{
 	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, CeilingLifted: true,
 	ExclusiveWithoutLease: true, DaemonWithoutLease: true, DaemonUnknown: true, PolicyUnusable: true, ConfigUnusable: true,
 }
 
-// auditOnly are no disagreement of a lease with its node: a job's processes are its user's business to see to.
+// auditOnly are kinds for which lease and node agree: only the job's user can mend its processes.
 var auditOnly = map[Kind]bool{
 	ProcessWithoutMPS: true, ClientOfAnother: true, ClientWithoutShare: true, ClientWithoutMemoryCap: true, DaemonUnknown: true,
 }
 
-// Finding is something wrong: what, where, and what to do.
+// Finding is a fault with its place and its repair.
 type Finding struct {
 	Kind  Kind      `json:"kind"`
 	Job   uint32    `json:"job,omitempty"`
@@ -65,7 +65,7 @@ type Finding struct {
 	Do    string    `json:"fix"`
 }
 
-// same reports whether two findings are of one thing, whatever the words.
+// same reports whether two findings are about the same thing, in whatever words.
 func (f Finding) same(o Finding) bool {
 	return f.Kind == o.Kind && f.Job == o.Job && f.GPU == o.GPU && f.PID == o.PID && f.Where == o.Where
 }
@@ -90,7 +90,7 @@ func those(all []Finding, of func(Kind) bool) []Finding {
 	return some
 }
 
-// short is "GPU 0", or the beginning of an instance's UUID, which has no number of its own.
+// short returns "GPU 0", or the beginning of an instance's UUID, because an instance has no number.
 func short(index int, uuid site.UUID) string {
 	switch {
 	case uuid.MIG():

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect is what there is on this node: what the records say, what the driver, the daemons and the kernel say, and
-// where they differ. status and audit print it.
+// Package inspect reads the state of this node: its records, and what the driver, the daemons and the kernel report.
+// It finds where they differ. status, audit, doctor, metrics and reap use it.
 //
-// The promise: it changes nothing, waits for nobody without a deadline, follows no link that a user can make, and calls
-// nothing wrong that it has not seen twice, since prologs and epilogs go on while it looks.
+// It changes nothing, every wait has a deadline, and it follows no link that a user can make. It reports a finding
+// only if it has seen it twice, because prologs and epilogs go on meanwhile.
 package inspect
 
 import (
@@ -17,40 +17,40 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
-// Node is what was seen.
+// Node is the state that was seen.
 type Node struct {
 	Name string    `json:"node"`
 	Time time.Time `json:"time"`
-	Root bool      `json:"root"` // who looks is root, and sees all
+	Root bool      `json:"root"` // the caller is root, and sees everything
 	Jobs []Job     `json:"jobs"`
 	GPUs []GPU     `json:"gpus"`
-	// Unseen is what should have been seen and could not be, a sentence each.
+	// Unseen is what could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
 	claims  []lease.Claim
-	records string // what the records said in short, to tell whether they still do
+	records string // a digest of the records, to notice a change
 	census  []mps.Process
-	run     string     // the folder of state, to know our daemons by
-	paths   site.Paths // for the commands that findings name
+	run     string     // the folder of state, which tells our daemons from others
+	paths   site.Paths // for the commands in findings
 	policy  policyfile.FileStatus
 	facts   policyfile.FileStatus
-	drivers bool // the driver was asked and answered
+	drivers bool // the driver answered
 }
 
-// Phase is how far a job has come, in words for people.
+// Phase is the state of a job, in words for people.
 type Phase string
 
-// A lease's own phases, and what else a job can be here.
+// The phases of a lease, and the other states of a job.
 const (
 	Opening    Phase = "opening"
 	Opened     Phase = "open"
 	Closing    Phase = "closing"
-	Refused    Phase = "refused"  // it runs without MPS, and its ticket says why
-	Orphaned   Phase = "no lease" // its files are left of a job that has been closed, or of nobody
+	Refused    Phase = "refused"  // it runs without MPS, and its ticket has the reason
+	Orphaned   Phase = "no lease" // its files are left, and the job has been closed or never had a lease
 	Unreadable Phase = "unreadable"
 )
 
-// Job is a job that has something here.
+// Job is a job that has something on this node.
 type Job struct {
 	ID      uint32     `json:"job"`
 	User    string     `json:"user"`
@@ -59,22 +59,22 @@ type Job struct {
 	Phase   Phase      `json:"phase"`
 	Since   *time.Time `json:"since"`
 	Refused string     `json:"refused,omitempty"`
-	// What a rank is granted that says nothing else; "" where the ticket is not there to say it.
+	// The grant of a rank whose user sets nothing; "" if there is no ticket.
 	Share   string         `json:"share"`
 	Memory  string         `json:"memory"`
 	Ceiling policy.Percent `json:"ceiling"`
 	Devices []Held         `json:"gpus"`
 	Daemons []Daemon       `json:"daemons"`
-	Guard   *Guard         `json:"guard"` // null for a job without one, and for who may not read the lease
-	// Acting is the prolog or epilog that is at work on the job.
+	Guard   *Guard         `json:"guard"` // null for a job without a guard, and if the caller may not read the lease
+	// Acting is the prolog or epilog that works on the job now.
 	Acting int `json:"locked_by,omitempty"`
 
 	owner   lease.Job
 	err     error // why its lease cannot be read
-	leased  bool  // it has a lease, readable or not, of this boot
+	leased  bool  // it has a lease of this boot, readable or not
 	dir     bool
 	ticket  *lease.Ticket
-	tickets error // why its ticket cannot be read, lease.ErrNotFound where there is none
+	tickets error // why its ticket cannot be read, lease.ErrNotFound if there is none
 }
 
 // Held is a device of a job.
@@ -94,16 +94,16 @@ type Guard struct {
 // DaemonState is the state of a control daemon.
 type DaemonState string
 
-// Serving, not serving and wedged are three states (docs/contract.md, D3).
+// Serving, not serving and wedged are different states (docs/contract.md, D3).
 const (
 	Serves     DaemonState = "serving"
-	NotServing DaemonState = "not serving" // it is there, and nobody answers at its socket
+	NotServing DaemonState = "not serving" // it runs, and its socket does not answer
 	NoAnswer   DaemonState = "wedged"      // it does not answer in time
 	NotStarted DaemonState = "not started"
-	Gone       DaemonState = "gone"     // the process of the record has ended
-	Replaced   DaemonState = "replaced" // another process has its pipe folder, or its pid has become another program
-	Unclear    DaemonState = "unclear"  // it answers, and not what was asked
-	Alive      DaemonState = "alive"    // there, and not asked
+	Gone       DaemonState = "gone"     // the recorded process has ended
+	Replaced   DaemonState = "replaced" // another process uses its pipe folder, or its pid belongs to another program
+	Unclear    DaemonState = "unclear"  // its answer was not understood
+	Alive      DaemonState = "alive"    // it runs, and was not asked
 )
 
 // Daemon is a control daemon of a job.
@@ -113,7 +113,7 @@ type Daemon struct {
 	PipeDir string      `json:"pipe_dir"`
 	State   DaemonState `json:"state"`
 	Reason  string      `json:"reason,omitempty"` // of a state that is not serving
-	// Ceiling is the percentage of the servers to come, as the daemon says it; null where it was not asked.
+	// Ceiling is the percentage for new servers, as the daemon reports it; null if it was not asked.
 	Ceiling *float64 `json:"ceiling"`
 	Servers []Server `json:"servers"`
 
@@ -121,7 +121,7 @@ type Daemon struct {
 	rows   []mps.ClientRow
 }
 
-// Server is an MPS server as its daemon tells it.
+// Server is an MPS server as its daemon reports it.
 type Server struct {
 	PID     int      `json:"pid"`
 	Status  string   `json:"status"`
@@ -129,16 +129,16 @@ type Server struct {
 	Limits  []string `json:"memory_limits"` // by the daemon's devices, "" for none
 }
 
-// Client is a process that a server serves, on one of its devices.
+// Client is a process that uses one device through a server.
 type Client struct {
 	PID     int    `json:"pid"`
 	Command string `json:"command"`
 	Server  int    `json:"server,omitempty"`
-	// Percent is the client's own, as its environment had it when it started; null where it has none.
+	// Percent is the client's own, from its environment at its start; null if it has none.
 	Percent policy.Percent `json:"percent"`
-	// SMs are what it may use: by its own percentage or the server's, whichever is less. 0 where neither is known.
+	// SMs is what it may use, by its own percentage or its server's, whichever is less. 0 if neither is known.
 	SMs int `json:"sms"`
-	// MemoryMiB is its own limit, its context included; null where it has none.
+	// MemoryMiB is its own limit, with its context; null if it has none.
 	MemoryMiB *int `json:"memory_mib"`
 	// Unknown is why the client's own limits are not known.
 	Unknown string `json:"unknown,omitempty"`
@@ -146,7 +146,7 @@ type Client struct {
 	ignored string // a percentage that CUDA ignores
 }
 
-// GPU is a device of the node as the driver says it.
+// GPU is a device of the node as the driver reports it.
 type GPU struct {
 	Index     int       `json:"index"` // nvidia-smi's; -1 for a MIG instance
 	Minor     int       `json:"minor"` // N of /dev/nvidiaN
@@ -154,8 +154,8 @@ type GPU struct {
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
 	Mode      site.Mode `json:"mode"`
-	Holder    *uint32   `json:"job"`     // who has claimed it; null for nobody, or for somebody whom root alone knows
-	Held      bool      `json:"claimed"` // somebody has claimed it
+	Holder    *uint32   `json:"job"`     // the job that claims it; null for none, or if only root may know
+	Held      bool      `json:"claimed"` // a job claims it
 	Processes []Process `json:"processes"`
 	Error     string    `json:"error,omitempty"`
 
@@ -163,10 +163,10 @@ type GPU struct {
 	mig bool
 }
 
-// Process holds a compute context on a device, as the driver says it.
+// Process has a compute context on a device, as the driver reports it.
 type Process struct {
 	PID  int    `json:"pid"`
-	Kind string `json:"kind"` // client, server, or compute for one without MPS
+	Kind string `json:"kind"` // client, server, or compute for a process without MPS
 	Name string `json:"name"`
 }
 
@@ -177,7 +177,7 @@ const (
 	KindCompute = "compute"
 )
 
-// gpu is a device that was seen, nil where it was not.
+// gpu returns a device that was seen, nil for another.
 func (n *Node) gpu(uuid site.UUID) *GPU {
 	for i := range n.GPUs {
 		if n.GPUs[i].UUID == uuid {
@@ -187,7 +187,7 @@ func (n *Node) gpu(uuid site.UUID) *GPU {
 	return nil
 }
 
-// GPU is a device by its UUID; ok is false where it was not seen.
+// GPU returns a device by its UUID; ok is false if it was not seen.
 func (n Node) GPU(uuid site.UUID) (GPU, bool) {
 	if g := n.gpu(uuid); g != nil {
 		return *g, true
@@ -195,5 +195,5 @@ func (n Node) GPU(uuid site.UUID) (GPU, bool) {
 	return GPU{}, false
 }
 
-// String is "GPU 0", or what an instance has for a name.
+// String returns "GPU 0", or the name of an instance.
 func (g GPU) String() string { return short(g.Index, g.UUID) }

@@ -15,8 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
-// Open makes a reader of this node; asking says whether it asks the daemons. When the site's
-// file cannot be used, every look says so.
+// Open makes a reader of this node. With asking it asks the daemons. If the site's file cannot be used, every look
+// reports that.
 func Open(paths site.Paths, asking bool) (*Reader, error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -42,7 +42,7 @@ func Open(paths site.Paths, asking bool) (*Reader, error) {
 	return r, nil
 }
 
-// opening opens NVML at its first use, once: it takes 8 ms (measured) and a hang is never tried again.
+// opening opens NVML at its first use, once, because that takes 8 ms (measured). It does not repeat a call that hung.
 func opening(library string) func() (Driver, error) {
 	open := sync.OnceValues(func() (*gpu.NVML, error) { return gpu.Open(library) })
 	return func() (Driver, error) {

@@ -22,43 +22,42 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Daemons is what is asked of control daemons: one question at a time, each with a deadline.
+// Daemons is what a reader needs of control daemons: one question at a time, each with a deadline.
 type Daemons interface {
 	State(context.Context, lease.Job, lease.Daemon) (mps.State, error)
 }
 
-// Driver is what is asked of the driver.
+// Driver is what a reader needs of the driver.
 type Driver interface {
 	List() ([]gpu.Status, error)
 	Instance(site.UUID) gpu.Status
 }
 
-// Reader looks at a node. One reader looks often, and one look at a time.
+// Reader reads the state of a node, any number of times, one at a time.
 type Reader struct {
 	Store   *lease.Store
 	Run     string                 // the folder of state
 	Daemons Daemons                // nil asks no daemon
 	Driver  func() (Driver, error) // opens the driver at its first use
-	Name    string                 // the node's
-	Paths   site.Paths             // for the commands that findings name
+	Name    string                 // the node's name
+	Paths   site.Paths             // for the commands in findings
 	Clock   func() time.Time
 	Root    bool
-	Files   func() (policy, facts policyfile.FileStatus) // whether the admins' files can be used; nil when no one asks
+	Files   func() (policy, facts policyfile.FileStatus) // whether the admins' files can be used; nil if that is not needed
 
 }
 
-// The bounds of a look: whatever hangs, a look ends.
+// These bound a look, whatever hangs.
 const (
 	inspectDeadline = 30 * time.Second
 	driverDeadline  = 15 * time.Second // a driver without persistence initialises its GPUs first
 )
 
-// tries bounds how often a look is repeated because a prolog or an epilog came in between.
+// tries bounds how often a look is repeated because a prolog or an epilog changed the records meanwhile.
 const tries = 5
 
-// Inspect sees the node, and what is wrong with it, of those findings that the caller reports. What is wrong was seen while the
-// records stayed as they were, and was seen again: a prolog, an epilog or a client that starts meanwhile would else make one
-// look see half of what it does.
+// Inspect reads the node, and returns the findings that report selects. A finding was seen twice, while the records
+// stayed the same. Otherwise a prolog, an epilog or a starting client could be seen half way.
 func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding) (Node, []Finding) {
 	for try := 1; ; try++ {
 		n := r.once(ctx)
@@ -79,14 +78,14 @@ func (r *Reader) Inspect(ctx context.Context, reported func([]Finding) []Finding
 	}
 }
 
-// moved reports whether the records are no longer what they were when a look began.
+// moved reports whether the records have changed since a look began.
 func (r *Reader) moved(n Node) bool {
 	var now Node
 	r.readRecords(&now)
 	return now.records != n.records
 }
 
-// both are the findings of the later look that the earlier one had as well.
+// both returns the findings of the later look that the earlier look had too.
 func both(later, earlier []Finding) []Finding {
 	agreed := []Finding{}
 	for _, f := range later {
@@ -97,7 +96,8 @@ func both(later, earlier []Finding) []Finding {
 	return agreed
 }
 
-// once looks once. The driver is asked before the daemons: a client that the driver has seen is its daemon's by then.
+// once looks once. It asks the driver before the daemons, so a client that the driver lists is known to its daemon by
+// then.
 func (r *Reader) once(ctx context.Context) Node {
 	ctx, cancel := context.WithTimeout(ctx, inspectDeadline)
 	defer cancel()
@@ -111,7 +111,7 @@ func (r *Reader) once(ctx context.Context) Node {
 	return n
 }
 
-// readFiles learns whether the policy and the site's file can be used. A file that only root may read says nothing to others.
+// readFiles finds out whether the policy and the site's file can be used. Only root may be able to read them.
 func (r *Reader) readFiles(n *Node) {
 	if r.Files == nil {
 		return
@@ -129,7 +129,7 @@ func (n *Node) missed(format string, args ...any) {
 	n.Incomplete = append(n.Incomplete, fmt.Sprintf(format, args...))
 }
 
-// readCensus finds the processes of MPS, and which of the recorded daemons are still there.
+// readCensus finds the processes of MPS, and which of the recorded daemons still run.
 func (r *Reader) readCensus(ctx context.Context, n *Node) {
 	var err error
 	n.census, err = mps.FindAll(ctx)
@@ -153,8 +153,8 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 	}
 }
 
-// look holds the recorded process against those that are there. What has its pipe folder is another's unless it is the job
-// user's: anyone can name a folder.
+// look compares the recorded process with those that run. A process with its pipe folder counts as a replacement only
+// if it belongs to the job's user, because anyone can name a folder.
 func (d *Daemon) look(census []mps.Process, uid uint32) {
 	if d.record.Proc.PID == 0 {
 		d.State = NotStarted
@@ -176,7 +176,8 @@ func (d *Daemon) look(census []mps.Process, uid uint32) {
 	}
 }
 
-// readDriver asks the driver for all GPUs and the instances that jobs hold. A driver that hangs is left behind.
+// readDriver asks the driver for all GPUs and for the instances that jobs have. It does not wait for a driver that
+// hangs.
 func (r *Reader) readDriver(ctx context.Context, n *Node) {
 	ctx, cancel := context.WithTimeout(ctx, driverDeadline)
 	defer cancel()
@@ -220,7 +221,7 @@ func (r *Reader) askDriver(instances []site.UUID) ([]gpu.Status, error) {
 	return seen, nil
 }
 
-// instances are the MIG instances that jobs hold: the driver lists none by itself.
+// instances returns the MIG instances that jobs have, because the driver does not list instances.
 func (n Node) instances() []site.UUID {
 	var all []site.UUID
 	for _, j := range n.Jobs {
@@ -245,7 +246,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 		}
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
-			if !ended(p.PID) { // the driver may list one that died for as long as the guard holds its files
+			if !ended(p.PID) { // the driver may list a dead process while the guard holds its files
 				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
 			}
 		}
@@ -254,7 +255,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 	}
 }
 
-// holder is who has claimed a device: a claim of a job without a lease holds nothing.
+// holder returns the job that claims a device. A claim of a job without a lease does not count.
 func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 	at := slices.IndexFunc(n.claims, func(c lease.Claim) bool { return c.UUID == uuid })
 	if at < 0 {
@@ -277,7 +278,7 @@ func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 	return nil, false
 }
 
-// heldBy is the job whose lease or ticket names a device, nil where that is nobody's that we may know.
+// heldBy returns the job whose lease or ticket names a device, nil if none that the caller may know does.
 func (n Node) heldBy(uuid site.UUID) *uint32 {
 	for _, j := range n.Jobs {
 		if j.leased && slices.ContainsFunc(j.Devices, func(h Held) bool { return h.UUID == uuid }) {
@@ -287,7 +288,7 @@ func (n Node) heldBy(uuid site.UUID) *uint32 {
 	return nil
 }
 
-// kind tells a server from a process that computes without MPS: to the driver they are the same.
+// kind distinguishes a server from a process that computes without MPS. The driver does not distinguish them.
 func (n Node) kind(p gpu.Process, g GPU) string {
 	if p.MPS {
 		return KindClient
@@ -303,8 +304,8 @@ func (n Node) kind(p gpu.Process, g GPU) string {
 	return KindCompute
 }
 
-// readDaemons asks the daemons that are there, all at the same time, so that those that do not answer cost the others
-// nothing. Each is asked one question at a time: parallel questions to one daemon fail (measured).
+// readDaemons asks all daemons side by side, so that one that does not answer delays no other. Each is asked one
+// question at a time, because parallel questions to one daemon fail (measured).
 func (r *Reader) readDaemons(ctx context.Context, n *Node) {
 	if r.Daemons == nil {
 		return
@@ -341,7 +342,7 @@ func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
 	}
 }
 
-// commandOf is the name that the kernel has for a process, printable; "" where there is none.
+// commandOf returns the kernel's name for a process, printable; "" if there is none.
 func commandOf(pid int) string {
 	name, _ := proc.Name(pid)
 	return strings.Map(func(r rune) rune {
@@ -352,7 +353,7 @@ func commandOf(pid int) string {
 	}, name)
 }
 
-// ended reports that there is no process of this number.
+// ended reports whether no process has this pid.
 func ended(pid int) bool {
 	_, err := site.ReadStat(pid)
 	return errors.Is(err, fs.ErrNotExist)
@@ -377,7 +378,7 @@ func noun(n int, singular string) string {
 	return singular + "s"
 }
 
-// numbered is "job 7", "jobs 7, 8", and no more than ten of them.
+// numbered returns "job 7", or "jobs 7, 8" with at most ten numbers.
 func numbered(singular string, numbers []string) string {
 	const most = 10
 	if len(numbers) > most {

@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// readRecords reads the journal: what has a lease, and what is left without one.
+// readRecords reads the records: the jobs with a lease, and the files without one.
 func (r *Reader) readRecords(n *Node) {
 	leased, err1 := r.Store.Jobs()
 	tickets, err2 := r.Store.Tickets()
@@ -46,7 +46,7 @@ func (r *Reader) readRecords(n *Node) {
 	}
 }
 
-// sign writes down what the records say, to tell whether they still say so.
+// sign makes the digest of the records, to notice a change.
 func (n *Node) sign() {
 	var b strings.Builder
 	for _, j := range n.Jobs {
@@ -62,29 +62,30 @@ func (n *Node) sign() {
 	n.records = b.String()
 }
 
-// hidden says that the files of a job are not this user's to read.
+// hidden reports whether this user may not read a job's files.
 func (j Job) hidden() bool {
 	return j.ticket == nil && (errors.Is(j.err, fs.ErrPermission) || errors.Is(j.tickets, fs.ErrPermission))
 }
 
-// nothing says that the files of a job vanished while they were read, or are of an earlier boot and mean nothing.
+// nothing reports whether a job's files vanished while they were read, or are from before a reboot and have no
+// effect.
 func (j Job) nothing() bool {
 	return !j.leased && !j.dir && !j.ticketed()
 }
 
-// ticketed says that a job has a ticket of this boot, readable or not.
+// ticketed reports whether a job has a ticket of this boot, readable or not.
 func (j Job) ticketed() bool {
 	return j.ticket != nil || !errors.Is(j.tickets, lease.ErrNotFound) && !errors.Is(j.tickets, lease.ErrStaleBoot)
 }
 
-// files are the files of state that a job has.
+// files lists the files of state that a job has.
 type files struct {
 	job                      uint32
 	lease, ticket, dir, turn bool
 }
 
-// merge is the jobs of all lists but that of turns, in order, with the lists that each is in. A turn alone is a prolog that
-// has not written anything yet.
+// merge returns the jobs of all lists in order, with the lists that contain each. A job with only a lock is left out:
+// its prolog has not written anything yet.
 func merge(leases, tickets, dirs, turns []uint32) []files {
 	has := map[uint32]*files{}
 	note := func(jobs []uint32, mark func(*files)) {
@@ -110,7 +111,7 @@ func merge(leases, tickets, dirs, turns []uint32) []files {
 	return all
 }
 
-// readers is how many jobs are read at a time: a node may have a thousand, and each is two files.
+// readers is how many jobs are read side by side: a node may have a thousand jobs with two files each.
 const readers = 4
 
 func (r *Reader) readJobs(all []files) []Job {
@@ -127,7 +128,7 @@ func (r *Reader) readJobs(all []files) []Job {
 	return jobs
 }
 
-// readJob reads the records of one job. For who is not root the ticket stands for the lease.
+// readJob reads the records of one job. Without root it reads the ticket instead of the lease.
 func (r *Reader) readJob(has files) Job {
 	j := Job{ID: has.job, dir: has.dir, Devices: []Held{}, Daemons: []Daemon{}, tickets: lease.ErrNotFound, err: lease.ErrNotFound}
 	if has.ticket {
@@ -170,7 +171,7 @@ func (r *Reader) readLease(j *Job) {
 	}
 }
 
-// guardOf is what there is of the guard that a lease names. Its state is for people: what cannot be read of it is empty.
+// guardOf returns the guard that a lease names. Its state is for people, and empty if it cannot be read.
 func (r *Reader) guardOf(l lease.Lease) *Guard {
 	if l.Hold == 0 || l.Guard.PID == 0 {
 		return nil
@@ -179,7 +180,7 @@ func (r *Reader) guardOf(l lease.Lease) *Guard {
 	return &Guard{PID: l.Guard.PID, Running: l.Guard.Running(), GuardState: state}
 }
 
-// granted takes what a ticket says of limits.
+// granted takes the limits from a ticket.
 func (j *Job) granted(t lease.Ticket) {
 	if t.RefusalReason != "" {
 		return
@@ -187,7 +188,7 @@ func (j *Job) granted(t lease.Ticket) {
 	j.Share, j.Memory, j.Ceiling = t.Grant.Rule().String(), t.Grant.Memory.String(), policy.PercentFrom(t.Grant.Ceiling)
 }
 
-// obeys takes what a lease says.
+// obeys takes the job's state from a lease.
 func (j *Job) obeys(l lease.Lease) {
 	j.owner = l.Job
 	j.User, j.UID, j.Rule, j.Phase = l.Job.User, l.Job.UID, l.Rule, Phase(l.Phase)
@@ -201,7 +202,7 @@ func (j *Job) obeys(l lease.Lease) {
 	j.attach(l.Daemons)
 }
 
-// follows takes from a ticket what a lease would say.
+// follows takes from a ticket what a lease would contain.
 func (j *Job) follows(t lease.Ticket, since *time.Time) {
 	j.owner = t.Job
 	j.User, j.UID, j.Rule, j.Phase, j.Since = t.Job.User, t.Job.UID, t.Rule, Opened, since
@@ -224,7 +225,7 @@ func (j *Job) attach(daemons []lease.Daemon) {
 	}
 }
 
-// published is when a ticket came out.
+// published returns when a ticket was written.
 func (r *Reader) published(id uint32) *time.Time {
 	info, err := os.Lstat(r.Store.TicketPath(id))
 	if err != nil {
