@@ -91,7 +91,7 @@ func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
 	}
 	env := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
 	result, err := p.Run(p.ctx, env, "mpirun-wrap", "echo", "ran")
-	if err != nil || result.Code != 0 || !strings.HasSuffix(result.Output, "ran\n") || !strings.HasPrefix(result.Output, "mpirun-wrap: running without MPS, as this site's policy says: ") {
+	if err != nil || result.Code != 0 || !strings.HasSuffix(result.Output, "ran\n") || !strings.HasPrefix(result.Output, "mpirun-wrap: running without MPS, as this site's policy allows: ") {
 		t.Errorf("%+v, %v", result, err)
 	}
 	p.must(0, p.job(7, "0"), "epilog")

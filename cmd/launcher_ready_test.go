@@ -178,7 +178,7 @@ func TestRanksWithoutMPS(t *testing.T) {
 	stale := []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_VISIBLE_DEVICES=3"}
 	ranks := p.launchAs(uid, 2, stale, "sh", "-c", `env | grep CUDA; exec "$0" info`, p.cudaClient())
 	codes, said := ranks.end()
-	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy says: cannot use MPS on %s: its control daemon (%s) is gone\n", p.uuid(0), d.Proc)
+	want := fmt.Sprintf("mpirun-wrap: running without MPS, as this site's policy allows: cannot use MPS on %s: its control daemon (%s) is gone\n", p.uuid(0), d.Proc)
 	if fmt.Sprint(codes) != "[0 0]" || !slices.Equal(said, []string{want}) {
 		t.Errorf("codes %d, %q, want %q", codes, said, want)
 	}
@@ -196,7 +196,7 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p.must(0, p.job(7, "0"), "prolog")
 	d := p.killDaemon()
 	codes, said := p.launch(1, "echo", "ran").end()
-	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, where one process alone could use it\n", p.uuid(0), d.Proc)
+	want := fmt.Sprintf("mpirun-wrap: cannot use MPS on %s: its control daemon (%s) is gone: the job's epilog cleans up; submit the job again; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it\n", p.uuid(0), d.Proc)
 	if codes[0] != 125 || !slices.Equal(said, []string{want}) {
 		t.Errorf("code %d, %q, want %q", codes[0], said, want)
 	}

@@ -381,10 +381,10 @@ var planted = []faultPlanted{
 	{name: "persistence mode off", kind: "persistence-off", plant: func(w ward) { w.change(w.Sim.Node.GPU(0).Set("persistence", "0")) }, where: "GPU 0, GPU-", do: "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i GPU-"},
 	{name: "MIG", kind: "mig-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
 	{name: "a GPU that is prohibited", kind: "gpu-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.Prohibited)) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
-	{name: "a GPU that is exclusive and nobody's", kind: "exclusive-without-lease", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless somebody meant it: nvidia-smi -i GPU-"},
+	{name: "a GPU that is exclusive and nobody's", kind: "exclusive-without-lease", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
 
 	{name: "a line of slurm.conf that is none", kind: "slurm-conf", plant: func(w ward) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w ward) { w.change(os.Remove(w.conf)) }, where: "CONF/slurm.conf", do: "say where it is: mpsctl doctor --slurm-conf FILE"},
+	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w ward) { w.change(os.Remove(w.conf)) }, where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
 	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "\nProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
 	{name: "an epilog of somebody else", kind: "hook-not-ours", plant: func(w ward) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
 	{name: "our prolog as the epilog", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},

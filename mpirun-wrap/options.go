@@ -87,7 +87,7 @@ func Settings() []Setting {
 			return err
 		}},
 		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return parseEither(v, "normal", "low", &o.Low) }},
-		{"local-rank", "N", "the rank's place on its node, where the launcher does not say", func(o *Options, v string) error {
+		{"local-rank", "N", "the rank's place on its node, if the launcher does not set it", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalRank)
 		}},
 		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {

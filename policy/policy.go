@@ -90,7 +90,7 @@ func (t Trigger) requestedBy(r Request) string {
 	case t.Option && r.HasOption:
 		return "--mps is given"
 	case commented:
-		return fmt.Sprintf("the comment says %q", t.Comment)
+		return fmt.Sprintf("the comment is %q", t.Comment)
 	}
 	return ""
 }

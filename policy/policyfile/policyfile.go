@@ -266,7 +266,7 @@ func (r *rule) readDeny(j *typeChecker, attr *hcl.Attribute) {
 	}
 	j.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
 		if v.AsString() == "" {
-			return "No reason", "deny says why: the job is told"
+			return "No reason", "deny is the reason, which the job is told"
 		}
 		return "", ""
 	})

@@ -203,7 +203,7 @@ func (s *Slurm) readNamespace(node string) {
 // askDriver asks NVML, and finds what jobs have left.
 func (n *Node) askDriver(ctx context.Context, paths site.Paths) {
 	if !n.known() {
-		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" says where they are, and cannot be read")
+		n.Unseen = append(n.Unseen, "the driver, the control program and what is left of jobs: "+paths.ConfigFile()+" has their paths, and cannot be read")
 		return
 	}
 	nvml, err := gpu.OpenTimeout(n.Config.NVMLLibrary, driverTimeout)

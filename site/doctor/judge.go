@@ -77,7 +77,7 @@ var checks = []check{
 	{"every GPU can be read", driver, gpusReadable},
 	{"every GPU is new enough for shares", driver, gpusNewEnough},
 	{"every GPU has persistence mode", driver, gpusPersistent},
-	{"no GPU is in MIG mode where Slurm hands out whole ones", driver, gpusWhole},
+	{"no GPU is in MIG mode if Slurm allocates whole GPUs", driver, gpusWhole},
 	{"no GPU is out of service by its compute mode", driver, gpusOpen},
 	{"slurm.conf can be read", anything, slurmReads},
 	{"Prolog=, Epilog= and TaskProlog= start our programs", slurmConf, hooksOurs},
@@ -86,7 +86,7 @@ var checks = []check{
 	{"PrologFlags= fits", slurmConf, prologFlags},
 	{"Slurm waits for our programs until they end", slurmConf, prologTimeouts},
 	{"GresTypes= has gpu", slurmConf, gresTypes},
-	{"slurm.conf says what this node is", slurmConf, nodeLine},
+	{"slurm.conf has a line for this node", slurmConf, nodeLine},
 	{"the node has the trigger's Feature", slurmConf, nodeFeature},
 	{"gres.conf can be read", slurmConf, gresReads},
 	{"slurmd itself reads gres.conf", slurmConf, slurmdReads},
@@ -290,7 +290,7 @@ func nobodyElseWrites(n Node) (found []Finding) {
 		}
 		told = append(told, f.Loose)
 		found = append(found, fault("not-roots-own", f.Loose, fmt.Sprintf("chown root:root %s && chmod go-w %s", f.Loose, f.Loose),
-			"%s: somebody else than root can change what root runs or reads (%s)", f.LooseWhy, f.Path))
+			"%s: someone except root can change what root runs or reads (%s)", f.LooseWhy, f.Path))
 	}
 	return found
 }
@@ -386,7 +386,7 @@ func gpusWhole(n Node) (found []Finding) {
 	}
 	for _, g := range n.gpus() {
 		if g.Device.MIGMode {
-			found = append(found, fault("mig-mode", g.where(), "nvidia-smi -i "+string(g.Device.UUID)+" -mig 0, or AutoDetect=nvml in gres.conf, by which Slurm hands out instances", "it is in MIG mode, and no job can use it whole"))
+			found = append(found, fault("mig-mode", g.where(), "nvidia-smi -i "+string(g.Device.UUID)+" -mig 0, or AutoDetect=nvml in gres.conf, so that Slurm allocates instances", "it is in MIG mode, and no job can use it whole"))
 		}
 	}
 	return found

@@ -25,7 +25,7 @@ func slurmReads(n Node) []Finding {
 	}
 	do := "correct that line"
 	if errors.Is(n.SlurmErr, fs.ErrNotExist) {
-		do = "say where it is: mpsctl doctor --slurm-conf FILE"
+		do = "name it: mpsctl doctor --slurm-conf FILE"
 	}
 	return []Finding{fault("slurm-conf", n.Conf, do, "%v", n.SlurmErr)}
 }
@@ -149,10 +149,10 @@ func hookOrder(n Node) (found []Finding) {
 		switch {
 		case h.Name == "Prolog" && at < len(h.Scripts)-1:
 			found = append(found, warning("hook-order", h.Scripts[at].Path, fmt.Sprintf("let its name sort first: mv %s%s %s0-%s", dir, base, dir, bare(base)),
-				"Slurm runs prologs in the reverse order of their names, so %s runs after it, on GPUs where a daemon is by then", h.Scripts[at+1].Path))
+				"Slurm runs prologs in the reverse order of their names, so %s runs after it, on GPUs that have a daemon by then", h.Scripts[at+1].Path))
 		case h.Name == "Epilog" && at > 0:
 			found = append(found, warning("hook-order", h.Scripts[at].Path, fmt.Sprintf("let its name sort last: mv %s%s %szz-%s", dir, base, dir, bare(base)),
-				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: where %s fails, ours never runs", h.Scripts[at-1].Path))
+				"Slurm runs epilogs in the reverse order of their names and stops at the first that fails: if %s fails, ours never runs", h.Scripts[at-1].Path))
 		}
 	}
 	return found
@@ -168,7 +168,7 @@ func prologFlags(n Node) (found []Finding) {
 	flags, where := n.Slurm.value("PrologFlags"), n.Slurm.at("PrologFlags")
 	contain := flag(flags, "Contain") || flag(flags, "X11") || flag(flags, "RunInJob")
 	if flag(flags, "RunInJob") {
-		return []Finding{warning("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob, which nothing of ours needs: the daemon lives in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the ranks are gone")}
+		return []Finding{warning("run-in-job", where, n.Slurm.write("PrologFlags=Alloc,Contain"), "PrologFlags has RunInJob, which slurm-mps does not need: the daemon lives in the job's control groups, its memory counts as the job's, and on cgroup v2 Slurm kills it when the ranks are gone")}
 	}
 	switch {
 	case !contain && !flag(flags, "Alloc") && !flag(flags, "ForceRequeueOnFail"): // the other flags imply it
@@ -268,7 +268,7 @@ func gresReads(n Node) []Finding {
 	if n.Slurm == nil || n.Slurm.GresErr == nil {
 		return nil
 	}
-	do := "correct that line; slurmd -G says what slurmd makes of it"
+	do := "correct that line; slurmd -G prints what slurmd makes of it"
 	if errors.Is(n.Slurm.GresErr, fs.ErrNotExist) {
 		do = "write it: mpsctl site show gres.conf; or name it by gres_conf in " + n.Paths.ConfigFile()
 	}

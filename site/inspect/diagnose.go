@@ -157,7 +157,7 @@ var ofDaemon = map[DaemonState]struct {
 }{
 	Gone:       {DaemonGone, "CUDA starts without MPS, or fails with error 46 on an exclusive GPU"},
 	Replaced:   {DaemonReplaced, "the epilog ends what it can prove to be the daemon's"},
-	NotServing: {DaemonNotServing, "nobody answers at its socket, and CUDA starts without MPS"},
+	NotServing: {DaemonNotServing, "its socket does not answer, and CUDA starts without MPS"},
 	NoAnswer:   {DaemonNoAnswer, "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait"},
 	Unclear:    {DaemonUnclear, "it answers, and not what was asked"},
 }
@@ -290,7 +290,7 @@ func (b *diagnosis) gpus(n Node) {
 		b.add(Finding{
 			Kind: ExclusiveWithoutLease, GPU: g.UUID, Where: n.where(g.UUID),
 			What: "it is in mode exclusive_process, and no job holds it: one process alone can use it",
-			Do:   fmt.Sprintf("unless somebody meant it: nvidia-smi -i %s -c DEFAULT", g.UUID),
+			Do:   fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", g.UUID),
 		})
 	}
 }

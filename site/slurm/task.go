@@ -240,7 +240,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 		return said, err == nil, err
 	}
 	if half != "" {
-		return Task{}, false, fmt.Errorf("%s is %s, but nothing says how many ranks this node has: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
+		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
 	}
 	return Task{}, false, nil
 }
@@ -282,7 +282,7 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 func alone(task Task, env Env) (Task, error) {
 	for _, l := range Launchers() {
 		if world, ok := env[l.World]; ok && l.World != "" {
-			return Task{}, fmt.Errorf("%s is %s, so a launcher started this rank, but nothing says its place on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", l.World, quote(world))
+			return Task{}, fmt.Errorf("%s is %s, so a launcher started this rank, but no variable has its place on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", l.World, quote(world))
 		}
 	}
 	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle

@@ -211,9 +211,9 @@ func TestReadTaskRefuses(t *testing.T) {
 		{Env{"SLURM_STEP_ID": "1/2"}, `cannot read task: SLURM_STEP_ID is "1/2", want a step's number`},
 		{Env{"SLURM_STEP_ID": "-17"}, `cannot read task: SLURM_STEP_ID is "-17", want a step's number`},
 		{Env{"SLURM_STEP_ID": ""}, `cannot read task: SLURM_STEP_ID is "", want a step's number`},
-		{Env{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
-		{Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but nothing says how many ranks this node has` + export},
-		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but nothing says how many ranks this node has` + export},
+		{Env{"PMIX_LOCAL_RANK": "1"}, `cannot read task: PMIX_LOCAL_RANK is "1", but no variable has the number of ranks on this node` + export},
+		{Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, `cannot read task: FLUX_TASK_LOCAL_ID is "1", but no variable has the number of ranks on this node` + export},
+		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is "1", but no variable has the number of ranks on this node` + export},
 		{Env{"OMPI_COMM_WORLD_LOCAL_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, `cannot read task: OMPI_COMM_WORLD_LOCAL_RANK is 4, want a rank below 4 (OMPI_COMM_WORLD_LOCAL_SIZE)`},
 		{Env{"MPI_LOCALRANKID": "-1", "MPI_LOCALNRANKS": "4"}, `cannot read task: MPI_LOCALRANKID is "-1", want a number from 0`},
 		{Env{"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "0"}, `cannot read task: MPI_LOCALNRANKS is "0", want a number from 1 to 65536`},
@@ -222,8 +222,8 @@ func TestReadTaskRefuses(t *testing.T) {
 		{Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
 		{Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
 		{Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
-		{Env{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
-		{Env{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but nothing says its place on this node` + export},
+		{Env{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but no variable has its place on this node` + export},
+		{Env{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but no variable has its place on this node` + export},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {

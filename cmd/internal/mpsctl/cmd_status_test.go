@@ -99,7 +99,7 @@ func ill() (inspect.Node, []inspect.Finding) {
 		{Kind: inspect.DaemonNoAnswer, Job: 4711, PID: 4242, Where: "job 4711, /run/slurm-mps/jobs/4711/0/pipe",
 			What: "no answer within 2 s: it, its server or a client is stopped, or a client is being ended; new clients wait", Do: "look for state T: ps -o pid,stat,args --ppid 4242 -p 4242"},
 		{Kind: inspect.DirectoryWithoutLease, Job: 4714, Where: "job 4714", What: "/run/slurm-mps/jobs/4714 is left of a job that has been closed", Do: "remove it"},
-		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)", What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Do: "unless somebody meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
+		{Kind: inspect.ExclusiveWithoutLease, GPU: "GPU-3", Where: "GPU 2 (GPU-3)", What: "it is in mode exclusive_process, and no job holds it: one process alone can use it", Do: "unless someone meant it: nvidia-smi -i GPU-3 -c DEFAULT"},
 	}
 }
 

@@ -373,7 +373,7 @@ func (r *reaper) lookAtGPUs() {
 	for _, device := range devices {
 		if !leased[device.UUID] && r.exclusive(gpus, device.UUID) && r.exclusive(gpus, device.UUID) {
 			r.lines = append(r.lines, Result{Where: string(device.UUID)}.leave("it is in mode exclusive_process, and no job holds it; its mode before is not known",
-				fmt.Sprintf("unless somebody meant it: nvidia-smi -i %s -c DEFAULT", device.UUID)))
+				fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", device.UUID)))
 		}
 	}
 }

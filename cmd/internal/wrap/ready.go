@@ -70,10 +70,10 @@ func (h announcer) unavailable(program []string, err error) error {
 		return err
 	}
 	if h.placement.Ticket.Exclusive {
-		return fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, where one process alone could use it", err)
+		return fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, in which one process alone could use it", err)
 	}
 	if h.first("without") {
-		h.p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %s", off.Summary()))
+		h.p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.Summary()))
 	}
 	return mpirunwrap.Exec(program, h.placement.Without(h.p.Env))
 }

@@ -150,7 +150,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	var refused *mpirunwrap.RefusedError
 	if errors.As(err, &refused) && refused.Without && !l.options.DryRun {
 		if rank.Task.LocalRank == 0 {
-			p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy says: %w", err))
+			p.PrintError("mpirun-wrap", fmt.Errorf("running without MPS, as this site's policy allows: %w", err))
 		}
 		return mpirunwrap.Exec(l.program, p.Env)
 	}

@@ -10,4 +10,4 @@ Error: No reason
    4:   deny = ""
                ^^
 
-  deny says why: the job is told
+  deny is the reason, which the job is told

@@ -174,7 +174,7 @@ func ask(bin string, line ...string) (string, error) {
 		return "", fmt.Errorf("cannot run %s --help: %w", strings.Join(line, " "), err)
 	}
 	if len(said) == 0 {
-		return "", fmt.Errorf("cannot read help of %s: it says nothing", strings.Join(line, " "))
+		return "", fmt.Errorf("cannot read help of %s: it prints nothing", strings.Join(line, " "))
 	}
 	return string(said), nil
 }
