@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Ranks that get another share than they asked for say so once for all.
+// Ranks that get another share than they asked for, or more memory than there is, print that once for all.
 func TestACutShareIsSaidOnce(t *testing.T) {
 	p := sharedGPU(t, `ceiling = 25`)
 	const cut = "mpirun-wrap: share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32\n"
@@ -17,6 +17,7 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 		{"raised", "--share=1sm true", "mpirun-wrap: share 1sm is less than a client can have: it gets 8 of 132 SMs\n"},
 		{"exact", "--share=20sm true", ""},
 		{"policy", "true", ""},
+		{"memory", "--mem=100G true", "mpirun-wrap: memory 102400M for each of 4 ranks is more than their GPU has (143155 MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU\n"},
 	} {
 		ranks := p.launchAs(uid, 4, []string{"PMIX_NAMESPACE=" + c.launch}, strings.Fields(c.line)...)
 		codes, said := ranks.end()

@@ -41,6 +41,7 @@ type GPUShare struct {
 	RanksOnGPU int // ranks on the device, with this one
 	Ceiling    policy.Percent
 	Remark     string // how the share differs from the one that the user asked for, "" if it does not
+	MemRemark  string // why the memory that the user asked for may not be there, "" if it is
 }
 
 // RefusedError means that the job has no MPS. If Without is set, the program runs all the same.
@@ -199,7 +200,11 @@ func take(ticket lease.Ticket, rank Rank, at position, index int, infos []RankIn
 	if err != nil {
 		return GPUShare{}, err
 	}
-	return GPUShare{index, device.Device, share, memory, len(rules), ceiling, remark}, nil
+	memRemark := ""
+	if rank.Options.Memory != nil {
+		memRemark = policy.MemoryRemark(device.MemoryMiB, len(rules), grant.Memory, memory)
+	}
+	return GPUShare{index, device.Device, share, memory, len(rules), ceiling, remark, memRemark}, nil
 }
 
 // rule returns this rank's rule: the user's, or else the ticket's.

@@ -121,6 +121,16 @@ func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule Memory
 	return Memory{LimitMiB: rule.mib + contextMiB, UsableMiB: rule.mib}, nil
 }
 
+// MemoryRemark returns how much more memory ranks with the same size may use together than their GPU has. It is empty if
+// the sizes fit.
+func MemoryRemark(totalMiB, ranks int, rule MemoryRule, memory Memory) string {
+	all := totalMiB - ReserveMiB
+	if rule.mib == 0 || ranks*memory.LimitMiB <= all {
+		return ""
+	}
+	return fmt.Sprintf("memory %s for each of %d ranks is more than their GPU has (%d MiB): a limit reserves nothing, so an allocation can fail below it: --mem=even divides the GPU", rule, ranks, all)
+}
+
 func evenMemory(all, contextMiB, ranks int, overlap float64) (Memory, error) {
 	limit := int(math.Floor(min(float64(all), float64(all)*max(overlap, 1)/float64(ranks))))
 	if limit <= contextMiB {

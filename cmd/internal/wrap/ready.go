@@ -34,10 +34,14 @@ func (h announcer) first(thing string) bool {
 	return mpirunwrap.OncePerNode(h.placement.Ticket.ExchangeDir, launch, thing, h.placement.Task.LocalRank)
 }
 
-// remark says that the ranks get another share than they asked for. Ranks that ask for the same say it once.
+// remark prints that the ranks get another share than they asked for, or that their memory may not be there. Ranks that
+// ask for the same print it once.
 func (h announcer) remark(o mpirunwrap.Options) {
 	if h.placement.Remark != "" && h.first("share "+o.Share.String()) {
 		h.p.PrintError("mpirun-wrap", errors.New(h.placement.Remark))
+	}
+	if h.placement.MemRemark != "" && h.first("memory "+o.Memory.String()) {
+		h.p.PrintError("mpirun-wrap", errors.New(h.placement.MemRemark))
 	}
 }
 
