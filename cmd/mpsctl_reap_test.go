@@ -199,7 +199,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
 		t.Errorf("an open lease was touched: %q\n%q", before, after)
 	}
-	p.reaps(0, actOn(openJob, "close"), "you say", "--job", fmt.Sprint(openJob))
+	p.reaps(0, actOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
 	if p.modes() != "03" || !p.ticket(otherJob).Daemons[0].Proc.Running() {
 		t.Errorf("the other job was touched: modes %s", p.modes())
 	}
@@ -277,7 +277,7 @@ func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.socket(goneJob, uid)
-	p.reaps(0, act("close"), "you say", "--job", fmt.Sprint(goneJob))
+	p.reaps(0, act("close"), "you named", "--job", fmt.Sprint(goneJob))
 	p.clean()
 }
 

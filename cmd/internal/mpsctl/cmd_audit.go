@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl audit: what uses GPUs past the policy.
+// This file is mpsctl audit: use of GPUs against the policy.
 
 package mpsctl
 
@@ -16,19 +16,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const auditHelp = `audit looks for what uses this node's GPUs past the policy, and changes nothing:
+const auditHelp = `audit finds use of this node's GPUs against the policy, and changes nothing:
   process-without-mps          a process computes on a job's GPU and is no client of MPS
   client-of-another-daemon     a client of MPS on a job's GPU that the job's daemon does not serve
-  client-without-share         a client has no share, where the rule deals each of so many clients one
-  client-without-memory-limit  a client has no limit of memory, where the rule grants one
+  client-without-share         a client has no share, although the rule gives each client one
+  client-without-memory-limit  a client has no memory limit, although the rule grants one
   ceiling-lifted               a daemon lets its clients have more than the ceiling granted
   exclusive-without-lease      a GPU is in mode exclusive_process, and no job holds it
   daemon-without-lease         a control daemon below our folder that no lease names
   daemon-not-of-a-lease        any other MPS control daemon
-A finding is what two looks agree on.
+A finding was seen twice.
 
-It exits with 0 where all was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Who is not root
-cannot see all.`
+It exits with 0 if everything was seen and nothing was found, with 1 otherwise, and with 2 for a wrong flag. Only root
+can see everything.`
 
 // auditCommand is mpsctl audit.
 func auditCommand(call *Invocation) *cobra.Command {
@@ -52,23 +52,23 @@ func auditCommand(call *Invocation) *cobra.Command {
 	}
 }
 
-// auditReport is the outcome of an audit.
+// auditReport is the result of an audit.
 type auditReport struct {
 	Node     string            `json:"node"`
 	Time     time.Time         `json:"time"`
-	Complete bool              `json:"complete"` // all was seen
+	Complete bool              `json:"complete"` // everything was seen
 	Seen     seen              `json:"counts"`
 	Findings []inspect.Finding `json:"findings"`
 	Unseen   []string          `json:"errors"`
 }
 
-// seen is how much was looked at.
+// seen counts what was read.
 type seen struct {
 	GPUs      int `json:"gpus"`
 	Jobs      int `json:"jobs"`
 	Daemons   int `json:"daemons"`
 	Clients   int `json:"clients"`
-	Processes int `json:"processes"` // that hold a compute context, servers and clients among them
+	Processes int `json:"processes"` // that have a compute context, with servers and clients
 }
 
 func newReport(n inspect.Node, found []inspect.Finding) auditReport {
@@ -91,8 +91,8 @@ func newReport(n inspect.Node, found []inspect.Finding) auditReport {
 	return r
 }
 
-// unseen is what an audit misses: what the look missed, clients whose limits are not known, and daemons that did not say
-// who their clients are.
+// unseen lists what an audit could not see: parts of the node, clients with unknown limits, and daemons that did not
+// list their clients.
 func unseen(n inspect.Node) []string {
 	missed := append([]string{}, n.Incomplete...)
 	for _, j := range n.Jobs {

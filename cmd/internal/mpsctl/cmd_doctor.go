@@ -15,23 +15,23 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const doctorHelp = `doctor looks for what stands between this node and a job with MPS, and changes nothing: our programs and files, the control
+const doctorHelp = `doctor finds what would make a job with MPS fail on this node, and changes nothing. It reads our programs and files, the control
 program, the driver and its GPUs, slurm.conf, gres.conf and the files beside them, slurmd's own list of GPUs (slurmd -G,
-which reads those files and ends), limits, and what is left of jobs that have ended. Each finding says what to do, and is a fault (a job fails, or gets less than it was granted) or a warning.
+which reads those files and ends), limits, and what ended jobs have left. Each finding has a repair. It is a fault (a job fails, or gets less than it was granted) or a warning.
 
 slurm.conf is the one of --slurm-conf, else of SLURM_CONF, else /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf. This
 node's name there is that of --node, else of SLURMD_NODENAME, else the host's, up to its first dot.
 
-It exits with 0 when all was seen and there is no fault, with 1 otherwise, and with 2 for a wrong flag. Warnings alone
-leave it at 0, so that Slurm's HealthCheckProgram can go by it; with --strict they make it 1. -v lists what was checked.
-Who is not root cannot see all.`
+It exits with 0 if everything was seen and there is no fault, with 1 otherwise, and with 2 for a wrong flag. Warnings alone
+leave it at 0, so that Slurm's HealthCheckProgram can use it. With --strict they make it 1. -v lists what was checked.
+Only root can see everything.`
 
 // doctorCommand is mpsctl doctor.
 func doctorCommand(call *Invocation) *cobra.Command {
 	var conf, name, slurmd string
 	var strict, verbose bool
 	c := &cobra.Command{
-		Use: "doctor", Short: "find what stands between this node and a working job", Long: doctorHelp,
+		Use: "doctor", Short: "find what would make a job fail on this node", Long: doctorHelp,
 		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].fix'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -69,7 +69,7 @@ func doctorCommand(call *Invocation) *cobra.Command {
 	return c
 }
 
-// doctorQuestion fills in what was not given.
+// doctorQuestion adds the defaults for flags that were not given.
 func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Question, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -91,7 +91,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 	return doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Self: self, Slurmd: slurmd}, nil
 }
 
-// findSlurmConf is slurm.conf where a slurmd would find it.
+// findSlurmConf returns the slurm.conf that a slurmd would read.
 func findSlurmConf(named string) string {
 	if named != "" {
 		return named
@@ -121,7 +121,7 @@ func printDoctor(call *Invocation, r doctor.Report, strict bool) error {
 	return nil
 }
 
-// doctorText is the report for people: what was looked at on one line, then what was found.
+// doctorText is the report for people: what was read on one line, then the findings.
 func doctorText(r doctor.Report, screen Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), Count(r.Looked.Checks, "check"),

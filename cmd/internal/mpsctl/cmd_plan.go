@@ -14,12 +14,12 @@ Ranks go round the GPUs. Shares:
   none        no cap but the ceiling
   even        whole TPCs that add up to the GPU
   overlap:F   even, times F (1 to 48)
-  weight:W    by weight, which is even where all ranks weigh the same
+  weight:W    by weight, which is even if all ranks have the same weight
   PCT%        a percentage of the GPU, rounded down to a TPC
-  Nsm         so many SMs, rounded down to a TPC
+  Nsm         N SMs, rounded down to a TPC
 Memory is what a program can use beside its context: none, even, or a size like 8G or 16384M.`
 
-// planCommand is mpsctl plan. A question that has no answer is a mistake of usage.
+// planCommand is mpsctl plan. A question without an answer is a mistake in usage.
 func planCommand(call *Invocation) *cobra.Command {
 	var q Request
 	c := &cobra.Command{

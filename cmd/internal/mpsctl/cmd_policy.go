@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const policyHelp = `policy works on the files that say who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
+const policyHelp = `policy works on the files that define who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
 
 // policyCommand is mpsctl policy.
 func policyCommand(call *Invocation) *cobra.Command {
@@ -29,7 +29,7 @@ func policyCommand(call *Invocation) *cobra.Command {
 	return c
 }
 
-// load reads the node's own policy, or files and folders that are given.
+// load reads the node's own policy, or the given files and folders.
 func load(call *Invocation, paths []string) (*policyfile.Compiled, error) {
 	if len(paths) == 0 {
 		return policyfile.Load(call.Paths.Policy())
@@ -37,13 +37,13 @@ func load(call *Invocation, paths []string) (*policyfile.Compiled, error) {
 	return policyfile.LoadFiles(paths...)
 }
 
-// wrong is what is wrong with a policy's text.
+// wrong lists the mistakes in a policy's text.
 type wrong struct {
 	OK         bool                    `json:"ok"`
 	Complaints []policyfile.Diagnostic `json:"diagnostics"`
 }
 
-// refused prints all that is wrong with a policy's text, and ends the command; any other error is its own.
+// refused prints the mistakes in a policy's text, and ends the command. Any other error is returned.
 func refused(call *Invocation, err error) error {
 	var bad *policyfile.Error
 	if !errors.As(err, &bad) {

@@ -80,7 +80,7 @@ rule "mig" {
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const others = "! node.features is taken as []: give --features\n! node.driver is taken as \"\": give --driver\n! node.gpus is taken as 1, the job's GPUs: no flag says more\n"
+	const others = "! node.features is taken as []: give --features\n! node.driver is taken as \"\": give --driver\n! node.gpus is taken as 1, the job's GPUs: no flag gives a number\n"
 	for _, c := range []struct {
 		args string
 		want []string // in the answer

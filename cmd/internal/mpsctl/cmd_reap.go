@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl reap: it closes what jobs left that are gone, and nothing that it cannot prove to be of such a job.
+// This file is mpsctl reap: it closes what ended jobs have left, and only what provably belongs to such a job.
 
 package mpsctl
 
@@ -20,19 +20,19 @@ const reapHelp = `reap closes what is left of jobs that are gone, as their epilo
   a lease of another boot (files only), and files without a lease
   a daemon of ours that no lease names
   with --job, also the open lease of a job of which you know that it is gone (squeue -j ID)
-An open lease without a process may be an allocation in which no step runs yet, so it is left and said. So is what runs, what
-a prolog or an epilog is at work on, a record that cannot be read, and what cannot be proved to be ours. A job of which
-Slurm has a step on this node is never touched.
+An open lease without a process may be an allocation in which no step runs yet, so it is left and reported. It also
+leaves what runs, jobs that a prolog or an epilog works on, records that cannot be read, and what is not provably ours. It never
+touches a job with a Slurm step on this node.
 
-It exits with 0 where nothing is left to do, with 1 where something failed or is left for you to decide, and with 2 for a
-wrong flag. It is root's.`
+It exits with 0 if nothing is left to do, with 1 if something failed or you must decide, and with 2 for a wrong flag.
+Only root can run it.`
 
 // reapCommand is mpsctl reap.
 func reapCommand(call *Invocation) *cobra.Command {
 	var job uint32
 	var dry bool
 	c := &cobra.Command{
-		Use: "reap [--job ID] [--dry-run]", Short: "close what jobs left that are gone", Long: reapHelp,
+		Use: "reap [--job ID] [--dry-run]", Short: "close what ended jobs have left", Long: reapHelp,
 		Example:               "  mpsctl reap --dry-run\n  mpsctl reap\n  mpsctl reap --job 4711",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -42,7 +42,7 @@ func reapCommand(call *Invocation) *cobra.Command {
 			return runReap(call, job, dry)
 		},
 	}
-	c.Flags().Uint32Var(&job, "job", 0, "reap job `ID` alone, which is gone because you say so")
+	c.Flags().Uint32Var(&job, "job", 0, "reap only job `ID`, which you know is gone")
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
 	return c
 }
@@ -65,7 +65,7 @@ func runReap(call *Invocation, job uint32, dry bool) error {
 	return printReap(call, reapReport{DryRun: dry, Lines: lines})
 }
 
-// reapReport is the outcome of a reaping.
+// reapReport is the result of a reaping.
 type reapReport struct {
 	DryRun bool     `json:"dry_run"`
 	Lines  []Result `json:"lines"`
@@ -89,7 +89,7 @@ func printReap(call *Invocation, r reapReport) error {
 	return nil
 }
 
-// text is the report for people. A dry run's is that of a run, but for its first line.
+// text is the report for people. The report of a dry run differs in its first line only.
 func (r reapReport) text(screen Screen) string {
 	var b strings.Builder
 	if r.DryRun {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl site: the files that a site installs, as this program was built with them.
+// This file is mpsctl site: the example files for a site, as this program was built with them.
 
 package mpsctl
 
@@ -15,14 +15,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// item is a file on the shelf.
+// item is one example file.
 type item struct {
 	Name  string `json:"name"`
-	Place string `json:"place"` // where a site puts it
+	Place string `json:"place"` // where a site installs it
 	About string `json:"about"`
 }
 
-// items are all files of site/etc, in the order in which an admin needs them.
+// items lists all files of site/etc, in the order in which an admin needs them.
 var items = []item{
 	{"policy.hcl", "/etc/slurm-mps/policy.hcl", "who gets what"},
 	{"policy_test.hcl", "/etc/slurm-mps/policy_test.hcl", "tests of policy.hcl, for mpsctl policy test"},
@@ -104,7 +104,7 @@ func names() (all []string) {
 	return all
 }
 
-// find is a file of the shelf, nil for none.
+// find returns an example file, nil for none.
 func find(name string) *item {
 	for i := range items {
 		if items[i].Name == name {

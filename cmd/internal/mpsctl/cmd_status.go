@@ -22,7 +22,7 @@ clients with their shares, in SMs and as a bar of the GPU; then every GPU with i
 the daemons, each for 2 s at most, and changes nothing.
 
 Where the node differs from what a lease says, the line is marked with ! and a finding below says what, where and what
-to do. A finding is what two looks agree on.
+to do. A finding was seen twice.
 
 A client's percentage and memory are what its environment had when it started; its SMs follow from that and from what its
 server says. Who is not root sees their own jobs, and what else could not be seen.

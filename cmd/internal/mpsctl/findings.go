@@ -9,7 +9,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
-// printFindings is findings for people: a line each with the kind and where, then what, then what to do, on a line that can be pasted.
+// printFindings prints findings for people: kind and place, then the fault, then the repair as a line that can be
+// pasted.
 func printFindings(found []inspect.Finding, what string, screen Screen) string {
 	if len(found) == 0 {
 		return ""
@@ -24,7 +25,7 @@ func printFindings(found []inspect.Finding, what string, screen Screen) string {
 	return b.String()
 }
 
-// printUnseen is what could not be seen, for people.
+// printUnseen prints for people what could not be seen.
 func printUnseen(unseen []string, screen Screen) string {
 	if len(unseen) == 0 {
 		return ""

@@ -16,10 +16,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// term is the indentation of a line of a list, with the term that the rest of the line explains.
+// term matches the indentation of a line of a list, with the term that the rest of the line explains.
 var term = regexp.MustCompile(`^ +(\S+ {2,})?`)
 
-// fill breaks a help into lines. Lines that are indented stay apart.
+// fill breaks a help text into lines. Indented lines stay separate.
 func fill(text string) string {
 	screen := Screen{Columns: cli.HelpColumns}
 	var b strings.Builder
@@ -44,7 +44,8 @@ func fill(text string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// values are what a flag of this name completes to. A flag of a number or a name completes to nothing, not to files.
+// values lists the completions of a flag with this name. A flag for a number or a name has none, rather than file
+// names.
 var values = map[string][]string{
 	"gpu":   modelNames(),
 	"share": {"none", "even", "overlap:", "weight:"},
@@ -58,7 +59,7 @@ func modelNames() (names []string) {
 	return names
 }
 
-// finish fills the help of a command and of those below it, and completes the values of their flags.
+// finish fills the help texts of a command and its subcommands, and completes the values of their flags.
 func (call *Invocation) finish(c *cobra.Command) {
 	c.Long = fill(c.Long)
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
@@ -77,7 +78,7 @@ func (call *Invocation) finish(c *cobra.Command) {
 	}
 }
 
-// jobs are the jobs that have a lease on this node.
+// jobs returns the jobs that have a lease on this node.
 func (call *Invocation) jobs(*cobra.Command, []string, string) (ids []string, _ cobra.ShellCompDirective) {
 	boot, _ := site.BootID()
 	jobs, _ := lease.OpenReadOnly(call.Paths.Run(), boot).Jobs()

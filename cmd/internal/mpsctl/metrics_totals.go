@@ -12,13 +12,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/epilog"
 )
 
-// totals are what the jobs came to that have ended since the log begins.
+// totals is the sum over the jobs that have ended since the log begins.
 type totals struct {
 	jobs, unclosed int
 	jobFigures
 }
 
-// jobFigures are what is added up.
+// jobFigures is what is added up.
 type jobFigures struct {
 	Clients    int     `json:"clients"`
 	Left       int     `json:"clients_at_epilog"`
@@ -27,8 +27,7 @@ type jobFigures struct {
 	Seconds    float64 `json:"seconds"`
 }
 
-// addUp adds up the summaries of a log. A line that is none is passed over, and so is one that is longer than a summary
-// can be.
+// addUp adds up the summaries of a log. It skips other lines, and lines that are longer than a summary.
 func addUp(log io.Reader) (t totals, err error) {
 	lines := bufio.NewReaderSize(log, 64<<10)
 	mark := []byte(`"step":"` + epilog.SummaryStep + `"`)
@@ -46,8 +45,8 @@ func addUp(log io.Reader) (t totals, err error) {
 	}
 }
 
-// add adds a job when its lease is closed. An epilog that failed before may have removed the logs that it counted, or left
-// them to be counted again: the larger figures of the two are the job's.
+// add adds a job whose lease is closed. An epilog that failed before may have removed the logs that it counted, or
+// left them to be counted again, so the larger figures are the job's.
 func (t *totals) add(line []byte, unclosed map[uint32]jobFigures) {
 	var s struct {
 		Step   string `json:"step"`

@@ -13,16 +13,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// Request is what is asked, as a user types it.
+// Request is the question, as a user types it.
 type Request struct {
 	GPU     string // a model's name
-	SMs     int    // of a GPU that has no name here
+	SMs     int    // of a GPU without a name here
 	GPUs    int
 	Ranks   int
 	Clients int    // that MPS serves on a GPU; 0 for the model's own
 	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
 	Memory  string // none, even or a size
-	Over    string // how many times over even memory is promised
+	Over    string // how many times even memory is promised
 	Ceiling string // percent
 }
 
@@ -32,18 +32,18 @@ type Plan struct {
 	about about
 }
 
-// Rank is one rank's GPU and its part of it.
+// Rank is one rank's GPU and its part of that GPU.
 type Rank struct {
 	Rank int `json:"rank"`
 	GPU  int `json:"gpu"`
 	SMs  int `json:"sms"`
-	// Percent is null where the rank has no cap.
+	// Percent is null if the rank has no cap.
 	Percent policy.Percent `json:"percent"`
-	// MemoryMiB is what the program can use, its context taken off; null where it has no limit.
+	// MemoryMiB is what the program can use, without its context; null if it has no limit.
 	MemoryMiB *int `json:"memory_mib"`
 }
 
-// about is what the plan was made of, for people.
+// about is the question, for the printed plan.
 type about struct {
 	model   policy.Model
 	gpus    int
@@ -64,7 +64,7 @@ func (q Request) Answer() (Plan, error) {
 		return Plan{}, fmt.Errorf("cannot plan for %d GPUs: give --gpus 1 to %d", q.GPUs, maxGPUs)
 	}
 	if q.Ranks < 1 {
-		return Plan{}, fmt.Errorf("cannot plan for %d ranks: say with --ranks how many run on the node", q.Ranks)
+		return Plan{}, fmt.Errorf("cannot plan for %d ranks: give --ranks, the number of ranks on the node", q.Ranks)
 	}
 	if err := fits(q.Ranks, q.GPUs, model); err != nil {
 		return Plan{}, err
@@ -82,7 +82,7 @@ func (q Request) Answer() (Plan, error) {
 	return plan, nil
 }
 
-// fits refuses what MPS would: the GPU with the most ranks is the first, since ranks go round the GPUs.
+// fits refuses what MPS would refuse. The first GPU has the most ranks, because ranks go round the GPUs.
 func fits(ranks, gpus int, model policy.Model) error {
 	most := (ranks + gpus - 1) / gpus
 	if most <= model.Clients {
@@ -92,7 +92,7 @@ func fits(ranks, gpus int, model policy.Model) error {
 		ranks, gpus, noun(gpus, "GPU"), most, model.Clients, gpus*model.Clients)
 }
 
-// rules are the question's words, read.
+// rules parses the rules of the question.
 type rules struct {
 	share      policy.ShareRule
 	memory     policy.MemoryRule
@@ -116,7 +116,7 @@ func (q Request) rules() (r rules, err error) {
 	return r, nil
 }
 
-// model is the GPU that is asked about: one known by name, or one of so many SMs, whose memory nobody knows.
+// model returns the GPU in question: one known by name, or one with a number of SMs and unknown memory.
 func (q Request) model() (policy.Model, error) {
 	model, err := q.named()
 	if err != nil {
@@ -150,10 +150,10 @@ func (q Request) named() (policy.Model, error) {
 	return policy.Model{Name: "GPU", GPU: policy.GPU{SMs: q.SMs, SMsPerTPC: policy.DefaultSMsPerTPC}, Clients: policy.Clients}, nil
 }
 
-// maxSMs is far above any GPU, and keeps a slip of the keyboard from being divided.
+// maxSMs is far above any GPU. It keeps a typing error from being divided.
 const maxSMs = 10_000
 
-// place puts the ranks of a GPU on it: rank r is on GPU r modulo the number of GPUs.
+// place places the ranks of a GPU: rank r is on GPU r modulo the number of GPUs.
 func (p Plan) place(gpu int, r rules) error {
 	n := (len(p.Ranks) - gpu + p.about.gpus - 1) / p.about.gpus
 	every := make([]policy.ShareRule, n)
@@ -175,7 +175,7 @@ func (p Plan) place(gpu int, r rules) error {
 	return nil
 }
 
-// memory is what a rank with this share can use, nil where it has no limit.
+// memory returns what a rank with this share can use, nil if it has no limit.
 func (p Plan) memory(share policy.Share, ranks int, r rules) (*int, error) {
 	if !r.memory.None() && p.about.model.MemoryMiB == 0 {
 		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: name it with --gpu (%s)", r.memory, known())

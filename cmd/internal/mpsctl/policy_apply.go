@@ -21,7 +21,7 @@ const applyHelp = `apply puts a policy into the place of this node's policy.hcl,
 and if every case of a policy_test.hcl beside the given file comes out as expected. It prints what changes against the
 policy that the node uses now. The old file is there until the new one is whole, and the mode stays as it is.
 
-It exits with 0 where the policy has been applied, and 1 where it was refused: then nothing has changed.`
+It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 
 func apply(call *Invocation) *cobra.Command {
 	return &cobra.Command{
@@ -38,10 +38,10 @@ func apply(call *Invocation) *cobra.Command {
 	}
 }
 
-// applied is what apply has done.
+// applied is the result of apply.
 type applied struct {
 	Applied bool                `json:"applied"`
-	File    string              `json:"file"` // that was written
+	File    string              `json:"file"` // the file that was written
 	Changes []policyfile.Change `json:"changes"`
 	Tests   tested              `json:"tests"`
 	// Warnings are those of policy check.
@@ -74,7 +74,7 @@ func applyFile(call *Invocation, file string) error {
 	} else {
 		a.unknown = site.OneLine(standing.Err)
 	}
-	// What was judged is what is written: the file may have changed since.
+	// The text that was checked is written, because the file may have changed since.
 	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
@@ -85,7 +85,7 @@ func applyFile(call *Invocation, file string) error {
 	return policyWritten(call, a, a.text(call.Screen().Coloured()))
 }
 
-// install replaces the policy, with the mode that it has.
+// install replaces the policy and keeps its mode.
 func install(path string, content []byte) error {
 	mode := fs.FileMode(0o644)
 	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {

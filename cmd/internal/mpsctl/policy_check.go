@@ -22,11 +22,11 @@ node's; a folder stands for its policy.hcl and policy.d/*.hcl.
 
 It warns of rules that are never tried, and of comparisons that no job can meet.
 
-It exits with 0 where the policy can be used, and 1 where it cannot.`
+It exits with 0 if the policy can be used, and with 1 if it cannot.`
 
 func check(call *Invocation) *cobra.Command {
 	return &cobra.Command{
-		Use: "check [FILE|DIR]...", Short: "say whether a policy can be used", Long: checkHelp,
+		Use: "check [FILE|DIR]...", Short: "check whether a policy can be used", Long: checkHelp,
 		Example:               "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, paths []string) error {
@@ -45,7 +45,7 @@ type checked struct {
 	OK    bool                  `json:"ok"`
 	Files []string              `json:"files"`
 	Rules []policyfile.RuleInfo `json:"rules"`
-	// Warnings are what is of the language and cannot be meant.
+	// Warnings are valid parts of the policy that have no effect.
 	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 }
 
@@ -128,8 +128,8 @@ func formatAll(call *Invocation, paths []string, write, compare bool) error {
 	return nil
 }
 
-// inOwnForm is a policy in hcl's own form. It is here, and not where policies are read, since it brings a part of hcl along
-// that takes a prolog 0.9 ms to start, and of which it has no use.
+// inOwnForm returns a policy in HCL's own form. It is not in package policyfile, because it needs a part of hcl that
+// takes 0.9 ms to start, and the prolog has no use for that.
 func inOwnForm(source []byte, name string) ([]byte, error) {
 	if err := policyfile.CheckSyntax(source, name); err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func readFrom(path string) ([]byte, error) {
 	return content, nil
 }
 
-// replace writes a file whole, with the mode that it has.
+// replace writes a file whole and keeps its mode.
 func replace(path string, content []byte) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const explainHelp = `explain says what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
+const explainHelp = `explain prints what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
 with the values of the parts of its condition, and what is granted. With --ranks it prints the placement of the ranks as well.
 
 The job is described by flags; what is not given is empty, but for one GPU, one task and one node. The groups of --user
@@ -30,7 +30,7 @@ are looked up as for a job. With --job it is one that has MPS on this node now, 
 func explain(call *Invocation) *cobra.Command {
 	var q query
 	c := &cobra.Command{
-		Use: "explain [flags]", Short: "say what a job would get, and why", Long: explainHelp,
+		Use: "explain [flags]", Short: "print what a job would get, and why", Long: explainHelp,
 		Example:               "  mpsctl policy explain --user ana --partition edu --gpus 2 --constraint mps\n  mpsctl policy explain --constraint 'a100&mps' --gpu H200 --ranks 7\n  mpsctl policy explain --job 4711",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,7 +54,7 @@ func explain(call *Invocation) *cobra.Command {
 	flags.StringVar(&r.Reservation, "reservation", "", "the reservation's `NAME`")
 	flags.StringVar(&q.constraint, "constraint", "", "an `EXPRESSION` as for sbatch, like 'a100&mps'")
 	flags.StringVar(&r.Option, "mps", "", "`OPTIONS` as for sbatch, or none")
-	flags.Lookup("mps").NoOptDefVal = " " // pflag knows no empty one, and options of blanks are none
+	flags.Lookup("mps").NoOptDefVal = " " // pflag needs a value here that is not empty, and blank options set nothing
 	flags.StringVar(&r.Comment, "comment", "", "the `TEXT` of the job's comment")
 	flags.StringVar(&r.Extra, "extra", "", "the `TEXT` of --extra")
 	flags.IntVar(&q.gpus, "gpus", 1, "the job has `N` GPUs on the node")
@@ -71,7 +71,7 @@ func explain(call *Invocation) *cobra.Command {
 	return c
 }
 
-// query is what is asked.
+// query is the question.
 type query struct {
 	policy, constraint, gpu string
 	job                     uint32
@@ -81,14 +81,14 @@ type query struct {
 	request                 policy.Request
 }
 
-// answer is what is said, with the placements if they were asked for.
+// answer is the result, with the placements if they were asked for.
 type answer struct {
 	policyfile.Explanation
 	Decided string `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
-	Refused string `json:"refused,omitempty"` // why the prolog refuses it whatever the policy says
+	Refused string `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
 	Ranks   []Rank `json:"ranks,omitempty"`
 	placed  string
-	// Assumed is what the policy asks about and no flag said.
+	// Assumed is what the policy reads and no flag gives.
 	Assumed []string `json:"assumed,omitempty"`
 }
 
@@ -119,7 +119,7 @@ func (q query) run(call *Invocation) error {
 	return policyWritten(call, a, a.text(call.Screen()))
 }
 
-// ask is the request: described, or recorded in a job's lease.
+// ask returns the request: described by flags, or recorded in a job's lease.
 func (q query) ask(call *Invocation) (r policy.Request, decided string, err error) {
 	if q.job != 0 {
 		return recorded(call.Paths, q.job)
@@ -146,7 +146,7 @@ func (q query) ask(call *Invocation) (r policy.Request, decided string, err erro
 	return r, "", err
 }
 
-// lookUp adds the user's numbers and groups, as the prolog has them. It returns what the policy asks about and is assumed.
+// lookUp adds the user's numbers and groups, as the prolog does. It returns what the policy reads and is assumed.
 func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string) {
 	if q.job != 0 {
 		return nil
@@ -163,7 +163,7 @@ func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string
 		{needs.Groups && r.Groups == nil && !q.given("groups"), "job.groups is taken as []: give --user or --groups"},
 		{needs.Features && !q.given("features"), "node.features is taken as []: give --features"},
 		{needs.Driver && !q.given("driver"), `node.driver is taken as "": give --driver`},
-		{needs.Devices, fmt.Sprintf("node.gpus is taken as %d, the job's GPUs: no flag says more", r.NodeGPUs)},
+		{needs.Devices, fmt.Sprintf("node.gpus is taken as %d, the job's GPUs: no flag gives a number", r.NodeGPUs)},
 		{needs.GPU && q.gpu == "", `gpu.model and gpu.product are taken as "", gpu.sms and gpu.memory as 0: give --gpu`},
 		{needs.GPU && q.gpu != "" && q.mig, "gpu.sms and gpu.memory are taken from the whole GPU: a MIG instance has less"},
 	} {
@@ -174,7 +174,7 @@ func (q query) lookUp(r *policy.Request, needs policy.Lookups) (assumed []string
 	return assumed
 }
 
-// identify looks up a user's numbers, but for those that are given, and the names of the groups.
+// identify looks up a user's numbers that were not given, and the names of the groups.
 func identify(r *policy.Request, uid, gid bool) error {
 	known, err := user.Lookup(r.User)
 	if err != nil {
@@ -198,7 +198,7 @@ func identify(r *policy.Request, uid, gid bool) error {
 	return err
 }
 
-// recorded is what the prolog of a job asked the policy, and the rule that decided.
+// recorded returns what the prolog of a job asked the policy, and the rule that decided.
 func recorded(paths site.Paths, job uint32) (r policy.Request, rule string, err error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -286,7 +286,7 @@ func (a answer) verdict(b *strings.Builder, s Screen) {
 	}
 	switch {
 	case a.Refused != "":
-		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Red("Refused"), a.Refused)
+		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap prints the reason: %s\n", s.Red("Refused"), a.Refused)
 	case a.Verdict.Granted():
 		fmt.Fprintf(b, "\nGranted by rule %q", a.Verdict.Rule)
 		if len(a.Options) > 0 {
@@ -301,13 +301,13 @@ func (a answer) verdict(b *strings.Builder, s Screen) {
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	case a.Verdict.Denied != "":
-		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap says why: %s\n", s.Red("Denied"), a.Verdict.Denied)
+		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap prints the reason: %s\n", s.Red("Denied"), a.Verdict.Denied)
 	default:
 		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
 	}
 }
 
-// origin is where an attribute's value is from, "" for a constant of the policy.
+// origin returns where an attribute's value comes from, "" for a constant of the policy.
 func origin(a policyfile.AttributeTrace) string {
 	var from []string
 	for _, variable := range a.With {

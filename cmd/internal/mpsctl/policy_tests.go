@@ -18,7 +18,7 @@ const testHelp = `test runs the cases of files, as unit tests: a case is a job, 
 the one in the file's folder, unless --policy names another file or folder. Without an operand it is this node's
 policy_test.hcl.
 
-It exits with 0 where every case came out as expected, and 1 where one did not.`
+It exits with 0 if every case has the expected result, and with 1 if one has not.`
 
 func test(call *Invocation) *cobra.Command {
 	var paths []string
@@ -66,7 +66,7 @@ func testAll(call *Invocation, files, paths []string) error {
 	return nil
 }
 
-// tested is how all cases came out.
+// tested is the results of all cases.
 type tested struct {
 	Results []policyfile.Result `json:"results"`
 	Failed  int                 `json:"failed"`

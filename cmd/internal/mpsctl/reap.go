@@ -22,10 +22,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
-// Action is what becomes of a thing, a word for programs.
+// Action is what a reaping does with a thing, for programs.
 type Action string
 
-// Close undoes a lease and Remove takes away what has none. Keep is what is right as it is, and Leave what an admin decides on.
+// Close undoes a lease, and Remove deletes files without a lease. Keep is for what is right, and Leave for what an
+// admin must decide.
 const (
 	Close  Action = "close"
 	Remove Action = "remove"
@@ -39,25 +40,25 @@ type Result struct {
 	Where  string `json:"where"`
 	Act    Action `json:"action"`
 	Why    string `json:"reason"`
-	Do     string `json:"fix,omitempty"`    // what an admin does
-	Failed string `json:"failed,omitempty"` // why the act was not done
+	Do     string `json:"fix,omitempty"`    // what an admin can do
+	Failed string `json:"failed,omitempty"` // why the action failed
 }
 
-// reaper reaps a node, once.
+// reaper reaps a node once.
 type reaper struct {
 	paths site.Paths
 	store *lease.Store
-	only  uint32 // the job that an admin says is gone; 0 for none
+	only  uint32 // the job that the admin calls gone; 0 for none
 	self  site.Process
 	hands executor
 
-	running  steps.Steps                    // as of the beginning
-	unleased map[uint32][]hook.OrphanDaemon // daemons of ours, by the job that they say they are of
+	running  steps.Steps                    // at the beginning
+	unleased map[uint32][]hook.OrphanDaemon // our daemons without a lease, by the job in their environment
 	unseen   error                          // why these are not known
 	lines    []Result
 }
 
-// reap looks at everything and does what can be proved to be right.
+// reap looks at everything, and does what is proved to be right.
 func (r *reaper) reap(ctx context.Context) ([]Result, error) {
 	var err error
 	if r.running, err = steps.Find(); err != nil {
@@ -83,7 +84,7 @@ func (r *reaper) reap(ctx context.Context) ([]Result, error) {
 	return append([]Result{}, r.lines...), nil
 }
 
-// jobs are all that have something here, in order.
+// jobs returns all jobs that have something here, in order.
 func (r *reaper) jobs() ([]uint32, error) {
 	if r.only != 0 {
 		return []uint32{r.only}, nil
@@ -113,7 +114,7 @@ func (r *reaper) jobs() ([]uint32, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
-// job deals with one job. It is judged again when its turn is taken: only then does nobody else change it.
+// job handles one job. It judges the job again under its lock, because only then no one else can change it.
 func (r *reaper) job(job uint32) Result {
 	line, _ := r.judge(job, r.running)
 	if line.Act != Close && line.Act != Remove {
@@ -159,13 +160,13 @@ func (r *reaper) deal(ctx context.Context, job uint32) Result {
 	return line
 }
 
-// leftover is what there is to undo of a job: a lease, or what has none.
+// leftover is what a job has left: a lease, or files without one.
 type leftover struct {
 	lease   *lease.Lease
 	daemons []hook.OrphanDaemon
 }
 
-// judge says what becomes of a job; no Act for one of which there is nothing.
+// judge returns the action for a job. There is none if the job has left nothing.
 func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 	if holder, acting := r.store.LockHolder(job); acting && holder != r.self {
 		return r.busy(job, holder), leftover{}
@@ -198,16 +199,16 @@ func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Resu
 	case l.Phase != lease.Opened:
 		return line.leave(fmt.Sprintf("its lease is in phase %q, which this program does not know", l.Phase), "use the version that wrote it")
 	case said:
-		return line.act(Close, "you say that it is gone")
+		return line.act(Close, "you named it as gone")
 	}
 	why := "no step of it is here: it may be an allocation without a step"
 	if pid := steps.ProcessOf(l.Job.ID, l.Job.UID); pid != 0 {
 		why = fmt.Sprintf("no step of it is here, and pid %d of its user was started in it", pid)
 	}
-	return line.leave(why, fmt.Sprintf("when squeue -j %d says that the job is gone: %s", l.Job.ID, r.paths.ReapCommand(l.Job.ID)))
+	return line.leave(why, fmt.Sprintf("if squeue -j %d shows that the job is gone: %s", l.Job.ID, r.paths.ReapCommand(l.Job.ID)))
 }
 
-// withoutLease judges what there is of a job that has no lease of this boot.
+// withoutLease judges the files of a job that has no lease of this boot.
 func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Result, leftover) {
 	job := line.Job
 	ticket, err := r.store.ReadTicket(job)
@@ -225,14 +226,14 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 		found = append(found, "a lease of another boot")
 	}
 	if turns, _ := r.store.LockedJobs(); len(found) == 0 && slices.Contains(turns, job) {
-		found = append(found, "the turn of an act that was killed") // beside which temporary files may lie
+		found = append(found, "the turn of an act that was killed") // temporary files may lie beside it
 	}
 	sign := running.Sign(job, "")
 	switch {
 	case void != "" && !refused && len(daemons) == 0:
 		return line.act(Remove, void), leftover{}
 	case refused && len(found) == 0 && r.only != job:
-		return Result{}, leftover{} // the job was told that it has no MPS; it may run
+		return Result{}, leftover{} // the job was told that it has no MPS, and it may run
 	case refused && (sign != "" || r.only != job):
 		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")), "when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
 	case refused:
@@ -248,7 +249,7 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	return line.act(Remove, "no lease names "+strings.Join(found, ", ")), leftover{daemons: daemons}
 }
 
-// files are what a job has beside a lease.
+// files lists a job's files except the lease.
 func (r *reaper) files(job uint32, ticketed bool) []string {
 	var found []string
 	if ticketed {
@@ -266,7 +267,7 @@ func (r *reaper) files(job uint32, ticketed bool) []string {
 	return found
 }
 
-// busy is a job that somebody else is at work on. Who names the job wants it done.
+// busy is the result for a job that someone else works on. For a job that the admin has named it is a failure.
 func (r *reaper) busy(job uint32, holder site.Process) Result {
 	line := Result{Job: job, Where: where(job)}
 	why := "a prolog or an epilog is at work on it"
@@ -291,8 +292,8 @@ func (l Result) leave(why, do string) Result {
 
 func where(job uint32) string { return fmt.Sprintf("job %d", job) }
 
-// takeCensus finds daemons and servers below our folder that no lease may name. Whose they are their own process says: the
-// pipe folder in its environment is a job's, and its uid is that folder's owner.
+// takeCensus finds daemons and servers below our folder that no lease may name. Their own processes tell whose they
+// are: the pipe folder in the environment belongs to a job, and the uid is that folder's owner.
 func (r *reaper) takeCensus(ctx context.Context) {
 	r.unleased = map[uint32][]hook.OrphanDaemon{}
 	census, err := mps.FindAll(ctx)
@@ -318,7 +319,7 @@ func (r *reaper) takeCensus(ctx context.Context) {
 	}
 }
 
-// jobOf is the job of a process of MPS by its pipe folder: jobs/ID/N/pipe.
+// jobOf returns the job of an MPS process by its pipe folder: jobs/ID/N/pipe.
 func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 	name, err := filepath.Rel(filepath.Join(r.paths.Run(), "jobs"), p.PipeDir)
 	parts := strings.Split(name, "/")
@@ -337,7 +338,7 @@ func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 	return uint32(id), err == nil && info.Sys().(*syscall.Stat_t).Uid == p.UID
 }
 
-// living are the daemons of a job without a lease that are still there.
+// living returns the daemons of a job without a lease that still run.
 func (r *reaper) living(job uint32) []hook.OrphanDaemon {
 	var there []hook.OrphanDaemon
 	for _, d := range r.unleased[job] {
@@ -348,7 +349,7 @@ func (r *reaper) living(job uint32) []hook.OrphanDaemon {
 	return there
 }
 
-// lookAtClaims says which claims cannot be read: they hold their device all the same.
+// lookAtClaims reports claims that cannot be read. Their devices stay claimed.
 func (r *reaper) lookAtClaims() {
 	claims, err := r.store.Claims()
 	if err != nil {
@@ -361,7 +362,7 @@ func (r *reaper) lookAtClaims() {
 	}
 }
 
-// lookAtGPUs says which GPUs are exclusive for nobody. Their mode before is not known, so it is not changed.
+// lookAtGPUs reports GPUs that are exclusive without a job. Their original mode is not known, so it is not changed.
 func (r *reaper) lookAtGPUs() {
 	gpus := hook.DriverReadOnly(r.paths)
 	devices, err := gpus.Devices()
@@ -378,7 +379,8 @@ func (r *reaper) lookAtGPUs() {
 	}
 }
 
-// exclusive reports whether a GPU is exclusive and nobody has claimed it. It is asked twice: an epilog may come between.
+// exclusive reports whether a GPU is exclusive and no job claims it. It asks twice, because an epilog may come
+// between.
 func (r *reaper) exclusive(gpus hook.GPUs, uuid site.UUID) bool {
 	mode, err := gpus.Mode(uuid)
 	if err != nil || mode != site.ModeExclusiveProcess {
@@ -388,7 +390,7 @@ func (r *reaper) exclusive(gpus hook.GPUs, uuid site.UUID) bool {
 	return err == nil && !held
 }
 
-// leased are the devices that a lease names, whether it has claimed them or not.
+// leased returns the devices that a lease names, claimed or not.
 func (r *reaper) leased() map[site.UUID]bool {
 	named := map[site.UUID]bool{}
 	jobs, _ := r.store.Jobs()

@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// executor are what a reaping changes a node with. A dry run has others, which change nothing.
+// executor changes a node for a reaping. A dry run has one that changes nothing.
 type executor interface {
 	within(func(context.Context) error) error
 	take(ctx context.Context, job uint32) (release func(), err error)
@@ -22,7 +22,8 @@ type executor interface {
 	close()
 }
 
-// lockTimeout is how long a prolog or an epilog that is at work is waited for. It is never ended: that is an epilog's to do.
+// lockTimeout is how long to wait for a prolog or an epilog of the job. It is never ended, because only an epilog may
+// do that.
 const lockTimeout = 2 * time.Second
 
 // realExecutor changes the node.
@@ -57,7 +58,7 @@ func (dryRun) undo(context.Context, lease.Lease) error                 { return 
 func (dryRun) void(context.Context, uint32, []hook.OrphanDaemon) error { return nil }
 func (dryRun) close()                                                  {}
 
-// open puts a reaping together. When the site's file has a mistake, that is said.
+// open makes a reaper. It reports a mistake in the site's file.
 func open(paths site.Paths, job uint32, dry bool) (*reaper, error) {
 	boot, err := site.BootID()
 	if err != nil {

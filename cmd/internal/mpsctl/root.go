@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mpsctl is the program mpsctl: its commands, what all of them take, how they fail and how they print.
-// The program mps-tune shares that.
+// Package mpsctl is the program mpsctl: its commands, their common flags, their errors and their output. The program
+// mps-tune uses it too.
 package mpsctl
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Invocation is what a command is given. JSON and Paths are read when it runs, since flags are not before that.
+// Invocation is what a command gets. JSON and Paths are set when it runs, after the flags are parsed.
 type Invocation struct {
 	cli.Process
 	JSON  bool
@@ -52,7 +52,7 @@ func RunAlone(p cli.Process, maker Constructor) int {
 	return call.execute(maker(call))
 }
 
-// execute gives a program's command what every program here has, and runs it.
+// execute adds to a program's command what every program has, and runs it.
 func (call *Invocation) execute(root *cobra.Command) int {
 	root.Version, root.SilenceErrors, root.SilenceUsage = cli.Version(), true, true
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return call.Paths.Check() }
@@ -85,12 +85,12 @@ func (call *Invocation) execute(root *cobra.Command) int {
 
 const rootHelp = `mpsctl looks at a node and at what slurm-mps would do there.
 
-It exits with 0 where all is well, 1 where something was found or failed, and 2 where it was not understood. --json
-prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is set.`
+It exits with 0 if all is well, 1 if something was found or failed, and 2 if it was not understood. --json prints JSON
+instead of text. Text has no colour on a pipe or if NO_COLOR is set.`
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use: "mpsctl", Short: "look at a node, and say what slurm-mps would do", Long: rootHelp,
+		Use: "mpsctl", Short: "look at a node, and print what slurm-mps would do", Long: rootHelp,
 		Example: "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
 		Args:    NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -100,7 +100,7 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// addHelp adds cobra's command help, which here refuses what is no command.
+// addHelp adds cobra's command help. It refuses the name of an unknown command.
 func addHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, _ := root.Find([]string{"help"})
@@ -148,7 +148,7 @@ func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
-// NoArgs is for commands that take flags alone, and for those that take commands.
+// NoArgs is for commands without operands, and for commands with subcommands.
 func NoArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -166,7 +166,7 @@ func NoArgs(c *cobra.Command, args []string) error {
 
 const completionHelp = `completion prints a script for a shell, which then completes mpsctl's commands and flags.`
 
-// shells are those that completion knows; what is written for one is the shell's own language.
+// shells are the shells that completion supports. Each script is in that shell's language.
 var shells = map[string]func(*cobra.Command, *Invocation) error{
 	"bash": func(root *cobra.Command, c *Invocation) error { return root.GenBashCompletionV2(c.Out, true) },
 	"zsh":  func(root *cobra.Command, c *Invocation) error { return root.GenZshCompletion(c.Out) },
@@ -190,7 +190,7 @@ func completion(call *Invocation) *cobra.Command {
 	}
 }
 
-// WriteError is the outcome of printing an answer: that it could not be printed is no mistake of the question's.
+// WriteError is the error of printing an answer. It is not a mistake in usage.
 func WriteError(what string, err error) error {
 	if err == nil {
 		return nil
