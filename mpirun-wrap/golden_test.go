@@ -136,7 +136,9 @@ func placementOf(ticket lease.Ticket, environment, flags []string, agree func(st
 	if !NeedsExchange(env, task, options) {
 		agree = nil
 	}
-	return Place(ticket, Rank{task, binding, HostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, options, agree})
+	return Place(ticket, Rank{
+		Task: task, Binding: binding, Host: HostInfo{task.LocalRank * 2 / task.LocalSize, openOf(env)}, Options: options, Exchange: agree,
+	})
 }
 
 // nodeOf makes a ticket from a model, a number of GPUs, and attributes. The first half of the GPUs is on NUMA node 0.

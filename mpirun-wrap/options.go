@@ -17,6 +17,7 @@ import (
 type Options struct {
 	GPU       Choice
 	Share     policy.ShareRule   // zero: the ticket's
+	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or Program
 	Own       bool               // Share is this rank's flag, not a variable that all ranks have
 	Meet      bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
@@ -31,6 +32,9 @@ type Options struct {
 	JSON      bool          // for Report and DryRun
 	Off       bool          // run the program without MPS
 }
+
+// Program as Options.Tuned means the name of the rank's program.
+const Program = "/"
 
 // JobTasks as Options.Slots means one slot for each task of the job on this node.
 const JobTasks = -1
@@ -76,9 +80,8 @@ func Settings() []Setting {
 			}
 			return errors.New("want auto, block, cyclic, nearest, all or inherit")
 		}},
-		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm", func(o *Options, v string) (err error) {
-			o.Share, err = policy.ParseShare(v)
-			return err
+		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", func(o *Options, v string) error {
+			return o.setShare(v)
 		}},
 		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return parseBool(v, &o.Meet) }},
 		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
@@ -181,6 +184,23 @@ func (o Options) over(g policy.Grant) policy.Grant {
 		g.Low = *o.Low
 	}
 	return g
+}
+
+// setShare reads a rule, or tuned or tuned:NAME.
+func (o *Options) setShare(value string) (err error) {
+	name, named := strings.CutPrefix(value, "tuned:")
+	switch {
+	case value == "tuned":
+		o.Share, o.Tuned = policy.ShareRule{}, Program
+	case named && (name == "" || strings.Contains(name, "/")):
+		return errors.New("want tuned, or tuned:NAME with the name that mps-tune saved")
+	case named:
+		o.Share, o.Tuned = policy.ShareRule{}, name
+	default:
+		o.Tuned = ""
+		o.Share, err = policy.ParseShare(value)
+	}
+	return err
 }
 
 // parseEither parses one of two values. The second is true.

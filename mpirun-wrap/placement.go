@@ -86,6 +86,10 @@ type Rank struct {
 	// Exchange tells the other ranks of the launch this one's information and returns that of all ranks. It is nil if
 	// no rank can have its own rule.
 	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
+	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for it.
+	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
+	// tunedBy is that file.
+	tunedBy string
 }
 
 // Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits both.
@@ -130,6 +134,11 @@ func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
 	ticket.Grant = r.Options.over(ticket.Grant)
 	placement := Placement{Task: r.Task, Ticket: ticket}
 	var err error
+	if r.Tuned != nil {
+		if r.Options.Share, r.tunedBy, err = r.Tuned(ticket, r.Task); err != nil {
+			return Placement{}, err
+		}
+	}
 	if placement.Daemon, err = daemonOf(ticket, r.Task, at.visible()); err != nil {
 		return Placement{}, err
 	}

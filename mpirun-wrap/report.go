@@ -98,6 +98,9 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 	if r.Options.Share != (policy.ShareRule{}) {
 		share += " by --share or SLURM_MPS_SHARE, in place of " + granted.String()
 	}
+	if r.tunedBy != "" {
+		share += " (tuned: " + r.tunedBy + ")"
+	}
 	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
 	most := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
 	return []string{

@@ -24,6 +24,9 @@ func (p Paths) Check() error {
 // Policy is the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 
+// Tuned is the site's file of shares that mps-tune has found (package tuned).
+func (p Paths) Tuned() string { return filepath.Join(p.Root, "/etc/slurm-mps/tuned") }
+
 // ConfigFile is the site's configuration file.
 func (p Paths) ConfigFile() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
 

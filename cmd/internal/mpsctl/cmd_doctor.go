@@ -76,7 +76,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 		return doctor.Question{}, fmt.Errorf("cannot find own program: %w", err)
 	}
 	if name == "" {
-		name = call.variable("SLURMD_NODENAME")
+		name = call.Variable("SLURMD_NODENAME")
 	}
 	if name == "" {
 		host, err := os.Hostname()
@@ -86,7 +86,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 		name, _, _ = strings.Cut(host, ".")
 	}
 	if conf == "" {
-		conf = findSlurmConf(call.variable("SLURM_CONF"))
+		conf = findSlurmConf(call.Variable("SLURM_CONF"))
 	}
 	return doctor.Question{Paths: call.Paths, Conf: conf, Node: name, Self: self, Slurmd: slurmd}, nil
 }

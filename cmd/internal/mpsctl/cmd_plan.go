@@ -4,6 +4,7 @@ package mpsctl
 
 import (
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
 
@@ -17,6 +18,7 @@ Ranks go round the GPUs. Shares:
   weight:W    by weight, which is even if all ranks have the same weight
   PCT%        a percentage of the GPU, rounded down to a TPC
   Nsm         N SMs, rounded down to a TPC
+  tuned:NAME  what mps-tune has saved for the program, in your file or the site's
 Memory is what a program can use beside its context: none, even, or a size like 8G or 16384M.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
@@ -27,6 +29,10 @@ func planCommand(call *Invocation) *cobra.Command {
 		Example:               "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			q, err := q.withTuned(tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
+			if err != nil {
+				return err
+			}
 			answer, err := q.Answer()
 			if err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
 
 // Request is the question, as a user types it.
@@ -20,7 +21,7 @@ type Request struct {
 	GPUs    int
 	Ranks   int
 	Clients int    // that MPS serves on a GPU; 0 for the model's own
-	Share   string // none, even, overlap:F, weight:W, PCT% or Nsm
+	Share   string // none, even, overlap:F, weight:W, PCT%, Nsm or tuned:NAME
 	Memory  string // none, even or a size
 	Over    string // how many times even memory is promised
 	Ceiling string // percent
@@ -50,6 +51,27 @@ type about struct {
 	share   policy.ShareRule
 	memory  policy.MemoryRule
 	ceiling policy.Percent
+}
+
+// withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.
+func (q Request) withTuned(userFile, siteFile string) (Request, error) {
+	name, named := strings.CutPrefix(q.Share, "tuned:")
+	if q.Share == "tuned" || named && name == "" {
+		return q, errors.New("cannot plan share tuned: a plan has no program: name it: --share tuned:NAME")
+	}
+	if !named || q.GPUs < 1 || q.Ranks < 1 {
+		return q, nil
+	}
+	model, err := q.model()
+	if err != nil {
+		return q, err
+	}
+	if model.Product == "" {
+		return q, errors.New("cannot plan share tuned: the GPU has no name: give --gpu")
+	}
+	rule, _, err := tuned.Find(userFile, siteFile, tuned.NewKey(name, q.Ranks, q.GPUs, model.Product))
+	q.Share = rule.String()
+	return q, err
 }
 
 const maxGPUs = 64

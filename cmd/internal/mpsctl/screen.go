@@ -26,11 +26,12 @@ var plain = Screen{Columns: 80}
 // Screen is this call's: colour only on a terminal that can have it, and never where NO_COLOR is set (no-color.org).
 func (c *Invocation) Screen() Screen {
 	s := terminal(c.Out)
-	s.colour = s.Terminal && c.variable("NO_COLOR") == "" && c.variable("TERM") != "dumb" && c.variable("TERM") != ""
+	s.colour = s.Terminal && c.Variable("NO_COLOR") == "" && c.Variable("TERM") != "dumb" && c.Variable("TERM") != ""
 	return s
 }
 
-func (c *Invocation) variable(name string) string {
+// Variable is a variable of the environment, "" if it is not set.
+func (c *Invocation) Variable(name string) string {
 	for _, entry := range c.Env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
 			return value

@@ -18,10 +18,12 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
 
 const wrapUsage = `mpirun-wrap runs one rank of a job under NVIDIA MPS, on its own GPU and with its
@@ -145,6 +147,9 @@ func run(p cli.Process, env slurm.Env, l line) error {
 		if rank.Exchange, err = needsExchange(env, p.PID, rank.Task); err != nil {
 			return err
 		}
+	}
+	if l.options.Tuned != "" {
+		rank.Tuned = tunedShare(l, env)
 	}
 	placement, err := take(l.paths, rank, slotWaits(p, env))
 	var refused *mpirunwrap.RefusedError
@@ -283,6 +288,21 @@ func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirun
 		defer cancel()
 		return mpirunwrap.ExchangeRankInfo(ctx, folder, launch, task.LocalSize, own)
 	}, nil
+}
+
+// tunedShare finds the share that mps-tune saved for this program, or for the name that is given.
+func tunedShare(l line, env slurm.Env) func(lease.Ticket, slurm.Task) (policy.ShareRule, string, error) {
+	return func(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
+		name := l.options.Tuned
+		if name == mpirunwrap.Program {
+			if len(l.program) == 0 {
+				return policy.ShareRule{}, "", errors.New("cannot find a tuned share: no program is given: give it, or --share=tuned:NAME")
+			}
+			name = l.program[0]
+		}
+		key := tuned.NewKey(name, task.LocalSize, len(ticket.Devices), ticket.Devices[0].Name)
+		return tuned.Find(tuned.UserFile(env["XDG_CONFIG_HOME"], env["HOME"]), l.paths.Tuned(), key)
+	}
 }
 
 func findTicket(paths site.Paths, task slurm.Task) (lease.Ticket, error) {

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tuned is the file in which mps-tune remembers the best share of a program, and mpirun-wrap finds it again.
+// A user has one, and so may a site. Each line has four words: program, ranks on a GPU, GPU and share.
+//
+// A file decides nothing but a rule of shares, which the ceiling of the policy bounds like that of a flag.
+package tuned
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxBytes = 64 << 10 // of a file: some 2000 lines
+	maxName  = 100      // bytes of a program's name
+)
+
+const head = "# mps-tune: program, ranks on a GPU, GPU, share\n"
+
+// Key is what a share is remembered for.
+type Key struct {
+	Program string // the name of its file, or one that the user gave
+	Ranks   int    // that share a GPU
+	Model   string // of the GPU, as one word
+}
+
+// Entry is a line of a file.
+type Entry struct {
+	Key
+	Rule policy.ShareRule
+}
+
+// NewKey is the key of a program, of which so many ranks run on so many GPUs of a node. The product is that of NVML.
+// An instance of MIG is a model of its own.
+func NewKey(program string, ranks, gpus int, product string) Key {
+	model := policy.ModelName(product)
+	if _, instance, is := strings.Cut(product, " MIG "); is {
+		model += "-" + instance
+	}
+	return Key{filepath.Base(program), (ranks + gpus - 1) / gpus, strings.Join(strings.Fields(model), "-")}
+}
+
+// Check refuses a name that cannot stand in a file.
+func (k Key) Check() error {
+	breaks := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	if k.Program == "" || len(k.Program) > maxName || k.Program[0] == '#' || strings.ContainsFunc(k.Program, breaks) {
+		return fmt.Errorf("cannot use name %q: want up to %d printable bytes without blanks: "+
+			"give another: --save-as=NAME, and --share=tuned:NAME later", k.Program, maxName)
+	}
+	return nil
+}
+
+// String is the key in a sentence.
+func (k Key) String() string {
+	ranks := "ranks"
+	if k.Ranks == 1 {
+		ranks = "rank"
+	}
+	return fmt.Sprintf("%q with %d %s on each %s", k.Program, k.Ranks, ranks, k.Model)
+}
+
+// String is the line of the entry.
+func (e Entry) String() string {
+	return fmt.Sprintf("%s %d %s %s", e.Program, e.Ranks, e.Model, e.Rule)
+}
+
+// UserFile is the user's file by XDG_CONFIG_HOME and HOME, or "" if neither is an absolute path.
+func UserFile(configHome, home string) string {
+	switch {
+	case filepath.IsAbs(configHome):
+		return filepath.Join(configHome, "slurm-mps/tuned")
+	case filepath.IsAbs(home):
+		return filepath.Join(home, ".config/slurm-mps/tuned")
+	}
+	return ""
+}
+
+// Find returns the rule of the user's file, else of the site's, and the path of that file.
+func Find(userFile, siteFile string, key Key) (policy.ShareRule, string, error) {
+	for _, file := range []struct {
+		path string
+		read func(string) ([]byte, error)
+	}{{userFile, readOwn}, {siteFile, site.ReadRootOwnedInContainer}} {
+		content, err := file.read(file.path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			continue
+		}
+		if err == nil && len(content) > maxBytes {
+			err = fmt.Errorf("cannot read %s: larger than %d bytes", file.path, maxBytes)
+		}
+		var rule policy.ShareRule
+		if err == nil {
+			rule, err = key.in(content, file.path)
+		}
+		if err != nil {
+			return rule, "", fmt.Errorf("%w: correct or remove the file, or give another --share", err)
+		}
+		if rule != (policy.ShareRule{}) {
+			return rule, file.path, nil
+		}
+	}
+	return policy.ShareRule{}, "", fmt.Errorf("cannot find the tuned share of %s: no line of %s has it: "+
+		"run mps-tune --save in a job, or give another --share", key, strings.TrimPrefix(userFile+" or "+siteFile, " or "))
+}
+
+// in returns the rule of the last line with this key, or the zero rule. Other lines are not judged.
+func (k Key) in(content []byte, path string) (rule policy.ShareRule, err error) {
+	number := 0
+	for line := range strings.Lines(string(content)) {
+		number++
+		words := strings.Fields(line)
+		if !k.of(words) {
+			continue
+		}
+		if rule, err = policy.ParseShare(words[3]); err != nil {
+			return rule, fmt.Errorf("cannot read line %d of %s: %w", number, path, err)
+		}
+	}
+	return rule, nil
+}
+
+// of reports whether the words of a line have this key.
+func (k Key) of(words []string) bool {
+	return len(words) == 4 && words[0] == k.Program && words[1] == strconv.Itoa(k.Ranks) && words[2] == k.Model
+}
+
+// readOwn reads a file of the user. It may be a link, because the user decides what stands in it, but nothing that
+// blocks or does not end.
+func readOwn(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "cannot read", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("cannot read %s: it is not a regular file", path)
+	}
+	content, err := site.ReadOpen(fd, maxBytes+1)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return content, nil
+}
+
+// Save writes the entries into a user's file, in place of the lines with their keys. The file is whole or as it was, and
+// only the user can read it. Without entries it proves that the file can be written. If two programs save at the same
+// time, the lines of one of them may be missing.
+func Save(path string, entries []Entry) error {
+	if path == "" {
+		return errors.New("cannot save: neither XDG_CONFIG_HOME nor HOME is an absolute path: set HOME")
+	}
+	old, err := readOwn(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: move the file away", err)
+	}
+	content := merge(string(old), entries)
+	if len(content) > maxBytes {
+		return fmt.Errorf("cannot write %s: it would be larger than %d bytes: delete lines of it", path, maxBytes)
+	}
+	dir, err := ownFolder(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return site.Replace(dir, filepath.Base(path), []byte(content), 0o600)
+}
+
+// merge returns the old lines without those of the entries' keys, and then the entries.
+func merge(old string, entries []Entry) string {
+	if old == "" {
+		old = head
+	}
+	var b strings.Builder
+	for line := range strings.Lines(old) {
+		replaced := false
+		for _, e := range entries {
+			replaced = replaced || e.of(strings.Fields(line))
+		}
+		if !replaced {
+			b.WriteString(strings.TrimSuffix(line, "\n") + "\n")
+		}
+	}
+	for _, e := range entries {
+		b.WriteString(e.String() + "\n")
+	}
+	return b.String()
+}
+
+// ownFolder makes and opens a folder of the user. Another user's folder is refused: with sudo, HOME may be another's.
+func ownFolder(path string) (*os.File, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make folder %s: %w", path, err)
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(int(dir.Fd()), &st)
+	if err == nil && int(st.Uid) != os.Geteuid() {
+		err = fmt.Errorf("its owner is uid %d and you are uid %d: set HOME to your own", st.Uid, os.Geteuid())
+	}
+	if err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot write into %s: %w", path, err)
+	}
+	return dir, nil
+}
