@@ -22,6 +22,7 @@ var packages = map[string][]string{
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
+	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":             {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},
 	"site/guard":           {"site", "site/lease", "site/proc", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
@@ -34,7 +35,7 @@ var packages = map[string][]string{
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
 	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra"},
-	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "policy", "site", "site/lease", "site/proc", "site/slurm"},
+	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "policy", "site", "site/lease", "site/proc", "site/slurm", "site/tuned"},
 	"cmd/prolog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/epilog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/mpirun-wrap":      {"cmd/internal/cli", "cmd/internal/wrap"},
@@ -43,8 +44,8 @@ var packages = map[string][]string{
 	"site/slurm/steps":     {"site", "site/proc"},
 	"site/inspect":         {"policy", "policy/policyfile", "site", "site/gpu", "site/lease", "site/mps", "site/proc"},
 	"site/doctor":          {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
-	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
+	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "os/exec"}, // a user's own program, as the user
 	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl"},
 	"cmd/mps-tune":         {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mps-tune finds the rule of shares that is the fastest for a user's program.
+// Command mps-tune finds the number of ranks and the share that are the fastest for a user's program.
 package main
 
 import (

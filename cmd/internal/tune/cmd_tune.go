@@ -3,44 +3,67 @@
 package tune
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
 
-const help = `mps-tune runs a program for a few seconds under each rule of shares, as the ranks of the job it is
-called in would run, and says which rule is the fastest. Call it in the batch script, or in the shell of salloc.
+const help = `mps-tune runs a program for a few seconds with several numbers of ranks and under several shares, below the
+mpirun-wrap of the job it is called in, and prints which is the fastest. Call it in the batch script, or in the shell of
+salloc. It prints the number of runs and their time before it starts.
 
-Each run is so many copies of the program side by side, each below mpirun-wrap, or what --launcher starts ("srun -n8",
-"mpirun -np 8"). With --rate a run lasts --seconds and is then ended; the rate is the number that the pattern's group has
-found last in what a copy printed, and copies add up. Of a launcher's ranks the last number of all counts. Without --rate
-a run lasts until the program ends, and its rate is runs per hour.
+Each run is so many copies of the program side by side, each below mpirun-wrap, or what --launcher starts. {ranks} in the
+launcher is the number of ranks: "srun -n {ranks}", "mpirun -np {ranks}". A launcher with its own number, like srun -n8, is
+run with that alone. Without --ranks, the numbers are the job's tasks on the node, a half and a quarter of them.
 
-The rules take turns, --repeats times. A rule counts as faster than another only where all of its runs were, or where its
-median is by more than 3 %; where none is faster than the site's own rule, that one is named. A rule of which a run fails
-is not named.
+With --rate, a run lasts --seconds and is then ended. Its rate is the number that the pattern's group has found last in what
+a copy printed, and copies add up. With a launcher, the last number in all that the ranks printed counts. Without --rate, a
+run lasts until the program ends. Its rate is the copies in an hour, or the launches.
 
-It exits with 0 where a rule is named, 1 where none could be run or something failed, and 2 where it was not understood.
---json prints JSON in place of text; text has no colour on a pipe or where NO_COLOR is set.`
+All are tried once, then again, --repeats times. What fails is not tried again, and is not named. If the first run fails,
+nothing else is tried. One counts as faster than another if all of its runs were, or if its median is by more than 3 %. If
+none is faster than the site's own share, that one is named.
+
+--save remembers the best share for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
+~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds it by the program's file name, the ranks on a GPU and the
+GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
+
+It exits with 0 if a share is named, 1 if none could be run or something failed, and 2 if it was not understood. --json
+prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
+
+// request is the command line, and the question in it.
+type request struct {
+	question
+	save     bool
+	name     string // to save for
+	htmlFile string
+}
 
 // Command is the program mps-tune.
 func Command(call *mpsctl.Invocation) *cobra.Command {
-	q := question{}
+	var q request
 	var pattern, launcher string
 	var rules []string
 	c := &cobra.Command{
-		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the rule of shares that is best for a program", Long: help,
-		Example: "  mps-tune --ranks 8 -- ./app input.dat\n" +
-			"  mps-tune --ranks 16 --rate 'speed: ([0-9.]+)' --seconds 15s -- ./app\n" +
-			"  mps-tune --launcher 'srun -n8' --rate 'ns/day: ([0-9.]+)' -- ./app",
+		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program", Long: help,
+		Example: "  mps-tune --rate 'speed: ([0-9.]+)' -- ./app\n" +
+			"  mps-tune --ranks 4,8,16 --save --html app.html -- ./app input.dat\n" +
+			"  mps-tune --launcher 'srun -n {ranks}' --rate 'ns/day: ([0-9.]+)' -- ./app",
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -56,6 +79,8 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 			if q.rate, err = readPattern(pattern); err != nil {
 				return err
 			}
+			q.save = q.save || q.name != ""
+			q.name = cmp.Or(q.name, args[0])
 			if err := q.check(); err != nil {
 				return err
 			}
@@ -64,13 +89,17 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&q.ranks, "ranks", 0, "run `N` copies of the program on this node")
-	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND` instead")
+	flags.IntSliceVar(&q.counts, "ranks", nil, "run so many ranks on this node: `NUMBERS` with commas")
+	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
 	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
 	flags.StringVar(&pattern, "rate", "", "a regular expression `PATTERN` with one group, which is a number: more is better")
 	flags.DurationVar(&q.lasts, "seconds", 10*time.Second, "end a run after this `DURATION`, with --rate")
-	flags.IntVar(&q.repeats, "repeats", 3, "run each rule `N` times")
+	flags.IntVar(&q.repeats, "repeats", 3, "run each `N` times")
 	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "end a run that takes this `DURATION`")
+	flags.DurationVar(&q.within, "within", 30*time.Minute, "end all after this `DURATION`, or a minute before the job ends")
+	flags.BoolVar(&q.save, "save", false, "remember the best shares by the name of the program's file")
+	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
+	flags.StringVar(&q.htmlFile, "html", "", "write the table and a picture to this `FILE` too")
 	return c
 }
 
@@ -99,46 +128,162 @@ func readPattern(text string) (*regexp.Regexp, error) {
 	return pattern, nil
 }
 
+// maxRuns bounds the runs, since each may take --limit.
+const maxRuns = 1000
+
 // check refuses what cannot be run, or would run for days.
-func (q question) check() error {
+func (q request) check() error {
+	own := len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark)
+	for _, ranks := range q.counts {
+		if ranks < 1 || ranks > 1024 {
+			return fmt.Errorf("cannot tune %d ranks: give --ranks 1 to 1024", ranks)
+		}
+	}
 	switch {
-	case (q.ranks == 0) == (len(q.launcher) == 0):
-		return errors.New("cannot tune: give either --ranks, or a --launcher that says how many there are")
-	case q.ranks < 0 || q.ranks > 1024:
-		return fmt.Errorf("cannot tune %d ranks: give --ranks 1 to 1024", q.ranks)
-	case len(q.rules) < 2:
-		return errors.New("cannot tune: give two rules or more with --share")
+	case own && len(q.counts) > 0:
+		return errors.New("cannot tune: --launcher has a number of ranks of its own: write {ranks} in its place, or leave out --ranks")
+	case own && q.save:
+		return errors.New("cannot save: --launcher has a number of ranks of its own: write {ranks} in its place, and give --ranks")
+	case len(q.rules)*max(len(q.counts), 1) < 2:
+		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share, or two numbers with --ranks")
 	case q.repeats < 1 || q.repeats > 100:
 		return fmt.Errorf("cannot repeat %d times: give --repeats 1 to 100", q.repeats)
+	case len(q.rules)*max(len(q.counts), 1)*q.repeats > maxRuns:
+		return fmt.Errorf("cannot tune with more than %d runs: give fewer --ranks, --share or --repeats", maxRuns)
 	case q.lasts < time.Second || q.lasts > q.limit:
 		return fmt.Errorf("cannot run for %v: give --seconds 1s up to --limit", q.lasts)
+	case q.within < time.Second:
+		return fmt.Errorf("cannot tune within %v: give --within 1s or longer", q.within)
+	}
+	if q.save {
+		return tuned.Key{Program: filepath.Base(q.name)}.Check()
 	}
 	return nil
 }
 
-func (q question) answer(call *mpsctl.Invocation) error {
-	site, err := siteRule(call)
+// answer measures and prints. What is written at the end is tried before the runs, which take minutes.
+func (q request) answer(call *mpsctl.Invocation) (err error) {
+	ticket, err := q.prepare(call)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	if q.wrapper, err = wrapper(call.Paths.Root); err != nil {
-		return cli.RuntimeError{Err: err}
+	file := tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME"))
+	if q.save {
+		if err := tuned.Save(file, nil); err != nil {
+			return cli.RuntimeError{Err: err}
+		}
 	}
-	q.env = call.Env
+	var html draft
+	if q.htmlFile != "" {
+		if html, err = newDraft(q.htmlFile); err != nil {
+			return cli.RuntimeError{Err: err}
+		}
+		defer html.drop()
+	}
 	ctx, stop := mpsctl.SignalContext()
 	defer stop()
 	samples, err := q.measure(ctx, func(line string) { fmt.Fprintln(call.Err, line) })
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	r := newReport(q, samples, site)
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, r)
-	} else {
-		_, err = io.WriteString(call.Out, r.text(call.Screen()))
+	r := newReport(q.question, samples, ticket)
+	if q.save {
+		err = r.save(file, q.entries(r, q.name))
 	}
-	if err == nil && r.Use == "" {
+	if q.htmlFile != "" {
+		err = errors.Join(err, r.finish(html))
+	}
+	if printed := mpsctl.WriteError("table", r.write(call)); err == nil {
+		err = printed
+	}
+	switch {
+	case err != nil:
+		return cli.RuntimeError{Err: err}
+	case r.Use == "":
 		return cli.ErrFindings
 	}
-	return mpsctl.WriteError("table", err)
+	return nil
+}
+
+// prepare completes the question by what the job has.
+func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
+	ticket, err := readTicket(call)
+	if err != nil {
+		return ticket, err
+	}
+	env := slurm.NewEnv(call.Env)
+	q.env, q.nodes = call.Env, 1
+	if nodes, err := strconv.Atoi(call.Variable("SLURM_JOB_NUM_NODES")); err == nil && nodes > 1 {
+		q.nodes = nodes
+	}
+	if q.within, err = untilJobEnds(q.within, call.Variable("SLURM_JOB_END_TIME"), time.Now()); err != nil {
+		return ticket, err
+	}
+	if q.wrapper, err = wrapper(call.Paths.Root); err != nil {
+		return ticket, err
+	}
+	q.counts, err = q.numbers(env, len(ticket.Devices)*ticket.Grant.MaxClients*q.onNodes())
+	return ticket, err
+}
+
+// untilJobEnds shortens a time, so that a minute of the job is left. Slurm gives the end as seconds since 1970.
+func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duration, error) {
+	seconds, err := strconv.ParseInt(end, 10, 64)
+	if err != nil {
+		return within, nil
+	}
+	left := time.Unix(seconds, 0).Sub(now) - time.Minute
+	if left < time.Second {
+		return 0, errors.New("cannot tune: the job ends within a minute: submit it with a longer --time")
+	}
+	return min(within, left.Truncate(time.Second)), nil
+}
+
+// numbers are the numbers of ranks to try: each once, ascending, and none that the GPUs cannot have.
+func (q request) numbers(env slurm.Env, most int) ([]int, error) {
+	counts := slices.Compact(slices.Sorted(slices.Values(q.counts)))
+	switch {
+	case len(counts) > 0:
+	case len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark):
+		return []int{unknown}, nil
+	default:
+		tasks, err := slurm.TasksOnNode(env)
+		tasks *= q.onNodes()
+		if err != nil || tasks == 1 {
+			return nil, errors.New("cannot tune: no number of ranks is given, and the job has not several tasks on this node: give --ranks, like --ranks=2,4,8")
+		}
+		tasks = min(tasks, most)
+		counts = slices.Compact([]int{max(tasks/4, 1), max(tasks/2, 1), tasks})
+	}
+	if largest := counts[len(counts)-1]; largest > most {
+		return nil, fmt.Errorf("cannot tune %d ranks: the GPUs of this job take %d: give --ranks %d or less, or submit with more GPUs", largest, most, most)
+	}
+	return counts, nil
+}
+
+// save remembers the best shares.
+func (r *report) save(path string, entries []tuned.Entry) error {
+	if err := tuned.Save(path, entries); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		r.Saved = append(r.Saved, e.String())
+	}
+	return nil
+}
+
+func (r report) finish(html draft) error {
+	text, err := r.html()
+	if err != nil {
+		return err
+	}
+	return html.finish(text)
+}
+
+func (r report) write(call *mpsctl.Invocation) error {
+	if call.JSON {
+		return cli.WriteJSON(call.Out, r)
+	}
+	_, err := io.WriteString(call.Out, r.text(call.Screen()))
+	return err
 }

@@ -20,61 +20,132 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// question is what is asked: which of the rules, for which program.
+// question is what is asked: how many ranks under which rule, for which program.
 type question struct {
-	ranks    int      // copies of the program, or 0 with a launcher
-	launcher []string // starts the ranks itself
+	counts   []int    // of ranks, each once, ascending; unknown with a launcher that has its own number
+	launcher []string // starts the ranks itself, ranksMark standing for their number
 	rules    []policy.ShareRule
 	rate     *regexp.Regexp // nil: the time of a whole run counts
 	lasts    time.Duration  // of a run, with a rate
 	repeats  int
 	limit    time.Duration // of any run
+	within   time.Duration // of all runs
+	nodes    int           // of the job
 	program  []string
 	wrapper  []string // the command line of mpirun-wrap
 	env      []string
 }
 
-// sample is one run under one rule.
+// ranksMark is the number of ranks in a launcher's command line.
+const ranksMark = "{ranks}"
+
+// unknown is the number of ranks of a launcher without ranksMark.
+const unknown = 0
+
+// onNodes is the number of nodes that the ranks of a run are on.
+func (q question) onNodes() int {
+	if len(q.launcher) > 0 {
+		return q.nodes
+	}
+	return 1
+}
+
+// cell is what is measured: so many ranks under a rule.
+type cell struct {
+	ranks int
+	rule  policy.ShareRule
+}
+
+func (c cell) String() string {
+	if c.ranks == unknown {
+		return c.rule.String()
+	}
+	return mpsctl.Count(c.ranks, "rank") + ", " + c.rule.String()
+}
+
+// cells are all that is tried. The fewest ranks are first, since they fail for the least reasons.
+func (q question) cells() (all []cell) {
+	for _, ranks := range q.counts {
+		for _, rule := range q.rules {
+			all = append(all, cell{ranks, rule})
+		}
+	}
+	return all
+}
+
+// plan says what will be run, and for how long.
+func (q question) plan() string {
+	runs, each, about := len(q.cells())*q.repeats, "each until the program ends", ""
+	if q.rate != nil {
+		each, about = fmt.Sprintf("%v each", q.lasts), fmt.Sprintf("about %v, ", time.Duration(runs)*q.lasts)
+	}
+	ranks := ""
+	if q.counts[0] != unknown {
+		ranks = strings.Trim(strings.ReplaceAll(fmt.Sprint(q.counts), " ", ", "), "[]") + " ranks × "
+	}
+	return fmt.Sprintf("%s: %s%s × %s, %s: %sat most %v (--within)", mpsctl.Count(runs, "run"), ranks,
+		mpsctl.Count(len(q.rules), "share"), mpsctl.Count(q.repeats, "time"), each, about, q.within)
+}
+
+// sample is one run.
 type sample struct {
-	rule policy.ShareRule
+	cell
 	rate float64 // of all copies; runs per hour without a pattern
 	err  error   // why there is none
 }
 
-// measure runs each rule in turn, and repeats that as often as the question says, another rule first each time: what
-// drifts hits all alike. If the first two rules fail, the reason is not the rule.
-func (q question) measure(ctx context.Context, tell func(string)) ([]sample, error) {
-	var samples []sample
+// measure runs each cell in turn, and repeats that as often as the question says, another cell first each time: what
+// drifts hits all alike. A cell that has failed is not run again. If the first run fails, all would. What has been
+// measured counts when the time is up.
+func (q question) measure(ctx context.Context, tell func(string)) (samples []sample, err error) {
+	tell(q.plan())
+	timed, cancel := context.WithTimeout(ctx, q.within)
+	defer cancel()
+	cells, failed := q.cells(), map[cell]bool{}
 	for turn := range q.repeats {
-		for i := range q.rules {
-			rule := q.rules[(i+turn)%len(q.rules)]
-			s := q.run(ctx, rule)
-			if ctx.Err() != nil {
+		for i := range cells {
+			c := cells[(i+turn)%len(cells)]
+			if failed[c] {
+				continue
+			}
+			s := q.run(timed, c)
+			switch {
+			case ctx.Err() != nil:
 				return nil, errors.New("cannot tune: interrupted")
+			case timed.Err() != nil && len(samples) == 0:
+				return nil, fmt.Errorf("cannot tune: the first run did not end within %v: give a shorter input, a --rate, or a longer --within", q.within)
+			case timed.Err() != nil:
+				tell(fmt.Sprintf("the %v of --within are over: what has been measured counts", q.within))
+				return samples, nil
+			case s.err != nil && len(samples) == 0:
+				return nil, fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
 			}
 			samples = append(samples, s)
-			said := fmt.Sprintf("%.4g", s.rate)
-			if s.err != nil {
-				said = s.err.Error()
-			}
-			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), q.repeats*len(q.rules), rule, said))
-			if len(samples) == 2 && samples[0].err != nil && samples[1].err != nil {
-				return nil, errors.New("cannot tune: the runs of the first two rules failed: run the program by hand, and compare --rate with what it prints")
-			}
+			failed[c] = s.err != nil
+			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), len(cells)*q.repeats, c, s.outcome()))
 		}
 	}
 	return samples, nil
 }
 
-// run runs the program once under a rule.
-func (q question) run(ctx context.Context, rule policy.ShareRule) sample {
+// outcome is a run in a few words. The table says why it failed.
+func (s sample) outcome() string {
+	if s.err != nil {
+		return "failed"
+	}
+	return fmt.Sprintf("%.4g", s.rate)
+}
+
+// run runs the program once.
+func (q question) run(ctx context.Context, c cell) sample {
 	ctx, cancel := context.WithTimeout(ctx, q.limit)
 	defer cancel()
 	began := time.Now()
-	copies, err := q.start(rule)
+	copies, err := q.start(c)
 	if err == nil && q.rate != nil {
 		err = q.mayRun(ctx, copies)
 	}
@@ -82,32 +153,41 @@ func (q question) run(ctx context.Context, rule policy.ShareRule) sample {
 		err = failed
 	}
 	if err != nil {
-		return sample{rule: rule, err: err}
+		return sample{cell: c, err: err}
 	}
 	if q.rate == nil {
-		return sample{rule: rule, rate: time.Hour.Seconds() / time.Since(began).Seconds()}
+		return sample{cell: c, rate: float64(len(copies)) * time.Hour.Seconds() / time.Since(began).Seconds()}
 	}
-	return q.rated(rule, copies)
+	return q.rated(c, copies)
 }
 
 // start starts the copies of a run, or the one launcher.
-func (q question) start(rule policy.ShareRule) (copies []*ranks, err error) {
+func (q question) start(c cell) (copies []*ranks, err error) {
 	if len(q.launcher) > 0 {
-		one, err := q.begin(slices.Concat(q.launcher, q.timed(), q.wrapper, []string{"--"}, q.program), rule)
+		one, err := q.begin(slices.Concat(launch(q.launcher, c.ranks), q.timed(), q.wrapper, []string{"--"}, q.program), c.rule)
 		if err != nil {
 			return nil, err
 		}
 		return []*ranks{one}, nil
 	}
-	for rank := range q.ranks {
-		flags := []string{"--local-rank", strconv.Itoa(rank), "--local-size", strconv.Itoa(q.ranks), "--"}
-		one, err := q.begin(slices.Concat(q.wrapper, flags, q.program), rule)
+	for rank := range c.ranks {
+		flags := []string{"--local-rank", strconv.Itoa(rank), "--local-size", strconv.Itoa(c.ranks), "--"}
+		one, err := q.begin(slices.Concat(q.wrapper, flags, q.program), c.rule)
 		if err != nil {
 			return copies, err
 		}
 		copies = append(copies, one)
 	}
 	return copies, nil
+}
+
+// launch is a launcher's command line for so many ranks.
+func launch(line []string, ranks int) []string {
+	filled := make([]string, len(line))
+	for i, word := range line {
+		filled[i] = strings.ReplaceAll(word, ranksMark, strconv.Itoa(ranks))
+	}
+	return filled
 }
 
 // timed ends each rank of a launcher after the time of a run, by a SIGTERM to the wrapper alone. What a launcher does on a
@@ -129,45 +209,77 @@ type ranks struct {
 
 // begin starts a command line in a process group of its own, so that nothing of it is left.
 func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
-	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{pattern: q.rate}, ended: make(chan struct{})}
+	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{pattern: q.rate, keep: 1}, ended: make(chan struct{})}
+	if len(q.launcher) > 0 {
+		r.heard.keep = maxLines
+	}
 	r.cmd.Env = append(q.env[:len(q.env):len(q.env)], "SLURM_MPS_SHARE="+rule.String())
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	out, in, err := os.Pipe()
+	out, in, err := pipes()
 	if err != nil {
 		return nil, err
 	}
-	r.cmd.Stdout, r.cmd.Stderr = in, in
+	r.cmd.Stdout, r.cmd.Stderr = in[0], in[1]
 	err = r.cmd.Start()
-	in.Close()
+	closeAll(in)
 	if err != nil {
-		out.Close()
+		closeAll(out)
 		return nil, fmt.Errorf("cannot run %s: %w", line[0], err)
 	}
 	var heard sync.WaitGroup
-	heard.Go(func() { r.heard.listen(out) })
+	heard.Go(func() { r.heard.listen(out[0], false) })
+	heard.Go(func() { r.heard.listen(out[1], true) })
 	go func() {
 		r.err = r.cmd.Wait()
-		_ = out.SetReadDeadline(time.Now().Add(time.Second)) // a descendant of the program may keep it open
+		for _, pipe := range out { // a descendant of the program may keep them open
+			_ = pipe.SetReadDeadline(time.Now().Add(time.Second))
+		}
 		heard.Wait()
-		out.Close()
+		closeAll(out)
 		close(r.ended)
 	}()
 	return r, nil
 }
 
-// mayRun leaves the copies alone for the time of a run; one that ends sooner has said all that it will.
+// pipes makes the pipes of stdout and stderr.
+func pipes() (out, in [2]*os.File, err error) {
+	for i := range out {
+		if out[i], in[i], err = os.Pipe(); err != nil {
+			closeAll(out)
+			closeAll(in)
+			return out, in, err
+		}
+	}
+	return out, in, nil
+}
+
+func closeAll(files [2]*os.File) {
+	for _, file := range files {
+		file.Close() // of nil it is an error, and nothing else
+	}
+}
+
+// mayRun leaves the copies alone for the time of a run. One that ends sooner has said all that it will, and one that
+// fails ends the run.
 func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	over := time.After(q.lasts)
 	if len(q.launcher) > 0 { // its ranks end by themselves
 		over = time.After(q.limit)
 	}
+	ended := make(chan *ranks, len(copies))
 	for _, r := range copies {
+		go func() {
+			<-r.ended
+			ended <- r
+		}()
+	}
+	for range copies {
 		select {
 		case <-over:
 			return nil
 		case <-ctx.Done():
 			return nil
-		case <-r.ended:
+		case r := <-ended:
 			if r.err != nil && len(q.launcher) == 0 {
 				return r.failure()
 			}
@@ -217,61 +329,74 @@ func (r *ranks) signal(s syscall.Signal) {
 	}
 }
 
-// failure says how a copy ended, and its last words.
+// failure says how a copy ended, and what it printed last.
 func (r *ranks) failure() error {
-	if r.heard.last() == `""` {
-		return fmt.Errorf("%w, and it printed nothing", r.err)
+	if last := r.heard.why(); last != "" {
+		return fmt.Errorf("%w: %s", r.err, strconv.QuoteToGraphic(last))
 	}
-	return fmt.Errorf("%w: %s", r.err, r.heard.last())
+	return fmt.Errorf("%w, and it printed nothing", r.err)
 }
 
 // rated adds the copies' rates up.
-func (q question) rated(rule policy.ShareRule, copies []*ranks) sample {
-	s := sample{rule: rule}
+func (q question) rated(c cell, copies []*ranks) sample {
+	s := sample{cell: c}
 	for _, r := range copies {
-		rate, ok := r.heard.rate()
-		if !ok {
-			return sample{rule: rule, err: fmt.Errorf("the pattern of --rate found no number within %v; the last words are %s", q.lasts, r.heard.last())}
+		if !r.heard.any && len(q.launcher) > 0 && r.err != nil && r.cmd.ProcessState.ExitCode() != timedOut {
+			return sample{cell: c, err: r.failure()}
 		}
-		s.rate += rate
+		if !r.heard.any {
+			return sample{cell: c, err: fmt.Errorf("--rate %q found no number within %v; the last line of stdout is %s: correct the pattern, or give a longer --seconds",
+				q.rate, q.lasts, strconv.QuoteToGraphic(r.heard.last))}
+		}
+		s.rate += r.heard.found
 	}
 	return s
 }
 
+// timedOut is the exit code of timeout(1) for a rank that it has ended.
+const timedOut = 124
+
 // maxLine bounds a line that is looked at.
 const maxLine = 64 << 10
 
-// maxLines are kept of what a copy prints: a launcher says why it failed before it says that it did.
+// maxLines are kept of a launcher's stderr: it says why it failed before it says that it did.
 const maxLines = 16
 
-// listener hears what a copy prints, and keeps the last rate and the last lines.
+// listener hears what a copy prints, and keeps the last rate and the last lines. It may be read when the copy has ended.
 type listener struct {
 	pattern *regexp.Regexp
+	keep    int // lines of stderr
 	mutex   sync.Mutex
-	lines   []string // the last few
+	errors  []string // the last lines of stderr
+	last    string   // line of stdout
 	found   float64
 	any     bool
 }
 
-func (l *listener) listen(from io.Reader) {
+func (l *listener) listen(from io.Reader, stderr bool) {
 	lines := bufio.NewReaderSize(from, maxLine)
 	for {
 		line, err := lines.ReadSlice('\n')
-		l.hear(bytes.TrimSpace(line))
+		l.hear(bytes.TrimSpace(line), stderr)
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
 		}
 	}
 }
 
-func (l *listener) hear(line []byte) {
+func (l *listener) hear(line []byte, stderr bool) {
 	if len(line) == 0 {
 		return
 	}
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	l.lines = append(l.lines, string(line[:min(len(line), 200)]))
-	l.lines = l.lines[max(0, len(l.lines)-maxLines):]
+	text := string(line[:min(len(line), 200)])
+	if stderr {
+		l.errors = append(l.errors, text)
+		l.errors = l.errors[max(0, len(l.errors)-l.keep):]
+	} else {
+		l.last = text
+	}
 	if l.pattern == nil {
 		return
 	}
@@ -282,16 +407,12 @@ func (l *listener) hear(line []byte) {
 	}
 }
 
-func (l *listener) rate() (float64, bool) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.found, l.any
-}
-
-func (l *listener) last() string {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return strconv.QuoteToGraphic(strings.Join(l.lines, "\n"))
+// why is the end of stderr, or else the last line of stdout.
+func (l *listener) why() string {
+	if len(l.errors) > 0 {
+		return strings.Join(l.errors, "\n")
+	}
+	return l.last
 }
 
 // wrapper is the command line of mpirun-wrap: beside this program, else where it is installed.

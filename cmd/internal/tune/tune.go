@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tune is the program mps-tune: which rule of shares is the fastest for a program, by trying.
+// Package tune is the program mps-tune: how many ranks, under which share, are the fastest for a program, by trying.
 //
-// The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time; it leaves no
-// process behind; and it names no winner where the runs do not show one.
+// The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time. It leaves no
+// process behind. It names no winner if the runs do not show one.
 package tune
 
 import (
@@ -14,86 +14,102 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
 
 // report is the answer.
 type report struct {
-	Unit  string `json:"unit"`  // of the rates
-	Ranks int    `json:"ranks"` // 0 where a launcher knows
-	Rules []row  `json:"rules"` // in the order of the question
-	Site  string `json:"site"`  // the rule that the job has without a word
-	Use   string `json:"use"`   // the rule to use; "" where none could be run
-	Why   string `json:"why"`
+	Unit    string   `json:"unit"`    // of the rates
+	Program string   `json:"program"` // its command line
+	GPU     string   `json:"gpu"`     // the product
+	GPUs    int      `json:"gpus"`    // of the job on this node
+	Rules   []row    `json:"rules"`   // in the order of the question
+	Site    string   `json:"site"`    // the rule that the job has without a word
+	Ranks   int      `json:"ranks"`   // to use; 0 if a launcher has its own number
+	Use     string   `json:"use"`     // the rule to use; "" if none could be run
+	Why     string   `json:"why"`
+	Command string   `json:"command"`         // that runs the program so
+	Saved   []string `json:"saved,omitempty"` // the lines that were saved
 }
 
-// row is what the runs of one rule came to.
+// row is what the runs of one cell came to.
 type row struct {
+	Ranks  int       `json:"ranks"`
 	Rule   string    `json:"rule"`
 	Rates  []float64 `json:"rates"`  // in the order of the runs
-	Median float64   `json:"median"` // 0 where no run went well
+	Median float64   `json:"median"` // 0 if a run failed or none was made
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
 	Failed string    `json:"failed,omitempty"`
+	rule   policy.ShareRule
 }
 
-// siteRule is the rule that the job's ticket grants. That there is none is the reason why nothing can be tuned.
-func siteRule(call *mpsctl.Invocation) (string, error) {
-	text := ""
-	for _, entry := range call.Env {
-		if value, ok := strings.CutPrefix(entry, "SLURM_JOB_ID="); ok {
-			text = value
-		}
-	}
-	job, err := strconv.ParseUint(text, 10, 32)
+// readTicket reads the job's ticket. That there is none is the reason why nothing can be tuned.
+func readTicket(call *mpsctl.Invocation) (lease.Ticket, error) {
+	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
-		return "", errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, or in the shell of salloc")
+		return lease.Ticket{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, or in the shell of salloc")
 	}
 	boot, err := site.BootID()
 	if err != nil {
-		return "", err
+		return lease.Ticket{}, err
 	}
 	ticket, err := lease.OpenReadOnly(call.Paths.Run(), boot).ReadTicket(uint32(job))
-	if err != nil {
-		return "", fmt.Errorf("cannot tune: %w", err)
+	switch {
+	case err != nil:
+		return ticket, fmt.Errorf("cannot tune: %w", err)
+	case ticket.RefusalReason != "":
+		return ticket, fmt.Errorf("cannot tune: this job has no MPS: %s", ticket.RefusalReason)
+	case len(ticket.Devices) == 0:
+		return ticket, fmt.Errorf("cannot tune: the ticket of job %d names no device", job)
 	}
-	if ticket.RefusalReason != "" {
-		return "", fmt.Errorf("cannot tune: this job has no MPS: %s", ticket.RefusalReason)
-	}
-	return ticket.Grant.Rule().String(), nil
+	return ticket, nil
 }
 
 // runsPerHour is the unit without --rate.
 const runsPerHour = "runs/h"
 
 // newReport judges the samples.
-func newReport(q question, samples []sample, site string) report {
-	r := report{Unit: runsPerHour, Ranks: q.ranks, Site: site}
+func newReport(q question, samples []sample, ticket lease.Ticket) report {
+	r := report{
+		Unit: runsPerHour, Program: quoted(q.program), GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices), Site: ticket.Grant.Rule().String(),
+	}
 	if q.rate != nil {
 		r.Unit = q.rate.String()
 	}
-	for _, rule := range q.rules {
-		r.Rules = append(r.Rules, newRow(rule.String(), samples))
+	for _, c := range q.cells() {
+		r.Rules = append(r.Rules, newRow(c, samples))
 	}
-	r.choose()
+	best, why := choose(r.Rules, r.Site)
+	r.Ranks, r.Use, r.Why = best.Ranks, best.Rule, why
+	if r.Use != "" {
+		r.Command = q.command(best, r.Site)
+	}
 	return r
 }
 
-func newRow(rule string, samples []sample) row {
-	w := row{Rule: rule}
+func newRow(c cell, samples []sample) row {
+	w := row{Ranks: c.ranks, Rule: c.rule.String(), rule: c.rule}
 	for _, s := range samples {
 		switch {
-		case s.rule.String() != rule:
+		case s.cell != c:
 		case s.err != nil:
 			w.Failed = s.err.Error()
 		default:
 			w.Rates = append(w.Rates, s.rate)
 		}
 	}
-	if w.Failed == "" {
-		w.Median = median(w.Rates)
+	if w.Failed == "" && len(w.Rates) > 0 {
+		w.Median, w.Min, w.Max = median(w.Rates), slices.Min(w.Rates), slices.Max(w.Rates)
 	}
 	return w
 }
+
+// name is the row in a sentence.
+func (w row) name() string { return cell{w.Ranks, w.rule}.String() }
 
 func median(rates []float64) float64 {
 	if len(rates) == 0 {
@@ -106,40 +122,80 @@ func median(rates []float64) float64 {
 // near is how far below the best a rule may be and still be called as good: what is nearer is not worth a flag.
 const near = 0.97
 
-// choose names the rule to use: the site's where none is proved to be faster, else the fastest.
-func (r *report) choose() {
-	best := row{}
-	for _, w := range r.Rules {
+// choose returns the row to use: one of the site's rule if no other is proved to be faster, else the fastest. It is the
+// zero row if no row has a rate.
+func choose(rows []row, site string) (best row, why string) {
+	for _, w := range rows {
 		if w.Median > best.Median {
 			best = w
 		}
 	}
 	if best.Median == 0 {
-		r.Why = "no rule could be run: the reasons are above"
-		return
+		return best, "no share could be run: the reasons are above"
 	}
 	var alike []string
-	for _, w := range r.Rules {
-		if w.Median > 0 && !best.beats(w) {
-			alike = append(alike, w.Rule)
+	var own row // the fastest of the site's rule
+	for _, w := range rows {
+		if w.Median == 0 || best.beats(w) {
+			continue
+		}
+		alike = append(alike, w.name())
+		if w.Rule == site && w.Median > own.Median {
+			own = w
 		}
 	}
+	among := "no difference was seen among " + strings.Join(alike, "; ")
 	switch {
 	case len(alike) == 1:
-		r.Use, r.Why = best.Rule, "it is faster than every other rule"
-	case slices.Contains(alike, r.Site):
-		r.Use, r.Why = r.Site, "the site's own rule; no difference was seen among "+strings.Join(alike, ", ")
-	default:
-		r.Use, r.Why = best.Rule, "no difference was seen among "+strings.Join(alike, ", ")
+		return best, "it is faster than all others"
+	case own.Median > 0:
+		return own, "the site's own share; " + among
 	}
+	return best, among
 }
 
 // beats reports whether a row is faster than another: in all of its runs, or by more than what near allows.
 func (w row) beats(other row) bool {
-	return other.Median < near*w.Median || slices.Min(w.Rates) > slices.Max(other.Rates) && len(w.Rates) > 1
+	return other.Median < near*w.Median || w.Min > other.Max && len(w.Rates) > 1
 }
 
-const barCells = 24
+// command is the line that runs the program as in a row. The site's own share needs no flag.
+func (q question) command(w row, site string) string {
+	line := launch(q.launcher, w.Ranks)
+	if len(line) == 0 {
+		line = []string{"srun", "-n" + strconv.Itoa(w.Ranks*q.nodes)}
+	}
+	line = append(line, "mpirun-wrap")
+	if w.Rule != site {
+		line = append(line, "--share="+w.Rule)
+	}
+	return quoted(append(line, q.program...))
+}
+
+// quoted is a command line for a shell.
+func quoted(words []string) string {
+	var line []string
+	for _, word := range words {
+		if word == "" || strings.Trim(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") != "" {
+			word = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+		line = append(line, word)
+	}
+	return strings.Join(line, " ")
+}
+
+// entries are the lines to remember: the best share for each number of ranks that was tried.
+func (q question) entries(r report, name string) (all []tuned.Entry) {
+	for _, ranks := range q.counts {
+		rows := slices.DeleteFunc(slices.Clone(r.Rules), func(w row) bool { return w.Ranks != ranks })
+		if best, _ := choose(rows, r.Site); best.Rule != "" {
+			all = append(all, tuned.Entry{Key: tuned.NewKey(name, ranks, r.GPUs*q.onNodes(), r.GPU), Rule: best.rule})
+		}
+	}
+	return all
+}
+
+const barCells = 12
 
 // text is the table.
 func (r report) text(screen mpsctl.Screen) string {
@@ -148,37 +204,57 @@ func (r report) text(screen mpsctl.Screen) string {
 		best = max(best, w.Median)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-12s %12s %10s %9s\n", "rule", "median", "spread", "of best")
+	fmt.Fprintf(&b, "%5s %-12s %10s %10s %10s %3s %8s\n", "ranks", "share", "median", "min", "max", "n", "of best")
 	for _, w := range r.Rules {
-		if w.Median == 0 {
-			fmt.Fprintf(&b, "%-12s %s %s\n", w.Rule, screen.Red("failed:"), w.Failed)
+		name := fmt.Sprintf("%5s %-12s", w.ranks(), w.Rule)
+		switch {
+		case w.Failed != "":
+			fmt.Fprintf(&b, "%s %s %s\n", name, screen.Red("failed:"), w.Failed)
 			continue
-		}
-		name := fmt.Sprintf("%-12s", w.Rule)
-		if w.Rule == r.Use {
+		case w.Median == 0:
+			fmt.Fprintf(&b, "%s %s\n", name, "not run: the time was up")
+			continue
+		case w.Rule == r.Use && w.Ranks == r.Ranks:
 			name = screen.Bold(name)
 		}
 		part := w.Median / best
-		fmt.Fprintf(&b, "%s %12.5g %8.1f %% %7.1f %%  %s\n", name, w.Median, 100*w.spread(), 100*part, mpsctl.Bar(int(part*1000), 1000, barCells))
+		fmt.Fprintf(&b, "%s %10.5g %10.5g %10.5g %3d %6.1f %%  %s\n", name, w.Median, w.Min, w.Max, len(w.Rates), 100*part,
+			mpsctl.Bar(int(part*1000), 1000, barCells))
 	}
-	unit := r.Unit
-	if unit != runsPerHour {
-		unit = "what --rate '" + unit + "' finds"
-	}
-	fmt.Fprintf(&b, "\nThe median of each rule's runs, in %s; the spread is from the least to the most.\n", unit)
+	fmt.Fprintf(&b, "\nIn %s; n is the number of runs.\n", r.unit())
 	if r.Use == "" {
 		b.WriteString(r.Why + "\n")
 		return b.String()
 	}
-	use := "SLURM_MPS_SHARE=" + r.Use
-	if r.Use == r.Site {
-		use = "no flag: it is what the job has"
+	fmt.Fprintf(&b, "%s %s: %s\nuse: %s\n", screen.Green("best:"), r.best().name(), r.Why, r.Command)
+	for _, line := range r.Saved {
+		fmt.Fprintf(&b, "saved: %s\n", line)
 	}
-	fmt.Fprintf(&b, "%s %s (%s)\nuse: %s\n", screen.Green("best:"), r.Use, r.Why, use)
 	return b.String()
 }
 
-// spread is how far the runs lie apart, of their median.
-func (w row) spread() float64 {
-	return (slices.Max(w.Rates) - slices.Min(w.Rates)) / w.Median
+// best is the row to use.
+func (r report) best() (best row) {
+	for _, w := range r.Rules {
+		if w.Rule == r.Use && w.Ranks == r.Ranks {
+			best = w
+		}
+	}
+	return best
+}
+
+// ranks are a row's, for a table.
+func (w row) ranks() string {
+	if w.Ranks == unknown {
+		return "-"
+	}
+	return strconv.Itoa(w.Ranks)
+}
+
+// unit is the unit of the rates in words.
+func (r report) unit() string {
+	if r.Unit == runsPerHour {
+		return r.Unit
+	}
+	return "what --rate '" + r.Unit + "' finds"
 }

@@ -4,6 +4,8 @@ package tune
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +14,10 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // rules are read once; a test names them as users do.
@@ -24,6 +30,14 @@ func mustRules(t *testing.T, texts ...string) []policy.ShareRule {
 	return rules
 }
 
+// h200 is a ticket of a job with so many GPUs, whose share is overlap:2.
+func h200(gpus int) lease.Ticket {
+	device := lease.TicketDevice{Device: site.Device{Name: "NVIDIA H200"}}
+	return lease.Ticket{
+		Grant: policy.Grant{Share: policy.ShareEven, Overlap: 2, MaxClients: 48}, Devices: slices.Repeat([]lease.TicketDevice{device}, gpus),
+	}
+}
+
 // A winner is named where the runs show one, and the site's rule where they do not.
 func TestChoose(t *testing.T) {
 	rules := mustRules(t, "none", "even", "overlap:2")
@@ -32,33 +46,157 @@ func TestChoose(t *testing.T) {
 		use   string
 		why   string
 	}{
-		"one is far ahead":                        {[3][]float64{{10, 11, 12}, {20, 21, 22}, {15, 15, 15}}, "even", "it is faster than every other rule"},
-		"ahead by little, and in every run":       {[3][]float64{{100, 100, 100}, {102, 102.5, 103}, {100, 100, 101}}, "even", "it is faster than every other rule"},
-		"the site's rule is as good":              {[3][]float64{{10, 10, 10}, {20, 21, 22}, {20.5, 20.6, 21.5}}, "overlap:2", "the site's own rule; no difference was seen among even, overlap:2"},
-		"noise, and the site's rule is far below": {[3][]float64{{20, 20.3, 25}, {20, 20.5, 21}, {10, 15, 30}}, "even", "no difference was seen among none, even"},
-		"one run each proves little":              {[3][]float64{{100}, {101}, {100.5}}, "overlap:2", "the site's own rule; no difference was seen among none, even, overlap:2"},
-		"the site's rule failed":                  {[3][]float64{{10, 10}, {12, 12}, nil}, "even", "it is faster than every other rule"},
-		"all failed":                              {[3][]float64{}, "", "no rule could be run: the reasons are above"},
+		"one is far ahead":                        {[3][]float64{{10, 11, 12}, {20, 21, 22}, {15, 15, 15}}, "even", "it is faster than all others"},
+		"ahead by little, and in every run":       {[3][]float64{{100, 100, 100}, {102, 102.5, 103}, {100, 100, 101}}, "even", "it is faster than all others"},
+		"the site's rule is as good":              {[3][]float64{{10, 10, 10}, {20, 21, 22}, {20.5, 20.6, 21.5}}, "overlap:2", "the site's own share; no difference was seen among even; overlap:2"},
+		"noise, and the site's rule is far below": {[3][]float64{{20, 20.3, 25}, {20, 20.5, 21}, {10, 15, 30}}, "even", "no difference was seen among none; even"},
+		"one run each proves little":              {[3][]float64{{100}, {101}, {100.5}}, "overlap:2", "the site's own share; no difference was seen among none; even; overlap:2"},
+		"the site's rule failed":                  {[3][]float64{{10, 10}, {12, 12}, nil}, "even", "it is faster than all others"},
+		"all failed":                              {[3][]float64{}, "", "no share could be run: the reasons are above"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var samples []sample
 			for i, rates := range c.rates {
 				for _, rate := range rates {
-					samples = append(samples, sample{rule: rules[i], rate: rate})
+					samples = append(samples, sample{cell: cell{rule: rules[i]}, rate: rate})
 				}
 				if rates == nil {
-					samples = append(samples, sample{rule: rules[i], err: errors.New("exit status 3")})
+					samples = append(samples, sample{cell: cell{rule: rules[i]}, err: errors.New("exit status 3")})
 				}
 			}
-			r := newReport(question{rules: rules}, samples, "overlap:2")
+			q := question{counts: []int{unknown}, rules: rules, launcher: []string{"srun", "-n4"}, program: []string{"./app"}}
+			r := newReport(q, samples, h200(1))
 			if r.Use != c.use || r.Why != c.why {
 				t.Errorf("use %q: %s; want %q: %s", r.Use, r.Why, c.use, c.why)
 			}
 			text := r.text(mpsctl.Screen{Columns: 80})
-			if strings.Contains(text, "\nuse: ") != (c.use != "") || strings.Contains(text, "failed: exit status 3") != (c.rates[2] == nil) {
+			if strings.Contains(text, "\nuse: srun -n4 mpirun-wrap ") != (c.use != "") || strings.Contains(text, "failed: exit status 3") != (c.rates[2] == nil) {
 				t.Errorf("the text is\n%s", text)
 			}
 		})
+	}
+}
+
+// measured is a question with two numbers of ranks, and its samples. One cell has failed, and one was not run.
+func measured(t *testing.T) (question, []sample) {
+	t.Helper()
+	rules := mustRules(t, "even", "overlap:2", "none")
+	q := question{
+		counts: []int{4, 8}, rules: rules, repeats: 3, rate: regexp.MustCompile(`<b>([0-9]+)`), nodes: 1,
+		program: []string{"./app", "<script>alert(1)</script>", "it's"},
+	}
+	var samples []sample
+	for i, rates := range [][]float64{{10, 11, 12}, {13, 13.5, 14}, {9}, {20, 21, 22}, {30, 33, 31}} {
+		for _, rate := range rates {
+			samples = append(samples, sample{cell: q.cells()[i], rate: rate})
+		}
+	}
+	samples[6].err = errors.New(`exit status 3: "<no memory> & more"`)
+	return q, samples
+}
+
+// The table and the page have the same figures, and the page escapes what a user wrote.
+func TestTheReport(t *testing.T) {
+	q, samples := measured(t)
+	r := newReport(q, samples, h200(2))
+	page, err := r.html()
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden.Compare(t, "testdata/report.html", page)
+	golden.Compare(t, "testdata/report.txt", r.text(mpsctl.Screen{Columns: 80}))
+	for _, never := range []string{"<script", "http", "src=", "@import", "url("} {
+		if strings.Contains(page, never) {
+			t.Errorf("the page has %q", never)
+		}
+	}
+}
+
+// The best share of each number of ranks is remembered, by the ranks on a GPU.
+func TestEntries(t *testing.T) {
+	q, samples := measured(t)
+	var lines []string
+	for _, e := range q.entries(newReport(q, samples, h200(2)), "./app") {
+		lines = append(lines, e.String())
+	}
+	if want := []string{"app 2 H200 overlap:2", "app 4 H200 overlap:2"}; !slices.Equal(lines, want) {
+		t.Errorf("%q, want %q", lines, want)
+	}
+	q.launcher, q.nodes = []string{"srun", "-n" + ranksMark}, 2
+	r := newReport(q, samples, h200(1))
+	if e := q.entries(r, "x"); len(e) != 2 || e[1].String() != "x 4 H200 overlap:2" {
+		t.Errorf("%v", e)
+	}
+	if want := `srun -n8 mpirun-wrap ./app '<script>alert(1)</script>' 'it'\''s'`; r.Command != want {
+		t.Errorf("%s, want %s", r.Command, want)
+	}
+}
+
+// The numbers of ranks are those asked for, or follow from the job's tasks; none is more than the GPUs can have.
+func TestNumbers(t *testing.T) {
+	for _, c := range []struct {
+		asked    []int
+		launcher string
+		tasks    string
+		want     []int
+		err      string
+	}{
+		{[]int{8, 4, 8}, "", "", []int{4, 8}, ""},
+		{nil, "", "16", []int{4, 8, 16}, ""},
+		{nil, "", "3(x2)", []int{1, 3}, ""},
+		{nil, "", "200", []int{24, 48, 96}, ""},
+		{nil, "srun -n{ranks}", "4(x2)", []int{2, 4, 8}, ""},
+		{nil, "srun -n8", "", []int{unknown}, ""},
+		{nil, "", "1", nil, "give --ranks, like --ranks=2,4,8"},
+		{nil, "", "", nil, "give --ranks, like --ranks=2,4,8"},
+		{[]int{4, 97}, "", "", nil, "cannot tune 97 ranks: the GPUs of this job take 96: give --ranks 96 or less"},
+	} {
+		q := request{question: question{counts: c.asked, launcher: strings.Fields(c.launcher), nodes: 1}}
+		if strings.Contains(c.tasks, "x") && c.launcher != "" {
+			q.nodes = 2
+		}
+		got, err := q.numbers(slurm.Env{"SLURM_TASKS_PER_NODE": c.tasks}, 96*q.onNodes())
+		if !slices.Equal(got, c.want) || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%+v: %v, %v", c, got, err)
+		}
+	}
+}
+
+func TestUntilJobEnds(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for end, want := range map[string]time.Duration{"": time.Hour, "x": time.Hour, "9000": time.Hour, "1360": 5 * time.Minute, "1050": 0} {
+		if got, err := untilJobEnds(time.Hour, end, now); got != want || (err != nil) != (want == 0) {
+			t.Errorf("%q: %v, %v", end, got, err)
+		}
+	}
+}
+
+// A page replaces the old one whole. Without it nothing is left.
+func TestDraft(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.html")
+	for _, content := range []string{"one", "two"} {
+		d, err := newDraft(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.finish(content); err != nil {
+			t.Error(err)
+		}
+		d.drop()
+	}
+	d, err := newDraft(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.drop()
+	content, err := os.ReadFile(path)
+	names, _ := os.ReadDir(dir)
+	if string(content) != "two" || err != nil || len(names) != 1 {
+		t.Errorf("%q, %v, %v", content, err, names)
+	}
+	if _, err := newDraft(dir + "/absent/a.html"); err == nil {
+		t.Error("a page in no folder")
 	}
 }
 
@@ -73,20 +211,25 @@ func TestListener(t *testing.T) {
 		"rate 3\r\n\x1b[31mrate 4\x00\n" + "\n\n\n\nrate .\n": 4,
 	} {
 		l := &listener{pattern: pattern}
-		l.listen(strings.NewReader(said))
-		if got, ok := l.rate(); !ok || got != want {
-			t.Errorf("%.40q: %v, %v, want %v", said, got, ok, want)
+		l.listen(strings.NewReader(said), false)
+		if !l.any || l.found != want {
+			t.Errorf("%.40q: %v, %v, want %v", said, l.found, l.any, want)
 		}
 	}
-	l := &listener{pattern: pattern}
-	l.listen(strings.NewReader("nothing \x1b[31m\n"))
-	if _, ok := l.rate(); ok || l.last() != `"nothing \x1b[31m"` {
-		t.Errorf("%s", l.last())
+	l := &listener{pattern: pattern, keep: 2}
+	l.listen(strings.NewReader("nothing\n"), false)
+	if l.any || l.why() != "nothing" {
+		t.Errorf("%+v", l)
+	}
+	l.listen(strings.NewReader("a\nb\nc\n"), true)
+	l.listen(strings.NewReader("more\n"), false)
+	if l.why() != "b\nc" || l.last != "more" {
+		t.Errorf("%+v", l)
 	}
 }
 
-// A program that fails under two rules fails under all, so the rest is not tried.
-func TestMeasureStopsEarly(t *testing.T) {
+// If the first run fails, the reason is printed once and nothing else is tried.
+func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 	rules := mustRules(t, "none", "even", "overlap:2")
 	for _, c := range []struct {
 		script string
@@ -95,13 +238,54 @@ func TestMeasureStopsEarly(t *testing.T) {
 	}{
 		{"exit 3", nil, "exit status 3, and it printed nothing"},
 		{"echo no; exit 3", nil, `exit status 3: "no"`},
-		{"echo slow", regexp.MustCompile("rate ([0-9]+)"), `the pattern of --rate found no number within 1s; the last words are "slow"`},
+		{"echo a >&2; echo why >&2; echo out; exit 3", nil, `exit status 3: "why"`},
+		{"echo slow", regexp.MustCompile("rate ([0-9]+)"),
+			`--rate "rate ([0-9]+)" found no number within 1s; the last line of stdout is "slow": correct the pattern, or give a longer --seconds`},
 	} {
-		q := question{ranks: 1, rules: rules, repeats: 3, rate: c.rate, lasts: time.Second, limit: time.Minute, wrapper: []string{"sh", "-c", c.script}}
-		var told []string
-		_, err := q.measure(t.Context(), func(line string) { told = append(told, line) })
-		if want := []string{"run 1 of 9, none: " + c.want, "run 2 of 9, even: " + c.want}; err == nil || !slices.Equal(told, want) {
-			t.Errorf("%v, %q, want %q", err, told, want)
+		q := question{
+			counts: []int{2, 4}, rules: rules, repeats: 3, rate: c.rate, lasts: time.Second, limit: time.Minute, within: time.Minute,
+			wrapper: []string{"sh", "-c", c.script},
 		}
+		told := 0
+		_, err := q.measure(t.Context(), func(string) { told++ })
+		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil || err.Error() != want || told != 1 {
+			t.Errorf("%v, told %d lines, want %s", err, told, want)
+		}
+	}
+}
+
+// What fails later is not tried again, and the rest goes on. Copies count in the rate. The plan is printed first.
+func TestMeasureGoesOn(t *testing.T) {
+	q := question{
+		counts: []int{1, 2}, rules: mustRules(t, "none", "even"), repeats: 2, limit: time.Minute, within: time.Minute,
+		wrapper: []string{"sh", "-c", `[ "$4" = 2 ] && [ $SLURM_MPS_SHARE = even ] && exit 3; sleep 0.2`, "sh"},
+	}
+	var told []string
+	samples, err := q.measure(t.Context(), func(line string) { told = append(told, line) })
+	if err != nil || len(samples) != 7 || told[0] != "8 runs: 1, 2 ranks × 2 shares × 2 times, each until the program ends: at most 1m0s (--within)" {
+		t.Fatalf("%d samples, %q, %v", len(samples), told, err)
+	}
+	for _, s := range samples {
+		failed := s.ranks == 2 && s.rule == q.rules[1]
+		if (s.err != nil) != failed || !failed && (s.rate <= 0 || s.rate > float64(s.ranks)*3600/0.2) {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// When the time is up, what was measured counts; the run that was cut does not.
+func TestMeasureEndsInTime(t *testing.T) {
+	q := question{
+		counts: []int{1}, rules: mustRules(t, "none", "even"), repeats: 1, limit: time.Minute, within: time.Second,
+		wrapper: []string{"sh", "-c", "[ $SLURM_MPS_SHARE = none ] || exec sleep 60"},
+	}
+	began := time.Now()
+	samples, err := q.measure(t.Context(), func(string) {})
+	if err != nil || len(samples) != 1 || time.Since(began) > 20*time.Second {
+		t.Errorf("%v, %v, %v", samples, err, time.Since(began))
+	}
+	q.wrapper = []string{"sh", "-c", "exec sleep 60"}
+	if _, err := q.measure(t.Context(), func(string) {}); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 1s: ") {
+		t.Error(err)
 	}
 }

@@ -50,7 +50,7 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 	if err != nil {
 		return found, err
 	}
-	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--launcher",
+	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--within", "1h", "--launcher",
 		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
 	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
 		"export CUDA_LOG_FILE=stderr", // a rank that CUDA refuses says why, and the report keeps it

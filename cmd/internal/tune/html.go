@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+//go:embed report.html.tmpl
+var pageText string
+
+var page = template.Must(template.New("report").Parse(pageText))
+
+// The picture, in the units of its viewBox. Bars begin behind the names.
+const (
+	barsLeft  = 190.0
+	barsWidth = 440.0
+	barStep   = 26
+)
+
+// figure is a row in the page.
+type figure struct {
+	Name, Ranks, Rule, Median, Min, Max, Part, Problem string
+	N                                                  int
+	Best                                               bool
+	Y                                                  int
+	Width, From, To                                    float64 // of the bar, and of the line from min to max
+}
+
+// html is a page that needs no other file.
+func (r report) html() (string, error) {
+	most, best := 0.0, 0.0
+	for _, w := range r.Rules {
+		most, best = max(most, w.Max), max(best, w.Median)
+	}
+	view := struct {
+		report
+		Words   string
+		Height  int
+		Figures []figure
+	}{report: r, Words: r.unit(), Height: len(r.Rules) * barStep}
+	for i, w := range r.Rules {
+		view.Figures = append(view.Figures, w.figure(i*barStep, most, best, w.Rule == r.Use && w.Ranks == r.Ranks))
+	}
+	var b strings.Builder
+	if err := page.Execute(&b, view); err != nil {
+		return "", fmt.Errorf("cannot write page: %w", err)
+	}
+	return b.String(), nil
+}
+
+func (w row) figure(y int, most, best float64, use bool) figure {
+	f := figure{Name: w.name(), Ranks: w.ranks(), Rule: w.Rule, N: len(w.Rates), Best: use, Y: y}
+	switch {
+	case w.Failed != "":
+		f.Problem = "failed: " + w.Failed
+	case w.Median == 0:
+		f.Problem = "not run: the time was up"
+	default:
+		number := func(x float64) string { return fmt.Sprintf("%.5g", x) }
+		at := func(x float64) float64 { return x / most * barsWidth }
+		f.Median, f.Min, f.Max, f.Part = number(w.Median), number(w.Min), number(w.Max), fmt.Sprintf("%.1f %%", 100*w.Median/best)
+		f.Width, f.From, f.To = at(w.Median), barsLeft+at(w.Min), barsLeft+at(w.Max)
+	}
+	return f
+}
+
+// draft is a new file beside the one that it will replace.
+type draft struct {
+	*os.File
+	path string
+}
+
+// newDraft proves before the runs that the page can be written after them.
+func newDraft(path string) (draft, error) {
+	file, err := os.CreateTemp(filepath.Dir(path), ".mps-tune-*")
+	if err != nil {
+		return draft{}, fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	return draft{file, path}, nil
+}
+
+// finish puts the page in its place, whole.
+func (d draft) finish(content string) error {
+	_, err := d.WriteString(content)
+	if err == nil {
+		err = d.Chmod(0o644)
+	}
+	if err == nil {
+		err = d.Close()
+	}
+	if err == nil {
+		err = os.Rename(d.Name(), d.path)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", d.path, err)
+	}
+	return nil
+}
+
+// drop removes a draft that was not finished.
+func (d draft) drop() {
+	d.Close()
+	os.Remove(d.Name())
+}
