@@ -141,7 +141,7 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks 2 --share tuned", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},
 		{"plan --gpu H200 --ranks 2 --share tuned:", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},
 		{"plan --sms 60 --ranks 2 --share tuned:app", "cannot plan share tuned: the GPU has no name: give --gpu"},
-		{"plan --gpu H200 --ranks 0 --share tuned:app", "cannot plan for 0 ranks: say with --ranks how many run on the node"},
+		{"plan --gpu H200 --ranks 0 --share tuned:app", "cannot plan for 0 ranks: give --ranks, the number of ranks on the node"},
 		{"plan --gpu H200 --ranks 2 --root /absent --share tuned:app",
 			`cannot find the tuned share of "app" with 2 ranks on each H200: no line of /absent/etc/slurm-mps/tuned has it: run mps-tune --save in a job, or give another --share`},
 		{"plan --gpu H200 --ranks 2 --share 200sm", "cannot give share 200sm: the GPU has 132 SMs: ask for 132sm or less"},

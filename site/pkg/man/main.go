@@ -32,8 +32,8 @@ var userSections = [][2]string{{"OPTIONS AND VARIABLES", "Options"}, {"RECIPES",
 
 var pages = []page{
 	{"mpirun-wrap", "mpirun-wrap", 1, "run one rank of a job under NVIDIA MPS"},
-	{"mpsctl", "mpsctl", 8, "look at a node, and print what slurm-mps would do"},
 	{"mps-tune", "mps-tune", 1, "find the number of ranks and the share that are best for a program"},
+	{"mpsctl", "mpsctl", 8, "look at a node, and print what slurm-mps would do"},
 	{"prolog", "slurm-mps-prolog", 8, "make a node ready for a job's MPS: slurmd's Prolog="},
 	{"epilog", "slurm-mps-epilog", 8, "bring a node back to what it was before a job: slurmd's Epilog="},
 	{"guard", "slurm-mps-guard", 8, "hold the driver files of a job's dead clients: the prolog starts it"},
