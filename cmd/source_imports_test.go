@@ -22,6 +22,7 @@ var packages = map[string][]string{
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
+	"site/usage":           {"site"},
 	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
 	"site/mps":             {"policy", "site", "site/cgroup", "site/lease", "site/proc", "golang.org/x/sys/unix"},

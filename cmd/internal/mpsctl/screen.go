@@ -23,14 +23,14 @@ type Screen struct {
 // plain is what a pipe is given: as wide as an old terminal, without an end and without colour.
 var plain = Screen{Columns: 80}
 
-// Screen is this call's: colour only on a terminal that can have it, and never where NO_COLOR is set (no-color.org).
+// Screen is this call's: colour only on a terminal that can have it, and never if NO_COLOR is set (no-color.org).
 func (c *Invocation) Screen() Screen {
 	s := terminal(c.Out)
 	s.colour = s.Terminal && c.Variable("NO_COLOR") == "" && c.Variable("TERM") != "dumb" && c.Variable("TERM") != ""
 	return s
 }
 
-// Variable is a variable of the environment, "" if it is not set.
+// Variable returns a variable of the environment, "" if it is not set.
 func (c *Invocation) Variable(name string) string {
 	for _, entry := range c.Env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
