@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// browser is chromium without a window. No package of a lab has it, so REQUIRE_LAB does not ask for it.
+type browser struct{ path, profile string }
+
+func newBrowser(t *testing.T) browser {
+	t.Helper()
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("chromium is not installed: apt-get install --no-install-recommends chromium")
+	}
+	return browser{path, t.TempDir()}
+}
+
+// open loads a page in a window of so many pixels. It returns the elements as the browser has them, and what the page
+// made it log.
+func (b browser) open(t *testing.T, page string, width int, more ...string) (dom string, logged []string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "page.html")
+	if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--enable-logging=stderr",
+		"--user-data-dir=" + b.profile, fmt.Sprintf("--window-size=%d,1000", width), "--dump-dom"}
+	var e strings.Builder
+	cmd := exec.CommandContext(t.Context(), b.path, append(append(args, more...), "file://"+file)...)
+	cmd.Stderr = &e
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, e.String())
+	}
+	for line := range strings.Lines(e.String()) {
+		if strings.Contains(line, ":CONSOLE") {
+			logged = append(logged, line)
+		}
+	}
+	return string(out), logged
+}
+
+// overflow is how much wider a page is than its window of so many pixels. A script in a copy of the page measures it.
+func (b browser) overflow(t *testing.T, page string, width int) int {
+	t.Helper()
+	const script = `<script>{ const e = document.documentElement; e.dataset.wide = innerWidth + " " + (e.scrollWidth - e.clientWidth) }</script>`
+	policy := regexp.MustCompile(`<meta http-equiv="Content-Security-Policy"[^>]*>`)
+	dom, _ := b.open(t, strings.Replace(policy.ReplaceAllString(page, ""), "</body>", script+"</body>", 1), width)
+	found := regexp.MustCompile(`data-wide="(\d+) (\d+)"`).FindStringSubmatch(dom)
+	if found == nil || found[1] != strconv.Itoa(width) {
+		t.Fatalf("the browser did not measure in %d pixels: %q", width, found)
+	}
+	wider, _ := strconv.Atoi(found[2])
+	return wider
+}
+
+// Each page loads without an error, has each lane and number, and needs no scrolling to the side, on a narrow and on a
+// wide screen.
+func TestPagesInABrowser(t *testing.T) {
+	b := newBrowser(t)
+	for name, report := range reports {
+		t.Run(name, func(t *testing.T) {
+			r := report()
+			page := pageText(t, r)
+			dom, logged := b.open(t, page, 1400)
+			for _, line := range logged {
+				t.Error(line)
+			}
+			checkElements(t, dom, r)
+			for _, width := range []int{600, 1400} {
+				if wider := b.overflow(t, page, width); wider != 0 {
+					t.Errorf("the page is %d pixels wider than a window of %d", wider, width)
+				}
+			}
+		})
+	}
+}
+
+func checkElements(t *testing.T, dom string, r usage.Report) {
+	t.Helper()
+	lanes := 0
+	for _, c := range r.Clients {
+		if c.GPU < len(r.GPUs) {
+			lanes++
+		}
+		if cell := fmt.Sprintf(`<td class="n">%d</td>`, c.PID); !strings.Contains(dom, cell) {
+			t.Errorf("the table lacks PID %d", c.PID)
+		}
+		if said := livedOn(c.Unharmed); !strings.Contains(dom, said) {
+			t.Errorf("PID %d lacks %q", c.PID, said)
+		}
+	}
+	if n := strings.Count(dom, `<path class="bar"`); n != lanes {
+		t.Errorf("%d lanes, want %d", n, lanes)
+	}
+	for _, g := range r.GPUs {
+		if m := measureOf(r.Begin, g.Samples, smActive); m.known && !strings.Contains(dom, ">mean "+asPercent(m.mean)+"<") {
+			t.Errorf("GPU %d lacks its mean of %s", g.Index, asPercent(m.mean))
+		}
+	}
+	if strings.Contains(dom, "ZgotmplZ") {
+		t.Error("the template refused a value")
+	}
+}
+
+// The browser's checks see what they look for: an error of a page, and a page that is too wide.
+func TestTheBrowserSeesFaults(t *testing.T) {
+	b := newBrowser(t)
+	page := pageText(t, eightRanks())
+	if _, logged := b.open(t, strings.Replace(page, "</body>", `<script>1</script></body>`, 1), 1400); len(logged) == 0 {
+		t.Error("a script that the page's policy forbids logs nothing")
+	}
+	if wider := b.overflow(t, strings.Replace(page, "</body>", `<div style="width: 1000px">x</div></body>`, 1), 600); wider < 300 {
+		t.Errorf("a page with an element of 1000 pixels is %d wider than 600", wider)
+	}
+}

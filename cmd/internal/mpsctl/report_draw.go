@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file draws the figures of mpsctl report --html: the use of a GPU over time, and a lane for each of its clients.
+
+package mpsctl
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// px is a length in a figure. It is printed with one decimal at most.
+type px float64
+
+func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
+
+// The columns of a figure: names, the time, and what the names came to.
+const (
+	figureWidth px = 800
+	timeLeft    px = 146
+	timeRight   px = 576
+	valuesLeft  px = 592
+)
+
+// timeAxis maps times to a figure.
+type timeAxis struct{ begin, end time.Time }
+
+// axisOf goes from the job's begin to its end, or to the last time that the report has.
+func axisOf(r usage.Report) timeAxis {
+	times := []time.Time{r.Begin, r.End}
+	for _, g := range r.GPUs {
+		for _, s := range g.Samples {
+			times = append(times, s.At)
+		}
+	}
+	for _, c := range r.Clients {
+		times = append(times, c.Begin, c.End)
+	}
+	for _, f := range r.Faults {
+		times = append(times, f.At)
+	}
+	times = slices.DeleteFunc(times, time.Time.IsZero)
+	if len(times) == 0 {
+		return timeAxis{}
+	}
+	a := timeAxis{slices.MinFunc(times, time.Time.Compare), slices.MaxFunc(times, time.Time.Compare)}
+	if !r.Begin.IsZero() {
+		a.begin = r.Begin
+	}
+	return a
+}
+
+// lasts is the length of the axis. It is not zero, because x divides by it.
+func (a timeAxis) lasts() time.Duration { return max(a.end.Sub(a.begin), time.Second) }
+
+func (a timeAxis) x(at time.Time) px {
+	part := float64(at.Sub(a.begin)) / float64(a.lasts())
+	return timeLeft + (timeRight-timeLeft)*px(min(max(part, 0), 1))
+}
+
+// clock is a time of the report in words, in the time zone of its first time.
+func (a timeAxis) clock(at time.Time) string {
+	if at.IsZero() {
+		return notKnown
+	}
+	return at.In(a.begin.Location()).Format("2006-01-02 15:04:05 MST")
+}
+
+// axisTick is a mark of the time axis: how long after the begin.
+type axisTick struct {
+	X    px
+	Text string
+}
+
+// tickSteps are the distances that a reader can add up.
+var tickSteps = []time.Duration{
+	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second,
+	30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
+	15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 6 * time.Hour, 12 * time.Hour,
+}
+
+const maxTicks = 6
+
+func (a timeAxis) ticks() (all []axisTick) {
+	step := 24 * time.Hour
+	if i := slices.IndexFunc(tickSteps, func(s time.Duration) bool { return a.lasts()/s <= maxTicks }); i >= 0 {
+		step = tickSteps[i]
+	}
+	for step > 0 && a.lasts()/step > maxTicks {
+		step *= 2
+	}
+	for at := time.Duration(0); at <= a.lasts(); at += step {
+		all = append(all, axisTick{a.x(a.begin.Add(at)), lasting(at)})
+	}
+	return all
+}
+
+// measure is what the samples of a GPU say of one quantity.
+type measure struct {
+	known     bool
+	mean, max float64 // the mean over the time
+}
+
+func smActive(s usage.Sample) float64 { return s.SMActive }
+func smUtil(s usage.Sample) float64   { return s.SMUtil }
+func dram(s usage.Sample) float64     { return s.DRAM }
+func usedMiB(s usage.Sample) float64  { return float64(s.UsedMiB) }
+
+// measureOf weighs each sample with its time, because samples of a long job are not of the same length.
+func measureOf(begin time.Time, samples []usage.Sample, of func(usage.Sample) float64) (m measure) {
+	var sum, weights, plain, n float64
+	before := begin
+	for _, s := range samples {
+		v, weight := of(s), 0.0
+		if !before.IsZero() {
+			weight = max(s.At.Sub(before).Seconds(), 0)
+		}
+		before = s.At
+		if !(v >= 0) {
+			continue
+		}
+		m.known, m.max = true, max(m.max, v)
+		sum, weights, plain, n = sum+v*weight, weights+weight, plain+v, n+1
+	}
+	switch {
+	case weights > 0:
+		m.mean = sum / weights
+	case n > 0:
+		m.mean = plain / n
+	}
+	return m
+}
+
+// plotFigure is the use of a GPU over time: a strip for each quantity that is known.
+type plotFigure struct {
+	Strips []strip
+	Absent string // the quantities that are not known
+	Faults []px
+	timeFrame
+}
+
+// timeFrame is what figures over time have in common.
+type timeFrame struct {
+	Width, Height px
+	Left, Right   px
+	Values        px
+	Top, Bottom   px // of the grid
+	Ticks         []axisTick
+}
+
+func frameOf(axis timeAxis, top, bottom px) timeFrame {
+	return timeFrame{Width: figureWidth, Height: bottom + 22, Left: timeLeft, Right: timeRight, Values: valuesLeft,
+		Top: top, Bottom: bottom, Ticks: axis.ticks()}
+}
+
+// strip is one quantity over time.
+type strip struct {
+	Name, Scale  string
+	First, Other string // what it came to
+	Path         string
+	Top, Base    px
+	Summary      string
+}
+
+const (
+	stripTop    px = 18
+	stripHeight px = 46
+	stripGap    px = 14
+)
+
+func plotOf(begin time.Time, g usage.GPU, faults []usage.Fault, axis timeAxis) (f plotFigure) {
+	memory := measureOf(begin, g.Samples, usedMiB)
+	full := max(float64(g.MemoryMiB), memory.max, 1)
+	var absent []string
+	for _, q := range []struct {
+		name, scale string
+		full        float64
+		of          func(usage.Sample) float64
+		format      func(float64) string
+	}{
+		{"SM active", "0 to 100 %", 100, smActive, asPercent},
+		{"SM utilisation", "0 to 100 %", 100, smUtil, asPercent},
+		{"DRAM", "0 to 100 %", 100, dram, asPercent},
+		{"memory used", "0 to " + ofMemory(int(full), 0), full, usedMiB, gib},
+	} {
+		m := measureOf(begin, g.Samples, q.of)
+		if !m.known {
+			absent = append(absent, q.name)
+			continue
+		}
+		s := strip{Name: q.name, Scale: q.scale, First: "mean " + q.format(m.mean), Other: "max " + q.format(m.max)}
+		s.Top = stripTop + px(len(f.Strips))*(stripHeight+stripGap)
+		s.Base = s.Top + stripHeight
+		s.Summary = fmt.Sprintf("%s: %s, %s.", s.Name, s.First, s.Other)
+		s.Path = stepsOf(begin, g.Samples, axis, func(at usage.Sample) (y px, ok bool) {
+			part := q.of(at) / q.full
+			return s.Base - stripHeight*px(min(part, 1)), part >= 0
+		}, s.Base)
+		f.Strips = append(f.Strips, s)
+	}
+	f.Absent = strings.Join(absent, ", ")
+	for _, fault := range faults {
+		f.Faults = append(f.Faults, axis.x(fault.At))
+	}
+	f.timeFrame = frameOf(axis, stripTop, stripTop+px(len(f.Strips))*(stripHeight+stripGap)-stripGap)
+	return f
+}
+
+func gib(mib float64) string { return fmt.Sprintf("%.1f GiB", mib/1024) }
+
+// stepsOf is the area below the samples: each sample is of the time since the one before it, so it is a step and no
+// point. A sample without a value is a gap.
+func stepsOf(begin time.Time, samples []usage.Sample, axis timeAxis, y func(usage.Sample) (px, bool), base px) string {
+	var path strings.Builder
+	last, open, before := "", false, begin
+	for _, s := range samples {
+		top, ok := y(s)
+		if !ok {
+			if open {
+				fmt.Fprintf(&path, "V%vZ", base)
+			}
+			last, open, before = "", false, s.At
+			continue
+		}
+		if before.IsZero() {
+			before = s.At
+		}
+		if !open {
+			fmt.Fprintf(&path, "M%v %v", axis.x(before), base)
+		}
+		if text := top.String(); text != last {
+			path.WriteString("V" + text)
+			last = text
+		}
+		fmt.Fprintf(&path, "H%v", axis.x(s.At))
+		open, before = true, s.At
+	}
+	if open {
+		fmt.Fprintf(&path, "V%vZ", base)
+	}
+	return path.String()
+}
+
+// laneFigure is some clients of a GPU, a lane each.
+type laneFigure struct {
+	Lanes  []lane
+	Faults []px
+	timeFrame
+}
+
+// lane is a client's time on its GPU.
+type lane struct {
+	Name, SMs, Peak, Word string
+	Lived                 string // what its end did to its neighbours
+	Y                     px     // of its middle
+	Bar                   string // the path of its bar
+	Mark                  string // the path of its end
+	Class                 string // of its end
+}
+
+// lanesAFigure bounds a figure to a page of paper: a browser cuts what is longer at any place.
+const lanesAFigure = 32
+
+const (
+	laneTop    px = 22
+	laneHeight px = 22
+	barHalf    px = 6
+)
+
+func laneFigures(r usage.Report, g usage.GPU, clients []usage.Client, faults []usage.Fault, axis timeAxis) (all []laneFigure) {
+	for some := range slices.Chunk(clients, lanesAFigure) {
+		var f laneFigure
+		y := laneTop
+		for _, c := range some {
+			l := laneOf(c, g, r.End.IsZero(), y+laneHeight/2, axis)
+			f.Lanes = append(f.Lanes, l)
+			y += laneHeight
+			if l.Lived != "" {
+				y += laneHeight - 6
+			}
+		}
+		for _, fault := range faults {
+			f.Faults = append(f.Faults, axis.x(fault.At))
+		}
+		f.timeFrame = frameOf(axis, laneTop, y)
+		all = append(all, f)
+	}
+	return all
+}
+
+func laneOf(c usage.Client, g usage.GPU, running bool, y px, axis timeAxis) lane {
+	from, to := timeLeft, timeRight
+	if !c.Begin.IsZero() {
+		from = axis.x(c.Begin)
+	}
+	if !c.End.IsZero() {
+		to = axis.x(c.End)
+	}
+	to = max(to, from)
+	end := laneEndOf(c, running)
+	l := lane{Name: laneName(c), SMs: "all SMs", Peak: "–", Word: end.word, Lived: livedOn(c.Unharmed), Y: y}
+	l.Bar = fmt.Sprintf("M%v %vh%vv%vh-%vz", from, y-barHalf, max(to-from, 1), 2*barHalf, max(to-from, 1))
+	l.Mark, l.Class = end.mark.at(to, y), end.mark.class
+	if c.SMs > 0 {
+		l.SMs = fmt.Sprintf("%d SMs", c.SMs)
+	}
+	if c.PeakMiB > 0 {
+		l.Peak = gib(float64(c.PeakMiB))
+	}
+	return l
+}
+
+// laneName is a client's rank and step, as far as the column has room.
+func laneName(c usage.Client) string {
+	if c.Rank < 0 {
+		return fmt.Sprintf("PID %d", c.PID)
+	}
+	name := fmt.Sprintf("rank %d", c.Rank)
+	if c.Step != "" {
+		name = shown("step "+c.Step, 10) + " " + name
+	}
+	return name
+}
+
+// mark is the shape of a client's end, so that no one needs colours to tell the ends apart.
+type mark struct {
+	class, shape string // the shape is a path around its middle
+}
+
+var (
+	markEnded    = mark{"end", "m-1-8h2v16h-2z"}
+	markInFlight = mark{"flight", "m0-8l8 8-8 8-8-8z"}
+	markFault    = mark{"fault", "m-7-5l2-2 5 5 5-5 2 2-5 5 5 5-2 2-5-5-5 5-2-2 5-5z"}
+	markEpilog   = mark{"epilog", "m-6-6h12v12h-12z"}
+	markRuns     = mark{"end", "m0-8l9 8-9 8z"}
+	markUnknown  = mark{"unknown", "m-5 0a5 5 0 0 1 10 0a5 5 0 0 1-10 0z"}
+)
+
+func (m mark) at(x, y px) string { return fmt.Sprintf("M%v %v%s", x, y, m.shape) }

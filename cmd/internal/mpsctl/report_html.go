@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file is mpsctl report --html: a page of what a job used of its GPUs. The page is one file, without scripts and
+// without anything from a network, so that users can send it to each other. report_draw.go has the figures.
+
+package mpsctl
+
+import (
+	"cmp"
+	_ "embed" // the template
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+//go:embed report.tmpl
+var reportTemplate string
+
+// reportHTML writes the page. Its times are in the time zone of the report's first time. Names and steps come from
+// users: the template escapes them, and shown bounds them.
+func reportHTML(w io.Writer, r usage.Report) error {
+	page, err := template.New("report").Parse(reportTemplate)
+	if err != nil {
+		return fmt.Errorf("cannot read the page's template: %w", err)
+	}
+	if err := page.Execute(w, pageOf(r)); err != nil {
+		return fmt.Errorf("cannot write the page of job %d: %w", r.Job, err)
+	}
+	return nil
+}
+
+// reportPage is what the template shows.
+type reportPage struct {
+	Job     uint32
+	Outcome string
+	Remarks []string
+	Facts   []pageFact
+	GPUs    []gpuPart
+	Clients []clientRow
+	Faults  []faultRow
+}
+
+// pageFact is a name with a value.
+type pageFact struct{ Name, Value string }
+
+// gpuPart is a GPU with its figures.
+type gpuPart struct {
+	Index              int
+	Facts              []pageFact
+	Plot               plotFigure
+	Lanes              []laneFigure
+	Active, Util, DRAM string
+	Peak               string
+	Clients            int
+}
+
+// clientRow is a client in the table.
+type clientRow struct {
+	Rank, Step, PID, GPU, SMs, Limit, Peak, Begin, Lasted, Ending string
+}
+
+// faultRow is a fatal GPU error in the table.
+type faultRow struct{ At, GPU, PID string }
+
+func pageOf(r usage.Report) reportPage {
+	axis := axisOf(r)
+	page := reportPage{Job: r.Job, Outcome: pageOutcome(r, axis), Remarks: pageRemarks(r, axis), Facts: reportFacts(r, axis)}
+	clients := inLanes(r.Clients)
+	for i, g := range r.GPUs {
+		page.GPUs = append(page.GPUs, partOf(r, i, g, clients, axis))
+	}
+	for _, c := range clients {
+		page.Clients = append(page.Clients, rowOf(r, c, axis))
+	}
+	for _, f := range r.Faults {
+		page.Faults = append(page.Faults, faultRow{axis.clock(f.At), numberOf(r, f.GPU), known0(f.PID)})
+	}
+	return page
+}
+
+// notKnown is what the page shows for a value that no one knows.
+const notKnown = "not known"
+
+// inLanes are the clients in the order of the page: step by step as they began, and rank by rank.
+func inLanes(clients []usage.Client) []usage.Client {
+	first := map[string]time.Time{}
+	for _, c := range clients {
+		if at, seen := first[c.Step]; !seen || c.Begin.Before(at) {
+			first[c.Step] = c.Begin
+		}
+	}
+	ordered := slices.Clone(clients)
+	slices.SortStableFunc(ordered, func(a, b usage.Client) int {
+		return cmp.Or(first[a.Step].Compare(first[b.Step]), cmp.Compare(a.Step, b.Step), cmp.Compare(a.Rank, b.Rank),
+			a.Begin.Compare(b.Begin))
+	})
+	return ordered
+}
+
+func reportFacts(r usage.Report, axis timeAxis) []pageFact {
+	rule := shown(r.Rule, 64)
+	if r.Share != "" {
+		rule += " (share " + shown(r.Share, 64) + ")"
+	}
+	end := axis.clock(r.End)
+	if r.End.IsZero() {
+		end = "still runs"
+	}
+	facts := []pageFact{
+		{"user", shown(r.User, 64)}, {"node", shown(r.Node, 64)}, {"partition", shown(r.Partition, 64)},
+		{"account", shown(r.Account, 64)}, {"rule", rule}, {"begin", axis.clock(r.Begin)}, {"end", end},
+		{"clients", fmt.Sprintf("%d, at most %d at the same time", r.ClientsSeen, r.ClientsPeak)},
+	}
+	return slices.DeleteFunc(facts, func(f pageFact) bool { return f.Value == "" })
+}
+
+// pageOutcome is what the job came to, in one sentence.
+func pageOutcome(r usage.Report, axis timeAxis) string {
+	var s strings.Builder
+	if time := timeSpent(r, axis); time != "" {
+		s.WriteString(time + ", ")
+	}
+	if r.ClientsSeen == 0 {
+		s.WriteString("no client of MPS was seen.")
+		return capital(s.String())
+	}
+	fmt.Fprintf(&s, "%s %s", Count(r.ClientsSeen, "client"), howBusy(r))
+	if peak, of := peakMemory(r); peak > 0 {
+		fmt.Fprintf(&s, ", and at most %s of a GPU's memory", ofMemory(peak, of))
+	}
+	return capital(s.String() + ".")
+}
+
+// timeSpent is the time that the report is about, "" if it is not known.
+func timeSpent(r usage.Report, axis timeAxis) string {
+	switch {
+	case r.Begin.IsZero():
+		return ""
+	case r.End.IsZero():
+		return "in the first " + lasting(axis.end.Sub(r.Begin))
+	}
+	return "in " + lasting(r.End.Sub(r.Begin))
+}
+
+// howBusy is the use of all GPUs, by the best measure that each of them has.
+func howBusy(r usage.Report) string {
+	gpus := Count(len(r.GPUs), "GPU")
+	if active, ok := meanOf(r, smActive); ok {
+		return "used " + asPercent(active) + " of the SMs of " + gpus + " on average"
+	}
+	if util, ok := meanOf(r, smUtil); ok {
+		return "kept " + gpus + " busy for " + asPercent(util) + " of the time"
+	}
+	return "used " + gpus + " (how busy is not known)"
+}
+
+// meanOf is the mean of a measure over all GPUs. A GPU that has no value makes the mean notKnown.
+func meanOf(r usage.Report, measure func(usage.Sample) float64) (mean float64, ok bool) {
+	for _, g := range r.GPUs {
+		m := measureOf(r.Begin, g.Samples, measure)
+		if !m.known {
+			return 0, false
+		}
+		mean += m.mean / float64(len(r.GPUs))
+	}
+	return mean, len(r.GPUs) > 0
+}
+
+func peakMemory(r usage.Report) (peak, of int) {
+	for _, g := range r.GPUs {
+		if m := measureOf(r.Begin, g.Samples, usedMiB); m.known && int(m.max) > peak {
+			peak, of = int(m.max), g.MemoryMiB
+		}
+	}
+	return peak, of
+}
+
+// pageRemarks are sentences about what is not as usual.
+func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
+	if r.End.IsZero() {
+		all = append(all, "The job still runs: the page shows it until "+axis.clock(axis.end)+".")
+	}
+	ended := map[usage.Ending][]usage.Client{}
+	for _, c := range r.Clients {
+		ended[c.Ending] = append(ended[c.Ending], c)
+	}
+	if inFlight := ended[usage.InFlight]; len(inFlight) == 1 {
+		all = append(all, capital("1 client ended with work in flight"+behind(": ", livedOn(inFlight[0].Unharmed))+"."))
+	} else if len(inFlight) > 1 {
+		all = append(all, fmt.Sprintf("%d clients ended with work in flight. The table has how many neighbours lived on.", len(inFlight)))
+	}
+	if n := len(r.Faults); n > 0 {
+		all = append(all, "The job had "+Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
+	}
+	if n := len(ended[usage.AtEpilog]); n > 0 {
+		all = append(all, "The epilog ended "+Count(n, "client")+" that outlived the job.")
+	}
+	if r.ClientsSeen > len(r.Clients) {
+		all = append(all, fmt.Sprintf("The page has %d of %d clients.", len(r.Clients), r.ClientsSeen))
+	}
+	return all
+}
+
+// livedOn says how many neighbours lived on, "" for none.
+func livedOn(n int) string {
+	switch {
+	case n <= 0:
+		return ""
+	case n == 1:
+		return "its neighbour lived on"
+	}
+	return fmt.Sprintf("its %d neighbours lived on", n)
+}
+
+func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis timeAxis) gpuPart {
+	own := slices.DeleteFunc(slices.Clone(clients), func(c usage.Client) bool { return c.GPU != i })
+	faults := slices.DeleteFunc(slices.Clone(r.Faults), func(f usage.Fault) bool { return f.GPU != i })
+	part := gpuPart{
+		Index: g.Index, Clients: len(own), Plot: plotOf(r.Begin, g, faults, axis), Lanes: laneFigures(r, g, own, faults, axis),
+		Active: meanText(measureOf(r.Begin, g.Samples, smActive)), Util: meanText(measureOf(r.Begin, g.Samples, smUtil)),
+		DRAM: meanText(measureOf(r.Begin, g.Samples, dram)), Peak: notKnown,
+		Facts: []pageFact{{"model", shown(g.Name, 64)}, {"SMs", known0(g.SMs)}, {"memory", ofMemory(g.MemoryMiB, 0)},
+			{"UUID", shown(string(g.UUID), 64)}, {"percentages from", cmp.Or(shown(g.Source, 64), "nothing: there are none")}},
+	}
+	if m := measureOf(r.Begin, g.Samples, usedMiB); m.known {
+		part.Peak = ofMemory(int(m.max), g.MemoryMiB)
+	}
+	return part
+}
+
+func rowOf(r usage.Report, c usage.Client, axis timeAxis) clientRow {
+	row := clientRow{
+		Rank: notKnown, Step: cmp.Or(shown(c.Step, 64), notKnown), PID: known0(c.PID), GPU: numberOf(r, c.GPU), SMs: "all",
+		Limit: "none", Peak: ofMemory(c.PeakMiB, 0), Begin: axis.clock(c.Begin), Lasted: notKnown,
+		Ending: laneEndOf(c, r.End.IsZero()).long + behind(": ", livedOn(c.Unharmed)),
+	}
+	if c.Rank >= 0 {
+		row.Rank = strconv.Itoa(c.Rank)
+	}
+	if c.SMs > 0 {
+		row.SMs = strconv.Itoa(c.SMs)
+	}
+	if c.LimitMiB > 0 {
+		row.Limit = ofMemory(c.LimitMiB, 0)
+	}
+	if !c.Begin.IsZero() && !c.End.IsZero() {
+		row.Lasted = lasting(c.End.Sub(c.Begin))
+	}
+	return row
+}
+
+// laneEnd is a client's end: in a word, in the table, and as a mark.
+type laneEnd struct {
+	word, long string
+	mark       mark
+}
+
+func laneEndOf(c usage.Client, running bool) laneEnd {
+	switch c.Ending {
+	case usage.Ended:
+		return laneEnd{"ended", "ended", markEnded}
+	case usage.InFlight:
+		return laneEnd{"in flight", "ended with work in flight", markInFlight}
+	case usage.Faulted:
+		return laneEnd{"GPU error", "fatal GPU error", markFault}
+	case usage.AtEpilog:
+		return laneEnd{"at epilog", "outlived the job: ended by the epilog", markEpilog}
+	}
+	if running && c.End.IsZero() {
+		return laneEnd{"runs", "still runs", markRuns}
+	}
+	return laneEnd{notKnown, notKnown, markUnknown}
+}
+
+// numberOf is the node's number of a GPU of the report.
+func numberOf(r usage.Report, gpu int) string {
+	if gpu < 0 || gpu >= len(r.GPUs) {
+		return notKnown
+	}
+	return strconv.Itoa(r.GPUs[gpu].Index)
+}
+
+// known0 is a number that is not known if it is 0.
+func known0(n int) string {
+	if n <= 0 {
+		return notKnown
+	}
+	return strconv.Itoa(n)
+}
+
+// ofMemory is memory in GiB, of so much if that is known.
+func ofMemory(mib, of int) string {
+	switch {
+	case mib <= 0:
+		return notKnown
+	case of > 0:
+		return fmt.Sprintf("%.1f of %.1f GiB", float64(mib)/1024, float64(of)/1024)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(mib)/1024)
+}
+
+func meanText(m measure) string {
+	if !m.known {
+		return notKnown
+	}
+	return asPercent(m.mean)
+}
+
+func asPercent(v float64) string { return fmt.Sprintf("%.0f %%", v) }
+
+// lasting is how long something lasts, in its two largest units.
+func lasting(d time.Duration) string {
+	if d = max(d, 0).Round(time.Second); d >= time.Hour {
+		d = d.Round(time.Minute)
+	}
+	parts := []string{}
+	for _, unit := range []struct {
+		name  string
+		lasts time.Duration
+	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"min", time.Minute}, {"s", time.Second}} {
+		if n := d / unit.lasts; n > 0 && len(parts) < 2 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, unit.name))
+			d -= n * unit.lasts
+		}
+	}
+	if len(parts) == 0 {
+		return "0 s"
+	}
+	return strings.Join(parts, " ")
+}
+
+// behind is the text behind another one, "" if there is none.
+func behind(before, text string) string {
+	if text == "" {
+		return ""
+	}
+	return before + text
+}
+
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+// shown is a text of at most so many characters. One that cannot be seen, or that turns the direction of the text, is
+// shown as "·".
+func shown(text string, most int) string {
+	clean := []rune(strings.Map(func(c rune) rune {
+		if !unicode.IsPrint(c) {
+			return '·'
+		}
+		return c
+	}, text))
+	if len(clean) > most {
+		clean = append(clean[:most-1], '…')
+	}
+	return string(clean)
+}
