@@ -3,6 +3,7 @@
 package mpsctl
 
 import (
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
@@ -19,11 +20,15 @@ Ranks go round the GPUs. Shares:
   PCT%        a percentage of the GPU, rounded down to a TPC
   Nsm         N SMs, rounded down to a TPC
   tuned:NAME  what mps-tune has saved for the program, in your file or the site's
-Memory is what a program can use beside its context: none, even, or a size like 8G or 16384M.`
+Memory is what a program can use beside its context: none, even, or a size like 8G or 16384M.
+
+--svg also draws the GPUs: a column for each SM, and a bar for each rank. MPS limits how many SMs a rank uses, and not
+which, so the places of the bars are an example.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
 func planCommand(call *Invocation) *cobra.Command {
 	var q Request
+	var picture string
 	c := &cobra.Command{
 		Use: "plan --gpu NAME --ranks N", Short: "print what each rank would get", Long: planHelp,
 		Example:               "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
@@ -36,6 +41,11 @@ func planCommand(call *Invocation) *cobra.Command {
 			answer, err := q.Answer()
 			if err != nil {
 				return err
+			}
+			if picture != "" {
+				if err := answer.writeFile(picture); err != nil {
+					return cli.RuntimeError{Err: err}
+				}
 			}
 			write := answer.Write
 			if call.JSON {
@@ -55,5 +65,6 @@ func planCommand(call *Invocation) *cobra.Command {
 	flags.StringVar(&q.Over, "mem-overcommit", "1", "--mem=even promises the memory `F` times")
 	flags.StringVar(&q.Ceiling, "ceiling", "100", "no rank exceeds `PCT` percent of a GPU")
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
+	flags.StringVar(&picture, "svg", "", "write a picture of the plan to `FILE` too")
 	return c
 }

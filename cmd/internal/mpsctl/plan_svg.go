@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file is mpsctl plan --svg: the GPUs of a plan as a picture. A column is an SM. A rank is a bar over as many SMs as
+// it gets, and ranks that share SMs are bars below each other.
+
+package mpsctl
+
+import (
+	_ "embed" // the template
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+//go:embed plan.tmpl
+var planTemplate string
+
+// writeFile writes the picture to a file.
+func (p Plan) writeFile(path string) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("cannot write the picture: %w", err)
+	}
+	if err := errors.Join(p.writeSVG(file), file.Close()); err != nil {
+		return fmt.Errorf("cannot write the picture: %w", err)
+	}
+	return nil
+}
+
+func (p Plan) writeSVG(w io.Writer) error {
+	picture, err := template.New("plan").Parse(planTemplate)
+	if err != nil {
+		return err
+	}
+	return picture.Execute(w, p.picture())
+}
+
+// planPicture is what the template draws. Lengths are in units of the picture.
+type planPicture struct {
+	Title, Asked  string
+	Width, Height px
+	Left, Right   px
+	CaptionY      px
+	Cell, TPC     px   // the widths of an SM and of a TPC
+	Drawn         bool // whether there is room for a line at each SM
+	GPUs          []gpuPicture
+}
+
+// gpuPicture is a GPU: its SMs in a row, then its ranks.
+type gpuPicture struct {
+	Top, Cells, Text px
+	Total            string
+	Owned            []ownedRun
+	Ceiling          *ceilingPicture
+	Bars             []rankBar
+}
+
+// ownedRun are SMs beside each other with the same number of ranks.
+type ownedRun struct {
+	X, Width, Middle px
+	Label, Class     string
+}
+
+type ceilingPicture struct {
+	X, Y  px
+	Label string
+}
+
+// rankBar is a rank, or a part of one that goes on at the first SM.
+type rankBar struct {
+	X, Y, Width, Middle px
+	Class, Label        string
+}
+
+const (
+	planWidth  px = 840
+	planLeft   px = 20
+	planRight  px = 820
+	planTop    px = 76 // of the first GPU
+	cellHeight px = 24
+	barHeight  px = 18
+	letter     px = 7 // the width of a letter, about
+	colours       = 5
+)
+
+func (p Plan) picture() planPicture {
+	sms, unit := p.about.model.GPU.SMs, p.about.model.GPU.SMsPerTPC
+	cell := (planRight - planLeft) / px(sms)
+	pic := planPicture{Title: fmt.Sprintf("%d %s on %d × %s", len(p.Ranks), noun(len(p.Ranks), "rank"), p.about.gpus, p.about.model.Name),
+		Asked: fmt.Sprintf("share %s, memory %s, ceiling %s %%", p.about.share, p.about.memory, p.about.ceiling),
+		Width: planWidth, Left: planLeft, Right: planRight, Cell: cell, TPC: cell * px(unit), Drawn: cell >= 2}
+	y := planTop
+	for gpu := range p.about.gpus {
+		one, bottom := p.drawGPU(gpu, y, cell)
+		pic.GPUs = append(pic.GPUs, one)
+		y = bottom + 28
+	}
+	pic.CaptionY, pic.Height = y, y+30
+	return pic
+}
+
+func (p Plan) drawGPU(gpu int, top, cell px) (pic gpuPicture, bottom px) {
+	total := p.total(gpu)
+	pic = gpuPicture{Top: top, Cells: top + 10, Text: top + 10 + cellHeight/2 + 4, Total: total[:len(total)-1]}
+	pieces := piecesOf(p.ranksOn(gpu), p.about.model.GPU.SMs)
+	pic.Owned = ownedRuns(pieces, p.about.model.GPU.SMs, cell)
+	y := pic.Cells + cellHeight + 6
+	if p.about.ceiling < policy.PercentFrom(100) {
+		sms := p.about.model.GPU.SMsAt(p.about.ceiling)
+		pic.Ceiling = &ceilingPicture{planLeft + px(sms)*cell, y + 10, fmt.Sprintf("ceiling %s %%: %d SMs for a rank", p.about.ceiling, sms)}
+		y += 24
+	}
+	for _, piece := range pieces {
+		bar := rankBar{X: planLeft + px(piece.from)*cell, Y: y + px(piece.layer)*(barHeight+3), Width: px(piece.sms) * cell}
+		bar.Middle, bar.Class = bar.X+bar.Width/2, fmt.Sprintf("c%d", piece.nth%colours)
+		bar.Label = piece.label(bar.Width)
+		pic.Bars = append(pic.Bars, bar)
+		bottom = max(bottom, bar.Y+barHeight)
+	}
+	return pic, max(bottom, y)
+}
+
+func (p Plan) ranksOn(gpu int) []Rank {
+	return slices.DeleteFunc(slices.Clone(p.Ranks), func(r Rank) bool { return r.GPU != gpu })
+}
+
+// rankPiece are SMs beside each other in a layer, which a rank gets.
+type rankPiece struct {
+	from, sms, layer, nth int
+	names                 []string // from the longest to the shortest
+	owners                int      // ranks that this piece stands for
+}
+
+// label is the longest name that a bar has room for.
+func (p rankPiece) label(width px) string {
+	for _, name := range p.names {
+		if px(len(name))*letter <= width {
+			return name
+		}
+	}
+	return ""
+}
+
+// piecesOf lays the ranks one behind the other. A rank that reaches the last SM goes on at the first one, a layer below.
+// Ranks that get the whole GPU are one piece.
+func piecesOf(ranks []Rank, sms int) (pieces []rankPiece) {
+	whole := slices.DeleteFunc(slices.Clone(ranks), func(r Rank) bool { return r.SMs < sms })
+	layer := 0
+	if n := len(whole); n > 0 {
+		name := fmt.Sprintf("%d ranks: the whole GPU, %d SMs each", n, sms)
+		if n == 1 {
+			name = fmt.Sprintf("rank %d: the whole GPU, %d SMs", whole[0].Rank, sms)
+		}
+		pieces = append(pieces, rankPiece{sms: sms, nth: 0, names: []string{name}, owners: n})
+		layer++
+	}
+	at := layer * sms
+	for nth, r := range slices.DeleteFunc(slices.Clone(ranks), func(r Rank) bool { return r.SMs >= sms }) {
+		names := []string{fmt.Sprintf("rank %d: %d SMs", r.Rank, r.SMs), fmt.Sprintf("rank %d", r.Rank), fmt.Sprint(r.Rank)}
+		for left := r.SMs; left > 0; {
+			n := min(left, sms-at%sms)
+			pieces = append(pieces, rankPiece{from: at % sms, sms: n, layer: at / sms, nth: nth, names: names, owners: 1})
+			at, left = at+n, left-n
+		}
+	}
+	return pieces
+}
+
+// ownedRuns are the SMs by the number of ranks that they stand for.
+func ownedRuns(pieces []rankPiece, sms int, cell px) (runs []ownedRun) {
+	owners := make([]int, sms)
+	for _, p := range pieces {
+		for i := p.from; i < p.from+p.sms; i++ {
+			owners[i] += p.owners
+		}
+	}
+	for from := 0; from < sms; {
+		to := from
+		for to < sms && owners[to] == owners[from] {
+			to++
+		}
+		runs = append(runs, runOf(from, to, owners[from], cell))
+		from = to
+	}
+	return runs
+}
+
+func runOf(from, to, owners int, cell px) ownedRun {
+	run := ownedRun{X: planLeft + px(from)*cell, Width: px(to-from) * cell, Class: "owned"}
+	run.Middle = run.X + run.Width/2
+	name := fmt.Sprintf("%d SMs: %d %s on each", to-from, owners, noun(owners, "rank"))
+	switch {
+	case owners == 0:
+		run.Class, name = "free", fmt.Sprintf("%d SMs: no rank", to-from)
+	case owners > 1:
+		run.Class = "shared"
+	}
+	if px(len(name)+1)*letter <= run.Width {
+		run.Label = name
+	}
+	return run
+}
