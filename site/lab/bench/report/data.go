@@ -30,6 +30,7 @@ type data struct {
 	simulated hooks
 	grown     hooks // of which only Growth
 	wrapped   hooks // of which only Wrapper
+	ends      []endsOf
 }
 
 // tuning is what mps-tune said on one machine.
@@ -110,6 +111,9 @@ func readData(measurements string) (d data, err error) {
 		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
 			return d, err
 		}
+	}
+	if d.ends, err = readEnds(measurements); err != nil {
+		return d, err
 	}
 	return d, nil
 }

@@ -5,56 +5,89 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// colours of the rules: told apart by people who do not see red from green, and on paper by the marks beside them.
-var colours = map[string]string{"time-slicing": "#888888", "uncapped": "#222222", "integer 100/n": "#e69f00", "even": "#56b4e9",
-	"overlap 1.5": "#0072b2", "overlap 2": "#d55e00", "overlap 3": "#009e73"}
+// classes are the rules' colours in style. People who do not see red from green can tell them apart, and each line has
+// its name beside it.
+var classes = map[string]string{"time-slicing": "grey", "uncapped": "ink", "integer 100/n": "orange", "even": "sky",
+	"overlap 1.5": "blue", "overlap 2": "red", "overlap 3": "green"}
+
+const style = `<style>
+.page { fill: #fff } text { fill: #1b1f24 } .weak { fill: #57606a } .grid { stroke: #d8dee4; fill: none } path.line { fill: none; stroke-width: 1.5 }
+.grey { stroke: #767676; fill: #767676 } .ink { stroke: #1b1f24; fill: #1b1f24 } .orange { stroke: #c98a00; fill: #c98a00 } .sky { stroke: #3ba3e0; fill: #3ba3e0 }
+.blue { stroke: #0063a0; fill: #0063a0 } .red { stroke: #d55e00; fill: #d55e00 } .green { stroke: #009e73; fill: #009e73 } circle.dot, rect.dot { stroke: none }
+path.lead { fill: none; stroke-width: .7; stroke-dasharray: 2 2 }
+@media (prefers-color-scheme: dark) {
+.page { fill: #0d1117 } text { fill: #e6edf3 } .weak { fill: #9aa4af } .grid { stroke: #30363d }
+.grey { stroke: #a0a0a0; fill: #a0a0a0 } .ink { stroke: #e6edf3; fill: #e6edf3 } .orange { stroke: #e69f00; fill: #e69f00 } .sky { stroke: #7cc8f5; fill: #7cc8f5 }
+.blue { stroke: #4f9be0; fill: #4f9be0 } .red { stroke: #ff8a3d; fill: #ff8a3d } .green { stroke: #2fc79b; fill: #2fc79b }
+}
+</style>
+`
 
 const (
-	width, height            = 640, 320
-	left, right, top, bottom = 60, 130, 34, 40
+	width, height            = 640, 340
+	left, right, top, bottom = 60, 120, 54, 40
+	rowHeight                = 15 // of a name beside the plot
 )
+
+// picture is an SVG with a title and a line below it.
+type picture struct{ strings.Builder }
+
+func begin(title, below string) *picture {
+	p := &picture{}
+	p.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t" font-family="sans-serif" font-size="11">`,
+		width, height)
+	p.WriteString(style)
+	p.add(`<rect class="page" width="%d" height="%d"/><text id="t" x="12" y="20" font-size="14" font-weight="600">%s</text>`, width, height, title)
+	p.add(`<text class="weak" x="12" y="37">%s</text>`, below)
+	return p
+}
+
+func (p *picture) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+func (p *picture) end() []byte { return []byte(p.String() + "</svg>\n") }
 
 // frame is a plot's scales: both begin at 0.
 type frame struct {
-	b            strings.Builder
-	xs           []float64 // the marks of the x axis, one beside the other at even distances where steps is set
+	*picture
+	top, bottom  float64
+	xs           []float64 // the marks of the x axis, at even distances if steps is set
 	steps        bool
 	mostX, mostY float64
 }
 
 func (f *frame) x(v float64) float64 {
-	inner := float64(width - left - right)
+	const inner = float64(width - left - right)
 	if !f.steps {
 		return left + inner*v/f.mostX
 	}
-	for i, mark := range f.xs {
-		if mark == v {
-			return left + inner*(float64(i)+0.5)/float64(len(f.xs))
-		}
-	}
-	return left
+	return left + inner*(float64(slices.Index(f.xs, v))+0.5)/float64(len(f.xs))
 }
 
-func (f *frame) y(v float64) float64 { return top + float64(height-top-bottom)*(1-v/f.mostY) }
+func (f *frame) y(v float64) float64 { return f.bottom - (f.bottom-f.top)*v/f.mostY }
 
-// begin draws title, axes and grid.
-func (f *frame) begin(title, xName string) {
-	fmt.Fprintf(&f.b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11">`+"\n", width, height)
-	fmt.Fprintf(&f.b, `<rect width="%d" height="%d" fill="white"/><text x="%d" y="18" font-size="13">%s</text>`+"\n", width, height, left, title)
+// axes draws the grid, with as many decimals as its steps need.
+func (f *frame) axes() {
 	step := niceStep(f.mostY)
-	for v := 0.0; v <= f.mostY; v += step {
-		fmt.Fprintf(&f.b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left, f.y(v), width-right, left-6, f.y(v)+4, strconv.FormatFloat(v, 'f', -1, 64))
+	decimals := max(0, int(math.Ceil(-math.Log10(step))))
+	for i := 0; float64(i)*step <= f.mostY; i++ {
+		v := float64(i) * step
+		f.add(`<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, left, f.y(v), width-right, left-6, f.y(v)+4,
+			strconv.FormatFloat(v, 'f', decimals, 64))
 	}
+}
+
+func (f *frame) xAxis(name string) {
 	for _, v := range f.xs {
-		fmt.Fprintf(&f.b, `<text x="%.1f" y="%d" text-anchor="middle">%g</text>`+"\n", f.x(v), height-bottom+16, v)
+		f.add(`<text x="%.1f" y="%.1f" text-anchor="middle">%g</text>`, f.x(v), f.bottom+16, v)
 	}
-	fmt.Fprintf(&f.b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", (left+width-right)/2, height-8, xName)
+	f.add(`<text x="%d" y="%.1f" text-anchor="middle">%s</text>`, (left+width-right)/2, f.bottom+32, name)
 }
 
 // niceStep parts an axis into four to eight.
@@ -68,25 +101,44 @@ func niceStep(most float64) float64 {
 	return most
 }
 
-// line draws one and its name beside the plot, in the row of its number.
-func (f *frame) line(row int, name, colour string, xs, ys []float64) {
-	var path strings.Builder
-	for i := range xs {
-		fmt.Fprintf(&path, "%c%.1f %.1f", map[bool]rune{true: 'M', false: 'L'}[i == 0], f.x(xs[i]), f.y(ys[i]))
-		if f.steps {
-			fmt.Fprintf(&f.b, `<circle cx="%.1f" cy="%.1f" r="2.5" fill="%s"/>`, f.x(xs[i]), f.y(ys[i]), colour)
-		}
-	}
-	fmt.Fprintf(&f.b, `<path d="%s" fill="none" stroke="%s" stroke-width="1.5"/>`+"\n", path.String(), colour)
-	y := top + 10 + 18*row
-	fmt.Fprintf(&f.b, `<path d="M%d %dh16" stroke="%s" stroke-width="2"/><text x="%d" y="%d">%s</text>`+"\n", width-right+8, y, colour, width-right+28, y+4, name)
+// series is a rule's line in a plot: at each number of ranks the median, and from where to where the windows went.
+type series struct {
+	name               string
+	xs, ys, least, max []float64
 }
 
-func (f *frame) end() []byte { return []byte(f.b.String() + "</svg>\n") }
+// draw draws a series. Series are a bit beside each other, so that equal ones do not hide each other.
+func (f *frame) draw(row, rows int, s series) {
+	var path strings.Builder
+	beside := 3.4 * (float64(row) - float64(rows-1)/2)
+	class := classes[s.name]
+	for i := range s.xs {
+		x := f.x(s.xs[i]) + beside
+		fmt.Fprintf(&path, "%c%.1f %.1f", map[bool]rune{true: 'M', false: 'L'}[i == 0], x, f.y(s.ys[i]))
+		f.add(`<path class="line %s" d="M%.1f %.1fV%.1f"/><circle class="dot %s" cx="%.1f" cy="%.1f" r="2"/>`, class, x, f.y(s.least[i]), f.y(s.max[i]),
+			class, x, f.y(s.ys[i]))
+	}
+	f.add(`<path class="line %s" stroke-opacity=".6" d="%s"/>`, class, path.String())
+}
+
+// names writes the name of each series beside its last point, as far as there is room.
+func (f *frame) names(all []series) {
+	byEnd := slices.Clone(all)
+	last := func(s series) float64 { return f.y(s.ys[len(s.ys)-1]) }
+	slices.SortStableFunc(byEnd, func(a, b series) int { return int(math.Copysign(1, last(a)-last(b))) })
+	y := f.top
+	for i, s := range byEnd {
+		y = max(y, min(last(s), f.bottom-float64(rowHeight*(len(byEnd)-1-i))))
+		x := f.x(s.xs[len(s.xs)-1]) + 14
+		f.add(`<path class="lead %s" d="M%.1f %.1fL%d %.1f"/><path class="line %s" d="M%d %.1fh10"/><text x="%d" y="%.1f">%s</text>`, classes[s.name], x, last(s),
+			width-right+4, y, classes[s.name], width-right+4, y, width-right+18, y+4, s.name)
+		y += rowHeight
+	}
+}
 
 // plots are all of them, by path.
 func (d data) plots() map[string][]byte {
-	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot()}
+	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot()}
 	for _, p := range programs {
 		if len(d.ranksOf(p.name)) > 1 {
 			all["plots/"+p.name+".svg"] = d.programPlot(p)
@@ -99,37 +151,71 @@ func (d data) plots() map[string][]byte {
 func (d data) programPlot(p program) []byte {
 	alone, _, _ := d.at(p.name, 1, "uncapped")
 	one := record.Median(alone.total)
-	f := frame{steps: true}
+	f := frame{steps: true, top: top, bottom: height - bottom}
 	for _, n := range d.ranksOf(p.name) {
 		f.xs = append(f.xs, float64(n))
-		_, most := d.best(p.name, n)
-		f.mostY = max(f.mostY, 1.05*most/one)
 	}
-	f.begin(p.title+": total, in multiples of one rank alone", "ranks on the GPU")
-	for row, rule := range rules {
-		var xs, ys []float64
+	var all []series
+	fewest, most := math.MaxInt, 0
+	for _, rule := range rules {
+		s := series{name: rule}
 		for _, n := range d.ranksOf(p.name) {
-			if c, _, ok := d.at(p.name, n, rule); ok {
-				xs, ys = append(xs, float64(n)), append(ys, record.Median(c.total)/one)
+			c, _, ok := d.at(p.name, n, rule)
+			if !ok {
+				continue
 			}
+			fewest, most = min(fewest, len(c.total)), max(most, len(c.total))
+			s.xs, s.ys = append(s.xs, float64(n)), append(s.ys, record.Median(c.total)/one)
+			s.least, s.max = append(s.least, slices.Min(c.total)/one), append(s.max, slices.Max(c.total)/one)
+			f.mostY = max(f.mostY, 1.03*slices.Max(c.total)/one)
 		}
-		f.line(row, rule, colours[rule], xs, ys)
+		all = append(all, s)
 	}
+	windows := strconv.Itoa(fewest)
+	if most > fewest {
+		windows += " to " + strconv.Itoa(most)
+	}
+	f.picture = begin(p.title, fmt.Sprintf("Total, in multiples of one rank alone: median of %s windows, and a line from the least to the most", windows))
+	f.axes()
+	f.xAxis("ranks on the GPU (not to scale)")
+	for row, s := range all {
+		f.draw(row, len(all), s)
+	}
+	f.names(all)
 	return f.end()
 }
 
-// sweepPlot shows what came of each percentage.
+// sweepPlot shows what came of each percentage: SMs above, memory below, because their units differ.
 func (d data) sweepPlot() []byte {
-	f := frame{mostX: 100, mostY: 140, xs: []float64{0, 20, 40, 60, 80, 100}}
-	f.begin("SMs that CUDA reports of a percentage, and the memory of the context", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 	var xs, sms, memory []float64
 	for _, p := range d.sweep {
 		if percent, ok := strings.CutSuffix(p.Asked, "%"); ok {
 			x, _ := strconv.ParseFloat(percent, 64) // "37", as the runner writes it
-			xs, sms, memory = append(xs, x), append(sms, float64(p.SMs)), append(memory, float64(p.ContextMiB)/5)
+			xs, sms, memory = append(xs, x), append(sms, float64(p.SMs)), append(memory, float64(p.ContextMiB))
 		}
 	}
-	f.line(0, "SMs", colours["overlap 1.5"], xs, sms)
-	f.line(1, "context, 5 MiB", colours["overlap 2"], xs, memory)
-	return f.end()
+	pic := begin("What a percentage of an H200 gives", "One client at a time, one measurement for each percentage")
+	marks := []float64{0, 20, 40, 60, 80, 100}
+	upper := frame{picture: pic, mostX: 100, mostY: 140, xs: marks, top: top, bottom: 166}
+	upper.axes()
+	upper.stairs("blue", "SMs that", "CUDA reports", xs, sms)
+	lower := frame{picture: pic, mostX: 100, mostY: 620, xs: marks, top: 190, bottom: height - bottom}
+	lower.axes()
+	lower.stairs("red", "memory of the", "context, MiB", xs, memory)
+	lower.xAxis("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+	return pic.end()
+}
+
+// stairs draws values that stay the same up to the next one.
+func (f *frame) stairs(class, name, more string, xs, ys []float64) {
+	var path strings.Builder
+	for i := range xs {
+		if i == 0 {
+			fmt.Fprintf(&path, "M%.1f %.1f", f.x(xs[0]), f.y(ys[0]))
+			continue
+		}
+		fmt.Fprintf(&path, "H%.1fV%.1f", f.x(xs[i]), f.y(ys[i]))
+	}
+	f.add(`<path class="line %s" d="%s"/><text x="%d" y="%.1f">%s</text><text x="%d" y="%.1f">%s</text>`, class, path.String(),
+		width-right+8, f.y(ys[len(ys)-1])+4, name, width-right+8, f.y(ys[len(ys)-1])+18, more)
 }

@@ -66,3 +66,27 @@ func TestAPartWithoutItsMarkersIsRefused(t *testing.T) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
 }
+
+// The endings in the plot are those of the table in benchmarks.md.
+func TestEndsAreThoseOfTheDocument(t *testing.T) {
+	ends, err := readEnds(filepath.Join(docs, "measurements"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][2]int{{0, 591 + 397 + 381}, {120, 660}, {4, 11}, {9, 14}} {
+		if got := [2]int{ends[i].harmful, ends[i].endings}; got != want {
+			t.Errorf("%s: %v, the document has %v", ends[i].name, got, want)
+		}
+	}
+}
+
+// No label of an axis has more digits than its step.
+func TestLabelsOfAxesAreShort(t *testing.T) {
+	for _, most := range []float64{0.87, 1.05, 1.3, 2.6, 6, 14, 27, 140, 620} {
+		f := frame{picture: begin("", ""), top: top, bottom: height - bottom, mostY: most}
+		f.axes()
+		if text := f.String(); strings.Contains(text, "0000") || strings.Contains(text, "9999") {
+			t.Errorf("%g: %s", most, text)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/csv"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// endsOf is a way to end clients, and which of the files of measurements have it.
+type endsOf struct {
+	name, more, class string
+	method            string
+	files             []string
+	endings, harmful  int  // harmful: a neighbour died
+	single            bool // one client at a time, so that one ending says nothing of the next
+}
+
+func endings() []endsOf {
+	with := []string{"12-h200/ends-1", "12-h200/ends-2", "12-h200/ends-4", "13-h200/ends-7", "13-h200/ends-9", "13-h200/ends-10"}
+	second := []string{"13-h200/ends-5", "13-h200/ends-6"}
+	all := []string{"12-h200/ends-3", "13-h200/ends-5", "13-h200/ends-7"}
+	return []endsOf{
+		{name: "guard", more: "first, and last two forms", class: "blue", method: "guard", files: with},
+		{name: "guard, second form", more: "three waves of forty", class: "sky", method: "guard", files: second},
+		{name: "no guard, no wrapper", more: "bare MPS", class: "red", method: "bare", files: all, single: true},
+		{name: "before the guard", more: "a wrapper that drains", class: "orange", method: "old", files: all, single: true},
+	}
+}
+
+// readEnds counts the endings of each way, and those beside which a neighbour died.
+func readEnds(measurements string) ([]endsOf, error) {
+	ways := endings()
+	for i := range ways {
+		for _, name := range ways[i].files {
+			if err := ways[i].count(filepath.Join(measurements, name+".csv")); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return ways, nil
+}
+
+func (e *endsOf) count(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	rows, err := csv.NewReader(file).ReadAll()
+	if err != nil {
+		return fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	column := func(name string) int { return slices.Index(rows[0], name) }
+	method, before, alive := column("method"), column("neighbours before"), column("neighbours alive 3 s later")
+	if method < 0 || before < 0 || alive < 0 {
+		return fmt.Errorf("cannot read %s: its first line lacks a column", path)
+	}
+	for _, row := range rows[1:] {
+		if row[method] != e.method {
+			continue
+		}
+		e.endings++
+		if row[alive] != row[before] {
+			e.harmful++
+		}
+	}
+	return nil
+}
+
+// interval is Wilson's, of 95 %: few endings say little.
+func interval(part, of int) (low, high float64) {
+	const z = 1.96
+	n, p := float64(of), float64(part)/float64(of)
+	middle, by := (p+z*z/(2*n))/(1+z*z/n), z/(1+z*z/n)*math.Sqrt(p*(1-p)/n+z*z/(4*n*n))
+	return max(0, middle-by), min(1, middle+by)
+}
+
+// endsPlot shows the endings of clients beside which a neighbour died.
+func (d data) endsPlot() []byte {
+	pic := begin("Clients that ended with work in flight, and a neighbour died",
+		"H200s, driver 580.159.04, two neighbours each. Thin line: 95 % interval, if one client ended at a time")
+	const x0, x1, rowStep = 170.0, 540.0, 52.0
+	x := func(part float64) float64 { return x0 + (x1-x0)*part }
+	for percent := 0; percent <= 100; percent += 25 {
+		at := x(float64(percent) / 100)
+		pic.add(`<path class="grid" d="M%.1f 56V262"/><text x="%.1f" y="278" text-anchor="middle">%d %%</text>`, at, at, percent)
+	}
+	for i, e := range d.ends {
+		y := 84 + rowStep*float64(i)
+		part := float64(e.harmful) / float64(e.endings)
+		end := x(part)
+		pic.add(`<text x="%.1f" y="%.1f" text-anchor="end" font-weight="600">%s</text>`, x0-10, y-1, e.name)
+		pic.add(`<text class="weak" x="%.1f" y="%.1f" text-anchor="end">%s</text>`, x0-10, y+13, e.more)
+		pic.add(`<rect class="dot %s" x="%.1f" y="%.1f" width="%.1f" height="18"/>`, e.class, x0, y-9, max(x(part)-x0, 1))
+		if e.single {
+			low, high := interval(e.harmful, e.endings)
+			end = x(high)
+			pic.add(`<path class="line ink" d="M%.1f %.1fH%.1f"/>`, x(low), y, end)
+		}
+		pic.add(`<text x="%.1f" y="%.1f">%s of %s</text>`, end+8, y+4, thousands(e.harmful), thousands(e.endings))
+	}
+	pic.add(`<text class="weak" x="12" y="304">%s</text>`, "The guard's rows: PyTorch, CuPy, JAX and CUDA, one to forty at once. The other rows: one matrix")
+	pic.add(`<text class="weak" x="12" y="320">%s</text>`, "product in PyTorch at a time. So the rows are no trial of the same endings in turns.")
+	return pic.end()
+}
+
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
+}
