@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # "make help" prints the targets, each with what stands behind "##". Demo and tests install what they lack and say so.
 
-.PHONY: all help build parts install packages spank setup demo test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -49,8 +49,11 @@ spank: ## the SPANK plugin, for the Slurm headers in SLURM_INCLUDE
 setup: ## install the packages that the tests need
 	@site/lab/install.sh
 
-demo: setup ## show a job's life on a node, on a real Slurm
-	go run ./site/lab/demo
+demo: setup ## show in four acts what slurm-mps does, on a real Slurm and simulated GPUs: 20 s
+	@go run ./site/lab/demo
+
+play: setup ## open a shell of a user on that Slurm, with ten things to try
+	@go run ./site/lab/demo -play
 
 # The jobs of the soak load all cores, so they come when the other tests are done.
 test: setup ## all tests
@@ -132,12 +135,12 @@ benchmarks: ## make docs/benchmarks.md from its data
 
 # What a machine with a GPU needs, which may have neither Go nor Slurm: carry it there and run site/lab/gpu.sh on it.
 gpu-pack: setup build $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/old/bin ## what a machine with a GPU needs, in .build/gpu
-	ALLOW_MODE_CHANGES= go run ./site/lab/demo >/dev/null
+	ALLOW_MODE_CHANGES= go run ./site/lab/job >/dev/null
 	mkdir -p $(BUILT)/gpu/bin $(BUILT)/gpu/sim/bin $(BUILT)/gpu/ends $(BUILT)/gpu/programs
 	cp $(BUILT)/bin/* $(BUILT)/gpu/bin/
 	cp $(BUILT)/sim/bin/cuda-client $(BUILT)/sim/bin/mpi-ranks $(BUILT)/gpu/sim/bin/
 	cp $(BUILT)/slurm-bundle.tar.xz $(BUILT)/gpu/
-	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/demo
+	go build -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ ./site/lab/job
 	go build -C $(BENCH) -trimpath -ldflags '-s -w' -o $(BUILT)/gpu/ . ./gpu
 	mpicc.openmpi -O2 -o $(BUILT)/gpu/ranks $(BENCH)/gpu/ranks/ranks.c -ldl
 	cp $(BENCH)/gpu/ranks/kernels.cu $(BENCH)/gpu/ranks/work.h $(BUILT)/gpu/

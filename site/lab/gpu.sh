@@ -49,8 +49,8 @@ if [ "${ALLOW_MODE_CHANGES:-}" = 1 ]; then
     trap 'put_back; rm -rf "$work"' EXIT
     echo "ALLOW_MODE_CHANGES=1: jobs set the compute modes of their GPUs and put them back"
 fi
-LINES_SHOWN=45 say job-srun "$pack/demo" -ranks 4 -launcher srun -ps
-LINES_SHOWN=45 say job-mpirun "$pack/demo" -ranks 4 -launcher mpirun -ps
+LINES_SHOWN=45 say job-srun "$pack/job" -ranks 4 -launcher srun -ps
+LINES_SHOWN=45 say job-mpirun "$pack/job" -ranks 4 -launcher mpirun -ps
 LINES_SHOWN=80 say acts "$pack/cmd.test" -test.run Real -test.skip '^TestReal(Ends|Programs|Ensemble)$' -test.v -test.timeout 15m
 # Every ending of every client: some minutes of it; site/lab/gpu-ends.sh runs it alone.
 ENDS_MINUTES=${ENDS_MINUTES:-3} ENDS_RESULTS=$results LINES_SHOWN=120 say ends "$pack/cmd.test" -test.run '^TestRealEnds$' -test.v -test.timeout 15m

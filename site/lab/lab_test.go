@@ -642,6 +642,29 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 	}
 }
 
+// A shell that works with a cluster ends before it, and what that has started. The cluster and its jobs live on.
+func TestClientsEnd(t *testing.T) {
+	needLab(t)
+	s := up(t, Options{})
+	id := s.submit(t, "--wrap", "sleep 100")
+	if _, err := s.WaitJobUntil(s.ctx, id, func(j Job) bool { return j.State == "RUNNING" }); err != nil {
+		t.Fatal(err)
+	}
+	shell, err := s.Command(s.ctx, s.user, "bash", "-c", "trap '' HUP; sleep 1000 & wait")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(shell.Start(), s.EndClients()); err != nil {
+		t.Fatal(err)
+	}
+	if err := shell.Wait(); err == nil {
+		t.Error("the shell has ended by itself")
+	}
+	if j, err := s.Job(s.ctx, id); err != nil || j.State != "RUNNING" {
+		t.Errorf("the job is %+v, %v", j, err)
+	}
+}
+
 func noMembers(t *testing.T, dir string) bool {
 	t.Helper()
 	found, err := members(dir, 0)

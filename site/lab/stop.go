@@ -139,6 +139,58 @@ func (c *Cluster) endJobProcesses() error {
 	})
 }
 
+// hangUp is how long a shell has to give its terminal back after SIGHUP.
+const hangUp = time.Second
+
+// EndClients ends the processes that have this cluster's configuration and are neither its own, nor a job's, nor above
+// this process: shells of people who work with the cluster, and what they have started. Call it before Stop, which
+// takes such processes for a fault.
+func (c *Cluster) EndClients() error {
+	ctx, cancel := context.WithTimeout(context.Background(), leftLimit)
+	defer cancel()
+	began := time.Now()
+	return until(ctx, 10*time.Millisecond, func() (bool, error) {
+		found, err := members(c.opts.Dir, c.since)
+		if err != nil {
+			return false, err
+		}
+		clients := slices.DeleteFunc(found, func(p process) bool { return p.jobs || c.own(p.PID) })
+		sig := syscall.SIGHUP
+		if time.Since(began) > hangUp {
+			sig = syscall.SIGKILL
+		}
+		for _, p := range clients {
+			if err := p.Kill(sig); err != nil {
+				return false, err
+			}
+		}
+		return len(clients) == 0, nil
+	})
+}
+
+// own reports whether a process is a daemon of the cluster, or was started by one, as a hook is.
+func (c *Cluster) own(pid int) bool {
+	daemons := map[int]bool{}
+	c.mu.Lock()
+	for _, d := range c.nodes {
+		daemons[d.cmd.Process.Pid] = true
+	}
+	c.mu.Unlock()
+	for _, d := range []*daemon{c.munged, c.controller} {
+		if d != nil {
+			daemons[d.cmd.Process.Pid] = true
+		}
+	}
+	for pid > 1 && !daemons[pid] {
+		st, err := readStat(pid)
+		if err != nil {
+			return true // it has ended
+		}
+		pid = st.parent
+	}
+	return daemons[pid]
+}
+
 // nothingLeft waits until no process of the cluster is there; clients such as srun take a moment to see its end.
 func (c *Cluster) nothingLeft() error {
 	ctx, cancel := context.WithTimeout(context.Background(), leftLimit)

@@ -3,69 +3,104 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/xml"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
-// The size of the terminal that is drawn, in characters, and of a character in it.
-const (
-	columns, rows       = 96, 60
-	cellWide, cellTall  = 8, 17
-	margin              = 12
-	ground, ink, weaker = "#1d1f21", "#d0d3d4", "#8a8f93"
-)
+// columns is how wide the text is at most. What programs print may be wider: it is broken at blanks.
+const columns = 80
 
-// styles are what the codes that mpsctl writes look like (cmd/internal/mpsctl/screen.go).
-var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`, "31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
-
-// screenshot draws what a terminal shows of mpsctl status at this moment into an SVG file.
-func (d *demo) screenshot(ctx context.Context, path string) error {
-	line := fmt.Sprintf("stty cols %d rows %d; TERM=xterm exec %s", columns, rows, strings.Join(d.stage.Command("mpsctl", "status"), " "))
-	cmd := exec.CommandContext(ctx, "script", "-qec", line, os.DevNull) // a terminal of its own
-	shown, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("cannot run mpsctl status on a terminal: %w: %s", err, shown)
-	}
-	if err := os.WriteFile(path, draw("# mpsctl status\n"+strings.ReplaceAll(string(shown), "\r\n", "\n")), 0o644); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	fmt.Printf("mpsctl status is drawn in %s.\n", path)
-	return nil
+// screen prints the acts for a reader.
+type screen struct {
+	out  io.Writer
+	bold bool
+	term string // TERM
 }
 
-// painted is a text in a colour, or one without.
-var painted = regexp.MustCompile("\x1b\\[([0-9]+)m(.*?)\x1b\\[0m|[^\x1b]+")
+// newScreen prints titles in bold if out is a terminal that wants it.
+func newScreen(out *os.File, env func(string) string) screen {
+	term := env("TERM")
+	return screen{out, isTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
+}
 
-// draw makes an SVG of what was written to a terminal.
-func draw(shown string) []byte {
-	lines := strings.Split(strings.TrimRight(shown, "\n"), "\n")
-	wide, tall := columns*cellWide+2*margin, len(lines)*cellTall+2*margin
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" fill="%s">`+"\n", wide, tall, wide, tall, ink)
-	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" rx="6" fill="%s"/>`+"\n", ground)
-	for i, line := range lines {
-		at := 0
-		for _, piece := range painted.FindAllStringSubmatch(line, -1) {
-			text, style := piece[0], ""
-			if piece[1] != "" {
-				text, style = piece[2], styles[piece[1]]
-			}
-			cells := utf8.RuneCountInString(text)
-			if strings.TrimSpace(text) != "" {
-				fmt.Fprintf(&b, `<text x="%d" y="%d" textLength="%d" lengthAdjust="spacingAndGlyphs" xml:space="preserve" %s>`, margin+at*cellWide, margin+(i+1)*cellTall-4, cells*cellWide, style)
-				_ = xml.EscapeText(&b, []byte(text)) // a Buffer takes all
-				b.WriteString("</text>\n")
-			}
-			at += cells
+func isTerminal(file *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// title begins an act.
+func (s screen) title(text string) {
+	rule := strings.Repeat("-", columns)
+	if s.bold {
+		text = "\x1b[1m" + text + "\x1b[0m"
+	}
+	fmt.Fprintf(s.out, "\n%s\n%s\n", rule, text)
+}
+
+// text prints sentences of ours.
+func (s screen) text(text string) {
+	for line := range strings.Lines(text) {
+		fmt.Fprint(s.out, wrap(strings.TrimRight(line, "\n"), ""))
+	}
+}
+
+// command prints a command line as its user typed it.
+func (s screen) command(user, line string) {
+	prompt := user + "$ "
+	if user == "root" {
+		prompt = "root# "
+	}
+	if s.bold {
+		line = "\x1b[1m" + line + "\x1b[0m"
+	}
+	fmt.Fprintf(s.out, "\n%s%s\n", prompt, line)
+}
+
+// output prints what a program has printed.
+func (s screen) output(text string) {
+	for line := range strings.Lines(shortUUIDs(text)) {
+		fmt.Fprint(s.out, wrap(strings.TrimRight(line, "\n"), "    "))
+	}
+}
+
+var uuidForm = regexp.MustCompile(`(GPU-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+
+// shortUUIDs cuts each UUID to its first eight digits.
+func shortUUIDs(text string) string { return uuidForm.ReplaceAllString(text, "$1") }
+
+// wrap breaks a line at blanks, so that none has more than columns. The lines behind the first are indented.
+func wrap(line, indent string) string {
+	var b strings.Builder
+	for cells(line) > columns {
+		at := lastBlank(line, columns)
+		if at <= len(indent) {
+			break // one word that is wider
+		}
+		fmt.Fprintln(&b, strings.TrimRight(line[:at], " "))
+		line = indent + strings.TrimLeft(line[at:], " ")
+	}
+	fmt.Fprintln(&b, line)
+	return b.String()
+}
+
+func cells(line string) int { return utf8.RuneCountInString(line) }
+
+// lastBlank is where the last blank of a line is that has no more than so many characters before it, or 0.
+func lastBlank(line string, limit int) (at int) {
+	n := 0
+	for i, r := range line {
+		if r == ' ' {
+			at = i
+		}
+		if n++; n > limit {
+			break
 		}
 	}
-	b.WriteString("</svg>\n")
-	return b.Bytes()
+	return at
 }

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+var healing = act{
+	title: "The clean-up is killed, and the node heals",
+	before: "For a job, the GPUs are in the mode EXCLUSIVE_PROCESS, so that a program without MPS cannot use them. After the job, " +
+		"the epilog of slurm-mps ends MPS and puts the modes back. You see that the epilog is killed before it puts " +
+		"them back, and how an admin repairs the node.",
+	after: "It means: what slurm-mps changes is on record before it is changed. So a second epilog, or mpsctl reap, does the " +
+		"rest from the record, wherever the first one stopped. Slurm has kept jobs away meanwhile.",
+	run: showHealing,
+}
+
+func showHealing(ctx context.Context, s showing) error {
+	id, err := s.submit(ctx, "--ntasks=2 job.sh")
+	if err != nil {
+		return err
+	}
+	epilog, err := s.killEpilog(ctx, id)
+	if err != nil {
+		return err
+	}
+	s.command("root", fmt.Sprintf("kill -9 %d    # the epilog, just before it puts the modes back", epilog.PID))
+	node := s.cluster.Nodes()[0]
+	drained := func(state string) bool { return strings.Contains(state, "DRAIN") }
+	if _, _, err := s.cluster.WaitNode(ctx, node, drained); err != nil {
+		return err
+	}
+	if err := s.showNode(ctx, 2, "drained"); err != nil {
+		return err
+	}
+	for _, line := range []string{"mpsctl reap", "scontrol update State=RESUME NodeName=" + node} {
+		if _, err := s.must(ctx, lab.Root, line); err != nil {
+			return err
+		}
+	}
+	if err := s.waitIdle(ctx); err != nil {
+		return err
+	}
+	return s.showNode(ctx, 0, "idle")
+}
+
+// setMode is the function of the driver's library that changes a GPU's mode.
+const setMode = "nvmlDeviceSetComputeMode"
+
+// killEpilog kills the epilog of a running job before it has put back a mode. The driver does not answer meanwhile, so
+// that the epilog gets no further.
+func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Process, err error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return epilog, err
+	}
+	journal := lease.OpenReadOnly(m.stage.Paths().Run(), boot)
+	opened := func() bool { _, err := journal.ReadTicket(job); return err == nil }
+	if err := until(ctx, "the prolog", opened); err != nil {
+		return epilog, err
+	}
+	if err := m.stage.Sim.Node.Delay(setMode, 900_000); err != nil {
+		return epilog, err
+	}
+	ended := func() bool { return len(m.logged("epilog", job, "daemon ended")) > 0 }
+	err = until(ctx, "the epilog", ended)
+	found := m.running("epilog")
+	for _, epilog = range found { // also if something has failed: it would hang for long
+		err = errors.Join(err, epilog.Kill(syscall.SIGKILL))
+	}
+	if err == nil && len(found) != 1 {
+		err = fmt.Errorf("%d epilogs run, not 1", len(found))
+	}
+	return epilog, errors.Join(err, m.mendNVML())
+}
+
+// mendNVML lets the driver answer again.
+func (m *machine) mendNVML() error {
+	if m.stage.Sim == nil {
+		return nil
+	}
+	return os.RemoveAll(filepath.Join(m.stage.Sim.Node.Dir, "delay_ms"))
+}
+
+// running are the processes of one of the machine's programs.
+func (m *machine) running(program string) (found []site.Process) {
+	pids, _ := proc.PIDs()
+	for _, pid := range pids {
+		stat, err := site.ReadStat(pid)
+		if name, _ := proc.Name(pid); err != nil || name != program {
+			continue
+		}
+		line := proc.CommandLines(context.Background(), []site.Process{stat.Process})[0]
+		if slices.Contains(line.Args, m.stage.Root) {
+			found = append(found, stat.Process)
+		}
+	}
+	return found
+}
+
+// until waits until something is so.
+func until(ctx context.Context, what string, is func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for !is() {
+		if !site.Sleep(ctx, 5*time.Millisecond) {
+			return fmt.Errorf("cannot wait for %s: %w", what, ctx.Err())
+		}
+	}
+	return nil
+}
+
+// showNode prints the modes of the GPUs, the processes of MPS and the node's state, and holds what they are.
+func (s showing) showNode(ctx context.Context, exclusive int, want string) error {
+	modes, err := s.modes()
+	if err != nil {
+		return err
+	}
+	processes, err := s.stage.Below(s.stage.Paths().Run())
+	if err != nil {
+		return err
+	}
+	state, err := s.nodeState(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "\nThe node now (Slurm: %s), with %d processes of MPS:\n\n", state, len(processes))
+	for i, mode := range modes {
+		fmt.Fprintf(s.out, "    GPU %d  %s\n", i, mode)
+	}
+	kept := len(slices.DeleteFunc(modes, func(mode string) bool { return mode != "EXCLUSIVE_PROCESS" }))
+	if kept != exclusive || len(processes) > 0 || state != want {
+		return fmt.Errorf("the node is %s with %d GPUs in EXCLUSIVE_PROCESS and %d processes of MPS, not %s with %d and 0",
+			state, kept, len(processes), want, exclusive)
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+// A test has as long as a reader would wait on a machine that does much else.
+const testLimit = 3 * time.Minute
+
+// program is the demo's binary, built once.
+var program = sync.OnceValues(func() (string, error) {
+	built, err := build()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(built, "demo")
+	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("cannot build demo: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// demo is a demo that runs.
+type demo struct {
+	*exec.Cmd
+	t      *testing.T
+	output *output
+}
+
+// output is what the demo has printed so far.
+type output struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.String()
+}
+
+// begin starts a demo beside those of other tests.
+func begin(t *testing.T, stdin string, env []string, args ...string) *demo {
+	t.Helper()
+	if err := lab.Unfit(); err != nil {
+		if os.Getenv("REQUIRE_LAB") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	t.Parallel()
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	t.Cleanup(cancel)
+	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
+	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
+	d.Env = append(os.Environ(), env...)
+	d.Stdin = strings.NewReader(stdin)
+	d.Stdout, d.Stderr = d.output, d.output
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// ends waits for the demo's end with an exit code, and holds that nothing of it is left.
+func (d *demo) ends(code int) string {
+	d.t.Helper()
+	_ = d.Wait() // the code says it
+	if got := d.ProcessState.ExitCode(); got != code {
+		d.t.Errorf("the demo ends with code %d, want %d:\n%s", got, code, d.output)
+	}
+	name := fmt.Sprintf("/%s%d-", folder, d.Process.Pid)
+	if left, _ := filepath.Glob("/tmp" + name + "*"); len(left) > 0 {
+		d.t.Errorf("files are left: %q", left)
+	}
+	for _, left := range mentioning(name) {
+		d.t.Errorf("a process is left: %s", left)
+	}
+	return d.output.String()
+}
+
+// mentioning are the processes with a text in their command line or environment.
+func mentioning(text string) (found []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, _ := os.ReadFile(file)
+		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "environ"))
+		if strings.Contains(string(line)+string(environment), text) {
+			found = append(found, string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+		}
+	}
+	return found
+}
+
+// The acts, as a reader of a pipe has them.
+func TestTheActs(t *testing.T) {
+	d := begin(t, "", nil)
+	text := d.ends(0)
+	for _, a := range acts {
+		if !strings.Contains(text, a.title) {
+			t.Errorf("the act %q is not shown", a.title)
+		}
+	}
+	if !strings.HasSuffix(text, wrap(gone, "")) {
+		t.Errorf("the end is not told:\n%s", text)
+	}
+	if full := regexp.MustCompile(`GPU-[0-9a-f]{8}-`).FindString(text); full != "" || strings.Contains(text, "\x1b") {
+		t.Errorf("a full UUID (%q), or a colour on a pipe", full)
+	}
+	for line := range strings.Lines(text) {
+		if n := cells(strings.TrimRight(line, "\n")); n > columns {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
+// Each line of the card, pasted into the shell.
+func TestTheCard(t *testing.T) {
+	var script strings.Builder
+	for i, t := range card {
+		fmt.Fprintf(&script, "%s\necho \"[$? ends %d]\" 2>&1\n", t.line, i+1)
+	}
+	script.WriteString("sleep 1000 &\nid -un; card\n")
+	d := begin(t, "exec 2>&1\n"+script.String(), nil, "-play")
+	text := d.ends(0)
+	_, text, _ = strings.Cut(text, cardText())
+	for i, c := range card {
+		printed, rest, ended := strings.Cut(text, fmt.Sprintf("[%d ends %d]\n", c.code, i+1))
+		if !ended || !strings.Contains(printed, c.want) {
+			t.Fatalf("%s: want %q and code %d:\n%s", c.line, c.want, c.code, text)
+		}
+		text = rest
+	}
+	if !strings.HasPrefix(text, userName+"\n"+cardText()) || len(card) != 10 {
+		t.Errorf("the shell of a user, and its card of ten things:\n%s", text)
+	}
+}
+
+// Ctrl-C at several times, and a terminal that is closed.
+func TestInterrupted(t *testing.T) {
+	for _, c := range []struct {
+		name, at string
+		signal   syscall.Signal
+		args     []string
+	}{
+		{"at the start", "", syscall.SIGINT, nil},
+		{"beside an MPS without slurm-mps", "./bare-mps", syscall.SIGINT, []string{"-act", "2"}},
+		{"while an epilog hangs", "Submitted", syscall.SIGTERM, []string{"-act", "4"}},
+		{"in the shell", "Ten things", syscall.SIGHUP, []string{"-play"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := begin(t, "srun --gres=gpu:1 --constraint=mps mpirun-wrap ./app 100\n", nil, c.args...)
+			d.prints(c.at)
+			time.Sleep(time.Second) // into what it has begun then
+			if err := d.Process.Signal(c.signal); err != nil {
+				t.Fatal(err)
+			}
+			if text := d.ends(1); !strings.Contains(text, "demo: ended by a signal\n") {
+				t.Errorf("the end is not told:\n%s", text)
+			}
+		})
+	}
+}
+
+// prints waits until the demo has printed something.
+func (d *demo) prints(text string) {
+	d.t.Helper()
+	for began := time.Now(); !strings.Contains(d.output.String(), text); time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > testLimit/2 {
+			d.t.Fatalf("%q is not printed:\n%s", text, d.output)
+		}
+	}
+}
+
+// A wrapper that divides nothing: the act must not claim that it does.
+func TestAnActThatDoesNotHappen(t *testing.T) {
+	shared, err := testnode.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := t.TempDir()
+	for dir := broken; dir != "/tmp"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	programs, _ := filepath.Glob(filepath.Join(shared, "bin", "*"))
+	links := append(programs, filepath.Join(shared, "sim"))
+	if err := os.Mkdir(filepath.Join(broken, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range links {
+		name, _ := filepath.Rel(shared, file)
+		if err := os.Symlink(file, filepath.Join(broken, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wrapper := filepath.Join(broken, "bin", "mpirun-wrap")
+	if err := os.Remove(wrapper); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WriteProgram(wrapper, []byte("#!/bin/sh\nshift 3\nexec \"$@\"\n")); err != nil {
+		t.Fatal(err)
+	}
+	d := begin(t, "", []string{"SLURM_MPS_BUILT=" + broken}, "-act", "1")
+	want := "demo: cannot show act 1: GPU 0 has 4 ranks with 264 SMs together, not 4 with 132\n"
+	if text := d.ends(1); !strings.Contains(text, want) {
+		t.Errorf("want %q:\n%s", want, text)
+	}
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+)
+
+const (
+	uid      = 2001
+	userName = "hpc1"
+	gpus     = 4
+)
+
+// policy is the site's policy in the lab. One of its rules denies MPS, so that there is something to be denied.
+const policy = `version = 1
+
+trigger {
+  constraint = "mps"
+}
+
+rule "teaching" {
+  when = job.partition == "edu" && length(job.gpus) > 1
+  deny = "MPS on the edu partition is for one GPU at a time"
+}
+
+rule "all" {
+  when  = true
+  allow = ["share", "overlap", "memory"]
+  grant {
+    share   = "even"
+    overlap = 2
+  }
+}
+`
+
+// machine is a node with a real Slurm and four simulated GPUs. The programs of slurm-mps are its hooks.
+type machine struct {
+	dir     string
+	stage   testnode.Stage
+	cluster *lab.Cluster
+	user    lab.User
+}
+
+// start makes the machine below dir. If it fails, close what it returns all the same.
+func start(ctx context.Context, dir, built string) (m *machine, err error) {
+	m = &machine{dir: dir}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return m, err
+	}
+	m.stage, err = testnode.New(dir, built, policy, node.H200, node.H200, node.H200, node.H200)
+	if err != nil {
+		return m, err
+	}
+	if m.user, err = lab.EnsureUser(userName, uid); err != nil {
+		return m, err
+	}
+	m.cluster, err = lab.Start(ctx, lab.Options{
+		Dir: filepath.Join(dir, "slurm"), GPUs: gpus, Features: "mps", PrologFlags: "Alloc", SameName: true,
+		Prolog: m.stage.Command("prolog"), Epilog: m.stage.Command("epilog"), TaskProlog: m.stage.Command("task-prolog"),
+		Extra:  []string{"PartitionName=edu Nodes=ALL MaxTime=INFINITE State=UP"},
+		Bundle: os.Getenv("SLURM_BUNDLE"),
+	})
+	if err != nil {
+		return m, err
+	}
+	return m, m.writePrograms()
+}
+
+// bin is the folder of the programs that a user finds on PATH.
+func (m *machine) bin() string { return filepath.Join(m.dir, "bin") }
+
+// writePrograms installs our programs for users, and puts those that the user runs into the user's folder.
+func (m *machine) writePrograms() error {
+	home, err := m.cluster.Home(m.user)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(m.bin(), 0o755); err != nil {
+		return err
+	}
+	for _, name := range []string{"mpirun-wrap", "mpsctl", "mps-tune"} {
+		err = errors.Join(err, m.install(name, m.stage.Command(name)...))
+	}
+	for _, name := range []string{"cuda-client", "nvidia-cuda-mps-control"} {
+		err = errors.Join(err, m.install(name, m.stage.Sim.Program(name)))
+	}
+	for name, text := range programs {
+		err = errors.Join(err, node.WriteProgram(filepath.Join(home, name), []byte(text)))
+	}
+	return err
+}
+
+// install puts a script on PATH that becomes a program with its first arguments.
+func (m *machine) install(name string, argv ...string) error {
+	text := "#!/bin/sh\nexec " + strings.Join(argv, " ") + " \"$@\"\n"
+	return node.WriteProgram(filepath.Join(m.bin(), name), []byte(text))
+}
+
+// env is what a shell on the machine needs beside its user's name and folder.
+func (m *machine) env() []string {
+	env := map[string]string{}
+	for _, variable := range m.cluster.Env() {
+		name, value, _ := strings.Cut(variable, "=")
+		env[name] = value
+	}
+	env["PATH"] = m.bin() + ":" + env["PATH"]
+	env["LD_LIBRARY_PATH"] = strings.TrimSuffix(m.stage.Sim.Libraries()+":"+env["LD_LIBRARY_PATH"], ":")
+	var all []string
+	for name, value := range env {
+		all = append(all, name+"="+value)
+	}
+	return all
+}
+
+// shell runs a command line as a user, and returns what it prints and its exit code.
+func (m *machine) shell(ctx context.Context, user lab.User, line string) (lab.Result, error) {
+	return m.cluster.Run(ctx, user, "env", append(m.env(), "bash", "-c", "exec 2>&1; "+line)...)
+}
+
+// nodeState is what sinfo prints of the node.
+func (m *machine) nodeState(ctx context.Context) (string, error) {
+	result, err := m.shell(ctx, lab.Root, "sinfo --noheader --partition=main --format=%T")
+	return strings.TrimSpace(result.Stdout), err
+}
+
+// waitIdle waits until the node has no job and nothing of one, and is idle for Slurm.
+func (m *machine) waitIdle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for {
+		left, err := m.stage.Left()
+		if err != nil {
+			return err
+		}
+		state, err := m.nodeState(ctx)
+		if err == nil && state == "idle" && len(left) == 0 {
+			return nil
+		}
+		if !site.Sleep(ctx, 50*time.Millisecond) {
+			return fmt.Errorf("the node is %q, and of the last job is left: %q", state, left)
+		}
+	}
+}
+
+// modes are the names of the GPUs' compute modes.
+func (m *machine) modes() (names []string, err error) {
+	all, err := m.stage.Sim.Node.GPUs()
+	for _, gpu := range all {
+		mode, err := gpu.Mode()
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, map[int]string{node.Default: "DEFAULT", node.ExclusiveProcess: "EXCLUSIVE_PROCESS"}[mode])
+	}
+	return names, err
+}
+
+// entry is a line of the log of our programs.
+type entry struct {
+	Program          string
+	Job              uint32
+	Step             string
+	Clients, Outside int // of a summary
+}
+
+// logged are the entries of a program's step for a job.
+func (m *machine) logged(program string, job uint32, step string) (found []entry) {
+	content, _ := os.ReadFile(m.stage.Paths().Log())
+	for line := range strings.Lines(string(content)) {
+		var e entry
+		if json.Unmarshal([]byte(line), &e) == nil && e.Program == program && e.Job == job && e.Step == step {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// close ends all that runs on the machine, holds that nothing is left, and removes its folder. It is bounded, and it
+// does not depend on how far the machine came.
+func (m *machine) close() error {
+	err := m.mendNVML()
+	if m.cluster != nil {
+		err = errors.Join(err, m.cluster.EndClients(), m.cluster.Stop())
+	}
+	if m.stage.Sim != nil {
+		err = errors.Join(err, m.closeStage())
+	}
+	return errors.Join(err, os.RemoveAll(m.dir))
+}
+
+// closeStage ends what no epilog has ended, and what no job of ours has started.
+func (m *machine) closeStage() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	err := m.stage.CloseLeft(ctx)
+	bare, err2 := m.stage.Below(m.dir)
+	for _, p := range bare {
+		err2 = errors.Join(err2, p.Kill(syscall.SIGKILL))
+	}
+	left, err3 := m.stage.Left()
+	if len(left) > 0 {
+		err3 = errors.Join(err3, fmt.Errorf("cannot leave the machine as it was: left is %q", left))
+	}
+	return errors.Join(err, err2, err3)
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// play opens a shell on the machine as its user, and returns when the shell has ended. How the last command of the
+// shell ended is no error.
+func play(ctx context.Context, s screen, m *machine) error {
+	if err := m.writeCard(); err != nil {
+		return err
+	}
+	s.text(fmt.Sprintf(welcome, filepath.Join(m.bin(), "admin")))
+	fmt.Fprint(s.out, cardText()+"\n")
+	shell, err := m.shellOn(ctx, isTerminal(os.Stdin), s.term)
+	if err != nil {
+		return err
+	}
+	err = shell.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) || ctx.Err() != nil {
+		err = nil
+	}
+	s.text("\nThe shell has ended. Its jobs are cancelled, and then everything is removed.")
+	return err
+}
+
+const welcome = `You are the user hpc1 on a Slurm of your own. It has slurm-mps, and one node with four simulated H200s. ` +
+	`When you leave the shell (exit or Ctrl-D), all of it is gone.
+An admin's shell, for root in another terminal: %s
+Ten things to try. The command card prints them again:
+
+`
+
+// writeCard puts the programs on PATH that a shell has and the acts need not.
+func (m *machine) writeCard() error {
+	card := "#!/bin/sh\ncat <<'END'\n" + cardText() + "END\n"
+	admin := "#!/bin/sh\ncd / && exec env " + quoted(append(m.env(), "PS1=root# ")) + " bash --noprofile --norc -i\n"
+	return errors.Join(node.WriteProgram(filepath.Join(m.bin(), "card"), []byte(card)),
+		node.WriteProgram(filepath.Join(m.bin(), "admin"), []byte(admin)))
+}
+
+// quoted is a list of words for a shell.
+func quoted(words []string) string {
+	for i, word := range words {
+		words[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return strings.Join(words, " ")
+}
+
+// shellOn is the user's shell, which reads its commands from stdin.
+func (m *machine) shellOn(ctx context.Context, terminal bool, term string) (*exec.Cmd, error) {
+	args := []string{"--noprofile", "--norc"}
+	if terminal {
+		args = append(args, "-i")
+	}
+	cmd, err := m.cluster.Command(ctx, m.user, "bash", args...)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Env = append(cmd.Env, append(m.env(), "PS1="+m.user.Name+"$ ", "TERM="+term)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGHUP) } // a shell on a terminal ignores SIGTERM
+	if terminal {
+		cmd.SysProcAttr.Setpgid = false // in the terminal's foreground, from where it makes groups of its own
+	} else {
+		cmd.Env = append(cmd.Env, "SLURM_STDINMODE=none") // else srun would take the commands that follow it
+	}
+	return cmd, nil
+}

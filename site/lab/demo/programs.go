@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// programs are the files in the user's folder, by name. Each prints lines that people read and the acts check.
+var programs = map[string]string{
+	"app": `#!/bin/bash
+# app [SECONDS]: a program that computes on its GPU, and prints what CUDA gave it.
+who="rank $SLURM_PROCID"
+[ "${SLURM_NTASKS:-1}" = 1 ] && who="process $$"
+had=$(cuda-client info -v) && did=$(cuda-client spin -ms 5 -for "${1:-0.5}") ||
+    { echo "$who: CUDA fails: $had $did"; exit 1; }
+[[ "$had $did" =~ sm=([0-9]+).*uuid=([^ ]+).*kernels=([0-9]+) ]]
+echo "$who: ${BASH_REMATCH[1]} SMs of ${BASH_REMATCH[2]:0:12}, ${BASH_REMATCH[3]} kernels"
+`,
+	"killed": `#!/bin/bash
+# killed: every rank computes, and the last one is killed with SIGKILL while its kernel runs.
+last=$((SLURM_NTASKS - 1)) ready=.ready.$SLURM_JOB_ID.$SLURM_STEP_ID
+if [ "$SLURM_PROCID" = $last ]; then
+    exec 3< <(exec cuda-client spin -ms 400 -queue 3 -for 60) && client=$!
+    read -r -u 3
+    until [ "$(ls $ready.* 2>/dev/null | wc -l)" = $last ]; do sleep 0.05; done
+    sleep 0.3
+    kill -9 $client
+    echo "rank $SLURM_PROCID: killed with SIGKILL while its kernel ran"
+    exit 137
+fi
+exec 3< <(exec cuda-client spin -ms 5 -for 2)
+read -r -u 3
+touch $ready.$SLURM_PROCID
+result=$(cat <&3)
+rm -f $ready.$SLURM_PROCID
+if [[ $result =~ done\ kernels=([0-9]+) ]]; then
+    echo "rank $SLURM_PROCID: finished, ${BASH_REMATCH[1]} kernels"
+else
+    [[ $result =~ err=([0-9]+\ [A-Za-z_]+) ]]
+    echo "rank $SLURM_PROCID: died of CUDA error ${BASH_REMATCH[1]}"
+    exit 1
+fi
+`,
+	"bare-mps": `#!/bin/bash
+# bare-mps COMMAND...: runs a command beside an MPS daemon that the job starts itself, without slurm-mps.
+export CUDA_MPS_PIPE_DIRECTORY=$PWD/bare.$SLURM_JOB_ID CUDA_MPS_LOG_DIRECTORY=$PWD/bare.$SLURM_JOB_ID
+mkdir "$CUDA_MPS_PIPE_DIRECTORY" && nvidia-cuda-mps-control -d || exit 1
+"$@"
+code=$?
+echo quit | nvidia-cuda-mps-control
+rm -r "$CUDA_MPS_PIPE_DIRECTORY"
+exit $code
+`,
+	"job.sh": `#!/bin/bash
+#SBATCH --gres=gpu:2 --constraint=mps --ntasks=8 --output=job.out
+srun mpirun-wrap --share=even ./app
+`,
+	"long.sh": `#!/bin/bash
+#SBATCH --gres=gpu:1 --constraint=mps --ntasks=4 --output=long.out
+srun mpirun-wrap ./app 6
+`,
+	"ensemble": `#!/bin/bash
+# ensemble: eight programs, four at a time. No launcher gives them a rank, so each takes a free slot.
+seq 8 | xargs -P4 -I% mpirun-wrap --slots=4 ./app
+`,
+}
