@@ -21,11 +21,10 @@ import (
 
 var healing = act{
 	title: "The clean-up is killed, and the node heals",
-	before: "For a job, the GPUs are in the mode EXCLUSIVE_PROCESS, so that a program without MPS cannot use them. After the job, " +
-		"the epilog of slurm-mps ends MPS and puts the modes back. You see that the epilog is killed before it puts " +
-		"them back, and how an admin repairs the node.",
-	after: "It means: what slurm-mps changes is on record before it is changed. So a second epilog, or mpsctl reap, does the " +
-		"rest from the record, wherever the first one stopped. Slurm has kept jobs away meanwhile.",
+	before: "You see what is left if the epilog of slurm-mps is killed. Slurm runs it after a job. It ends MPS, and it puts the " +
+		"GPUs back from EXCLUSIVE_PROCESS, in which only MPS can use them, to DEFAULT.",
+	after: "It means: slurm-mps writes down what it will change before it changes it. So mpsctl reap or a second epilog does " +
+		"the rest, wherever the first one stopped. Until then Slurm starts no job on the node (it is drained).",
 	run: showHealing,
 }
 

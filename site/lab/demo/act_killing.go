@@ -12,8 +12,8 @@ import (
 
 var killing = act{
 	title: "A process is killed beside its neighbours",
-	before: "You see four ranks on one GPU, twice. The last one is killed (SIGKILL) while its kernel runs on the GPU. " +
-		"The first job has slurm-mps. The second one starts NVIDIA's MPS itself, without slurm-mps.",
+	before: "You see four ranks on one GPU. The last one is killed (SIGKILL) while its kernel runs, its program on the GPU. " +
+		"The first job has slurm-mps. The second job starts NVIDIA's MPS itself, without slurm-mps.",
 	after: "It means: a rank that ends during its work does not take the others along. A root process of slurm-mps, the " +
 		"guard, keeps the GPU files of the dead rank open until its work on the GPU is done. This was simulated, and " +
 		"the simulation loses the neighbours each time. Measured on real H200s (driver 580.159.04, mode DEFAULT): with " +

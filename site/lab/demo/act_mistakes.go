@@ -10,11 +10,10 @@ import (
 
 var mistakes = act{
 	title: "A mistake gets a sentence",
-	before: "You see three mistakes of a user: more SMs than the GPU has, a job without a GPU, and a job that the " +
-		"site's policy denies. The last command prints the state of the node.",
-	after: "It means: the user reads what is wrong and what to do, and the program does not start without MPS " +
-		"unnoticed. The node stays in service (idle), because a user's mistake never drains a node. Slurm drains a " +
-		"node, so that no job starts there, if a prolog or an epilog fails.",
+	before: "You see three mistakes of a user: more SMs than the GPU has, no GPU, and a job that the site's policy denies. " +
+		"After them you see the state of the node.",
+	after: "It means: the user reads what is wrong and what to do. The node is idle and takes the next job, because a " +
+		"user's mistake never takes a node out of service (in Slurm's words: it drains no node).",
 	run: showMistakes,
 }
 

@@ -13,10 +13,10 @@ import (
 
 var shares = act{
 	title: "Eight processes share two GPUs",
-	before: "You see a user's job of eight processes (Slurm calls them ranks). mpirun-wrap gives each rank a quarter " +
-		"of a GPU. A GPU computes with multiprocessors (SMs), and an H200 has 132 of them.",
-	after: "It means: one word in the script, mpirun-wrap, divides the GPUs. The SMs of all ranks add up to the GPU. " +
-		"MPS limits how many SMs a rank uses at a time. It does not reserve particular SMs for the rank.",
+	before: "You see eight processes of one job (Slurm calls them ranks) on two GPUs. A GPU computes with " +
+		"multiprocessors (SMs), and an H200 has 132 of them.",
+	after: "It means: mpirun-wrap in the script divides each GPU among its ranks, to the last SM. MPS limits how many SMs " +
+		"a rank uses at a time. It does not reserve particular SMs for the rank.",
 	run: showShares,
 }
 

@@ -166,6 +166,7 @@ func TestTheCard(t *testing.T) {
 
 // Ctrl-C at several times, and a terminal that is closed.
 func TestInterrupted(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, at string
 		signal   syscall.Signal

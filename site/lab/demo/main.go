@@ -32,7 +32,7 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer cancel()
 	// The reader of a pipe may be gone while there is still something to clean up.
-	signal.Ignore(syscall.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := run(ctx, *playing, *only); err != nil {
 		fmt.Fprintln(os.Stderr, shortUUIDs(fmt.Sprintf("demo: %v", err)))
 		os.Exit(1)
@@ -47,6 +47,9 @@ func run(ctx context.Context, playing bool, only int) error {
 		return errors.New("cannot start Slurm: you are not root: run this as root, a container is enough")
 	}
 	built, err := build()
+	if ctx.Err() != nil {
+		return errSignal
+	}
 	if err != nil {
 		return err
 	}
@@ -58,17 +61,19 @@ func run(ctx context.Context, playing bool, only int) error {
 	if err == nil {
 		err = use(ctx, m, playing, only)
 	}
+	if ctx.Err() != nil {
+		err = errSignal // what it has interrupted is no news
+	}
 	if closed := m.close(); closed != nil {
 		err = errors.Join(err, fmt.Errorf("cannot clean up: %w", closed))
-	}
-	if ctx.Err() != nil {
-		return errors.Join(errors.New("ended by a signal"), err)
 	}
 	if err == nil {
 		newScreen(os.Stdout, os.Getenv).text(gone)
 	}
 	return err
 }
+
+var errSignal = errors.New("ended by a signal")
 
 // use opens a shell on the machine, or shows the acts.
 func use(ctx context.Context, m *machine, playing bool, only int) error {

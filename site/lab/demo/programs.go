@@ -15,21 +15,26 @@ echo "$who: ${BASH_REMATCH[1]} SMs of ${BASH_REMATCH[2]:0:12}, ${BASH_REMATCH[3]
 `,
 	"killed": `#!/bin/bash
 # killed: every rank computes, and the last one is killed with SIGKILL while its kernel runs.
-last=$((SLURM_NTASKS - 1)) ready=.ready.$SLURM_JOB_ID.$SLURM_STEP_ID
-if [ "$SLURM_PROCID" = $last ]; then
-    exec 3< <(exec cuda-client spin -ms 400 -queue 3 -for 60) && client=$!
+last=$((SLURM_NTASKS - 1)) file=.killed.$SLURM_JOB_ID.$SLURM_STEP_ID
+compute() { # from now on, in the background; the lines of the client are on descriptor 3, from the second on
+    exec 3< <(exec cuda-client spin -for 60 "$@") && client=$!
     read -r -u 3
-    until [ "$(ls $ready.* 2>/dev/null | wc -l)" = $last ]; do sleep 0.05; done
+}
+if [ "$SLURM_PROCID" = $last ]; then
+    compute -ms 400 -queue 3
+    until [ "$(ls $file.* 2>/dev/null | wc -l)" = $last ]; do sleep 0.05; done
     sleep 0.3
     kill -9 $client
+    touch $file
     echo "rank $SLURM_PROCID: killed with SIGKILL while its kernel ran"
     exit 137
 fi
-exec 3< <(exec cuda-client spin -ms 5 -for 2)
-read -r -u 3
-touch $ready.$SLURM_PROCID
+compute -ms 5 -exit-idle
+touch $file.$SLURM_PROCID
+until [ -e $file ]; do sleep 0.05; done
+sleep 1.5
+kill $client 2>/dev/null
 result=$(cat <&3)
-rm -f $ready.$SLURM_PROCID
 if [[ $result =~ done\ kernels=([0-9]+) ]]; then
     echo "rank $SLURM_PROCID: finished, ${BASH_REMATCH[1]} kernels"
 else
