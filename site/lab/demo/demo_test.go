@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,7 +65,7 @@ func (o *output) String() string {
 }
 
 // begin starts a demo beside those of other tests.
-func begin(t *testing.T, stdin string, env []string, args ...string) *demo {
+func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	t.Helper()
 	if err := lab.Unfit(); err != nil {
 		if os.Getenv("REQUIRE_LAB") != "" {
@@ -82,7 +83,7 @@ func begin(t *testing.T, stdin string, env []string, args ...string) *demo {
 	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
 	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
 	d.Env = append(os.Environ(), env...)
-	d.Stdin = strings.NewReader(stdin)
+	d.Stdin = stdin
 	d.Stdout, d.Stderr = d.output, d.output
 	if err := d.Start(); err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func mentioning(text string) (found []string) {
 
 // The acts, as a reader of a pipe has them.
 func TestTheActs(t *testing.T) {
-	d := begin(t, "", nil)
+	d := begin(t, nil, nil)
 	text := d.ends(0)
 	for _, a := range acts {
 		if !strings.Contains(text, a.title) {
@@ -149,7 +150,7 @@ func TestTheCard(t *testing.T) {
 		fmt.Fprintf(&script, "%s\necho \"[$? ends %d]\" 2>&1\n", t.line, i+1)
 	}
 	script.WriteString("sleep 1000 &\nid -un; card\n")
-	d := begin(t, "exec 2>&1\n"+script.String(), nil, "-play")
+	d := begin(t, strings.NewReader("exec 2>&1\n"+script.String()), nil, "-play")
 	text := d.ends(0)
 	_, text, _ = strings.Cut(text, cardText())
 	for i, c := range card {
@@ -178,7 +179,7 @@ func TestInterrupted(t *testing.T) {
 		{"in the shell", "Ten things", syscall.SIGHUP, []string{"-play"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := begin(t, "srun --gres=gpu:1 --constraint=mps mpirun-wrap ./app 100\n", nil, c.args...)
+			d := begin(t, strings.NewReader("srun --gres=gpu:1 --constraint=mps mpirun-wrap ./app 100\n"), nil, c.args...)
 			d.prints(c.at)
 			time.Sleep(time.Second) // into what it has begun then
 			if err := d.Process.Signal(c.signal); err != nil {
@@ -189,6 +190,30 @@ func TestInterrupted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An admin's shell works, and ends with the user's.
+func TestTheAdminsShell(t *testing.T) {
+	stdin, input, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer input.Close()
+	d := begin(t, stdin, nil, "-play")
+	d.prints(cardText())
+	path := regexp.MustCompile(`/tmp/\S+/bin/admin`).FindString(d.output.String())
+	admin := exec.Command(path)
+	admin.Stdin = strings.NewReader("id -un && mpsctl status && scontrol ping && sleep 1000\n")
+	admin.Stdout, admin.SysProcAttr = d.output, &syscall.SysProcAttr{Setsid: true}
+	if err := admin.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.prints("is UP")
+	input.Close()
+	if text := d.ends(0); !strings.Contains(text, "root\n") || !strings.Contains(text, "4 GPUs, 0 jobs") {
+		t.Errorf("what root sees:\n%s", text)
+	}
+	_ = admin.Wait() // it was killed
 }
 
 // prints waits until the demo has printed something.
@@ -231,7 +256,7 @@ func TestAnActThatDoesNotHappen(t *testing.T) {
 	if err := node.WriteProgram(wrapper, []byte("#!/bin/sh\nshift 3\nexec \"$@\"\n")); err != nil {
 		t.Fatal(err)
 	}
-	d := begin(t, "", []string{"SLURM_MPS_BUILT=" + broken}, "-act", "1")
+	d := begin(t, nil, []string{"SLURM_MPS_BUILT=" + broken}, "-act", "1")
 	want := "demo: cannot show act 1: GPU 0 has 4 ranks with 264 SMs together, not 4 with 132\n"
 	if text := d.ends(1); !strings.Contains(text, want) {
 		t.Errorf("want %q:\n%s", want, text)
