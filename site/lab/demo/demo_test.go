@@ -19,7 +19,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
-	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // A test has as long as a reader would wait on a machine that does much else.
@@ -82,7 +81,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	t.Cleanup(cancel)
 	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
 	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
-	d.Env = append(os.Environ(), env...)
+	d.Env = append(append(os.Environ(), "SLURM_MPS_BUILT="+filepath.Dir(path)), env...) // it is built already
 	d.Stdin = stdin
 	d.Stdout, d.Stderr = d.output, d.output
 	if err := d.Start(); err != nil {
@@ -228,10 +227,11 @@ func (d *demo) prints(text string) {
 
 // A wrapper that divides nothing: the act must not claim that it does.
 func TestAnActThatDoesNotHappen(t *testing.T) {
-	shared, err := testnode.Shared()
+	path, err := program()
 	if err != nil {
 		t.Fatal(err)
 	}
+	shared := filepath.Dir(path)
 	broken := t.TempDir()
 	for dir := broken; dir != "/tmp"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
