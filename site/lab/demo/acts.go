@@ -44,7 +44,8 @@ func show(ctx context.Context, s screen, m *machine, only int) error {
 		s.title(fmt.Sprintf("%d of %d: %s", i+1, len(acts), a.title))
 		s.text(a.before)
 		if err := a.run(ctx, showing{m, s}); err != nil {
-			return fmt.Errorf("cannot show act %d: %w", i+1, errors.Join(err, ctx.Err()))
+			err = errors.Join(err, ctx.Err())
+			return fmt.Errorf("cannot show act %d: %w\nThe end of our log:\n%s", i+1, err, m.logTail())
 		}
 		fmt.Fprintln(s.out)
 		s.text(a.after)

@@ -189,6 +189,13 @@ func (m *machine) logged(program string, job uint32, step string) (found []entry
 	return found
 }
 
+// logTail is the end of the log, for whoever looks why an act failed.
+func (m *machine) logTail() string {
+	content, _ := os.ReadFile(m.stage.Paths().Log())
+	lines := strings.SplitAfter(string(content), "\n")
+	return strings.Join(lines[max(0, len(lines)-12):], "")
+}
+
 // close ends all that runs on the machine, holds that nothing is left, and removes its folder. It is bounded, and it
 // does not depend on how far the machine came.
 func (m *machine) close() error {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -93,6 +94,9 @@ func build() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {
 		return "", err
+	}
+	if _, err := os.Stat(filepath.Join(shared, "sim", "content")); err != nil {
+		fmt.Println("The programs are built first. This takes a minute or two, once.")
 	}
 	return testnode.Build(shared)
 }
