@@ -7,5 +7,5 @@ import "embed"
 
 // Files are the files of this folder.
 //
-//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf logrotate.conf reap.service metrics.service metrics.timer job_submit.lua cli_filter.lua
+//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf logrotate.conf reap.service metrics.service metrics.timer grafana.json alerts.yml job_submit.lua cli_filter.lua
 var Files embed.FS

@@ -34,6 +34,8 @@ var items = []item{
 	{"reap.service", "/usr/lib/systemd/system/slurm-mps-reap.service", "mpsctl reap before each start of slurmd"},
 	{"metrics.service", "/usr/lib/systemd/system/slurm-mps-metrics.service", "mpsctl metrics for node_exporter"},
 	{"metrics.timer", "/usr/lib/systemd/system/slurm-mps-metrics.timer", "the same each minute"},
+	{"grafana.json", "/usr/share/slurm-mps/grafana.json", "a dashboard of the metrics, to import into Grafana"},
+	{"alerts.yml", "/usr/share/slurm-mps/alerts.yml", "alert rules of the metrics, for Prometheus"},
 	{"job_submit.lua", "/etc/slurm/job_submit.lua", "jobs with MPS go to nodes that have it"},
 	{"cli_filter.lua", "/etc/slurm/cli_filter.lua", "mistakes are said before a job is sent"},
 }
