@@ -43,6 +43,7 @@ func (at point) reached(p play) func(faultinject.Effect) bool {
 
 var (
 	processes = regexp.MustCompile(`/(proc|task)/[0-9]+`)
+	jobFiles  = regexp.MustCompile(`/run/mps[0-9]+`)
 	drafts    = regexp.MustCompile(`(/\.draft-[a-z_.]+-)[0-9]+`)
 )
 
@@ -51,6 +52,7 @@ func (p play) name(e faultinject.Effect) string {
 	folder := filepath.Dir(p.Root)
 	name := strings.ReplaceAll(e.String(), folder, "")
 	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "") // of a control group
+	name = jobFiles.ReplaceAllString(name, "/run/mpsN")
 	name = processes.ReplaceAllString(name, "/$1/N")
 	return drafts.ReplaceAllString(name, "${1}N")
 }
@@ -155,7 +157,9 @@ func (s shape) stand(t *testing.T) play {
 	t.Helper()
 	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
 	policy := testnode.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
-	return playIn(t, publicDir(t), policy, models...)
+	p := playIn(t, publicDir(t), policy, models...)
+	p.facts(fmt.Sprintf("hpc_job_mapping_dir = %q", publicDirIn(t, "/run"))) // no one but root may write above it
+	return p
 }
 
 // report adds a test's result to the file that RELIABILITY names, for docs/reliability.md (make reliability). A line

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -340,7 +341,7 @@ func (p play) booted() {
 func (p play) quiet() {
 	p.t.Helper()
 	p.clean()
-	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays()) {
+	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays(), p.jobFiles()) {
 		p.t.Errorf("left behind: %s\n%s", what, p.log())
 	}
 }
@@ -389,6 +390,28 @@ func (p play) mounts() []string {
 	for line := range strings.Lines(string(table)) {
 		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], p.Paths().Run()+"/") {
 			found = append(found, "mount "+fields[1])
+		}
+	}
+	return found
+}
+
+// jobFiles are files for dcgm-exporter that are left without a line in the log.
+func (p play) jobFiles() (found []string) {
+	config, _ := policyfile.ReadConfig(p.Paths())
+	if config.JobMappingDir == "" {
+		return nil
+	}
+	files, err := os.ReadDir(config.JobMappingDir)
+	if err != nil {
+		p.t.Error(err)
+	}
+	for _, file := range files {
+		path := filepath.Join(config.JobMappingDir, file.Name())
+		if !strings.Contains(p.log(), "cannot remove "+path+":") {
+			found = append(found, "file "+path)
+		}
+		if err := os.Remove(path); err != nil { // the next point is to find none
+			p.t.Error(err)
 		}
 	}
 	return found

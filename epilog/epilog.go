@@ -140,6 +140,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	failed = errors.Join(failed, ended)
 	summary := summarise(l, before)
 	summary.guarded(c.Store.ReadGuard(l.Job.ID))
+	c.removeJobFiles(l)
 	if ended == nil {
 		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID), c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {

@@ -30,6 +30,7 @@ type node struct {
 	fit      int          // what Fit gives
 	driver   string       // what Driver gives, with noDriver
 	noDriver error
+	jobFiles string // folder, "" for none
 	gres     slurm.Gres
 	major    int // compute capability
 }
@@ -61,6 +62,7 @@ func (n *node) prolog() Prolog {
 	return Prolog{
 		Store: n.Store, Daemons: daemons{n}, Guards: guards{n}, Groups: controlGroups{n}, GPUs: gpus{n}, Slurm: slurmFiles{n},
 		Undo: n.undo, Control: lease.Program{Path: "/usr/bin/control"}, Log: zerolog.Nop(), Clock: time.Now,
+		JobFiles:   n.jobFiles,
 		GroupNames: func(context.Context, []uint32) ([]string, error) { return []string{"hpc"}, nil },
 	}
 }
@@ -208,6 +210,11 @@ func (g gpus) Find(uuid site.UUID) (site.Device, error) {
 	all, err := g.Devices()
 	i := slices.IndexFunc(all, func(d site.Device) bool { return d.UUID == uuid })
 	return all[i], err
+}
+
+// Index gives GPU A the number 0 and GPU B the number 1.
+func (g gpus) Index(uuid site.UUID) (int, error) {
+	return map[site.UUID]int{fakenode.GPUB: 1}[uuid], g.n.Fail["number of "+fakenode.Letter(uuid)]
 }
 
 func (g gpus) Capability(site.UUID) (major, minor int, err error) { return g.n.major, 0, nil }

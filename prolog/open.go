@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -105,7 +106,7 @@ func (o Prolog) trial(l lease.Lease, grant policy.Grant) error {
 	l.Job.User, l.Job.UID, l.KeepLogs, l.DrainGrace, l.Hold = "nobody", nobody, "", 0, 0
 	l.Held, l.Daemons = slices.Clone(l.Held), slices.Clone(l.Daemons)
 	for i := range l.Held {
-		l.Held[i].OriginalMode, l.Held[i].NewMode = "", ""
+		l.Held[i].OriginalMode, l.Held[i].NewMode, l.Held[i].JobFile = "", "", ""
 	}
 	if err := o.Store.Create(ctx, l); err != nil {
 		return err
@@ -148,6 +149,7 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 		if err != nil {
 			return l, err
 		}
+		held.JobFile = o.jobFile(device.UUID)
 		l.Held = append(l.Held, held)
 	}
 	for n, group := range groups(devices, grant.Scope) {
@@ -214,6 +216,7 @@ func (o Prolog) apply(ctx context.Context, l *lease.Lease, v opening, devices []
 	if err := o.step("answer", func() error { return o.prepareDaemons(ctx, *l, ceiling) }); err != nil {
 		return err
 	}
+	o.writeJobFiles(*l)
 	return o.step("ticket", func() error { return o.publish(*l, o.ticket(*l, v, devices)) })
 }
 
@@ -268,6 +271,36 @@ func (o Prolog) setModes(l *lease.Lease) error {
 		}
 	}
 	return nil
+}
+
+// jobFile is the file that names the job of a GPU, "" if there is none to write. A MIG instance has none, because
+// dcgm-exporter knows whole GPUs alone.
+func (o Prolog) jobFile(uuid site.UUID) string {
+	if o.JobFiles == "" || uuid.MIG() {
+		return ""
+	}
+	index, err := o.GPUs.Index(uuid)
+	if err != nil {
+		o.noJobFile(err)
+		return ""
+	}
+	return filepath.Join(o.JobFiles, strconv.Itoa(index))
+}
+
+// writeJobFiles writes the job files. A failure costs the site a label in its charts, so it fails no job.
+func (o Prolog) writeJobFiles(l lease.Lease) {
+	for _, held := range l.Held {
+		if held.JobFile == "" {
+			continue
+		}
+		if err := lease.WriteJobFile(held.JobFile, l.Job.ID); err != nil {
+			o.noJobFile(err)
+		}
+	}
+}
+
+func (o Prolog) noJobFile(err error) {
+	o.Log.Warn().Err(err).Msg("dcgm-exporter is not told which job has a GPU")
 }
 
 // groupOf returns the control group for a job's n-th daemon.

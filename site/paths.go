@@ -51,6 +51,8 @@ type Config struct {
 	GresConf       string // path of gres.conf; "" means the folder of the slurm.conf that Slurm names
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
+	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that none are written
+	RemoteShell    string // program and arguments that run a command on another node; the node's name comes behind them
 }
 
 // DefaultConfig is the configuration of a site without a configuration file.
@@ -59,6 +61,7 @@ func DefaultConfig() Config {
 		Control:        "/usr/bin/nvidia-cuda-mps-control",
 		PrologDeadline: 60 * time.Second,
 		EpilogDeadline: 60 * time.Second,
+		RemoteShell:    "ssh -o BatchMode=yes",
 	}
 }
 

@@ -7,3 +7,6 @@
 # gres_conf       = "/etc/slurm/gres.conf"                        # without it the one beside Slurm's slurm.conf
 # prolog_deadline = "60s"
 # epilog_deadline = "60s"
+
+# hpc_job_mapping_dir = "/run/dcgm-jobs"      # dcgm-exporter's --hpc-job-mapping-dir; without it no job files are written
+# remote_shell        = "ssh -o BatchMode=yes" # for mpsctl status --nodes; the node's name comes behind it

@@ -105,6 +105,29 @@ func (n *NVML) byMinor(minor int) (site.Device, error) {
 	return site.Device{}, unread
 }
 
+// Index returns a GPU's position, which is its number in nvidia-smi and DCGM. A GPU that cannot be opened is skipped. A
+// MIG instance has no position.
+func (n *NVML) Index(uuid site.UUID) (int, error) {
+	return within(n, "find "+string(uuid), func() (int, error) { return n.index(uuid) })
+}
+
+func (n *NVML) index(uuid site.UUID) (int, error) {
+	count, err := n.count()
+	if err != nil {
+		return 0, err
+	}
+	for position := range count {
+		handle, err := n.at(position)
+		if err != nil {
+			continue
+		}
+		if at, ret := handle.GetUUID(); ret == nvml.SUCCESS && at == string(uuid) {
+			return position, nil
+		}
+	}
+	return 0, cannot("find "+string(uuid), ErrNotFound)
+}
+
 func (n *NVML) hasMinor(position, minor int) (handle nvml.Device, found bool, err error) {
 	handle, err = n.at(position)
 	if err != nil {

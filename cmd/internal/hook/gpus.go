@@ -50,6 +50,14 @@ func (l *lazyGPUs) Find(uuid site.UUID) (site.Device, error) {
 	return nvml.Find(uuid)
 }
 
+func (l *lazyGPUs) Index(uuid site.UUID) (int, error) {
+	nvml, err := l.open()
+	if err != nil {
+		return 0, err
+	}
+	return nvml.Index(uuid)
+}
+
 func (l *lazyGPUs) Capability(uuid site.UUID) (major, minor int, err error) {
 	nvml, err := l.open()
 	if err != nil {

@@ -66,7 +66,7 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	opener := prolog.Prolog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
 		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
-		GroupNames: groupNames,
+		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}
 	outcome := make(chan prolog.Outcome, 1)
 	err = within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) error {

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// A job file names the job of a GPU for dcgm-exporter: its name is the GPU's number, and it has a job on each line.
+// The claim of the GPU says who may write it, so it has one writer.
+
+// WriteJobFile writes the job into a job file, in a folder that only root can change.
+func WriteJobFile(path string, job uint32) error {
+	if err := trusted(filepath.Dir(path)); err != nil {
+		return err
+	}
+	return replace(path, jobLine(job), 0o644, -1, false)
+}
+
+// RemoveJobFile removes a job file and what a killed writer has left of it. A file that names another job stays.
+func RemoveJobFile(path string, job uint32) error {
+	err := trusted(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(remove(temporaryOf(path)), removeOwn(path, job))
+}
+
+func removeOwn(path string, job uint32) error {
+	content, err := site.ReadRootOwned(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case string(content) != string(jobLine(job)):
+		return nil
+	}
+	return remove(path)
+}
+
+func jobLine(job uint32) []byte { return fmt.Appendf(nil, "%d\n", job) }
+
+// trusted returns an error if another user could decide what a folder is.
+func trusted(folder string) error {
+	dir, err := site.OpenTrustedFolder(folder)
+	if err != nil {
+		return err
+	}
+	return dir.Close()
+}
