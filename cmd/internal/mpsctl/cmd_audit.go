@@ -32,11 +32,15 @@ can see everything.`
 
 // auditCommand is mpsctl audit.
 func auditCommand(call *Invocation) *cobra.Command {
-	return &cobra.Command{
+	var nodes string
+	c := &cobra.Command{
 		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
-		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
+		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'\n  mpsctl audit -w 'gpu[01-16]'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			if nodes != "" {
+				return askNodes(call, nodes, "audit")
+			}
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
@@ -50,6 +54,8 @@ func auditCommand(call *Invocation) *cobra.Command {
 			return printAudit(call, newReport(n, found))
 		},
 	}
+	nodesFlag(c, &nodes)
+	return c
 }
 
 // auditReport is the result of an audit.

@@ -32,11 +32,20 @@ It exits with 0 where lease and node agree, with 1 where they do not or root cou
 // statusCommand is mpsctl status.
 func statusCommand(call *Invocation) *cobra.Command {
 	var watch, silent bool
+	var nodes string
 	c := &cobra.Command{
 		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
-		Example:               "  mpsctl status\n  mpsctl status --watch\n  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries",
+		Example:               "  mpsctl status\n  mpsctl status --watch\n  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries\n  mpsctl status -w 'gpu[01-16]'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			switch {
+			case nodes != "" && watch:
+				return errors.New("cannot watch nodes: give --nodes or --watch, not both")
+			case nodes != "" && silent:
+				return askNodes(call, nodes, "status", "--no-queries")
+			case nodes != "":
+				return askNodes(call, nodes, "status")
+			}
 			reader, err := inspect.Open(call.Paths, !silent)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
@@ -51,6 +60,7 @@ func statusCommand(call *Invocation) *cobra.Command {
 	}
 	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until Ctrl-C; with --json an object a line")
 	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver says who the clients are")
+	nodesFlag(c, &nodes)
 	return c
 }
 
