@@ -37,8 +37,8 @@ func auditCommand(call *Invocation) *cobra.Command {
 		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
 		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'\n  mpsctl audit -w 'gpu[01-16]'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if nodes != "" {
+		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("nodes") {
 				return askNodes(call, nodes, "audit")
 			}
 			reader, err := inspect.Open(call.Paths, true)

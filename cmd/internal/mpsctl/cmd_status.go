@@ -37,13 +37,14 @@ func statusCommand(call *Invocation) *cobra.Command {
 		Use: "status", Short: "print this node's jobs, GPUs, daemons and clients", Long: statusHelp,
 		Example:               "  mpsctl status\n  mpsctl status --watch\n  mpsctl status --json | jq '.jobs[].gpus[].clients[] | {pid, sms}'\n  mpsctl status --no-queries\n  mpsctl status -w 'gpu[01-16]'",
 		DisableFlagsInUseLine: true, Args: NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
+			asked := c.Flags().Changed("nodes")
 			switch {
-			case nodes != "" && watch:
+			case asked && watch:
 				return errors.New("cannot watch nodes: give --nodes or --watch, not both")
-			case nodes != "" && silent:
+			case asked && silent:
 				return askNodes(call, nodes, "status", "--no-queries")
-			case nodes != "":
+			case asked:
 				return askNodes(call, nodes, "status")
 			}
 			reader, err := inspect.Open(call.Paths, !silent)

@@ -91,6 +91,7 @@ func TestNodesThatCannotBeAsked(t *testing.T) {
 	for _, c := range []struct{ list, want string }{
 		{"-oProxyCommand=x", `cannot read --nodes "-oProxyCommand=x": "-oProxyCommand=x" is no node's name`},
 		{"n1,-v", `"-v" is no node's name`},
+		{"", `"" is no`},
 		{"n1,", `"" is no node's name`},
 		{"n1;reboot", `"n1;reboot" is no node's name`},
 		{"-[1-2]", "it begins with -"},
