@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// section is one file of raw lines.
+type section struct {
+	title string
+	facts map[string]string // by their names, as in factNames
+	notes []string
+	rows  []row
+}
+
+// factNames are what the lines "# NAME: ..." of a file have. Each file has GPUs ("simulated", or the model) and on.
+var factNames = []string{"GPUs", "on", "data"}
+
+// row is all lines of one test.
+type row struct {
+	test                   string
+	lines                  int
+	tried, failed, seconds int
+	said                   []string
+}
+
+func readAll(dir string) ([]section, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.tsv"))
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(paths)
+	var all []section
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read what a test has written: %w", err)
+		}
+		s, err := read(string(content))
+		if err != nil {
+			return nil, fmt.Errorf("cannot read %s: %w", path, err)
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func read(content string) (section, error) {
+	s := section{facts: map[string]string{}}
+	for n, line := range strings.Split(strings.TrimRight(content, "\n"), "\n") {
+		about, ok := strings.CutPrefix(line, "# ")
+		switch {
+		case ok && s.title == "":
+			s.title = about
+		case ok:
+			s.note(about)
+		default:
+			if err := s.add(line); err != nil {
+				return s, fmt.Errorf("line %d: %w", n+1, err)
+			}
+		}
+	}
+	if s.title == "" || s.facts["GPUs"] == "" || s.facts["on"] == "" {
+		return s, fmt.Errorf("it does not begin with a title and the lines %q and %q", "# GPUs: ...", "# on: ...")
+	}
+	return s, nil
+}
+
+// note takes a line about the section, which is a fact or a sentence.
+func (s *section) note(line string) {
+	if name, value, ok := strings.Cut(line, ": "); ok && slices.Contains(factNames, name) {
+		s.facts[name] = value
+		return
+	}
+	s.notes = append(s.notes, line)
+}
+
+// add adds a line to the row of its test, whose subtests are pieces of it.
+func (s *section) add(line string) error {
+	fields := strings.SplitN(line, "\t", 5)
+	if len(fields) < 4 {
+		return fmt.Errorf("%q has %d fields: want name, tried, failed, seconds", line, len(fields))
+	}
+	var numbers [3]int
+	for i := range numbers {
+		n, err := strconv.Atoi(fields[i+1])
+		if err != nil {
+			return fmt.Errorf("%q: %w", line, err)
+		}
+		numbers[i] = n
+	}
+	test, _, _ := strings.Cut(fields[0], "/")
+	test, _, _ = strings.Cut(test, " ")
+	if _, what, ok := strings.Cut(fields[0], " "); ok { // "TestX/job-1 pairs" counts pairs of what the other lines count
+		test += " " + what
+	}
+	at := slices.IndexFunc(s.rows, func(r row) bool { return r.test == test })
+	if at < 0 {
+		s.rows, at = append(s.rows, row{test: test}), len(s.rows)
+	}
+	r := &s.rows[at]
+	r.lines, r.tried, r.failed, r.seconds = r.lines+1, r.tried+numbers[0], r.failed+numbers[1], r.seconds+numbers[2]
+	if len(fields) == 5 {
+		r.said = append(r.said, fields[4])
+	}
+	return nil
+}
+
+// commentsOf are the comments of the module's tests, each as one line.
+func commentsOf(module string) (map[string]string, error) {
+	comments := map[string]string{}
+	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && path != module && strings.HasPrefix(entry.Name(), ".") {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Doc != nil {
+				first, _, _ := strings.Cut(f.Doc.Text(), "\n\n")
+				comments[f.Name.Name] = strings.ReplaceAll(strings.TrimSpace(first), "\n", " ")
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the tests: %w", err)
+	}
+	return comments, nil
+}
