@@ -79,6 +79,11 @@ func TestThePolicyTableIsWhole(t *testing.T) {
 			t.Errorf("%s is not documented", name)
 		}
 	}
+	for _, model := range policy.Models() {
+		if !strings.Contains(string(content), "`\""+model.Name+"\"`") {
+			t.Errorf("the GPU model %s is not documented", model.Name)
+		}
+	}
 	for _, name := range policy.OptionNames() {
 		if !strings.Contains(string(content), "`"+name+"=") {
 			t.Errorf("the option %s is not documented", name)
