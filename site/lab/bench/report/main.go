@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report makes the tables and plots of docs/benchmarks.md from the measurements that are committed beside it, and
-// from nothing else: what stands between its markers is never written by hand. A test holds the document to it.
+// Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots, from the
+// measurements that are committed and from nothing else: what stands between its markers is never written by hand. A test
+// compares the pages with it.
 package main
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -38,38 +39,57 @@ func run(docs string) error {
 	return nil
 }
 
-// makeAll is every file that the program makes, by its path below docs: the plots, and the document with its parts anew.
+// pages are the documents with parts to make, below docs.
+var pages = []string{
+	"benchmarks.md", "measurements/README.md", "measurements/hooks.md", "measurements/4-h200/README.md",
+	"measurements/9-h200/README.md",
+}
+
+// makeAll is every file that the program makes, by its path below docs: the plots, and the pages with their parts anew.
 func makeAll(docs string) (map[string][]byte, error) {
 	d, err := readData(filepath.Join(docs, "measurements"))
 	if err != nil {
 		return nil, err
 	}
 	files := d.plots()
-	page, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
-	if err != nil {
-		return nil, err
-	}
-	for name, part := range d.parts() {
-		if page, err = replace(page, name, part); err != nil {
+	parts := d.parts()
+	for _, path := range pages {
+		page, err := os.ReadFile(filepath.Join(docs, path))
+		if err != nil {
 			return nil, err
 		}
+		if files[path], err = fill(page, parts); err != nil {
+			return nil, fmt.Errorf("cannot make %s: %w", path, err)
+		}
 	}
-	if n := bytes.Count(page, []byte("<!-- made: ")); n != len(d.parts()) {
-		return nil, fmt.Errorf("cannot make benchmarks.md: it has %d parts to make and %d are known", n, len(d.parts()))
+	for name := range parts {
+		return nil, fmt.Errorf("cannot make %q: no page has a place for it", name)
 	}
-	files["benchmarks.md"] = page
 	return files, nil
 }
 
+var begin = regexp.MustCompile(`<!-- made: (.*) -->\n`)
+
 const end = "<!-- made -->"
 
-// replace puts a part between its markers.
-func replace(page []byte, name, part string) ([]byte, error) {
-	begin := fmt.Sprintf("<!-- made: %s -->", name)
-	before, rest, found := strings.Cut(string(page), begin)
-	_, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		return nil, fmt.Errorf("cannot make benchmarks.md: it lacks %s or the %s after it", begin, end)
+// fill puts parts between their markers, and removes them from the parts: each has one place.
+func fill(page []byte, parts map[string]string) ([]byte, error) {
+	var made strings.Builder
+	rest := string(page)
+	for {
+		at := begin.FindStringSubmatchIndex(rest)
+		if at == nil {
+			made.WriteString(rest)
+			return []byte(made.String()), nil
+		}
+		name := rest[at[2]:at[3]]
+		part, known := parts[name]
+		_, after, closed := strings.Cut(rest[at[1]:], end)
+		if !known || !closed {
+			return nil, fmt.Errorf("part %q is not known, is there twice, or has no %s behind it", name, end)
+		}
+		delete(parts, name)
+		made.WriteString(rest[:at[1]] + strings.TrimSpace(part) + "\n" + end)
+		rest = after
 	}
-	return []byte(before + begin + "\n" + strings.TrimSpace(part) + "\n" + end + after), nil
 }

@@ -15,8 +15,8 @@ import (
 
 const docs = "../../../../docs"
 
-// The committed document and plots are what the program makes of the committed measurements.
-func TestTheDocumentIsWhatTheProgramMakes(t *testing.T) {
+// The committed pages and plots are what the program makes of the committed measurements.
+func TestThePagesAreWhatTheProgramMakes(t *testing.T) {
 	files, err := makeAll(docs)
 	if err != nil {
 		t.Fatal(err)
@@ -28,8 +28,8 @@ func TestTheDocumentIsWhatTheProgramMakes(t *testing.T) {
 		}
 	}
 	plots, err := filepath.Glob(filepath.Join(docs, "plots", "*"))
-	if err != nil || len(plots) != len(files)-1 {
-		t.Errorf("docs/plots has %d files, %d are made (%v)", len(plots), len(files)-1, err)
+	if err != nil || len(plots) != len(files)-len(pages) {
+		t.Errorf("docs/plots has %d files, %d are made (%v)", len(plots), len(files)-len(pages), err)
 	}
 }
 
@@ -55,15 +55,18 @@ func TestPlotsAreWellFormed(t *testing.T) {
 	}
 }
 
-func TestAPartWithoutItsMarkersIsRefused(t *testing.T) {
-	for _, page := range []string{"", "<!-- made: bars -->", "<!-- made: other -->\n<!-- made -->"} {
-		if _, err := replace([]byte(page), "bars", "x"); err == nil {
-			t.Errorf("%q: no error", page)
+func TestAPageWithWrongMarkersIsRefused(t *testing.T) {
+	parts := func() map[string]string { return map[string]string{"bars": "new\n"} }
+	bars := "<!-- made: bars -->\n"
+	for _, page := range []string{bars, "<!-- made: other -->\n<!-- made -->", bars + end + bars + end} {
+		if got, err := fill([]byte(page), parts()); err == nil {
+			t.Errorf("%q: got %q and no error", page, got)
 		}
 	}
-	got, err := replace([]byte("a\n<!-- made: bars -->\nold\n<!-- made -->\nb\n"), "bars", "new\n")
-	if want := "a\n<!-- made: bars -->\nnew\n<!-- made -->\nb\n"; err != nil || string(got) != want {
-		t.Errorf("got %q, %v; want %q", got, err, want)
+	left := parts()
+	got, err := fill([]byte("a\n"+bars+"old\n"+end+"\nb\n"), left)
+	if want := "a\n" + bars + "new\n" + end + "\nb\n"; err != nil || string(got) != want || len(left) != 0 {
+		t.Errorf("got %q, %v, left %v; want %q", got, err, left, want)
 	}
 }
 

@@ -11,10 +11,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// parts are the parts of the document by the names of their markers.
+// parts are the parts of the pages by the names of their markers.
 func (d data) parts() map[string]string {
+	bars, missed := d.bars()
 	return map[string]string{
-		"bars": d.bars(), "standings": d.standings(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
+		"gains": d.gains(), "bars": bars, "missed": missed, "standings": d.standings(standingSets[1]), "standings by set": d.standingsBySet(), "throughput": d.throughput(), "slurm": d.throughSlurm(),
 		"moments": d.moments(), "sweep": d.swept(), "hooks": d.realHooks(), "simulated hooks": d.simulatedHooks(),
 		"beside bash": d.besideBash(), "growth": d.growth(), "wrapper": d.wrapper(), "tune": d.tuned(),
 	}
@@ -64,9 +65,36 @@ func of(m record.Machine) string {
 	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", m.GPU, m.Driver, m.CPUs, m.Date)
 }
 
+// gains are the shipped rule and the best one beside time-slicing and integer percentages, at 8 ranks.
+func (d data) gains() string {
+	const n = 8
+	total := func(program, rule string) float64 {
+		c, _, _ := d.at(program, n, rule)
+		return record.Median(c.total)
+	}
+	var rows [][]string
+	for _, p := range programs {
+		ours, slicing, whole := total(p.name, "overlap 2"), total(p.name, "time-slicing"), total(p.name, "integer 100/n")
+		best, most := d.best(p.name, n)
+		c, _, _ := d.at(p.name, n, "overlap 2")
+		rows = append(rows, []string{p.title, fmt.Sprintf("%.1f times", ours/slicing), signed(ours/whole - 1),
+			fmt.Sprintf("%s, %.1f times", best, most/slicing), d.machineOfMatrix().GPU, fmt.Sprint(len(c.total))})
+	}
+	return fmt.Sprintf("%s. %d ranks share one GPU by overlap 2, the shipped rule. Compared is the total of all ranks, in medians of windows of %.0f ms.\n\n%s", of(d.machineOfMatrix()), n, d.windowMS,
+		table([]string{"program", "compared with time-slicing", "compared with integer 100/n", "best rule, compared with time-slicing", "GPU", "windows"}, rows))
+}
+
+// signed writes a gain in whole percent.
+func signed(gain float64) string {
+	if math.Abs(gain) < 0.005 {
+		return "0 %"
+	}
+	return fmt.Sprintf("%+.0f %%", 100*gain)
+}
+
 func (d data) throughput() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. Total of all ranks in the unit of the heading, and in brackets what the slowest rank has of a fair part (an n-th) of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
+	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. The total of all ranks is in the unit of the heading. In brackets is the slowest rank's part of an n-th of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
 		of(d.machineOfMatrix()), d.rounds, d.windows, d.windowMS)
 	for _, p := range programs {
 		ns := d.ranksOf(p.name)
@@ -84,7 +112,7 @@ func (d data) throughput() string {
 		}
 		fmt.Fprintf(&b, "\n**%s**\n\n%s", p.title, table(head, rows))
 		if len(ns) > 1 {
-			fmt.Fprintf(&b, "\n![%s](plots/%s.svg)\n", p.title, p.name)
+			fmt.Fprintf(&b, "\n![%s](../../plots/%s.svg)\n", p.title, p.name)
 		}
 	}
 	return b.String()
@@ -109,18 +137,31 @@ func (d data) entry(program string, n int, rule string) string {
 	return text
 }
 
-// standingSets are what the rules are judged over.
-var standingSets = []struct {
+// standingSet is what the rules are judged over.
+type standingSet struct {
 	title    string
 	programs []string
 	ranks    []int
-}{
+}
+
+var standingSets = []standingSet{
 	{"FMA, small, n-body, halo; 2 to 48 ranks", []string{"fma", "small", "nbody", "halo"}, []int{2, 3, 4, 7, 8, 12, 16, 24, 32, 48}},
 	{"all eight; 3, 8, 16, 48 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{3, 8, 16, 48}},
 	{"all eight; 8 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{8}},
 }
 
-func (d data) standings() string {
+// standings is how the rules do over one set.
+func (d data) standings(set standingSet) string {
+	var rows [][]string
+	for _, rule := range rules {
+		total, slowest, worst, _ := d.standing(rule, set.programs, set.ranks)
+		rows = append(rows, []string{rule, percent(total), percent(slowest), fmt.Sprintf("%.0f %%", 100*worst)})
+	}
+	return fmt.Sprintf("Each rule compared with the best rule of each case, geometric mean; programs and ranks: %s.\n\n%s", set.title,
+		table([]string{"rule", "total of all ranks", "slowest rank", "worst case of the total"}, rows))
+}
+
+func (d data) standingsBySet() string {
 	var b strings.Builder
 	fmt.Fprint(&b, "Each rule's total to the best rule's, geometric mean; in brackets the same of the slowest rank, and the worst total.\n\n")
 	head, rows := []string{"rule"}, [][]string{}
@@ -191,7 +232,7 @@ func (d data) swept() string {
 			most = p
 		}
 	}
-	return fmt.Sprintf("%s: %d shares asked of the wrapper (every whole percentage, every number of TPCs), one client at a time. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](plots/sweep.svg)",
+	return fmt.Sprintf("%s: %d shares, one client at a time. They are every whole percentage and every number of TPCs. CUDA reported from %d SMs (%d MiB for the context) to %d (%d MiB), and `mpsctl plan` says the same at every point (`TestPlanAgreesWithTheSweepOfAnH200`).\n\n![shares](../../plots/sweep.svg)",
 		of(d.machineOfMoments()), len(d.sweep), least.SMs, least.ContextMiB, most.SMs, most.ContextMiB)
 }
 
@@ -264,7 +305,7 @@ func (d data) tuned() string {
 		}
 	}
 	t := d.tunes[0].programs[0]
-	return fmt.Sprintf("%s: in a job of a real Slurm, %d ranks by srun, each rule %d times, the shipped rule being %s.\n\n%s", of(d.tunes[0].machine), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
+	return fmt.Sprintf("%s, in a job of a real Slurm: %d ranks by srun, each rule %d times. The shipped rule is %s.\n\n%s", of(d.tunes[0].machine), t.Ranks, len(t.Report.Rules[0].Rates), ruleOf(t.Report.Site),
 		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
@@ -287,7 +328,7 @@ func (d data) growth() string {
 		rows = append(rows, []string{fmt.Sprint(n), ms(execs), ms(wrapper), fmt.Sprintf("%.2f", wrapper/execs), fmt.Sprintf("%.2f", wrapper/float64(n))})
 	}
 	none, ours := g.Starts["no hooks"], g.Starts["ours"]
-	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing, from the first's start to the last's end, medians of %d rounds, milliseconds.\n\n%s\nJobs a second through slurmd, %d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns: %.2f without hooks (%.2f to %.2f), %.2f with ours (%.2f to %.2f).",
+	return fmt.Sprintf("Two cores, no GPU, %s: n wrappers at once around a program that does nothing. The times are from the first start to the last end: medians of %d rounds, milliseconds.\n\n%s\n%d jobs of one GPU of %d that do nothing, from sbatch to the end of the last epilog, %d trials in turns:\n\n| hooks | jobs a second | all |\n|---|---|---|\n| none | %.2f | %.2f to %.2f |\n| ours | %.2f | %.2f to %.2f |",
 		d.grown.Date, len(g.Together["execs"][0]), table([]string{"ranks", "only execs", "mpirun-wrap", "times", "a rank"}, rows), g.Jobs, g.GPUs, len(none),
 		record.Median(none), slices.Min(none), slices.Max(none), record.Median(ours), slices.Min(ours), slices.Max(ours))
 }
@@ -304,12 +345,14 @@ func (d data) wrapper() string {
 		table([]string{"", "one rank", "to the floor", fmt.Sprintf("%d at once", w.Ranks), "to the floor"}, rows))
 }
 
-// bars are the aims, each with what was measured.
-func (d data) bars() string {
+// bars are the aims, each with what was measured, and how many are missed.
+func (d data) bars() (aims, missed string) {
 	var rows [][]string
+	failed := 0
 	row := func(aim, measured string, holds bool) {
 		word := "holds"
 		if !holds {
+			failed++
 			word = "**missed**"
 		}
 		rows = append(rows, []string{aim, measured, word})
@@ -374,5 +417,6 @@ func (d data) bars() string {
 		ratio := record.Median(s.BashProlog) / record.Median(s.Prolog)
 		row(fmt.Sprintf("prolog ≥ %.0f times faster than in bash, simulated GPUs: %d, nvidia-smi at 104 ms a call", aim, s.GPUs), fmt.Sprintf("%.1f times", ratio), ratio >= aim)
 	}
-	return table([]string{"aim", "measured", ""}, rows)
+	return table([]string{"aim", "measured", ""}, rows),
+		fmt.Sprintf("Of %d aims %d are missed: [the aims](measurements/README.md#the-aims).", len(rows), failed)
 }
