@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# parts.sh BUILT: makes in BUILT what a node gets besides the programs of BUILT/bin: man pages, completions and
-# NOTICES. The same commit gives the same bytes: the date of the man pages is the commit's.
+# parts.sh BUILT: makes in BUILT what a node gets besides the programs of BUILT/bin: man pages, documents, completions
+# and NOTICES. The same commit gives the same bytes: the date of the man pages is the commit's.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -12,6 +12,7 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 
 mkdir -p "$BUILT"/{man,completion}
 go run ./site/pkg/man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%d)" -out "$BUILT/man"
+go run ./site/pkg/docs -out "$BUILT/doc"
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
 go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
 for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done

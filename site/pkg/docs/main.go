@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command docs copies the documents of the packages, and gives them links that work on a node: a link to a file that the
+// packages hold leads to its place there, and any other to the project's page. It runs at the top of the source.
+//
+//	docs -out FOLDER
+//
+// The documents are the entries of site/pkg/nfpm.yaml whose source is below ${BUILT}/doc. "README.md" is the source's own,
+// and any other name is below docs.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
+)
+
+func main() {
+	out := flag.String("out", "", "folder for the documents")
+	flag.Parse()
+	if err := run(".", *out); err != nil {
+		fmt.Fprintf(os.Stderr, "docs: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(top, out string) error {
+	if out == "" {
+		return errors.New("cannot copy documents: usage: docs -out FOLDER")
+	}
+	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
+	if err != nil {
+		return err
+	}
+	for source, name := range s.built {
+		content, err := os.ReadFile(filepath.Join(top, source))
+		if err != nil {
+			return fmt.Errorf("cannot copy document: %w", err)
+		}
+		path := filepath.Join(out, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(s.relink(source, string(content))), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// packaged is which files of the source the packages hold, and where.
+type packaged struct {
+	home   string            // the project's page
+	places map[string]string // by the path in the source
+	built  map[string]string // the documents: their names below ${BUILT}/doc, by the path in the source
+}
+
+var homepage = regexp.MustCompile(`(?m)^homepage: (\S+)$`)
+
+func readPackaged(list string) (packaged, error) {
+	s := packaged{places: map[string]string{}, built: map[string]string{}}
+	content, err := os.ReadFile(list)
+	if err != nil {
+		return s, fmt.Errorf("cannot read list of files: %w", err)
+	}
+	home := homepage.FindSubmatch(content)
+	if home == nil {
+		return s, fmt.Errorf("cannot read list of files: %s has no homepage", list)
+	}
+	s.home = string(home[1])
+	entries, err := contents.Read(list)
+	if err != nil {
+		return s, err
+	}
+	for _, e := range entries {
+		source := e.Source
+		if name, found := strings.CutPrefix(e.Built(), "doc/"); found {
+			source = "docs/" + name
+			if name == "README.md" {
+				source = name
+			}
+			s.built[source] = name
+		}
+		s.places[source] = e.Target
+	}
+	return s, nil
+}
+
+var link = regexp.MustCompile(`\]\(([^)\s#]+)(#[^)\s]*)?\)`)
+
+// relink is a document with its relative links as they have to be in the package.
+func (s packaged) relink(source, text string) string {
+	return link.ReplaceAllStringFunc(text, func(found string) string {
+		m := link.FindStringSubmatch(found)
+		if strings.Contains(m[1], "://") {
+			return found
+		}
+		file := filepath.Join(filepath.Dir(source), m[1])
+		place, held := s.places[file]
+		if !held {
+			return "](" + s.home + "/blob/main/" + file + m[2] + ")"
+		}
+		relative, err := filepath.Rel(filepath.Dir(s.places[source]), place)
+		if err != nil {
+			panic(err) // both are absolute
+		}
+		return "](" + relative + m[2] + ")"
+	})
+}

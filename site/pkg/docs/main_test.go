@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
+)
+
+const top = "../../.."
+
+func TestRelink(t *testing.T) {
+	s := packaged{home: "https://example.org/p", places: map[string]string{
+		"README.md": "/doc/README.md", "docs/user.md": "/doc/user.md", "docs/plots/a.svg": "/doc/plots/a.svg",
+	}}
+	for text, want := range map[string]string{
+		"[u](docs/user.md#here), [h](#home)": "[u](user.md#here), [h](#home)",
+		"![a](docs/plots/a.svg)":             "![a](plots/a.svg)",
+		"[d](docs/decisions/)":               "[d](https://example.org/p/blob/main/docs/decisions)",
+		"[d](docs/development.md#x)":         "[d](https://example.org/p/blob/main/docs/development.md#x)",
+		"[s](https://slurm.schedmd.com)":     "[s](https://slurm.schedmd.com)",
+	} {
+		if got := s.relink("README.md", text); got != want {
+			t.Errorf("%s: got %s, want %s", text, got, want)
+		}
+	}
+	if got, want := s.relink("docs/user.md", "[r](../README.md) [g](../go.mod)"), "[r](README.md) [g](https://example.org/p/blob/main/go.mod)"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// forSource are the pages that only a person with the source needs, so the packages do not hold them.
+var forSource = []string{"development.md"}
+
+// The packages hold every page of docs for users and admins, and each link in them leads to a file that they hold or to
+// the project's page.
+func TestThePackagedDocuments(t *testing.T) {
+	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(filepath.Join(top, "docs", "*.md"))
+	if err != nil || len(pages) < 5 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	for _, page := range pages {
+		name := filepath.Base(page)
+		if _, held := s.built["docs/"+name]; held == slices.Contains(forSource, name) {
+			t.Errorf("docs/%s: packaged is %v: write its line in site/pkg/nfpm.yaml, or its name in forSource", name, held)
+		}
+	}
+	out := t.TempDir()
+	if err := run(top, out); err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	entries, err := contents.Read(filepath.Join(top, "site/pkg/nfpm.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		targets[e.Target] = true
+	}
+	for source, name := range s.built {
+		content, err := os.ReadFile(filepath.Join(out, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(content), -1) {
+			if place := filepath.Join(filepath.Dir(s.places[source]), m[1]); !strings.Contains(m[1], "://") && !targets[place] {
+				t.Errorf("%s: the packages do not hold %s", s.places[source], place)
+			}
+		}
+	}
+}
+
+// Each relative link of the documents leads to a file of the source, and to a heading that the file has.
+func TestTheLinksOfTheDocuments(t *testing.T) {
+	found := 0
+	for _, page := range documents(t) {
+		for _, m := range anyLink.FindAllStringSubmatch(fences.ReplaceAllString(read(t, page), ""), -1) {
+			if strings.Contains(m[1], "://") || m[1] == "" && m[2] == "" {
+				continue
+			}
+			found++
+			file := page
+			if m[1] != "" {
+				file = filepath.Join(filepath.Dir(page), m[1])
+			}
+			if _, err := os.Stat(file); err != nil {
+				t.Errorf("%s: %s: %v", page, m[0], err)
+				continue
+			}
+			if m[2] != "" && !slices.Contains(anchors(read(t, file)), m[2][1:]) {
+				t.Errorf("%s: %s: %s has no such heading", page, m[0], file)
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("only %d links found", found)
+	}
+}
+
+var (
+	fences  = regexp.MustCompile("(?ms)^```.*?^```$")
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	anyLink = regexp.MustCompile(`\]\(([^)\s#]*)(#[^)\s]*)?\)`)
+	dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
+)
+
+// anchors are GitHub's names of a page's headings.
+func anchors(text string) (all []string) {
+	for _, m := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		all = append(all, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+	}
+	return all
+}
+
+func documents(t *testing.T) []string {
+	t.Helper()
+	all := []string{filepath.Join(top, "README.md")}
+	for _, pattern := range []string{"*.md", "decisions/*.md", "measurements/*.md", "measurements/*/*.md"} {
+		paths, err := filepath.Glob(filepath.Join(top, "docs", pattern))
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %d pages, %v", pattern, len(paths), err)
+		}
+		all = append(all, paths...)
+	}
+	return all
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
