@@ -3,10 +3,12 @@
 package policyfile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -127,6 +129,45 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 	}
 	if len(defaults) < 10 || functions == "" || options == "" {
 		t.Errorf("%d defaults; the tables are not where they were", len(defaults))
+	}
+}
+
+// The table of shares in docs/policy.md has what four ranks on an H200 get.
+func TestTheSharesOfTheDocument(t *testing.T) {
+	content, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `(share|ceiling) = \"?([^`\"]+)\"?`[^|]* \\| ([^|]+) \\| (\\d+) \\|").FindAllStringSubmatch(string(content), -1)
+	if len(rows) != 6 {
+		t.Fatalf("%d rows of shares, want 6", len(rows))
+	}
+	h200, err := policy.FindModel("H200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range rows {
+		share, ceiling := row[2], "100"
+		if row[1] == "ceiling" {
+			share, ceiling = "none", row[2]
+		}
+		rule, err := policy.ParseShare(share)
+		limit, err2 := policy.ParsePercent(ceiling)
+		shares, err3 := policy.SplitSMs(h200.GPU, slices.Repeat([]policy.ShareRule{rule}, 4), limit)
+		if err := errors.Join(err, err2, err3); err != nil {
+			t.Fatal(err)
+		}
+		least, most, sum := shares[0].SMs, shares[0].SMs, 0
+		for _, s := range shares {
+			least, most, sum = min(least, s.SMs), max(most, s.SMs), sum+s.SMs
+		}
+		want := strconv.Itoa(least)
+		if most > least {
+			want += " or " + strconv.Itoa(most)
+		}
+		if row[3] != want || row[4] != strconv.Itoa(sum) {
+			t.Errorf("%s: a rank has %s SMs and all %d", row[0], want, sum)
+		}
 	}
 }
 
