@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # walk.sh BUILT: follows docs/operator.md on a clean Debian root (BUILT/debian-bookworm) as somebody who has never seen the
 # project: the .deb of BUILT/packages, Debian's own Slurm, two simulated GPUs, to a job of four ranks under MPS. Each step
-# is shown with the seconds that it took. What stands between "Slurm and driver" and "the job" is the document's.
+# is shown with the seconds that it took. The lines for slurm.conf and gres.conf are those of the installed document.
 set -euo pipefail
 export LC_ALL=C
 
@@ -100,21 +100,19 @@ CONF
     su -s /bin/sh munge -c munged
 }
 
+# The lines for Slurm's files, as the installed document has them.
+document() { awk '/^```conf$/ {on = 1; next} /^```$/ {on = 0} on' /usr/share/doc/slurm-mps/operator.md; }
+
 walk() {
     step "what a site has: Slurm, a driver, a user"
     site
     step "apt-get install ./slurm-mps_*.deb"
     quietly apt-get -q -y install /walk/slurm-mps_*.deb
     step "slurm.conf and gres.conf: the lines of docs/operator.md; site.hcl: where this driver is"
-    cat >>/etc/slurm/slurm.conf <<CONF
-GresTypes=gpu
-Prolog=/usr/libexec/slurm-mps/prolog
-Epilog=/usr/libexec/slurm-mps/epilog
-TaskProlog=/usr/libexec/slurm-mps/task-prolog
-PrologFlags=Alloc
-NodeName=gpu01 CPUs=16 RealMemory=1000 Gres=gpu:2 Feature=mps
-CONF
-    echo 'Name=gpu File=/dev/nvidia[0-1]' >/etc/slurm/gres.conf
+    document | grep -v -e '^NodeName=' -e '^Name=' | sed 's/,Contain$//' >>/etc/slurm/slurm.conf # there is no control group
+    document | sed -n 's/^NodeName=.* Gres=gpu:4 \(.*\) \.\.\.$/NodeName=gpu01 CPUs=16 RealMemory=1000 Gres=gpu:2 \1/p' >>/etc/slurm/slurm.conf
+    document | sed -n 's/^\(Name=gpu .*\)\[0-3\]$/\1[0-1]/p' >/etc/slurm/gres.conf
+    tail -n 6 /etc/slurm/slurm.conf /etc/slurm/gres.conf
     printf 'mps_control = "/opt/driver/bin/nvidia-cuda-mps-control"\nnvml_library = "/opt/driver/lib/libnvidia-ml.so.1"\n' >/etc/slurm-mps/site.hcl
     step "start slurmctld and slurmd"
     slurmctld
