@@ -138,7 +138,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := regexp.MustCompile("(?m)^\\| `(share|ceiling) = \"?([^`\"]+)\"?`[^|]* \\| ([^|]+) \\| (\\d+) \\|").FindAllStringSubmatch(string(content), -1)
+	rows := regexp.MustCompile("(?m)^\\| `(share|ceiling) = \"?([^`\"]+)\"?`[^|]* \\| ([^|]+) a rank, (\\d+) in all").FindAllStringSubmatch(string(content), -1)
 	if len(rows) != 6 {
 		t.Fatalf("%d rows of shares, want 6", len(rows))
 	}
