@@ -43,7 +43,6 @@ var packages = map[string][]string{
 	"cmd/task-prolog":      {"cmd/internal/cli", "cmd/internal/wrap"},
 	"site/etc":             {},
 	"site/slurm/steps":     {"site", "site/proc"},
-	"site/usage":           {"site"},
 	"site/inspect":         {"policy", "policy/policyfile", "site", "site/gpu", "site/lease", "site/mps", "site/proc"},
 	"site/doctor":          {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
 	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "site/usage", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},

@@ -196,8 +196,8 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// usage is a sample of each planned metric.
-func usage() string {
+// plannedSamples is a sample of each planned metric.
+func plannedSamples() string {
 	var b strings.Builder
 	for _, name := range planned {
 		if !strings.Contains(fullMetrics(), "# TYPE "+name+" ") {
@@ -209,7 +209,7 @@ func usage() string {
 
 // A real Prometheus reads what mpsctl metrics prints, and answers each query of the dashboard.
 func TestDashboardInPrometheus(t *testing.T) {
-	p := startPrometheus(t, fullMetrics()+usage())
+	p := startPrometheus(t, fullMetrics()+plannedSamples())
 	d := dashboard(t)
 	substitute := strings.NewReplacer("$node", ".*", "$partition", ".*")
 	queries := 0
