@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,15 +40,25 @@ func newSpanked(t *testing.T, o lab.Options) spanked {
 	o.PrologFlags = "Alloc"
 	c := newCluster(t, optionPolicy, o)
 	s := spanked{c, filepath.Join(c.dir, "slurm_mps.so")}
-	include := "/usr/include"
-	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
-		include = filepath.Join(bundle, "include")
-	}
-	if out, err := exec.Command("../site/spank/build.sh", include, s.plugin).CombinedOutput(); err != nil || len(out) > 0 {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	s.build(slurmHeaders())
 	s.plugstack("optional")
 	return s
+}
+
+// slurmHeaders is the folder with the headers of the cluster's Slurm.
+func slurmHeaders() string {
+	if bundle := os.Getenv("SLURM_BUNDLE"); bundle != "" {
+		return filepath.Join(bundle, "include")
+	}
+	return "/usr/include"
+}
+
+// build builds the plugin with the headers in a folder.
+func (s spanked) build(include string) {
+	s.t.Helper()
+	if out, err := exec.Command("../site/spank/build.sh", include, s.plugin).CombinedOutput(); err != nil || len(out) > 0 {
+		s.t.Fatalf("%v\n%s", err, out)
+	}
 }
 
 // plugstack writes plugstack.conf again, because every command and every step reads it.
@@ -264,6 +275,58 @@ func TestPlugstackArguments(t *testing.T) {
 	}
 	if log := read(t, filepath.Join(s.Dir(), "log", "slurmd.n1.log")); !strings.Contains(log, cases[0].want) {
 		t.Errorf("slurmd's log does not have %q", cases[0].want)
+	}
+}
+
+var versionNumber = regexp.MustCompile(`(define SLURM_VERSION_NUMBER )0x([0-9a-f]{6})`)
+
+// otherHeaders are the headers of the cluster's Slurm with another version: the change is added to its number.
+func (s spanked) otherHeaders(change int64) string {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "slurm"), os.DirFS(filepath.Join(slurmHeaders(), "slurm"))); err != nil {
+		s.t.Fatal(err)
+	}
+	path := filepath.Join(dir, "slurm", "slurm_version.h")
+	text := read(s.t, path)
+	number := versionNumber.FindStringSubmatch(text)
+	if number == nil {
+		s.t.Fatalf("%s has no version", path)
+	}
+	version, err := strconv.ParseInt(number[2], 16, 64)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	text = versionNumber.ReplaceAllString(text, fmt.Sprintf("${1}0x%06x", version+change))
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	return dir
+}
+
+// A plugin fits all patch levels of its release, and no other release.
+func TestThePluginsRelease(t *testing.T) {
+	s := newSpanked(t, lab.Options{})
+	for _, c := range []struct {
+		name   string
+		change int64 // of 0xYYMMPP
+		fits   bool
+	}{{"a patch level before", -1, true}, {"a patch level after", +3, true}, {"a release after", 1 << 8, false}, {"a year before", -1 << 16, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			s.build(s.otherHeaders(c.change))
+			option, without := s.run("srun", "--test-only", "--mps", "true"), s.run("srun", "--test-only", "true")
+			if fits := option.Exit == 0; fits != c.fits {
+				t.Errorf("--mps: %+v, want %v", option, c.fits)
+			}
+			if without.Exit != 0 || strings.Contains(without.Stderr, "Incompatible Slurm plugin") == c.fits {
+				t.Errorf("a job without --mps: %+v", without)
+			}
+			s.plugstack("required")
+			if result := s.run("srun", "--test-only", "true"); (result.Exit == 0) != c.fits {
+				t.Errorf("required: %+v", result)
+			}
+			s.plugstack("optional")
+		})
 	}
 }
 

@@ -31,7 +31,10 @@ if ! command -v debootstrap >/dev/null; then
 fi
 rm -rf "$root.part"
 mkdir -p "$(dirname "$root")"
-debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg "$suite" "$root.part" "$mirror" >"$work/log" 2>&1 ||
+scripts=${DEBOOTSTRAP_DIR:-/usr/share/debootstrap}/scripts
+script=$scripts/$suite
+[ -e "$script" ] || script=$scripts/sid # a suite that is newer than this debootstrap
+debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg "$suite" "$root.part" "$mirror" "$script" >"$work/log" 2>&1 ||
     fail "cannot make $root: debootstrap failed: $(tail -n 5 "$work/log" "$root.part/debootstrap/debootstrap.log" 2>/dev/null)"
 rm -rf "$root.part"/var/cache/apt/archives/*.deb
 mv "$root.part" "$root"
