@@ -39,6 +39,7 @@ install: parts ## install on this machine, or below DESTDIR; PREFIX is in place 
 # The same commit gives the same bytes.
 packages: parts ## .deb and .rpm, in .build/packages
 	site/pkg/build.sh $(BUILT)/package $(BUILT)/packages
+	SLURM_INCLUDE=$(SLURM_INCLUDE) site/pkg/spank.sh $(BUILT)/package $(BUILT)/packages
 
 # The SPANK plugin, for the release of Slurm whose headers are in SLURM_INCLUDE/slurm.
 SLURM_INCLUDE ?= /usr/include
@@ -73,12 +74,14 @@ test-slurm: slurm-bundle ## the tests with Slurm, on the Slurm of Debian's SUITE
 # The .deb installed, upgraded and removed in a clean Debian root, which is fetched once.
 test-packages: packages $(BUILT)/debian-bookworm ## install, upgrade and remove the packages in a clean root
 	PACKAGES=$(BUILT) go test -count=1 -timeout 20m -v ./site/pkg/... -run 'Root|MakeInstall'
-$(BUILT)/debian-bookworm:
-	site/pkg/root.sh $@
+$(BUILT)/debian-%:
+	site/pkg/root.sh $@ $*
 
-# docs/operator.md followed in such a root: the .deb, Debian's Slurm and simulated GPUs, to a job under MPS.
-walk: packages $(BUILT)/debian-bookworm ## follow docs/operator.md in a clean root
-	site/pkg/walk.sh $(BUILT)
+# docs/operator.md followed in such a root: the .debs, Debian's Slurm and simulated GPUs, to a job under MPS. SUITE=trixie
+# has Slurm 24.11, SUITE=forky 26.05; without SUITE it is bookworm with 22.05.
+WALK := $(if $(filter file,$(origin SUITE)),bookworm,$(SUITE))
+walk: packages $(BUILT)/debian-$(WALK) ## follow docs/operator.md in a clean root
+	site/pkg/walk.sh $(BUILT) $(WALK)
 
 # Every effect of prolog and epilog, killed and refused: a quarter of an hour on two cores. Then many of them at once, with
 # the race detector. A test joins by joinSweep.

@@ -124,41 +124,10 @@ relocate_pmix_plugin() {
     done
 }
 
-# Unpacks Slurm and all that it needs from another release, below $from. apt is given a machine on which nothing is
-# installed, so that it wants the C library too; it looks at nothing of this machine's own but the keys.
+# Unpacks Slurm and all that it needs from another release, below $from.
 unpack() {
-    local apt=$work/apt keys=/usr/share/keyrings/debian-archive-keyring.gpg mirror what deb
-    # The mirror is the one that this machine's apt has.
-    mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | sed -n 1p)}
-    [ -n "$mirror" ] || fail "cannot unpack $suite: this machine's apt has no mirror of Debian; name one: DEBIAN_MIRROR=URL"
-    [ -r "$keys" ] || fail "cannot unpack $suite: there is no $keys; install debian-archive-keyring"
     from=$work/from
-    mkdir -p "$apt"/{etc,state/lists/partial,cache/archives/partial} "$from"
-    : >"$apt/status"
-    echo "deb [signed-by=$keys] $mirror $suite main" >"$apt/etc/sources.list"
-    cat >"$apt/conf" <<END
-Dir "$apt/";
-Dir::Etc "$apt/etc/";
-Dir::State "$apt/state/";
-Dir::State::status "$apt/status";
-Dir::Cache "$apt/cache/";
-APT::Install-Recommends "false";
-APT::Sandbox::User "root";
-Acquire::Languages "none";
-Acquire::Check-Valid-Until "$([ -n "${DEBIAN_EXPIRED:-}" ] && echo false || echo true)";
-pkgCacheGen::Essential "none";
-END
-    for what in update '--download-only install slurm-wlm munge libslurm-dev libpmix-dev'; do
-        # shellcheck disable=SC2086 # the list is split on purpose
-        APT_CONFIG=$apt/conf apt-get -q -y $what >"$apt/log" 2>&1 </dev/null || {
-            tail -n 20 "$apt/log" >&2
-            if grep -q 'is expired' "$apt/log"; then
-                fail "cannot unpack $suite: the mirror's index is past its date; take another by DEBIAN_MIRROR=URL, or accept it by DEBIAN_EXPIRED=1"
-            fi
-            fail "cannot unpack $suite: 'apt-get $what' failed, its last lines are above"
-        }
-    done
-    for deb in "$apt"/cache/archives/*.deb; do dpkg-deb --extract "$deb" "$from"; done
+    "$(dirname "$0")/unpack.sh" "$from" "$suite" slurm-wlm munge libslurm-dev libpmix-dev || exit
 }
 
 headers() {

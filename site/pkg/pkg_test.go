@@ -105,7 +105,11 @@ func TestEveryFileOfTheSite(t *testing.T) {
 
 // The scripts are the shell's language, and know the form of a lease that the programs know.
 func TestScripts(t *testing.T) {
-	for _, script := range []string{"scripts/preinstall", "scripts/postinstall", "scripts/preremove", "scripts/postremove"} {
+	scripts, err := filepath.Glob("scripts/*")
+	if err != nil || len(scripts) != 6 {
+		t.Errorf("scripts %q, %v", scripts, err)
+	}
+	for _, script := range scripts {
 		if out, err := exec.Command("sh", "-n", script).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", script, err, out)
 		}
@@ -113,5 +117,28 @@ func TestScripts(t *testing.T) {
 	content, err := os.ReadFile("scripts/preinstall")
 	if want := fmt.Sprintf("\nknows=%d # lease.Schema\n", lease.Schema); err != nil || !strings.Contains(string(content), want) {
 		t.Errorf("preinstall has no line %q", want)
+	}
+}
+
+// The package of the SPANK plugin puts the plugin and its line into the places that docs/operator.md names.
+func TestSpankEntries(t *testing.T) {
+	all, err := contents.Read("spank.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plugin = "/usr/lib/slurm-mps/slurm_mps.so"
+	want := []contents.Entry{
+		{Target: "/usr/lib/slurm-mps", Kind: contents.Dir, Mode: 0o755},
+		{Source: "${PLUGIN}/slurm_mps.so", Target: plugin, Mode: 0o644},
+		{Source: "site/spank/plugstack.conf", Target: "/etc/slurm/plugstack.conf.d/slurm-mps.conf", Kind: contents.Config, Mode: 0o644},
+		{Target: "/usr/share/doc/slurm-mps-spank-${RELEASE}", Kind: contents.Dir, Mode: 0o755},
+		{Source: "LICENSE", Target: "/usr/share/doc/slurm-mps-spank-${RELEASE}/LICENSE", Mode: 0o644},
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("got %+v, want %+v", all, want)
+	}
+	line, err := os.ReadFile("../spank/plugstack.conf")
+	if err != nil || !strings.HasSuffix(string(line), "\noptional "+plugin+"\n") {
+		t.Errorf("plugstack.conf does not end with the plugin's line: %q, %v", line, err)
 	}
 }

@@ -23,15 +23,16 @@ mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: De
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
+scripts=/usr/share/debootstrap/scripts
 if ! command -v debootstrap >/dev/null; then
     (cd "$work" && apt-get -q download debootstrap >log 2>&1 && dpkg-deb --extract debootstrap_*.deb debootstrap) ||
         fail "cannot get debootstrap: $(tail -n 3 "$work/log")"
     export DEBOOTSTRAP_DIR=$work/debootstrap/usr/share/debootstrap
+    scripts=$DEBOOTSTRAP_DIR/scripts
     PATH=$work/debootstrap/usr/sbin:$PATH
 fi
 rm -rf "$root.part"
 mkdir -p "$(dirname "$root")"
-scripts=${DEBOOTSTRAP_DIR:-/usr/share/debootstrap}/scripts
 script=$scripts/$suite
 [ -e "$script" ] || script=$scripts/sid # a suite that is newer than this debootstrap
 debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg "$suite" "$root.part" "$mirror" "$script" >"$work/log" 2>&1 ||

@@ -193,8 +193,14 @@ func packages(t *testing.T, dir, version string) (deb, rpm string) {
 	if said, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
-	return only(t, out, "*.deb"), only(t, out, "*.rpm")
+	return only(t, out, ourDeb), only(t, out, ourRPM)
 }
+
+// The packages of a node, beside those of the SPANK plugin.
+const (
+	ourDeb = "slurm-mps_[0-9]*.deb"
+	ourRPM = "slurm-mps-[0-9]*.rpm"
+)
 
 func only(t *testing.T, dir, pattern string) string {
 	t.Helper()
@@ -223,8 +229,8 @@ func TestRootInstallUpgradeRemove(t *testing.T) {
 	dir := built(t)
 	newDeb, newRPM := packages(t, dir, "9.0.0")
 	for m, files := range map[manager][2]string{
-		dpkg: {only(t, filepath.Join(dir, "packages"), "*.deb"), newDeb},
-		rpm:  {only(t, filepath.Join(dir, "packages"), "*.rpm"), newRPM},
+		dpkg: {only(t, filepath.Join(dir, "packages"), ourDeb), newDeb},
+		rpm:  {only(t, filepath.Join(dir, "packages"), ourRPM), newRPM},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			r := newRoot(t, filepath.Join(dir, "debian-bookworm"))

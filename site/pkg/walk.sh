@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# walk.sh BUILT: follows docs/operator.md on a clean Debian root (BUILT/debian-bookworm) as somebody who has never seen the
-# project: the .deb of BUILT/packages, Debian's own Slurm, two simulated GPUs, to a job of four ranks under MPS. Each step
-# is shown with the seconds that it took. The lines for slurm.conf and gres.conf are those of the installed document.
+# walk.sh BUILT [SUITE]: follows docs/operator.md on a clean Debian root (BUILT/debian-SUITE, bookworm) as someone who has
+# never seen the project: the .debs of BUILT/packages, Debian's own Slurm, two simulated GPUs, to a job of four ranks under
+# MPS. Each step is shown with its seconds. The lines for slurm.conf and gres.conf are those of the installed document.
 set -euo pipefail
 export LC_ALL=C
 
@@ -13,16 +13,16 @@ fail() {
 
 # The outer half: a root of its own over the clean one, with its own processes and host name. It is gone at the end.
 outer() {
-    local built
+    local built suite=$2
     built=$(realpath "$1")
     [ "$(id -u)" = 0 ] || fail "cannot make a root: run this as root"
-    for what in debian-bookworm packages; do
+    for what in "debian-$suite" packages; do
         [ -e "$built/$what" ] || fail "cannot walk: there is no $built/$what: make walk makes it"
     done
     work=$(mktemp -d /tmp/walk.XXXX)
     trap 'rm -rf "$work"' EXIT
     (cd "$(dirname "$0")/../.." && go run ./site/pkg/driver "$built/sim" "$work/driver")
-    unshare --mount --propagation private --uts --pid --fork --kill-child "$(realpath "$0")" --inside "$built" "$work"
+    unshare --mount --propagation private --uts --pid --fork --kill-child "$(realpath "$0")" --inside "$built" "$work" "$suite"
 }
 
 # Below the new names: mounts, then the clean root.
@@ -31,7 +31,7 @@ inside() {
     mkdir "$2/layer" "$root"
     mount -t tmpfs layer "$2/layer"
     mkdir "$2/layer/upper" "$2/layer/work"
-    mount -t overlay overlay -o "lowerdir=$built/debian-bookworm,upperdir=$2/layer/upper,workdir=$2/layer/work" "$root"
+    mount -t overlay overlay -o "lowerdir=$built/debian-$3,upperdir=$2/layer/upper,workdir=$2/layer/work" "$root"
     mount -t proc proc "$root/proc"
     mount -t sysfs sys "$root/sys"
     mount -t tmpfs -o mode=755 dev "$root/dev"
@@ -48,6 +48,7 @@ inside() {
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     mkdir "$root/walk"
     cp "$built"/packages/*.deb "$root/walk/"
+    [ -z "${DEBIAN_EXPIRED:-}" ] || echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/expired"
     cp -a "$2/driver" "$root/opt/driver"
     chmod -R a+rX "$root/opt/driver"
     cp "$0" "$root/walk/walk.sh"
@@ -108,6 +109,9 @@ walk() {
     site
     step "apt-get install ./slurm-mps_*.deb"
     quietly apt-get -q -y install /walk/slurm-mps_*.deb
+    release=$(slurmd -V | sed 's/.* \([0-9]*\.[0-9]*\)\..*/\1/')
+    step "apt-get install ./slurm-mps-spank-$release*.deb"
+    quietly apt-get -q -y install /walk/slurm-mps-spank-"$release"_*.deb
     step "slurm.conf and gres.conf: the lines of docs/operator.md; site.hcl: where this driver is"
     document | grep -v -e '^NodeName=' -e '^Name=' | sed 's/,Contain$//' >>/etc/slurm/slurm.conf # there is no control group
     document | sed -n 's/^NodeName=.* Gres=gpu:4 \(.*\) \.\.\.$/NodeName=gpu01 CPUs=16 RealMemory=1000 Gres=gpu:2 \1/p' >>/etc/slurm/slurm.conf
@@ -129,6 +133,9 @@ walk() {
     step "srun --gres=gpu:2 --constraint=mps -n4 mpirun-wrap --report cuda-client info"
     su hpc1 -c 'cd && LD_LIBRARY_PATH=/opt/driver/lib srun --gres=gpu:2 --constraint=mps -n4 mpirun-wrap --report /opt/driver/bin/cuda-client info' | tee /walk/out
     [ "$(grep -c 'err=0(cudaSuccess) sm=' /walk/out)" = 4 ] || fail "the ranks are not under MPS: $(cat /walk/out /var/log/slurmd.log)"
+    step "srun --mps=share=even --gres=gpu:1 -n2 mpirun-wrap cuda-client info"
+    su hpc1 -c 'cd && LD_LIBRARY_PATH=/opt/driver/lib srun --mps=share=even --gres=gpu:1 -n2 mpirun-wrap --report /opt/driver/bin/cuda-client info' | tee /walk/option
+    [ "$(grep -c 'err=0(cudaSuccess) sm=66' /walk/option)" = 2 ] || fail "the ranks of --mps are not under MPS: $(cat /walk/option /var/log/slurmd.log)"
     step "afterwards"
     for _ in $(seq 100); do
         [ "$(sinfo -h -o %T)" = idle ] && break
@@ -142,8 +149,8 @@ walk() {
 }
 
 case ${1:-} in
---inside) inside "$2" "$3" ;;
+--inside) inside "$2" "$3" "$4" ;;
 --walk) walk ;;
-'') fail "usage: walk.sh BUILT" ;;
-*) outer "$1" ;;
+'') fail "usage: walk.sh BUILT [SUITE]" ;;
+*) outer "$1" "${2:-bookworm}" ;;
 esac

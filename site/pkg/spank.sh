@@ -1,0 +1,72 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# spank.sh BUILT OUT: makes a .deb and an .rpm of the SPANK plugin in OUT for each release of Slurm whose headers can be
+# had: those of SLURM_INCLUDE (/usr/include), and those of the releases of Debian in SUITES, which BUILT keeps. A release
+# without headers is skipped with a sentence. A plugin fits all patch levels of its release, and no other release.
+set -euo pipefail
+export LC_ALL=C
+umask 022
+
+BUILT=$(realpath -m "$1")
+out=$(realpath -m "$2")
+cd "$(dirname "$0")/../.."
+. site/pkg/version.sh
+
+suites=${SUITES:-bookworm trixie forky}
+made=' '
+
+# headers_of SUITE: the folder with the headers of a Debian's Slurm. It is whole or absent.
+headers_of() {
+    local kept=$BUILT/headers/$1 from
+    if [ ! -d "$kept" ]; then
+        from=$(mktemp -d)
+        site/lab/unpack.sh "$from" "$1" libslurm-dev || { rm -rf "$from"; return 1; }
+        mkdir -p "$kept.part"
+        cp -r "$from/usr/include/slurm" "$kept.part/"
+        mv "$kept.part" "$kept"
+        rm -rf "$from"
+    fi
+    echo "$kept"
+}
+
+# release_of INCLUDE: "22.05"
+release_of() {
+    local version
+    version=$(sed -n 's/^#define SLURM_VERSION_NUMBER 0x\(..\)\(..\)..$/0x\1 0x\2/p' "$1/slurm/slurm_version.h")
+    # shellcheck disable=SC2086 # two numbers
+    [ -n "$version" ] && printf '%02d.%02d' $version
+}
+
+# plugin INCLUDE: makes the packages of the release that the headers are of, once.
+plugin() {
+    RELEASE=$(release_of "$1") || {
+        echo "spank.sh: no package of the SPANK plugin: $1/slurm/slurm_version.h has no version"
+        return
+    }
+    case $made in *" $RELEASE "*) return ;; esac
+    PLUGIN=$BUILT/spank-$RELEASE
+    mkdir -p "$PLUGIN"
+    site/spank/build.sh "$1" "$PLUGIN/slurm_mps.so"
+    sed "s/@RELEASE@/$RELEASE/" site/pkg/scripts/spank-preinstall >"$PLUGIN/preinstall"
+    GLIBC=$(glibc_of "$PLUGIN/slurm_mps.so")
+    export RELEASE PLUGIN GLIBC
+    package site/pkg/spank.yaml "$PLUGIN/nfpm.yaml" "$out"
+    made="$made$RELEASE "
+    ls "$out/slurm-mps-spank-$RELEASE"[-_]*
+}
+
+mkdir -p "$out"
+rm -f "$out"/slurm-mps-spank-*
+include=${SLURM_INCLUDE:-/usr/include}
+if [ -e "$include/slurm/spank.h" ]; then
+    plugin "$include"
+else
+    echo "spank.sh: no package of the SPANK plugin for the Slurm of this machine: there is no $include/slurm/spank.h (Debian: libslurm-dev; elsewhere: SLURM_INCLUDE=FOLDER)"
+fi
+for suite in $suites; do
+    if headers=$(headers_of "$suite"); then
+        plugin "$headers"
+    else
+        echo "spank.sh: no package of the SPANK plugin for the Slurm of Debian $suite: its headers cannot be had"
+    fi
+done
