@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"golang.org/x/sys/unix"
@@ -75,6 +76,9 @@ func wardIn(p play) ward {
 	w.write(w.gres(), strings.ReplaceAll(w.shows("gres.conf"), "[0-3]", "[0-1]"))
 	w.write(w.cgroup(), "ConstrainDevices=yes\n")
 	w.write(w.Paths().Policy(), w.shows("policy.hcl"))
+	w.write(w.plugstack(), "include "+filepath.Dir(w.conf)+"/plugstack.conf.d/*.conf\n")
+	w.change(os.MkdirAll(w.plugstack()+".d", 0o755))
+	w.plugin("22.05", "optional")
 	return w
 }
 
@@ -242,6 +246,10 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
 			w.edit(w.conf, w.hook("prolog")+"\n", w.hook("link")+"\n")
 		},
+		"no plugin, and no option asks": func(w ward) {
+			w.edit(w.Paths().Policy(), "option     = true", "")
+			w.change(os.Remove(w.plugstack()))
+		},
 		"a job runs":      func(w ward) { w.must(0, w.wardJob(), "prolog") },
 		"a job has ended": func(w ward) { w.must(0, w.wardJob(), "prolog"); w.must(0, w.wardJob(), "epilog") },
 	} {
@@ -253,6 +261,22 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+func (w ward) plugstack() string { return filepath.Join(filepath.Dir(w.conf), "plugstack.conf") }
+
+// plugin makes a SPANK plugin of a release, as far as doctor looks at it, and has plugstack.conf name it.
+func (w ward) plugin(release, need string) {
+	w.t.Helper()
+	year, month, _ := strings.Cut(release, ".")
+	source := fmt.Sprintf("const char plugin_type[] = \"spank\"; const unsigned int plugin_version = %s << 16 | %s << 8 | 7;\n", strings.TrimLeft(year, "0"), strings.TrimLeft(month, "0"))
+	dir := filepath.Dir(w.Root)
+	w.write(filepath.Join(dir, "plugin.c"), source)
+	out, err := exec.Command("gcc", "-shared", "-fPIC", "-nostdlib", "-o", filepath.Join(dir, "slurm_mps.so"), filepath.Join(dir, "plugin.c")).CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+	w.write(w.plugstack()+".d/slurm-mps.conf", "# ours\n"+need+" "+dir+"/slurm_mps.so auto_wrap=1\n")
 }
 
 func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
@@ -287,6 +311,10 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 		}
 		t.Skip(err)
 	}
+	release, err := lab.Release(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name  string
 		plant func(w ward) (slurmd string)
@@ -310,6 +338,10 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 			return w.hook("slurmd")
 		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
 		{"no slurmd there", func(w ward) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
+		{"a plugin of another release", func(w ward) string { w.plugin("21.08", "optional"); return slurmd },
+			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
+		{"a plugin of another release, required", func(w ward) string { w.plugin("21.08", "required"); return slurmd },
+			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWard(t)
@@ -318,6 +350,7 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 			}
 			w.write(w.gres(), "Name=gpu File="+w.hook("nvidia")+"[0-1]\n")
 			w.sets("ClusterName=lab\nSlurmctldHost=localhost\nSlurmUser=root\nPartitionName=main Nodes=ALL")
+			w.plugin(release, "optional")
 			path := c.plant(w)
 			d := w.read(w.doctor("--json", "--slurmd", path))
 			if c.fault.kind != "" {
@@ -430,6 +463,10 @@ var planted = []faultPlanted{
 		w.sets("NamespaceType=namespace/linux")
 		w.write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
 	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
+	{name: "no plugin", kind: "spank-plugin", plant: func(w ward) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "no plugstack.conf", kind: "spank-plugin", plant: func(w ward) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "a plugin that is gone", kind: "spank-plugin", plant: func(w ward) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "a plugin of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), uid, gid)) }, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
 	{name: "devices for all", kind: "devices-open", plant: func(w ward) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
 	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
 

@@ -171,6 +171,7 @@ func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 	s.Container = s.beside("job_container.conf", q.Node)
 	s.readNamespace(q.Node)
 	s.Cgroup = s.beside("cgroup.conf", q.Node)
+	s.readPlugstack()
 	return s, nil
 }
 

@@ -95,6 +95,7 @@ var checks = []check{
 	{"Slurm itself shares no GPU of this node among jobs", slurmConf, noShares},
 	{"steps see the folder of state", slurmConf, stateShared},
 	{"a job can open its own GPUs alone", slurmConf, devicesConstrained},
+	{"the SPANK plugin is there, for slurmd's release", slurmConf, spankFits},
 	{"paths of sockets are short enough", anything, socketsFit},
 	{"limits of open files are high enough", anything, filesEnough},
 	{"the folder of state is root's own", anything, stateOurs},
@@ -280,6 +281,9 @@ func nobodyElseWrites(n Node) (found []Finding) {
 			for _, s := range h.Scripts {
 				files = append(files, s.File)
 			}
+		}
+		if n.Slurm.Plugin != nil {
+			files = append(files, n.Slurm.Plugin.File)
 		}
 	}
 	files = append(files, n.Helpers...)

@@ -452,3 +452,40 @@ func devicesConstrained(n Node) []Finding {
 	}
 	return []Finding{warning("devices-open", set.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure, "ConstrainDevices is not yes: a job's processes can open GPUs that it was not given, past MPS")}
 }
+
+// spankFits holds that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own release
+// only, whatever the patch level (run: 22.05, 24.11, 26.05).
+func spankFits(n Node) []Finding {
+	if n.Slurm == nil {
+		return nil
+	}
+	p := n.Slurm.Plugin
+	switch {
+	case p == nil && (n.Policy.Trigger == nil || !n.Policy.Trigger.Option):
+		return nil
+	case p == nil:
+		return []Finding{warning("spank-plugin", n.Slurm.Plugstack, n.installPlugin()+", or take option = true out of the policy's trigger",
+			"it names no %s: srun, sbatch and salloc on this node do not know --mps, which the policy's trigger takes", pluginFile)}
+	case p.Err != nil:
+		return []Finding{p.unfit(n.installPlugin(), fmt.Sprintf("it names %s, which cannot be found (%v)", p.Path, p.Err))}
+	case p.Release != "" && n.Slurm.Release != "" && p.Release != n.Slurm.Release:
+		return []Finding{p.unfit(n.installPlugin(), fmt.Sprintf("%s is built for Slurm %s, and slurmd is %s", p.Path, p.Release, n.Slurm.Release))}
+	}
+	return nil
+}
+
+// installPlugin is the repair. The release is slurmd's, if it is known.
+func (n Node) installPlugin() string {
+	release := n.Slurm.Release
+	if release == "" {
+		release = "RELEASE"
+	}
+	return "install the package slurm-mps-spank-" + release + ", or build the plugin: make spank"
+}
+
+func (p SpankPlugin) unfit(do, what string) Finding {
+	if p.Required {
+		return fault("spank-plugin", p.From, do, "%s: every job fails, because the line says required", what)
+	}
+	return warning("spank-plugin", p.From, do, "%s: commands print two lines of warning and do not know --mps", what)
+}

@@ -37,17 +37,29 @@ func (s *Slurm) askSlurmd(ctx context.Context, q Question) {
 		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s is not there, or not root's own: name slurmd by --slurmd", path))
 		return
 	}
-	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(bound, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
-	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
-	printed, err := cmd.CombinedOutput()
-	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(string(printed)); s.ListErr == nil && err != nil {
-		s.ListErr = fmt.Errorf("%s -G: %w", path, errors.Join(err, bound.Err()))
+	if printed, err := ask(ctx, path, "-V"); err == nil {
+		s.Release = slurm.ParseRelease(printed)
+	}
+	printed, err := ask(ctx, path, "-G", "-N", q.Node, "-f", q.Conf, "-L", os.DevNull)
+	if s.SlurmdGPUs, s.ListErr = slurm.ParseGresList(printed); s.ListErr == nil && err != nil {
+		s.ListErr = fmt.Errorf("%s -G: %w", path, err)
 	}
 	if s.SlurmdGPUs == nil && s.ListErr == nil && s.Gres != nil && s.count() > 0 {
 		s.Unread = append(s.Unread, fmt.Sprintf("slurmd's own list of GPUs: %s -G prints none in a form that is known: read it and compare it with %s", path, q.Conf))
 	}
+}
+
+// ask runs slurmd, which starts nothing with these flags, and returns what it prints.
+func ask(ctx context.Context, slurmd string, args ...string) (string, error) {
+	bound, cancel := context.WithTimeout(ctx, slurmdTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(bound, slurmd, args...)
+	cmd.Env, cmd.WaitDelay = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, time.Second
+	printed, err := cmd.CombinedOutput()
+	if err != nil {
+		err = errors.Join(err, bound.Err())
+	}
+	return string(printed), err
 }
 
 func firstThere(paths []string) string {

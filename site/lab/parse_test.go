@@ -12,20 +12,6 @@ import (
 	"testing"
 )
 
-func TestParseRelease(t *testing.T) {
-	for _, tc := range []struct{ text, want string }{
-		{"slurm-wlm 22.05.8\n", "22.05"},
-		{"slurm 24.11.5\n", "24.11"},
-		{"slurm 25.05.0-0rc1\n", "25.05"},
-		{"", ""}, {"slurmd: error: x", ""},
-	} {
-		got, err := parseRelease(tc.text)
-		if got != tc.want || (err == nil) != (tc.want != "") {
-			t.Errorf("%q: %q, %v; want %q", tc.text, got, err, tc.want)
-		}
-	}
-}
-
 func TestParseStat(t *testing.T) {
 	tail := " S 77 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000"
 	for _, tc := range []struct {

@@ -8,8 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // tree says where a Slurm is installed: in the Debian packages' places, or below the root of a bundle.
@@ -36,8 +37,8 @@ func newTree(ctx context.Context, root string) (tree, error) {
 	if err != nil {
 		return tree{}, fmt.Errorf("cannot ask %s for its version: %w", t.sbin("slurmd"), err)
 	}
-	if t.release, err = parseRelease(string(out)); err != nil {
-		return tree{}, err
+	if t.release = slurm.ParseRelease(string(out)); t.release == "" {
+		return tree{}, fmt.Errorf("cannot read Slurm's version: %q is not like \"slurm 22.05.8\"", strings.TrimSpace(string(out)))
 	}
 	return t, nil
 }
@@ -46,17 +47,6 @@ func newTree(ctx context.Context, root string) (tree, error) {
 func Release(ctx context.Context, bundle string) (string, error) {
 	t, err := newTree(ctx, bundle)
 	return t.release, err
-}
-
-var releaseForm = regexp.MustCompile(`^slurm\S* (\d\d\.\d\d)\.\d+`)
-
-// parseRelease takes "22.05" from what slurmd -V prints: "slurm-wlm 22.05.8" at Debian, "slurm 24.11.5" elsewhere.
-func parseRelease(version string) (string, error) {
-	m := releaseForm.FindStringSubmatch(version)
-	if m == nil {
-		return "", fmt.Errorf("cannot read Slurm's version: %q is not like \"slurm 22.05.8\"", strings.TrimSpace(version))
-	}
-	return m[1], nil
 }
 
 func (t tree) sbin(name string) string {
