@@ -51,8 +51,8 @@ type Launcher struct {
 func Launchers() []Launcher {
 	return []Launcher{
 		{"torchrun", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "starts its workers inside a rank of the others"},
-		{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK", "recorded: 4.1.4"},
-		{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "MPICH (recorded: 4.0.2) and Intel MPI; PMI_RANK is Slurm's pmi2 too"},
+		{"Open MPI", "", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK", "recorded: 4.1.4, 5.0.7, 6.0.0rc2"},
+		{"hydra", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "MPICH (recorded: 4.0.2, 4.2.1, 5.0.2) and Intel MPI; PMI_RANK is Slurm's pmi2 too"},
 		{"MVAPICH2", "", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK", "documented"},
 		{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "documented: HPE Cray"},
 		{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "documented: IBM Spectrum LSF"},
