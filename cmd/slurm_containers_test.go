@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// containers are programs for containers by the titles of their recipes in docs/user.md. The image's name comes with
+// containers are programs for containers by the titles of their recipes in docs/recipes.md. The image's name comes with
 // the option that mounts the simulated driver. Podman's default runtime refuses cgroup v1, and its network needs a device.
 // A process of Podman outlives its containers, and the last command ends it.
 var containers = map[string]struct{ programs, image, end string }{
@@ -38,7 +38,7 @@ shift
 exec unshare --map-user=UID --map-group=UID --root=IMAGE "$@"' sh "$@"
 `
 
-// Every recipe of docs/user.md for containers, with the wrapper outside of the container and inside. The image holds the
+// Every recipe of docs/recipes.md for containers, with the wrapper outside of the container and inside. The image holds the
 // C library only. The node's files are in no folder that containers share or replace.
 func TestContainers(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Dir: publicDirIn(t, "/srv")})
@@ -74,7 +74,7 @@ func TestContainers(t *testing.T) {
 		run(t, "", "srun mpirun-wrap container '' ./app", "sm=132")
 		run(t, "", "srun container '' mpirun-wrap ./app", ": there is no folder /run/slurm-mps/tickets here: in a container, mount /run/slurm-mps; elsewhere,")
 	})
-	_, section, _ := strings.Cut(read(t, "../docs/user.md"), "\n## Containers\n")
+	_, section, _ := strings.Cut(read(t, "../docs/recipes.md"), "\n## Containers\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, block := range recipeForm.FindAllStringSubmatch(section, -1) {
 		t.Run(block[1], func(t *testing.T) {

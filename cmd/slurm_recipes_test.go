@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// recipe is a block of docs/user.md that a user copies into a batch script, and what its ranks get.
+// recipe is a block of docs/recipes.md that a user copies into a batch script, and what its ranks get.
 type recipe struct {
 	args []string // of sbatch
 	want []int    // the SMs of all ranks, sorted
@@ -35,8 +35,8 @@ var recipes = map[string]recipe{
 
 var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*?)```")
 
-// Every block of docs/user.md's recipes runs as it is written. Launchers have their Debian names here, and what is not
-// installed has a stand-in.
+// Every block for launchers in docs/recipes.md runs as it is written. Launchers have their Debian names here, and what
+// is not installed has a stand-in.
 func TestTheRecipesOfTheUsers(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	bin := filepath.Join(c.dir, "recipes")
@@ -57,7 +57,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 	// The programs of the user, in a folder of the job.
 	setup := "cd $(mktemp -d); for p in app member solver analysis; do ln -s " + bin + "/app $p; done; mkdir cases; touch cases/a cases/b cases/c\n" +
 		"mkdir path; for p in " + bin + "/*; do ln -s $p path; done; ln -s " + bin + "/app path/python; export PATH=$PWD/path:$PATH\n"
-	_, section, _ := strings.Cut(read(t, "../docs/user.md"), "\n## Recipes\n")
+	_, section, _ := strings.Cut(read(t, "../docs/recipes.md"), "\n## Launchers\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	blocks := recipeForm.FindAllStringSubmatch(section, -1)
 	if len(blocks) != strings.Count(section, "```sh\n") || len(blocks) != len(recipes) {

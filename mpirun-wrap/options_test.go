@@ -201,9 +201,9 @@ func TestOwnNUMA(t *testing.T) {
 	}
 }
 
-// docs/user.md has a row for every setting, with its variable.
+// docs/reference.md has a row for every setting, with its variable.
 func TestTheSettingsAreDocumented(t *testing.T) {
-	content, err := os.ReadFile("../docs/user.md")
+	content, err := os.ReadFile("../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
