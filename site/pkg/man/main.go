@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command man makes the man pages of a package from the helps of the programs, from docs/user.md and docs/policy.md, and
-// from sections.md: `man -bin FOLDER -docs FOLDER -date 2026-11-21 -out FOLDER`.
+// Command man makes the man pages of a package from the helps of the programs, from the documents, and from
+// sections.md: `man -bin FOLDER -docs FOLDER -date 2026-11-21 -out FOLDER`.
 package main
 
 import (
@@ -27,8 +27,11 @@ type page struct {
 //go:embed sections.md
 var sections string
 
-// userSections are the sections of docs/user.md in the page of mpirun-wrap, by their names there.
-var userSections = [][2]string{{"OPTIONS AND VARIABLES", "Options"}, {"RECIPES", "Recipes"}, {"DIAGNOSTICS", "Checking that MPS is used"}}
+// userSections are the sections in the page of mpirun-wrap: their names there, and the document and section they are from.
+var userSections = [][3]string{
+	{"OPTIONS AND VARIABLES", "reference.md", "mpirun-wrap"}, {"RECIPES", "recipes.md", "Launchers"},
+	{"DIAGNOSTICS", "troubleshooting.md", "Messages of mpirun-wrap"}, {"CUDA ERRORS", "troubleshooting.md", "CUDA errors"},
+}
 
 var pages = []page{
 	{"mpirun-wrap", "mpirun-wrap", 1, "run one rank of a job under NVIDIA MPS"},
@@ -42,7 +45,7 @@ var pages = []page{
 }
 
 func main() {
-	bin, docs := flag.String("bin", "", "folder of the programs"), flag.String("docs", "", "folder of user.md and policy.md")
+	bin, docs := flag.String("bin", "", "folder of the programs"), flag.String("docs", "", "folder of the documents")
 	date, out := flag.String("date", "", "of the pages"), flag.String("out", "", "folder for the pages")
 	flag.Parse()
 	for _, p := range pages {
@@ -82,7 +85,7 @@ func (p page) roff(bin, docs, date string) (string, error) {
 	if err := write(&b, bin, docs); err != nil {
 		return "", err
 	}
-	b.WriteString(".SH SEE ALSO\nmpirun\\-wrap(1), mps\\-tune(1), policy.hcl(5), mpsctl(8)\n.PP\n/usr/share/doc/slurm\\-mps/user.md, operator.md and policy.md\n")
+	b.WriteString(".SH SEE ALSO\nmpirun\\-wrap(1), mps\\-tune(1), policy.hcl(5), mpsctl(8)\n.PP\n/usr/share/doc/slurm\\-mps/README.md names the documents\n")
 	return b.String(), nil
 }
 
@@ -110,12 +113,12 @@ func (p page) programRoff(b *strings.Builder, bin, docs string) error {
 		fmt.Fprintf(b, ".SS %s\n%s", quote(c.name), body(c.help, ".PP\n.B"))
 	}
 	if p.name == "mpirun-wrap" {
-		content, err := os.ReadFile(filepath.Join(docs, "user.md"))
-		if err != nil {
-			return err
-		}
 		for _, s := range userSections {
-			text, err := section(string(content), s[1])
+			content, err := os.ReadFile(filepath.Join(docs, s[1]))
+			if err != nil {
+				return err
+			}
+			text, err := section(string(content), s[2])
 			if err != nil {
 				return err
 			}
