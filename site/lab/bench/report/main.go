@@ -68,7 +68,7 @@ func makeAll(docs string) (map[string][]byte, error) {
 	return files, nil
 }
 
-var begin = regexp.MustCompile(`<!-- made: (.*) -->\n`)
+var partBegins = regexp.MustCompile(`<!-- made: (.*) -->\n`)
 
 const end = "<!-- made -->"
 
@@ -77,7 +77,7 @@ func fill(page []byte, parts map[string]string) ([]byte, error) {
 	var made strings.Builder
 	rest := string(page)
 	for {
-		at := begin.FindStringSubmatchIndex(rest)
+		at := partBegins.FindStringSubmatchIndex(rest)
 		if at == nil {
 			made.WriteString(rest)
 			return []byte(made.String()), nil
