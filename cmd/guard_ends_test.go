@@ -237,8 +237,8 @@ var loads = []struct {
 	{"20 x 5 ms", []string{"-ms", "5", "-queue", "20", "-after", "0.02"}, 100 * time.Millisecond},
 }
 
-// However a client ends, whatever started it, and whatever it has in flight: its neighbour lives, before and after its files
-// are let go, and new clients work.
+// However a client ends, whatever started it, and whatever it has in flight: its neighbour lives, before and after
+// its files are let go, and new clients work.
 func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 	for _, way := range ways {
 		for _, load := range loads {
@@ -272,8 +272,8 @@ func (s *shared) ended(neighbour *running) bool {
 	return err != nil || !stat.Running()
 }
 
-// knows holds that the guard has seen so many clients at least, and that it could hold all files of each. It writes its state
-// once a second.
+// knows holds that the guard has seen so many clients at least, and that it could hold all files of each. It writes
+// its state once a second.
 func (s *shared) knows(seen int) {
 	s.t.Helper()
 	for began := time.Now(); ; {

@@ -65,8 +65,8 @@ func heldDevices(pid int) (count int) {
 	return count
 }
 
-// A container may have a device file of its own: the same number at another inode, of whose openings inotify tells nothing.
-// Its clients are held all the same, and soon enough.
+// A container may have a device file of its own: the same number at another inode, of whose openings inotify tells
+// nothing. Its clients are held all the same, and soon enough.
 func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	path := filepath.Join(p.Sim.Node.Dir, "dev", "nvidia-uvm")
@@ -194,7 +194,8 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 	}
 }
 
-// Where the job's control group runs short of memory, the dead are let go before their time: theirs comes back only then.
+// Where the job's control group runs short of memory, the dead are let go before their time: theirs comes back only
+// then.
 func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	s := newShared(t)
 	group := fmt.Sprintf("/sys/fs/cgroup/memory/guard-test-%d", os.Getpid())
@@ -258,7 +259,8 @@ func tmpfs(t *testing.T) string {
 	return dir
 }
 
-// A guard that dies harms no one who is idle, and a second prolog of the running job starts another, which guards what is there.
+// A guard that dies harms no one who is idle, and a second prolog of the running job starts another, which guards
+// what is there.
 func TestAGuardThatDies(t *testing.T) {
 	s := newShared(t)
 	idle, neighbour := s.start("spin", "-ms", "0", "-for", "100"), s.neighbour()
@@ -471,8 +473,8 @@ func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 	s.clean()
 }
 
-// A job's guard is root's, in a session of its own, and the lease names it. The epilog ends it after the daemon, when no client
-// is left to be harmed, and before the modes, while the GPU is the job's.
+// A job's guard is root's, in a session of its own, and the lease names it. The epilog ends it after the daemon, when
+// no client is left to be harmed, and before the modes, while the GPU is the job's.
 //
 // Contract: G1
 func TestAJobsGuard(t *testing.T) {
@@ -514,8 +516,8 @@ func TestAJobWithoutHold(t *testing.T) {
 	p.clean()
 }
 
-// The dead whose files are held take places on the GPU. One short client after another works beside a neighbour, though there
-// are more of them than a GPU serves (measured: without a bound, 139 of 1,619 worked).
+// The dead whose files are held take places on the GPU. One short client after another works beside a neighbour,
+// though there are more of them than a GPU serves (measured: without a bound, 139 of 1,619 worked).
 func TestShortClientsOneAfterAnother(t *testing.T) {
 	s := newShared(t)
 	neighbour := s.neighbour()

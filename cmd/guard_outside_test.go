@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// outsiders are the processes that a command of mpsctl reports as no clients of MPS, and what it says of each: status with
-// the job's guard, audit as findings.
+// outsiders are the processes that a command of mpsctl reports as no clients of MPS, and what it says of each: status
+// with the job's guard, audit as findings.
 func (s *shared) outsiders(command string) map[int]string {
 	s.t.Helper()
 	var report struct {
@@ -45,8 +45,8 @@ func (s *shared) outsiders(command string) map[int]string {
 	return found
 }
 
-// A process that was started without the daemon's folder is found by the guard and named, with the cause, and nothing is done
-// to it. A client of MPS beside it is not named.
+// A process that was started without the daemon's folder is found by the guard and named, with the cause, and nothing
+// is done to it. A client of MPS beside it is not named.
 //
 // Contract: K4
 func TestAProcessOutsideMPSIsNamed(t *testing.T) {

@@ -47,7 +47,8 @@ func (w *watch) files() map[string]bool {
 	return open
 }
 
-// foreign are open files of the guard's that are neither devices nor what it began with. Files of the kernel come and go.
+// foreign are open files of the guard's that are neither devices nor what it began with. Files of the kernel come and
+// go.
 func (w *watch) foreign() (found []string) {
 	pipes := 0
 	for file := range w.files() {
@@ -182,8 +183,8 @@ func TestHostileGuard(t *testing.T) {
 	}
 }
 
-// A user's file system that never answers a close: its files are at a device's descriptors at the moment of the look, and the
-// guard receives some. It goes on, and ends, when it is killed too.
+// A user's file system that never answers a close: its files are at a device's descriptors at the moment of the look,
+// and the guard receives some. It goes on, and ends, when it is killed too.
 func TestHostileFilesThatDoNotClose(t *testing.T) {
 	for _, c := range []struct {
 		name   string

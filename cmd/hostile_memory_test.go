@@ -24,10 +24,10 @@ import (
 // claimant is a user whose processes claim memory.
 const claimant = stormy + 20
 
-// A user's 250 processes say that their environment and command line have 64 GiB each, which costs the user nothing. Half
-// of them say that they are the job's daemon. Root reads a bounded part of it in a bounded time: each program is run
-// without them and then beside them, and the difference counts. All of it runs in a control group, so that a reader
-// without a bound ends here and not the machine.
+// A user's 250 processes say that their environment and command line have 64 GiB each, which costs the user nothing.
+// Half of them say that they are the job's daemon. Root reads a bounded part of it in a bounded time: each program is
+// run without them and then beside them, and the difference counts. All of it runs in a control group, so that a
+// reader without a bound ends here and not the machine.
 func TestHostileClaimsOfMemory(t *testing.T) {
 	const processes, gib, maxMore, maxWork, maxLonger = 250, 64, 32 << 20, 2 * time.Second, 8 * time.Second // the last for a busy machine
 	a := newAttack(t, "", 1)
@@ -130,8 +130,8 @@ type memoryGroup struct {
 	v2   bool
 }
 
-// newMemoryGroup makes one with a limit, of whichever version this machine has. It goes with the test, and with it what is
-// left in it.
+// newMemoryGroup makes one with a limit, of whichever version this machine has. It goes with the test, and with it
+// what is left in it.
 func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 	t.Helper()
 	var refused error

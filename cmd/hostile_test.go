@@ -33,8 +33,8 @@ import (
 // job's, or waits or writes without end. It has also succeeded if a GPU stays in a wrong state, or a node is drained
 // for what a user did.
 
-// other is a user who has nothing to do with the job. Tests that send signals to all of a user's processes have users of
-// their own, from stormy on.
+// other is a user who has nothing to do with the job. Tests that send signals to all of a user's processes have users
+// of their own, from stormy on.
 const other, stormy = 2002, 2110
 
 // hostile is the program of the attacks, testdata/hostile, built once.
@@ -359,8 +359,8 @@ func (a attack) lives(pid int) {
 	}
 }
 
-// A hard link needs no right to what it links where the kernel does not protect them (fs.protected_hardlinks=0), but both
-// ends on one file system. Root tries it here in the user's place.
+// A hard link needs no right to what it links where the kernel does not protect them (fs.protected_hardlinks=0), but
+// both ends on one file system. Root tries it here in the user's place.
 func TestHostileHardLinks(t *testing.T) {
 	a := newAttack(t, "", 1)
 	f := a.opens(a.job(7, "0"))
@@ -452,8 +452,8 @@ func (p play) controlIs(script string) {
 	p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }
 
-// Everything below the root but the driver's files is tried for everything by two users with a job each. What they may do ends at their own
-// three folders, and what they may read is their own ticket and what every user may.
+// Everything below the root but the driver's files is tried for everything by two users with a job each. What they
+// may do ends at their own three folders, and what they may read is their own ticket and what every user may.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
 	seven, eight := a.job(7, "0"), a.job(8, "1")
@@ -839,7 +839,8 @@ func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A process that looks like the daemon's and that SIGKILL does not end, since its user's file system does not answer it.
+// A process that looks like the daemon's and that SIGKILL does not end, since its user's file system does not answer
+// it.
 //
 // Contract: I3
 func TestHostileMimicThatDoesNotGo(t *testing.T) {
@@ -934,8 +935,8 @@ func TestHostileAnswersToTheEpilog(t *testing.T) {
 	}
 }
 
-// A process of the user's that is there before the job answers in the daemon's place, or tells it to end, from its first
-// moment on. The same daemon serves root a moment later, so the job is refused and the node is not drained.
+// A process of the user's that is there before the job answers in the daemon's place, or tells it to end, from its
+// first moment on. The same daemon serves root a moment later, so the job is refused and the node is not drained.
 func TestHostileAnswersToTheProlog(t *testing.T) {
 	for _, c := range []struct{ name, verb, answers, deadline, slow string }{
 		{"answers that are none", "usurp", "escapes", "12s", ""},
@@ -1143,7 +1144,8 @@ func TestHostileExhaustion(t *testing.T) {
 	}
 }
 
-// A limit of the user's, which other processes of the same user have used up, keeps the daemon from starting as the user.
+// A limit of the user's, which other processes of the same user have used up, keeps the daemon from starting as the
+// user.
 func TestHostileLimits(t *testing.T) {
 	const user = stormy + 9
 	a := newAttack(t, "", 1)

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The deadlines of these tests, and what docs/contract.md (T1) lets an act take beyond them: the prolog for its undo and its
-// trial, the epilog for its last words.
+// The deadlines of these tests, and what docs/contract.md (T1) lets an act take beyond them: the prolog for its undo
+// and its trial, the epilog for its last words.
 const (
 	prologDeadline = 5 * time.Second
 	prologBound    = prologDeadline + 45*time.Second

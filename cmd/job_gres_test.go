@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// A job that has a part of a GPU, or may have, is refused before any mode is changed. It drains no node, and its epilog finds
-// nothing to do.
+// A job that has a part of a GPU, or may have, is refused before any mode is changed. It drains no node, and its
+// epilog finds nothing to do.
 func TestJobsThatShareAGPUByGres(t *testing.T) {
 	for _, c := range []struct {
 		name, gres, want string
@@ -56,7 +56,8 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	p.clean()
 }
 
-// The same of a real Slurm: two jobs on each GPU, which drained the node, and a job beside them that computes without MPS.
+// The same of a real Slurm: two jobs on each GPU, which drained the node, and a job beside them that computes without
+// MPS.
 func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
 	for _, c := range []struct{ name, gres, conf, asks, want string }{

@@ -24,8 +24,8 @@ import (
 
 // Prologs and epilogs side by side: what they leave behind is what they would have left one after the other.
 
-// raced is the folder of the programs with the race detector in them, for the sweep of races: to build them takes longer
-// than all of these tests. A race ends them with a code that no test expects.
+// raced is the folder of the programs with the race detector in them, for the sweep of races: to build them takes
+// longer than all of these tests. A race ends them with a code that no test expects.
 var raced = sync.OnceValues(func() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {
@@ -262,7 +262,8 @@ func (p play) orphan(job testnode.Job) site.Process {
 	return stat.Process
 }
 
-// Epilogs of one job at the same time, while a client has its grace: each waits for the one before it, none ends another.
+// Epilogs of one job at the same time, while a client has its grace: each waits for the one before it, none ends
+// another.
 func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	p := newCrowd(t, testnode.Default(`drain_grace = "6s"`), 1)
 	p.facts(`epilog_deadline = "15s"`)
@@ -279,7 +280,8 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 }
 
 // The epilog of a job comes again, several times, when its GPU is another job's: that job notices nothing. The second
-// time the first job's lease is there once more, without its claim: so does an epilog leave it that died on its last step.
+// time the first job's lease is there once more, without its claim: so does an epilog leave it that died on its last
+// step.
 //
 // Contract: M2
 func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
@@ -307,8 +309,8 @@ func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
 	p.clean()
 }
 
-// A job is requeued on its node: its next prolog comes while its epilog is at work, a little later each time. What is left
-// is one whole lease, or nothing.
+// A job is requeued on its node: its next prolog comes while its epilog is at work, a little later each time. What is
+// left is one whole lease, or nothing.
 func TestAPrologBesideItsEpilog(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	job := p.job(7, "0")

@@ -122,8 +122,8 @@ func (p play) failing(job testnode.Job, program string, once bool, refusals ...r
 	return result
 }
 
-// cleanButTurn is clean, but for the file of the job's turn where that is what failed: the next act takes it over, so it
-// is no state.
+// cleanButTurn is clean, but for the file of the job's turn where that is what failed: the next act takes it over, so
+// it is no state.
 func (p play) cleanButTurn(f failure) {
 	p.t.Helper()
 	left := p.left()

@@ -306,8 +306,8 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 	}
 }
 
-// A prolog that is killed at one point and its epilog at another: the next epilog finishes. Every pair, for a job with one
-// GPU; of others a part.
+// A prolog that is killed at one point and its epilog at another: the next epilog finishes. Every pair, for a job
+// with one GPU; of others a part.
 func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()

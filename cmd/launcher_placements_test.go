@@ -286,7 +286,8 @@ func TestPlacementsOfBoundTasks(t *testing.T) {
 	newLaunchCluster(t, "bound", lab.Options{SameName: true}).bound()
 }
 
-// A shell of salloc's, which is a step of its own: what it starts is placed as in a batch script, and it is no rank itself.
+// A shell of salloc's, which is a step of its own: what it starts is placed as in a batch script, and it is no rank
+// itself.
 func TestPlacementsInAnInteractiveStep(t *testing.T) {
 	s := newLaunchCluster(t, "interactive", lab.Options{SameName: true, Extra: []string{
 		"LaunchParameters=use_interactive_step", `InteractiveStepOptions="--interactive --preserve-env bash %D/step.sh"`}})
@@ -398,7 +399,8 @@ func TestPlacementsOnThreeNodes(t *testing.T) {
 		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", uneven, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{
-		// Two programs of one step. On 22.05 they never share a node: "already allocated 3 nodes to previous components".
+		// Two programs of one step. On 22.05 they never share a node: "already allocated 3 nodes to previous
+		// components".
 		{"srun of two groups", "srun -N1 -n2 WRAP : -N2 -n3 WRAP", "", []int{2, 2, 1}, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{

@@ -216,8 +216,8 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	}
 }
 
-// With driver 590 MPS serves 60 clients on a GPU. All of 60 ranks run at once, a client more gets CUDA's error 46, and of 61
-// ranks one prints the limit.
+// With driver 590 MPS serves 60 clients on a GPU. All of 60 ranks run at once, a client more gets CUDA's error 46,
+// and of 61 ranks one prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {

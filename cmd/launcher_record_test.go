@@ -15,8 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Goldens come from the environments of real launches: go test ./cmd -run TestPlacements -args -record DIR. It writes a file
-// for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
+// Goldens come from the environments of real launches: go test ./cmd -run TestPlacements -args -record DIR. It writes
+// a file for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
 var recordTo = flag.String("record", "", "folder for the environments of the ranks of every launch")
 
 // recordScript keeps what a rank would see that is started in its place, then becomes it.

@@ -53,7 +53,8 @@ func (d diagnosis) faults() (n int) {
 	return n
 }
 
-// ward is a node in good health, set up as mpsctl site show slurm.conf and gres.conf have it, for something to go wrong.
+// ward is a node in good health, set up as mpsctl site show slurm.conf and gres.conf have it, for something to go
+// wrong.
 type ward struct{ play }
 
 const wardNode = "gpu01"
@@ -362,8 +363,8 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 	}
 }
 
-// faultPlanted is something that is wrong with a node, and what doctor says of it. BIN, ROOT, DIR, CONF and HOOKS in the words
-// stand for the ward's.
+// faultPlanted is something that is wrong with a node, and what doctor says of it. BIN, ROOT, DIR, CONF and HOOKS in
+// the words stand for the ward's.
 type faultPlanted struct {
 	name, kind string
 	plant      func(ward)
@@ -493,7 +494,8 @@ func (w ward) words(text string) string {
 	return strings.NewReplacer("BIN", w.Bin, "ROOT", w.Root, "HOOKS", filepath.Dir(w.hook("x")), "CONF", filepath.Dir(w.conf), "DIR", dir).Replace(text)
 }
 
-// Each fault is found, alone, where it is, and with its repair; where the repair is a command, it makes the node healthy.
+// Each fault is found, alone, where it is, and with its repair; where the repair is a command, it makes the node
+// healthy.
 func TestDoctorFindsEachFault(t *testing.T) {
 	for _, f := range planted {
 		t.Run(f.name, func(t *testing.T) {

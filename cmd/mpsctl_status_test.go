@@ -619,7 +619,8 @@ func TestStatusForAUser(t *testing.T) {
 	p.clean()
 }
 
-// A status among questions of others waits for its turn, and an epilog goes on beside one that hangs on a stopped daemon.
+// A status among questions of others waits for its turn, and an epilog goes on beside one that hangs on a stopped
+// daemon.
 func TestStatusBesideOthers(t *testing.T) {
 	s := newScene(t)
 	s.server()
@@ -669,8 +670,9 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 	p.clean()
 }
 
-// A thousand leases in 100 ms: the program's whole run, its output and its driver included. The best of some, since this
-// machine has other things to do. All but the first have that one's daemon, since a thousand daemons are too many here.
+// A thousand leases in 100 ms: the program's whole run, its output and its driver included. The best of some, since
+// this machine has other things to do. All but the first have that one's daemon, since a thousand daemons are too
+// many here.
 func TestAThousandLeases(t *testing.T) {
 	s := newScene(t)
 	boot, err := site.BootID()

@@ -202,8 +202,8 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 	p.clean()
 }
 
-// A rule that fails for one job denies MPS to that job, with the place in its ticket. No prolog fails, and another job has
-// what the rule gives.
+// A rule that fails for one job denies MPS to that job, with the place in its ticket. No prolog fails, and another
+// job has what the rule gives.
 func TestARuleThatFailsForAJob(t *testing.T) {
 	p := newPlay(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")

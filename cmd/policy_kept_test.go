@@ -40,8 +40,8 @@ func (p play) findings(command string) map[string]string {
 	return found
 }
 
-// Whatever becomes of a policy, jobs that ask for MPS get what the last one gave that could be used, and the others notice
-// nothing.
+// Whatever becomes of a policy, jobs that ask for MPS get what the last one gave that could be used, and the others
+// notice nothing.
 //
 // Contract: R11
 func TestABrokenPolicyStopsNoOne(t *testing.T) {
@@ -99,8 +99,8 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 	}
 }
 
-// A node that has never had a policy that could be used fails the jobs that ask in a way of the shipped policy's, and no
-// other. The reason is in our own log.
+// A node that has never had a policy that could be used fails the jobs that ask in a way of the shipped policy's, and
+// no other. The reason is in our own log.
 func TestANodeThatNeverHadAPolicy(t *testing.T) {
 	p := newPlay(t, "rubbish {", node.H200)
 	p.asksNot(6)

@@ -198,8 +198,8 @@ func TestTuneStops(t *testing.T) {
 	}
 }
 
-// The best share of each number of ranks is saved, and mpirun-wrap and mpsctl plan find it. The ceiling still holds. The
-// site's file is behind the user's, and that there is none is told in a sentence.
+// The best share of each number of ranks is saved, and mpirun-wrap and mpsctl plan find it. The ceiling still holds.
+// The site's file is behind the user's, and that there is none is told in a sentence.
 func TestTuneRemembers(t *testing.T) {
 	p := tuning(t)
 	home := filepath.Dir(p.program())
@@ -267,8 +267,8 @@ func TestTuneRemembers(t *testing.T) {
 	p.clean()
 }
 
-// In a job of a real Slurm: srun starts the ranks of each run, the result is saved in the user's home, and the next step
-// of the job uses it by SLURM_MPS_SHARE=tuned, which the task prolog lets pass.
+// In a job of a real Slurm: srun starts the ranks of each run, the result is saved in the user's home, and the next
+// step of the job uses it by SLURM_MPS_SHARE=tuned, which the task prolog lets pass.
 func TestTuneUnderSlurm(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	program := filepath.Join(c.dir, "program")

@@ -47,7 +47,8 @@ func (l *endsLane) playClients(until time.Time) {
 	}
 }
 
-// How fast endsRanks transformers train beside one another: the sum of their steps in each of endsWindows times of endsWindow.
+// How fast endsRanks transformers train beside one another: the sum of their steps in each of endsWindows times of
+// endsWindow.
 const (
 	endsRanks   = 8
 	endsWindows = 3

@@ -209,7 +209,8 @@ func (p *endsPlanner) round() []endsWave {
 	return all
 }
 
-// compared is what the methods that are no guard are tried with: one victim at a time, so that each trial tells something.
+// compared is what the methods that are no guard are tried with: one victim at a time, so that each trial tells
+// something.
 func (p *endsPlanner) compared(trials int) []endsWave {
 	var all []endsWave
 	kind := "matmul"

@@ -29,12 +29,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clients of all kinds end in all ways with work in flight, through a real Slurm. The test records whether two neighbours
-// of the job live, and whether a new client can start. ENDS_MINUTES is how long that goes on, on each GPU of the machine:
-// the table of victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of the parts: waves,
-// clients, known, bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is
-// the policy's hold, in seconds. ENDS_RESULTS is a folder for the results. The GPUs are simulated unless
-// CONFORMANCE_TARGET=real.
+// Clients of all kinds end in all ways with work in flight, through a real Slurm. The test records whether two
+// neighbours of the job live, and whether a new client can start. ENDS_MINUTES is how long that goes on, on each GPU
+// of the machine: the table of victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of
+// the parts: waves, clients, known, bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED
+// repeats the order. ENDS_HOLD is the policy's hold, in seconds. ENDS_RESULTS is a folder for the results. The GPUs
+// are simulated unless CONFORMANCE_TARGET=real.
 func TestRealEnds(t *testing.T) {
 	minutes, _ := strconv.ParseFloat(os.Getenv("ENDS_MINUTES"), 64)
 	if minutes <= 0 {

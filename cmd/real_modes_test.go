@@ -93,8 +93,8 @@ func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 	}
 }
 
-// With it the prolog sets the job's GPUs exclusive, no other, and the epilog puts them back; and what the tests of a real
-// machine look with sees it.
+// With it the prolog sets the job's GPUs exclusive, no other, and the epilog puts them back; and what the tests of a
+// real machine look with sees it.
 func TestModesChangeWhereAllowed(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")

@@ -64,7 +64,8 @@ func newPrograms(t *testing.T) *realPrograms {
 	return p
 }
 
-// environment is what the programs find: Python, the files of the test, the wrapper, and GNU parallel if the pack has it.
+// environment is what the programs find: Python, the files of the test, the wrapper, and GNU parallel if the pack has
+// it.
 func (p *realPrograms) environment(dir, wrapper string) string {
 	p.t.Helper()
 	bin := filepath.Join(dir, "bin")

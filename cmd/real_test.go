@@ -36,7 +36,8 @@ var standsIn *machine
 
 func onRealGPUs() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
 
-// machineEnvironment is what a machine says of its GPUs' links, which programs must heed that have an environment of their own.
+// machineEnvironment is what a machine says of its GPUs' links, which programs must heed that have an environment of
+// their own.
 func machineEnvironment() (env []string) {
 	for _, name := range []string{"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} {
 		if value, ok := os.LookupEnv(name); ok {

@@ -18,9 +18,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// containers are programs for containers by the titles of their recipes in docs/recipes.md. The image's name comes with
-// the option that mounts the simulated driver. Podman's default runtime refuses cgroup v1, and its network needs a device.
-// A process of Podman outlives its containers, and the last command ends it.
+// containers are programs for containers by the titles of their recipes in docs/recipes.md. The image's name comes
+// with the option that mounts the simulated driver. Podman's default runtime refuses cgroup v1, and its network needs
+// a device. A process of Podman outlives its containers, and the last command ends it.
 var containers = map[string]struct{ programs, image, end string }{
 	"Charliecloud": {"ch-run", "-b SIM IMAGE", ""},
 	"Podman":       {"podman runc newuidmap", "--runtime=/usr/sbin/runc --network=none -v SIM:SIM --rootfs IMAGE", "podman system migrate"},
@@ -38,8 +38,8 @@ shift
 exec unshare --map-user=UID --map-group=UID --root=IMAGE "$@"' sh "$@"
 `
 
-// Every recipe of docs/recipes.md for containers, with the wrapper outside of the container and inside. The image holds the
-// C library only. The node's files are in no folder that containers share or replace.
+// Every recipe of docs/recipes.md for containers, with the wrapper outside of the container and inside. The image
+// holds the C library only. The node's files are in no folder that containers share or replace.
 func TestContainers(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Dir: publicDirIn(t, "/srv")})
 	s, image := c.first(), c.image()

@@ -136,8 +136,8 @@ func TestACancelledJob(t *testing.T) {
 	c.quiet()
 }
 
-// A requeued job starts when its old credential has expired, after two minutes by default. Told to start at once it gets
-// no second prolog (seen on 22.05) and its wrapper refuses, so the credential is made short here, not the wait.
+// A requeued job starts when its old credential has expired, after two minutes by default. Told to start at once it
+// gets no second prolog (seen on 22.05) and its wrapper refuses, so the credential is made short here, not the wait.
 func TestARequeuedJob(t *testing.T) {
 	o := lab.Options{PrologFlags: "Alloc"}
 	o.Extra = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=5"}

@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Jobs with namespaces of their own, as namespace/linux makes them since 25.11. Ranks see no pid of the daemon; guard and
-// epilog see all from outside.
+// Jobs with namespaces of their own, as namespace/linux makes them since 25.11. Ranks see no pid of the daemon; guard
+// and epilog see all from outside.
 func TestJobsWithNamespaces(t *testing.T) {
 	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
 	if err != nil || release < "25.11" {

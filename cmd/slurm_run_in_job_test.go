@@ -29,8 +29,9 @@ func needRelease(t *testing.T, least string) {
 	}
 }
 
-// With PrologFlags=RunInJob the prolog runs in the job's containers, and so does what it starts: Slurm ends that with the
-// job, on cgroup v2 before the epilog. The node comes back either way, and a cancelled rank has a daemon until it is gone.
+// With PrologFlags=RunInJob the prolog runs in the job's containers, and so does what it starts: Slurm ends that with
+// the job, on cgroup v2 before the epilog. The node comes back either way, and a cancelled rank has a daemon until it
+// is gone.
 func TestRunInJob(t *testing.T) {
 	needRelease(t, "24.05")
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})

@@ -114,7 +114,8 @@ func granted(t *testing.T, output string) (lease.Ticket, []int) {
 	return ticket, counts(t, output)
 }
 
-// batched submits a job, waits for its end, and returns it with what it wrote. sbatch --wait would look every two seconds.
+// batched submits a job, waits for its end, and returns it with what it wrote. sbatch --wait would look every two
+// seconds.
 func (s spanked) batched(args ...string) (lab.Job, string) {
 	s.t.Helper()
 	id, err := s.Submit(s.ctx, s.user, append([]string{"-o", "%j.0.out"}, args...)...)

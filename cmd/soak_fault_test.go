@@ -217,8 +217,8 @@ func (v *voyage) hook(program string) (site.Process, error) {
 	}
 }
 
-// besideTheVictim are the programs that compute and that the fault may not harm: those of other steps, and of the same one
-// where its launcher lets it go on.
+// besideTheVictim are the programs that compute and that the fault may not harm: those of other steps, and of the
+// same one where its launcher lets it go on.
 func (v *voyage) besideTheVictim() []site.Process {
 	var all []site.Process
 	for n, ranks := range v.running {
@@ -259,8 +259,8 @@ func (v *voyage) finish() error {
 	return failed
 }
 
-// scancel asks as the user. Its exit code says nothing: it asks again where an answer is slow, and then what has ended by
-// the first question is an error. The end itself is what is waited for.
+// scancel asks as the user. Its exit code says nothing: it asks again where an answer is slow, and then what has
+// ended by the first question is an error. The end itself is what is waited for.
 func (v *voyage) scancel(args ...string) error {
 	_, err := v.Run(v.ctx, v.user, "scancel", args...)
 	return err

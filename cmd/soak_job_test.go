@@ -31,8 +31,8 @@ type berth struct {
 	afloat int // errands that are being done
 }
 
-// errandLimit bounds one errand, whose job may wait for the GPUs of others: the slowest hold them for Slurm's half a minute
-// of a time limit.
+// errandLimit bounds one errand, whose job may wait for the GPUs of others: the slowest hold them for Slurm's half a
+// minute of a time limit.
 const errandLimit = 5 * time.Minute
 
 // tooMany failures are enough: what comes after them tells nothing new.
@@ -284,8 +284,8 @@ func (v *voyage) said() string {
 
 var newClient = regexp.MustCompile(`NEW CLIENT (\d+) `)
 
-// seeClients reads who was a client of the job's daemons, from their own logs: those of the job that runs, and those that
-// its epilog has kept.
+// seeClients reads who was a client of the job's daemons, from their own logs: those of the job that runs, and those
+// that its epilog has kept.
 func (v *voyage) seeClients() {
 	for _, id := range v.ids {
 		live, _ := filepath.Glob(filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(id), "*", "log", "control.log"))

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// errand is one job of a soak and what befalls it. It follows from the seed and the job's number alone, so that any one of
-// a run can be repeated by itself.
+// errand is one job of a soak and what befalls it. It follows from the seed and the job's number alone, so that any
+// one of a run can be repeated by itself.
 type errand struct {
 	number int
 	gpus   int
@@ -141,8 +141,9 @@ func steps(r *rand.Rand, f fault) []step {
 			s.launcher = "srun" // of mpirun's ranks Slurm knows no step
 		}
 		if f.name == "reboot" {
-			// An srun that went with its node is told of its job's end by Slurm all the same. Here all nodes have one address,
-			// and another srun may have the port by then: it aborts its step, of whatever job that is (seen on 22.05).
+			// An srun that went with its node is told of its job's end by Slurm all the same. Here all nodes have one
+			// address, and another srun may have the port by then: it aborts its step, of whatever job that is (seen
+			// on 22.05).
 			s.launcher = "mpirun"
 		}
 		if f.when == computing || f.long {
@@ -196,7 +197,8 @@ func (e errand) script(folder, wrapper, client string) string {
 				work += " -exit-idle"
 			}
 		}
-		// Each Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
+		// Each Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on
+		// 4.1).
 		fmt.Fprintf(&text, "mkdir -p $out.%d.tmp\nTMPDIR=$out.%d.tmp %s %s spin %s >>$out.%d 2>&1 &\n", n, n, s.launch(e, wrapper), client, work, n)
 	}
 	return "[ -z \"$SLURM_RESTART_COUNT\" ] || again=0.2\n" + text.String() + "wait\n"

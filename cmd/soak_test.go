@@ -87,9 +87,9 @@ func wanted(t *testing.T, seed uint64, jobs int) []errand {
 	return all
 }
 
-// Where the jobs run. On a node of the first kind many run side by side; what takes a node down, or drains it, has one of
-// the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many cores; soaks with
-// a SOAK_NAME each run side by side.
+// Where the jobs run. On a node of the first kind many run side by side; what takes a node down, or drains it, has
+// one of the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many
+// cores; soaks with a SOAK_NAME each run side by side.
 var (
 	sharedNodes = 3 * wide()
 	aloneNodes  = 4 * wide()

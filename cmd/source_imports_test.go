@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cmd_test contains the end-to-end tests. This file checks which package imports which (docs/contract.md, Imports).
+// Package cmd_test contains the end-to-end tests. This file checks which package imports which (docs/contract.md,
+// Imports).
 package cmd_test
 
 import (

@@ -21,8 +21,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes that
-// share this machine share nothing else.
+// cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes
+// that share this machine share nothing else.
 type cluster struct {
 	*lab.Cluster
 	t      *testing.T
@@ -92,8 +92,8 @@ func linkAll(from, to string) error {
 	return nil
 }
 
-// needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and returns
-// the user of its jobs.
+// needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and
+// returns the user of its jobs.
 func needSlurm(t *testing.T) lab.User {
 	t.Helper()
 	needRoot(t)
@@ -133,7 +133,8 @@ func (c *cluster) hook(program string) []string {
 		bin = s.Bin
 	}
 	path := filepath.Join(c.dir, program)
-	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node that has its own host name goes by that.
+	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node that has its own host name goes
+	// by that.
 	script := fmt.Sprintf("#!/bin/sh\nhere=%s/$(/bin/hostname)\n[ -d $here ] || here=%[1]s/$SLURMD_NODENAME\n", c.dir)
 	if program == "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
@@ -170,7 +171,8 @@ func (c *cluster) batch(script string, args ...string) int {
 		c.t.Fatal(err)
 	}
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
-	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on 4.1).
+	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on
+	// 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
 	if err := node.WriteProgram(path, []byte(text)); err != nil {
 		c.t.Fatal(err)

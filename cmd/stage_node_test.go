@@ -202,8 +202,8 @@ func (p play) ctl(args ...string) testnode.Result {
 	return result
 }
 
-// client is a CUDA client of the job, started as its user through the wrapper. It is no child that anybody waits for but
-// this test: an escapee that outlived its job.
+// client is a CUDA client of the job, started as its user through the wrapper. It is no child that anybody waits for
+// but this test: an escapee that outlived its job.
 func (p play) client(job uint32, args ...string) *exec.Cmd {
 	p.t.Helper()
 	cmd := p.asUser(job, p.Command("mpirun-wrap", append([]string{p.cudaClient()}, args...)...))
@@ -418,8 +418,8 @@ func (p play) jobFiles() (found []string) {
 }
 
 // strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
-// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care for.
-// State is clean's to hold, and the copies of the site's files are the node's.
+// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care
+// for. State is clean's to hold, and the copies of the site's files are the node's.
 func (p play) strays() []string {
 	var found []string
 	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {

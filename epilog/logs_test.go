@@ -52,8 +52,8 @@ func TestWantsLogs(t *testing.T) {
 	}
 }
 
-// A job that ran before keeps the logs of its last run alone, though the clock has gone back since. A second epilog of the
-// same run, which finds less, leaves what the first has kept.
+// A job that ran before keeps the logs of its last run alone, though the clock has gone back since. A second epilog
+// of the same run, which finds less, leaves what the first has kept.
 func TestKeepTwice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("logs are kept by root")

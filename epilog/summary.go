@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up. All but
-// Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
+// Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up.
+// All but Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
 type Summary struct {
 	Clients         int     // processes that were clients of MPS
 	Peak            int     // at most so many of one daemon at the same time, added up over the daemons
@@ -27,7 +27,8 @@ type Summary struct {
 	Outside int // processes that had a GPU open and were no client of MPS
 }
 
-// maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not counted.
+// maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not
+// counted.
 const maxSummed = 16 << 20
 
 // logSizes are where the servers' logs end, for lease.Daemons: what comes later the epilog has brought about.
@@ -42,7 +43,8 @@ func logSizes(l lease.Lease) []int64 {
 	return all
 }
 
-// summarise reads the logs, which must still be there. One that is not there, or not the user's own file, counts nothing.
+// summarise reads the logs, which must still be there. One that is not there, or not the user's own file, counts
+// nothing.
 func summarise(l lease.Lease, began []int64) Summary {
 	var s Summary
 	for n, d := range l.Daemons {
@@ -144,8 +146,8 @@ func (t *tally) readLine(line []byte) {
 	}
 }
 
-// countClient counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected", and with
-// drivers before 580 "Client {827, 0} connected".
+// countClient counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected",
+// and with drivers before 580 "Client {827, 0} connected".
 func (t *tally) countClient(text []byte) {
 	rest, ok := bytes.CutPrefix(text, []byte("Client {"))
 	if !ok {

@@ -332,8 +332,8 @@ func TestWhatAProgramInherits(t *testing.T) {
 				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)
 			}
 			const signals = "grep -E ^S[ih][gd][A-P] /proc/self/status" // not in a shell, which blocks and ignores signals itself
-			// Go's runtime sends its threads SIGURG, which stays pending through an exec if its caller blocks all signals. No
-			// program's default is to mind it.
+			// Go's runtime sends its threads SIGURG, which stays pending through an exec if its caller blocks all
+			// signals. No program's default is to mind it.
 			pending := strings.NewReplacer("SigPnd:\t0000000000400000", "SigPnd:\t0000000000000000")
 			if without, with := run("", signals), pending.Replace(run(wrapper, signals)); with != without || !strings.Contains(with, "SigBlk") {
 				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)

@@ -92,7 +92,8 @@ type Rank struct {
 	tunedBy string
 }
 
-// Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits both.
+// Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits
+// both.
 func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err

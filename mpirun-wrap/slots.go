@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slot is the place of one rank among n ranks of the job on the node. Processes that no launcher numbers take slots.
-// A slot is taken while its file is locked. The program inherits the descriptor, so the kernel unlocks the file when the
-// program, and each child that kept the descriptor, has ended. A process ID would free a slot while children still use
-// its share, and means nothing in another PID namespace.
+// A slot is the place of one rank among n ranks of the job on the node. Processes that no launcher numbers take
+// slots. A slot is taken while its file is locked. The program inherits the descriptor, so the kernel unlocks the
+// file when the program, and each child that kept the descriptor, has ended. A process ID would free a slot while
+// children still use its share, and means nothing in another PID namespace.
 
 const (
 	maxSlots = 4096 // far above the clients that a node's GPUs serve
@@ -238,8 +238,8 @@ func ancestors(pid int) map[int]bool {
 	return found
 }
 
-// openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because root
-// may run a rank, and the user may have put a link to a file of root's there.
+// openSlotFile opens a file in the exchange folder. It follows no link and takes no file with another name, because
+// root may run a rank, and the user may have put a link to a file of root's there.
 func openSlotFile(path string) (*os.File, error) {
 	file, st, err := openRegular(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {

@@ -67,7 +67,8 @@ type member struct {
 	out *os.File
 }
 
-// start starts a member with these flags. It waits for a line that the program prints, and returns it without the newline.
+// start starts a member with these flags. It waits for a line that the program prints, and returns it without the
+// newline.
 func (m *members) start(flags, script string) (member, string) {
 	m.t.Helper()
 	reads, writes, err := os.Pipe()

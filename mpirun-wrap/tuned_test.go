@@ -30,7 +30,8 @@ func TestTunedAsAnOption(t *testing.T) {
 	}
 }
 
-// A tuned share is divided like a flag's, below the ceiling, and --verbose names the file. That there is none is the error.
+// A tuned share is divided like a flag's, below the ceiling, and --verbose names the file. That there is none is the
+// error.
 func TestTunedPlacement(t *testing.T) {
 	ticket := ticketOf(1, policy.ScopeJob, 1)
 	ticket.Grant.Ceiling = 25

@@ -26,7 +26,8 @@ const (
 // ComputeModePolicy is what the prolog does with the compute mode of the job's GPUs.
 type ComputeModePolicy string
 
-// ComputeExclusive sets the mode in which a process needs MPS to use the GPU. ComputeUnchanged leaves the mode as it is.
+// ComputeExclusive sets the mode in which a process needs MPS to use the GPU. ComputeUnchanged leaves the mode as it
+// is.
 const (
 	ComputeExclusive ComputeModePolicy = "exclusive_process"
 	ComputeUnchanged ComputeModePolicy = "unchanged"

@@ -121,8 +121,8 @@ func MemoryPerRank(totalMiB, contextMiB, ranks int, overlap float64, rule Memory
 	return Memory{LimitMiB: rule.mib + contextMiB, UsableMiB: rule.mib}, nil
 }
 
-// MemoryRemark returns how much more memory ranks with the same size may use together than their GPU has. It is empty if
-// the sizes fit.
+// MemoryRemark returns how much more memory ranks with the same size may use together than their GPU has. It is empty
+// if the sizes fit.
 func MemoryRemark(totalMiB, ranks int, rule MemoryRule, memory Memory) string {
 	all := totalMiB - ReserveMiB
 	if rule.mib == 0 || ranks*memory.LimitMiB <= all {

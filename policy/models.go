@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// The number of clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60 from
-// CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46), 60 was not. It counts contexts, and a
-// raised CUDA_DEVICE_MAX_CONNECTIONS lowers it.
+// The number of clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60
+// from CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46), 60 was not. It counts
+// contexts, and a raised CUDA_DEVICE_MAX_CONNECTIONS lowers it.
 const (
 	Clients    = 48
 	MaxClients = 60
@@ -27,8 +27,8 @@ func ClientsOf(driver string) int {
 	return Clients
 }
 
-// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On an H200
-// shares were measured to go in steps of two.
+// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On
+// an H200 shares were measured to go in steps of two.
 const DefaultSMsPerTPC = 2
 
 // Model is a GPU known by name.
@@ -54,14 +54,14 @@ var models = []Model{
 	model("A100-80", "NVIDIA A100-SXM4-80GB", 108, 81920),
 	// A30 data sheet: 3584 cores, 64 an SM.
 	model("A30", "NVIDIA A30", 56, 24576),
-	// GA102 white paper and data sheets: the A40 and the RTX A6000 have 10752 cores, the A10 9216, the RTX 3090 10496, 128
-	// an SM. The memory of A40 and A10 is that with ECC on, as they are shipped.
+	// GA102 white paper and data sheets: the A40 and the RTX A6000 have 10752 cores, the A10 9216, the RTX 3090
+	// 10496, 128 an SM. The memory of A40 and A10 is that with ECC on, as they are shipped.
 	model("A40", "NVIDIA A40", 84, 46068),
 	model("RTX A6000", "NVIDIA RTX A6000", 84, 49140),
 	model("A10", "NVIDIA A10", 72, 23028),
 	model("RTX 3090", "NVIDIA GeForce RTX 3090", 82, 24576),
-	// Ada white paper and data sheets: the L4 has 7424 cores, the L40 and the L40S and the RTX 6000 Ada 18176, the RTX 4090
-	// 16384, 128 an SM.
+	// Ada white paper and data sheets: the L4 has 7424 cores, the L40 and the L40S and the RTX 6000 Ada 18176, the
+	// RTX 4090 16384, 128 an SM.
 	model("L4", "NVIDIA L4", 58, 23034),
 	model("L40", "NVIDIA L40", 142, 46068),
 	model("L40S", "NVIDIA L40S", 142, 46068),

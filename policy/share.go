@@ -40,8 +40,9 @@ const (
 	one        = 1_000_000 // 1 in millionths
 )
 
-// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, weight:W with W above 0, PCT% with PCT above 0 and
-// up to 100, or Nsm. F, W and PCT have at most six decimals. PCTpct is PCT%, because Slurm's --multi-prog replaces a %.
+// ParseShare reads a rule: none, even, overlap:F with F from 1 to 48, weight:W with W above 0, PCT% with PCT above 0
+// and up to 100, or Nsm. F, W and PCT have at most six decimals. PCTpct is PCT%, because Slurm's --multi-prog
+// replaces a %.
 func ParseShare(s string) (ShareRule, error) {
 	factor, overlap := strings.CutPrefix(s, "overlap:")
 	weight, weighted := strings.CutPrefix(s, "weight:")

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// AtMostThird returns d, or a third of ctx's remaining time if that is less. So the caller has time to find out why a step
-// failed, and to do the next one.
+// AtMostThird returns d, or a third of ctx's remaining time if that is less. So the caller has time to find out why a
+// step failed, and to do the next one.
 func AtMostThird(ctx context.Context, d time.Duration) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {

@@ -60,7 +60,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What an expression of the right types can fail by for a job. The type checker refuses all else when the policy is read.
+// What an expression of the right types can fail by for a job. The type checker refuses all else when the policy is
+// read.
 var failures = []string{
 	"Invalid index: there is no such element: write try(…, DEFAULT)",
 	"Operation failed: Error during operation: the divisor is 0: write max(1, …)",

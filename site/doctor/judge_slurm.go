@@ -453,8 +453,8 @@ func devicesConstrained(n Node) []Finding {
 	return []Finding{warning("devices-open", set.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure, "ConstrainDevices is not yes: a job's processes can open GPUs that it was not given, past MPS")}
 }
 
-// spankFits holds that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own release
-// only, whatever the patch level (run: 22.05, 24.11, 26.05).
+// spankFits holds that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own
+// release only, whatever the patch level (run: 22.05, 24.11, 26.05).
 func spankFits(n Node) []Finding {
 	if n.Slurm == nil {
 		return nil

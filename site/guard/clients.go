@@ -170,8 +170,8 @@ func (g *Guard) dismiss(c *client) {
 // errNotOurs means that a process is not a client of this job.
 var errNotOurs = errors.New("not a client of this job")
 
-// admit opens a pidfd of a process and checks by it that the process belongs to this job. It must run as the job's user,
-// be in no other job's control group, and be neither a server nor a guard.
+// admit opens a pidfd of a process and checks by it that the process belongs to this job. It must run as the job's
+// user, be in no other job's control group, and be neither a server nor a guard.
 func (g *Guard) admit(pid int) (*client, error) {
 	pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {

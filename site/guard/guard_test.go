@@ -267,7 +267,8 @@ func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
 	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
 }
 
-// The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after rareLook.
+// The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after
+// rareLook.
 func TestAGPUThatIsOpenedLate(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.runs()

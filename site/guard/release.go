@@ -31,9 +31,9 @@ const (
 	// clients, or its free memory is unknown. A GPU accepts four clients a second (measured on an H200), so eight may
 	// come in this time.
 	newcomerHold = 2 * time.Second
-	// sparePlaces of a GPU's clients are left for those that are not yet found. All clients with open files take places,
-	// dead ones included. If no place is left, the next client gets an error, whichever of them are dead (measured on
-	// an H200).
+	// sparePlaces of a GPU's clients are left for those that are not yet found. All clients with open files take
+	// places, dead ones included. If no place is left, the next client gets an error, whichever of them are dead
+	// (measured on an H200).
 	sparePlaces = 4
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond

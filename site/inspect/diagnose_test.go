@@ -323,8 +323,8 @@ func TestServingOf(t *testing.T) {
 	}
 }
 
-// A daemon is asked to quit before anything kills it, and what would go with it is said. No text of a user's comes into a
-// command.
+// A daemon is asked to quit before anything kills it, and what would go with it is said. No text of a user's comes
+// into a command.
 func TestEndingADaemon(t *testing.T) {
 	for dir, want := range map[string]string{
 		"":                        "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control;",

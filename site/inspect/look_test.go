@@ -28,7 +28,8 @@ func (b bare) List() ([]gpu.Status, error) {
 
 func (b bare) Instance(site.UUID) gpu.Status { return gpu.Status{} }
 
-// thousand is a node with a thousand open leases of a GPU each, all as they should be but for daemons, which they have none.
+// thousand is a node with a thousand open leases of a GPU each, all as they should be but for daemons, which they
+// have none.
 func thousand(tb testing.TB) *Reader {
 	tb.Helper()
 	if os.Geteuid() != 0 {

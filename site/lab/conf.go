@@ -203,8 +203,8 @@ func writeHook(dir, name string, argv []string) (string, error) {
 	return path, os.Chmod(path, 0o755)
 }
 
-// firstJob is where a cluster's job numbers begin: apart from those of clusters beside it, since Open MPI names its shared
-// memory by host, user and job, and two jobs of one name crash each other.
+// firstJob is where a cluster's job numbers begin: apart from those of clusters beside it, since Open MPI names its
+// shared memory by host, user and job, and two jobs of one name crash each other.
 func firstJob(base int) int { return base * 100 }
 
 // slurmConf is the text of slurm.conf. What is not said is Slurm's default, since newer releases refuse some spellings
@@ -229,7 +229,8 @@ func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, 
 		"SlurmdDebug=debug2",
 		"LogTimeFormat=iso8601_ms",
 		"PlugStackConfig=" + o.Dir + "/etc/plugstack.conf",
-		// mpi/pmix makes TmpFS/spmix_appdir_UID_JOB.STEP, which several nodes, and clusters, of one host must not share.
+		// mpi/pmix makes TmpFS/spmix_appdir_UID_JOB.STEP, which several nodes, and clusters, of one host must not
+		// share.
 		"TmpFS=" + o.Dir + "/tmp/%n",
 		"SelectType=select/cons_tres",
 		"SelectTypeParameters=CR_Core",

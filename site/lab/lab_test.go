@@ -64,8 +64,9 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
-// up starts a cluster, of the Slurm that SLURM_BUNDLE names where it is set, and stops it at the test's end, when nothing
-// may be left of it. Its hooks record their environments where the options give them the argument vector []string{"record"}.
+// up starts a cluster, of the Slurm that SLURM_BUNDLE names where it is set, and stops it at the test's end, when
+// nothing may be left of it. Its hooks record their environments where the options give them the argument vector
+// []string{"record"}.
 func up(t *testing.T, o Options) scene {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
@@ -674,8 +675,8 @@ func noMembers(t *testing.T, dir string) bool {
 	return len(found) == 0
 }
 
-// A Slurm from elsewhere; LAB_BUNDLE is the root of an unpacked bundle, or of one that has another release's Slurm and this
-// machine's MPIs. Either takes a while to make.
+// A Slurm from elsewhere; LAB_BUNDLE is the root of an unpacked bundle, or of one that has another release's Slurm
+// and this machine's MPIs. Either takes a while to make.
 func TestBundle(t *testing.T) {
 	root := os.Getenv("LAB_BUNDLE")
 	if root == "" {

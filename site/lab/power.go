@@ -59,14 +59,16 @@ func (c *Cluster) NodeProc(name string) (site.Process, error) {
 // powerLimit is how long the processes of a node may take to die, which with a busy machine is some seconds.
 const powerLimit = 30 * time.Second
 
-// PowerOff ends a node as a power cut does: its slurmd and every process that this has started, daemons too, with no word
-// to anybody. StartNode starts it again, with another boot id. Files stay, though on a real node those of /run would not.
+// PowerOff ends a node as a power cut does: its slurmd and every process that this has started, daemons too, with no
+// word to anybody. StartNode starts it again, with another boot id. Files stay, though on a real node those of /run
+// would not.
 func (c *Cluster) PowerOff(name string) error {
 	d := c.node(name)
 	if !c.opts.BootIDs || !d.running() {
 		return fmt.Errorf("cannot power off node %s: it takes BootIDs and a slurmd that runs", name)
 	}
-	// What a node has started is in its mount namespace: nothing else of it can be counted on once a process is an orphan.
+	// What a node has started is in its mount namespace: nothing else of it can be counted on once a process is an
+	// orphan.
 	link := fmt.Sprintf("/proc/%d/ns/mnt", d.cmd.Process.Pid)
 	held, err := os.Open(link) // while it is open no other namespace gets its number: that of a node that starts meanwhile
 	if err != nil {
@@ -107,8 +109,8 @@ func endNamespace(namespace string) (empty bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		// Who it is, before where it is: another that has its number by then has another start. The link of a zombie cannot
-		// be read, nor that of a process that has gone.
+		// Who it is, before where it is: another that has its number by then has another start. The link of a zombie
+		// cannot be read, nor that of a process that has gone.
 		stat, err := readStat(pid)
 		if err != nil {
 			continue

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// What each part of Stop may take. While a slurmd does not answer, slurmctld of 26.05 ends after more than five seconds. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
+// What each part of Stop may take. While a slurmd does not answer, slurmctld of 26.05 ends after more than five
+// seconds. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
 const (
 	jobsLimit   = 15 * time.Second
 	leftLimit   = 5 * time.Second

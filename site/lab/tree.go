@@ -96,8 +96,8 @@ func (t tree) look(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s in %s", name, t.path())
 }
 
-// HasPMIx reports whether the Slurm of a bundle, or of the Debian packages for "", has "srun --mpi=pmix". Debian's 26.05 has
-// no such plugin.
+// HasPMIx reports whether the Slurm of a bundle, or of the Debian packages for "", has "srun --mpi=pmix". Debian's
+// 26.05 has no such plugin.
 func HasPMIx(bundle string) bool {
 	pattern := "/usr/lib/*/slurm*/mpi_pmix.so"
 	if bundle != "" {

@@ -221,8 +221,8 @@ var (
 	rpm  = manager{"rpm", "rpm -i --nodeps /old", "rpm -U --nodeps /new", "rpm -e slurm-mps", "rpm -q slurm-mps"}
 )
 
-// A job runs on through an upgrade and is closed by the new epilog; the admin's policy stays; a removal is refused while
-// a job holds a GPU, and says afterwards what it leaves.
+// A job runs on through an upgrade and is closed by the new epilog; the admin's policy stays; a removal is refused
+// while a job holds a GPU, and says afterwards what it leaves.
 //
 // Contract: R10
 func TestRootInstallUpgradeRemove(t *testing.T) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sim is a simulated node: the programs and libraries that NVIDIA's driver brings, and the folder that stands for
-// the driver itself (package node). Programs under test run on it unchanged, by nothing but a path.
+// Package sim is a simulated node: the programs and libraries that NVIDIA's driver brings, and the folder that stands
+// for the driver itself (package node). Programs under test run on it unchanged, by nothing but a path.
 //
 // The promise: Build needs a C compiler and Go, not this module's source; New makes a node that shares nothing with
 // another. Held against recordings of real machines by the tests of nvml and by the conformance suite.
@@ -65,8 +65,8 @@ func cProgram(arguments ...string) []string {
 // goProgram is a static Go program from a package's folder, "./control/cmd".
 func goProgram(folder string) []string { return []string{"go", "build", "-trimpath", folder} }
 
-// Build compiles every target into dir/bin and dir/lib. A folder that holds a build of the same sources is left as it is,
-// so that test programs may share one; two that build at once wait for each other.
+// Build compiles every target into dir/bin and dir/lib. A folder that holds a build of the same sources is left as it
+// is, so that test programs may share one; two that build at once wait for each other.
 func Build(dir string) error {
 	digest, err := digest()
 	if err != nil {
@@ -176,7 +176,8 @@ func (t target) command(here, draft string) (answer []byte, err error) {
 	return command.CombinedOutput()
 }
 
-// arguments puts the output where both compilers take it: go wants its options before the package, gcc its libraries last.
+// arguments puts the output where both compilers take it: go wants its options before the package, gcc its libraries
+// last.
 func (t target) arguments(draft string) []string {
 	if t.build[0] == "go" {
 		return append([]string{"build", "-o", draft}, t.build[2:]...)

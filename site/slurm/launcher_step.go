@@ -41,8 +41,8 @@ var launcherPrograms = []string{"mpirun", "mpiexec", "mpiexec.hydra", "mpirun.op
 
 func bySrunOf(program string) bool { return slices.Contains(launcherPrograms, filepath.Base(program)) }
 
-// ofOpenMPI are the variables that mpirun sets for itself: Open MPI 4.1 (recorded), and 5 and 6 (seen with a stand-in for
-// srun, 5.0.7 and 6.0.0rc2).
+// ofOpenMPI are the variables that mpirun sets for itself: Open MPI 4.1 (recorded), and 5 and 6 (seen with a stand-in
+// for srun, 5.0.7 and 6.0.0rc2).
 var ofOpenMPI = [][]string{
 	{"IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE", "PMIX_MCA_mca_base_component_show_load_errors"},
 	{"OMPI_TOOL_NAME", "OMPI_VERSION", "OMPI_MCA_PREFIXES"},

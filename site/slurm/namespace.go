@@ -18,8 +18,8 @@ type Namespace struct {
 	From string   // where Dirs are set, "FILE:LINE", or the file
 }
 
-// ReadNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as Slurm's
-// manual has them. Any other form of YAML is an error.
+// ReadNamespace reads namespace.yaml for a node. It understands keys with plain values and lists in brackets, as
+// Slurm's manual has them. Any other form of YAML is an error.
 func ReadNamespace(path, node string) (Namespace, error) {
 	file, err := os.Open(path)
 	if err != nil {

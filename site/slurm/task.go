@@ -144,8 +144,8 @@ func taskJob(env Env) (Task, error) {
 // maxNormalStep is SLURM_MAX_NORMAL_STEP_ID. Above it are steps that no srun made: extern, batch and interactive ones.
 const maxNormalStep = 0xfffffff0
 
-// stepOf returns the number of the step that an srun made, or "". In a batch script SLURM_STEP_ID is absent, and -5 with
-// Slurm 26.05. In an interactive step it is 4294967290, and -6 with 26.05 (recorded).
+// stepOf returns the number of the step that an srun made, or "". In a batch script SLURM_STEP_ID is absent, and -5
+// with Slurm 26.05. In an interactive step it is 4294967290, and -6 with 26.05 (recorded).
 func stepOf(env Env) (string, error) {
 	step, ok := env["SLURM_STEP_ID"]
 	if !ok {

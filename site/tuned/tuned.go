@@ -157,9 +157,9 @@ func readOwn(path string) ([]byte, error) {
 	return content, nil
 }
 
-// Save writes the entries into a user's file, in place of the lines with their keys. The file is whole or as it was, and
-// only the user can read it. Without entries it proves that the file can be written. If two programs save at the same
-// time, the lines of one of them may be missing.
+// Save writes the entries into a user's file, in place of the lines with their keys. The file is whole or as it was,
+// and only the user can read it. Without entries it proves that the file can be written. If two programs save at the
+// same time, the lines of one of them may be missing.
 func Save(path string, entries []Entry) error {
 	if path == "" {
 		return errors.New("cannot save: neither XDG_CONFIG_HOME nor HOME is an absolute path: set HOME")

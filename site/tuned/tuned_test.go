@@ -31,8 +31,8 @@ func write(t *testing.T, path, content string) string {
 	return path
 }
 
-// What is saved is found again by the same key and by no other; a later result replaces the earlier one; lines of others
-// stay; the file is the user's alone.
+// What is saved is found again by the same key and by no other; a later result replaces the earlier one; lines of
+// others stay; the file is the user's alone.
 func TestSaveAndFind(t *testing.T) {
 	path := UserFile("", t.TempDir())
 	app8 := NewKey("./bin/app", 16, 2, h200)

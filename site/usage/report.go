@@ -47,7 +47,8 @@ type GPU struct {
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
 	MemoryMiB int       `json:"memory_mib"`
-	// Source is what the percentages were read from: "GPM", "process utilization", or "" if there are none, as with MIG.
+	// Source is what the percentages were read from: "GPM", "process utilization", or "" if there are none, as with
+	// MIG.
 	Source  string   `json:"source"`
 	Samples []Sample `json:"samples"`
 }

@@ -4,8 +4,8 @@ package cli
 
 import "errors"
 
-// RuntimeError is a program's own failure: it was used well, and could not do it. What is no RuntimeError is a mistake of usage where
-// a program has both.
+// RuntimeError is a program's own failure: it was used well, and could not do it. What is no RuntimeError is a
+// mistake of usage where a program has both.
 type RuntimeError struct{ Err error }
 
 func (f RuntimeError) Error() string { return f.Err.Error() }

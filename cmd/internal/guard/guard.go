@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard builds the guard of a job from its parts. The guard is static and links no C, no NVML, no HCL and no cobra.
+// Package guard builds the guard of a job from its parts. The guard is static and links no C, no NVML, no HCL and no
+// cobra.
 package guard
 
 import (
@@ -128,8 +129,8 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 }
 
 const (
-	// maxLines bounds the lines of the log that wait for the disk. The guard waits for none: a client that opens its files
-	// meanwhile has 30 ms. More lines are lost.
+	// maxLines bounds the lines of the log that wait for the disk. The guard waits for none: a client that opens its
+	// files meanwhile has 30 ms. More lines are lost.
 	maxLines  = 1000
 	linesWait = time.Second
 )
@@ -270,10 +271,10 @@ func raiseFileLimit() {
 	}
 }
 
-// raisePriority puts this process before the job's own, which may keep all cores at work: a client has to be found within
-// some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made it. In a
-// session of its own that counts among the session's threads alone where the kernel groups processes by session
-// (sched_autogroup), so the session is put first too.
+// raisePriority puts this process before the job's own, which may keep all cores at work: a client has to be found
+// within some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made
+// it. In a session of its own that counts among the session's threads alone where the kernel groups processes by
+// session (sched_autogroup), so the session is put first too.
 func raisePriority() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
 	threads, _ := os.ReadDir("/proc/self/task")

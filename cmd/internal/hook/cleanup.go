@@ -34,8 +34,8 @@ func (r *Cleanup) Close() { r.close() }
 // Store is the node's.
 func (r *Cleanup) Store() *lease.Store { return r.n.store }
 
-// Within runs an act on one job with an epilog's deadline, which signals shorten. One that hangs in the driver past it is
-// left behind.
+// Within runs an act on one job with an epilog's deadline, which signals shorten. One that hangs in the driver past
+// it is left behind.
 func (r *Cleanup) Within(act func(context.Context) error) error {
 	return within(r.n.config.EpilogDeadline, site.EpilogMargin, act)
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 )
 
-// lazyGPUs opens NVML when it is first asked: 8 to 15 ms that a job without MPS, and an epilog without a mode to restore,
-// are spared. It is not shut down: that takes up to 12 ms more, the process's end does the same, and that takes no longer
-// for it (measured on H200s).
+// lazyGPUs opens NVML when it is first asked: 8 to 15 ms that a job without MPS, and an epilog without a mode to
+// restore, are spared. It is not shut down: that takes up to 12 ms more, the process's end does the same, and that
+// takes no longer for it (measured on H200s).
 type lazyGPUs struct {
 	library string
 	timeout time.Duration // of one method

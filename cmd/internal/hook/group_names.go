@@ -35,8 +35,8 @@ func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
 	return groupNames(ctx, groups)
 }
 
-// groupNames are the names of groups; one that the node has no name for is its number. A directory service that does not
-// answer is left behind at the deadline.
+// groupNames are the names of groups; one that the node has no name for is its number. A directory service that does
+// not answer is left behind at the deadline.
 func groupNames(ctx context.Context, groups []uint32) ([]string, error) {
 	type answer struct {
 		names []string

@@ -41,7 +41,8 @@ type node struct {
 	log      zerolog.Logger
 }
 
-// open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails no one.
+// open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails
+// no one.
 func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
 	facts, standing := policyfile.ReadConfig(paths)

@@ -85,8 +85,8 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	}
 }
 
-// readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the trigger is
-// the shipped policy's, and the error says why there is nothing else.
+// readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the
+// trigger is the shipped policy's, and the error says why there is nothing else.
 func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
 	compiled, standing := policyfile.ReadPolicy(paths)
 	if standing.Err == nil {
@@ -139,8 +139,8 @@ func runEpilog(p cli.Process, paths site.Paths) error {
 	return err
 }
 
-// closeJob closes the lease of a job. One that has nothing here, as one that did not ask for MPS, is not failed by a /run
-// that is full or read-only.
+// closeJob closes the lease of a job. One that has nothing here, as one that did not ask for MPS, is not failed by a
+// /run that is full or read-only.
 func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) error {
 	untouched := lease.HasNothingOf(paths.Run(), job)
 	n, err := open(paths, out, "epilog", job)

@@ -27,7 +27,8 @@ func Usage(p cli.Process) int {
 	return execute(p, c)
 }
 
-// usageEvery is twice as often as the driver takes its samples (measured on an H200: every 200 ms). One question takes 2 ms.
+// usageEvery is twice as often as the driver takes its samples (measured on an H200: every 200 ms). One question
+// takes 2 ms.
 const usageEvery = 100 * time.Millisecond
 
 // usageTimeout bounds one call of the driver.

@@ -72,8 +72,9 @@ func TestPlanJSON(t *testing.T) {
 	}
 }
 
-// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is placed once, and on the GPU that it goes round to; the plan is
-// what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at most.
+// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is placed once, and on the GPU that it goes round to; the
+// plan is what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at
+// most.
 func TestEachRankIsPlacedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {

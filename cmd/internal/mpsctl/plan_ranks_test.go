@@ -45,7 +45,8 @@ func byFlag(t *testing.T, share string) mpirunwrap.Options {
 	return o
 }
 
-// A share as a flag, as a variable, in the policy and in the plan gives the same SMs, whatever the policy grants otherwise.
+// A share as a flag, as a variable, in the policy and in the plan gives the same SMs, whatever the policy grants
+// otherwise.
 func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:1.5", "overlap:2", "40%", "20sm", "1sm"} {
 		for n := 1; n <= policy.Clients; n++ {

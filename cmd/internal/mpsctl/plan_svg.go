@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl plan --svg: the GPUs of a plan as a picture. A column is an SM. A rank is a bar over as many SMs as
-// it gets, and ranks that share SMs are bars below each other.
+// This file is mpsctl plan --svg: the GPUs of a plan as a picture. A column is an SM. A rank is a bar over as many
+// SMs as it gets, and ranks that share SMs are bars below each other.
 
 package mpsctl
 
@@ -146,8 +146,8 @@ func (p rankPiece) label(width px) string {
 	return ""
 }
 
-// piecesOf lays the ranks one behind the other. A rank that reaches the last SM goes on at the first one, a layer below.
-// Ranks that get the whole GPU are one piece.
+// piecesOf lays the ranks one behind the other. A rank that reaches the last SM goes on at the first one, a layer
+// below. Ranks that get the whole GPU are one piece.
 func piecesOf(ranks []Rank, sms int) (pieces []rankPiece) {
 	whole := slices.DeleteFunc(slices.Clone(ranks), func(r Rank) bool { return r.SMs < sms })
 	layer := 0

@@ -143,7 +143,8 @@ func flagError(c *cobra.Command, err error) error {
 	return fmt.Errorf("cannot read flags: %w: %s", err, do)
 }
 
-// SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after stop.
+// SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after
+// stop.
 func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }

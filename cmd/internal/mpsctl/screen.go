@@ -82,8 +82,8 @@ func (s Screen) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// Redraw is a text that takes the place of what a terminal shows, without a flicker: each line is drawn over the old one,
-// and cut at the margin. Lines that do not fit are left out, and that is said.
+// Redraw is a text that takes the place of what a terminal shows, without a flicker: each line is drawn over the old
+// one, and cut at the margin. Lines that do not fit are left out, and that is said.
 func (s Screen) Redraw(text string) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if s.Rows > 1 && len(lines) > s.Rows-1 {

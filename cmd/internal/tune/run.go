@@ -190,8 +190,8 @@ func launch(line []string, ranks int) []string {
 	return filled
 }
 
-// timed ends each rank of a launcher after the time of a run, by a SIGTERM to the wrapper alone. What a launcher does on a
-// signal is another thing: srun kills wrappers and programs at once, in mid-kernel.
+// timed ends each rank of a launcher after the time of a run, by a SIGTERM to the wrapper alone. What a launcher does
+// on a signal is another thing: srun kills wrappers and programs at once, in mid-kernel.
 func (q question) timed() []string {
 	if q.rate == nil {
 		return nil
@@ -288,7 +288,8 @@ func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	return nil
 }
 
-// goneAfter is how long ranks have from SIGTERM on: the wrapper gives a program 20 s, and then up to 10 s to be drained.
+// goneAfter is how long ranks have from SIGTERM on: the wrapper gives a program 20 s, and then up to 10 s to be
+// drained.
 const goneAfter = 35 * time.Second
 
 // end waits for the end of all copies, which it asks for where they are not to end by themselves.
@@ -320,7 +321,8 @@ func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed er
 	return failed
 }
 
-// signal signals all processes of the copy. Its leader is not waited for before ended, so the group is its own until then.
+// signal signals all processes of the copy. Its leader is not waited for before ended, so the group is its own until
+// then.
 func (r *ranks) signal(s syscall.Signal) {
 	select {
 	case <-r.ended:
@@ -362,7 +364,8 @@ const maxLine = 64 << 10
 // maxLines are kept of a launcher's stderr: it says why it failed before it says that it did.
 const maxLines = 16
 
-// listener hears what a copy prints, and keeps the last rate and the last lines. It may be read when the copy has ended.
+// listener hears what a copy prints, and keeps the last rate and the last lines. It may be read when the copy has
+// ended.
 type listener struct {
 	pattern *regexp.Regexp
 	keep    int // lines of stderr

@@ -2,8 +2,8 @@
 
 // Package tune is the program mps-tune: how many ranks, under which share, are the fastest for a program, by trying.
 //
-// The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time. It leaves no
-// process behind. It names no winner if the runs do not show one.
+// The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time. It
+// leaves no process behind. It names no winner if the runs do not show one.
 package tune
 
 import (

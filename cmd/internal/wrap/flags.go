@@ -27,8 +27,8 @@ var errHelp = errors.New("help is asked for")
 // own are the flags that both programs have.
 var own = []mpirunwrap.Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
 
-// parse takes flags off a command line, up to the first that is none or up to "--". They are written as for Go's package
-// flag, which is not used since every rank would pay for it when it starts.
+// parse takes flags off a command line, up to the first that is none or up to "--". They are written as for Go's
+// package flag, which is not used since every rank would pay for it when it starts.
 func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
 	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
 		flag := args[0]

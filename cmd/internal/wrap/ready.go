@@ -66,8 +66,8 @@ func (h announcer) warnOfNeighbour() {
 	h.p.PrintError("mpirun-wrap", errors.New("another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
 }
 
-// unavailable is what becomes of a rank for which MPS is not on: it runs without, where the site's policy says so and more
-// than one rank could.
+// unavailable is what becomes of a rank for which MPS is not on: it runs without, where the site's policy says so and
+// more than one rank could.
 func (h announcer) unavailable(program []string, err error) error {
 	var off *mpirunwrap.UnavailableError
 	if !errors.As(err, &off) || !h.placement.Ticket.RunWithoutMPS {
@@ -89,9 +89,9 @@ const (
 	maxAnswer = 4 << 10
 )
 
-// status is the state of a server in the daemon's word, by the control program. The daemon drops a third of the questions of
-// ranks that ask at the same time (measured): that is an error, and the rank asks again. os/exec is not linked, because
-// this program stays small.
+// status is the state of a server in the daemon's word, by the control program. The daemon drops a third of the
+// questions of ranks that ask at the same time (measured): that is an error, and the rank asks again. os/exec is not
+// linked, because this program stays small.
 func (h announcer) status(ctx context.Context, server int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

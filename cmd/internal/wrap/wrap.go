@@ -83,7 +83,8 @@ func parse(args []string, env slurm.Env) (l line, err error) {
 	return l, l.options.Check()
 }
 
-// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit: it would run any program as the file's owner.
+// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit: it would run any program as the file's
+// owner.
 var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
 
 // Wrap is mpirun-wrap. It returns only if no program could be run, or none was to be.
@@ -133,8 +134,8 @@ func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err erro
 	})
 }
 
-// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the job
-// run without it, the program runs as it is; in the second case one rank of the node reports it.
+// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the
+// job run without it, the program runs as it is; in the second case one rank of the node reports it.
 func run(p cli.Process, env slurm.Env, l line) error {
 	if l.options.Off && !l.options.DryRun {
 		return runOff(p, env, l)

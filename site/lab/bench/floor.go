@@ -21,8 +21,8 @@ import (
 // floor is what is left of the hooks when everything is left out that can be: NVML up, the daemons as the user, their
 // first answers; then, with idle servers, their quits.
 //
-// Its start is measured in a process of its own, from its main on, as a hook is one: NVML comes up 10 ms sooner in a process
-// that has had it before (H200s), which no hook has.
+// Its start is measured in a process of its own, from its main on, as a hook is one: NVML comes up 10 ms sooner in a
+// process that has had it before (H200s), which no hook has.
 type floor struct {
 	Dir     string // of the daemons' folders
 	NVML    string

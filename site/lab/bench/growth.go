@@ -17,11 +17,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// growth is how what we add grows with what there is, on simulated GPUs: with the ranks of a GPU, and with the jobs that
-// a node starts.
+// growth is how what we add grows with what there is, on simulated GPUs: with the ranks of a GPU, and with the jobs
+// that a node starts.
 type growth struct {
-	// Ranks at once, from the first wrapper's start to the last's end, around a program that does nothing: milliseconds,
-	// an element a round, by "wrapper" and "execs", which only becomes the program; in the order of RankCounts.
+	// Ranks at once, from the first wrapper's start to the last's end, around a program that does nothing:
+	// milliseconds, an element a round, by "wrapper" and "execs", which only becomes the program; in the order of
+	// RankCounts.
 	RankCounts []int                  `json:"rank_counts"`
 	Together   map[string][][]float64 `json:"together_ms"`
 	// Jobs a second through slurmd, an element a trial, by "no hooks" and "ours": jobs of one GPU that do nothing, from

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// guarded is what a job's guard adds to its prolog and its epilog: milliseconds, an element a trial, of a job with one GPU,
-// by "guard" and "no guard" (hold = "0s"), in turns.
+// guarded is what a job's guard adds to its prolog and its epilog: milliseconds, an element a trial, of a job with
+// one GPU, by "guard" and "no guard" (hold = "0s"), in turns.
 type guarded struct {
 	Prolog map[string][]float64 `json:"prolog_ms"`
 	Epilog map[string][]float64 `json:"epilog_ms"`

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bench measures the prolog, the epilog and the wrapper as whole processes against their floors on the same
-// machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program takes
-// that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU it measures
-// that, with the compute modes left alone, else the simulation.
+// machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program
+// takes that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU
+// it measures that, with the compute modes left alone, else the simulation.
 package main
 
 import (
@@ -40,7 +40,8 @@ type set struct {
 	Quit   []float64 `json:"quit_ms"`
 	Epilog []float64 `json:"epilog_ms"`
 
-	// Hooks in bash, in the manner of others' (package peers): where there is one daemon for the job they have one a GPU.
+	// Hooks in bash, in the manner of others' (package peers): where there is one daemon for the job they have one a
+	// GPU.
 	BashProlog []float64 `json:"bash_prolog_ms,omitempty"`
 	BashEpilog []float64 `json:"bash_epilog_ms,omitempty"`
 
@@ -297,8 +298,8 @@ func (b bench) trial(s *set, id uint32) error {
 	return nil
 }
 
-// atRest is how long a driver is left alone before a start is timed: it may go on tidying up when a server has ended, and
-// of what is compared ours alone would come right after one.
+// atRest is how long a driver is left alone before a start is timed: it may go on tidying up when a server has ended,
+// and of what is compared ours alone would come right after one.
 const atRest = 300 * time.Millisecond
 
 func (b bench) settle() {

@@ -24,12 +24,13 @@ import (
 // ranks is how many start at once: as many as MPS serves on a GPU.
 const ranks = 48
 
-// wrapping is what the wrapper costs: from its start to the end of a static program that does nothing, beside a static Go
-// program that only becomes it. A round measures each way once, in turns.
+// wrapping is what the wrapper costs: from its start to the end of a static program that does nothing, beside a
+// static Go program that only becomes it. A round measures each way once, in turns.
 type wrapping struct {
 	// Milliseconds by way, an element a round.
 	Alone map[string][]float64 `json:"alone_ms"` // one rank, nothing beside it
-	// A round of all ranks at once: from the first's start to the last's end, and the slowest of them from its own start.
+	// A round of all ranks at once: from the first's start to the last's end, and the slowest of them from its own
+	// start.
 	Together map[string][]float64 `json:"together_ms"`
 	Slowest  map[string][]float64 `json:"slowest_ms"`
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command job shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an MPI
-// program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where there are
-// some, their modes left alone unless ALLOW_MODE_CHANGES=1, and simulated H200s where there are none.
+// Command job shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an
+// MPI program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where
+// there are some, their modes left alone unless ALLOW_MODE_CHANGES=1, and simulated H200s where there are none.
 package main
 
 import (
@@ -258,8 +258,8 @@ func (d *demo) output(id int) string {
 	return string(content)
 }
 
-// openModes are the compute modes while the job is open. On a real machine whose modes may change they are held too: the
-// job's GPUs are exclusive, and no other.
+// openModes are the compute modes while the job is open. On a real machine whose modes may change they are held too:
+// the job's GPUs are exclusive, and no other.
 func (d *demo) openModes(t lease.Ticket) (string, error) {
 	if len(d.stage.Before) == 0 {
 		return d.modes(), nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutants plants one fault at a time in a copy of the source and runs the tests that are to notice it. A test that
-// stays green beside its fault holds nothing.
+// Command mutants plants one fault at a time in a copy of the source and runs the tests that are to notice it. A test
+// that stays green beside its fault holds nothing.
 //
 //	mutants [NAME...]
 //

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package main makes the tables of docs/reliability.md, and all of docs/measurements/reliability/README.md, from what the
-// tests themselves have written down: make reliability.
+// Package main makes the tables of docs/reliability.md, and all of docs/measurements/reliability/README.md, from what
+// the tests themselves have written down: make reliability.
 //
 // A test that is given RELIABILITY=FILE adds a line to it: its name, how much it tried, how much of that failed, the
 // seconds that it took and, if there is more to say, a sentence; tabs between. The files that are kept are in
-// docs/measurements/reliability, a section each: lines that begin with # are its title, facts such as "GPUs: simulated",
-// and notes about the run. Lines of one test add up, so a run may be made in pieces. What a test holds is said by its own
-// comment.
+// docs/measurements/reliability, a section each: lines that begin with # are its title, facts such as "GPUs:
+// simulated", and notes about the run. Lines of one test add up, so a run may be made in pieces. What a test holds is
+// said by its own comment.
 package main
 
 import (

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command docs copies the documents of the packages, and gives them links that work on a node: a link to a file that the
-// packages hold leads to its place there, and any other to the project's page. It runs at the top of the source.
+// Command docs copies the documents of the packages, and gives them links that work on a node: a link to a file that
+// the packages hold leads to its place there, and any other to the project's page. It runs at the top of the source.
 //
 //	docs -out FOLDER
 //
-// The documents are the entries of site/pkg/nfpm.yaml whose source is below ${BUILT}/doc. "README.md" is the source's own,
-// and any other name is below docs.
+// The documents are the entries of site/pkg/nfpm.yaml whose source is below ${BUILT}/doc. "README.md" is the source's
+// own, and any other name is below docs.
 package main
 
 import (

@@ -27,7 +27,8 @@ type page struct {
 //go:embed sections.md
 var sections string
 
-// userSections are the sections in the page of mpirun-wrap: their names there, and the document and section they are from.
+// userSections are the sections in the page of mpirun-wrap: their names there, and the document and section they are
+// from.
 var userSections = [][3]string{
 	{"OPTIONS AND VARIABLES", "reference.md", "mpirun-wrap"}, {"RECIPES", "recipes.md", "Launchers"},
 	{"DIAGNOSTICS", "troubleshooting.md", "Messages of mpirun-wrap"}, {"CUDA ERRORS", "troubleshooting.md", "CUDA errors"},
@@ -185,8 +186,8 @@ func ask(bin string, line ...string) (string, error) {
 // heads are the headings of a help, and what a man page calls them.
 var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS", "Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
 
-// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are. These have 80 columns, so
-// they begin at the left.
+// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are. These have 80 columns,
+// so they begin at the left.
 func body(help, head string) string {
 	var b strings.Builder
 	literal := false
@@ -211,7 +212,8 @@ func body(help, head string) string {
 	return b.String()
 }
 
-// escape makes text literal: a backslash, a hyphen and an apostrophe mean something, and so does a dot at a line's start.
+// escape makes text literal: a backslash, a hyphen and an apostrophe mean something, and so does a dot at a line's
+// start.
 func escape(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`).Replace(text)
 	if strings.HasPrefix(text, ".") {

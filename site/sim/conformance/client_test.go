@@ -75,8 +75,8 @@ func TestExclusiveProcess(t *testing.T) {
 	holder.signal(syscall.SIGKILL)
 }
 
-// A client lowers the server's percentage and cannot raise it; set_* reaches clients started later, set_default_* servers
-// started later. Decimals are kept: 33.333334 gives 44 SMs of 132.
+// A client lowers the server's percentage and cannot raise it; set_* reaches clients started later, set_default_*
+// servers started later. Decimals are kept: 33.333334 gives 44 SMs of 132.
 func TestPercentageOfServer(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -148,7 +148,8 @@ func TestOutOfMemory(t *testing.T) {
 	neighbour.survives("a neighbour that was out of memory")
 }
 
-// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides. Its order is not that of a client without a list.
+// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides. Its order is not that of a client without a
+// list.
 func TestVisibleDevices(t *testing.T) {
 	needsGPUs(t, 2)
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])

@@ -33,8 +33,8 @@ func TestFilesOfPipeDirectory(t *testing.T) {
 	}
 }
 
-// A clean quit removes the fifo and the pid file, now and then a moment after its answer, and leaves the sockets and the
-// lock; a daemon starts there again.
+// A clean quit removes the fifo and the pid file, now and then a moment after its answer, and leaves the sockets and
+// the lock; a daemon starts there again.
 func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 	d := start(t)
 	d.server()
@@ -304,8 +304,8 @@ func TestParallelQueries(t *testing.T) {
 	}
 }
 
-// quit with a client waits with a back-off that doubles from 200 ms; `quit -t N` forces after N seconds, rc 0 (six of six;
-// one rc 1 was recorded, and why is not known), and the client gets 806.
+// quit with a client waits with a back-off that doubles from 200 ms; `quit -t N` forces after N seconds, rc 0 (six of
+// six; one rc 1 was recorded, and why is not known), and the client gets 806.
 func TestQuitWithClient(t *testing.T) {
 	d := start(t)
 	d.server()
@@ -377,8 +377,8 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// Daemon stopped: control program and clients hang. Server stopped: status, list, quit -t and clients hang. Continued, all
-// goes on.
+// Daemon stopped: control program and clients hang. Server stopped: status, list, quit -t and clients hang.
+// Continued, all goes on.
 func TestStopped(t *testing.T) {
 	const patience = 700 * time.Millisecond
 	d := start(t)

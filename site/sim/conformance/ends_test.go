@@ -23,8 +23,8 @@ func pair(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, ne
 // inFlight waits until a client is surely in the middle of its kernels: its work is on the GPU from its ready line on.
 const inFlight = 100 * time.Millisecond
 
-// A SIGKILL with a kernel of 400 ms or 2 s in flight kills the neighbour with 700; with kernels of 1 ms and less, alone or
-// queued, and with nothing in flight it does not.
+// A SIGKILL with a kernel of 400 ms or 2 s in flight kills the neighbour with 700; with kernels of 1 ms and less,
+// alone or queued, and with nothing in flight it does not.
 func TestKill(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -72,8 +72,9 @@ func TestStopDrainKill(t *testing.T) {
 	}
 }
 
-// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives. The client
-// stays a moment: of those that leave at the first 810, 3 of 82 took their neighbour along (measured: decision 021).
+// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives. The
+// client stays a moment: of those that leave at the first 810, 3 of 82 took their neighbour along (measured: decision
+// 021).
 func TestTerminateClient(t *testing.T) {
 	d, server, victim, neighbour := pair(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
@@ -160,8 +161,8 @@ func TestFaultState(t *testing.T) {
 	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
 }
 
-// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work. It has 130 ms
-// to come: on a busy machine it may take longer, so there are three tries.
+// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work. It has
+// 130 ms to come: on a busy machine it may take longer, so there are three tries.
 func TestNewClientAfterKill(t *testing.T) {
 	onlySimulated(t, "measured in 9 of 10 starts")
 	for try := 1; ; try++ {
@@ -184,8 +185,8 @@ func TestNewClientAfterKill(t *testing.T) {
 	}
 }
 
-// One daemon for two GPUs and a fault on the first: where some client uses both, a client of the second alone dies of 719;
-// otherwise it goes on.
+// One daemon for two GPUs and a fault on the first: where some client uses both, a client of the second alone dies of
+// 719; otherwise it goes on.
 func TestFaultOnOneOfTwoGPUs(t *testing.T) {
 	needsGPUs(t, 2)
 	for _, bridged := range []bool{true, false} {

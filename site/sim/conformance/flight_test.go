@@ -77,10 +77,11 @@ func (h *held) next() {
 	*h = (*h)[1:]
 }
 
-// terminate_client with more than one longer kernel in flight takes the neighbours along, though it answers 0. One kernel
-// of any length does not, nor do short ones in any number. On the H200 a queue of PyTorch's matrix products did so, in 1 of 1
-// trials by SIGTERM and 1 of 1 by exit(0), and a queue of this client's did not, in 4 of 4 (docs/measurements/12-h200/ends-3.csv, conformance.txt):
-// what makes the difference is not known, so the simulation takes the neighbours along in both.
+// terminate_client with more than one longer kernel in flight takes the neighbours along, though it answers 0. One
+// kernel of any length does not, nor do short ones in any number. On the H200 a queue of PyTorch's matrix products
+// did so, in 1 of 1 trials by SIGTERM and 1 of 1 by exit(0), and a queue of this client's did not, in 4 of 4
+// (docs/measurements/12-h200/ends-3.csv, conformance.txt): what makes the difference is not known, so the simulation
+// takes the neighbours along in both.
 func TestTerminateClientWithAQueue(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -132,7 +133,8 @@ func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
 // ends are the ways in which a process ends that has work in flight: a SIGKILL, or by itself.
 var ends = []string{"SIGKILL", "exit:0", "_exit:0", "exit:3", "_exit:3", "signal:11", "signal:6", "alloc"}
 
-// dyingOf starts a victim that has a queue in flight and ends within a second of it; the neighbour computes for so long.
+// dyingOf starts a victim that has a queue in flight and ends within a second of it; the neighbour computes for so
+// long.
 func dyingOf(t *testing.T, end, seconds string, work []string) (d *daemon, victim, neighbour *spinner) {
 	t.Helper()
 	args := append([]string{"-replay"}, work...)
@@ -204,8 +206,8 @@ func TestEndsWithShortWork(t *testing.T) {
 	}
 }
 
-// The work of dead clients shares the GPU. It is done after the sum of what each had left, and until then the files of all
-// are needed.
+// The work of dead clients shares the GPU. It is done after the sum of what each had left, and until then the files
+// of all are needed.
 func TestTheDeadShareTheGPU(t *testing.T) {
 	onlySimulated(t, "was measured with matrix products: these kernels go by the clock and do not share a GPU")
 	needsRoot(t)
@@ -279,8 +281,8 @@ func pipesOf(pid int) map[string]bool {
 	return found
 }
 
-// A client has four pipes in common with its server for itself and four for each context; a process without MPS has none.
-// They go with the client. What both have from whoever started them is no sign.
+// A client has four pipes in common with its server for itself and four for each context; a process without MPS has
+// none. They go with the client. What both have from whoever started them is no sign.
 func TestPipes(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	server := d.server()

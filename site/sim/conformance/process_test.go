@@ -36,8 +36,8 @@ func opened(pid int) map[string]int {
 	return found
 }
 
-// From cuInit on a process has the driver's files open, with MPS and without; the library alone opens none. It is mapped
-// in both.
+// From cuInit on a process has the driver's files open, with MPS and without; the library alone opens none. It is
+// mapped in both.
 func TestWhatAProcessOpens(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()
@@ -67,8 +67,8 @@ func TestWhatAProcessOpens(t *testing.T) {
 	}
 }
 
-// The server's log has every client from its cuInit on, and nobody else; the list of clients has it from its first context
-// on.
+// The server's log has every client from its cuInit on, and nobody else; the list of clients has it from its first
+// context on.
 func TestClientsAreLogged(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -99,8 +99,8 @@ func TestClientsAreLogged(t *testing.T) {
 	}
 }
 
-// A fault lasts as long as a process that it hit: new clients get 807 at once meanwhile, and the log says why; then they
-// are served again, by the same server.
+// A fault lasts as long as a process that it hit: new clients get 807 at once meanwhile, and the log says why; then
+// they are served again, by the same server.
 func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 	d, server, victim, neighbour := pair(t, "-ms", "1", "-hold", "60")
 	d.client(nil, "fault")

@@ -174,7 +174,8 @@ func points(t *testing.T) []point {
 	return all
 }
 
-// The client sees the recorded SMs and free memory at every ninth recorded point, all that are no round number included.
+// The client sees the recorded SMs and free memory at every ninth recorded point, all that are no round number
+// included.
 func TestSharesOfClient(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()

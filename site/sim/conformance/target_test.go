@@ -11,8 +11,8 @@
 //	CONFORMANCE_UID      the user who runs daemon and clients (2001 where root runs the suite, else oneself)
 //	CONFORMANCE_GPUS     UUIDs of the GPUs to use (real only; all that CUDA shows)
 //
-// The promise: on a real machine no compute mode is touched. What needs one, or needs a fault made to order, or is true of
-// the machine where it was measured only, asks onlySimulated and says why there.
+// The promise: on a real machine no compute mode is touched. What needs one, or needs a fault made to order, or is
+// true of the machine where it was measured only, asks onlySimulated and says why there.
 package conformance
 
 import (

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakenode is a node for unit tests of prolog and epilog: a real store, and events in place of daemons and modes.
+// Package fakenode is a node for unit tests of prolog and epilog: a real store, and events in place of daemons and
+// modes.
 package fakenode
 
 import (

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// harmless calls change nothing that outlives the process, and no test makes them fail: its memory, threads, signals and
-// clocks, what it reads, and what it waits for.
+// harmless calls change nothing that outlives the process, and no test makes them fail: its memory, threads, signals
+// and clocks, what it reads, and what it waits for.
 var harmless = set(
 	unix.SYS_BRK, unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MPROTECT, unix.SYS_MREMAP, unix.SYS_MADVISE, unix.SYS_MINCORE,
 	unix.SYS_FUTEX, unix.SYS_SCHED_YIELD, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ, unix.SYS_SET_TID_ADDRESS, unix.SYS_ARCH_PRCTL,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faultinject runs a program and stops it at everything that it does to the world outside of itself, so that a test can
-// kill it there or make that fail. What a program does is found by watching its system calls (ptrace), not by a list of
-// what it is thought to do: calls are effects unless they are known to be harmless, so a new effect is covered by itself.
+// Package faultinject runs a program and stops it at everything that it does to the world outside of itself, so that
+// a test can kill it there or make that fail. What a program does is found by watching its system calls (ptrace), not
+// by a list of what it is thought to do: calls are effects unless they are known to be harmless, so a new effect is
+// covered by itself.
 //
-// The promise: a program that is not touched does what it does untraced; a program that is killed dies right after the
-// effect, with all its threads and before its next; its children are watched until they have become another program, and
-// live on.
+// The promise: a program that is not touched does what it does untraced; a program that is killed dies right after
+// the effect, with all its threads and before its next; its children are watched until they have become another
+// program, and live on.
 package faultinject
 
 import (
@@ -23,8 +24,8 @@ type Effect struct {
 	Call  string // "renameat"
 	What  string // what it is done to, paths in full: "/run/x/.7.new /run/x/7"
 	Child bool   // it is a child's
-	// Asks marks a call that leaves nothing behind when its process dies: it is listed since it can fail. Examples: a file
-	// opened for reading, fsync, a limit of one's own.
+	// Asks marks a call that leaves nothing behind when its process dies: it is listed since it can fail. Examples: a
+	// file opened for reading, fsync, a limit of one's own.
 	Asks bool
 }
 

@@ -141,8 +141,8 @@ func wait(pid int, status *syscall.WaitStatus) (int, error) {
 	}
 }
 
-// end kills the program, which is this process's child and not reaped, so its number is its own. Children that are still
-// watched go too.
+// end kills the program, which is this process's child and not reaped, so its number is its own. Children that are
+// still watched go too.
 func (w *watch) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -271,8 +271,8 @@ func (w *watch) happened(effect Effect) {
 	}
 }
 
-// resume lets a thread go on to its next call, or beyond where nothing is asked any more but the end of this one. One that
-// has gone meanwhile says so to wait.
+// resume lets a thread go on to its next call, or beyond where nothing is asked any more but the end of this one. One
+// that has gone meanwhile says so to wait.
 func (w *watch) resume(tid, signal int) {
 	if t := w.threads[tid]; w.over && (t == nil || t.errno == 0) {
 		_ = unix.PtraceCont(tid, signal)

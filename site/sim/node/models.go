@@ -43,7 +43,8 @@ var (
 	V100 = Model{Name: "Tesla V100-SXM2-16GB", Cores: 80 * 64, SMs: 80, TPC: 2, Major: 7, Minor: 0, Architecture: 5, MemoryMiB: 16384}
 	T4   = Model{Name: "Tesla T4", Cores: 40 * 64, SMs: 40, TPC: 2, Major: 7, Minor: 5, Architecture: 6, MemoryMiB: 15360}
 
-	// GA100 white paper: A100 108 SMs of 64 cores; A30 data sheet: 3584 cores, 64 an SM. GA102 white paper: A40 84 SMs of 128.
+	// GA100 white paper: A100 108 SMs of 64 cores; A30 data sheet: 3584 cores, 64 an SM. GA102 white paper: A40 84
+	// SMs of 128.
 	A100SXM40 = Model{Name: "NVIDIA A100-SXM4-40GB", Cores: 108 * 64, SMs: 108, TPC: 2, Major: 8, Minor: 0, Architecture: 7, MemoryMiB: 40960}
 	A100SXM80 = Model{Name: "NVIDIA A100-SXM4-80GB", Cores: 108 * 64, SMs: 108, TPC: 2, Major: 8, Minor: 0, Architecture: 7, MemoryMiB: 81920}
 	A30       = Model{Name: "NVIDIA A30", Cores: 56 * 64, SMs: 56, TPC: 2, Major: 8, Minor: 0, Architecture: 7, MemoryMiB: 24576}

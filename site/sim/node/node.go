@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node is the folder that stands for a simulated node's NVIDIA driver: its GPUs, their modes, who holds a context
-// on them, and the faults that a test asks for. README.md beside this file describes the folder; node.h is the same for C.
+// Package node is the folder that stands for a simulated node's NVIDIA driver: its GPUs, their modes, who holds a
+// context on them, and the faults that a test asks for. README.md beside this file describes the folder; node.h is
+// the same for C.
 //
 // The promise: whatever process changes the folder, every other sees the change at once and whole.
 //

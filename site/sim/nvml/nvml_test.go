@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml_test holds the simulated libnvidia-ml.so.1 against a recording of an H200 and against NVIDIA's ABI, through
-// go-nvml as the house uses it.
+// Package nvml_test holds the simulated libnvidia-ml.so.1 against a recording of an H200 and against NVIDIA's ABI,
+// through go-nvml as the house uses it.
 package nvml_test
 
 import (
@@ -103,7 +103,8 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// The recording is of calls on a real H200 with its driver 580.159.04. Each of its lines is made again, in its own words.
+// The recording is of calls on a real H200 with its driver 580.159.04. Each of its lines is made again, in its own
+// words.
 func TestH200AnswersAsRecorded(t *testing.T) {
 	recording, err := os.ReadFile("testdata/nvml-h200.txt")
 	if err != nil {
@@ -486,8 +487,8 @@ func TestTheDeadHoldNothing(t *testing.T) {
 	dying.Wait()
 }
 
-// What NVML says of an MPS server and its clients: the clients have the memory, and the server has their time on the GPU,
-// also that of a dead one whose files are held. Measured on an H200 with driver 580.159.04.
+// What NVML says of an MPS server and its clients: the clients have the memory, and the server has their time on the
+// GPU, also that of a dead one whose files are held. Measured on an H200 with driver 580.159.04.
 func TestUtilizationIsTheServers(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	device, _ := lib.DeviceGetHandleByIndex(0)

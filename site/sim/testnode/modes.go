@@ -19,8 +19,8 @@ import (
 // Unchanged is the attribute of a policy by which the prolog leaves compute modes alone.
 const Unchanged = `compute_mode = "unchanged"`
 
-// MayChangeModes reports whether whoever runs this lets jobs change the compute modes of real GPUs: the machine is theirs,
-// and idle. Nothing but 1 says so, since what is almost a yes may be a mistake, and the GPUs somebody else's.
+// MayChangeModes reports whether whoever runs this lets jobs change the compute modes of real GPUs: the machine is
+// theirs, and idle. Nothing but 1 says so, since what is almost a yes may be a mistake, and the GPUs somebody else's.
 func MayChangeModes() bool { return os.Getenv("ALLOW_MODE_CHANGES") == "1" }
 
 // Compute is the compute_mode that a policy for real GPUs gives: the shipped one where that is allowed.
@@ -93,8 +93,8 @@ func (s Stage) WrongModes(held ...site.UUID) ([]string, error) {
 	return wrong, nil
 }
 
-// CloseLeft runs the epilog of every job that has a lease. What fails between a prolog and its epilog on a real node would
-// else leave somebody's GPUs exclusive.
+// CloseLeft runs the epilog of every job that has a lease. What fails between a prolog and its epilog on a real node
+// would else leave somebody's GPUs exclusive.
 func (s Stage) CloseLeft(ctx context.Context) error {
 	boot, err := site.BootID()
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testnode is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below a root
-// on a simulated node or on a real one. It also proves that a node is as it was.
+// Package testnode is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below
+// a root on a simulated node or on a real one. It also proves that a node is as it was.
 package testnode
 
 import (
@@ -126,8 +126,8 @@ func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
 }
 
-// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone, unless
-// ALLOW_MODE_CHANGES=1 says that they may be changed (MayChangeModes).
+// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone,
+// unless ALLOW_MODE_CHANGES=1 says that they may be changed (MayChangeModes).
 func Real(dir, built, policy string) (Stage, error) {
 	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
 	if !strings.Contains(policy, Unchanged) {
@@ -264,8 +264,8 @@ func (s Stage) Run(ctx context.Context, env []string, program string, args ...st
 	return Result{cmd.ProcessState.ExitCode(), out.String()}, ctx.Err()
 }
 
-// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded): a child has the mask of the thread
-// that starts it.
+// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded): a child has the mask of the
+// thread that starts it.
 func blocked(start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -278,8 +278,9 @@ func blocked(start func() error) error {
 	return errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
 }
 
-// Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is not
-// what it was (on a simulated node: the default). Nothing left is an empty list. Lock files that stay for good are not state.
+// Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is
+// not what it was (on a simulated node: the default). Nothing left is an empty list. Lock files that stay for good
+// are not state.
 func (s Stage) Left() ([]string, error) {
 	files, err := s.leftFiles()
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Steps are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for another's
-// job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
+// Steps are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for
+// another's job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
 type Steps struct {
 	of   map[uint32]string // by the job's number
 	ids  map[string]string // by the job's SLUID
@@ -33,8 +33,8 @@ type fragment struct {
 	pid    int
 }
 
-// Sign is why a job runs, "" for no sign of it. The SLUID may be "". A title that was cut is any job's whose number begins so, unless a socket
-// tells whose it is.
+// Sign is why a job runs, "" for no sign of it. The SLUID may be "". A title that was cut is any job's whose number
+// begins so, unless a socket tells whose it is.
 func (s Steps) Sign(job uint32, sluid string) string {
 	if sign := cmp.Or(s.of[job], s.ids[sluid]); sign != "" {
 		return sign
@@ -130,9 +130,9 @@ func (s Steps) group(pid int) {
 // sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
 var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
 
-// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none: …/slurm/uid_U/job_N/…,
-// …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…, with a node's name in it where a machine runs several slurmd. What users delegate to
-// themselves is no word of Slurm's.
+// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none:
+// …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…, with a node's name in it
+// where a machine runs several slurmd. What users delegate to themselves is no word of Slurm's.
 func groupOf(content string) (number, sluid string) {
 	for _, group := range proc.ControlGroups(content) {
 		if strings.HasPrefix(group.Path, "/user.slice/") {
@@ -177,7 +177,8 @@ func (s *Steps) title(pid int) error {
 	return nil
 }
 
-// ProcessOf finds a process of a user that was started in a job. It proves no step: what a job left behind has that too.
+// ProcessOf finds a process of a user that was started in a job. It proves no step: what a job left behind has that
+// too.
 func ProcessOf(job, uid uint32) int {
 	pids, _ := proc.PIDs()
 	var procs []site.Process

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command execs becomes the program that it is given, and nothing else: what a wrapper written in Go takes at the least.
+// Command execs becomes the program that it is given, and nothing else: what a wrapper written in Go takes at the
+// least.
 package main
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// lane is a GPU and the part of the CPUs that its ranks have. What is compared is measured in one lane; several lanes go
-// through the plan side by side.
+// lane is a GPU and the part of the CPUs that its ranks have. What is compared is measured in one lane; several lanes
+// go through the plan side by side.
 type lane struct {
 	*bench
 	minor int

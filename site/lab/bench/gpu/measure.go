@@ -106,7 +106,8 @@ func read(said string, c cell, through string) ([]record.Line, error) {
 	return lines, nil
 }
 
-// measureSlurm runs a cell through a real Slurm: a job of sbatch, its ranks by srun, our prolog and epilog as its hooks.
+// measureSlurm runs a cell through a real Slurm: a job of sbatch, its ranks by srun, our prolog and epilog as its
+// hooks.
 func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error) {
 	s, cluster, err := b.ourLab(ctx)
 	if err != nil {

@@ -137,8 +137,9 @@ func (b *bench) sweep(ctx context.Context) error {
 }
 
 // firstKernels measures from sbatch to the end of the first kernel through real Slurms that stand beside one another:
-// one without hooks, one with ours, one with hooks in bash; in turns. And from the moment at which Slurm starts the job:
-// until then a job waits for the scheduler's timer, up to a second, which is the same for all and more than the rest.
+// one without hooks, one with ours, one with hooks in bash; in turns. And from the moment at which Slurm starts the
+// job: until then a job waits for the scheduler's timer, up to a second, which is the same for all and more than the
+// rest.
 func (b *bench) firstKernels(ctx context.Context) error {
 	trials := (b.trials + 1) / 2
 	return b.attempt(ctx, "first-kernel", 4*float64(trials)+8, func(ctx context.Context) ([]record.Line, error) {

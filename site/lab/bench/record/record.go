@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record is what a benchmark on a real GPU writes and what the report reads: a file of lines, each a measurement
-// that is whole. A run that is stopped leaves a file that the next run goes on with.
+// Package record is what a benchmark on a real GPU writes and what the report reads: a file of lines, each a
+// measurement that is whole. A run that is stopped leaves a file that the next run goes on with.
 package record
 
 import (

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots, from the
-// measurements that are committed and from nothing else: what stands between its markers is never written by hand. A test
-// compares the pages with it.
+// Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots, from
+// the measurements that are committed and from nothing else: what stands between its markers is never written by
+// hand. A test compares the pages with it.
 package main
 
 import (

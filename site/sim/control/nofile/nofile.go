@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nofile gives a Go program the limit of open files that it was started with. The Go runtime raises the soft
-// limit when it starts and hides the old one; the programs that are simulated here keep theirs, and what they do with few
-// descriptors was measured.
+// limit when it starts and hides the old one; the programs that are simulated here keep theirs, and what they do with
+// few descriptors was measured.
 package nofile
 
 import (

@@ -13,8 +13,8 @@ import (
 
 // crowd is what happens to control programs that come at once. Measured with four loops of queries: 33 to 48 of 100
 // failed, seven of eight of them before the command was read ("Cannot send command …"), the others after it (an empty
-// answer); alone, none. So a command that comes while another is young is turned away with a fixed chance. Behind an old
-// one, which waits for a server that does not answer, it waits as well.
+// answer); alone, none. So a command that comes while another is young is turned away with a fixed chance. Behind an
+// old one, which waits for a server that does not answer, it waits as well.
 type crowd struct {
 	mutex  sync.Mutex
 	inside map[wire.Conn]time.Time // who waits for an answer, and since when
@@ -44,8 +44,8 @@ func (c *crowd) enter(conn wire.Conn) bool {
 	return true
 }
 
-// turnAway is for one that is not let in, before its connection is closed. What was not read makes the peer's call fail;
-// what was read leaves it with an empty answer.
+// turnAway is for one that is not let in, before its connection is closed. What was not read makes the peer's call
+// fail; what was read leaves it with an empty answer.
 func (c *crowd) turnAway(conn wire.Conn) {
 	c.mutex.Lock()
 	read := c.chance.Float64() >= unread
@@ -59,8 +59,8 @@ func (c *crowd) turnAway(conn wire.Conn) {
 	}
 }
 
-// leave is called before a control program has the last word of its answer, so that one that is called after another never
-// meets it.
+// leave is called before a control program has the last word of its answer, so that one that is called after another
+// never meets it.
 func (c *crowd) leave(conn wire.Conn) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()

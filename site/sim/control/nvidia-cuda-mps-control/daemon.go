@@ -23,8 +23,8 @@ import (
 // noDevice is the exit code of a daemon whose CUDA_VISIBLE_DEVICES leaves it no GPU: CUDA's error number.
 const noDevice = 100
 
-// daemon is the control daemon. One goroutine, run, does everything that a caller can see, one thing after the other: so
-// a wait for a server that does not answer holds up everybody, which is how the real daemon wedges.
+// daemon is the control daemon. One goroutine, run, does everything that a caller can see, one thing after the other:
+// so a wait for a server that does not answer holds up everybody, which is how the real daemon wedges.
 type daemon struct {
 	node       node.Node
 	knobs      faults.Knobs
@@ -120,7 +120,8 @@ func (d *daemon) listen() error {
 	return os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o666)
 }
 
-// silentFor is how long a daemon with the knob silent_start stays, so that a test that forgets it leaves nothing behind.
+// silentFor is how long a daemon with the knob silent_start stays, so that a test that forgets it leaves nothing
+// behind.
 const silentFor = 30 * time.Second
 
 // run serves until quit, and returns the exit code.

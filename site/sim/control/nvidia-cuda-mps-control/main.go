@@ -2,9 +2,9 @@
 
 // nvidia-cuda-mps-control of a simulated node: the MPS control daemon, and the program that talks to it.
 //
-// The promise: whatever a caller of driver 580.159.04 was measured to see, it sees here: answers, exit codes, files, log
-// lines, and the ways of hanging. What differs is that no GPU is there. README.md in the folder above says what was
-// measured and what is assumed.
+// The promise: whatever a caller of driver 580.159.04 was measured to see, it sees here: answers, exit codes, files,
+// log lines, and the ways of hanging. What differs is that no GPU is there. README.md in the folder above says what
+// was measured and what is assumed.
 package main
 
 import (

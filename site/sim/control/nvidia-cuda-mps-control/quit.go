@@ -87,8 +87,8 @@ func (d *daemon) postpone() {
 	}
 }
 
-// leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does, and no one
-// is listened to by then.
+// leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does, and
+// no one is listened to by then.
 func (d *daemon) leave() {
 	d.over = true
 	if text, ok := d.knobs.Text("quit_status"); ok {

@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// server is the daemon's end of a server process: questions over a socket, an answer each. A server that does not answer
-// holds up the daemon; one that dies ends every question at once.
+// server is the daemon's end of a server process: questions over a socket, an answer each. A server that does not
+// answer holds up the daemon; one that dies ends every question at once.
 type server struct {
 	pid     int
 	uid     int // whom it serves

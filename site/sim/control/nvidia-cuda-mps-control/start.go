@@ -25,9 +25,9 @@ const startDeadline = 20 * time.Second
 // highDescriptor is where the pipe between the two processes of `-d` lies, out of the way of what a caller leaves open.
 const highDescriptor = 100
 
-// background is `-d`. The daemon is this program again, in a session of its own: it keeps the cwd, the environment, the
-// command line and every descriptor above 2, as the real one does. What tells it that it is the daemon is a socket whose
-// other end its parent made; the environment and the command line stay as the caller wrote them.
+// background is `-d`. The daemon is this program again, in a session of its own: it keeps the cwd, the environment,
+// the command line and every descriptor above 2, as the real one does. What tells it that it is the daemon is a
+// socket whose other end its parent made; the environment and the command line stay as the caller wrote them.
 func background(stdout, stderr io.Writer) int {
 	if parent, ok := parentSocket(); ok {
 		return serve(parent)
@@ -234,7 +234,8 @@ func (d *daemon) lock() bool {
 	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// standFast makes SIGTERM do nothing while the knob ignore_quit is there; otherwise it ends the daemon as it always does.
+// standFast makes SIGTERM do nothing while the knob ignore_quit is there; otherwise it ends the daemon as it always
+// does.
 func (d *daemon) standFast() {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGTERM)

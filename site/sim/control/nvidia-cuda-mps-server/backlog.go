@@ -4,8 +4,9 @@ package main
 
 import "slices"
 
-// The work of dead clients shares the GPU: each gets the same part of the time, so all of it is done when the sum of what
-// each had left has passed (measured: six clients with 0.75 s each took 4.4 s). Living clients take nothing from it here.
+// The work of dead clients shares the GPU: each gets the same part of the time, so all of it is done when the sum of
+// what each had left has passed (measured: six clients with 0.75 s each took 4.4 s). Living clients take nothing from
+// it here.
 
 // advance reckons the work of the dead up to the time t, and drops those that are done. The caller holds the mutex.
 func (g *gpu) advance(t uint64) {

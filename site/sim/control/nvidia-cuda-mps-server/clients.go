@@ -225,8 +225,8 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	return c, g, 0
 }
 
-// keep counts a dead client's context while somebody holds its files: it takes a place, and the client that finds none gets
-// error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
+// keep counts a dead client's context while somebody holds its files: it takes a place, and the client that finds
+// none gets error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
 func (s *server) keep(pid int, g *gpu) {
 	for began := time.Now(); !gone(pid); time.Sleep(time.Millisecond) {
 		if time.Since(began) > dying {

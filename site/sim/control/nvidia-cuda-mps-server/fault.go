@@ -17,8 +17,8 @@ import (
 // noticing is from a kill in mid-kernel to the server's word of a fatal error: 130 to 150 ms measured.
 const noticing = 130 * time.Millisecond
 
-// dying is what a killed process may take on a busy machine from closing its socket to closing its other files. One that
-// lives on has ended its context only.
+// dying is what a killed process may take on a busy machine from closing its socket to closing its other files. One
+// that lives on has ended its context only.
 const dying = time.Second
 
 const (
@@ -57,9 +57,10 @@ func (s *server) leave(c *context, g *gpu) {
 	go s.leavings(c, g, deadly)
 }
 
-// leavings finds out what becomes of the work of a client that has gone: it is done, or it is in flight still when the last
-// descriptor of the client's memory files goes, which does the harm (measured: docs/decisions/011). The files of a process
-// that dies go a moment after its socket; until then nobody else is served, as while a death is being noticed.
+// leavings finds out what becomes of the work of a client that has gone: it is done, or it is in flight still when
+// the last descriptor of the client's memory files goes, which does the harm (measured: docs/decisions/011). The
+// files of a process that dies go a moment after its socket; until then nobody else is served, as while a death is
+// being noticed.
 func (s *server) leavings(c *context, g *gpu, deadly bool) {
 	dead, done := false, false
 	for began := time.Now(); !done && s.held(c.process.pid); time.Sleep(time.Millisecond) {
@@ -88,8 +89,9 @@ func (s *server) inFlight(c *context, g *gpu) bool {
 	return slices.Contains(g.dead, c) || t < c.clears
 }
 
-// harms reports whether the files of a client go too early. Those that go with the process itself count from the end of
-// its connection; one that ended its context and lived on may have come to the end of its work. The caller holds the mutex.
+// harms reports whether the files of a client go too early. Those that go with the process itself count from the end
+// of its connection; one that ended its context and lived on may have come to the end of its work. The caller holds
+// the mutex.
 func (s *server) harms(c *context, g *gpu, dead, deadly bool) bool {
 	t := now()
 	g.advance(t)
@@ -127,9 +129,9 @@ func (s *server) held(pid int) bool {
 	return node.ByteLocked(s.memory, 2*int64(pid)) && node.ByteLocked(s.memory, 2*int64(pid)+1)
 }
 
-// watchOrder finds out in which order the files of a process that has gone are closed: the memory driver's come first, whoever
-// has them. Where the control device's came before them nobody could make a context any more (measured: one client in 150
-// does it; docs/decisions/022).
+// watchOrder finds out in which order the files of a process that has gone are closed: the memory driver's come
+// first, whoever has them. Where the control device's came before them nobody could make a context any more
+// (measured: one client in 150 does it; docs/decisions/022).
 func (s *server) watchOrder(pid int) {
 	for began := time.Now(); node.ByteLocked(s.control, int64(pid)); time.Sleep(time.Millisecond) {
 		if time.Since(began) > longestHeld && !gone(pid) {
@@ -146,7 +148,8 @@ func (s *server) watchOrder(pid int) {
 // longestHeld is for a process that lives on without a server: it is watched no longer.
 const longestHeld = 10 * time.Second
 
-// suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the mutex.
+// suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the
+// mutex.
 func (s *server) suspect(g *gpu) {
 	if g.suspect != nil {
 		return
@@ -164,8 +167,8 @@ func (s *server) suspect(g *gpu) {
 	})
 }
 
-// doomed reports whether a new context runs into the fault that a killed client has left behind: one that comes before the
-// fault has been noticed, on a GPU where nobody else would notice it. It takes as long as was measured.
+// doomed reports whether a new context runs into the fault that a killed client has left behind: one that comes
+// before the fault has been noticed, on a GPU where nobody else would notice it. It takes as long as was measured.
 func (s *server) doomed(g *gpu) bool {
 	s.mutex.Lock()
 	leaving := maps.Clone(g.leaving)
@@ -186,9 +189,9 @@ func (s *server) doomed(g *gpu) bool {
 	return alone
 }
 
-// fault is a fatal error on a GPU: every process with a context there gets 700, and so does nobody else, unless one of
-// them has a context on another GPU as well: then that GPU is reset too, and who is there alone gets 719. The caller holds
-// the mutex.
+// fault is a fatal error on a GPU: every process with a context there gets 700, and so does nobody else, unless one
+// of them has a context on another GPU as well: then that GPU is reset too, and who is there alone gets 719. The
+// caller holds the mutex.
 func (s *server) fault(g *gpu) {
 	there := s.holders(g, illegalAddress)
 	for _, p := range there {

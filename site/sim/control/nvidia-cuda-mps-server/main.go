@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-cuda-mps-server of a simulated node. The control daemon starts it, with a socket as descriptor 3 and the log as
-// descriptor 4; it holds the contexts on the GPUs, and the CUDA library's processes are its clients.
+// nvidia-cuda-mps-server of a simulated node. The control daemon starts it, with a socket as descriptor 3 and the log
+// as descriptor 4; it holds the contexts on the GPUs, and the CUDA library's processes are its clients.
 //
 // The promise: who lives and who dies when a client ends is as measured (README.md in the folder above).
 package main

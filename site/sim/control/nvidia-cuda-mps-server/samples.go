@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// What NVML says of a server's utilisation it reads from a file that the server keeps (node/README.md). All its clients'
-// time on the GPU is booked on it (measured), that of dead ones too.
+// What NVML says of a server's utilisation it reads from a file that the server keeps (node/README.md). All its
+// clients' time on the GPU is booked on it (measured), that of dead ones too.
 const (
 	samplePeriod = 200 * time.Millisecond // measured on an H200, of an idle server as well
 	samplesKept  = 120

@@ -248,9 +248,9 @@ func (s *server) setPinned(text string) string {
 	return "none"
 }
 
-// terminate ends a client's work whatever is in flight. Its library has to agree, so it takes for ever where the process
-// is stopped. The answer is 0; 201 for a client that has been ended already and is still there; 1 for none, or one that dies
-// meanwhile.
+// terminate ends a client's work whatever is in flight. Its library has to agree, so it takes for ever where the
+// process is stopped. The answer is 0; 201 for a client that has been ended already and is still there; 1 for none,
+// or one that dies meanwhile.
 func (s *server) terminate(text string) string {
 	pid, _ := strconv.Atoi(text)
 	s.mutex.Lock()

@@ -49,9 +49,10 @@ func (w *work) outlasts(t uint64) bool {
 	return whole >= fatal || whole >= harmless && rest > teardown
 }
 
-// queued reports whether more is in flight at the time t than terminate_client ends in peace. It ends the kernel that runs,
-// of whatever length. What waits behind that one is then left as after a kill (measured with queues of kernels of 5 and
-// 70 ms, which killed all neighbours, and with one kernel of 400 ms and queues of 0.1 ms, which killed none).
+// queued reports whether more is in flight at the time t than terminate_client ends in peace. It ends the kernel that
+// runs, of whatever length. What waits behind that one is then left as after a kill (measured with queues of kernels
+// of 5 and 70 ms, which killed all neighbours, and with one kernel of 400 ms and queues of 0.1 ms, which killed
+// none).
 func (w *work) queued(t uint64) bool {
 	n, found := w.running(t)
 	if !found {
