@@ -22,6 +22,7 @@ var packages = map[string][]string{
 	"site/proc":            {"site", "golang.org/x/sys/unix"},
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
+	"site/usage":           {"site"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/usage":           {"site"},
 	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},

@@ -47,6 +47,9 @@ var required = []string{
 	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
 }
 
+// forGPM are the functions of GPM, which drivers before 525 lack. They are not required.
+var forGPM = []string{"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"}
+
 // NVML is the library, loaded and initialised.
 type NVML struct {
 	library  nvml.Interface
@@ -106,6 +109,7 @@ func open(path string, deadline time.Duration) (*NVML, error) {
 var bound struct {
 	sync.Mutex
 	path string
+	gpm  bool // it has all functions of GPM
 }
 
 // bind loads the library for good and checks that it has all required functions. The loader binds each call to the
@@ -128,8 +132,17 @@ func bind(path string) error {
 			return errors.Join(fmt.Errorf("the driver is too old, its library lacks %s", function), loaded.Close())
 		}
 	}
-	bound.path = path
+	bound.path, bound.gpm = path, true
+	for _, function := range forGPM {
+		bound.gpm = bound.gpm && loaded.Lookup(function) == nil
+	}
 	return nil
+}
+
+func hasGPM() bool {
+	bound.Lock()
+	defer bound.Unlock()
+	return bound.gpm
 }
 
 // within runs a call of NVML with the deadline. A hanging call cannot be cancelled and may hold the library's lock, so

@@ -115,6 +115,7 @@ func (g GPU) create(model Model) error {
 		makeFolder(filepath.Join(g.Dir, "mig"), 0o755),
 		makeFolder(filepath.Join(g.Dir, "contexts"), 0o777),
 		makeFolder(filepath.Join(g.Dir, "samples"), 0o777),
+		makeFolder(filepath.Join(g.Dir, "gpm"), 0o755),
 		makeFolder(filepath.Join(g.Dir, "errors"), 0o777),
 		makeLock(g.Dir),
 	)

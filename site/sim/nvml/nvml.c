@@ -30,6 +30,7 @@ typedef enum {
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_MEMORY = 20,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 	NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
@@ -63,6 +64,29 @@ typedef struct {
 	unsigned long long timeStamp;
 	unsigned smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
+
+enum { GPM_METRIC_GRAPHICS_UTIL = 1, GPM_METRIC_SM_UTIL = 2, GPM_METRIC_DRAM_BW_UTIL = 10, GPM_METRIC_MAX = 477, GPM_VERSION = 1 };
+
+typedef struct gpm_sample *nvmlGpmSample_t;
+
+typedef struct {
+	unsigned metricId;
+	nvmlReturn_t nvmlReturn;
+	double value;
+	struct {
+		char *shortName, *longName, *unit;
+	} metricInfo;
+} nvmlGpmMetric_t;
+
+typedef struct {
+	unsigned version, numMetrics;
+	nvmlGpmSample_t sample1, sample2;
+	nvmlGpmMetric_t metrics[GPM_METRIC_MAX];
+} nvmlGpmMetricsGet_t;
+
+typedef struct {
+	unsigned version, isSupportedDevice;
+} nvmlGpmSupport_t;
 
 typedef struct {
 	unsigned multiprocessorCount;
@@ -722,6 +746,133 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 	if (!found)
 		return NVML_ERROR_NOT_FOUND;
 	return samples && found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+/* ---- GPM: the GPU's own counters. What it measures is the difference between two samples. ---- */
+
+/* gpm_sample is the time at which the counters were read: what they count is in the folder of the GPU. */
+struct gpm_sample {
+	unsigned gpu;
+	unsigned long long at; /* microseconds since 1970, 0 before the first nvmlGpmSampleGet */
+};
+
+/* nvml.h: "for Hopper or newer fully supported devices". What a whole GPU in MIG mode answers is not documented. */
+static int has_gpm(const char *gpu)
+{
+	long major;
+	return node_number(gpu, "cc_major", &major) == 0 && major >= 9 && !in_mig_mode(gpu);
+}
+
+API nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, support, gpu);
+	if (ret)
+		return ret;
+	if (support->version != GPM_VERSION)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	support->isSupportedDevice = (unsigned)has_gpm(gpu);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
+{
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!sample)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*sample = calloc(1, sizeof **sample);
+	return *sample ? NVML_SUCCESS : NVML_ERROR_MEMORY;
+}
+
+API nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
+{
+	if (!sample)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	free(sample);
+	return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+	char gpu[PATH_MAX];
+	struct timespec now;
+	nvmlReturn_t ret = enter_device(__func__, device, sample, gpu);
+	if (ret)
+		return ret;
+	if (!has_gpm(gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	clock_gettime(CLOCK_REALTIME, &now);
+	*sample = (struct gpm_sample){ device->gpu, (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000 };
+	return NVML_SUCCESS;
+}
+
+/* busy_between is the mean of all servers' samples of a time, in percent. */
+static double busy_between(const char *gpu, unsigned long long from, unsigned long long to)
+{
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	unsigned long long at;
+	double percent, sum = 0, lines = 0;
+	int count = node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0);
+	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++) {
+		char path[PATH_MAX], name[40];
+		snprintf(name, sizeof name, "samples/%d", held[i].pid);
+		FILE *file = strcmp(held[i].type, "S") || node_join(path, gpu, name) ? NULL : fopen(path, "re");
+		if (!file)
+			continue;
+		while (fscanf(file, "%llu %lf", &at, &percent) == 2) {
+			if (at <= from || at > to)
+				continue;
+			sum += percent;
+			lines++;
+		}
+		fclose(file);
+	}
+	return lines > 0 ? sum / lines : 0;
+}
+
+/* gpm_value is the percentage in the file gpm/METRIC, or else what the servers' samples say. */
+static nvmlReturn_t gpm_value(const char *gpu, unsigned metric, unsigned long long from, unsigned long long to, double *value)
+{
+	char name[40], text[40];
+	snprintf(name, sizeof name, "gpm/%u", metric);
+	if (node_read(gpu, name, text, sizeof text) == 0) {
+		*value = strtod(text, NULL);
+		return *value < 0 ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
+	}
+	*value = 0;
+	switch (metric) {
+	case GPM_METRIC_GRAPHICS_UTIL:
+	case GPM_METRIC_SM_UTIL:
+		*value = busy_between(gpu, from, to);
+		return NVML_SUCCESS;
+	case GPM_METRIC_DRAM_BW_UTIL:
+		return NVML_SUCCESS;
+	}
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+API nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics)
+{
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter(__func__);
+	if (ret)
+		return ret;
+	if (!metrics)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (metrics->version != GPM_VERSION)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	const struct gpm_sample *first = metrics->sample1, *second = metrics->sample2;
+	if (!first || !second || !first->at || !second->at || first->gpu != second->gpu || metrics->numMetrics > GPM_METRIC_MAX)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (node_gpu(gpu, node, first->gpu))
+		return NVML_ERROR_GPU_IS_LOST;
+	for (unsigned i = 0; i < metrics->numMetrics; i++) {
+		nvmlGpmMetric_t *metric = &metrics->metrics[i];
+		metric->nvmlReturn = gpm_value(gpu, metric->metricId, first->at, second->at, &metric->value);
+	}
+	return NVML_SUCCESS;
 }
 
 /* ---- MIG ---- */

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"errors"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// The sources of an Activity's percentages.
+const (
+	FromGPM       = "GPM"                 // the GPU's own counters, on Hopper and newer
+	FromProcesses = "process utilization" // what the driver samples of each process
+)
+
+// Unknown is a percentage that could not be read.
+const Unknown = -1
+
+// Activity is the use of a GPU. The percentages are of the time since the call before, the rest is of now.
+type Activity struct {
+	Source   string  // "" if the device has no percentages, as with MIG
+	SMUtil   float64 // percent of the time in which a kernel was on the GPU
+	SMActive float64 // percent of the SMs that had work; GPM alone has it
+	DRAM     float64 // percent of the memory's bandwidth; GPM alone has it
+	UsedMiB  int
+	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
+}
+
+// Sampler reads the activity of one GPU, again and again. It changes no setting of the GPU.
+type Sampler struct {
+	nvml  *NVML
+	uuid  site.UUID
+	gpm   [2]nvml.GpmSample // the counters at the call before and at this one; nil without GPM
+	since uint64            // microseconds, of the driver's latest sample of a process
+}
+
+// NewSampler makes a sampler. The first Read is of the time since now.
+func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
+	s := &Sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
+	return within(n, "begin to sample "+string(uuid), func() (*Sampler, error) {
+		handle, err := n.handle(uuid)
+		if err != nil || uuid.MIG() || !hasGPM() {
+			return s, err
+		}
+		if support, ret := handle.GpmQueryDeviceSupport(); ret != nvml.SUCCESS || support.IsSupportedDevice == 0 {
+			return s, nil
+		}
+		return s, s.beginGPM(handle)
+	})
+}
+
+// beginGPM reads the counters for the first time. A GPU that refuses has the driver's samples in place of GPM.
+func (s *Sampler) beginGPM(handle nvml.Device) error {
+	var both [2]nvml.GpmSample
+	for i := range both {
+		sample, ret := s.nvml.library.GpmSampleAlloc()
+		if err := because(ret); err != nil {
+			return cannotRead("GPM", string(s.uuid), err)
+		}
+		both[i] = sample
+	}
+	if handle.GpmSampleGet(both[0]) == nvml.SUCCESS {
+		s.gpm = both
+	}
+	return nil
+}
+
+// Read reads the activity since the last Read. GPM wants 100 ms between two of them (nvml.h).
+func (s *Sampler) Read() (Activity, error) {
+	return within(s.nvml, "sample "+string(s.uuid), func() (Activity, error) {
+		a := Activity{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown, Clients: map[int]int{}}
+		handle, err := s.nvml.handle(s.uuid)
+		if err != nil {
+			return a, err
+		}
+		if err := s.readMemory(handle, &a); err != nil {
+			return a, err
+		}
+		if s.gpm[0] == nil || !s.readGPM(handle, &a) {
+			s.readProcesses(handle, &a)
+		}
+		return a, nil
+	})
+}
+
+// readMemory reads the memory in use, of the whole device and of each client.
+func (s *Sampler) readMemory(handle nvml.Device, a *Activity) error {
+	memory, ret := handle.GetMemoryInfo()
+	if err := because(ret); err != nil {
+		return cannotRead("memory", string(s.uuid), err)
+	}
+	a.UsedMiB = int(memory.Used >> 20)
+	clients, ret := handle.GetMPSComputeRunningProcesses()
+	if err := because(ret); err != nil {
+		return cannotRead("clients", string(s.uuid), err)
+	}
+	for _, client := range clients {
+		a.Clients[int(client.Pid)] = int(client.UsedGpuMemory >> 20)
+	}
+	return nil
+}
+
+// readGPM reads the counters and compares them with those of the call before.
+func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
+	if handle.GpmSampleGet(s.gpm[1]) != nvml.SUCCESS {
+		return false
+	}
+	metrics := &nvml.GpmMetricsGetType{NumMetrics: 3, Sample1: s.gpm[0], Sample2: s.gpm[1]}
+	values := []*float64{&a.SMUtil, &a.SMActive, &a.DRAM}
+	for i, id := range []nvml.GpmMetricId{nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_DRAM_BW_UTIL} {
+		metrics.Metrics[i].MetricId = uint32(id)
+	}
+	if s.nvml.library.GpmMetricsGet(metrics) != nvml.SUCCESS {
+		return false
+	}
+	for i, value := range values {
+		if m := metrics.Metrics[i]; nvml.Return(m.NvmlReturn) == nvml.SUCCESS && m.Value >= 0 { // not NaN
+			*value = min(m.Value, 100)
+		}
+	}
+	s.gpm[0], s.gpm[1] = s.gpm[1], s.gpm[0]
+	a.Source = FromGPM
+	return true
+}
+
+// readProcesses adds up what the driver has sampled of each process since the call before. Without a new sample, no
+// process had work.
+func (s *Sampler) readProcesses(handle nvml.Device, a *Activity) {
+	samples, ret := handle.GetProcessUtilization(s.since)
+	err := because(ret)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return
+	}
+	type sum struct{ percent, count float64 }
+	sums := map[uint32]sum{}
+	since := s.since
+	for _, one := range samples {
+		if one.TimeStamp > s.since {
+			of := sums[one.Pid]
+			sums[one.Pid] = sum{of.percent + float64(one.SmUtil), of.count + 1}
+			since = max(since, one.TimeStamp)
+		}
+	}
+	a.SMUtil, a.Source, s.since = 0, FromProcesses, since
+	for _, of := range sums {
+		a.SMUtil = min(a.SMUtil+of.percent/of.count, 100)
+	}
+}

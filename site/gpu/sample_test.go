@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
+
+// sampled is a GPU with a server, which is this process, and a client of 824 MiB.
+func sampled(t *testing.T, model node.Model) (node.GPU, *Sampler) {
+	t.Helper()
+	made, opened := opened(t, model)
+	gpu := made.Node.GPU(0)
+	s, err := opened.NewSampler(uuidOf(t, gpu, "uuid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	holdContext(t, gpu, os.Getpid(), "S", 30)
+	holdContext(t, gpu, os.Getppid(), "M+C", 824)
+	return gpu, s
+}
+
+func holdContext(t *testing.T, gpu node.GPU, pid int, kind string, mib int) {
+	t.Helper()
+	start, _ := node.Start(pid)
+	if err := gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: mib, Instance: node.Whole}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setGPU(t *testing.T, gpu node.GPU, name, value string) {
+	t.Helper()
+	if err := gpu.Set(name, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serverSample is what the driver samples of the server now.
+func serverSample(t *testing.T, gpu node.GPU, percent int) {
+	t.Helper()
+	line := fmt.Sprintf("%d %d\n", time.Now().UnixMicro(), percent)
+	if err := os.WriteFile(filepath.Join(gpu.Dir, "samples", fmt.Sprint(os.Getpid())), []byte(line), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, s *Sampler) Activity {
+	t.Helper()
+	a, err := s.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestSampleByGPM(t *testing.T) {
+	gpu, s := sampled(t, node.H200)
+	setGPU(t, gpu, "gpm/1", "96")
+	setGPU(t, gpu, "gpm/2", "31.5")
+	setGPU(t, gpu, "gpm/10", "-1") // this metric fails, the others do not
+	a := read(t, s)
+	if a.Source != FromGPM || a.SMUtil != 96 || a.SMActive != 31.5 || a.DRAM != Unknown {
+		t.Errorf("%+v", a)
+	}
+	if a.UsedMiB != 854 || !maps.Equal(a.Clients, map[int]int{os.Getppid(): 824}) {
+		t.Errorf("memory %d, clients %v", a.UsedMiB, a.Clients)
+	}
+	setGPU(t, gpu, "gpm/10", "22")
+	if a := read(t, s); a.DRAM != 22 {
+		t.Errorf("the second sample: %+v", a)
+	}
+}
+
+// A metric is of the time since the call before.
+func TestGPMIsOfTheTimeBetween(t *testing.T) {
+	gpu, s := sampled(t, node.H200)
+	serverSample(t, gpu, 60)
+	if a := read(t, s); a.SMUtil != 60 {
+		t.Errorf("%+v, want 60 %%", a)
+	}
+	if a := read(t, s); a.SMUtil != 0 {
+		t.Errorf("%+v, want nothing since", a)
+	}
+}
+
+func TestSampleWithoutGPM(t *testing.T) {
+	gpu, s := sampled(t, node.A100SXM80)
+	serverSample(t, gpu, 70)
+	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 || a.SMActive != Unknown || a.DRAM != Unknown {
+		t.Errorf("%+v", a)
+	}
+	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 0 {
+		t.Errorf("without a new sample: %+v", a)
+	}
+}
+
+// A GPU whose counters fail has the driver's samples.
+func TestSampleWhenGPMFails(t *testing.T) {
+	gpu, s := sampled(t, node.H200)
+	serverSample(t, gpu, 70)
+	if err := gpu.Fail("nvmlGpmSampleGet", int(nvml.ERROR_UNKNOWN), 1); err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, s); a.Source != FromProcesses || a.SMUtil != 70 {
+		t.Errorf("%+v", a)
+	}
+	if a := read(t, s); a.Source != FromGPM {
+		t.Errorf("%+v, want GPM again", a)
+	}
+}
+
+func TestSampleOfAnInstance(t *testing.T) {
+	made, opened := opened(t, node.H100SXM.Cut(node.H100Slice1))
+	s, err := opened.NewSampler(uuidOf(t, made.Node.GPU(0), "mig/0/uuid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, s); a.Source != "" || a.SMUtil != Unknown {
+		t.Errorf("%+v, want no percentage", a)
+	}
+}
+
+func TestSampleOfALostGPU(t *testing.T) {
+	gpu, s := sampled(t, node.H200)
+	if err := gpu.Fail("nvmlDeviceGetMemoryInfo", int(nvml.ERROR_GPU_IS_LOST), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read(); !errors.Is(err, ErrLost) {
+		t.Errorf("%v, want %v", err, ErrLost)
+	}
+	if _, err := s.nvml.NewSampler(site.UUID("GPU-00000000-0000-0000-0000-000000000000")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("%v, want %v", err, ErrNotFound)
+	}
+}
