@@ -53,6 +53,7 @@ type Epilog struct {
 	GPUs    GPUs
 	Log     zerolog.Logger
 	Logs    string // the folder of the logs that outlive their job
+	Reports string // the folder of the reports that are kept
 	// Again is the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
 }
@@ -141,10 +142,18 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	summary := summarise(l, before)
 	summary.guarded(c.Store.ReadGuard(l.Job.ID))
 	c.removeJobFiles(l)
+	var kept *keeping
 	if ended == nil {
-		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID), c.restoreModes(l))
+		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID))
+		if was != lease.Opening {
+			kept = c.keepReport(l)
+		}
+		failed = errors.Join(failed, c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
 			c.keepLogs(l)
+		}
+		if kept != nil {
+			<-kept.read // from a file system in memory, which the next line removes
 		}
 		failed = errors.Join(failed, c.Store.RemoveDirs(l.Job.ID))
 	}
@@ -152,7 +161,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
-		c.logSummary(l, summary, failed == nil)
+		c.logSummary(l, summary, c.wait(kept), failed == nil)
 	}
 	if failed != nil {
 		return c.logRepair(errors.Join(failed, noted), l)

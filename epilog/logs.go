@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +25,7 @@ const (
 	maxKeptJobs = 100
 )
 
-const serverLog = "server.log"
-
-var logNames = []string{"control.log", serverLog}
+var logNames = []string{"control.log", serverlog.Name}
 
 // wantsLogs reports whether a lease's logs outlive it. Failed is any fault: the prolog did not open the lease, a
 // daemon died, or a daemon did not end by itself.
@@ -39,7 +37,7 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 func (c Epilog) keepLogs(l lease.Lease) {
 	kept, err := keep(c.Logs, l)
 	if err == nil {
-		err = prune(c.Logs, maxKeptJobs)
+		err = prune(c.Logs, maxKeptJobs, 0)
 	}
 	if err != nil {
 		c.Log.Warn().Err(err).Msg("logs are not kept")
@@ -114,7 +112,7 @@ func groupDir(path string, gid uint32) error {
 
 // copyLog copies the end of a log. It skips a log that does not exist, or that is not a regular file of the user.
 func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
-	log, size, err := openLog(from, name, job.UID)
+	log, size, err := serverlog.Open(from, name, job.UID)
 	if err != nil {
 		return 0, nil
 	}
@@ -138,40 +136,12 @@ func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
 	return io.Copy(file, io.LimitReader(log, most))
 }
 
-// openLog opens a file in a folder of the user. The user can put anything there: a link to a file that only root can
-// read, a hard link to one, a pipe that never ends. So no link is followed, and the open file must belong to the user
-// and be a regular file with one name.
-func openLog(dir, name string, uid uint32) (*os.File, int64, error) {
-	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root owns this folder
-	if err != nil {
-		return nil, 0, err
-	}
-	defer unix.Close(folder)
-	fd, err := unix.Openat2(folder, filepath.Join(filepath.Base(dir), name), &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	file := os.NewFile(uintptr(fd), name)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		file.Close()
-		return nil, 0, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid || st.Nlink != 1 {
-		file.Close()
-		return nil, 0, fs.ErrInvalid
-	}
-	return file, st.Size, nil
-}
-
-// prune removes the oldest jobs' logs until the maximum is left. Another epilog may do the same at the same time.
-func prune(dir string, most int) error {
+// prune removes the oldest entries of a folder until the maximum is left, and those that are older than age, if that is
+// not 0. Another epilog may do the same at the same time.
+func prune(dir string, most int, age time.Duration) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("cannot prune logs: %w", err)
+		return fmt.Errorf("cannot prune %s: %w", dir, err)
 	}
 	type job struct {
 		name string
@@ -184,9 +154,14 @@ func prune(dir string, most int) error {
 		}
 	}
 	slices.SortFunc(jobs, func(a, b job) int { return int(min(max(a.at-b.at, -1), 1)) })
-	for _, old := range jobs[:max(len(jobs)-most, 0)] {
+	surplus := max(len(jobs)-most, 0)
+	oldest := time.Now().Add(-age).UnixNano()
+	for n, old := range jobs {
+		if n >= surplus && (age == 0 || old.at >= oldest) {
+			break
+		}
 		if err := os.RemoveAll(filepath.Join(dir, old.name)); err != nil {
-			return fmt.Errorf("cannot prune logs: %w", err)
+			return fmt.Errorf("cannot prune %s: %w", dir, err)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 )
 
 // Of the jobs' logs the latest stay.
@@ -28,7 +29,7 @@ func TestPrune(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := prune(dir, 3); err != nil {
+		if err := prune(dir, 3, 0); err != nil {
 			t.Fatal(err)
 		}
 		entries, err := os.ReadDir(dir)
@@ -96,7 +97,7 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		n := newNode(t)
 		l := n.leased(func(l *lease.Lease) { l.KeepLogs = "on_failure" })
-		path := filepath.Join(l.Daemons[0].LogDir, serverLog)
+		path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
 		err := errors.Join(os.WriteFile(path, []byte("it ends"), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)))
 		if err != nil {
 			t.Fatal(err)
@@ -108,7 +109,7 @@ func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 			t.Error(err)
 		}
 		n.IsAsBefore()
-		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverLog))
+		content, err := os.ReadFile(filepath.Join(n.logs, "7", "0", serverlog.Name))
 		if there := err == nil && string(content) == "it ends"; there != killed {
 			t.Errorf("killed %t: the log is %q, %v", killed, content, err)
 		}

@@ -4,13 +4,16 @@ package epilog
 
 import (
 	"bufio"
-	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
-	"strconv"
+	"math"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up.
@@ -35,7 +38,7 @@ const maxSummed = 16 << 20
 func logSizes(l lease.Lease) []int64 {
 	all := make([]int64, len(l.Daemons))
 	for n, d := range l.Daemons {
-		if log, size, err := openLog(d.LogDir, serverLog, l.Job.UID); err == nil {
+		if log, size, err := serverlog.Open(d.LogDir, serverlog.Name, l.Job.UID); err == nil {
 			all[n] = size
 			log.Close()
 		}
@@ -48,7 +51,7 @@ func logSizes(l lease.Lease) []int64 {
 func summarise(l lease.Lease, began []int64) Summary {
 	var s Summary
 	for n, d := range l.Daemons {
-		log, _, err := openLog(d.LogDir, serverLog, l.Job.UID)
+		log, _, err := serverlog.Open(d.LogDir, serverlog.Name, l.Job.UID)
 		if err != nil {
 			continue
 		}
@@ -83,11 +86,26 @@ func (s *Summary) add(t tally) {
 	s.Faults += t.faults
 }
 
-// logSummary puts the summary into the log.
-func (c Epilog) logSummary(l lease.Lease, s Summary, closed bool) {
-	c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("rule", l.Rule).Int("gpus", len(l.Held)).
+// logSummary puts the summary into the log, with the means of the report if there is one.
+func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
+	var request policy.Request
+	_ = json.Unmarshal(l.Request, &request) // what is missing is ""
+	line := c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
+		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
-		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed).Send()
+		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed)
+	if mean := r.Mean(); r.Job != 0 {
+		for _, figure := range []struct {
+			name    string
+			percent float64
+		}{{"sm_util", mean.SMUtil}, {"sm_active", mean.SMActive}, {"dram", mean.DRAM}} {
+			if figure.percent >= 0 {
+				line = line.Float64(figure.name, math.Round(figure.percent*10)/10)
+			}
+		}
+		line = line.Int("max_used_mib", mean.UsedMiB)
+	}
+	line.Send()
 }
 
 // SummaryStep marks a summary's line in the log.
@@ -121,44 +139,28 @@ func tallyOf(log io.Reader, began int64) tally {
 	}
 }
 
-// readLine takes a line: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
+// readLine counts what a line says. A process counts once, however many contexts it makes.
 func (t *tally) readLine(line []byte) {
-	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
-	if !found {
-		return
-	}
-	if server := string(head[bytes.LastIndexByte(head, ' ')+1:]); server != t.server {
-		t.server = server
-		clear(t.here) // a server's clients are gone with it
-	}
-	switch {
-	case bytes.Equal(text, []byte("Server is handling a fatal GPU error.")):
-		t.faults++
-	case bytes.Equal(text, []byte("Client termination succeeded.")):
-		t.terminated++
-	case bytes.HasSuffix(text, []byte(" connected")):
-		t.countClient(text)
-	case bytes.HasSuffix(text, []byte(" disconnected")):
-		word := bytes.TrimPrefix(bytes.TrimSuffix(text, []byte(" disconnected")), []byte("Client process "))
-		if pid, err := strconv.Atoi(string(word)); err == nil {
-			delete(t.here, pid)
-		}
-	}
-}
-
-// countClient counts a process once, however many contexts it makes: "Client {PID: 827, Context ID: 0} connected",
-// and with drivers before 580 "Client {827, 0} connected".
-func (t *tally) countClient(text []byte) {
-	rest, ok := bytes.CutPrefix(text, []byte("Client {"))
+	l, ok := serverlog.Parse(line)
 	if !ok {
 		return
 	}
-	word, _, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
-	pid, err := strconv.Atoi(string(word))
-	if err != nil || t.here[pid] {
-		return
+	if l.Server != t.server {
+		t.server = l.Server
+		clear(t.here) // a server's clients are gone with it
 	}
-	t.here[pid] = true
-	t.clients++
-	t.peak = max(t.peak, len(t.here))
+	if l.Fault() {
+		t.faults++
+	}
+	if l.Terminated() {
+		t.terminated++
+	}
+	if pid, ok := l.Connected(); ok && !t.here[pid] {
+		t.here[pid] = true
+		t.clients++
+		t.peak = max(t.peak, len(t.here))
+	}
+	if pid, ok := l.Disconnected(); ok {
+		delete(t.here, pid)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 )
 
 // A server's log as r580 writes it: one client twice a context, one that leaves and comes again, a fault, and a server
@@ -67,10 +68,10 @@ func TestSummarise(t *testing.T) {
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		path := filepath.Join(folder, serverLog)
+		path := filepath.Join(folder, serverlog.Name)
 		err := os.WriteFile(path, []byte(content), 0o644)
 		if content == "link" {
-			err = os.Symlink(filepath.Join(dir, "a", "log", serverLog), path+".x")
+			err = os.Symlink(filepath.Join(dir, "a", "log", serverlog.Name), path+".x")
 			_ = os.Rename(path+".x", path)
 		}
 		if err != nil {
@@ -87,7 +88,7 @@ func TestSummarise(t *testing.T) {
 func TestAnEpilogLogsTheSummary(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)
-	path := filepath.Join(l.Daemons[0].LogDir, serverLog)
+	path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
 	err := errors.Join(os.WriteFile(path, []byte(serverSaid), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)),
 		n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9}, OutsideSeen: 2}))
 	if err != nil {

@@ -36,14 +36,17 @@ func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
 // Kept is the folder for files that must survive a reboot: the last usable policy and site file.
 func (p Paths) Kept() string { return filepath.Join(p.Root, "/var/lib/slurm-mps") }
 
+// Reports is the folder of the reports of jobs that have ended.
+func (p Paths) Reports() string { return filepath.Join(p.Kept(), "reports") }
+
 // Devices is the folder of the GPUs' device files.
 func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 
 // Log is the log file. Each line is a JSON object.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 
-// Config is the site's configuration: the paths of helper programs, and the deadlines of prolog and epilog. slurmd
-// gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
+// Config is the site's configuration: the paths of helper programs, the deadlines of prolog and epilog, and how often use
+// is sampled. slurmd gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
 type Config struct {
 	NVMLLibrary    string // path of libnvidia-ml.so.1; "" lets the loader find it
 	Control        string // path of nvidia-cuda-mps-control
@@ -53,6 +56,8 @@ type Config struct {
 	EpilogDeadline time.Duration
 	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that none are written
 	RemoteShell    string // program and arguments that run a command on another node; the node's name comes behind them
+	// UsageInterval is the time between two samples of what a job uses of its GPUs. 0: nothing is recorded.
+	UsageInterval time.Duration
 }
 
 // DefaultConfig is the configuration of a site without a configuration file.
@@ -62,6 +67,7 @@ func DefaultConfig() Config {
 		PrologDeadline: 60 * time.Second,
 		EpilogDeadline: 60 * time.Second,
 		RemoteShell:    "ssh -o BatchMode=yes",
+		UsageInterval:  10 * time.Second,
 	}
 }
 

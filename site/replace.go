@@ -64,14 +64,34 @@ func openFolder(above int, name, path string) (*os.File, error) {
 // No other user can put a link into the folder. Several processes may replace the same file: each has a temporary file
 // with its own pid, and the last rename wins.
 func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
+	return replace(dir, name, newFile{content: content, mode: mode, gid: -1, sync: true})
+}
+
+// ReplaceForGroup is Replace for a file that a group may read. It waits for no disk: a crash of the node may lose the file.
+func ReplaceForGroup(dir *os.File, name string, content []byte, mode fs.FileMode, gid uint32) error {
+	return replace(dir, name, newFile{content: content, mode: mode, gid: int(gid)})
+}
+
+// newFile is a file to be written.
+type newFile struct {
+	content []byte
+	mode    fs.FileMode
+	gid     int // -1 for the process's own
+	sync    bool
+}
+
+func replace(dir *os.File, name string, f newFile) error {
 	temporary := fmt.Sprintf(".draft-%s-%d", name, os.Getpid())
-	err := writeTemporary(dir, temporary, content, mode)
+	err := writeTemporary(dir, temporary, f)
 	if err == nil {
 		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
 	}
 	if err != nil {
 		_ = unix.Unlinkat(int(dir.Fd()), temporary, 0)
 		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
+	}
+	if !f.sync {
+		return nil
 	}
 	if err := dir.Sync(); err != nil {
 		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
@@ -80,7 +100,7 @@ func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error 
 }
 
 // writeTemporary writes a new file. An old one with its name was left by a killed process with this process's pid.
-func writeTemporary(dir *os.File, name string, content []byte, mode fs.FileMode) error {
+func writeTemporary(dir *os.File, name string, f newFile) error {
 	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -88,10 +108,13 @@ func writeTemporary(dir *os.File, name string, content []byte, mode fs.FileMode)
 	}
 	file := os.NewFile(uintptr(fd), name)
 	defer file.Close()
-	if err := file.Chmod(mode); err != nil {
+	if err := file.Chown(-1, f.gid); f.gid >= 0 && err != nil {
 		return err
 	}
-	if _, err := file.Write(content); err != nil {
+	if err := file.Chmod(f.mode); err != nil {
+		return err
+	}
+	if _, err := file.Write(f.content); err != nil || !f.sync {
 		return err
 	}
 	return file.Sync()

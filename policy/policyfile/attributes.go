@@ -93,6 +93,21 @@ func durationAttribute[T any](name string, least, most time.Duration, set func(*
 	}}
 }
 
+// durationOrZero is a duration that may also be 0, for never.
+func durationOrZero[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
+	ranged := durationAttribute(name, least, most, set)
+	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
+		if d, err := time.ParseDuration(v.AsString()); err == nil && d == 0 {
+			set(into, 0)
+			return "", ""
+		}
+		if summary, detail = ranged.set(into, v); summary == "Out of range" {
+			detail += ", or 0s for never"
+		}
+		return summary, detail
+	}}
+}
+
 // within is an attribute whose value is a number in a range.
 func within[T any](name string, least, most float64, set func(*T, float64)) attribute[T] {
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {

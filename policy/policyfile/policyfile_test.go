@@ -179,6 +179,7 @@ func TestBadFacts(t *testing.T) {
 		{`mps_control = 3`, `site.hcl:1:15: Wrong type: mps_control is a string, not a number`},
 		{`mps_control = job.user`, `site.hcl:1:15: Variables not allowed: mps_control is constant: it cannot depend on a job`},
 		{`epilog_deadline = "1s"`, `site.hcl:1:19: Out of range: epilog_deadline is 5s to 1h0m0s, not 1s`},
+		{`usage_interval = "10ms"`, `site.hcl:1:18: Out of range: usage_interval is 1s to 1h0m0s, not 10ms, or 0s for never`},
 		{`epilog_deadline = "soon"`, `site.hcl:1:19: Not a duration: epilog_deadline is written like "10s" or "1m30s", not "soon"`},
 	} {
 		_, err := ParseFacts([]byte(c.source), "site.hcl", site.DefaultConfig())

@@ -19,6 +19,7 @@ var factAttributes = []attribute[site.Config]{
 	durationAttribute("prolog_deadline", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.PrologDeadline = d }),
 	stringAttribute("hpc_job_mapping_dir", absolute, func(f *site.Config, s string) { f.JobMappingDir = filepath.Clean(s) }),
 	stringAttribute("remote_shell", command, func(f *site.Config, s string) { f.RemoteShell = s }),
+	durationOrZero("usage_interval", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.UsageInterval = d }),
 	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,10 @@ type client struct {
 	group    string // its memory control group, "" for none
 	resident uint64 // bytes of host memory at the last look
 	verify   time.Time
-	missed   bool // the last check found no pipes to a server
+	missed   bool      // the last check found no pipes to a server
+	beside   []*client // its neighbours when it died
+	told     bool      // the recorder knows it
+	toldGPUs uint64    // as the recorder knows them
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -146,6 +150,7 @@ func (g *Guard) take(pid int, opened opened) {
 		g.state.Seen++
 		g.state.Peak = max(g.state.Peak, g.neighbours())
 	}
+	g.tellLiving(c)
 }
 
 // settling is longer than cuInit keeps GPUs open that the process does not use: 40 ms (measured).
@@ -161,6 +166,9 @@ func (g *Guard) dismiss(c *client) {
 	if g.living[c.proc.PID] == c && c.seen {
 		g.state.Seen--
 		g.changed = true
+	}
+	if c.told {
+		g.recorder.tell(usage.Event{Proc: c.proc, NoClient: true})
 	}
 	delete(g.living, c.proc.PID)
 	unix.Close(c.pidfd)
@@ -294,6 +302,10 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 	if other.seen && other.inherits() {
 		other.seen = false
 		g.state.Seen--
+		if other.told {
+			other.told = false
+			g.recorder.tell(usage.Event{Proc: other.proc, NoClient: true})
+		}
 	}
 }
 
@@ -362,6 +374,8 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 // addDead adds a client to the dead.
 func (g *Guard) addDead(c *client, now time.Time) {
 	c.died = now
+	c.beside = g.neighboursOf(c)
+	g.tellDead(c, "", 0)
 	g.dead = append(g.dead, c)
 	g.nextCheck, g.changed = now, true
 }
@@ -389,6 +403,8 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 func (g *Guard) findClosed(now time.Time) {
 	for pid, c := range g.living {
 		if g.addClosed(c, now); len(c.files) == 0 {
+			c.died = now
+			g.tellDead(c, usage.Ended, 0)
 			unix.Close(c.pidfd)
 			delete(g.living, pid)
 		}

@@ -39,9 +39,12 @@ type Options struct {
 	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
 	Usage     string
 	UsageArgs []string
-	Leased    func() bool            // whether the job's lease exists; a guard without a lease ends
-	Save      func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
-	Log       zerolog.Logger
+	// Recorder is the path of the program that records what the job uses, or "" for none. RecorderArgs are its arguments.
+	Recorder     string
+	RecorderArgs []string
+	Leased       func() bool            // whether the job's lease exists; a guard without a lease ends
+	Save         func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
+	Log          zerolog.Logger
 }
 
 const (
@@ -85,6 +88,7 @@ type Guard struct {
 	outside   chan lease.Outside    // from the goroutines that look for the cause
 	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
 	takers    takers
+	recorder  *recorder // nil for none
 
 	unleased           bool
 	usage              usages
@@ -141,6 +145,7 @@ func (g *Guard) Stop() { g.events.stop() }
 // Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
 	go g.saveAll()
+	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
 		seen := g.events.wait(g.wakeUp(time.Now()))
@@ -163,6 +168,7 @@ func (g *Guard) Run() {
 		stopped = seen.stopped || g.unleased
 	}
 	g.releaseAll()
+	g.recorder.close()
 	if g.usage.coming != nil {
 		g.usage.gauge = <-g.usage.coming
 	}
@@ -175,6 +181,7 @@ func (g *Guard) Run() {
 	case <-g.saved:
 	case <-time.After(saveWait):
 	}
+	g.recorder.end()
 	g.events.close()
 	g.kernel.close()
 }

@@ -151,6 +151,7 @@ func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b
 // releaseClient closes a dead client's files.
 func (g *Guard) releaseClient(c *client, reason string) {
 	g.dead = slices.DeleteFunc(g.dead, func(other *client) bool { return other == c })
+	g.tellReleased(c, reason)
 	g.close(c)
 	g.state.Released[reason]++
 	g.changed = true

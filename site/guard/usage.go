@@ -123,7 +123,8 @@ type usages struct {
 	failed time.Time   // when gpu-usage last failed
 	at     time.Time   // when the last line came
 	gpus   []Usage
-	idle   []span // for each GPU
+	idle   []span   // for each GPU
+	busy   []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
 }
 
 // span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
@@ -187,13 +188,13 @@ func (g *Guard) readUsage(now time.Time) {
 func (u *usages) take(line []Usage, now time.Time) {
 	u.at, u.gpus = now, line
 	if len(u.idle) != len(line) {
-		u.idle = make([]span, len(line))
+		u.idle, u.busy = make([]span, len(line)), make([]uint64, len(line))
 	}
 	for i, usage := range line {
 		for _, s := range usage.Samples {
 			switch {
 			case s.Percent > 0:
-				u.idle[i] = span{}
+				u.idle[i], u.busy[i] = span{}, s.Micros
 			case u.idle[i].first == 0:
 				u.idle[i] = span{s.Micros, s.Micros}
 			default:
@@ -201,6 +202,16 @@ func (u *usages) take(line []Usage, now time.Time) {
 			}
 		}
 	}
+}
+
+// workedAfter reports whether a dead client's GPUs had work after its death, as far as that is known.
+func (u *usages) workedAfter(c *client) bool {
+	for i, busy := range u.busy {
+		if c.gpus&(1<<i) != 0 && busy > uint64(c.died.Add(sampleTime).UnixMicro()) {
+			return true
+		}
+	}
+	return false
 }
 
 // pending reports whether gpu-usage will print its first line soon.

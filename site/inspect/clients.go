@@ -16,6 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // readClients finds the clients of each device of each job, and their limits. The daemon lists the clients. If the
@@ -30,7 +31,7 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 				pids = append(pids, c.PID)
 			}
 		}
-		known := limitsOf(ctx, pids, j.UID)
+		known := EnvironmentsOf(ctx, pids, j.UID)
 		for k := range j.Devices {
 			clients := j.Devices[k].Clients
 			for at := range clients {
@@ -74,13 +75,15 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 	return devices[max(slices.IndexFunc(devices, fits), 0)] == uuid
 }
 
-// limits is what a process's environment contains.
-type limits struct {
+// Environment is what a client's environment contains. Its user can write all of it.
+type Environment struct {
+	Rank    int            // in the whole step, -1 if it is none
+	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
+	Unknown string         // why nothing is known
 	percent policy.Percent // 0 for none
 	ignored string         // a percentage that CUDA ignores, as it was written
 	memory  map[string]int // MiB by UUID or ordinal
 	visible []string       // CUDA_VISIBLE_DEVICES
-	unknown string         // why nothing is known
 }
 
 // These variables limit a process.
@@ -90,42 +93,45 @@ const (
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
 
-// limitsOf reads the limits of processes that must belong to the job's user, because that user's daemon reports the
-// pids.
-func limitsOf(ctx context.Context, pids []int, uid uint32) map[int]limits {
-	known := map[int]limits{}
+// EnvironmentsOf reads the environments of processes that must belong to the job's user, because that user's daemon
+// reports the pids.
+func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environment {
+	known := map[int]Environment{}
+	without := func(why string) Environment { return Environment{Rank: -1, Unknown: why} }
 	var procs []site.Process
 	for _, pid := range pids {
 		if _, twice := known[pid]; twice {
 			continue
 		}
-		known[pid] = limits{unknown: "the process has ended"}
+		known[pid] = without("the process has ended")
 		stat, err := site.ReadStat(pid)
 		if err != nil {
 			continue
 		}
 		if uids, err := proc.UIDs(pid); err != nil || uids[0] != uid {
-			known[pid] = limits{unknown: fmt.Sprintf("it is no process of uid %d", uid)}
+			known[pid] = without(fmt.Sprintf("it is no process of uid %d", uid))
 			continue
 		}
 		procs = append(procs, stat.Process)
 	}
-	for i, environment := range proc.Environments(ctx, procs, percentVariable, visibleVariable, memoryVariable) {
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable)
+	for i, environment := range proc.Environments(ctx, procs, names...) {
 		switch err := environment.Err; {
 		case errors.Is(err, fs.ErrPermission):
-			known[procs[i].PID] = limits{unknown: "not yours to read"}
+			known[procs[i].PID] = without("not yours to read")
 		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
-			known[procs[i].PID] = limits{unknown: err.Error()}
+			known[procs[i].PID] = without(err.Error())
 		case err == nil && procs[i].Running():
-			known[procs[i].PID] = limitsIn(environment.Values)
+			known[procs[i].PID] = environmentIn(environment.Values)
 		}
 	}
 	return known
 }
 
-// limitsIn reads limits as CUDA does.
-func limitsIn(variables map[string]string) limits {
-	var l limits
+// environmentIn reads limits as CUDA does.
+func environmentIn(variables map[string]string) Environment {
+	var l Environment
+	l.Rank, l.Step = slurm.RankOf(variables)
 	if text, said := variables[percentVariable]; said {
 		l.percent, l.ignored = parsePercent(text)
 	}
@@ -186,7 +192,7 @@ func mebibytes(text string) (int, bool) {
 }
 
 // of returns the limit on one device: by its UUID, or by its number among the devices that the process sees.
-func (l limits) of(uuid site.UUID) (mib int, ok bool) {
+func (l Environment) of(uuid site.UUID) (mib int, ok bool) {
 	if mib, ok = l.memory[string(uuid)]; ok {
 		return mib, true
 	}
@@ -203,22 +209,34 @@ func (l limits) of(uuid site.UUID) (mib int, ok bool) {
 }
 
 // limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
-func (n *Node) limit(c *Client, j Job, uuid site.UUID, own limits) {
-	c.Unknown, c.ignored, c.Percent = own.unknown, own.ignored, own.percent
+func (n *Node) limit(c *Client, j Job, uuid site.UUID, own Environment) {
+	c.Unknown, c.ignored, c.Percent = own.Unknown, own.ignored, own.percent
+	c.Rank, c.Step = own.Rank, own.Step
 	if mib, ok := own.of(uuid); ok {
 		c.MemoryMiB = &mib
 	}
 	g := n.gpu(uuid)
-	if g == nil || g.SMs == 0 || own.unknown != "" {
+	if g == nil || g.SMs == 0 || own.Unknown != "" {
 		return
 	}
-	part := policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}
-	c.SMs = g.SMs
-	for _, p := range []policy.Percent{own.percent, j.serverPercent(c.Server, uuid)} {
+	c.SMs = own.SMs(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, j.serverPercent(c.Server, uuid))
+}
+
+// SMs are what a client may use of a GPU, whose server has a ceiling or 0 for none.
+func (l Environment) SMs(part policy.GPU, ceiling policy.Percent) int {
+	sms := part.SMs
+	for _, p := range []policy.Percent{l.percent, ceiling} {
 		if p != 0 {
-			c.SMs = min(c.SMs, part.SMsAt(p))
+			sms = min(sms, part.SMsAt(p))
 		}
 	}
+	return sms
+}
+
+// MemoryMiB is a client's limit on a device, 0 for none.
+func (l Environment) MemoryMiB(uuid site.UUID) int {
+	mib, _ := l.of(uuid)
+	return mib
 }
 
 // serverPercent returns the percentage of a client's server. The daemon prints one decimal. If that agrees with the

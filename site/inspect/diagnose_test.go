@@ -253,7 +253,7 @@ func TestParseLimits(t *testing.T) {
 			name, value, _ := strings.Cut(entry, "=")
 			variables[name] = value
 		}
-		l := limitsIn(variables)
+		l := environmentIn(variables)
 		if l.percent != c.percent || l.ignored != c.ignored {
 			t.Errorf("%q: percentage %v, ignored %s", c.environment, l.percent, l.ignored)
 		}
@@ -269,12 +269,12 @@ func TestParseLimits(t *testing.T) {
 // A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
 func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
 	own := uint32(os.Getuid())
-	if l := limitsOf(t.Context(), []int{os.Getpid()}, own)[os.Getpid()]; l.unknown != "" {
-		t.Errorf("of this process: %s", l.unknown)
+	if l := EnvironmentsOf(t.Context(), []int{os.Getpid()}, own)[os.Getpid()]; l.Unknown != "" {
+		t.Errorf("of this process: %s", l.Unknown)
 	}
 	for pid, want := range map[int]string{os.Getpid(): fmt.Sprintf("it is no process of uid %d", own+1), 1 << 30: "the process has ended"} {
-		if l := limitsOf(t.Context(), []int{pid}, own+1)[pid]; l.unknown != want {
-			t.Errorf("of %d: %q, want %q", pid, l.unknown, want)
+		if l := EnvironmentsOf(t.Context(), []int{pid}, own+1)[pid]; l.Unknown != want {
+			t.Errorf("of %d: %q, want %q", pid, l.Unknown, want)
 		}
 	}
 }
@@ -293,7 +293,7 @@ func TestSMsOfAClient(t *testing.T) {
 		n := good()
 		n.Jobs[0].Ceiling, n.Jobs[0].Daemons[0].Servers[0].Percent = policy.PercentFrom(c.ceiling), c.server
 		client := Client{Server: 101}
-		n.limit(&client, n.Jobs[0], gpuA, limits{percent: policy.PercentFrom(c.own)})
+		n.limit(&client, n.Jobs[0], gpuA, Environment{percent: policy.PercentFrom(c.own)})
 		if client.SMs != c.want {
 			t.Errorf("own %v %%, server %v %%: %d SMs, want %d", c.own, c.server, client.SMs, c.want)
 		}

@@ -134,6 +134,9 @@ type Client struct {
 	PID     int    `json:"pid"`
 	Command string `json:"command"`
 	Server  int    `json:"server,omitempty"`
+	// Rank and Step are from its environment; -1 and "" if it has none.
+	Rank int    `json:"rank"`
+	Step string `json:"step,omitempty"`
 	// Percent is the client's own, from its environment at its start; null if it has none.
 	Percent policy.Percent `json:"percent"`
 	// SMs is what it may use, by its own percentage or its server's, whichever is less. 0 if neither is known.

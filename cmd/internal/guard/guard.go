@@ -184,6 +184,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 		},
 	}
 	o.Usage, o.UsageArgs = beside("gpu-usage"), []string{"--root", paths.Root}
+	o.Recorder, o.RecorderArgs = o.Usage, []string{"--root", paths.Root, "--record", strconv.FormatUint(uint64(job), 10)}
 	for _, held := range l.Held {
 		o.Minors = append(o.Minors, held.Minor)
 		o.UsageArgs = append(o.UsageArgs, "--gpu", string(held.UUID))

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"slices"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// client is a process of the job that is or was a client of MPS.
+type client struct {
+	usage.Event
+	own     inspect.Environment
+	on      uint64      // bit n: the driver lists it on the job's n-th GPU
+	peaks   map[int]int // MiB by GPU
+	faulted bool
+	stayed  bool // it lived when the job had ended
+}
+
+func (c *client) lives() bool { return c.End.IsZero() }
+
+// gpus are the GPUs of a client. cuInit opens all that it sees, so the driver's list counts if there is one.
+func (c *client) gpus() uint64 {
+	if c.on != 0 {
+		return c.on
+	}
+	return c.GPUs
+}
+
+// clients are the clients of a job: the latest usage.MaxClients of them.
+type clients struct {
+	all        []*client
+	seen, peak int
+	read       func(pid int) inspect.Environment
+}
+
+func (all *clients) find(is func(*client) bool) *client {
+	at := slices.IndexFunc(all.all, is)
+	if at < 0 {
+		return nil
+	}
+	return all.all[at]
+}
+
+// tell takes what the guard says of a client.
+func (all *clients) tell(e usage.Event) {
+	c := all.find(func(c *client) bool { return c.Proc == e.Proc })
+	switch {
+	case e.NoClient:
+		if c != nil {
+			all.all = slices.DeleteFunc(all.all, func(other *client) bool { return other == c })
+			all.seen--
+		}
+		return
+	case c == nil:
+		c = all.admit(e)
+	}
+	c.Event = e
+	switch {
+	case c.lives():
+	case c.faulted:
+		c.Ending = usage.Faulted
+	case c.stayed:
+		c.Ending = usage.AtEpilog
+	}
+	all.peak = max(all.peak, all.living())
+}
+
+// admit adds a client. The oldest that has ended makes room.
+func (all *clients) admit(e usage.Event) *client {
+	all.seen++
+	c := &client{Event: e, own: all.read(e.Proc.PID), peaks: map[int]int{}}
+	if len(all.all) >= usage.MaxClients {
+		at := slices.IndexFunc(all.all, func(c *client) bool { return !c.lives() })
+		if at < 0 {
+			return c
+		}
+		all.all = slices.Delete(all.all, at, at+1)
+	}
+	all.all = append(all.all, c)
+	return c
+}
+
+func (all *clients) living() (n int) {
+	for _, c := range all.all {
+		if c.lives() {
+			n++
+		}
+	}
+	return n
+}
+
+// onGPU takes the driver's list of a GPU's clients, and returns how many of them live.
+func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
+	for pid, mib := range memory {
+		c := all.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
+		stat, err := site.ReadStat(pid)
+		if err != nil || !stat.Running() {
+			continue // its files are held
+		}
+		living++
+		if c == nil || c.Proc != stat.Process {
+			c = all.admit(usage.Event{Proc: stat.Process, Begin: now})
+		}
+		c.on |= 1 << gpu
+		c.peaks[gpu] = max(c.peaks[gpu], mib)
+	}
+	all.peak = max(all.peak, all.living())
+	return living
+}
+
+// endGone ends the clients that have gone without a word of the guard.
+func (all *clients) endGone(now time.Time) {
+	for _, c := range all.all {
+		if c.lives() && !c.Proc.Running() {
+			c.End = now
+		}
+	}
+}
+
+// stay marks the clients that live now: the job has ended.
+func (all *clients) stay() {
+	for _, c := range all.all {
+		c.stayed = c.lives()
+	}
+}
+
+// fault marks the clients that lived on a GPU at a fatal error.
+func (all *clients) fault(gpus uint64, at time.Time) {
+	for _, c := range all.all {
+		if c.gpus()&gpus == 0 || c.Begin.After(at) || !c.lives() && c.End.Before(at) {
+			continue
+		}
+		if c.faulted = true; !c.lives() {
+			c.Ending = usage.Faulted
+		}
+	}
+}
+
+// rows are the clients in the form of a report, a row for each GPU of each.
+func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
+	rows := []usage.Client{}
+	for _, c := range all.all {
+		for n, gpu := range gpus {
+			if c.gpus()&(1<<n) == 0 || len(rows) == usage.MaxClients {
+				continue
+			}
+			row := usage.Client{
+				PID: c.Proc.PID, GPU: n, Rank: c.own.Rank, Step: c.own.Step, PeakMiB: c.peaks[n], Begin: c.Begin, End: c.End,
+				Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
+			}
+			if c.own.Unknown == "" {
+				row.SMs, row.LimitMiB = shareOf(c.own, gpu.Device, ceiling), c.own.MemoryMiB(gpu.UUID)
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// shareOf is a client's share of a GPU in SMs, 0 for all of it.
+func shareOf(own inspect.Environment, gpu site.Device, ceiling policy.Percent) int {
+	if sms := own.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
+		return sms
+	}
+	return 0
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"bytes"
+	"io"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
+)
+
+const (
+	// maxLogPiece bounds what one sample reads of a log, which the job's user can fill.
+	maxLogPiece = 1 << 20
+	// blame is the time between the end of a client and the fault that its end has caused: 0.13 to 0.19 s (measured on an
+	// H200).
+	blame = 500 * time.Millisecond
+)
+
+// log is the log of one daemon's servers, and how far it has been read.
+type log struct {
+	dir    string
+	uid    uint32
+	offset int64
+	failed int // the process that a server has named for the next fault
+	ended  int // the process that has disconnected last
+	endAt  time.Time
+}
+
+// fault is a fatal error that a log tells of.
+type fault struct {
+	at  time.Time
+	pid int // the client that began it, 0 if not known
+}
+
+// read reads what is new in the log.
+func (l *log) read() (faults []fault) {
+	file, size, err := serverlog.Open(l.dir, serverlog.Name, l.uid)
+	if err != nil || size == l.offset {
+		if err == nil {
+			file.Close()
+		}
+		return nil
+	}
+	defer file.Close()
+	if size < l.offset {
+		l.offset = 0
+	}
+	piece, err := io.ReadAll(io.NewSectionReader(file, l.offset, maxLogPiece))
+	if err != nil {
+		return nil
+	}
+	whole := bytes.LastIndexByte(piece, '\n') + 1
+	if whole == 0 && len(piece) == maxLogPiece {
+		whole = len(piece) // no server's line
+	}
+	l.offset += int64(whole)
+	for line := range bytes.Lines(piece[:whole]) {
+		if f, ok := l.line(line); ok {
+			faults = append(faults, f)
+		}
+	}
+	return faults
+}
+
+// line takes a line. A client that is killed in mid-kernel disconnects first; the server then names a neighbour of it
+// (measured: docs/decisions/034).
+func (l *log) line(line []byte) (f fault, ok bool) {
+	said, ok := serverlog.Parse(line)
+	if !ok {
+		return f, false
+	}
+	if pid, ok := said.Disconnected(); ok {
+		l.ended, l.endAt = pid, said.At()
+	}
+	if pid, ok := said.Failed(); ok {
+		l.failed = pid
+	}
+	if !said.Fault() {
+		return f, false
+	}
+	f = fault{at: said.At(), pid: l.failed}
+	if l.ended != 0 && f.at.Sub(l.endAt) < blame {
+		f.pid = l.ended
+	}
+	l.failed = 0
+	return f, !f.at.IsZero()
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package record writes down what a job uses of its GPUs while the job runs (docs/decisions/034).
+//
+// The recorder reads and never changes anything but its report. Nothing waits for it, and the job does without it.
+package record
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// Sampler reads the use of a GPU since its last call.
+type Sampler interface {
+	Read() (gpu.Activity, error)
+}
+
+// Options are what a recorder needs.
+type Options struct {
+	Lease    lease.Lease
+	Ticket   lease.Ticket
+	Folder   *os.File // the job's folder
+	Interval time.Duration
+	Samplers []Sampler // for each device of the ticket, nil for one that cannot be sampled
+	Read     func(pid int) inspect.Environment
+	Early    []usage.Event // what the guard has told before
+	Log      zerolog.Logger
+}
+
+const (
+	// firstSample is the time of the first sample, so that a short job has one.
+	firstSample = time.Second
+	// restSamples is the part of the interval after which the end of the last client is sampled: a step has ended.
+	restSamples = 5
+)
+
+// Recorder keeps the report of one job.
+type Recorder struct {
+	Options
+	report  usage.Report
+	clients clients
+	logs    []*log
+	last    time.Time // of the last sample
+	logged  bool
+}
+
+// New makes a recorder.
+func New(o Options) *Recorder {
+	r := &Recorder{Options: o, clients: clients{read: o.Read}}
+	var request policy.Request
+	_ = json.Unmarshal(o.Lease.Request, &request) // what is missing is ""
+	r.report = usage.Report{
+		Schema: usage.Schema, Job: o.Lease.Job.ID, Node: request.Node, User: o.Lease.Job.User, Partition: request.Partition,
+		Account: request.Account, Rule: o.Lease.Rule, Share: o.Ticket.Grant.Rule().String(), Begin: o.Lease.CreatedAt,
+	}
+	for _, d := range o.Ticket.Devices {
+		r.report.GPUs = append(r.report.GPUs, usage.GPU{
+			Index: d.Minor, UUID: d.UUID, Name: d.Name, SMs: d.SMs, MemoryMiB: d.MemoryMiB,
+			Resolution: max(int(o.Interval/time.Second), 1), Samples: []usage.Sample{},
+		})
+	}
+	for _, d := range o.Lease.Daemons {
+		r.logs = append(r.logs, &log{dir: d.LogDir, uid: o.Lease.Job.UID})
+	}
+	return r
+}
+
+// Events sends on what the guard tells, until it has no more to tell.
+func Events(from io.Reader) <-chan usage.Event {
+	events := make(chan usage.Event, 64)
+	go func() {
+		defer close(events)
+		lines := bufio.NewScanner(from)
+		for lines.Scan() {
+			var e usage.Event
+			if json.Unmarshal(lines.Bytes(), &e) == nil {
+				events <- e
+			}
+		}
+	}()
+	return events
+}
+
+// Run records until the guard has no more to tell. The job ends when its ticket is withdrawn.
+func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
+	for _, e := range r.Early {
+		r.clients.tell(e)
+	}
+	r.last = time.Now()
+	timer := time.NewTimer(min(firstSample, r.Interval))
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				r.write()
+				return
+			}
+			before := r.clients.living()
+			r.clients.tell(e)
+			if before > 0 && r.clients.living() == 0 && r.report.End.IsZero() {
+				timer.Reset(max(time.Until(r.last.Add(r.Interval/restSamples)), 0))
+			}
+		case <-timer.C:
+			r.sample(time.Now())
+			timer.Reset(r.Interval)
+		case <-withdrawn:
+			withdrawn = nil
+			timer.Stop()
+			r.end(time.Now())
+		}
+	}
+}
+
+// end takes the last sample. What still lives has outlived the job.
+func (r *Recorder) end(now time.Time) {
+	r.report.End = now
+	r.clients.endGone(now)
+	r.clients.stay()
+	r.sample(now)
+}
+
+// sample takes one sample of everything, and writes the report.
+func (r *Recorder) sample(now time.Time) {
+	r.clients.endGone(now)
+	for n, sampler := range r.Samplers {
+		if sampler == nil {
+			continue
+		}
+		a, err := sampler.Read()
+		if err != nil {
+			r.warn(err, "cannot sample a GPU: the report has a gap")
+			continue
+		}
+		g := &r.report.GPUs[n]
+		g.Source = a.Source
+		g.Add(r.report.Begin, usage.Sample{
+			At: now, SMUtil: a.SMUtil, SMActive: a.SMActive, DRAM: a.DRAM, UsedMiB: a.UsedMiB, Clients: r.clients.onGPU(n, a.Clients, now),
+		})
+	}
+	for n, l := range r.logs {
+		r.readLog(n, l)
+	}
+	r.last = now
+	r.write()
+}
+
+// readLog takes the fatal errors of the n-th daemon.
+func (r *Recorder) readLog(n int, l *log) {
+	for _, f := range l.read() {
+		gpus := r.gpusOf(n)
+		first := -1
+		c := r.clients.find(func(c *client) bool { return c.Proc.PID == f.pid && c.gpus()&gpus != 0 })
+		if c != nil {
+			gpus &= c.gpus()
+		}
+		for i := range r.report.GPUs {
+			if first < 0 && gpus&(1<<i) != 0 {
+				first = i
+			}
+		}
+		r.clients.fault(gpus, f.at)
+		if first >= 0 && len(r.report.Faults) < usage.MaxFaults {
+			r.report.Faults = append(r.report.Faults, usage.Fault{At: f.at, GPU: first, PID: f.pid})
+		}
+	}
+}
+
+// gpusOf are the GPUs of the n-th daemon, as bits.
+func (r *Recorder) gpusOf(n int) (gpus uint64) {
+	for i, d := range r.Ticket.Devices {
+		if d.Daemon == n {
+			gpus |= 1 << i
+		}
+	}
+	return gpus
+}
+
+// write puts the report into the job's folder. A folder that is gone belongs to a job that is closed.
+func (r *Recorder) write() {
+	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
+	r.report.ClientsSeen, r.report.ClientsPeak = r.clients.seen, r.clients.peak
+	err := r.report.Write(r.Folder, usage.Running, r.Lease.Job.GID)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.warn(err, "cannot write the job's report")
+	}
+}
+
+// warn logs the first failure: the next ones are the same, every interval.
+func (r *Recorder) warn(err error, what string) {
+	if !r.logged {
+		r.logged = true
+		r.Log.Warn().Err(err).Msg(what)
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
+)
+
+// missedTicket is the time between two looks if the kernel allows no watch.
+const missedTicket = time.Second
+
+// Ticket reports when a job's ticket comes and when it goes again, each by closing a channel. The prolog writes it last and
+// the epilog removes it first.
+func Ticket(path string) (there, gone <-chan struct{}) {
+	came, went := make(chan struct{}), make(chan struct{})
+	changes := watch(filepath.Dir(path))
+	go func() {
+		await(changes, func() bool { return exists(path) })
+		close(came)
+		await(changes, func() bool { return !exists(path) })
+		close(went)
+	}()
+	return came, went
+}
+
+// Wait waits for a ticket. It returns what the guard has told until then; ok is false if the guard has ended.
+func Wait(events <-chan usage.Event, there <-chan struct{}) (early []usage.Event, ok bool) {
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				return nil, false
+			}
+			early = append(early, e)
+		case <-there:
+			return early, true
+		}
+	}
+}
+
+func await(changes func(), is func() bool) {
+	for !is() {
+		changes()
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// watch returns a function that waits for a change in a folder.
+func watch(folder string) func() {
+	sleep := func() { time.Sleep(missedTicket) }
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return sleep
+	}
+	if _, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_ONLYDIR); err != nil {
+		unix.Close(fd)
+		return sleep
+	}
+	buffer := make([]byte, 4096)
+	return func() {
+		if n, err := unix.Read(fd, buffer); err != unix.EINTR && n <= 0 {
+			sleep()
+		}
+	}
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
+)
+
+// runningReport is the report of a job that runs, and keptReport that of one that has ended.
+func (p play) runningReport() string {
+	return filepath.Join(p.Paths().Run(), "jobs", "7", usage.Running)
+}
+
+func (p play) keptReport() string { return filepath.Join(p.Paths().Reports(), "7.json") }
+
+// report waits until a report says something.
+func (p play) report(path, what string, is func(usage.Report) bool) (r usage.Report) {
+	p.t.Helper()
+	p.until(what, func() bool {
+		now, err := usage.Read(path)
+		r = now
+		return err == nil && is(now)
+	})
+	return r
+}
+
+// recorder is the process that records what job 7 uses; its pid is 0 if there is none.
+func (p play) recorder() site.Process {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		line, _ := os.ReadFile(folder + "/cmdline")
+		if text := string(line); !strings.Contains(text, "--record\x007\x00") || !strings.Contains(text, p.Root+"\x00") {
+			continue
+		}
+		var pid int
+		fmt.Sscanf(filepath.Base(folder), "%d", &pid)
+		if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+			return stat.Process
+		}
+	}
+	return site.Process{}
+}
+
+// sampledOften is a node whose recorder samples every second.
+func sampledOften(t *testing.T, models ...node.Model) play {
+	p := newPlay(t, testnode.Default(`drain_grace = "0s"`), models...)
+	p.facts(`usage_interval = "1s"`)
+	return p
+}
+
+// A job's use is in its report while it runs, and after its end.
+//
+// Contract: U2
+func TestAReportOfAJob(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5"} {
+		if err := p.Sim.Node.GPU(0).Set(name, percent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := openShared(p)
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
+	first, second, outlives := s.start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.neighbour(), s.neighbour()
+	first.kill()
+	r := p.report(p.runningReport(), "end of a client", func(r usage.Report) bool {
+		return len(r.Clients) == 3 && !r.Clients[0].End.IsZero() && r.Clients[1].PeakMiB > 0
+	})
+	if r.Job != 7 || r.User != "hpc1" || r.Rule != "mps" || r.Share != "overlap:2" || !r.End.IsZero() || r.ClientsSeen != 3 || r.ClientsPeak != 3 {
+		t.Errorf("%+v", r)
+	}
+	g := r.GPUs[0]
+	if g.UUID != p.uuid(0) || g.Source != "GPM" || g.SMs != 132 || len(g.Samples) == 0 {
+		t.Fatalf("%+v", g)
+	}
+	if at := g.Samples[0]; at.SMUtil != 96 || at.SMActive != 31 || at.DRAM != 12.5 || at.UsedMiB == 0 || at.Clients == 0 {
+		t.Errorf("%+v", at)
+	}
+	if c := r.Clients[0]; c.PID != first.pid || c.Rank != 5 || c.Step != "3" || c.SMs != 32 {
+		t.Errorf("%+v, want rank 5 of step 3 with 32 SMs, pid %d", c, first.pid)
+	}
+	_ = second.Process.Signal(syscall.SIGTERM)
+	second.ends()
+	p.until("end of the second client", func() bool { return p.seenEnded(second.pid) })
+	p.must(0, s.job, "epilog")
+	r = p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
+	endings := map[int]usage.Ending{}
+	for _, c := range r.Clients {
+		endings[c.PID] = c.Ending
+	}
+	if endings[first.pid] == "" || endings[second.pid] == "" || endings[outlives.pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
+		t.Errorf("endings %v, faults %v, end %v", endings, r.Faults, r.End)
+	}
+	if summary := p.log(); !strings.Contains(summary, `"sm_util":96,"sm_active":31,"dram":12.5,"max_used_mib":`) {
+		t.Errorf("the summary has no figures:\n%s", summary)
+	}
+	for path, mode := range map[string]fs.FileMode{p.keptReport(): 0o640, p.Paths().Reports(): 0o755} {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm() != mode || info.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	p.quiet()
+}
+
+// seenEnded reports whether the running job's report has the end of a client.
+func (p play) seenEnded(pid int) bool {
+	r, _ := usage.Read(p.runningReport())
+	for _, c := range r.Clients {
+		if c.PID == pid && !c.End.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// A client that ends in mid-kernel leaves its neighbours unharmed, and the report says how many.
+func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	s := openShared(p)
+	neighbours := []*running{s.neighbour(), s.neighbour()}
+	victim := s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	s.holds(6, slack)
+	victim.kill()
+	p.until("end of the victim", func() bool { return p.seenEnded(victim.pid) })
+	s.lives(neighbours...)
+	p.must(0, s.job, "epilog")
+	r := p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
+	for _, c := range r.Clients {
+		if c.PID == victim.pid && (c.Ending != usage.InFlight || c.Unharmed != 2) {
+			t.Errorf("%+v, want 2 unharmed", c)
+		}
+	}
+}
+
+// A fault is in the report, and those whom it has ended.
+func TestAReportOfAFault(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	s := openShared(p)
+	innocent := s.start("spin", "-ms", "1", "-for", "60")
+	_ = s.asUser(s.cudaClient(), "fault").Run()
+	innocent.ends()
+	r := p.report(p.runningReport(), "fault", func(r usage.Report) bool {
+		return len(r.Faults) == 1 && len(r.Clients) == 2 && !r.Clients[0].End.IsZero()
+	})
+	if f := r.Faults[0]; f.GPU != 0 || f.PID == 0 || time.Since(f.At) > time.Minute {
+		t.Errorf("%+v", f)
+	}
+	if c := r.Clients[0]; c.PID != innocent.pid || c.Ending != usage.Faulted {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Whatever becomes of the recorder, the job does not notice.
+//
+// Contract: U1
+func TestAJobWithoutItsRecorder(t *testing.T) {
+	for name, harm := range map[string]func(t *testing.T, p play, recorder site.Process){
+		"killed":  func(t *testing.T, p play, r site.Process) { _ = r.Kill(unix.SIGKILL); p.gone(r) },
+		"stopped": func(t *testing.T, p play, r site.Process) { _ = r.Kill(unix.SIGSTOP) },
+		"without room": func(t *testing.T, p play, r site.Process) {
+			if err := os.WriteFile(filepath.Join(p.Paths().Run(), "jobs", "7", "full"), make([]byte, 300<<20), 0o600); err == nil {
+				t.Skip("the job's folder has no file system of its own here")
+			}
+		},
+		"NVML hangs": func(t *testing.T, p play, r site.Process) {
+			if err := p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(1500 * time.Millisecond)
+		},
+		"no folder for reports": func(t *testing.T, p play, r site.Process) {
+			p.write(p.Paths().Reports(), "a file")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := sampledOften(t, node.H200)
+			p.must(0, p.job(7, "0"), "prolog")
+			client := p.client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+			p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
+			recorder := p.recorder()
+			if recorder.PID == 0 {
+				t.Fatal("there is no recorder")
+			}
+			harm(t, p, recorder)
+			_ = client.Process.Signal(syscall.SIGTERM)
+			if err := client.Wait(); err != nil {
+				t.Errorf("the client: %v", err)
+			}
+			began := time.Now()
+			p.must(0, p.job(7, "0"), "epilog")
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("the epilog took %v", took)
+			}
+			p.gone(recorder)
+			if name == "no folder for reports" {
+				if !strings.Contains(p.log(), "report is not kept") {
+					t.Errorf("the log does not say so:\n%s", p.log())
+				}
+			}
+			p.quiet()
+		})
+	}
+}
+
+// A site can switch the recorder off.
+func TestAJobThatIsNotRecorded(t *testing.T) {
+	p := newPlay(t, "", node.H200)
+	p.facts(`usage_interval = "0s"`)
+	p.must(0, p.job(7, "0"), "prolog")
+	time.Sleep(1500 * time.Millisecond)
+	if r := p.recorder(); r.PID != 0 {
+		t.Errorf("%v records", r)
+	}
+	p.must(0, p.job(7, "0"), "epilog")
+	if _, err := os.Stat(p.keptReport()); err == nil {
+		t.Error("there is a report")
+	}
+	p.quiet()
+}

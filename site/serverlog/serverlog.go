@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package serverlog reads the logs of MPS servers. They are the job user's files: what they say is that user's word.
+package serverlog
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name is the file of the servers of one daemon.
+const Name = "server.log"
+
+// Open opens a file in a folder of the user's, who can put anything there: a link to a file that only root can read, a
+// hard link to one, a pipe that never ends. No link is followed, and what is open must be the user's own and a regular
+// file of one name.
+func Open(dir, name string, uid uint32) (*os.File, int64, error) {
+	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root's own
+	if err != nil {
+		return nil, 0, err
+	}
+	defer unix.Close(folder)
+	fd, err := unix.Openat2(folder, filepath.Join(filepath.Base(dir), name), &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	file := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uid || st.Nlink != 1 {
+		file.Close()
+		return nil, 0, fs.ErrInvalid
+	}
+	return file, st.Size, nil
+}
+
+// Line is a line of a log: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
+type Line struct {
+	Server string // its pid
+	Text   []byte
+	head   []byte
+}
+
+// Parse splits a line. ok is false if a server has not written it.
+func Parse(line []byte) (l Line, ok bool) {
+	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
+	if !found {
+		return l, false
+	}
+	return Line{Server: string(head[bytes.LastIndexByte(head, ' ')+1:]), Text: text, head: head}, true
+}
+
+// At is the time of the line, in milliseconds of the node's time zone. It is zero if the line has none.
+func (l Line) At() time.Time {
+	const form = "[2006-01-02 15:04:05.000"
+	at, err := time.ParseInLocation(form, string(l.head[:min(len(l.head), len(form))]), time.Local)
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}
+
+// Connected is the process whose context has connected. A process has several contexts: "Client {PID: 827, Context ID: 0}
+// connected", and with drivers before 580 "Client {827, 0} connected".
+func (l Line) Connected() (pid int, ok bool) {
+	if !bytes.HasSuffix(l.Text, []byte(" connected")) {
+		return 0, false
+	}
+	return l.client()
+}
+
+// Failed is the process that the server names for a fatal error: "Client {PID: 906, Context: 1} encountered a fatal GPU
+// error." If a client is killed in mid-kernel, that is one of its neighbours (measured on an H200).
+func (l Line) Failed() (pid int, ok bool) {
+	if !bytes.HasSuffix(l.Text, []byte(" encountered a fatal GPU error.")) {
+		return 0, false
+	}
+	return l.client()
+}
+
+func (l Line) client() (pid int, ok bool) {
+	rest, ok := bytes.CutPrefix(l.Text, []byte("Client {"))
+	if !ok {
+		return 0, false
+	}
+	word, _, _ := bytes.Cut(bytes.TrimPrefix(rest, []byte("PID: ")), []byte(","))
+	pid, err := strconv.Atoi(string(word))
+	return pid, err == nil
+}
+
+// Disconnected is the process that has ended: "Client process 957 disconnected".
+func (l Line) Disconnected() (pid int, ok bool) {
+	word, ok := bytes.CutSuffix(l.Text, []byte(" disconnected"))
+	if !ok {
+		return 0, false
+	}
+	pid, err := strconv.Atoi(string(bytes.TrimPrefix(word, []byte("Client process "))))
+	return pid, err == nil
+}
+
+// Fault reports whether a server begins to handle a fatal error.
+func (l Line) Fault() bool {
+	return bytes.Equal(l.Text, []byte("Server is handling a fatal GPU error."))
+}
+
+// Terminated reports whether terminate_client has ended a client.
+func (l Line) Terminated() bool { return bytes.Equal(l.Text, []byte("Client termination succeeded.")) }

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"fmt"
+	"time"
+)
+
+// The figures of an advice.
+const (
+	adviceAfter = time.Minute // a shorter time says nothing about a job
+	idlePercent = 1           // a GPU below has done nothing
+	roomPercent = 60          // a GPU below in all that is known has room for more ranks
+	fullPercent = 85          // a GPU above in one of them has none
+	fullMemory  = 0.95
+	useMemory   = 0.9 // the part of the memory that ranks are to fill
+	maxRanks    = 48
+)
+
+// Advice is a sentence about the number of ranks, from what was measured, or "" if the figures justify none.
+//
+// The share of the SMs that had work tells whether there is room. GPM alone has it. Without GPM, the time without any kernel
+// tells of room, and nothing tells that a GPU is full. Only a trial tells whether more ranks are faster.
+func (r Report) Advice() string {
+	unused, room, most := 0, 0, Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	var fullest GPU
+	for _, g := range r.GPUs {
+		s, busy := g.busy(r.Begin)
+		switch {
+		case busy < adviceAfter && g.Mean(r.Begin).Clients > 0 || g.lasts(r.Begin) < adviceAfter:
+			return ""
+		case s.Clients == 0:
+			if all := g.Mean(r.Begin); all.SMUtil >= 0 && all.SMUtil < idlePercent {
+				unused++
+			}
+			continue
+		}
+		if fits := g.fits(s); room == 0 || fits < room {
+			room = fits
+		}
+		if s.load() > most.load() || fullest.UUID == "" {
+			most, fullest = s, g
+		}
+	}
+	switch {
+	case unused > 0:
+		return fmt.Sprintf("%d of %d GPUs had no work: ask for fewer GPUs, or see where the ranks are (mpirun-wrap -v).", unused, len(r.GPUs))
+	case fullest.UUID == "":
+		return ""
+	case fullest.MemoryMiB > 0 && float64(most.UsedMiB) > fullMemory*float64(fullest.MemoryMiB):
+		return fmt.Sprintf("The memory was nearly full, %s: more ranks would not fit.", gibOf(most, fullest))
+	case most.SMActive > fullPercent || most.DRAM > fullPercent:
+		return fmt.Sprintf("%s: the GPU was busy, and more ranks would hardly help.", most.figures())
+	case most.load() < 0 || most.load() >= roomPercent || room <= most.Clients:
+		return ""
+	}
+	return fmt.Sprintf("%s, memory %s: %d ranks a GPU would fit; try mps-tune.", most.figures(), gibOf(most, fullest), room)
+}
+
+// lasts is the time of all samples.
+func (g GPU) lasts(began time.Time) time.Duration { return g.Mean(began).At.Sub(began) }
+
+// busy is the mean of the samples with clients, and their time.
+func (g GPU) busy(began time.Time) (Sample, time.Duration) {
+	all, lasted := Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}, time.Duration(0)
+	for i, s := range g.Samples {
+		if s.Clients == 0 {
+			continue
+		}
+		all = merged(all, lasted, s, g.covers(began, i))
+		lasted += g.covers(began, i)
+	}
+	return all, lasted
+}
+
+// load is the larger of a sample's figures that tell of room, -1 if none is known. Without GPM, it is the time with a kernel.
+func (s Sample) load() float64 {
+	if s.SMActive < 0 {
+		return s.SMUtil
+	}
+	return max(s.SMActive, s.DRAM)
+}
+
+// fits is how many ranks like those of now a GPU has room for, by its memory and by what is busy.
+func (g GPU) fits(s Sample) int {
+	fits := maxRanks
+	if s.UsedMiB > 0 {
+		fits = min(fits, int(useMemory*float64(g.MemoryMiB))*s.Clients/s.UsedMiB)
+	}
+	if load := s.load(); load > 0 {
+		fits = min(fits, int(100*float64(s.Clients)/load))
+	}
+	return fits
+}
+
+// figures are the percentages behind an advice.
+func (s Sample) figures() string {
+	switch {
+	case s.SMActive < 0:
+		return fmt.Sprintf("A kernel on the GPU %.0f %% of the time", s.SMUtil)
+	case s.DRAM > s.SMActive:
+		return fmt.Sprintf("SMs active %.0f %%, memory bandwidth %.0f %%", s.SMActive, s.DRAM)
+	}
+	return fmt.Sprintf("SMs active %.0f %%", s.SMActive)
+}
+
+func gibOf(s Sample, g GPU) string {
+	return fmt.Sprintf("%d of %d GiB", (s.UsedMiB+512)>>10, g.MemoryMiB>>10)
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func used(smUtil, smActive, dram float64, mib, clients int) GPU {
+	g := GPU{UUID: "GPU-1", MemoryMiB: 143771, Resolution: 10}
+	for i := range 20 {
+		g.Add(began, Sample{began.Add(time.Duration(i+1) * 10 * time.Second), smUtil, smActive, dram, mib, clients})
+	}
+	return g
+}
+
+func TestAdvice(t *testing.T) {
+	short := used(90, 20, 5, 14000, 8)
+	short.Samples = short.Samples[:3]
+	brief := used(50, 10, 5, 14000, 8)
+	for i := range brief.Samples[:17] {
+		brief.Samples[i].Clients = 0
+	}
+	for name, c := range map[string]struct {
+		gpus []GPU
+		want string // "" for none
+	}{
+		"room":                      {[]GPU{used(96, 31, 12, 14336, 5)}, "SMs active 31 %, memory 14 of 140 GiB: 16 ranks a GPU would fit; try mps-tune."},
+		"room, and little memory":   {[]GPU{used(96, 31, 12, 80000, 8)}, "SMs active 31 %, memory 78 of 140 GiB: 12 ranks a GPU would fit; try mps-tune."},
+		"room, and no memory":       {[]GPU{used(96, 31, 12, 125000, 8)}, ""},
+		"memory full":               {[]GPU{used(96, 31, 12, 140000, 8)}, "The memory was nearly full, 137 of 140 GiB: more ranks would not fit."},
+		"busy SMs":                  {[]GPU{used(99, 92, 40, 14000, 8)}, "SMs active 92 %: the GPU was busy, and more ranks would hardly help."},
+		"busy memory":               {[]GPU{used(99, 40, 90, 14000, 8)}, "SMs active 40 %, memory bandwidth 90 %: the GPU was busy, and more ranks would hardly help."},
+		"between":                   {[]GPU{used(99, 70, 40, 14000, 8)}, ""},
+		"the busier GPU counts":     {[]GPU{used(99, 20, 5, 14000, 4), used(99, 80, 5, 14000, 4)}, ""},
+		"a GPU without work":        {[]GPU{used(99, 80, 5, 14000, 4), used(0, 0, 0, 500, 0)}, "1 of 2 GPUs had no work"},
+		"without GPM, idle":         {[]GPU{used(30, Unknown, Unknown, 14000, 4)}, "A kernel on the GPU 30 % of the time, memory 14 of 140 GiB: 13 ranks"},
+		"without GPM, never idle":   {[]GPU{used(100, Unknown, Unknown, 14000, 4)}, ""},
+		"nothing known, as of MIG":  {[]GPU{used(Unknown, Unknown, Unknown, 14000, 4)}, ""},
+		"a short job":               {[]GPU{short}, ""},
+		"a job with little GPU":     {[]GPU{brief}, ""},
+		"no samples":                {[]GPU{{UUID: "GPU-1"}}, ""},
+		"more than MPS serves":      {[]GPU{used(99, 1, 1, 500, 30)}, "48 ranks a GPU would fit"},
+		"as many as MPS serves now": {[]GPU{used(99, 1, 1, 500, 48)}, ""},
+	} {
+		got := Report{Begin: began, GPUs: c.gpus}.Advice()
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

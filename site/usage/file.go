@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Running is the name of a running job's report in the job's folder.
+const Running = "report.json"
+
+// ErrInvalid means that a file is no report that this program knows.
+var ErrInvalid = errors.New("not a report of this version")
+
+// Read reads a report, which only root can have written. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
+func Read(path string) (r Report, err error) {
+	content, err := site.ReadRootOwnedInContainer(path)
+	if err != nil {
+		return Report{}, err
+	}
+	if err := json.Unmarshal(content, &r); err != nil {
+		return Report{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrInvalid, err)
+	}
+	if !r.sound() {
+		return Report{}, fmt.Errorf("cannot read %s: %w", path, ErrInvalid)
+	}
+	return r, nil
+}
+
+// sound reports whether all indexes fit.
+func (r Report) sound() bool {
+	is := func(gpu int) bool { return gpu >= 0 && gpu < len(r.GPUs) }
+	for _, c := range r.Clients {
+		if !is(c.GPU) {
+			return false
+		}
+	}
+	for _, f := range r.Faults {
+		if !is(f.GPU) {
+			return false
+		}
+	}
+	return r.Schema == Schema && r.Job > 0
+}
+
+// Write writes a report into an open folder of root's. The job's group may read the file, as it may read the ticket. A
+// reader sees the old report or the new one. A crash of the node may lose it.
+func (r Report) Write(dir *os.File, name string, gid uint32) error {
+	content, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("cannot write report of job %d: %w", r.Job, err)
+	}
+	return site.ReplaceForGroup(dir, name, append(content, '\n'), 0o640, gid)
+}

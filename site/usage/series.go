@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"math"
+	"time"
+)
+
+// Unknown is a percentage that is not known.
+const Unknown = -1
+
+// Add adds a sample to a GPU of a job that began at a time. There are never more than MaxSamples: then neighbours become
+// one, and each later sample covers twice the time.
+func (g *GPU) Add(began time.Time, s Sample) {
+	n := len(g.Samples)
+	if n > 1 && g.covers(began, n-1) < time.Duration(g.Resolution)*time.Second*9/10 {
+		before := g.Samples[n-1]
+		g.Samples[n-1] = merged(before, g.covers(began, n-1), s, s.At.Sub(before.At))
+		return
+	}
+	if n >= MaxSamples {
+		g.halve(began)
+	}
+	g.Samples = append(g.Samples, s.rounded())
+}
+
+// halve makes each two neighbours one.
+func (g *GPU) halve(began time.Time) {
+	var half []Sample
+	for i := 0; i < len(g.Samples); i += 2 {
+		if i+1 == len(g.Samples) {
+			half = append(half, g.Samples[i])
+			break
+		}
+		half = append(half, merged(g.Samples[i], g.covers(began, i), g.Samples[i+1], g.covers(began, i+1)))
+	}
+	g.Samples, g.Resolution = half, 2*g.Resolution
+}
+
+// covers is the time that a sample covers.
+func (g *GPU) covers(began time.Time, n int) time.Duration {
+	if n > 0 {
+		began = g.Samples[n-1].At
+	}
+	return max(g.Samples[n].At.Sub(began), 0)
+}
+
+// Mean is the whole time of a GPU as one sample, of a job that began at a time.
+func (g GPU) Mean(began time.Time) Sample {
+	all := Sample{At: began, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	for i, s := range g.Samples {
+		all = merged(all, all.At.Sub(began), s, g.covers(began, i))
+	}
+	return all
+}
+
+// Mean is the mean of the percentages of all GPUs, and the maximum memory and clients of one of them.
+func (r Report) Mean() Sample {
+	all := Sample{At: r.Begin, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
+	for i, g := range r.GPUs {
+		all = merged(all, time.Duration(i), g.Mean(r.Begin), 1)
+	}
+	return all
+}
+
+// merged is two samples as one, each with the time that it covers.
+func merged(a Sample, of time.Duration, b Sample, with time.Duration) Sample {
+	mean := func(x, y float64) float64 {
+		switch {
+		case x < 0:
+			return y
+		case y < 0 || of+with <= 0:
+			return x
+		}
+		return (x*float64(of) + y*float64(with)) / float64(of+with)
+	}
+	s := Sample{
+		At: b.At, SMUtil: mean(a.SMUtil, b.SMUtil), SMActive: mean(a.SMActive, b.SMActive), DRAM: mean(a.DRAM, b.DRAM),
+		UsedMiB: max(a.UsedMiB, b.UsedMiB), Clients: max(a.Clients, b.Clients),
+	}
+	return s
+}
+
+// rounded keeps a decimal, so that a report is short.
+func (s Sample) rounded() Sample {
+	for _, figure := range []*float64{&s.SMUtil, &s.SMActive, &s.DRAM} {
+		*figure = math.Round(*figure*10) / 10
+	}
+	return s
+}

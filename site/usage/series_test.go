@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+var began = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+// Ten days, sampled every 10 s, are MaxSamples at most; the mean, the maximum and the order stay.
+func TestAReportIsBounded(t *testing.T) {
+	g := GPU{Resolution: 10}
+	sum, n := 0.0, 0
+	for at := time.Second; at < 10*24*time.Hour; at += 10 * time.Second {
+		s := Sample{At: began.Add(at), SMUtil: float64(n % 101), SMActive: Unknown, DRAM: 7, UsedMiB: n % 5000, Clients: n % 9}
+		sum, n = sum+s.SMUtil, n+1
+		g.Add(began, s)
+		if len(g.Samples) > MaxSamples {
+			t.Fatalf("%d samples", len(g.Samples))
+		}
+	}
+	if len(g.Samples) < MaxSamples/3 {
+		t.Errorf("%d samples are few", len(g.Samples))
+	}
+	mean := g.Mean(began)
+	if want := sum / float64(n); math.Abs(mean.SMUtil-want) > 0.5 || mean.SMActive != Unknown || math.Abs(mean.DRAM-7) > 0.01 {
+		t.Errorf("mean %+v, want %.2f", mean, want)
+	}
+	if mean.UsedMiB != 4999 || mean.Clients != 8 {
+		t.Errorf("maximum %+v", mean)
+	}
+	for i := 1; i < len(g.Samples); i++ {
+		if !g.Samples[i].At.After(g.Samples[i-1].At) {
+			t.Fatalf("samples %d and %d are not in order", i-1, i)
+		}
+	}
+}
+
+// Each sample weighs as much as the time that it covers, and an unknown one nothing.
+func TestMean(t *testing.T) {
+	g := GPU{Resolution: 10}
+	for _, s := range []Sample{
+		{At: began.Add(time.Second), SMUtil: 100, SMActive: Unknown, DRAM: 1},
+		{At: began.Add(11 * time.Second), SMUtil: 45, SMActive: 20, DRAM: 1},
+	} {
+		g.Add(began, s)
+	}
+	if m := g.Mean(began); m.SMUtil != 50 || m.SMActive != 20 || m.DRAM != 1 {
+		t.Errorf("%+v", m)
+	}
+	r := Report{Begin: began, GPUs: []GPU{g, {Samples: []Sample{{At: began.Add(time.Second), SMUtil: 0, SMActive: 40, DRAM: Unknown}}}}}
+	if m := r.Mean(); m.SMUtil != 25 || m.SMActive != 30 || m.DRAM != 1 {
+		t.Errorf("of two GPUs: %+v", m)
+	}
+	if m := (Report{}).Mean(); m.SMUtil != Unknown {
+		t.Errorf("of nothing: %+v", m)
+	}
+}
