@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -112,6 +113,75 @@ func TestAReportOfAJob(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
+	p.quiet()
+}
+
+// ctlAs is mpsctl as a user, in a job or in none.
+func (p play) ctlAs(user uint32, job string, args ...string) (out string, code int) {
+	line := p.Command("mpsctl", args...)
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
+	if job != "" {
+		cmd.Env = append(cmd.Env, "SLURM_JOB_ID="+job)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}}
+	said, _ := cmd.CombinedOutput()
+	return string(said), cmd.ProcessState.ExitCode()
+}
+
+// A job's user reads its report while it runs and afterwards, and another user never does.
+//
+// Contract: U2
+func TestWhoReadsAReport(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	expect := func(user uint32, job string, code int, want string, args ...string) {
+		t.Helper()
+		out, got := p.ctlAs(user, job, append([]string{"report"}, args...)...)
+		if got != code || !strings.Contains(out, want) {
+			t.Errorf("report %q of uid %d: code %d, want %d and %q\n%s", args, user, got, code, want, out)
+		}
+	}
+	p.must(0, p.job(7, "0"), "prolog")
+	expect(uid, "7", 1, "has no report yet")
+	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
+	both := func(ended string) {
+		t.Helper()
+		expect(uid, "7", 0, ended)
+		expect(0, "", 0, ended, "7")
+		expect(uid, "", 0, `"advice":""`, "7", "--json")
+		expect(uid+1, "", 1, "cannot report job 7: it is another user's", "7")
+	}
+	both("runs, ")
+	p.must(0, p.job(7, "0"), "epilog")
+	both("ended ")
+	expect(uid, "", 2, "SLURM_JOB_ID is not set")
+	expect(uid, "", 2, `cannot report job "x"`, "x")
+	expect(uid, "", 2, "takes one job", "7", "8")
+	expect(uid, "", 1, "this node has no report of it", "8")
+	p.write(p.keptReport(), "{}")
+	expect(0, "", 1, "not a report of this version", "7")
+	p.quiet()
+}
+
+// The metrics have the use of running jobs. A user gets their own, and no totals.
+func TestMetricsOfUse(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	if err := p.Sim.Node.GPU(0).Set("gpm/2", "31"); err != nil {
+		t.Fatal(err)
+	}
+	p.must(0, p.job(7, "0"), "prolog")
+	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
+	line := fmt.Sprintf("\nslurm_mps_gpu_sm_active_ratio{gpu=\"0\",uuid=\"%s\",job=\"7\",user=\"hpc1\",partition=\"main\"} 0.31\n", p.uuid(0))
+	for _, c := range []struct {
+		user        uint32
+		use, totals bool
+	}{{0, true, true}, {uid, true, false}, {uid + 1, false, false}} {
+		out, code := p.ctlAs(c.user, "", "metrics")
+		if code != 0 || strings.Contains(out, line) != c.use || strings.Contains(out, "\nslurm_mps_closed_jobs_total ") != c.totals {
+			t.Errorf("uid %d: code %d, want use %v and totals %v\n%s", c.user, code, c.use, c.totals, out)
+		}
+	}
+	p.must(0, p.job(7, "0"), "epilog")
 	p.quiet()
 }
 

@@ -26,7 +26,9 @@ import (
 
 const metricsHelp = `metrics prints what this node has in Prometheus' text form, for node_exporter's textfile collector: jobs, daemons, clients
 and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the log. When the
-log is rotated the totals begin again, as those of a program that was restarted do.
+log is rotated the totals begin again, as those of a program that was restarted do. What running jobs use of their GPUs has
+labels of the job, its user and its partition, and is as old as the last sample, 10 s at most. Of an idle GPU there is none.
+Who is not root gets what they can see: no totals, and the use of their own jobs.
 
 It asks the daemons, each for 2 s at most, takes 20 s at most for all of its looks, and changes nothing. What did not answer
 by then is counted in slurm_mps_unanswered_daemons and slurm_mps_inspection_errors.
@@ -59,11 +61,18 @@ func metricsCommand(call *Invocation) *cobra.Command {
 			if ctx.Err() != nil {
 				return cli.RuntimeError{Err: errors.New("cannot print metrics: interrupted")}
 			}
+			families := nodeMetrics(node, found)
+			families = append(families, useMetrics(runningReports(call.Paths, node.Jobs))...)
 			ended, err := readTotals(call.Paths.Log())
-			if err != nil {
+			switch {
+			case err == nil:
+				families = append(families, ended.families()...)
+			case errors.Is(err, fs.ErrPermission) && !node.Root:
+				call.PrintError("mpsctl", fmt.Errorf("%w: totals and other users' jobs are left out: run as root for them", err))
+			default:
 				return cli.RuntimeError{Err: err}
 			}
-			said := metricsText(node, found, ended)
+			said := metricsText(families)
 			if out != "" {
 				err = replaceMetrics(out, said)
 			} else {
@@ -116,9 +125,9 @@ type sample struct {
 }
 
 // metricsText is the whole of it, in Prometheus' text form.
-func metricsText(n inspect.Node, found []inspect.Finding, ended totals) string {
+func metricsText(families []family) string {
 	var b strings.Builder
-	for _, f := range append(nodeMetrics(n, found), ended.families()...) {
+	for _, f := range families {
 		fmt.Fprintf(&b, "# HELP slurm_mps_%s %s\n# TYPE slurm_mps_%[1]s %[3]s\n", f.name, f.help, f.kind)
 		for _, s := range f.samples {
 			fmt.Fprintf(&b, "slurm_mps_%s%s %v\n", f.name, labelled(s.labels), s.value)

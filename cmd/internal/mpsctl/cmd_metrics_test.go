@@ -4,11 +4,13 @@ package mpsctl
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
@@ -41,11 +43,18 @@ func TestText(t *testing.T) {
 		},
 		Incomplete: []string{"x"},
 	}
-	got := metricsText(n, []inspect.Finding{{Kind: "server-fault"}}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
+	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
+		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports), ended.families()))
+	}
+	r := usage.Report{Job: 7, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+		{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
+	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
 	for _, want := range []string{
 		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
 		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,
 		`slurm_mps_gpu_allocated{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_inspection_errors 1`,
+		`slurm_mps_gpu_kernel_ratio{gpu="0",uuid="GPU-a",job="7",user="a\"b",partition="gpu"} 0.96`,
+		`slurm_mps_gpu_used_memory_bytes{gpu="0",uuid="GPU-a",job="7",user="a\"b",partition="gpu"} 2.097152e+06`,
 		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {
@@ -57,7 +66,10 @@ func TestText(t *testing.T) {
 			t.Errorf("not in Prometheus' form: %s", line)
 		}
 	}
-	if empty := metricsText(inspect.Node{}, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
+	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {
+		t.Errorf("what is not known has a series:\n%s", got)
+	}
+	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)
 	}
 }

@@ -31,7 +31,7 @@ type Constructor func(*Invocation) *cobra.Command
 
 // Commands are all commands of mpsctl.
 func Commands() []Constructor {
-	return []Constructor{statusCommand, auditCommand, planCommand, policyCommand, reapCommand, doctorCommand, metricsCommand, siteCommand}
+	return []Constructor{statusCommand, auditCommand, planCommand, policyCommand, reapCommand, doctorCommand, metricsCommand, reportCommand, siteCommand}
 }
 
 // Run runs mpsctl. It returns 0 if all is well, 1 if something was found or failed, 2 if it was not understood.

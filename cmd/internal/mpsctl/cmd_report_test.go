@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpsctl
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+// reported is a job of an hour and a quarter on two GPUs.
+func reported() usage.Report {
+	began := time.Date(2026, 3, 12, 14, 0, 0, 0, time.Local)
+	at := func(minutes int) time.Time { return began.Add(time.Duration(minutes) * time.Minute) }
+	r := usage.Report{
+		Schema: usage.Schema, Job: 4711, Node: "gpu01", User: "hpc1", Partition: "gpu", Rule: "ensembles", Share: "overlap:2", Begin: began, End: at(75),
+		ClientsSeen: 9, ClientsPeak: 8,
+		Clients: []usage.Client{
+			{PID: 4301, Rank: 2, Step: "0", SMs: 66, Begin: at(1), End: at(31), Ending: usage.InFlight, Unharmed: 3},
+			{PID: 4302, Rank: -1, Begin: at(1), End: at(75), Ending: usage.Ended},
+		},
+		Faults: []usage.Fault{{At: at(60), GPU: 1, PID: 4303}},
+	}
+	for n, figures := range []usage.Sample{{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336, Clients: 4}, {SMUtil: 90.4, SMActive: 28, DRAM: -1, UsedMiB: 9000, Clients: 4}} {
+		g := usage.GPU{Index: n, UUID: gpu0, Name: "NVIDIA H200", SMs: 132, MemoryMiB: 143771, Source: "GPM", Resolution: 10}
+		for minute := 1; minute <= 75; minute++ {
+			figures.At = at(minute)
+			g.Add(began, figures)
+		}
+		r.GPUs = append(r.GPUs, g)
+	}
+	return r
+}
+
+func TestReportGoldens(t *testing.T) {
+	running := reported()
+	running.End, running.Faults, running.Clients = time.Time{}, nil, nil
+	for n := range running.GPUs {
+		running.GPUs[n].Samples = running.GPUs[n].Samples[:1]
+		running.GPUs[n].Samples[0].SMActive = usage.Unknown
+	}
+	for name, r := range map[string]usage.Report{"ended": reported(), "running": running} {
+		text := reportText(r, plain, running.Begin.Add(90*time.Second))
+		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
+		fitsColumns(t, text)
+	}
+	many := reported()
+	for range 20 {
+		many.Clients = append(many.Clients, many.Clients[0])
+	}
+	if lines := incidents(many); len(lines) != maxIncidents+1 || lines[maxIncidents] != "17 events more: see --json." {
+		t.Errorf("%q", lines)
+	}
+}
+
+func TestReportedJob(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		own  string
+		want uint32
+		err  string
+	}{
+		{[]string{"7"}, "8", 7, ""}, {nil, "8", 8, ""},
+		{nil, "", 0, "cannot report: no job is given, and SLURM_JOB_ID is not set: mpsctl report JOB"},
+		{[]string{"12_3"}, "", 0, `cannot report job "12_3": it is not a job's number`},
+		{[]string{"0"}, "", 0, "not a job's number"}, {[]string{"4294967296"}, "", 0, "not a job's number"}, {[]string{"-1"}, "", 0, "not a job's number"},
+	} {
+		job, err := reportedJob(c.args, c.own)
+		if job != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%q, %q: %d, %v", c.args, c.own, job, err)
+		}
+	}
+}
