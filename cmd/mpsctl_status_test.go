@@ -240,7 +240,7 @@ func (p play) looksFromOutside(t *testing.T, s seen) {
 	}
 	text := p.ctl("status").Output
 	for _, c := range s.Jobs[0].GPUs[0].Clients {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^ +%d  cuda-client +%d SMs +%v %% +%d MiB  █`, c.PID, c.SMs, *c.Percent, *c.MemoryMiB)).MatchString(text) {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^ +- +0 +%d  cuda-client +%d SMs +[1-9]\d* MiB +%d MiB$`, c.PID, c.SMs, *c.MemoryMiB)).MatchString(text) {
 			t.Errorf("client %d is not in\n%s", c.PID, text)
 		}
 	}

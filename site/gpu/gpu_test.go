@@ -407,7 +407,7 @@ func TestProcesses(t *testing.T) {
 		pid := sleeper(t)
 		start, _ := node.Start(pid)
 		must(t, gpu.AddContext(node.Context{PID: pid, Start: start, Type: kind, MemoryMiB: 100, Instance: node.Whole}))
-		expected = append(expected, Process{PID: pid, MPS: kind == node.Client})
+		expected = append(expected, Process{PID: pid, MPS: kind == node.Client, MiB: 100})
 	}
 	found, err := nvml.Processes(uuid)
 	must(t, err)

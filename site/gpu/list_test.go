@@ -28,7 +28,7 @@ func TestSurveyGoesPastALostGPU(t *testing.T) {
 			t.Errorf("GPU %d is seen as %+v", i, s)
 		}
 	}
-	if p := seen[2].Processes; len(p) != 1 || p[0] != (Process{PID: pid}) || len(seen[0].Processes) != 0 {
+	if p := seen[2].Processes; len(p) != 1 || p[0] != (Process{PID: pid, MiB: 100}) || len(seen[0].Processes) != 0 {
 		t.Errorf("processes %v and %v", seen[0].Processes, p)
 	}
 }
@@ -51,7 +51,7 @@ func TestSurveyOfAnInstance(t *testing.T) {
 	start, _ := node.Start(pid)
 	must(t, made.Node.GPU(0).AddContext(node.Context{PID: pid, Start: start, Type: node.Client, MemoryMiB: 100, Instance: 0}))
 	s := nvml.Instance(uuid)
-	if s.Err != nil || s.Index != -1 || s.Device.SMs == 0 || s.Mode != "" || len(s.Processes) != 1 || s.Processes[0] != (Process{pid, true}) {
+	if s.Err != nil || s.Index != -1 || s.Device.SMs == 0 || s.Mode != "" || len(s.Processes) != 1 || s.Processes[0].PID != pid || !s.Processes[0].MPS {
 		t.Errorf("seen %+v", s)
 	}
 	refused(t, nvml.Instance("MIG-00000000").Err, ErrNotFound, "cannot find MIG-00000000 on this node: not found")

@@ -4,6 +4,7 @@ package gpu
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -14,6 +15,7 @@ import (
 type Process struct {
 	PID int
 	MPS bool // a client of an MPS server; false for the server itself, and for a process without MPS
+	MiB int  // of the device's memory that it uses
 }
 
 // modes are the compute modes by NVML's number.
@@ -101,12 +103,20 @@ func joined(clients, others []nvml.ProcessInfo) []Process {
 	seen := map[uint32]bool{}
 	for _, client := range clients {
 		seen[client.Pid] = true
-		all = append(all, Process{PID: int(client.Pid), MPS: true})
+		all = append(all, Process{PID: int(client.Pid), MPS: true, MiB: mebibytes(client.UsedGpuMemory)})
 	}
 	for _, other := range others {
 		if !seen[other.Pid] {
-			all = append(all, Process{PID: int(other.Pid)})
+			all = append(all, Process{PID: int(other.Pid), MiB: mebibytes(other.UsedGpuMemory)})
 		}
 	}
 	return all
+}
+
+// mebibytes is 0 where NVML does not know, as with MIG.
+func mebibytes(bytes uint64) int {
+	if bytes == math.MaxUint64 {
+		return 0
+	}
+	return int(bytes >> 20)
 }

@@ -99,7 +99,7 @@ func (s *Sampler) readMemory(handle nvml.Device, a *Activity) error {
 		return cannotRead("clients", string(s.uuid), err)
 	}
 	for _, client := range clients {
-		a.Clients[int(client.Pid)] = int(client.UsedGpuMemory >> 20)
+		a.Clients[int(client.Pid)] = mebibytes(client.UsedGpuMemory)
 	}
 	return nil
 }

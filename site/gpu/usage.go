@@ -43,7 +43,7 @@ func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 		}
 		u := Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: map[int]int{}}
 		for _, client := range clients {
-			u.Clients[int(client.Pid)] = int(client.UsedGpuMemory >> 20)
+			u.Clients[int(client.Pid)] = mebibytes(client.UsedGpuMemory)
 		}
 		u.Busy = busySince(handle, since)
 		return u, nil

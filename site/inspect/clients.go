@@ -3,20 +3,24 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // readClients finds the clients of each device of each job, and their limits. The daemon lists the clients. If the
@@ -37,9 +41,45 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 			for at := range clients {
 				n.limit(&clients[at], *j, j.Devices[k].UUID, known[clients[at].PID])
 			}
-			slices.SortFunc(clients, func(a, b Client) int { return a.PID - b.PID })
+			slices.SortFunc(clients, byRank)
+		}
+		n.readUse(j)
+	}
+}
+
+// byRank puts the ranks first, and what is none behind them.
+func byRank(a, b Client) int {
+	return cmp.Or(cmp.Compare(uint(a.Rank), uint(b.Rank)), a.PID-b.PID)
+}
+
+// readUse reads the latest samples of a job.
+func (n *Node) readUse(j *Job) {
+	if j.Phase != Opened {
+		return
+	}
+	report, err := usage.Read(filepath.Join(lease.OpenReadOnly(n.run, "").JobDir(j.ID), usage.Running))
+	if err != nil {
+		return
+	}
+	for k := range j.Devices {
+		for _, g := range report.GPUs {
+			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {
+				j.Devices[k].Use = &g.Samples[len(g.Samples)-1]
+			}
 		}
 	}
+}
+
+// used returns the memory that a process has on a GPU, 0 if that is not known.
+func (g *GPU) used(pid int) int {
+	if g == nil {
+		return 0
+	}
+	at := slices.IndexFunc(g.Processes, func(p Process) bool { return p.PID == pid })
+	if at < 0 {
+		return 0
+	}
+	return g.Processes[at].UsedMiB
 }
 
 // clientsOn returns the clients on one device of a job, without their limits.
@@ -211,7 +251,7 @@ func (l Environment) of(uuid site.UUID) (mib int, ok bool) {
 // limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
 func (n *Node) limit(c *Client, j Job, uuid site.UUID, own Environment) {
 	c.Unknown, c.ignored, c.Percent = own.Unknown, own.ignored, own.percent
-	c.Rank, c.Step = own.Rank, own.Step
+	c.Rank, c.Step, c.UsedMiB = own.Rank, own.Step, n.gpu(uuid).used(c.PID)
 	if mib, ok := own.of(uuid); ok {
 		c.MemoryMiB = &mib
 	}

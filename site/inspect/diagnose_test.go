@@ -48,7 +48,7 @@ func good() Node {
 		}},
 		GPUs: []GPU{
 			{Index: 0, UUID: gpuA, SMs: 132, tpc: 2, Mode: site.ModeExclusiveProcess, Holder: &seven, Held: true, Processes: []Process{
-				{101, KindServer, "nvidia-cuda-mps"}, {200, KindClient, "lmp"}, {201, KindClient, "lmp"},
+				{101, KindServer, "nvidia-cuda-mps", 0}, {200, KindClient, "lmp", 0}, {201, KindClient, "lmp", 0},
 			}},
 			{Index: 1, UUID: gpuB, SMs: 132, tpc: 2, Mode: site.ModeDefault, Processes: []Process{}},
 		},
@@ -136,11 +136,11 @@ func TestJudge(t *testing.T) {
 		{"the user lowered it", func(n *Node) { n.Jobs[0].Daemons[0].Servers[0].Percent, *n.Jobs[0].Daemons[0].Ceiling = 20, 20 }, ""},
 
 		{"a process without MPS", func(n *Node) {
-			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{300, KindCompute, "python"})
+			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{PID: 300, Kind: KindCompute, Name: "python"})
 		}, "process-without-mps at pid 300, job 7, GPU 0 (" + string(gpuA) + ")"},
-		{"a process without MPS on a GPU without MPS", func(n *Node) { n.GPUs[1].Processes = []Process{{300, KindCompute, "python"}} }, ""},
+		{"a process without MPS on a GPU without MPS", func(n *Node) { n.GPUs[1].Processes = []Process{{PID: 300, Kind: KindCompute, Name: "python"}} }, ""},
 		{"a client of another daemon", func(n *Node) {
-			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{300, KindClient, "python"})
+			n.GPUs[0].Processes = append(n.GPUs[0].Processes, Process{PID: 300, Kind: KindClient, Name: "python"})
 		}, "client-of-another-daemon at pid 300, job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"a client without a share", func(n *Node) { n.Jobs[0].Devices[0].Clients[1].Percent = 0 }, "client-without-share at pid 201, job 7, GPU 0 (" + string(gpuA) + ")"},
 		{"a client whose limits are not known", func(n *Node) {

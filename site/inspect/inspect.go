@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // Node is the state that was seen.
@@ -82,6 +83,8 @@ type Held struct {
 	UUID    site.UUID `json:"uuid"`
 	Set     site.Mode `json:"new_mode"` // the mode that the job's prolog set, "" for none
 	Clients []Client  `json:"clients"`
+	// Use is the latest sample of the job's report; null where there is none, and for who may not read it.
+	Use *usage.Sample `json:"use"`
 }
 
 // Guard is the process that holds the driver files of a job's dead clients.
@@ -143,6 +146,8 @@ type Client struct {
 	SMs int `json:"sms"`
 	// MemoryMiB is its own limit, with its context; null if it has none.
 	MemoryMiB *int `json:"memory_mib"`
+	// UsedMiB is the memory that it uses, as the driver says it; 0 where that is not known.
+	UsedMiB int `json:"used_mib"`
 	// Unknown is why the client's own limits are not known.
 	Unknown string `json:"unknown,omitempty"`
 
@@ -171,6 +176,8 @@ type Process struct {
 	PID  int    `json:"pid"`
 	Kind string `json:"kind"` // client, server, or compute for a process without MPS
 	Name string `json:"name"`
+	// UsedMiB is its memory on the device, 0 where the driver does not know.
+	UsedMiB int `json:"used_mib"`
 }
 
 // The kinds of a process.

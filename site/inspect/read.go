@@ -247,7 +247,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
 			if !ended(p.PID) { // the driver may list a dead process while the guard holds its files
-				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID)})
+				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID), UsedMiB: p.MiB})
 			}
 		}
 		slices.SortFunc(g.Processes, func(a, b Process) int { return a.PID - b.PID })

@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -18,8 +20,11 @@ import (
 )
 
 const statusHelp = `status prints the jobs that have MPS on this node: user, rule, since when, their daemons and servers, and on each GPU the
-clients with their shares, in SMs and as a bar of the GPU; then every GPU with its compute mode and who holds it. It asks
-the daemons, each for 2 s at most, and changes nothing.
+clients by rank, with their shares in SMs and the memory that they use; then every GPU with its compute mode and who holds it.
+It asks the daemons, each for 2 s at most, and changes nothing.
+
+"in use" is the latest sample of the job's report, as mpsctl report explains it: the bar is the part of the SMs that had work.
+A client's rank and step are what its environment says.
 
 Where the node differs from what a lease says, the line is marked with ! and a finding below says what, where and what
 to do. A finding was seen twice.
@@ -59,7 +64,7 @@ func statusCommand(call *Invocation) *cobra.Command {
 			return once(ctx, call, reader)
 		},
 	}
-	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until Ctrl-C; with --json an object a line")
+	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until q or Ctrl-C; arrows or j and k scroll; with --json an object a line")
 	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver says who the clients are")
 	nodesFlag(c, &nodes)
 	return c
@@ -88,14 +93,24 @@ func once(ctx context.Context, call *Invocation, reader viewer) error {
 
 const interval = 2 * time.Second
 
-// repeat looks until it is told to stop. A terminal shows the latest look alone; a pipe gets them all.
+// repeat looks until it is told to stop. A terminal shows the latest look alone, and scrolls; a pipe gets them all.
 func repeat(ctx context.Context, call *Invocation, reader viewer, pause time.Duration) error {
+	if !call.JSON && call.Screen().Terminal {
+		pressed, restore := readKeys(ctx, os.Stdin)
+		defer restore()
+		return scroll(ctx, call, reader, pause, pressed)
+	}
 	for first := true; ; first = false {
 		n, found := reader.Inspect(ctx, inspect.Disagreements)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err := frame(call, n, found, first); err != nil {
+		if !call.JSON && !first {
+			if _, err := io.WriteString(call.Out, "\n"); err != nil {
+				return WriteError("status", err)
+			}
+		}
+		if err := write(call, n, found, call.Screen()); err != nil {
 			return err
 		}
 		if !site.Sleep(ctx, pause) {
@@ -104,18 +119,47 @@ func repeat(ctx context.Context, call *Invocation, reader viewer, pause time.Dur
 	}
 }
 
-func frame(call *Invocation, n inspect.Node, found []inspect.Finding, first bool) error {
-	screen := call.Screen() // a window may have changed its size
-	if call.JSON || !screen.Terminal {
-		if !call.JSON && !first {
-			if _, err := io.WriteString(call.Out, "\n"); err != nil {
-				return WriteError("status", err)
+// scroll shows looks on a terminal. A look may take seconds, so that keys are obeyed beside it.
+func scroll(ctx context.Context, call *Invocation, reader viewer, pause time.Duration, pressed <-chan key) error {
+	texts := make(chan func(Screen) string)
+	go func() {
+		defer close(texts)
+		for {
+			n, found := reader.Inspect(ctx, inspect.Disagreements)
+			if ctx.Err() != nil {
+				return
+			}
+			select {
+			case texts <- func(s Screen) string { return statusText(n, found, s) }:
+			case <-ctx.Done():
+				return
+			}
+			if !site.Sleep(ctx, pause) {
+				return
 			}
 		}
-		return write(call, n, found, screen)
+	}()
+	from, text := 0, func(Screen) string { return "" }
+	for {
+		screen := call.Screen() // a window may have changed its size
+		select {
+		case <-ctx.Done():
+			return nil
+		case next, ok := <-texts:
+			if !ok {
+				return nil
+			}
+			text = next
+		case k := <-pressed:
+			if k == keyQuit {
+				return nil
+			}
+			from = scrolled(from, k, strings.Count(text(screen), "\n"), screen.Rows)
+		}
+		if _, err := io.WriteString(call.Out, screen.Redraw(text(screen), from)); err != nil {
+			return WriteError("status", err)
+		}
 	}
-	_, err := io.WriteString(call.Out, screen.Redraw(statusText(n, found, screen)))
-	return WriteError("status", err)
 }
 
 // statusReport is the JSON.

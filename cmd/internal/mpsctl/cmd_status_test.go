@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 const (
@@ -37,7 +39,7 @@ func before(d time.Duration) *time.Time {
 func clients(first, n, mib int, percent float64, sms int) []inspect.Client {
 	all := []inspect.Client{}
 	for i := range n {
-		all = append(all, inspect.Client{PID: first + i, Command: "lmp", Server: 4250, Percent: policy.PercentFrom(percent), SMs: sms, MemoryMiB: &mib})
+		all = append(all, inspect.Client{PID: first + i, Command: "lmp", Server: 4250, Rank: (first-4301)/25 + i, Step: "0", UsedMiB: 1828, Percent: policy.PercentFrom(percent), SMs: sms, MemoryMiB: &mib})
 	}
 	return all
 }
@@ -59,7 +61,7 @@ func busy() inspect.Node {
 			ID: job, User: "hpc1", UID: 2001, Rule: "ensembles", Phase: inspect.Opened, Since: before(110 * time.Second),
 			Share: "overlap:2", Memory: "even", Ceiling: policy.PercentFrom(100),
 			Devices: []inspect.Held{
-				{UUID: gpu0, Set: site.ModeExclusiveProcess, Clients: clients(4301, 4, 71577, 50, 66)},
+				{UUID: gpu0, Set: site.ModeExclusiveProcess, Clients: clients(4301, 4, 71577, 50, 66), Use: &usage.Sample{SMUtil: 96, SMActive: 31, DRAM: 12, UsedMiB: 14336}},
 				{UUID: gpu1, Set: site.ModeExclusiveProcess, Clients: clients(4401, 4, 71577, 33.333334, 44)},
 			},
 			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
@@ -159,6 +161,65 @@ func TestAge(t *testing.T) {
 		if got := age(d); got != want {
 			t.Errorf("%v is %s, want %s", d, got, want)
 		}
+	}
+}
+
+// A screen of 60 columns and one of 200 have every line whole, in the same order.
+func TestStatusOfNarrowAndWideScreens(t *testing.T) {
+	for _, columns := range []int{60, 80, 200} {
+		text := statusText(busy(), nil, Screen{Columns: columns})
+		ranks := 0
+		for line := range strings.Lines(text) {
+			n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+			if strings.Contains(line, " lmp ") {
+				ranks++
+				if n > columns || !strings.Contains(line, " SMs  1828 MiB  71577 MiB") || !strings.HasPrefix(line, fmt.Sprintf("  %5d     0 ", ranks-1)) {
+					t.Errorf("%d columns, %d wide: %s", columns, n, line)
+				}
+			}
+			if strings.Contains(line, "in use ") && n > columns {
+				t.Errorf("%d columns, %d wide: %s", columns, n, line)
+			}
+		}
+		if ranks != 8 {
+			t.Errorf("%d columns: %d ranks", columns, ranks)
+		}
+	}
+}
+
+// A text that does not fit scrolls from its first line to its last, and no further.
+func TestScrolled(t *testing.T) {
+	for _, c := range []struct {
+		from  int
+		key   key
+		lines int
+		want  int
+	}{
+		{0, keyDown, 40, 1}, {0, keyUp, 40, 0}, {0, keyPageDown, 40, 8}, {30, keyPageDown, 40, 32}, {32, keyDown, 40, 32}, {9, keyPageUp, 40, 1},
+		{20, keyTop, 40, 0}, {20, 0, 40, 20}, {20, 0, 9, 0}, {20, keyDown, 12, 4},
+	} {
+		if got := scrolled(c.from, c.key, c.lines, 10); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+// Keys are obeyed beside the looks, and q ends.
+func TestWatchObeysKeys(t *testing.T) {
+	var out bytes.Buffer
+	call := &Invocation{Process: cli.Process{Out: &out}}
+	pressed := make(chan key)
+	ended := make(chan error, 1)
+	go func() { ended <- scroll(t.Context(), call, &looks{nodes: []inspect.Node{busy()}}, time.Hour, pressed) }()
+	pressed <- keyDown
+	pressed <- keyQuit
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("q does not end it")
 	}
 }
 

@@ -232,10 +232,10 @@ func TestFold(t *testing.T) {
 // What does not fit on a terminal is left out, and said; the rest takes the place of what was there.
 func TestRedraw(t *testing.T) {
 	s := Screen{Terminal: true, Columns: 80, Rows: 4}
-	if got, want := s.Redraw("a\nb\n"), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J\x1b[?7h"; got != want {
+	if got, want := s.Redraw("a\nb\n", 0), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J\x1b[?7h"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got, want := s.Redraw("a\nb\nc\nd\n"), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n…\x1b[K\n\x1b[J\x1b[?7h"; got != want {
+	if got, want := s.Redraw("a\nb\nc\nd\n", 9), "\x1b[?7l\x1b[Hc\x1b[K\nd\x1b[K\nlines 3 to 4 of 4: arrows or j k, space, q quits\x1b[K\n\x1b[J\x1b[?7h"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -3,8 +3,10 @@
 package mpsctl
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,12 +84,14 @@ func (s Screen) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// Redraw is a text that takes the place of what a terminal shows, without a flicker: each line is drawn over the old
-// one, and cut at the margin. Lines that do not fit are left out, and that is said.
-func (s Screen) Redraw(text string) string {
+// Redraw returns a text that replaces what a terminal shows, without a flicker: each line is drawn over the old one, and
+// cut at the margin. If the text does not fit, its lines from number from on are drawn, and the last row names them.
+func (s Screen) Redraw(text string, from int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if s.Rows > 1 && len(lines) > s.Rows-1 {
-		lines = append(lines[:s.Rows-2], "…")
+	if page := s.Rows - 2; s.Rows > 1 && len(lines) > s.Rows-1 {
+		from = scrolled(from, 0, len(lines), s.Rows)
+		last := min(from+max(page, 1), len(lines))
+		lines = append(slices.Clone(lines[from:last]), s.Faint(fmt.Sprintf("lines %d to %d of %d: arrows or j k, space, q quits", from+1, last, len(lines))))
 	}
 	const home, clearLine, clearBelow, cut, wrap = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?7l", "\x1b[?7h"
 	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap

@@ -3,6 +3,7 @@
 package mpsctl
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -222,9 +223,30 @@ func (p *view) device(j inspect.Job, held inspect.Held) {
 		line += fmt.Sprintf(", %d SMs dealt", dealt)
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
+	p.use(held, g)
+	if len(held.Clients) > 0 {
+		p.line("%s", p.screen.Faint(strings.TrimRight(fmt.Sprintf(p.clientRow(), "rank", "step", "pid", "command", "share", "memory", "limit"), " ")))
+	}
 	for _, c := range held.Clients {
 		p.client(c, g)
 	}
+}
+
+// use is the line of what a GPU does, with a bar of the SMs that have work. Without GPM the bar is the time with a kernel.
+func (p *view) use(held inspect.Held, g inspect.GPU) {
+	if held.Use == nil {
+		return
+	}
+	load := max(held.Use.SMActive, 0)
+	if held.Use.SMActive < 0 {
+		load = max(held.Use.SMUtil, 0)
+	}
+	line := fmt.Sprintf("  in use   SMs %s  kernel %s  DRAM %s  memory %d GiB", share(held.Use.SMActive), share(held.Use.SMUtil), share(held.Use.DRAM),
+		(held.Use.UsedMiB+512)>>10)
+	if cells := min(p.screen.Columns-len(line)-2, 30); cells >= 8 {
+		line += "  " + Bar(int(load+0.5), 100, cells)
+	}
+	p.line("%s", line)
 }
 
 // dealt is what the clients may use in all: more than the GPU has where shares overlap.
@@ -235,20 +257,46 @@ func dealt(clients []inspect.Client) (sms int) {
 	return sms
 }
 
-// cells is what the numbers before a bar leave of the screen, within reason.
-func (p *view) cells() int { return min(max(p.screen.Columns-62, 10), 60) }
+// clientRow is the form of a client's line: rank, step, pid, command, share, memory in use, memory limit. The command has
+// what the others leave of the screen.
+func (p *view) clientRow() string {
+	command := min(max(p.screen.Columns-57, 6), 24)
+	return fmt.Sprintf("  %%5s %%5s %%8s  %%-%d.%ds %%8s %%9s %%10s", command, command)
+}
 
 func (p *view) client(c inspect.Client, g inspect.GPU) {
-	line := fmt.Sprintf("    %8d  %-15.15s", c.PID, c.Command)
+	rank := "-"
+	if c.Rank >= 0 {
+		rank = strconv.Itoa(c.Rank)
+	}
+	step := cmp.Or(c.Step, "-")
+	used := "-"
+	if c.UsedMiB > 0 {
+		used = strconv.Itoa(c.UsedMiB) + " MiB"
+	}
+	row := fmt.Sprintf(p.clientRow(), rank, step, strconv.Itoa(c.PID), c.Command, clientShare(c, g), used, limit(c))
+	p.line("%s", strings.TrimRight(row, " "))
 	if c.Unknown != "" {
-		p.line("%s  limits not known: %s", line, c.Unknown)
-		return
+		p.WriteString(p.screen.Wrap("          ", "limits not known: "+c.Unknown))
 	}
-	if c.SMs == 0 || g.SMs == 0 {
-		p.line("%s %8s %11s %9s", line, "", percent(c.Percent), memory(c.MemoryMiB))
-		return
+}
+
+// clientShare is a client's share in SMs, or its percentage where its SMs are not known.
+func clientShare(c inspect.Client, g inspect.GPU) string {
+	switch {
+	case c.Unknown != "":
+		return "-"
+	case c.SMs > 0 && g.SMs > 0:
+		return strconv.Itoa(c.SMs) + " SMs"
 	}
-	p.line("%s %4d SMs %11s %9s  %s", line, c.SMs, percent(c.Percent), memory(c.MemoryMiB), Bar(c.SMs, g.SMs, p.cells()))
+	return percent(c.Percent)
+}
+
+func limit(c inspect.Client) string {
+	if c.Unknown != "" {
+		return "-"
+	}
+	return memory(c.MemoryMiB)
 }
 
 func percent(own policy.Percent) string {
