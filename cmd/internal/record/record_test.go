@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/gpu"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+func nothing(int) inspect.Environment { return inspect.Environment{Rank: -1, Unknown: "a test"} }
+
+// A job with many clients keeps the latest, and counts all.
+func TestClientsAreBounded(t *testing.T) {
+	all := clients{read: nothing}
+	now := time.Now()
+	for pid := 1; pid <= 3*usage.MaxClients; pid++ {
+		e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: now}
+		all.tell(e)
+		e.End, e.Ending = now, usage.Ended
+		all.tell(e)
+	}
+	rows := all.rows([]lease.TicketDevice{{}}, 0)
+	if all.seen != 3*usage.MaxClients || all.peak != 1 || len(rows) != usage.MaxClients || rows[len(rows)-1].PID != 3*usage.MaxClients {
+		t.Errorf("%d seen, peak %d, %d rows", all.seen, all.peak, len(rows))
+	}
+	all.tell(usage.Event{Proc: site.Process{PID: 3 * usage.MaxClients, Start: 1}, NoClient: true})
+	if rows := all.rows([]lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 || all.seen != 3*usage.MaxClients-1 {
+		t.Errorf("a process that is no client is still there: %d rows", len(rows))
+	}
+}
+
+// A client that has just ended began a fault, not the neighbour that the server names (recorded on an H200).
+func TestWhoBeganAFault(t *testing.T) {
+	const killed = `[2026-11-21 05:26:27.674 Server   829] Client process 905 disconnected
+[2026-11-21 05:26:27.805 Server   829] Client {PID: 906, Context: 1} encountered a fatal GPU error.
+[2026-11-21 05:26:27.805 Server   829] Server is handling a fatal GPU error.
+`
+	const alone = `[2026-11-21 05:26:29.822 Server   829] Client {PID: 957, Context: 1} encountered a fatal GPU error.
+[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.
+[2026-11-21 05:26:40.822 Server   829] Server is handling a fatal GPU error.
+[2026-11-21 05:26:41.822 Server   829] Server is hand`
+	dir := filepath.Join(t.TempDir(), "log")
+	path := filepath.Join(dir, serverlog.Name)
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, []byte(killed+alone), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l := &log{dir: dir, uid: uint32(os.Getuid())}
+	var pids []int
+	for _, f := range l.read() {
+		pids = append(pids, f.pid)
+	}
+	if len(pids) != 3 || pids[0] != 905 || pids[1] != 957 || pids[2] != 0 {
+		t.Errorf("began by %v, want 905, 957 and no one", pids)
+	}
+	if again := l.read(); len(again) != 0 {
+		t.Errorf("read twice: %v", again)
+	}
+}
+
+type broken struct{}
+
+func (broken) Read() (gpu.Activity, error) { return gpu.Activity{}, gpu.ErrHung }
+
+// A GPU that does not answer leaves a gap, and the end of the events ends the recorder.
+func TestAGPUThatDoesNotAnswer(t *testing.T) {
+	folder, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	r := New(Options{
+		Lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now()},
+		Ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, Folder: folder, Interval: time.Second, Samplers: []Sampler{broken{}}, Read: nothing,
+	})
+	events := make(chan usage.Event, 1)
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now()}
+	r.sample(time.Now())
+	close(events)
+	r.Run(events, nil)
+	if os.Getuid() != 0 {
+		t.Skip("reports are root's own: run as root")
+	}
+	got, err := usage.Read(filepath.Join(folder.Name(), usage.Running))
+	if err != nil || len(got.GPUs[0].Samples) != 0 || got.ClientsSeen != 1 || len(got.Clients) != 1 || got.Clients[0].SMs != -1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
