@@ -31,8 +31,8 @@ type keeping struct {
 	err        error         // valid once it is kept; fs.ErrNotExist if there is no report
 }
 
-// keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The guard, which
-// ends the recorder, has ended.
+// keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The guard,
+// which ends the recorder, has ended.
 func (c Epilog) keepReport(l lease.Lease) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	ended := time.Now()

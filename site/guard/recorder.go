@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recorderWait limits the wait for the recorder's last report at the guard's end, which an epilog waits for. The recorder
-// takes 1 to 2 ms.
-const recorderWait = 20 * time.Millisecond
+// recorderWait limits both waits for the recorder at the guard's end, which an epilog waits for: for its last report,
+// and after its kill. Its last sample is written before, when the epilog withdraws the ticket.
+const recorderWait = 2 * time.Millisecond
 
-// recorder is the process that records what the job uses. The guard tells it of clients and never waits for it: what does
-// not fit into the pipe is lost.
+// recorder is the process that records what the job uses. The guard tells it of clients and never waits for it: what
+// does not fit into the pipe is lost.
 type recorder struct {
 	pipe    int           // its stdin
 	started chan *started // one element: nil if the start has failed
@@ -31,7 +31,8 @@ type started struct {
 	reaped chan struct{}
 }
 
-// startRecorder starts the recorder in a new session. On a busy node the start takes time, so another goroutine does it.
+// startRecorder starts the recorder in a new session. On a busy node the start takes time, so another goroutine does
+// it.
 func (g *Guard) startRecorder() {
 	if g.Recorder == "" {
 		return
@@ -97,7 +98,7 @@ func (r *recorder) close() {
 	}
 }
 
-// end ends the recorder, which is to have ended by itself. After it the report does not change.
+// end ends the recorder, which is to have ended by itself.
 func (r *recorder) end() {
 	if r == nil {
 		return
@@ -137,7 +138,8 @@ func (g *Guard) tellDead(c *client, ending usage.Ending, unharmed int) {
 	}
 }
 
-// harmTime is the time in which the end of a client ends its neighbours, if it does: 0.13 to 0.19 s (measured on an H200).
+// harmTime is the time in which the end of a client ends its neighbours, if it does: 0.13 to 0.19 s (measured on an
+// H200).
 const harmTime = 500 * time.Millisecond
 
 // tellReleased tells how a client has ended whose files are closed now.

@@ -72,8 +72,8 @@ func (l Line) At() time.Time {
 	return at
 }
 
-// Connected is the process whose context has connected. A process has several contexts: "Client {PID: 827, Context ID: 0}
-// connected", and with drivers before 580 "Client {827, 0} connected".
+// Connected is the process whose context has connected. A process has several contexts: "Client {PID: 827, Context ID:
+// 0} connected", and with drivers before 580 "Client {827, 0} connected".
 func (l Line) Connected() (pid int, ok bool) {
 	if !bytes.HasSuffix(l.Text, []byte(" connected")) {
 		return 0, false

@@ -20,8 +20,8 @@ const (
 
 // Advice is a sentence about the number of ranks, from what was measured, or "" if the figures justify none.
 //
-// The share of the SMs that had work tells whether there is room. GPM alone has it. Without GPM, the time without any kernel
-// tells of room, and nothing tells that a GPU is full. Only a trial tells whether more ranks are faster.
+// The share of the SMs that had work tells whether there is room. GPM alone has it. Without GPM, the time without any
+// kernel tells of room, and nothing tells that a GPU is full. Only a trial tells whether more ranks are faster.
 func (r Report) Advice() string {
 	unused, room, most := 0, 0, Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 	var fullest GPU
@@ -74,7 +74,8 @@ func (g GPU) busy(began time.Time) (Sample, time.Duration) {
 	return all, lasted
 }
 
-// load is the larger of a sample's figures that tell of room, -1 if none is known. Without GPM, it is the time with a kernel.
+// load is the larger of a sample's figures that tell of room, -1 if none is known. Without GPM, it is the time with a
+// kernel.
 func (s Sample) load() float64 {
 	if s.SMActive < 0 {
 		return s.SMUtil

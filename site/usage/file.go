@@ -17,7 +17,8 @@ const Running = "report.json"
 // ErrInvalid means that a file is no report that this program knows.
 var ErrInvalid = errors.New("not a report of this version")
 
-// Read reads a report, which only root can have written. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
+// Read reads a report, which only root can have written. The error wraps fs.ErrNotExist, fs.ErrPermission or
+// ErrInvalid.
 func Read(path string) (r Report, err error) {
 	content, err := site.ReadRootOwnedInContainer(path)
 	if err != nil {

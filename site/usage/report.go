@@ -55,8 +55,8 @@ type GPU struct {
 	Samples    []Sample `json:"samples"`
 }
 
-// Sample is the use of a GPU in the time before At: since the sample before it, or since Begin. Its figures are percent,
-// from 0 to 100, and -1 is not known.
+// Sample is the use of a GPU in the time before At: since the sample before it, or since Begin. Its figures are
+// percent, from 0 to 100, and -1 is not known.
 type Sample struct {
 	At time.Time `json:"at"`
 	// SMUtil is the part of the time in which a kernel was on the GPU, whichever process's it was.
@@ -100,8 +100,8 @@ const (
 	AtEpilog Ending = "epilog" // it outlived the job
 )
 
-// Fault is a fatal GPU error, which ends all clients of the GPU. It is what the server's log says, and the job's user can
-// write that.
+// Fault is a fatal GPU error, which ends all clients of the GPU. It is what the server's log says, and the job's user
+// can write that.
 type Fault struct {
 	At  time.Time `json:"at"`
 	GPU int       `json:"gpu"` // an index into Report.GPUs

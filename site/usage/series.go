@@ -10,8 +10,8 @@ import (
 // Unknown is a percentage that is not known.
 const Unknown = -1
 
-// Add adds a sample to a GPU of a job that began at a time. There are never more than MaxSamples: then neighbours become
-// one, and each later sample covers twice the time.
+// Add adds a sample to a GPU of a job that began at a time. There are never more than MaxSamples: then neighbours
+// become one, and each later sample covers twice the time.
 func (g *GPU) Add(began time.Time, s Sample) {
 	n := len(g.Samples)
 	if n > 1 && g.covers(began, n-1) < time.Duration(g.Resolution)*time.Second*9/10 {

@@ -22,19 +22,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const reportHelp = `report prints what a job used of its GPUs on this node: how much of the SMs and of the memory's bandwidth was busy, how much
-memory was in use, which clients ended beside others, and fatal GPU errors. If the figures justify one, a sentence of advice
-about the number of ranks follows.
+const reportHelp = `report prints what a job used of its GPUs on this node: how much of the SMs and of the memory's bandwidth was busy,
+how much memory was in use, which clients ended beside others, and fatal GPU errors. If the figures justify one, a
+sentence of advice about the number of ranks follows.
 
-JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch script.
-A report is there from the first second of a job until 30 days after its end. It is sampled every 10 s, so the last seconds of
-a running job may be missing. The job's user and root can read it.
+JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
+script. A report is there from the first second of a job until 30 days after its end. It is sampled every 10 s, so the
+last seconds of a running job may be missing. The job's user and root can read it.
 
-"SMs active" is the part of the SMs that had work, averaged over the job's time, and "kernel" the part of the time in which a
-kernel was on the GPU. GPUs before Hopper have the second one only, and MIG instances have neither: - stands for what is not
-known. Who began a fatal error is what the server's log says.
+"SMs active" is the part of the SMs that had work, averaged over the job's time, and "kernel" the part of the time in
+which a kernel was on the GPU. GPUs before Hopper have the second one only, and MIG instances have neither: - stands
+for what is not known. Who began a fatal error is what the server's log says.
 
-It exits with 0 where it could print, with 1 where there is no report that it can read, and with 2 for a wrong argument.`
+It exits with 0 where it could print, with 1 where there is no report that it can read, and with 2 for a wrong
+argument.`
 
 // reportCommand is mpsctl report.
 func reportCommand(call *Invocation) *cobra.Command {

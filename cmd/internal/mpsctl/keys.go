@@ -27,8 +27,8 @@ var keys = map[string]key{
 	" ": keyPageDown, "\x1b[6~": keyPageDown, "g": keyTop, "\x1b[H": keyTop, "q": keyQuit,
 }
 
-// readKeys reads keys from a terminal until ctx ends, and returns a function that puts the terminal back. In the background,
-// and without a terminal, there are no keys.
+// readKeys reads keys from a terminal until ctx ends, and returns a function that puts the terminal back. In the
+// background, and without a terminal, there are no keys.
 func readKeys(ctx context.Context, in *os.File) (pressed <-chan key, restore func()) {
 	fd := int(in.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)

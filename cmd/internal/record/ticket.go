@@ -14,8 +14,8 @@ import (
 // missedTicket is the time between two looks if the kernel allows no watch.
 const missedTicket = time.Second
 
-// Ticket reports when a job's ticket comes and when it goes again, each by closing a channel. The prolog writes it last and
-// the epilog removes it first.
+// Ticket reports when a job's ticket comes and when it goes again, each by closing a channel. The prolog writes it
+// last and the epilog removes it first.
 func Ticket(path string) (there, gone <-chan struct{}) {
 	came, went := make(chan struct{}), make(chan struct{})
 	changes := watch(filepath.Dir(path))
