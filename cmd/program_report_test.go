@@ -154,6 +154,16 @@ func TestWhoReadsAReport(t *testing.T) {
 	both("runs, ")
 	p.must(0, p.job(7, "0"), "epilog")
 	both("ended ")
+	folder := publicDir(t)
+	if err := os.Chown(folder, uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	page := filepath.Join(folder, "report.html")
+	expect(uid, "", 0, "", "7", "--html", page)
+	if html := read(t, page); !strings.Contains(html, "<h1>Job 7: use of its GPUs</h1>") {
+		t.Errorf("the page:\n%s", html)
+	}
+	expect(uid, "", 1, "cannot write /etc/report.html: permission denied", "7", "--html", "/etc/report.html")
 	expect(uid, "", 2, "SLURM_JOB_ID is not set")
 	expect(uid, "", 2, `cannot report job "x"`, "x")
 	expect(uid, "", 2, "takes one job", "7", "8")
@@ -171,7 +181,7 @@ func TestMetricsOfUse(t *testing.T) {
 	}
 	p.must(0, p.job(7, "0"), "prolog")
 	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
-	line := fmt.Sprintf("\nslurm_mps_gpu_sm_active_ratio{gpu=\"0\",uuid=\"%s\",job=\"7\",user=\"hpc1\",partition=\"main\"} 0.31\n", p.uuid(0))
+	line := fmt.Sprintf("\nslurm_mps_gpu_sm_active_ratio{gpu=\"0\",uuid=\"%s\",jobid=\"7\",user=\"hpc1\",partition=\"main\"} 0.31\n", p.uuid(0))
 	for _, c := range []struct {
 		user        uint32
 		use, totals bool

@@ -53,8 +53,8 @@ func TestText(t *testing.T) {
 		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
 		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,
 		`slurm_mps_gpu_allocated{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_inspection_errors 1`,
-		`slurm_mps_gpu_kernel_ratio{gpu="0",uuid="GPU-a",job="7",user="a\"b",partition="gpu"} 0.96`,
-		`slurm_mps_gpu_used_memory_bytes{gpu="0",uuid="GPU-a",job="7",user="a\"b",partition="gpu"} 2.097152e+06`,
+		`slurm_mps_gpu_sm_util_ratio{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 0.96`,
+		`slurm_mps_gpu_memory_used_bytes{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 2.097152e+06`,
 		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {

@@ -43,7 +43,7 @@ func planCommand(call *Invocation) *cobra.Command {
 				return err
 			}
 			if picture != "" {
-				if err := answer.writeFile(picture); err != nil {
+				if err := answer.savePicture(picture); err != nil {
 					return cli.RuntimeError{Err: err}
 				}
 			}

@@ -5,6 +5,7 @@
 package mpsctl
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -34,14 +35,14 @@ last seconds of a running job may be missing. The job's user and root can read i
 which a kernel was on the GPU. GPUs before Hopper have the second one only, and MIG instances have neither: - stands
 for what is not known. Who began a fatal error is what the server's log says.
 
-It exits with 0 where it could print, with 1 where there is no report that it can read, and with 2 for a wrong
-argument.`
+It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
 // reportCommand is mpsctl report.
 func reportCommand(call *Invocation) *cobra.Command {
-	return &cobra.Command{
+	var page string
+	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
-		Example:               "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'",
+		Example:               "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n  mpsctl report 4711 --html report.html",
 		DisableFlagsInUseLine: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -50,13 +51,16 @@ func reportCommand(call *Invocation) *cobra.Command {
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			job, err := reportedJob(args, call.variable("SLURM_JOB_ID"))
+			job, err := reportedJob(args, call.Variable("SLURM_JOB_ID"))
 			if err != nil {
 				return err
 			}
 			r, err := findReport(call.Paths, job)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
+			}
+			if page != "" {
+				return writePage(page, r)
 			}
 			if call.JSON {
 				return WriteError("report", cli.WriteJSON(call.Out, advisedReport{r, r.Advice()}))
@@ -65,6 +69,20 @@ func reportCommand(call *Invocation) *cobra.Command {
 			return WriteError("report", err)
 		},
 	}
+	c.Flags().StringVar(&page, "html", "", "write a page with a lane for each client into this `FILE`")
+	return c
+}
+
+// writePage writes the page of a report into a file. It is whole or absent.
+func writePage(path string, r usage.Report) error {
+	var page bytes.Buffer
+	if err := reportHTML(&page, r); err != nil {
+		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
+	}
+	if err := writeFile(path, page.Bytes()); err != nil {
+		return cli.RuntimeError{Err: err}
+	}
+	return nil
 }
 
 // advisedReport is the JSON.

@@ -22,13 +22,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
-
-// planned are metrics of use that mpsctl metrics does not print yet.
-var planned = []string{
-	"slurm_mps_gpu_sm_active_ratio", "slurm_mps_gpu_sm_util_ratio", "slurm_mps_gpu_dram_ratio", "slurm_mps_gpu_memory_used_bytes",
-	"slurm_mps_client_memory_bytes",
-}
 
 func siteFile(t *testing.T, name string) string {
 	t.Helper()
@@ -139,7 +134,10 @@ func fullMetrics() string {
 		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
 		GPUs: []inspect.GPU{{UUID: site.UUID("GPU-a"), Held: true, Processes: []inspect.Process{{Kind: inspect.KindClient}}}},
 	}
-	return metricsText(n, []inspect.Finding{{Kind: "server-fault"}}, totals{jobs: 3})
+	r := usage.Report{Job: 7, User: "hpc1", Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+		{SMUtil: 96, SMActive: 31, DRAM: 20, UsedMiB: 2}}}}}
+	node := nodeMetrics(n, []inspect.Finding{{Kind: "server-fault"}})
+	return metricsText(slices.Concat(node, useMetrics([]usage.Report{r}), totals{jobs: 3}.families()))
 }
 
 var ourMetric = regexp.MustCompile(`slurm_mps_[a-z_]+`)
@@ -153,7 +151,7 @@ func TestSiteFilesNameOurMetrics(t *testing.T) {
 			t.Errorf("%s names %d metrics: the test sees too little", name, len(named))
 		}
 		for _, metric := range named {
-			if !strings.Contains(printed, "# TYPE "+metric+" ") && !slices.Contains(planned, metric) {
+			if !strings.Contains(printed, "# TYPE "+metric+" ") {
 				t.Errorf("%s names %s, which mpsctl metrics does not print", name, metric)
 			}
 		}
@@ -196,20 +194,9 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// plannedSamples is a sample of each planned metric.
-func plannedSamples() string {
-	var b strings.Builder
-	for _, name := range planned {
-		if !strings.Contains(fullMetrics(), "# TYPE "+name+" ") {
-			fmt.Fprintf(&b, "# TYPE %s gauge\n%[1]s{gpu=\"0\",uuid=\"GPU-a\",job=\"7\",user=\"hpc1\",partition=\"gpu\"} 0.5\n", name)
-		}
-	}
-	return b.String()
-}
-
 // A real Prometheus reads what mpsctl metrics prints, and answers each query of the dashboard.
 func TestDashboardInPrometheus(t *testing.T) {
-	p := startPrometheus(t, fullMetrics()+plannedSamples())
+	p := startPrometheus(t, fullMetrics())
 	d := dashboard(t)
 	substitute := strings.NewReplacer("$node", ".*", "$partition", ".*")
 	queries := 0
@@ -224,9 +211,8 @@ func TestDashboardInPrometheus(t *testing.T) {
 	if queries < 20 {
 		t.Errorf("only %d queries", queries)
 	}
-	// The metrics' own label job: alerts and dashboard name it exported_job.
-	if p.query(t, `slurm_mps_gpu_sm_active_ratio{exported_job="7",job="node"}`) != 1 {
-		t.Error("Prometheus does not name the label of the Slurm job exported_job")
+	if p.query(t, `slurm_mps_gpu_sm_active_ratio{jobid="7",job="node"}`) != 1 {
+		t.Error("Prometheus does not keep the number of the Slurm job")
 	}
 	for _, v := range d.Templating.List {
 		if v.Type != "query" {

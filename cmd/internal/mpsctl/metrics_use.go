@@ -15,7 +15,7 @@ import (
 // maxUseSeries bounds the GPUs of running jobs in the metrics. A GPU has one job, so that no node has more.
 const maxUseSeries = 256
 
-// runningReports are the reports of the jobs that run and that this user may read.
+// runningReports returns the reports of the running jobs that this user may read.
 func runningReports(paths site.Paths, jobs []inspect.Job) (all []usage.Report) {
 	store := lease.OpenReadOnly(paths.Run(), "")
 	for _, j := range jobs {
@@ -29,20 +29,22 @@ func runningReports(paths site.Paths, jobs []inspect.Job) (all []usage.Report) {
 	return all
 }
 
-// useMetrics are the latest samples. A percentage that is not known has no series.
+// useMetrics returns the latest samples. A percentage that is not known has no series. The label is jobid, because
+// Prometheus uses job for the name of a scrape.
 func useMetrics(reports []usage.Report) []family {
 	families := []family{
-		{name: "gpu_kernel_ratio", kind: "gauge", help: "Part of the time in which a kernel was on the GPU of a running job."},
+		{name: "gpu_sm_util_ratio", kind: "gauge", help: "Part of the time in which a kernel was on the GPU of a running job."},
 		{name: "gpu_sm_active_ratio", kind: "gauge", help: "Part of the SMs that had work, averaged over the time since the last sample."},
 		{name: "gpu_dram_ratio", kind: "gauge", help: "Part of the memory's bandwidth that was used."},
-		{name: "gpu_used_memory_bytes", kind: "gauge", help: "Memory in use on the GPU of a running job."},
+		{name: "gpu_memory_used_bytes", kind: "gauge", help: "Memory in use on the GPU of a running job."},
 	}
 	for _, r := range reports {
 		for _, g := range r.GPUs {
 			if len(g.Samples) == 0 || len(families[3].samples) == maxUseSeries {
 				continue
 			}
-			labels := []string{"gpu", strconv.Itoa(g.Index), "uuid", string(g.UUID), "job", strconv.FormatUint(uint64(r.Job), 10), "user", r.User, "partition", r.Partition}
+			labels := []string{"gpu", strconv.Itoa(g.Index), "uuid", string(g.UUID),
+				"jobid", strconv.FormatUint(uint64(r.Job), 10), "user", r.User, "partition", r.Partition}
 			last := g.Samples[len(g.Samples)-1]
 			for n, percent := range []float64{last.SMUtil, last.SMActive, last.DRAM} {
 				if percent >= 0 {

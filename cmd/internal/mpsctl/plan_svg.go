@@ -6,12 +6,11 @@
 package mpsctl
 
 import (
+	"bytes"
 	_ "embed" // the template
-	"errors"
 	"fmt"
 	"html/template"
 	"io"
-	"os"
 	"slices"
 
 	"github.com/slurm-mps/slurm-mps/policy"
@@ -20,16 +19,13 @@ import (
 //go:embed plan.tmpl
 var planTemplate string
 
-// writeFile writes the picture to a file.
-func (p Plan) writeFile(path string) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("cannot write the picture: %w", err)
+// savePicture writes the picture to a file.
+func (p Plan) savePicture(path string) error {
+	var picture bytes.Buffer
+	if err := p.writeSVG(&picture); err != nil {
+		return fmt.Errorf("cannot draw the plan: %w", err)
 	}
-	if err := errors.Join(p.writeSVG(file), file.Close()); err != nil {
-		return fmt.Errorf("cannot write the picture: %w", err)
-	}
-	return nil
+	return writeFile(path, picture.Bytes())
 }
 
 func (p Plan) writeSVG(w io.Writer) error {

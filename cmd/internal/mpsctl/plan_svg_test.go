@@ -97,7 +97,7 @@ func TestPiecesAreThePlan(t *testing.T) {
 func TestAPictureThatCannotBeWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none", "plan.svg")
 	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "2", "--svg", path)
-	want := fmt.Sprintf("mpsctl: cannot write the picture: open %s: no such file or directory\n", path)
+	want := fmt.Sprintf("mpsctl: cannot write %s: no such file or directory\n", path)
 	if code != cli.ExitFindings || out != "" || complaint != want {
 		t.Errorf("code %d, printed %q\ngot  %swant %s", code, out, complaint, want)
 	}

@@ -192,9 +192,9 @@ func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
 		ended[c.Ending] = append(ended[c.Ending], c)
 	}
 	if inFlight := ended[usage.InFlight]; len(inFlight) == 1 {
-		all = append(all, capital("1 client ended with work in flight"+behind(": ", livedOn(inFlight[0].Unharmed))+"."))
+		all = append(all, capital("1 client ended while its GPU had work"+behind(": ", livedOn(inFlight[0].Unharmed))+"."))
 	} else if len(inFlight) > 1 {
-		all = append(all, fmt.Sprintf("%d clients ended with work in flight. The table has how many neighbours lived on.", len(inFlight)))
+		all = append(all, fmt.Sprintf("%d clients ended while their GPUs had work. The table has how many neighbours lived on.", len(inFlight)))
 	}
 	if n := len(r.Faults); n > 0 {
 		all = append(all, "The job had "+Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
@@ -267,7 +267,7 @@ func laneEndOf(c usage.Client, running bool) laneEnd {
 	case usage.Ended:
 		return laneEnd{"ended", "ended", markEnded}
 	case usage.InFlight:
-		return laneEnd{"in flight", "ended with work in flight", markInFlight}
+		return laneEnd{"at work", "ended while the GPU had work", markInFlight}
 	case usage.Faulted:
 		return laneEnd{"GPU error", "fatal GPU error", markFault}
 	case usage.AtEpilog:

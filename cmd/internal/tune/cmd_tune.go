@@ -173,12 +173,12 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 			return cli.RuntimeError{Err: err}
 		}
 	}
-	var html draft
+	var html mpsctl.Draft
 	if q.htmlFile != "" {
-		if html, err = newDraft(q.htmlFile); err != nil {
+		if html, err = mpsctl.NewDraft(q.htmlFile); err != nil {
 			return cli.RuntimeError{Err: err}
 		}
-		defer html.drop()
+		defer html.Drop()
 	}
 	ctx, stop := mpsctl.SignalContext()
 	defer stop()
@@ -272,12 +272,12 @@ func (r *report) save(path string, entries []tuned.Entry) error {
 	return nil
 }
 
-func (r report) finish(html draft) error {
+func (r report) finish(html mpsctl.Draft) error {
 	text, err := r.html()
 	if err != nil {
 		return err
 	}
-	return html.finish(text)
+	return html.Finish([]byte(text))
 }
 
 func (r report) write(call *mpsctl.Invocation) error {

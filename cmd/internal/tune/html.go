@@ -6,8 +6,6 @@ import (
 	_ "embed"
 	"fmt"
 	"html/template"
-	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -68,43 +66,4 @@ func (w row) figure(y int, most, best float64, use bool) figure {
 		f.Width, f.From, f.To = at(w.Median), barsLeft+at(w.Min), barsLeft+at(w.Max)
 	}
 	return f
-}
-
-// draft is a new file beside the one that it will replace.
-type draft struct {
-	*os.File
-	path string
-}
-
-// newDraft proves before the runs that the page can be written after them.
-func newDraft(path string) (draft, error) {
-	file, err := os.CreateTemp(filepath.Dir(path), ".mps-tune-*")
-	if err != nil {
-		return draft{}, fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	return draft{file, path}, nil
-}
-
-// finish puts the page in its place, whole.
-func (d draft) finish(content string) error {
-	_, err := d.WriteString(content)
-	if err == nil {
-		err = d.Chmod(0o644)
-	}
-	if err == nil {
-		err = d.Close()
-	}
-	if err == nil {
-		err = os.Rename(d.Name(), d.path)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", d.path, err)
-	}
-	return nil
-}
-
-// drop removes a draft that was not finished.
-func (d draft) drop() {
-	d.Close()
-	os.Remove(d.Name())
 }

@@ -4,8 +4,6 @@ package tune
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -168,35 +166,6 @@ func TestUntilJobEnds(t *testing.T) {
 		if got, err := untilJobEnds(time.Hour, end, now); got != want || (err != nil) != (want == 0) {
 			t.Errorf("%q: %v, %v", end, got, err)
 		}
-	}
-}
-
-// A page replaces the old one whole. Without it nothing is left.
-func TestDraft(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "a.html")
-	for _, content := range []string{"one", "two"} {
-		d, err := newDraft(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.finish(content); err != nil {
-			t.Error(err)
-		}
-		d.drop()
-	}
-	d, err := newDraft(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.drop()
-	content, err := os.ReadFile(path)
-	names, _ := os.ReadDir(dir)
-	if string(content) != "two" || err != nil || len(names) != 1 {
-		t.Errorf("%q, %v, %v", content, err, names)
-	}
-	if _, err := newDraft(dir + "/absent/a.html"); err == nil {
-		t.Error("a page in no folder")
 	}
 }
 
