@@ -347,7 +347,7 @@ func holder(g inspect.GPU) string {
 	case g.Held:
 		return "another job"
 	}
-	return "nobody"
+	return "no job"
 }
 
 // marks are the kinds of the findings of a place.
