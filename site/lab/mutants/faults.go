@@ -60,8 +60,8 @@ var faults = []fault{
 	{"a-mimic-drains", "I3", "epilog/end.go", `if errors.Is(err, site.ErrImpostors) {`, `if false {`, "./cmd", "TestHostileMimicThatDoesNotGo"},
 	{"folders-are-left", "R1", "epilog/epilog.go", `failed = errors.Join(failed, c.Store.RemoveDirs(l.Job.ID))`, `failed = errors.Join(failed)`, "./cmd", "TestAJobsLife"},
 	{"a-ticket-is-left", "R1", "epilog/epilog.go", `failed := c.Store.RemoveTicket(l.Job.ID)`, `failed := error(nil)`, "./cmd", "TestAJobsLife"},
-	{"a-log-behind-a-link", "security", "epilog/logs.go", `Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,`, ``, "./epilog", "TestSummarise"},
-	{"a-log-of-another-user", "security", "epilog/logs.go", `|| st.Uid != uid || st.Nlink != 1`, ``, "./cmd", "TestKeepLogsFollowsNoLink"},
+	{"a-log-behind-a-link", "security", "site/serverlog/serverlog.go", `Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,`, ``, "./epilog", "TestSummarise"},
+	{"a-log-of-another-user", "security", "site/serverlog/serverlog.go", `|| st.Uid != uid || st.Nlink != 1`, ``, "./cmd", "TestKeepLogsFollowsNoLink"},
 
 	// What Slurm says.
 	{"a-script-in-the-wrong-place", "exit", "site/slurm/job.go", `if Context(got) != want {`, `if false {`, "./site/slurm", "TestReadJobRefuses"},
