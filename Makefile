@@ -58,9 +58,9 @@ play: setup ## open a shell of a user on that Slurm, with ten things to try
 
 # The jobs of the soak load all cores, so they come when the other tests are done.
 test: setup ## all tests
-	REQUIRE_LAB=1 go test -parallel 3 -timeout 13m -skip '^TestSoak$$' ./...
+	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m -skip '^TestSoak$$' ./...
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
-	SOAK_JOBS=60 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
+	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # The tests that a Slurm runs in, on another Debian's Slurm beside the installed one: SUITE=forky has Slurm 26.05.
