@@ -65,6 +65,9 @@ func ParseShare(s string) (ShareRule, error) {
 	case multiprocessors:
 		return shareWhole(s, sms)
 	}
+	if _, err := millionths(s); err == nil {
+		return ShareRule{}, fmt.Errorf("cannot read share %q: want a unit behind the number, like 25%% or 20sm", s)
+	}
 	return ShareRule{}, fmt.Errorf("cannot read share %q: want none, even, overlap:F, weight:W, PCT%% or Nsm", s)
 }
 

@@ -36,10 +36,11 @@ func TestParseShareRefuses(t *testing.T) {
 		factor  = "want a factor from 1 to 48, with at most six decimals, like overlap:2"
 		weight  = "want a weight above 0 and up to 1000000, with at most six decimals, like weight:2"
 		percent = "want a percentage above 0 and up to 100, with at most six decimals, like 12.5%"
+		unit    = "want a unit behind the number, like 25% or 20sm"
 		sms     = "want a whole number of SMs from 1 to 10000, like 18sm"
 	)
 	for given, want := range map[string]string{
-		"": rule, "Even": rule, "even ": rule, "2": rule, "overlap": rule, "overlap=2": rule, "half": rule, "25 ": rule,
+		"": rule, "Even": rule, "even ": rule, "2": unit, "12.5": unit, "-2": rule, "2.": rule, "overlap": rule, "overlap=2": rule, "half": rule, "25 ": rule,
 		"overlap:": factor, "overlap:0.999999": factor, "overlap:48.000001": factor, "overlap:x": factor, "overlap:-2": factor,
 		"overlap:1e1": factor, "overlap:2.": factor, "overlap:2.0000001": factor, "overlap:0x2": factor, "overlap:+2": factor,
 		"overlap:NaN": factor, "overlap:Inf": factor, "overlap:1.-5": factor, "overlap:1.2.3": factor,
