@@ -137,7 +137,7 @@ func (s sample) outcome() string {
 	if s.err != nil {
 		return "failed"
 	}
-	return fmt.Sprintf("%.4g", s.rate)
+	return fmt.Sprintf("%.5g", s.rate)
 }
 
 // run runs the program once.

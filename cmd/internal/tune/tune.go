@@ -146,6 +146,8 @@ func choose(rows []row, site string) (best row, why string) {
 	}
 	among := "no difference was seen among " + strings.Join(alike, "; ")
 	switch {
+	case len(alike) == 1 && len(best.Rates) == 1:
+		return best, "it was the fastest in one run each, which is no proof: --repeats 3 measures again"
 	case len(alike) == 1:
 		return best, "it is faster than all others"
 	case own.Median > 0:

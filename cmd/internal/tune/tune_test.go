@@ -49,6 +49,7 @@ func TestChoose(t *testing.T) {
 		"the site's rule is as good":              {[3][]float64{{10, 10, 10}, {20, 21, 22}, {20.5, 20.6, 21.5}}, "overlap:2", "the site's own share; no difference was seen among even; overlap:2"},
 		"noise, and the site's rule is far below": {[3][]float64{{20, 20.3, 25}, {20, 20.5, 21}, {10, 15, 30}}, "even", "no difference was seen among none; even"},
 		"one run each proves little":              {[3][]float64{{100}, {101}, {100.5}}, "overlap:2", "the site's own share; no difference was seen among none; even; overlap:2"},
+		"far ahead, but in one run each":          {[3][]float64{{10}, {20}, {15}}, "even", "it was the fastest in one run each, which is no proof: --repeats 3 measures again"},
 		"the site's rule failed":                  {[3][]float64{{10, 10}, {12, 12}, nil}, "even", "it is faster than all others"},
 		"all failed":                              {[3][]float64{}, "", "no share could be run: the reasons are above"},
 	} {
