@@ -48,7 +48,8 @@ const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
 
 Each flag but the last three has a variable: SLURM_MPS_LOCAL_RANK is that of
 --local-rank. A flag overrides its variable, and a variable overrides the
-site's policy. SLURM_MPS=off runs the program as it is, without MPS.
+site's policy. SLURM_MPS=off runs the program without MPS. It is refused if the
+GPUs are in EXCLUSIVE_PROCESS mode, which is the default.
 
 It becomes the program: what follows is the program's own. It exits with 125 if
 it cannot place the rank, with 126 if the program cannot be executed, and with
