@@ -35,8 +35,8 @@ func play(ctx context.Context, s screen, m *machine) error {
 	return err
 }
 
-const welcome = `You are the user hpc1 on a Slurm of your own. It has slurm-mps, and one node with four simulated H200s. ` +
-	`When you leave the shell (exit or Ctrl-D), all of it is gone.
+const welcome = `You are the user hpc1 on a Slurm of your own. It has slurm-mps, and one node with 16 CPUs and four simulated H200s. ` +
+	`A job of more than 16 tasks waits for ever. The simulated GPUs show shares and errors, but no gain in speed. When you leave the shell (exit or Ctrl-D), all of it is gone.
 An admin's shell, for root in another terminal: %s
 Ten things to try. The command card prints them again:
 
