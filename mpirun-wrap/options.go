@@ -99,7 +99,7 @@ func Settings() []Setting {
 		{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)", func(o *Options, v string) error {
 			return parseSlots(v, &o.Slots)
 		}},
-		{"slots-wait", "TIME", "wait so long for a free slot, like 10m, or 0 (until the job ends)", func(o *Options, v string) (err error) {
+		{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends", func(o *Options, v string) (err error) {
 			if o.SlotsWait, err = time.ParseDuration(v); err != nil || o.SlotsWait < 0 {
 				return errors.New("want a time like 30s or 10m, or 0")
 			}
