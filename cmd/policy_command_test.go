@@ -264,19 +264,19 @@ func TestPolicyApply(t *testing.T) {
 		}
 		return result.Output
 	}
-	same := func(want string) {
+	same := func(want string, files int) {
 		t.Helper()
 		if got := read(t, p.Paths().Policy()); got != want {
 			t.Errorf("policy.hcl is\n%s", got)
 		}
-		if names, err := os.ReadDir(filepath.Dir(p.Paths().Policy())); err != nil || len(names) != 2 {
+		if names, err := os.ReadDir(filepath.Dir(p.Paths().Policy())); err != nil || len(names) != files {
 			t.Errorf("beside it: %v, %v", names, err)
 		}
 	}
 	if out := apply(1, teaching+"rule \"x\" {", ""); !strings.Contains(out, file+" line 26") {
 		t.Errorf("broken: %s", out)
 	}
-	same(teaching)
+	same(teaching, 2)
 	const later = `version = 1
 
 trigger {
@@ -308,7 +308,7 @@ rule "new" {
 	if out := apply(1, later, strings.Replace(cases, "RULE", "chemistry", 1)); !strings.Contains(out, `FAIL `) || !strings.Contains(out, "Nothing has changed") {
 		t.Errorf("a case that fails: %s", out)
 	}
-	same(teaching)
+	same(teaching, 2)
 	if err := os.Chmod(p.Paths().Policy(), 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,13 @@ rule "new" {
 	if strings.Count(out, "Warning: Never tried") != 2 {
 		t.Errorf("it does not warn of two rules behind the one for every job:\n%s", out)
 	}
-	same(later)
+	same(later, 3)
+	if got := read(t, filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl")); got != strings.Replace(cases, "RULE", "all", 1) {
+		t.Errorf("its cases did not come with it: %s", got)
+	}
+	if result := p.ctl("policy", "test"); result.Code != 0 || result.Output != "1 case passed, 0 failed\n" {
+		t.Errorf("the node's own cases: %+v", result)
+	}
 	if info, err := os.Stat(p.Paths().Policy()); err != nil || info.Mode() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}

@@ -19,7 +19,8 @@ import (
 
 const applyHelp = `apply puts a policy into the place of this node's policy.hcl, if it can be used there: together with the node's own policy.d,
 and if every case of a policy_test.hcl beside the given file comes out as expected. It prints what changes against the
-policy that the node uses now. The old file is there until the new one is whole, and the mode stays as it is.
+policy that the node uses now. The old file is there until the new one is whole, and the mode stays as it is. The
+policy_test.hcl comes with its policy: mpsctl policy test runs it on the node.
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 
@@ -57,8 +58,8 @@ func applyFile(call *Invocation, file string) error {
 		return refused(call, err)
 	}
 	a := applied{File: path, Changes: []policyfile.Change{}, Tests: tested{Results: []policyfile.Result{}}, Warnings: compiled.Warnings()}
-	cases, err := policyfile.LoadCases(filepath.Join(filepath.Dir(file), "policy_test.hcl"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	tests, cases, err := casesBeside(file)
+	if err != nil {
 		return refused(call, err)
 	}
 	a.Tests.add(compiled.Run(cases))
@@ -78,6 +79,11 @@ func applyFile(call *Invocation, file string) error {
 	if err := install(path, []byte(compiled.Sources()[0].Text)); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
+	if tests != nil {
+		if err := install(besidePolicy(path), tests); err != nil {
+			return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied without its cases: %w", err)}
+		}
+	}
 	if err := policyfile.KeepPolicy(call.Paths, compiled); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
 	}
@@ -85,7 +91,25 @@ func applyFile(call *Invocation, file string) error {
 	return policyWritten(call, a, a.text(call.Screen().Coloured()))
 }
 
-// install replaces the policy and keeps its mode.
+func besidePolicy(policy string) string {
+	return filepath.Join(filepath.Dir(policy), "policy_test.hcl")
+}
+
+// casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none.
+func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
+	file := besidePolicy(policy)
+	text, err = os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot read cases: %w", err)
+	}
+	cases, err = policyfile.ParseCases(text, file)
+	return text, cases, err
+}
+
+// install replaces a file and keeps its mode.
 func install(path string, content []byte) error {
 	mode := fs.FileMode(0o644)
 	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
