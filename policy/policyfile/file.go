@@ -39,6 +39,14 @@ var nesting = []hclsyntax.TokenType{
 	hclsyntax.TokenTemplateControl, hclsyntax.TokenBang, hclsyntax.TokenMinus, hclsyntax.TokenQuestion,
 }
 
+// operatorHints are for the operators of other languages.
+var operatorHints = map[string]string{
+	"=":   " A comparison is written ==.",
+	"in":  " Whether a list has a value is written contains(LIST, VALUE).",
+	"and": " It is written &&.",
+	"or":  " It is written ||.",
+}
+
 // parse reads a file's syntax.
 func parse(f *file) hcl.Diagnostics {
 	start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
@@ -60,8 +68,8 @@ func parse(f *file) hcl.Diagnostics {
 		if d.Summary == "Invalid multi-line string" { // hcl repeats this for every line that follows
 			return hcl.Diagnostics{mistake(*d.Subject, "Open string", "a string ends in the line in which it begins: write the closing quote")}
 		}
-		if d.Subject.CanSliceBytes(f.source) && string(d.Subject.SliceBytes(f.source)) == "=" {
-			d.Detail += " A comparison is written ==."
+		if d.Subject.CanSliceBytes(f.source) {
+			d.Detail += operatorHints[string(d.Subject.SliceBytes(f.source))]
 		}
 	}
 	f.hcl = intact(parsed, diags)

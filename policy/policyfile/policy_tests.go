@@ -181,6 +181,9 @@ func (l *Compiled) Run(cases []Case) []Result {
 	for i, c := range cases {
 		verdict := l.Decide(c.Request)
 		wrong := c.expect.differences(verdict)
+		if how, asks := l.policy.Requested(c.Request); !asks && len(wrong) > 0 && c.expect.asked == nil {
+			wrong = append(wrong, "the job does not ask for MPS: "+how)
+		}
 		results[i] = Result{c.Name, c.File, c.Line, len(wrong) == 0, verdict.Rule, wrong}
 	}
 	return results

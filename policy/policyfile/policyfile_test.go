@@ -122,7 +122,7 @@ case "another grant" {
 		`denied: denied is "at most 2", and the case expects no denial`,
 		`another reason: denied is "at most 2", expected "at most 3"`,
 		"not denied: denied is none, expected true",
-		"no grant: nothing is granted",
+		"no grant: nothing is granted; the job does not ask for MPS: it would by --mps",
 		"another grant: overlap is 2, expected 3; memory is none, expected 2048M",
 	}
 	for i, r := range compiled.Run(cases) {

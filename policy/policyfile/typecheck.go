@@ -3,6 +3,7 @@
 package policyfile
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -200,7 +201,7 @@ func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	}
 	v, ok := variableNamed(root, name)
 	if !ok {
-		return j.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, suggest(name, variableNames(root)))
+		return j.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, cmp.Or(suggest(name, variableNames(root)), " It has "+strings.Join(variableNames(root), ", ")+"."))
 	}
 	if v.needs != nil {
 		*v.needs(&j.needs) = true

@@ -103,4 +103,7 @@ rule "mig" {
 			t.Errorf("%s: %q in\n%s", c.args, c.not, out)
 		}
 	}
+	if code, _, complaint := runRoot(policyCommand, "policy", "explain", "--policy", file, "--mps", "share=even"); code != 2 || !strings.Contains(complaint, "write --mps=share=even") {
+		t.Errorf("a value apart from --mps: code %d: %s", code, complaint)
+	}
 }

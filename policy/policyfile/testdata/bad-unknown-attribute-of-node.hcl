@@ -10,4 +10,4 @@ Error: Unsupported attribute
    3:   when = node.hostname == "n1"
                    ^^^^^^^^^
 
-  node has no attribute named "hostname".
+  node has no attribute named "hostname". It has name, features, gpus, driver.
