@@ -47,7 +47,7 @@ func (b *diagnosis) files(n Node) {
 		{ConfigUnusable, n.paths.ConfigFile(), "the defaults hold", "see what is wrong: mpsctl doctor" + n.rooted(), n.facts},
 	} {
 		if f.Err != nil {
-			b.add(Finding{Kind: f.kind, Where: f.path, What: fmt.Sprintf("it cannot be used: %s: %s", site.OneLine(f.Err), f.Instead(f.without)), Do: f.do})
+			b.add(Finding{Kind: f.kind, Where: f.path, What: fmt.Sprintf("it cannot be used: %s: %s", strings.TrimSuffix(site.OneLine(f.Err), "."), f.Instead(f.without)), Do: f.do})
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (b *diagnosis) job(n Node, j Job) {
 	case j.Phase == Opening:
 		b.add(j.finding(LeaseUnfinished, "its prolog has ended before the job was ready", "undo it: "+n.again(j.ID)))
 	case j.Phase == Closing:
-		b.add(j.finding(LeaseUnfinished, "its epilog has ended before all was undone: the log has the reason and the repair", "close it again: "+n.again(j.ID)))
+		b.add(j.finding(LeaseUnfinished, "its epilog has ended before all was undone: the log has the reason, unless the epilog was killed", "close it again: "+n.again(j.ID)))
 	case j.Phase == Opened:
 		b.open(n, j)
 	}
