@@ -88,6 +88,9 @@ func metricsCommand(call *Invocation) *cobra.Command {
 // replaceMetrics writes the file by way of its folder, which no one else than root can have put there.
 func replaceMetrics(path, text string) error {
 	dir, err := site.OpenTrustedFolder(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: make the folder: mkdir -p %s", err, filepath.Dir(path))
+	}
 	if err != nil {
 		return err
 	}

@@ -144,6 +144,24 @@ func fitsColumns(t *testing.T, out string) {
 	}
 }
 
+// The rows of clients and GPUs fit a screen of 60 columns.
+func TestStatusWidths(t *testing.T) {
+	n, found := ill()
+	row := regexp.MustCompile(`(?m)^( +[-\d].* SMs |GPU |MIG-).*$`)
+	for _, columns := range []int{60, 80, 200} {
+		rows := row.FindAllString(statusText(n, found, Screen{Columns: columns}), -1)
+		if len(rows) < 10 {
+			t.Errorf("%d columns: %d rows", columns, len(rows))
+		}
+		for _, line := range rows {
+			line, _, _ = strings.Cut(line, "  ! ")
+			if width := utf8.RuneCountInString(line); width > columns {
+				t.Errorf("%d columns: %d: %s", columns, width, line)
+			}
+		}
+	}
+}
+
 // With its colours taken away a coloured text is the plain one.
 func TestColourChangesNothingElse(t *testing.T) {
 	n, found := ill()
@@ -249,7 +267,7 @@ func TestVerdict(t *testing.T) {
 		found []inspect.Finding
 		want  error
 	}{
-		"all is well": {idle(), nil, nil}, "a disagreement": {idle(), []inspect.Finding{{Kind: inspect.ModeDiffers}}, cli.ErrFindings},
+		"all is well": {idle(), nil, nil}, "a finding": {idle(), []inspect.Finding{{Kind: inspect.ModeDiffers}}, cli.ErrFindings},
 		"root is blind": {blind, nil, cli.ErrFindings}, "a user is blind": {user, nil, nil},
 	} {
 		call := &Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}

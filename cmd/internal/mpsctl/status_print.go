@@ -32,7 +32,7 @@ func statusText(n inspect.Node, found []inspect.Finding, screen Screen) string {
 		p.job(j)
 	}
 	p.gpus()
-	p.WriteString(printFindings(found, "disagreement", screen))
+	p.WriteString(printFindings(found, "finding", screen))
 	p.WriteString(printUnseen(n.Incomplete, screen))
 	return p.String()
 }
@@ -313,14 +313,20 @@ func memory(mib *int) string {
 	return strconv.Itoa(*mib) + " MiB"
 }
 
-const gpuRow = "%-13s %-20.20s %-17s %-11s %7s %6s"
+// gpuRow is the row of a GPU. A narrow screen has no name of the GPU: the lines of the jobs have it.
+func (p *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
+	if p.screen.Columns >= 80 {
+		gpu = fmt.Sprintf("%-13s %-20.20s", gpu, name)
+	}
+	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
+}
 
 // gpus is every GPU with its mode and who holds it.
 func (p *view) gpus() {
 	if len(p.GPUs) == 0 {
 		return
 	}
-	p.line("\n%s", p.screen.Faint(fmt.Sprintf(gpuRow, "GPU", "name", "mode", "held by", "clients", "others")))
+	p.line("\n%s", p.screen.Faint(p.gpuRow("GPU", "name", "mode", "held by", "clients", "others")))
 	for _, g := range p.GPUs {
 		clients, others := 0, 0
 		for _, process := range g.Processes {
@@ -335,7 +341,7 @@ func (p *view) gpus() {
 		if mode == "" {
 			mode = "-"
 		}
-		p.line(gpuRow+"%s", g, g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others),
+		p.line("%s%s", p.gpuRow(g.String(), g.Name, mode, holder(g), strconv.Itoa(clients), strconv.Itoa(others)),
 			p.marks(func(f inspect.Finding) bool { return f.GPU == g.UUID && (g.Holder == nil || f.Job != *g.Holder) }))
 	}
 }
