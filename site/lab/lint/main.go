@@ -22,7 +22,7 @@ const columns = 120
 // Many lines are longer, from before this rule. allowed is as many as may be, and longest is the length of the longest.
 // Make both smaller when you have shortened lines, and never larger.
 const (
-	allowed = 2100
+	allowed = 1960
 	longest = 490
 )
 
