@@ -33,6 +33,7 @@ func says(t *testing.T, output, pattern string) {
 //
 // Contract: R1, M1, M3
 func TestAPrologThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		breaks func(play)
@@ -100,6 +101,7 @@ func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
 
 // Whatever an epilog meets, it ends in time, and the node is as it was.
 func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		breaks func(play, lease.Daemon)

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
@@ -266,18 +267,43 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 
 func (w ward) plugstack() string { return filepath.Join(filepath.Dir(w.conf), "plugstack.conf") }
 
-// plugin makes a SPANK plugin of a release, as far as doctor looks at it, and has plugstack.conf name it.
+// plugin installs a SPANK plugin of a release, as far as doctor looks at it, and has plugstack.conf name it.
 func (w ward) plugin(release, need string) {
 	w.t.Helper()
-	year, month, _ := strings.Cut(release, ".")
-	source := fmt.Sprintf("const char plugin_type[] = \"spank\"; const unsigned int plugin_version = %s << 16 | %s << 8 | 7;\n", strings.TrimLeft(year, "0"), strings.TrimLeft(month, "0"))
 	dir := filepath.Dir(w.Root)
-	w.write(filepath.Join(dir, "plugin.c"), source)
-	out, err := exec.Command("gcc", "-shared", "-fPIC", "-nostdlib", "-o", filepath.Join(dir, "slurm_mps.so"), filepath.Join(dir, "plugin.c")).CombinedOutput()
-	if err != nil {
-		w.t.Fatalf("%v: %s", err, out)
+	if err := os.WriteFile(filepath.Join(dir, "slurm_mps.so"), compiledPlugin(w.t, release), 0o644); err != nil {
+		w.t.Fatal(err)
 	}
 	w.write(w.plugstack()+".d/slurm-mps.conf", "# ours\n"+need+" "+dir+"/slurm_mps.so auto_wrap=1\n")
+}
+
+// plugins has the compiled plugin of each release, because each of many nodes has one.
+var plugins sync.Map
+
+func compiledPlugin(t *testing.T, release string) []byte {
+	t.Helper()
+	compile, _ := plugins.LoadOrStore(release, sync.OnceValues(func() ([]byte, error) {
+		dir, err := os.MkdirTemp("", "plugin")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		year, month, _ := strings.Cut(release, ".")
+		source := fmt.Sprintf("const char plugin_type[] = \"spank\"; const unsigned int plugin_version = %s << 16 | %s << 8 | 7;\n",
+			strings.TrimLeft(year, "0"), strings.TrimLeft(month, "0"))
+		so := filepath.Join(dir, "slurm_mps.so")
+		gcc := exec.Command("gcc", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-o", so, "-")
+		gcc.Stdin = strings.NewReader(source)
+		if out, err := gcc.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%w: %s", err, out)
+		}
+		return os.ReadFile(so)
+	}))
+	plugin, err := compile.(func() ([]byte, error))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plugin
 }
 
 func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
@@ -497,6 +523,7 @@ func (w ward) words(text string) string {
 // Each fault is found, alone, where it is, and with its repair; where the repair is a command, it makes the node
 // healthy.
 func TestDoctorFindsEachFault(t *testing.T) {
+	t.Parallel()
 	for _, f := range planted {
 		t.Run(f.name, func(t *testing.T) {
 			w := newWard(t)

@@ -324,6 +324,7 @@ func TestReapAfterABoot(t *testing.T) {
 
 // What no lease names goes where it is proved to be a job's, and is said where not.
 func TestReapOfWhatNoLeaseNames(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		spoil func(scene)

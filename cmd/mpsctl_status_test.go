@@ -369,6 +369,7 @@ func (s scene) server() int {
 
 // Each disagreement of lease and node, made by hand, is marked, and nothing else is.
 func TestStatusMarksDisagreements(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		spoil func(scene)
@@ -514,6 +515,7 @@ func TestRepairsOfFindings(t *testing.T) {
 
 // audit finds exactly what was planted, each kind.
 func TestAuditFindsWhatWasPlanted(t *testing.T) {
+	t.Parallel()
 	const unchanged = `compute_mode = "unchanged"`
 	for _, c := range []struct {
 		name       string

@@ -45,6 +45,7 @@ func (p play) findings(command string) map[string]string {
 //
 // Contract: R11
 func TestABrokenPolicyStopsNoOne(t *testing.T) {
+	t.Parallel()
 	const trigger, rule = "version = 1\ntrigger {\n  constraint = \"mps\"\n}\n", "rule \"kept\" {\n  when = true\n  grant {\n  }\n}\n"
 	for name, c := range map[string]struct {
 		policy string
