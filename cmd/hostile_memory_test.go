@@ -29,7 +29,8 @@ const claimant = stormy + 20
 // run without them and then beside them, and the difference counts. All of it runs in a control group, so that a
 // reader without a bound ends here and not the machine.
 func TestHostileClaimsOfMemory(t *testing.T) {
-	const processes, gib, maxMore, maxWork, maxLonger = 250, 64, 32 << 20, 2 * time.Second, 8 * time.Second // the last for a busy machine
+	const processes, gib, maxMore, maxWork = 250, 64, 32 << 20, 2 * time.Second
+	const maxLonger = 25 * time.Second // 250 processes and other tests share the cores, and an epilog has 60 s
 	a := newAttack(t, "", 1)
 	all := newMemoryGroup(t, 3<<30)
 	a.costs(all, a.job(6, "0"), func() {}) // brings files into the page cache, which counts
