@@ -45,7 +45,7 @@ func (g *Guard) startRecorder() {
 	_ = unix.SetNonblock(ends[1], true)
 	g.recorder = &recorder{ends[1], make(chan *started, 1)}
 	go func(r *recorder) {
-		process, err := launch(g.Recorder, g.RecorderArgs, os.NewFile(uintptr(ends[0]), "events"))
+		process, err := launch(g.Recorder, g.RecorderArgs, os.NewFile(uintptr(ends[0]), "events"), nil)
 		if err != nil {
 			g.Log.Warn().Err(err).Msg("cannot record what the job uses")
 		}
@@ -53,16 +53,21 @@ func (g *Guard) startRecorder() {
 	}(g.recorder)
 }
 
-// launch starts a program with an input that it takes over.
-func launch(path string, argv []string, in *os.File) (*started, error) {
+// launch starts a program of root in a new session. It takes over the program's input and output; without an output, the
+// program writes to /dev/null.
+func launch(path string, argv []string, in, out *os.File) (*started, error) {
 	defer in.Close()
+	defer out.Close() // of nil, this only returns an error
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
+	if out == nil {
+		out = null
+	}
 	process, err := os.StartProcess(path, append([]string{path}, argv...), &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{in, null, null}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Env: []string{}, Files: []*os.File{in, out, null}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -49,50 +48,39 @@ const (
 
 // gauge is a running gpu-usage.
 type gauge struct {
-	process *os.Process
-	proc    site.Process
-	ask     *os.File // its stdin; it ends when this is closed
-	lines   chan []Usage
+	proc  site.Process
+	ask   *os.File // its stdin; it ends when this is closed
+	lines chan []Usage
 }
 
-// startGauge starts gpu-usage, a process of root in a new session. It ends when its stdin is closed, as at the guard's
-// end.
+// startGauge starts gpu-usage. It ends when its stdin is closed, as at the guard's end.
 func startGauge(path string, argv []string, nudge func()) (*gauge, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer null.Close()
 	in, ask, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
 	answer, out, err := os.Pipe()
 	if err != nil {
+		in.Close()
 		ask.Close()
 		return nil, err
 	}
-	defer out.Close()
-	process, err := os.StartProcess(path, append([]string{path}, argv...), &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{in, out, null}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
+	process, err := launch(path, argv, in, out)
 	if err != nil {
 		ask.Close()
 		answer.Close()
 		return nil, err
 	}
-	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-	g := &gauge{process, stat.Process, ask, make(chan []Usage, 4)}
-	go g.read(answer, nudge)
+	g := &gauge{process.proc, ask, make(chan []Usage, 4)}
+	go g.read(process, answer, nudge)
 	return g, nil
 }
 
-// read sends on the output of gpu-usage until it ends, and reaps it.
-func (g *gauge) read(answer *os.File, nudge func()) {
+// read sends on the output of gpu-usage until it has ended.
+func (g *gauge) read(process *started, answer *os.File, nudge func()) {
 	defer nudge()
 	defer close(g.lines)
-	defer g.process.Wait()
+	defer func() { <-process.reaped }()
 	defer answer.Close()
 	lines := bufio.NewScanner(answer)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
