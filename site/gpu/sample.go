@@ -3,7 +3,6 @@
 package gpu
 
 import (
-	"errors"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -72,36 +71,21 @@ func (s *Sampler) beginGPM(handle nvml.Device) error {
 // Read reads the activity since the last Read. GPM wants 100 ms between two of them (nvml.h).
 func (s *Sampler) Read() (Activity, error) {
 	return within(s.nvml, "sample "+string(s.uuid), func() (Activity, error) {
-		a := Activity{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown, Clients: map[int]int{}}
+		a := Activity{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 		handle, err := s.nvml.handle(s.uuid)
 		if err != nil {
 			return a, err
 		}
-		if err := s.readMemory(handle, &a); err != nil {
+		memory, clients, err := memoryOf(handle, s.uuid)
+		if err != nil {
 			return a, err
 		}
+		a.UsedMiB, a.Clients = int(memory.Used>>20), clients
 		if s.gpm[0] == nil || !s.readGPM(handle, &a) {
 			s.readProcesses(handle, &a)
 		}
 		return a, nil
 	})
-}
-
-// readMemory reads the memory in use, of the whole device and of each client.
-func (s *Sampler) readMemory(handle nvml.Device, a *Activity) error {
-	memory, ret := handle.GetMemoryInfo()
-	if err := because(ret); err != nil {
-		return cannotRead("memory", string(s.uuid), err)
-	}
-	a.UsedMiB = int(memory.Used >> 20)
-	clients, ret := handle.GetMPSComputeRunningProcesses()
-	if err := because(ret); err != nil {
-		return cannotRead("clients", string(s.uuid), err)
-	}
-	for _, client := range clients {
-		a.Clients[int(client.Pid)] = mebibytes(client.UsedGpuMemory)
-	}
-	return nil
 }
 
 // readGPM reads the counters and compares them with those of the call before.
@@ -130,22 +114,18 @@ func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
 // readProcesses adds up what the driver has sampled of each process since the call before. Without a new sample, no
 // process had work.
 func (s *Sampler) readProcesses(handle nvml.Device, a *Activity) {
-	samples, ret := handle.GetProcessUtilization(s.since)
-	err := because(ret)
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	samples, err := busySince(handle, s.since)
+	if err != nil {
 		return
 	}
 	type sum struct{ percent, count float64 }
-	sums := map[uint32]sum{}
-	since := s.since
+	sums := map[int]sum{}
 	for _, one := range samples {
-		if one.TimeStamp > s.since {
-			of := sums[one.Pid]
-			sums[one.Pid] = sum{of.percent + float64(one.SmUtil), of.count + 1}
-			since = max(since, one.TimeStamp)
-		}
+		of := sums[one.PID]
+		sums[one.PID] = sum{of.percent + float64(one.Percent), of.count + 1}
+		s.since = max(s.since, one.Micros)
 	}
-	a.SMUtil, a.Source, s.since = 0, FromProcesses, since
+	a.SMUtil, a.Source = 0, FromProcesses
 	for _, of := range sums {
 		a.SMUtil = min(a.SMUtil+of.percent/of.count, 100)
 	}

@@ -3,6 +3,8 @@
 package gpu
 
 import (
+	"errors"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -33,32 +35,42 @@ func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 		if err != nil {
 			return Usage{}, err
 		}
-		memory, ret := handle.GetMemoryInfo()
-		if err := because(ret); err != nil {
-			return Usage{}, cannotRead("memory", string(uuid), err)
+		memory, clients, err := memoryOf(handle, uuid)
+		if err != nil {
+			return Usage{}, err
 		}
-		clients, ret := handle.GetMPSComputeRunningProcesses()
-		if err := because(ret); err != nil {
-			return Usage{}, cannotRead("clients", string(uuid), err)
-		}
-		u := Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: map[int]int{}}
-		for _, client := range clients {
-			u.Clients[int(client.Pid)] = mebibytes(client.UsedGpuMemory)
-		}
-		u.Busy = busySince(handle, since)
-		return u, nil
+		busy, _ := busySince(handle, since) // without samples, the memory counts
+		return Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients, Busy: busy}, nil
 	})
 }
 
-func busySince(handle nvml.Device, since uint64) (all []Busy) {
-	samples, ret := handle.GetProcessUtilization(since)
+// memoryOf reads the memory of a device, and the MiB of each MPS client by its pid.
+func memoryOf(handle nvml.Device, uuid site.UUID) (memory nvml.Memory, clients map[int]int, err error) {
+	memory, ret := handle.GetMemoryInfo()
 	if err := because(ret); err != nil {
-		return nil // NVML says "not found" when there is no new sample
+		return memory, nil, cannotRead("memory", string(uuid), err)
+	}
+	listed, ret := handle.GetMPSComputeRunningProcesses()
+	if err := because(ret); err != nil {
+		return memory, nil, cannotRead("clients", string(uuid), err)
+	}
+	clients = map[int]int{}
+	for _, client := range listed {
+		clients[int(client.Pid)] = mebibytes(client.UsedGpuMemory)
+	}
+	return memory, clients, nil
+}
+
+// busySince returns the driver's samples of processes after since. There may be no new one.
+func busySince(handle nvml.Device, since uint64) (all []Busy, err error) {
+	samples, ret := handle.GetProcessUtilization(since)
+	if err := because(ret); err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
 	}
 	for _, s := range samples {
 		if s.TimeStamp > since {
 			all = append(all, Busy{int(s.Pid), int(s.SmUtil), s.TimeStamp})
 		}
 	}
-	return all
+	return all, nil
 }
