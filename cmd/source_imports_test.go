@@ -31,7 +31,7 @@ var packages = map[string][]string{
 	"site/guard":           {"site", "site/lease", "site/proc", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"prolog":               {"policy", "site", "site/lease", "site/slurm", "github.com/rs/zerolog"},
 	"epilog":               {"policy", "site", "site/lease", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"mpirun-wrap":          {"policy", "site", "site/lease", "site/proc", "site/slurm", "golang.org/x/sys/unix"},
+	"mpirun-wrap":          {"policy", "site", "site/lease", "site/proc", "site/serverlog", "site/slurm", "golang.org/x/sys/unix"},
 	"cmd/internal/cli":     {"site"},
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
 	"cmd/internal/record":  {"policy", "site", "site/gpu", "site/inspect", "site/lease", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},

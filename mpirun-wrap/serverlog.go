@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,7 +19,7 @@ const tailBytes = 64 << 10 // a fault of 48 clients fills 15 KiB, and the launch
 
 // logTail returns the end of a server's log, or nothing if it cannot be read.
 func logTail(dir string) []byte {
-	file, st, err := openRegular(filepath.Join(dir, "server.log"), os.O_RDONLY)
+	file, st, err := openRegular(filepath.Join(dir, serverlog.Name), os.O_RDONLY)
 	if err != nil {
 		return nil
 	}
@@ -61,7 +62,9 @@ func readFault(tail []byte) fault {
 	var f fault
 	sticky := false // the numbers are pids, not devices
 	for line := range bytes.Lines(tail) {
-		server, text := entry(line)
+		l, _ := serverlog.Parse(line)
+		server, _ := strconv.Atoi(l.Server)
+		text := l.Text
 		number, err := strconv.Atoi(string(text))
 		switch {
 		case bytes.HasPrefix(text, restored):
@@ -75,31 +78,20 @@ func readFault(tail []byte) fault {
 		case err == nil && sticky && f.server != 0:
 			f.clients, f.listed = append(f.clients, number), true
 		default:
-			f.leave(text)
+			f.leave(l)
 		}
 	}
 	return f
 }
 
 // leave removes a process that has ended from a fault. The fault is over when it was the last.
-func (f *fault) leave(text []byte) {
-	rest, ok := bytes.CutPrefix(text, []byte("Client process "))
-	word, ok2 := bytes.CutSuffix(rest, []byte(" disconnected"))
-	if !ok || !ok2 {
+func (f *fault) leave(l serverlog.Line) {
+	ended, ok := l.Disconnected()
+	if !ok {
 		return
 	}
-	f.clients = slices.DeleteFunc(f.clients, func(pid int) bool { return strconv.Itoa(pid) == string(word) })
+	f.clients = slices.DeleteFunc(f.clients, func(pid int) bool { return pid == ended })
 	if f.listed && len(f.clients) == 0 {
 		*f = fault{}
 	}
-}
-
-// entry splits a line into the pid of the process that wrote it, and the text.
-func entry(line []byte) (pid int, text []byte) {
-	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
-	if !found {
-		return 0, nil
-	}
-	pid, _ = strconv.Atoi(string(head[bytes.LastIndexByte(head, ' ')+1:]))
-	return pid, text
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serverlog reads the logs of MPS servers. They are the job user's files: what they say is that user's word.
+// Package serverlog reads the logs of MPS servers. They are the job user's files, so the user may have written them.
 package serverlog
 
 import (
@@ -102,11 +102,12 @@ func (l Line) client() (pid int, ok bool) {
 
 // Disconnected is the process that has ended: "Client process 957 disconnected".
 func (l Line) Disconnected() (pid int, ok bool) {
-	word, ok := bytes.CutSuffix(l.Text, []byte(" disconnected"))
-	if !ok {
+	rest, ok := bytes.CutPrefix(l.Text, []byte("Client process "))
+	word, ended := bytes.CutSuffix(rest, []byte(" disconnected"))
+	if !ok || !ended {
 		return 0, false
 	}
-	pid, err := strconv.Atoi(string(bytes.TrimPrefix(word, []byte("Client process "))))
+	pid, err := strconv.Atoi(string(word))
 	return pid, err == nil
 }
 
