@@ -118,12 +118,7 @@ var driverVersion = regexp.MustCompile(`\b[1-9][0-9]{2}\.[0-9]{2,3}(\.[0-9]{2})?
 // It does not run the program, because -v prints CUDA's version. It returns "" for a script, and if the version is
 // not certain.
 func driverOf(path string) string {
-	file, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, maxControl))
+	content, err := readBounded(path, maxControl)
 	if err != nil || !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return ""
 	}
@@ -135,6 +130,15 @@ func driverOf(path string) string {
 		version = string(found)
 	}
 	return version
+}
+
+func readBounded(path string, limit int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, limit))
 }
 
 const maxScript = 1 << 20 // the maximum of bytes that are read of a script
@@ -149,7 +153,7 @@ func script(file string) Script {
 		s.Starts, s.By = name, file
 		return s
 	}
-	content, err := os.ReadFile(file)
+	content, err := readBounded(file, maxScript+1)
 	if err != nil || len(content) > maxScript || !strings.HasPrefix(string(content), "#!") {
 		return s
 	}

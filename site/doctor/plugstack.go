@@ -6,7 +6,6 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,15 +115,6 @@ func findIncluded(pattern, dir string, depth int) (*pluginLine, error) {
 		}
 	}
 	return nil, nil
-}
-
-func readBounded(path string, limit int64) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, limit))
 }
 
 // releaseOf reads out of a plugin for which release of Slurm it is built: plugin_version, which Slurm compares, is

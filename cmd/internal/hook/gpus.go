@@ -26,36 +26,27 @@ func (l *lazyGPUs) open() (*gpu.NVML, error) {
 	return l.nvml, l.err
 }
 
-func (l *lazyGPUs) Devices() ([]site.Device, error) {
+// opened calls the driver, once it is open.
+func opened[T any](l *lazyGPUs, call func(*gpu.NVML) (T, error)) (none T, err error) {
 	nvml, err := l.open()
 	if err != nil {
-		return nil, err
+		return none, err
 	}
-	return nvml.Devices()
+	return call(nvml)
 }
 
+func (l *lazyGPUs) Devices() ([]site.Device, error) { return opened(l, (*gpu.NVML).Devices) }
+
 func (l *lazyGPUs) ByMinor(minor int) (site.Device, error) {
-	nvml, err := l.open()
-	if err != nil {
-		return site.Device{}, err
-	}
-	return nvml.ByMinor(minor)
+	return opened(l, func(n *gpu.NVML) (site.Device, error) { return n.ByMinor(minor) })
 }
 
 func (l *lazyGPUs) Find(uuid site.UUID) (site.Device, error) {
-	nvml, err := l.open()
-	if err != nil {
-		return site.Device{}, err
-	}
-	return nvml.Find(uuid)
+	return opened(l, func(n *gpu.NVML) (site.Device, error) { return n.Find(uuid) })
 }
 
 func (l *lazyGPUs) Index(uuid site.UUID) (int, error) {
-	nvml, err := l.open()
-	if err != nil {
-		return 0, err
-	}
-	return nvml.Index(uuid)
+	return opened(l, func(n *gpu.NVML) (int, error) { return n.Index(uuid) })
 }
 
 func (l *lazyGPUs) Capability(uuid site.UUID) (major, minor int, err error) {
@@ -67,25 +58,12 @@ func (l *lazyGPUs) Capability(uuid site.UUID) (major, minor int, err error) {
 }
 
 func (l *lazyGPUs) Mode(uuid site.UUID) (site.Mode, error) {
-	nvml, err := l.open()
-	if err != nil {
-		return "", err
-	}
-	return nvml.Mode(uuid)
+	return opened(l, func(n *gpu.NVML) (site.Mode, error) { return n.Mode(uuid) })
 }
 
 func (l *lazyGPUs) SetMode(uuid site.UUID, mode site.Mode) error {
-	nvml, err := l.open()
-	if err != nil {
-		return err
-	}
-	return nvml.SetMode(uuid, mode)
+	_, err := opened(l, func(n *gpu.NVML) (struct{}, error) { return struct{}{}, n.SetMode(uuid, mode) })
+	return err
 }
 
-func (l *lazyGPUs) Driver() (string, error) {
-	nvml, err := l.open()
-	if err != nil {
-		return "", err
-	}
-	return nvml.Driver()
-}
+func (l *lazyGPUs) Driver() (string, error) { return opened(l, (*gpu.NVML).Driver) }
