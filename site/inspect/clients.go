@@ -52,7 +52,7 @@ func byRank(a, b Client) int {
 	return cmp.Or(cmp.Compare(uint(a.Rank), uint(b.Rank)), a.PID-b.PID)
 }
 
-// readUse reads the latest samples of a job.
+// readUse reads a job's report, which has the latest samples.
 func (n *Node) readUse(j *Job) {
 	if j.Phase != Opened {
 		return
@@ -61,6 +61,7 @@ func (n *Node) readUse(j *Job) {
 	if err != nil {
 		return
 	}
+	j.Report = report
 	for k := range j.Devices {
 		for _, g := range report.GPUs {
 			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {

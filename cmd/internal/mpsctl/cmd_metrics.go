@@ -62,7 +62,7 @@ func metricsCommand(call *Invocation) *cobra.Command {
 				return cli.RuntimeError{Err: errors.New("cannot print metrics: interrupted")}
 			}
 			families := nodeMetrics(node, found)
-			families = append(families, useMetrics(runningReports(call.Paths, node.Jobs))...)
+			families = append(families, useMetrics(reportsOf(node.Jobs))...)
 			ended, err := readTotals(call.Paths.Log())
 			switch {
 			case err == nil:

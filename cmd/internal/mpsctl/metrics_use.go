@@ -3,27 +3,20 @@
 package mpsctl
 
 import (
-	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // maxUseSeries bounds the GPUs of running jobs in the metrics. A GPU has one job, so that no node has more.
 const maxUseSeries = 256
 
-// runningReports returns the reports of the running jobs that this user may read.
-func runningReports(paths site.Paths, jobs []inspect.Job) (all []usage.Report) {
-	store := lease.OpenReadOnly(paths.Run(), "")
+// reportsOf returns the reports of the running jobs that this user may read.
+func reportsOf(jobs []inspect.Job) (all []usage.Report) {
 	for _, j := range jobs {
-		if j.Phase != inspect.Opened {
-			continue
-		}
-		if r, err := usage.Read(filepath.Join(store.JobDir(j.ID), usage.Running)); err == nil {
-			all = append(all, r)
+		if j.Report.Job > 0 {
+			all = append(all, j.Report)
 		}
 	}
 	return all
