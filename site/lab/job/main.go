@@ -27,7 +27,7 @@ import (
 const (
 	uid      = 2001
 	userName = "hpc1"
-	patience = 50 * time.Second
+	deadline = 50 * time.Second
 )
 
 // launchers are the ways to start the ranks, a command line each.
@@ -68,7 +68,7 @@ func run(ranks int, launcher string, showPS bool, screen string) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
 	d := demo{dir: dir, built: built, ranks: ranks, launch: fmt.Sprintf(launchers[launcher], ranks), showPS: showPS, screen: screen}
 	return d.play(ctx)
