@@ -44,7 +44,7 @@ func (at point) reached(p play) func(faultinject.Effect) bool {
 var (
 	processes = regexp.MustCompile(`/(proc|task)/[0-9]+`)
 	jobFiles  = regexp.MustCompile(`/run/mps[0-9]+`)
-	drafts    = regexp.MustCompile(`(/\.draft-[a-z_.]+-)[0-9]+`)
+	drafts    = regexp.MustCompile(`(/\.draft-[^/ ]+-)[0-9]+`)
 )
 
 // name is an effect without what differs from run to run.

@@ -108,6 +108,16 @@ func nth[P any](points []P, every int) []P {
 // pointDeadline bounds the acts at one point.
 const pointDeadline = time.Minute
 
+// mayMiss is how many of n points need not be met again: one in twenty. On a busy machine the run that found the points
+// asked some questions again and again while it waited, and a faster run asks them once. So a sample may miss half and
+// two more.
+func mayMiss(n int) int {
+	if everything {
+		return n/20 + 1
+	}
+	return n/2 + 2
+}
+
 // sweep tries every point, each a subtest. Several stages are at work side by side, since acts wait for daemons most of
 // their time. A stage on which a point has failed is replaced: what it left must not fail the next.
 func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
@@ -150,7 +160,7 @@ func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) 
 	if !named(t) {
 		report(t, t.Name(), n, int(failed.Load()), time.Since(began))
 	}
-	if int(missed.Load())*20 > n+20 {
+	if int(missed.Load()) > mayMiss(n) {
 		t.Errorf("%d of %d points were not reached: the sweep proves too little", missed.Load(), n)
 	}
 }
