@@ -135,7 +135,7 @@ func TestMemoryLimit(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()
-	neighbour := d.spin(nil, "-ms", "1", "-for", "1.3")
+	neighbour := d.neighbour()
 	for _, environment := range [][]string{nil, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + under.gpus[0] + "=2G"}} {
 		const more = "1000000" // MiB, than any GPU has
 		if out := d.client(environment, "alloc", more); !strings.Contains(out.stdout, "err=2(") {

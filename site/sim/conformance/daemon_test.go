@@ -233,6 +233,8 @@ type spinner struct {
 	mutex sync.Mutex
 	lines []string
 	done  chan struct{}
+
+	endless bool // it computes until SIGTERM
 }
 
 // spin starts a client that runs kernels; it is ready when this returns.
@@ -243,6 +245,14 @@ func (d *daemon) spin(variables []string, args ...string) *spinner {
 	if !strings.Contains(s.line(0), " ready ") {
 		d.t.Fatalf("client: %q", s.line(0))
 	}
+	return s
+}
+
+// neighbour starts a client that computes until survives or the end of the test ends it.
+func (d *daemon) neighbour() *spinner {
+	d.t.Helper()
+	s := d.spin(nil, "-ms", "1", "-for", "60", "-exit-idle")
+	s.endless = true
 	return s
 }
 
@@ -300,9 +310,16 @@ func (s *spinner) end() string {
 	return s.line(len(s.lines) - 1)
 }
 
+// faultDelay is longer than a client can compute after an event that kills it: at most 0.19 s (measured on an H200).
+const faultDelay = time.Second
+
 // survives fails the test where the client has died of a CUDA error by its end.
 func (s *spinner) survives(what string) {
 	s.t.Helper()
+	if s.endless {
+		time.Sleep(faultDelay)
+		s.signal(syscall.SIGTERM)
+	}
 	if last := s.end(); !strings.Contains(last, " done ") {
 		s.t.Errorf("%s: the neighbour ended with %q", what, last)
 	}

@@ -10,16 +10,6 @@ import (
 	"time"
 )
 
-// pair is a server with a victim and a neighbour on the first GPU.
-func pair(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
-	t.Helper()
-	d = start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
-	server = d.server()
-	neighbour = d.spin(nil, "-ms", "1", "-for", "1.3")
-	victim = d.spin(nil, append([]string{"-for", "30"}, victimArgs...)...)
-	return d, server, victim, neighbour
-}
-
 // inFlight waits until a client is surely in the middle of its kernels: its work is on the GPU from its ready line on.
 const inFlight = 100 * time.Millisecond
 
@@ -39,7 +29,7 @@ func TestKill(t *testing.T) {
 		{[]string{"-ms", "0"}, false},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
-			_, _, victim, neighbour := pair(t, c.args...)
+			_, _, victim, neighbour := beside(t, c.args...)
 			time.Sleep(inFlight)
 			victim.signal(syscall.SIGKILL)
 			if c.dies {
@@ -58,7 +48,7 @@ func TestStopDrainKill(t *testing.T) {
 		dies bool
 	}{{600 * time.Millisecond, false}, {time.Millisecond, true}} {
 		t.Run(c.wait.String(), func(t *testing.T) {
-			_, _, victim, neighbour := pair(t, "-ms", "400")
+			_, _, victim, neighbour := beside(t, "-ms", "400")
 			time.Sleep(inFlight)
 			victim.signal(syscall.SIGSTOP)
 			time.Sleep(c.wait)
@@ -76,7 +66,7 @@ func TestStopDrainKill(t *testing.T) {
 // client stays a moment: of those that leave at the first 810, 3 of 82 took their neighbour along (measured: decision
 // 021).
 func TestTerminateClient(t *testing.T) {
-	d, server, victim, neighbour := pair(t, "-ms", "400", "-hold", "0.5")
+	d, server, victim, neighbour := beside(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
 	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
 		t.Errorf("terminate_client: %q", got)
@@ -104,7 +94,7 @@ func TestTerminateUnknownClient(t *testing.T) {
 
 // terminate_client for a stopped client hangs, and the daemon answers nothing else until the client continues.
 func TestTerminateStoppedClient(t *testing.T) {
-	d, server, victim, _ := pair(t, "-ms", "1")
+	d, server, victim, _ := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
 	const patience = 700 * time.Millisecond
 	if out := d.tell(fmt.Sprintf("terminate_client %d %d", server, victim.pid()), patience); !out.late {
@@ -122,7 +112,7 @@ func TestTerminateStoppedClient(t *testing.T) {
 
 // An illegal access in one client gives 700 to all clients on that GPU; then new ones work.
 func TestIllegalAccess(t *testing.T) {
-	d, server, victim, neighbour := pair(t, "-ms", "0")
+	d, server, victim, neighbour := beside(t, "-ms", "0")
 	out := d.client(nil, "fault")
 	if !strings.Contains(out.stdout, "err=700 cudaErrorIllegalAddress") {
 		t.Errorf("fault: %q", out.stdout)
@@ -146,7 +136,7 @@ func TestIllegalAccess(t *testing.T) {
 // An affected client that stays keeps the server in FAULT, and new clients get 807 until it has gone.
 func TestFaultState(t *testing.T) {
 	onlySimulated(t, "documented by NVIDIA; it was measured in passing only")
-	d, server, victim, neighbour := pair(t, "-ms", "1")
+	d, server, victim, neighbour := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
 	d.client(nil, "fault")
 	neighbour.fails("illegal access", 700)

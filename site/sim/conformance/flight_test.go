@@ -19,12 +19,12 @@ import (
 // 0.75 s of work, as the matrix products were with which it was measured (docs/measurements).
 var queue = []string{"-ms", "5", "-queue", "150"}
 
-// beside is a server with a victim and a neighbour that computes for so long.
-func beside(t *testing.T, seconds string, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
+// beside starts a server on the first GPU with two clients: a neighbour that computes, and a victim.
+func beside(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
 	t.Helper()
 	d = start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	server = d.server()
-	neighbour = d.spin(nil, "-ms", "1", "-for", seconds)
+	neighbour = d.neighbour()
 	victim = d.spin(nil, append([]string{"-for", "30"}, victimArgs...)...)
 	return d, server, victim, neighbour
 }
@@ -99,7 +99,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 			if c.dies {
 				onlySimulated(t, "the H200 does it to PyTorch's neighbours, not to this client's")
 			}
-			d, server, victim, neighbour := beside(t, "1.3", append([]string{"-hold", "0.5"}, c.args...)...)
+			d, server, victim, neighbour := beside(t, append([]string{"-hold", "0.5"}, c.args...)...)
 			time.Sleep(inFlight)
 			if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
 				t.Errorf("terminate_client: %q", got)
@@ -119,7 +119,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
 	onlySimulated(t, "the H200 does it to PyTorch's neighbours, not to this client's")
 	needsRoot(t)
-	d, server, victim, neighbour := beside(t, "4", "-ms", "5", "-queue", "600")
+	d, server, victim, neighbour := beside(t, "-ms", "5", "-queue", "600")
 	time.Sleep(inFlight)
 	files := hold(t, victim.pid())
 	if got := d.ask(fmt.Sprintf("terminate_client %d %d", server, victim.pid())); got != "0" {
@@ -133,15 +133,14 @@ func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
 // ends are the ways in which a process ends that has work in flight: a SIGKILL, or by itself.
 var ends = []string{"SIGKILL", "exit:0", "_exit:0", "exit:3", "_exit:3", "signal:11", "signal:6", "alloc"}
 
-// dyingOf starts a victim that has a queue in flight and ends within a second of it; the neighbour computes for so
-// long.
-func dyingOf(t *testing.T, end, seconds string, work []string) (d *daemon, victim, neighbour *spinner) {
+// dyingOf starts a neighbour, and a victim that has work in flight and ends within a second unless end is SIGKILL.
+func dyingOf(t *testing.T, end string, work []string) (d *daemon, victim, neighbour *spinner) {
 	t.Helper()
 	args := append([]string{"-replay"}, work...)
 	if end != "SIGKILL" {
 		args = append(args, "-end", end, "-after", "0.4")
 	}
-	d, _, victim, neighbour = beside(t, seconds, args...)
+	d, _, victim, neighbour = beside(t, args...)
 	time.Sleep(inFlight)
 	return d, victim, neighbour
 }
@@ -160,7 +159,7 @@ func TestEndsWithHeldFiles(t *testing.T) {
 	needsRoot(t)
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
-			d, victim, neighbour := dyingOf(t, end, "4", queue)
+			d, victim, neighbour := dyingOf(t, end, queue)
 			files := hold(t, victim.pid())
 			ended(t, end, victim)
 			time.Sleep(2 * time.Second)
@@ -178,7 +177,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 	onlySimulated(t, "with 0.75 s in flight some of the neighbours live")
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
-			d, victim, neighbour := dyingOf(t, end, "2", queue)
+			d, victim, neighbour := dyingOf(t, end, queue)
 			ended(t, end, victim)
 			neighbour.fails("end", 700)
 			eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
@@ -186,7 +185,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 	}
 	t.Run("SIGKILL, held for 5 ms", func(t *testing.T) {
 		needsRoot(t)
-		_, victim, neighbour := dyingOf(t, "SIGKILL", "2", queue)
+		_, victim, neighbour := dyingOf(t, "SIGKILL", queue)
 		files := hold(t, victim.pid())
 		ended(t, "SIGKILL", victim)
 		time.Sleep(5 * time.Millisecond)
@@ -199,7 +198,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 func TestEndsWithShortWork(t *testing.T) {
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
-			_, victim, neighbour := dyingOf(t, end, "1.3", []string{"-ms", "0.1", "-queue", "1000"})
+			_, victim, neighbour := dyingOf(t, end, []string{"-ms", "0.1", "-queue", "1000"})
 			ended(t, end, victim)
 			neighbour.survives("end")
 		})
@@ -219,7 +218,7 @@ func TestTheDeadShareTheGPU(t *testing.T) {
 		t.Run(c.held.String(), func(t *testing.T) {
 			d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 			d.server()
-			neighbour := d.spin(nil, "-ms", "1", "-for", "9")
+			neighbour := d.neighbour()
 			var dying []*spinner
 			var files []*held
 			for range victims {

@@ -102,7 +102,7 @@ func TestClientsAreLogged(t *testing.T) {
 // A fault lasts as long as a process that it hit: new clients get 807 at once meanwhile, and the log says why; then
 // they are served again, by the same server.
 func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
-	d, server, victim, neighbour := pair(t, "-ms", "1", "-hold", "60")
+	d, server, victim, neighbour := beside(t, "-ms", "1", "-hold", "60")
 	d.client(nil, "fault")
 	neighbour.fails("illegal access", 700)
 	eventually(t, "the victim has its error", answerDeadline, func() bool { return strings.Contains(victim.line(1), " err=700 ") })
