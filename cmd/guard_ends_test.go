@@ -22,21 +22,22 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// shared is a job on a simulated node whose clients share a GPU: nothing but the prolog's daemon and guard is there.
+// shared is a job on a simulated node whose clients share one GPU. Only the prolog's daemon and its guard run beside
+// the clients.
 type shared struct {
 	play
 	job   testnode.Job
-	env   []string // of a client
+	env   []string // the environment of a client
 	guard site.Process
 }
 
-// newShared opens job 7 with a policy of one rule.
+// newShared runs the prolog of job 7 under a policy of one rule.
 func newShared(t *testing.T, attributes ...string) *shared {
 	t.Helper()
 	return openShared(newPlay(t, testnode.Default(attributes...), node.H200))
 }
 
-// openShared opens job 7 on a node that is there.
+// openShared runs the prolog of job 7 on an existing node.
 func openShared(p play) *shared {
 	p.t.Helper()
 	s := &shared{play: p, job: p.job(7, "0")}
@@ -49,16 +50,16 @@ func openShared(p play) *shared {
 	return s
 }
 
-// running is a client of the job, or what has started it.
+// running is a client of the job, or the program that started the client.
 type running struct {
 	*exec.Cmd
 	s     *shared
 	lines *bufio.Reader
 	name  string
-	pid   int // the client's, as it sees itself
+	pid   int // the client's pid in its own pid namespace
 }
 
-// start starts a CUDA client as the job's user, as any launcher might, and waits until it is ready.
+// start starts a CUDA client as the job's user, as a launcher does, and waits until the client is ready.
 func (s *shared) start(args ...string) *running {
 	s.t.Helper()
 	return s.launch(append([]string{s.cudaClient()}, args...)...)
@@ -70,7 +71,7 @@ func (s *shared) launch(line ...string) *running {
 	return s.begin(cmd)
 }
 
-// asUser is a command of the job's user.
+// asUser returns a command that runs as the job's user.
 func (s *shared) asUser(line ...string) *exec.Cmd {
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = s.env
@@ -78,7 +79,7 @@ func (s *shared) asUser(line ...string) *exec.Cmd {
 	return cmd
 }
 
-// begin starts a command with a client in it and waits until the client is ready.
+// begin starts a command that runs a client and waits until the client is ready.
 func (s *shared) begin(cmd *exec.Cmd) *running {
 	s.t.Helper()
 	cmd.Dir, cmd.Stderr = "/", os.Stderr
@@ -98,7 +99,7 @@ func (s *shared) begin(cmd *exec.Cmd) *running {
 	return r
 }
 
-// ends waits until all have ended who have the client's output, and returns what it has printed.
+// ends waits until every process that has the client's output open has ended. It returns what the client printed.
 func (r *running) ends() string {
 	r.s.t.Helper()
 	printed := make(chan string, 1)
@@ -111,12 +112,12 @@ func (r *running) ends() string {
 		_ = r.Wait()
 		return rest
 	case <-time.After(30 * time.Second):
-		r.s.t.Fatalf("%s does not end\n%s", r.name, r.s.log())
+		r.s.t.Fatalf("%s still runs after 30 s\n%s", r.name, r.s.log())
 		return ""
 	}
 }
 
-// held counts the files of a device that a process has open.
+// held counts how many open files of a device a process has.
 func (p play) held(pid int, device string) (count int) {
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {
@@ -127,7 +128,7 @@ func (p play) held(pid int, device string) (count int) {
 	return count
 }
 
-// holds waits until the guard holds so many files of the memory device.
+// holds waits until the guard holds a given number of open files of the memory device.
 func (s *shared) holds(want int, within time.Duration) {
 	s.t.Helper()
 	deadline := time.Now().Add(within)
@@ -138,7 +139,8 @@ func (s *shared) holds(want int, within time.Duration) {
 	}
 }
 
-// lives asks clients to end, and holds that none had an error, and that a new client of the job works.
+// lives checks that a new client of the job works, and asks the neighbours to end. It checks that no neighbour had an
+// error.
 func (s *shared) lives(neighbours ...*running) {
 	s.t.Helper()
 	s.works()
@@ -150,7 +152,7 @@ func (s *shared) lives(neighbours ...*running) {
 	}
 }
 
-// works holds that a new client of the job works.
+// works checks that a new client of the job works.
 func (s *shared) works() {
 	s.t.Helper()
 	if out, err := s.asUser(s.cudaClient(), "info").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "err=0") {
@@ -158,19 +160,19 @@ func (s *shared) works() {
 	}
 }
 
-// neighbour is a client that computes until it is asked to end, or a call fails.
+// neighbour starts a client that computes until it is asked to end or a call fails.
 func (s *shared) neighbour() *running {
 	s.t.Helper()
 	return s.start("spin", "-ms", "1", "-for", "100", "-exit-idle")
 }
 
-// shellWords is a line for a shell.
+// shellWords quotes a command line for a shell.
 func shellWords(line []string) string { return "'" + strings.Join(line, "' '") + "'" }
 
-// setpriv makes root's process the job's user's.
+// setpriv is the start of a command line by which a process of root becomes one of the job's user.
 var setpriv = []string{"setpriv", fmt.Sprint("--reuid=", uid), fmt.Sprint("--regid=", gid), "--clear-groups"}
 
-// ways are how a client may be started.
+// ways are the ways in which a client is started.
 var ways = []struct {
 	name  string
 	start func(s *shared, client []string) *running
@@ -191,7 +193,7 @@ var ways = []struct {
 	}},
 	{"in a user namespace", func(s *shared, client []string) *running {
 		if err := s.asUser("unshare", "-U", "true").Run(); err != nil {
-			s.t.Skip("no user namespaces here: ", err)
+			s.t.Skip("this machine allows no user namespaces: ", err)
 		}
 		return s.launch(append([]string{"unshare", "-U", "--map-root-user"}, client...)...)
 	}},
@@ -209,7 +211,7 @@ var ways = []struct {
 	}},
 }
 
-// undumpable is the library of testdata/undumpable.c, built once.
+// undumpable builds the library of testdata/undumpable.c once and returns its path.
 var undumpable = sync.OnceValues(func() (string, error) {
 	folder, err := testnode.Shared()
 	if err != nil {
@@ -225,8 +227,9 @@ var undumpable = sync.OnceValues(func() (string, error) {
 // endings are the ways in which a client ends with its work in flight.
 var endings = []string{"signal:9", "signal:15", "signal:11", "signal:6", "exit:0", "_exit:0", "_exit:1", "alloc"}
 
-// loads are what a client has in flight, and how long it takes. Most end late enough for a guard on a loaded machine,
-// on which other tests run, too. The last one ends as early as a client with work in flight can.
+// loads are the kernels that a client has queued when it ends, and how long they take together. Most of them take
+// long enough for a guard on a loaded machine, on which other tests run too. The last load ends as early as a client
+// with queued kernels can end.
 var loads = []struct {
 	name  string
 	args  []string
@@ -237,8 +240,8 @@ var loads = []struct {
 	{"20 x 5 ms", []string{"-ms", "5", "-queue", "20", "-after", "0.02"}, 100 * time.Millisecond},
 }
 
-// However a client ends, whatever started it, and whatever it has in flight: its neighbour lives, before and after
-// its files are let go, and new clients work.
+// A client that ends harms no neighbour, however it ends, however it was started and whatever kernels it has queued.
+// The neighbour lives while the guard holds the client's files and after it closes them, and new clients work.
 func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 	for _, way := range ways {
 		for _, load := range loads {
@@ -252,13 +255,14 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 					victim := way.start(s, slices.Concat([]string{s.cudaClient(), "spin", "-for", "60", "-end", ending}, load.args))
 					victim.ends()
 					s.works()
-					site.Sleep(s.ctx, load.takes) // else there is more and more work, and the next client makes the guard let go
+					// Otherwise the queued kernels add up, and the next client makes the guard close the files.
+					site.Sleep(s.ctx, load.takes)
 					if s.ended(neighbour) {
 						t.Fatalf("after %s\n%s\n%s", ending, s.serverLog(7), s.log())
 					}
 				}
 				newcomer := s.neighbour()
-				s.holds(4, 30*time.Second) // the files of the two that live
+				s.holds(4, 30*time.Second) // the files of the two clients that live
 				s.lives(neighbour, newcomer)
 				s.knows(len(endings) + 2)
 			})
@@ -272,8 +276,8 @@ func (s *shared) ended(neighbour *running) bool {
 	return err != nil || !stat.Running()
 }
 
-// knows holds that the guard has seen so many clients at least, and that it could hold all files of each. It writes
-// its state once a second.
+// knows checks that the guard has seen at least a given number of clients, and that it could hold all files of each.
+// It waits, because the guard writes its state once a second.
 func (s *shared) knows(seen int) {
 	s.t.Helper()
 	for began := time.Now(); ; {
@@ -282,13 +286,13 @@ func (s *shared) knows(seen int) {
 			return
 		}
 		if time.Since(began) > 5*time.Second || !site.Sleep(s.ctx, 50*time.Millisecond) {
-			s.t.Errorf("the guard knows %+v, want %d clients at least", state, seen)
+			s.t.Errorf("the guard's state is %+v, want at least %d clients", state, seen)
 			return
 		}
 	}
 }
 
-// state is what the guard has last written.
+// state returns the state that the guard last wrote.
 func (s *shared) state() lease.GuardState {
 	s.t.Helper()
 	boot, err := site.BootID()
@@ -302,7 +306,8 @@ func (s *shared) state() lease.GuardState {
 	return state
 }
 
-// Eight at once leave more work than one: it is over before their files are let go.
+// Eight clients that end together queue more kernels than one client does. The kernels are done before the guard
+// closes the clients' files, so the neighbour lives.
 func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -325,7 +330,7 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 			for _, victim := range victims {
 				victim.ends()
 			}
-			site.Sleep(s.ctx, 7*time.Second) // their work takes 6 s, one after the other
+			site.Sleep(s.ctx, 7*time.Second) // the clients' kernels take 6 s, one after the other
 			s.holds(18, 0)
 			newcomer := s.neighbour()
 			s.holds(4, 30*time.Second)
@@ -334,7 +339,8 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 	}
 }
 
-// The same endings without a guard take the neighbour along, else the tests above would prove nothing.
+// Without a guard, a client that ends in one of these ways also ends its neighbour. If the neighbour lived, the other
+// tests of the guard would prove nothing.
 func TestClientsThatEndWithoutAGuardHarmTheirNeighbour(t *testing.T) {
 	for _, ending := range []string{"signal:9", "signal:15", "exit:0", "_exit:0"} {
 		for _, load := range loads[:2] {

@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slack is what a busy machine may need for what takes milliseconds on one of its own.
+// slack is how long an operation of a few milliseconds may take on a busy machine.
 const slack = 10 * time.Second
 
-// kill ends a client by SIGKILL and waits for its end.
+// kill ends a client with SIGKILL and waits until it has ended.
 func (r *running) kill() {
 	r.s.t.Helper()
 	if err := syscall.Kill(-r.Process.Pid, syscall.SIGKILL); err != nil {
@@ -33,7 +33,7 @@ func (r *running) kill() {
 	r.ends()
 }
 
-// full is the number of /dev/full, a device that every machine has: 1, 7.
+// full is the device number of /dev/full, which every machine has: major 1, minor 7.
 const full = 1<<8 | 7
 
 // device makes a character device that every user may open.
@@ -41,19 +41,19 @@ func device(t *testing.T, path string) {
 	t.Helper()
 	_ = os.Remove(path)
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, full); err != nil {
-		t.Skipf("no device files can be made here: %v", err)
+		t.Skipf("cannot make device files here: %v", err)
 	}
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		t.Skipf("device files cannot be opened here: %v", err)
+		t.Skipf("cannot open device files here: %v", err)
 	}
 	file.Close()
 }
 
-// heldDevices counts the files of the device that a process has open, whatever their paths.
+// heldDevices counts how many open files of the device a process has, whatever their paths are.
 func heldDevices(pid int) (count int) {
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {
@@ -65,8 +65,8 @@ func heldDevices(pid int) (count int) {
 	return count
 }
 
-// A container may have a device file of its own: the same number at another inode, of whose openings inotify tells
-// nothing. Its clients are held all the same, and soon enough.
+// A container may have a device file of its own: the same device number at another inode, whose openings inotify does
+// not report. The guard holds the files of the container's clients too, within 300 ms of their opening.
 func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	path := filepath.Join(p.Sim.Node.Dir, "dev", "nvidia-uvm")
@@ -89,30 +89,30 @@ func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
 		opened := s.when(func() bool { return cmd.Process != nil && heldDevices(cmd.Process.Pid) > 0 })
 		held := s.when(func() bool { return heldDevices(s.guard.PID) == 2*(i+1) })
 		if took := held.Sub(opened); took > 300*time.Millisecond {
-			t.Errorf("held %v after they were opened", took)
+			t.Errorf("the guard held the files %v after they were opened", took)
 		}
 		if held.Before(<-ready) {
 			early++
 		}
 	}
 	if early < clients/2+1 {
-		t.Errorf("%d of %d clients were held before their first kernel", early, clients)
+		t.Errorf("the guard held the files of %d of %d clients before their first kernel", early, clients)
 	}
 	s.knows(clients)
 }
 
-// when waits until something is so, and returns the time.
+// when waits until a condition holds, and returns that time.
 func (s *shared) when(is func() bool) time.Time {
 	s.t.Helper()
 	for !is() {
 		if !site.Sleep(s.ctx, time.Millisecond) {
-			s.t.Fatalf("it does not come\n%s", s.log())
+			s.t.Fatalf("the condition did not become true in time\n%s", s.log())
 		}
 	}
 	return time.Now()
 }
 
-// free is the GPU's memory that a new client sees, in MiB.
+// free returns the free memory of the GPU that a new client sees, in MiB.
 func (s *shared) free() (mib int) {
 	s.t.Helper()
 	out, err := s.asUser(s.cudaClient(), "info").Output()
@@ -123,39 +123,40 @@ func (s *shared) free() (mib int) {
 	return mib
 }
 
-// The last client's files are closed when the GPU has been idle for a moment: its memory is free.
+// The guard closes the last client's files when the GPU has been idle for a moment. The GPU's memory is then free
+// again.
 func TestTheLastClientsFilesAreNotHeld(t *testing.T) {
 	s := newShared(t)
 	before := s.free()
 	client := s.start("spin", "-ms", "0", "-for", "100", "-mib", "5000")
 	s.holds(2, slack)
 	if with := s.free(); with > before-5000 {
-		t.Fatalf("free were %d MiB, and are %d", before, with)
+		t.Fatalf("free memory was %d MiB and is %d", before, with)
 	}
 	client.kill()
 	died := time.Now()
 	s.holds(0, slack)
 	t.Logf("closed after %v", time.Since(died))
 	if after := s.free(); after != before {
-		t.Errorf("free were %d MiB, and are %d", before, after)
+		t.Errorf("free memory was %d MiB and is %d", before, after)
 	}
 	s.released("work done")
 }
 
-// released holds that the guard has let go of a client for a reason.
+// released checks that the guard has closed a client's files for a given reason.
 func (s *shared) released(why string) {
 	s.t.Helper()
 	s.when(func() bool { return s.state().Released[why] > 0 })
 }
 
-// Beside a neighbour, dead clients' files are held as long as the memory is not needed. Beside a newer client they are
-// held until hold is over, or until the GPU has too little memory for one more client.
+// Beside a neighbour, the guard holds dead clients' files as long as no one needs the memory. Beside a newer client
+// it holds them until hold is over, or until the GPU has too little memory for one more client.
 //
 // Contract: G2
 func TestHowLongFilesAreHeld(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		mib    string // of the victim; the GPU has 143,155
+		mib    string // of the victim; the GPU has 143,155 MiB
 		newer  time.Duration
 		reason string
 		at     time.Duration
@@ -166,27 +167,27 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newShared(t, `hold = "3s"`)
-			before := s.free() // without a neighbour, or this client's files would be held too
+			before := s.free() // there is no neighbour yet, because the guard would then hold this client's files too
 			s.holds(0, slack)
 			neighbour := s.neighbour()
 			s.holds(2, slack)
 			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib)
 			s.holds(4, slack)
-			site.Sleep(s.ctx, 1500*time.Millisecond) // a neighbour that came in the last second counts as newer
+			site.Sleep(s.ctx, 1500*time.Millisecond) // a neighbour that started in the last second counts as newer
 			victim.kill()
 			died := time.Now()
 			if c.newer > time.Second {
 				if with := s.free(); with > before-5000 {
-					t.Errorf("free were %d MiB, and are %d", before, with)
+					t.Errorf("free memory was %d MiB and is %d", before, with)
 				}
 			}
 			if site.Sleep(s.ctx, c.newer); s.held(s.guard.PID, "/nvidia-uvm") < 4 {
-				t.Errorf("let go before there was a newer client\n%s", s.log())
+				t.Errorf("the guard closed the files before a newer client started\n%s", s.log())
 			}
 			newcomer := s.neighbour()
 			s.released(c.reason)
 			if took := time.Since(died); took < c.at-100*time.Millisecond || took > c.at+slack {
-				t.Errorf("held for %v", took)
+				t.Errorf("the guard held the files for %v", took)
 			}
 			s.holds(4, slack)
 			s.lives(neighbour, newcomer)
@@ -194,16 +195,16 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 	}
 }
 
-// Where the job's control group runs short of memory, the dead are let go before their time: theirs comes back only
-// then.
+// If the job's control group has little memory left, the guard closes dead clients' files early. Only then does the
+// group get the clients' memory back.
 func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	s := newShared(t)
 	group := fmt.Sprintf("/sys/fs/cgroup/memory/guard-test-%d", os.Getpid())
 	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err != nil {
-		t.Skip("no control groups of version 1 for memory here: ", err)
+		t.Skip("this machine has no memory controller of cgroup version 1: ", err)
 	}
 	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Skip("no control group can be made here: ", err)
+		t.Skip("cannot make a control group on this machine: ", err)
 	}
 	t.Cleanup(func() {
 		for range 100 {
@@ -212,7 +213,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		t.Errorf("%s stays", group)
+		t.Errorf("cannot remove %s", group)
 	})
 	put := func(file, text string) {
 		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0); err != nil {
@@ -220,7 +221,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 		}
 	}
 	neighbour := s.neighbour()
-	// In the group are the victim and a file in memory, which stays.
+	// The group contains the victim and a file in memory that stays.
 	inside := append([]string{"-ec", `echo 0 >"$0/cgroup.procs"; head -c 40000000 /dev/zero >"$1/filled"; shift; exec "$@"`, group, tmpfs(t)}, setpriv...)
 	cmd := exec.Command("sh", append(inside, s.cudaClient(), "spin", "-ms", "0", "-for", "100")...)
 	cmd.Env = s.env
@@ -234,7 +235,7 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
 	victim.kill()
 	if !site.Sleep(s.ctx, 500*time.Millisecond) || s.held(s.guard.PID, "/nvidia-uvm") != 4 {
-		t.Fatal("let go with memory to spare")
+		t.Fatal("the guard closed the files although there was enough memory")
 	}
 	used, err := strconv.Atoi(strings.TrimSpace(read(t, filepath.Join(group, "memory.usage_in_bytes"))))
 	if err != nil || used < 40_000_000 {
@@ -248,19 +249,19 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	s.lives(neighbour)
 }
 
-// tmpfs is a folder in memory.
+// tmpfs returns a folder on a file system in memory.
 func tmpfs(t *testing.T) string {
 	t.Helper()
 	dir := publicDir(t)
 	if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
-		t.Skipf("file systems may not be mounted here: %v", err)
+		t.Skipf("cannot mount a file system here: %v", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	return dir
 }
 
-// A guard that dies harms no one who is idle, and a second prolog of the running job starts another, which guards
-// what is there.
+// After the death of a guard, the end of an idle client harms no neighbour. A second prolog of the running job starts
+// another guard, which holds the files of the clients that live.
 func TestAGuardThatDies(t *testing.T) {
 	s := newShared(t)
 	idle, neighbour := s.start("spin", "-ms", "0", "-for", "100"), s.neighbour()
@@ -272,11 +273,11 @@ func TestAGuardThatDies(t *testing.T) {
 	idle.kill()
 	s.works()
 	if strings.Contains(s.log(), "the job's guard was gone") {
-		t.Fatal("it is started by itself")
+		t.Fatal("another guard was started before the second prolog")
 	}
 	s.must(0, s.job, "prolog")
 	if log := s.log(); strings.Count(log, "the job's guard was gone: another one is started") != 1 {
-		t.Errorf("the log lacks it:\n%s", log)
+		t.Errorf("the log does not report exactly one new guard:\n%s", log)
 	}
 	before := s.guard
 	s.guard = s.lease(7).Guard
@@ -290,11 +291,11 @@ func TestAGuardThatDies(t *testing.T) {
 	s.lives(neighbour)
 	s.must(0, s.job, "prolog")
 	if s.lease(7).Guard != s.guard || strings.Count(s.log(), "the job's guard was gone") != 1 {
-		t.Errorf("a prolog starts another guard beside one that runs\n%s", s.log())
+		t.Errorf("a prolog started another guard although one runs\n%s", s.log())
 	}
 }
 
-// An epilog finds no guard where one has died, and leaves nothing.
+// An epilog whose guard has died leaves nothing behind.
 func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
 	s := newShared(t, `drain_grace = "200ms"`)
 	s.neighbour()
@@ -307,7 +308,7 @@ func TestAnEpilogAfterAGuardThatDied(t *testing.T) {
 	s.clean()
 }
 
-// A guard that does not answer is ended by the epilog.
+// An epilog ends a guard that does not answer.
 func TestAGuardThatIsStopped(t *testing.T) {
 	s := newShared(t, `drain_grace = "200ms"`)
 	s.neighbour()
@@ -324,7 +325,7 @@ func TestAGuardThatIsStopped(t *testing.T) {
 	s.clean()
 }
 
-// byHand runs a guard to its end.
+// byHand runs a guard until it exits.
 func (s *shared) byHand(args ...string) (code int, output string) {
 	s.t.Helper()
 	result, err := s.Run(s.ctx, nil, "guard", args...)
@@ -334,7 +335,7 @@ func (s *shared) byHand(args ...string) (code int, output string) {
 	return result.Code, result.Output
 }
 
-// A job has one guard, and a guard has a job.
+// Each job has at most one guard, and each guard has a job.
 func TestAGuardStartedByHand(t *testing.T) {
 	s := newShared(t)
 	for _, c := range []struct {
@@ -355,17 +356,17 @@ func TestAGuardStartedByHand(t *testing.T) {
 		}
 	}
 	if out, err := s.asUser(s.Command("guard", "--job", "7")...).CombinedOutput(); err == nil || !strings.Contains(string(out), "not root") {
-		t.Errorf("as the user: %s, %v", out, err)
+		t.Errorf("the guard as the job's user: %s, %v", out, err)
 	}
 	if !s.guard.Running() {
 		t.Error("the job's own guard has ended")
 	}
 	if _, err := os.Stat(filepath.Join(s.Paths().Run(), "guards/99")); err == nil {
-		t.Error("a guard without a job leaves a file")
+		t.Error("a guard without a job left a file")
 	}
 }
 
-// A guard whose lease is gone ends by itself.
+// A guard whose lease is gone exits.
 func TestAGuardWithoutItsLease(t *testing.T) {
 	s := newShared(t)
 	path := filepath.Join(s.Paths().Run(), "leases/7.json")
@@ -377,7 +378,7 @@ func TestAGuardWithoutItsLease(t *testing.T) {
 	s.rewrite(path, kept)
 }
 
-// wakeUps are how often the threads of processes have gone to sleep.
+// wakeUps counts how often the threads of processes have gone to sleep.
 func wakeUps(t *testing.T, pids ...int) (count int) {
 	t.Helper()
 	var files []string
@@ -396,7 +397,7 @@ func wakeUps(t *testing.T, pids ...int) (count int) {
 	return count
 }
 
-// resident is the memory of processes in MiB.
+// resident returns the resident memory of processes in MiB.
 func resident(t *testing.T, pids ...int) (mib float64) {
 	t.Helper()
 	for _, pid := range pids {
@@ -410,7 +411,7 @@ func resident(t *testing.T, pids ...int) (mib float64) {
 	return mib
 }
 
-// family is a process and the processes that it has started.
+// family returns a process and its children.
 func family(t *testing.T, pid int) []int {
 	t.Helper()
 	all := []int{pid}
@@ -424,17 +425,20 @@ func family(t *testing.T, pid int) []int {
 	return all
 }
 
-// A guard of 48 clients is small, with the process that duplicates for it, and does nothing while they compute.
+// A guard of 48 clients and the process that duplicates files for it use little memory. They do nothing while the
+// clients compute.
 func TestAnIdleGuardCostsNothing(t *testing.T) {
 	s := newShared(t)
 	for range 48 {
 		s.start("spin", "-ms", "0", "-for", "100")
 	}
 	s.holds(2*48, 20*time.Second)
-	site.Sleep(s.ctx, 8*time.Second) // until it has seen that they are clients of the daemon
+	site.Sleep(s.ctx, 8*time.Second) // the guard has then seen that they are clients of the daemon
 	const window, handful = 4 * time.Second, 10
-	least := 1 << 30             // of three, because a look without a reason, of which there is one in 10 s, makes Go's runtime busy for a while
-	recorder := s.recorder().PID // it has a budget of its own
+	// The minimum of three, because once in 10 s the guard checks for no reason, and Go's runtime is then busy for a
+	// while.
+	least := 1 << 30
+	recorder := s.recorder().PID // the recorder has a budget of its own
 	both := slices.DeleteFunc(family(t, s.guard.PID), func(pid int) bool { return pid == recorder })
 	for range 3 {
 		before := wakeUps(t, both...)
@@ -455,7 +459,7 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 	}
 }
 
-// Files that are held do not delay the epilog.
+// Held files do not delay the epilog.
 func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 	s := newShared(t, `drain_grace = "0s"`)
 	s.neighbour()
@@ -474,8 +478,8 @@ func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 	s.clean()
 }
 
-// A job's guard is root's, in a session of its own, and the lease names it. The epilog ends it after the daemon, when
-// no client is left to be harmed, and before the modes, while the GPU is the job's.
+// A job's guard runs as root in a session of its own, and the lease names it. The epilog ends it after the daemon,
+// because no client is then left, and before it restores the modes, because the GPU is still the job's.
 //
 // Contract: G1
 func TestAJobsGuard(t *testing.T) {
@@ -484,13 +488,13 @@ func TestAJobsGuard(t *testing.T) {
 	guard := p.lease(7).Guard
 	stat, err := site.ReadStat(guard.PID)
 	if err != nil || stat.Process != guard || stat.Session != guard.PID {
-		t.Fatalf("%+v, %v: want %v in a session of its own", stat, err, guard)
+		t.Fatalf("%+v, %v: want process %v in a session of its own", stat, err, guard)
 	}
 	if group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", guard.PID)); err == nil && !strings.HasSuffix(string(group), " nice -20\n") {
-		t.Errorf("its session is scheduled as %q", group)
+		t.Errorf("the guard's session is scheduled as %q", group)
 	}
 	if owner, err := os.Stat(fmt.Sprintf("/proc/%d", guard.PID)); err != nil || owner.Sys().(*syscall.Stat_t).Uid != 0 {
-		t.Errorf("it is not root's: %v", err)
+		t.Errorf("the guard does not run as root: %v", err)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
@@ -498,7 +502,7 @@ func TestAJobsGuard(t *testing.T) {
 	for _, step := range []string{`"step":"daemon ended"`, `"step":"guard ended"`, `"step":"mode restored"`, `"step":"closed"`} {
 		next := strings.Index(p.log(), step)
 		if next <= at {
-			t.Errorf("%s does not come after the step before it\n%s", step, p.log())
+			t.Errorf("the log has %s too early or not at all\n%s", step, p.log())
 		}
 		at = next
 	}
@@ -511,14 +515,14 @@ func TestAJobWithoutHold(t *testing.T) {
 	p := newPlay(t, testnode.Default(`hold = "0s"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	if guard := p.lease(7).Guard; guard.PID != 0 {
-		t.Errorf("a guard without hold: %v", guard)
+		t.Errorf("the job has a guard although its hold is 0: %v", guard)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
 }
 
-// The dead whose files are held take places on the GPU. One short client after another works beside a neighbour,
-// though there are more of them than a GPU serves (measured: without a bound, 139 of 1,619 worked).
+// Dead clients whose files are held still count against the GPU's limit of clients. More short clients than that
+// limit work beside a neighbour, one after another (measured: without a bound, 139 of 1,619 worked).
 func TestShortClientsOneAfterAnother(t *testing.T) {
 	s := newShared(t)
 	neighbour := s.neighbour()

@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// outsiders are the processes that a command of mpsctl reports as no clients of MPS, and what it says of each: status
-// with the job's guard, audit as findings.
+// outsiders returns the processes that a command of mpsctl reports as no clients of MPS, and the report on each.
+// status reports them with the job's guard, audit reports them as findings.
 func (s *shared) outsiders(command string) map[int]string {
 	s.t.Helper()
 	var report struct {
@@ -45,8 +45,8 @@ func (s *shared) outsiders(command string) map[int]string {
 	return found
 }
 
-// A process that was started without the daemon's folder is found by the guard and named, with the cause, and nothing
-// is done to it. A client of MPS beside it is not named.
+// The guard finds a process that was started without the daemon's folder and logs it with the cause, and leaves the
+// process alone. It does not log a client of MPS beside that process.
 //
 // Contract: K4
 func TestAProcessOutsideMPSIsNamed(t *testing.T) {
@@ -67,17 +67,18 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	}
 	for logged() == "" {
 		if time.Since(began) > 5*time.Second+slack || !site.Sleep(s.ctx, 50*time.Millisecond) {
-			t.Fatalf("the guard does not name it\n%s", s.log())
+			t.Fatalf("the guard does not log process %d\n%s", pid, s.log())
 		}
 	}
 	if took := time.Since(began); took < 5*time.Second-100*time.Millisecond {
-		t.Errorf("named after %v: it was looked at once alone", took)
+		t.Errorf("logged after %v: the guard checked the process only once", took)
 	}
 	const cause = "it was started without CUDA_MPS_PIPE_DIRECTORY"
 	if said := logged(); !strings.Contains(said, line) || !strings.Contains(said, cause) || !strings.Contains(said, `"program":"guard"`) {
 		t.Errorf("the log has %s, want %s and %q", said, line, cause)
 	}
-	for len(s.state().Outside) == 0 && site.Sleep(s.ctx, 50*time.Millisecond) { // it is written once a second
+	// The guard writes its state once a second.
+	for len(s.state().Outside) == 0 && site.Sleep(s.ctx, 50*time.Millisecond) {
 	}
 	for _, command := range []string{"status", "audit"} {
 		if found := s.outsiders(command); !strings.Contains(found[pid], cause) || len(found) != 1 {
@@ -85,13 +86,13 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		}
 	}
 	if s.ended(outsider) || s.ended(client) {
-		t.Error("a process was ended")
+		t.Error("a process has ended")
 	}
 	for _, r := range []*running{client, outsider} {
 		r.kill()
 	}
 	s.must(0, s.job, "epilog")
 	if log := s.log(); strings.Count(log, "is no client of its MPS daemon") != 1 || !strings.Contains(log, `"outside":1,`) {
-		t.Errorf("the log:\n%s", log)
+		t.Errorf("the log does not report exactly one outside process:\n%s", log)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/cgroup"
 )
 
-// A user may trace what runs as the user, the job's daemon too, and have it start any program. That is in the daemon's
-// control group, which is none of the job's, and it ends with the job all the same.
+// A user may trace every process of the user, the job's daemon too, and make it start any program. That program runs
+// in the daemon's control group, which is not one of the job's groups, and still ends with the job.
 //
 // Contract: D5
 func TestHostileDaemonThatForks(t *testing.T) {
@@ -33,7 +33,7 @@ func TestHostileDaemonThatForks(t *testing.T) {
 	out := a.does(uid, a.program, "inject", fmt.Sprint(daemon.Proc.PID), "/bin/sleep", "95")
 	var survivor int
 	if _, err := fmt.Sscanf(out, "ready\n%d", &survivor); err != nil {
-		t.Fatalf("the attack itself fails: %q", out)
+		t.Fatalf("the attack does not start: %q", out)
 	}
 	a.lives(survivor)
 	if line := strings.ReplaceAll(read(t, fmt.Sprintf("/proc/%d/cmdline", survivor)), "\x00", " "); line != "/bin/sleep 95 " {
@@ -41,6 +41,6 @@ func TestHostileDaemonThatForks(t *testing.T) {
 	}
 	a.closes(job)
 	if stat, err := site.ReadStat(survivor); err == nil && stat.Running() {
-		t.Errorf("process %d outlived the job", survivor)
+		t.Errorf("process %d still runs after the job", survivor)
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch is a job whose guard is attacked.
+// watch is a job whose guard a user attacks.
 type watch struct {
 	*shared
 	a      attack
-	before map[string]bool // what the guard has open without a client
+	before map[string]bool // the guard's open files before the first client starts
 }
 
 func newWatch(t *testing.T) *watch {
@@ -32,10 +32,10 @@ func newWatch(t *testing.T) *watch {
 	return w
 }
 
-// device is the path of one of the node's device files.
+// device returns the path of one of the node's device files.
 func (w *watch) device(name string) string { return filepath.Join(w.Sim.Node.Dir, "dev", name) }
 
-// files are what the guard has open, each with its descriptor.
+// files returns the guard's open files, each with its descriptor.
 func (w *watch) files() map[string]bool {
 	open := map[string]bool{}
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", w.guard.PID))
@@ -47,14 +47,15 @@ func (w *watch) files() map[string]bool {
 	return open
 }
 
-// foreign are open files of the guard's that are neither devices nor what it began with. Files of the kernel come and
-// go.
+// foreign returns the guard's open files that are neither devices nor files that it opened at its start. It leaves
+// out files of the kernel, because the guard opens and closes these.
 func (w *watch) foreign() (found []string) {
 	pipes := 0
 	for file := range w.files() {
 		_, target, _ := strings.Cut(file, " ")
 		if strings.HasPrefix(target, "pipe:") {
-			if pipes++; pipes <= 6 { // to gpu-usage, from it and of its fork, both ends at its start
+			// Six ends exist at the guard's start: of a pipe to gpu-usage, of one from it, and of the fork's pipe.
+			if pipes++; pipes <= 6 {
 				continue
 			}
 		}
@@ -67,7 +68,7 @@ func (w *watch) foreign() (found []string) {
 	return found
 }
 
-// group starts an attack whose processes all end with the test.
+// group starts an attack. All its processes end with the test.
 func (w *watch) group(cmd *exec.Cmd) *exec.Cmd {
 	w.t.Helper()
 	cmd.SysProcAttr.Setpgid = true
@@ -76,25 +77,25 @@ func (w *watch) group(cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// small holds, for a while, that the guard stays small and keeps nothing that is not a device.
+// small checks for a while that the guard uses little memory and holds no file that is not a device.
 func (w *watch) small(d time.Duration) {
 	w.t.Helper()
 	var last []string
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if mib := resident(w.t, w.guard.PID); mib > 20 {
-			w.t.Fatalf("the guard has %.1f MiB", mib)
+			w.t.Fatalf("the guard uses %.1f MiB", mib)
 		}
 		now := w.foreign()
 		for _, file := range now {
 			if slices.Contains(last, file) {
-				w.t.Fatalf("the guard keeps %q of %v", file, w.files())
+				w.t.Fatalf("the guard holds %q open, of %v", file, w.files())
 			}
 		}
 		last = now
 	}
 }
 
-// computed is how long a process has computed.
+// computed returns the processor time that a process has used.
 func computed(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	var user, system int
@@ -105,7 +106,7 @@ func computed(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// ends holds that the guard, asked to end, ends soon, and that the epilog leaves nothing.
+// ends checks that the guard ends soon after SIGTERM, and that the epilog leaves nothing behind.
 func (w *watch) ends() {
 	w.t.Helper()
 	asked := time.Now()
@@ -114,22 +115,22 @@ func (w *watch) ends() {
 	}
 	w.gone(w.guard)
 	if took := time.Since(asked); took > slack {
-		w.t.Errorf("it ended after %v", took)
+		w.t.Errorf("the guard ended %v after SIGTERM", took)
 	}
 	w.a.withstands(w.shared.job, "epilog")
 	w.clean()
 	if size := len(w.log()); size > 128<<10 {
-		w.t.Errorf("the log has %d bytes", size)
+		w.t.Errorf("the log has %d bytes: want at most 128 KiB", size)
 	}
 }
 
-// What a user does to keep the guard from its work: the neighbours of a client that dies live all the same.
+// A user keeps the guard busy or tries to deceive it. The neighbours of a client that dies live all the same.
 //
 // Contract: G3
 func TestHostileGuard(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		act  func(w *watch)
+		try  func(w *watch)
 	}{
 		{"10,000 openings a second", func(w *watch) {
 			w.group(w.a.as(uid, w.a.program, "opens", w.device("nvidia-uvm")))
@@ -141,8 +142,9 @@ func TestHostileGuard(t *testing.T) {
 			other := filepath.Join(publicDir(w.t), "nvidia-uvm")
 			w.write(other, "")
 			w.group(w.a.as(uid, w.a.program, "flips", w.device("nvidiactl"), w.device("nvidia-uvm"), other))
-			site.Sleep(w.ctx, 5*time.Second) // a change in the moment of the look is luck; the next test has one
-			w.t.Logf("a change was met: %v", strings.Contains(w.log(), "a process changes its files while they are looked at"))
+			// A change falls between the look and the duplicate only by chance. The next test waits for one.
+			site.Sleep(w.ctx, 5*time.Second)
+			w.t.Logf("the guard saw a change: %v", strings.Contains(w.log(), "a process changes its files while they are looked at"))
 		}},
 		{"clients without end", func(w *watch) {
 			w.group(w.a.as(uid, w.a.program, "forks", w.device("nvidiactl"), w.device("nvidia-uvm")))
@@ -170,7 +172,7 @@ func TestHostileGuard(t *testing.T) {
 			neighbour := w.neighbour()
 			w.holds(2, slack)
 			began := time.Now()
-			c.act(w)
+			c.try(w)
 			w.small(2 * time.Second)
 			victim := w.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
 			site.Sleep(w.ctx, 500*time.Millisecond)
@@ -183,8 +185,8 @@ func TestHostileGuard(t *testing.T) {
 	}
 }
 
-// A user's file system that never answers a close: its files are at a device's descriptors at the moment of the look,
-// and the guard receives some. It goes on, and ends, when it is killed too.
+// A user's file system never answers a close, and its files take the place of device files just before the guard
+// duplicates these. The guard goes on, and it ends when it is asked or killed.
 func TestHostileFilesThatDoNotClose(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -203,7 +205,7 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 			victim.kill()
 			w.lives(neighbour)
 			if count := strings.Count(fmt.Sprint(w.files()), dir); count > 0 {
-				t.Errorf("the guard itself has %d files of the user's", count)
+				t.Errorf("the guard itself holds %d files of the user", count)
 			}
 			if c.signal != 0 {
 				if err := w.guard.Kill(c.signal); err != nil {
@@ -223,18 +225,19 @@ func TestHostileFilesThatDoNotClose(t *testing.T) {
 	}
 }
 
-// flips has a file of a user's take the devices' places until the guard has met it, and returns the attack's group.
+// flips lets a user's file take the devices' place until the guard has seen a change. It returns the attack's process
+// group.
 func (w *watch) flips(file string, stop func()) (group int) {
 	w.t.Helper()
-	for range 10 { // the moment between the look and the duplicate is short: most attacks miss it
+	for range 10 { // the time between the look and the duplicate is short, so most attempts miss it
 		group = w.group(w.a.as(uid, w.a.program, "flipping", w.device("nvidiactl"), w.device("nvidia-uvm"), file)).Process.Pid
-		w.t.Cleanup(stop) // before the attack, which cannot end without it
+		w.t.Cleanup(stop) // this runs before the cleanup of the attack, which cannot end without it
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if strings.Contains(w.log(), "a process changes its files while they are looked at") {
 				return group
 			}
 		}
 	}
-	w.t.Log("no change was met in the moment of the look: the rest shows little")
+	w.t.Log("the guard saw no change between its look and the duplicate: this run proves little")
 	return group
 }

@@ -21,26 +21,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claimant is a user whose processes claim memory.
+// claimant is a user whose processes claim to have much memory.
 const claimant = stormy + 20
 
-// A user's 250 processes say that their environment and command line have 64 GiB each, which costs the user nothing.
-// Half of them say that they are the job's daemon. Root reads a bounded part of it in a bounded time: each program is
-// run without them and then beside them, and the difference counts. All of it runs in a control group, so that a
-// reader without a bound ends here and not the machine.
+// A user's 250 processes claim an environment and a command line of 64 GiB each, which costs the user nothing. Root's
+// programs read a bounded part of these in a bounded time.
+//
+// Half of the processes claim to be the job's daemon. The test runs each program without these processes and then
+// beside them, and compares the costs. All processes run in one control group, so that the group's limit ends an
+// unbounded reader before the machine runs out of memory.
 func TestHostileClaimsOfMemory(t *testing.T) {
 	const processes, gib, maxMore, maxWork = 250, 64, 32 << 20, 2 * time.Second
-	const maxLonger = 25 * time.Second // 250 processes and other tests share the cores, and an epilog has 60 s
+	const maxLonger = 25 * time.Second // 250 processes and other tests share the cores, and an epilog may take 60 s
 	a := newAttack(t, "", 1)
 	all := newMemoryGroup(t, 3<<30)
-	a.costs(all, a.job(6, "0"), func() {}) // brings files into the page cache, which counts
+	// Reads the files into the page cache, because the group's peak includes the cache.
+	a.costs(all, a.job(6, "0"), func() {})
 	plain := a.costs(all, a.job(7, "0"), func() {})
 	beside := a.costs(all, a.job(8, "0"), func() {
 		pipe := filepath.Join(a.Paths().Run(), "jobs/8/0/pipe")
 		line := []string{"setpriv", fmt.Sprint("--reuid=", claimant), fmt.Sprint("--regid=", claimant), "--clear-groups", a.named("nvidia-cuda-mps-server")}
 		a.goesOn(a.as(0, all.below("attack").inside(append(line, "claims", strconv.Itoa(processes), strconv.Itoa(gib), pipe)...)...))
 		if n := a.claiming(); n < processes {
-			t.Fatalf("the attack itself fails: %d processes claim memory", n)
+			t.Fatalf("the attack does not start: %d processes claim memory", n)
 		}
 	})
 	for _, p := range costed {
@@ -58,7 +61,7 @@ func TestHostileClaimsOfMemory(t *testing.T) {
 	}
 }
 
-// claiming is how many processes of the user have an environment that is larger than any that the kernel gives.
+// claiming counts the user's processes whose environment is larger than the kernel allows.
 func (a attack) claiming() (n int) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -69,7 +72,7 @@ func (a attack) claiming() (n int) {
 			continue
 		}
 		if file, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid)); err == nil {
-			if got, _ := file.ReadAt(make([]byte, 1), 8<<20); got == 1 { // the kernel gives 6 MiB at most
+			if got, _ := file.ReadAt(make([]byte, 1), 8<<20); got == 1 { // the kernel allows at most 6 MiB
 				n++
 			}
 			file.Close()
@@ -78,8 +81,8 @@ func (a attack) claiming() (n int) {
 	return n
 }
 
-// costed are the programs that look at processes, in the order of a job's life. Doctor and reap find what is not as it
-// should be on a node of a test.
+// costed are the programs that look at processes, in the order of a job's life. Doctor and reap may exit with 1,
+// because a test's node is not in perfect order.
 var costed = []struct {
 	name  string
 	line  []string
@@ -92,10 +95,10 @@ var costed = []struct {
 
 type cost struct {
 	peak       int64
-	took, work time.Duration // by the clock, and of a processor
+	took, work time.Duration // wall time, and processor time
 }
 
-// costs runs the programs through the life of a job, each in a group of its own.
+// costs runs each program of a job's life in a control group of its own, and returns what each one costs.
 func (a attack) costs(all memoryGroup, job testnode.Job, begin func()) map[string]cost {
 	a.t.Helper()
 	job.UID, job.GID = claimant, claimant
@@ -124,15 +127,15 @@ func (a attack) costs(all memoryGroup, job testnode.Job, begin func()) map[strin
 	return found
 }
 
-// memoryGroup is a control group that bounds and counts memory.
+// memoryGroup is a control group that limits and counts memory.
 type memoryGroup struct {
 	t    *testing.T
 	path string
 	v2   bool
 }
 
-// newMemoryGroup makes one with a limit, of whichever version this machine has. It goes with the test, and with it
-// what is left in it.
+// newMemoryGroup makes a memory group with a limit, of the cgroup version that this machine has. The test's end
+// removes the group and ends the processes in it.
 func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 	t.Helper()
 	var refused error
@@ -157,11 +160,11 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 		}
 		return g
 	}
-	t.Skipf("no control group for memory can be made here: %v", refused)
+	t.Skipf("cannot make a control group for memory here: %v", refused)
 	return memoryGroup{}
 }
 
-// set writes a file of the group, by its name in version 1 and 2.
+// set writes a file of the group. The file has one name in version 1 and another one in version 2.
 func (g memoryGroup) set(v1, v2, value string) {
 	g.t.Helper()
 	if g.v2 {
@@ -181,12 +184,13 @@ func (g memoryGroup) below(name string) memoryGroup {
 	return g
 }
 
-// inside is a command that runs in the group.
+// inside returns a command line that runs a program in the group.
 func (g memoryGroup) inside(line ...string) []string {
 	return append([]string{"/bin/sh", "-c", `echo $$ >` + filepath.Join(g.path, "cgroup.procs") + ` && exec "$@"`, "sh"}, line...)
 }
 
-// peak is the most memory that was in use at once, the kernel's own for these processes included.
+// peak returns the largest amount of memory that was in use at one time. It includes the kernel's memory for these
+// processes.
 func (g memoryGroup) peak() int64 {
 	g.t.Helper()
 	name := "memory.max_usage_in_bytes"
@@ -200,7 +204,7 @@ func (g memoryGroup) peak() int64 {
 	return value
 }
 
-// remove ends what is left in the group and removes it.
+// remove ends the processes that are left in the group and removes the group.
 func (g memoryGroup) remove() {
 	var groups []string
 	_ = filepath.WalkDir(g.path, func(path string, entry fs.DirEntry, err error) error {
