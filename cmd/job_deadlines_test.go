@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The deadlines of these tests, and what docs/contract.md (T1) lets an act take beyond them: the prolog for its undo
-// and its trial, the epilog for its last words.
+// These are the deadlines of the tests, and the bounds that docs/contract.md (T1) sets. Beyond its deadline, the
+// prolog has time for its undo and its trial. The epilog has time to end.
 const (
 	prologDeadline = 5 * time.Second
 	prologBound    = prologDeadline + 45*time.Second
@@ -27,7 +27,7 @@ const (
 	epilogBound    = epilogDeadline + 5*time.Second
 )
 
-// timedPlay is a play with short deadlines, and a job of it.
+// timedPlay returns a node with short deadlines, and a job on it.
 func timedPlay(t *testing.T) (play, testnode.Job) {
 	t.Helper()
 	p := shapes[0].stand(t)
@@ -35,7 +35,7 @@ func timedPlay(t *testing.T) (play, testnode.Job) {
 	return p, p.job(7, "0")
 }
 
-// atOnce runs subtests side by side, as many as there are: all that they do is wait.
+// atOnce runs all subtests at the same time, because they spend all their time waiting.
 func atOnce[C any](t *testing.T, cases []C, name func(C) string, try func(*testing.T, C)) {
 	t.Helper()
 	t.Parallel()
@@ -46,7 +46,7 @@ func atOnce[C any](t *testing.T, cases []C, name func(C) string, try func(*testi
 	all.Wait()
 }
 
-// within runs a binary, holds its exit code, and holds that it took no longer than it may.
+// within runs a binary. It checks the exit code and that the run took no longer than the bound.
 func (p play) within(bound time.Duration, code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	began := time.Now()
@@ -54,12 +54,12 @@ func (p play) within(bound time.Duration, code int, job testnode.Job, program st
 	took := time.Since(began)
 	p.t.Logf("%s: code %d after %v", program, code, took.Round(10*time.Millisecond))
 	if took > bound {
-		p.t.Errorf("%s took %v, and may take %v\n%s", program, took, bound, p.log())
+		p.t.Errorf("%s took %v: want at most %v\n%s", program, took, bound, p.log())
 	}
 	return out
 }
 
-// hang makes a function of NVML take a quarter of an hour.
+// hang makes an NVML function take 15 minutes.
 func (p play) hang(function string) {
 	p.t.Helper()
 	if err := p.Sim.Node.Delay(function, 900_000); err != nil {
@@ -67,7 +67,7 @@ func (p play) hang(function string) {
 	}
 }
 
-// answer ends the hang of every function.
+// answer ends the delay of every NVML function.
 func (p play) answer() {
 	p.t.Helper()
 	delays := filepath.Join(p.Sim.Node.Dir, "delay_ms")
@@ -82,7 +82,7 @@ func (p play) answer() {
 	}
 }
 
-// stop stops every process of MPS on the stage, daemons and servers.
+// stop stops every MPS process on the node, daemons and servers.
 func (p play) stop() {
 	p.t.Helper()
 	pids, err := p.Processes()
@@ -100,7 +100,7 @@ func (p play) stop() {
 	}
 }
 
-// control puts a script in the place of the control program; $REAL is the simulated one.
+// control replaces the control program with a script. $REAL is the simulated control program.
 func (p play) control(script string) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
@@ -111,7 +111,7 @@ func (p play) control(script string) {
 	p.write(p.Paths().ConfigFile(), strings.Replace(read(p.t, p.Paths().ConfigFile()), p.Sim.Program("nvidia-cuda-mps-control"), path, 1))
 }
 
-// hold takes the lock of a file of the state until the test's end, or until the function returned is called.
+// hold locks a file of the state until the test ends or the returned function is called.
 func (p play) hold(name string) (release func()) {
 	p.t.Helper()
 	path := filepath.Join(p.Paths().Run(), name)
@@ -129,7 +129,8 @@ func (p play) hold(name string) (release func()) {
 	return func() { file.Close() }
 }
 
-// A prolog ends in its time whatever does not, and leaves the node quiet or a lease by which the epilog makes it so.
+// A prolog ends in time whatever hangs or fails. It leaves the node quiet, or a lease by which the epilog makes the
+// node quiet.
 //
 // Contract: T1, T2
 func TestAPrologEndsInTime(t *testing.T) {
@@ -146,7 +147,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 		{"NVML hangs when it is asked for the mode", func(p play) { p.hang("nvmlDeviceGetComputeMode") }, 1, false},
 		{"NVML hangs when it sets the mode", func(p play) { p.hang("nvmlDeviceSetComputeMode") }, 1, true},
 		{"the control program hangs when it starts the daemon", func(p play) { p.control(`exec sleep 900`) }, 1, false},
-		{"and has children", func(p play) { p.control(`sleep 900 & sleep 900`) }, 1, false},
+		{"the control program hangs and has children that hang", func(p play) { p.control(`sleep 900 & sleep 900`) }, 1, false},
 		{"the control program hangs when it asks", func(p play) { p.control(`[ "$1" = -d ] && exec $REAL "$@"; exec sleep 900`) }, 1, false},
 		{"the daemon is stopped at once", func(p play) {
 			p.control(`$REAL "$@" || exit; [ "$1" = -d ] && kill -STOP $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid)`)
@@ -155,7 +156,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 		{"the server takes a quarter of an hour to start", func(p play) { p.fault("server_start_ms", "900000") }, 0, false},
 		{"the server dies at its start", func(p play) { p.fault("server_dies_at_start", "1") }, 0, false},
 		{"another process holds the journal", func(p play) { p.hold("lock") }, 1, false},
-		{"another process has the job's turn", func(p play) { p.hold("turns/7") }, 1, false},
+		{"another process holds the job's lock", func(p play) { p.hold("turns/7") }, 1, false},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
 		p, job := timedPlay(t)
 		c.breaks(p)
@@ -165,14 +166,14 @@ func TestAPrologEndsInTime(t *testing.T) {
 			p.opened(job.ID)
 		case c.dirty:
 			p.didTheRest()
-		case len(left) > 0 && fmt.Sprint(left) != "[file turns/7]": // which one case's test holds
+		case len(left) > 0 && fmt.Sprint(left) != "[file turns/7]": // in one case the test itself holds this file
 			t.Errorf("left behind: %q\n%s", left, p.log())
 		}
 	})
 }
 
-// An epilog ends in its time whatever does not. What it could restore is restored, for the rest it keeps the lease, and
-// once what hung answers the next epilog finishes.
+// An epilog ends in time whatever hangs. It restores what it can and keeps the lease for the rest, and the next
+// epilog finishes when nothing hangs any more.
 //
 // Contract: T1, T2
 func TestAnEpilogEndsInTime(t *testing.T) {
@@ -189,13 +190,13 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 	}
 	atOnce(t, []wait{
 		{"daemon, server and client are stopped", func(p play) func() { everythingStopped(p); return nil }, 0},
-		{"all of them, and NVML hangs", func(p play) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
+		{"daemon, server and client are stopped, and NVML hangs", func(p play) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
 		{"NVML hangs when it is opened", func(p play) func() { p.hang("nvmlInit_v2"); return p.answer }, 1},
 		{"NVML hangs when it sets the mode", func(p play) func() { p.hang("nvmlDeviceSetComputeMode"); return p.answer }, 1},
 		{"the control program hangs", func(p play) func() { p.control(`exec sleep 900`); return nil }, 0},
 		{"the daemon answers each command after a quarter of an hour", func(p play) func() { p.fault("slow_ms", "900000"); return nil }, 0},
 		{"another process holds the journal", func(p play) func() { return p.hold("lock") }, 1},
-		{"another process has the job's turn", func(p play) func() { return p.hold("turns/7") }, 1},
+		{"another process holds the job's lock", func(p play) func() { return p.hold("turns/7") }, 1},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
 		p, job := timedPlay(t)
 		p.must(0, job, "prolog")
@@ -210,7 +211,7 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 	})
 }
 
-// A prolog that is stopped has the turn and does nothing with it: its epilog ends it and takes over.
+// A prolog that is stopped holds the job's lock and does nothing. The epilog of its job ends it and takes over.
 func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -232,11 +233,11 @@ func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 	p.within(epilogBound, 0, job, "epilog")
 	p.clean()
 	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
-		t.Errorf("the prolog ended by itself: %v", err)
+		t.Errorf("the epilog did not kill the prolog: %v", err)
 	}
 }
 
-// small makes the state's file system one of so many blocks and inodes, 0 for no limit.
+// small puts the state on a file system with a limited number of blocks and inodes. 0 means no limit.
 func (p play) small(blocks, inodes int) {
 	p.t.Helper()
 	run := p.Paths().Run()
@@ -245,13 +246,13 @@ func (p play) small(blocks, inodes int) {
 	}
 	limits := fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", blocks*os.Getpagesize(), inodes)
 	if err := unix.Mount("small", run, "tmpfs", 0, limits); err != nil {
-		p.t.Fatalf("cannot mount a tmpfs: %v: this place forbids it: give the container CAP_SYS_ADMIN", err)
+		p.t.Fatalf("cannot mount a tmpfs: %v: give the container CAP_SYS_ADMIN", err)
 	}
 	p.t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
 }
 
-// However little space there is in /run, a prolog opens the lease or leaves nothing, and the epilog closes it. Eight
-// inodes are the store's own.
+// However little space /run has, a prolog opens the lease or leaves nothing behind, and the epilog closes the lease.
+// Eight inodes belong to the store itself.
 func TestASmallRun(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -280,11 +281,12 @@ func TestASmallRun(t *testing.T) {
 		t.Run(fmt.Sprintf("%d inodes", inodes), func(t *testing.T) { try(t, 0, inodes) })
 	}
 	if few == 0 || few == 20 || opened == few || opened == few+21 {
-		t.Errorf("of 20 and 21 prologs %d and %d opened: the room was never too small, or always", few, opened-few)
+		t.Errorf("of 20 prologs %d opened, and of 21 prologs %d: want some of each to fail and some to open", few, opened-few)
 	}
 }
 
-// A job may fill the file system of its pipe folder, which is that of the state: that keeps no epilog from closing.
+// A job may fill the file system of its pipe folder, which also has the state. The epilog closes the lease all the
+// same.
 func TestAJobThatFillsRun(t *testing.T) {
 	joinSweep(t, "points")
 	for _, c := range []struct {

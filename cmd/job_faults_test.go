@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// says holds an output against a pattern of one line: what differs from run to run is a pattern there.
+// says checks that an output is one line that matches a pattern. The pattern leaves open what differs between runs.
 func says(t *testing.T, output, pattern string) {
 	t.Helper()
 	if !regexp.MustCompile(`^` + pattern + `\n$`).MatchString(output) {
@@ -29,7 +29,7 @@ func says(t *testing.T, output, pattern string) {
 	}
 }
 
-// Whatever a prolog meets on its way in, the node is quiet when it has exited, and drained by its code.
+// Whatever fails in a prolog, the node is quiet when the prolog has exited, and the exit code drains the node.
 //
 // Contract: R1, M1, M3
 func TestAPrologThatFailsLeavesNothing(t *testing.T) {
@@ -71,7 +71,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 			mode := p.modes()
 			says(t, p.must(1, p.job(7, "0"), "prolog"), c.want)
 			if p.modes() != mode {
-				t.Errorf("mode %s, and it was %s", p.modes(), mode)
+				t.Errorf("the mode is %s and was %s", p.modes(), mode)
 			}
 			if mode == "2" {
 				_ = p.Sim.Node.GPU(0).SetMode(0)
@@ -99,7 +99,7 @@ func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
 	p.clean()
 }
 
-// Whatever an epilog meets, it ends in time, and the node is as it was.
+// Whatever an epilog finds running, stopped or missing, it ends in time and leaves nothing behind.
 func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -145,7 +145,8 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// What cannot be restored keeps the lease, drains the node and says the exact repair; once it can be, the epilog mends.
+// An epilog that cannot restore a mode keeps the lease, drains the node and prints the exact repair command. When the
+// mode can be set again, that command restores it.
 //
 // Contract: M1
 func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
@@ -170,7 +171,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 			if err := os.Remove(filepath.Join(p.Sim.Node.GPU(0).Dir, "errors", c.fault)); err != nil {
 				t.Fatal(err)
 			}
-			// The command of the message, as an admin would paste it.
+			// This runs the command of the message, as an admin pastes it.
 			repair := out[strings.LastIndex(out, "SLURM_SCRIPT_CONTEXT="):]
 			if text, err := exec.Command("/bin/sh", "-c", repair).CombinedOutput(); err != nil {
 				t.Errorf("%s: %v: %s", repair, err, text)
@@ -180,7 +181,8 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 	}
 }
 
-// A control program that the prolog started ends with it: else a daemon could come to be that no epilog waits for.
+// A control program ends with the prolog that started it. Otherwise it could start a daemon for which no epilog
+// waits.
 //
 // Contract: R9
 func TestTheControlProgramEndsWithItsParent(t *testing.T) {
@@ -210,14 +212,15 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	for began := time.Now(); control.Running(); time.Sleep(time.Millisecond) {
 		if time.Since(began) > 2*time.Second {
 			_ = control.Kill(unix.SIGKILL)
-			t.Fatal("the control program outlives the prolog")
+			t.Fatal("the control program still runs after the prolog")
 		}
 	}
 	p.must(0, job, "epilog")
 	p.clean()
 }
 
-// The mode before is what is restored, whatever it was, and what an admin set since stays.
+// The epilog restores the mode that the GPU had before the job, whatever that mode was. A mode that an admin set
+// during the job stays.
 //
 // Contract: M2
 func TestModesBefore(t *testing.T) {
@@ -261,7 +264,7 @@ func TestComputeModeUnchanged(t *testing.T) {
 	p.clean()
 }
 
-// The epilog obeys the record: a policy that is gone or broken by then changes nothing.
+// The epilog follows the lease. A policy that has been removed or broken since the prolog changes nothing.
 //
 // Contract: R2
 func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
@@ -272,7 +275,7 @@ func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 	p.clean()
 }
 
-// An epilog that finds a prolog of its job at work waits for it, and takes over from one that hangs.
+// An epilog waits for a running prolog of its job. It ends a prolog that hangs, and takes over.
 //
 // Contract: R7
 func TestAnEpilogBesideItsProlog(t *testing.T) {
@@ -304,14 +307,14 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 			p.must(0, p.job(7, "0"), "epilog")
 			p.clean()
 			if taken := strings.Contains(p.log(), "taking over"); taken != c.takes {
-				t.Errorf("took over: %v\n%s", taken, p.log())
+				t.Errorf("the epilog took over: %v\n%s", taken, p.log())
 			}
 			<-ended
 		})
 	}
 }
 
-// sleepsInDriver waits until a thread of the process is in clock_nanosleep, which Go does not call and the simulated
+// sleepsInDriver waits until a thread of the process is in clock_nanosleep. Go does not call it, and the simulated
 // driver does.
 func (p play) sleepsInDriver(pid int) {
 	p.t.Helper()
@@ -325,7 +328,7 @@ func (p play) sleepsInDriver(pid int) {
 			}
 		}
 		if !site.Sleep(p.ctx, time.Millisecond) {
-			p.t.Fatal("the prolog does not come to the driver")
+			p.t.Fatal("the prolog does not call the driver")
 		}
 	}
 }
@@ -355,7 +358,7 @@ func TestMIGInstances(t *testing.T) {
 	p.clean()
 }
 
-// What leaves a doubt about which GPU is meant, or cannot be shared, is refused by a ticket: nothing drains.
+// A ticket refuses a job if it is not certain which GPU is meant, or if the GPU cannot be shared. No node drains.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -389,8 +392,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// If root may not raise slurmd's limit of open files, a job gets as many ranks on a GPU as the daemon can serve. If
-// that is less than one, the node has failed, with a message.
+// If root may not raise slurmd's limit of open files, a GPU gets only as many ranks as the daemon can serve. If that
+// is fewer than one, the prolog fails with a message.
 func TestFewOpenFiles(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
 	prolog := func(files int, job testnode.Job) (int, string) {
@@ -422,7 +425,7 @@ func TestFewOpenFiles(t *testing.T) {
 		p.must(0, p.job(7, c.gpus), "epilog")
 	}
 	if !strings.Contains(p.log(), `"granted":48,"max_clients":12`) {
-		t.Errorf("the log:\n%s", p.log())
+		t.Errorf("the log does not report the smaller grant:\n%s", p.log())
 	}
 	code, said := prolog(63, p.job(8, "0"))
 	if want := "prolog: cannot start a control daemon of 1 GPUs: its limit of open files is 63, too few for one client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd\n"; code != 1 || said != want {

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// A job file has NVML's number of the GPU, which is neither Slurm's position nor the minor number. Its whole life: the
-// prolog writes the file, a second prolog and a second epilog change nothing, and the epilog removes it.
+// A job file has NVML's number of the GPU, which is neither Slurm's position nor the minor number. The prolog writes
+// the file and the epilog removes it; a second prolog and a second epilog change nothing.
 //
 // Contract: R13
 func TestJobFilesOfAJob(t *testing.T) {
@@ -50,7 +50,7 @@ func TestJobFilesOfAJob(t *testing.T) {
 	p.quiet()
 }
 
-// mpsctl status and audit of nodes read what mpsctl of a node prints.
+// With -w, mpsctl status and audit read what mpsctl on each node prints.
 func TestStatusOfNodesThatAnswer(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	shell := filepath.Join(filepath.Dir(p.Root), "shell")
@@ -65,7 +65,7 @@ func TestStatusOfNodesThatAnswer(t *testing.T) {
 	if r := p.ctl("status", "-w", "n1"); r.Code != 0 || !strings.HasPrefix(r.Output, head+"n1       1       3  -\n") {
 		t.Errorf("code %d\n%s", r.Code, r.Output)
 	}
-	// Daemons of other tests are findings of an audit, too.
+	// An audit also finds daemons of other tests.
 	if r := p.ctl("audit", "-w", "n1"); !strings.HasPrefix(r.Output, head+"n1       1       3  ") {
 		t.Errorf("code %d\n%s", r.Code, r.Output)
 	}

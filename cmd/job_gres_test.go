@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// A job that has a part of a GPU, or may have, is refused before any mode is changed. It drains no node, and its
+// A job that has, or may have, only a part of a GPU is refused before any mode changes. It drains no node, and its
 // epilog finds nothing to do.
 func TestJobsThatShareAGPUByGres(t *testing.T) {
 	for _, c := range []struct {
@@ -44,7 +44,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 	}
 }
 
-// Whole GPUs of a node that has gres/mps as well are a job's as ever.
+// If a node also has gres/mps, a job gets its whole GPUs as on any other node.
 func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
 	p.write(p.gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
@@ -56,8 +56,8 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 	p.clean()
 }
 
-// The same of a real Slurm: two jobs on each GPU, which drained the node, and a job beside them that computes without
-// MPS.
+// Under a real Slurm, two jobs that share a GPU by gres are refused and do not drain the node. A job beside them that
+// does not use MPS computes.
 func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
 	for _, c := range []struct{ name, gres, conf, asks, want string }{
@@ -78,17 +78,17 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 			for _, id := range ids {
 				cl.ended(id)
 				if out := cl.output(id); !strings.Contains(out, c.want) {
-					t.Errorf("job %d says\n%s", id, out)
+					t.Errorf("job %d prints\n%s", id, out)
 				}
 			}
 			if beside != 0 {
 				cl.ended(beside)
 				if out := cl.output(beside); !strings.Contains(out, "done kernels=") {
-					t.Errorf("the job beside them says\n%s", out)
+					t.Errorf("the job beside them prints\n%s", out)
 				}
 			}
 			cl.quiet()
-			if c.name == "mps" { // a whole GPU of the node is a job's as ever
+			if c.name == "mps" { // a job gets a whole GPU of the node as on any other node
 				id := cl.batch("srun -n2 "+cl.wrap("info"), "-n2", "--gres=gpu:1")
 				cl.ended(id)
 				if got := counts(t, cl.output(id)); !slices.Equal(got, []int{132, 132}) {
@@ -100,7 +100,7 @@ func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
 	}
 }
 
-// plain submits a script that asks for no MPS.
+// plain submits a script that does not ask for MPS.
 func (c *cluster) plain(script string, args ...string) int {
 	c.t.Helper()
 	home, err := c.Home(c.user)

@@ -43,7 +43,7 @@ func TestAJobsLife(t *testing.T) {
 	}
 }
 
-// holdsDaemon holds everything that the design says of a daemon's process.
+// holdsDaemon checks everything that the contract requires of a daemon's process.
 func (p play) holdsDaemon(d lease.Daemon) {
 	t := p.t
 	t.Helper()
@@ -83,7 +83,7 @@ func (p play) holdsDaemon(d lease.Daemon) {
 	}
 	environment := strings.Split(strings.TrimRight(read(t, proc+"environ"), "\x00"), "\x00")
 	slices.Sort(environment)
-	if p.Sim == nil { // the control program of a machine may be a script that adds its own
+	if p.Sim == nil { // a machine's control program may be a script that adds its own variables
 		environment = slices.DeleteFunc(environment, func(entry string) bool {
 			return strings.HasPrefix(entry, "LD_LIBRARY_PATH=") || strings.HasPrefix(entry, "PWD=")
 		})
@@ -97,8 +97,8 @@ func (p play) holdsDaemon(d lease.Daemon) {
 	}
 }
 
-// On some machines the control program is a script that runs the real one elsewhere. This one writes down what it was
-// given first: no signal blocked, though slurmd's prologs have some blocked, and none ignored.
+// On some machines the control program is a script that runs the real program elsewhere. The prolog starts it with no
+// signal blocked, although slurmd's prologs have some blocked, and with none ignored.
 func TestAControlProgramThatIsAScript(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
@@ -112,7 +112,8 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 	for _, field := range []string{"SigBlk:", "SigIgn:"} {
 		_, rest, _ := strings.Cut(status, field)
 		var signals uint64
-		if _, err := fmt.Sscanf(rest, "%x", &signals); err != nil || signals&0x7fffffff != 0 { // 1 to 31: what follows is libc's own
+		// 1 to 31; libc uses the signals above.
+		if _, err := fmt.Sscanf(rest, "%x", &signals); err != nil || signals&0x7fffffff != 0 {
 			t.Errorf("%s %x, %v:\n%s", field, signals, err, status)
 		}
 	}
@@ -179,7 +180,7 @@ func TestTwoJobsSideBySide(t *testing.T) {
 	}
 	p.must(0, seven, "epilog")
 	if got := p.modes(); got != "03" {
-		t.Errorf("after the first: modes %s", got)
+		t.Errorf("after the first job: modes %s", got)
 	}
 	if !p.ticket(8).Daemons[0].Proc.Running() {
 		t.Error("the other job's daemon is gone")
@@ -188,7 +189,8 @@ func TestTwoJobsSideBySide(t *testing.T) {
 	p.clean()
 }
 
-// A GPU whose job was never closed is that job's: the next one drains the node, and the first one's epilog mends it.
+// A GPU whose job was never closed still belongs to that job. The next job's prolog drains the node, and the first
+// job's epilog frees the GPU.
 //
 // Contract: R6
 func TestAGPUThatAnotherJobHolds(t *testing.T) {
@@ -201,7 +203,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 	}
 	p.must(0, p.job(8, "0"), "epilog")
 	if !p.ticket(7).Daemons[0].Proc.Running() || p.modes() != "3" {
-		t.Error("the second job's epilog touched the first job's GPU")
+		t.Error("the second job's epilog changed the first job's GPU")
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
@@ -212,7 +214,7 @@ func TestAnotherBoot(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	daemon := p.ticket(7).Daemons[0].Proc
-	// The node booted: no process, modes at their default, and records that name another boot.
+	// The node has booted: no process runs, the modes have their defaults, and the records name another boot.
 	if err := daemon.Kill(9); err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +228,7 @@ func TestAnotherBoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := gpus[0].SetMode(2); err != nil { // an admin's, after the boot
+	if err := gpus[0].SetMode(2); err != nil { // an admin sets it after the boot
 		t.Fatal(err)
 	}
 	boot, err := site.BootID()

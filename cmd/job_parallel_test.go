@@ -22,10 +22,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Prologs and epilogs side by side: what they leave behind is what they would have left one after the other.
+// These tests run prologs and epilogs at the same time. The result must be the same as if they ran one after another.
 
-// raced is the folder of the programs with the race detector in them, for the sweep of races: to build them takes
-// longer than all of these tests. A race ends them with a code that no test expects.
+// raced builds the programs with the race detector and returns their folder, for the sweep named race. The build
+// takes longer than all of these tests. A program that finds a race exits with a code that no test expects.
 var raced = sync.OnceValues(func() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {
@@ -41,7 +41,7 @@ var raced = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// newCrowd is a play of many acts at once.
+// newCrowd returns a node on which many programs run at the same time.
 func newCrowd(t *testing.T, policy string, gpus int) play {
 	t.Helper()
 	joinSweep(t, "race")
@@ -59,7 +59,7 @@ func newCrowd(t *testing.T, policy string, gpus int) play {
 	return p
 }
 
-// runs runs a binary from any goroutine. The test fails where it could not run or found a race.
+// runs runs a binary from any goroutine. The test fails if the binary cannot run or finds a race.
 func (p play) runs(job testnode.Job, program string, args ...string) testnode.Result {
 	result, err := p.Run(p.ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
 	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
@@ -68,34 +68,34 @@ func (p play) runs(job testnode.Job, program string, args ...string) testnode.Re
 	return result
 }
 
-// closes runs an epilog, which has no reason to fail.
+// closes runs an epilog and checks that it exits with 0 and prints nothing.
 func (p play) closes(job testnode.Job) {
 	if did := p.runs(job, "epilog"); did.Code != 0 || did.Output != "" {
 		p.t.Errorf("epilog of job %d: %+v", job.ID, did)
 	}
 }
 
-// together runs acts side by side, let go at the same moment.
-func together(acts ...func()) {
+// together calls functions at the same moment and waits for all.
+func together(calls ...func()) {
 	var all sync.WaitGroup
 	start := make(chan struct{})
-	for _, act := range acts {
-		all.Go(func() { <-start; act() })
+	for _, call := range calls {
+		all.Go(func() { <-start; call() })
 	}
 	close(start)
 	all.Wait()
 }
 
-// copies is an act so many times.
-func copies(n int, act func(i int)) []func() {
+// copies returns n functions, each of which calls one function with its index.
+func copies(n int, call func(i int)) []func() {
 	all := make([]func(), n)
 	for i := range all {
-		all[i] = func() { act(i) }
+		all[i] = func() { call(i) }
 	}
 	return all
 }
 
-// holder is the job that a GPU's claim names, 0 where there is none.
+// holder returns the job that a GPU's claim names, or 0 if there is no claim.
 func (p play) holder(gpu int) uint32 {
 	content, err := os.ReadFile(filepath.Join(p.Paths().Run(), "claims", string(p.uuid(gpu))))
 	if err != nil {
@@ -108,7 +108,7 @@ func (p play) holder(gpu int) uint32 {
 	return claim.Job
 }
 
-// has holds that a job has its GPUs for itself: claims, modes, a living daemon, a ticket.
+// has checks that a job has its GPUs for itself: claims, modes, a running daemon and a ticket.
 func (p play) has(job uint32, gpus ...int) {
 	p.t.Helper()
 	modes := p.modes()
@@ -117,7 +117,7 @@ func (p play) has(job uint32, gpus ...int) {
 			p.t.Errorf("GPU %d is job %d's, want job %d's", gpu, holder, job)
 		}
 		if modes[gpu] != '3' {
-			p.t.Errorf("GPU %d of job %d in mode %c", gpu, job, modes[gpu])
+			p.t.Errorf("GPU %d of job %d is in mode %c", gpu, job, modes[gpu])
 		}
 	}
 	ticket := p.ticket(job)
@@ -126,11 +126,11 @@ func (p play) has(job uint32, gpus ...int) {
 	}
 }
 
-// heldBy is what a prolog says whose GPU is another job's.
+// heldBy is what a prolog prints if another job holds its GPU.
 var heldBy = regexp.MustCompile(`^prolog: cannot claim GPU-[0-9a-f-]+: job (\d+) holds it: its epilog has not closed it\n$`)
 
-// Sixty-four jobs run on eight GPUs at once, while reapers look for remains of ended jobs. A GPU belongs to one job at
-// a time, and a second prolog is told which job holds it. No running job is reaped, and in the end nothing is left.
+// Sixty-four jobs run on eight GPUs at the same time, while `mpsctl reap` runs. A GPU belongs to one job at a time, a
+// failed prolog names the holder, no running job is reaped, and nothing is left.
 func TestSixtyFourJobsAtOnce(t *testing.T) {
 	const gpus, jobs = 8, 64
 	p := newCrowd(t, "", gpus)
@@ -138,7 +138,8 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 	var ended atomic.Int32
 	reapers := copies(2, func(int) {
 		for ended.Load() < jobs {
-			if did := p.runs(testnode.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 { // 1: it leaves what runs
+			// With 1, reap reports running jobs, which it leaves alone.
+			if did := p.runs(testnode.Job{}, "mpsctl", "reap"); did.Code != 0 && did.Code != 1 {
 				t.Errorf("reap: %+v", did)
 			}
 		}
@@ -168,14 +169,14 @@ func TestSixtyFourJobsAtOnce(t *testing.T) {
 	})...)...)
 	for gpu := range gpus {
 		if opened[gpu].Load() == 0 {
-			t.Errorf("nobody had GPU %d", gpu)
+			t.Errorf("no job had GPU %d", gpu)
 		}
 	}
 	p.clean()
 }
 
-// Three jobs want two of three GPUs each. One gets both of its GPUs. Of the others nothing is left, not even a claim on
-// the free GPU.
+// Three jobs want two of three GPUs each, and one of them gets both of its GPUs. The others leave nothing behind, not
+// even a claim on the free GPU.
 func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 	p := newCrowd(t, "", 3)
 	want := [][]int{{0, 1}, {1, 2}, {2, 0}}
@@ -196,7 +197,7 @@ func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 		})...)
 		first := int(winner.Load())
 		if first < 0 {
-			t.Fatalf("nobody opened\n%s", p.log())
+			t.Fatalf("no prolog opened its job\n%s", p.log())
 		}
 		p.has(id(first), want[first]...)
 		if free := 3 - want[first][0] - want[first][1]; p.holder(free) != 0 || p.modes()[free] != '0' {
@@ -213,8 +214,8 @@ func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 	}
 }
 
-// A prolog whose slurmd has gone is still at work, in the driver, when the epilog of its job comes, and a second and a
-// third one. The first has its turn when the prolog is done, or ends it; none ends another.
+// Three epilogs of a job start while its prolog, whose slurmd has died, is still in the driver. The first epilog
+// waits for the prolog or ends it, and no epilog ends another.
 func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -229,7 +230,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 			job := p.job(7, "0")
 			orphan := p.orphan(job)
 			p.sleepsInDriver(orphan.PID)
-			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil { // for the epilogs
+			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 0); err != nil { // so that the epilogs do not wait
 				t.Fatal(err)
 			}
 			together(copies(3, func(int) { p.closes(job) })...)
@@ -240,7 +241,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 	}
 }
 
-// orphan starts a prolog whose parent dies at once.
+// orphan starts a prolog whose parent exits at once.
 func (p play) orphan(job testnode.Job) site.Process {
 	p.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
@@ -262,8 +263,8 @@ func (p play) orphan(job testnode.Job) site.Process {
 	return stat.Process
 }
 
-// Epilogs of one job at the same time, while a client has its grace: each waits for the one before it, none ends
-// another.
+// Epilogs of one job run at the same time, while a client has its grace period. Each waits for the one before it, and
+// none ends another.
 func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	p := newCrowd(t, testnode.Default(`drain_grace = "6s"`), 1)
 	p.facts(`epilog_deadline = "15s"`)
@@ -279,9 +280,10 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	}
 }
 
-// The epilog of a job comes again, several times, when its GPU is another job's: that job notices nothing. The second
-// time the first job's lease is there once more, without its claim: so does an epilog leave it that died on its last
-// step.
+// The epilog of a job runs again, several times, after another job got the GPU. The other job does not notice.
+//
+// The second time, the first job's lease exists again without its claim. An epilog leaves this state if it dies at
+// its last step.
 //
 // Contract: M2
 func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
@@ -309,8 +311,8 @@ func TestAnEpilogAgainWhenTheGPUIsAnothers(t *testing.T) {
 	p.clean()
 }
 
-// A job is requeued on its node: its next prolog comes while its epilog is at work, a little later each time. What is
-// left is one whole lease, or nothing.
+// A requeued job's next prolog starts while its epilog still runs, a little later in each round. One whole lease is
+// left, or nothing.
 func TestAPrologBesideItsEpilog(t *testing.T) {
 	p := newCrowd(t, "", 1)
 	job := p.job(7, "0")
@@ -319,7 +321,8 @@ func TestAPrologBesideItsEpilog(t *testing.T) {
 		together(
 			func() { p.closes(job) },
 			func() {
-				site.Sleep(p.ctx, time.Duration(round)*15*time.Millisecond) // another point of the epilog each time
+				// Each round is at another point of the epilog.
+				site.Sleep(p.ctx, time.Duration(round)*15*time.Millisecond)
 				if did := p.runs(job, "prolog"); did.Code != 0 {
 					t.Errorf("prolog: %+v", did)
 				}
