@@ -16,11 +16,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// errnos are the errors of a full, forbidden or broken file system and of a crowded node. The last one is not for
-// reading and removing, because no program can detect a false answer that an existing file is missing.
+// errnos are the errors of a full, forbidden or broken file system and of a node with too many open files. The last
+// one is not for reading and removing, because no program can detect a false answer that an existing file is missing.
 var errnos = []syscall.Errno{syscall.ENOSPC, syscall.EACCES, syscall.EIO, syscall.EMFILE, syscall.ENOENT}
 
-// failure is an effect that answers an error.
+// failure is an effect that fails with an error.
 type failure struct {
 	point
 	errno syscall.Errno
@@ -28,10 +28,11 @@ type failure struct {
 
 func (f failure) String() string { return fmt.Sprintf("%v: %v", f.point, f.errno) }
 
-// refuse is what a plan asks: the error for an effect, 0 for none.
+// refuse is a function that a plan asks about each effect. It returns the error of the effect, or 0 if the effect
+// does not fail.
 type refuse func(faultinject.Effect) syscall.Errno
 
-// refuse fails the point, once.
+// refuse makes the point fail once.
 func (f failure) refuse(p play, reached *bool) refuse {
 	hit := f.reached(p)
 	return func(e faultinject.Effect) syscall.Errno {
@@ -44,7 +45,7 @@ func (f failure) refuse(p play, reached *bool) refuse {
 }
 
 // matters reports whether the program must handle the failure of an effect. It need not handle the searches of the
-// loader and the name service, what the simulated driver reads for tests, and the log's text.
+// loader and the name service, reads by the simulated driver that only serve tests, and the log's text.
 func (p play) matters(e faultinject.Effect) bool {
 	path, _, _ := strings.Cut(e.What, " ")
 	switch {
@@ -56,9 +57,11 @@ func (p play) matters(e faultinject.Effect) bool {
 	return path == "/etc/passwd" || path == "/etc/group"
 }
 
-// failures are the possible failures of one prolog or epilog, found by watching it run under a plan that may already
-// have a failure. They are every effect, with one of the two errors alternately, or every effect and every question,
-// with each of them. Otherwise a fifth of the questions is enough.
+// failures returns the possible failures of one prolog or epilog. It finds them by tracing one run under a plan that
+// may already have a failure.
+//
+// If each is true, the list has every effect and every question with each fitting error. Otherwise it has every
+// effect with one error, in alternation, and a fifth of the questions.
 func (p play) failures(job testnode.Job, program string, each bool, already refuse) []failure {
 	p.t.Helper()
 	var found tally
@@ -87,13 +90,14 @@ func (p play) failures(job testnode.Job, program string, each bool, already refu
 		}
 		return 0
 	}})
-	return slices.DeleteFunc(all, func(f failure) bool { return f.nth > most })
+	return slices.DeleteFunc(all, func(f failure) bool { return f.nth > maxNth })
 }
 
-// most is how many of one name fail: what an act asks over and over, it asks in one way.
-const most = 8
+// maxNth is how many effects of one name fail. A program that asks the same question more often asks it in the same
+// way.
+const maxNth = 8
 
-// fits are the errors that an effect can answer.
+// fits returns the errors that an effect can return.
 func fits(e faultinject.Effect) []syscall.Errno {
 	if e.Asks || e.Call == "unlinkat" {
 		return errnos[:4]
@@ -101,8 +105,8 @@ func fits(e faultinject.Effect) []syscall.Errno {
 	return errnos
 }
 
-// failing runs a binary under refusals, or one refusal once, and checks that it reports the failure in a line of this
-// project's form.
+// failing runs a binary under refusals. If once is true, the program runs untraced after its first failure. failing
+// checks that the program reports the failure in a line of this project's form.
 func (p play) failing(job testnode.Job, program string, once bool, refusals ...refuse) faultinject.Result {
 	p.t.Helper()
 	result := p.trace(job, program, faultinject.Plan{Once: once, Fail: func(e faultinject.Effect) syscall.Errno {
@@ -117,13 +121,13 @@ func (p play) failing(job testnode.Job, program string, once bool, refusals ...r
 		p.t.Errorf("%s: %+v\n%s", program, result, p.log())
 	}
 	if result.Code == 1 && !regexp.MustCompile(`^`+program+`: cannot [^\n]+\n$`).MatchString(result.Output) {
-		p.t.Errorf("%s says %q", program, result.Output)
+		p.t.Errorf("%s prints %q", program, result.Output)
 	}
 	return result
 }
 
-// cleanButTurn is clean, but for the file of the job's turn where that is what failed: the next act takes it over, so
-// it is no state.
+// cleanButTurn checks what clean checks. If the failure was at the file of the job's lock, this file may be left,
+// because the next program takes it over.
 func (p play) cleanButTurn(f failure) {
 	p.t.Helper()
 	left := p.left()
@@ -135,7 +139,7 @@ func (p play) cleanButTurn(f failure) {
 	}
 }
 
-// opened holds that a job has what its prolog's 0 promises.
+// opened checks that a job has what its prolog's exit code 0 promises.
 func (p play) opened(id uint32) {
 	p.t.Helper()
 	ticket := p.ticket(id)
@@ -149,7 +153,7 @@ func (p play) opened(id uint32) {
 	}
 }
 
-// A prolog that meets an error opens the lease all the same, or fails and leaves the node quiet itself.
+// A prolog that meets an error still opens the lease, or it fails and leaves the node quiet itself.
 func TestAPrologWhoseEffectsFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -175,7 +179,7 @@ func TestAPrologWhoseEffectsFail(t *testing.T) {
 	}
 }
 
-// A prolog that refuses a job has a ticket to write, and fails where it cannot.
+// A prolog that refuses a job writes a ticket, and fails if it cannot write it.
 func TestARefusalWhoseEffectsFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -198,7 +202,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 	})
 }
 
-// An epilog that meets an error does the rest, says it and keeps the lease; the next one finishes.
+// An epilog that meets an error does the rest, reports the error and keeps the lease. The next epilog finishes.
 func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -225,8 +229,8 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 	}
 }
 
-// didTheRest holds that an epilog that could not do one thing did all others, and kept the lease for what is left.
-// Modes and folders stay while a process may be using them.
+// didTheRest checks that an epilog that failed in one thing did everything else and kept the lease for what is left.
+// Modes and folders stay as long as a process may use them.
 func (p play) didTheRest() {
 	p.t.Helper()
 	left := slices.DeleteFunc(p.left(), func(what string) bool { return what == "file turns/7" })
@@ -237,7 +241,7 @@ func (p play) didTheRest() {
 		kinds[kind] = true
 	}
 	if len(left) > 0 && !slices.Contains(left, "file leases/7.json") {
-		p.t.Errorf("without a lease are left: %q\n%s", left, p.log())
+		p.t.Errorf("left behind without a lease: %q\n%s", left, p.log())
 	}
 	undone := 0
 	for _, kind := range []string{"tickets", "jobs", "GPU"} {
@@ -246,11 +250,11 @@ func (p play) didTheRest() {
 		}
 	}
 	if !kinds["process"] && undone > 1 {
-		p.t.Errorf("more than one thing was left undone: %q\n%s", left, p.log())
+		p.t.Errorf("the epilog left more than one thing undone: %q\n%s", left, p.log())
 	}
 }
 
-// A prolog that fails, and whose undo fails too, leaves a lease by which the epilog makes the node quiet.
+// A prolog that fails, and whose undo also fails, leaves a lease. With that lease, the epilog makes the node quiet.
 func TestAPrologWhoseUndoFails(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -281,8 +285,8 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	})
 }
 
-// From some effect on, nothing can be written any more, or no file can be opened. Whatever program meets this, the next
-// epilog on a healthy node cleans up. A full disk does not prevent an undo.
+// From some effect on, the disk is full or the program has no free descriptor. The next epilog on a healthy node
+// cleans up after any program, and a full disk does not prevent an undo.
 //
 // Contract: R3
 func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
@@ -295,7 +299,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 		refuses func(play, faultinject.Effect) bool
 	}{
 		{"disk", syscall.ENOSPC, func(p play, e faultinject.Effect) bool {
-			_, err := os.Lstat(e.What) // what is there can be opened
+			_, err := os.Lstat(e.What) // an existing file can be opened
 			makes := err != nil && slices.Contains([]string{"openat", "mkdirat", "linkat"}, e.Call)
 			return !e.Asks && strings.Contains(e.What, p.Root) && (makes || e.Call == "write" || e.Call == "pwrite64")
 		}},
@@ -340,8 +344,8 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 	}
 }
 
-// nvmlCall is a call of NVML that answers an error; by the file in which the simulated driver looks up its delay it is
-// seen to begin.
+// nvmlCall is a call of NVML that returns an error. The test sees that a call begins when the simulated driver opens
+// the file of its delay.
 type nvmlCall struct {
 	point
 	code int
@@ -349,7 +353,7 @@ type nvmlCall struct {
 
 func (c nvmlCall) String() string { return fmt.Sprintf("%v: code %d", c.point, c.code) }
 
-// codes are what a driver answers: not supported, no permission, GPU lost, unknown.
+// codes are errors that a driver returns: not supported, no permission, GPU lost, unknown.
 var codes = []int{3, 4, 15, 999}
 
 func (p play) nvmlFunction(e faultinject.Effect) (name string, ok bool) {
@@ -374,7 +378,7 @@ func (p play) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 	return all
 }
 
-// refuse has the call fail, once.
+// refuse makes the call fail once.
 func (c nvmlCall) refuse(p play, reached *bool) refuse {
 	seen := 0
 	return func(e faultinject.Effect) syscall.Errno {
@@ -387,7 +391,8 @@ func (c nvmlCall) refuse(p play, reached *bool) refuse {
 	}
 }
 
-// Whatever a call of NVML answers, the prolog opens the lease or leaves the node quiet, and the epilog does the rest.
+// Whatever error a call of NVML returns, the prolog opens the lease or leaves the node quiet. The epilog does the
+// rest.
 func TestNVMLCallsThatFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -425,10 +430,10 @@ func TestNVMLCallsThatFail(t *testing.T) {
 	})
 }
 
-// wrongAnswer is what the control program answers to one question, or to this one and all after it.
+// wrongAnswer is what the control program answers to one question, or to that question and all later ones.
 type wrongAnswer struct {
 	name, answer string
-	number       int // of the question: the first is the prolog's
+	number       int // the question's number; the prolog asks the first one
 	always       bool
 }
 
@@ -439,8 +444,8 @@ func (w wrongAnswer) String() string {
 	return fmt.Sprintf("%s to question %d", w.name, w.number)
 }
 
-// The control program may answer anything to any question: once, so that the next has its answer, or from then on. The
-// prolog opens the lease or leaves the node quiet; the epilog ends the daemon by itself.
+// The control program may answer anything to any question, once or from then on. The prolog opens the lease or leaves
+// the node quiet, and the epilog ends the daemon without the control program's help.
 func TestAnswersOfEveryWrongKind(t *testing.T) {
 	joinSweep(t, "points")
 	var all []wrongAnswer
@@ -476,7 +481,7 @@ cat >/dev/null
 		result, err := p.Run(p.ctx, job.Environment("prolog_slurmd"), "prolog")
 		switch {
 		case err != nil || result.Code > 1:
-			p.t.Errorf("%+v, %v", result, err)
+			p.t.Errorf("prolog: %+v, %v", result, err)
 		case result.Code == 0:
 			p.opened(job.ID)
 		default:

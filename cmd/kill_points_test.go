@@ -20,8 +20,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// point is one effect of an act: its name, and which of those that have this name. Effects of threads that run side by
-// side change places from run to run; their names do not change.
+// point is one effect of a prolog or an epilog: the effect's name, and its number among the effects of this name. The
+// order of effects of parallel threads differs between runs; their names do not.
 type point struct {
 	name string
 	nth  int
@@ -29,7 +29,7 @@ type point struct {
 
 func (at point) String() string { return fmt.Sprintf("%s (%d)", at.name, at.nth) }
 
-// reached counts the effects of a run and reports the one that is meant.
+// reached returns a function that counts the effects of a run and reports whether an effect is this point.
 func (at point) reached(p play) func(faultinject.Effect) bool {
 	count := 0
 	return func(e faultinject.Effect) bool {
@@ -47,17 +47,18 @@ var (
 	drafts    = regexp.MustCompile(`(/\.draft-[^/ ]+-)[0-9]+`)
 )
 
-// name is an effect without what differs from run to run.
+// name returns an effect's name without the parts that differ between runs.
 func (p play) name(e faultinject.Effect) string {
 	folder := filepath.Dir(p.Root)
 	name := strings.ReplaceAll(e.String(), folder, "")
-	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "") // of a control group
+	// The folder is also in the name of a control group.
+	name = strings.ReplaceAll(name, strings.ReplaceAll(strings.Trim(folder, "/"), "/", "-"), "")
 	name = jobFiles.ReplaceAllString(name, "/run/mpsN")
 	name = processes.ReplaceAllString(name, "/$1/N")
 	return drafts.ReplaceAllString(name, "${1}N")
 }
 
-// changes are the effects that outlive a killed program, but for lines of the log.
+// changes reports whether an effect stays when the program is killed. Lines of the log do not count.
 func (p play) changes(e faultinject.Effect) bool {
 	return !e.Asks && !(e.Call == "write" && e.What == p.Paths().Log())
 }
@@ -72,7 +73,8 @@ func (p play) trace(job testnode.Job, program string, plan faultinject.Plan) fau
 	return result
 }
 
-// points are the effects of one act, found by watching it; those that fail by themselves change nothing.
+// points traces one run of a program and returns its effects. It leaves out effects that fail by themselves, because
+// they change nothing.
 func (p play) points(job testnode.Job, program string) []point {
 	p.t.Helper()
 	var found tally
@@ -83,12 +85,12 @@ func (p play) points(job testnode.Job, program string) []point {
 		return false
 	}})
 	if result.Code != 0 {
-		p.t.Fatalf("%s under a tracer: %+v\n%s", program, result, p.log())
+		p.t.Fatalf("%s under the tracer: %+v\n%s", program, result, p.log())
 	}
 	return found.points
 }
 
-// tally numbers effects of one name.
+// tally numbers the effects of each name.
 type tally struct {
 	points []point
 	seen   map[string]int
@@ -103,8 +105,8 @@ func (l *tally) add(name string) point {
 	return l.points[len(l.points)-1]
 }
 
-// killed runs a binary and kills it at a point. A run that ends without reaching the point took another way this time,
-// for example because it asked a daemon twice. It is tried again from the start.
+// killed runs a binary and kills it at a point. A run may take another way, for example ask a daemon twice, and end
+// without reaching the point. killed then tries again from the start.
 func (p play) killed(job testnode.Job, program string, at point, start func()) bool {
 	p.t.Helper()
 	for range 3 {
@@ -122,7 +124,7 @@ func (p play) killed(job testnode.Job, program string, at point, start func()) b
 	return false
 }
 
-// another job can open and close.
+// another checks that the next job can open and close.
 func (p play) another(job testnode.Job) {
 	p.t.Helper()
 	next := job
@@ -132,7 +134,7 @@ func (p play) another(job testnode.Job) {
 	p.quiet()
 }
 
-// shape is a job of a sweep.
+// shape is the kind of job in a sweep.
 type shape struct {
 	scope string
 	gpus  int
@@ -142,23 +144,24 @@ var shapes = []shape{{"job", 1}, {"gpu", 1}, {"job", 4}, {"gpu", 4}}
 
 func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 
-// gpuList is SLURM_JOB_GPUS.
+// gpuList returns the value of SLURM_JOB_GPUS.
 func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
 
-// job is a job of the shape. No other test on this machine has its user, so no other test can stop its daemons.
+// job returns a job of the shape. No other test on this machine uses its user, so no other test can stop its daemons.
 func (s shape) job(p play) testnode.Job {
 	job := p.job(7, s.gpuList())
 	job.UID, job.GID = 2011, 2011
 	return job
 }
 
-// stand sets a stage for jobs of the shape.
+// stand makes a node for jobs of the shape.
 func (s shape) stand(t *testing.T) play {
 	t.Helper()
 	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
 	policy := testnode.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
 	p := playIn(t, publicDir(t), policy, models...)
-	p.facts(fmt.Sprintf("hpc_job_mapping_dir = %q", publicDirIn(t, "/run"))) // no one but root may write above it
+	// The folder is in /run, because only root may write there.
+	p.facts(fmt.Sprintf("hpc_job_mapping_dir = %q", publicDirIn(t, "/run")))
 	return p
 }
 
@@ -181,8 +184,8 @@ func report(t *testing.T, name string, tried, failed int, took time.Duration, sa
 	}
 }
 
-// reportEnd writes a test down when it has ended. Called first, it sees what all others of its cleanups find; what it
-// returns is called when the test goes on after its wait for others.
+// reportEnd reports a test when it has ended. Call it first, so that its cleanup runs last and sees what all other
+// cleanups find. Call begin when the test goes on after its wait for other tests.
 func reportEnd(t *testing.T) (begin func()) {
 	began := time.Now()
 	t.Cleanup(func() {
@@ -195,7 +198,7 @@ func reportEnd(t *testing.T) (begin func()) {
 	return func() { began = time.Now() }
 }
 
-// A prolog that is killed after any of its effects leaves a node that the epilog makes quiet.
+// If a prolog is killed after any of its effects, the epilog makes the node quiet.
 //
 // Contract: R1, R9
 func TestAPrologKilledAnywhere(t *testing.T) {
@@ -222,7 +225,8 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 	}
 }
 
-// A prolog whose daemon fails as the user, works as nobody and fails once more, and is killed on the way.
+// A prolog's daemon fails as the job's user, works as the account nobody and fails again as the user. If the prolog
+// is killed after any of its effects, the epilog makes the node quiet.
 func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -236,7 +240,7 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	job := fails(p)
 	points := p.points(job, "prolog")
 	if ticket := p.ticket(job.ID); !strings.Contains(ticket.RefusalReason, "it works for others") {
-		t.Fatalf("the ticket says %q", ticket.RefusalReason)
+		t.Fatalf("the ticket's reason is %q", ticket.RefusalReason)
 	}
 	p.must(0, job, "epilog")
 	sweep(t, s, sample(t, points, 16), func(p play, at point) bool {
@@ -248,8 +252,8 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	})
 }
 
-// After a prolog was killed, slurmd may run another one for the same job, as after its own restart. That one opens the
-// lease.
+// After a prolog was killed, slurmd may run another prolog for the same job, as after its own restart. The second
+// prolog opens the lease.
 func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -269,15 +273,16 @@ func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	})
 }
 
-// tells holds that a lease is there as long as anything else of the job is: it says what an admin has to do.
+// tells checks that the lease exists as long as anything else of the job does, because the lease tells an admin what
+// to do.
 func (p play) tells() {
 	p.t.Helper()
 	if left := p.left(); len(left) > 0 && !slices.Contains(left, "file leases/7.json") {
-		p.t.Errorf("without a lease are left: %q\n%s", left, p.log())
+		p.t.Errorf("left behind without a lease: %q\n%s", left, p.log())
 	}
 }
 
-// An epilog that is killed after any of its effects leaves the lease or nothing, and is finished by the next.
+// An epilog that is killed after any of its effects leaves the lease or nothing. The next epilog finishes.
 //
 // Contract: R9
 func TestAnEpilogKilledAnywhere(t *testing.T) {
@@ -306,8 +311,8 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 	}
 }
 
-// A prolog that is killed at one point and its epilog at another: the next epilog finishes. Every pair, for a job
-// with one GPU; of others a part.
+// A prolog is killed at one point and its epilog at another, and the next epilog finishes. The test tries every pair
+// of points for a job with one GPU, and some pairs for other jobs.
 func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
@@ -340,7 +345,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 						p.quiet()
 						pairs.Add(1)
 					}) {
-						break // the next pair would find what this one left
+						break // the next pair would find what this pair left behind
 					}
 				}
 				return reached
@@ -351,8 +356,8 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 	}
 }
 
-// A prolog that is killed while a child of its has not yet become the control program leaves somebody who may yet start
-// a daemon. The epilog waits for it; where it does not move, the lease is kept and the node drains.
+// A prolog is killed when its child has not yet become the control program, so the child may still start a daemon.
+// The epilog waits for the child; if the child does not go on, the epilog keeps the lease and the node drains.
 func TestAnOrphanThatIsLate(t *testing.T) {
 	joinSweep(t, "points")
 	for _, c := range []struct {
@@ -396,7 +401,7 @@ func TestAnOrphanThatIsLate(t *testing.T) {
 	}
 }
 
-// daemonsBirth is the point that makes the child that becomes the first control program.
+// daemonsBirth returns the point at which the prolog makes the child that becomes the first control program.
 func daemonsBirth(points []point) point {
 	execs := slices.IndexFunc(points, func(at point) bool { return strings.HasPrefix(at.name, "child's execve ") })
 	var born point
@@ -408,7 +413,7 @@ func daemonsBirth(points []point) point {
 	return born
 }
 
-// waitsForTurn returns when an epilog of the stage has opened the file of job 7's turn, which another has locked.
+// waitsForTurn waits until an epilog has opened the file of job 7's lock, which another process holds.
 func (p play) waitsForTurn() {
 	for {
 		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
@@ -420,7 +425,7 @@ func (p play) waitsForTurn() {
 			}
 		}
 		if !site.Sleep(p.ctx, time.Millisecond) {
-			p.t.Error("the epilog does not come to its turn")
+			p.t.Error("the epilog does not open the file of the job's lock")
 			return
 		}
 	}

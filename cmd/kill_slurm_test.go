@@ -17,7 +17,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// cutter puts the cut before a hook and returns the file whose text says where the next run of it is cut short.
+// cutter makes the program cut run a hook. It returns the file that tells cut at which effect it kills the hook's
+// next run.
 func (c *cluster) cutter(program string) (where string) {
 	c.t.Helper()
 	cut := filepath.Join(c.dir, "cut")
@@ -43,7 +44,7 @@ func (c *cluster) drained() {
 	}
 }
 
-// resumed puts the node back into service, and holds that a job runs on it.
+// resumed puts the node back into service and checks that a job runs on it.
 func (c *cluster) resumed() {
 	c.t.Helper()
 	if err := c.Resume(c.ctx, "n1"); err != nil {
@@ -56,8 +57,8 @@ func (c *cluster) resumed() {
 	c.quiet()
 }
 
-// slurmd drains a node whose prolog was killed, holds the job, and runs the epilog: the node is quiet then, and nothing
-// has to be done but to resume it.
+// slurmd drains a node whose prolog was killed, holds the job and runs the epilog. The node is then quiet, and an
+// admin only has to resume it.
 func TestAPrologKilledUnderSlurm(t *testing.T) {
 	joinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
@@ -90,8 +91,8 @@ func (c *cluster) empty() {
 	}
 }
 
-// slurmd drains a node whose epilog was killed. What it has not undone stands in the lease, and the command that an
-// admin runs by hand finishes.
+// slurmd drains a node whose epilog was killed. The lease names what is not undone, and the command that an admin
+// runs finishes the work.
 func TestAnEpilogKilledUnderSlurm(t *testing.T) {
 	joinSweep(t, "points")
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})

@@ -30,14 +30,14 @@ var (
 	sweepTests sync.Map // the name of a test to the name of its sweep
 )
 
-// joinSweep makes a test one of those that a sweep runs. The test calls it before it makes a node.
+// joinSweep adds a test to the tests that a sweep runs. The test calls it before it makes a node.
 func joinSweep(t *testing.T, name string) {
 	t.Helper()
 	sweepTests.Store(testOf(t), name)
 	skipOutsideSweep(t)
 }
 
-// skipOutsideSweep skips a test that is not of the sweep that SWEEP names. Each test that needs root calls it.
+// skipOutsideSweep skips a test that is not in the sweep that SWEEP names. Each test that needs root calls it.
 func skipOutsideSweep(t *testing.T) {
 	t.Helper()
 	if sweepName != "" && !slices.Contains(sweeps, sweepName) {
@@ -48,13 +48,14 @@ func skipOutsideSweep(t *testing.T) {
 	}
 }
 
-// testOf is the name of the test to which a subtest belongs.
+// testOf returns the name of the test to which a subtest belongs.
 func testOf(t *testing.T) string {
 	name, _, _ := strings.Cut(t.Name(), "/")
 	return name
 }
 
-// named reports whether -run names a subtest of this test. All points are tried for their names then, and not some.
+// named reports whether -run names a subtest of this test. The test then tries all points, because any of them may
+// have that name.
 func named(t *testing.T) bool {
 	for pattern := range strings.SplitSeq(flag.Lookup("test.run").Value.String(), "|") {
 		test, _, _ := strings.Cut(pattern, "/")
@@ -66,7 +67,7 @@ func named(t *testing.T) bool {
 	return false
 }
 
-// subtest is a name for a point. It has no slash, because -run splits names there.
+// subtest returns a name for a point. The name has no slash, because -run splits names at slashes.
 func subtest(point fmt.Stringer) string { return strings.ReplaceAll(point.String(), "/", ":") }
 
 // printRerun prints the command that runs the test again, if the test fails.
@@ -78,7 +79,8 @@ func printRerun(t *testing.T) {
 	})
 }
 
-// some returns the points that there is time for: more of a job with one GPU and one daemon than of others.
+// some returns the points for which there is time. It returns more points of a job with one GPU and one daemon than
+// of other jobs.
 func some[P any](t *testing.T, s shape, points []P, every int) []P {
 	if s == shapes[0] {
 		return sample(t, points, 5)
@@ -105,12 +107,12 @@ func nth[P any](points []P, every int) []P {
 	return chosen
 }
 
-// pointDeadline bounds the acts at one point.
+// pointDeadline limits the time at one point.
 const pointDeadline = time.Minute
 
-// mayMiss is how many of n points need not be met again: one in twenty. On a busy machine the run that found the points
-// asked some questions again and again while it waited, and a faster run asks them once. So a sample may miss half and
-// two more.
+// mayMiss is how many of n points a test need not reach again: one in twenty in the sweep. On a busy machine, the run
+// that found the points repeated some questions while it waited, and a faster run asks them once. So a sample may
+// miss half of its points and two more.
 func mayMiss(n int) int {
 	if everything {
 		return n/20 + 1
@@ -118,11 +120,13 @@ func mayMiss(n int) int {
 	return n/2 + 2
 }
 
-// sweep tries every point, each a subtest. Several stages are at work side by side, since acts wait for daemons most of
-// their time. A stage on which a point has failed is replaced: what it left must not fail the next.
+// sweep tries every point as a subtest. Several nodes work at the same time, because the programs spend most of
+// their time waiting for daemons.
+//
+// A failed point may leave something on its node, so sweep replaces that node.
 func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
 	t.Helper()
-	needRoot(t) // here, because a goroutine cannot skip the test
+	needRoot(t) // the check is here, because a goroutine cannot skip the test
 	const sideBySide = 4
 	began := time.Now()
 	var tried, missed, failed atomic.Int32
@@ -153,9 +157,9 @@ func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) 
 	}
 	all.Wait()
 	n := int(tried.Load())
-	t.Logf("%d points, %d of them not met again", n, missed.Load())
+	t.Logf("%d points, %d of them not reached again", n, missed.Load())
 	if n == 0 {
-		t.Errorf("none of %d points has a name that -run gives", len(points))
+		t.Errorf("none of %d points has the name that -run gives", len(points))
 	}
 	if !named(t) {
 		report(t, t.Name(), n, int(failed.Load()), time.Since(began))
