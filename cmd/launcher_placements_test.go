@@ -25,7 +25,7 @@ import (
 //go:embed testdata/rank.c
 var rankSource string
 
-// rankScript is a rank without MPI: who it is, is Slurm's word.
+// rankScript is a rank without MPI. It prints what Slurm's variables report about the rank.
 const rankScript = `#!/bin/sh
 size=$(echo "$SLURM_GTIDS" | tr , '\n' | wc -l)
 echo "rank launch=$1 world=$SLURM_PROCID local=$SLURM_LOCALID/$size node=$(hostname) gpu=${CUDA_VISIBLE_DEVICES:--} percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:--} pipe=${CUDA_MPS_PIPE_DIRECTORY:--}"
@@ -41,18 +41,19 @@ type placement struct {
 // launchCase is one way of starting ranks.
 type launchCase struct {
 	name string
-	// line is the command, in which WRAP stands for a rank under the wrapper and PLAIN for one without it.
+	// line is the command. WRAP is replaced by a rank under the wrapper, and PLAIN by a rank without it.
 	line   string
 	rank   string // "openmpi" or "mpich": the rank is a real MPI program; "": a script
-	layout []int  // ranks on each of the nodes, in order
+	layout []int  // the number of ranks on each node, in the nodes' order
 	want   plan
 }
 
-// plan returns where a rank must be placed, by its number and the number of ranks on its node. The result is the GPU's
-// position in Slurm's list, "*" for any, and the percentage, "-" for no cap.
+// plan returns where a rank must be placed, by the rank's number and the number of ranks on its node. The result is
+// the GPU's position in Slurm's list, "*" for any, and the percentage, "-" for no cap.
 type plan func(rank placement) string
 
-// round is what the policy and the placement say: round the GPUs, the ranks of one dividing it evenly.
+// round is the plan that the policy requires. It places the ranks round-robin on the GPUs, and the ranks of
+// one GPU divide it evenly.
 func round(gpus int) plan {
 	return func(rank placement) string {
 		gpu, place := rank.local%gpus, rank.local/gpus
@@ -68,7 +69,7 @@ func round(gpus int) plan {
 	}
 }
 
-// listed is a plan by node-local rank.
+// listed is a plan that lists the places by node-local rank.
 func listed(places ...string) plan {
 	return func(rank placement) string {
 		if rank.local >= len(places) {
@@ -78,12 +79,12 @@ func listed(places ...string) plan {
 	}
 }
 
-// again is a launch that is repeated until it succeeds, four times at most. On several nodes, ranks of Open MPI 4.1.4
-// die of SIGSEGV in MPI_Init under Slurm's pmix, before they print anything. That also happens without the wrapper (7
-// of 60 launches).
+// again repeats a launch until it succeeds, at most four times. On several nodes, ranks of Open MPI 4.1.4 die of
+// SIGSEGV in MPI_Init under Slurm's pmix, before they print anything. That also happens without the wrapper (7 of 60
+// launches).
 func again(line string) string { return strings.Join([]string{line, line, line, line}, " || ") }
 
-// unplaced is for ranks without a placement.
+// unplaced is the plan for ranks without a placement.
 func unplaced(placement) string { return "no placement" }
 
 var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
@@ -91,16 +92,17 @@ var h200 = policy.GPU{SMs: node.H200.SMs, SMsPerTPC: node.H200.TPC}
 // launchCluster is a cluster whose ranks print their placements.
 type launchCluster struct {
 	*cluster
-	name     string   // of its recordings
-	uuids    []string // of every node's GPUs, in Slurm's order
-	confined bool     // each task can open its own GPUs alone
+	name     string   // the first part of the names of its recordings
+	uuids    []string // the UUIDs of every node's GPUs, in Slurm's order
+	confined bool     // each task can open only its own GPUs
 }
 
 func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	t.Helper()
 	o.PrologFlags = "Alloc"
 	s := &launchCluster{name: name, cluster: newCluster(t, testnode.Default("overlap = 1", `unplaced = "deny"`), o), confined: o.ConstrainDevices}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a job here is many launches
+	// A job in these tests makes many launches.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	s.ctx = ctx
 	gpus, err := s.first().Sim.Node.GPUs()
@@ -118,7 +120,7 @@ func newLaunchCluster(t *testing.T, name string, o lab.Options) *launchCluster {
 	return s
 }
 
-// makeRanks puts the programs that ranks run where their user finds them.
+// makeRanks writes the programs that ranks run to a folder that their user can read.
 func (s *launchCluster) makeRanks() {
 	s.t.Helper()
 	source := filepath.Join(s.dir, "rank.c")
@@ -134,7 +136,7 @@ func (s *launchCluster) makeRanks() {
 	}
 }
 
-// command is a launch's line; the launch's number is what its ranks repeat.
+// command returns the command line of a launch. The ranks repeat the launch's number.
 func (s *launchCluster) command(l launchCase, number int) string {
 	program := strings.TrimSuffix(filepath.Join(s.dir, "rank")+"."+l.rank, ".")
 	plain := fmt.Sprintf("%s %d", program, number)
@@ -152,7 +154,7 @@ func (s *launchCluster) try(launches []launchCase, args ...string) {
 	s.judge(launches, s.output(id))
 }
 
-// script runs all launches, one after the other.
+// script returns a script that runs all launches, one after another.
 func (s *launchCluster) script(launches []launchCase) string {
 	var script strings.Builder
 	for i, l := range launches {
@@ -184,7 +186,7 @@ func placementsOf(output string) map[int][]placement {
 	for _, m := range placementLine.FindAllStringSubmatch(output, -1) {
 		var n [4]int
 		for i := range n {
-			n[i], _ = strconv.Atoi(m[i+1]) // digits, by the expression
+			n[i], _ = strconv.Atoi(m[i+1]) // the expression allows only digits
 		}
 		said[n[0]] = append(said[n[0]], placement{n[1], n[2], n[3], m[5], m[6], m[7], m[8]})
 	}
@@ -194,16 +196,17 @@ func placementsOf(output string) map[int][]placement {
 	return said
 }
 
-// hold compares a launch's placements with its plan, rank by rank, and checks that no SM of a GPU is given twice.
+// hold compares a launch's placements with its plan, rank by rank. It checks that no SM of a GPU is given twice.
 func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement) {
 	layout := make([]int, len(s.Nodes()))
 	dealt := map[string]int{}
 	for _, x := range placements {
-		i := max(0, slices.Index(s.Nodes(), x.node)) // the only node of a cluster may have another name than its host
+		// A cluster's only node may have a name that differs from its host's name.
+		i := max(0, slices.Index(s.Nodes(), x.node))
 		layout[i]++
 		at, want := s.place(s.Nodes()[i], x), l.want(x)
 		if any, ok := strings.CutPrefix(want, "*"); at != want && !(ok && strings.HasSuffix(at, any)) {
-			t.Errorf("rank %d, %d of %d on %s, has %s, want %s", x.world, x.local, x.size, x.node, at, want)
+			t.Errorf("rank %d (local rank %d of %d on %s) has %s, want %s", x.world, x.local, x.size, x.node, at, want)
 		}
 		if at != "no placement" {
 			dealt[x.node+" "+x.gpu] += smsAt(x.percent)
@@ -211,7 +214,7 @@ func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement)
 	}
 	for gpu, sms := range dealt {
 		if sms > h200.SMs {
-			t.Errorf("%d SMs of %s are dealt", sms, gpu)
+			t.Errorf("%d SMs of %s are given, but it has fewer", sms, gpu)
 		}
 	}
 	if !slices.Equal(layout, l.layout) {
@@ -219,7 +222,7 @@ func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement)
 	}
 }
 
-// place formats a placement like a plan. The daemon must be that node's own.
+// place formats a placement as a plan does. The daemon must be the daemon of that node.
 func (s *launchCluster) place(name string, x placement) string {
 	switch {
 	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
@@ -242,7 +245,7 @@ func smsAt(percent string) int {
 	return h200.SMsAt(p)
 }
 
-// Every launcher on one node: five ranks on two GPUs, so that the shares differ.
+// Every launcher places five ranks on the two GPUs of one node, where the shares differ.
 func TestPlacementsOnOneNode(t *testing.T) {
 	s := newLaunchCluster(t, "one", lab.Options{SameName: true})
 	five, three := []int{5}, []int{3}
@@ -256,38 +259,38 @@ func TestPlacementsOnOneNode(t *testing.T) {
 		{"srun of several programs", "printf '0 WRAP\n1-2 WRAP\n3-4 env WRAP\n' >programs; srun -n5 --multi-prog programs", "", five, round(2)},
 		{"task prolog", "srun -n5 PLAIN", "", five, round(2)},
 		{"task prolog, pmi2", "srun -n5 --mpi=pmi2 PLAIN", "mpich", five, round(2)},
-		// A step with one of the job's GPUs: its ranks share that one.
+		// The ranks of a step with one of the job's GPUs share that GPU.
 		{"two steps", "srun --exact -n2 --gres=gpu:1 WRAP & srun --exact -n2 --gres=gpu:1 WRAP & wait", "", []int{4}, listed("* 50", "* 50")},
 	}, "-n5", "--gres=gpu:2")
 	s.try([]launchCase{
-		// An outer launcher's variables are stale: Slurm's word counts.
+		// Variables of an outer launcher are stale, so Slurm's variables decide.
 		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap WRAP", "", five, round(2)},
 		{"srun in mpirun, a shell between", "mpirun.openmpi -np 1 sh -c 'srun -n5 --overlap WRAP; true'", "", five, round(2)},
 		{"srun in mpirun, a shell behind", "mpirun.openmpi -np 1 srun -n5 --overlap sh -c 'WRAP; true'", "", five, round(2)},
 		{"srun in hydra, a shell behind", "mpiexec.hydra -n 1 srun -n5 --overlap sh -c 'WRAP; true'", "", five, round(2)},
 		{"srun in hydra", "mpiexec.hydra -n 1 srun -n5 --overlap WRAP", "", five, round(2)},
 		{"task prolog in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", five, round(2)},
-		// An outer step's variables are those of the launcher's own task.
+		// Variables of an outer step belong to the task that runs the launcher.
 		{"mpirun in srun", "srun -n1 -c5 mpirun.openmpi --oversubscribe -np 3 WRAP", "openmpi", three, round(2)},
 		{"mpirun in srun, a shell between", "srun -n1 -c5 sh -c 'mpirun.openmpi --oversubscribe -np 3 WRAP; true'", "openmpi", three, round(2)},
 		{"hydra in srun", "srun -n1 -c5 mpiexec.hydra -launcher fork -n 3 WRAP", "mpich", three, round(2)},
-		// mpiexec starts its own daemon by srun. That is not a rank, so its ranks without the wrapper have no
-		// placement.
+		// mpiexec starts its own daemon with srun. That daemon is not a rank, so its ranks have no placement without
+		// the wrapper.
 		{"mpirun without the wrapper", "mpirun.openmpi -np 5 PLAIN", "openmpi", five, unplaced},
 		{"hydra without the wrapper", "mpiexec.hydra -n 5 PLAIN", "mpich", five, unplaced},
-		// A step that wants no GPU.
+		// This step wants no GPU.
 		{"no GPU", "srun -n5 --gres=none WRAP", "", five, unplaced},
 		{"no GPU, task prolog", "srun -n5 --gres=none PLAIN", "", five, unplaced},
 	}, "-n5", "--gres=gpu:2")
 }
 
-// Where Slurm binds GPUs to single tasks, they keep those.
+// If Slurm binds GPUs to single tasks, the tasks keep these GPUs.
 func TestPlacementsOfBoundTasks(t *testing.T) {
 	newLaunchCluster(t, "bound", lab.Options{SameName: true}).bound()
 }
 
-// A shell of salloc's, which is a step of its own: what it starts is placed as in a batch script, and it is no rank
-// itself.
+// The shell of salloc is a step of its own. The programs that it starts are placed as in a batch script, and the
+// shell itself is not a rank.
 func TestPlacementsInAnInteractiveStep(t *testing.T) {
 	s := newLaunchCluster(t, "interactive", lab.Options{SameName: true, Extra: []string{
 		"LaunchParameters=use_interactive_step", `InteractiveStepOptions="--interactive --preserve-env bash %D/step.sh"`}})
@@ -309,15 +312,15 @@ func TestPlacementsInAnInteractiveStep(t *testing.T) {
 	s.judge(launches, result.Stdout+result.Stderr)
 }
 
-// A job of several tasks of an array, each with an mpirun, and a GPU each.
+// Each task of a job array runs an mpirun, and its ranks share the GPU of that task.
 func TestPlacementsOfAnArray(t *testing.T) {
 	s := newLaunchCluster(t, "array", lab.Options{SameName: true})
 	s.try([]launchCase{{"mpirun", "mpirun.openmpi -np 3 WRAP", "openmpi", []int{9}, listed("* 33.333334", "* 33.333334", "* 33.333334")}},
 		"-n3", "--gres=gpu:1", "--array=0-2")
 }
 
-// Where Slurm confines tasks to their own devices its variables count those from 0 in every task: what a process may
-// open says which GPU it has.
+// If Slurm confines tasks to their own devices, its variables number these devices from 0 in every task. The devices
+// that a process may open then decide which GPU it has.
 func TestPlacementsOfConfinedTasks(t *testing.T) {
 	newLaunchCluster(t, "confined", lab.Options{SameName: true, ConstrainDevices: true}).bound()
 }
@@ -327,7 +330,7 @@ func (s *launchCluster) bound() {
 	four := []int{4}
 	quarter := policy.Percent(0)
 	if shares, err := policy.EvenShares(h200, 4, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100}); err == nil {
-		quarter = shares[3].Percent // ranks that know only how many they are at most take the smallest share
+		quarter = shares[3].Percent // a rank that knows only the maximum number of ranks takes the smallest share
 	}
 	first, second := "0 "+quarter.String(), "1 "+quarter.String()
 	s.try([]launchCase{
@@ -341,7 +344,7 @@ func (s *launchCluster) bound() {
 		{"bind mask_gpu:1,2", "srun -n4 --gpu-bind=mask_gpu:0x1,0x2 WRAP", "", four, listed("0 50", "1 50", "0 50", "1 50")},
 		{"bind, task prolog", "srun -n4 --gpu-bind=map_gpu:1,0 PLAIN", "", four, listed("1 50", "0 50", "1 50", "0 50")},
 	}, "-n4", "--gres=gpu:2")
-	opened := 4 // MPICH's ranks may open what its daemon may
+	opened := 4 // MPICH's ranks may open the devices that their daemon may open
 	if s.confined {
 		opened = s.ofDaemon(4)
 	}
@@ -362,7 +365,7 @@ func (s *launchCluster) bound() {
 	s.try([]launchCase{
 		{"two tasks per GPU", "srun -n8 WRAP", "", eight, pairs},
 		{"two tasks per GPU, mpirun", "mpirun.openmpi -np 8 WRAP", "openmpi", eight, round(4)},
-		// mpiexec.hydra (4.0.2) aborts there: Slurm starts two of its daemons, since one GPU has two tasks.
+		// mpiexec.hydra (4.0.2) aborts here, because Slurm starts two of its daemons if one GPU has two tasks.
 	}, "-n8", "--gpus=4", "--ntasks-per-gpu=2")
 	s.try([]launchCase{
 		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
@@ -370,8 +373,8 @@ func (s *launchCluster) bound() {
 	}, "-n9", "--gpus=4")
 }
 
-// ofDaemon is how many of a job's GPUs on a node the daemon of a launcher has, which is a task to Slurm. With a GPU per
-// task that is one on 22.05, and all on 24.11.
+// ofDaemon returns how many of a job's GPUs on a node the launcher's daemon has. The daemon is a task for Slurm. With
+// one GPU per task, it has one GPU on 22.05 and all GPUs on 24.11.
 func (s *launchCluster) ofDaemon(all int) int {
 	if s.Release() < "24.11" {
 		return 1
@@ -379,7 +382,7 @@ func (s *launchCluster) ofDaemon(all int) int {
 	return all
 }
 
-// Three nodes with uneven layouts.
+// Every launcher places ranks on three nodes, which get different numbers of ranks.
 func TestPlacementsOnThreeNodes(t *testing.T) {
 	s := newLaunchCluster(t, "three", lab.Options{Nodes: 3, UTSNodes: true})
 	uneven, more := []int{2, 2, 1}, []int{3, 1, 1}
@@ -399,14 +402,14 @@ func TestPlacementsOnThreeNodes(t *testing.T) {
 		{"srun in mpirun", "mpirun.openmpi -np 1 srun -n5 --overlap PLAIN", "", uneven, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{
-		// Two programs of one step. On 22.05 they never share a node: "already allocated 3 nodes to previous
-		// components".
+		// These are two programs of one step. On 22.05 they never share a node: "already allocated 3 nodes to
+		// previous components".
 		{"srun of two groups", "srun -N1 -n2 WRAP : -N2 -n3 WRAP", "", []int{2, 2, 1}, round(2)},
 	}, "-N3", "--ntasks-per-node=3", "--gres=gpu:2")
 	s.try([]launchCase{
 		{"a GPU per task", "srun WRAP", "", []int{2, 2, 2}, round(2)},
 		{"a GPU per task, hydra", "mpiexec.hydra -ppn 2 -n 6 WRAP", "mpich", []int{2, 2, 2}, round(2)},
-		// mpirun is a process of the batch script on the first node; on the others it has a daemon.
+		// mpirun is a process of the batch script on the first node. On the other nodes it has a daemon.
 		{"a GPU per task, mpirun", "mpirun.openmpi WRAP", "openmpi", []int{2, 2, 2}, func(rank placement) string {
 			if rank.node == "n1" {
 				return round(2)(rank)
@@ -415,7 +418,8 @@ func TestPlacementsOnThreeNodes(t *testing.T) {
 		}},
 	}, "-N3", "--ntasks-per-node=2", "--gpus-per-task=1")
 	groups := func(rank placement) string { return round(map[string]int{"n1": 2, "n2": 1}[rank.node])(rank) }
-	// A heterogeneous job. Its components never share a node on 22.05: on one node they wait for ever.
+	// This is a heterogeneous job. On 22.05 its components never share a node: if there is only one node, they wait
+	// for ever.
 	s.try([]launchCase{
 		{"a group each", "srun --het-group=0 -n3 WRAP", "", []int{3, 0, 0}, round(2)},
 		{"the other group", "srun --het-group=1 -n2 WRAP", "", []int{0, 2, 0}, round(1)},

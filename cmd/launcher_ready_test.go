@@ -19,21 +19,22 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// crew are the ranks of one launch on a node.
+// crew is the set of ranks of one launch on a node.
 type crew struct {
 	p     play
 	ranks []*exec.Cmd
-	said  []*bytes.Buffer // stdout and stderr of each, to be read when it has ended
+	said  []*bytes.Buffer // the stdout and stderr of each rank; read them when the rank has ended
 	ended []chan struct{}
 }
 
-// launch starts n ranks of the job's user at once, each by mpirun-wrap with this line behind it.
+// launch starts n ranks of the job's user at the same time. Each is mpirun-wrap with the given command line.
 func (p play) launch(n int, line ...string) crew {
 	p.t.Helper()
 	return p.launchAs(uid, n, nil, line...)
 }
 
-// launchAs starts them as another user and with more variables. Launches of one job are told apart by PMIX_NAMESPACE.
+// launchAs starts the ranks as another user and with more variables. PMIX_NAMESPACE distinguishes the launches of one
+// job.
 func (p play) launchAs(user uint32, n int, extra []string, line ...string) crew {
 	p.t.Helper()
 	c := crew{p: p}
@@ -57,14 +58,14 @@ func (p play) launchAs(user uint32, n int, extra []string, line ...string) crew 
 	return c
 }
 
-// end waits for all ranks and returns their codes, and the lines of mpirun-wrap among what they said.
+// end waits for all ranks and returns their exit codes, and the lines that mpirun-wrap printed.
 func (c crew) end() (codes []int, lines []string) {
 	c.p.t.Helper()
 	for i, ended := range c.ended {
 		select {
 		case <-ended:
 		case <-c.p.ctx.Done():
-			c.p.t.Fatalf("rank %d does not end", i)
+			c.p.t.Fatalf("rank %d still runs", i)
 		}
 		codes = append(codes, c.ranks[i].ProcessState.ExitCode())
 		for line := range strings.Lines(c.said[i].String()) {
@@ -76,7 +77,7 @@ func (c crew) end() (codes []int, lines []string) {
 	return codes, lines
 }
 
-// out is what the programs said themselves.
+// out returns what the programs printed themselves.
 func (c crew) out() string {
 	var all strings.Builder
 	for _, said := range c.said {
@@ -89,7 +90,7 @@ func (c crew) out() string {
 	return all.String()
 }
 
-// sharedGPU is a job on a GPU whose mode is left alone, so that CUDA starts without MPS too.
+// sharedGPU runs the prolog of a job whose GPU keeps its mode, so that CUDA also starts without MPS.
 func sharedGPU(t *testing.T, attributes ...string) play {
 	t.Helper()
 	p := newPlay(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
@@ -98,33 +99,34 @@ func sharedGPU(t *testing.T, attributes ...string) play {
 	return p
 }
 
-// inFault brings the job's server into FAULT, and keeps it there until the process that it returns has gone.
+// inFault brings the job's server into FAULT. The server stays in FAULT until the returned process has ended.
 func (p play) inFault() *exec.Cmd {
 	p.t.Helper()
 	holder := p.client(7, "spin", "-ms", "1", "-for", "100", "-hold", "100")
 	faulty := p.asUser(7, p.Command("mpirun-wrap", p.cudaClient(), "fault"))
 	if out, _ := faulty.CombinedOutput(); !bytes.Contains(out, []byte("err=700")) {
-		p.t.Fatalf("the fault: %s", out)
+		p.t.Fatalf("the client does not cause a fault: %s", out)
 	}
 	late := p.asUser(7, []string{p.cudaClient(), "info"})
 	d := p.ticket(7).Daemons[0]
 	late.Env = append(late.Env, "CUDA_MPS_PIPE_DIRECTORY="+d.PipeDir)
 	if out, _ := late.CombinedOutput(); !bytes.Contains(out, []byte("err=807")) {
-		p.t.Fatalf("a new client while the server is in FAULT: %s", out)
+		p.t.Fatalf("a new client does not see a server in FAULT: %s", out)
 	}
 	return holder
 }
 
 const waiting = `^mpirun-wrap: waiting up to 30s for the MPS server of GPU-\S+, which recovers from a fatal GPU error: these processes that it hit are still there: \d+\n$`
 
-// While the server is in FAULT new clients get 807: ranks wait, say so once, and start when it is over.
+// New clients get error 807 while the server is in FAULT. Ranks wait until the server recovers, print this once, and
+// start.
 //
 // Contract: K2
 func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 	p := sharedGPU(t, `scope = "gpu"`)
 	holder := p.inFault()
 	ranks := p.launch(4, p.cudaClient(), "info")
-	p.until("word of a rank that it waits", func() bool {
+	p.until("file of a rank that waits", func() bool {
 		marks, _ := filepath.Glob(filepath.Join(p.ticket(7).ExchangeDir, "*.waits"))
 		return len(marks) == 1
 	})
@@ -136,11 +138,11 @@ func TestRanksWaitWhileTheServerRecovers(t *testing.T) {
 		t.Errorf("codes %d\n%s", codes, ranks.out())
 	}
 	if len(said) != 1 || !regexp.MustCompile(waiting).MatchString(said[0]) {
-		t.Errorf("said %q, want %s", said, waiting)
+		t.Errorf("the ranks print %q, want %s", said, waiting)
 	}
 }
 
-// A server that does not recover is refused after the wait.
+// mpirun-wrap refuses to start a rank if the server has not recovered within the wait.
 //
 // Contract: K2
 func TestAServerThatDoesNotRecover(t *testing.T) {
@@ -157,7 +159,7 @@ func TestAServerThatDoesNotRecover(t *testing.T) {
 	}
 }
 
-// killDaemon ends the job's daemon, as a bad day does.
+// killDaemon kills the job's daemon, as a failure on the node does.
 func (p play) killDaemon() lease.Daemon {
 	p.t.Helper()
 	d := p.ticket(7).Daemons[0]
@@ -168,8 +170,8 @@ func (p play) killDaemon() lease.Daemon {
 	return d
 }
 
-// The daemon is gone. If the policy allows it, the ranks run without MPS, each on its own GPU, without a variable that
-// points to the daemon. One of them reports it.
+// If the daemon is gone and the policy allows it, the ranks run without MPS. Each runs on its own GPU without a
+// variable that points to the daemon, and one rank reports this.
 //
 // Contract: K3
 func TestRanksWithoutMPS(t *testing.T) {
@@ -184,11 +186,11 @@ func TestRanksWithoutMPS(t *testing.T) {
 	}
 	pattern := fmt.Sprintf(`^(CUDA_VISIBLE_DEVICES=%s\nerr=0\(cudaSuccess\) sm=132 ndev=1 .*\n){2}$`, p.uuid(0))
 	if !regexp.MustCompile(pattern).MatchString(ranks.out()) {
-		t.Errorf("the programs say\n%s", ranks.out())
+		t.Errorf("the programs print\n%s", ranks.out())
 	}
 }
 
-// In EXCLUSIVE_PROCESS one process alone could run without MPS, so none does.
+// In EXCLUSIVE_PROCESS mode only one process could run without MPS, so no rank does.
 //
 // Contract: K3
 func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
@@ -204,8 +206,8 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 	p.clean()
 }
 
-// MPS serves 48 clients on a GPU before driver 590. One of 49 ranks prints that, and all fail. If the node is too busy to
-// start all ranks within a second, one rank for each further second prints it too.
+// Before driver 590, MPS serves 48 clients on a GPU. All of 49 ranks fail, and one of them prints why. If a busy
+// node starts the ranks over more than a second, one rank in each further second also prints it.
 func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -218,8 +220,8 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 	}
 }
 
-// With driver 590 MPS serves 60 clients on a GPU. All of 60 ranks run at once, a client more gets CUDA's error 46,
-// and of 61 ranks one prints the limit.
+// With driver 590, MPS serves 60 clients on a GPU. Sixty ranks run at the same time, one more client gets CUDA's
+// error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
@@ -240,8 +242,8 @@ func TestSixtyRanksOnAGPU(t *testing.T) {
 	}
 }
 
-// In namespaces of a container a rank cannot see the daemon's process, and the ticket belongs to an unmapped user: the
-// socket that the ticket names counts.
+// In the namespaces of a container, a rank cannot see the daemon's process, and the ticket belongs to an unmapped
+// user. mpirun-wrap then checks the socket that the ticket names.
 //
 // Contract: K1
 func TestARankInNamespaces(t *testing.T) {
@@ -249,12 +251,12 @@ func TestARankInNamespaces(t *testing.T) {
 	run := func() string {
 		cmd := p.asUser(7, slices.Concat([]string{"unshare", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"}, setpriv,
 			[]string{"unshare", "--map-current-user"}, p.Command("mpirun-wrap", p.cudaClient(), "info")))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // unshare is root's
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // unshare runs as root
 		out, _ := cmd.CombinedOutput()
 		return string(out)
 	}
 	if out := run(); !strings.HasPrefix(out, "err=0(") {
-		t.Errorf("the rank: %s\n%s", out, p.log())
+		t.Errorf("the rank does not run under MPS: %s\n%s", out, p.log())
 	}
 	daemon := p.ticket(7).Daemons[0]
 	if err := daemon.Proc.Kill(syscall.SIGKILL); err != nil {
@@ -262,6 +264,6 @@ func TestARankInNamespaces(t *testing.T) {
 	}
 	p.until("end of the daemon", func() bool { return !daemon.Proc.Running() })
 	if out := run(); !strings.Contains(out, "no control daemon has the socket "+daemon.PipeDir+"/control") {
-		t.Errorf("a rank without a daemon: %s", out)
+		t.Errorf("a rank without a daemon prints %s", out)
 	}
 }

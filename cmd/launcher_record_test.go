@@ -15,11 +15,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Goldens come from the environments of real launches: go test ./cmd -run TestPlacements -args -record DIR. It writes
-// a file for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
+// Goldens are the environments of real launches: go test ./cmd -run TestPlacements -args -record DIR. It writes a
+// file for each launch and node, with the environments of the ranks in order (site/slurm/testdata/launches).
 var recordTo = flag.String("record", "", "folder for the environments of the ranks of every launch")
 
-// recordScript keeps what a rank would see that is started in its place, then becomes it.
+// recordScript records the environment that a rank in its place sees, and then becomes that rank.
 const recordScript = `#!/bin/sh
 open=$(for f in %[1]s/lab/dev/nvidia*; do [ -r $f ] && [ -w $f ] && echo ${f##*nvidia}; done)
 { /usr/bin/env; echo RANK_PID=$$; echo RANK_OPEN=$open; } >%[1]s/said/$1.$(/bin/hostname).$$
@@ -27,7 +27,7 @@ shift
 exec "$@"
 `
 
-// recorder is what stands before the wrapper in a launch that is recorded.
+// recorder returns the command that precedes the wrapper in a recorded launch.
 func (s *launchCluster) recorder(number int) string {
 	if *recordTo == "" {
 		return ""
@@ -45,7 +45,7 @@ func (s *launchCluster) recorder(number int) string {
 	return fmt.Sprintf("%s %d ", path, number)
 }
 
-// keep writes a launch's files.
+// keep writes a launch's recordings to the folder of goldens.
 func (s *launchCluster) keep(number int, l launchCase) {
 	if *recordTo == "" {
 		return
@@ -89,12 +89,12 @@ func (s *launchCluster) localRank(env slurm.Env) int {
 	return task.LocalRank
 }
 
-// plain are the lines that say something of a launch, and nothing of the machine that it ran on.
+// plain returns the lines that describe a launch and not the machine on which it ran.
 func (s *launchCluster) plain(env slurm.Env, name string) string {
 	var lines []string
 	for variable, value := range env {
 		if variable == "_" {
-			value = "/usr/bin/" + filepath.Base(value) // wherever it is on this machine
+			value = "/usr/bin/" + filepath.Base(value) // the program's folder differs between machines
 		} else if strings.HasPrefix(value, "/") || !tells(variable) {
 			continue
 		}

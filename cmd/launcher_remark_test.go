@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Ranks that get another share than they asked for, or more memory than there is, print that once for all.
+// If ranks get another share than they ask for, or ask for more memory than the GPU has, one rank prints this.
 func TestACutShareIsSaidOnce(t *testing.T) {
 	p := sharedGPU(t, `ceiling = 25`)
 	const cut = "mpirun-wrap: share 60% asks for 78 of 132 SMs, and the site's ceiling of 25 % allows 32\n"
@@ -22,7 +22,7 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 		ranks := p.launchAs(uid, 4, []string{"PMIX_NAMESPACE=" + c.launch}, strings.Fields(c.line)...)
 		codes, said := ranks.end()
 		if got := strings.Join(said, ""); got != c.want || codes[0] != 0 {
-			t.Errorf("%s: codes %v, said\n%swant\n%s", c.line, codes, got, c.want)
+			t.Errorf("%s: codes %v, printed\n%swant\n%s", c.line, codes, got, c.want)
 		}
 		if reports := strings.Count(ranks.out(), "32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 4 ranks on it\n"); c.launch == "pct" && reports != 4 {
 			t.Errorf("%d reports, want 4:\n%s", reports, ranks.out())
