@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diagnosis is the JSON of doctor, as somebody reads it who has the documentation.
+// diagnosis is the JSON of doctor, as its documentation describes it.
 type diagnosis struct {
 	Node     string `json:"node"`
 	Time     string `json:"time"`
@@ -54,20 +54,20 @@ func (d diagnosis) faults() (n int) {
 	return n
 }
 
-// ward is a node in good health, set up as mpsctl site show slurm.conf and gres.conf have it, for something to go
-// wrong.
-type ward struct{ play }
+// healthyNode is a node without faults. Its slurm.conf and gres.conf are those that mpsctl site show prints. A test
+// then plants a fault.
+type healthyNode struct{ play }
 
-const wardNode = "gpu01"
+const healthyName = "gpu01"
 
-func newWard(t *testing.T) ward {
+func newHealthyNode(t *testing.T) healthyNode {
 	t.Helper()
-	return wardIn(newPlay(t, "", node.H200, node.H200))
+	return healthyNodeIn(newPlay(t, "", node.H200, node.H200))
 }
 
-func wardIn(p play) ward {
+func healthyNodeIn(p play) healthyNode {
 	p.t.Helper()
-	w := ward{p}
+	w := healthyNode{p}
 	w.linkPrograms()
 	for _, program := range []string{"prolog", "epilog", "task-prolog"} {
 		w.script(w.hook(program), fmt.Sprintf("exec %s --root %s\n", w.bin(program), w.Root))
@@ -84,54 +84,56 @@ func wardIn(p play) ward {
 	return w
 }
 
-// linkPrograms gives the node a folder of programs of its own.
-func (w *ward) linkPrograms() {
+// linkPrograms gives the node its own folder of programs.
+func (w *healthyNode) linkPrograms() {
 	w.t.Helper()
 	from := w.Bin
 	w.Bin = filepath.Join(filepath.Dir(w.Root), "bin")
 	w.change(os.Mkdir(w.Bin, 0o755))
 	for _, program := range testnode.Programs {
-		if err := os.Link(filepath.Join(from, program), w.bin(program)); err != nil { // another file system
+		// A link fails if the folders are on two file systems.
+		if err := os.Link(filepath.Join(from, program), w.bin(program)); err != nil {
 			w.copy(filepath.Join(from, program), w.bin(program))
 		}
 	}
 }
 
-func (w ward) copy(from, to string) {
+func (w healthyNode) copy(from, to string) {
 	w.t.Helper()
 	content, err := os.ReadFile(from)
 	w.change(err)
 	w.change(node.WriteProgram(to, content))
 }
 
-// own makes a program the ward's alone and names it: what is done to it is not done to the others' build.
-func (w ward) own(program string) string {
+// own replaces a program by a copy that only this node uses, and returns its path. A change of the copy does not
+// change the build of other tests.
+func (w healthyNode) own(program string) string {
 	w.t.Helper()
 	w.copy(w.bin(program), w.bin(program)+".own")
 	w.change(os.Rename(w.bin(program)+".own", w.bin(program)))
 	return w.bin(program)
 }
 
-func (w ward) bin(program string) string { return filepath.Join(w.Bin, program) }
-func (w ward) hook(program string) string {
+func (w healthyNode) bin(program string) string { return filepath.Join(w.Bin, program) }
+func (w healthyNode) hook(program string) string {
 	return filepath.Join(filepath.Dir(w.Root), "hooks", program)
 }
-func (w ward) cgroup() string { return filepath.Join(filepath.Dir(w.conf), "cgroup.conf") }
+func (w healthyNode) cgroup() string { return filepath.Join(filepath.Dir(w.conf), "cgroup.conf") }
 
-func (w ward) script(path, content string) {
+func (w healthyNode) script(path, content string) {
 	w.t.Helper()
 	w.write(path, "#!/bin/sh\n"+content)
 	w.change(os.Chmod(path, 0o755))
 }
 
-func (w ward) change(err error) {
+func (w healthyNode) change(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w ward) shows(name string) string {
+func (w healthyNode) shows(name string) string {
 	w.t.Helper()
 	result := w.ctl("site", "show", name)
 	if result.Code != 0 {
@@ -140,8 +142,8 @@ func (w ward) shows(name string) string {
 	return result.Output
 }
 
-// edit puts one text in place of another in a file, which has it.
-func (w ward) edit(path, old, new string) {
+// edit replaces a text in a file. The file must contain the text.
+func (w healthyNode) edit(path, old, new string) {
 	w.t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil || !strings.Contains(string(content), old) {
@@ -151,19 +153,20 @@ func (w ward) edit(path, old, new string) {
 }
 
 // sets adds a line to slurm.conf.
-func (w ward) sets(line string) { w.edit(w.conf, "GresTypes=", line+"\nGresTypes=") }
+func (w healthyNode) sets(line string) { w.edit(w.conf, "GresTypes=", line+"\nGresTypes=") }
 
-func (w ward) doctor(args ...string) testnode.Result {
-	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none"}, args...)...)
+func (w healthyNode) doctor(args ...string) testnode.Result {
+	return w.ctl(append([]string{"doctor", "--slurm-conf", w.conf, "--node", healthyName, "--slurmd", "none"}, args...)...)
 }
 
-// diagnose is what doctor says in JSON, in which no word is unknown; its exit code must say whether it found a fault.
-func (w ward) diagnose() diagnosis {
+// diagnose returns doctor's JSON. It checks that the JSON has no unknown field, and that the exit code tells whether
+// doctor found a fault.
+func (w healthyNode) diagnose() diagnosis {
 	w.t.Helper()
 	return w.read(w.doctor("--json"))
 }
 
-func (w ward) read(result testnode.Result) diagnosis {
+func (w healthyNode) read(result testnode.Result) diagnosis {
 	w.t.Helper()
 	var d diagnosis
 	decoder := json.NewDecoder(strings.NewReader(result.Output))
@@ -177,9 +180,10 @@ func (w ward) read(result testnode.Result) diagnosis {
 	return d
 }
 
-// A healthy node: exit 0, one line that says what was looked at, nothing changed, and JSON whose lists are lists.
+// On a healthy node doctor exits with 0, prints one line about what it checked and changes no file. Its JSON has
+// empty lists, not null.
 func TestDoctorOfAHealthyNode(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	before := w.files()
 	result := w.doctor()
 	line := regexp.MustCompile(`^gpu01  [0-9-]+ [0-9:]+  \d+ checks: 7 programs, ` + regexp.QuoteMeta(w.conf) + `, driver [0-9.]+, 2 GPUs\n$`)
@@ -193,16 +197,16 @@ func TestDoctorOfAHealthyNode(t *testing.T) {
 		}
 	}
 	d := w.diagnose()
-	if d.Node != wardNode || d.Looked.SlurmConf != w.conf || d.Looked.GPUs != 2 || d.Looked.Programs != 7 || d.Looked.Checks < 35 || d.Looked.Driver == "" {
-		t.Errorf("looked %+v", d)
+	if d.Node != healthyName || d.Looked.SlurmConf != w.conf || d.Looked.GPUs != 2 || d.Looked.Programs != 7 || d.Looked.Checks < 35 || d.Looked.Driver == "" {
+		t.Errorf("doctor checked %+v", d)
 	}
 	if after := w.files(); !reflect.DeepEqual(after, before) {
 		t.Errorf("doctor changed files:\n%v\n%v", before, after)
 	}
 }
 
-// files are all files of the ward with their modes and contents' sizes.
-func (w ward) files() (all []string) {
+// files returns all files of the node, with their modes and sizes.
+func (w healthyNode) files() (all []string) {
 	w.t.Helper()
 	err := filepath.Walk(filepath.Dir(w.Root), func(path string, info os.FileInfo, err error) error {
 		if err == nil {
@@ -214,49 +218,53 @@ func (w ward) files() (all []string) {
 	return all
 }
 
-// Healthy too: programs named without a script, a pattern, an include, names of any case, AutoDetect, a job that runs.
+// Doctor finds nothing on other healthy nodes: hooks without a script, patterns, includes, names in any case,
+// AutoDetect, a running job.
 func TestDoctorOfOtherHealthyNodes(t *testing.T) {
-	for name, plant := range map[string]func(ward){
-		"programs themselves": func(w ward) {
+	for name, plant := range map[string]func(healthyNode){
+		"programs themselves": func(w healthyNode) {
 			for _, program := range []string{"prolog", "epilog", "task-prolog"} {
 				w.edit(w.conf, w.hook(program)+"\n", w.bin(program)+"\n")
 			}
 		},
-		"patterns": func(w ward) {
+		"patterns": func(w healthyNode) {
 			w.folder("prolog", "10-ours", "50-other")
 			w.folder("epilog", "90-ours", "50-other")
 		},
-		"an include, and any case": func(w ward) {
+		"an include, and any case": func(w healthyNode) {
 			w.edit(w.conf, "PrologFlags=Alloc,Contain", "include more.conf \\\n\n")
 			w.write(filepath.Join(filepath.Dir(w.conf), "more.conf"), "PROLOGFLAGS=contain\n")
 		},
-		"AutoDetect":        func(w ward) { w.write(w.gres(), "AutoDetect=nvml\n") },
-		"UUIDs":             func(w ward) { w.write(w.gres(), "AutoDetect=full\nName=gpu Flags=env_uuid\n") },
-		"timeouts for ever": func(w ward) { w.sets("PrologEpilogTimeout=65534") },
-		"a timeout each":    func(w ward) { w.sets("PrologEpilogTimeout=10\nPrologTimeout=105\nEpilogTimeout=105") },
-		"enough time":       func(w ward) { w.sets("PrologEpilogTimeout=105") },
-		"private folders": func(w ward) {
+		"AutoDetect":        func(w healthyNode) { w.write(w.gres(), "AutoDetect=nvml\n") },
+		"UUIDs":             func(w healthyNode) { w.write(w.gres(), "AutoDetect=full\nName=gpu Flags=env_uuid\n") },
+		"timeouts for ever": func(w healthyNode) { w.sets("PrologEpilogTimeout=65534") },
+		"a timeout each":    func(w healthyNode) { w.sets("PrologEpilogTimeout=10\nPrologTimeout=105\nEpilogTimeout=105") },
+		"enough time":       func(w healthyNode) { w.sets("PrologEpilogTimeout=105") },
+		"private folders": func(w healthyNode) {
 			w.sets("JobContainerType=job_container/tmpfs")
 			w.write(w.container(), "BasePath=/var/x Dirs=/var/tmp\n")
 		},
-		"namespaces": func(w ward) {
+		"namespaces": func(w healthyNode) {
 			w.sets("NamespaceType=namespace/linux")
 			w.write(w.namespace(), "defaults:\n  base_path: /var/x\n  dirs: /var/tmp\n  clone_ns_flags: \"CLONE_NEWNS,CLONE_NEWPID\"\n")
 		},
-		"no constraint asks": func(w ward) { w.edit(w.Paths().Policy(), `constraint = "mps"`, ""); w.edit(w.conf, " Feature=mps", "") },
-		"a link to a program": func(w ward) {
+		"no constraint asks": func(w healthyNode) {
+			w.edit(w.Paths().Policy(), `constraint = "mps"`, "")
+			w.edit(w.conf, " Feature=mps", "")
+		},
+		"a link to a program": func(w healthyNode) {
 			w.change(os.Symlink(w.bin("prolog"), w.hook("link")))
 			w.edit(w.conf, w.hook("prolog")+"\n", w.hook("link")+"\n")
 		},
-		"no plugin, and no option asks": func(w ward) {
+		"no plugin, and no option asks": func(w healthyNode) {
 			w.edit(w.Paths().Policy(), "option     = true", "")
 			w.change(os.Remove(w.plugstack()))
 		},
-		"a job runs":      func(w ward) { w.must(0, w.wardJob(), "prolog") },
-		"a job has ended": func(w ward) { w.must(0, w.wardJob(), "prolog"); w.must(0, w.wardJob(), "epilog") },
+		"a job runs":      func(w healthyNode) { w.must(0, w.nodeJob(), "prolog") },
+		"a job has ended": func(w healthyNode) { w.must(0, w.nodeJob(), "prolog"); w.must(0, w.nodeJob(), "epilog") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWard(t)
+			w := newHealthyNode(t)
 			plant(w)
 			if d := w.diagnose(); len(d.Findings)+len(d.Unseen) != 0 {
 				t.Errorf("found %+v", d)
@@ -265,10 +273,10 @@ func TestDoctorOfOtherHealthyNodes(t *testing.T) {
 	}
 }
 
-func (w ward) plugstack() string { return filepath.Join(filepath.Dir(w.conf), "plugstack.conf") }
+func (w healthyNode) plugstack() string { return filepath.Join(filepath.Dir(w.conf), "plugstack.conf") }
 
-// plugin installs a SPANK plugin of a release, as far as doctor looks at it, and has plugstack.conf name it.
-func (w ward) plugin(release, need string) {
+// plugin installs a SPANK plugin of a release, with as much content as doctor reads, and names it in plugstack.conf.
+func (w healthyNode) plugin(release, need string) {
 	w.t.Helper()
 	dir := filepath.Dir(w.Root)
 	if err := os.WriteFile(filepath.Join(dir, "slurm_mps.so"), compiledPlugin(w.t, release), 0o644); err != nil {
@@ -277,7 +285,7 @@ func (w ward) plugin(release, need string) {
 	w.write(w.plugstack()+".d/slurm-mps.conf", "# ours\n"+need+" "+dir+"/slurm_mps.so auto_wrap=1\n")
 }
 
-// plugins has the compiled plugin of each release, because each of many nodes has one.
+// plugins caches the compiled plugin of each release, because many nodes of these tests need one.
 var plugins sync.Map
 
 func compiledPlugin(t *testing.T, release string) []byte {
@@ -306,18 +314,20 @@ func compiledPlugin(t *testing.T, release string) []byte {
 	return plugin
 }
 
-func (w ward) container() string { return filepath.Join(filepath.Dir(w.conf), "job_container.conf") }
+func (w healthyNode) container() string {
+	return filepath.Join(filepath.Dir(w.conf), "job_container.conf")
+}
 
-func (w ward) namespace() string { return filepath.Join(filepath.Dir(w.conf), "namespace.yaml") }
+func (w healthyNode) namespace() string { return filepath.Join(filepath.Dir(w.conf), "namespace.yaml") }
 
-func (w ward) wardJob() testnode.Job {
+func (w healthyNode) nodeJob() testnode.Job {
 	j := w.job(7, "0")
-	j.Extra = append(j.Extra, "SLURMD_NODENAME="+wardNode)
+	j.Extra = append(j.Extra, "SLURMD_NODENAME="+healthyName)
 	return j
 }
 
-// folder makes a folder of scripts of a hook, one of which starts our program.
-func (w ward) folder(program string, names ...string) {
+// folder makes a folder with scripts of a hook. One script starts our program.
+func (w healthyNode) folder(program string, names ...string) {
 	w.t.Helper()
 	for _, name := range names {
 		content := "exit 0\n"
@@ -329,7 +339,8 @@ func (w ward) folder(program string, names ...string) {
 	w.edit(w.conf, w.hook(program)+"\n", w.hook(program+".d")+"/*\n")
 }
 
-// The real slurmd prints its list: where it has another than the prolog would find, or none, doctor says so.
+// Doctor compares the GPUs that the real slurmd lists with those that the prolog finds. It reports a difference or an
+// empty list.
 func TestDoctorAsksSlurmd(t *testing.T) {
 	const slurmd = "/usr/sbin/slurmd"
 	if _, err := os.Stat(slurmd); err != nil {
@@ -344,34 +355,35 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		plant func(w ward) (slurmd string)
-		fault faultPlanted // its kind is "" for none
+		plant func(w healthyNode) (slurmd string)
+		fault faultPlanted // its kind is "" if there is no fault
 	}{
-		{"they agree", func(ward) string { return slurmd }, faultPlanted{}},
-		{"slurmd does not start", func(w ward) string { w.sets("Foo=3"); return slurmd },
+		{"they agree", func(healthyNode) string { return slurmd }, faultPlanted{}},
+		{"slurmd does not start", func(w healthyNode) string { w.sets("Foo=3"); return slurmd },
 			faultPlanted{kind: "slurmd-refuses", where: "CONF/slurm.conf", do: "correct what slurmd -G complains of"}},
-		// No line about GPUs, in a form of today or tomorrow, is a doubt and no fault of the node.
-		{"slurmd finds none", func(w ward) string { w.write(w.gres(), "AutoDetect=nvml\n"); return slurmd }, faultPlanted{unseen: true}},
-		{"slurmd of tomorrow", func(w ward) string {
+		// If slurmd prints no line about GPUs, or a line in an unknown form, doctor cannot check it. That is not a
+		// fault of the node.
+		{"slurmd finds none", func(w healthyNode) string { w.write(w.gres(), "AutoDetect=nvml\n"); return slurmd }, faultPlanted{unseen: true}},
+		{"slurmd of tomorrow", func(w healthyNode) string {
 			w.script(w.hook("slurmd"), "echo 'gpu 0: /dev/nvidia0'\n")
 			return w.hook("slurmd")
 		}, faultPlanted{unseen: true}},
-		{"slurmd finds fewer", func(w ward) string {
+		{"slurmd finds fewer", func(w healthyNode) string {
 			w.script(w.hook("slurmd"), "echo '[2026-11-23T01:32:00.215] Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Flags=HAS_FILE'\n")
 			return w.hook("slurmd")
 		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
-		{"another order", func(w ward) string {
+		{"another order", func(w healthyNode) string {
 			w.script(w.hook("slurmd"), "echo 'slurmd: Gres Name=gpu Type=(null) Count=2 Index=0 ID=7696487 File=/dev/nvidia[1,0] Flags=HAS_FILE'\n")
 			return w.hook("slurmd")
 		}, faultPlanted{kind: "gres-differs", where: "CONF/gres.conf", do: "make Gres= of node gpu01"}},
-		{"no slurmd there", func(w ward) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
-		{"a plugin of another release", func(w ward) string { w.plugin("21.08", "optional"); return slurmd },
+		{"no slurmd there", func(w healthyNode) string { return w.hook("slurmd") }, faultPlanted{unseen: true}},
+		{"a plugin of another release", func(w healthyNode) string { w.plugin("21.08", "optional"); return slurmd },
 			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
-		{"a plugin of another release, required", func(w ward) string { w.plugin("21.08", "required"); return slurmd },
+		{"a plugin of another release, required", func(w healthyNode) string { w.plugin("21.08", "required"); return slurmd },
 			faultPlanted{kind: "spank-plugin", where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-" + release + ", or"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWard(t)
+			w := newHealthyNode(t)
 			for i := range 2 { // slurmd lists no GPU without a device file
 				w.change(unix.Mknod(fmt.Sprint(w.hook("nvidia"), i), unix.S_IFCHR|0o600, 195<<8|i))
 			}
@@ -389,17 +401,17 @@ func TestDoctorAsksSlurmd(t *testing.T) {
 	}
 }
 
-// faultPlanted is something that is wrong with a node, and what doctor says of it. BIN, ROOT, DIR, CONF and HOOKS in
-// the words stand for the ward's.
+// faultPlanted is a fault of a node and doctor's finding for it. In its texts, BIN, ROOT, DIR, CONF and HOOKS are
+// replaced by the node's paths.
 type faultPlanted struct {
 	name, kind string
-	plant      func(ward)
-	where, do  string // of the finding; the repair begins so
-	mends      bool   // the repair is a command, after which doctor finds nothing
-	unseen     bool   // and something could not be looked at for it
+	plant      func(healthyNode)
+	where, do  string // of the finding; the repair begins with this text
+	mends      bool   // the repair is a command, and doctor finds nothing after it
+	unseen     bool   // the fault also prevents one of the checks
 }
 
-func (w ward) copyOf(program string) string {
+func (w healthyNode) copyOf(program string) string {
 	w.t.Helper()
 	path := filepath.Join(filepath.Dir(w.Root), program)
 	w.copy(w.Sim.Program(program), path)
@@ -407,105 +419,108 @@ func (w ward) copyOf(program string) string {
 }
 
 var planted = []faultPlanted{
-	{name: "a prolog that may be executed and not read", kind: "program-mode", plant: func(w ward) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
-	{name: "a task-prolog for root alone", kind: "program-mode", plant: func(w ward) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
-	{name: "no wrapper", kind: "program-missing", plant: func(w ward) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
-	{name: "a wrapper of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(w.own("mpirun-wrap"), uid, gid)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
-	{name: "a folder of programs for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
-	{name: "a folder of scripts of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(filepath.Dir(w.hook("x")), uid, gid)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
+	{name: "a prolog that may be executed and not read", kind: "program-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.own("prolog"), 0o111)) }, where: "BIN/prolog", do: "chmod 755 BIN/prolog", mends: true},
+	{name: "a task-prolog for root alone", kind: "program-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.own("task-prolog"), 0o700)) }, where: "BIN/task-prolog", do: "chmod 755 BIN/task-prolog", mends: true},
+	{name: "no wrapper", kind: "program-missing", plant: func(w healthyNode) { w.change(os.Remove(w.bin("mpirun-wrap"))) }, where: "/usr/bin/mpirun-wrap", do: "install it: docs/operator.md"},
+	{name: "a wrapper of somebody else", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(w.own("mpirun-wrap"), uid, gid)) }, where: "BIN/mpirun-wrap", do: "chown root:root BIN/mpirun-wrap", mends: true},
+	{name: "a folder of programs for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
+	{name: "a folder of scripts of somebody else", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), uid, gid)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
 
-	{name: "a policy with a mistake", kind: "policy", plant: func(w ward) { w.edit(w.Paths().Policy(), "overlap        = 2", "overlap        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
-	{name: "no policy", kind: "policy", plant: func(w ward) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
-	{name: "a policy of somebody else", kind: "policy", plant: func(w ward) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
-	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
-	{name: "a site file with a mistake", kind: "site-file", plant: func(w ward) { w.write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
+	{name: "a policy with a mistake", kind: "policy", plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "overlap        = 2", "overlap        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
+	{name: "a policy of somebody else", kind: "policy", plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
+	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
+	{name: "a site file with a mistake", kind: "site-file", plant: func(w healthyNode) { w.write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
 
-	{name: "a control program of another driver", kind: "control-version", plant: func(w ward) {
+	{name: "a control program of another driver", kind: "control-version", plant: func(w healthyNode) {
 		w.change(appendTo(w.copyOf("nvidia-cuda-mps-control"), "\x00555.42.06\x00"))
 		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), filepath.Join(filepath.Dir(w.Root), "nvidia-cuda-mps-control"))
 	}, where: "DIR/nvidia-cuda-mps-control", do: "reboot the node"},
-	{name: "no control program", kind: "control-missing", plant: func(w ward) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
-	{name: "a control program that is none", kind: "control-mode", plant: func(w ward) {
+	{name: "no control program", kind: "control-missing", plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "nvidia-cuda-mps-control", "nvidia-control") }, where: "/bin/nvidia-control", do: "set mps_control in ROOT/etc/slurm-mps/site.hcl"},
+	{name: "a control program that is not executable", kind: "control-mode", plant: func(w healthyNode) {
 		path := w.copyOf("nvidia-cuda-mps-control")
 		w.change(os.Chmod(path, 0o644))
 		w.edit(w.Paths().ConfigFile(), w.Sim.Program("nvidia-cuda-mps-control"), path)
 	}, where: "DIR/nvidia-cuda-mps-control", do: "chmod 755 DIR/nvidia-cuda-mps-control", mends: true},
-	{name: "no folder of libraries", kind: "library-path", plant: func(w ward) {
+	{name: "no folder of libraries", kind: "library-path", plant: func(w healthyNode) {
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "library_path = \"/nowhere\"\nnvml_library")
 	}, where: "/nowhere", do: "set library_path in ROOT/etc/slurm-mps/site.hcl"},
-	{name: "no NVML", kind: "nvml", plant: func(w ward) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
-	{name: "a driver that does not start", kind: "nvml", plant: func(w ward) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "no NVML", kind: "nvml", plant: func(w healthyNode) { w.edit(w.Paths().ConfigFile(), "libnvidia-ml.so.1", "libnvidia-ml.so.9") }, where: "NVML", do: "make nvidia-smi work"},
+	{name: "a driver that does not start", kind: "nvml", plant: func(w healthyNode) { w.change(w.Sim.Node.Fail("nvmlInit_v2", 9, 0)) }, where: "NVML", do: "make nvidia-smi work"},
 
-	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
-	{name: "a GPU of before Volta", kind: "gpu-too-old", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Set("cc_major", "6")) }, where: "GPU 1, GPU-", do: "give its node no Feature"},
-	{name: "persistence mode off", kind: "persistence-off", plant: func(w ward) { w.change(w.Sim.Node.GPU(0).Set("persistence", "0")) }, where: "GPU 0, GPU-", do: "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i GPU-"},
-	{name: "MIG", kind: "mig-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
-	{name: "a GPU that is prohibited", kind: "gpu-mode", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.Prohibited)) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
-	{name: "a GPU that is exclusive and nobody's", kind: "exclusive-without-lease", plant: func(w ward) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
+	{name: "a GPU that is lost", kind: "gpu-unreadable", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Fail("nvmlDeviceGetComputeMode", 15, 0)) }, where: "GPU 1, GPU-", do: "see why: dmesg"},
+	{name: "a GPU older than Volta", kind: "gpu-too-old", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("cc_major", "6")) }, where: "GPU 1, GPU-", do: "give its node no Feature"},
+	{name: "persistence mode off", kind: "persistence-off", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(0).Set("persistence", "0")) }, where: "GPU 0, GPU-", do: "systemctl enable --now nvidia-persistenced, or: nvidia-smi -i GPU-"},
+	{name: "MIG", kind: "mig-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).Set("mig_mode", "1")) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
+	{name: "a GPU that is prohibited", kind: "gpu-mode", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.Prohibited)) }, where: "GPU 1, GPU-", do: "nvidia-smi -i GPU-"},
+	{name: "a GPU that is exclusive without a lease", kind: "exclusive-without-lease", plant: func(w healthyNode) { w.change(w.Sim.Node.GPU(1).SetMode(node.ExclusiveProcess)) }, where: "GPU 1", do: "unless someone meant it: nvidia-smi -i GPU-"},
 
-	{name: "a line of slurm.conf that is none", kind: "slurm-conf", plant: func(w ward) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w ward) { w.change(os.Remove(w.conf)) }, where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
-	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "\nProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
-	{name: "an epilog of somebody else", kind: "hook-not-ours", plant: func(w ward) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
-	{name: "our prolog as the epilog", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
-	{name: "no TaskProlog=", kind: "hook-not-ours", plant: func(w ward) { w.edit(w.conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
-	{name: "a prolog that is not there", kind: "hook-missing", plant: func(w ward) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
-	{name: "a script that may not be read", kind: "hook-mode", plant: func(w ward) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
-	{name: "a prolog that is not the last", kind: "hook-order", plant: func(w ward) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
-	{name: "an epilog that is not the first", kind: "hook-order", plant: func(w ward) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
-	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w ward) { w.edit(w.conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "Alloc without Contain", kind: "prolog-flags-contain", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "Alloc") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "RunInJob", kind: "run-in-job", plant: func(w ward) { w.edit(w.conf, "Alloc,Contain", "RunInJob") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
-	{name: "too little time", kind: "hook-timeout", plant: func(w ward) { w.sets("PrologEpilogTimeout=104") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
-	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w ward) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
-	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w ward) {
+	{name: "a line of slurm.conf without a value", kind: "slurm-conf", plant: func(w healthyNode) { w.sets("Prolog") }, where: "CONF/slurm.conf", do: "correct that line"},
+	{name: "no slurm.conf", kind: "slurm-conf", plant: func(w healthyNode) { w.change(os.Remove(w.conf)) }, where: "CONF/slurm.conf", do: "name it: mpsctl doctor --slurm-conf FILE"},
+	{name: "no Prolog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.conf, "\nProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write Prolog=BIN/prolog in CONF/slurm.conf, on slurmctld's host and every node, then: scontrol reconfigure"},
+	{name: "an epilog of somebody else", kind: "hook-not-ours", plant: func(w healthyNode) { w.script(w.hook("epilog"), "exit 0\n") }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "our prolog as the epilog", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.conf, "Epilog="+w.hook("epilog"), "Epilog="+w.hook("prolog")) }, where: "CONF/slurm.conf:5", do: "write Epilog=BIN/epilog in CONF/slurm.conf"},
+	{name: "no TaskProlog=", kind: "hook-not-ours", plant: func(w healthyNode) { w.edit(w.conf, "\nTaskProlog=", "\n#") }, where: "CONF/slurm.conf", do: "write TaskProlog=BIN/task-prolog in CONF/slurm.conf"},
+	{name: "a prolog that is not there", kind: "hook-missing", plant: func(w healthyNode) { w.change(os.Remove(w.hook("prolog"))) }, where: "HOOKS/prolog", do: "put it there, or write Prolog=BIN/prolog"},
+	{name: "a script that may not be read", kind: "hook-mode", plant: func(w healthyNode) { w.change(os.Chmod(w.hook("epilog"), 0o111)) }, where: "HOOKS/epilog", do: "chmod 755 HOOKS/epilog", mends: true},
+	{name: "a prolog that is not the last", kind: "hook-order", plant: func(w healthyNode) { w.folder("prolog", "50-ours", "10-other") }, where: "HOOKS/prolog.d/50-ours", do: "let its name sort first: mv HOOKS/prolog.d/50-ours HOOKS/prolog.d/0-ours", mends: true},
+	{name: "an epilog that is not the first", kind: "hook-order", plant: func(w healthyNode) { w.folder("epilog", "50-ours", "90-other") }, where: "HOOKS/epilog.d/50-ours", do: "let its name sort last: mv HOOKS/epilog.d/50-ours HOOKS/epilog.d/zz-ours", mends: true},
+	{name: "no PrologFlags=", kind: "prolog-flags-alloc", plant: func(w healthyNode) { w.edit(w.conf, "PrologFlags=Alloc,Contain", "") }, where: "CONF/slurm.conf", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "Alloc without Contain", kind: "prolog-flags-contain", plant: func(w healthyNode) { w.edit(w.conf, "Alloc,Contain", "Alloc") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "RunInJob", kind: "run-in-job", plant: func(w healthyNode) { w.edit(w.conf, "Alloc,Contain", "RunInJob") }, where: "CONF/slurm.conf:7", do: "write PrologFlags=Alloc,Contain in CONF/slurm.conf"},
+	{name: "too little time", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("PrologEpilogTimeout=104") }, where: "CONF/slurm.conf:3", do: "write PrologEpilogTimeout=105 in CONF/slurm.conf"},
+	{name: "too little time for epilogs", kind: "hook-timeout", plant: func(w healthyNode) { w.sets("EpilogTimeout=64") }, where: "CONF/slurm.conf:3", do: "write EpilogTimeout=65 in CONF/slurm.conf"},
+	{name: "less time than the site's file gives", kind: "hook-timeout", plant: func(w healthyNode) {
 		w.sets("PrologTimeout=100")
 		w.edit(w.Paths().ConfigFile(), "nvml_library", "prolog_deadline = \"90s\"\nnvml_library")
 	}, where: "CONF/slurm.conf:3", do: "write PrologTimeout=135 in CONF/slurm.conf"},
-	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
-	{name: "a node without a line", kind: "node-unknown", plant: func(w ward) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
-	{name: "a node with two lines", kind: "node-line", plant: func(w ward) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
-	{name: "a node without GPUs", kind: "node-gres", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:15", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
-	{name: "a node without the feature", kind: "node-feature", plant: func(w ward) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:15", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
-	{name: "no gres.conf", kind: "gres-conf", plant: func(w ward) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it: mpsctl site show gres.conf"},
-	{name: "a word in gres.conf that is none", kind: "gres-conf", plant: func(w ward) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
-	{name: "two types of GPUs", kind: "gpu-types", plant: func(w ward) {
+	{name: "GresTypes without gpu", kind: "gres-types", plant: func(w healthyNode) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=craynetwork") }, where: "CONF/slurm.conf:3", do: "write GresTypes=gpu in CONF/slurm.conf"},
+	{name: "a node without a line", kind: "node-unknown", plant: func(w healthyNode) { w.edit(w.conf, "gpu[01-16]", "gpu[02-16]") }, where: "CONF/slurm.conf", do: "give the node's name: mpsctl doctor --node NAME"},
+	{name: "a node with two lines", kind: "node-line", plant: func(w healthyNode) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
+	{name: "a node without GPUs", kind: "node-gres", plant: func(w healthyNode) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:15", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "a node without the feature", kind: "node-feature", plant: func(w healthyNode) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:15", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
+	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it: mpsctl site show gres.conf"},
+	{name: "an unknown word in gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
+	{name: "two types of GPUs", kind: "gpu-types", plant: func(w healthyNode) {
 		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
 		w.write(w.gres(), "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n")
 	}, where: "CONF/slurm.conf:15", do: "give the node's GPUs one type"},
-	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w ward) { w.edit(w.gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
-	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w ward) { w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:3"); w.write(w.gres(), "AutoDetect=nvml\n") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
-	{name: "gres/mps", kind: "gres-mps", plant: func(w ward) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=gpu,mps") }, where: "CONF/slurm.conf:3", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf"},
-	{name: "gres/shard", kind: "gres-shard", plant: func(w ward) { w.edit(w.gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
-	{name: "gres/mps of a node", kind: "gres-mps", plant: func(w ward) { w.edit(w.gres(), "Name=gpu", "Name=mps Count=200\nName=gpu") }, where: "CONF/gres.conf", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
-	{name: "a state in a private /tmp", kind: "state-private", plant: func(w ward) {
+	{name: "a GPU that is not there", kind: "gres-differs", plant: func(w healthyNode) { w.edit(w.gres(), "[0-1]", "[0,5]") }, where: "CONF/gres.conf", do: "make Gres= of node gpu01, CONF/gres.conf and the 2 GPUs of nvidia-smi -L agree"},
+	{name: "more GPUs than there are", kind: "gres-differs", plant: func(w healthyNode) {
+		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:3")
+		w.write(w.gres(), "AutoDetect=nvml\n")
+	}, where: "CONF/gres.conf", do: "make Gres= of node gpu01"},
+	{name: "gres/mps", kind: "gres-mps", plant: func(w healthyNode) { w.edit(w.conf, "GresTypes=gpu", "GresTypes=gpu,mps") }, where: "CONF/slurm.conf:3", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf"},
+	{name: "gres/shard", kind: "gres-shard", plant: func(w healthyNode) { w.edit(w.gres(), "Name=gpu", "Name=shard Count=8\nName=gpu") }, where: "CONF/gres.conf", do: "take shard out of this node's Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
+	{name: "gres/mps of a node", kind: "gres-mps", plant: func(w healthyNode) { w.edit(w.gres(), "Name=gpu", "Name=mps Count=200\nName=gpu") }, where: "CONF/gres.conf", do: "take mps out of GresTypes and Gres= in CONF/slurm.conf and its lines out of CONF/gres.conf"},
+	{name: "a state in a private /tmp", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.write(w.container(), "BasePath=/var/x\n")
 	}, where: "CONF/slurm.conf:3", do: "take /tmp out of the folders of jobs in job_container.conf"},
-	{name: "a state in another private folder", kind: "state-private", plant: func(w ward) {
+	{name: "a state in another private folder", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("JobContainerType=job_container/tmpfs")
 		w.write(w.container(), "NodeName=gpu[01-02] BasePath=/var/x Dirs=/var/tmp,"+w.Root+"/run\n")
 	}, where: "CONF/job_container.conf:1", do: "take ROOT/run out of the folders of jobs in job_container.conf"},
-	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w ward) {
+	{name: "a state in a private folder of a namespace", kind: "state-private", plant: func(w healthyNode) {
 		w.sets("NamespaceType=namespace/linux")
 		w.write(w.namespace(), "node_confs:\n  - nodes: \"gpu[01-02]\"\n    options:\n      dirs: \"/dev/shm,"+w.Root+"/run\"\n")
 	}, where: "CONF/namespace.yaml:4", do: "take ROOT/run out of the folders of jobs in namespace.yaml"},
-	{name: "no plugin", kind: "spank-plugin", plant: func(w ward) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "no plugstack.conf", kind: "spank-plugin", plant: func(w ward) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "a plugin that is gone", kind: "spank-plugin", plant: func(w ward) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
-	{name: "a plugin of somebody else", kind: "not-roots-own", plant: func(w ward) { w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), uid, gid)) }, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
-	{name: "devices for all", kind: "devices-open", plant: func(w ward) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
-	{name: "no task/cgroup", kind: "devices-open", plant: func(w ward) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
+	{name: "no plugin", kind: "spank-plugin", plant: func(w healthyNode) { w.change(os.Remove(w.plugstack() + ".d/slurm-mps.conf")) }, where: "CONF/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "no plugstack.conf", kind: "spank-plugin", plant: func(w healthyNode) { w.sets("PlugStackConfig=/nowhere/plugstack.conf") }, where: "/nowhere/plugstack.conf", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "a plugin that is gone", kind: "spank-plugin", plant: func(w healthyNode) { w.change(os.Remove(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"))) }, where: "CONF/plugstack.conf.d/slurm-mps.conf:2", do: "install the package slurm-mps-spank-RELEASE, or"},
+	{name: "a plugin of somebody else", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Join(filepath.Dir(w.Root), "slurm_mps.so"), uid, gid)) }, where: "DIR/slurm_mps.so", do: "chown root:root DIR/slurm_mps.so", mends: true},
+	{name: "devices for all", kind: "devices-open", plant: func(w healthyNode) { w.write(w.cgroup(), "ConstrainDevices=no\n") }, where: "CONF/cgroup.conf:1", do: "write ConstrainDevices=yes in cgroup.conf"},
+	{name: "no task/cgroup", kind: "devices-open", plant: func(w healthyNode) { w.edit(w.conf, "task/cgroup,", "") }, where: "CONF/slurm.conf:11", do: "write TaskPlugin=task/cgroup,task/affinity in CONF/slurm.conf"},
 
-	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w ward) {
+	{name: "a folder of state for all to write", kind: "state-folder", plant: func(w healthyNode) {
 		w.change(os.MkdirAll(w.Paths().Run(), 0o755))
 		w.change(os.Chmod(w.Paths().Run(), 0o777))
 	}, where: "ROOT/run/slurm-mps", do: "chown root:root ROOT/run/slurm-mps && chmod 755 ROOT/run/slurm-mps", mends: true},
-	{name: "folders of a job that nobody knows", kind: "directory-without-lease", plant: func(w ward) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
-	{name: "a torn lease", kind: "lease-unreadable", plant: func(w ward) { w.write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
+	{name: "folders of a job without a lease", kind: "directory-without-lease", plant: func(w healthyNode) { w.change(os.MkdirAll(filepath.Join(w.Paths().Run(), "jobs", "7"), 0o755)) }, where: "job 7", do: "remove it: mpsctl reap --job 7 --root ROOT", mends: true},
+	{name: "a torn lease", kind: "lease-unreadable", plant: func(w healthyNode) { w.write(filepath.Join(w.Paths().Run(), "leases", "7.json"), "{") }, where: "job 7", do: "look at the file"},
 }
 
-// words puts the ward's own paths into a sentence.
+// appendTo appends a text to a file.
 func appendTo(path, text string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -515,18 +530,18 @@ func appendTo(path, text string) error {
 	return errors.Join(err, file.Close())
 }
 
-func (w ward) words(text string) string {
+func (w healthyNode) words(text string) string {
 	dir := filepath.Dir(w.Root)
 	return strings.NewReplacer("BIN", w.Bin, "ROOT", w.Root, "HOOKS", filepath.Dir(w.hook("x")), "CONF", filepath.Dir(w.conf), "DIR", dir).Replace(text)
 }
 
-// Each fault is found, alone, where it is, and with its repair; where the repair is a command, it makes the node
-// healthy.
+// Doctor finds each fault, alone, with its place and its repair. If the repair is a command, the node is healthy
+// after it.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
 	for _, f := range planted {
 		t.Run(f.name, func(t *testing.T) {
-			w := newWard(t)
+			w := newHealthyNode(t)
 			f.plant(w)
 			w.expect(f)
 			if f.mends {
@@ -536,16 +551,16 @@ func TestDoctorFindsEachFault(t *testing.T) {
 	}
 }
 
-func (w ward) expect(f faultPlanted) {
+func (w healthyNode) expect(f faultPlanted) {
 	w.t.Helper()
 	w.found(w.diagnose(), f)
 	if text := w.doctor().Output; !strings.Contains(text, f.kind+"  ") || !regexp.MustCompile(`\n(! 1 fault|~ 1 warning)\n$`).MatchString(text) {
-		w.t.Errorf("the text says\n%s", text)
+		w.t.Errorf("the text is\n%s", text)
 	}
 }
 
-// found holds that there is this one finding.
-func (w ward) found(d diagnosis, f faultPlanted) {
+// found checks that the diagnosis has exactly this finding.
+func (w healthyNode) found(d diagnosis, f faultPlanted) {
 	w.t.Helper()
 	if len(d.Findings) != 1 || (len(d.Unseen) != 0) != f.unseen {
 		w.t.Fatalf("found %+v", d)
@@ -556,8 +571,8 @@ func (w ward) found(d diagnosis, f faultPlanted) {
 	}
 }
 
-// mend runs the repair as root would, in a shell.
-func (w ward) mend() {
+// mend runs the repair in a shell, as root does.
+func (w healthyNode) mend() {
 	w.t.Helper()
 	do := w.diagnose().Findings[0].Do
 	if _, command, ok := strings.Cut(do, ": "); ok && !strings.HasPrefix(do, "chown") {
@@ -573,9 +588,9 @@ func (w ward) mend() {
 	}
 }
 
-// A program of another build among ours.
+// Doctor finds a program of another build among the programs.
 func TestDoctorFindsAnotherVersion(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	file, err := elf.Open(w.bin("epilog"))
 	w.change(err)
 	defer file.Close()
@@ -583,7 +598,7 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 	w.change(err)
 	at := slices.IndexFunc(symbols, func(s elf.Symbol) bool { return s.Name == "github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit" })
 	if at < 0 {
-		t.Fatal("the programs do not say of what version they are")
+		t.Fatal("the programs do not have the symbol of their version")
 	}
 	section := file.Sections[symbols[at].Section]
 	program, err := os.OpenFile(w.own("epilog"), os.O_WRONLY, 0)
@@ -595,13 +610,13 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 
 func TestDoctorFindsALongPath(t *testing.T) {
 	dir := filepath.Join(publicDir(t), strings.Repeat("x", 60))
-	w := wardIn(playIn(t, dir, "", node.H200, node.H200))
+	w := healthyNodeIn(playIn(t, dir, "", node.H200, node.H200))
 	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "move it with a shorter --root"})
 }
 
-// A file system with room for a few files only.
+// Doctor finds a file system that has space for only a few files.
 func TestDoctorFindsNoRoom(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	run := filepath.Dir(w.Paths().Run())
 	w.change(os.MkdirAll(run, 0o755))
 	if err := unix.Mount("tmpfs", run, "tmpfs", 0, "size=64k,mode=755"); err != nil {
@@ -614,14 +629,14 @@ func TestDoctorFindsNoRoom(t *testing.T) {
 	w.expect(faultPlanted{kind: "state-room", where: "ROOT/run/slurm-mps", do: "make room there: df -h ROOT/run"})
 }
 
-// A limit that root may not raise, as in a container without the capability.
+// Doctor finds a limit of open files that root may not raise, as in a container without the capability.
 func TestDoctorFindsFewFiles(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	setpriv, err := exec.LookPath("setpriv")
 	if err != nil {
 		t.Skip(err)
 	}
-	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.conf, "--node", wardNode, "--slurmd", "none")...)
+	line := append([]string{"-c", `ulimit -n 4096; exec "$@"`, "sh", setpriv, "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, w.Command("mpsctl", "doctor", "--json", "--slurm-conf", w.conf, "--node", healthyName, "--slurmd", "none")...)
 	out, err := exec.CommandContext(w.ctx, "/bin/sh", line...).Output()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -630,12 +645,13 @@ func TestDoctorFindsFewFiles(t *testing.T) {
 	w.found(w.read(testnode.Result{Code: exit.ExitCode(), Output: string(out)}), faultPlanted{kind: "open-files", where: "this shell", do: "LimitNOFILE="})
 }
 
-// The name and the file come from where slurmd has them; a user who looks is told that it is not all.
+// Doctor takes the node's name and slurm.conf from the variables that slurmd sets. It refuses wrong flags with exit
+// code 2.
 func TestDoctorAsksTheEnvironment(t *testing.T) {
-	w := newWard(t)
-	result, err := w.Run(w.ctx, []string{"SLURM_CONF=" + w.conf, "SLURMD_NODENAME=" + wardNode}, "mpsctl", "doctor", "--json", "--slurmd", "none")
+	w := newHealthyNode(t)
+	result, err := w.Run(w.ctx, []string{"SLURM_CONF=" + w.conf, "SLURMD_NODENAME=" + healthyName}, "mpsctl", "doctor", "--json", "--slurmd", "none")
 	w.change(err)
-	if d := w.read(result); d.Node != wardNode || d.Looked.SlurmConf != w.conf || len(d.Findings) != 0 {
+	if d := w.read(result); d.Node != healthyName || d.Looked.SlurmConf != w.conf || len(d.Findings) != 0 {
 		t.Errorf("%+v", d)
 	}
 	for args, want := range map[string]string{
@@ -650,9 +666,9 @@ func TestDoctorAsksTheEnvironment(t *testing.T) {
 	}
 }
 
-// What is shown is what the sources have, byte for byte, and list names all of it.
+// mpsctl site show prints each file byte for byte as in the source, and site list names all files.
 func TestSiteShows(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	var listed struct {
 		Files []struct{ Name, Place, About string }
 	}
@@ -664,7 +680,7 @@ func TestSiteShows(t *testing.T) {
 		names = append(names, f.Name)
 		content, err := os.ReadFile(filepath.Join("../site/etc", f.Name))
 		if err != nil || w.shows(f.Name) != string(content) || len(content) == 0 {
-			t.Errorf("%s is not what the sources have: %v", f.Name, err)
+			t.Errorf("%s is not as in the source: %v", f.Name, err)
 		}
 		var shown struct{ Name, Place, About, Content string }
 		w.change(json.Unmarshal([]byte(w.ctl("site", "show", "--json", f.Name).Output), &shown))
@@ -684,9 +700,10 @@ func TestSiteShows(t *testing.T) {
 	}
 }
 
-// Warnings alone leave the exit code at 0, as a health check wants it; --strict does not. -v lists every check.
+// If doctor finds only warnings, it exits with 0, as a health check needs. With --strict it exits with 1, and -v
+// lists every check.
 func TestDoctorOfANodeWithWarnings(t *testing.T) {
-	w := newWard(t)
+	w := newHealthyNode(t)
 	w.write(w.cgroup(), "ConstrainDevices=no\n")
 	result := w.doctor("-v")
 	if result.Code != 0 || !strings.Contains(result.Output, "\n  ~   a job can open its own GPUs alone\n") || !strings.Contains(result.Output, "\n  ok  policy.hcl can be used\n") {
@@ -702,7 +719,7 @@ func TestDoctorOfANodeWithWarnings(t *testing.T) {
 	if err := json.Unmarshal([]byte(w.doctor("-v", "--json").Output), &said); err != nil || len(said.Checks) != said.Checked.Checks || said.Checks[0].Result != "ok" {
 		t.Errorf("%v: %+v", err, said)
 	}
-	// What a user does to an own daemon is no fault of the node's; what a job left is.
+	// A user's change of the user's own daemon is a warning and not a fault of the node.
 	w.must(0, w.job(7, "0"), "prolog")
 	d := w.ticket(7).Daemons[0]
 	if err := d.Proc.Kill(unix.SIGSTOP); err != nil {

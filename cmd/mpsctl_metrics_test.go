@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The epilog says in one line what a job came to, and mpsctl metrics adds the lines up.
+// The epilog logs one line with the sums of a job, and mpsctl metrics adds these lines up.
 func TestASummaryOfEachJob(t *testing.T) {
 	p := newPlay(t, testnode.Default(`drain_grace = "100ms"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -30,7 +30,7 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.must(0, p.job(8, "0"), "epilog")
 	site := read(t, p.Paths().ConfigFile())
 	p.write(p.Paths().ConfigFile(), strings.Replace(site, "nvidia-cuda-mps-control", "nvidia-control", 1))
-	p.must(1, p.job(9, "0"), "prolog") // undone, and no job's sum
+	p.must(1, p.job(9, "0"), "prolog") // the prolog undoes this job, so it has no summary
 	p.write(p.Paths().ConfigFile(), site)
 	type summary struct {
 		Step, User, Rule                     string
@@ -66,7 +66,8 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.clean()
 }
 
-// A user's stopped daemons cost no other job's figures, and the looks end long before the unit's minute is over.
+// A user's stopped daemons do not hide the figures of other jobs. mpsctl metrics ends long before the one minute of
+// its systemd unit.
 func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	p := newPlay(t, testnode.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
 	p.must(0, p.job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "prolog")
@@ -81,7 +82,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	began := time.Now()
 	said := p.ctl("metrics")
 	if took := time.Since(began); took > 15*time.Second || said.Code != 0 {
-		t.Errorf("it took %v: code %d", took, said.Code)
+		t.Errorf("mpsctl metrics took %v: code %d", took, said.Code)
 	}
 	for _, line := range []string{`daemons{state="serving"} 1`, `daemons{state="wedged"} 16`, "unanswered_daemons 16", `jobs{phase="open"} 2`, `findings{kind="daemon-wedged"} 16`} {
 		if !strings.Contains(said.Output, "\nslurm_mps_"+line+"\n") {
@@ -98,10 +99,10 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 	p.clean()
 }
 
-// Root writes metrics where root alone decides what a path names, and follows no link that another has made.
+// Root writes metrics only to a path that root alone controls, and follows no link of another user.
 func TestMetricsFollowNoLink(t *testing.T) {
 	p := newPlay(t, "", node.H200)
-	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where everybody may write
+	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func TestMetricsFollowNoLink(t *testing.T) {
 			t.Errorf("%s: code %d, %s, want %s", path, result.Code, result.Output, want)
 		}
 	}
-	// In a folder of root's own the file is replaced, and what a link there names is not touched.
+	// In a folder of root, the file is replaced, and the target of a link in its place does not change.
 	out := filepath.Join(own, "slurm-mps.prom")
 	must(os.Symlink(victim, out))
 	for range 2 {
@@ -147,12 +148,12 @@ func TestMetricsFollowNoLink(t *testing.T) {
 	}
 	info, err := os.Lstat(out)
 	if err != nil || info.Mode() != 0o644 || !strings.Contains(read(t, out), "\nslurm_mps_jobs{") {
-		t.Errorf("the file: %v, %v", info, err)
+		t.Errorf("the written file: %v, %v", info, err)
 	}
 	if read(t, victim) != "precious" {
-		t.Error("the victim was written")
+		t.Error("the target of the link was written")
 	}
 	if names, _ := os.ReadDir(own); len(names) != 5 {
-		t.Errorf("in the folder: %v", names)
+		t.Errorf("want 5 files in the folder: %v", names)
 	}
 }

@@ -24,11 +24,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process is
-// used by one test only, because reap searches the whole machine.
+// The jobs of these tests. No other test's Slurm on this machine uses their numbers. A job with a step or a process
+// is used by one test only, because reap searches the whole machine.
 const goneJob, otherJob, openJob = 4100007, 4100008, 4090007
 
-// reapLine is a line of reap's JSON, as somebody reads it who has the documentation.
+// reapLine is a line of reap's JSON, as its documentation describes it.
 type reapLine struct {
 	Job    uint32 `json:"job"`
 	Where  string `json:"where"`
@@ -54,7 +54,7 @@ func (p play) runReap(code int, args ...string) []reapLine {
 	return r.Lines
 }
 
-// reap reaps, after a dry run that changes nothing and prints the same.
+// reap runs mpsctl reap after a dry run. It checks that the dry run changes nothing and prints the same.
 func (p play) reap(code int, args ...string) []reapLine {
 	p.t.Helper()
 	before := p.settled()
@@ -65,13 +65,13 @@ func (p play) reap(code int, args ...string) []reapLine {
 	did := p.runReap(code, args...)
 	for _, lines := range [][]reapLine{said, did} {
 		for i := range lines {
-			if lines[i].Job == 7 { // other tests on this machine have a job 7 too, whose processes come and go
+			if lines[i].Job == 7 { // other tests on this machine also have a job 7, and its processes start and end
 				lines[i].Why = ""
 			}
 		}
 	}
 	if !reflect.DeepEqual(said, did) {
-		p.t.Errorf("a dry run says %+v\nand a run %+v", said, did)
+		p.t.Errorf("a dry run prints %+v\nand a run    %+v", said, did)
 	}
 	return did
 }
@@ -88,11 +88,11 @@ func (p play) settled() []string {
 		}
 		before = now
 	}
-	p.t.Fatal("the node does not come to rest")
+	p.t.Fatal("the records and processes of the node keep changing")
 	return nil
 }
 
-// everything is the state, the log, the modes and the processes.
+// everything returns the records, the log, the modes and the processes.
 func (p play) everything() []string {
 	p.t.Helper()
 	pids, err := p.Processes()
@@ -102,8 +102,8 @@ func (p play) everything() []string {
 	return append(p.files(), p.log(), p.modes(), fmt.Sprint(pids))
 }
 
-// acts are lines without their words.
-func acts(lines []reapLine) string {
+// actions returns the place and the action of each line.
+func actions(lines []reapLine) string {
 	var all []string
 	for _, line := range lines {
 		all = append(all, line.Where+" "+line.Act)
@@ -111,20 +111,21 @@ func acts(lines []reapLine) string {
 	return strings.Join(all, ", ")
 }
 
-// reaps holds what a reaping does, in its lines and in the words of the only one.
+// reaps checks which actions a run of reap takes, and the reason or the fix in its first line.
 func (p play) reaps(code int, want, why string, args ...string) {
 	p.t.Helper()
 	lines := p.reap(code, args...)
-	if acts(lines) != want || want != "" && !strings.Contains(lines[0].Why+lines[0].Do, why) {
+	if actions(lines) != want || want != "" && !strings.Contains(lines[0].Why+lines[0].Do, why) {
 		p.t.Errorf("reap %q: %+v, want %q with %q\n%s", args, lines, want, why, p.log())
 	}
 }
 
-func act(what string) string { return actOn(goneJob, what) }
+func action(what string) string { return actionOn(goneJob, what) }
 
-func actOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", job, what) }
+func actionOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", job, what) }
 
-// A prolog that was killed anywhere leaves nothing that reap does not close; where the job may have begun, it says so.
+// After a prolog was killed anywhere, reap closes what it left. If the job may have started, reap leaves the lease
+// and reports it.
 func TestReapAfterAKilledProlog(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	job := p.job(goneJob, "0")
@@ -142,12 +143,12 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 		}
 		if open {
 			asked++
-			if lines := p.runReap(1); acts(lines) != act("leave") || !strings.Contains(lines[0].Why, "may be an allocation without a step") {
+			if lines := p.runReap(1); actions(lines) != action("leave") || !strings.Contains(lines[0].Why, "may be an allocation without a step") {
 				t.Errorf("%+v", lines)
 			}
 			p.runReap(0, "--job", fmt.Sprint(goneJob))
 		} else {
-			p.runReap(0) // without a dry run before it: the server that the prolog asked for may still be starting
+			p.runReap(0) // no dry run first, because the server that the prolog requested may still be starting
 		}
 		p.quiet()
 		p.reaps(0, "", "")
@@ -157,7 +158,7 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 	}
 }
 
-// What an epilog could not finish is finished, also by the second reap where the first cannot.
+// Reap finishes what an epilog could not finish. If the first reap fails too, the second one finishes.
 func TestReapAfterAFailedEpilog(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
@@ -168,12 +169,13 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 	if result.Code != 1 || !strings.Contains(result.Output, "failed: cannot") || !strings.Contains(result.Output, want) || p.modes() != "30" {
 		t.Errorf("a reap that fails: %+v, modes %s, want code 1 and %q", result, p.modes(), want)
 	}
-	p.reaps(0, act("close"), "its epilog has begun")
+	p.reaps(0, action("close"), "its epilog has begun")
 	p.quiet()
 	p.reaps(0, "", "")
 }
 
-// An open lease is left, with a step, with a process or with nothing; only who knows more closes it.
+// Reap leaves an open lease, whether the job has a step, a process or neither. It closes the lease if an admin names
+// the job.
 //
 // Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
@@ -182,33 +184,34 @@ func TestReapOfAnOpenLease(t *testing.T) {
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	other := fmt.Sprintf("job %d leave", otherJob)
 	before := p.settled()
-	p.reaps(1, actOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
+	p.reaps(1, actionOn(openJob, "leave")+", "+other, fmt.Sprintf("squeue -j %d", openJob))
 	client := p.client(openJob, "spin", "-ms", "1", "-for", "100")
-	p.reaps(1, actOn(openJob, "leave")+", "+other, "of its user was started in it")
+	p.reaps(1, actionOn(openJob, "leave")+", "+other, "of its user was started in it")
 	if err := client.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = client.Wait()
-	for _, job := range []uint32{openJob, otherJob} { // both are the user's, so the other guard may have held the files too
+	// Both jobs have the same user, so the other job's guard may have held the files too.
+	for _, job := range []uint32{openJob, otherJob} {
 		for p.held(p.lease(job).Guard.PID, "/nvidia-uvm") > 0 {
 			if !site.Sleep(p.ctx, 20*time.Millisecond) {
-				t.Fatalf("the guard does not let go\n%s", p.log())
+				t.Fatalf("the guard does not close the files\n%s", p.log())
 			}
 		}
 	}
 	if after := p.everything(); !slices.Equal(before[len(before)-2:], after[len(after)-2:]) {
-		t.Errorf("an open lease was touched: %q\n%q", before, after)
+		t.Errorf("reap changed an open lease: before %q\nafter %q", before, after)
 	}
-	p.reaps(0, actOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
+	p.reaps(0, actionOn(openJob, "close"), "you named", "--job", fmt.Sprint(openJob))
 	if p.modes() != "03" || !p.ticket(otherJob).Daemons[0].Proc.Running() {
-		t.Errorf("the other job was touched: modes %s", p.modes())
+		t.Errorf("reap changed the other job: modes %s", p.modes())
 	}
 	p.reaps(0, "", "", "--job", fmt.Sprint(openJob))
 	p.must(0, p.job(otherJob, "1"), "epilog")
 	p.quiet()
 }
 
-// stepd is a process of root's that has a step daemon's name, and a title as slurmstepd writes it.
+// stepd starts a process of root with the name of a step daemon, and with a title as slurmstepd writes it.
 func (p play) stepd(title string) (end func()) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "slurmstepd")
@@ -228,7 +231,7 @@ func (p play) stepd(title string) (end func()) {
 	return end
 }
 
-// socket listens as slurmstepd does, as root or as another.
+// socket listens as slurmstepd does, as a socket of the given owner.
 func (p play) socket(job uint32, owner int) (end func()) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), fmt.Sprintf("n1_%d.4294967291", job))
@@ -244,44 +247,46 @@ func (p play) socket(job uint32, owner int) (end func()) {
 	return end
 }
 
-// No job is closed while Slurm has a step of it, whatever its phase, and even if an admin names the job.
+// Reap closes no job while Slurm has a step of it, whatever the lease's phase is. That also holds if an admin names
+// the job.
 //
 // Contract: R8
 func TestReapWhileAStepRuns(t *testing.T) {
 	for job, step := range map[uint32]func(play) func(){
 		4310007: func(p play) func() { return p.socket(4310007, 0) },
 		4320007: func(p play) func() { return p.stepd("slurmstepd: [4320007.batch]") },
-		4330007: func(p play) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut
+		4330007: func(p play) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut off
 	} {
 		t.Run(fmt.Sprint(job), func(t *testing.T) {
 			p := newPlay(t, testnode.Default(), node.H200, node.H200)
 			p.must(0, p.job(job, "0"), "prolog")
 			end := step(p)
-			p.reaps(0, actOn(job, "keep"), "slurmstepd")
-			p.reaps(1, actOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
+			p.reaps(0, actionOn(job, "keep"), "slurmstepd")
+			p.reaps(1, actionOn(job, "leave"), fmt.Sprintf("scancel %d", job), "--job", fmt.Sprint(job))
 			path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", job))
 			p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
-			p.reaps(1, actOn(job, "leave"), "Slurm has a step")
+			p.reaps(1, actionOn(job, "leave"), "Slurm has a step")
 			if p.modes() != "30" || !p.ticket(job).Daemons[0].Proc.Running() {
-				t.Error("the job was touched")
+				t.Error("reap changed the job")
 			}
 			end()
-			p.reaps(0, actOn(job, "close"), "its epilog has begun")
+			p.reaps(0, actionOn(job, "close"), "its epilog has begun")
 			p.quiet()
 		})
 	}
 }
 
-// A user's socket of that name is no sign: it could keep another's lease for ever.
+// A user's socket with the name of a step's socket does not stop reap. Otherwise a user could keep another user's
+// lease for ever.
 func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.socket(goneJob, uid)
-	p.reaps(0, act("close"), "you named", "--job", fmt.Sprint(goneJob))
+	p.reaps(0, action("close"), "you named", "--job", fmt.Sprint(goneJob))
 	p.clean()
 }
 
-// After a boot only files are left, and they go. A mode that an admin has set since stays.
+// After a boot only files are left, and reap removes them. A mode that an admin has set since then stays.
 func TestReapAfterABoot(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
@@ -303,7 +308,7 @@ func TestReapAfterABoot(t *testing.T) {
 			p.rewrite(path, strings.ReplaceAll(read(t, path), boot(t), "00000000-earlier"))
 		}
 	}
-	// Of the other job nothing but its claim and its folder is left.
+	// Only the claim and the folder of the other job are left.
 	for _, name := range []string{"leases", "tickets"} {
 		if err := os.Remove(filepath.Join(run, fmt.Sprintf("%s/%d.json", name, otherJob))); err != nil {
 			t.Fatal(err)
@@ -312,7 +317,7 @@ func TestReapAfterABoot(t *testing.T) {
 	if err := p.LoseGroups(); err != nil {
 		t.Fatal(err)
 	}
-	p.reaps(0, act("remove")+fmt.Sprintf(", job %d remove", otherJob), "of another boot")
+	p.reaps(0, action("remove")+fmt.Sprintf(", job %d remove", otherJob), "of another boot")
 	if got := p.modes(); got != "02" {
 		t.Errorf("modes %s", got)
 	}
@@ -322,7 +327,8 @@ func TestReapAfterABoot(t *testing.T) {
 	p.quiet()
 }
 
-// What no lease names goes where it is proved to be a job's, and is said where not.
+// If no lease names a record or a daemon, reap removes it only if it certainly belongs to a job. Otherwise reap
+// reports it.
 func TestReapOfWhatNoLeaseNames(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -330,59 +336,59 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 		spoil func(scene)
 		want  string
 		code  int
-		mend  func(scene) // what an admin does then; nil where nothing is to be done
+		mend  func(scene) // what an admin then does; nil if there is nothing to do
 	}{
-		{"a folder", func(s scene) { s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "") }, act("remove"), 0, nil},
+		{"a folder", func(s scene) { s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "") }, action("remove"), 0, nil},
 		{"a claim", func(s scene) {
 			claim := read(s.t, s.path("claims/"+string(s.uuid(0))))
 			s.record("claims/"+string(s.uuid(1)), strings.Replace(claim, `"job":7`, fmt.Sprintf(`"job":%d`, goneJob), 1))
-		}, act("remove"), 0, nil},
+		}, action("remove"), 0, nil},
 		{"a ticket", func(s scene) {
 			ticket := read(s.t, s.path("tickets/7.json"))
 			s.record(fmt.Sprintf("tickets/%d.json", goneJob), strings.Replace(ticket, `"id": 7`, fmt.Sprintf(`"id": %d`, goneJob), 1))
-		}, act("remove"), 0, nil},
-		{"a killed act's turn", func(s scene) {
+		}, action("remove"), 0, nil},
+		{"a lock file of a killed program", func(s scene) {
 			s.record(fmt.Sprintf("turns/%d", goneJob), `{"pid":1,"start":1}`)
 			s.record(fmt.Sprintf("leases/.%d.json.new", goneJob), `{`)
-		}, act("remove"), 0, nil},
+		}, action("remove"), 0, nil},
 		{"a daemon in a job's folder", func(s scene) {
 			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
-		}, act("remove"), 0, nil},
+		}, action("remove"), 0, nil},
 		{"a daemon whose folder is gone", func(s scene) {
 			s.start(s.path(fmt.Sprintf("jobs/%d/0/pipe", goneJob)), 1)
 			if err := os.RemoveAll(s.path(fmt.Sprintf("jobs/%d", goneJob))); err != nil {
 				s.t.Fatal(err)
 			}
-		}, act("remove"), 0, nil},
+		}, action("remove"), 0, nil},
 		{"a daemon elsewhere below our folder", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "pid N leave", 1,
 			func(s scene) { s.killServing(s.path("elsewhere/pipe")); _ = os.RemoveAll(s.path("elsewhere")) }},
 		{"an exclusive GPU", func(s scene) { s.mode(1, node.ExclusiveProcess) }, "GPU leave", 1,
 			func(s scene) { s.mode(1, node.Default) }},
 		{"a torn claim", func(s scene) { s.record("claims/"+string(s.uuid(1)), `{"schema":1`) }, "GPU leave", 1,
 			func(s scene) { s.remove("claims/" + string(s.uuid(1))) }},
-		{"a torn lease", func(s scene) { s.record(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) }, act("leave"), 1,
+		{"a torn lease", func(s scene) { s.record(fmt.Sprintf("leases/%d.json", goneJob), `{"schema":1`) }, action("leave"), 1,
 			func(s scene) { s.remove(fmt.Sprintf("leases/%d.json", goneJob)) }},
 		{"a lease of another schema", func(s scene) {
 			s.record(fmt.Sprintf("leases/%d.json", goneJob), fmt.Sprintf(`{"schema":99,"boot":%q}`, boot(s.t)))
-		}, act("leave"), 1, func(s scene) { s.remove(fmt.Sprintf("leases/%d.json", goneJob)) }},
+		}, action("leave"), 1, func(s scene) { s.remove(fmt.Sprintf("leases/%d.json", goneJob)) }},
 		{"a torn ticket and a folder", func(s scene) {
 			s.record(fmt.Sprintf("tickets/%d.json", goneJob), `{"schema":1`)
 			s.record(fmt.Sprintf("jobs/%d/lock", goneJob), "")
-		}, act("leave"), 1, func(s scene) {
+		}, action("leave"), 1, func(s scene) {
 			s.remove(fmt.Sprintf("tickets/%d.json", goneJob))
 			_ = os.RemoveAll(s.path(fmt.Sprintf("jobs/%d", goneJob)))
 		}},
-		{"a refusal", func(s scene) { // a job that runs without MPS, as it was told
+		{"a refusal", func(s scene) { // a job that runs without MPS after its refusal
 			refused := s.job(goneJob, "")
 			s.must(0, refused, "prolog")
 		}, "", 0, func(s scene) { s.must(0, s.job(goneJob, ""), "epilog") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newScene(t) // job 7, which stays whole
+			s := newScene(t) // job 7 stays whole
 			c.spoil(s)
 			before := s.settled()
 			lines := slices.DeleteFunc(s.reap(1), func(l reapLine) bool { return l.Job == 7 })
-			got := strings.NewReplacer(string(s.uuid(1)), "GPU").Replace(acts(lines))
+			got := strings.NewReplacer(string(s.uuid(1)), "GPU").Replace(actions(lines))
 			if strings.HasPrefix(got, "pid ") {
 				got = "pid N" + got[strings.LastIndexByte(got, ' '):]
 			}
@@ -396,12 +402,12 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 			}
 			if c.mend != nil {
 				if after := s.everything(); !slices.Equal(before, after) {
-					t.Errorf("what is left was touched:\nbefore %q\nafter  %q", before, after)
+					t.Errorf("reap changed what it must leave:\nbefore %q\nafter  %q", before, after)
 				}
 				c.mend(s)
 			}
 			if !s.daemon.Proc.Running() || s.ticket(7).Daemons[0].Proc != s.daemon.Proc || s.modes() != "30" {
-				t.Errorf("job 7 was touched: modes %s", s.modes())
+				t.Errorf("reap changed job 7: modes %s", s.modes())
 			}
 			s.must(0, s.job(7, "0"), "epilog")
 			s.quiet()
@@ -409,7 +415,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 	}
 }
 
-// A prolog or an epilog that is at work keeps its job, and another job is reaped beside it.
+// Reap keeps the job of a prolog or an epilog that runs, and closes another job at the same time.
 func TestReapBesideAProlog(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(otherJob, "1"), "prolog")
@@ -417,10 +423,10 @@ func TestReapBesideAProlog(t *testing.T) {
 	p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
 	p.atGate(func() {
 		lines := p.runReap(0)
-		if acts(lines) != act("keep")+fmt.Sprintf(", job %d close", otherJob) {
+		if actions(lines) != action("keep")+fmt.Sprintf(", job %d close", otherJob) {
 			t.Errorf("%+v", lines)
 		}
-		if lines = p.runReap(1, "--job", fmt.Sprint(goneJob)); acts(lines) != act("leave") {
+		if lines = p.runReap(1, "--job", fmt.Sprint(goneJob)); actions(lines) != action("leave") {
 			t.Errorf("%+v", lines)
 		}
 	}, "prolog")
@@ -428,14 +434,14 @@ func TestReapBesideAProlog(t *testing.T) {
 		t.Errorf("the prolog's job: modes %s, %+v", p.modes(), ticket)
 	}
 	p.atGate(func() {
-		if lines := p.runReap(0); acts(lines) != act("keep") {
+		if lines := p.runReap(0); actions(lines) != action("keep") {
 			t.Errorf("%+v", lines)
 		}
 	}, "epilog")
 	p.quiet()
 }
 
-// atGate runs a program for the job, whose control program waits at its first question until something is done.
+// atGate runs a program for the job and calls do while its control program waits at the first question.
 func (p play) atGate(do func(), program string) {
 	p.t.Helper()
 	gate := filepath.Join(filepath.Dir(p.Root), "gate")
@@ -463,13 +469,13 @@ func (p play) atGate(do func(), program string) {
 	p.write(p.Paths().ConfigFile(), strings.Replace(read(p.t, p.Paths().ConfigFile()), filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control"), p.Sim.Program("nvidia-cuda-mps-control"), 1))
 }
 
-// A reaping that ends halfway is finished by the next, and by an epilog of the same job.
+// If reap is killed, the next reap finishes, and so does an epilog of the same job.
 func TestReapThatIsKilled(t *testing.T) {
 	p := newPlay(t, testnode.Default(), node.H200, node.H200)
 	for _, next := range []string{"reap", "epilog"} {
 		p.must(0, p.job(goneJob, "0"), "prolog")
 		daemon := p.ticket(goneJob).Daemons[0].Proc
-		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // which takes a while to end
+		if err := syscall.Kill(daemon.PID, syscall.SIGSTOP); err != nil { // a stopped daemon takes a while to end
 			t.Fatal(err)
 		}
 		line := p.Command("mpsctl", "reap", "--job", fmt.Sprint(goneJob))
@@ -483,10 +489,10 @@ func TestReapThatIsKilled(t *testing.T) {
 		}
 		_ = cmd.Wait()
 		if left := p.left(); len(left) == 0 {
-			t.Error("nothing is left of a reap that was killed: the test proves nothing")
+			t.Error("the killed reap left nothing behind: the test proves nothing")
 		}
 		if next == "reap" {
-			p.reaps(0, act("close"), "its epilog has begun")
+			p.reaps(0, action("close"), "its epilog has begun")
 		} else {
 			p.must(0, p.job(goneJob, "0"), "epilog")
 		}
@@ -494,7 +500,8 @@ func TestReapThatIsKilled(t *testing.T) {
 	}
 }
 
-// On a real Slurm: a job with a step is kept, also from who says that it is gone; an allocation without one is left.
+// Under a real Slurm, reap keeps a job with a step, even if an admin names the job. It leaves an allocation without a
+// step.
 func TestReapUnderSlurm(t *testing.T) {
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "Alloc", Extra: []string{"FirstJobId=4200001"}})
 	p := c.first()
@@ -513,10 +520,10 @@ func TestReapUnderSlurm(t *testing.T) {
 		t.Errorf("the lease's SLUID is %q, with Slurm %s", sluid, c.Release())
 	}
 	lines := p.runReap(0)
-	if want := fmt.Sprintf("job %d keep", id); acts(lines) != want || !strings.Contains(lines[0].Why, c.dir) {
+	if want := fmt.Sprintf("job %d keep", id); actions(lines) != want || !strings.Contains(lines[0].Why, c.dir) {
 		t.Errorf("%+v, want %s", lines, want)
 	}
-	if lines = p.runReap(1, "--job", fmt.Sprint(id)); acts(lines) != fmt.Sprintf("job %d leave", id) {
+	if lines = p.runReap(1, "--job", fmt.Sprint(id)); actions(lines) != fmt.Sprintf("job %d leave", id) {
 		t.Errorf("%+v", lines)
 	}
 	if result, err := c.Run(c.ctx, c.user, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
@@ -524,17 +531,17 @@ func TestReapUnderSlurm(t *testing.T) {
 	}
 	c.ended(id)
 	c.quiet()
-	// An allocation in which no step runs.
+	// No step runs in this allocation.
 	if result, err := c.Run(c.ctx, c.user, "salloc", "--no-shell", "--constraint=mps", "--gres=gpu:1"); err != nil || result.Exit != 0 {
 		t.Fatalf("%+v, %v\n%s", result, err, c.log())
 	}
 	id++
 	running(id)
-	if lines := p.runReap(1); acts(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
+	if lines := p.runReap(1); actions(lines) != fmt.Sprintf("job %d leave", id) || !strings.Contains(lines[0].Why, "allocation without a step") {
 		t.Errorf("%+v", lines)
 	}
 	if !p.ticket(uint32(id)).Daemons[0].Proc.Running() {
-		t.Error("the daemon of an allocation was ended")
+		t.Error("reap ended the daemon of an allocation")
 	}
 	if result, err := c.Run(c.ctx, c.user, "scancel", fmt.Sprint(id)); err != nil || result.Exit != 0 {
 		t.Fatalf("%+v, %v", result, err)
@@ -559,9 +566,9 @@ func TestReapRefuses(t *testing.T) {
 		}
 	}
 	if code, out := p.mpsctlAs(uid, "reap"); code != 1 || out != "mpsctl: cannot reap: not root\n" {
-		t.Errorf("as a user: code %d, %s", code, out)
+		t.Errorf("reap as a user: code %d, %s", code, out)
 	}
 	if result := p.ctl("reap"); result.Code != 0 || result.Output != "nothing to reap\n" {
-		t.Errorf("on a quiet node: %+v", result)
+		t.Errorf("reap on a quiet node: %+v", result)
 	}
 }

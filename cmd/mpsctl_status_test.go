@@ -32,7 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seen is the JSON of status, as somebody reads it who has the documentation.
+// seen is the JSON of status, as its documentation describes it.
 type seen struct {
 	Node string `json:"node"`
 	Root bool   `json:"root"`
@@ -88,7 +88,7 @@ type finding struct {
 	Do    string    `json:"fix"`
 }
 
-// status is what status says in JSON; its exit code must say whether it found anything.
+// status returns the JSON of status. It checks that the exit code tells whether status found anything.
 func (p play) status(args ...string) seen {
 	p.t.Helper()
 	result := p.ctl(append([]string{"status", "--json"}, args...)...)
@@ -102,7 +102,8 @@ func (p play) status(args ...string) seen {
 	return s
 }
 
-// audit is the findings of audit that are this test's: others run beside it on this machine, and have daemons too.
+// audit returns the findings of this test's node. It leaves out daemons of other tests that run on this machine at
+// the same time.
 func (p play) audit() []finding {
 	p.t.Helper()
 	result := p.ctl("audit", "--json")
@@ -122,7 +123,7 @@ func (p play) audit() []finding {
 	})
 }
 
-// kinds are what is found, a word each, sorted.
+// kinds returns the sorted kinds of the findings.
 func kinds(found []finding) string {
 	var all []string
 	for _, f := range found {
@@ -132,7 +133,7 @@ func kinds(found []finding) string {
 	return strings.Join(all, " ")
 }
 
-// contexts are the clients of a GPU as the driver has them.
+// contexts returns the pids of a GPU's clients from the driver.
 func (p play) contexts(gpu int) []int {
 	p.t.Helper()
 	held, err := p.Sim.Node.GPU(gpu).Contexts()
@@ -149,7 +150,7 @@ func (p play) contexts(gpu int) []int {
 	return pids
 }
 
-// ask puts a question to a daemon as its user, as anybody would by hand.
+// ask asks a daemon a question with the control program, as the job's user.
 func (p play) ask(d lease.Daemon, line string) string {
 	p.t.Helper()
 	cmd := exec.CommandContext(p.ctx, p.Sim.Program("nvidia-cuda-mps-control"))
@@ -162,16 +163,16 @@ func (p play) ask(d lease.Daemon, line string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Eight ranks run on two GPUs. Status prints what CUDA told each rank, the pids of the driver and the daemon, and the
-// limits that the daemon reports.
+// Eight ranks run on two GPUs. Status prints the SMs that CUDA gave each rank, the pids that the driver and the
+// daemon report, and the daemon's limits.
 func TestStatusAgrees(t *testing.T) {
 	p := newPlay(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
-	told := map[int]int{} // SMs by pid, as CUDA has them
+	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
 	for _, rank := range p.ranks(8, "spin", "-ms", "1", "-for", "100") {
 		said := regexp.MustCompile(`pid=(\d+) ready .* sm=(\d+)`).FindStringSubmatch(rank.ready)
 		if said == nil {
-			t.Fatalf("a client says %q", rank.ready)
+			t.Fatalf("a client prints %q", rank.ready)
 		}
 		pid, _ := strconv.Atoi(said[1])
 		told[pid], _ = strconv.Atoi(said[2])
@@ -190,7 +191,7 @@ func TestStatusAgrees(t *testing.T) {
 	server := p.ask(d, "get_server_list")
 	if got := j.Daemons[0]; got.PID != d.Proc.PID || got.State != "serving" || *got.Ceiling != 50 || len(got.Servers) != 1 ||
 		fmt.Sprint(got.Servers[0].PID) != server || got.Servers[0].Status != "ACTIVE" || got.Servers[0].Percent != 50 {
-		t.Errorf("daemon %+v, and it says its server is %s", got, server)
+		t.Errorf("daemon %+v, and it reports the server %s", got, server)
 	}
 	served := strings.Fields(p.ask(d, "get_client_list "+server))
 	for gpu, held := range j.GPUs {
@@ -198,14 +199,14 @@ func TestStatusAgrees(t *testing.T) {
 		for _, c := range held.Clients {
 			pids = append(pids, c.PID)
 			if c.SMs != told[c.PID] || c.SMs == 0 || c.MemoryMiB == nil || c.Unknown != "" {
-				t.Errorf("client %+v, and CUDA told it %d SMs", c, told[c.PID])
+				t.Errorf("client %+v, and CUDA reports %d SMs", c, told[c.PID])
 			}
 			if !slices.Contains(served, strconv.Itoa(c.PID)) {
 				t.Errorf("client %d is not among the daemon's %v", c.PID, served)
 			}
 		}
 		if want := p.contexts(gpu); len(want) != 4 || !slices.Equal(pids, want) {
-			t.Errorf("clients of GPU %d: %v, and the driver says %v", gpu, pids, want)
+			t.Errorf("clients of GPU %d: %v, and the driver reports %v", gpu, pids, want)
 		}
 	}
 	modes := ""
@@ -229,15 +230,15 @@ func TestStatusAgrees(t *testing.T) {
 	p.clean()
 }
 
-// looksFromOutside holds the text and the look without questions against what was seen.
+// looksFromOutside compares status as text, and status without queries, with what was seen.
 func (p play) looksFromOutside(t *testing.T, s seen) {
 	t.Helper()
 	silent := p.status("--no-queries")
 	if d := silent.Jobs[0].Daemons[0]; d.State != "alive" || d.Ceiling != nil || len(d.Servers) != 0 {
-		t.Errorf("unasked, the daemon says %+v", d)
+		t.Errorf("without queries, the daemon is %+v", d)
 	}
 	if !reflect.DeepEqual(silent.Jobs[0].GPUs, s.Jobs[0].GPUs) {
-		t.Errorf("unasked: %+v\nasked:   %+v", silent.Jobs[0].GPUs, s.Jobs[0].GPUs)
+		t.Errorf("without queries: %+v\nwith queries:    %+v", silent.Jobs[0].GPUs, s.Jobs[0].GPUs)
 	}
 	text := p.ctl("status").Output
 	for _, c := range s.Jobs[0].GPUs[0].Clients {
@@ -246,11 +247,11 @@ func (p play) looksFromOutside(t *testing.T, s seen) {
 		}
 	}
 	if strings.Contains(text, "\x1b") {
-		t.Errorf("colour on a pipe: %q", text)
+		t.Errorf("there is colour on a pipe: %q", text)
 	}
 }
 
-// scene is a job on GPU 0 of two, for something to go wrong.
+// scene is a node with two GPUs and a job on GPU 0. A test then makes something go wrong.
 type scene struct {
 	play
 	daemon lease.Daemon
@@ -264,7 +265,7 @@ func newScene(t *testing.T, attributes ...string) scene {
 
 func (s scene) path(name string) string { return filepath.Join(s.Paths().Run(), name) }
 
-// record puts a file of state there as root's own.
+// record writes a file of the state as root.
 func (s scene) record(name, content string) {
 	s.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(s.path(name)), 0o755); err != nil {
@@ -273,7 +274,7 @@ func (s scene) record(name, content string) {
 	s.rewrite(s.path(name), content)
 }
 
-// remove takes a file of state away.
+// remove removes a file of the state.
 func (s scene) remove(name string) {
 	s.t.Helper()
 	if err := os.Remove(s.path(name)); err != nil {
@@ -281,7 +282,7 @@ func (s scene) remove(name string) {
 	}
 }
 
-// start starts a control daemon by hand, as the job's user, for a GPU.
+// start starts a control daemon for a GPU by hand, as the job's user.
 func (s scene) start(pipe string, gpu int) {
 	s.t.Helper()
 	log := filepath.Join(filepath.Dir(s.Root), "log")
@@ -315,7 +316,7 @@ func (s scene) killServing(pipe string) {
 	}
 }
 
-// bare is a client of the job's user that no wrapper started, with an environment of its own.
+// bare starts a client of the job's user without the wrapper, with an environment of its own.
 func (s scene) bare(environment ...string) *exec.Cmd {
 	s.t.Helper()
 	cmd := s.asUser(7, []string{s.cudaClient(), "spin", "-ms", "1", "-for", "100"})
@@ -334,7 +335,7 @@ func (s scene) bare(environment ...string) *exec.Cmd {
 	s.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || !strings.Contains(line, "ready") {
-		s.t.Fatalf("the client says %q, %v", line, err)
+		s.t.Fatalf("the client prints %q, %v", line, err)
 	}
 	return cmd
 }
@@ -348,7 +349,7 @@ func (s scene) mode(gpu, mode int) {
 	}
 }
 
-// stop stops a process until the test is over.
+// stop stops a process until the test ends.
 func (s scene) stop(pid int) {
 	s.t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -367,7 +368,8 @@ func (s scene) server() int {
 	return pid
 }
 
-// Each disagreement of lease and node, made by hand, is marked, and nothing else is.
+// Status reports each disagreement between lease and node, and nothing else. The test makes each disagreement by
+// hand.
 func TestStatusMarksDisagreements(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -375,9 +377,9 @@ func TestStatusMarksDisagreements(t *testing.T) {
 		spoil func(scene)
 		want  string
 	}{
-		{"nothing", func(s scene) { s.remove("jobs/7/0/lock") }, ""}, // which a look does not make again
+		{"nothing", func(s scene) { s.remove("jobs/7/0/lock") }, ""}, // status does not make the file again
 		{"an admin set the mode back", func(s scene) { s.mode(0, node.Default) }, "mode-differs"},
-		{"a GPU is exclusive for nobody", func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
+		{"a GPU is exclusive without a lease", func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
 		{"the daemon was killed", func(s scene) { _ = s.daemon.Proc.Kill(9); s.gone(s.daemon.Proc) }, "daemon-gone"},
 		{"another daemon took its folder", func(s scene) {
 			_ = s.daemon.Proc.Kill(9)
@@ -401,17 +403,17 @@ func TestStatusMarksDisagreements(t *testing.T) {
 		}, "server-fault"},
 		{"the user lifted the ceiling", func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
 		{"the user lifted the ceiling of servers to come", func(s scene) { s.ask(s.daemon, "set_default_active_thread_percentage 100") }, "ceiling-lifted"},
-		{"a claim of no lease", func(s scene) {
+		{"a claim without a lease", func(s scene) {
 			claim := read(s.t, s.path("claims/"+string(s.uuid(0))))
 			s.record("claims/"+string(s.uuid(1)), strings.Replace(claim, `"job":7`, `"job":6`, 1))
 		}, "claim-without-lease"},
-		{"a ticket of no lease", func(s scene) {
+		{"a ticket without a lease", func(s scene) {
 			ticket := read(s.t, s.path("tickets/7.json"))
 			s.record("tickets/6.json", strings.Replace(ticket, `"id": 7`, `"id": 6`, 1))
 		}, "ticket-without-lease"},
-		{"a folder of no lease", func(s scene) { s.record("jobs/6/lock", "") }, "directory-without-lease"},
-		{"a daemon of ours of no lease", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
-		{"somebody's own daemon", func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, ""},
+		{"a folder without a lease", func(s scene) { s.record("jobs/6/lock", "") }, "directory-without-lease"},
+		{"a daemon of slurm-mps without a lease", func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
+		{"a user's own daemon", func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, ""},
 		{"the ticket is gone", func(s scene) { s.remove("tickets/7.json") }, "lease-without-ticket"},
 		{"the claim is gone", func(s scene) { s.remove("claims/" + string(s.uuid(0))) }, "lease-without-claim"},
 		{"the lease is torn", func(s scene) { s.record("leases/7.json", `{"schema":1,`) }, "lease-unreadable"},
@@ -451,21 +453,21 @@ func TestStatusMarksDisagreements(t *testing.T) {
 			text := s.ctl("status").Output
 			for _, f := range found {
 				if f.Where == "" || f.What == "" || f.Do == "" || strings.Contains(f.What+f.Do, "\x1b") {
-					t.Errorf("%+v does not say what, where and what to do", f)
+					t.Errorf("%+v lacks where, what or fix", f)
 				}
 				if marks := strings.Count(text, "! "+f.Kind); marks < 1 || !strings.Contains(text, "! "+f.Kind+"  "+f.Where+"\n") {
 					t.Errorf("%s is not in\n%s", f.Kind, text)
 				}
 			}
 			if after := s.files(); !slices.Equal(before, after) {
-				t.Errorf("status changed something:\nbefore %q\nafter  %q", before, after)
+				t.Errorf("status changed a file:\nbefore %q\nafter  %q", before, after)
 			}
 		})
 	}
 }
 
-// files are all files of state with what would change if they did. Left out are those of guards and recorders, which write
-// at any time, and with them the time of a job's folder.
+// files returns all files of the state, with the attributes that a change would change. It leaves out files of guards
+// and recorders, because these write at any time. For the same reason it leaves out the time of a job's folder.
 func (p play) files() []string {
 	var all []string
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry os.DirEntry, err error) error {
@@ -482,7 +484,7 @@ func (p play) files() []string {
 	return all
 }
 
-// The commands that a finding gives mend it, as an admin would paste them.
+// The commands of a finding repair it, as an admin pastes them.
 func TestRepairsOfFindings(t *testing.T) {
 	for name, spoil := range map[string]func(scene){
 		"unfinished": func(s scene) {
@@ -513,7 +515,7 @@ func TestRepairsOfFindings(t *testing.T) {
 	}
 }
 
-// audit finds exactly what was planted, each kind.
+// Audit finds exactly the planted problem, of each kind.
 func TestAuditFindsWhatWasPlanted(t *testing.T) {
 	t.Parallel()
 	const unchanged = `compute_mode = "unchanged"`
@@ -530,7 +532,7 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			own := filepath.Join(filepath.Dir(s.Root), "own")
 			s.start(own, 0)
 			s.bare("CUDA_MPS_PIPE_DIRECTORY=" + own)
-		}, "client-of-another-daemon daemon-not-of-a-lease process-without-mps"}, // that daemon's server is the process
+		}, "client-of-another-daemon daemon-not-of-a-lease process-without-mps"}, // the process is that daemon's server
 		{"a client without a share", []string{"overlap = 1"}, func(s scene) { s.ranks(2, "spin", "-ms", "1", "-for", "100"); s.bare(s.pipe()) }, "client-without-share"},
 		{"a client with a share that CUDA ignores", []string{"overlap = 1"}, func(s scene) {
 			s.ranks(2, "spin", "-ms", "1", "-for", "100")
@@ -545,9 +547,9 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 			s.bare(s.pipe(), fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=%s=4G,%s=4G", s.uuid(0), s.uuid(1)))
 		}, "client-without-memory-limit"},
 		{"a ceiling that was lifted", []string{"ceiling = 50"}, func(s scene) { s.ask(s.daemon, fmt.Sprintf("set_active_thread_percentage %d 100", s.server())) }, "ceiling-lifted"},
-		{"an exclusive GPU of nobody", nil, func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
-		{"a daemon of ours of no lease", nil, func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
-		{"somebody's own daemon", nil, func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, "daemon-not-of-a-lease"},
+		{"an exclusive GPU without a lease", nil, func(s scene) { s.mode(1, node.ExclusiveProcess) }, "exclusive-without-lease"},
+		{"a daemon of slurm-mps without a lease", nil, func(s scene) { s.start(s.path("elsewhere/pipe"), 1) }, "daemon-without-lease"},
+		{"a user's own daemon", nil, func(s scene) { s.start(filepath.Join(filepath.Dir(s.Root), "own"), 1) }, "daemon-not-of-a-lease"},
 		{"a process without MPS on a GPU of no job", nil, func(s scene) { s.bare("CUDA_VISIBLE_DEVICES=" + string(s.uuid(1))) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -583,14 +585,15 @@ func (p play) mpsctlAs(user uint32, args ...string) (code int, out string) {
 	return cmd.ProcessState.ExitCode(), string(said)
 }
 
-// A user sees the own job whole, of others that they are there, and is told what was not to be seen.
+// A user sees all of the user's own job, and only the numbers of other users' jobs. Status reports what it may not
+// read.
 func TestStatusForAUser(t *testing.T) {
 	p := newPlay(t, "", node.H200, node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	other := p.job(8, "1")
 	other.UID, other.GID = 2002, 2002
 	p.must(0, other, "prolog")
-	refused := p.job(9, "") // no GPU: a ticket without a lease
+	refused := p.job(9, "") // a job without a GPU has a ticket without a lease
 	refused.UID, refused.GID = 2002, 2002
 	p.must(0, refused, "prolog")
 	p.ranks(4, "spin", "-ms", "1", "-for", "100")
@@ -615,7 +618,7 @@ func TestStatusForAUser(t *testing.T) {
 		t.Errorf("unseen %q, found %+v", s.Unseen, s.Findings)
 	}
 	if code, out := p.mpsctlAs(2003, "status"); code != 0 || !strings.Contains(out, "root's to read (jobs 7, 8, 9)") || !strings.Contains(out, "another job") || strings.Contains(out, "hpc1") {
-		t.Errorf("a stranger: code %d\n%s", code, out)
+		t.Errorf("status of a third user: code %d\n%s", code, out)
 	}
 	if code, out := p.mpsctlAs(uid, "audit"); code != 1 || !strings.Contains(out, "\nnot seen\n  the leases of other users: root's to read (jobs 8, 9)\n") {
 		t.Errorf("a user's audit: code %d\n%s", code, out)
@@ -626,8 +629,7 @@ func TestStatusForAUser(t *testing.T) {
 	p.clean()
 }
 
-// A status among questions of others waits for its turn, and an epilog goes on beside one that hangs on a stopped
-// daemon.
+// Status waits while others ask the daemon. An epilog goes on beside a status that hangs on a stopped daemon.
 func TestStatusBesideOthers(t *testing.T) {
 	s := newScene(t)
 	s.server()
@@ -650,7 +652,7 @@ func TestStatusBesideOthers(t *testing.T) {
 	}
 }
 
-// Prologs and epilogs come and go while status looks: it calls nothing wrong that is only under way.
+// While prologs and epilogs run, status reports no finding about work that is only in progress.
 func TestStatusWhileJobsComeAndGo(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	ctx, cancel := context.WithCancel(p.ctx)
@@ -672,14 +674,16 @@ func TestStatusWhileJobsComeAndGo(t *testing.T) {
 	}
 	cancel()
 	if jobs := <-done; jobs < 2 {
-		t.Errorf("%d jobs came meanwhile", jobs)
+		t.Errorf("only %d jobs ran at the same time", jobs)
 	}
 	p.clean()
 }
 
-// A thousand leases in 100 ms: the program's whole run, its output and its driver included. The best of some, since
-// this machine has other things to do. All but the first have that one's daemon, since a thousand daemons are too
-// many here.
+// Status prints a thousand leases in 100 ms, with its start, its output and its driver. The test takes the shortest
+// of several runs, because this machine also does other work.
+//
+// All leases except the first name the daemon of the first lease, because a thousand daemons are too many for this
+// machine.
 func TestAThousandLeases(t *testing.T) {
 	s := newScene(t)
 	boot, err := site.BootID()
@@ -706,18 +710,19 @@ func TestAThousandLeases(t *testing.T) {
 		if err != nil || bytes.Count(out, []byte("\njob ")) != 1000 {
 			t.Fatalf("%d jobs: %v", bytes.Count(out, []byte("\njob ")), err)
 		}
-		// It waits for nothing, so on a machine to itself it takes no longer than it computes.
+		// Status waits for nothing, so on an idle machine its run takes no longer than its processor time.
 		best = min(best, time.Since(start), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	}
 	t.Logf("1000 leases in %v", best)
 	var load float64
 	_, _ = fmt.Sscan(read(t, "/proc/loadavg"), &load)
-	if most := 100 * time.Millisecond; best > most && load < float64(2*runtime.NumCPU()) { // beyond that nothing is measured
+	// On a busier machine the measurement is worthless.
+	if most := 100 * time.Millisecond; best > most && load < float64(2*runtime.NumCPU()) {
 		t.Errorf("1000 leases take %v, want %v", best, most)
 	}
 }
 
-// Wrong lines are 2 and one sentence.
+// A wrong command line makes mpsctl exit with 2 and print one sentence.
 func TestMpsctlUsage(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for args, want := range map[string]string{
@@ -744,7 +749,7 @@ func TestMpsctlUsage(t *testing.T) {
 	}
 }
 
-// terminal is a pseudo terminal of 24 lines of 80.
+// terminal returns the two ends of a pseudo terminal of 24 lines and 80 columns.
 func terminal(t *testing.T) (ours, theirs *os.File) {
 	t.Helper()
 	ours, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -770,7 +775,8 @@ func terminal(t *testing.T) (ours, theirs *os.File) {
 	return ours, theirs
 }
 
-// On a terminal --watch draws over what it drew, in colour where that is welcome, and Ctrl-C ends it well.
+// On a terminal, --watch draws over its last output, with colour if the terminal allows it. Ctrl-C ends it with exit
+// code 0.
 func TestWatchOnATerminal(t *testing.T) {
 	for _, c := range []struct {
 		env    []string
@@ -795,7 +801,7 @@ func TestWatchOnATerminal(t *testing.T) {
 				t.Errorf("after Ctrl-C: %v", err)
 			}
 			if !strings.Contains(drawn, "job 7") || strings.Count(drawn, "\x1b[H") < 2 {
-				t.Errorf("drawn %q", drawn)
+				t.Errorf("--watch draws %q", drawn)
 			}
 			if got := regexp.MustCompile(`\x1b\[\d+m`).MatchString(drawn); got != c.colour {
 				t.Errorf("colour is %v: %q", got, drawn)
@@ -804,7 +810,7 @@ func TestWatchOnATerminal(t *testing.T) {
 	}
 }
 
-// frames reads until a terminal was drawn so many times.
+// frames reads until --watch has drawn n times.
 func frames(t *testing.T, ours *os.File, n int) string {
 	t.Helper()
 	var drawn bytes.Buffer
@@ -819,7 +825,7 @@ func frames(t *testing.T, ours *os.File, n int) string {
 	return drawn.String()
 }
 
-// With --json there is an object a line, each whole.
+// With --json, --watch prints one whole JSON object in each line.
 func TestWatchAsJSON(t *testing.T) {
 	s := newScene(t)
 	line := s.Command("mpsctl", "status", "--watch", "--json")
@@ -852,7 +858,7 @@ func TestWatchAsJSON(t *testing.T) {
 	}
 }
 
-// A driver that hangs, and one that is not there, are said; the rest is seen all the same.
+// Status reports a driver that does not start, and reports all else as usual.
 func TestStatusWithoutADriver(t *testing.T) {
 	s := newScene(t)
 	s.server()
