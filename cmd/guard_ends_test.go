@@ -224,7 +224,7 @@ var undumpable = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// endings are the ways in which a client ends with its work in flight.
+// endings are the ways in which a client ends while its kernels are queued.
 var endings = []string{"signal:9", "signal:15", "signal:11", "signal:6", "exit:0", "_exit:0", "_exit:1", "alloc"}
 
 // loads are the kernels that a client has queued when it ends, and how long they take together. Most of them take

@@ -190,7 +190,7 @@ func TestHostileGuard(t *testing.T) {
 func TestHostileFilesThatDoNotClose(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		signal unix.Signal // to the guard before the epilog
+		signal unix.Signal // sent to the guard before the epilog; 0 for none
 	}{
 		{"the guard is asked to end", 0},
 		{"the guard has to be killed", unix.SIGSTOP},

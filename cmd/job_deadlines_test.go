@@ -139,7 +139,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 		name   string
 		breaks func(play)
 		code   int
-		dirty  bool // what hangs is what the undo needs
+		dirty  bool // the undo needs the call that hangs
 	}
 	atOnce(t, []wait{
 		{"NVML hangs when it is opened", func(p play) { p.hang("nvmlInit_v2") }, 1, false},

@@ -126,9 +126,9 @@ func (p play) failing(job testnode.Job, program string, once bool, refusals ...r
 	return result
 }
 
-// cleanButTurn checks what clean checks. If the failure was at the file of the job's lock, this file may be left,
+// cleanButLock checks what clean checks. If the failure was at the file of the job's lock, this file may be left,
 // because the next program takes it over.
-func (p play) cleanButTurn(f failure) {
+func (p play) cleanButLock(f failure) {
 	p.t.Helper()
 	left := p.left()
 	if strings.Contains(f.name, "/turns/7") {
@@ -169,7 +169,7 @@ func TestAPrologWhoseEffectsFail(t *testing.T) {
 				if result := p.failing(job, "prolog", true, f.refuse(p, &reached)); result.Code == 0 {
 					p.opened(job.ID)
 				} else {
-					p.cleanButTurn(f)
+					p.cleanButLock(f)
 				}
 				p.must(0, job, "epilog")
 				p.quiet()
@@ -192,7 +192,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 		none := p.job(7, "")
 		p.booted()
 		if result := p.failing(none, "prolog", true, f.refuse(p, &reached)); result.Code == 1 {
-			p.cleanButTurn(f)
+			p.cleanButLock(f)
 		} else if p.ticket(7).RefusalReason == "" {
 			p.t.Errorf("exit 0 and %+v", p.ticket(7))
 		}
@@ -217,7 +217,7 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 				p.booted()
 				p.must(0, job, "prolog")
 				if result := p.failing(job, "epilog", true, f.refuse(p, &reached)); result.Code == 0 {
-					p.cleanButTurn(f)
+					p.cleanButLock(f)
 				} else {
 					p.didTheRest()
 				}

@@ -273,9 +273,9 @@ func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	})
 }
 
-// tells checks that the lease exists as long as anything else of the job does, because the lease tells an admin what
-// to do.
-func (p play) tells() {
+// keepsLease checks that the lease exists as long as anything else of the job does, because the lease tells an admin
+// what to do.
+func (p play) keepsLease() {
 	p.t.Helper()
 	if left := p.left(); len(left) > 0 && !slices.Contains(left, "file leases/7.json") {
 		p.t.Errorf("left behind without a lease: %q\n%s", left, p.log())
@@ -297,7 +297,7 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 			sweep(t, s, some(t, s, points, 12), func(p play, at point) bool {
 				job := s.job(p)
 				reached := p.killed(job, "epilog", at, func() { p.booted(); p.must(0, job, "prolog") })
-				p.tells()
+				p.keepsLease()
 				p.must(0, job, "epilog")
 				p.quiet()
 				for _, name := range []string{"control.log", "server.log"} {
@@ -380,7 +380,7 @@ func TestAnOrphanThatIsLate(t *testing.T) {
 						result, _ := p.Run(p.ctx, job.Environment("epilog_slurmd"), "epilog")
 						ended <- result
 					}()
-					if p.waitsForTurn(); !c.moves {
+					if p.waitsForLock(); !c.moves {
 						ended <- <-ended
 					}
 				},
@@ -413,8 +413,8 @@ func daemonsBirth(points []point) point {
 	return born
 }
 
-// waitsForTurn waits until an epilog has opened the file of job 7's lock, which another process holds.
-func (p play) waitsForTurn() {
+// waitsForLock waits until an epilog has opened the file of job 7's lock, which another process holds.
+func (p play) waitsForLock() {
 	for {
 		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 		for _, file := range files {

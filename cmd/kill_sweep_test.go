@@ -20,7 +20,7 @@ import (
 // A sweep is a run of some expensive tests alone. SWEEP names it, and `make sweep` runs each:
 //
 //	points  prolog and epilog are killed or refused at each of their effects; other runs try some effects
-//	race    many programs at once, and they have the race detector
+//	race    many programs run at the same time, and they have the race detector
 //
 // A test joins a sweep by joinSweep.
 var (

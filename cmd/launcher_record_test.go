@@ -95,7 +95,7 @@ func (s *launchCluster) plain(env slurm.Env, name string) string {
 	for variable, value := range env {
 		if variable == "_" {
 			value = "/usr/bin/" + filepath.Base(value) // the program's folder differs between machines
-		} else if strings.HasPrefix(value, "/") || !tells(variable) {
+		} else if strings.HasPrefix(value, "/") || !describesLaunch(variable) {
 			continue
 		}
 		if len(s.Nodes()) == 1 && value == name {
@@ -107,7 +107,8 @@ func (s *launchCluster) plain(env slurm.Env, name string) string {
 	return strings.Join(lines, "")
 }
 
-func tells(variable string) bool {
+// describesLaunch reports whether a variable describes a launch and not the machine.
+func describesLaunch(variable string) bool {
 	for _, part := range []string{"HOST", "PORT", "ADDR", "CLUSTER", "JOB_NAME", "SLURM_CONF", "_UID", "_TIME", "_DIR", "_GID", "_USER", "UMASK",
 		"PACK_GROUP", "ALIASES", "PRIO", "JOBID", "STEPID", "NPROCS", "PARTITION", "NODELIST"} {
 		if strings.Contains(variable, part) {
