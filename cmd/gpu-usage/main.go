@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpu-usage reports to a guard the GPUs' free memory and utilisation.
+// Command gpu-usage reports the GPUs' free memory and utilisation to a guard.
 package main
 
 import (

@@ -95,7 +95,7 @@ func Main(p cli.Process) int {
 	return cli.ExitOK
 }
 
-// memoryGoal keeps the guard below 10 MiB: it lives as long as its job.
+// memoryGoal keeps the guard below 10 MiB, because the guard lives as long as its job.
 const memoryGoal = 6 << 20
 
 func run(p cli.Process, paths site.Paths, job uint32) error {
@@ -116,9 +116,9 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
-	defer runtime.KeepAlive(lock) // released when this process is gone, for which the epilog waits
+	defer runtime.KeepAlive(lock) // the kernel releases the lock at the end of this process, and the epilog waits for that
 	leaveJob()
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // at 10 MiB it is no one's rescue
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // to kill a process of 10 MiB would not help
 	raiseFileLimit()
 	raisePriority()
 	out, closeLog := logfile.Open(paths.Log())
@@ -129,13 +129,13 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 }
 
 const (
-	// maxLines bounds the lines of the log that wait for the disk. The guard waits for none: a client that opens its
-	// files meanwhile has 30 ms. More lines are lost.
+	// maxLines bounds the lines of the log that wait for the disk. The guard never waits for the disk, because a new
+	// client must be found within 30 ms. Lines above the bound are lost.
 	maxLines  = 1000
 	linesWait = time.Second
 )
 
-// closeLines waits for the last lines, which a disk that does not answer may hold up.
+// closeLines waits until the last lines are written. It waits for linesWait at most, because the disk may not answer.
 func closeLines(lines diode.Writer) {
 	written := make(chan struct{})
 	go func() {
@@ -148,9 +148,9 @@ func closeLines(lines diode.Writer) {
 	}
 }
 
-// leaseFor is the lease of a job that is to have a guard.
+// leaseFor reads the lease of a job that needs a guard.
 func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
-	if !lock.Signed() { // no one could find this guard
+	if !lock.Signed() { // no other process could find this guard
 		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
 	}
 	l, err := journal.Read(job)
@@ -163,7 +163,7 @@ func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Leas
 	return l, err
 }
 
-// lockFor takes the place of the job's guard.
+// lockFor takes the lock of the job's guard.
 func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -210,7 +210,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	return nil
 }
 
-// beside is the path of another program in the folder of this one.
+// beside returns the path of another program in the folder of this program.
 func beside(program string) string {
 	self, err := os.Executable()
 	if err != nil {
@@ -219,13 +219,14 @@ func beside(program string) string {
 	return filepath.Join(filepath.Dir(self), program)
 }
 
-// record is the job's lease as it is now.
+// record reads the job's lease again when necessary.
 type record struct {
 	store *lease.Store
 	lease lease.Lease
 }
 
-// daemons are the job's daemons. The prolog starts them beside the guard, so who they are is read until all are known.
+// daemons returns the job's daemons. The prolog starts the daemons at the same time as the guard. So the lease is
+// read again until all pids are known.
 func (r *record) daemons() (all []site.Process) {
 	for _, d := range r.lease.Daemons {
 		if d.Proc.PID == 0 {
@@ -241,13 +242,13 @@ func (r *record) daemons() (all []site.Process) {
 	return all
 }
 
-// leased reports whether the lease is there. One that cannot be read is there.
+// leased reports whether the lease exists. A lease that cannot be read exists.
 func (r *record) leased() bool {
 	_, err := r.store.Read(r.lease.Job.ID)
 	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
 }
 
-// detach points stdout to /dev/null: the prolog, which reads it, has heard all.
+// detach points stdout to /dev/null, because the prolog has read all that it needs.
 func detach() {
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -256,10 +257,11 @@ func detach() {
 	}
 }
 
-// fileLimit leaves room for all duplicates and their pidfds.
+// fileLimit is enough for all duplicates and their pidfds.
 const fileLimit = 8192
 
-// raiseFileLimit goes as far as the hard limit allows: what does not fit is logged when it comes.
+// raiseFileLimit raises the limit to fileLimit, or to the hard limit if the hard limit is lower. If a file exceeds
+// the limit later, the guard logs the error.
 func raiseFileLimit() {
 	wanted := syscall.Rlimit{Cur: fileLimit, Max: fileLimit}
 	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &wanted) == nil {
@@ -272,10 +274,12 @@ func raiseFileLimit() {
 	}
 }
 
-// raisePriority puts this process before the job's own, which may keep all cores at work: a client has to be found
-// within some ten milliseconds. Linux has a priority for each thread, and a new thread has that of the one that made
-// it. In a session of its own that counts among the session's threads alone where the kernel groups processes by
-// session (sched_autogroup), so the session is put first too.
+// raisePriority puts this process before the job's processes, which may use all cores. The guard must find a client
+// within some ten milliseconds.
+//
+// In Linux each thread has a priority, and a new thread takes the priority of the thread that created it. If the
+// kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
+// guard has its own session, so the priority of the session is raised, too.
 func raisePriority() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
 	threads, _ := os.ReadDir("/proc/self/task")
@@ -286,8 +290,8 @@ func raisePriority() {
 	}
 }
 
-// leaveJob moves this process out of the job's control groups, in which a prolog runs with PrologFlags=RunInJob: Slurm
-// ends what is in them with the job.
+// leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
+// groups, and Slurm ends their processes with the job.
 func leaveJob() {
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

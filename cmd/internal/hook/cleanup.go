@@ -11,13 +11,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// Cleanup is what mpsctl reap does with a node: the undo of the house and its parts, for many jobs.
+// Cleanup undoes what jobs have left on this node, for mpsctl reap. It has the same parts as the epilog.
 type Cleanup struct {
 	n     node
 	close func()
 }
 
-// OpenCleanup puts a node together for reaping. It makes the folders of state and the log where they are missing.
+// OpenCleanup builds a Cleanup. It creates the folders of the state and of the log if they do not exist.
 func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 	out, closeLog := logfile.Open(paths.Log())
 	n, err := open(paths, out, "reap", 0)
@@ -28,19 +28,19 @@ func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 	return &Cleanup{n, closeLog}, nil
 }
 
-// Close gives back what was opened.
+// Close closes the log.
 func (r *Cleanup) Close() { r.close() }
 
-// Store is the node's.
+// Store returns the node's store of leases.
 func (r *Cleanup) Store() *lease.Store { return r.n.store }
 
-// Within runs an act on one job with an epilog's deadline, which signals shorten. One that hangs in the driver past
-// it is left behind.
-func (r *Cleanup) Within(act func(context.Context) error) error {
-	return within(r.n.config.EpilogDeadline, site.EpilogMargin, act)
+// Within runs a function for one job with the epilog's deadline. SIGTERM and SIGINT end the function's context
+// earlier. If the function hangs in the driver past the deadline, Within returns an error and does not wait longer.
+func (r *Cleanup) Within(run func(context.Context) error) error {
+	return within(r.n.config.EpilogDeadline, site.EpilogMargin, run)
 }
 
-// Undo undoes a lease as the epilog does; the caller has the job's turn.
+// Undo undoes a lease as the epilog does. The caller holds the job's lock.
 func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
 	c := r.n.closer()
 	c.Log = logfile.Of(r.n.out, "reap", l.Job.ID)
@@ -48,7 +48,7 @@ func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
 	return c.Undo(ctx, l)
 }
 
-// Void ends the daemons of a job that has no lease, and removes its files; the caller has the job's turn.
+// Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
 func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []OrphanDaemon) error {
 	log := logfile.Of(r.n.out, "reap", job)
 	for _, d := range daemons {
@@ -67,19 +67,20 @@ func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []OrphanDaemon) 
 	return nil
 }
 
-// OrphanDaemon is a daemon that no lease names, with the job and the user that its own process says it is of.
+// OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.
 type OrphanDaemon struct {
 	Job    lease.Job
 	Daemon lease.Daemon
 }
 
-// GPUs is the driver of this node.
+// GPUs reads the GPUs of this node from the driver.
 type GPUs interface {
 	Devices() ([]site.Device, error)
 	Mode(site.UUID) (site.Mode, error)
 }
 
-// DriverReadOnly is the driver of the node for who only looks. Each call ends within the epilog's deadline.
+// DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
+// deadline.
 func DriverReadOnly(paths site.Paths) GPUs {
 	facts, _ := policyfile.ReadConfig(paths)
 	return &lazyGPUs{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}

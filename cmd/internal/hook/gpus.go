@@ -10,12 +10,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 )
 
-// lazyGPUs opens NVML when it is first asked: 8 to 15 ms that a job without MPS, and an epilog without a mode to
-// restore, are spared. It is not shut down: that takes up to 12 ms more, the process's end does the same, and that
-// takes no longer for it (measured on H200s).
+// lazyGPUs opens NVML at the first call, because opening takes 8 to 15 ms. A job without MPS, and an epilog without a
+// mode to restore, do not need NVML.
+//
+// NVML is not shut down, because that takes up to 12 ms more. The end of the process does the same and takes no
+// longer for it (measured on H200s).
 type lazyGPUs struct {
 	library string
-	timeout time.Duration // of one method
+	timeout time.Duration // bounds one method
 	once    sync.Once
 	nvml    *gpu.NVML
 	err     error
@@ -26,7 +28,7 @@ func (l *lazyGPUs) open() (*gpu.NVML, error) {
 	return l.nvml, l.err
 }
 
-// opened calls the driver, once it is open.
+// opened opens the driver if it is not open yet, and calls it.
 func opened[T any](l *lazyGPUs, call func(*gpu.NVML) (T, error)) (none T, err error) {
 	nvml, err := l.open()
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Features are what slurm.conf says of the job's node. A node that registered itself has no line there, and none.
+// Features returns the features that slurm.conf gives the job's node. A node that registered itself has no line in
+// slurm.conf, so it has no features.
 func (n node) Features(job slurm.Job) ([]string, error) {
 	if job.Conf == "" {
 		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
@@ -26,7 +27,7 @@ func (n node) Features(job slurm.Job) ([]string, error) {
 	return features, err
 }
 
-// UserGroupNames are the names of all of a user's groups, as the policy has them for a job.
+// UserGroupNames returns the names of all groups of a user, as the policy gets them for a job.
 func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
 	groups, err := mps.ControlProgram{}.UserGroups(ctx, lease.Job{UID: uid, GID: gid})
 	if err != nil {
@@ -35,8 +36,8 @@ func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
 	return groupNames(ctx, groups)
 }
 
-// groupNames are the names of groups; one that the node has no name for is its number. A directory service that does
-// not answer is left behind at the deadline.
+// groupNames returns the names of groups. If a group has no name on the node, its number is returned. If a directory
+// service does not answer before the deadline, groupNames returns an error and does not wait longer.
 func groupNames(ctx context.Context, groups []uint32) ([]string, error) {
 	type answer struct {
 		names []string

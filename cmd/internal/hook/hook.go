@@ -28,21 +28,21 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// node is this node, put together for one job.
+// node is this node with the parts that a program needs for one job.
 type node struct {
 	paths    site.Paths
 	config   site.Config
-	standing policyfile.FileStatus // of the facts
+	standing policyfile.FileStatus // of the site's file
 	store    *lease.Store
 	gpus     *lazyGPUs
 	control  mps.ControlProgram
 	guards   guard.Control
-	out      io.Writer // of log
+	out      io.Writer // where log writes
 	log      zerolog.Logger
 }
 
-// open puts a node together; the log is the caller's. A site's file that cannot be used is said in the log, and fails
-// no one.
+// open builds a node. The caller opens and closes the log. If the site's file cannot be used, open logs the reason,
+// and no job fails because of it.
 func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
 	facts, standing := policyfile.ReadConfig(paths)
@@ -57,7 +57,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 	if err != nil {
 		return node{}, err
 	}
-	// An NVML that hangs is given up early enough for all that does not need it.
+	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
 	gpus := &lazyGPUs{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
 	return node{
 		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
@@ -67,7 +67,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 	}, nil
 }
 
-// closer is the undo of the house.
+// closer returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
 func (n node) closer() epilog.Epilog {
 	return epilog.Epilog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
@@ -75,10 +75,10 @@ func (n node) closer() epilog.Epilog {
 	}
 }
 
-// groups are the control groups of the jobs' daemons.
+// groups returns the control groups of the jobs' daemons.
 func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
-// again is how an admin runs the epilog of a job by hand.
+// again returns the command with which an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
 	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, beside("epilog"))
 	if n.paths.Root != "" {
@@ -87,10 +87,11 @@ func (n node) again(job lease.Job) string {
 	return command
 }
 
-// libexec is the folder of the programs that slurmd runs, as packages have it.
+// libexec is the folder into which packages install the programs that slurmd runs.
 const libexec = "/usr/libexec/slurm-mps"
 
-// beside is the path of another program of the package: in the folder of this one, if it is there.
+// beside returns the path of another program of the package: in the folder of this program if it is there, or else in
+// libexec.
 func beside(program string) string {
 	self, err := os.Executable()
 	if err != nil {
@@ -103,7 +104,7 @@ func beside(program string) string {
 	return path
 }
 
-// Gres reads what Slurm's files say of the job's node.
+// Gres reads the GRES of the job's node from gres.conf and slurm.conf.
 func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	path := n.config.GresConf
 	if path == "" {
@@ -121,7 +122,7 @@ func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	return gres, err
 }
 
-// command is a program without arguments that slurmd runs as root.
+// command builds the command line of a program without arguments that slurmd runs as root.
 func command(name, short, long string, run func(site.Paths) error) *cobra.Command {
 	var paths site.Paths
 	c := &cobra.Command{
@@ -136,7 +137,7 @@ func command(name, short, long string, run func(site.Paths) error) *cobra.Comman
 	return c
 }
 
-// checkCaller checks the flags, and that root runs the program.
+// checkCaller checks the flags, and that the caller is root.
 func checkCaller(paths site.Paths) error {
 	if err := paths.Check(); err != nil {
 		return err
@@ -159,15 +160,16 @@ func execute(p cli.Process, c *cobra.Command) int {
 	return cli.ExitOK
 }
 
-// within runs act with a deadline that signals shorten. An act that hangs in the driver past the deadline and a margin
-// is left behind: its record stands, and the next epilog finds it.
-func within(deadline, margin time.Duration, act func(context.Context) error) error {
+// within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function
+// hangs in the driver past the deadline and a margin, within returns an error and does not wait longer. The lease is
+// not deleted, so the next epilog finds it.
+func within(deadline, margin time.Duration, run func(context.Context) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- act(ctx) }()
+	go func() { done <- run(ctx) }()
 	select {
 	case err := <-done:
 		return err

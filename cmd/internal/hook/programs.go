@@ -46,8 +46,8 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	return nil
 }
 
-// openJob opens the lease of a job that asks for MPS. For one that does not, no file but the policy is looked at, and
-// nothing that is wrong with the node's files fails it.
+// openJob opens the lease of a job that asks for MPS. For a job that does not ask, openJob reads no file but the
+// policy. Such a job does not fail if the node's files are wrong.
 func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job) (prolog.Outcome, error) {
 	rules, err := readPolicy(paths, log)
 	if !prolog.Requested(job, rules) {
@@ -85,8 +85,8 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	}
 }
 
-// readPolicy reads what the node obeys: its policy, or the last one that could be used. When there is none, the
-// trigger is the shipped policy's, and the error says why there is nothing else.
+// readPolicy reads the policy of the node, or the last policy that could be used. If there is neither, it returns the
+// trigger of the shipped policy and an error with the reason.
 func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
 	compiled, standing := policyfile.ReadPolicy(paths)
 	if standing.Err == nil {
@@ -100,11 +100,11 @@ func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
 	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Err)
 }
 
-// shippedTrigger says how jobs ask at a site whose own policy has never been read.
+// shippedTrigger returns how jobs ask for MPS at a site whose own policy could never be read.
 func shippedTrigger() *policy.Trigger {
 	shipped, err := etc.Files.ReadFile("policy.hcl")
 	if err != nil {
-		panic(err) // it is a part of this program
+		panic(err) // the file is embedded in this program
 	}
 	compiled, err := policyfile.Parse(shipped, "policy.hcl")
 	if err != nil {
@@ -122,7 +122,7 @@ func warn(log zerolog.Logger, err error, what string) {
 // Epilog is the program epilog.
 func Epilog(p cli.Process) int {
 	return execute(p, command("epilog", "bring this node back to what it was before a job",
-		"epilog runs as slurmd's Epilog= and closes the job's lease. It obeys the\nlease alone and never the policy.",
+		"epilog runs as slurmd's Epilog= and closes the job's lease. It follows the\nlease and never the policy.",
 		func(paths site.Paths) error { return runEpilog(p, paths) }))
 }
 
@@ -139,8 +139,8 @@ func runEpilog(p cli.Process, paths site.Paths) error {
 	return err
 }
 
-// closeJob closes the lease of a job. One that has nothing here, as one that did not ask for MPS, is not failed by a
-// /run that is full or read-only.
+// closeJob closes the lease of a job. If nothing of the job is on this node, a /run that is full or read-only does
+// not fail the epilog. A job that did not ask for MPS has nothing here.
 func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) error {
 	untouched := lease.HasNothingOf(paths.Run(), job)
 	n, err := open(paths, out, "epilog", job)

@@ -24,16 +24,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is the program that tells a guard what GPUs have left and how busy they are, and that records what a job uses. The
-// guard itself has no NVML.
+// Usage is the program gpu-usage. It reports to a guard how much memory GPUs have left and how busy they are, because
+// the guard has no NVML. With --record, it records what a job uses.
 func Usage(p cli.Process) int {
 	var devices []string
 	var job uint32
 	c := command("gpu-usage", "print what GPUs have left and how busy they are",
 		"gpu-usage prints a line of JSON ten times a second, until its stdin ends. The\n"+
-			"guard of a job starts it while it holds files. With --record, gpu-usage\n"+
-			"writes the report of a job: the guard starts it with itself, and tells it\n"+
-			"of clients on stdin.",
+			"guard of a job starts it while the guard holds files. With --record, gpu-usage\n"+
+			"writes the report of a job. The guard starts this recorder when the guard\n"+
+			"itself starts, and writes the job's clients to the recorder's stdin.",
 		func(paths site.Paths) error {
 			if job > 0 {
 				return recordUsage(paths, job)
@@ -45,20 +45,20 @@ func Usage(p cli.Process) int {
 	return execute(p, c)
 }
 
-// usageEvery is twice as often as the driver takes its samples (measured on an H200: every 200 ms). One question
-// takes 2 ms.
+// usageEvery is half of the interval at which the driver takes samples (measured on an H200: 200 ms). Reading the
+// samples takes 2 ms.
 const usageEvery = 100 * time.Millisecond
 
 // usageTimeout bounds one call of the driver.
 const usageTimeout = 10 * time.Second
 
 func printUsage(p cli.Process, paths site.Paths, devices []string) error {
-	facts, _ := policyfile.ReadConfig(paths) // as the prolog has them
+	facts, _ := policyfile.ReadConfig(paths) // the same settings as the prolog's
 	driver, err := gpu.OpenTimeout(facts.NVMLLibrary, usageTimeout)
 	if err != nil {
 		return err
 	}
-	go func() { // the guard has ended
+	go func() { // stdin ends when the guard ends
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(cli.ExitOK)
 	}()
@@ -79,7 +79,7 @@ func printUsage(p cli.Process, paths site.Paths, devices []string) error {
 	}
 }
 
-// recordUsage keeps the report of a job until the guard ends.
+// recordUsage writes the report of a job until the guard ends.
 func recordUsage(paths site.Paths, job uint32) error {
 	beModest()
 	facts, _ := policyfile.ReadConfig(paths)
@@ -104,7 +104,8 @@ func recordJob(paths site.Paths, facts site.Config, job uint32, log zerolog.Logg
 	store := lease.OpenReadOnly(paths.Run(), boot)
 	events := record.Events(os.Stdin)
 	there, withdrawn := record.Ticket(store.TicketPath(job))
-	early, ok := record.Wait(events, there) // the prolog is not to wait for a driver that answers the recorder
+	// NVML is opened after the prolog, because the prolog must not wait for a driver that is busy with the recorder.
+	early, ok := record.Wait(events, there)
 	if !ok {
 		return nil
 	}
@@ -128,10 +129,11 @@ func recordJob(paths site.Paths, facts site.Config, job uint32, log zerolog.Logg
 	return nil
 }
 
-// recordTimeout bounds one call of the driver for a report. The report's last sample is lost if it takes longer.
+// recordTimeout bounds one call of the driver for a report. If the last call takes longer, the report has no last
+// sample.
 const recordTimeout = 2 * time.Second
 
-// samplers are nil for a device that cannot be sampled.
+// samplers returns a sampler for each device. The sampler is nil if the device cannot be sampled.
 func samplers(facts site.Config, devices []lease.TicketDevice) ([]record.Sampler, error) {
 	driver, err := gpu.OpenTimeout(facts.NVMLLibrary, recordTimeout)
 	if err != nil {
@@ -146,10 +148,11 @@ func samplers(facts site.Config, devices []lease.TicketDevice) ([]record.Sampler
 	return all, nil
 }
 
-// modestNice lets the job's own processes go first. The guard, whose child this process is, has the highest priority.
+// modestNice lets the job's own processes run first. This process is a child of the guard, which has the highest
+// priority.
 const modestNice = 10
 
-// beModest gives up what the guard has: its priority, and its safety when the memory runs out.
+// beModest gives up what this process has from the guard: the priority, and the protection when memory runs out.
 func beModest() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
 	threads, _ := os.ReadDir("/proc/self/task")
@@ -160,7 +163,8 @@ func beModest() {
 	}
 }
 
-// usageOf is one GPU's usage, with Known unset when it cannot be read: MIG has none.
+// usageOf returns the usage of one GPU. Known is false if the usage cannot be read. With MIG, the driver reports no
+// usage.
 func usageOf(driver *gpu.NVML, uuid site.UUID, since *uint64) guard.Usage {
 	u, err := driver.Usage(uuid, *since)
 	if err != nil {
