@@ -23,34 +23,37 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const help = `mps-tune runs a program for a few seconds with several numbers of ranks and under several shares, below the
-mpirun-wrap of the job it is called in, and prints which is the fastest. Call it in the batch script, or in the shell of
-salloc. It prints the number of runs and their time before it starts.
+const help = `mps-tune finds the number of ranks and the share with which a program is fastest. It runs the program for a few
+seconds with each number and each share, under the mpirun-wrap of the job. Call it inside the job: in the batch
+script, or in the shell of salloc. Before the first run, it prints the number of runs and their time.
 
-Each run is so many copies of the program side by side, each below mpirun-wrap, or what --launcher starts. {ranks} in the
-launcher is the number of ranks: "srun -n {ranks}", "mpirun -np {ranks}". A launcher with its own number, like srun -n8, is
-run with that alone. Without --ranks, the numbers are the job's tasks on the node, a half and a quarter of them.
+A run starts several copies of the program, each under mpirun-wrap, or it starts --launcher. {ranks} in the launcher
+is the number of ranks: "srun -n {ranks}", "mpirun -np {ranks}". A launcher with its own number, like srun -n8, is
+run with that number only. Without --ranks, the numbers are the job's tasks on the node, a half and a quarter of
+them.
 
-With --rate, a run lasts --seconds and is then ended. Its rate is the number that the pattern's group has found last in what
-a copy printed, and copies add up. With a launcher, the last number in all that the ranks printed counts. Without --rate, a
-run lasts until the program ends. Its rate is the copies in an hour, or the launches.
+With --rate, mps-tune ends a run after --seconds. The rate of a copy is the last number that the pattern's group
+finds in its output. The rates of all copies are added up. With a launcher, the last number in the output of all
+ranks counts. Without --rate, a run lasts until the program ends. Its rate is the number of copies in an hour, or of
+launches.
 
-All are tried once, then again, --repeats times. What fails is not tried again, and is not named. If the first run fails,
-nothing else is tried. One counts as faster than another if all of its runs were, or if its median is by more than 3 %. If
-none is faster than the site's own share, that one is named.
+mps-tune tries each number of ranks with each share once, then again, --repeats times in all. If a try fails, it is
+not repeated, and it cannot be the best. If the first run fails, mps-tune stops. One try counts as faster than
+another if each of its runs was faster, or if its median is more than 3 % higher. If none is faster than the site's
+own share, the best is the site's own share.
 
---save remembers the best share for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
-~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds it by the program's file name, the ranks on a GPU and the
-GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
+--save stores the best share for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
+~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds the share by the program's file name, the ranks on a
+GPU and the GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
 
-It exits with 0 if a share is named, 1 if none could be run or something failed, and 2 if it was not understood. --json
-prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
+The exit code is 0 if mps-tune finds a best share. It is 1 if no share could be run or something failed, and 2 if the
+command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
 
-// request is the command line, and the question in it.
+// request is the command line.
 type request struct {
 	question
 	save     bool
-	name     string // to save for
+	name     string // the shares are saved under this name
 	htmlFile string
 }
 
@@ -89,7 +92,7 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
-	flags.IntSliceVar(&q.counts, "ranks", nil, "run so many ranks on this node: `NUMBERS` with commas")
+	flags.IntSliceVar(&q.counts, "ranks", nil, "try these `NUMBERS` of ranks on this node, with commas")
 	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
 	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
 	flags.StringVar(&pattern, "rate", "", "a regular expression `PATTERN` with one group, which is a number: more is better")
@@ -128,10 +131,10 @@ func readPattern(text string) (*regexp.Regexp, error) {
 	return pattern, nil
 }
 
-// maxRuns bounds the runs, since each may take --limit.
+// maxRuns bounds the number of runs, because each run may take --limit.
 const maxRuns = 1000
 
-// check refuses what cannot be run, or would run for days.
+// check refuses a request that cannot be run, or that would run for days.
 func (q request) check() error {
 	own := len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark)
 	for _, ranks := range q.counts {
@@ -161,7 +164,7 @@ func (q request) check() error {
 	return nil
 }
 
-// answer measures and prints. What is written at the end is tried before the runs, which take minutes.
+// answer measures and prints. It opens the output files before the runs, because the runs take minutes.
 func (q request) answer(call *mpsctl.Invocation) (err error) {
 	ticket, err := q.prepare(call)
 	if err != nil {
@@ -205,7 +208,7 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 	return nil
 }
 
-// prepare completes the question by what the job has.
+// prepare adds to the question what the job has.
 func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
 	ticket, err := readTicket(call)
 	if err != nil {
@@ -226,7 +229,7 @@ func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
 	return ticket, err
 }
 
-// untilJobEnds shortens a time, so that a minute of the job is left. Slurm gives the end as seconds since 1970.
+// untilJobEnds shortens a time, so that at least a minute of the job is left. Slurm gives the end in seconds since 1970.
 func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duration, error) {
 	seconds, err := strconv.ParseInt(end, 10, 64)
 	if err != nil {
@@ -239,8 +242,8 @@ func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duratio
 	return min(within, left.Truncate(time.Second)), nil
 }
 
-// numbers are the numbers of ranks to try: each once, ascending, and none that the GPUs cannot have.
-func (q request) numbers(env slurm.Env, most int) ([]int, error) {
+// numbers returns the numbers of ranks to try: each once, ascending, and none that the GPUs cannot have.
+func (q request) numbers(env slurm.Env, limit int) ([]int, error) {
 	counts := slices.Compact(slices.Sorted(slices.Values(q.counts)))
 	switch {
 	case len(counts) > 0:
@@ -252,16 +255,16 @@ func (q request) numbers(env slurm.Env, most int) ([]int, error) {
 		if err != nil || tasks == 1 {
 			return nil, errors.New("cannot tune: no number of ranks is given, and the job has not several tasks on this node: give --ranks, like --ranks=2,4,8")
 		}
-		tasks = min(tasks, most)
+		tasks = min(tasks, limit)
 		counts = slices.Compact([]int{max(tasks/4, 1), max(tasks/2, 1), tasks})
 	}
-	if largest := counts[len(counts)-1]; largest > most {
-		return nil, fmt.Errorf("cannot tune %d ranks: the GPUs of this job take %d: give --ranks %d or less, or submit with more GPUs", largest, most, most)
+	if largest := counts[len(counts)-1]; largest > limit {
+		return nil, fmt.Errorf("cannot tune %d ranks: the GPUs of this job take %d: give --ranks %d or less, or submit with more GPUs", largest, limit, limit)
 	}
 	return counts, nil
 }
 
-// save remembers the best shares.
+// save writes the best shares to a file and notes them in the report.
 func (r *report) save(path string, entries []tuned.Entry) error {
 	if err := tuned.Save(path, entries); err != nil {
 		return err

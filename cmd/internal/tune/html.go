@@ -14,14 +14,14 @@ var pageText string
 
 var page = template.Must(template.New("report").Parse(pageText))
 
-// The picture, in the units of its viewBox. Bars begin behind the names.
+// These are sizes in the picture, in the units of its viewBox. The bars begin to the right of the names.
 const (
 	barsLeft  = 190.0
 	barsWidth = 440.0
 	barStep   = 26
 )
 
-// figure is a row in the page.
+// figure is one row of the page.
 type figure struct {
 	Name, Ranks, Rule, Median, Min, Max, Part, Problem string
 	N                                                  int
@@ -30,11 +30,11 @@ type figure struct {
 	Width, From, To                                    float64 // of the bar, and of the line from min to max
 }
 
-// html is a page that needs no other file.
+// html returns the report as a page that needs no other file.
 func (r report) html() (string, error) {
-	most, best := 0.0, 0.0
+	highest, best := 0.0, 0.0
 	for _, w := range r.Rules {
-		most, best = max(most, w.Max), max(best, w.Median)
+		highest, best = max(highest, w.Max), max(best, w.Median)
 	}
 	view := struct {
 		report
@@ -43,7 +43,7 @@ func (r report) html() (string, error) {
 		Figures []figure
 	}{report: r, Words: r.unit(), Height: len(r.Rules) * barStep}
 	for i, w := range r.Rules {
-		view.Figures = append(view.Figures, w.figure(i*barStep, most, best, w.Rule == r.Use && w.Ranks == r.Ranks))
+		view.Figures = append(view.Figures, w.figure(i*barStep, highest, best, w.Rule == r.Use && w.Ranks == r.Ranks))
 	}
 	var b strings.Builder
 	if err := page.Execute(&b, view); err != nil {
@@ -52,7 +52,7 @@ func (r report) html() (string, error) {
 	return b.String(), nil
 }
 
-func (w row) figure(y int, most, best float64, use bool) figure {
+func (w row) figure(y int, highest, best float64, use bool) figure {
 	f := figure{Name: w.name(), Ranks: w.ranks(), Rule: w.Rule, N: len(w.Rates), Best: use, Y: y}
 	switch {
 	case w.Failed != "":
@@ -61,7 +61,7 @@ func (w row) figure(y int, most, best float64, use bool) figure {
 		f.Problem = "not run: the time was up"
 	default:
 		number := func(x float64) string { return fmt.Sprintf("%.5g", x) }
-		at := func(x float64) float64 { return x / most * barsWidth }
+		at := func(x float64) float64 { return x / highest * barsWidth }
 		f.Median, f.Min, f.Max, f.Part = number(w.Median), number(w.Min), number(w.Max), fmt.Sprintf("%.1f %%", 100*w.Median/best)
 		f.Width, f.From, f.To = at(w.Median), barsLeft+at(w.Min), barsLeft+at(w.Max)
 	}

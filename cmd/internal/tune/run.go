@@ -24,12 +24,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// question is what is asked: how many ranks under which rule, for which program.
+// question is what mps-tune measures: which numbers of ranks, under which rules, for which program.
 type question struct {
-	counts   []int    // of ranks, each once, ascending; unknown with a launcher that has its own number
-	launcher []string // starts the ranks itself, ranksMark standing for their number
+	counts   []int    // of ranks, each once, ascending; unknown if the launcher has its own number
+	launcher []string // starts the ranks itself; their number replaces ranksMark
 	rules    []policy.ShareRule
-	rate     *regexp.Regexp // nil: the time of a whole run counts
+	rate     *regexp.Regexp // if nil, the time of a whole run counts
 	lasts    time.Duration  // of a run, with a rate
 	repeats  int
 	limit    time.Duration // of any run
@@ -40,13 +40,13 @@ type question struct {
 	env      []string
 }
 
-// ranksMark is the number of ranks in a launcher's command line.
+// ranksMark is the place for the number of ranks in a launcher's command line.
 const ranksMark = "{ranks}"
 
 // unknown is the number of ranks of a launcher without ranksMark.
 const unknown = 0
 
-// onNodes is the number of nodes that the ranks of a run are on.
+// onNodes returns how many nodes the ranks of a run use.
 func (q question) onNodes() int {
 	if len(q.launcher) > 0 {
 		return q.nodes
@@ -54,7 +54,7 @@ func (q question) onNodes() int {
 	return 1
 }
 
-// cell is what is measured: so many ranks under a rule.
+// cell is one thing to measure: a number of ranks under a rule.
 type cell struct {
 	ranks int
 	rule  policy.ShareRule
@@ -67,7 +67,7 @@ func (c cell) String() string {
 	return mpsctl.Count(c.ranks, "rank") + ", " + c.rule.String()
 }
 
-// cells are all that is tried. The fewest ranks are first, since they fail for the least reasons.
+// cells returns all that is tried. The smallest number of ranks comes first, because it fails for the fewest reasons.
 func (q question) cells() (all []cell) {
 	for _, ranks := range q.counts {
 		for _, rule := range q.rules {
@@ -77,7 +77,7 @@ func (q question) cells() (all []cell) {
 	return all
 }
 
-// plan says what will be run, and for how long.
+// plan describes how many runs there are and how long they take.
 func (q question) plan() string {
 	runs, each, about := len(q.cells())*q.repeats, "each until the program ends", ""
 	if q.rate != nil {
@@ -95,20 +95,20 @@ func (q question) plan() string {
 type sample struct {
 	cell
 	rate float64 // of all copies; runs per hour without a pattern
-	err  error   // why there is none
+	err  error   // why there is no rate
 }
 
-// measure runs each cell in turn, and repeats that as often as the question says, another cell first each time: what
-// drifts hits all alike. A cell that has failed is not run again. If the first run fails, all would. What has been
-// measured counts when the time is up.
+// measure runs each cell once in each round. Each round begins with another cell, so that a drift of the machine
+// affects all cells alike. A cell that has failed is not run again. If the first run fails, measure stops, because
+// all runs would fail. When the time is over, the samples that exist count.
 func (q question) measure(ctx context.Context, tell func(string)) (samples []sample, err error) {
 	tell(q.plan())
 	timed, cancel := context.WithTimeout(ctx, q.within)
 	defer cancel()
 	cells, failed := q.cells(), map[cell]bool{}
-	for turn := range q.repeats {
+	for round := range q.repeats {
 		for i := range cells {
-			c := cells[(i+turn)%len(cells)]
+			c := cells[(i+round)%len(cells)]
 			if failed[c] {
 				continue
 			}
@@ -132,7 +132,7 @@ func (q question) measure(ctx context.Context, tell func(string)) (samples []sam
 	return samples, nil
 }
 
-// outcome is a run in a few words. The table says why it failed.
+// outcome describes a run in a few words. The table has the reason of a failure.
 func (s sample) outcome() string {
 	if s.err != nil {
 		return "failed"
@@ -161,7 +161,7 @@ func (q question) run(ctx context.Context, c cell) sample {
 	return q.rated(c, copies)
 }
 
-// start starts the copies of a run, or the one launcher.
+// start starts the copies of a run, or its launcher.
 func (q question) start(c cell) (copies []*ranks, err error) {
 	if len(q.launcher) > 0 {
 		one, err := q.begin(slices.Concat(launch(q.launcher, c.ranks), q.timed(), q.wrapper, []string{"--"}, q.program), c.rule)
@@ -181,7 +181,7 @@ func (q question) start(c cell) (copies []*ranks, err error) {
 	return copies, nil
 }
 
-// launch is a launcher's command line for so many ranks.
+// launch returns a launcher's command line for a number of ranks.
 func launch(line []string, ranks int) []string {
 	filled := make([]string, len(line))
 	for i, word := range line {
@@ -190,8 +190,8 @@ func launch(line []string, ranks int) []string {
 	return filled
 }
 
-// timed ends each rank of a launcher after the time of a run, by a SIGTERM to the wrapper alone. What a launcher does
-// on a signal is another thing: srun kills wrappers and programs at once, in mid-kernel.
+// timed returns a command that ends each rank of a launcher after the time of a run. It sends SIGTERM to the rank only.
+// A signal to the launcher has another effect: srun kills all ranks at once, while kernels run.
 func (q question) timed() []string {
 	if q.rate == nil {
 		return nil
@@ -199,15 +199,15 @@ func (q question) timed() []string {
 	return []string{"timeout", "--foreground", "--signal=TERM", fmt.Sprintf("%.3f", q.lasts.Seconds())}
 }
 
-// ranks is a copy of the program below the wrapper, or a launcher with all of them.
+// ranks is one copy of the program under the wrapper, or a launcher with all copies.
 type ranks struct {
 	cmd   *exec.Cmd
 	heard *listener
 	ended chan struct{}
-	err   error // of the end
+	err   error // of cmd.Wait
 }
 
-// begin starts a command line in a process group of its own, so that nothing of it is left.
+// begin starts a command line in its own process group, so that all of its processes can be ended.
 func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{pattern: q.rate, keep: 1}, ended: make(chan struct{})}
 	if len(q.launcher) > 0 {
@@ -231,7 +231,7 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	heard.Go(func() { r.heard.listen(out[1], true) })
 	go func() {
 		r.err = r.cmd.Wait()
-		for _, pipe := range out { // a descendant of the program may keep them open
+		for _, pipe := range out { // a descendant of the program may keep the pipes open
 			_ = pipe.SetReadDeadline(time.Now().Add(time.Second))
 		}
 		heard.Wait()
@@ -255,15 +255,15 @@ func pipes() (out, in [2]*os.File, err error) {
 
 func closeAll(files [2]*os.File) {
 	for _, file := range files {
-		file.Close() // of nil it is an error, and nothing else
+		file.Close() // a nil file returns an error, which does no harm
 	}
 }
 
-// mayRun leaves the copies alone for the time of a run. One that ends sooner has said all that it will, and one that
-// fails ends the run.
+// mayRun waits for the time of a run. A copy that ends earlier has printed all that it will print. A copy that fails
+// ends the run.
 func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	over := time.After(q.lasts)
-	if len(q.launcher) > 0 { // its ranks end by themselves
+	if len(q.launcher) > 0 { // the ranks of a launcher end by themselves
 		over = time.After(q.limit)
 	}
 	ended := make(chan *ranks, len(copies))
@@ -288,11 +288,10 @@ func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	return nil
 }
 
-// goneAfter is how long ranks have from SIGTERM on: the wrapper gives a program 20 s, and then up to 10 s to be
-// drained.
+// goneAfter is the time that ranks have to end after SIGTERM. Ranks that are left get SIGKILL.
 const goneAfter = 35 * time.Second
 
-// end waits for the end of all copies, which it asks for where they are not to end by themselves.
+// end waits for the end of all copies. It ends the copies if ask is set, or if the time is over.
 func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed error) {
 	if !ask {
 		for _, r := range copies {
@@ -321,8 +320,7 @@ func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed er
 	return failed
 }
 
-// signal signals all processes of the copy. Its leader is not waited for before ended, so the group is its own until
-// then.
+// signal signals all processes of the copy. After the end of the copy, the number of its group may belong to others.
 func (r *ranks) signal(s syscall.Signal) {
 	select {
 	case <-r.ended:
@@ -331,7 +329,7 @@ func (r *ranks) signal(s syscall.Signal) {
 	}
 }
 
-// failure says how a copy ended, and what it printed last.
+// failure returns how a copy ended, and what it printed last.
 func (r *ranks) failure() error {
 	if last := r.heard.why(); last != "" {
 		return fmt.Errorf("%w: %s", r.err, strconv.QuoteToGraphic(last))
@@ -339,7 +337,7 @@ func (r *ranks) failure() error {
 	return fmt.Errorf("%w, and it printed nothing", r.err)
 }
 
-// rated adds the copies' rates up.
+// rated adds up the rates of the copies.
 func (q question) rated(c cell, copies []*ranks) sample {
 	s := sample{cell: c}
 	for _, r := range copies {
@@ -355,23 +353,24 @@ func (q question) rated(c cell, copies []*ranks) sample {
 	return s
 }
 
-// timedOut is the exit code of timeout(1) for a rank that it has ended.
+// timedOut is the exit code of timeout(1) if it has ended the rank.
 const timedOut = 124
 
-// maxLine bounds a line that is looked at.
+// maxLine is the largest part of a line that is searched at once, in bytes.
 const maxLine = 64 << 10
 
-// maxLines are kept of a launcher's stderr: it says why it failed before it says that it did.
+// maxLines is how many lines of a launcher's stderr are kept. A launcher prints the reason of a failure first, and
+// then that it failed.
 const maxLines = 16
 
-// listener hears what a copy prints, and keeps the last rate and the last lines. It may be read when the copy has
-// ended.
+// listener reads what a copy prints, and keeps the last rate and the last lines. Its fields may be read when the copy
+// has ended.
 type listener struct {
 	pattern *regexp.Regexp
-	keep    int // lines of stderr
+	keep    int // the number of lines of stderr to keep
 	mutex   sync.Mutex
 	errors  []string // the last lines of stderr
-	last    string   // line of stdout
+	last    string   // the last line of stdout
 	found   float64
 	any     bool
 }
@@ -410,7 +409,7 @@ func (l *listener) hear(line []byte, stderr bool) {
 	}
 }
 
-// why is the end of stderr, or else the last line of stdout.
+// why returns the last lines of stderr, or the last line of stdout if stderr is empty.
 func (l *listener) why() string {
 	if len(l.errors) > 0 {
 		return strings.Join(l.errors, "\n")
@@ -418,7 +417,8 @@ func (l *listener) why() string {
 	return l.last
 }
 
-// wrapper is the command line of mpirun-wrap: beside this program, else where it is installed.
+// wrapper returns the command line of mpirun-wrap. The file in the folder of this program comes before the installed
+// file.
 func wrapper(root string) ([]string, error) {
 	candidates := []string{"/usr/bin/mpirun-wrap"}
 	if self, err := os.Executable(); err == nil {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tune is the program mps-tune: how many ranks, under which share, are the fastest for a program, by trying.
+// Package tune is the program mps-tune. By trial, it finds how many ranks and which share make a program fastest.
 //
-// The promise: it runs inside a job as the job's user, below the same wrapper as any rank, for a bounded time. It
-// leaves no process behind. It names no winner if the runs do not show one.
+// mps-tune runs inside a job as the job's user, under the same wrapper as any rank, for a bounded time. It leaves no
+// process behind. If the runs show no difference, it reports that there is none.
 package tune
 
 import (
@@ -20,22 +20,22 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
 
-// report is the answer.
+// report is the result of all runs.
 type report struct {
 	Unit    string   `json:"unit"`    // of the rates
-	Program string   `json:"program"` // its command line
-	GPU     string   `json:"gpu"`     // the product
-	GPUs    int      `json:"gpus"`    // of the job on this node
+	Program string   `json:"program"` // the command line
+	GPU     string   `json:"gpu"`     // the product name
+	GPUs    int      `json:"gpus"`    // the job's GPUs on this node
 	Rules   []row    `json:"rules"`   // in the order of the question
-	Site    string   `json:"site"`    // the rule that the job has without a word
+	Site    string   `json:"site"`    // the rule that the job has if the user gives none
 	Ranks   int      `json:"ranks"`   // to use; 0 if a launcher has its own number
 	Use     string   `json:"use"`     // the rule to use; "" if none could be run
 	Why     string   `json:"why"`
-	Command string   `json:"command"`         // that runs the program so
+	Command string   `json:"command"`         // runs the program with Ranks and Use
 	Saved   []string `json:"saved,omitempty"` // the lines that were saved
 }
 
-// row is what the runs of one cell came to.
+// row is the result of the runs of one cell.
 type row struct {
 	Ranks  int       `json:"ranks"`
 	Rule   string    `json:"rule"`
@@ -47,7 +47,7 @@ type row struct {
 	rule   policy.ShareRule
 }
 
-// readTicket reads the job's ticket. That there is none is the reason why nothing can be tuned.
+// readTicket reads the job's ticket. If there is no ticket, the error is the reason why nothing can be tuned.
 func readTicket(call *mpsctl.Invocation) (lease.Ticket, error) {
 	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
@@ -72,7 +72,7 @@ func readTicket(call *mpsctl.Invocation) (lease.Ticket, error) {
 // runsPerHour is the unit without --rate.
 const runsPerHour = "runs/h"
 
-// newReport judges the samples.
+// newReport builds the report from the samples.
 func newReport(q question, samples []sample, ticket lease.Ticket) report {
 	r := report{
 		Unit: runsPerHour, Program: quoted(q.program), GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices), Site: ticket.Grant.Rule().String(),
@@ -108,7 +108,7 @@ func newRow(c cell, samples []sample) row {
 	return w
 }
 
-// name is the row in a sentence.
+// name returns the number of ranks and the rule, for a sentence.
 func (w row) name() string { return cell{w.Ranks, w.rule}.String() }
 
 func median(rates []float64) float64 {
@@ -119,11 +119,12 @@ func median(rates []float64) float64 {
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-// near is how far below the best a rule may be and still be called as good: what is nearer is not worth a flag.
+// near is the part of the best rate above which a rule counts as equally good. A smaller difference is not worth a
+// flag.
 const near = 0.97
 
-// choose returns the row to use: one of the site's rule if no other is proved to be faster, else the fastest. It is the
-// zero row if no row has a rate.
+// choose returns the row to use. If no other rule is proved to be faster, this is a row with the site's rule.
+// Otherwise it is the fastest row. If no row has a rate, choose returns the zero row.
 func choose(rows []row, site string) (best row, why string) {
 	for _, w := range rows {
 		if w.Median > best.Median {
@@ -134,7 +135,7 @@ func choose(rows []row, site string) (best row, why string) {
 		return best, "no share could be run: the reasons are above"
 	}
 	var alike []string
-	var own row // the fastest of the site's rule
+	var own row // the fastest row with the site's rule
 	for _, w := range rows {
 		if w.Median == 0 || best.beats(w) {
 			continue
@@ -156,12 +157,12 @@ func choose(rows []row, site string) (best row, why string) {
 	return best, among
 }
 
-// beats reports whether a row is faster than another: in all of its runs, or by more than what near allows.
+// beats reports whether a row is faster than another row: in all of its runs, or by more than near allows.
 func (w row) beats(other row) bool {
 	return other.Median < near*w.Median || w.Min > other.Max && len(w.Rates) > 1
 }
 
-// command is the line that runs the program as in a row. The site's own share needs no flag.
+// command returns the command line that runs the program as in a row. The site's own share needs no flag.
 func (q question) command(w row, site string) string {
 	line := launch(q.launcher, w.Ranks)
 	if len(line) == 0 {
@@ -174,7 +175,7 @@ func (q question) command(w row, site string) string {
 	return quoted(append(line, q.program...))
 }
 
-// quoted is a command line for a shell.
+// quoted returns a command line with quotes for a shell.
 func quoted(words []string) string {
 	var line []string
 	for _, word := range words {
@@ -186,7 +187,7 @@ func quoted(words []string) string {
 	return strings.Join(line, " ")
 }
 
-// entries are the lines to remember: the best share for each number of ranks that was tried.
+// entries returns the lines to save: the best share for each number of ranks that was tried.
 func (q question) entries(r report, name string) (all []tuned.Entry) {
 	for _, ranks := range q.counts {
 		rows := slices.DeleteFunc(slices.Clone(r.Rules), func(w row) bool { return w.Ranks != ranks })
@@ -199,7 +200,7 @@ func (q question) entries(r report, name string) (all []tuned.Entry) {
 
 const barCells = 12
 
-// text is the table.
+// text returns the report as a table.
 func (r report) text(screen mpsctl.Screen) string {
 	best := 0.0
 	for _, w := range r.Rules {
@@ -235,7 +236,7 @@ func (r report) text(screen mpsctl.Screen) string {
 	return b.String()
 }
 
-// best is the row to use.
+// best returns the row to use.
 func (r report) best() (best row) {
 	for _, w := range r.Rules {
 		if w.Rule == r.Use && w.Ranks == r.Ranks {
@@ -245,7 +246,7 @@ func (r report) best() (best row) {
 	return best
 }
 
-// ranks are a row's, for a table.
+// ranks returns the number of ranks of a row, for a table.
 func (w row) ranks() string {
 	if w.Ranks == unknown {
 		return "-"
@@ -253,7 +254,7 @@ func (w row) ranks() string {
 	return strconv.Itoa(w.Ranks)
 }
 
-// unit is the unit of the rates in words.
+// unit describes the unit of the rates.
 func (r report) unit() string {
 	if r.Unit == runsPerHour {
 		return r.Unit

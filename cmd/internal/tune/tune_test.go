@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// rules are read once; a test names them as users do.
+// mustRules reads shares in the form in which users write them.
 func mustRules(t *testing.T, texts ...string) []policy.ShareRule {
 	t.Helper()
 	rules, err := readRules(texts)
@@ -28,7 +28,7 @@ func mustRules(t *testing.T, texts ...string) []policy.ShareRule {
 	return rules
 }
 
-// h200 is a ticket of a job with so many GPUs, whose share is overlap:2.
+// h200 returns a ticket of a job with this number of GPUs. The job's share is overlap:2.
 func h200(gpus int) lease.Ticket {
 	device := lease.TicketDevice{Device: site.Device{Name: "NVIDIA H200"}}
 	return lease.Ticket{
@@ -36,7 +36,7 @@ func h200(gpus int) lease.Ticket {
 	}
 }
 
-// A winner is named where the runs show one, and the site's rule where they do not.
+// The report names the fastest rule if the runs show a difference, and otherwise the site's rule.
 func TestChoose(t *testing.T) {
 	rules := mustRules(t, "none", "even", "overlap:2")
 	for name, c := range map[string]struct {
@@ -70,13 +70,13 @@ func TestChoose(t *testing.T) {
 			}
 			text := r.text(mpsctl.Screen{Columns: 80})
 			if strings.Contains(text, "\nuse: srun -n4 mpirun-wrap ") != (c.use != "") || strings.Contains(text, "failed: exit status 3") != (c.rates[2] == nil) {
-				t.Errorf("the text is\n%s", text)
+				t.Errorf("the text of the report is\n%s", text)
 			}
 		})
 	}
 }
 
-// measured is a question with two numbers of ranks, and its samples. One cell has failed, and one was not run.
+// measured returns a question with two numbers of ranks, and its samples. One cell has failed, and one was not run.
 func measured(t *testing.T) (question, []sample) {
 	t.Helper()
 	rules := mustRules(t, "even", "overlap:2", "none")
@@ -106,12 +106,12 @@ func TestTheReport(t *testing.T) {
 	golden.Compare(t, "testdata/report.txt", r.text(mpsctl.Screen{Columns: 80}))
 	for _, never := range []string{"<script", "http", "src=", "@import", "url("} {
 		if strings.Contains(page, never) {
-			t.Errorf("the page has %q", never)
+			t.Errorf("the page contains %q", never)
 		}
 	}
 }
 
-// The best share of each number of ranks is remembered, by the ranks on a GPU.
+// The best share of each number of ranks is saved, by the number of ranks on a GPU.
 func TestEntries(t *testing.T) {
 	q, samples := measured(t)
 	var lines []string
@@ -131,7 +131,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// The numbers of ranks are those asked for, or follow from the job's tasks; none is more than the GPUs can have.
+// The numbers of ranks are those of --ranks, or follow from the job's tasks. None is larger than the GPUs allow.
 func TestNumbers(t *testing.T) {
 	for _, c := range []struct {
 		asked    []int
@@ -170,7 +170,7 @@ func TestUntilJobEnds(t *testing.T) {
 	}
 }
 
-// The last number counts, however long or broken the lines are.
+// The last number counts, even if lines are long or broken.
 func TestListener(t *testing.T) {
 	pattern := regexp.MustCompile(`rate ([0-9.eE+]+)`)
 	for said, want := range map[string]float64{
@@ -224,7 +224,8 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 	}
 }
 
-// What fails later is not tried again, and the rest goes on. Copies count in the rate. The plan is printed first.
+// A cell that fails later is not tried again, and the other cells go on. The rate counts all copies. The plan is
+// printed first.
 func TestMeasureGoesOn(t *testing.T) {
 	q := question{
 		counts: []int{1, 2}, rules: mustRules(t, "none", "even"), repeats: 2, limit: time.Minute, within: time.Minute,
@@ -243,7 +244,7 @@ func TestMeasureGoesOn(t *testing.T) {
 	}
 }
 
-// When the time is up, what was measured counts; the run that was cut does not.
+// When the time is over, the runs that have ended count. The run that was interrupted does not count.
 func TestMeasureEndsInTime(t *testing.T) {
 	q := question{
 		counts: []int{1}, rules: mustRules(t, "none", "even"), repeats: 1, limit: time.Minute, within: time.Second,
