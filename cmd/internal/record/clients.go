@@ -17,15 +17,16 @@ import (
 type client struct {
 	usage.Event
 	own     inspect.Environment
-	on      uint64      // bit n: the driver lists it on the job's n-th GPU
+	on      uint64      // bit n: the driver lists the client on the job's n-th GPU
 	peaks   map[int]int // MiB by GPU
 	faulted bool
-	stayed  bool // it lived when the job had ended
+	stayed  bool // it still lived when the job ended
 }
 
 func (c *client) lives() bool { return c.End.IsZero() }
 
-// gpus are the GPUs of a client. cuInit opens all that it sees, so the driver's list counts if there is one.
+// gpus returns the GPUs of a client, as bits. If the driver has listed the client, the list counts, because cuInit
+// opens all GPUs that a client sees.
 func (c *client) gpus() uint64 {
 	if c.on != 0 {
 		return c.on
@@ -33,7 +34,7 @@ func (c *client) gpus() uint64 {
 	return c.GPUs
 }
 
-// clients are the clients of a job: the latest usage.MaxClients of them.
+// clients are the clients of a job. The latest usage.MaxClients of them are kept.
 type clients struct {
 	all        []*client
 	seen, peak int
@@ -48,7 +49,7 @@ func (all *clients) find(is func(*client) bool) *client {
 	return all.all[at]
 }
 
-// tell takes what the guard says of a client.
+// tell takes an event of the guard about a client.
 func (all *clients) tell(e usage.Event) {
 	c := all.find(func(c *client) bool { return c.Proc == e.Proc })
 	switch {
@@ -72,7 +73,7 @@ func (all *clients) tell(e usage.Event) {
 	all.peak = max(all.peak, all.living())
 }
 
-// admit adds a client. The oldest that has ended makes room.
+// admit adds a client. If there is no room, the oldest client that has ended is removed.
 func (all *clients) admit(e usage.Event) *client {
 	all.seen++
 	c := &client{Event: e, own: all.read(e.Proc.PID), peaks: map[int]int{}}
@@ -96,13 +97,13 @@ func (all *clients) living() (n int) {
 	return n
 }
 
-// onGPU takes the driver's list of a GPU's clients, and returns how many of them live.
+// onGPU takes the driver's list of a GPU's clients, and returns how many of them still run.
 func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
 	for pid, mib := range memory {
 		c := all.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
 		stat, err := site.ReadStat(pid)
 		if err != nil || !stat.Running() {
-			continue // its files are held
+			continue // the guard holds the files of a dead client
 		}
 		living++
 		if c == nil || c.Proc != stat.Process {
@@ -115,7 +116,7 @@ func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living in
 	return living
 }
 
-// endGone ends the clients that have gone without a word of the guard.
+// endGone sets the end of clients that are gone, if the guard has not reported their end.
 func (all *clients) endGone(now time.Time) {
 	for _, c := range all.all {
 		if c.lives() && !c.Proc.Running() {
@@ -124,7 +125,7 @@ func (all *clients) endGone(now time.Time) {
 	}
 }
 
-// stay marks the clients that live now: the job has ended.
+// stay marks the clients that live at the end of the job.
 func (all *clients) stay() {
 	for _, c := range all.all {
 		c.stayed = c.lives()
@@ -143,7 +144,7 @@ func (all *clients) fault(gpus uint64, at time.Time) {
 	}
 }
 
-// rows are the clients in the form of a report, a row for each GPU of each.
+// rows returns the clients in the form of a report: a row for each client and GPU.
 func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
 	for _, c := range all.all {
@@ -164,7 +165,7 @@ func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []us
 	return rows
 }
 
-// shareOf is a client's share of a GPU in SMs, 0 for all of it.
+// shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.
 func shareOf(own inspect.Environment, gpu site.Device, ceiling policy.Percent) int {
 	if sms := own.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
 		return sms

@@ -11,30 +11,30 @@ import (
 )
 
 const (
-	// maxLogPiece bounds what one sample reads of a log, which the job's user can fill.
+	// maxLogPiece bounds what one sample reads of a log, because the job's user can fill the log.
 	maxLogPiece = 1 << 20
-	// blame is the time between the end of a client and the fault that its end has caused: 0.13 to 0.19 s (measured on an
-	// H200).
+	// blame is the longest time between the end of a client and a fault that this end caused. The measured times are
+	// 0.13 to 0.19 s (measured on an H200).
 	blame = 500 * time.Millisecond
 )
 
-// log is the log of one daemon's servers, and how far it has been read.
+// log is the log of one daemon's servers. It knows how much of the log has been read.
 type log struct {
 	dir    string
 	uid    uint32
 	offset int64
 	failed int // the process that a server has named for the next fault
-	ended  int // the process that has disconnected last
+	ended  int // the process that disconnected last
 	endAt  time.Time
 }
 
-// fault is a fatal error that a log tells of.
+// fault is a fatal error in a log.
 type fault struct {
 	at  time.Time
-	pid int // the client that began it, 0 if not known
+	pid int // the client that caused the error, 0 if not known
 }
 
-// read reads what is new in the log.
+// read reads the new part of the log.
 func (l *log) read() (faults []fault) {
 	file, size, err := serverlog.Open(l.dir, serverlog.Name, l.uid)
 	if err != nil || size == l.offset {
@@ -53,7 +53,7 @@ func (l *log) read() (faults []fault) {
 	}
 	whole := bytes.LastIndexByte(piece, '\n') + 1
 	if whole == 0 && len(piece) == maxLogPiece {
-		whole = len(piece) // no server's line
+		whole = len(piece) // no server writes such a line
 	}
 	l.offset += int64(whole)
 	for line := range bytes.Lines(piece[:whole]) {
@@ -64,8 +64,8 @@ func (l *log) read() (faults []fault) {
 	return faults
 }
 
-// line takes a line. A client that is killed in mid-kernel disconnects first; the server then names a neighbour of it
-// (measured: docs/decisions/034).
+// line reads one line. If a client is killed while a kernel runs, it disconnects first, and then the server names a
+// neighbour of this client (measured: docs/decisions/034). So a client that has just disconnected is the cause.
 func (l *log) line(line []byte) (f fault, ok bool) {
 	said, ok := serverlog.Parse(line)
 	if !ok {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record writes down what a job uses of its GPUs while the job runs (docs/decisions/034).
+// Package record records what a job uses of its GPUs while the job runs (docs/decisions/034).
 //
-// The recorder reads and never changes anything but its report. Nothing waits for it, and the job does without it.
+// The recorder changes nothing but its report. No program waits for the recorder, and the job does not depend on it.
 package record
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// Sampler reads the use of a GPU since its last call.
+// Sampler reads the use of a GPU since the last call.
 type Sampler interface {
 	Read() (gpu.Activity, error)
 }
@@ -32,16 +32,17 @@ type Options struct {
 	Ticket   lease.Ticket
 	Folder   *os.File // the job's folder
 	Interval time.Duration
-	Samplers []Sampler // for each device of the ticket, nil for one that cannot be sampled
+	Samplers []Sampler // one for each device of the ticket, nil if the device cannot be sampled
 	Read     func(pid int) inspect.Environment
-	Early    []usage.Event // what the guard has told before
+	Early    []usage.Event // what the guard reported before the ticket was there
 	Log      zerolog.Logger
 }
 
 const (
-	// firstSample is the time of the first sample, so that a short job has one.
+	// firstSample is the time of the first sample. It is short, so that a short job has a sample.
 	firstSample = time.Second
-	// restSamples is the part of the interval after which the end of the last client is sampled: a step has ended.
+	// restSamples divides the interval. When the last client ends, a step has ended. Then the next sample comes this
+	// part of the interval after the last sample.
 	restSamples = 5
 )
 
@@ -59,7 +60,7 @@ type Recorder struct {
 func New(o Options) *Recorder {
 	r := &Recorder{Options: o, clients: clients{read: o.Read}}
 	var request policy.Request
-	_ = json.Unmarshal(o.Lease.Request, &request) // what is missing is ""
+	_ = json.Unmarshal(o.Lease.Request, &request) // a missing field is empty
 	r.report = usage.Report{
 		Schema: usage.Schema, Job: o.Lease.Job.ID, Node: request.Node, User: o.Lease.Job.User, Partition: request.Partition,
 		Account: request.Account, Rule: o.Lease.Rule, Share: o.Ticket.Grant.Rule().String(), Begin: o.Lease.CreatedAt,
@@ -76,7 +77,7 @@ func New(o Options) *Recorder {
 	return r
 }
 
-// Events sends on what the guard tells, until it has no more to tell.
+// Events sends on the events of the guard, and closes the channel when there are no more.
 func Events(from io.Reader) <-chan usage.Event {
 	events := make(chan usage.Event, 64)
 	go func() {
@@ -92,7 +93,7 @@ func Events(from io.Reader) <-chan usage.Event {
 	return events
 }
 
-// Run records until the guard has no more to tell. The job ends when its ticket is withdrawn.
+// Run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
 func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 	for _, e := range r.Early {
 		r.clients.tell(e)
@@ -122,7 +123,7 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 	}
 }
 
-// end takes the last sample. What still lives has outlived the job.
+// end takes the last sample. A client that still lives has outlived the job.
 func (r *Recorder) end(now time.Time) {
 	r.report.End = now
 	r.clients.endGone(now)
@@ -155,7 +156,7 @@ func (r *Recorder) sample(now time.Time) {
 	r.write()
 }
 
-// readLog takes the fatal errors of the n-th daemon.
+// readLog reads the fatal errors of the n-th daemon and marks the clients that they concern.
 func (r *Recorder) readLog(n int, l *log) {
 	for _, f := range l.read() {
 		gpus := r.gpusOf(n)
@@ -176,7 +177,7 @@ func (r *Recorder) readLog(n int, l *log) {
 	}
 }
 
-// gpusOf are the GPUs of the n-th daemon, as bits.
+// gpusOf returns the GPUs of the n-th daemon, as bits.
 func (r *Recorder) gpusOf(n int) (gpus uint64) {
 	for i, d := range r.Ticket.Devices {
 		if d.Daemon == n {
@@ -186,7 +187,7 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 	return gpus
 }
 
-// write puts the report into the job's folder. A folder that is gone belongs to a job that is closed.
+// write puts the report into the job's folder. If the folder is gone, the job is closed, and this is no error.
 func (r *Recorder) write() {
 	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
 	r.report.ClientsSeen, r.report.ClientsPeak = r.clients.seen, r.clients.peak
@@ -196,7 +197,7 @@ func (r *Recorder) write() {
 	}
 }
 
-// warn logs the first failure: the next ones are the same, every interval.
+// warn logs the first failure only, because the next failures are the same at every interval.
 func (r *Recorder) warn(err error, what string) {
 	if !r.logged {
 		r.logged = true

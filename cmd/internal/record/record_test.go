@@ -19,7 +19,7 @@ import (
 
 func nothing(int) inspect.Environment { return inspect.Environment{Rank: -1, Unknown: "a test"} }
 
-// A job with many clients keeps the latest, and counts all.
+// If a job has many clients, the report keeps the latest clients and counts all.
 func TestClientsAreBounded(t *testing.T) {
 	all := clients{read: nothing}
 	now := time.Now()
@@ -35,11 +35,11 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 	all.tell(usage.Event{Proc: site.Process{PID: 3 * usage.MaxClients, Start: 1}, NoClient: true})
 	if rows := all.rows([]lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 || all.seen != 3*usage.MaxClients-1 {
-		t.Errorf("a process that is no client is still there: %d rows", len(rows))
+		t.Errorf("a process that is no client is still in the report: %d rows", len(rows))
 	}
 }
 
-// A client that has just ended began a fault, not the neighbour that the server names (recorded on an H200).
+// A client that has just ended began the fault, not the neighbour that the server names (recorded on an H200).
 func TestWhoBeganAFault(t *testing.T) {
 	const killed = `[2026-11-21 05:26:27.674 Server   829] Client process 905 disconnected
 [2026-11-21 05:26:27.805 Server   829] Client {PID: 906, Context: 1} encountered a fatal GPU error.
@@ -60,10 +60,10 @@ func TestWhoBeganAFault(t *testing.T) {
 		pids = append(pids, f.pid)
 	}
 	if len(pids) != 3 || pids[0] != 905 || pids[1] != 957 || pids[2] != 0 {
-		t.Errorf("began by %v, want 905, 957 and no one", pids)
+		t.Errorf("the faults were begun by %v, want 905, 957 and 0 (not known)", pids)
 	}
 	if again := l.read(); len(again) != 0 {
-		t.Errorf("read twice: %v", again)
+		t.Errorf("the same faults are read twice: %v", again)
 	}
 }
 
@@ -71,7 +71,7 @@ type broken struct{}
 
 func (broken) Read() (gpu.Activity, error) { return gpu.Activity{}, gpu.ErrHung }
 
-// A GPU that does not answer leaves a gap, and the end of the events ends the recorder.
+// If a GPU does not answer, its report has a gap. The recorder ends when the events end.
 func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	folder, err := os.Open(t.TempDir())
 	if err != nil {
@@ -92,7 +92,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	close(events)
 	r.Run(events, nil)
 	if os.Getuid() != 0 {
-		t.Skip("reports are root's own: run as root")
+		t.Skip("reports must be owned by root: run as root")
 	}
 	got, err := usage.Read(filepath.Join(folder.Name(), usage.Running))
 	if err != nil || len(got.GPUs[0].Samples) != 0 || got.ClientsSeen != 1 || len(got.Clients) != 1 || got.Clients[0].SMs != -1 {

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// missedTicket is the time between two looks if the kernel allows no watch.
+// missedTicket is the time between two looks at the folder if the kernel allows no watch.
 const missedTicket = time.Second
 
-// Ticket reports when a job's ticket comes and when it goes again, each by closing a channel. The prolog writes it
-// last and the epilog removes it first.
+// Ticket reports when a job's ticket comes and when it goes, by closing a channel each time. The prolog writes the
+// ticket last, and the epilog removes it first.
 func Ticket(path string) (there, gone <-chan struct{}) {
 	came, went := make(chan struct{}), make(chan struct{})
 	changes := watch(filepath.Dir(path))
@@ -28,7 +28,7 @@ func Ticket(path string) (there, gone <-chan struct{}) {
 	return came, went
 }
 
-// Wait waits for a ticket. It returns what the guard has told until then; ok is false if the guard has ended.
+// Wait waits for a ticket. It returns the events that the guard sends until then. ok is false if the guard has ended.
 func Wait(events <-chan usage.Event, there <-chan struct{}) (early []usage.Event, ok bool) {
 	for {
 		select {
