@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is what all programs share: their process as a value, exit codes, and sentences for people. It
-// links nothing that the wrapper may not link.
+// Package cli is what all programs share: their process as a value, exit codes, and messages for people. It links
+// only packages that the wrapper may link.
 package cli
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Exit codes. A prolog's or epilog's non-zero drains the node; the wrapper's own failures have the codes that env(1),
-// nohup(1) and timeout(1) use.
+// These are the exit codes. If a prolog or an epilog exits with a code other than 0, Slurm drains the node. If the
+// wrapper itself fails, its code is the code that env(1), nohup(1) and timeout(1) use.
 const (
 	ExitOK            = 0
 	ExitDrain         = 1
@@ -22,7 +22,8 @@ const (
 	ExitWrapperFailed = 125
 )
 
-// Process is the surroundings of a program: nothing else reads them.
+// Process holds the arguments, the environment, the pid and the output streams of a program. No other code reads
+// them.
 type Process struct {
 	Args []string // without the program's name
 	Env  []string
@@ -31,12 +32,13 @@ type Process struct {
 	Err  io.Writer
 }
 
-// ThisProcess is the one that runs.
+// ThisProcess returns the process that runs.
 func ThisProcess() Process {
 	return Process{os.Args[1:], os.Environ(), os.Getpid(), os.Stdout, os.Stderr}
 }
 
-// PrintError writes one line to stderr, whatever the error holds: slurmd logs it, and a user may have had a hand in it.
+// PrintError writes one line to stderr for any error, because slurmd logs the line and a user may have written a part
+// of it.
 func (p Process) PrintError(program string, err error) {
 	fmt.Fprintf(p.Err, "%s: %s\n", program, site.OneLine(err))
 }
@@ -44,7 +46,7 @@ func (p Process) PrintError(program string, err error) {
 // commit is set by the linker: make build.
 var commit = "unknown"
 
-// Version is "slurm-mps COMMIT (GO)".
+// Version returns "slurm-mps COMMIT (GO)".
 func Version() string {
 	goVersion := "go"
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -4,10 +4,11 @@ package cli
 
 import "strings"
 
-// HelpColumns is the width of helps and man pages.
+// HelpColumns is the width of help texts and man pages.
 const HelpColumns = 80
 
-// Wrap breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
+// Wrap breaks text into lines with an indentation and at most this number of columns. A word that is longer is not
+// broken.
 func Wrap(indent, text string, columns int) string {
 	var b strings.Builder
 	line := indent

@@ -4,33 +4,33 @@ package cli
 
 import "errors"
 
-// RuntimeError is a program's own failure: it was used well, and could not do it. What is no RuntimeError is a
-// mistake of usage where a program has both.
+// RuntimeError is a failure of a program that was called correctly. If a program has both kinds, any other error is a
+// mistake in the call.
 type RuntimeError struct{ Err error }
 
 func (f RuntimeError) Error() string { return f.Err.Error() }
 
 func (f RuntimeError) Unwrap() error { return f.Err }
 
-// ErrFindings ends a program that looked for something wrong and has said what it found: nothing more is to be said.
+// ErrFindings ends a program that has found something wrong and has printed it. Nothing more is printed.
 var ErrFindings = errors.New("found")
 
 // ExitFindings is the exit code of ErrFindings and of RuntimeError.
 const ExitFindings = 1
 
-// SuggestFlag ends a complaint of an unknown flag: it names the known flag that is at most two slips away, or else the
+// SuggestFlag returns the advice for an unknown flag: the known flag that differs by at most two letters, or else the
 // help of the program.
 func SuggestFlag(name string, known []string, program string) string {
-	do, least := "see "+program+" --help", 3
+	do, nearest := "see "+program+" --help", 3
 	for _, k := range known {
-		if d := distance(name, k); d < min(least, len(k)) {
-			do, least = "did you mean --"+k+"?", d
+		if d := distance(name, k); d < min(nearest, len(k)) {
+			do, nearest = "did you mean --"+k+"?", d
 		}
 	}
 	return do
 }
 
-// distance is the number of letters to insert, delete or replace that make b of a.
+// distance returns how many letters must be inserted, deleted or replaced to make b from a.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// WriteJSON writes a value in one line, for programs. Text stands as it is: a finding holds commands, and "&&" is to be
-// copied out of it.
+// WriteJSON writes a value in one line, for programs. It does not escape characters for HTML, because a finding holds
+// commands, and a reader copies "&&" from them.
 func WriteJSON(w io.Writer, value any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package logfile is the log of root's programs: a JSON object a line. It links nothing that the guard may not link.
+// Package logfile writes the log of root's programs: one JSON object a line. It links only packages that the guard
+// may link.
 package logfile
 
 import (
@@ -16,10 +17,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Open appends to the log. A log that cannot be written is no reason to drain a node: its lines are dropped.
+// Open opens the log to append lines. If the log cannot be written, its lines are dropped, because this is no reason
+// to drain a node.
 func Open(path string) (io.Writer, func()) {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
-	zerolog.ErrorHandler = func(error) {} // it would print each lost line on stderr
+	zerolog.ErrorHandler = func(error) {} // the default prints each lost line on stderr
 	_ = os.MkdirAll(filepath.Dir(path), 0o755)
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW, 0o640)
 	if err != nil {
@@ -28,13 +30,13 @@ func Open(path string) (io.Writer, func()) {
 	return printable{file}, func() { file.Close() }
 }
 
-// Of is the log of one program for one job.
+// Of returns the log of one program for one job.
 func Of(out io.Writer, program string, job uint32) zerolog.Logger {
 	return zerolog.New(out).With().Timestamp().Str("program", program).Uint32("job", job).Logger()
 }
 
-// printable escapes what a terminal would obey in lines of JSON. Their writer escapes what JSON must: C1 controls and
-// marks that turn the direction of a line are not among that, and a user may have written them.
+// printable escapes characters in lines of JSON that a terminal obeys. The encoder of JSON escapes only what JSON
+// requires. It leaves C1 controls and marks that change the direction of a line, and a user may have written them.
 type printable struct{ to io.Writer }
 
 func (p printable) Write(line []byte) (int, error) {
