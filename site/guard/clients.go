@@ -18,21 +18,21 @@ import (
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
 	proc     site.Process
-	parent   int // its parent when it was first seen; 0 once the parent is known to be no control daemon
+	parent   int // at the first look; 0 when the guard knows that the parent is no control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
-	gpus     uint64 // bit n: it has the job's GPU n open; 0 while none is known
-	others   bool   // it has GPUs of another job open; the same user may have one
-	seen     bool   // it is counted in GuardState.Seen
+	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
+	others   bool   // the client has GPUs of another job open, which may be the same user's
+	seen     bool   // the client is counted in GuardState.Seen
 	opened   time.Time
 	died     time.Time
-	group    string // its memory control group, "" for none
+	group    string // the memory control group, "" for none
 	resident uint64 // bytes of host memory at the last look
 	verify   time.Time
 	missed   bool      // the last check found no pipes to a server
-	beside   []*client // its neighbours when it died
-	told     bool      // the recorder knows it
-	toldGPUs uint64    // as the recorder knows them
+	beside   []*client // the neighbours at the client's death
+	told     bool      // the recorder knows the client
+	toldGPUs uint64    // the GPUs that the recorder knows
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -44,7 +44,7 @@ type file struct {
 	owner  site.Process // the oldest process that had the file; the others are forks
 }
 
-// inherits reports whether all files of a client are those of the process that forked it.
+// inherits reports whether all files of a client belong to the process that forked the client.
 func (c *client) inherits() bool {
 	return !slices.ContainsFunc(c.files, func(f *file) bool { return f.owner == c.proc })
 }
@@ -52,8 +52,8 @@ func (c *client) inherits() bool {
 const (
 	// maxFiles limits the duplicates. A client has three, so 60 clients on each of 16 GPUs have 2,880.
 	maxFiles = 3072
-	// maxDescriptors limits the descriptors that are read of one process, because cuInit's are among the first. A look
-	// ends after maxLooked descriptors in all, and the next one continues there.
+	// maxDescriptors limits the descriptors that are read of one process, because the files of cuInit are among the
+	// first. A look ends after maxLooked descriptors in all, and the next look continues there.
 	maxDescriptors = 4096
 	maxLooked      = 64 << 10
 )
@@ -92,7 +92,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 			return true
 		case uid != g.UID && uid != 0:
 			return true
-		case uid != g.UID: // root's, or not dumpable; the second kind is found when it is new, and in a full look
+		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full look
 			ofRoot[pid] = true
 			if known := g.ofRoot[pid]; known && !full {
 				return true
@@ -110,7 +110,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 	return slices.Concat(pids[at:], pids[:at]), err
 }
 
-// take duplicates the files of a process that has the memory device open, the control device's first.
+// take duplicates the files of a process that has the memory device open. The control device's files come first.
 func (g *Guard) take(pid int, opened opened) {
 	c := g.living[pid]
 	if c == nil {
@@ -178,7 +178,7 @@ func (g *Guard) dismiss(c *client) {
 // errNotOurs means that a process is not a client of this job.
 var errNotOurs = errors.New("not a client of this job")
 
-// admit opens a pidfd of a process and checks by it that the process belongs to this job. It must run as the job's
+// admit opens a pidfd of a process, and then checks that the process belongs to this job. It must run as the job's
 // user, be in no other job's control group, and be neither a server nor a guard.
 func (g *Guard) admit(pid int) (*client, error) {
 	pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -197,7 +197,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 		err = errNotOurs
 	case g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) || g.kernel.sameProgram(g.kernel.self, pid):
 		err = errNotOurs
-	case pollable(pidfd): // the content read may be of another process
+	case pollable(pidfd): // what was read may belong to another process with the same pid
 		err = errNotOurs
 	}
 	if err == nil {
@@ -222,7 +222,7 @@ func (g *Guard) isDaemon(pid int) bool {
 }
 
 // isServer reports whether an admitted process is a server. The prolog starts the daemons at the same time as the
-// guard. So it is checked again until all daemons have started, because the guard then knows which program a daemon
+// guard. So isServer checks again until all daemons have started, because the guard then knows which program a daemon
 // runs.
 func (g *Guard) isServer(c *client) bool {
 	switch {
@@ -309,8 +309,8 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 	}
 }
 
-// sharedFile returns a file that the client shares with another one by a fork. It has the same number in both
-// processes.
+// sharedFile returns a file that the client shares with another client because of a fork. The file has the same
+// number in both processes.
 func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	of := func(other *client) *file {
 		for _, f := range other.files {
@@ -381,7 +381,7 @@ func (g *Guard) addDead(c *client, now time.Time) {
 }
 
 // addClosed treats the files that a living client has closed like those of a dead client. A client that execs another
-// program has left work and GPU memory behind, as a dead one has.
+// program leaves work and GPU memory behind, as a dead client does.
 func (g *Guard) addClosed(c *client, now time.Time) {
 	var closed []*file
 	for _, f := range c.files {

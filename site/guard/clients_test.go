@@ -47,14 +47,14 @@ func TestAboveControl(t *testing.T) {
 	low, control, high := open(), open(), open()
 	c := &client{files: []*file{{fd: control, kind: controlFile}, {fd: low, kind: memoryFile}}}
 	if got := aboveControl(c, high); got != high {
-		t.Errorf("a descriptor above is moved from %d to %d", high, got)
+		t.Errorf("a descriptor above the control file is moved from %d to %d", high, got)
 	}
 	got := aboveControl(c, low)
 	if got <= control {
 		t.Errorf("control file %d, memory file %d", control, got)
 	}
 	if _, err := unix.FcntlInt(uintptr(low), unix.F_GETFD, 0); err != unix.EBADF {
-		t.Errorf("the lower one is still open: %v", err)
+		t.Errorf("the lower descriptor is still open: %v", err)
 	}
 	if flags, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("flags %x, %v", flags, err)
@@ -164,7 +164,7 @@ func TestGroupMemory(t *testing.T) {
 	}
 }
 
-// A group is short if it, or one above it, has little memory left.
+// A group is short of memory if the group, or a group above it, has little memory left.
 func TestHostShort(t *testing.T) {
 	k, err := openKernel(Options{})
 	if err != nil {
@@ -201,6 +201,6 @@ func TestHostShort(t *testing.T) {
 		}
 	}
 	if total, used, ok := nodeMemory(); !ok || total < 1<<27 || used >= total {
-		t.Errorf("of the node: %d, %d, %v", total, used, ok)
+		t.Errorf("the node's memory: %d, %d, %v", total, used, ok)
 	}
 }

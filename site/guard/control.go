@@ -31,8 +31,8 @@ const Ready = "ready"
 
 const (
 	startWait = 5 * time.Second
-	// An end has these times, even if its caller has less time left. They fit into the time that Slurm gives an epilog
-	// beyond its deadline.
+	// End waits for these times, even if its caller has less time left. They fit into the time that Slurm gives an
+	// epilog beyond its deadline.
 	termWait = 2 * time.Second
 	killWait = time.Second
 )
@@ -62,8 +62,8 @@ func (c Control) take(ctx context.Context, job uint32, wait time.Duration) (*lea
 	return lock, site.Process{}, err
 }
 
-// Start starts the guard of a job, in a new session outside of the job, and returns when the guard watches. If a guard
-// runs already, Start returns that one.
+// Start starts the guard of a job, in a new session outside of the job, and returns when the guard watches. If a
+// guard runs already, Start returns that guard.
 func (c Control) Start(ctx context.Context, job uint32) (site.Process, error) {
 	guard, err := c.Running(job)
 	if err != nil || guard.PID > 0 {

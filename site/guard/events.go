@@ -106,7 +106,8 @@ func milliseconds(d time.Duration) int {
 	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }
 
-// drain discards inotify's events. Only their occurrence counts, so nothing is lost if a user has filled the queue.
+// drain discards inotify's events. The guard needs no more than their occurrence, so nothing is lost if a user has
+// filled the queue.
 func (e *events) drain() {
 	var buffer [8192]byte
 	for range 64 {

@@ -46,7 +46,7 @@ func TestOpeningsWakeOnce(t *testing.T) {
 	}
 	e.stop()
 	if s := e.wait(time.Now().Add(soon)); !s.stopped {
-		t.Error("the order to stop does not come")
+		t.Error("the order to stop does not arrive")
 	}
 }
 
@@ -58,13 +58,13 @@ func TestWithoutAWatch(t *testing.T) {
 	}
 	defer e.close()
 	if err := e.watch(filepath.Join(t.TempDir(), "none"), unix.IN_OPEN); err == nil || e.watches() {
-		t.Errorf("a file that is not there is watched: %v", err)
+		t.Errorf("a missing file is watched: %v", err)
 	}
 	unix.Close(e.inotify)
 	e.inotify = -1
 	e.rearm()
 	if err := e.watch("/dev/null", unix.IN_OPEN); err == nil || e.watches() {
-		t.Errorf("without inotify it watches: %v", err)
+		t.Errorf("without inotify, the guard watches: %v", err)
 	}
 	e.wait(time.Now().Add(time.Millisecond))
 }
@@ -88,6 +88,6 @@ func TestTheRestAfterALook(t *testing.T) {
 		t.Errorf("the next look is %v early", g.rested.Sub(g.nextLook))
 	}
 	if g.lookBy(now.Add(time.Minute)); g.nextLook != g.rested {
-		t.Error("a later look takes the place of an earlier one")
+		t.Error("a later look replaces an earlier look")
 	}
 }

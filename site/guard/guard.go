@@ -28,7 +28,7 @@ type Options struct {
 	Job     uint32
 	UID     uint32        // the job's user: MPS serves no other user
 	Hold    time.Duration // maximum time to hold a dead client's files if another client may need the memory
-	Clients int           // how many MPS serves on a GPU
+	Clients int           // how many clients MPS serves on a GPU
 	Devices string        // the folder of the device files, "/dev"
 	Minors  []int         // N of /dev/nvidiaN for each GPU of the job
 	Pipes   []string      // the pipe folders of the job's daemons
@@ -103,7 +103,7 @@ type Guard struct {
 	lines              int             // log lines about single clients
 }
 
-// New makes a guard. From now on it receives events of the device files.
+// New makes a guard. The guard receives events of the device files from now on.
 func New(o Options) (*Guard, error) {
 	k, err := openKernel(o)
 	if err != nil {
@@ -253,7 +253,7 @@ func computed() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// save hands over the state to be saved, once a second at most except for the last.
+// save sends the state to saveAll, once a second at most except for the last state.
 func (g *Guard) save(now time.Time, last bool) {
 	if !g.changed || !last && now.Before(g.lastSave.Add(saveEvery)) {
 		return
@@ -269,8 +269,8 @@ func (g *Guard) save(now time.Time, last bool) {
 	g.changed, g.lastSave = false, now
 }
 
-// saveAll saves the states that save hands over. Run does not wait for a disk, because it must hold a new client's
-// files within 30 ms.
+// saveAll saves the states that save sends. Run does not wait for a disk, because it must hold a new client's files
+// within 30 ms.
 func (g *Guard) saveAll() {
 	for state := range g.states {
 		g.Save(state)

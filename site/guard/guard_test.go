@@ -109,7 +109,7 @@ func (r *testGuard) becomes(files int, within time.Duration) {
 			same = 0
 		}
 		if same == 0 && time.Since(began) > within {
-			r.t.Fatalf("after %v it holds %q, want %d files", within, own(r.folder), files)
+			r.t.Fatalf("after %v the guard holds %q, want %d files", within, own(r.folder), files)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestADeviceThatComesLate(t *testing.T) {
 	if err := os.Remove(device); err != nil {
 		t.Fatal(err)
 	}
-	delete(r.events.watched, device) // as if it had never been there
+	delete(r.events.watched, device) // as if the file had never existed
 	r.kernel.findDevices()
 	r.watch()
 	r.runs()
@@ -226,7 +226,7 @@ func TestAStateThatIsNotSaved(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(soon):
-		t.Error("it does not end")
+		t.Error("the guard does not end")
 	}
 	go func() { <-asked }() // the last state
 	close(answers)
@@ -245,7 +245,7 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	victim.kill()
 	for time.Since(died) < hold-50*time.Millisecond {
 		if files := own(r.folder); len(files) != 6 && time.Since(died) < hold {
-			t.Fatalf("after %v it holds %q", time.Since(died), files)
+			t.Fatalf("after %v the guard holds %q", time.Since(died), files)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -278,13 +278,14 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	time.Sleep(2 * lookingFor)
 	late.enter()
 	late.says("open")
-	time.Sleep(noticing) // it is no newer client
+	time.Sleep(noticing) // so that it is no newer client
 	victim.kill()
 	r.becomes(3, rareLook/2)
 	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
 }
 
-// A fork has its parent's files. They are held once, as long as one of both lives, and both count as one client.
+// A fork has its parent's files. The guard holds them once, until both processes have ended. Both count as one
+// client.
 func TestAForkSharesItsParentsFiles(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.runs()
@@ -293,7 +294,7 @@ func TestAForkSharesItsParentsFiles(t *testing.T) {
 	r.reports("both are seen", func(s lease.GuardState) bool { return s.Clients == 1 && s.Seen == 1 && s.Files == 3 })
 	parent.kill()
 	r.reports("the fork alone is no client", func(s lease.GuardState) bool { return s.Clients == 0 })
-	r.becomes(3, 0) // the fork has them
+	r.becomes(3, 0) // the fork has the files
 	for pid, c := range forks(r.folder, parent.Process.Pid) {
 		t.Logf("fork %d", pid)
 		_ = c.Kill()
@@ -334,8 +335,8 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 	}
 }
 
-// A look may come while a client opens its files. Before the next look, the client may fork, and the fork may be looked
-// at first. The new file belongs to the client all the same.
+// A look may come while a client opens its files. Before the next look, the client may fork, and the fork may be
+// looked at first. The new file still belongs to the client.
 func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
@@ -353,7 +354,7 @@ func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 	}
 }
 
-// A process that closes a file and opens it again, as PyTorch does while it starts, takes one of the GPU's places.
+// A process that closes a file and opens it again takes only one place on the GPU. PyTorch does so while it starts.
 func TestAClientThatReopensTakesOnePlace(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
@@ -376,9 +377,9 @@ func TestAClientOfAnotherJobOfTheUser(t *testing.T) {
 	r.runs()
 	start := func(variables string) { r.child("exec env " + variables + " sh -c '" + opens + waits + "'") }
 	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/ours")
-	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/other") // that daemon may not be there
+	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/other") // the daemon of /other may not exist
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/ours")
-	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of an unknown job
+	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of a job that is not known
 	r.reports("clients of this job", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 })
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/other")
 	r.reports("the fifth comes", func(s lease.GuardState) bool { return s.Peak == 5 })
@@ -457,7 +458,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	}
 	for r.takers.abandon(); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
 	}
-	r.events.wait(time.Now()) // the closings
+	r.events.wait(time.Now()) // the events of the closed files
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {
 		t.Errorf("woken for %v", s.died)
 	}

@@ -25,9 +25,9 @@ const (
 	otherGPU // a GPU of another job
 )
 
-// identity identifies a file. A character device is identified by its number, not by its path, because a container may
-// have its own device file. Any other file is identified by its inode; such files stand for devices on a simulated
-// node.
+// identity identifies a file. A character device is identified by its number, not by its path, because a container
+// may have its own device file. Any other file is identified by its inode. On a simulated node, such files replace
+// the devices.
 type identity struct {
 	Device bool
 	A, B   uint64
@@ -121,8 +121,7 @@ func (k *kernel) owner(pid int) (uid uint32, ok bool) {
 	return st.Uid, err == nil
 }
 
-// effective returns the effective uid from a process's status file, which is right for a process that is not dumpable,
-// too.
+// effective returns the effective uid from a process's status file. It is right even if the process is not dumpable.
 func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	content, err := k.read(pid, "status")
 	if err != nil {
@@ -272,8 +271,8 @@ func parseNumber(name []byte) (int, bool) {
 	return 0, false
 }
 
-// compare reports whether a descriptor of this process and one of another process are the same open file. The error is
-// EBADF if the other process has closed it.
+// compare reports whether a descriptor of this process and a descriptor of another process are the same open file.
+// The error is EBADF if the other process has closed its descriptor.
 func (k *kernel) compare(own, pid, number int) (same bool, err error) {
 	const kcmpFile = 0
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(own), uintptr(number), 0)

@@ -66,11 +66,11 @@ func TestEachNumber(t *testing.T) {
 		t.Errorf("%d calls, %v", count, err)
 	}
 	if err := eachNumber(-1, func(int) bool { return true }); err == nil {
-		t.Error("a folder that is none lists nothing, without an error")
+		t.Error("a descriptor that is no folder gives no error")
 	}
 }
 
-// openedBy finds the driver's files by their identity, whatever their paths and numbers.
+// openedBy finds the driver's files by their identity, not by their paths or numbers.
 func TestOpenedBy(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()
@@ -97,8 +97,7 @@ func TestOpenedBy(t *testing.T) {
 	}
 }
 
-// A character device is identified by its number, in whatever folder its file is, because a container has its own
-// files.
+// A character device is identified by its number and not by its folder, because a container has its own files.
 func TestADeviceIsKnownByItsNumber(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()

@@ -35,9 +35,9 @@ func (k *kernel) memoryGroup(groups []byte) string {
 	return unified
 }
 
-// hostShort reports whether little memory is left in a dead client's control group, in one above it, or on the node.
-// Little is less than 1/64, or, if a newer client has come, less than the dead client had. A group counts only if the
-// job's user has a process in it. The dead client's own group does no harm if it is full.
+// hostShort reports whether little memory is left in a dead client's control group, in a group above it, or on the
+// node. Little means less than 1/64. If a newer client has come, it also means less than the dead client had. A group
+// counts only if the job's user has a process in it. The dead client's own group does no harm if it is full.
 func (g *Guard) hostShort(c *client, newer bool) bool {
 	needed := uint64(0)
 	if newer {
@@ -59,8 +59,8 @@ type memory struct {
 
 func (m memory) short(needed uint64) bool { return m.known && shortOf(m.limit, m.used, needed) }
 
-// memoryOf returns the memory of a group, or of the node for "". It is read once for all dead clients, until a check
-// clears the cache.
+// memoryOf returns the memory of a group, or of the node for "". It is read once for all dead clients, until the next
+// check clears the cache.
 func (k *kernel) memoryOf(group string) memory {
 	if m, ok := k.memories[group]; ok {
 		return m
@@ -75,7 +75,7 @@ func (k *kernel) memoryOf(group string) memory {
 	return m
 }
 
-// maxGroups limits the control groups that are read below one.
+// maxGroups limits how many control groups below a group are read.
 const maxGroups = 256
 
 // inhabited reports whether a user has a process in a control group or below it.

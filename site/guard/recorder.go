@@ -14,12 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recorderWait limits both waits for the recorder at the guard's end, which an epilog waits for: for its last report,
-// and after its kill. Its last sample is written before, when the epilog withdraws the ticket.
+// recorderWait limits both waits for the recorder at the guard's end: for its last report, and after its kill. It is
+// short, because an epilog waits for the guard's end. The recorder writes its last sample earlier, when the epilog
+// withdraws the ticket.
 const recorderWait = 2 * time.Millisecond
 
-// recorder is the process that records what the job uses. The guard tells it of clients and never waits for it: what
-// does not fit into the pipe is lost.
+// recorder is the process that records what the job uses. The guard sends it events of clients and never waits for
+// it. An event that does not fit into the pipe is lost.
 type recorder struct {
 	pipe    int           // its stdin
 	started chan *started // one element: nil if the start has failed
@@ -81,7 +82,7 @@ func launch(path string, argv []string, in, out *os.File) (*started, error) {
 	return s, nil
 }
 
-// tell tells the recorder of a client.
+// tell sends an event of a client to the recorder.
 func (r *recorder) tell(e usage.Event) {
 	if r == nil || r.pipe < 0 {
 		return
@@ -91,11 +92,11 @@ func (r *recorder) tell(e usage.Event) {
 		return
 	}
 	if _, err := unix.Write(r.pipe, append(line, '\n')); errors.Is(err, unix.EPIPE) {
-		r.close() // it has ended
+		r.close() // the recorder has ended
 	}
 }
 
-// close tells the recorder that there is no more.
+// close tells the recorder that no more events come.
 func (r *recorder) close() {
 	if r != nil && r.pipe >= 0 {
 		unix.Close(r.pipe)
@@ -103,7 +104,7 @@ func (r *recorder) close() {
 	}
 }
 
-// end ends the recorder, which is to have ended by itself.
+// end ends the recorder. Usually it has ended already, because its stdin is closed.
 func (r *recorder) end() {
 	if r == nil {
 		return
@@ -126,7 +127,7 @@ func (r *recorder) end() {
 	}
 }
 
-// tellLiving tells of a client that is new or has opened other GPUs.
+// tellLiving tells the recorder of a client that is new or has opened other GPUs.
 func (g *Guard) tellLiving(c *client) {
 	if !c.seen || c.told && c.toldGPUs == c.gpus {
 		return
@@ -135,19 +136,19 @@ func (g *Guard) tellLiving(c *client) {
 	g.recorder.tell(usage.Event{Proc: c.proc, GPUs: c.gpus, Begin: c.opened})
 }
 
-// tellDead tells of a client that has ended, and how once that is known. A living process whose closed files are held
-// goes on as a client.
+// tellDead tells the recorder of a client that has ended, and later how it ended. A living process whose closed files
+// are held is still a client.
 func (g *Guard) tellDead(c *client, ending usage.Ending, unharmed int) {
 	if c.told {
 		g.recorder.tell(usage.Event{Proc: c.proc, GPUs: c.gpus, Begin: c.opened, End: c.died, Ending: ending, Unharmed: unharmed})
 	}
 }
 
-// harmTime is the time in which the end of a client ends its neighbours, if it does: 0.13 to 0.19 s (measured on an
-// H200).
+// harmTime is the time in which the end of a client can end its neighbours. The measured time is 0.13 to 0.19 s (on
+// an H200).
 const harmTime = 500 * time.Millisecond
 
-// tellReleased tells how a client has ended whose files are closed now.
+// tellReleased tells the recorder how a client has ended. The client's files are closed now.
 func (g *Guard) tellReleased(c *client, reason string) {
 	unharmed := 0
 	for _, other := range c.beside {
@@ -163,7 +164,7 @@ func (g *Guard) tellReleased(c *client, reason string) {
 	c.beside = nil
 }
 
-// ending is how a client has ended, by the reason why its files were closed.
+// ending returns how a client has ended, from the reason why its files were closed.
 func (c *client) ending(reason string, worked bool) usage.Ending {
 	if len(c.beside) == 0 || reason == workDone && !worked {
 		return usage.Ended
@@ -171,7 +172,7 @@ func (c *client) ending(reason string, worked bool) usage.Ending {
 	return usage.InFlight
 }
 
-// neighboursOf are the living clients that may use the same GPU as a client.
+// neighboursOf returns the living clients that may use the same GPU as a client.
 func (g *Guard) neighboursOf(c *client) (all []*client) {
 	for _, other := range g.living {
 		if other != c && !other.inherits() && shareGPU(c, other) {

@@ -31,9 +31,9 @@ const (
 	// clients, or its free memory is unknown. A GPU accepts four clients a second (measured on an H200), so eight may
 	// come in this time.
 	newcomerHold = 2 * time.Second
-	// sparePlaces of a GPU's clients are left for those that are not yet found. All clients with open files take
-	// places, dead ones included. If no place is left, the next client gets an error, whichever of them are dead
-	// (measured on an H200).
+	// sparePlaces is how many places of a GPU are left for clients that are not yet found. All clients with open
+	// files take places, also dead clients. If no place is left, the next client gets an error, whichever clients are
+	// dead (measured on an H200).
 	sparePlaces = 4
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
@@ -137,9 +137,9 @@ func (g *Guard) places(c *client) int {
 	return len(all)
 }
 
-// takesPlace reports whether a client counts among those that its GPU serves. A process that has opened only the memory
-// device does not: cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a dead
-// client's time by that alone.
+// takesPlace reports whether a client takes one of the places of its GPU. A process that has opened only the memory
+// device takes none, because cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a
+// dead client's time by opening the memory device only.
 func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
 
 // noticing is the maximum delay with which a death is noticed on a loaded node.

@@ -21,29 +21,29 @@ func TestLetGo(t *testing.T) {
 		hold time.Duration
 		want string
 	}{
-		{"no one else is there", situation{}, hold, noNeighbour},
-		{"no one else is there, after a while", situation{age: time.Minute, gpuKnown: true}, hold, noNeighbour},
-		{"too early whatever is short", situation{age: short, neighbours: true, newer: true, gpuKnown: true, gpuShort: true, hostShort: true}, hold, ""},
-		{"too early though nothing is to be held", situation{age: short, neighbours: true}, 0, ""},
-		{"nothing is to be held", situation{age: minHold, neighbours: true}, 0, holdOver},
+		{"no other client lives", situation{}, hold, noNeighbour},
+		{"no other client lives, after a while", situation{age: time.Minute, gpuKnown: true}, hold, noNeighbour},
+		{"too early, even if memory is short", situation{age: short, neighbours: true, newer: true, gpuKnown: true, gpuShort: true, hostShort: true}, hold, ""},
+		{"too early, even if the hold is 0", situation{age: short, neighbours: true}, 0, ""},
+		{"the hold is 0", situation{age: minHold, neighbours: true}, 0, holdOver},
 		{"held", situation{age: hold - 1, neighbours: true}, hold, ""},
 		{"over", situation{age: hold, neighbours: true}, hold, holdOver},
-		{"over, and no one needs the memory", situation{age: 10 * hold, neighbours: true, gpuKnown: true}, hold, ""},
-		{"over, and a newer one may need it", situation{age: hold, neighbours: true, newer: true, gpuKnown: true}, hold, holdOver},
-		{"over, and the GPU is short, and no newer one is there", situation{age: hold, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
+		{"over, and no client needs the memory", situation{age: 10 * hold, neighbours: true, gpuKnown: true}, hold, ""},
+		{"over, and a newer client may need the memory", situation{age: hold, neighbours: true, newer: true, gpuKnown: true}, hold, holdOver},
+		{"over, and the GPU is short, and no newer client is there", situation{age: hold, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
 		{"the GPUs have been idle", situation{age: short, neighbours: true, gpuKnown: true, idle: true}, hold, workDone},
-		{"the last one, and the GPUs are at work", situation{age: hold - 1, gpuKnown: true}, hold, ""},
-		{"the last one, and what the GPUs do is known soon", situation{pending: true}, hold, ""},
-		{"a newer one, and what the GPUs do is known soon", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, hold, ""},
-		{"the GPU is short and no newer one is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
-		{"the GPU is short for a newer one", situation{age: minHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
+		{"the last client, and the GPUs are at work", situation{age: hold - 1, gpuKnown: true}, hold, ""},
+		{"the last client, and the GPUs' work is known soon", situation{pending: true}, hold, ""},
+		{"a newer client, and the GPUs' work is known soon", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, hold, ""},
+		{"the GPU is short and no newer client is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
+		{"the GPU is short for a newer client", situation{age: minHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
 		{"the host is short", situation{age: minHold, neighbours: true, hostShort: true}, hold, hostMemory},
-		{"the GPU serves few more", situation{age: newcomerHold, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, noPlace},
-		{"the GPU serves few more, and too early", situation{age: newcomerHold - 1, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, ""},
-		{"the GPU serves few more, and none comes", situation{age: hold + 1, neighbours: true, full: true, gpuKnown: true}, hold, ""},
-		{"a newer one, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
-		{"a newer one, and nothing tells what the GPU has left", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
-		{"a newer one, and the GPU has room", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
+		{"the GPU serves few more clients", situation{age: newcomerHold, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, noPlace},
+		{"the GPU serves few more clients, and it is too early", situation{age: newcomerHold - 1, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, ""},
+		{"the GPU serves few more clients, and no client comes", situation{age: hold + 1, neighbours: true, full: true, gpuKnown: true}, hold, ""},
+		{"a newer client, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
+		{"a newer client, and the GPU's memory is not known", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
+		{"a newer client, and the GPU has enough memory", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
 	} {
 		if got := c.s.releaseReason(c.hold); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -63,8 +63,8 @@ func TestPlaces(t *testing.T) {
 		fork bool
 		full bool
 	}{
-		{"one is left", places - 1, 1, false, false},
-		{"none is left", places, 1, false, true},
+		{"one place is left", places - 1, 1, false, false},
+		{"no place is left", places, 1, false, true},
 		{"on another GPU", places, 2, false, false},
 		{"forks", places, 1, true, false},
 		{"without a GPU", places, 0, false, false},
@@ -157,7 +157,7 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 	}
 }
 
-// Files that another client also has are not closed with the first one.
+// Files that another client also has are not closed with the first client.
 func TestSharedFilesStay(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
@@ -176,7 +176,7 @@ func TestSharedFilesStay(t *testing.T) {
 		t.Errorf("%d closed", closed)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
-		t.Errorf("still open: %v", err)
+		t.Errorf("the file is still open: %v", err)
 	}
 	r.files = 0
 }

@@ -28,8 +28,9 @@ var (
 )
 
 // takers duplicate clients' descriptors for the guard in a process of their own. Between look and duplication, a
-// process may replace the file by any other. If a user's file system delays that file's close, the kernel blocks the
-// closing process with all of its files, even if it is killed. A taker gives the guard only files that it has checked.
+// process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks
+// the closing process with all of its files, even if it is killed. A taker gives the guard only files that it has
+// checked.
 type takers struct {
 	line    []string      // the command line of a taker
 	wait    time.Duration // how long an answer may take

@@ -54,7 +54,7 @@ func identityAt(t *testing.T, fd int) identity {
 	return identityOf(&st)
 }
 
-// A taker sends the wanted file and never another one. The same process then makes the next duplicate.
+// A taker sends the wanted file and never another file. The same process then makes the next duplicate.
 func TestTakers(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())

@@ -33,7 +33,7 @@ const (
 	// sampleTime is a little more than the time that a sample covers.
 	sampleTime = 250 * time.Millisecond
 	// sampleGap is a little less than the time between two samples. With neighbours, two samples of 0 prove that no
-	// work is in flight. One is enough after the last client's end.
+	// work is in flight. After the last client's end, one sample is enough.
 	sampleGap = 150 * time.Millisecond
 	// usageAge is the maximum age of usable output.
 	usageAge = 2 * time.Second
@@ -91,7 +91,7 @@ func (g *gauge) read(process *started, answer *os.File, nudge func()) {
 		}
 		select {
 		case g.lines <- usage:
-		default: // the guard is busy; the next line comes soon
+		default: // the guard is busy, and the next line comes soon
 		}
 		nudge()
 	}
@@ -106,7 +106,7 @@ func (g *gauge) stop() {
 // usages is the usage of the job's GPUs.
 type usages struct {
 	gauge  *gauge
-	coming chan *gauge // the one that is being started, nil for none
+	coming chan *gauge // the gauge that is being started, nil for none
 	asked  time.Time   // when the last start began
 	failed time.Time   // when gpu-usage last failed
 	at     time.Time   // when the last line came

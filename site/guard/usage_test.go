@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What the samples of a GPU prove about the work of a client that died at second 10.
+// The samples of a GPU prove whether a client that died at second 10 has left work.
 func TestIdle(t *testing.T) {
 	died := time.UnixMicro(10_000_000)
 	now := time.UnixMicro(12_000_000)
@@ -59,7 +59,7 @@ func TestShortOfGPUMemory(t *testing.T) {
 		}
 		s = situation{}
 		if u.about(&client{died: now, gpus: 1}, &s, now.Add(usageAge+1)); s.gpuKnown {
-			t.Error("what was printed long ago counts")
+			t.Error("an old line counts")
 		}
 	}
 }

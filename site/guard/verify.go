@@ -55,7 +55,7 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
 	if err != nil || c.inherits() {
-		return // it has ended, or is a fork whose parent is checked
+		return // the process has ended, or is a fork whose parent is checked
 	}
 	shared := 0
 	for pipe := range pipes {
@@ -97,8 +97,9 @@ const (
 	jobVariable  = "SLURM_JOB_ID"
 )
 
-// checkJob finds out by its environment whether a process in no job's control group belongs to another job. The job's
-// user may have another job on the node, and its clients open all GPUs while they start.
+// checkJob reads the environment of a process that is in no job's control group, to find out whether the process
+// belongs to another job. The job's user may have another job on the node, and its clients open all GPUs while they
+// start.
 func (g *Guard) checkJob(p site.Process) {
 	environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // takes a second at most
 	job, set := environment.Values[jobVariable]
