@@ -14,15 +14,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Devices returns all whole GPUs of the node in NVML's order, which is that of the PCI bus. A GPU in MIG mode has
-// MIGMode set and 0 SMs, because NVML does not report them then. Its instances are not listed. The list fails if one
-// GPU cannot be read, because the positions of the others would shift.
+// Devices returns all whole GPUs of the node in NVML's order, which is the order on the PCI bus. A GPU in MIG mode
+// has MIGMode set and 0 SMs, because NVML does not report SMs in that mode. Its instances are not listed. If one GPU
+// cannot be read, Devices fails, because the positions of the other GPUs would shift.
 func (n *NVML) Devices() ([]site.Device, error) {
 	return within(n, "list GPUs", n.devices)
 }
 
-// Find returns one device, whole or a MIG instance, and reads no other. The error is ErrNotFound if the node has no
-// such device.
+// Find returns one device, a whole GPU or a MIG instance, and reads no other device. The error is ErrNotFound if the
+// node has no such device.
 func (n *NVML) Find(uuid site.UUID) (site.Device, error) {
 	return within(n, "find "+string(uuid), func() (site.Device, error) {
 		handle, err := n.handle(uuid)
@@ -44,9 +44,9 @@ func (n *NVML) ByPCI(position int) (site.Device, error) {
 	})
 }
 
-// ByMinor returns the whole GPU whose device file is /dev/nvidiaMINOR. NVML cannot find a GPU by its minor number, so
-// ByMinor reads one GPU after another. It begins at the position of the same number, which is usually right. A GPU that
-// cannot be read is skipped; its error is returned if no other GPU has the minor number.
+// ByMinor returns the whole GPU with the device file /dev/nvidiaMINOR. NVML cannot find a GPU by its minor number, so
+// ByMinor reads one GPU after another. It begins at the position with the same number, which is usually right. A GPU
+// that cannot be read is skipped. Its error is returned if no other GPU has the minor number.
 func (n *NVML) ByMinor(minor int) (site.Device, error) {
 	return within(n, "find "+withMinor(minor), func() (site.Device, error) { return n.byMinor(minor) })
 }
@@ -175,7 +175,7 @@ func (n *NVML) at(position int) (nvml.Device, error) {
 }
 
 // handle opens the device with a UUID. NVML returns Not Found for a device that is not on the node (measured on an
-// H200). Its manual names Invalid Argument for an invalid UUID, which is treated the same.
+// H200). For an invalid UUID, NVML's manual names Invalid Argument, which is treated the same.
 func (n *NVML) handle(uuid site.UUID) (nvml.Device, error) {
 	if !uuid.Valid() {
 		return nil, fmt.Errorf("cannot find GPU %q: not the UUID of a device: %w", uuid, ErrNotFound)
@@ -207,7 +207,7 @@ func cannotRead(what, device string, cause error) error {
 	return fmt.Errorf("cannot read %s of %s: %w", what, device, cause)
 }
 
-// describe reads the properties of a device. Errors call it named.
+// describe reads the properties of a device. named is the device's name in errors.
 func describe(named string, handle nvml.Device, instance bool) (site.Device, error) {
 	parent, err := whole(handle, instance)
 	if err != nil {
@@ -291,8 +291,8 @@ func nearestNUMA(gpu nvml.Device) int {
 	return -1
 }
 
-// maxNUMA limits the NUMA nodes that are read. go-nvml takes it for a number of nodes, eight to a word of 64, so this
-// is eight words.
+// maxNUMA limits the NUMA nodes that are read. go-nvml takes it for a number of nodes, eight to a word of 64 bits, so
+// it is eight words.
 const maxNUMA = 64
 
 // wholeSize reads the MIG mode and the SMs of a whole GPU.

@@ -3,8 +3,8 @@
 // Package gpu finds the node's GPUs and sets their compute modes by NVML, NVIDIA's management library. No other package
 // imports go-nvml.
 //
-// A device is named by its UUID, every error names the device and NVML's own text for the cause, and no call waits for
-// ever. SetMode does not read the mode back: a caller that needs proof calls Mode.
+// A device is named by its UUID. Every error names the device and gives NVML's own text for the cause. Every call has
+// a limit in time. SetMode does not read the mode back: a caller that needs proof calls Mode.
 package gpu
 
 import (
@@ -18,12 +18,12 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Causes to test for with errors.Is.
+// These are causes to test for with errors.Is.
 var (
 	ErrNotFound     = errors.New("not found")            // no such device on this node
 	ErrLost         = errors.New("lost")                 // off the bus, or unusable until a reset
 	ErrPermission   = errors.New("not permitted")        // only root may do it
-	ErrNotSupported = errors.New("not supported")        // this device cannot do it
+	ErrNotSupported = errors.New("not supported")        // this device has no such function
 	ErrHung         = errors.New("NVML does not answer") // this call or an earlier one got no answer in time
 )
 
@@ -58,8 +58,8 @@ type NVML struct {
 	closing  sync.Once
 }
 
-// Open loads and initialises NVML from a path. If the path is "", the loader finds libnvidia-ml.so.1. A process can use
-// only one library file, so Open refuses a second one.
+// Open loads and initialises NVML from a path. If the path is "", the loader finds libnvidia-ml.so.1. A process can
+// use only one library file, so Open refuses a second file.
 func Open(path string) (*NVML, error) { return OpenTimeout(path, callDeadline) }
 
 // OpenTimeout is Open with a shorter limit for each method.
@@ -112,8 +112,8 @@ var bound struct {
 	gpm  bool // it has all functions of GPM
 }
 
-// bind loads the library for good and checks that it has all required functions. The loader binds each call to the
-// first library that has the function, and never again. A second file would be loaded but not used, so it is refused.
+// bind loads the library for good and checks that it has all required functions. The loader binds each call once, to
+// the first library that has the function. A second file would be loaded but not used, so it is refused.
 func bind(path string) error {
 	bound.Lock()
 	defer bound.Unlock()

@@ -158,7 +158,7 @@ func TestDevicesKnowsEveryModel(t *testing.T) {
 	}
 }
 
-// Minor numbers in another order than the PCI bus, as on many machines.
+// The minor numbers have another order than the PCI bus, as on many machines.
 func TestOneDeviceIsFoundInEveryWay(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.L40S, node.T4)
 	for i, minor := range []string{"2", "0", "1"} {
@@ -206,7 +206,7 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	refused(t, err, ErrLost, "cannot find GPU /dev/nvidia1: not found; cannot open GPU at PCI position 1: GPU is lost")
 }
 
-// Find and ByPCI read only the one device: every call of another device fails.
+// Find and ByPCI read only the one device: every call for another device fails.
 func TestOneDeviceIsFoundBesideLostOnes(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.H200)
 	for _, i := range []int{0, 2} {
@@ -476,7 +476,7 @@ func TestCloseShutsDownOnce(t *testing.T) {
 	must(t, err)
 	must(t, made.Node.Fail("nvmlShutdown", 999, 1))
 	refused(t, nvml.Close(), nil, "cannot shut NVML down: Unknown Error")
-	must(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would fail so
+	must(t, made.Node.Fail("nvmlShutdown", 999, 1)) // a second call would fail with this number
 	must(t, nvml.Close())
 	if _, err := made.Node.Text("errors/nvmlShutdown"); err != nil {
 		t.Errorf("the second Close called NVML: %v", err)

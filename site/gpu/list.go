@@ -8,11 +8,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Status is the present state of a device. Err lists what could not be read; the other fields are valid.
+// Status is the present state of a device. Err lists what could not be read, and the other fields are valid.
 type Status struct {
-	Index     int // NVML's and nvidia-smi's number; -1 for a MIG instance, which has none of its own
+	Index     int // the number in NVML and nvidia-smi; -1 for a MIG instance, which has no number
 	Device    site.Device
-	Mode      site.Mode // "" for a MIG instance, which has no mode of its own
+	Mode      site.Mode // "" for a MIG instance, which has no mode
 	Processes []Process
 	Err       error
 }

@@ -33,7 +33,7 @@ func TestSurveyGoesPastALostGPU(t *testing.T) {
 	}
 }
 
-// A part that cannot be read does not remove the parts that can.
+// If one property cannot be read, the properties that were read are kept.
 func TestSurveyKeepsWhatItRead(t *testing.T) {
 	made, nvml := opened(t, node.H200)
 	must(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))

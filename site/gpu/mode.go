@@ -15,7 +15,7 @@ import (
 type Process struct {
 	PID int
 	MPS bool // a client of an MPS server; false for the server itself, and for a process without MPS
-	MiB int  // of the device's memory that it uses
+	MiB int  // how much of the device's memory the process uses
 }
 
 // modes are the compute modes by NVML's number.
@@ -113,7 +113,7 @@ func joined(clients, others []nvml.ProcessInfo) []Process {
 	return all
 }
 
-// mebibytes is 0 where NVML does not know, as with MIG.
+// mebibytes returns 0 if NVML does not know the number, as with MIG.
 func mebibytes(bytes uint64) int {
 	if bytes == math.MaxUint64 {
 		return 0

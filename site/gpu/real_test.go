@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// real reports whether this test program runs on a machine with NVIDIA's own library, with -test.run=TestReal.
+// real reports whether this test program runs with -test.run=TestReal on a machine with NVIDIA's own library.
 func real() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
 
 // TestRealMachineAgreesWithNvidiaSMI compares this package's answers with nvidia-smi's. It changes nothing.

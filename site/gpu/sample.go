@@ -10,7 +10,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// The sources of an Activity's percentages.
+// These are the sources of an Activity's percentages.
 const (
 	FromGPM       = "GPM"                 // the GPU's own counters, on Hopper and newer
 	FromProcesses = "process utilization" // what the driver samples of each process
@@ -19,25 +19,26 @@ const (
 // Unknown is a percentage that could not be read.
 const Unknown = -1
 
-// Activity is the use of a GPU. The percentages are of the time since the call before, the rest is of now.
+// Activity is the use of a GPU. The percentages are for the time since the previous call. All other fields are for
+// now.
 type Activity struct {
 	Source   string  // "" if the device has no percentages, as with MIG
 	SMUtil   float64 // percent of the time in which a kernel was on the GPU
-	SMActive float64 // percent of the SMs that had work; GPM alone has it
-	DRAM     float64 // percent of the memory's bandwidth; GPM alone has it
+	SMActive float64 // percent of the SMs that had work; only GPM has this value
+	DRAM     float64 // percent of the memory's bandwidth; only GPM has this value
 	UsedMiB  int
 	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
 }
 
-// Sampler reads the activity of one GPU, again and again. It changes no setting of the GPU.
+// Sampler reads the activity of one GPU repeatedly. It changes no setting of the GPU.
 type Sampler struct {
 	nvml  *NVML
 	uuid  site.UUID
-	gpm   [2]nvml.GpmSample // the counters at the call before and at this one; nil without GPM
+	gpm   [2]nvml.GpmSample // the counters at the previous call and at this call; nil without GPM
 	since uint64            // microseconds, of the driver's latest sample of a process
 }
 
-// NewSampler makes a sampler. The first Read is of the time since now.
+// NewSampler makes a sampler. The first Read reports the activity since now.
 func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
 	s := &Sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
 	return within(n, "begin to sample "+string(uuid), func() (*Sampler, error) {
@@ -52,7 +53,7 @@ func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
 	})
 }
 
-// beginGPM reads the counters for the first time. A GPU that refuses has the driver's samples in place of GPM.
+// beginGPM reads the counters for the first time. If the GPU refuses, the driver's samples are used instead of GPM.
 func (s *Sampler) beginGPM(handle nvml.Device) error {
 	var both [2]nvml.GpmSample
 	for i := range both {
@@ -68,7 +69,7 @@ func (s *Sampler) beginGPM(handle nvml.Device) error {
 	return nil
 }
 
-// Read reads the activity since the last Read. GPM wants 100 ms between two of them (nvml.h).
+// Read reads the activity since the last Read. GPM needs 100 ms between two Reads (nvml.h).
 func (s *Sampler) Read() (Activity, error) {
 	return within(s.nvml, "sample "+string(s.uuid), func() (Activity, error) {
 		a := Activity{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
@@ -88,7 +89,7 @@ func (s *Sampler) Read() (Activity, error) {
 	})
 }
 
-// readGPM reads the counters and compares them with those of the call before.
+// readGPM reads the counters and compares them with the counters of the previous call.
 func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
 	if handle.GpmSampleGet(s.gpm[1]) != nvml.SUCCESS {
 		return false
@@ -111,8 +112,8 @@ func (s *Sampler) readGPM(handle nvml.Device, a *Activity) bool {
 	return true
 }
 
-// readProcesses adds up what the driver has sampled of each process since the call before. Without a new sample, no
-// process had work.
+// readProcesses adds up what the driver has sampled of each process since the previous call. If there is no new
+// sample, no process had work.
 func (s *Sampler) readProcesses(handle nvml.Device, a *Activity) {
 	samples, err := busySince(handle, s.since)
 	if err != nil {

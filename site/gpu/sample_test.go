@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// sampled is a GPU with a server, which is this process, and a client of 824 MiB.
+// sampled returns a GPU with a server, which is this process, and a client of 824 MiB.
 func sampled(t *testing.T, model node.Model) (node.GPU, *Sampler) {
 	t.Helper()
 	made, opened := opened(t, model)
@@ -46,7 +46,7 @@ func setGPU(t *testing.T, gpu node.GPU, name, value string) {
 	}
 }
 
-// serverSample is what the driver samples of the server now.
+// serverSample sets what the driver samples of the server now.
 func serverSample(t *testing.T, gpu node.GPU, percent int) {
 	t.Helper()
 	line := fmt.Sprintf("%d %d\n", time.Now().UnixMicro(), percent)
@@ -82,7 +82,7 @@ func TestSampleByGPM(t *testing.T) {
 	}
 }
 
-// A metric is of the time since the call before.
+// A metric covers the time since the previous call.
 func TestGPMIsOfTheTimeBetween(t *testing.T) {
 	gpu, s := sampled(t, node.H200)
 	serverSample(t, gpu, 60)
@@ -105,7 +105,7 @@ func TestSampleWithoutGPM(t *testing.T) {
 	}
 }
 
-// A GPU whose counters fail has the driver's samples.
+// If the counters of a GPU fail, the driver's samples are used.
 func TestSampleWhenGPMFails(t *testing.T) {
 	gpu, s := sampled(t, node.H200)
 	serverSample(t, gpu, 70)

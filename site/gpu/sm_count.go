@@ -8,8 +8,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// smsPerTPC is 2 for every GPU since Volta (NVIDIA's architecture white papers). It is the granularity of MPS's shares:
-// on an H200 the shares are the even numbers (measured). Older GPUs have no shares.
+// smsPerTPC is 2 for every GPU since Volta (NVIDIA's architecture white papers). MPS divides a GPU in whole TPCs: on
+// an H200 the shares are the even numbers (measured). Older GPUs have no shares.
 const smsPerTPC = 2
 
 // capability is a compute capability.

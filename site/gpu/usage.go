@@ -15,12 +15,12 @@ type Usage struct {
 	TotalMiB int
 	FreeMiB  int
 	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
-	// Busy is each process's part of the SMs, in the samples since the last call. A server's sample is that of all of
-	// its clients; a client has none (measured on an H200: docs/measurements/12-h200).
+	// Busy is each process's part of the SMs, in the samples since the last call. A server's sample covers all of its
+	// clients, and a client has no sample (measured on an H200: docs/measurements/12-h200).
 	Busy []Busy
 }
 
-// Busy is one sample of the driver, which takes one every 200 ms (measured on an H200).
+// Busy is one sample of the driver. The driver takes a sample every 200 ms (measured on an H200).
 type Busy struct {
 	PID     int
 	Percent int    // of the SMs, in the time before Micros
@@ -28,7 +28,7 @@ type Busy struct {
 }
 
 // Usage reads the memory of a whole GPU, the memory of its clients, and the samples after since, in microseconds. If
-// the driver gives no samples, as with MIG, there are none.
+// the driver gives no samples, as with MIG, Busy is empty.
 func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 	return within(n, "read usage of "+string(uuid), func() (Usage, error) {
 		handle, err := n.handle(uuid)
@@ -39,7 +39,7 @@ func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 		if err != nil {
 			return Usage{}, err
 		}
-		busy, _ := busySince(handle, since) // without samples, the memory counts
+		busy, _ := busySince(handle, since) // without samples, the memory is still useful
 		return Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients, Busy: busy}, nil
 	})
 }
@@ -61,7 +61,7 @@ func memoryOf(handle nvml.Device, uuid site.UUID) (memory nvml.Memory, clients m
 	return memory, clients, nil
 }
 
-// busySince returns the driver's samples of processes after since. There may be no new one.
+// busySince returns the driver's samples of processes after since. If there is no new sample, it returns none.
 func busySince(handle nvml.Device, since uint64) (all []Busy, err error) {
 	samples, ret := handle.GetProcessUtilization(since)
 	if err := because(ret); err != nil && !errors.Is(err, ErrNotFound) {
