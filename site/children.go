@@ -30,7 +30,7 @@ func Children(pid int) []int {
 	return pids
 }
 
-// childrenBySearch returns the same on a kernel without CONFIG_PROC_CHILDREN.
+// childrenBySearch returns the children on a kernel without CONFIG_PROC_CHILDREN.
 func childrenBySearch(pid int) []int {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")

@@ -7,11 +7,12 @@ import (
 	"os"
 )
 
-// initialNamespaces are the numbers of the machine's own namespaces, which are constants of the kernel.
+// initialNamespaces are the numbers of the machine's own namespaces. They are constants of the kernel.
 var initialNamespaces = map[string]uint32{"pid": 4026531836, "user": 4026531837}
 
-// InOwnNamespace reports whether this process is in another namespace of a kind, "pid" or "user", than the machine's
-// own. Processes outside of a pid namespace have no pid there, and users outside of a user namespace no number.
+// InOwnNamespace reports whether this process is in another namespace than the machine's own. The kind is "pid" or
+// "user". A process outside of a pid namespace has no pid in it, and a user outside of a user namespace has no number
+// in it.
 func InOwnNamespace(kind string) bool {
 	link, err := os.Readlink("/proc/self/ns/" + kind)
 	return err == nil && link != fmt.Sprintf("%s:[%d]", kind, initialNamespaces[kind])

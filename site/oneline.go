@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// OneLine is an error in one line of printable text; joined errors are set apart by semicolons.
+// OneLine returns an error as one line of printable text. Joined errors are separated by semicolons.
 func OneLine(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	return strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) { // C1 controls, and what turns the direction of a line, are none either
+		if !strconv.IsPrint(r) { // C1 controls and marks that change the direction of a line are not printable either
 			return '?'
 		}
 		return r

@@ -21,32 +21,32 @@ func (p Paths) Check() error {
 	return nil
 }
 
-// Policy is the policy file.
+// Policy returns the path of the policy file.
 func (p Paths) Policy() string { return filepath.Join(p.Root, "/etc/slurm-mps/policy.hcl") }
 
-// Tuned is the site's file of shares that mps-tune has found (package tuned).
+// Tuned returns the path of the site's file of shares that mps-tune has found (package tuned).
 func (p Paths) Tuned() string { return filepath.Join(p.Root, "/etc/slurm-mps/tuned") }
 
-// ConfigFile is the site's configuration file.
+// ConfigFile returns the path of the site's configuration file.
 func (p Paths) ConfigFile() string { return filepath.Join(p.Root, "/etc/slurm-mps/site.hcl") }
 
-// Run is the folder of all state. It lasts until the next boot, like the things that it describes.
+// Run returns the folder of all state. It lasts until the next boot, like the things that it describes.
 func (p Paths) Run() string { return filepath.Join(p.Root, "/run/slurm-mps") }
 
-// Kept is the folder for files that must survive a reboot: the last usable policy and site file.
+// Kept returns the folder for files that must survive a reboot: the last usable policy and site file.
 func (p Paths) Kept() string { return filepath.Join(p.Root, "/var/lib/slurm-mps") }
 
-// Reports is the folder of the reports of jobs that have ended.
+// Reports returns the folder of the reports of jobs that have ended.
 func (p Paths) Reports() string { return filepath.Join(p.Kept(), "reports") }
 
-// Devices is the folder of the GPUs' device files.
+// Devices returns the folder of the GPUs' device files.
 func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 
-// Log is the log file. Each line is a JSON object.
+// Log returns the path of the log file. Each line is a JSON object.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 
-// Config is the site's configuration: the paths of helper programs, the deadlines of prolog and epilog, and how often use
-// is sampled. slurmd gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
+// Config is the site's configuration: the paths of helper programs, the deadlines of prolog and epilog, and the
+// interval of samples. slurmd gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
 type Config struct {
 	NVMLLibrary    string // path of libnvidia-ml.so.1; "" lets the loader find it
 	Control        string // path of nvidia-cuda-mps-control
@@ -54,13 +54,13 @@ type Config struct {
 	GresConf       string // path of gres.conf; "" means the folder of the slurm.conf that Slurm names
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
-	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that none are written
-	RemoteShell    string // program and arguments that run a command on another node; the node's name comes behind them
-	// UsageInterval is the time between two samples of what a job uses of its GPUs. 0: nothing is recorded.
+	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that no files are written
+	RemoteShell    string // program and arguments that run a command on another node; the node's name follows them
+	// UsageInterval is the time between two samples of what a job uses of its GPUs. If it is 0, nothing is recorded.
 	UsageInterval time.Duration
 }
 
-// DefaultConfig is the configuration of a site without a configuration file.
+// DefaultConfig returns the configuration of a site without a configuration file.
 func DefaultConfig() Config {
 	return Config{
 		Control:        "/usr/bin/nvidia-cuda-mps-control",
@@ -71,18 +71,19 @@ func DefaultConfig() Config {
 	}
 }
 
-// What a prolog and an epilog may take beyond their deadlines: the undo, the prolog's trial as nobody, and a little.
+// These are the times that a prolog and an epilog may take beyond their deadlines: for the undo, for the prolog's trial
+// as the user nobody, and a small reserve.
 const (
 	PrologMargin = 45 * time.Second
 	EpilogMargin = 5 * time.Second
 )
 
-// MaxDurations is how long a prolog and an epilog may take until they end by themselves: Slurm is to wait longer.
+// MaxDurations returns how long a prolog and an epilog may take until they end by themselves. Slurm must wait longer.
 func (c Config) MaxDurations() (prolog, epilog time.Duration) {
 	return c.PrologDeadline + PrologMargin, c.EpilogDeadline + EpilogMargin
 }
 
-// ReapCommand is the command that reaps one job.
+// ReapCommand returns the command that reaps one job.
 func (p Paths) ReapCommand(job uint32) string {
 	command := fmt.Sprintf("mpsctl reap --job %d", job)
 	if p.Root != "" {

@@ -66,8 +66,8 @@ func (p Process) Running() bool {
 	return err == nil && stat.Start == p.Start && !stat.dead()
 }
 
-// dead reports whether a process has ended. A process looks like a zombie if its first thread has ended and others run.
-// A user can bring the daemon into that state.
+// dead reports whether a process has ended. If its first thread has ended and other threads run, a process looks like
+// a zombie. A user can bring the daemon into that state.
 func (s Stat) dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // CurrentProcess returns this process.
@@ -77,7 +77,7 @@ func CurrentProcess() (Process, error) {
 }
 
 // Kill sends a signal to p and to no other process. It opens a pidfd first and then reads the start time again, so a
-// later process with the same pid is not hit. It returns nil if p has ended.
+// later process with the same pid gets no signal. It returns nil if p has ended.
 func (p Process) Kill(signal unix.Signal) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {

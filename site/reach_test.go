@@ -13,12 +13,12 @@ import (
 func TestMayOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nvidia0")
 	if site.CanOpen(path) {
-		t.Error("a device that is not there may be opened")
+		t.Error("a device that does not exist may be opened")
 	}
 	if err := os.WriteFile(path, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
 	if !site.CanOpen(path) {
-		t.Error("a device that is there may not be opened")
+		t.Error("a device that exists may not be opened")
 	}
 }

@@ -19,8 +19,8 @@ func OpenFolder(path string) (*os.File, error) {
 	return openFolder(unix.AT_FDCWD, path, path)
 }
 
-// OpenTrustedFolder is OpenFolder with the same check of every folder above. So only root decides which folder the path
-// names.
+// OpenTrustedFolder is OpenFolder, and it checks every folder above in the same way. So only root decides which
+// folder the path names.
 func OpenTrustedFolder(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("cannot open %s: give an absolute path", path)
@@ -60,14 +60,15 @@ func openFolder(above int, name, path string) (*os.File, error) {
 	return dir, nil
 }
 
-// Replace writes a file into a folder that OpenFolder has opened. A reader sees the old file or the complete new one.
-// No other user can put a link into the folder. Several processes may replace the same file: each has a temporary file
-// with its own pid, and the last rename wins.
+// Replace writes a file into a folder that OpenFolder has opened. A reader sees the old file or the complete new
+// file. No other user can put a link into the folder. Several processes may replace the same file: each process has a
+// temporary file with its own pid, and the last rename wins.
 func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
 	return replace(dir, name, newFile{content: content, mode: mode, gid: -1, sync: true})
 }
 
-// ReplaceForGroup is Replace for a file that a group may read. It waits for no disk: a crash of the node may lose the file.
+// ReplaceForGroup is Replace for a file that a group may read. It does not wait for the disk: a crash of the node may
+// lose the file.
 func ReplaceForGroup(dir *os.File, name string, content []byte, mode fs.FileMode, gid uint32) error {
 	return replace(dir, name, newFile{content: content, mode: mode, gid: int(gid)})
 }
@@ -76,7 +77,7 @@ func ReplaceForGroup(dir *os.File, name string, content []byte, mode fs.FileMode
 type newFile struct {
 	content []byte
 	mode    fs.FileMode
-	gid     int // -1 for the process's own
+	gid     int // -1 for the process's own group
 	sync    bool
 }
 
@@ -99,7 +100,7 @@ func replace(dir *os.File, name string, f newFile) error {
 	return nil
 }
 
-// writeTemporary writes a new file. An old one with its name was left by a killed process with this process's pid.
+// writeTemporary writes a new file. If a file with its name exists, a killed process with the same pid has left it.
 func writeTemporary(dir *os.File, name string, f newFile) error {
 	_ = unix.Unlinkat(int(dir.Fd()), name, 0)
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

@@ -13,7 +13,7 @@ import (
 // replaced and not followed.
 func TestReplace(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("the folders are root's")
+		t.Skip("the folders must be owned by root")
 	}
 	top := t.TempDir()
 	dir, victim := filepath.Join(top, "dir"), filepath.Join(top, "victim")
@@ -26,7 +26,7 @@ func TestReplace(t *testing.T) {
 		t.Errorf("a link: %v", err)
 	}
 	if _, err := OpenTrustedFolder(dir); !errors.Is(err, ErrNotRootOwned) { // a folder in /tmp
-		t.Errorf("a folder below one that everybody may write: %v", err)
+		t.Errorf("a folder below a folder that everybody may write: %v", err)
 	}
 	folder, err := OpenFolder(dir)
 	if err != nil {
@@ -46,12 +46,12 @@ func TestReplace(t *testing.T) {
 		t.Errorf("the victim is %q", got)
 	}
 	if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
-		t.Errorf("in the folder: %v, %v", names, err)
+		t.Errorf("the folder contains: %v, %v", names, err)
 	}
 	if err := os.Chown(dir, 2001, 2001); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenFolder(dir); !errors.Is(err, ErrNotRootOwned) {
-		t.Errorf("another's folder: %v", err)
+		t.Errorf("another user's folder: %v", err)
 	}
 }

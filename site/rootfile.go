@@ -15,16 +15,16 @@ import (
 // ErrNotRootOwned means that another user could have written a file that only root may write.
 var ErrNotRootOwned = errors.New("not root's own")
 
-// maxOwned bounds the files that root reads. The largest, a policy of hundreds of rules, is far smaller.
+// maxOwned bounds the files that root reads. The largest is a policy of hundreds of rules, which is far smaller.
 const maxOwned = 4 << 20
 
 // ReadRootOwned reads a whole regular file that is owned by root, writable only by root, and not a link. The error
 // wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
 func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) }
 
-// ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without root of the
-// node, root's files belong to unmapped: so the file of another unmapped user passes there. Such a user cannot write
-// into root's folders, and the namespace's owner could mount any file.
+// ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without the node's
+// root, unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
+// cannot write into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
 	return readOwned(path, InOwnNamespace("user"))
 }
@@ -68,7 +68,7 @@ func notRootOwned(st unix.Stat_t) string {
 	return writableByOthers(st)
 }
 
-// writableByOthers says how another user than root could change the file.
+// writableByOthers returns how a user other than root could change the file, or "".
 func writableByOthers(st unix.Stat_t) string {
 	switch {
 	case st.Uid != 0:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package site holds the types that all packages share (devices, modes, processes) and the node's paths and deadlines.
-// All of them are values; the package reads no environment variable.
+// Package site holds the types that all packages share (devices, modes, processes) and the node's paths and
+// deadlines. All of them are values, and the package reads no environment variable.
 package site
 
 import (
@@ -50,7 +50,7 @@ type Device struct {
 	TPC       int    `json:"tpc"`        // SMs in a TPC, the granularity of MPS's shares
 	MemoryMiB int    `json:"memory_mib"` // total
 	NUMA      int    `json:"numa"`       // the nearest NUMA node, -1 if unknown
-	MIGMode   bool   `json:"mig_mode"`   // a GPU that is divided into instances: no job can use the whole GPU
+	MIGMode   bool   `json:"mig_mode"`   // the GPU is divided into instances, and no job can use the whole GPU
 }
 
 // Process identifies a process by its pid and start time, because the kernel uses pids again.
@@ -59,7 +59,7 @@ type Process struct {
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since the boot
 }
 
-// String is "pid 123".
+// String returns "pid 123".
 func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
 
 // Client is a client process of an MPS server.
@@ -68,8 +68,8 @@ type Client struct {
 	PID    int
 }
 
-// The two states of a control daemon that fails. One failed question proves neither, so they are returned only after
-// the repeated questions that the measurements call for.
+// These are the two states of a control daemon that fails. One failed question proves neither state. So these errors
+// are returned only after the number of questions that the measurements require.
 var (
 	ErrDaemonDown = errors.New("the daemon does not serve")
 	ErrNoAnswer   = errors.New("the daemon does not answer")
@@ -79,8 +79,8 @@ var (
 // like the daemon's keep appearing or do not end.
 var ErrImpostors = errors.New("the user has processes that only look like the daemon's")
 
-// AsUserError is a failure of a program that runs as the job's user, or an invalid answer of one. The cause may be the
-// node or the user.
+// AsUserError is a failure or an invalid answer of a program that runs as the job's user. The cause may be the node
+// or the user.
 type AsUserError struct{ Err error }
 
 func (e *AsUserError) Error() string { return e.Err.Error() }

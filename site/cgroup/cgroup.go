@@ -29,8 +29,8 @@ const mounts = "/sys/fs/cgroup"
 // procs is the file that lists a group's processes. A process joins the group by writing "0" into the file.
 const procs = "cgroup.procs"
 
-// Tree is the place of one node's groups: below slurmd's own group, in which prologs run. systemd leaves that group to
-// slurmd.
+// Tree is the place of one node's groups: below slurmd's own group, in which prologs run. systemd does not change
+// that group.
 type Tree struct {
 	Run string // the folder of the node's state; its path distinguishes several nodes on one machine
 }
@@ -38,8 +38,8 @@ type Tree struct {
 // ErrNone means that the node has no control group hierarchy that can hold a job's processes together.
 var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted at " + mounts + ", to be written to")
 
-// Of is the folder of the group for a job's n-th daemon. The folder need not exist. Of returns "" if
-// PrologFlags=RunInJob starts prologs inside of the job, because Slurm then keeps the job's processes together itself.
+// Of returns the folder of the group for a job's n-th daemon. The folder need not exist. With PrologFlags=RunInJob,
+// prologs run inside of the job, and Slurm itself keeps the job's processes together. Then Of returns "".
 func (t Tree) Of(job uint32, n int) (string, error) {
 	mount, own, err := here()
 	if err != nil || own.OfAJob() {
@@ -49,8 +49,8 @@ func (t Tree) Of(job uint32, n int) (string, error) {
 	return filepath.Join(mount, own.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
 }
 
-// Mount is the mount point of the hierarchy for these groups: version 2, alone or beside version 1, or else version 1's
-// freezer.
+// Mount returns the mount point of the hierarchy for these groups. This is version 2, alone or beside version 1, or
+// else version 1's freezer.
 func Mount() (string, error) {
 	for _, mount := range []string{mounts, mounts + "/unified"} {
 		var st unix.Statfs_t
@@ -89,15 +89,15 @@ func here() (mount string, own proc.ControlGroup, err error) {
 	return "", own, fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
 }
 
-// Make makes a group. It keeps an existing one.
+// Make makes a group. If the group exists, Make keeps it.
 func (Tree) Make(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("cannot make control group: %w", err)
 	}
 	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
-	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // version 1 has no such file
+	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // version 1 does not have this file
 		_ = unix.Rmdir(dir) // because no lease will name it
-		return fmt.Errorf("cannot use control group %s: it is %q, since the one above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
+		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
 	}
 	return nil
 }
@@ -137,7 +137,8 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 	}
 }
 
-// maxMembers bounds the bytes read from a group's list. The remaining processes are read after the first have ended.
+// maxMembers limits the bytes that are read from a group's list. The other processes are read after the first
+// processes have ended.
 const maxMembers = 64 << 10
 
 func members(dir string) (pids []int, err error) {
@@ -158,7 +159,7 @@ func members(dir string) (pids []int, err error) {
 	return pids, err
 }
 
-// end sends SIGKILL to all processes of a group at once, so that no process can fork before it is hit.
+// end sends SIGKILL to all processes of a group at once, so that no process can fork before the signal.
 func end(dir string) error {
 	err := write(dir, "cgroup.kill", "1") // Linux 5.14, version 2
 	if !errors.Is(err, fs.ErrNotExist) {

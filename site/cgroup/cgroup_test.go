@@ -77,7 +77,7 @@ func TestAGroupIsEmptied(t *testing.T) {
 				before, err = members(dir)
 			}
 			if err != nil || len(before) < 5 {
-				t.Fatalf("the group has %v: %v", before, err)
+				t.Fatalf("the group has the processes %v: %v", before, err)
 			}
 			if err := end(dir); err != nil {
 				t.Fatal(err)
@@ -110,7 +110,8 @@ func TestNoGroupIsEmpty(t *testing.T) {
 	}
 }
 
-// A group that cannot be emptied is given up at the deadline. Here a group below it keeps it busy.
+// If a group cannot be emptied, Empty returns an error at the deadline. Here another group below the group prevents
+// its removal.
 func TestAGroupThatStays(t *testing.T) {
 	for mount := range hierarchies(t) {
 		dir := filepath.Join(mount, fmt.Sprintf("slurm-mps-stays-%d", os.Getpid()))
@@ -128,7 +129,7 @@ func TestAGroupThatStays(t *testing.T) {
 	}
 }
 
-// Of names a group below this process's own, a different one for each node, job and daemon.
+// Of returns a group below this process's own group. It is another group for each node, job and daemon.
 func TestOf(t *testing.T) {
 	if _, err := Mount(); err != nil {
 		t.Skip(err)

@@ -28,7 +28,7 @@ const (
 	maxLine      = 8 << 10  // for a command line: a path of 4 KiB and the control program's options
 	bufferBytes  = 16 << 10 // for one reader; a value must fit into it
 	deadline     = time.Second
-	maxReaders   = 256                   // with the abandoned ones
+	maxReaders   = 256                   // including the abandoned readers
 	maxAtWork    = 8                     // readers that do not hang
 	slowReadTime = 20 * time.Millisecond // after this time a reader counts as hanging and gives its slot to another
 )
@@ -124,7 +124,7 @@ func search(text io.Reader, names []string) (Environment, error) {
 	}
 }
 
-// take records the variables in a piece of an environment. It returns the offset from which the next read must
+// take records the variables in a piece of an environment. It returns the offset at which the next read must
 // continue.
 func (e Environment) take(piece []byte, names []string) (hold int) {
 	hold = len(piece)
@@ -210,7 +210,7 @@ func each[T any](ctx context.Context, r *readers, procs []site.Process, file str
 // reader is one running read. It occupies a slot until it ends or hangs.
 type reader struct {
 	of   site.Process
-	free func() // gives up its slot
+	free func() // gives up the reader's slot
 	done bool
 	left bool
 }

@@ -61,7 +61,7 @@ func TestSearchAtEveryEdge(t *testing.T) {
 	}
 }
 
-// FuzzSearch holds the search against a plain one.
+// FuzzSearch compares the search with a simple search.
 func FuzzSearch(f *testing.F) {
 	f.Add([]byte("A=1\x00PIPE=2"), 3)
 	f.Add([]byte("A\x00A=\x00PIPE=A=1\x00\x00"), 1)
@@ -110,7 +110,7 @@ func TestVariables(t *testing.T) {
 		t.Errorf("command line %q, %v", line.Args, line.Err)
 	}
 	if got := Variables(ctx, site.Process{PID: 1 << 30}, "A"); !errors.Is(got.Err, fs.ErrNotExist) {
-		t.Errorf("of a process that is not there: %+v", got)
+		t.Errorf("the variables of a process that does not exist: %+v", got)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestUIDs(t *testing.T) {
 		t.Errorf("%d, %v", uids, err)
 	}
 	if _, err := UIDs(1 << 30); err == nil {
-		t.Error("a process that is not there has an owner")
+		t.Error("a process that does not exist has an owner")
 	}
 }
 
@@ -141,7 +141,7 @@ func newHeld() (*readers, held) {
 }
 
 // Processes that block their readers cost one deadline together, however many there are. Other processes are read at
-// the same time. A blocked process is not read again before its readers are back.
+// the same time. A blocked process is not read again before its readers have returned.
 func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	r, h := newHeld()
 	var procs []site.Process
@@ -161,7 +161,7 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 			}
 		}
 		if free := found[100]; free.Err != nil || free.Values["A"] != "free" {
-			t.Errorf("round %d, the free one: %+v", round, free)
+			t.Errorf("round %d, the free process: %+v", round, free)
 		}
 		if r.running != 100 || len(r.left) != 100 {
 			t.Errorf("round %d: %d readers, %d left behind", round, r.running, len(r.left))
@@ -170,7 +170,7 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	close(h.letGo)
 	for began := time.Now(); r.environments(t.Context(), procs[:1], []string{"A"})[0].Values["A"] != "late"; {
 		if time.Since(began) > 5*time.Second {
-			t.Fatal("its reader is back, and it is not read")
+			t.Fatal("the reader has returned, but the process is not read")
 		}
 	}
 }

@@ -33,8 +33,8 @@ func Name(pid int) (string, error) {
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
-// UIDs returns the real, effective, saved and file system uid of a process. The owner of /proc/PID is not used, because
-// it is root for a process that may not be dumped.
+// UIDs returns the real, effective, saved and file system uid of a process. It does not use the owner of /proc/PID,
+// because root is the owner if the process may not be dumped.
 func UIDs(pid int) ([4]uint32, error) {
 	var uids [4]uint32
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bound reports whether a process has a socket that is bound to path. It connects a datagram socket: the kernel
-// refuses that for a socket of another type, and the process notices nothing. So it works in all namespaces, if path
-// is mounted.
+// Bound reports whether a process has a socket that is bound to path. It connects a datagram socket. The kernel
+// refuses this for a socket of another type, and the process notices nothing. So Bound works in all namespaces, if
+// path is mounted.
 func Bound(path string) (bool, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
