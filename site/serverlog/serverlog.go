@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serverlog reads the logs of MPS servers. They are the job user's files, so the user may have written them.
+// Package serverlog reads the logs of MPS servers. The job's user owns these files, so the user may have written
+// them.
 package serverlog
 
 import (
@@ -14,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the file of the servers of one daemon.
+// Name is the name of the log of one daemon's servers.
 const Name = "server.log"
 
-// Open opens a file in a folder of the user's, who can put anything there: a link to a file that only root can read, a
-// hard link to one, a pipe that never ends. No link is followed, and what is open must be the user's own and a regular
-// file of one name.
+// Open opens a file in a folder of the user. The user can put anything there: a link to a file that only root can
+// read, a hard link to such a file, or a pipe that never ends. So Open follows no link. The file must be a regular
+// file of the user with only one name.
 func Open(dir, name string, uid uint32) (*os.File, int64, error) {
-	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // root's own
+	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // a folder of root
 	if err != nil {
 		return nil, 0, err
 	}
@@ -48,12 +49,12 @@ func Open(dir, name string, uid uint32) (*os.File, int64, error) {
 
 // Line is a line of a log: "[2026-11-21 05:26:29.938 Server   829] Client process 957 disconnected".
 type Line struct {
-	Server string // its pid
+	Server string // the pid of the server
 	Text   []byte
 	head   []byte
 }
 
-// Parse splits a line. ok is false if a server has not written it.
+// Parse splits a line. ok is false if the line does not have the form of a server's line.
 func Parse(line []byte) (l Line, ok bool) {
 	head, text, found := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte("] "))
 	if !found {
@@ -62,7 +63,7 @@ func Parse(line []byte) (l Line, ok bool) {
 	return Line{Server: string(head[bytes.LastIndexByte(head, ' ')+1:]), Text: text, head: head}, true
 }
 
-// At is the time of the line, in milliseconds of the node's time zone. It is zero if the line has none.
+// At returns the time of the line, in milliseconds of the node's time zone. It is zero if the line has no time.
 func (l Line) At() time.Time {
 	const form = "[2006-01-02 15:04:05.000"
 	at, err := time.ParseInLocation(form, string(l.head[:min(len(l.head), len(form))]), time.Local)
@@ -72,8 +73,8 @@ func (l Line) At() time.Time {
 	return at
 }
 
-// Connected is the process whose context has connected. A process has several contexts: "Client {PID: 827, Context ID:
-// 0} connected", and with drivers before 580 "Client {827, 0} connected".
+// Connected returns the process of a context that has connected. A process has several contexts. The text is "Client
+// {PID: 827, Context ID: 0} connected", and with drivers before 580 "Client {827, 0} connected".
 func (l Line) Connected() (pid int, ok bool) {
 	if !bytes.HasSuffix(l.Text, []byte(" connected")) {
 		return 0, false
@@ -81,8 +82,9 @@ func (l Line) Connected() (pid int, ok bool) {
 	return l.client()
 }
 
-// Failed is the process that the server names for a fatal error: "Client {PID: 906, Context: 1} encountered a fatal GPU
-// error." If a client is killed in mid-kernel, that is one of its neighbours (measured on an H200).
+// Failed returns the process that the server names for a fatal error. The text is "Client {PID: 906, Context: 1}
+// encountered a fatal GPU error." If a client is killed while a kernel runs, the server names a neighbour of this
+// client (measured on an H200).
 func (l Line) Failed() (pid int, ok bool) {
 	if !bytes.HasSuffix(l.Text, []byte(" encountered a fatal GPU error.")) {
 		return 0, false
@@ -100,7 +102,7 @@ func (l Line) client() (pid int, ok bool) {
 	return pid, err == nil
 }
 
-// Disconnected is the process that has ended: "Client process 957 disconnected".
+// Disconnected returns the process that has ended. The text is "Client process 957 disconnected".
 func (l Line) Disconnected() (pid int, ok bool) {
 	rest, ok := bytes.CutPrefix(l.Text, []byte("Client process "))
 	word, ended := bytes.CutSuffix(rest, []byte(" disconnected"))

@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		t.Error("a line without a time has one")
 	}
 	if _, ok := Parse([]byte("Server is handling a fatal GPU error.\n")); ok {
-		t.Error("a line without a head is a server's")
+		t.Error("a line without a head counts as a server's line")
 	}
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tuned is the file in which mps-tune remembers the best share of a program, and mpirun-wrap finds it again.
-// A user has one, and so may a site. Each line has four words: program, ranks on a GPU, GPU and share.
+// Package tuned reads and writes the file of tuned shares. mps-tune saves the best share of a program in the file,
+// and mpirun-wrap finds it. A user may have a file, and a site may have a file. Each line has four words: program,
+// ranks on a GPU, GPU and share.
 //
-// A file decides nothing but a rule of shares, which the ceiling of the policy bounds like that of a flag.
+// A file gives only a rule of shares. The policy's ceiling limits this rule like the rule of a flag.
 package tuned
 
 import (
@@ -22,17 +23,17 @@ import (
 )
 
 const (
-	maxBytes = 64 << 10 // of a file: some 2000 lines
+	maxBytes = 64 << 10 // of a file: about 2000 lines
 	maxName  = 100      // bytes of a program's name
 )
 
 const head = "# mps-tune: program, ranks on a GPU, GPU, share\n"
 
-// Key is what a share is remembered for.
+// Key identifies the program, the number of ranks and the GPU for which a share is saved.
 type Key struct {
-	Program string // the name of its file, or one that the user gave
-	Ranks   int    // that share a GPU
-	Model   string // of the GPU, as one word
+	Program string // the name of the program's file, or a name that the user gave
+	Ranks   int    // ranks that share a GPU
+	Model   string // model of the GPU, as one word
 }
 
 // Entry is a line of a file.
@@ -41,8 +42,8 @@ type Entry struct {
 	Rule policy.ShareRule
 }
 
-// NewKey is the key of a program, of which so many ranks run on so many GPUs of a node. The product is that of NVML.
-// An instance of MIG is a model of its own.
+// NewKey returns the key of a program with this number of ranks on this number of GPUs of a node. The product is
+// NVML's name of the GPU. A MIG instance is a model of its own.
 func NewKey(program string, ranks, gpus int, product string) Key {
 	model := policy.ModelName(product)
 	if _, instance, is := strings.Cut(product, " MIG "); is {
@@ -51,7 +52,7 @@ func NewKey(program string, ranks, gpus int, product string) Key {
 	return Key{filepath.Base(program), (ranks + gpus - 1) / gpus, strings.Join(strings.Fields(model), "-")}
 }
 
-// Check refuses a name that cannot stand in a file.
+// Check refuses a name that cannot be written into a file.
 func (k Key) Check() error {
 	breaks := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
 	if k.Program == "" || len(k.Program) > maxName || k.Program[0] == '#' || strings.ContainsFunc(k.Program, breaks) {
@@ -61,7 +62,7 @@ func (k Key) Check() error {
 	return nil
 }
 
-// String is the key in a sentence.
+// String returns the key as a part of a sentence.
 func (k Key) String() string {
 	ranks := "ranks"
 	if k.Ranks == 1 {
@@ -70,12 +71,13 @@ func (k Key) String() string {
 	return fmt.Sprintf("%q with %d %s on each %s", k.Program, k.Ranks, ranks, k.Model)
 }
 
-// String is the line of the entry.
+// String returns the line of the entry.
 func (e Entry) String() string {
 	return fmt.Sprintf("%s %d %s %s", e.Program, e.Ranks, e.Model, e.Rule)
 }
 
-// UserFile is the user's file by XDG_CONFIG_HOME and HOME, or "" if neither is an absolute path.
+// UserFile returns the path of the user's file, from XDG_CONFIG_HOME or HOME. It returns "" if neither is an absolute
+// path.
 func UserFile(configHome, home string) string {
 	switch {
 	case filepath.IsAbs(configHome):
@@ -86,7 +88,7 @@ func UserFile(configHome, home string) string {
 	return ""
 }
 
-// Find returns the rule of the user's file, else of the site's, and the path of that file.
+// Find returns the rule from the user's file, or else from the site's file. It also returns the path of that file.
 func Find(userFile, siteFile string, key Key) (policy.ShareRule, string, error) {
 	for _, file := range []struct {
 		path string
@@ -114,7 +116,7 @@ func Find(userFile, siteFile string, key Key) (policy.ShareRule, string, error) 
 		"run mps-tune --save in a job, or give another --share", key, strings.TrimPrefix(userFile+" or "+siteFile, " or "))
 }
 
-// in returns the rule of the last line with this key, or the zero rule. Other lines are not judged.
+// in returns the rule of the last line with this key, or the zero rule. It does not check other lines.
 func (k Key) in(content []byte, path string) (rule policy.ShareRule, err error) {
 	number := 0
 	for line := range strings.Lines(string(content)) {
@@ -135,8 +137,8 @@ func (k Key) of(words []string) bool {
 	return len(words) == 4 && words[0] == k.Program && words[1] == strconv.Itoa(k.Ranks) && words[2] == k.Model
 }
 
-// readOwn reads a file of the user. It may be a link, because the user decides what stands in it, but nothing that
-// blocks or does not end.
+// readOwn reads a file of the user. The file may be a link, because the user decides what the file contains. It must
+// be a regular file, because a read of another file may block or never end.
 func readOwn(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -157,9 +159,9 @@ func readOwn(path string) ([]byte, error) {
 	return content, nil
 }
 
-// Save writes the entries into a user's file, in place of the lines with their keys. The file is whole or as it was,
-// and only the user can read it. Without entries it proves that the file can be written. If two programs save at the
-// same time, the lines of one of them may be missing.
+// Save writes the entries into a user's file and replaces the lines with their keys. If Save fails, the file is not
+// changed. Only the user can read the file. Without entries, Save proves that the file can be written. If two
+// programs save at the same time, the lines of one program may be missing.
 func Save(path string, entries []Entry) error {
 	if path == "" {
 		return errors.New("cannot save: neither XDG_CONFIG_HOME nor HOME is an absolute path: set HOME")
@@ -180,7 +182,7 @@ func Save(path string, entries []Entry) error {
 	return site.Replace(dir, filepath.Base(path), []byte(content), 0o600)
 }
 
-// merge returns the old lines without those of the entries' keys, and then the entries.
+// merge returns the old lines without the lines that have a key of the entries, and then the entries.
 func merge(old string, entries []Entry) string {
 	if old == "" {
 		old = head
@@ -201,7 +203,8 @@ func merge(old string, entries []Entry) string {
 	return b.String()
 }
 
-// ownFolder makes and opens a folder of the user. Another user's folder is refused: with sudo, HOME may be another's.
+// ownFolder makes and opens a folder of the user. It refuses another user's folder: with sudo, HOME may be another
+// user's.
 func ownFolder(path string) (*os.File, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make folder %s: %w", path, err)

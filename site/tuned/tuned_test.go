@@ -31,8 +31,8 @@ func write(t *testing.T, path, content string) string {
 	return path
 }
 
-// What is saved is found again by the same key and by no other; a later result replaces the earlier one; lines of
-// others stay; the file is the user's alone.
+// A saved share is found by the same key and by no other key. A later result replaces the earlier result. Lines of
+// other keys are kept. Only the user can read the file.
 func TestSaveAndFind(t *testing.T) {
 	path := UserFile("", t.TempDir())
 	app8 := NewKey("./bin/app", 16, 2, h200)
@@ -55,7 +55,7 @@ func TestSaveAndFind(t *testing.T) {
 	}
 	names, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(names) != 1 {
-		t.Errorf("left %v, %v", names, err)
+		t.Errorf("the folder contains %v, %v", names, err)
 	}
 	if r, from, err := Find(path, "/absent", app8); err != nil || from != path || r != rule(t, "overlap:2") {
 		t.Errorf("%s from %s: %v", r, from, err)
@@ -68,10 +68,10 @@ func TestSaveAndFind(t *testing.T) {
 	}
 }
 
-// The user's line counts before the site's, and a site's file that another user could write is not believed.
+// The user's line counts before the site's line. A site's file that another user could write is not used.
 func TestTheUsersFileIsFirst(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("the site's file is root's")
+		t.Skip("the site's file must be owned by root")
 	}
 	dir, key := t.TempDir(), NewKey("app", 8, 1, h200)
 	own := write(t, filepath.Join(dir, "own"), "app 8 H200 even\n")
@@ -92,7 +92,7 @@ func TestTheUsersFileIsFirst(t *testing.T) {
 	}
 }
 
-// A broken file is an error in one sentence, and a line of another program is none.
+// A broken file is an error in one sentence. A line of another program is no error.
 func TestBrokenFiles(t *testing.T) {
 	dir, key := t.TempDir(), NewKey("app", 8, 1, h200)
 	fifo := filepath.Join(dir, "fifo")
@@ -120,7 +120,7 @@ func TestBrokenFiles(t *testing.T) {
 		t.Error(err)
 	}
 	if err := Save("", nil); err == nil {
-		t.Error("saved nowhere")
+		t.Error("an empty path is accepted")
 	}
 }
 
@@ -137,7 +137,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Whatever a file contains, the answer is a rule or a bounded error, and saving keeps what can be found.
+// Whatever a file contains, the answer is a rule or a bounded error. After a save, the saved share is found.
 func FuzzFile(f *testing.F) {
 	f.Add("app 8 H200 even\n", "overlap:2")
 	f.Add("app 8 H200 weight:1e9\r\napp 8 H200 \x1b[31m", "none")

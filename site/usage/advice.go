@@ -7,21 +7,22 @@ import (
 	"time"
 )
 
-// The figures of an advice.
+// These are the limits for an advice.
 const (
-	adviceAfter = time.Minute // a shorter time says nothing about a job
-	idlePercent = 1           // a GPU below has done nothing
-	roomPercent = 60          // a GPU below in all that is known has room for more ranks
-	fullPercent = 85          // a GPU above in one of them has none
+	adviceAfter = time.Minute // a shorter time proves nothing about a job
+	idlePercent = 1           // a GPU with less SM utilisation has done nothing
+	roomPercent = 60          // a GPU with less in all known figures has room for more ranks
+	fullPercent = 85          // a GPU with more in one of these figures has no room
 	fullMemory  = 0.95
-	useMemory   = 0.9 // the part of the memory that ranks are to fill
+	useMemory   = 0.9 // the part of the memory that the ranks may fill
 	maxRanks    = 48
 )
 
-// Advice is a sentence about the number of ranks, from what was measured, or "" if the figures justify none.
+// Advice returns a sentence about the number of ranks, or "" if the figures justify no advice.
 //
-// The share of the SMs that had work tells whether there is room. GPM alone has it. Without GPM, the time without any
-// kernel tells of room, and nothing tells that a GPU is full. Only a trial tells whether more ranks are faster.
+// The part of the SMs that had work shows whether there is room, and only GPM measures it. Without GPM, the time
+// without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
+// faster.
 func (r Report) Advice() string {
 	unused, room, most := 0, 0, Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 	var fullest GPU
@@ -58,10 +59,10 @@ func (r Report) Advice() string {
 	return fmt.Sprintf("%s, memory %s: %d ranks a GPU would fit; try mps-tune.", most.figures(), gibOf(most, fullest), room)
 }
 
-// lasts is the time of all samples.
+// lasts returns the time that all samples cover.
 func (g GPU) lasts(began time.Time) time.Duration { return g.Mean(began).At.Sub(began) }
 
-// busy is the mean of the samples with clients, and their time.
+// busy returns the mean of the samples with clients, and the time that they cover.
 func (g GPU) busy(began time.Time) (Sample, time.Duration) {
 	all, lasted := Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}, time.Duration(0)
 	for i, s := range g.Samples {
@@ -74,8 +75,8 @@ func (g GPU) busy(began time.Time) (Sample, time.Duration) {
 	return all, lasted
 }
 
-// load is the larger of a sample's figures that tell of room, -1 if none is known. Without GPM, it is the time with a
-// kernel.
+// load returns the larger of the figures that show whether there is room, or -1 if no figure is known. Without GPM,
+// it is the time with a kernel.
 func (s Sample) load() float64 {
 	if s.SMActive < 0 {
 		return s.SMUtil
@@ -83,7 +84,7 @@ func (s Sample) load() float64 {
 	return max(s.SMActive, s.DRAM)
 }
 
-// fits is how many ranks like those of now a GPU has room for, by its memory and by what is busy.
+// fits returns how many ranks like the present ranks fit on a GPU, by its memory and by its load.
 func (g GPU) fits(s Sample) int {
 	fits := maxRanks
 	if s.UsedMiB > 0 {
@@ -95,7 +96,7 @@ func (g GPU) fits(s Sample) int {
 	return fits
 }
 
-// figures are the percentages behind an advice.
+// figures returns the percentages for an advice as text.
 func (s Sample) figures() string {
 	switch {
 	case s.SMActive < 0:

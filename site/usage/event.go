@@ -8,14 +8,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Event is what the guard of a job tells the job's recorder about a client: a line of JSON.
+// Event is what the guard of a job reports to the job's recorder about a client, as a line of JSON.
 type Event struct {
 	Proc  site.Process `json:"proc"`
-	GPUs  uint64       `json:"gpus"` // bit n: it has the job's n-th GPU open; 0 while none is known
+	GPUs  uint64       `json:"gpus"` // bit n: the client has the job's n-th GPU open; 0 if no GPU is known
 	Begin time.Time    `json:"begin"`
 	End   time.Time    `json:"end,omitzero"`
 	// Ending and Unharmed are as in Client. They are known later than End.
 	Ending   Ending `json:"ending,omitempty"`
 	Unharmed int    `json:"unharmed,omitempty"`
-	NoClient bool   `json:"no_client,omitempty"` // it was taken for a client of the job and is none
+	NoClient bool   `json:"no_client,omitempty"` // the process was counted as a client of the job and is no client
 }

@@ -17,8 +17,7 @@ const Running = "report.json"
 // ErrInvalid means that a file is no report that this program knows.
 var ErrInvalid = errors.New("not a report of this version")
 
-// Read reads a report, which only root can have written. The error wraps fs.ErrNotExist, fs.ErrPermission or
-// ErrInvalid.
+// Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.
 func Read(path string) (r Report, err error) {
 	content, err := site.ReadRootOwnedInContainer(path)
 	if err != nil {
@@ -33,7 +32,7 @@ func Read(path string) (r Report, err error) {
 	return r, nil
 }
 
-// sound reports whether all indexes fit.
+// sound reports whether the report has a known schema and all of its indexes are valid.
 func (r Report) sound() bool {
 	is := func(gpu int) bool { return gpu >= 0 && gpu < len(r.GPUs) }
 	for _, c := range r.Clients {
@@ -49,8 +48,8 @@ func (r Report) sound() bool {
 	return r.Schema == Schema && r.Job > 0
 }
 
-// Write writes a report into an open folder of root's. The job's group may read the file, as it may read the ticket. A
-// reader sees the old report or the new one. A crash of the node may lose it.
+// Write writes a report into an open folder of root. The job's group may read the file, as it may read the ticket. A
+// reader sees the old report or the new report. After a crash of the node, the file may be missing.
 func (r Report) Write(dir *os.File, name string, gid uint32) error {
 	content, err := json.Marshal(r)
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package usage is what a job used of its GPUs on one node.
+// Package usage has the report of what a job used of its GPUs on one node.
 package usage
 
 import (
@@ -12,7 +12,7 @@ import (
 // Schema is the version of Report as JSON.
 const Schema = 1
 
-// Report is what one job used on one node. While the job runs, End is zero.
+// Report is what one job used on one node. End is zero while the job runs.
 type Report struct {
 	Schema    int       `json:"schema"`
 	Job       uint32    `json:"job"`
@@ -21,7 +21,7 @@ type Report struct {
 	Partition string    `json:"partition,omitempty"`
 	Account   string    `json:"account,omitempty"`
 	Rule      string    `json:"rule"`
-	Share     string    `json:"share,omitempty"` // what the rule gives, as in the policy: even, overlap:2, weight, none
+	Share     string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
 	Begin     time.Time `json:"begin"`
 	End       time.Time `json:"end,omitzero"`
 	GPUs      []GPU     `json:"gpus"`
@@ -33,7 +33,7 @@ type Report struct {
 	Faults      []Fault `json:"faults,omitempty"`
 }
 
-// Bounds of a report, so that a job with many clients or of many days has a short one.
+// These bounds keep a report short, even if a job has many clients or runs for many days.
 const (
 	MaxClients = 512
 	MaxSamples = 720
@@ -47,25 +47,25 @@ type GPU struct {
 	Name      string    `json:"name"`
 	SMs       int       `json:"sms"`
 	MemoryMiB int       `json:"memory_mib"`
-	// Source is what the percentages were read from: "GPM", "process utilization", or "" if there are none, as with MIG.
+	// Source is where the percentages were read: "GPM", "process utilization", or "" if there are none, as with MIG.
 	Source string `json:"source"`
-	// Each sample covers at least Resolution seconds, except the first and the last. The recorder doubles it when there
-	// are MaxSamples.
+	// Each sample covers at least Resolution seconds, except the first and the last. The recorder doubles Resolution
+	// when there are MaxSamples.
 	Resolution int      `json:"resolution"`
 	Samples    []Sample `json:"samples"`
 }
 
-// Sample is the use of a GPU in the time before At: since the sample before it, or since Begin. Its figures are
-// percent, from 0 to 100, and -1 is not known.
+// Sample is the use of a GPU from the previous sample, or from Begin, until At. Its figures are percentages from 0 to
+// 100. -1 means not known.
 type Sample struct {
 	At time.Time `json:"at"`
-	// SMUtil is the part of the time in which a kernel was on the GPU, whichever process's it was.
+	// SMUtil is the part of the time in which any process had a kernel on the GPU.
 	SMUtil float64 `json:"sm_util"`
-	// SMActive is the part of the SMs that had work, averaged over the time. GPM alone has it.
+	// SMActive is the average part of the SMs that had work. Only GPM has this value.
 	SMActive float64 `json:"sm_active"`
-	// DRAM is the part of the memory's bandwidth that was used. GPM alone has it.
+	// DRAM is the part of the memory's bandwidth that was used. Only GPM has this value.
 	DRAM float64 `json:"dram"`
-	// UsedMiB and Clients are the maximum of what was seen in the time.
+	// UsedMiB and Clients are the maximum values in the time.
 	UsedMiB int `json:"used_mib"`
 	Clients int `json:"clients"`
 }
@@ -74,18 +74,19 @@ type Sample struct {
 type Client struct {
 	PID int `json:"pid"`
 	GPU int `json:"gpu"` // an index into Report.GPUs
-	// Rank and Step are what the process's environment says, so its user can write them. -1 and "" are not known.
+	// Rank and Step are from the process's environment, so its user can write them. -1 and "" mean not known.
 	Rank int    `json:"rank"`
 	Step string `json:"step,omitempty"`
-	// SMs is the share: 0 is the whole GPU, -1 is not known. LimitMiB is the memory limit: 0 is none.
+	// SMs is the share: 0 is the whole GPU, -1 means not known. LimitMiB is the memory limit: 0 means no limit.
 	SMs      int       `json:"sms"`
 	LimitMiB int       `json:"limit_mib"`
-	PeakMiB  int       `json:"peak_mib"` // the maximum of the memory that was seen
+	PeakMiB  int       `json:"peak_mib"` // the maximum of the measured memory
 	Begin    time.Time `json:"begin"`
 	End      time.Time `json:"end,omitzero"`
-	// Ending is how it ended, as far as the guard and the server know. It is "" until the guard has let go of the files.
+	// Ending is how the client ended, as far as the guard and the server know. It is "" until the guard has closed
+	// the files.
 	Ending Ending `json:"ending,omitempty"`
-	// Unharmed counts the other clients of the GPU that lived on when this one ended and its files were held.
+	// Unharmed counts the other clients of the GPU that lived on after this client's end, while its files were held.
 	Unharmed int `json:"unharmed,omitempty"`
 }
 
@@ -93,18 +94,20 @@ type Client struct {
 type Ending string
 
 const (
-	Ended Ending = "ended" // no client lived beside it, or the GPU had no work after its end
-	// InFlight: clients lived beside it and the GPU had work after its end, its own or theirs. The guard held its files.
+	Ended Ending = "ended" // no other client lived on the GPU, or the GPU had no work after the client's end
+	// InFlight means that other clients lived and that the GPU had work after the client's end, its own or theirs.
+	// The guard held its files.
 	InFlight Ending = "inflight"
 	Faulted  Ending = "fault"  // a fatal GPU error
-	AtEpilog Ending = "epilog" // it outlived the job
+	AtEpilog Ending = "epilog" // the client outlived the job
 )
 
-// Fault is a fatal GPU error, which ends all clients of the GPU. It is what the server's log says, and the job's user
-// can write that.
+// Fault is a fatal GPU error, which ends all clients of the GPU. It is read from the server's log, which the job's
+// user can write.
 type Fault struct {
 	At  time.Time `json:"at"`
 	GPU int       `json:"gpu"` // an index into Report.GPUs
-	// PID is the client that began it: one that ended just before, or else the one that the server names. 0 is not known.
+	// PID is the client that caused the error: a client that ended just before, or else the client that the server
+	// names. 0 means not known.
 	PID int `json:"pid"`
 }

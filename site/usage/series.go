@@ -10,8 +10,8 @@ import (
 // Unknown is a percentage that is not known.
 const Unknown = -1
 
-// Add adds a sample to a GPU of a job that began at a time. There are never more than MaxSamples: then neighbours
-// become one, and each later sample covers twice the time.
+// Add adds a sample to a GPU of a job that began at a time. If there are MaxSamples already, Add merges each two
+// neighbours into one sample. Each later sample then covers twice the time.
 func (g *GPU) Add(began time.Time, s Sample) {
 	n := len(g.Samples)
 	if n > 1 && g.covers(began, n-1) < time.Duration(g.Resolution)*time.Second*9/10 {
@@ -25,7 +25,7 @@ func (g *GPU) Add(began time.Time, s Sample) {
 	g.Samples = append(g.Samples, s.rounded())
 }
 
-// halve makes each two neighbours one.
+// halve merges each two neighbours into one sample.
 func (g *GPU) halve(began time.Time) {
 	var half []Sample
 	for i := 0; i < len(g.Samples); i += 2 {
@@ -38,7 +38,7 @@ func (g *GPU) halve(began time.Time) {
 	g.Samples, g.Resolution = half, 2*g.Resolution
 }
 
-// covers is the time that a sample covers.
+// covers returns the time that a sample covers.
 func (g *GPU) covers(began time.Time, n int) time.Duration {
 	if n > 0 {
 		began = g.Samples[n-1].At
@@ -46,7 +46,7 @@ func (g *GPU) covers(began time.Time, n int) time.Duration {
 	return max(g.Samples[n].At.Sub(began), 0)
 }
 
-// Mean is the whole time of a GPU as one sample, of a job that began at a time.
+// Mean returns one sample for the whole time of a GPU, for a job that began at a time.
 func (g GPU) Mean(began time.Time) Sample {
 	all := Sample{At: began, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 	for i, s := range g.Samples {
@@ -55,7 +55,7 @@ func (g GPU) Mean(began time.Time) Sample {
 	return all
 }
 
-// Mean is the mean of the percentages of all GPUs, and the maximum memory and clients of one of them.
+// Mean returns the mean of the percentages of all GPUs. Memory and clients are the maximum of one GPU.
 func (r Report) Mean() Sample {
 	all := Sample{At: r.Begin, SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 	for i, g := range r.GPUs {
@@ -64,7 +64,7 @@ func (r Report) Mean() Sample {
 	return all
 }
 
-// merged is two samples as one, each with the time that it covers.
+// merged returns two samples as one sample. Each sample has the weight of the time that it covers.
 func merged(a Sample, of time.Duration, b Sample, with time.Duration) Sample {
 	mean := func(x, y float64) float64 {
 		switch {
@@ -82,7 +82,7 @@ func merged(a Sample, of time.Duration, b Sample, with time.Duration) Sample {
 	return s
 }
 
-// rounded keeps a decimal, so that a report is short.
+// rounded keeps one decimal, so that a report is short.
 func (s Sample) rounded() Sample {
 	for _, figure := range []*float64{&s.SMUtil, &s.SMActive, &s.DRAM} {
 		*figure = math.Round(*figure*10) / 10

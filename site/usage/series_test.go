@@ -10,7 +10,7 @@ import (
 
 var began = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// Ten days, sampled every 10 s, are MaxSamples at most; the mean, the maximum and the order stay.
+// A report of ten days with a sample every 10 s has at most MaxSamples. The mean, the maximum and the order are kept.
 func TestAReportIsBounded(t *testing.T) {
 	g := GPU{Resolution: 10}
 	sum, n := 0.0, 0
@@ -39,7 +39,7 @@ func TestAReportIsBounded(t *testing.T) {
 	}
 }
 
-// Each sample weighs as much as the time that it covers, and an unknown one nothing.
+// Each sample has the weight of the time that it covers. An unknown value has no weight.
 func TestMean(t *testing.T) {
 	g := GPU{Resolution: 10}
 	for _, s := range []Sample{
