@@ -45,8 +45,8 @@ func (p Paths) Devices() string { return filepath.Join(p.Root, "/dev") }
 // Log returns the path of the log file. Each line is a JSON object.
 func (p Paths) Log() string { return filepath.Join(p.Root, "/var/log/slurm-mps/slurm-mps.log") }
 
-// Config is the site's configuration: the paths of helper programs, the deadlines of prolog and epilog, and the
-// interval of samples. slurmd gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
+// Config is the site's configuration: paths of helper programs, deadlines of prolog and epilog, interval of samples.
+// slurmd gives a prolog no PATH and no LD_LIBRARY_PATH, so neither variable is read.
 type Config struct {
 	NVMLLibrary    string // path of libnvidia-ml.so.1; "" lets the loader find it
 	Control        string // path of nvidia-cuda-mps-control

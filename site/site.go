@@ -75,8 +75,8 @@ var (
 	ErrNoAnswer   = errors.New("the daemon does not answer")
 )
 
-// ErrImpostors means that the daemon and all of its processes have ended, but other processes of the user that look
-// like the daemon's keep appearing or do not end.
+// ErrImpostors means that the daemon and all of its processes have ended, but other processes of the user look like
+// the daemon's. They keep appearing, or they do not end.
 var ErrImpostors = errors.New("the user has processes that only look like the daemon's")
 
 // AsUserError is a failure or an invalid answer of a program that runs as the job's user. The cause may be the node

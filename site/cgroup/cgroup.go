@@ -36,7 +36,7 @@ type Tree struct {
 }
 
 // ErrNone means that the node has no control group hierarchy that can hold a job's processes together.
-var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted at " + mounts + ", to be written to")
+var ErrNone = errors.New("neither version 2 of control groups nor version 1's freezer is mounted with write access at " + mounts)
 
 // Of returns the folder of the group for a job's n-th daemon. The folder need not exist. With PrologFlags=RunInJob,
 // prologs run inside of the job, and Slurm itself keeps the job's processes together. Then Of returns "".

@@ -291,8 +291,8 @@ func nearestNUMA(gpu nvml.Device) int {
 	return -1
 }
 
-// maxNUMA limits the NUMA nodes that are read. go-nvml takes it for a number of nodes, eight to a word of 64 bits, so
-// it is eight words.
+// maxNUMA limits the NUMA nodes that are read. go-nvml counts eight nodes to a word of 64 bits, so maxNUMA is eight
+// words.
 const maxNUMA = 64
 
 // wholeSize reads the MIG mode and the SMs of a whole GPU.

@@ -145,8 +145,8 @@ func hasGPM() bool {
 	return bound.gpm
 }
 
-// within runs a call of NVML with the deadline. A hanging call cannot be cancelled and may hold the library's lock, so
-// no further call is made after it. action names the call in the error of a hang: "find GPU-…".
+// within runs a call of NVML with the deadline. A hanging call cannot be cancelled and may hold the library's lock,
+// so no further call is made after a hang. action names the call in the error: "find GPU-…".
 func within[T any](n *NVML, action string, call func() (T, error)) (T, error) {
 	type outcome struct {
 		value T

@@ -8,8 +8,8 @@
 // by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
 // work is done, or when another client or the job needs the memory.
 //
-// The guard sends no signal to a client, opens no path of a user, and trusts only the kernel's data: process ids, start
-// times, device numbers.
+// The guard sends no signal to a client and opens no path of a user. It trusts only the kernel's data: process ids,
+// start times, device numbers.
 package guard
 
 import (
@@ -69,7 +69,7 @@ const (
 )
 
 // Guard is the guard of one job. One goroutine runs it. Other goroutines close files, because the driver takes up to
-// 0.4 s to close one (measured).
+// 0.4 s to close a file (measured).
 type Guard struct {
 	Options
 	kernel *kernel

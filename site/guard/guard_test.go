@@ -415,7 +415,7 @@ func TestAClientThatClosesItsFiles(t *testing.T) {
 	}
 }
 
-// A client that opens other files at the numbers of the first ones is held with both, until the first ones are closed.
+// If a client opens other files at the same numbers, the guard holds both files, until it closes the first files.
 func TestAClientThatOpensItsFilesAgain(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()

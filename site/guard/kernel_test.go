@@ -175,7 +175,7 @@ func TestEffective(t *testing.T) {
 	}
 }
 
-// The same open files compare as the same, others as different, and closed ones as EBADF.
+// The same open files compare as the same, other files as different, and closed files as EBADF.
 func TestCompare(t *testing.T) {
 	r := newTestGuard(t, 0)
 	r.still()

@@ -27,9 +27,9 @@ const (
 	// minHold is the minimum time for which files are held, even if memory is short. Most programs have finished their
 	// work in flight by then.
 	minHold = 100 * time.Millisecond
-	// newcomerHold is the time for which files are held beside a newer client in two cases: the GPU can serve few more
-	// clients, or its free memory is unknown. A GPU accepts four clients a second (measured on an H200), so eight may
-	// come in this time.
+	// newcomerHold is the time for which files are held beside a newer client in two cases. In the first case, the
+	// GPU can serve few more clients. In the second case, its free memory is unknown. A GPU accepts four clients a
+	// second (measured on an H200), so eight may come in this time.
 	newcomerHold = 2 * time.Second
 	// sparePlaces is how many places of a GPU are left for clients that are not yet found. All clients with open
 	// files take places, also dead clients. If no place is left, the next client gets an error, whichever clients are
@@ -52,9 +52,9 @@ type situation struct {
 	hostShort  bool
 }
 
-// releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and the memory is
-// not needed, the files are held without limit, because an endless kernel kills the neighbours whenever its files are
-// closed (measured).
+// releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and the memory
+// is not needed, the files are held without limit. The reason is an endless kernel: it kills the neighbours whenever
+// its files are closed (measured).
 func (s situation) releaseReason(hold time.Duration) string {
 	switch {
 	case s.idle:
@@ -77,8 +77,8 @@ func (s situation) releaseReason(hold time.Duration) string {
 	return ""
 }
 
-// release closes the dead clients' files that are due. If memory is short it closes one client's files at a time, the
-// longest dead first, because memory is freed only then.
+// release closes the dead clients' files that are due. If host memory is short, it closes one client's files at a time,
+// the longest dead first, because memory is freed only by the close.
 func (g *Guard) release(now time.Time) {
 	for len(g.closed) > 0 {
 		g.files -= <-g.closed

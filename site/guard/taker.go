@@ -16,7 +16,7 @@ import (
 const (
 	// maxStuck limits the takers that hang because a user's file system does not close a file.
 	maxStuck = 8
-	// takerWait is the maximum time for a taker's answer. On a node that is not overloaded it comes within a
+	// takerWait is the maximum time for a taker's answer. On a node that is not overloaded, an answer comes within a
 	// millisecond.
 	takerWait = time.Second
 )

@@ -219,7 +219,7 @@ func (u *usages) about(c *client, s *situation, now time.Time) {
 		}
 		s.gpuKnown = s.gpuKnown && usage.Known
 		s.gpuShort = s.gpuShort || usage.FreeMiB < max(usage.LargestMiB, usage.TotalMiB/shortGPU)
-		// A sample covers the time before it, so the first one that counts begins after the death.
+		// A sample covers the time before it, so the first sample that counts begins after the death.
 		from := max(uint64(c.died.Add(sampleTime).UnixMicro()), u.idle[i].first)
 		if s.neighbours {
 			from += uint64(sampleGap.Microseconds())

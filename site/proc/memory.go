@@ -16,12 +16,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// The kernel reads an environment and a command line from the memory of the process, so the process's owner decides how
-// long the read takes and how much there is. prctl(PR_SET_MM_MAP) needs no privilege: it gives a process an environment
-// of many GiB at no cost. A page of a FUSE file system may never arrive.
+// The kernel reads an environment and a command line from the memory of the process. So the process's owner decides
+// how long the read takes and how much there is to read. prctl(PR_SET_MM_MAP) needs no privilege. It gives a process
+// an environment of many GiB at no cost. A page of a FUSE file system may never arrive.
 //
-// So every read here has a limit in bytes and in time, and only a few run at once. A reader that hangs is abandoned and
-// counted. Until that reader has returned, nothing more of its process is read.
+// So every read here has a limit in bytes and in time, and only a few reads run at once. A reader that hangs is
+// abandoned and counted. Until that reader has returned, nothing more of its process is read.
 const (
 	// MaxBytes limits the read of one environment. A control daemon's environment has four variables.
 	MaxBytes     = 1 << 20

@@ -19,8 +19,8 @@ import (
 const Name = "server.log"
 
 // Open opens a file in a folder of the user. The user can put anything there: a link to a file that only root can
-// read, a hard link to such a file, or a pipe that never ends. So Open follows no link. The file must be a regular
-// file of the user with only one name.
+// read, a hard link to such a file, a pipe that never ends. So Open follows no link. The file must be a regular file
+// of the user with only one name.
 func Open(dir, name string, uid uint32) (*os.File, int64, error) {
 	folder, err := unix.Open(filepath.Dir(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) // a folder of root
 	if err != nil {

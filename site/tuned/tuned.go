@@ -159,9 +159,9 @@ func readOwn(path string) ([]byte, error) {
 	return content, nil
 }
 
-// Save writes the entries into a user's file and replaces the lines with their keys. If Save fails, the file is not
-// changed. Only the user can read the file. Without entries, Save proves that the file can be written. If two
-// programs save at the same time, the lines of one program may be missing.
+// Save writes the entries into a user's file and replaces the lines with their keys. A reader sees the old file or
+// the complete new file. Only the user can read the file. Without entries, Save proves that the file can be written.
+// If two programs save at the same time, the lines of one program may be missing.
 func Save(path string, entries []Entry) error {
 	if path == "" {
 		return errors.New("cannot save: neither XDG_CONFIG_HOME nor HOME is an absolute path: set HOME")
