@@ -60,8 +60,8 @@ func showHealing(ctx context.Context, s showing) error {
 // setMode is the function of the driver's library that changes a GPU's mode.
 const setMode = "nvmlDeviceSetComputeMode"
 
-// killEpilog kills the epilog of a running job before it has put back a mode. The driver does not answer meanwhile, so
-// that the epilog gets no further.
+// killEpilog kills the epilog of a running job before the epilog restores a compute mode. During this time the driver
+// does not answer, so the epilog cannot continue.
 func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Process, err error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -78,7 +78,7 @@ func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Proce
 	ended := func() bool { return len(m.logged("epilog", job, "daemon ended")) > 0 }
 	err = until(ctx, "the epilog", ended)
 	found := m.running("epilog")
-	for _, epilog = range found { // also if something has failed: it would hang for long
+	for _, epilog = range found { // also after an error, because the epilog would hang for a long time
 		err = errors.Join(err, epilog.Kill(syscall.SIGKILL))
 	}
 	if err == nil && len(found) != 1 {
@@ -87,7 +87,7 @@ func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Proce
 	return epilog, errors.Join(err, m.mendNVML())
 }
 
-// mendNVML lets the driver answer again.
+// mendNVML makes the driver answer again.
 func (m *machine) mendNVML() error {
 	if m.stage.Sim == nil {
 		return nil
@@ -95,7 +95,7 @@ func (m *machine) mendNVML() error {
 	return os.RemoveAll(filepath.Join(m.stage.Sim.Node.Dir, "delay_ms"))
 }
 
-// running are the processes of one of the machine's programs.
+// running returns the processes that run one of the machine's programs.
 func (m *machine) running(program string) (found []site.Process) {
 	pids, _ := proc.PIDs()
 	for _, pid := range pids {
@@ -111,7 +111,7 @@ func (m *machine) running(program string) (found []site.Process) {
 	return found
 }
 
-// until waits until something is so.
+// until waits until the condition is true.
 func until(ctx context.Context, what string, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -123,7 +123,8 @@ func until(ctx context.Context, what string, is func() bool) error {
 	return nil
 }
 
-// showNode prints the modes of the GPUs, the processes of MPS and the node's state, and holds what they are.
+// showNode prints the modes of the GPUs, the processes of MPS and the node's state. It returns an error if they are
+// not as expected.
 func (s showing) showNode(ctx context.Context, exclusive int, want string) error {
 	modes, err := s.modes()
 	if err != nil {

@@ -44,17 +44,17 @@ func showKilling(ctx context.Context, s showing) error {
 	return nil
 }
 
-// checkKilled holds that one rank was killed, and what became of its neighbours.
+// checkKilled checks that exactly one rank was killed, and that its neighbours ended as expected.
 func checkKilled(result lab.Result, neighbours int, want string) error {
 	killed := strings.Count(result.Stdout, ": killed with SIGKILL")
 	if killed != 1 {
-		return fmt.Errorf("%d ranks were killed, not one", killed)
+		return fmt.Errorf("%d ranks were killed, want 1", killed)
 	}
 	if got := strings.Count(result.Stdout, ": "+want); got != neighbours {
 		return fmt.Errorf("%d of %d neighbours %s, not all", got, neighbours, want)
 	}
 	if result.Exit == 0 {
-		return errors.New("the launch ends with code 0, and a rank was killed")
+		return errors.New("the launch ends with code 0, although a rank was killed")
 	}
 	return nil
 }

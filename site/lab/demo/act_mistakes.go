@@ -17,7 +17,7 @@ var mistakes = act{
 	run: showMistakes,
 }
 
-// mistake is a command line of the user, and a part of the sentence that must come.
+// mistake is a command line of the user, and a part of the sentence that the program must print.
 type mistake struct{ line, want string }
 
 var userMistakes = []mistake{

@@ -49,7 +49,7 @@ func showShares(ctx context.Context, s showing) error {
 	return s.checkClients(id, 8)
 }
 
-// part is what a rank had of a GPU, as CUDA told it.
+// part is the part of a GPU that a rank had, as CUDA reports it.
 type part struct {
 	rank, sms int
 	gpu       string
@@ -57,7 +57,7 @@ type part struct {
 
 var partForm = regexp.MustCompile(`(?m)^rank (\d+): (\d+) SMs of (GPU-[0-9a-f]+), [1-9]\d* kernels$`)
 
-// readParts reads what the program app has printed.
+// readParts reads the output of the program app.
 func readParts(printed string) (parts []part, err error) {
 	for _, m := range partForm.FindAllStringSubmatch(printed, -1) {
 		rank, _ := strconv.Atoi(m[1])
@@ -73,7 +73,7 @@ func readParts(printed string) (parts []part, err error) {
 
 const smsOfGPU, smsOfColumn = 132, 2
 
-// byGPU sorts the parts by their GPUs, in the order of the first rank on each.
+// byGPU groups the parts by GPU. The groups are in the order of the first rank on each GPU.
 func byGPU(parts []part) (groups [][]part) {
 	place := map[string]int{}
 	for _, p := range parts {
@@ -101,17 +101,17 @@ func draw(parts []part) string {
 	return b.String()
 }
 
-// centred puts a text in the middle of so many characters.
+// centred puts a text in the middle of a field of width characters.
 func centred(text string, width int, fill string) string {
 	free := max(0, width-len(text))
 	return strings.Repeat(fill, free/2) + text + strings.Repeat(fill, free-free/2)
 }
 
-// checkParts holds that so many ranks share so many GPUs alike, and that the SMs add up to each GPU.
+// checkParts checks that the ranks share the GPUs equally, and that the SMs add up to all SMs of each GPU.
 func checkParts(parts []part, ranks, gpus int) error {
 	groups := byGPU(parts)
 	if len(parts) != ranks || len(groups) != gpus {
-		return fmt.Errorf("%d ranks ran on %d GPUs, and %d on %d were asked for", len(parts), len(groups), ranks, gpus)
+		return fmt.Errorf("%d ranks ran on %d GPUs, want %d ranks on %d GPUs", len(parts), len(groups), ranks, gpus)
 	}
 	for i, group := range groups {
 		sum := 0
@@ -125,14 +125,15 @@ func checkParts(parts []part, ranks, gpus int) error {
 	return nil
 }
 
-// checkClients holds by the log that a job's processes were clients of MPS, and that none computed outside of it.
+// checkClients checks in the log that the job's processes were clients of MPS, and that no process computed outside
+// MPS.
 func (m *machine) checkClients(job uint32, least int) error {
 	summaries := m.logged("epilog", job, "summary")
 	if len(summaries) != 1 {
 		return fmt.Errorf("cannot check job %d: the log has %d summaries of it", job, len(summaries))
 	}
 	if s := summaries[0]; s.Clients < least || s.Outside > 0 {
-		return fmt.Errorf("%d processes of job %d were under MPS and %d outside of it", s.Clients, job, s.Outside)
+		return fmt.Errorf("%d processes of job %d were under MPS and %d outside it", s.Clients, job, s.Outside)
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 )
 
-// act is one thing that is shown. run prints the commands with what they print, and errs if that is not what after
-// says.
+// act is one demonstration. run prints the commands and their output. It returns an error if the output is not what
+// after describes.
 type act struct {
 	title         string
 	before, after string
@@ -21,13 +21,13 @@ type act struct {
 
 var acts = []act{shares, killing, mistakes, healing}
 
-// showing is what an act has.
+// showing holds what an act needs: the machine and the screen.
 type showing struct {
 	*machine
 	screen
 }
 
-// show plays the acts one after the other, or only one of them if its number is given.
+// show runs the acts in order, or only act number only if only is not 0.
 func show(ctx context.Context, s screen, m *machine, only int) error {
 	version, err := m.shell(ctx, m.user, "sinfo --version")
 	if err != nil {
@@ -61,7 +61,7 @@ docs/operator.md   for people who run a cluster
 
 `
 
-// do runs a command line and prints both. The exit code is the caller's to judge.
+// do runs a command line, and prints the line and its output. The caller checks the exit code.
 func (s showing) do(ctx context.Context, user lab.User, line string) (lab.Result, error) {
 	s.command(user.Name, line)
 	result, err := s.shell(ctx, user, line)
@@ -69,7 +69,7 @@ func (s showing) do(ctx context.Context, user lab.User, line string) (lab.Result
 	return result, err
 }
 
-// must is do for a line that has to succeed.
+// must runs a command line as do does, and returns an error if the line fails.
 func (s showing) must(ctx context.Context, user lab.User, line string) (string, error) {
 	result, err := s.do(ctx, user, line)
 	if err == nil && result.Exit != 0 {

@@ -31,7 +31,7 @@ func TestThePictureOfShares(t *testing.T) {
 	}
 }
 
-// The act fails if the ranks did not have what its picture claims.
+// An act fails if the ranks did not have what the picture shows.
 func TestSharesThatAreWrong(t *testing.T) {
 	for name, printed := range map[string]string{
 		"a rank is missing":     strings.TrimSuffix(fourRanks, "rank 3: 66 SMs of GPU-0000000b, 10 kernels\n"),
@@ -45,7 +45,7 @@ func TestSharesThatAreWrong(t *testing.T) {
 			err = checkParts(parts, 4, 2)
 		}
 		if err == nil {
-			t.Errorf("%s: nothing is said", name)
+			t.Errorf("%s: no error", name)
 		}
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// thing is a line to try in the shell.
+// thing is a command line to try in the shell.
 type thing struct {
 	what, line string
-	code       int    // with which the line ends
-	want       string // a part of what it prints, for the test
+	code       int    // the exit code of the line
+	want       string // a part of the output, for the test
 }
 
 var card = []thing{
@@ -21,7 +21,7 @@ var card = []thing{
 		"srun --gres=gpu:1 --constraint=mps -n4 mpirun-wrap ./killed", 137, "rank 2: finished"},
 	{"The same without slurm-mps, on an MPS that the job starts itself",
 		"salloc --quiet --gres=gpu:1 -n4 ./bare-mps srun ./killed", 137, "rank 2: died of CUDA error 700"},
-	{"Where a rank is and what it has, with the reasons",
+	{"The placement of each rank, with the reasons",
 		"srun --gres=gpu:1 --constraint=mps -n2 mpirun-wrap -v --share=25% ./app", 0, "32 of 132 SMs"},
 	{"A batch job, and the node while the job runs",
 		"sbatch long.sh && sleep 3 && mpsctl status", 0, "1 job"},
@@ -37,7 +37,7 @@ var card = []thing{
 		"srun --gres=gpu:1 --constraint=mps mps-tune --ranks 4 --repeats 1 -- ./app", 0, "overlap:2"},
 }
 
-// cardText is the card as a person reads it.
+// cardText returns the card as the user sees it.
 func cardText() string {
 	var b strings.Builder
 	for i, t := range card {

@@ -21,7 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// A test has as long as a reader would wait on a machine that does much else.
+// testLimit bounds a test. A busy machine needs this long.
 const testLimit = 3 * time.Minute
 
 // program is the demo's binary, built once.
@@ -38,7 +38,7 @@ var program = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// demo is a demo that runs.
+// demo is a running demo.
 type demo struct {
 	*exec.Cmd
 	t      *testing.T
@@ -63,7 +63,7 @@ func (o *output) String() string {
 	return o.all.String()
 }
 
-// begin starts a demo beside those of other tests.
+// begin starts a demo. It runs in parallel with the demos of other tests.
 func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	t.Helper()
 	if err := lab.Unfit(); err != nil {
@@ -81,7 +81,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	t.Cleanup(cancel)
 	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
 	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
-	d.Env = append(append(os.Environ(), "SLURM_MPS_BUILT="+filepath.Dir(path)), env...) // it is built already
+	d.Env = append(append(os.Environ(), "SLURM_MPS_BUILT="+filepath.Dir(path)), env...) // the programs are already built
 	d.Stdin = stdin
 	d.Stdout, d.Stderr = d.output, d.output
 	if err := d.Start(); err != nil {
@@ -90,10 +90,10 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	return d
 }
 
-// ends waits for the demo's end with an exit code, and holds that nothing of it is left.
+// ends waits until the demo ends with the exit code. It checks that no file and no process of the demo is left.
 func (d *demo) ends(code int) string {
 	d.t.Helper()
-	_ = d.Wait() // the code says it
+	_ = d.Wait() // ProcessState has the code
 	if got := d.ProcessState.ExitCode(); got != code {
 		d.t.Errorf("the demo ends with code %d, want %d:\n%s", got, code, d.output)
 	}
@@ -107,7 +107,7 @@ func (d *demo) ends(code int) string {
 	return d.output.String()
 }
 
-// mentioning are the processes with a text in their command line or environment.
+// mentioning returns the command lines of the processes that have the text in their command line or environment.
 func mentioning(text string) (found []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range files {
@@ -120,7 +120,7 @@ func mentioning(text string) (found []string) {
 	return found
 }
 
-// The acts, as a reader of a pipe has them.
+// TestTheActs runs all acts with a pipe as the output.
 func TestTheActs(t *testing.T) {
 	d := begin(t, nil, nil)
 	text := d.ends(0)
@@ -130,7 +130,7 @@ func TestTheActs(t *testing.T) {
 		}
 	}
 	if !strings.HasSuffix(text, wrap(gone, "")) {
-		t.Errorf("the end is not told:\n%s", text)
+		t.Errorf("the text about the end is missing:\n%s", text)
 	}
 	if full := regexp.MustCompile(`GPU-[0-9a-f]{8}-`).FindString(text); full != "" || strings.Contains(text, "\x1b") {
 		t.Errorf("a full UUID (%q), or a colour on a pipe", full)
@@ -142,7 +142,7 @@ func TestTheActs(t *testing.T) {
 	}
 }
 
-// Each line of the card, pasted into the shell.
+// TestTheCard gives each line of the card to the shell.
 func TestTheCard(t *testing.T) {
 	var script strings.Builder
 	for i, t := range card {
@@ -160,11 +160,11 @@ func TestTheCard(t *testing.T) {
 		text = rest
 	}
 	if !strings.HasPrefix(text, userName+"\n"+cardText()) || len(card) != 10 {
-		t.Errorf("the shell of a user, and its card of ten things:\n%s", text)
+		t.Errorf("want the user's shell and a card of ten lines, got:\n%s", text)
 	}
 }
 
-// Ctrl-C at several times, and a terminal that is closed.
+// TestInterrupted sends Ctrl-C at several times, and closes the terminal.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -180,18 +180,18 @@ func TestInterrupted(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := begin(t, strings.NewReader("srun --gres=gpu:1 --constraint=mps mpirun-wrap ./app 100\n"), nil, c.args...)
 			d.prints(c.at)
-			time.Sleep(time.Second) // into what it has begun then
+			time.Sleep(time.Second) // time for the next step to begin
 			if err := d.Process.Signal(c.signal); err != nil {
 				t.Fatal(err)
 			}
 			if text := d.ends(1); !strings.Contains(text, "demo: ended by a signal\n") {
-				t.Errorf("the end is not told:\n%s", text)
+				t.Errorf("the text about the end is missing:\n%s", text)
 			}
 		})
 	}
 }
 
-// An admin's shell works, and ends with the user's.
+// TestTheAdminsShell checks that an admin's shell works, and that it ends with the user's shell.
 func TestTheAdminsShell(t *testing.T) {
 	stdin, input, err := os.Pipe()
 	if err != nil {
@@ -210,12 +210,12 @@ func TestTheAdminsShell(t *testing.T) {
 	d.prints("is UP")
 	input.Close()
 	if text := d.ends(0); !strings.Contains(text, "root\n") || !strings.Contains(text, "4 GPUs, 0 jobs") {
-		t.Errorf("what root sees:\n%s", text)
+		t.Errorf("the output for root is wrong:\n%s", text)
 	}
-	_ = admin.Wait() // it was killed
+	_ = admin.Wait() // the demo killed this shell
 }
 
-// prints waits until the demo has printed something.
+// prints waits until the demo has printed the text.
 func (d *demo) prints(text string) {
 	d.t.Helper()
 	for began := time.Now(); !strings.Contains(d.output.String(), text); time.Sleep(10 * time.Millisecond) {
@@ -225,7 +225,7 @@ func (d *demo) prints(text string) {
 	}
 }
 
-// A wrapper that divides nothing: the act must not claim that it does.
+// TestAnActThatDoesNotHappen uses a wrapper that does not divide the GPUs. The act must fail.
 func TestAnActThatDoesNotHappen(t *testing.T) {
 	path, err := program()
 	if err != nil {

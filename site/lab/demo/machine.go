@@ -25,7 +25,7 @@ const (
 	gpus     = 4
 )
 
-// policy is the site's policy in the lab. One of its rules denies MPS, so that there is something to be denied.
+// policy is the site's policy in the lab. One of its rules denies MPS, because an act shows a denied job.
 const policy = `version = 1
 
 trigger {
@@ -47,7 +47,7 @@ rule "all" {
 }
 `
 
-// machine is a node with a real Slurm and four simulated GPUs. The programs of slurm-mps are its hooks.
+// machine is a node with a real Slurm and four simulated GPUs. Its hooks are the programs of slurm-mps.
 type machine struct {
 	dir     string
 	stage   testnode.Stage
@@ -55,7 +55,7 @@ type machine struct {
 	user    lab.User
 }
 
-// start makes the machine below dir. If it fails, close what it returns all the same.
+// start makes the machine in dir. The caller must close the returned machine also after an error.
 func start(ctx context.Context, dir, built string) (m *machine, err error) {
 	m = &machine{dir: dir}
 	if err := os.Chmod(dir, 0o755); err != nil {
@@ -80,10 +80,10 @@ func start(ctx context.Context, dir, built string) (m *machine, err error) {
 	return m, m.writePrograms()
 }
 
-// bin is the folder of the programs that a user finds on PATH.
+// bin returns the folder for the programs that a user finds on PATH.
 func (m *machine) bin() string { return filepath.Join(m.dir, "bin") }
 
-// writePrograms installs our programs for users, and puts those that the user runs into the user's folder.
+// writePrograms installs our programs on the user's PATH, and writes the example programs to the user's home folder.
 func (m *machine) writePrograms() error {
 	home, err := m.cluster.Home(m.user)
 	if err != nil {
@@ -104,13 +104,13 @@ func (m *machine) writePrograms() error {
 	return err
 }
 
-// install puts a script on PATH that becomes a program with its first arguments.
+// install writes a script to PATH. The script executes argv with its own arguments appended.
 func (m *machine) install(name string, argv ...string) error {
 	text := "#!/bin/sh\nexec " + strings.Join(argv, " ") + " \"$@\"\n"
 	return node.WriteProgram(filepath.Join(m.bin(), name), []byte(text))
 }
 
-// env is what a shell on the machine needs beside its user's name and folder.
+// env returns the environment that a shell on the machine needs in addition to the user's name and home folder.
 func (m *machine) env() []string {
 	env := map[string]string{}
 	for _, variable := range m.cluster.Env() {
@@ -131,13 +131,14 @@ func (m *machine) shell(ctx context.Context, user lab.User, line string) (lab.Re
 	return m.cluster.Run(ctx, user, "env", append(m.env(), "bash", "-c", "exec 2>&1; "+line)...)
 }
 
-// nodeState is what sinfo prints of the node.
+// nodeState returns the node's state as sinfo prints it.
 func (m *machine) nodeState(ctx context.Context) (string, error) {
 	result, err := m.shell(ctx, lab.Root, "sinfo --noheader --partition=main --format=%T")
 	return strings.TrimSpace(result.Stdout), err
 }
 
-// waitIdle waits until the node has no job and nothing of one, and is idle for Slurm.
+// waitIdle waits until no job is left on the node, no file or process of a job is left, and Slurm calls the node
+// idle.
 func (m *machine) waitIdle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -151,12 +152,12 @@ func (m *machine) waitIdle(ctx context.Context) error {
 			return nil
 		}
 		if !site.Sleep(ctx, 50*time.Millisecond) {
-			return fmt.Errorf("the node is %q, and of the last job is left: %q", state, left)
+			return fmt.Errorf("the node is %q, and the last job left %q", state, left)
 		}
 	}
 }
 
-// modes are the names of the GPUs' compute modes.
+// modes returns the names of the GPUs' compute modes.
 func (m *machine) modes() (names []string, err error) {
 	all, err := m.stage.Sim.Node.GPUs()
 	for _, gpu := range all {
@@ -169,15 +170,15 @@ func (m *machine) modes() (names []string, err error) {
 	return names, err
 }
 
-// entry is a line of the log of our programs.
+// entry is a line in the log of our programs.
 type entry struct {
 	Program          string
 	Job              uint32
 	Step             string
-	Clients, Outside int // of a summary
+	Clients, Outside int // in a summary
 }
 
-// logged are the entries of a program's step for a job.
+// logged returns the log entries of a program's step for a job.
 func (m *machine) logged(program string, job uint32, step string) (found []entry) {
 	content, _ := os.ReadFile(m.stage.Paths().Log())
 	for line := range strings.Lines(string(content)) {
@@ -189,15 +190,15 @@ func (m *machine) logged(program string, job uint32, step string) (found []entry
 	return found
 }
 
-// logTail is the end of the log, for whoever looks why an act failed.
+// logTail returns the end of the log. It helps a reader to find why an act failed.
 func (m *machine) logTail() string {
 	content, _ := os.ReadFile(m.stage.Paths().Log())
 	lines := strings.SplitAfter(string(content), "\n")
 	return strings.Join(lines[max(0, len(lines)-12):], "")
 }
 
-// close ends all that runs on the machine, holds that nothing is left, and removes its folder. It is bounded, and it
-// does not depend on how far the machine came.
+// close ends all processes of the machine, checks that nothing is left, and removes the folder. It ends in bounded
+// time. It also works after a failed start.
 func (m *machine) close() error {
 	err := m.mendNVML()
 	if m.cluster != nil {
@@ -209,7 +210,7 @@ func (m *machine) close() error {
 	return errors.Join(err, os.RemoveAll(m.dir))
 }
 
-// closeStage ends what no epilog has ended, and what no job of ours has started.
+// closeStage ends the processes that no epilog has ended, and the processes that no job of ours has started.
 func (m *machine) closeStage() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -220,7 +221,7 @@ func (m *machine) closeStage() error {
 	}
 	left, err3 := m.stage.Left()
 	if len(left) > 0 {
-		err3 = errors.Join(err3, fmt.Errorf("cannot leave the machine as it was: left is %q", left))
+		err3 = errors.Join(err3, fmt.Errorf("cannot clean the machine: %q is left", left))
 	}
 	return errors.Join(err, err2, err3)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows what slurm-mps does, in four acts, on a throw-away Slurm on this machine. With -play it opens a
-// shell on that Slurm in place of the acts. Slurm and slurm-mps are real. The GPUs are simulated, also on a machine
-// that has some.
+// Command demo shows in four acts what slurm-mps does, on a temporary Slurm on this machine. With -play it opens a
+// shell on that Slurm and shows no acts. Slurm and slurm-mps are real. The GPUs are always simulated, even if the
+// machine has real GPUs.
 package main
 
 import (
@@ -19,20 +19,20 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// limit bounds the acts together. They take a quarter of a minute on an idle machine of two cores.
+// limit bounds the time for all acts. They take about 15 seconds on an idle machine with two cores.
 const limit = 2 * time.Minute
 
-// folder begins the name of the machine's folder in /tmp. The pid of the demo follows it.
+// folder is the start of the folder's name in /tmp. The pid of the demo follows.
 const folder = "slurm-mps-demo-"
 
 func main() {
 	playing := flag.Bool("play", false, "open a shell on the lab in place of the acts")
 	only := flag.Int("act", 0, "show act `N` alone")
 	flag.Parse()
-	// A signal ends the acts or the shell, and then everything is cleaned up. More signals do not end that.
+	// A signal ends the acts or the shell, and then the clean-up runs. More signals do not end the clean-up.
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer cancel()
-	// The reader of a pipe may be gone while there is still something to clean up.
+	// The reader of a pipe may close the pipe before the clean-up ends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := run(ctx, *playing, *only); err != nil {
 		fmt.Fprintln(os.Stderr, shortUUIDs(fmt.Sprintf("demo: %v", err)))
@@ -63,7 +63,7 @@ func run(ctx context.Context, playing bool, only int) error {
 		err = use(ctx, m, playing, only)
 	}
 	if ctx.Err() != nil {
-		err = errSignal // what it has interrupted is no news
+		err = errSignal // errors that the signal caused do not matter
 	}
 	if closed := m.close(); closed != nil {
 		err = errors.Join(err, fmt.Errorf("cannot clean up: %w", closed))
@@ -76,7 +76,7 @@ func run(ctx context.Context, playing bool, only int) error {
 
 var errSignal = errors.New("ended by a signal")
 
-// use opens a shell on the machine, or shows the acts.
+// use opens a shell on the machine if playing is true. Otherwise it shows the acts.
 func use(ctx context.Context, m *machine, playing bool, only int) error {
 	s := newScreen(os.Stdout, os.Getenv)
 	if playing {
@@ -89,7 +89,7 @@ func use(ctx context.Context, m *machine, playing bool, only int) error {
 
 const gone = "This Slurm and all its processes and files are gone. Only the account hpc1 stays."
 
-// build makes the programs and the simulation where they are not made yet, and returns their folder.
+// build builds the programs and the simulation if they are not built yet, and returns their folder.
 func build() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// play opens a shell on the machine as its user, and returns when the shell has ended. How the last command of the
-// shell ended is no error.
+// play opens a shell on the machine as its user, and returns when the shell has ended. The exit code of the shell's
+// last command is no error.
 func play(ctx context.Context, s screen, m *machine) error {
 	if err := m.writeCard(); err != nil {
 		return err
@@ -42,7 +42,7 @@ Ten things to try. The command card prints them again:
 
 `
 
-// writeCard puts the programs on PATH that a shell has and the acts need not.
+// writeCard writes the programs card and admin to PATH. The shell needs them, and the acts do not.
 func (m *machine) writeCard() error {
 	card := "#!/bin/sh\ncat <<'END'\n" + cardText() + "END\n"
 	admin := "#!/bin/sh\ncd / && exec env " + quoted(append(m.env(), "PS1=root# ")) + " bash --noprofile --norc -i\n"
@@ -50,7 +50,7 @@ func (m *machine) writeCard() error {
 		node.WriteProgram(filepath.Join(m.bin(), "admin"), []byte(admin)))
 }
 
-// quoted is a list of words for a shell.
+// quoted returns a list of words, quoted for a shell.
 func quoted(words []string) string {
 	for i, word := range words {
 		words[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
@@ -58,7 +58,7 @@ func quoted(words []string) string {
 	return strings.Join(words, " ")
 }
 
-// shellOn is the user's shell, which reads its commands from stdin.
+// shellOn returns the user's shell. It reads its commands from stdin.
 func (m *machine) shellOn(ctx context.Context, terminal bool, term string) (*exec.Cmd, error) {
 	args := []string{"--noprofile", "--norc"}
 	if terminal {
@@ -72,9 +72,9 @@ func (m *machine) shellOn(ctx context.Context, terminal bool, term string) (*exe
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGHUP) } // a shell on a terminal ignores SIGTERM
 	if terminal {
-		cmd.SysProcAttr.Setpgid = false // in the terminal's foreground, from where it makes groups of its own
+		cmd.SysProcAttr.Setpgid = false // the shell needs the terminal's foreground group to make groups of its own
 	} else {
-		cmd.Env = append(cmd.Env, "SLURM_STDINMODE=none") // else srun would take the commands that follow it
+		cmd.Env = append(cmd.Env, "SLURM_STDINMODE=none") // otherwise srun would read the next commands from stdin
 	}
 	return cmd, nil
 }

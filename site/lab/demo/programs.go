@@ -2,7 +2,8 @@
 
 package main
 
-// programs are the files in the user's folder, by name. Each prints lines that people read and the acts check.
+// programs are the files in the user's folder, by name. Each program prints lines that people read and the acts
+// check.
 var programs = map[string]string{
 	"app": `#!/bin/bash
 # app [SECONDS]: a program that computes on its GPU, and prints what CUDA gave it.

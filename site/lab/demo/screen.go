@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// columns is how wide the text is at most. What programs print may be wider: it is broken at blanks.
+// columns is the maximum width of the text. A longer line of a program is broken at blanks.
 const columns = 80
 
 // screen prints the acts for a reader.
@@ -23,7 +23,7 @@ type screen struct {
 	term string // TERM
 }
 
-// newScreen prints titles in bold if out is a terminal that wants it.
+// newScreen returns a screen that prints titles in bold if out is a terminal that supports it.
 func newScreen(out *os.File, env func(string) string) screen {
 	term := env("TERM")
 	return screen{out, isTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
@@ -34,7 +34,7 @@ func isTerminal(file *os.File) bool {
 	return err == nil
 }
 
-// title begins an act.
+// title prints the title of an act.
 func (s screen) title(text string) {
 	rule := strings.Repeat("-", columns)
 	if s.bold {
@@ -43,14 +43,14 @@ func (s screen) title(text string) {
 	fmt.Fprintf(s.out, "\n%s\n%s\n", rule, text)
 }
 
-// text prints sentences of ours.
+// text prints our own sentences.
 func (s screen) text(text string) {
 	for line := range strings.Lines(text) {
 		fmt.Fprint(s.out, wrap(strings.TrimRight(line, "\n"), ""))
 	}
 }
 
-// command prints a command line as its user typed it.
+// command prints a command line as the user typed it.
 func (s screen) command(user, line string) {
 	prompt := user + "$ "
 	if user == "root" {
@@ -71,16 +71,16 @@ func (s screen) output(text string) {
 
 var uuidForm = regexp.MustCompile(`(GPU-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// shortUUIDs cuts each UUID to its first eight digits.
+// shortUUIDs shortens each UUID to its first eight digits.
 func shortUUIDs(text string) string { return uuidForm.ReplaceAllString(text, "$1") }
 
-// wrap breaks a line at blanks, so that none has more than columns. The lines behind the first are indented.
+// wrap breaks a line at blanks, so that no line is wider than columns. All lines after the first are indented.
 func wrap(line, indent string) string {
 	var b strings.Builder
 	for cells(line) > columns {
 		at := lastBlank(line, columns)
 		if at <= len(indent) {
-			break // one word that is wider
+			break // one word is wider than columns
 		}
 		fmt.Fprintln(&b, strings.TrimRight(line[:at], " "))
 		line = indent + strings.TrimLeft(line[at:], " ")
@@ -91,7 +91,7 @@ func wrap(line, indent string) string {
 
 func cells(line string) int { return utf8.RuneCountInString(line) }
 
-// lastBlank is where the last blank of a line is that has no more than so many characters before it, or 0.
+// lastBlank returns the index of the last blank that has at most limit characters before it, or 0.
 func lastBlank(line string, limit int) (at int) {
 	n := 0
 	for i, r := range line {

@@ -31,7 +31,7 @@ func TestUUIDsAreShort(t *testing.T) {
 	}
 }
 
-// A file is no terminal, so nothing is bold on it.
+// A file is not a terminal, so no text on it is bold.
 func TestTextWithoutColour(t *testing.T) {
 	file, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
@@ -51,7 +51,7 @@ func TestTextWithoutColour(t *testing.T) {
 func TestAllTextFitsTheScreen(t *testing.T) {
 	for _, a := range acts {
 		if a.title == "" || !strings.HasPrefix(a.before, "You see") && !strings.Contains(a.before, "You see ") || !strings.HasPrefix(a.after, "It means: ") {
-			t.Errorf("%q: says not before what there is to see, and after it what it means", a.title)
+			t.Errorf("%q: before must name what you see, and after must explain it", a.title)
 		}
 	}
 	for line := range strings.Lines(cardText() + next) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command job shows a job's life on a node: a real Slurm on this machine, the production binaries as its hooks, an
-// MPI program whose ranks share GPUs, and the proof that the node is afterwards as it was. The GPUs are real where
-// there are some, their modes left alone unless ALLOW_MODE_CHANGES=1, and simulated H200s where there are none.
+// Command job shows a job's life on a node. It runs a real Slurm on this machine, with the production binaries as its
+// hooks. The job is an MPI program whose ranks share GPUs. Afterwards the command checks that the node is as before.
+//
+// If the machine has GPUs, the job uses them. Their modes stay unchanged unless ALLOW_MODE_CHANGES=1 is set. If the
+// machine has no GPU, the job uses simulated H200s.
 package main
 
 import (
@@ -30,13 +32,13 @@ const (
 	deadline = 50 * time.Second
 )
 
-// launchers are the ways to start the ranks, a command line each.
+// launchers maps the name of each launcher to its command line.
 var launchers = map[string]string{"srun": "srun --mpi=pmix -n%d", "mpirun": "mpirun.openmpi -np %d"}
 
 func main() {
 	ranks := flag.Int("ranks", 8, "ranks of the job")
 	launcher := flag.String("launcher", "srun", "srun or mpirun")
-	showPS := flag.Bool("ps", false, "print what the control program says of its clients, as it says it")
+	showPS := flag.Bool("ps", false, "print the control program's own list of clients")
 	screen := flag.String("screen", "", "draw what mpsctl status shows during the job into this SVG `FILE`")
 	flag.Parse()
 	if err := run(*ranks, *launcher, *showPS, *screen); err != nil {
@@ -74,13 +76,13 @@ func run(ranks int, launcher string, showPS bool, screen string) error {
 	return d.play(ctx)
 }
 
-// demo is one showing.
+// demo is one run of this command.
 type demo struct {
 	dir, built string
 	ranks      int
-	launch     string // what starts the ranks
+	launch     string // the command that starts the ranks
 	showPS     bool
-	screen     string // where to draw mpsctl status, "" for nowhere
+	screen     string // the SVG file for the picture of mpsctl status, or ""
 	stage      testnode.Stage
 	control    mps.ControlProgram
 	gpus       int
@@ -156,7 +158,7 @@ func (d *demo) startSlurm(ctx context.Context) (err error) {
 	return err
 }
 
-// submit sends the job as an ordinary user does.
+// submit submits the job as an ordinary user does.
 func (d *demo) submit(ctx context.Context) (int, error) {
 	home, err := d.cluster.Home(d.user)
 	if err != nil {
@@ -172,18 +174,19 @@ func (d *demo) submit(ctx context.Context) (int, error) {
 	return d.cluster.Submit(ctx, d.user, gres, "--constraint=mps", fmt.Sprintf("-n%d", d.ranks), "-o", filepath.Join(home, "%j.out"), script)
 }
 
-// watched is what was seen of the job from beside it.
+// watched is what this program saw of the job.
 type watched struct {
 	ticket  lease.Ticket
-	clients map[int]bool // pids that the daemon named as its clients
+	clients map[int]bool // pids that the daemon lists as its clients
 	modes   string       // of the GPUs during the job
 	seen    time.Time    // when all ranks were clients
 	ended   time.Time
 	output  string
-	ps      string // of the control program, as it says it
+	ps      string // the output of the control program's ps command
 }
 
-// watch follows the job from its ticket to its epilog, and asks the daemon once who its clients are.
+// watch follows the job from its ticket to its epilog, and asks the daemons for their clients until all ranks are
+// clients.
 func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -209,7 +212,7 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 		for _, daemon := range w.ticket.Daemons {
 			clients, err := d.control.Clients(ctx, w.ticket.Job, daemon)
 			if err != nil {
-				continue // one failed question says nothing
+				continue // one failed request proves nothing
 			}
 			for _, client := range clients {
 				w.clients[client.PID] = true
@@ -233,18 +236,18 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	return w, nil
 }
 
-// askPS has the control program itself say who its clients are, as the job's user would.
+// askPS runs the control program's ps command, as the job's user would.
 func (d *demo) askPS(t lease.Ticket) string {
 	all := ""
 	for _, daemon := range t.Daemons {
 		cmd := exec.Command(d.control.Path)
 		cmd.Env = []string{"PATH=/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + daemon.PipeDir}
 		cmd.Stdin = strings.NewReader("ps\n")
-		said, err := cmd.CombinedOutput()
+		printed, err := cmd.CombinedOutput()
 		if err != nil {
-			said = append(said, err.Error()...)
+			printed = append(printed, err.Error()...)
 		}
-		all += string(said)
+		all += string(printed)
 	}
 	return all
 }
@@ -258,8 +261,8 @@ func (d *demo) output(id int) string {
 	return string(content)
 }
 
-// openModes are the compute modes while the job is open. On a real machine whose modes may change they are held too:
-// the job's GPUs are exclusive, and no other.
+// openModes returns the compute modes while the job runs. On a real machine whose modes may change, openModes also
+// checks them: only the job's GPUs are exclusive.
 func (d *demo) openModes(t lease.Ticket) (string, error) {
 	if len(d.stage.Before) == 0 {
 		return d.modes(), nil
@@ -275,20 +278,21 @@ func (d *demo) openModes(t lease.Ticket) (string, error) {
 	return fmt.Sprintf("EXCLUSIVE_PROCESS on the job's %d, the other %d as before", len(held), d.gpus-len(held)), err
 }
 
-// closeLeft gives real GPUs whose modes are changed back where the showing has failed before the job's epilog.
+// closeLeft restores the modes of real GPUs if the run fails before the job's epilog.
 func (d *demo) closeLeft() error {
 	if len(d.stage.Before) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the showing's own may be over
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the run may have ended
 	defer cancel()
 	return d.stage.CloseLeft(ctx)
 }
 
-// modes are the compute modes of the simulated GPUs, or what becomes of a real machine's in the end.
+// modes returns the compute modes of the simulated GPUs. For real GPUs it returns what happens to their modes at the
+// end.
 func (d *demo) modes() string {
 	if len(d.stage.Before) > 0 {
-		return "as before" // which Left has held
+		return "as before" // Left has checked this
 	}
 	if d.stage.Sim == nil {
 		return "left alone"
@@ -306,7 +310,7 @@ func (d *demo) modes() string {
 	return strings.Join(list, " ")
 }
 
-// proveClean waits a moment for Slurm to have run the epilog, then looks at the node itself.
+// proveClean waits until Slurm has run the epilog, and then checks the node itself.
 func (d *demo) proveClean(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

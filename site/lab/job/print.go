@@ -26,22 +26,22 @@ type entry struct {
 	Time    time.Time `json:"time"`
 }
 
-// printTimeline shows the job's life from the log: what each step took, and when.
+// printTimeline prints the job's life from the log: each step, its start and its duration.
 func (d *demo) printTimeline(began time.Time, w watched) {
 	fmt.Println("The job's life, in ms since it was submitted:")
-	told := false
+	printed := false
 	for line := range strings.Lines(d.log()) {
 		var e entry
 		if json.Unmarshal([]byte(line), &e) != nil {
 			continue
 		}
-		if e.Program == "epilog" && !told {
-			told = true
+		if e.Program == "epilog" && !printed {
+			printed = true
 			fmt.Printf("%8d  ranks   %d of %d seen as clients of the job's daemon; modes: %s\n", w.seen.Sub(began).Milliseconds(), len(w.clients), d.ranks, w.modes)
 		}
 		at := e.Time.Sub(began).Milliseconds()
 		switch {
-		case e.Step == "summary": // of figures, and no step of time
+		case e.Step == "summary": // a summary is no step
 		case e.Step != "":
 			fmt.Printf("%8d  %-7s %-14s %7.1f ms\n", at, e.Program, e.Step, e.MS)
 		case e.Outcome != "":
@@ -56,8 +56,8 @@ func (d *demo) printTimeline(began time.Time, w watched) {
 	fmt.Println()
 }
 
-// printRanks shows where each rank was, from what the rank itself saw, and whether the daemon named it as a client. It
-// is an error when a rank was not where the ticket seats it, or not under MPS.
+// printRanks prints each rank's placement as the rank saw it, and whether the daemon listed the rank as a client. It
+// returns an error if a rank did not have the placement that the ticket gives it, or did not run under MPS.
 func (d *demo) printRanks(w watched) error {
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "rank\tGPU\tSMs it sees\tits share\tpid\tunder MPS")
@@ -70,7 +70,7 @@ func (d *demo) printRanks(w watched) error {
 			continue
 		}
 		found++
-		seat, err := mpirunwrap.Place(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
+		place, err := mpirunwrap.Place(w.ticket, mpirunwrap.Rank{Task: slurm.Task{LocalRank: rank, LocalSize: d.ranks}})
 		if err != nil {
 			return err
 		}
@@ -79,9 +79,9 @@ func (d *demo) printRanks(w watched) error {
 		if w.clients[pid] {
 			under = "yes"
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\n", rank, r["uuid"], r["sms"], percent(seat), r["pid"], under)
-		if under == "NO" || r["sms"] != strconv.Itoa(seat.Share.SMs) || r["uuid"] != string(seat.Device.UUID) || r["err"] != "0" {
-			wrong = errors.Join(wrong, fmt.Errorf("rank %d is not as it was seated: %s", rank, strings.TrimSpace(line)))
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\n", rank, r["uuid"], r["sms"], percent(place), r["pid"], under)
+		if under == "NO" || r["sms"] != strconv.Itoa(place.Share.SMs) || r["uuid"] != string(place.Device.UUID) || r["err"] != "0" {
+			wrong = errors.Join(wrong, fmt.Errorf("rank %d does not have its placement: %s", rank, strings.TrimSpace(line)))
 		}
 	}
 	if err := table.Flush(); err != nil {
@@ -93,14 +93,14 @@ func (d *demo) printRanks(w watched) error {
 	return wrong
 }
 
-func percent(seat mpirunwrap.Placement) string {
-	if seat.Share.Percent == 0 {
+func percent(place mpirunwrap.Placement) string {
+	if place.Share.Percent == 0 {
 		return "no cap"
 	}
-	return seat.Share.Percent.String() + " %"
+	return place.Share.Percent.String() + " %"
 }
 
-// fields takes "a=1 b=2" apart.
+// fields splits "a=1 b=2" into names and values.
 func fields(line string) map[string]string {
 	all := map[string]string{}
 	for word := range strings.FieldsSeq(line) {

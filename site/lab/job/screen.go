@@ -14,7 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// The size of the terminal that is drawn, in characters, and of a character in it.
+// These constants are the size of the drawn terminal in characters, the size of a character, a margin and the
+// colours.
 const (
 	columns, rows       = 96, 60
 	cellWide, cellTall  = 8, 17
@@ -22,13 +23,13 @@ const (
 	ground, ink, weaker = "#1d1f21", "#d0d3d4", "#8a8f93"
 )
 
-// styles are what the codes that mpsctl writes look like (cmd/internal/mpsctl/screen.go).
+// styles maps the codes that mpsctl writes (cmd/internal/mpsctl/screen.go) to their SVG attributes.
 var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `fill="` + weaker + `"`, "31": `fill="#ff6b68"`, "32": `fill="#8cc265"`, "33": `fill="#e5c07b"`}
 
-// screenshot draws what a terminal shows of mpsctl status at this moment into an SVG file.
+// screenshot draws the current output of mpsctl status on a terminal into an SVG file.
 func (d *demo) screenshot(ctx context.Context, path string) error {
 	line := fmt.Sprintf("stty cols %d rows %d; TERM=xterm exec %s", columns, rows, strings.Join(d.stage.Command("mpsctl", "status"), " "))
-	cmd := exec.CommandContext(ctx, "script", "-qec", line, os.DevNull) // a terminal of its own
+	cmd := exec.CommandContext(ctx, "script", "-qec", line, os.DevNull) // script gives the command its own terminal
 	shown, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("cannot run mpsctl status on a terminal: %w: %s", err, shown)
@@ -40,10 +41,10 @@ func (d *demo) screenshot(ctx context.Context, path string) error {
 	return nil
 }
 
-// painted is a text in a colour, or one without.
+// painted matches a text in a colour, or a text without colour.
 var painted = regexp.MustCompile("\x1b\\[([0-9]+)m(.*?)\x1b\\[0m|[^\x1b]+")
 
-// draw makes an SVG of what was written to a terminal.
+// draw makes an SVG of terminal output.
 func draw(shown string) []byte {
 	lines := strings.Split(strings.TrimRight(shown, "\n"), "\n")
 	wide, tall := columns*cellWide+2*margin, len(lines)*cellTall+2*margin
@@ -60,7 +61,7 @@ func draw(shown string) []byte {
 			cells := utf8.RuneCountInString(text)
 			if strings.TrimSpace(text) != "" {
 				fmt.Fprintf(&b, `<text x="%d" y="%d" textLength="%d" lengthAdjust="spacingAndGlyphs" xml:space="preserve" %s>`, margin+at*cellWide, margin+(i+1)*cellTall-4, cells*cellWide, style)
-				_ = xml.EscapeText(&b, []byte(text)) // a Buffer takes all
+				_ = xml.EscapeText(&b, []byte(text)) // a Buffer accepts every write
 				b.WriteString("</text>\n")
 			}
 			at += cells
