@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// boot starts the daemons, each when the one that it needs answers, and waits until every node is idle.
+// boot starts the daemons in order, and waits until every node is idle. It starts each daemon when the daemon before
+// it answers.
 func (c *Cluster) boot(ctx context.Context) error {
 	if err := c.startMunged(ctx); err != nil {
 		return err
@@ -84,8 +85,9 @@ func (c *Cluster) launchNode(name string) error {
 	return nil
 }
 
-// apart is a command line that gives the one after it a host name and an /etc/hosts of its own, and a boot id where the
-// options say so, in the same process. Mounts of the host still arrive there.
+// apart returns the start of a command line that gives the rest of the line its own host name and /etc/hosts. With
+// BootIDs it also gives it a boot id. All of this happens in the same process. Later mounts of the host are still
+// visible there.
 func apart(o Options, name string) []string {
 	const script = `hostname "$1" && mount --bind "$2" /etc/hosts && { [ -z "$3" ] || mount --bind "$3" ` + bootID + `; } && shift 3 && exec "$@"`
 	boot := ""
@@ -95,15 +97,16 @@ func apart(o Options, name string) []string {
 	return []string{"/usr/bin/unshare", "--uts", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", name, hostsPath(o.Dir), boot}
 }
 
-// withHosts is a command line that gives the one after it an /etc/hosts with the nodes' names, in the same process. To
-// call an srun on a node back, slurmctld looks its name up. Since 24.11 it tries for ten seconds, in which it does
-// nothing else (run).
+// withHosts returns the start of a command line that gives the rest of the line an /etc/hosts with the nodes' names,
+// in the same process. slurmctld looks up the name of an srun on a node to connect to it. Since 24.11 it tries for
+// ten seconds, and does nothing else in that time (run).
 func withHosts(o Options) []string {
 	const script = `mount --bind "$1" /etc/hosts && shift && exec "$@"`
 	return []string{"/usr/bin/unshare", "--mount", "--propagation", "slave", "--", "/bin/sh", "-c", script, "sh", hostsPath(o.Dir)}
 }
 
-// waitIdle waits until Slurm calls every node idle. It gives up early where a node can no longer become so.
+// waitIdle waits until Slurm reports every node as idle. It returns an error as soon as a node can no longer become
+// idle.
 func (c *Cluster) waitIdle(ctx context.Context) error {
 	err := until(ctx, 20*time.Millisecond, func() (bool, error) {
 		for _, name := range c.names {
@@ -135,7 +138,8 @@ func (c *Cluster) node(name string) *daemon {
 	return c.nodes[name]
 }
 
-// StartNode starts the slurmd of a node that is not running, and returns when it listens and Slurm hears of it.
+// StartNode starts the slurmd of a node that is not running. It returns when slurmd listens and Slurm has contact
+// with it.
 func (c *Cluster) StartNode(name string) error {
 	if !slices.Contains(c.names, name) {
 		return fmt.Errorf("cannot start node %s: the nodes are %s", name, strings.Join(c.names, ", "))
@@ -152,19 +156,20 @@ func (c *Cluster) StartNode(name string) error {
 	return c.node(name).ready(ctx, func() bool { return listening(port) && c.responding(ctx, name) })
 }
 
-// responding says whether Slurm believes that a node is there.
+// responding reports whether Slurm believes that a node is up.
 func (c *Cluster) responding(ctx context.Context, name string) bool {
 	state, _, err := c.NodeState(ctx, name)
 	return err == nil && !strings.Contains(state, "DOWN") && !strings.Contains(state, "*") && !strings.Contains(state, "NOT_RESPONDING")
 }
 
-// endLimit is how long a daemon has to end after a signal.
+// endLimit is the time that a daemon has to end after a signal.
 const endLimit = 5 * time.Second
 
-// StopNode ends a node's slurmd as a restart of the service would: its jobs live on.
+// StopNode ends a node's slurmd as a restart of the service does. Its jobs continue to run.
 func (c *Cluster) StopNode(name string) error { return c.endNode(name, syscall.SIGTERM) }
 
-// KillNode ends a node's slurmd with SIGKILL. Its jobs live on, and so does a prolog or an epilog in its midst.
+// KillNode ends a node's slurmd with SIGKILL. Its jobs continue to run, and so does a prolog or an epilog that is
+// running.
 func (c *Cluster) KillNode(name string) error { return c.endNode(name, syscall.SIGKILL) }
 
 func (c *Cluster) endNode(name string, sig syscall.Signal) error {
@@ -178,7 +183,7 @@ func (c *Cluster) endNode(name string, sig syscall.Signal) error {
 	return nil
 }
 
-// listening says whether anybody listens on a TCP port of this machine, without connecting to it.
+// listening reports whether a process listens on a TCP port of this machine. It makes no connection.
 func listening(port int) bool {
 	for _, path := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		text, err := os.ReadFile(path)
@@ -189,7 +194,7 @@ func listening(port int) bool {
 	return false
 }
 
-// listensOn reads the text of /proc/net/tcp: "sl local_address rem_address st …", st 0A being LISTEN.
+// listensOn reads the text of /proc/net/tcp: "sl local_address rem_address st …". In the column st, 0A means LISTEN.
 func listensOn(table string, port int) bool {
 	suffix := fmt.Sprintf(":%04X", port)
 	for _, line := range strings.Split(table, "\n") {

@@ -16,8 +16,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// checkGroups says whether this machine has the control groups that ConstrainDevices needs: version 1, since Slurm's
-// way to version 2 goes through systemd.
+// checkGroups returns an error if this machine lacks the control groups that ConstrainDevices needs. They are version
+// 1, because Slurm uses systemd for version 2.
 func checkGroups() error {
 	for _, controller := range []string{"freezer", "devices"} {
 		path := filepath.Join(cgroupRoot, controller, "release_agent")
@@ -28,8 +28,8 @@ func checkGroups() error {
 	return nil
 }
 
-// removeGroups removes the nodes' control groups, which Slurm leaves behind. A group stays busy until its last process
-// has been reaped, so it tries until the context ends.
+// removeGroups removes the nodes' control groups, because Slurm does not remove them. A group stays busy until its
+// last process has been reaped. So removeGroups tries again until the context ends.
 func removeGroups(ctx context.Context, names []string) error {
 	for _, name := range names {
 		tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "slurm_"+name))
@@ -57,7 +57,8 @@ func removeGroup(ctx context.Context, top string) error {
 	return err
 }
 
-// rmdirTree removes a tree of control groups, leaves first. Its files are the kernel's and go with their directory.
+// rmdirTree removes a tree of control groups, leaves first. The kernel removes the files of a group with their
+// directory.
 func rmdirTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

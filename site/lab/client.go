@@ -16,13 +16,14 @@ import (
 	"time"
 )
 
-// Result is what a command did. Exit is 128 plus the signal's number where it died of one.
+// Result is the result of a command. If a signal killed the command, Exit is 128 plus the signal's number.
 type Result struct {
 	Stdout, Stderr string
 	Exit           int
 }
 
-// Home is a user's folder below Dir, where Run's commands start and sbatch writes its files. It is made when asked for.
+// Home returns a user's folder below Dir, and makes it if necessary. Run's commands start there, and sbatch writes
+// its files there.
 func (c *Cluster) Home(user User) (string, error) {
 	path := filepath.Join(c.opts.Dir, "home", user.Name)
 	if err := makeDir(path, 0o755); err != nil {
@@ -34,12 +35,12 @@ func (c *Cluster) Home(user User) (string, error) {
 	return path, nil
 }
 
-// clientGrace is how long a command whose context has ended may take to tidy up after SIGTERM: srun ends its step then.
+// clientGrace is the time that a command has after SIGTERM if its context has ended. srun ends its step in this time.
 const clientGrace = 5 * time.Second
 
-// Command prepares a command as a user, in that user's Home, with Env and the user's names for its environment, and
-// with nothing of the caller's. A name without a slash is looked for in Env's PATH. When the context ends it gets
-// SIGTERM, and SIGKILL some seconds later.
+// Command prepares a command that runs as a user, in that user's Home. Its environment is Env and the user's names,
+// and nothing from the caller's environment. A name without a slash is searched in Env's PATH. When the context ends,
+// the command gets SIGTERM, and some seconds later SIGKILL.
 func (c *Cluster) Command(ctx context.Context, user User, name string, args ...string) (*exec.Cmd, error) {
 	file, err := c.tree.look(name)
 	if err != nil {
@@ -53,8 +54,8 @@ func (c *Cluster) Command(ctx context.Context, user User, name string, args ...s
 	cmd.Args[0] = name
 	cmd.Dir = home
 	cmd.Env = append(c.Env(), "HOME="+home, "USER="+user.Name, "LOGNAME="+user.Name, "LANG=C")
-	// The keyring and the terminal stay the caller's; the group of processes does not, so that Ctrl-C in a test's
-	// terminal ends the test, whose Stop then ends this in order.
+	// The command keeps the caller's keyring and terminal. It has its own process group, so that Ctrl-C in a test's
+	// terminal ends only the test. Stop of the test then ends this command in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true,
 		Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: []uint32{user.GID}}}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -62,8 +63,9 @@ func (c *Cluster) Command(ctx context.Context, user User, name string, args ...s
 	return cmd, nil
 }
 
-// Run runs a command as a user and waits for it. Its exit code is no error; err says that the command could not be
-// started, or that the context ended before it did, and then the Result holds what it had printed.
+// Run runs a command as a user and waits for it. An exit code other than 0 is no error. An error means that the
+// command could not start, or that the context ended first. If the context ended first, the Result holds the output
+// up to then.
 func (c *Cluster) Run(ctx context.Context, user User, name string, args ...string) (Result, error) {
 	cmd, err := c.Command(ctx, user, name, args...)
 	if err != nil {
@@ -77,7 +79,7 @@ func (c *Cluster) Run(ctx context.Context, user User, name string, args ...strin
 	switch {
 	case ctx.Err() != nil:
 		return r, fmt.Errorf("cannot finish %s: %w", name, ctx.Err())
-	case errors.Is(err, exec.ErrWaitDelay): // it has ended; who else has its output is not its affair
+	case errors.Is(err, exec.ErrWaitDelay): // the command has ended; another process may still hold its output
 	case err != nil && !errors.As(err, &exit):
 		return r, fmt.Errorf("cannot run %s: %w", name, err)
 	}
@@ -94,10 +96,10 @@ func exitCode(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// askLimit bounds one question to the controller; it answers in some 10 ms.
+// askLimit bounds one request to the controller. The controller answers in about 10 ms.
 const askLimit = 10 * time.Second
 
-// ask runs a Slurm command as root and returns what it printed; an exit code other than 0 is an error.
+// ask runs a Slurm command as root and returns its output. An exit code other than 0 is an error.
 func (c *Cluster) ask(ctx context.Context, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -112,8 +114,8 @@ func (c *Cluster) ask(ctx context.Context, name string, args ...string) (string,
 	return r.Stdout, nil
 }
 
-// NodeState returns a node's state as scontrol prints it, "IDLE", "MIXED", "IDLE+DRAIN", and the reason that Slurm or
-// an administrator gave for it, "Prolog error", or "".
+// NodeState returns a node's state as scontrol prints it, for example "IDLE", "MIXED" or "IDLE+DRAIN". It also
+// returns the reason that Slurm or an administrator gave for the state, for example "Prolog error", or "".
 func (c *Cluster) NodeState(ctx context.Context, node string) (state, reason string, err error) {
 	out, err := c.ask(ctx, "scontrol", "show", "node", node)
 	if err != nil {
@@ -122,7 +124,8 @@ func (c *Cluster) NodeState(ctx context.Context, node string) (state, reason str
 	return parseNode(out)
 }
 
-// parseNode reads scontrol's paragraph of a node. The reason has its line to itself, and ends with who gave it.
+// parseNode reads scontrol's paragraph of a node. The reason has its own line. At its end is the name of the person
+// who gave it.
 func parseNode(text string) (state, reason string, err error) {
 	for _, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
@@ -139,13 +142,13 @@ func parseNode(text string) (state, reason string, err error) {
 	return state, reason, nil
 }
 
-// pollEvery is how often the controller is asked while something is waited for.
+// pollEvery is the interval between two requests to the controller during a wait.
 const pollEvery = 50 * time.Millisecond
 
-// waitLimit bounds the waits below where the caller's context has no deadline.
+// waitLimit bounds the waits below if the caller's context has no deadline.
 const waitLimit = 60 * time.Second
 
-// WaitNode polls until is says yes to the node's state, and returns that state and its reason.
+// WaitNode polls until is returns true for the node's state. It returns that state and its reason.
 func (c *Cluster) WaitNode(ctx context.Context, node string, is func(state string) bool) (state, reason string, err error) {
 	ctx, cancel := withLimit(ctx, waitLimit)
 	defer cancel()
@@ -159,7 +162,7 @@ func (c *Cluster) WaitNode(ctx context.Context, node string, is func(state strin
 	return state, reason, nil
 }
 
-// Resume takes a node out of DRAIN or DOWN, and returns when Slurm says so.
+// Resume takes a node out of DRAIN or DOWN, and returns when Slurm reports the new state.
 func (c *Cluster) Resume(ctx context.Context, node string) error {
 	if _, err := c.ask(ctx, "scontrol", "update", "NodeName="+node, "State=RESUME"); err != nil {
 		return fmt.Errorf("cannot resume node %s: %w", node, err)
@@ -183,23 +186,23 @@ func (c *Cluster) Submit(ctx context.Context, user User, args ...string) (int, e
 	return id, nil
 }
 
-// Job is what scontrol says of a job.
+// Job is a job as scontrol prints it.
 type Job struct {
 	ID     int
 	State  string // "COMPLETED", "FAILED", "CANCELLED", "PENDING", …
-	Reason string // why it waits, "JobHeldUser", "launch_failed_requeued_held", or "None"
+	Reason string // why the job waits: "JobHeldUser", "launch_failed_requeued_held", or "None"
 	Exit   int    // the batch script's exit code
-	Signal int    // of which it died, or 0
+	Signal int    // the signal that killed the batch script, or 0
 	Nodes  string // "n[1-2]"
 	Fields map[string]string
 }
 
-// Held says whether the job waits for an administrator, as it does after a failed prolog.
+// Held reports whether the job waits for an administrator, for example after a failed prolog.
 func (j Job) Held() bool {
 	return j.State == "PENDING" && (strings.Contains(strings.ToLower(j.Reason), "held") || j.Fields["Priority"] == "0")
 }
 
-// Over says whether the job has ended and its epilogs have run.
+// Over reports whether the job has ended and its epilogs have run.
 func (j Job) Over() bool {
 	switch j.State {
 	case "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING", "REQUEUED":
@@ -208,7 +211,7 @@ func (j Job) Over() bool {
 	return true
 }
 
-// Job asks for a job's present state.
+// Job returns a job's present state.
 func (c *Cluster) Job(ctx context.Context, id int) (Job, error) {
 	out, err := c.ask(ctx, "scontrol", "show", "job", strconv.Itoa(id))
 	if err != nil {
@@ -217,8 +220,8 @@ func (c *Cluster) Job(ctx context.Context, id int) (Job, error) {
 	return parseJobs(out)
 }
 
-// parseJobs reads the paragraphs of a job array's elements, one for other jobs. It returns the first element that is
-// not over, or else the last.
+// parseJobs reads scontrol's paragraphs: one for each element of a job array, or one for another job. It returns the
+// first element that is not over. If all elements are over, it returns the last one.
 func parseJobs(text string) (j Job, err error) {
 	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
 		if j, err = parseJob(paragraph); err != nil || !j.Over() {
@@ -228,7 +231,8 @@ func parseJobs(text string) (j Job, err error) {
 	return j, nil
 }
 
-// parseJob reads scontrol's paragraph of a job: words NAME=VALUE. Values with blanks (Comment, Command) are cut short.
+// parseJob reads scontrol's paragraph of a job: words NAME=VALUE. It cuts values with blanks (Comment, Command) at
+// the first blank.
 func parseJob(text string) (Job, error) {
 	fields := map[string]string{}
 	for _, word := range strings.Fields(text) {
@@ -243,16 +247,16 @@ func parseJob(text string) (Job, error) {
 	code, signal, _ := strings.Cut(fields["ExitCode"], ":")
 	j := Job{ID: id, State: fields["JobState"], Reason: fields["Reason"], Nodes: fields["NodeList"], Fields: fields}
 	j.Exit, _ = strconv.Atoi(code)     // absent for a job that never ran
-	j.Signal, _ = strconv.Atoi(signal) // likewise
+	j.Signal, _ = strconv.Atoi(signal) // absent, too
 	return j, nil
 }
 
-// WaitJob waits until a job is over, its epilogs included, or held. A held job is no error: look at Held.
+// WaitJob waits until a job is held, or over with all its epilogs. A held job is no error: check Held.
 func (c *Cluster) WaitJob(ctx context.Context, id int) (Job, error) {
 	return c.WaitJobUntil(ctx, id, func(j Job) bool { return j.Over() || j.Held() })
 }
 
-// WaitJobUntil polls until is says yes to the job.
+// WaitJobUntil polls until is returns true for the job.
 func (c *Cluster) WaitJobUntil(ctx context.Context, id int, is func(Job) bool) (j Job, err error) {
 	ctx, cancel := withLimit(ctx, waitLimit)
 	defer cancel()

@@ -32,7 +32,8 @@ func logPath(dir, name string) string {
 	return filepath.Join(dir, "log", name+".log")
 }
 
-// outPath is where a daemon's stdout and stderr go: what it says before it has read its configuration.
+// outPath returns the path for a daemon's stdout and stderr. A daemon writes there before it has read its
+// configuration.
 func outPath(dir, name string) string { return filepath.Join(dir, "log", name+".out") }
 
 func nodeNames(o Options, host string) []string {
@@ -46,8 +47,8 @@ func nodeNames(o Options, host string) []string {
 	return names
 }
 
-// writeFiles makes everything below Dir. Files that a former cluster left there are written anew, its state is not
-// taken over: a stale state directory would bring back its jobs.
+// writeFiles makes everything below Dir. It overwrites the files that a former cluster left there, and removes its
+// state. With the old state, the old jobs would come back.
 func writeFiles(o Options, t tree, host string, names []string, base int) error {
 	if err := makeDirs(o.Dir, names); err != nil {
 		return err
@@ -82,7 +83,7 @@ func writeNamespace(o Options) error {
 	return writeText(filepath.Join(o.Dir, "etc", "namespace.yaml"), o.Namespace)
 }
 
-// writeText writes a file that everybody may read, whatever the umask is.
+// writeText writes a file that every user may read. The umask has no effect.
 func writeText(path, text string) error {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		return err
@@ -113,7 +114,7 @@ func makeDirs(dir string, names []string) error {
 	return nil
 }
 
-// makeDir makes a directory with exactly this mode, whatever the umask is.
+// makeDir makes a directory with exactly this mode. The umask has no effect.
 func makeDir(path string, mode fs.FileMode) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return fmt.Errorf("cannot make %s: %w", path, err)
@@ -121,8 +122,8 @@ func makeDir(path string, mode fs.FileMode) error {
 	return os.Chmod(path, mode)
 }
 
-// makeDevices returns the paths of the GPU devices. Fake ones must be device nodes: for plain files Slurm sets neither
-// SLURM_JOB_GPUS nor CUDA_VISIBLE_DEVICES.
+// makeDevices returns the paths of the GPU devices. Fake GPUs must be device nodes: for plain files, Slurm sets
+// neither SLURM_JOB_GPUS nor CUDA_VISIBLE_DEVICES.
 func makeDevices(o Options) ([]string, error) {
 	if o.DevDir != "" {
 		return findDevices(o.DevDir, o.GPUs)
@@ -149,7 +150,8 @@ func makeDevice(path string, minor int) error {
 
 var deviceForm = regexp.MustCompile(`^nvidia(\d+)$`)
 
-// findDevices returns the first n GPU devices of a folder by minor number, which need not start at 0 nor be dense.
+// findDevices returns the first n GPU devices of a folder, sorted by minor number. The numbers may start above 0 and
+// may have gaps.
 func findDevices(dir string, n int) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -158,7 +160,7 @@ func findDevices(dir string, n int) ([]string, error) {
 	var minors []int
 	for _, e := range entries {
 		if m := deviceForm.FindStringSubmatch(e.Name()); m != nil {
-			minor, _ := strconv.Atoi(m[1]) // digits only, by the expression
+			minor, _ := strconv.Atoi(m[1]) // the expression matches only digits
 			minors = append(minors, minor)
 		}
 	}
@@ -173,7 +175,7 @@ func findDevices(dir string, n int) ([]string, error) {
 	return paths, nil
 }
 
-// hookPaths are what slurm.conf says of the hooks; "" leaves one out.
+// hookPaths are the paths of the hooks in slurm.conf. "" means that slurm.conf has no such hook.
 type hookPaths struct{ prolog, epilog, taskProlog string }
 
 func writeHooks(o Options) (hookPaths, error) {
@@ -183,8 +185,8 @@ func writeHooks(o Options) (hookPaths, error) {
 	return hookPaths{prolog, epilog, taskProlog}, errors.Join(err1, err2, err3)
 }
 
-// writeHook returns the path that slurm.conf names for a hook: the program itself, or a script that execs it with its
-// arguments.
+// writeHook returns the path of a hook for slurm.conf. The path is the program itself, or a script that executes the
+// program with its arguments.
 func writeHook(dir, name string, argv []string) (string, error) {
 	switch len(argv) {
 	case 0:
@@ -203,12 +205,13 @@ func writeHook(dir, name string, argv []string) (string, error) {
 	return path, os.Chmod(path, 0o755)
 }
 
-// firstJob is where a cluster's job numbers begin: apart from those of clusters beside it, since Open MPI names its
-// shared memory by host, user and job, and two jobs of one name crash each other.
+// firstJob returns the first job number of a cluster. Clusters on one host need different job numbers, because Open
+// MPI names its shared memory by host, user and job. Two jobs with the same name crash each other.
 func firstJob(base int) int { return base * 100 }
 
-// slurmConf is the text of slurm.conf. What is not said is Slurm's default, since newer releases refuse some spellings
-// of it. The controller has the first of the ports, the nodes have those after it.
+// slurmConf returns the text of slurm.conf. Settings that it does not name have Slurm's default, because newer
+// releases refuse some spellings of the default. The controller has the first port, and the nodes have the ports
+// after it.
 func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, base int) string {
 	lines := []string{
 		"ClusterName=lab",
@@ -229,8 +232,8 @@ func slurmConf(o Options, t tree, hooks hookPaths, host string, names []string, 
 		"SlurmdDebug=debug2",
 		"LogTimeFormat=iso8601_ms",
 		"PlugStackConfig=" + o.Dir + "/etc/plugstack.conf",
-		// mpi/pmix makes TmpFS/spmix_appdir_UID_JOB.STEP, which several nodes, and clusters, of one host must not
-		// share.
+		// mpi/pmix makes TmpFS/spmix_appdir_UID_JOB.STEP. The nodes and the clusters of one host must not share this
+		// folder.
 		"TmpFS=" + o.Dir + "/tmp/%n",
 		"SelectType=select/cons_tres",
 		"SelectTypeParameters=CR_Core",
@@ -285,12 +288,12 @@ func nodeLine(o Options, name, host string, port int) string {
 	return strings.Join(append(words, "State=UNKNOWN"), " ")
 }
 
-// allGres is what there is on any node.
+// allGres returns the Gres of all nodes together.
 func allGres(o Options) string {
 	return strings.Join(append([]string{o.Gres}, slices.Sorted(maps.Values(o.GresOf))...), ",")
 }
 
-// gresTypes takes the kinds out of a node's Gres: "gpu:a:1,gpu:b:1,mps:100" has gpu and mps.
+// gresTypes returns the kinds in a node's Gres: "gpu:a:1,gpu:b:1,mps:100" has gpu and mps.
 func gresTypes(gres string) string {
 	var kinds []string
 	seen := map[string]bool{}
@@ -304,7 +307,8 @@ func gresTypes(gres string) string {
 	return strings.Join(kinds, ",")
 }
 
-// gresConf is the text of gres.conf: a line for each device, since the order of the lines is Slurm's index.
+// gresConf returns the text of gres.conf. It has one line for each device, because Slurm's index of a device is the
+// order of the lines.
 func gresConf(o Options, devices []string) string {
 	if o.GresConf != "" {
 		return o.GresConf
@@ -316,8 +320,8 @@ func gresConf(o Options, devices []string) string {
 	return b.String()
 }
 
-// cgroupConf is the text of cgroup.conf. slurmd loads the plugin even where nothing of its configuration uses one, and
-// cgroup/v2, which it would find by itself, wants systemd. From 24.05 on it can be told to load none.
+// cgroupConf returns the text of cgroup.conf. slurmd loads a cgroup plugin even if its configuration uses none. It
+// would choose cgroup/v2, which needs systemd. Since 24.05 the configuration can disable the plugin.
 func cgroupConf(o Options, release string) string {
 	switch {
 	case o.ConstrainDevices:
@@ -328,7 +332,8 @@ func cgroupConf(o Options, release string) string {
 	return "CgroupPlugin=cgroup/v1\n"
 }
 
-// writeHosts writes the /etc/hosts that slurmctld and nodes with names of their own see: the host's, and the nodes'.
+// writeHosts writes the /etc/hosts for slurmctld and for nodes with their own names: the host's file and the nodes'
+// names.
 func writeHosts(o Options, names []string) error {
 	text, err := os.ReadFile("/etc/hosts")
 	if err != nil {

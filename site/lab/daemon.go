@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// daemon is a process that the lab started and reaps. It runs in the foreground, as systemd runs it, in a session of
-// its own, as a daemon has it.
+// daemon is a process that the lab started and reaps. It runs in the foreground, as under systemd, and has its own
+// session, as a daemon has.
 type daemon struct {
 	name string
 	dir  string // the cluster's
 	cmd  *exec.Cmd
-	gone chan struct{} // closed when it has ended and is reaped
+	gone chan struct{} // closed when the process has ended and is reaped
 }
 
-// newCommand prepares a daemon's process: with a built environment, and output that goes to a file.
+// newCommand prepares a daemon's process with a constructed environment. Its output goes to a file.
 func newCommand(o Options, t tree, name string, argv ...string) (*exec.Cmd, error) {
 	out, err := os.OpenFile(outPath(o.Dir, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
@@ -51,7 +51,7 @@ func launch(k *keeper, o Options, t tree, name string, argv ...string) (*daemon,
 	}
 	d := &daemon{name: name, dir: o.Dir, cmd: cmd, gone: make(chan struct{})}
 	go func() {
-		cmd.Wait() // how it ended is in cmd.ProcessState
+		cmd.Wait() // cmd.ProcessState has the exit status
 		close(d.gone)
 	}()
 	return d, nil
@@ -69,7 +69,7 @@ func (d *daemon) running() bool {
 	}
 }
 
-// ending says how a daemon that does not run has come to that.
+// ending returns why a daemon does not run.
 func (d *daemon) ending() string {
 	if d == nil {
 		return "it was not started"
@@ -77,7 +77,7 @@ func (d *daemon) ending() string {
 	return fmt.Sprintf("it ended with %s", d.cmd.ProcessState)
 }
 
-// ready polls until the daemon is, and errs as soon as the daemon has ended.
+// ready polls until is returns true. It returns an error as soon as the daemon has ended.
 func (d *daemon) ready(ctx context.Context, is func() bool) error {
 	err := until(ctx, 5*time.Millisecond, func() (bool, error) {
 		if !d.running() {
@@ -91,13 +91,14 @@ func (d *daemon) ready(ctx context.Context, is func() bool) error {
 	return nil
 }
 
-// end sends a signal and waits until the daemon is gone, or the limit is over. It reports whether it is gone. The
-// signal goes to the process itself: os.Process holds a pidfd, and nobody else reaps it.
+// end sends a signal and waits until the daemon has ended, or until the limit. It reports whether the daemon has
+// ended. The signal cannot reach another process, because os.Process holds a pidfd and only this process reaps the
+// daemon.
 func (d *daemon) end(sig os.Signal, limit time.Duration) bool {
 	if !d.running() {
 		return true
 	}
-	d.cmd.Process.Signal(sig) // fails only where it has just ended
+	d.cmd.Process.Signal(sig) // fails only if the daemon has just ended
 	select {
 	case <-d.gone:
 		return true
@@ -106,14 +107,14 @@ func (d *daemon) end(sig os.Signal, limit time.Duration) bool {
 	}
 }
 
-// keeper starts processes from one thread that lives until close. A parent-death signal is sent when the thread that
-// started the process ends, and Go ends threads when it likes.
+// keeper starts processes from one thread that lives until close. The kernel sends a parent-death signal when the
+// thread that started the process ends, and Go may end any other thread at any time.
 type keeper struct{ work chan func() }
 
 func newKeeper() *keeper {
 	k := &keeper{work: make(chan func())}
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		for f := range k.work {
 			f()
 		}
@@ -129,10 +130,11 @@ func (k *keeper) do(f func() error) error {
 
 func (k *keeper) close() { close(k.work) }
 
-// tailLines is how many lines of each log an error shows.
+// tailLines is the maximum number of log lines that an error shows for each log.
 const tailLines = 12
 
-// logTail is the end of a daemon's log and of its output, each line on a new indented line; "" where both are empty.
+// logTail returns the last lines of a daemon's log and of its output, each on a new indented line. It returns "" if
+// both are empty.
 func logTail(dir, name string) string {
 	var b strings.Builder
 	for _, path := range []string{logPath(dir, name), outPath(dir, name)} {
@@ -148,7 +150,7 @@ func logTail(dir, name string) string {
 	return b.String()
 }
 
-// telling picks the last lines that speak of errors, or where there are none, the last lines.
+// telling returns the last lines that contain an error. If there are none, it returns the last lines.
 func telling(lines []string) []string {
 	var errs []string
 	for _, line := range lines {

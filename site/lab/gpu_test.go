@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// stubSMI stands for nvidia-smi: a file a GPU with its mode in it, and a list of what was set.
+// stubSMI replaces nvidia-smi. It keeps each GPU's mode in a file, and a list of the modes that were set.
 const stubSMI = `#!/bin/sh
 cd %s/gpus || exit 1
 case $1 in
@@ -23,8 +23,8 @@ case $1 in
 esac
 `
 
-// gpu.sh hands ALLOW_MODE_CHANGES on to what it runs. It sets a mode itself only to put back what an act has left, and
-// that only where modes may change.
+// gpu.sh passes ALLOW_MODE_CHANGES to the programs that it runs. It sets a mode itself only to restore a mode that an
+// act has changed, and only if modes may change.
 func TestGPURunPutsBackOnlyWhatItMayChange(t *testing.T) {
 	if _, err := exec.LookPath("xz"); err != nil {
 		t.Skip("needs xz")
@@ -39,22 +39,22 @@ func TestGPURunPutsBackOnlyWhatItMayChange(t *testing.T) {
 			run.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "ALLOW_MODE_CHANGES="+allowed)
 			out, err := run.CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "the GPUs are not as they were") {
-				t.Errorf("the run says nothing of modes that were left: %v\n%s", err, out)
+				t.Errorf("the run does not report changed modes: %v\n%s", err, out)
 			}
 			if got, _ := os.ReadFile(filepath.Join(dir, "set")); string(got) != want.set {
-				t.Errorf("it set %q, want %q\n%s", got, want.set, out)
+				t.Errorf("the run set %q, want %q\n%s", got, want.set, out)
 			}
 			if got := strings.Join(strings.Fields(text(t, dir, "gpus/GPU-a")+text(t, dir, "gpus/GPU-b")), " "); got != want.after {
 				t.Errorf("modes afterwards %s, want %s", got, want.after)
 			}
 			if got := text(t, dir, "told"); got != allowed {
-				t.Errorf("the acts were told %q", got)
+				t.Errorf("the acts got ALLOW_MODE_CHANGES=%q", got)
 			}
 		})
 	}
 }
 
-// stubbedRun is a folder with a pack whose programs do nothing, but that the acts leave both GPUs in another mode.
+// stubbedRun returns a folder with a pack. The programs of the pack only change the mode of both GPUs.
 func stubbedRun(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab is a throw-away Slurm cluster: a real munged, slurmctld and one slurmd a node, on loopback, below one
-// folder. It promises three things. A cluster that Start returns has every node idle. Everything that it needs is its
-// own (key, ports, state, devices), so clusters live beside one another and beside a site's Slurm. And when Stop
-// returns nil, no process, no control group and no reserved port of it is left.
+// Package lab is a temporary Slurm cluster: a real munged, a slurmctld and one slurmd for each node, on loopback,
+// below one folder. It makes three promises.
 //
-// The daemons die with the process that started them, so a test that is killed leaves no cluster behind.
+// 1. When Start returns a cluster, every node is idle. 2. The cluster has its own key, ports, state and devices, so
+// several clusters can run at the same time, also next to a site's Slurm. 3. When Stop returns nil, no process, no
+// control group and no reserved port of the cluster is left.
+//
+// The daemons die with the process that started them, so a killed test leaves no cluster behind.
 package lab
 
 import (
@@ -19,34 +21,35 @@ import (
 	"time"
 )
 
-// Options say what cluster to start. The zero value of every field but Dir has a meaning.
+// Options describe the cluster to start. The zero value of every field except Dir has a meaning.
 type Options struct {
-	Dir      string // all state; made if absent, and it and all above it must be traversable by the jobs' users
+	Dir      string // all state; Start makes it; the jobs' users must be able to traverse it and all its parents
 	Nodes    int    // 1 to 31; 0 means 1
-	GPUs     int    // GPU devices a node, all nodes share the same device nodes; 0 means none
-	DevDir   string // folder of nvidia0, nvidia1, …; "" makes fake ones (mknod c 195 N) in Dir/dev, "/dev" takes real ones
-	CPUs     int    // cores a node, as Slurm is told; 0 means 16, whatever the machine has
-	Features string // features of every node, comma separated, "mps"
+	GPUs     int    // GPU devices of each node; all nodes share the same device nodes; 0 means none
+	DevDir   string // folder of nvidia0, nvidia1, …; "" makes fake devices (mknod c 195 N) in Dir/dev, "/dev" uses real ones
+	CPUs     int    // cores of each node in slurm.conf; 0 means 16, also if the machine has fewer or more
+	Features string // features of every node, comma separated, for example "mps"
 
-	// Command lines of the hooks, program first, its path absolute; empty means none. Slurm takes a path alone, so a
-	// hook with arguments is reached through a script in Dir/hooks, whose shell adds PWD to the hook's environment.
+	// Prolog, Epilog and TaskProlog are the command lines of the hooks. The program comes first, with an absolute
+	// path. Empty means none. Slurm accepts only a path, so a hook with arguments runs through a script in Dir/hooks.
+	// The script's shell adds PWD to the hook's environment.
 	Prolog, Epilog, TaskProlog []string
 
 	PrologFlags      string            // "Alloc", or "" for none
 	ConstrainDevices bool              // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
-	Prefix           string            // of the nodes' names, n; clusters with ConstrainDevices wait for one another where names are alike
-	SameName         bool              // the only node is named like the host, as Open MPI's mpirun wants it; else Prefix1, Prefix2, …
-	UTSNodes         bool              // every slurmd has its own host name, as MPI over several nodes wants it
-	BootIDs          bool              // with UTSNodes: every node has a boot id of its own, and PowerOff gives it another
+	Prefix           string            // prefix of the nodes' names, default n; clusters with ConstrainDevices and equal names wait for each other
+	SameName         bool              // the only node has the host's name, as Open MPI's mpirun needs it; otherwise Prefix1, Prefix2, …
+	UTSNodes         bool              // every slurmd has its own host name, as MPI over several nodes needs it
+	BootIDs          bool              // with UTSNodes: every node has its own boot id, and PowerOff changes it
 	Gres             string            // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs
 	GresOf           map[string]string // Gres= of single nodes that differ
-	GresConf         string            // whole text of gres.conf; "" means a line for each device
-	Namespace        string            // whole text of namespace.yaml; "" for none
-	Extra            []string          // more lines of slurm.conf; where a name comes twice, the last one counts
+	GresConf         string            // full text of gres.conf; "" means a line for each device
+	Namespace        string            // full text of namespace.yaml; "" for none
+	Extra            []string          // more lines of slurm.conf; if a name comes twice, the last line counts
 	Bundle           string            // root of a Slurm that bundle.sh made; "" means the Debian packages
 }
 
-// startLimit bounds Start where the caller's context has no deadline; a cluster is normally up in half a second.
+// startLimit bounds Start if the caller's context has no deadline. A cluster normally starts in half a second.
 const startLimit = 30 * time.Second
 
 // Cluster is a running cluster. Its methods may be called at the same time, except Stop.
@@ -54,9 +57,9 @@ type Cluster struct {
 	opts    Options
 	tree    tree
 	names   []string
-	base    int    // the controller's port; the nodes' follow it
+	base    int    // the controller's port; the nodes' ports follow
 	since   uint64 // clock ticks since the boot when the cluster was started
-	release func() // gives back the reserved ports and control groups
+	release func() // releases the reserved ports and control groups
 	keeper  *keeper
 
 	munged, controller *daemon
@@ -68,8 +71,8 @@ type Cluster struct {
 	stopErr  error
 }
 
-// Start brings a cluster up and returns when every node is idle. Its error says which daemon or node is not well and
-// ends with the lines of the log that say why; nothing is left running then.
+// Start starts a cluster and returns when every node is idle. Its error names the daemon or node that failed, and
+// ends with the log lines that show why. After an error no process is left.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	ctx, cancel := withLimit(ctx, startLimit)
 	defer cancel()
@@ -87,7 +90,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	return c, nil
 }
 
-// prepare reserves what is shared with other clusters and writes everything below Dir.
+// prepare reserves the ports and control groups, which clusters share, and writes everything below Dir.
 func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	host, err := shortHostname()
 	if err != nil {
@@ -115,7 +118,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 		keeper: newKeeper(), nodes: map[string]*daemon{}}, nil
 }
 
-// reserve takes the ports and, for a cluster that uses them, the control groups of its nodes.
+// reserve reserves the ports and, for a cluster that uses them, the control groups of its nodes.
 func reserve(ctx context.Context, o Options, names []string) (base int, release func(), err error) {
 	base, freePorts, err := reservePorts()
 	if err != nil {
@@ -148,7 +151,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// check refuses what no cluster can be made of, before anything is touched.
+// check refuses options that cannot make a cluster, before Start changes anything.
 func (o Options) check() error {
 	switch {
 	case os.Geteuid() != 0:
@@ -173,8 +176,8 @@ func (o Options) check() error {
 		checkHook("Prolog", o.Prolog), checkHook("Epilog", o.Epilog), checkHook("TaskProlog", o.TaskProlog))
 }
 
-// checkReachable refuses a Dir or a Bundle below a folder that an ordinary user cannot pass: the jobs' users need the
-// devices, the munge socket and the slurm.conf of the one, and the programs of the other.
+// checkReachable refuses a Dir or a Bundle below a folder that an ordinary user cannot traverse. The jobs' users need
+// the devices, the munge socket and slurm.conf in Dir, and the programs in Bundle.
 func checkReachable(dir string) error {
 	if dir == "" {
 		return nil
@@ -191,7 +194,7 @@ func checkReachable(dir string) error {
 	}
 }
 
-// checkHook refuses what slurmd would only find out at the first job, and then by draining the node.
+// checkHook refuses a hook that slurmd would refuse only at the first job. slurmd would then drain the node.
 func checkHook(what string, argv []string) error {
 	if len(argv) == 0 {
 		return nil
@@ -209,18 +212,18 @@ func checkHook(what string, argv []string) error {
 	return nil
 }
 
-// Dir is the folder of all the cluster's state. Its logs are in Dir/log.
+// Dir returns the folder of the cluster's state. Its logs are in Dir/log.
 func (c *Cluster) Dir() string { return c.opts.Dir }
 
-// Nodes are the names of the nodes, in order.
+// Nodes returns the names of the nodes, in order.
 func (c *Cluster) Nodes() []string { return append([]string(nil), c.names...) }
 
-// Release is Slurm's, "22.05". Releases compare as strings.
+// Release returns Slurm's release, for example "22.05". Releases compare as strings.
 func (c *Cluster) Release() string { return c.tree.release }
 
-// Env is what a Slurm or an MPI command needs in its environment to work with this cluster, as NAME=value. It holds
-// PATH, but nothing of the caller's environment. Open MPI 5 (Debian 13) has no variable here: its runtime refuses the
-// loopback interface, and its mpirun works on one node only.
+// Env returns the environment, as NAME=value, that a Slurm or an MPI command needs to work with this cluster. It
+// holds PATH, but nothing from the caller's environment. It has no variable for Open MPI 5 (Debian 13): the runtime
+// of Open MPI 5 refuses the loopback interface, and its mpirun works on one node only.
 func (c *Cluster) Env() []string {
 	env := append([]string{
 		"SLURM_CONF=" + confPath(c.opts.Dir),
@@ -228,13 +231,13 @@ func (c *Cluster) Env() []string {
 		"OMPI_MCA_btl_tcp_if_include=lo",
 	}, c.tree.env()...)
 	if !hasRemoteShell() {
-		// Open MPI 4.1 aborts when there is neither ssh nor rsh, even where it would use Slurm to start its daemons.
+		// Open MPI 4.1 aborts if neither ssh nor rsh exists, even if it would use Slurm to start its daemons.
 		env = append(env, "OMPI_MCA_plm_rsh_agent=/bin/false")
 	}
 	return env
 }
 
-// withLimit gives a context a deadline where it has none.
+// withLimit adds a deadline to a context that has none.
 func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -242,7 +245,8 @@ func withLimit(ctx context.Context, limit time.Duration) (context.Context, conte
 	return context.WithTimeout(ctx, limit)
 }
 
-// until polls done until it says yes, errs, or the context ends. It asks once more than the deadline allows for.
+// until polls done until done returns true or an error, or until the context ends. It calls done at least once, even
+// after the deadline.
 func until(ctx context.Context, every time.Duration, done func() (bool, error)) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

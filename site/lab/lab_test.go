@@ -24,7 +24,7 @@ import (
 // testLimit bounds every test that has a cluster.
 const testLimit = 50 * time.Second
 
-// needLab skips a test that needs a cluster where none can run, or fails it where REQUIRE_LAB says that one must.
+// needLab skips a test if no cluster can run here. If REQUIRE_LAB is set, needLab fails the test instead.
 func needLab(t *testing.T) {
 	t.Helper()
 	needed(t, Unfit())
@@ -42,7 +42,7 @@ func needed(t *testing.T, err error) {
 	t.Skip(err)
 }
 
-// scene is a cluster with a user and a folder of records.
+// scene is a cluster with a user and a folder for records.
 type scene struct {
 	*Cluster
 	ctx     context.Context
@@ -64,9 +64,9 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
-// up starts a cluster, of the Slurm that SLURM_BUNDLE names where it is set, and stops it at the test's end, when
-// nothing may be left of it. Its hooks record their environments where the options give them the argument vector
-// []string{"record"}.
+// up starts a cluster, and stops it at the test's end. If SLURM_BUNDLE is set, it names the Slurm to use. After the
+// stop, nothing of the cluster may be left. A hook with the argument vector []string{"record"} records its
+// environment.
 func up(t *testing.T, o Options) scene {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
@@ -130,7 +130,7 @@ func readFile(t *testing.T, path string) string {
 	return string(text)
 }
 
-// must runs a command as the user and fails the test unless it ends with 0.
+// must runs a command as the user and fails the test if the exit code is not 0.
 func (s scene) must(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	r, err := s.Run(s.ctx, s.user, name, args...)
@@ -158,7 +158,7 @@ func (s scene) wait(t *testing.T, id int) Job {
 	return j
 }
 
-// file waits until a file that a job writes is there and holds something, and returns its text.
+// file waits until a job has written a complete line to a file, and returns the file's text.
 func (s scene) file(t *testing.T, path string) string {
 	t.Helper()
 	var text []byte
@@ -176,7 +176,7 @@ func (s scene) file(t *testing.T, path string) string {
 	return string(text)
 }
 
-// hook returns the environment that a hook recorded, or nil where it did not run.
+// hook returns the environment that a hook recorded, or nil if the hook did not run.
 func (s scene) hook(t *testing.T, kind string, job int, node string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.records, fmt.Sprintf("%s.%d.%s", kind, job, node)))
@@ -207,7 +207,8 @@ func wantVariables(t *testing.T, what string, env, want map[string]string) {
 	}
 }
 
-// A batch job with a step: every hook runs, as whom and with what it should, and WaitJob returns after the epilog.
+// TestBatchJob runs a batch job with a step. Every hook must run as the right user with the right environment, and
+// WaitJob must return after the epilog.
 func TestBatchJob(t *testing.T) {
 	needLab(t)
 	s := up(t, Options{GPUs: 4, Features: "mps", PrologFlags: "Alloc", Prolog: record, Epilog: record, TaskProlog: record})
@@ -245,7 +246,8 @@ func TestDirectStep(t *testing.T) {
 	}
 }
 
-// An allocation without a step: with Alloc its prolog runs, without it only its epilog does.
+// TestPrologFlags makes an allocation without a step. With Alloc the prolog and the epilog run. Without Alloc only
+// the epilog runs.
 func TestPrologFlags(t *testing.T) {
 	for _, tc := range []struct {
 		flags  string
@@ -264,7 +266,7 @@ func TestPrologFlags(t *testing.T) {
 	}
 }
 
-// Three nodes with host names of their own, and MPI launchers that believe them.
+// TestNodesWithNames starts three nodes that each have a host name. The MPI launchers rely on these names.
 func TestNodesWithNames(t *testing.T) {
 	needLab(t)
 	s := up(t, Options{Nodes: 3, UTSNodes: true})
@@ -277,7 +279,7 @@ func TestNodesWithNames(t *testing.T) {
 		t.Errorf("mpiexec.hydra hostname printed %q", got)
 	}
 	if version := s.must(t, "mpirun.openmpi", "--version"); !strings.Contains(version, "Open MPI) 4.") {
-		t.Logf("not tried over several nodes, since Open MPI 5's runtime refuses the loopback interface: %s", version)
+		t.Logf("not tested with several nodes, because Open MPI 5's runtime refuses the loopback interface: %s", version)
 		return
 	}
 	out = s.batch(t, []string{"--nodes=3", "--ntasks=3"}, "mpirun.openmpi -n 3 hostname")
@@ -290,7 +292,7 @@ func sameWords(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
-// batch runs a command in a job of its own and returns its output; the job must succeed.
+// batch runs a command in its own job and returns the output. The job must succeed.
 func (s scene) batch(t *testing.T, args []string, command string) string {
 	t.Helper()
 	id := s.submit(t, append(args, "--output=%j.out", "--wrap="+command)...)
@@ -306,7 +308,7 @@ func (s scene) batch(t *testing.T, args []string, command string) string {
 	return out
 }
 
-// Every launcher starts its ranks on one node that is named like the host.
+// TestLaunchers checks that every launcher starts its ranks on one node that has the host's name.
 func TestLaunchers(t *testing.T) {
 	needLab(t)
 	s := up(t, Options{SameName: true, Extra: []string{"KillWait=1"}})
@@ -326,24 +328,24 @@ func TestLaunchers(t *testing.T) {
 		}
 	}
 	if conf := s.must(t, "scontrol", "show", "config"); !strings.Contains(conf, "KillWait                = 1 sec") {
-		t.Error("an extra line of slurm.conf did not win over the lab's own")
+		t.Error("an extra line of slurm.conf did not replace the lab's line")
 	}
 }
 
-// openEach tries to open every fake GPU; the kernel says ENXIO where the control group lets it look for a driver, and
-// EPERM where it does not.
+// openEach tries to open every fake GPU. The kernel answers ENXIO if the control group allows access, because there
+// is no driver. It answers EPERM if the control group denies access.
 const openEach = `for d in 0 1 2 3; do (: <%s/nvidia$d) 2>&1 | sed -e "s/.*No such device.*/$d allowed/" -e "s/.*not permitted.*/$d denied/"; done`
 
 func TestConstrainDevices(t *testing.T) {
 	needLab(t)
 	if err := checkGroups(); err != nil {
-		t.Skip(err) // no package brings version 1 back to a kernel that mounts version 2
+		t.Skip(err) // no package changes a kernel from cgroup version 2 to version 1
 	}
 	s := up(t, Options{GPUs: 4, ConstrainDevices: true})
 	look := fmt.Sprintf(openEach, filepath.Join(s.Dir(), "dev"))
 	got := s.must(t, "srun", "--gres=gpu:2", "sh", "-c", look)
 	if want := "0 allowed\n1 allowed\n2 denied\n3 denied\n"; got != want {
-		t.Errorf("a step with two of four GPUs finds:\n%swant:\n%s", got, want)
+		t.Errorf("a step with two of four GPUs prints:\n%swant:\n%s", got, want)
 	}
 	if err := s.Stop(); err != nil {
 		t.Error(err)
@@ -353,7 +355,8 @@ func TestConstrainDevices(t *testing.T) {
 	}
 }
 
-// A slurmd ends, in order and killed; the job lives on and the new slurmd takes it over.
+// TestNodeEndsAndReturns ends a slurmd with SIGTERM and with SIGKILL. The job must continue, and the new slurmd must
+// take it over.
 func TestNodeEndsAndReturns(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -379,16 +382,16 @@ func TestNodeEndsAndReturns(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := tc.end(s.Cluster, "n1"); err == nil {
-				t.Error("a slurmd that is not running was ended")
+				t.Error("ending a slurmd that is not running gave no error")
 			}
 			if err := s.StartNode("n1"); err != nil {
 				t.Fatal(err)
 			}
 			if err := s.StartNode("n1"); err == nil {
-				t.Error("a slurmd that is running was started")
+				t.Error("starting a slurmd that is running gave no error")
 			}
 			if after, err := readStat(pid); err != nil || after.start != before.start {
-				t.Errorf("the job's process did not live on: %v", err)
+				t.Errorf("the job's process did not survive: %v", err)
 			}
 			if err := os.WriteFile(filepath.Join(home, "go"), nil, 0o644); err != nil {
 				t.Fatal(err)
@@ -401,7 +404,8 @@ func TestNodeEndsAndReturns(t *testing.T) {
 	}
 }
 
-// A failing prolog drains the node and holds the job, and Resume brings the node back.
+// TestFailingProlog checks that a failing prolog drains the node and holds the job, and that Resume makes the node
+// available again.
 func TestFailingProlog(t *testing.T) {
 	needLab(t)
 	dir := newDir(t)
@@ -422,13 +426,14 @@ func TestFailingProlog(t *testing.T) {
 	if err := s.Resume(s.ctx, "n1"); err != nil {
 		t.Fatal(err)
 	}
-	// Slurm keeps a requeued job waiting for two minutes, so another one shows that the node is well.
+	// Slurm delays a requeued job for two minutes, so another job shows that the node works.
 	if job := s.wait(t, s.submit(t, "--wrap=true")); job.State != "COMPLETED" {
 		t.Errorf("the next job is %s, %s", job.State, job.Reason)
 	}
 }
 
-// Stop ends jobs that ignore SIGTERM, hooks that hang, and what is left of a killed node, and waits for the epilogs.
+// TestStopLeavesNothing checks that Stop ends jobs that ignore SIGTERM, hooks that hang, and the processes of a
+// killed node. Stop must also wait for the epilogs.
 func TestStopLeavesNothing(t *testing.T) {
 	t.Run("a job that ignores SIGTERM", func(t *testing.T) {
 		needLab(t)
@@ -456,7 +461,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	})
 }
 
-// stubborn submits a job that ignores SIGTERM and returns the process of its script.
+// stubborn submits a job that ignores SIGTERM. It returns the process of the job's script.
 func (s scene) stubborn(t *testing.T) (id int, p site.Process) {
 	t.Helper()
 	home, err := s.Home(s.user)
@@ -480,21 +485,21 @@ func (s scene) procIn(t *testing.T, path string) site.Process {
 	return site.Process{PID: pid, Start: st.start}
 }
 
-// stopAndFind stops the cluster and looks for a process that it had, and for anything that names its folder.
+// stopAndFind stops the cluster. It fails the test if p still runs, or if any process names the cluster's folder.
 func (s scene) stopAndFind(t *testing.T, p site.Process) {
 	t.Helper()
 	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
 	if st, err := readStat(p.PID); err == nil && st.start == p.Start && st.state != 'Z' {
-		t.Errorf("%s (%s) lives", p, st.name)
+		t.Errorf("%s (%s) still runs", p, st.name)
 	}
 	if left := commandLines(t, s.Dir()); len(left) > 0 {
-		t.Errorf("processes with %s in their command line live: %q", s.Dir(), left)
+		t.Errorf("processes with %s in their command line still run: %q", s.Dir(), left)
 	}
 }
 
-// commandLines are those that hold a word, whoever's they are: another look than Stop's own.
+// commandLines returns the command lines of all users that contain a word. Stop itself searches in another way.
 func commandLines(t *testing.T, word string) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -511,11 +516,12 @@ func commandLines(t *testing.T, word string) []string {
 	return found
 }
 
-// A daemon that a hook leaves behind is not ended, since nobody knows what it is, but Stop's error names it.
+// TestStopNamesWhatAHookLeft checks a daemon that a hook leaves behind. Stop does not end it, because it may belong
+// to someone else, but Stop's error names it.
 func TestStopNamesWhatAHookLeft(t *testing.T) {
 	needLab(t)
 	dir := newDir(t)
-	// The pause lets the child out of the hook's process group before slurmd kills that.
+	// The hook waits until the child has left the hook's process group, because slurmd then kills the group.
 	epilog := script(t, dir, "epilog", "#!/bin/sh\nset -- "+dir+"\n"+
 		"/usr/bin/setsid /usr/bin/env -i /bin/sh -c 'cd '$2' && echo $$ >'$1'/pid; exec /bin/sleep 600' >/dev/null 2>&1 </dev/null &\n"+
 		"until [ -s $1/pid ]; do /bin/sleep 0.01; done\n")
@@ -535,19 +541,19 @@ func TestStopNamesWhatAHookLeft(t *testing.T) {
 	defer kill(left)
 	err = c.Stop()
 	if want := fmt.Sprintf("left running: sleep (pid %d)", left.PID); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("Stop says %v, want %q", err, want)
+		t.Errorf("Stop returned %v, want %q", err, want)
 	}
 	if st, err := readStat(left.PID); err != nil || st.start != left.Start {
-		t.Error("Stop ended a process that it does not know")
+		t.Error("Stop ended a process that is not the cluster's")
 	}
 }
 
-// Clusters of the same shape run side by side.
+// TestTwoClusters runs two clusters with the same options at the same time.
 func TestTwoClusters(t *testing.T) {
 	needLab(t)
 	a, b := up(t, Options{GPUs: 1, UTSNodes: true}), up(t, Options{GPUs: 1, UTSNodes: true})
 	if a.base == b.base {
-		t.Fatalf("both have port %d", a.base)
+		t.Fatalf("both clusters have port %d", a.base)
 	}
 	for _, s := range []scene{a, b} {
 		if got := s.must(t, "srun", "--gres=gpu:1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_CONF"); got != fmt.Sprintf("%d %s\n", firstJob(s.base), confPath(s.Dir())) {
@@ -560,7 +566,7 @@ func TestTwoClusters(t *testing.T) {
 	b.must(t, "srun", "true")
 }
 
-// A cluster that cannot come up says why, and leaves nothing.
+// TestStartSaysWhy checks that the error of a failed Start names the cause, and that no process is left.
 func TestStartSaysWhy(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -577,7 +583,7 @@ func TestStartSaysWhy(t *testing.T) {
 			tc.o.Dir = newDir(t)
 			c, err := Start(ctx, tc.o)
 			if err == nil {
-				t.Fatalf("it started; stopping it: %v", c.Stop())
+				t.Fatalf("Start returned no error; Stop returned %v", c.Stop())
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
@@ -585,13 +591,14 @@ func TestStartSaysWhy(t *testing.T) {
 				}
 			}
 			if left := commandLines(t, tc.o.Dir); len(left) > 0 {
-				t.Errorf("left running: %q", left)
+				t.Errorf("processes still run: %q", left)
 			}
 		})
 	}
 }
 
-// The daemons die with their process: here another run of this test, killed.
+// TestDaemonsDieWithTheirParent starts a cluster in a child process, which is another run of this test, and kills the
+// child.
 func TestDaemonsDieWithTheirParent(t *testing.T) {
 	if dir := os.Getenv("LAB_TEST_CHILD"); dir != "" {
 		if _, err := Start(context.Background(), Options{Dir: dir, Nodes: 3, UTSNodes: true}); err != nil {
@@ -600,7 +607,7 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "up"), []byte("up\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		select {} // until the parent kills this process; the test binary's own deadline ends it otherwise
+		select {} // the parent kills this process; otherwise the test binary's deadline ends it
 	}
 	needLab(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
@@ -618,7 +625,7 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 	err := until(ctx, 10*time.Millisecond, func() (bool, error) {
 		select {
 		case <-ended:
-			return false, fmt.Errorf("the child ended by itself: %s", said.String())
+			return false, fmt.Errorf("the child ended too early: %s", said.String())
 		default:
 		}
 		_, err := os.Stat(filepath.Join(dir, "up"))
@@ -629,7 +636,7 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(commandLines(t, dir)); n == 0 {
-		t.Error("no daemon of the child is to be seen")
+		t.Error("found no daemon of the child")
 	}
 	child.Process.Kill()
 	<-ended
@@ -639,11 +646,12 @@ func TestDaemonsDieWithTheirParent(t *testing.T) {
 		return len(left) == 0 && noMembers(t, dir), nil
 	})
 	if err != nil {
-		t.Errorf("daemons outlived their parent: %q: %v", left, err)
+		t.Errorf("daemons run after their parent died: %q: %v", left, err)
 	}
 }
 
-// A shell that works with a cluster ends before it, and what that has started. The cluster and its jobs live on.
+// TestClientsEnd checks that EndClients ends a user's shell and the processes that the shell started. The cluster and
+// its jobs must continue to run.
 func TestClientsEnd(t *testing.T) {
 	needLab(t)
 	s := up(t, Options{})
@@ -659,7 +667,7 @@ func TestClientsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := shell.Wait(); err == nil {
-		t.Error("the shell has ended by itself")
+		t.Error("the shell ended without a signal")
 	}
 	if j, err := s.Job(s.ctx, id); err != nil || j.State != "RUNNING" {
 		t.Errorf("the job is %+v, %v", j, err)
@@ -675,8 +683,8 @@ func noMembers(t *testing.T, dir string) bool {
 	return len(found) == 0
 }
 
-// A Slurm from elsewhere; LAB_BUNDLE is the root of an unpacked bundle, or of one that has another release's Slurm
-// and this machine's MPIs. Either takes a while to make.
+// TestBundle runs a Slurm from a bundle. LAB_BUNDLE is the root of an unpacked bundle, or of a bundle with another
+// release's Slurm and this machine's MPIs. Both take some time to make.
 func TestBundle(t *testing.T) {
 	root := os.Getenv("LAB_BUNDLE")
 	if root == "" {
@@ -695,7 +703,8 @@ func TestBundle(t *testing.T) {
 	wantInside(t, root, "munged", s.munged.cmd.Process.Pid)
 }
 
-// wantInside wants a process to run from the bundle, with no library of Slurm, munge or PMIx from elsewhere.
+// wantInside checks that a process runs from the bundle, and that its libraries of Slurm, munge and PMIx are the
+// bundle's.
 func wantInside(t *testing.T, root, name string, pid int) {
 	t.Helper()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// packages are the Debian packages that a lab needs, each with a file that it alone brings. install.sh installs the
-// same ones; a test compares them.
+// packages are the Debian packages that a lab needs. Each has a file that no other package contains. install.sh
+// installs the same packages; a test compares the two lists.
 var packages = []struct{ name, file string }{
 	{"slurm-wlm", "/usr/sbin/slurmctld"},
 	{"munge", "/usr/sbin/munged"},
@@ -28,7 +28,7 @@ var packages = []struct{ name, file string }{
 	{"patchelf", "/usr/bin/patchelf"},
 }
 
-// Missing names the Debian packages that a lab needs and that are not installed, in install.sh's order.
+// Missing returns the Debian packages that a lab needs and that are not installed, in install.sh's order.
 func Missing() []string {
 	var names []string
 	for _, p := range packages {
@@ -44,8 +44,8 @@ func present(pattern string) bool {
 	return err == nil && len(found) > 0
 }
 
-// Unfit says why no lab can run here, in one sentence that says what to do, or nil. It looks at the Debian packages, so
-// it is not for a lab that runs from a bundle.
+// Unfit returns why no lab can run here, in one sentence that also tells the user what to do, or nil. It checks the
+// Debian packages, so it is not for a lab that runs from a bundle.
 func Unfit() error {
 	if os.Geteuid() != 0 {
 		return errors.New("a lab starts Slurm's daemons and needs root; run the tests as root")

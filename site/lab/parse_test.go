@@ -72,7 +72,7 @@ func TestParseJob(t *testing.T) {
 		}
 	}
 	if _, err := parseJob("slurm_load_jobs error: Invalid job id specified"); err == nil {
-		t.Error("an answer without a job was taken for one")
+		t.Error("an answer without a job gave no error")
 	}
 }
 
@@ -115,7 +115,7 @@ func TestFindDevices(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := findDevices(dir, 4); err == nil || !strings.Contains(err.Error(), "cannot give a node 4 GPUs: "+dir+" has 3") {
-		t.Errorf("four of three: %v", err)
+		t.Errorf("a request for four of three GPUs: %v", err)
 	}
 }
 
@@ -134,11 +134,11 @@ func TestFindUser(t *testing.T) {
 		}
 	}
 	if !hasGroup("a:x:5:\nb:x:2001:", 2001) || hasGroup("a:x:5:", 2001) {
-		t.Error("groups are not found by number")
+		t.Error("hasGroup does not find groups by number")
 	}
 }
 
-// A hook's arguments arrive as they were given.
+// TestHookArguments checks that a hook receives its arguments unchanged.
 func TestHookArguments(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "hooks"), 0o755); err != nil {
@@ -154,7 +154,7 @@ func TestHookArguments(t *testing.T) {
 		t.Errorf("%q, %v; want %q", out, err, want)
 	}
 	if path, err := writeHook(dir, "epilog", args[:1]); err != nil || path != args[0] {
-		t.Errorf("a hook without arguments is reached by %q, %v", path, err)
+		t.Errorf("a hook without arguments has the path %q, %v", path, err)
 	}
 }
 
@@ -172,10 +172,10 @@ func TestSlurmConf(t *testing.T) {
 		}
 	}
 	if strings.Contains(conf, "TaskProlog") {
-		t.Error("slurm.conf has a task prolog that nobody asked for")
+		t.Error("slurm.conf has a task prolog that the options do not have")
 	}
 	if !strings.HasSuffix(conf, "\nKillWait=1\n") {
-		t.Error("the extra lines are not the last")
+		t.Error("the extra lines are not the last lines")
 	}
 	for _, tc := range []struct {
 		constrain     bool
@@ -187,7 +187,7 @@ func TestSlurmConf(t *testing.T) {
 	}
 }
 
-// Options that no cluster can be made of are refused in one sentence, before anything is touched.
+// TestCheck checks options that cannot make a cluster. They are refused in one sentence, before anything is changed.
 func TestCheck(t *testing.T) {
 	needed(t, Unfit())
 	closed := filepath.Join(t.TempDir(), "closed")
@@ -213,11 +213,11 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	if err := checkReachable(filepath.Join(closed, "lab")); err == nil || !strings.Contains(err.Error(), "has mode 0700") {
-		t.Errorf("a folder that users cannot pass: %v", err)
+		t.Errorf("a folder that users cannot traverse: %v", err)
 	}
 }
 
-// install.sh installs what Missing asks for, in the same order.
+// TestPackagesAgree checks that install.sh installs the packages that Missing checks, in the same order.
 func TestPackagesAgree(t *testing.T) {
 	m := regexp.MustCompile(`(?m)^packages='([^']*)'`).FindStringSubmatch(readFile(t, "install.sh"))
 	if m == nil {
@@ -232,7 +232,7 @@ func TestPackagesAgree(t *testing.T) {
 	}
 }
 
-// Where everything is installed, install.sh says and does nothing.
+// TestInstallIsQuiet checks that install.sh prints nothing if everything is installed.
 func TestInstallIsQuiet(t *testing.T) {
 	needed(t, Unfit())
 	out, err := exec.Command("/bin/sh", "install.sh").CombinedOutput()
@@ -241,7 +241,8 @@ func TestInstallIsQuiet(t *testing.T) {
 	}
 }
 
-// Every failure is one sentence that says what is missing and what to do.
+// TestInstallRefuses checks that every failure is one sentence. It must name what is missing and what the user can
+// do.
 func TestInstallRefuses(t *testing.T) {
 	shell, err := exec.LookPath("sh")
 	if err != nil {
@@ -270,7 +271,7 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
-// A job array is over when each of its elements is.
+// TestParseJobs checks that a job array is over when each of its elements is over.
 func TestParseJobs(t *testing.T) {
 	const over, runs = "JobId=8 ArrayJobId=8\n   JobState=COMPLETED ExitCode=0:0", "JobId=9 ArrayJobId=8\n   JobState=RUNNING ExitCode=0:0"
 	for text, want := range map[string]string{

@@ -15,10 +15,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// bootID is where the kernel says which boot this is.
+// bootID is the kernel's file with the ID of the current boot.
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// writeBootIDs gives every node a boot id of its own.
+// writeBootIDs gives each node its own boot id.
 func writeBootIDs(o Options, names []string) error {
 	if !o.BootIDs {
 		return nil
@@ -30,14 +30,14 @@ func writeBootIDs(o Options, names []string) error {
 	return failed
 }
 
-// newBootID is a random UUID with its line's end, as the kernel writes it.
+// newBootID returns a random UUID and a newline, as the kernel prints them.
 func newBootID() string {
 	var b [16]byte
 	rand.Read(b[:])
 	return fmt.Sprintf("%x-%x-%x-%x-%x\n", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// BootID is the node's boot id, for a cluster with BootIDs.
+// BootID returns the node's boot id, for a cluster with BootIDs.
 func (c *Cluster) BootID(name string) (string, error) {
 	content, err := os.ReadFile(bootPath(c.opts.Dir, name))
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *Cluster) BootID(name string) (string, error) {
 	return string(content[:len(content)-1]), nil
 }
 
-// NodeProc is a node's slurmd.
+// NodeProc returns the process of a node's slurmd.
 func (c *Cluster) NodeProc(name string) (site.Process, error) {
 	d := c.node(name)
 	if !d.running() {
@@ -56,21 +56,21 @@ func (c *Cluster) NodeProc(name string) (site.Process, error) {
 	return stat.Process, err
 }
 
-// powerLimit is how long the processes of a node may take to die, which with a busy machine is some seconds.
+// powerLimit bounds the time until the processes of a node are dead. On a busy machine this takes some seconds.
 const powerLimit = 30 * time.Second
 
-// PowerOff ends a node as a power cut does: its slurmd and every process that this has started, daemons too, with no
-// word to anybody. StartNode starts it again, with another boot id. Files stay, though on a real node those of /run
-// would not.
+// PowerOff ends a node as a power cut does. It kills the slurmd and every process that the slurmd started, also
+// daemons, without any message. StartNode starts the node again, with another boot id. Files stay, although a real
+// node would lose those in /run.
 func (c *Cluster) PowerOff(name string) error {
 	d := c.node(name)
 	if !c.opts.BootIDs || !d.running() {
 		return fmt.Errorf("cannot power off node %s: it takes BootIDs and a slurmd that runs", name)
 	}
-	// What a node has started is in its mount namespace: nothing else of it can be counted on once a process is an
-	// orphan.
+	// The processes of a node are in its mount namespace. Only this property identifies them reliably when they
+	// become orphans.
 	link := fmt.Sprintf("/proc/%d/ns/mnt", d.cmd.Process.Pid)
-	held, err := os.Open(link) // while it is open no other namespace gets its number: that of a node that starts meanwhile
+	held, err := os.Open(link) // the open file reserves the namespace's number, so that a node that starts now cannot get it
 	if err != nil {
 		return fmt.Errorf("cannot power off node %s: %w", name, err)
 	}
@@ -97,7 +97,7 @@ func (c *Cluster) PowerOff(name string) error {
 	return writeText(bootPath(c.opts.Dir, name), newBootID())
 }
 
-// endNamespace kills what is in a mount namespace and says whether there was nothing.
+// endNamespace kills the processes in a mount namespace, and reports whether there were none.
 func endNamespace(namespace string) (empty bool, err error) {
 	links, err := filepath.Glob("/proc/[0-9]*/ns/mnt")
 	if err != nil {
@@ -109,8 +109,8 @@ func endNamespace(namespace string) (empty bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		// Who it is, before where it is: another that has its number by then has another start. The link of a zombie
-		// cannot be read, nor that of a process that has gone.
+		// Read the process's start time before its namespace: if a later process has the same pid, it has another
+		// start time. The link of a zombie or of an ended process cannot be read.
 		stat, err := readStat(pid)
 		if err != nil {
 			continue

@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// A node that loses its power has no process left, not even one that left its job, and comes back as another boot; the
-// node beside it has the same boot as before.
+// TestANodeThatLosesItsPower checks that no process of a powered-off node is left, not even a process that left its
+// job. The node must return with another boot id. The boot id of the other node must stay the same.
 func TestANodeThatLosesItsPower(t *testing.T) {
 	needLab(t)
 	s := up(t, Options{Nodes: 2, UTSNodes: true, BootIDs: true, Prefix: "power"})
@@ -33,7 +33,7 @@ func TestANodeThatLosesItsPower(t *testing.T) {
 		t.Fatal(err)
 	}
 	if slices.ContainsFunc(procs, site.Process.Running) {
-		t.Errorf("of %v some live", procs)
+		t.Errorf("some of %v still run", procs)
 	}
 	if err := s.StartNode("power1"); err != nil {
 		t.Fatal(err)
@@ -47,17 +47,17 @@ func TestANodeThatLosesItsPower(t *testing.T) {
 	}
 }
 
-// boot is the boot id that a job on a node sees, which must be what the cluster says.
+// boot returns the boot id that a job on a node reads. It must equal the cluster's boot id of the node.
 func (s scene) boot(t *testing.T, node string) string {
 	t.Helper()
 	seen := strings.TrimSpace(s.must(t, "srun", "-w", node, "cat", bootID))
 	if said, err := s.BootID(node); err != nil || said != seen {
-		t.Errorf("a job sees boot id %q, and the cluster says %q, %v", seen, said, err)
+		t.Errorf("a job reads boot id %q, and the cluster reports %q, %v", seen, said, err)
 	}
 	return seen
 }
 
-// written waits until a file has so many pids, and returns the processes.
+// written waits until a file has count pids, and returns the processes.
 func (s scene) written(t *testing.T, path string, count int) []site.Process {
 	t.Helper()
 	for {

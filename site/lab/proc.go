@@ -21,14 +21,14 @@ import (
 type process struct {
 	site.Process
 	name string // comm
-	jobs bool   // a step daemon, a job's process or a hook: what a stopped cluster has to end
+	jobs bool   // a step daemon, a job's process or a hook; stopping the cluster must end it
 }
 
 func (p process) String() string { return fmt.Sprintf("%s (pid %d)", p.name, p.PID) }
 
-// members finds the processes of the cluster below dir: those whose SLURM_CONF is the cluster's, and those that hold a
-// file below dir, that run there or from there. Processes older than the cluster, zombies, and this process with its
-// ancestors are not among them. A process that gave all that up cannot be told from any other.
+// members finds the processes of the cluster below dir. A member has the cluster's SLURM_CONF, or it has its program,
+// its working directory or an open file below dir. Processes older than the cluster, zombies, and this process with
+// its ancestors are not members. A process without any of these properties cannot be recognised.
 func members(dir string, since uint64) ([]process, error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -40,7 +40,7 @@ func members(dir string, since uint64) ([]process, error) {
 		if mine[pid] {
 			continue
 		}
-		// A process that ends while it is looked at shows as an error or as empty: it is no member then.
+		// A process that ends during the check gives an error or looks empty. It is then no member.
 		if p, ok := member(pid, dir, since); ok {
 			found = append(found, p)
 		}
@@ -62,7 +62,7 @@ func member(pid int, dir string, since uint64) (process, bool) {
 	return p, holds || configured
 }
 
-// holdsBelow says whether a process has its program, its working directory or an open file below dir.
+// holdsBelow reports whether a process has its program, its working directory or an open file below dir.
 func holdsBelow(pid int, dir string) bool {
 	root := fmt.Sprintf("/proc/%d", pid)
 	links := []string{root + "/exe", root + "/cwd"}
@@ -78,7 +78,7 @@ func holdsBelow(pid int, dir string) bool {
 	return false
 }
 
-// ancestors are this process, its parent, and so on up.
+// ancestors returns this process, its parent, and so on.
 func ancestors() map[int]bool {
 	found := map[int]bool{}
 	for pid := os.Getpid(); pid > 0 && !found[pid]; {
@@ -92,7 +92,7 @@ func ancestors() map[int]bool {
 	return found
 }
 
-// stat is the part of /proc/PID/stat that is used here.
+// stat is the part of /proc/PID/stat that this package uses.
 type stat struct {
 	name   string
 	state  byte
@@ -108,7 +108,7 @@ func readStat(pid int) (stat, error) {
 	return parseStat(string(text))
 }
 
-// parseStat reads "PID (NAME) STATE PPID …"; the name may hold blanks and parentheses, so it ends at the last one.
+// parseStat reads "PID (NAME) STATE PPID …". NAME may hold blanks and parentheses, so it ends at the last ")".
 func parseStat(text string) (stat, error) {
 	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if open < 0 || end < open {
@@ -123,7 +123,7 @@ func parseStat(text string) (stat, error) {
 	return stat{name: text[open+1 : end], state: f[0][0], parent: parent, start: start}, errors.Join(err1, err2)
 }
 
-// kill ends a process with SIGKILL if it still is the one that was found.
+// kill ends a process with SIGKILL if the pid still belongs to that process.
 func kill(p site.Process) error {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -133,7 +133,8 @@ func kill(p site.Process) error {
 		return fmt.Errorf("cannot kill %s: %w", p, err)
 	}
 	defer unix.Close(fd)
-	// The descriptor holds one process; the start time, read after it was opened, says whether that is the right one.
+	// The descriptor keeps one process. The start time, read after opening the descriptor, shows whether it is the
+	// right process.
 	if st, err := readStat(p.PID); err != nil || st.start != p.Start {
 		return nil
 	}
@@ -143,8 +144,8 @@ func kill(p site.Process) error {
 	return nil
 }
 
-// bootTicks is now in the unit of a process's start time: a hundredth of a second since the boot. That is USER_HZ,
-// which is 100 on every architecture that has NVIDIA GPUs.
+// bootTicks returns the current time in the unit of a process's start time: a hundredth of a second since the boot.
+// The unit is USER_HZ, which is 100 on every architecture that has NVIDIA GPUs.
 func bootTicks() (uint64, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

@@ -11,15 +11,16 @@ import (
 	"time"
 )
 
-// Each cluster has a block of ports below Linux's ephemeral ones (32768 and up), so that no client's socket takes one.
+// Each cluster has a block of ports below Linux's ephemeral ports (32768 and up), so that no client's socket gets one
+// of them.
 const (
-	portsPerLab = 32 // the controller's and its nodes'
+	portsPerLab = 32 // the ports of the controller and its nodes
 	firstPort   = 20000
 	lastPort    = 32000
 )
 
-// claim holds a name of this host until it is released or the process ends. An abstract socket does that without a
-// file that somebody would have to clean up. It reports whether the name was free.
+// claim reserves a name on this host until the caller releases it or the process ends. It uses an abstract socket,
+// because such a socket leaves no file to clean up. It reports whether the name was free.
 func claim(name string) (release func(), ok bool) {
 	l, err := net.Listen("unix", "@slurm-mps-lab."+name)
 	if err != nil {
@@ -28,11 +29,12 @@ func claim(name string) (release func(), ok bool) {
 	return func() { l.Close() }, true
 }
 
-// reservePorts returns the first of portsPerLab ports that no other cluster has and nobody listens on.
+// reservePorts returns the first port of a block of portsPerLab ports that no other cluster has and no process
+// listens on.
 func reservePorts() (base int, release func(), err error) {
 	blocks := (lastPort - firstPort) / portsPerLab
 	for i := range blocks {
-		// Processes start at different places, so that they seldom meet.
+		// Processes start at different blocks, so that they rarely try the same one.
 		base := firstPort + (os.Getpid()+i)%blocks*portsPerLab
 		free, ok := claim(fmt.Sprintf("ports.%d", base))
 		if !ok {
@@ -57,8 +59,8 @@ func portsFree(base int) bool {
 	return true
 }
 
-// reserveGroups takes the nodes' control groups. Slurm names them after the node alone, so clusters with equal names
-// that use them cannot run at once; the second one waits for the first.
+// reserveGroups reserves the nodes' control groups. Slurm names a group only after the node. So clusters that have
+// equal names and use control groups cannot run at the same time; the second cluster waits for the first.
 func reserveGroups(ctx context.Context, names []string) (release func(), err error) {
 	var held []func()
 	release = func() {

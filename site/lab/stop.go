@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// What each part of Stop may take. While a slurmd does not answer, slurmctld of 26.05 ends after more than five
-// seconds. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
+// These limits bound the parts of Stop. While a slurmd does not answer, slurmctld of 26.05 needs more than five
+// seconds to end. Jobs have KillWait (5 s) between SIGTERM and SIGKILL, and then an epilog.
 const (
 	jobsLimit   = 15 * time.Second
 	leftLimit   = 5 * time.Second
@@ -22,9 +22,10 @@ const (
 	masterLimit = 30 * time.Second
 )
 
-// Stop cancels the jobs, waits for their epilogs, ends the daemons, and then asks the machine whether anything is left.
-// What a job or a hook left running is named in the error: a step daemon and every process with the job's environment
-// is ended, a process that has another one is not. A second call returns what the first one did.
+// Stop cancels the jobs, waits for their epilogs, ends the daemons, and then checks that no process is left. If a job
+// or a hook left a process running, the error names it. Stop kills step daemons and every process with the job's
+// environment. It does not kill a process with another environment. A second call returns the result of the first
+// call.
 func (c *Cluster) Stop() error {
 	c.stopOnce.Do(func() {
 		if err := c.stop(); err != nil {
@@ -35,7 +36,7 @@ func (c *Cluster) Stop() error {
 }
 
 func (c *Cluster) stop() error {
-	// On the way out everything is tried, and the errors are joined.
+	// Each step runs even if an earlier step failed. The errors are joined.
 	errs := []error{c.cancelJobs(), c.stopNodes(), c.endJobProcesses()}
 	errs = append(errs, stopDaemon(c.controller, masterLimit), stopDaemon(c.munged, endLimit), c.nothingLeft(), c.clearGroups())
 	c.keeper.close()
@@ -43,8 +44,8 @@ func (c *Cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// cancelJobs cancels every job and waits until they are gone, epilogs included. Where a slurmd is missing its jobs
-// cannot end in order, and nobody waits for them.
+// cancelJobs cancels every job and waits until all jobs and their epilogs have ended. If a slurmd is missing, its
+// jobs cannot end in order, so cancelJobs does not wait.
 func (c *Cluster) cancelJobs() error {
 	if !c.controller.running() || !c.munged.running() {
 		return nil
@@ -69,7 +70,7 @@ func (c *Cluster) allNodesRun() bool {
 	return !slices.ContainsFunc(c.names, func(name string) bool { return !c.node(name).running() })
 }
 
-// cancelListed cancels the jobs that squeue lists and returns how many they are.
+// cancelListed cancels the jobs that squeue lists, and returns their number.
 func (c *Cluster) cancelListed(ctx context.Context) (int, error) {
 	out, err := c.ask(ctx, "squeue", "--noheader", "--format=%A %t")
 	if err != nil {
@@ -79,7 +80,7 @@ func (c *Cluster) cancelListed(ctx context.Context) (int, error) {
 	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
 		if id, state, ok := strings.Cut(line, " "); ok {
 			left++
-			if state != "CG" { // completing: cancelled already
+			if state != "CG" { // completing, so already cancelled
 				ids = append(ids, id)
 			}
 		}
@@ -87,13 +88,13 @@ func (c *Cluster) cancelListed(ctx context.Context) (int, error) {
 	if len(ids) == 0 {
 		return left, nil
 	}
-	// A job that has ended meanwhile makes scancel fail; the next list tells.
+	// scancel fails if a job has just ended. The next list shows this.
 	_, err = c.Run(ctx, Root, "scancel", ids...)
 	return left, err
 }
 
-// stopNodes ends the slurmds side by side. One that waits for a prolog or an epilog does not end by itself before that
-// has ended, so the hooks go first where it takes too long.
+// stopNodes ends the slurmds in parallel. A slurmd that waits for a prolog or an epilog does not end before the hook
+// has ended. So stopNodes kills the hooks first if a slurmd takes too long.
 func (c *Cluster) stopNodes() error {
 	errs := make([]error, len(c.names))
 	var all sync.WaitGroup
@@ -120,8 +121,7 @@ func stopDaemon(d *daemon, limit time.Duration) error {
 	return fmt.Errorf("%s (pid %d) did not end within %s of SIGKILL", d.name, d.cmd.Process.Pid, endLimit)
 }
 
-// endJobProcesses kills the step daemons, the jobs' processes and the hooks that outlived their cluster's order, until
-// there are none.
+// endJobProcesses kills the step daemons, the jobs' processes and the hooks that still run, until there are none.
 func (c *Cluster) endJobProcesses() error {
 	ctx, cancel := context.WithTimeout(context.Background(), leftLimit)
 	defer cancel()
@@ -140,12 +140,12 @@ func (c *Cluster) endJobProcesses() error {
 	})
 }
 
-// hangUp is how long a shell has to give its terminal back after SIGHUP.
+// hangUp is the time that a shell has after SIGHUP to restore its terminal.
 const hangUp = time.Second
 
-// EndClients ends the processes that have this cluster's configuration and are neither its own, nor a job's, nor above
-// this process: shells of people who work with the cluster, and what they have started. Call it before Stop, which
-// takes such processes for a fault.
+// EndClients ends the processes that use this cluster's configuration, except the cluster's own, a job's, and this
+// process with its ancestors. Such processes are shells of people who work with the cluster, and the processes that
+// these shells started. Call EndClients before Stop, because Stop reports such processes as an error.
 func (c *Cluster) EndClients() error {
 	ctx, cancel := context.WithTimeout(context.Background(), leftLimit)
 	defer cancel()
@@ -169,7 +169,8 @@ func (c *Cluster) EndClients() error {
 	})
 }
 
-// own reports whether a process is a daemon of the cluster, or was started by one, as a hook is.
+// own reports whether a process is a daemon of the cluster, or a process that such a daemon started, for example a
+// hook.
 func (c *Cluster) own(pid int) bool {
 	daemons := map[int]bool{}
 	c.mu.Lock()
@@ -192,7 +193,8 @@ func (c *Cluster) own(pid int) bool {
 	return daemons[pid]
 }
 
-// nothingLeft waits until no process of the cluster is there; clients such as srun take a moment to see its end.
+// nothingLeft waits until no process of the cluster is left. A client such as srun needs a moment to notice the
+// cluster's end.
 func (c *Cluster) nothingLeft() error {
 	ctx, cancel := context.WithTimeout(context.Background(), leftLimit)
 	defer cancel()

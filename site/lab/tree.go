@@ -13,16 +13,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// tree says where a Slurm is installed: in the Debian packages' places, or below the root of a bundle.
+// tree is the place where a Slurm is installed: the paths of the Debian packages, or the root of a bundle.
 type tree struct {
 	root    string // "" for the packages
 	release string // of Slurm, "22.05"
 }
 
-// systemPath is the PATH of every process that the lab starts; the caller's is not looked at.
+// systemPath is the PATH of every process that the lab starts. The caller's PATH has no effect.
 const systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// newTree looks at the Slurm below root and asks it for its release.
+// newTree checks the Slurm below root and reads its release.
 func newTree(ctx context.Context, root string) (tree, error) {
 	t := tree{root: root}
 	if root != "" && !filepath.IsAbs(root) {
@@ -43,7 +43,7 @@ func newTree(ctx context.Context, root string) (tree, error) {
 	return t, nil
 }
 
-// Release is the release that a cluster of this bundle would have, or of the Debian packages for "".
+// Release returns the release that a cluster of this bundle would have. An empty bundle means the Debian packages.
 func Release(ctx context.Context, bundle string) (string, error) {
 	t, err := newTree(ctx, bundle)
 	return t.release, err
@@ -63,17 +63,19 @@ func (t tree) path() string {
 	return strings.Join([]string{t.root + "/bin", t.root + "/ompi/bin", t.root + "/mpich/bin", t.root + "/sbin", systemPath}, ":")
 }
 
-// env is what programs of the tree, and MPI programs that use its libraries, need to find their own files.
+// env returns the environment that programs of the tree, and MPI programs that use its libraries, need to find their
+// files.
 func (t tree) env() []string {
 	env := []string{"PATH=" + t.path()}
 	if _, err := os.Stat(t.root + "/ompi"); t.root == "" || err != nil {
-		return env // the MPIs are the machine's own, and another release's libraries are not for their programs
+		return env // the MPIs are the machine's own, and they must not load another release's libraries
 	}
 	pmix := t.root + "/pmix2"
 	return append(env,
 		"LD_LIBRARY_PATH="+t.root+"/mpilib",
 		"OPAL_PREFIX="+t.root+"/ompi",
-		// Debian's PMIx has each of its folders built in as a whole path, so that its prefix alone moves none of them.
+		// Debian's PMIx has a full path for each of its folders built in. Its prefix alone changes none of these
+		// paths.
 		"PMIX_PREFIX="+pmix,
 		"PMIX_LIBDIR="+pmix+"/lib",
 		"PMIX_PKGLIBDIR="+pmix+"/lib/pmix",
@@ -82,7 +84,7 @@ func (t tree) env() []string {
 	)
 }
 
-// look finds a program in the tree's PATH.
+// look searches for a program in the tree's PATH.
 func (t tree) look(name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -96,8 +98,8 @@ func (t tree) look(name string) (string, error) {
 	return "", fmt.Errorf("cannot find %s in %s", name, t.path())
 }
 
-// HasPMIx reports whether the Slurm of a bundle, or of the Debian packages for "", has "srun --mpi=pmix". Debian's
-// 26.05 has no such plugin.
+// HasPMIx reports whether the Slurm of a bundle has "srun --mpi=pmix". An empty bundle means the Debian packages.
+// Debian's 26.05 has no such plugin.
 func HasPMIx(bundle string) bool {
 	pattern := "/usr/lib/*/slurm*/mpi_pmix.so"
 	if bundle != "" {

@@ -23,9 +23,9 @@ type User struct {
 // Root is the account of the daemons.
 var Root = User{Name: "root"}
 
-// EnsureUser returns the account of that name. Where there is none it adds one to /etc/passwd and /etc/group, with a
-// group of the same name and number, home /tmp and no password. A name with another number, or a number with another
-// name, is an error: tests that count on either must not run with something else.
+// EnsureUser returns the account with that name. If there is none, it adds one to /etc/passwd and /etc/group. The new
+// account has a group of the same name and number, home /tmp and no password. A name with another number, or a number
+// with another name, is an error, because tests that expect this account must not run with another one.
 func EnsureUser(name string, uid uint32) (User, error) {
 	unlock, err := lockAccounts()
 	if err != nil {
@@ -55,7 +55,7 @@ func EnsureUser(name string, uid uint32) (User, error) {
 	return user, nil
 }
 
-// findUser looks for a name in the text of /etc/passwd.
+// findUser searches for a name in the text of /etc/passwd.
 func findUser(passwd, name string, uid uint32) (user User, found bool, err error) {
 	for _, line := range strings.Split(passwd, "\n") {
 		f := strings.Split(line, ":")
@@ -88,7 +88,7 @@ func hasGroup(group string, gid uint32) bool {
 	return false
 }
 
-// appendLine adds a line to a file of which text is the content, in one write.
+// appendLine appends a line to a file in one write. text is the file's content.
 func appendLine(path string, text []byte, line string) error {
 	if len(text) > 0 && text[len(text)-1] != '\n' {
 		line = "\n" + line
@@ -101,11 +101,11 @@ func appendLine(path string, text []byte, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// accountsLimit bounds the wait for another program that changes accounts; useradd itself waits 15 s.
+// accountsLimit bounds the wait for another program that changes accounts. useradd itself waits 15 s.
 const accountsLimit = 15 * time.Second
 
-// lockAccounts takes the lock that useradd and its kin take. As an open file description's lock it also keeps out other
-// goroutines of this process.
+// lockAccounts takes the lock that useradd and similar programs take. The lock is an open file description lock, so
+// it also excludes other goroutines of this process.
 func lockAccounts() (unlock func(), err error) {
 	f, err := os.OpenFile("/etc/.pwd.lock", os.O_CREATE|os.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {
