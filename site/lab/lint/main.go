@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command lint holds the source to rules that gofmt and go vet do not know. It needs no network and no program but git.
-// make check runs it at the top of the source, without arguments.
+// Command lint checks the source for rules that gofmt and go vet do not check. It needs no network and no program
+// except git. make check runs it in the source's top folder, without arguments.
 package main
 
 import (
@@ -16,11 +16,11 @@ import (
 	"unicode/utf8"
 )
 
-// columns are as many as a line of Go should have. A tab counts as one.
+// columns is the length that a line of Go should not exceed. A tab counts as one column.
 const columns = 120
 
-// Many lines are longer, from before this rule. allowed is as many as may be, and longest is the length of the longest.
-// Make both smaller when you have shortened lines, and never larger.
+// Many lines are longer, because they are older than this rule. allowed is the maximum number of such lines, and
+// longest is the maximum length of a line. When you have shortened lines, reduce both. Never increase them.
 const (
 	allowed = 1960
 	longest = 490
@@ -44,7 +44,7 @@ func main() {
 	}
 }
 
-// sources are the files of a source tree that are git's, or that "git add" would add, but for data of tests.
+// sources returns the files of a source tree that git tracks or that "git add" would add, except test data.
 func sources(top string) (files []string, err error) {
 	cmd := exec.Command("git", "-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	out, err := cmd.Output()
@@ -68,7 +68,7 @@ func check(tree fs.FS, files []string) (wrong []string, err error) {
 			continue
 		}
 		content, err := fs.ReadFile(tree, name)
-		if os.IsNotExist(err) { // deleted, and git has not been told
+		if os.IsNotExist(err) { // the file is deleted, but git still lists it
 			continue
 		}
 		if err != nil {
@@ -93,7 +93,7 @@ func check(tree fs.FS, files []string) (wrong []string, err error) {
 
 const spdx = "SPDX-License-Identifier: Apache-2.0"
 
-// comments are what a license's line looks like in a file of a language.
+// comments maps a file's extension to its license line.
 var comments = map[string]string{
 	".go": "// " + spdx, ".c": "// " + spdx, ".s": "// " + spdx, ".cu": "// " + spdx, ".h": "/* " + spdx + " */",
 	".sh": "# " + spdx, ".py": "# " + spdx, ".lua": "-- " + spdx,
@@ -102,7 +102,7 @@ var comments = map[string]string{
 // licensed reports whether a file has to name its license.
 func licensed(name string) bool { return comments[path.Ext(name)] != "" }
 
-// license says what is wrong with a file's first lines, "" for nothing.
+// license returns what is wrong with a file's first lines, or "".
 func license(name string, content []byte) string {
 	want := comments[path.Ext(name)]
 	first, rest, _ := bytes.Cut(content, []byte("\n"))
@@ -117,8 +117,8 @@ func license(name string, content []byte) string {
 	return ""
 }
 
-// lengths counts the lines that are longer than they should be, and returns those that are longer than any may be.
-// A line with an address may have any length.
+// lengths counts the lines longer than columns, and returns an error for each line longer than longest. A line with a
+// URL may have any length.
 func lengths(name string, content []byte) (long int, wrong []string) {
 	number := 0
 	for line := range bytes.Lines(content) {

@@ -11,7 +11,8 @@ import (
 	"testing/fstest"
 )
 
-// Each file of this source names its license, and no line is longer than the rules allow.
+// TestThisSource checks that each file of this source names its license, and that no line is longer than the rules
+// allow.
 func TestThisSource(t *testing.T) {
 	const top = "../../.."
 	files, err := sources(top)

@@ -2,7 +2,8 @@
 
 package main
 
-// faults are the list, by package. Each was green once, or stands for a promise that a user's or a node's safety needs.
+// faults is the list of faults, by package. Each fault either passed all tests once, or breaks a promise that a
+// user's or a node's safety needs.
 var faults = []fault{
 	// The records.
 	{"another-boot-counts", "R4", "site/lease/files.go", `if head.Boot != boot {`, `if false {`, "./site/lease", "TestBadRecords TestAClaimOfAnEarlierBootHoldsNothing"},
@@ -46,12 +47,12 @@ var faults = []fault{
 	{"the-daemon-is-in-no-group", "D5", "site/mps/fork.go", `if group != "" && !im.asIs {`, `if false {`, "./cmd", "TestHostileDaemonThatForks"},
 	{"what-a-daemon-started-lives-on", "D5", "epilog/end.go", `errors.Join(err, c.emptyGroup(ctx, d))`, `err`, "./cmd", "TestHostileDaemonThatForks"},
 
-	// The way in.
+	// The prolog.
 	{"a-mode-is-believed", "M1", "prolog/open.go", "if mode != held.NewMode {\n\t\t\treturn", "if false {\n\t\t\treturn", "./cmd", "TestAPrologThatFailsLeavesNothing/the_mode_is_accepted_and_not_set"},
 	{"out-of-service-is-used", "M3", "prolog/open.go", `if err == nil && mode == site.ModeProhibited {`, `if false {`, "./cmd", "TestAPrologThatFailsLeavesNothing/an_admin_took_the_GPU_out_of_service"},
 	{"a-failure-is-not-undone", "R1", "prolog/open.go", "if undone := o.undo(l); undone != nil {\n\t\treturn dirtyError{errors.Join(err, undone)}\n\t}\n\treturn err\n}\n\n// trialTime", "return err\n}\n\n// trialTime", "./cmd", "TestAPrologThatFailsLeavesNothing/the_daemon_dies_at_its_start"},
 
-	// The way out.
+	// The epilog.
 	{"a-restored-mode-is-believed", "M1", "epilog/modes.go", "if mode != held.OriginalMode {\n\t\treturn fmt", "if false {\n\t\treturn fmt", "./cmd", "TestAnEpilogThatCannotRestoreAMode/it_is_accepted_and_not_done"},
 	{"an-admins-mode-is-lost", "M2", "epilog/modes.go", `if mode != held.NewMode {`, `if false {`, "./cmd", "TestModesBefore"},
 	{"the-default-is-restored", "M2", "epilog/modes.go", `c.GPUs.SetMode(held.UUID, held.OriginalMode)`, `c.GPUs.SetMode(held.UUID, site.ModeDefault)`, "./cmd", "TestModesBefore/exclusive_thread_before"},
@@ -63,7 +64,7 @@ var faults = []fault{
 	{"a-log-behind-a-link", "security", "site/serverlog/serverlog.go", `Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,`, ``, "./epilog", "TestSummarise"},
 	{"a-log-of-another-user", "security", "site/serverlog/serverlog.go", `|| st.Uid != uid || st.Nlink != 1`, ``, "./cmd", "TestKeepLogsFollowsNoLink"},
 
-	// What Slurm says.
+	// What Slurm reports.
 	{"a-script-in-the-wrong-place", "exit", "site/slurm/job.go", `if Context(got) != want {`, `if false {`, "./site/slurm", "TestReadJobRefuses"},
 	{"control-characters-in-names", "security", "site/slurm/job.go", `return r < ' ' || r == 0x7f`, `return false`, "./site/slurm", "TestReadJobRefuses"},
 	{"a-doubtful-order-is-guessed", "I1", "site/slurm/resolve.go", "case !complete && len(places) < len(listed):", "case !complete && len(places) < 0:", "./site/slurm", "TestPickPlaces"},

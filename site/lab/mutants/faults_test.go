@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A fault whose text has moved is planted nowhere, and the promise that it was for is held by no one.
+// TestEveryFaultCanBePlanted fails if a fault's text is no longer in the source. Without the fault, no one knows
+// whether a test checks the promise.
 func TestEveryFaultCanBePlanted(t *testing.T) {
 	for _, f := range faults {
 		if _, err := f.planted(filepath.Join("..", "..", "..")); err != nil {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutants plants one fault at a time in a copy of the source and runs the tests that are to notice it. A test
-// that stays green beside its fault holds nothing.
+// Command mutants plants one fault at a time in a copy of the source, and runs the tests that must notice the fault.
+// A test that passes with its fault checks nothing.
 //
 //	mutants [NAME...]
 //
-// A fault whose text is not found exactly once, that does not build, or that its tests do not notice, is an error. The
-// tests are run without any fault first.
+// A fault is an error if its text is not found exactly once, if it does not build, or if its tests do not notice it.
+// The command first runs the tests without any fault.
 package main
 
 import (
@@ -24,17 +24,17 @@ import (
 	"time"
 )
 
-// fault is one change and who is to notice it.
+// fault is one change, and the tests that must notice it.
 type fault struct {
 	name     string
 	promise  string // a clause of docs/contract.md, or a finding of docs/security.md
 	file     string
 	old, new string
 	folder   string // of the tests
-	tests    string // the names of the tests that go red, "Test/subtest" for a part of one, separated by blanks
+	tests    string // the names of the tests that must fail, separated by blanks; "Test/subtest" for a part of a test
 }
 
-// deadline bounds the tests of one fault, the build of what they run included.
+// deadline bounds the tests of one fault, with the build of the programs that they run.
 const deadline = 4 * time.Minute
 
 func main() {
@@ -60,7 +60,7 @@ func run(ctx context.Context, names []string) error {
 	}
 	defer os.RemoveAll(tree)
 	var wrong error
-	for _, f := range chosen { // a list that does not fit the source is known before anything runs
+	for _, f := range chosen { // report a list that does not fit the source before any test runs
 		_, err := f.planted(tree)
 		wrong = errors.Join(wrong, err)
 	}
@@ -100,7 +100,7 @@ func run(ctx context.Context, names []string) error {
 	return wrong
 }
 
-// copyTree copies the module's files, those that git does not know yet included.
+// copyTree copies the module's files, also the files that git does not track yet.
 func copyTree(ctx context.Context) (string, error) {
 	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
@@ -117,7 +117,7 @@ func copyTree(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.Chmod(tree, 0o755); err != nil { // users of the tests run programs in it
+	if err := os.Chmod(tree, 0o755); err != nil { // users of the tests run programs in this folder
 		return "", err
 	}
 	for file := range strings.SplitSeq(strings.TrimRight(string(files), "\x00"), "\x00") {
@@ -150,7 +150,7 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, content, info.Mode().Perm())
 }
 
-// planted is the file with the fault in it.
+// planted returns the file's text with the fault.
 func (f fault) planted(tree string) (string, error) {
 	content, err := os.ReadFile(filepath.Join(tree, f.file))
 	if err != nil {
@@ -163,9 +163,9 @@ func (f fault) planted(tree string) (string, error) {
 }
 
 // errGreen means that a test does not notice a fault.
-var errGreen = errors.New("a test stays green beside it")
+var errGreen = errors.New("a test passes with the fault")
 
-// noticed plants the fault and takes it away again; the error is nil when all of its tests were red.
+// noticed plants the fault and removes it again. The error is nil if all of its tests failed.
 func (f fault) noticed(ctx context.Context, tree string) error {
 	path := filepath.Join(tree, f.file)
 	whole, err := os.ReadFile(path)
@@ -227,7 +227,7 @@ func green(ctx context.Context, tree string, chosen []fault) error {
 	return nil
 }
 
-// ran is the end of tests that have run, well or not. What does not build has another.
+// ran matches the end of a test run, passed or failed. A failed build has another end.
 var ran = regexp.MustCompile(`(?m)^(ok  |PASS$| *--- FAIL: )`)
 
 var failure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
@@ -250,7 +250,7 @@ func test(ctx context.Context, dir string, line, names []string) (failed []strin
 	defer cancel()
 	text, err := command(ctx, dir, append(line, "-test.run", pattern)...).CombinedOutput()
 	if ctx.Err() != nil {
-		return nil, "", fmt.Errorf("the tests %q have no end: %w", names, ctx.Err())
+		return nil, "", fmt.Errorf("the tests %q did not end: %w", names, ctx.Err())
 	}
 	if !ran.Match(text) || strings.Contains(string(text), "no tests to run") {
 		return nil, "", fmt.Errorf("the tests %q do not run: %s", names, text)
@@ -265,10 +265,10 @@ func test(ctx context.Context, dir string, line, names []string) (failed []strin
 	return failed, string(text), nil
 }
 
-// The tests of the programs are the costly ones: they build all programs and their own. They are built once, without a
-// fault, and only the programs are built again with each.
+// The tests of the programs are slow, because they build all programs and their own helpers. They are built once,
+// without a fault. Only the programs are built again for each fault.
 
-// built is where the tests of this module find what they run.
+// built is the folder in which the tests of this module find the programs that they run.
 const built = ".build"
 
 func (f fault) ofPrograms() bool { return f.folder == "./cmd" }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as users write them, for the test of programs in jobs on real GPUs. Usage: programs.py NAME."""
+"""Programs like those that users write. A test runs them in jobs on real GPUs. Usage: programs.py NAME."""
 import multiprocessing
 import os
 import sys
@@ -7,7 +7,7 @@ import time
 
 
 def torch_work(seconds=2.0, device=0):
-    """Multiplies matrices for some time. Returns the GPU's name, its SMs as the program sees them, and products a second."""
+    """Multiplies matrices for some time. Returns CUDA_VISIBLE_DEVICES, the SMs that the program sees, and products a second."""
     import torch
 
     a = torch.randn(2048, 2048, device=f"cuda:{device}")
@@ -44,7 +44,7 @@ def narrowed(i):
 
 
 def executor():
-    """Each worker sees one GPU, as those of Ray and Dask do."""
+    """Each worker sees one GPU, like the workers of Ray and Dask."""
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -113,7 +113,7 @@ def lightning():
 
 
 def mpi_buffers():
-    """Sums an array of the GPU over all ranks, by way of the host: Debian's Open MPI knows no device memory."""
+    """Sums an array of the GPU over all ranks, through the host, because Debian's Open MPI does not support device memory."""
     import cupy
     from mpi4py import MPI
 
@@ -136,7 +136,7 @@ def member(amount=60):
 
 
 def python_shell():
-    """What a notebook's kernel does: a child that reads and runs cells."""
+    """Starts a child process that reads and runs cells, like a notebook's kernel."""
     import subprocess
 
     cells = "import torch\na = torch.ones(1000, device='cuda')\nprint('cell:', int(a.sum().item()), torch.cuda.get_device_properties(0).multi_processor_count)\n"

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package main makes the tables of docs/reliability.md, and all of docs/measurements/reliability/README.md, from what
-// the tests themselves have written down: make reliability.
+// Package main makes the tables of docs/reliability.md, and all of docs/measurements/reliability/README.md, from the
+// lines that the tests have written: make reliability.
 //
-// A test that is given RELIABILITY=FILE adds a line to it: its name, how much it tried, how much of that failed, the
-// seconds that it took and, if there is more to say, a sentence; tabs between. The files that are kept are in
-// docs/measurements/reliability, a section each: lines that begin with # are its title, facts such as "GPUs:
-// simulated", and notes about the run. Lines of one test add up, so a run may be made in pieces. What a test holds is
-// said by its own comment.
+// A test with RELIABILITY=FILE in its environment adds a line to the file. The line has the test's name, the number
+// of tries, the number of failures, the seconds, and optionally a sentence. Tabs separate the fields.
+//
+// The files are in docs/measurements/reliability, one section for each file. Lines that begin with # are the title,
+// facts such as "GPUs: simulated", and notes about the run. Lines of one test add up, so a run may have several
+// parts. The test's own comment describes what the test checks.
 package main
 
 import (
@@ -43,7 +44,7 @@ func run(module string) error {
 	return nil
 }
 
-// compose is the two documents of the module in a folder, by their paths.
+// compose returns the text of the two documents, by path.
 func compose(module string) (map[string]string, error) {
 	sections, err := readAll(filepath.Join(module, raw))
 	if err != nil {
@@ -66,7 +67,7 @@ func compose(module string) (map[string]string, error) {
 
 const begin, end = "<!-- made: summary -->\n", "<!-- made -->"
 
-// replace puts the summary between its marks.
+// replace writes the summary between its marks.
 func replace(page, summary string) (string, error) {
 	before, rest, found := strings.Cut(page, begin)
 	_, after, closed := strings.Cut(rest, end)
@@ -76,7 +77,7 @@ func replace(page, summary string) (string, error) {
 	return before + begin + summary + end + after, nil
 }
 
-// summary is a row for each section.
+// summary returns a table with a row for each section.
 func summary(sections []section) string {
 	var text strings.Builder
 	text.WriteString("| what was tried | how often | failed | GPUs | where and when |\n|---|---|---|---|---|\n")
@@ -91,7 +92,7 @@ func summary(sections []section) string {
 	return text.String()
 }
 
-// anchor is GitHub's name of a heading.
+// anchor returns GitHub's name of a heading.
 func anchor(title string) string {
 	kept := func(r rune) rune {
 		switch {
@@ -119,7 +120,7 @@ const head = `# Reliability: the runs
 This page is made by ` + "`make reliability`" + ` from the .tsv files beside it, which the tests have written. [reliability.md](../../reliability.md) has the summary. What a test holds is its own comment in the source.
 `
 
-// details is a section for each file.
+// details returns a page with a section for each file.
 func details(sections []section, comments map[string]string) string {
 	var text strings.Builder
 	text.WriteString(head)
@@ -145,12 +146,12 @@ func (s section) text(comments map[string]string) string {
 		fmt.Fprintf(&text, "| %s | %d | %d | %d | %s |\n", strings.TrimSpace("`"+test+"` "+what), r.tried, r.failed, r.seconds, comments[test])
 	}
 	for _, r := range s.rows {
-		if soaks := soaksOf(r.said); len(soaks) > 0 {
+		if soaks := soaksOf(r.remarks); len(soaks) > 0 {
 			text.WriteString(soakTables(soaks))
 			continue
 		}
-		for _, said := range r.said {
-			fmt.Fprintf(&text, "\n`%s`: %s\n", r.test, said)
+		for _, remark := range r.remarks {
+			fmt.Fprintf(&text, "\n`%s`: %s\n", r.test, remark)
 		}
 	}
 	return text.String()

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The committed pages are what the committed lines make.
+// TestThePagesAreOfTheseLines checks that the committed pages are made of the committed lines.
 func TestThePagesAreOfTheseLines(t *testing.T) {
 	module := filepath.Join("..", "..", "..")
 	pages, err := compose(module)
@@ -40,7 +40,7 @@ func TestLinesOfOneTestAddUp(t *testing.T) {
 	for _, bad := range []string{"TestA\t1\t0\t3\n", "# Kills\n# GPUs: simulated\nTestA\t1\t0\t3\n", "# Kills\n# on: a Tuesday\nTestA\t1\t0\t3\n",
 		"# Kills\n# GPUs: none\n# on: x\nTestA\t1\t0\n", "# Kills\n# GPUs: none\n# on: x\nTestA\tmany\t0\t1\n"} {
 		if _, err := read(bad); err == nil {
-			t.Errorf("%q is read", bad)
+			t.Errorf("%q: no error", bad)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func TestSoaksAreATable(t *testing.T) {
 		}
 	}
 	if other := soaksOf([]string{"neighbours lost: none of 4"}); other != nil {
-		t.Errorf("read %+v of what is no soak", other)
+		t.Errorf("read %+v from a text that is no soak", other)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// section is one file of raw lines.
+// section is one file of lines.
 type section struct {
 	title string
 	facts map[string]string // by their names, as in factNames
@@ -23,15 +23,16 @@ type section struct {
 	rows  []row
 }
 
-// factNames are what the lines "# NAME: ..." of a file have. Each file has GPUs ("simulated", or the model) and on.
+// factNames are the names in the lines "# NAME: ..." of a file. Each file has GPUs ("simulated", or the model) and
+// on.
 var factNames = []string{"GPUs", "on", "data"}
 
-// row is all lines of one test.
+// row is the sum of all lines of one test.
 type row struct {
 	test                   string
 	lines                  int
 	tried, failed, seconds int
-	said                   []string
+	remarks                []string
 }
 
 func readAll(dir string) ([]section, error) {
@@ -76,7 +77,7 @@ func read(content string) (section, error) {
 	return s, nil
 }
 
-// note takes a line about the section, which is a fact or a sentence.
+// note adds a line about the section, which is a fact or a sentence.
 func (s *section) note(line string) {
 	if name, value, ok := strings.Cut(line, ": "); ok && slices.Contains(factNames, name) {
 		s.facts[name] = value
@@ -85,7 +86,7 @@ func (s *section) note(line string) {
 	s.notes = append(s.notes, line)
 }
 
-// add adds a line to the row of its test, whose subtests are pieces of it.
+// add adds a line to the row of its test. The lines of subtests add up to one row.
 func (s *section) add(line string) error {
 	fields := strings.SplitN(line, "\t", 5)
 	if len(fields) < 4 {
@@ -101,7 +102,7 @@ func (s *section) add(line string) error {
 	}
 	test, _, _ := strings.Cut(fields[0], "/")
 	test, _, _ = strings.Cut(test, " ")
-	if _, what, ok := strings.Cut(fields[0], " "); ok { // "TestX/job-1 pairs" counts pairs of what the other lines count
+	if _, what, ok := strings.Cut(fields[0], " "); ok { // "TestX/job-1 pairs" counts the pairs of what the other lines count
 		test += " " + what
 	}
 	at := slices.IndexFunc(s.rows, func(r row) bool { return r.test == test })
@@ -111,12 +112,12 @@ func (s *section) add(line string) error {
 	r := &s.rows[at]
 	r.lines, r.tried, r.failed, r.seconds = r.lines+1, r.tried+numbers[0], r.failed+numbers[1], r.seconds+numbers[2]
 	if len(fields) == 5 {
-		r.said = append(r.said, fields[4])
+		r.remarks = append(r.remarks, fields[4])
 	}
 	return nil
 }
 
-// commentsOf are the comments of the module's tests, each as one line.
+// commentsOf returns the comments of the module's tests, each as one line.
 func commentsOf(module string) (map[string]string, error) {
 	comments := map[string]string{}
 	err := filepath.WalkDir(module, func(path string, entry fs.DirEntry, err error) error {

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// soak is what TestSoak says of one run.
+// soak is one run of TestSoak, as the test reports it.
 type soak struct {
 	seed   string
-	counts map[string]string // by the names of soakCounts; a count that the run did not make is not there
+	counts map[string]string // by the names of soakCounts; without a count that the run did not make
 	faults map[string]string // how many jobs had each fault
-	names  []string          // the faults, in the order in which they are said
-	more   string            // what a person has added
+	names  []string          // the faults, in the order of the report
+	more   string            // text that a person has added
 }
 
-// soakCounts are the numbers in front of the faults, each with what it is found by.
+// soakCounts are the numbers before the faults. Each has a name and the expression that finds the number.
 var soakCounts = []struct {
 	name string
 	form *regexp.Regexp
@@ -43,9 +43,9 @@ var (
 	lastForm = regexp.MustCompile(` (\d+)$`)
 )
 
-// soaksOf reads what a test has said of its runs; none if it is not TestSoak.
-func soaksOf(said []string) (all []soak) {
-	for _, text := range said {
+// soaksOf reads a test's reports of its runs. It returns none if the test is not TestSoak.
+func soaksOf(remarks []string) (all []soak) {
+	for _, text := range remarks {
 		seed := seedForm.FindStringSubmatch(text)
 		before, faults, found := strings.Cut(text, " Faults: ")
 		if seed == nil || !found {
@@ -69,7 +69,7 @@ func soaksOf(said []string) (all []soak) {
 	return all
 }
 
-// soakTables are the counts and the faults of the runs, a column for each run, and what was found.
+// soakTables returns the counts, the faults and the findings of the runs, with a column for each run.
 func soakTables(soaks []soak) string {
 	var text strings.Builder
 	line := func(name string, value func(soak) string) {
@@ -102,7 +102,7 @@ func soakTables(soaks []soak) string {
 	return text.String()
 }
 
-// faultsOf are the names of the faults of all runs, in the order in which they are said first.
+// faultsOf returns the names of the faults of all runs, in the order in which they first appear.
 func faultsOf(soaks []soak) (names []string) {
 	for _, s := range soaks {
 		for _, name := range s.names {

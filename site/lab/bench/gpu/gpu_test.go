@@ -24,7 +24,7 @@ func TestEveryRuleIsMeasuredAtEveryNumberOfRanks(t *testing.T) {
 	for _, batch := range batches {
 		for _, c := range batch.cells(h200) {
 			if keys[c.key()] {
-				t.Errorf("%s stands in the plan twice", c.key())
+				t.Errorf("%s is in the plan twice", c.key())
 			}
 			keys[c.key()] = true
 		}
@@ -49,7 +49,7 @@ func TestTwinsHaveTheSameSMs(t *testing.T) {
 		{"overlap 1.5", 32, "even"}, {"overlap 2", 48, "even"}, {"overlap 3", 48, "overlap 3"},
 	} {
 		if got := record.FindRule(c.rule).Twin(h200, c.ranks).Name; got != c.twin {
-			t.Errorf("%d ranks under %s are measured as %s, want %s", c.ranks, c.rule, got, c.twin)
+			t.Errorf("%d ranks under %s have the twin %s, want %s", c.ranks, c.rule, got, c.twin)
 		}
 	}
 	if got := record.FindRule("even").Shares(h200, 48); !slices.Equal(got, slices.Repeat([]int{8}, 48)) {
@@ -57,7 +57,8 @@ func TestTwinsHaveTheSameSMs(t *testing.T) {
 	}
 }
 
-// The runner itself on the simulation: the production binaries, real MPI ranks, and a stand-in for the kernels.
+// TestARunGoesOnWhereItStopped tests a run on the simulation, with the production binaries, real MPI ranks and a
+// replacement for the kernels.
 func TestARunGoesOnWhereItStopped(t *testing.T) {
 	needsLab(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -104,12 +105,12 @@ func TestARunGoesOnWhereItStopped(t *testing.T) {
 			}
 		}
 		if found != 2 {
-			t.Errorf("%s has %d lines on file, want one for each program, measured once", c.key(), found)
+			t.Errorf("%s has %d lines in the file, want one for each program", c.key(), found)
 		}
 	}
 }
 
-// measureAll is one run: cells that are on file are not measured again, and nothing is left behind.
+// measureAll makes one run. The run must not measure cells again that are in the file, and must leave nothing behind.
 func measureAll(ctx context.Context, t *testing.T, s settings, dir string, cells []cell) {
 	t.Helper()
 	run, err := os.MkdirTemp(dir, "r")
@@ -134,7 +135,8 @@ func measureAll(ctx context.Context, t *testing.T, s settings, dir string, cells
 	}
 }
 
-// A cell that fails is tried again once, says so, and spoils nothing else; one for which no time is left is not begun.
+// TestFailuresAreOnFileAndBounded checks that a failing cell is tried a second time, is recorded in the file, and
+// does not affect other cells. A cell must not start if the remaining time is too short.
 func TestFailuresAreOnFileAndBounded(t *testing.T) {
 	b := &bench{settings: settings{results: filepath.Join(t.TempDir(), "results.jsonl")}, until: time.Now().Add(time.Minute)}
 	calls := 0
@@ -148,12 +150,12 @@ func TestFailuresAreOnFileAndBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines, err := record.Read(b.results)
-	if err != nil || calls != mostTries || len(lines) != mostTries || lines[0].Failed != "it broke" {
-		t.Errorf("%d calls, %+v on file, %v; want %d tries, each on file", calls, lines, err, mostTries)
+	if err != nil || calls != maxTries || len(lines) != maxTries || lines[0].Failed != "it broke" {
+		t.Errorf("%d calls, %+v in the file, %v; want %d tries, each in the file", calls, lines, err, maxTries)
 	}
 }
 
-// tear ends the file in the middle of a line, as a killed writer without a draft would.
+// tear ends the file in the middle of a line, as a killed writer does that writes the file directly.
 func tear(t *testing.T, path string) {
 	t.Helper()
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
@@ -168,12 +170,12 @@ func tear(t *testing.T, path string) {
 
 func compile(t *testing.T, args ...string) {
 	t.Helper()
-	if said, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%q: %v: %s", args, err, said)
+	if printed, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v: %s", args, err, printed)
 	}
 }
 
-// needsLab skips where there is no Slurm or no MPI to try on, unless they are required.
+// needsLab skips a test if Slurm or MPI is missing, unless REQUIRE_LAB is set.
 func needsLab(t *testing.T) {
 	t.Helper()
 	_, noSlurm := lab.Release(context.Background(), "")

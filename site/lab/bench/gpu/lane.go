@@ -16,8 +16,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// lane is a GPU and the part of the CPUs that its ranks have. What is compared is measured in one lane; several lanes
-// go through the plan side by side.
+// lane is a GPU and the CPUs that its ranks use. Values that are compared are measured in one lane. Several lanes
+// work through the plan at the same time.
 type lane struct {
 	*bench
 	minor int
@@ -42,7 +42,8 @@ func (b *bench) openLanes() error {
 	return err
 }
 
-// found are the machine's GPUs, which must be alike to be measured side by side, and how they are divided.
+// found returns the machine's GPUs and sets their shape. All GPUs must have the same shape, because they are measured
+// at the same time.
 func (b *bench) found() (uuids []site.UUID, err error) {
 	nvml, err := gpu.Open(testnode.RealNVML())
 	if err != nil {
@@ -67,7 +68,7 @@ func (b *bench) found() (uuids []site.UUID, err error) {
 	return uuids, nil
 }
 
-// simulated are the GPUs of the simulated node.
+// simulated returns the GPUs of the simulated node.
 func (b *bench) simulated() (uuids []site.UUID, err error) {
 	gpus, err := b.stages["simulated"].Sim.Node.GPUs()
 	for _, g := range gpus {
@@ -77,7 +78,7 @@ func (b *bench) simulated() (uuids []site.UUID, err error) {
 	return uuids, err
 }
 
-// ownCPUs are the CPUs that this process may run on.
+// ownCPUs returns the CPUs that this process may run on.
 func ownCPUs() (cpus []int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -91,13 +92,13 @@ func ownCPUs() (cpus []int, err error) {
 	return cpus, nil
 }
 
-// bound is a command line that runs on the lane's CPUs.
+// bound returns a command line that runs on the lane's CPUs.
 func (l *lane) bound(line ...string) []string {
 	return append([]string{"taskset", "--cpu-list", strings.Trim(strings.Join(strings.Fields(fmt.Sprint(l.cpus)), ","), "[]")}, line...)
 }
 
-// sideBySide does each piece of work in a lane that is free, in order, and returns when all are done. After an error a
-// lane takes no more.
+// sideBySide does each piece of work in a free lane, in order, and returns when all pieces are done. After an error a
+// lane takes no more work.
 func sideBySide[W any](b *bench, work []W, do func(*lane, W) error) error {
 	todo := make(chan W, len(work))
 	for _, piece := range work {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gpu measures what ranks that share a GPU get of it: the throughput of real programs under every rule, beside
-// time-slicing, and what the production binaries and NVIDIA's own bring along. A result is on file before the next is
-// measured, and what is on file is not measured again, so a run can be stopped and gone on with. It never changes a
-// compute mode, MIG or a clock.
+// Command gpu measures what ranks get of a GPU that they share. It measures the throughput of real programs under
+// every rule and under time-slicing. It also measures the cost of the production binaries and of NVIDIA's MPS.
+//
+// The command writes each result to a file before it measures the next one. It does not measure results again that
+// are in the file, so a stopped run can continue later. It never changes a compute mode, MIG or a clock.
 package main
 
 import (
@@ -32,7 +33,7 @@ const (
 	userName = "hpc1"
 )
 
-// settings are the flags.
+// settings are the values of the flags.
 type settings struct {
 	results string
 	minutes float64
@@ -50,18 +51,18 @@ type settings struct {
 
 func main() {
 	var s settings
-	flag.StringVar(&s.results, "results", "throughput.jsonl", "file of the results, which is gone on with")
-	flag.Float64Var(&s.minutes, "minutes", 8, "start nothing that would not end in time")
+	flag.StringVar(&s.results, "results", "throughput.jsonl", "file of the results; an existing file is continued")
+	flag.Float64Var(&s.minutes, "minutes", 8, "time limit in minutes; a cell that needs more time does not start")
 	flag.StringVar(&s.only, "only", "", "parts, comma separated: first-call, sweep, first-kernel, throughput, tune; all without it")
 	flag.StringVar(&s.ranks, "ranks", "", "the program made of ranks/ranks.c")
 	flag.StringVar(&s.library, "library", "", "the library made of ranks/kernels.cu")
-	flag.StringVar(&s.python, "python", "", "a python3 with PyTorch; without it the cells of torch are left out")
-	flag.IntVar(&s.windows, "windows", 3, "windows that a program is measured in")
+	flag.StringVar(&s.python, "python", "", "a python3 with PyTorch; without it the torch cells are skipped")
+	flag.IntVar(&s.windows, "windows", 3, "measurement windows for each program")
 	flag.Float64Var(&s.window, "window", 0.25, "seconds of a window")
 	flag.Float64Var(&s.warm, "warm", 0.2, "seconds before the first window")
-	flag.IntVar(&s.trials, "trials", 15, "trials of what takes a moment")
-	flag.IntVar(&s.gpus, "gpus", 0, "GPUs that are measured side by side; 0 is all of the machine's, or one that is simulated")
-	flag.StringVar(&s.without, "without", "", "programs, comma separated, that are left out")
+	flag.IntVar(&s.trials, "trials", 15, "trials of each short measurement")
+	flag.IntVar(&s.gpus, "gpus", 0, "GPUs that are measured at the same time; 0 means all real GPUs, or one simulated GPU")
+	flag.StringVar(&s.without, "without", "", "programs to skip, comma separated")
 	flag.Parse()
 	if err := run(s); err != nil {
 		fmt.Fprintf(os.Stderr, "gpu: %v\n", err)
@@ -111,13 +112,13 @@ type bench struct {
 	lanes      []*lane
 	real       bool
 	control    string   // the control program
-	libraries  []string // where the ranks find CUDA
+	libraries  []string // the folders in which the ranks find CUDA
 	outside    *lab.Cluster
 	user       lab.User
 
-	mutex  sync.Mutex // of what follows, which the lanes share
+	mutex  sync.Mutex // guards the fields below, because the lanes share them
 	lines  []record.Line
-	hooked map[string]*lab.Cluster // by the hooks that they run
+	hooked map[string]*lab.Cluster // by the name of their hooks
 	stages map[string]testnode.Stage
 	jobs   uint32
 	failed int
@@ -150,14 +151,14 @@ func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 	if err := os.WriteFile(filepath.Join(dir, "ranks.py"), []byte(torchRanks), 0o644); err != nil {
 		return nil, err
 	}
-	// A cluster without hooks or GPUs: its environment starts MPI programs, of a bundle too.
+	// This cluster has no hooks and no GPUs. Its environment starts MPI programs, also from a bundle.
 	if b.outside, err = b.startLab(ctx, "outside", lab.Options{}); err != nil {
 		return nil, err
 	}
 	return b, b.note(record.Line{Machine: b.machine()})
 }
 
-// simulate makes one simulated node, which all stages of the run share.
+// simulate makes one simulated node. All stages of the run share it.
 func (b *bench) simulate() error {
 	made, err := testnode.New(filepath.Join(b.dir, "sim"), b.built, "", slices.Repeat([]node.Model{node.H200}, max(1, b.gpus))...)
 	if err != nil {
@@ -176,15 +177,15 @@ func (b *bench) machine() *record.Machine {
 	if !b.real {
 		return &m
 	}
-	said, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").Output()
-	first, _, _ := strings.Cut(string(said), "\n") // the GPUs are alike
+	printed, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").Output()
+	first, _, _ := strings.Cut(string(printed), "\n") // all GPUs are alike
 	if name, driver, ok := strings.Cut(first, ", "); err == nil && ok {
 		m.GPU, m.Driver = name, driver
 	}
 	return &m
 }
 
-// note puts lines on file.
+// note adds lines to the file.
 func (b *bench) note(lines ...record.Line) error {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -192,10 +193,10 @@ func (b *bench) note(lines ...record.Line) error {
 	return record.Write(b.results, b.lines)
 }
 
-// mostTries is how often a cell is tried that fails.
-const mostTries = 2
+// maxTries is the maximum number of tries for a failing cell.
+const maxTries = 2
 
-// done says whether a cell needs no more trying.
+// done reports whether a cell needs no more tries.
 func (b *bench) done(key string) bool {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -208,15 +209,16 @@ func (b *bench) done(key string) bool {
 			tries++
 		}
 	}
-	return tries >= mostTries
+	return tries >= maxTries
 }
 
-// left says whether there is time for so many seconds.
+// left reports whether at least this many seconds are left.
 func (b *bench) left(seconds float64) bool {
 	return time.Until(b.until) >= time.Duration(seconds*float64(time.Second))
 }
 
-// attempt measures a cell where it is not on file and there is time; a failure of the measured is on file too.
+// attempt measures a cell if the cell is not in the file and there is enough time. If the measurement fails, attempt
+// records the failure in the file.
 func (b *bench) attempt(ctx context.Context, key string, seconds float64, measure func(context.Context) ([]record.Line, error)) error {
 	if b.done(key) || !b.left(seconds) {
 		return nil
@@ -240,7 +242,7 @@ func (b *bench) attempt(ctx context.Context, key string, seconds float64, measur
 	return b.note(lines...)
 }
 
-// brief says a cell's results in a line.
+// brief returns a cell's results in one line.
 func brief(lines []record.Line) string {
 	var words []string
 	for _, line := range lines {
@@ -257,7 +259,7 @@ func brief(lines []record.Line) string {
 	return strings.Join(words, ", ")
 }
 
-// throughput goes through the plan, a batch at a time on each GPU.
+// throughput measures all batches of the plan. Each GPU measures one batch at a time.
 func (b *bench) throughput(ctx context.Context) error {
 	return sideBySide(b, b.planned(), func(l *lane, batch batch) error {
 		for _, c := range batch.cells(b.gpu) {
@@ -270,19 +272,19 @@ func (b *bench) throughput(ctx context.Context) error {
 	})
 }
 
-// planned are the batches that this machine can run.
+// planned returns the batches that this machine can run.
 func (b *bench) planned() []batch {
 	return slices.DeleteFunc(slices.Clone(batches), func(batch batch) bool { return batch.kind == "torch" && b.python == "" })
 }
 
-// wanted is a list of programs less those that are left out.
+// wanted returns a list of programs without the programs to skip.
 func (b *bench) wanted(programs string) string {
 	return strings.Join(slices.DeleteFunc(strings.Split(programs, ","), func(p string) bool {
 		return slices.Contains(strings.Split(b.without, ","), p)
 	}), ",")
 }
 
-// summary says what is not on file, and errs where something failed in this run.
+// summary prints how many cells are in the file. It returns an error if a cell failed in this run.
 func (b *bench) summary() error {
 	cells, missing := 0, 0
 	for _, batch := range b.planned() {
@@ -293,14 +295,14 @@ func (b *bench) summary() error {
 			}
 		}
 	}
-	fmt.Printf("%d of %d cells of throughput are on file\n", cells-missing, cells)
+	fmt.Printf("%d of %d cells of throughput are in the file\n", cells-missing, cells)
 	if b.failed > 0 {
-		return fmt.Errorf("%d cells failed: %s says why", b.failed, b.results)
+		return fmt.Errorf("%d cells failed: see %s", b.failed, b.results)
 	}
 	return nil
 }
 
-// close stops the clusters and proves that nothing of ours is left.
+// close stops the clusters and checks that no process or file of ours is left.
 func (b *bench) close() error {
 	var err error
 	if b.outside != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// tidy is the time that giving a place back has, whatever has become of the measuring.
+// tidy bounds the closing of a place, whether the measurement succeeded or not.
 const tidy = 30 * time.Second
 
 // measure runs a cell's programs and returns a line for each.
@@ -34,21 +34,21 @@ func (l *lane) measure(ctx context.Context, c cell) (lines []record.Line, err er
 		bound, cancel := context.WithTimeout(context.Background(), tidy)
 		defer cancel()
 		if closed := p.close(bound); closed != nil {
-			err = errors.Join(err, fmt.Errorf("cannot give back %s: %w", c.rule.Name, closed))
+			err = errors.Join(err, fmt.Errorf("cannot close %s: %w", c.rule.Name, closed))
 		}
 	}()
 	program, err := l.program(c)
 	if err != nil {
 		return nil, err
 	}
-	said, err := l.mpirun(ctx, c.ranks, p.env, append(p.before, program...))
+	printed, err := l.mpirun(ctx, c.ranks, p.env, append(p.before, program...))
 	if err != nil {
 		return nil, err
 	}
-	return read(said, c, "mpirun")
+	return read(printed, c, "mpirun")
 }
 
-// program is a rank's command line.
+// program returns a rank's command line.
 func (b *bench) program(c cell) ([]string, error) {
 	warm, windows, window := fmt.Sprint(b.warm), strconv.Itoa(b.windows), fmt.Sprint(b.window)
 	if c.kind != "torch" {
@@ -61,7 +61,7 @@ func (b *bench) program(c cell) ([]string, error) {
 	return []string{b.python, filepath.Join(b.dir, "ranks.py"), meet, c.programs, warm, windows, window}, os.Chown(meet, uid, uid)
 }
 
-// mpirun starts ranks on this machine, outside of any job of Slurm, as the jobs' user.
+// mpirun starts ranks on this machine as the jobs' user, outside Slurm jobs.
 func (l *lane) mpirun(ctx context.Context, n int, env, line []string) (string, error) {
 	line = append(l.bound("mpirun.openmpi", "-np", strconv.Itoa(n), "--oversubscribe", "--bind-to", "none"), line...)
 	cmd, err := l.outside.Command(ctx, l.user, line[0], line[1:]...)
@@ -81,10 +81,10 @@ func (l *lane) mpirun(ctx context.Context, n int, env, line []string) (string, e
 
 func lastLines(s string) string { return s[max(0, len(s)-1500):] }
 
-// read takes the lines of JSON that rank 0 printed.
-func read(said string, c cell, through string) ([]record.Line, error) {
+// read parses the lines of JSON that rank 0 printed.
+func read(printed string, c cell, through string) ([]record.Line, error) {
 	var lines []record.Line
-	for text := range strings.Lines(said) {
+	for text := range strings.Lines(printed) {
 		if !strings.HasPrefix(text, `{"program"`) {
 			continue
 		}
@@ -98,7 +98,7 @@ func read(said string, c cell, through string) ([]record.Line, error) {
 		lines = append(lines, record.Line{Throughput: &t})
 	}
 	if len(lines) == 0 {
-		return nil, fmt.Errorf("no program reported: %s", lastLines(said))
+		return nil, fmt.Errorf("no program reported: %s", lastLines(printed))
 	}
 	if want := strings.Count(c.programs, ",") + 1; len(lines) != want {
 		lines = append(lines, record.Line{Failed: fmt.Sprintf("%d of %d programs reported", len(lines), want)})
@@ -106,8 +106,8 @@ func read(said string, c cell, through string) ([]record.Line, error) {
 	return lines, nil
 }
 
-// measureSlurm runs a cell through a real Slurm: a job of sbatch, its ranks by srun, our prolog and epilog as its
-// hooks.
+// measureSlurm measures a cell through a real Slurm: sbatch starts the job, srun starts its ranks, and the hooks are
+// our prolog and epilog.
 func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error) {
 	s, cluster, err := b.ourLab(ctx)
 	if err != nil {
@@ -121,14 +121,14 @@ func (b *bench) measureSlurm(ctx context.Context, c cell) ([]record.Line, error)
 	if c.rule.Daemon == record.Ours {
 		line, options = append(s.Command("mpirun-wrap"), line...), append(options, "--constraint=mps")
 	}
-	said, err := b.job(ctx, cluster, options, fmt.Sprintf("srun --mpi=pmix -n%d %s", c.ranks, strings.Join(line, " ")))
+	printed, err := b.job(ctx, cluster, options, fmt.Sprintf("srun --mpi=pmix -n%d %s", c.ranks, strings.Join(line, " ")))
 	if err != nil {
 		return nil, err
 	}
-	return read(said, c, "srun")
+	return read(printed, c, "srun")
 }
 
-// job runs a script by sbatch, waits until it is over, and returns what it printed.
+// job runs a script with sbatch, waits until the job is over, and returns its output.
 func (b *bench) job(ctx context.Context, c *lab.Cluster, options []string, lines ...string) (string, error) {
 	home, err := c.Home(b.user)
 	if err != nil {
@@ -144,9 +144,9 @@ func (b *bench) job(ctx context.Context, c *lab.Cluster, options []string, lines
 		return "", err
 	}
 	job, err := c.WaitJob(ctx, id)
-	said, _ := os.ReadFile(filepath.Join(home, fmt.Sprintf("%d.out", id)))
+	printed, _ := os.ReadFile(filepath.Join(home, fmt.Sprintf("%d.out", id)))
 	if err == nil && job.State != "COMPLETED" {
-		err = fmt.Errorf("job %d is %s: %s", id, job.State, lastLines(string(said)))
+		err = fmt.Errorf("job %d is %s: %s", id, job.State, lastLines(string(printed)))
 	}
-	return string(said), err
+	return string(printed), err
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// client is the program that says what CUDA tells it.
+// client returns the path of the program that prints CUDA's values.
 func (b *bench) client() string { return filepath.Join(b.built, "sim", "bin", "cuda-client") }
 
-// rank runs one rank that is no MPI program, and returns what it printed.
+// rank runs one rank that is not an MPI program, and returns its output.
 func (b *bench) rank(ctx context.Context, p place, options, line []string) (string, error) {
 	line = append(append(append([]string{}, p.before...), options...), line...)
 	cmd, err := b.outside.Command(ctx, b.user, line[0], line[1:]...)
@@ -33,19 +33,19 @@ func (b *bench) rank(ctx context.Context, p place, options, line []string) (stri
 	if p.before != nil {
 		cmd.Env = append(cmd.Env, "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_STEP_ID=0")
 	}
-	said, err := cmd.Output()
+	printed, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		err = fmt.Errorf("%w: %s", err, exit.Stderr)
 	}
 	if err != nil {
-		return "", fmt.Errorf("cannot run %q: %w: %s", line, err, said)
+		return "", fmt.Errorf("cannot run %q: %w: %s", line, err, printed)
 	}
-	return string(said), nil
+	return string(printed), nil
 }
 
-// firstCalls measures how long a rank's first call of CUDA takes: without MPS, with a plain daemon whose server is
-// ready, and seated by the wrapper, in turns, each a whole process too.
+// firstCalls measures a rank's first CUDA call in three ways: without MPS, with a plain daemon whose server is ready,
+// and through the wrapper. It takes the ways in turn. It also measures the time of each whole process.
 func (b *bench) firstCalls(ctx context.Context) error {
 	return b.attempt(ctx, "first-call", float64(b.trials)*1.2+3, func(ctx context.Context) (lines []record.Line, err error) {
 		plain, err := b.lanes[0].open(ctx, record.FindRule("uncapped"), 1)
@@ -53,28 +53,28 @@ func (b *bench) firstCalls(ctx context.Context) error {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, plain.close(context.WithoutCancel(ctx))) }()
-		seated, err := b.lanes[0].openOurs(ctx, "whole", `share = "none"`)
+		ours, err := b.lanes[0].openOurs(ctx, "whole", `share = "none"`)
 		if err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, seated.close(context.WithoutCancel(ctx))) }()
+		defer func() { err = errors.Join(err, ours.close(context.WithoutCancel(ctx))) }()
 		ways := []struct {
 			name string
 			at   place
-		}{{"no MPS", b.lanes[0].openNone()}, {"warm server", plain}, {"mpirun-wrap", seated}}
+		}{{"no MPS", b.lanes[0].openNone()}, {"warm server", plain}, {"mpirun-wrap", ours}}
 		inside, whole := map[string][]float64{}, map[string][]float64{}
 		for trial := range b.trials {
 			for i := range ways {
 				way := ways[(trial+i)%len(ways)]
 				began := time.Now()
-				said, err := b.rank(ctx, way.at, nil, []string{b.client(), "info"})
+				printed, err := b.rank(ctx, way.at, nil, []string{b.client(), "info"})
 				if err != nil {
 					return nil, err
 				}
 				whole[way.name] = append(whole[way.name], milliseconds(time.Since(began)))
-				seconds, err := strconv.ParseFloat(field(said, "init"), 64)
+				seconds, err := strconv.ParseFloat(field(printed, "init"), 64)
 				if err != nil {
-					return nil, fmt.Errorf("cannot read %q: %w", said, err)
+					return nil, fmt.Errorf("cannot read %q: %w", printed, err)
 				}
 				inside[way.name] = append(inside[way.name], 1000*seconds)
 			}
@@ -89,7 +89,7 @@ func (b *bench) firstCalls(ctx context.Context) error {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// field is the value of NAME=value among words.
+// field returns the value of NAME=value in a text.
 func field(text, name string) string {
 	match := regexp.MustCompile(`\b` + name + `=(\d[\d.]*)`).FindStringSubmatch(text)
 	if match == nil {
@@ -98,7 +98,7 @@ func field(text, name string) string {
 	return match[1]
 }
 
-// asked are the shares of the sweep: every whole percentage, and every number of TPCs that the driver gives.
+// asked returns the shares of the sweep: every whole percentage, and every number of TPCs that the driver accepts.
 func (b *bench) asked() []string {
 	var all []string
 	for percent := 1; percent <= 100; percent++ {
@@ -110,7 +110,8 @@ func (b *bench) asked() []string {
 	return all
 }
 
-// sweep asks the wrapper for each share, and CUDA what came of it. One client at a time, so that the memory is its own.
+// sweep asks the wrapper for each share, and then asks CUDA for the result. Only one client runs at a time, so that
+// all memory in use is the client's.
 func (b *bench) sweep(ctx context.Context) error {
 	asked := b.asked()
 	return b.attempt(ctx, "sweep", 0.25*float64(len(asked))+2, func(ctx context.Context) (lines []record.Line, err error) {
@@ -120,15 +121,15 @@ func (b *bench) sweep(ctx context.Context) error {
 		}
 		defer func() { err = errors.Join(err, p.close(context.WithoutCancel(ctx))) }()
 		for _, share := range asked {
-			said, err := b.rank(ctx, p, []string{"--share", share}, []string{b.client(), "info"})
+			printed, err := b.rank(ctx, p, []string{"--share", share}, []string{b.client(), "info"})
 			if err != nil {
 				return nil, err
 			}
-			sms, err1 := strconv.Atoi(field(said, "sm"))
-			free, err2 := strconv.Atoi(field(said, "free"))
-			total, err3 := strconv.Atoi(field(said, "total"))
+			sms, err1 := strconv.Atoi(field(printed, "sm"))
+			free, err2 := strconv.Atoi(field(printed, "free"))
+			total, err3 := strconv.Atoi(field(printed, "total"))
 			if err := errors.Join(err1, err2, err3); err != nil {
-				return nil, fmt.Errorf("cannot read %q: %w", said, err)
+				return nil, fmt.Errorf("cannot read %q: %w", printed, err)
 			}
 			lines = append(lines, record.Line{Point: &record.Point{Asked: share, SMs: sms, ContextMiB: total - free}})
 		}
@@ -136,15 +137,16 @@ func (b *bench) sweep(ctx context.Context) error {
 	})
 }
 
-// firstKernels measures from sbatch to the end of the first kernel through real Slurms that stand beside one another:
-// one without hooks, one with ours, one with hooks in bash; in turns. And from the moment at which Slurm starts the
-// job: until then a job waits for the scheduler's timer, up to a second, which is the same for all and more than the
-// rest.
+// firstKernels measures the time from sbatch to the end of the first kernel in three real Slurms: one without hooks,
+// one with our hooks, and one with hooks in bash. It takes them in turn.
+//
+// It also measures the time from the moment when Slurm starts the job. Before that moment, the job waits up to a
+// second for the scheduler's timer. This wait is the same in all three Slurms, and longer than the rest.
 func (b *bench) firstKernels(ctx context.Context) error {
 	trials := (b.trials + 1) / 2
 	return b.attempt(ctx, "first-kernel", 4*float64(trials)+8, func(ctx context.Context) ([]record.Line, error) {
 		plain, err1 := b.hookedLab(ctx, "plain", lab.Options{})
-		s, seated, err2 := b.ourLab(ctx)
+		s, ours, err2 := b.ourLab(ctx)
 		byBash, pipe, err3 := b.bashLab(ctx)
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return nil, err
@@ -156,7 +158,7 @@ func (b *bench) firstKernels(ctx context.Context) error {
 			line    string
 		}{
 			{"no MPS", plain, nil, "srun -n1 "},
-			{"ours", seated, []string{"--constraint=mps"}, "srun -n1 " + strings.Join(s.Command("mpirun-wrap"), " ") + " "},
+			{"ours", ours, []string{"--constraint=mps"}, "srun -n1 " + strings.Join(s.Command("mpirun-wrap"), " ") + " "},
 			{"bash", byBash, nil, "export CUDA_MPS_PIPE_DIRECTORY=" + pipe + "\nsrun -n1 "},
 		}
 		fromSbatch, fromStart := map[string][]float64{}, map[string][]float64{}
@@ -164,15 +166,15 @@ func (b *bench) firstKernels(ctx context.Context) error {
 			for i := range ways {
 				way := ways[(trial+i)%len(ways)]
 				began := time.Now()
-				said, err := b.job(ctx, way.cluster, append([]string{"--gres=gpu:1", "-n1"}, way.options...), "echo id=$SLURM_JOB_ID", way.line+b.client()+" first")
+				printed, err := b.job(ctx, way.cluster, append([]string{"--gres=gpu:1", "-n1"}, way.options...), "echo id=$SLURM_JOB_ID", way.line+b.client()+" first")
 				if err != nil {
 					return nil, fmt.Errorf("%s: %w", way.name, err)
 				}
-				at, err := strconv.ParseFloat(field(said, "at"), 64)
+				at, err := strconv.ParseFloat(field(printed, "at"), 64)
 				if err != nil {
-					return nil, fmt.Errorf("cannot read %q: %w", said, err)
+					return nil, fmt.Errorf("cannot read %q: %w", printed, err)
 				}
-				started, err := startOf(way.cluster, field(said, "id"))
+				started, err := startOf(way.cluster, field(printed, "id"))
 				if err != nil {
 					return nil, err
 				}
@@ -189,7 +191,7 @@ func (b *bench) firstKernels(ctx context.Context) error {
 	})
 }
 
-// startOf is when slurmctld's log, whose clock has milliseconds, says that a job was given its node.
+// startOf returns the time at which a job got its node. It reads slurmctld's log, whose times have milliseconds.
 func startOf(c *lab.Cluster, id string) (time.Time, error) {
 	path := filepath.Join(c.Dir(), "log", "slurmctld.log")
 	log, err := os.ReadFile(path)
@@ -203,7 +205,7 @@ func startOf(c *lab.Cluster, id string) (time.Time, error) {
 	return time.ParseInLocation("2006-01-02T15:04:05.000", string(match[1]), time.Local)
 }
 
-// bashLab is a Slurm with the hooks in bash; pipe is the pipe folder of its daemon.
+// bashLab returns a Slurm with hooks in bash, and the pipe folder of its daemon.
 func (b *bench) bashLab(ctx context.Context) (c *lab.Cluster, pipe string, err error) {
 	scripts, state := filepath.Join(b.dir, "peers"), filepath.Join(b.dir, "peers", "run")
 	if err := os.MkdirAll(scripts, 0o755); err != nil {

@@ -18,14 +18,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// place is where ranks run: what stands before the program, what is in its environment, and how it is given back.
+// place is where ranks run. before comes in front of the program, env is the environment, and close removes the
+// place.
 type place struct {
 	before []string
 	env    []string
 	close  func(context.Context) error
 }
 
-// open makes the place of n ranks under a rule.
+// open makes a place for n ranks under a rule.
 func (l *lane) open(ctx context.Context, r record.Rule, n int) (place, error) {
 	switch r.Daemon {
 	case record.Bare:
@@ -36,7 +37,7 @@ func (l *lane) open(ctx context.Context, r record.Rule, n int) (place, error) {
 	return l.openNone(), nil
 }
 
-// openNone is the GPU without MPS.
+// openNone returns a place on the GPU without MPS.
 func (l *lane) openNone() place {
 	return place{env: []string{"CUDA_VISIBLE_DEVICES=" + string(l.uuid)}, close: func(context.Context) error { return nil }}
 }
@@ -54,18 +55,19 @@ func (l *lane) openBare(ctx context.Context, r record.Rule, n int) (place, error
 	}
 	p := place{env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(dir, "pipe"), "CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(dir, "log")}}
 	p.close = func(ctx context.Context) error { return l.ask(ctx, p.env, "quit -t 5") }
-	// The soft limit of 1024 files lets no client of 48 finish (measured).
+	// With the soft limit of 1024 files, no client of 48 can finish (measured).
 	err := l.asUser(ctx, append(p.env, "CUDA_VISIBLE_DEVICES="+string(l.uuid)), "", "/bin/sh", "-c", `ulimit -n 20000; exec "$0" -d`, l.control)
 	if err == nil {
 		err = l.ask(ctx, p.env, fmt.Sprintf("start_server -uid %d", uid))
 	}
 	if err == nil {
-		err = l.ask(ctx, p.env, "get_server_list") // answers when the server is ready
+		err = l.ask(ctx, p.env, "get_server_list") // the daemon answers when the server is ready
 	}
 	if err != nil {
 		return p, errors.Join(err, p.close(ctx))
 	}
-	// The daemon shows one GPU. PyTorch counts them by NVML, which shows all, and aborts where CUDA has fewer.
+	// The daemon shows one GPU. PyTorch counts GPUs with NVML, which shows all of them. PyTorch aborts if CUDA has
+	// fewer.
 	p.env = append(p.env, "CUDA_VISIBLE_DEVICES=0")
 	if r.Name == "integer 100/n" {
 		p.env = append(p.env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", 100/n))
@@ -77,19 +79,19 @@ func (b *bench) ask(ctx context.Context, env []string, command string) error {
 	return b.asUser(ctx, env, command+"\n", b.control)
 }
 
-// asUser runs a program as the jobs' user with a built environment.
+// asUser runs a program as the jobs' user, with a constructed environment.
 func (b *bench) asUser(ctx context.Context, env []string, stdin, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Stdin = "/", strings.NewReader(stdin)
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{uid}}}
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot run %s %q: %w: %s", name, stdin, err, said)
+	if printed, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot run %s %q: %w: %s", name, stdin, err, printed)
 	}
 	return nil
 }
 
-// openOurs runs the prolog of a job; its policy grants what the attributes say and leaves the modes alone.
+// openOurs runs the prolog of a job. The policy grants what the attributes describe, and leaves the modes unchanged.
 func (l *lane) openOurs(ctx context.Context, name string, attributes ...string) (place, error) {
 	s, err := l.stageOf(name, attributes...)
 	if err != nil {
@@ -110,7 +112,7 @@ func (l *lane) openOurs(ctx context.Context, name string, attributes ...string) 
 	return p, hook(ctx, "prolog")
 }
 
-// newJob is a number that no other job of the run has.
+// newJob returns a job number that no other job of the run has.
 func (b *bench) newJob() uint32 {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -118,7 +120,7 @@ func (b *bench) newJob() uint32 {
 	return 1000 + b.jobs
 }
 
-// stageOf is the stage of a policy, made when first asked for: a node with all GPUs.
+// stageOf returns the stage of a policy, which is a node with all GPUs. The first call makes the stage.
 func (b *bench) stageOf(name string, attributes ...string) (testnode.Stage, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -152,7 +154,7 @@ func (b *bench) startLab(ctx context.Context, name string, o lab.Options) (*lab.
 	return lab.Start(ctx, o)
 }
 
-// hookedLab is a Slurm with GPUs and these hooks, started when first asked for.
+// hookedLab returns a Slurm with GPUs and these hooks. The first call starts it.
 func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab.Cluster, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -167,7 +169,7 @@ func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab
 	return c, err
 }
 
-// ourLab is a Slurm whose hooks are the prolog and the epilog, and the stage that they are of.
+// ourLab returns a Slurm whose hooks are our prolog and epilog, and the stage of these hooks.
 func (b *bench) ourLab(ctx context.Context) (s testnode.Stage, c *lab.Cluster, err error) {
 	if s, err = b.stageOf("slurm"); err != nil {
 		return s, nil, err
@@ -176,7 +178,7 @@ func (b *bench) ourLab(ctx context.Context) (s testnode.Stage, c *lab.Cluster, e
 	return s, c, err
 }
 
-// libraryPath is LD_LIBRARY_PATH of the ranks: CUDA's, and what the MPI of the lab needs.
+// libraryPath returns the ranks' LD_LIBRARY_PATH, with the folders of CUDA and of the lab's MPI.
 func (b *bench) libraryPath(c *lab.Cluster) string {
 	paths := b.libraries
 	for _, variable := range c.Env() {

@@ -10,7 +10,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// cell is what is measured at once: some ranks under a rule, and all the programs that they run one after the other.
+// cell is one unit of measurement: some ranks under a rule, and the programs that they run one after the other.
 type cell struct {
 	kind     string // kernels: ranks.c under mpirun; torch: ranks.py under mpirun; slurm: ranks.c under srun
 	ranks    int
@@ -26,7 +26,7 @@ const (
 	wide = "fma,small,nbody,halo,triad,fft"
 )
 
-// widely are the numbers of ranks at which every program runs; at the others the core programs do.
+// widely are the numbers of ranks at which every program runs. At other numbers only the core programs run.
 var widely = []int{1, 3, 8, 16, 48}
 
 // batch is a row of the plan: the same ranks under all rules, in one round.
@@ -36,7 +36,8 @@ type batch struct {
 	round int
 }
 
-// batches by what they are worth: where the rules differ, then where users are, then again for the spread.
+// batches are in the order of their value: first the numbers of ranks at which the rules differ, then those that
+// users choose, then repetitions for the spread.
 var batches = []batch{
 	{"kernels", 8, 1}, {"slurm", 16, 1}, {"kernels", 16, 1}, {"kernels", 48, 1}, {"torch", 8, 1}, {"kernels", 3, 1},
 	{"kernels", 12, 1}, {"kernels", 24, 1}, {"kernels", 7, 1}, {"kernels", 32, 1}, {"slurm", 16, 2}, {"kernels", 4, 1},
@@ -46,7 +47,8 @@ var batches = []batch{
 	{"torch", 16, 2}, {"torch", 3, 2}, {"torch", 1, 2}, {"torch", 48, 2},
 }
 
-// cells of a batch: every rule once, none before its twin, another one first in each round.
+// cells returns the cells of a batch. Every rule comes once, and no rule comes before its twin. Each round starts
+// with another rule.
 func (b batch) cells(gpu policy.GPU) []cell {
 	var all []cell
 	for i := range record.Rules {
@@ -68,7 +70,7 @@ func (b batch) cells(gpu policy.GPU) []cell {
 	return all
 }
 
-// seconds is a guess of what a cell takes, from what was seen on an H200: contexts are made one after the other.
+// seconds estimates the time of a cell, from measurements on an H200. CUDA makes contexts one after the other.
 func (c cell) seconds() float64 {
 	n := float64(c.ranks)
 	switch {

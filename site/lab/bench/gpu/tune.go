@@ -11,13 +11,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// What mps-tune is tried with: the ranks, at which rules differ, and how often it tries each rule.
+// These constants are the parameters for mps-tune: a number of ranks at which rules differ, and the tries for each
+// rule.
 const (
 	tuneRanks   = 8
 	tuneRepeats = 2
 )
 
-// tunes are the programs that it is asked about, each by itself.
+// tunes returns the programs for mps-tune. Each is asked about alone.
 func (b *bench) tunes() []cell {
 	var all []cell
 	for program := range strings.SplitSeq(wide, ",") {
@@ -29,10 +30,10 @@ func (b *bench) tunes() []cell {
 	return append(all, cell{kind: "torch", ranks: tuneRanks, programs: "transformer"}, cell{kind: "torch", ranks: tuneRanks, programs: "cg"})
 }
 
-// tune has mps-tune name a rule for each program, in a job of a real Slurm as a user would.
+// tune lets mps-tune choose a rule for each program, in a job of a real Slurm as a user would.
 func (b *bench) tune(ctx context.Context) error {
 	return sideBySide(b, b.tunes(), func(l *lane, c cell) error {
-		seconds := 5 * tuneRepeats * (c.seconds() - 2) // a place of its own it need not have
+		seconds := 5 * tuneRepeats * (c.seconds() - 2) // the cell needs no place of its own
 		return b.attempt(ctx, fmt.Sprintf("tune/%s/%d", c.programs, c.ranks), seconds, func(ctx context.Context) ([]record.Line, error) {
 			found, err := l.askTune(ctx, c)
 			return []record.Line{{Tune: &found}}, err
@@ -40,7 +41,7 @@ func (b *bench) tune(ctx context.Context) error {
 	})
 }
 
-// askTune has the ranks on the lane's CPUs; which GPU the job gets is Slurm's to say.
+// askTune runs the ranks on the lane's CPUs. Slurm chooses the GPU of the job.
 func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err error) {
 	s, cluster, err := l.ourLab(ctx)
 	if err != nil {
@@ -52,17 +53,17 @@ func (l *lane) askTune(ctx context.Context, c cell) (found record.Tune, err erro
 	}
 	line := append(s.Command("mps-tune"), "--json", "--repeats", fmt.Sprint(tuneRepeats), "--seconds", "2m", "--within", "1h", "--launcher",
 		fmt.Sprintf("'srun --mpi=pmix -n%d'", c.ranks), "--rate", `'"total": ?([0-9.e+]+)'`, "--")
-	said, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
-		"export CUDA_LOG_FILE=stderr", // a rank that CUDA refuses says why, and the report keeps it
+	printed, err := l.job(ctx, cluster, []string{"--gres=gpu:1", "--constraint=mps", fmt.Sprintf("-n%d", c.ranks)},
+		"export CUDA_LOG_FILE=stderr", // if CUDA refuses a rank, the rank prints the reason, and the report keeps it
 		strings.Join(append(line, l.bound(program...)...), " "))
 	if err != nil {
 		return found, err
 	}
-	for text := range strings.Lines(said) {
+	for text := range strings.Lines(printed) {
 		if strings.HasPrefix(text, `{"unit"`) {
 			found.Program, found.Ranks = c.programs, c.ranks
 			return found, json.Unmarshal([]byte(text), &found.Report)
 		}
 	}
-	return found, fmt.Errorf("mps-tune reported nothing: %s", lastLines(said))
+	return found, fmt.Errorf("mps-tune reported nothing: %s", lastLines(printed))
 }

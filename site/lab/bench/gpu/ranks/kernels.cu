@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The programs whose throughput is measured, each on data that is not all zero. Built on the machine with the GPU:
+ * The programs for the measurement of throughput. Their data is not all zero. Build them on the machine with the GPU:
  *
- *   nvcc -O3 -arch=native -shared -Xcompiler -fPIC -o kernels.so kernels.cu -lcufft      (-DNO_FFT where there is no cuFFT)
+ *   nvcc -O3 -arch=native -shared -Xcompiler -fPIC -o kernels.so kernels.cu -lcufft      (-DNO_FFT without cuFFT)
  *
- *   fma    a saturating kernel: 8448 blocks of 256 threads, 64 for each SM of an H200, nothing but FMA in registers
- *   small  16 blocks of 64 threads for some 0.15 ms, waited for, and 0.2 ms of CPU work before the next
+ *   fma    a kernel that saturates the GPU: 8448 blocks of 256 threads, 64 for each SM of an H200, only FMA in registers
+ *   small  16 blocks of 64 threads for about 0.15 ms; the host waits, then works 0.2 ms on the CPU before the next kernel
  *   nbody  all pairs of 8192 bodies: 64 blocks of 128 threads, through shared memory
  *   triad  a = b + s c on arrays of 64 MiB
  *   fft    cuFFT, complex to complex, 128 x 128 x 128
- *   halo   Jacobi on 2048 x 2048 floats a rank; a row to each neighbour between two steps, over MPI
+ *   halo   Jacobi on 2048 x 2048 floats for each rank; MPI sends a row to each neighbour between two steps
  */
 #include "work.h"
 #include <cuda_runtime.h>
@@ -67,14 +67,17 @@ static void give_back(void)
 		cudaFree(a);
 		a = nullptr;
 	}
-	last(); /* a set-up that failed is said once */
+	last(); /* clears the error of a failed set-up, so that it is reported only once */
 }
 
-/* Four chains of FMA a thread hide the latency; the result is stored only where it is impossible, so nothing is removed. */
-__global__ static void fma_kernel(float *out, int turns)
+/*
+ * Each thread has four chains of FMA, which hide the latency. The kernel stores the result under a condition that is
+ * never true. So the compiler cannot remove the computation.
+ */
+__global__ static void fma_kernel(float *out, int steps)
 {
 	float a = threadIdx.x * 1e-3f, b = a + 1, c = a + 2, d = a + 3;
-	for (int i = 0; i < turns; i++) {
+	for (int i = 0; i < steps; i++) {
 		a = a * 0.999f + 0.1f;
 		b = b * 0.999f + 0.1f;
 		c = c * 0.999f + 0.1f;
@@ -219,10 +222,10 @@ static void fft_close(void)
 }
 #endif
 
-/* Rows 0 and side+1 are the neighbours'. */
+/* Rows 0 and side+1 hold the neighbours' values. */
 enum { side = 2048 };
 static float *pinned;
-static int turn;
+static int current; /* the array with the newest values: 0 or 1 */
 extern struct work programs[];
 enum { halo_place = 4 };
 
@@ -244,7 +247,7 @@ static int halo_open(int, int)
 	if (e)
 		return e;
 	memset(pinned, 0, 4 * side * sizeof(float));
-	turn = 0;
+	current = 0;
 	for (int i = 0; i < 4; i++)
 		programs[halo_place].border[i] = pinned + i * side;
 	return 0;
@@ -252,14 +255,14 @@ static int halo_open(int, int)
 
 static int halo_batch(int slot)
 {
-	float *from = arrays[turn], *to = arrays[1 - turn];
+	float *from = arrays[current], *to = arrays[1 - current];
 	size_t row = side * sizeof(float);
 	cudaMemcpyAsync(from + (size_t)(side + 1) * side, pinned + 2 * side, row, cudaMemcpyHostToDevice, stream);
 	cudaMemcpyAsync(from, pinned + 3 * side, row, cudaMemcpyHostToDevice, stream);
 	jacobi<<<dim3(side / 256, side), 256, 0, stream>>>(from, to);
 	cudaMemcpyAsync(pinned, to + (size_t)side * side, row, cudaMemcpyDeviceToHost, stream);
 	cudaMemcpyAsync(pinned + side, to + side, row, cudaMemcpyDeviceToHost, stream);
-	turn = 1 - turn;
+	current = 1 - current;
 	return mark(slot);
 }
 
@@ -288,7 +291,7 @@ extern "C" struct work *work_find(const char *name)
 	return nullptr;
 }
 
-/* A rank that waits yields its core: there may be more ranks than cores. */
+/* A rank that waits yields its core, because there may be more ranks than cores. */
 extern "C" int work_device(int *sms)
 {
 	int e = (int)cudaSetDeviceFlags(cudaDeviceScheduleYield);

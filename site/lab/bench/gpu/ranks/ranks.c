@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * ranks: MPI ranks that share a GPU and measure what each of them gets of it.
+ * ranks: MPI ranks that share a GPU. Each rank measures its throughput.
  *
  *   mpirun -n N ranks LIBRARY PROGRAM[,PROGRAM…] WARM WINDOWS SECONDS
  *
- * For each program all ranks set up, meet at a barrier, and run until WINDOWS windows of SECONDS each are over that begin
- * at one moment for all, WARM seconds after the barrier. A rank goes on until its first batch after the last window is
- * done, so all of them are at work during every window, and the total and the slowest rank are exact. Rank 0 prints a
- * line of JSON a program: each rank's units a second in each window, from the times at which its batches were done; of a
- * batch that was done across a border of two windows each has its part. total is the mean of the windows' sums.
+ * For each program, all ranks set up, wait at a barrier, and run for WINDOWS windows of SECONDS each. The first window
+ * begins at the same moment for all ranks, WARM seconds after the barrier. A rank runs until its first batch after the
+ * last window is done. So all ranks compute during every window, and the total and the slowest rank are exact.
+ *
+ * Rank 0 prints one line of JSON for each program: each rank's units per second in each window. A rank computes them
+ * from the times at which its batches were done. If a batch spans two windows, each window counts a part of the batch.
+ * total is the mean of the windows' sums.
  */
 #define _GNU_SOURCE
 #include "work.h"
@@ -19,7 +21,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { most_windows = 16 };
+enum { max_windows = 16 };
 
 static int rank, size;
 
@@ -38,24 +40,24 @@ static void die(const char *what, const char *program, int code)
 	exit(1);
 }
 
-/* The moments at which batches were done. */
+/* The times at which batches were done. */
 struct done {
 	double *at;
-	size_t n, room;
+	size_t n, capacity;
 };
 
 static void note(struct done *d, double t)
 {
-	if (d->n == d->room) {
-		d->room = d->room ? 2 * d->room : 4096;
-		d->at = realloc(d->at, d->room * sizeof *d->at);
+	if (d->n == d->capacity) {
+		d->capacity = d->capacity ? 2 * d->capacity : 4096;
+		d->at = realloc(d->at, d->capacity * sizeof *d->at);
 		if (!d->at)
 			die("note the batches of", "a program", 0);
 	}
 	d->at[d->n++] = t;
 }
 
-/* Batches done by a moment, the one at work then in part. */
+/* Returns how many batches were done at a time. A batch that runs at that time counts in part. */
 static double done_by(const struct done *d, double t)
 {
 	size_t low = 0, high = d->n;
@@ -71,7 +73,10 @@ static double done_by(const struct done *d, double t)
 	return (double)low + (t - d->at[low - 1]) / (d->at[low] - d->at[low - 1]);
 }
 
-/* Sends the borders to both neighbours on a ring; true where all ranks agree that it is over, asked every few steps. */
+/*
+ * Sends the borders to both neighbours on a ring. Every eighth step asks all ranks whether they are over. Returns true if
+ * all ranks are.
+ */
 static int exchange(struct work *w, long step, int over)
 {
 	int up = (rank + 1) % size, down = (rank + size - 1) % size, all = 0;
@@ -102,7 +107,7 @@ static void measure(struct work *w, double end, struct done *d)
 			break;
 		e = w->batch(slot);
 		if (e)
-			die("go on with", w->name, e);
+			die("continue", w->name, e);
 	}
 	for (int slot = 0; slot < w->depth; slot++)
 		w->wait(slot);
@@ -130,7 +135,7 @@ static void print_rates(const struct work *w, const double *rates, int windows, 
 	fflush(stdout);
 }
 
-/* Sets up on all ranks; where one cannot, rank 0 says so and all of them pass this program over. */
+/* Sets up the program on all ranks. If a rank cannot, rank 0 prints an error and all ranks skip the program. */
 static int ready(struct work *w)
 {
 	int e = w->open(rank, size), worst = 0;
@@ -145,7 +150,7 @@ static int ready(struct work *w)
 static void run(struct work *w, double warm, int windows, double seconds, const double *first, const int *sms)
 {
 	struct done d = { 0 };
-	double own[most_windows], *all = calloc((size_t)size * (size_t)windows, sizeof *all);
+	double own[max_windows], *all = calloc((size_t)size * (size_t)windows, sizeof *all);
 	if (!ready(w)) {
 		free(all);
 		return;
@@ -169,7 +174,7 @@ int main(int argc, char **argv)
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
 	int windows = argc == 6 ? atoi(argv[4]) : 0;
-	if (windows < 1 || windows > most_windows) {
+	if (windows < 1 || windows > max_windows) {
 		fprintf(stderr, "usage: ranks LIBRARY PROGRAM[,PROGRAM…] WARM WINDOWS SECONDS\n");
 		MPI_Abort(MPI_COMM_WORLD, 2);
 	}

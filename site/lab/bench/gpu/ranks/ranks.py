@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ranks.py FOLDER PROGRAM[,PROGRAM...] WARM WINDOWS SECONDS: what ranks.c measures, of PyTorch programs.
+"""ranks.py FOLDER PROGRAM[,PROGRAM...] WARM WINDOWS SECONDS: measures PyTorch programs as ranks.c measures its programs.
 
-transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, as a CUDA graph, as who serves
-    a model runs it; each answer is waited for.
-cg: conjugate gradients on the Laplacian of a 512 x 512 grid (sparse CSR), waited for every 10 iterations, each operation
-    launched by Python.
+transformer: inference of an encoder of 6 layers, 512 wide, on 4 sequences of 128, float16, as a CUDA graph. Servers of
+    models run inference in this way. The rank waits for each answer.
+cg: conjugate gradients on the Laplacian of a 512 x 512 grid (sparse CSR). Python launches each operation. The rank
+    waits for the GPU after every 10 iterations.
 
-Each rank has a CPU of its own, where there are enough. The ranks meet by files in FOLDER, which is theirs alone but for
-other steps of the same job. Rank 0 prints the lines.
+Each rank has its own CPU if there are enough CPUs. The ranks synchronise with files in FOLDER. Only steps of the same
+job use FOLDER. Rank 0 prints the lines.
 """
 import json
 import os
@@ -28,7 +28,7 @@ os.sched_setaffinity(0, {CPUS[RANK * len(CPUS) // SIZE if SIZE < len(CPUS) else 
 os.makedirs(FOLDER, exist_ok=True)
 import torch
 
-PATIENCE = 120
+TIMEOUT = 120
 
 
 def put(name, value):
@@ -39,10 +39,10 @@ def put(name, value):
 
 
 def get(name):
-    path, end = os.path.join(FOLDER, name), time.monotonic() + PATIENCE
+    path, end = os.path.join(FOLDER, name), time.monotonic() + TIMEOUT
     while not os.path.exists(path):
         if time.monotonic() > end:
-            sys.exit(f"rank {RANK} waited {PATIENCE} s for {name}")
+            sys.exit(f"rank {RANK} waited {TIMEOUT} s for {name}")
         time.sleep(0.002)
     with open(path) as f:
         return json.load(f)
@@ -54,7 +54,7 @@ def transformer():
     model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).half().eval().cuda()
     x = torch.randn(4, 128, 512, device="cuda", dtype=torch.float16)
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # what is set up at the first call cannot be captured
+    with torch.cuda.stream(side):  # the graph cannot capture the set-up of the first call
         for _ in range(3):
             model(x)
     torch.cuda.synchronize()
@@ -92,7 +92,7 @@ def cg():
             rr = torch.dot(r, r)
             state["p"] = r + (rr / state["rr"]) * state["p"]
             state["rr"] = rr
-        if float(state["rr"]) < 1e-4:  # solved: the next right-hand side
+        if float(state["rr"]) < 1e-4:  # solved, so use the next right-hand side
             r.normal_()
             state["p"], state["rr"] = r.clone(), torch.dot(r, r)
         torch.cuda.synchronize()

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The programs of kernels.cu, by name, as kernels of 1 ms on the simulated driver: for the tests of what is around them. */
+/*
+ * Programs with the names of those in kernels.cu, as kernels of 1 ms on the simulated driver. The tests of ranks.c use
+ * them.
+ */
 #include "../../../../sim/cuda/driver.h"
 #include "work.h"
 
