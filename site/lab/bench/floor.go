@@ -18,13 +18,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// floor is what is left of the hooks when everything is left out that can be: NVML up, the daemons as the user, their
-// first answers; then, with idle servers, their quits.
+// floor is the minimum work of the hooks. Its start opens NVML, starts the daemons as the user, and waits for their
+// first answers. Its quit ends the daemons with idle servers.
 //
-// Its start is measured in a process of its own, from its main on, as a hook is one: NVML comes up 10 ms sooner in a
-// process that has had it before (H200s), which no hook has.
+// The start is measured in its own process, from main on, because a hook is a process too. NVML starts 10 ms faster
+// in a process that has used it before (H200s), and no hook has used it before.
 type floor struct {
-	Dir     string // of the daemons' folders
+	Dir     string // the parent of the daemons' folders
 	NVML    string
 	Control string
 	Visible string // the job's GPUs
@@ -85,14 +85,14 @@ func (f floor) inItsOwnProcess(ctx context.Context) (ms float64, err error) {
 	}
 	cmd := exec.CommandContext(ctx, self, "floor")
 	cmd.Stdin, cmd.Stderr = strings.NewReader(string(question)), os.Stderr
-	said, err := cmd.Output()
+	output, err := cmd.Output()
 	if err != nil {
 		return 0, fmt.Errorf("cannot measure the floor: %w", err)
 	}
-	return ms, json.Unmarshal(said, &ms)
+	return ms, json.Unmarshal(output, &ms)
 }
 
-// floorMain is that process.
+// floorMain is the main function of that process.
 func floorMain() {
 	began := time.Now()
 	var f floor
@@ -108,7 +108,7 @@ func floorMain() {
 }
 
 func (f floor) start() error {
-	if _, err := gpu.Open(f.NVML); err != nil { // the process's end shuts it down
+	if _, err := gpu.Open(f.NVML); err != nil { // the process's end shuts NVML down
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -128,7 +128,7 @@ func (f floor) start() error {
 
 func (f floor) daemonDir(n int) string { return filepath.Join(f.Dir, fmt.Sprintf("f%d", n)) }
 
-// makeDirs makes a daemon's folders, the user's own.
+// makeDirs makes a daemon's folders, which belong to the user.
 func (f floor) makeDirs(n int) (string, error) {
 	dir := f.daemonDir(n)
 	for _, path := range []string{dir, filepath.Join(dir, "pipe"), filepath.Join(dir, "log")} {
@@ -151,9 +151,9 @@ func (f floor) ask(ctx context.Context, dir, command string, args ...string) (st
 	}
 	cmd.Stdin = strings.NewReader(command + "\n")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
-	said, err := cmd.CombinedOutput()
+	output, err := cmd.CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("cannot ask %q: %w: %s", command, err, said)
+		return "", fmt.Errorf("cannot ask %q: %w: %s", command, err, output)
 	}
-	return string(said), nil
+	return string(output), nil
 }

@@ -17,16 +17,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// growth is how what we add grows with what there is, on simulated GPUs: with the ranks of a GPU, and with the jobs
-// that a node starts.
+// growth shows on simulated GPUs how our overhead grows with the ranks of a GPU and with the jobs that a node starts.
 type growth struct {
-	// Ranks at once, from the first wrapper's start to the last's end, around a program that does nothing:
-	// milliseconds, an element a round, by "wrapper" and "execs", which only becomes the program; in the order of
-	// RankCounts.
+	// Together is the time of n ranks at once around a program that does nothing, from the first wrapper's start to
+	// the last one's end. The values are milliseconds, one for each round. The keys are "wrapper" and "execs", which
+	// only executes the program. The order is that of RankCounts.
 	RankCounts []int                  `json:"rank_counts"`
 	Together   map[string][][]float64 `json:"together_ms"`
-	// Jobs a second through slurmd, an element a trial, by "no hooks" and "ours": jobs of one GPU that do nothing, from
-	// sbatch until the last epilog is over.
+	// Starts is the number of jobs per second through slurmd, one value for each trial. The keys are "no hooks" and
+	// "ours". The jobs have one GPU and do nothing. The time is from sbatch to the end of the last epilog.
 	Jobs   int                  `json:"jobs"`
 	GPUs   int                  `json:"gpus"`
 	Starts map[string][]float64 `json:"jobs_per_second"`
@@ -34,7 +33,7 @@ type growth struct {
 
 var rankCounts = []int{1, 2, 4, 8, 16, 32, 48}
 
-// ranksGrow measures the wrapper beside the floor at every number of ranks.
+// ranksGrow measures the wrapper and the floor at every number of ranks.
 func (g *growth) ranksGrow(ctx context.Context, execs, wrapper []string, rounds int) error {
 	g.RankCounts, g.Together = rankCounts, map[string][][]float64{}
 	for _, n := range rankCounts {
@@ -55,7 +54,7 @@ func (g *growth) ranksGrow(ctx context.Context, execs, wrapper []string, rounds 
 	return nil
 }
 
-// startsGrow measures how many jobs a second a node runs, without hooks and with ours, in turns.
+// startsGrow measures how many jobs a node runs per second, without hooks and with ours, in turns.
 func (g *growth) startsGrow(ctx context.Context, built string, trials int) (err error) {
 	g.Jobs, g.GPUs, g.Starts = 24, 4, map[string][]float64{}
 	dir, err := os.MkdirTemp("/tmp", "grow")
@@ -104,7 +103,7 @@ func (g *growth) startsGrow(ctx context.Context, built string, trials int) (err 
 	return nil
 }
 
-// runJobs sends an array of jobs that do nothing and waits until all of them, their epilogs too, are over.
+// runJobs submits an array of jobs that do nothing. It waits until all jobs and their epilogs are over.
 func runJobs(ctx context.Context, c *lab.Cluster, user lab.User, n int) (time.Duration, error) {
 	began := time.Now()
 	id, err := c.Submit(ctx, user, fmt.Sprintf("--array=1-%d", n), "--gres=gpu:1", "--constraint=mps", "-n1", "-o", "/dev/null", "--wrap", "true")

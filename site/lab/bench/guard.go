@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// guarded is what a job's guard adds to its prolog and its epilog: milliseconds, an element a trial, of a job with
-// one GPU, by "guard" and "no guard" (hold = "0s"), in turns.
+// guarded shows what a job's guard adds to its prolog and its epilog. The values are milliseconds, one for each
+// trial, for a job with one GPU. The keys are "guard" and "no guard" (hold = "0s"). The trials alternate.
 type guarded struct {
 	Prolog map[string][]float64 `json:"prolog_ms"`
 	Epilog map[string][]float64 `json:"epilog_ms"`

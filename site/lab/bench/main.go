@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures the prolog, the epilog and the wrapper as whole processes against their floors on the same
-// machine, side by side and interleaved: what NVML and the control program take by themselves, and what a program
-// takes that only becomes the rank's. It prints medians and writes every single time as JSON. On a machine with a GPU
-// it measures that, with the compute modes left alone, else the simulation.
+// Command bench measures the prolog, the epilog and the wrapper as whole processes, and compares them with their
+// floors on the same machine. It measures them in turns. The floor of the hooks is the time of NVML and of the
+// control program. The floor of the wrapper is a program that only executes the rank's program.
+//
+// The command prints medians and writes every time as JSON. On a machine with a GPU it measures the GPU and leaves
+// the compute modes unchanged. Otherwise it measures the simulation.
 package main
 
 import (
@@ -31,32 +33,32 @@ const uid, gid = 2001, 2001
 // set is one line of the table: a shape of node and job.
 type set struct {
 	GPUs   int    `json:"gpus"`
-	Leases int    `json:"leases"` // on the node, the job's own among them
+	Leases int    `json:"leases"` // leases on the node, with the job's own
 	Scope  string `json:"scope"`
 
-	// Milliseconds, an element a trial. Floor and Quit are those of type floor.
+	// The values are milliseconds, one for each trial. Type floor describes Floor and Quit.
 	Floor  []float64 `json:"floor_ms"`
 	Prolog []float64 `json:"prolog_ms"`
 	Quit   []float64 `json:"quit_ms"`
 	Epilog []float64 `json:"epilog_ms"`
 
-	// Hooks in bash, in the manner of others' (package peers): where there is one daemon for the job they have one a
-	// GPU.
+	// BashProlog and BashEpilog are hooks in bash that are like those of other projects (package peers). They start a
+	// daemon for each GPU, even if slurm-mps starts one for the job.
 	BashProlog []float64 `json:"bash_prolog_ms,omitempty"`
 	BashEpilog []float64 `json:"bash_epilog_ms,omitempty"`
 
-	// Steps are the prolog's own, as its log has them: which of them grew, where a machine takes longer than another.
+	// Steps are the prolog's steps, as its log has them. They show which step is slower on another machine.
 	Steps map[string][]float64 `json:"steps_ms"`
 
-	// Outside is what of the prolog is neither the control program's time nor NVML's: the prolog, less its steps gpus,
-	// modes, daemon and answer.
+	// Outside is the time of the prolog that neither the control program nor NVML takes: the prolog without its steps
+	// gpus, modes, daemon and answer.
 	Outside []float64 `json:"outside_ms"`
 }
 
 func main() {
-	trials := flag.Int("trials", 20, "trials a line")
+	trials := flag.Int("trials", 20, "trials of each line")
 	out := flag.String("json", "", "file for every single time")
-	only := flag.String("only", "", "acts: prolog and epilog alone; wrapper: mpirun-wrap alone; guard: what a guard adds to them; growth: ranks and jobs alone, on simulated GPUs")
+	only := flag.String("only", "", "acts: only prolog and epilog; wrapper: only mpirun-wrap; guard: only the time that a guard adds; growth: only ranks and jobs, on simulated GPUs")
 	flag.Parse()
 	if flag.Arg(0) == "floor" {
 		floorMain()
@@ -68,7 +70,7 @@ func main() {
 	}
 }
 
-// result is what is written as JSON.
+// result is the content of the JSON file.
 type result struct {
 	Date    string    `json:"date"`
 	Real    bool      `json:"real"`
@@ -129,7 +131,7 @@ func run(trials int, out, only string) error {
 	return os.WriteFile(out, append(content, '\n'), 0o644)
 }
 
-// acts measures prolog and epilog on every shape of node and job.
+// acts measures prolog and epilog on every kind of node and job.
 func acts(built string, real bool, trials int) ([]set, error) {
 	sets := []set{{GPUs: 1, Leases: 1, Scope: "job"}, {GPUs: 2, Leases: 1, Scope: "job"}, {GPUs: 4, Leases: 1, Scope: "job"}, {GPUs: 8, Leases: 1, Scope: "job"},
 		{GPUs: 8, Leases: 1, Scope: "gpu"}, {GPUs: 1, Leases: 8, Scope: "job"}, {GPUs: 1, Leases: 64, Scope: "job"}, {GPUs: 8, Leases: 64, Scope: "job"}}
@@ -144,7 +146,7 @@ func acts(built string, real bool, trials int) ([]set, error) {
 		s := sets[i]
 		outside := fmt.Sprintf("%.1f", median(s.Outside))
 		if real {
-			outside = "-" // how NVML's time parts into calls is known of the simulation alone
+			outside = "-" // only the simulation knows which calls take NVML's time
 		}
 		fmt.Printf("%4d %6d %5s %7.1f %7.1f %6.2f %8s  %7.1f %7.1f %6.2f\n", s.GPUs, s.Leases, s.Scope, median(s.Floor), median(s.Prolog),
 			median(s.Prolog)/median(s.Floor), outside, median(s.Quit), median(s.Epilog), median(s.Epilog)/median(s.Quit))
@@ -161,7 +163,7 @@ func median(all []float64) float64 {
 	return (sorted[len(sorted)/2] + sorted[(len(sorted)-1)/2]) / 2
 }
 
-// bench is one set's node.
+// bench is the node of one set.
 type bench struct {
 	stage   testnode.Stage
 	conf    string
@@ -220,7 +222,7 @@ func newBench(dir, built string, real bool, s set, grant ...string) (bench, erro
 	return b, os.WriteFile(filepath.Join(dir, "gres.conf"), []byte(gres), 0o644)
 }
 
-// runOnTmpfs puts the root's /run where a node has it: on a tmpfs.
+// runOnTmpfs makes /run of the root a tmpfs, as on a real node.
 func (b bench) runOnTmpfs() error {
 	shm := filepath.Join("/dev/shm", filepath.Base(b.dir))
 	if err := os.Mkdir(shm, 0o755); err != nil {
@@ -229,7 +231,7 @@ func (b bench) runOnTmpfs() error {
 	return os.Symlink(shm, filepath.Join(b.stage.Root, "run"))
 }
 
-// others puts leases of other jobs on the node.
+// others adds leases of other jobs to the node.
 func (b bench) others(n int) error {
 	boot, err := site.BootID()
 	if err != nil {
@@ -249,7 +251,7 @@ func (b bench) others(n int) error {
 	return nil
 }
 
-// trial measures the floor and ours once each, in turns.
+// trial measures the floor and our hooks once each, one after the other.
 func (b bench) trial(s *set, id uint32) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -298,8 +300,8 @@ func (b bench) trial(s *set, id uint32) error {
 	return nil
 }
 
-// atRest is how long a driver is left alone before a start is timed: it may go on tidying up when a server has ended,
-// and of what is compared ours alone would come right after one.
+// atRest is the time without calls to the driver before a measured start. A driver may still clean up after a server
+// has ended. Without the pause, only our start would come directly after such an end.
 const atRest = 300 * time.Millisecond
 
 func (b bench) settle() {
@@ -308,10 +310,10 @@ func (b bench) settle() {
 	}
 }
 
-// bashTrials is enough for what takes longer than its spread: a trial takes two seconds and more.
+// bashTrials is enough, because the differences are larger than the spread. A trial takes two seconds or more.
 const bashTrials = 7
 
-// bash measures the hooks in bash, on a node with no other lease: they know of none.
+// bash measures the hooks in bash, on a node without other leases, because these hooks do not know leases.
 func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 	if s.Leases > 1 || s.Scope != "job" || len(s.BashProlog) >= bashTrials {
 		return nil
@@ -327,9 +329,9 @@ func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 		cmd := exec.CommandContext(ctx, filepath.Join(scripts, name), filepath.Join(scripts, "run"), b.floor.Control, filepath.Join(scripts, "smi.sh"))
 		cmd.Dir, cmd.Env = "/", append(job.Environment(name), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", fmt.Sprintf("GPUS=%d", s.GPUs))
 		began := time.Now()
-		said, err := cmd.CombinedOutput()
+		output, err := cmd.CombinedOutput()
 		if err != nil {
-			err = fmt.Errorf("%s: %w: %s", name, err, said)
+			err = fmt.Errorf("%s: %w: %s", name, err, output)
 		}
 		return since(began), err
 	}
@@ -352,7 +354,7 @@ func (b bench) timed(ctx context.Context, job testnode.Job, program string) (flo
 	return since(began), err
 }
 
-// steps are the milliseconds of each step, from the log of the last prolog.
+// steps returns the milliseconds of each step, from the log of the last prolog.
 func (b bench) steps() (map[string]float64, error) {
 	content, err := os.ReadFile(b.stage.Paths().Log())
 	if err != nil {
@@ -374,7 +376,7 @@ func (b bench) steps() (map[string]float64, error) {
 
 func since(began time.Time) float64 { return float64(time.Since(began).Microseconds()) / 1000 }
 
-// serverReady waits for the job's servers: get_server_list answers when they are ready.
+// serverReady waits for the job's servers. get_server_list answers when they are ready.
 func (b bench) serverReady(ctx context.Context, id uint32) error {
 	folders, err := b.daemonFolders(id)
 	if err != nil {
@@ -388,7 +390,7 @@ func (b bench) serverReady(ctx context.Context, id uint32) error {
 	return nil
 }
 
-// daemonFolders are where the job's daemons have their pipe and log folders.
+// daemonFolders returns the folders that contain the pipe and log folders of the job's daemons.
 func (b bench) daemonFolders(id uint32) ([]string, error) {
 	boot, err := site.BootID()
 	if err != nil {
@@ -405,11 +407,11 @@ func (b bench) daemonFolders(id uint32) ([]string, error) {
 	return folders, nil
 }
 
-// each runs act for 0 to n-1 side by side and returns the first error.
-func each(n int, act func(int) error) error {
+// each runs do for 0 to n-1 at the same time, and returns the first error.
+func each(n int, do func(int) error) error {
 	results := make(chan error, n)
 	for i := range n {
-		go func() { results <- act(i) }()
+		go func() { results <- do(i) }()
 	}
 	var failed error
 	for range n {

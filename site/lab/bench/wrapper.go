@@ -21,16 +21,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// ranks is how many start at once: as many as MPS serves on a GPU.
+// ranks is the number of ranks that start at once. It is the maximum number of clients that MPS serves on a GPU.
 const ranks = 48
 
-// wrapping is what the wrapper costs: from its start to the end of a static program that does nothing, beside a
-// static Go program that only becomes it. A round measures each way once, in turns.
+// wrapping is the cost of the wrapper: the time from its start to the end of a static program that does nothing. It
+// is compared with a static Go program that only executes that program. A round measures each way once, in turns.
 type wrapping struct {
-	// Milliseconds by way, an element a round.
-	Alone map[string][]float64 `json:"alone_ms"` // one rank, nothing beside it
-	// A round of all ranks at once: from the first's start to the last's end, and the slowest of them from its own
-	// start.
+	// Alone is the time of one rank that runs alone: milliseconds by way, one value for each round.
+	Alone map[string][]float64 `json:"alone_ms"`
+	// Together and Slowest are from rounds with all ranks at once. Together is the time from the first start to the
+	// last end. Slowest is the time of the slowest rank from its own start.
 	Together map[string][]float64 `json:"together_ms"`
 	Slowest  map[string][]float64 `json:"slowest_ms"`
 
@@ -46,7 +46,7 @@ type way struct {
 //go:embed nothing/nothing.c
 var nothing string
 
-// wrappers measures on a node with an open job.
+// wrappers measures the ways on a node with an open job.
 func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 	err = withJob(built, real, func(ctx context.Context, l lines) error {
 		w, err = measureWays(ctx, []way{
@@ -59,7 +59,7 @@ func wrappers(built string, real bool, rounds int) (w wrapping, err error) {
 	return w, err
 }
 
-// grow measures what grows.
+// grow measures all of growth.
 func grow(built string, trials int) (g growth, err error) {
 	err = withJob(built, false, func(ctx context.Context, l lines) error {
 		return g.ranksGrow(ctx, l.execs, l.wrap(l.idle), trials)
@@ -72,15 +72,15 @@ func grow(built string, trials int) (g growth, err error) {
 	return g, g.startsGrow(ctx, built, (trials+3)/4)
 }
 
-// lines are what ranks of an open job are started by.
+// lines are the command lines that start ranks of an open job.
 type lines struct {
 	idle  string                        // the program that does nothing
-	execs []string                      // only becomes it
-	bash  []string                      // the wrapper in bash before it, with the job's daemon
-	wrap  func(args ...string) []string // the wrapper before anything
+	execs []string                      // only executes idle
+	bash  []string                      // executes idle through the wrapper in bash, with the job's daemon
+	wrap  func(args ...string) []string // executes args through the wrapper
 }
 
-// withJob opens a job on a node of one GPU and measures there.
+// withJob opens a job on a node with one GPU, and calls measure there.
 func withJob(built string, real bool, measure func(context.Context, lines) error) (err error) {
 	dir, err := os.MkdirTemp("/tmp", "bench")
 	if err != nil {
@@ -152,7 +152,7 @@ func measureWays(ctx context.Context, ways []way, rounds int) (wrapping, error) 
 	return w, nil
 }
 
-// rank is a command as srun starts one of n tasks of the job on a node, but for the shell between.
+// rank returns the command that srun runs for task i of n on a node, but without the shell that srun uses.
 func rank(ctx context.Context, line []string, i, n int) *exec.Cmd {
 	ids := "0"
 	for id := 1; id < n; id++ {
@@ -166,30 +166,30 @@ func rank(ctx context.Context, line []string, i, n int) *exec.Cmd {
 	return cmd
 }
 
-// together runs a line as n ranks at once, and says how long all took and each.
+// together runs a line as n ranks at once. It returns the time of all ranks together and of each rank.
 func together(ctx context.Context, line []string, n int) (wall float64, times []float64, err error) {
 	times = make([]float64, n)
 	began := time.Now()
 	err = each(n, func(i int) error {
 		cmd := rank(ctx, line, i, n)
-		var said strings.Builder
-		cmd.Stderr = &said
+		var output strings.Builder
+		cmd.Stderr = &output
 		began := time.Now()
 		err := cmd.Run()
 		times[i] = since(began)
-		if err == nil && said.Len() > 0 {
-			err = errors.New("it has something to say")
+		if err == nil && output.Len() > 0 {
+			err = errors.New("the command printed to stderr")
 		}
 		if err != nil {
-			return fmt.Errorf("cannot run %q: %w: %s", line, err, said.String())
+			return fmt.Errorf("cannot run %q: %w: %s", line, err, output.String())
 		}
 		return nil
 	})
 	return since(began), times, err
 }
 
-// programs puts the wrapper and the two that stand beside it, all static, where the job's user can reach them. On a
-// machine without compilers they lie where SLURM_MPS_BUILT says.
+// programs copies the wrapper and the two programs of the comparison, all static, to a folder that the job's user can
+// reach. On a machine without compilers, SLURM_MPS_BUILT names the folder with the programs.
 func programs(built, dir string) error {
 	if os.Getenv("SLURM_MPS_BUILT") == "" {
 		if err := compile(filepath.Join(built, "bin")); err != nil {
@@ -221,8 +221,8 @@ func compile(bin string) error {
 	return nil
 }
 
-// print writes the table. "even" is what so many take one after the other, divided among the CPUs: where all of them at
-// once take much longer, they wait for one another.
+// print prints the table. "even" is the time of all ranks one after the other, divided by the CPUs. If all ranks at
+// once take much longer, they wait for each other.
 func (w wrapping) print() {
 	fmt.Printf("\nway      alone  ratio    even  %d at once  ratio  slowest  ratio   (medians in ms)\n", w.Ranks)
 	for _, name := range []string{"execs", "wrapper", "bash"} {

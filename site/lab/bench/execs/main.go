@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command execs becomes the program that it is given, and nothing else: what a wrapper written in Go takes at the
-// least.
+// Command execs only executes the program in its arguments. It shows the minimum time of a wrapper in Go.
 package main
 
 import (

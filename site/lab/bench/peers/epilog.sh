@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The epilog to prolog.sh: it resets (here: reads) each mode, tells each daemon to quit, waits a second as NVIDIA's sample
-# does, and looks for what is left.
+# The epilog for prolog.sh. It reads each GPU's mode (a real epilog resets the mode), and tells each daemon to quit.
+# Then it waits a second, as NVIDIA's sample does, and searches for processes that are left.
 #   epilog.sh FOLDER CONTROL NVIDIA-SMI
 dir=$1 control=$2 smi=$3
 for gpu in "$dir"/*; do

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers is what the benchmarks compare with: hooks and a wrapper as sites write them in bash, in the manner of
-// others' but with the compute modes left alone. They promise nothing and are not shipped.
+// Package peers has the hooks and the wrapper with which the benchmarks compare ours. They are written in bash, like
+// those of sites and other projects, but leave the compute modes unchanged. They make no promises and are not
+// shipped.
 package peers
 
 import (
@@ -13,11 +14,11 @@ import (
 //go:embed *.sh
 var scripts embed.FS
 
-// realSMI is the real nvidia-smi where the driver's library may be out of the loader's way: slurmd gives its hooks no
-// LD_LIBRARY_PATH.
+// realSMI calls the real nvidia-smi. The loader may not find the driver's library by itself, because slurmd gives its
+// hooks no LD_LIBRARY_PATH.
 const realSMI = "#!/bin/sh\nLD_LIBRARY_PATH=/usr/local/nvidia/lib64 exec nvidia-smi \"$@\"\n"
 
-// Install writes the scripts into a folder; smi.sh is the real nvidia-smi, or on a simulated node what stands for it.
+// Install writes the scripts into a folder. smi.sh calls the real nvidia-smi, or replaces it on a simulated node.
 func Install(dir string, real bool) error {
 	for _, name := range []string{"prolog.sh", "epilog.sh", "wrapper.sh", "smi.sh"} {
 		text, err := scripts.ReadFile(name)

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A prolog in the manner of DeepOps' and of NVIDIA's sample for Torque, written for comparison: it counts the node's GPUs,
-# sets each one's mode, and starts a daemon and a server for each as the job's user. Where those set the mode this one
-# only reads it, which costs the same call.
+# A prolog for comparison, like that of DeepOps and NVIDIA's sample for Torque. It counts the node's GPUs, sets each
+# one's mode, and starts a daemon and a server for each GPU as the job's user. This prolog only reads the mode, and
+# the others set it. Both need one call of the same cost.
 #   prolog.sh FOLDER CONTROL NVIDIA-SMI
 dir=$1 control=$2 smi=$3
 as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$SLURM_JOB_GID" --clear-groups "$@"; }

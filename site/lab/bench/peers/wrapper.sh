@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A wrapper in the manner of CSCS's mps-wrapper.sh, written for comparison: the first rank of the node sees to the
-# daemon, every rank waits for it, takes the GPU next to the cores it is bound to, and starts the program.
+# A wrapper for comparison, like CSCS's mps-wrapper.sh. The first rank of the node starts the daemon if necessary.
+# Every rank waits for the daemon, takes the GPU that is next to the rank's cores, and starts the program.
 #   wrapper.sh FOLDER CONTROL PROGRAM…
 export CUDA_MPS_PIPE_DIRECTORY=$1/pipe CUDA_MPS_LOG_DIRECTORY=$1/log
 control=$2

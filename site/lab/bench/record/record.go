@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record is what a benchmark on a real GPU writes and what the report reads: a file of lines, each a
-// measurement that is whole. A run that is stopped leaves a file that the next run goes on with.
+// Package record is the file format that a benchmark on a real GPU writes and the report reads. Each line is a
+// complete measurement. If a run is stopped, the next run continues its file.
 package record
 
 import (
@@ -15,8 +15,8 @@ import (
 	"slices"
 )
 
-// Line is one line. Key names the cell that it is a result of; a cell may have several lines, and is done when all of
-// them are on file. One of the pointers is set.
+// Line is one line. Key names the cell of the result. A cell may have several lines, and is done when all of them are
+// in the file. One of the pointers is set.
 type Line struct {
 	Key        string      `json:"key"`
 	Machine    *Machine    `json:"machine,omitempty"`
@@ -27,46 +27,47 @@ type Line struct {
 	Failed     string      `json:"failed,omitempty"`
 }
 
-// Machine is where and when the lines after it were measured.
+// Machine is the machine and the date of the measurements in the lines after it.
 type Machine struct {
 	GPU    string `json:"gpu"`
 	Driver string `json:"driver"`
-	CPUs   int    `json:"cpus"`           // that the ranks of a GPU have
-	GPUs   int    `json:"gpus,omitempty"` // that were measured side by side; 0 is one
+	CPUs   int    `json:"cpus"`           // CPUs for the ranks of a GPU
+	GPUs   int    `json:"gpus,omitempty"` // GPUs that were measured at the same time; 0 means one
 	Kernel string `json:"kernel"`
 	Date   string `json:"date"`
 	Real   bool   `json:"real"`
 }
 
-// Throughput is what each rank got while all of them ran.
+// Throughput is the throughput of each rank while all of them ran.
 type Throughput struct {
 	Program string      `json:"program"`
 	Rule    string      `json:"rule"`
 	Ranks   int         `json:"ranks"`
-	Through string      `json:"through"` // what started the ranks: mpirun, srun
+	Through string      `json:"through"` // the launcher of the ranks: mpirun, srun
 	Round   int         `json:"round"`
 	Window  float64     `json:"window_s"`
-	Rates   [][]float64 `json:"rates"` // units a second, by rank and window
-	SMs     []int       `json:"sms"`   // that CUDA reports, by rank
+	Rates   [][]float64 `json:"rates"` // units per second, by rank and window
+	SMs     []int       `json:"sms"`   // SMs that CUDA reports, by rank
 	First   []float64   `json:"first_call_s"`
 	Import  float64     `json:"import_s,omitempty"`
 }
 
-// Times are milliseconds, an element a trial.
+// Times are milliseconds, one value for each trial.
 type Times struct {
 	What string    `json:"what"`
 	Way  string    `json:"way"`
 	MS   []float64 `json:"ms"`
 }
 
-// Point is one share: what was asked of the wrapper, what CUDA reports, and the memory that the context took.
+// Point is one share: the value that the wrapper was asked for, the SMs that CUDA reports, and the memory of the
+// context.
 type Point struct {
 	Asked      string `json:"asked"`
 	SMs        int    `json:"sms"`
 	ContextMiB int    `json:"context_mib"`
 }
 
-// Tune is what mps-tune --json said of a program.
+// Tune is the report of mps-tune --json about a program.
 type Tune struct {
 	Program string `json:"program"`
 	Ranks   int    `json:"ranks"`
@@ -83,7 +84,7 @@ type Tune struct {
 	} `json:"report"`
 }
 
-// Totals are the sums of all ranks' rates, by window.
+// Totals returns the sums of all ranks' rates, by window.
 func (t Throughput) Totals() []float64 {
 	return t.byWindow(func(rates []float64) float64 {
 		sum := 0.0
@@ -94,7 +95,7 @@ func (t Throughput) Totals() []float64 {
 	})
 }
 
-// Slowest are the rates of the slowest rank, by window.
+// Slowest returns the rates of the slowest rank, by window.
 func (t Throughput) Slowest() []float64 { return t.byWindow(slices.Min[[]float64]) }
 
 func (t Throughput) byWindow(of func([]float64) float64) []float64 {
@@ -109,7 +110,7 @@ func (t Throughput) byWindow(of func([]float64) float64) []float64 {
 	return all
 }
 
-// Check refuses a result that is not one: a rank or a window that is missing, or a rank that did nothing at all.
+// Check refuses a result in which a rank or a window is missing, or a rank did nothing.
 func (t Throughput) Check() error {
 	if len(t.Rates) != t.Ranks || len(t.SMs) != t.Ranks {
 		return fmt.Errorf("cannot use %s under %s: %d of %d ranks reported", t.Program, t.Rule, len(t.Rates), t.Ranks)
@@ -122,14 +123,14 @@ func (t Throughput) Check() error {
 	return nil
 }
 
-// Median of a list that is not empty.
+// Median returns the median of a list that is not empty.
 func Median(all []float64) float64 {
 	sorted := slices.Sorted(slices.Values(all))
 	return (sorted[len(sorted)/2] + sorted[(len(sorted)-1)/2]) / 2
 }
 
-// Read reads a file; one that is not there has no lines. A last line that is torn, since its writer was killed, counts
-// for nothing; any other is an error.
+// Read reads a file. A missing file has no lines. Read ignores an incomplete last line, because the writer may have
+// been killed. Any other incomplete line is an error.
 func Read(path string) ([]Line, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -157,7 +158,7 @@ func Read(path string) ([]Line, error) {
 	return lines, scanner.Err()
 }
 
-// Write writes the lines of a whole file: what was read and what came, so that a torn line is gone.
+// Write writes a whole file: the lines that were read and the new ones. An incomplete line disappears.
 func Write(path string, lines []Line) error {
 	draft := path + ".draft"
 	var content []byte

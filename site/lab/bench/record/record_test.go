@@ -29,7 +29,7 @@ func TestOnlyTheLastLineMayBeTorn(t *testing.T) {
 		}
 	}
 	if lines, err := Read(filepath.Join(t.TempDir(), "none")); lines != nil || err != nil {
-		t.Errorf("a file that is not there: %v, %v", lines, err)
+		t.Errorf("a missing file: %v, %v", lines, err)
 	}
 }
 

@@ -12,19 +12,19 @@ import (
 type Rule struct {
 	Name    string
 	Daemon  Daemon
-	Overlap float64 // of ours
+	Overlap float64 // for the daemon Ours
 }
 
-// Daemon is whose daemon the ranks are clients of.
+// Daemon is the kind of daemon that serves the ranks.
 type Daemon int
 
 const (
-	None Daemon = iota // time-slicing: each rank has the GPU in turn
-	Bare               // a plain daemon, ranks in an environment made by hand
+	None Daemon = iota // time-slicing: the ranks have the GPU in turn
+	Bare               // a plain daemon; the ranks' environment is set by hand
 	Ours               // prolog, mpirun-wrap, epilog
 )
 
-// Rules in the order in which they are compared.
+// Rules are in the order in which they are compared.
 var Rules = []Rule{
 	{Name: "time-slicing"},
 	{Name: "uncapped", Daemon: Bare},
@@ -35,12 +35,13 @@ var Rules = []Rule{
 	{Name: "overlap 3", Daemon: Ours, Overlap: 3},
 }
 
-// FindRule is the rule of a name of Rules.
+// FindRule returns the rule of Rules with that name.
 func FindRule(name string) Rule {
 	return Rules[slices.IndexFunc(Rules, func(r Rule) bool { return r.Name == name })]
 }
 
-// Shares are the SMs that each of n ranks gets; none for time-slicing, where each has all of them.
+// Shares returns the SMs that each of n ranks gets. It returns nil for time-slicing, because each rank then has all
+// SMs.
 func (r Rule) Shares(gpu policy.GPU, n int) []int {
 	if r.Daemon == None {
 		return nil
@@ -51,7 +52,7 @@ func (r Rule) Shares(gpu policy.GPU, n int) []int {
 		grant.Overlap = r.Overlap
 		shares, err := policy.EvenShares(gpu, n, grant)
 		if err != nil {
-			panic(err) // of a GPU that is one and a constant grant
+			panic(err) // impossible, because the GPU is valid and the grant is constant
 		}
 		for i, share := range shares {
 			all[i] = share.SMs
@@ -63,7 +64,7 @@ func (r Rule) Shares(gpu policy.GPU, n int) []int {
 	return all
 }
 
-// Twin is the first rule that gives n ranks the very same SMs: the same thing need not be measured twice.
+// Twin returns the first rule that gives n ranks exactly the same SMs. Such rules need only one measurement.
 func (r Rule) Twin(gpu policy.GPU, n int) Rule {
 	own := r.Shares(gpu, n)
 	for _, other := range Rules {

@@ -14,9 +14,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// data is what is reported on.
+// data is all data of the report.
 type data struct {
-	machines  []record.Machine // in the order in which they measured
+	machines  []record.Machine // in the order of their measurements
 	rounds    int
 	windows   int
 	windowMS  float64
@@ -24,35 +24,35 @@ type data struct {
 	slurm     map[string][]record.Throughput // by rule
 	times     map[[2]string][]float64        // by what and way
 	sweep     []record.Point
-	tunes     []tuning // a machine each
+	tunes     []tuning // one for each machine
 	failed    int
-	real      []hooks // prolog and epilog, in the order in which they were measured
+	real      []hooks // prolog and epilog, in the order of the measurements
 	simulated hooks
-	grown     hooks // of which only Growth
-	wrapped   hooks // of which only Wrapper
+	grown     hooks // only Growth is used
+	wrapped   hooks // only Wrapper is used
 	ends      []endsOf
 }
 
-// tuning is what mps-tune said on one machine.
+// tuning is the report of mps-tune on one machine.
 type tuning struct {
 	machine  record.Machine
 	programs []record.Tune
 }
 
-// point is a program at a number of ranks under a rule.
+// point is a program with a number of ranks under a rule.
 type point struct {
 	program string
 	ranks   int
 	rule    string
 }
 
-// cell is all that was measured at a point: a value a window.
+// cell is all measurements at a point: one value for each window.
 type cell struct {
 	total, slowest []float64
 	sms            []int
 }
 
-// hooks is what site/lab/bench writes of prolog and epilog.
+// hooks is the result of site/lab/bench for prolog and epilog.
 type hooks struct {
 	Date string `json:"date"`
 	Sets []struct {
@@ -118,7 +118,7 @@ func readData(measurements string) (d data, err error) {
 	return d, nil
 }
 
-// readLines reads a file that is there.
+// readLines reads a file that must exist.
 func readLines(path string) ([]record.Line, error) {
 	lines, err := record.Read(path)
 	if err == nil && len(lines) == 0 {
@@ -174,13 +174,13 @@ func (d *data) take(line record.Line) {
 	}
 }
 
-// rules in the order of the tables.
+// rules are in the order of the tables.
 var rules = []string{"time-slicing", "uncapped", "integer 100/n", "even", "overlap 1.5", "overlap 2", "overlap 3"}
 
-// measured is the GPU of the measurements.
+// measured is the GPU that was measured.
 var measured = policy.GPU{SMs: 132, SMsPerTPC: 2}
 
-// program is what a table says of a program.
+// program is a program's name and texts in the tables.
 type program struct{ name, title, unit string }
 
 var programs = []program{
@@ -194,8 +194,8 @@ var programs = []program{
 	{"cg", "Conjugate gradients, sparse, in PyTorch", "iterations/s"},
 }
 
-// at is a point, or that of the rule that gives these ranks the very same SMs and was measured in its place, whose name
-// it returns too.
+// at returns a point. If the point was not measured, at returns the point of the twin rule, which gives these ranks
+// exactly the same SMs. It also returns the name of that rule.
 func (d *data) at(program string, ranks int, rule string) (c cell, as string, ok bool) {
 	if c, ok := d.cells[point{program, ranks, rule}]; ok {
 		return c, rule, true
@@ -205,7 +205,7 @@ func (d *data) at(program string, ranks int, rule string) (c cell, as string, ok
 	return c, as, ok
 }
 
-// ranksOf are the numbers of ranks at which a program was measured.
+// ranksOf returns the numbers of ranks with which a program was measured.
 func (d *data) ranksOf(program string) []int {
 	seen := map[int]bool{}
 	for p := range d.cells {
@@ -221,7 +221,7 @@ func (d *data) ranksOf(program string) []int {
 	return all
 }
 
-// best is the most that any rule gives in total.
+// best returns the rule with the maximum total, and this total.
 func (d *data) best(program string, ranks int) (rule string, total float64) {
 	for _, r := range rules {
 		if c, as, ok := d.at(program, ranks, r); ok && record.Median(c.total) > total {
@@ -231,8 +231,8 @@ func (d *data) best(program string, ranks int) (rule string, total float64) {
 	return rule, total
 }
 
-// standing is how a rule does over some programs and numbers of ranks: the geometric mean of its total, and of its
-// slowest rank, to the best of all rules, and the worst total.
+// standing compares a rule with the best of all rules, over some programs and numbers of ranks. It returns the
+// geometric means of the ratios of the totals and of the slowest ranks, and the worst ratio of the totals.
 func (d *data) standing(rule string, of []string, ranks []int) (total, slowest, worst float64, points int) {
 	worst = 1
 	for _, p := range of {

@@ -11,13 +11,13 @@ import (
 	"slices"
 )
 
-// endsOf is a way to end clients, and which of the files of measurements have it.
+// endsOf is a way to end clients, and the files of measurements that have it.
 type endsOf struct {
 	name, more, class string
 	method            string
 	files             []string
-	endings, harmful  int  // harmful: a neighbour died
-	single            bool // one client at a time, so that one ending says nothing of the next
+	endings, harmful  int  // harmful: endings after which a neighbour died
+	single            bool // one client at a time, so that the endings are independent
 }
 
 func endings() []endsOf {
@@ -32,7 +32,7 @@ func endings() []endsOf {
 	}
 }
 
-// readEnds counts the endings of each way, and those beside which a neighbour died.
+// readEnds counts the endings of each way, and the endings after which a neighbour died.
 func readEnds(measurements string) ([]endsOf, error) {
 	ways := endings()
 	for i := range ways {
@@ -72,7 +72,7 @@ func (e *endsOf) count(path string) error {
 	return nil
 }
 
-// interval is Wilson's, of 95 %: few endings say little.
+// interval returns Wilson's interval of 95 %. It is wide if there are few endings.
 func interval(part, of int) (low, high float64) {
 	const z = 1.96
 	n, p := float64(of), float64(part)/float64(of)
@@ -80,7 +80,7 @@ func interval(part, of int) (low, high float64) {
 	return max(0, middle-by), min(1, middle+by)
 }
 
-// endsPlot shows the endings of clients beside which a neighbour died.
+// endsPlot shows how often a neighbour died when a client ended.
 func (d data) endsPlot() []byte {
 	pic := begin("Clients that ended with work in flight, and a neighbour died",
 		"H200s, driver 580.159.04, two neighbours each. Thin line: 95 % interval, if one client ended at a time")

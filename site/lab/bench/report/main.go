@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots, from
-// the measurements that are committed and from nothing else: what stands between its markers is never written by
-// hand. A test compares the pages with it.
+// Command report makes the tables of docs/benchmarks.md and of the pages beside the measurements, and the plots. It
+// uses only the committed measurements. Never edit the text between its markers by hand. A test compares the pages
+// with the output of this command.
 package main
 
 import (
@@ -39,13 +39,14 @@ func run(docs string) error {
 	return nil
 }
 
-// pages are the documents with parts to make, below docs.
+// pages are the documents with parts that this command makes, below docs.
 var pages = []string{
 	"benchmarks.md", "measurements/README.md", "measurements/hooks.md", "measurements/4-h200/README.md",
 	"measurements/9-h200/README.md",
 }
 
-// makeAll is every file that the program makes, by its path below docs: the plots, and the pages with their parts anew.
+// makeAll returns every file that the program makes, by its path below docs: the plots, and the pages with their new
+// parts.
 func makeAll(docs string) (map[string][]byte, error) {
 	d, err := readData(filepath.Join(docs, "measurements"))
 	if err != nil {
@@ -72,7 +73,7 @@ var partBegins = regexp.MustCompile(`<!-- made: (.*) -->\n`)
 
 const end = "<!-- made -->"
 
-// fill puts parts between their markers, and removes them from the parts: each has one place.
+// fill writes parts between their markers, and deletes them from the map, because each part has one place.
 func fill(page []byte, parts map[string]string) ([]byte, error) {
 	var made strings.Builder
 	rest := string(page)

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// classes are the rules' colours in style. People who do not see red from green can tell them apart, and each line has
-// its name beside it.
+// classes are the rules' colours in style. People who cannot distinguish red and green can distinguish them, and each
+// line has its name beside it.
 var classes = map[string]string{"time-slicing": "grey", "uncapped": "ink", "integer 100/n": "orange", "even": "sky",
 	"overlap 1.5": "blue", "overlap 2": "red", "overlap 3": "green"}
 
@@ -33,10 +33,10 @@ path.lead { fill: none; stroke-width: .7; stroke-dasharray: 2 2 }
 const (
 	width, height            = 640, 340
 	left, right, top, bottom = 60, 120, 54, 40
-	rowHeight                = 15 // of a name beside the plot
+	rowHeight                = 15 // height of a name beside the plot
 )
 
-// picture is an SVG with a title and a line below it.
+// picture is an SVG with a title and a line of text below it.
 type picture struct{ strings.Builder }
 
 func begin(title, below string) *picture {
@@ -53,30 +53,30 @@ func (p *picture) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", 
 
 func (p *picture) end() []byte { return []byte(p.String() + "</svg>\n") }
 
-// frame is a plot's scales: both begin at 0.
+// frame is the scales of a plot. Both begin at 0.
 type frame struct {
 	*picture
-	top, bottom  float64
-	xs           []float64 // the marks of the x axis, at even distances if steps is set
-	steps        bool
-	mostX, mostY float64
+	top, bottom float64
+	xs          []float64 // the marks of the x axis, at equal distances if steps is set
+	steps       bool
+	maxX, maxY  float64
 }
 
 func (f *frame) x(v float64) float64 {
 	const inner = float64(width - left - right)
 	if !f.steps {
-		return left + inner*v/f.mostX
+		return left + inner*v/f.maxX
 	}
 	return left + inner*(float64(slices.Index(f.xs, v))+0.5)/float64(len(f.xs))
 }
 
-func (f *frame) y(v float64) float64 { return f.bottom - (f.bottom-f.top)*v/f.mostY }
+func (f *frame) y(v float64) float64 { return f.bottom - (f.bottom-f.top)*v/f.maxY }
 
-// axes draws the grid, with as many decimals as its steps need.
+// axes draws the grid. The labels have as many decimals as the steps need.
 func (f *frame) axes() {
-	step := niceStep(f.mostY)
+	step := niceStep(f.maxY)
 	decimals := max(0, int(math.Ceil(-math.Log10(step))))
-	for i := 0; float64(i)*step <= f.mostY; i++ {
+	for i := 0; float64(i)*step <= f.maxY; i++ {
 		v := float64(i) * step
 		f.add(`<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, left, f.y(v), width-right, left-6, f.y(v)+4,
 			strconv.FormatFloat(v, 'f', decimals, 64))
@@ -90,24 +90,25 @@ func (f *frame) xAxis(name string) {
 	f.add(`<text x="%d" y="%.1f" text-anchor="middle">%s</text>`, (left+width-right)/2, f.bottom+32, name)
 }
 
-// niceStep parts an axis into four to eight.
-func niceStep(most float64) float64 {
-	power := math.Pow(10, math.Floor(math.Log10(most/4)))
+// niceStep returns a step that divides an axis into four to eight parts.
+func niceStep(length float64) float64 {
+	power := math.Pow(10, math.Floor(math.Log10(length/4)))
 	for _, m := range []float64{1, 2, 5, 10} {
-		if most/(m*power) <= 8 {
+		if length/(m*power) <= 8 {
 			return m * power
 		}
 	}
-	return most
+	return length
 }
 
-// series is a rule's line in a plot: at each number of ranks the median, and from where to where the windows went.
+// series is a rule's line in a plot. At each number of ranks it has the median, the minimum and the maximum of the
+// windows.
 type series struct {
-	name               string
-	xs, ys, least, max []float64
+	name              string
+	xs, ys, low, high []float64
 }
 
-// draw draws a series. Series are a bit beside each other, so that equal ones do not hide each other.
+// draw draws a series. Each series is shifted a little, so that equal series do not hide each other.
 func (f *frame) draw(row, rows int, s series) {
 	var path strings.Builder
 	beside := 3.4 * (float64(row) - float64(rows-1)/2)
@@ -115,13 +116,13 @@ func (f *frame) draw(row, rows int, s series) {
 	for i := range s.xs {
 		x := f.x(s.xs[i]) + beside
 		fmt.Fprintf(&path, "%c%.1f %.1f", map[bool]rune{true: 'M', false: 'L'}[i == 0], x, f.y(s.ys[i]))
-		f.add(`<path class="line %s" d="M%.1f %.1fV%.1f"/><circle class="dot %s" cx="%.1f" cy="%.1f" r="2"/>`, class, x, f.y(s.least[i]), f.y(s.max[i]),
+		f.add(`<path class="line %s" d="M%.1f %.1fV%.1f"/><circle class="dot %s" cx="%.1f" cy="%.1f" r="2"/>`, class, x, f.y(s.low[i]), f.y(s.high[i]),
 			class, x, f.y(s.ys[i]))
 	}
 	f.add(`<path class="line %s" stroke-opacity=".6" d="%s"/>`, class, path.String())
 }
 
-// names writes the name of each series beside its last point, as far as there is room.
+// names writes the name of each series beside its last point, if there is enough space.
 func (f *frame) names(all []series) {
 	byEnd := slices.Clone(all)
 	last := func(s series) float64 { return f.y(s.ys[len(s.ys)-1]) }
@@ -136,7 +137,7 @@ func (f *frame) names(all []series) {
 	}
 }
 
-// plots are all of them, by path.
+// plots returns all plots, by path.
 func (d data) plots() map[string][]byte {
 	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot()}
 	for _, p := range programs {
@@ -147,7 +148,7 @@ func (d data) plots() map[string][]byte {
 	return all
 }
 
-// programPlot shows the total under each rule in multiples of what one rank alone does.
+// programPlot shows the total under each rule, in multiples of the total of one rank alone.
 func (d data) programPlot(p program) []byte {
 	alone, _, _ := d.at(p.name, 1, "uncapped")
 	one := record.Median(alone.total)
@@ -166,8 +167,8 @@ func (d data) programPlot(p program) []byte {
 			}
 			fewest, most = min(fewest, len(c.total)), max(most, len(c.total))
 			s.xs, s.ys = append(s.xs, float64(n)), append(s.ys, record.Median(c.total)/one)
-			s.least, s.max = append(s.least, slices.Min(c.total)/one), append(s.max, slices.Max(c.total)/one)
-			f.mostY = max(f.mostY, 1.03*slices.Max(c.total)/one)
+			s.low, s.high = append(s.low, slices.Min(c.total)/one), append(s.high, slices.Max(c.total)/one)
+			f.maxY = max(f.maxY, 1.03*slices.Max(c.total)/one)
 		}
 		all = append(all, s)
 	}
@@ -185,28 +186,28 @@ func (d data) programPlot(p program) []byte {
 	return f.end()
 }
 
-// sweepPlot shows what came of each percentage: SMs above, memory below, because their units differ.
+// sweepPlot shows the result of each percentage: SMs above, memory below, because their units differ.
 func (d data) sweepPlot() []byte {
 	var xs, sms, memory []float64
 	for _, p := range d.sweep {
 		if percent, ok := strings.CutSuffix(p.Asked, "%"); ok {
-			x, _ := strconv.ParseFloat(percent, 64) // "37", as the runner writes it
+			x, _ := strconv.ParseFloat(percent, 64) // "37", in the format of the measuring program
 			xs, sms, memory = append(xs, x), append(sms, float64(p.SMs)), append(memory, float64(p.ContextMiB))
 		}
 	}
 	pic := begin("What a percentage of an H200 gives", "One client at a time, one measurement for each percentage")
 	marks := []float64{0, 20, 40, 60, 80, 100}
-	upper := frame{picture: pic, mostX: 100, mostY: 140, xs: marks, top: top, bottom: 166}
+	upper := frame{picture: pic, maxX: 100, maxY: 140, xs: marks, top: top, bottom: 166}
 	upper.axes()
 	upper.stairs("blue", "SMs that", "CUDA reports", xs, sms)
-	lower := frame{picture: pic, mostX: 100, mostY: 620, xs: marks, top: 190, bottom: height - bottom}
+	lower := frame{picture: pic, maxX: 100, maxY: 620, xs: marks, top: 190, bottom: height - bottom}
 	lower.axes()
 	lower.stairs("red", "memory of the", "context, MiB", xs, memory)
 	lower.xAxis("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 	return pic.end()
 }
 
-// stairs draws values that stay the same up to the next one.
+// stairs draws values that stay constant until the next value.
 func (f *frame) stairs(class, name, more string, xs, ys []float64) {
 	var path strings.Builder
 	for i := range xs {

@@ -15,7 +15,8 @@ import (
 
 const docs = "../../../../docs"
 
-// The committed pages and plots are what the program makes of the committed measurements.
+// TestThePagesAreWhatTheProgramMakes checks that the program makes the committed pages and plots from the committed
+// measurements.
 func TestThePagesAreWhatTheProgramMakes(t *testing.T) {
 	files, err := makeAll(docs)
 	if err != nil {
@@ -24,12 +25,12 @@ func TestThePagesAreWhatTheProgramMakes(t *testing.T) {
 	for path, want := range files {
 		got, err := os.ReadFile(filepath.Join(docs, path))
 		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("docs/%s is not what its measurements say (%v): run make benchmarks", path, err)
+			t.Errorf("docs/%s does not match its measurements (%v): run make benchmarks", path, err)
 		}
 	}
 	plots, err := filepath.Glob(filepath.Join(docs, "plots", "*"))
 	if err != nil || len(plots) != len(files)-len(pages) {
-		t.Errorf("docs/plots has %d files, %d are made (%v)", len(plots), len(files)-len(pages), err)
+		t.Errorf("docs/plots has %d files, want %d (%v)", len(plots), len(files)-len(pages), err)
 	}
 }
 
@@ -70,7 +71,7 @@ func TestAPageWithWrongMarkersIsRefused(t *testing.T) {
 	}
 }
 
-// The endings in the plot are those of the table in benchmarks.md.
+// TestEndsAreThoseOfTheDocument checks that the endings in the plot are those of the table in benchmarks.md.
 func TestEndsAreThoseOfTheDocument(t *testing.T) {
 	ends, err := readEnds(filepath.Join(docs, "measurements"))
 	if err != nil {
@@ -83,10 +84,10 @@ func TestEndsAreThoseOfTheDocument(t *testing.T) {
 	}
 }
 
-// No label of an axis has more digits than its step.
+// TestLabelsOfAxesAreShort checks that no label of an axis has more digits than the axis's step.
 func TestLabelsOfAxesAreShort(t *testing.T) {
 	for _, most := range []float64{0.87, 1.05, 1.3, 2.6, 6, 14, 27, 140, 620} {
-		f := frame{picture: begin("", ""), top: top, bottom: height - bottom, mostY: most}
+		f := frame{picture: begin("", ""), top: top, bottom: height - bottom, maxY: most}
 		f.axes()
 		if text := f.String(); strings.Contains(text, "0000") || strings.Contains(text, "9999") {
 			t.Errorf("%g: %s", most, text)

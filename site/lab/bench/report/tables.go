@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab/bench/record"
 )
 
-// parts are the parts of the pages by the names of their markers.
+// parts returns the parts of the pages, by the names of their markers.
 func (d data) parts() map[string]string {
 	bars, missed := d.bars()
 	return map[string]string{
@@ -21,7 +21,7 @@ func (d data) parts() map[string]string {
 	}
 }
 
-// table is a Markdown table.
+// table returns a Markdown table.
 func table(head []string, rows [][]string) string {
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
@@ -33,7 +33,7 @@ func table(head []string, rows [][]string) string {
 	return b.String()
 }
 
-// count writes a rate.
+// count formats a rate.
 func count(x float64) string {
 	if x >= 100 {
 		return fmt.Sprintf("%.0f", x)
@@ -45,7 +45,7 @@ func ms(x float64) string { return fmt.Sprintf("%.1f", x) }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
 
-// dates are the days on which something was measured.
+// dates returns the days of the measurements.
 func dates(all []hooks) string {
 	var days []string
 	for _, h := range all {
@@ -56,16 +56,16 @@ func dates(all []hooks) string {
 	return strings.Join(days, " and ")
 }
 
-// The matrix is read first, and then the moments and the sweep, which are of one machine (readData).
+// readData reads the matrix first, and then the moments and the sweep. Moments and sweep are of one machine.
 func (d data) machineOfMatrix() record.Machine  { return d.machines[0] }
 func (d data) machineOfMoments() record.Machine { return d.machines[len(d.machines)-1] }
 
-// of says the machine that a part's figures are from.
+// of returns the machine of a part's figures.
 func of(m record.Machine) string {
 	return fmt.Sprintf("%s, driver %s, %d CPUs, compute mode left alone, %s", m.GPU, m.Driver, m.CPUs, m.Date)
 }
 
-// gains are the shipped rule and the best one beside time-slicing and integer percentages, at 8 ranks.
+// gains compares the shipped rule and the best rule with time-slicing and with integer percentages, at 8 ranks.
 func (d data) gains() string {
 	const n = 8
 	total := func(program, rule string) float64 {
@@ -84,7 +84,7 @@ func (d data) gains() string {
 		table([]string{"program", "compared with time-slicing", "compared with integer 100/n", "best rule, compared with time-slicing", "GPU", "windows"}, rows))
 }
 
-// signed writes a gain in whole percent.
+// signed formats a gain in whole percent.
 func signed(gain float64) string {
 	if math.Abs(gain) < 0.005 {
 		return "0 %"
@@ -137,7 +137,7 @@ func (d data) entry(program string, n int, rule string) string {
 	return text
 }
 
-// standingSet is what the rules are judged over.
+// standingSet is a set of programs and ranks over which the rules are compared.
 type standingSet struct {
 	title    string
 	programs []string
@@ -150,7 +150,7 @@ var standingSets = []standingSet{
 	{"all eight; 8 ranks", []string{"fma", "small", "nbody", "halo", "triad", "fft", "transformer", "cg"}, []int{8}},
 }
 
-// standings is how the rules do over one set.
+// standings compares the rules over one set.
 func (d data) standings(set standingSet) string {
 	var rows [][]string
 	for _, rule := range rules {
@@ -200,7 +200,7 @@ func (d data) slurmTotals(rule string) []float64 {
 
 func span(all []float64) string { return count(slices.Min(all)) + " to " + count(slices.Max(all)) }
 
-// jobs are the ways of a job to its first kernel.
+// jobs are the ways in which a job gets to its first kernel.
 var jobs = [][2]string{{"no MPS", "without MPS, no hooks"}, {"bash", "hooks in bash"}, {"ours", "prolog, mpirun-wrap, epilog"}}
 
 func (d data) moments() string {
@@ -265,7 +265,7 @@ func (d data) simulatedHooks() string {
 		table([]string{"GPUs", "leases", "scope", "floor", "prolog", "to the floor", "outside", "quit", "epilog", "to quit"}, rows))
 }
 
-// besideBash is the prolog and the epilog beside hooks in bash, by the number of GPUs.
+// besideBash compares the prolog and the epilog with hooks in bash, by the number of GPUs.
 func (d data) besideBash() string {
 	var rows [][]string
 	for _, s := range d.simulated.Sets {
@@ -279,7 +279,7 @@ func (d data) besideBash() string {
 		table([]string{"GPUs", "prolog", "in bash", "times ours", "epilog", "in bash", "times ours"}, rows))
 }
 
-// ruleOf is the rule of the tables that mpsctl calls by a name of its own: "none" is uncapped, "overlap:2" overlap 2.
+// ruleOf returns the rule of the tables for a name of mpsctl: "none" is uncapped, and "overlap:2" is overlap 2.
 func ruleOf(share string) string {
 	if share == "none" {
 		return "uncapped"
@@ -287,14 +287,14 @@ func ruleOf(share string) string {
 	return strings.ReplaceAll(share, ":", " ")
 }
 
-// toBest is what a rule gives of what the best one does.
+// toBest returns the ratio of a rule's total to that of the best rule, and the name of the best rule.
 func (d data) toBest(program string, ranks int, rule string) (part float64, best string) {
 	best, most := d.best(program, ranks)
 	c, _, _ := d.at(program, ranks, rule)
 	return record.Median(c.total) / most, best
 }
 
-// tuned is what mps-tune said of each program, beside what the rules give according to the tables.
+// tuned compares mps-tune's choice for each program with the rules' totals in the tables.
 func (d data) tuned() string {
 	var rows [][]string
 	for _, on := range d.tunes {
@@ -309,7 +309,7 @@ func (d data) tuned() string {
 		table([]string{"GPUs of the machine", "program", "named", "of the best, in the tables above", "which is", "rules a run of which failed"}, rows))
 }
 
-// failures are the rules of which a run failed.
+// failures returns the rules of which a run failed.
 func failures(t record.Tune) (rules []string) {
 	for _, r := range t.Report.Rules {
 		if r.Failed != "" {
@@ -319,7 +319,7 @@ func failures(t record.Tune) (rules []string) {
 	return rules
 }
 
-// growth is what grows with the ranks of a GPU and with the jobs of a node.
+// growth shows the growth with the ranks of a GPU and with the jobs of a node.
 func (d data) growth() string {
 	g := d.grown.Growth
 	var rows [][]string
@@ -333,7 +333,7 @@ func (d data) growth() string {
 		record.Median(none), slices.Min(none), slices.Max(none), record.Median(ours), slices.Min(ours), slices.Max(ours))
 }
 
-// wrapper is the wrapper beside one in bash, by whole processes.
+// wrapper compares the wrapper with one in bash, by whole processes.
 func (d data) wrapper() string {
 	w := d.wrapped.Wrapper
 	var rows [][]string
@@ -345,7 +345,7 @@ func (d data) wrapper() string {
 		table([]string{"", "one rank", "to the floor", fmt.Sprintf("%d at once", w.Ranks), "to the floor"}, rows))
 }
 
-// bars are the aims, each with what was measured, and how many are missed.
+// bars returns the aims with the measured values, and the number of aims that are missed.
 func (d data) bars() (aims, missed string) {
 	var rows [][]string
 	failed := 0
