@@ -11,7 +11,7 @@ import (
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
 
-// completed are the words to which bash completes the last one. The wrapper's help is a stand-in.
+// completed returns the words to which bash completes the last word. A function replaces the wrapper's help.
 func completed(t *testing.T, words ...string) []string {
 	t.Helper()
 	const script = `source mpirun-wrap.bash
@@ -41,7 +41,8 @@ func TestCompletionOfTheWrapper(t *testing.T) {
 	}
 }
 
-// The script knows which flags have a value, and offers values that the wrapper takes.
+// TestCompletionFollowsTheFlags checks that the script knows which flags have a value, and that it offers only values
+// that the wrapper accepts.
 func TestCompletionFollowsTheFlags(t *testing.T) {
 	for _, s := range mpirunwrap.Settings() {
 		if s.Value == "" {
@@ -49,7 +50,7 @@ func TestCompletionFollowsTheFlags(t *testing.T) {
 		}
 		values := completed(t, "--"+s.Flag, "")
 		if slices.Contains(values, "mpirun-wrap.bash") {
-			t.Errorf("--%s completes to files and programs: the script takes it for a switch", s.Flag)
+			t.Errorf("--%s completes to files and programs: the script treats it as a switch", s.Flag)
 		}
 		for _, value := range values {
 			if strings.HasSuffix(value, ":") {

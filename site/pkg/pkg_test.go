@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pkg holds what a site installs to what the house says of it. The packages themselves are made and tried by
-// make test-packages.
+// Package pkg checks that the files which a site installs match the documents and the sources. make test-packages
+// builds and tests the packages themselves.
 package pkg
 
 import (
@@ -28,8 +28,8 @@ func entries(t *testing.T) []contents.Entry {
 	return all
 }
 
-// Every file has the mode that slurmd and users need, no file is another's than root's, and all that a site edits is a
-// configuration file that an upgrade leaves alone.
+// TestEntries checks that every file has the mode that slurmd and users need, and that root owns every file. A file
+// that a site edits must be a configuration file, because an upgrade does not change those.
 func TestEntries(t *testing.T) {
 	programs := map[string]bool{}
 	for _, e := range entries(t) {
@@ -63,7 +63,8 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// The packages hold the license of slurm-mps, and those of all modules in the programs.
+// TestLicenses checks that the packages contain the license of slurm-mps and the licenses of all modules in the
+// programs.
 func TestLicenses(t *testing.T) {
 	all := entries(t)
 	for src, dst := range map[string]string{"LICENSE": "/usr/share/doc/slurm-mps/LICENSE", "${BUILT}/NOTICES": "/usr/share/doc/slurm-mps/NOTICES"} {
@@ -77,7 +78,7 @@ func TestLicenses(t *testing.T) {
 	}
 }
 
-// No file of site/etc is forgotten, and what its first line says of its place is where it is put.
+// TestEveryFileOfTheSite checks that each file of site/etc is packaged, at the path that its first line names.
 func TestEveryFileOfTheSite(t *testing.T) {
 	files, err := filepath.Glob("../etc/*")
 	if err != nil {
@@ -96,14 +97,14 @@ func TestEveryFileOfTheSite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said := regexp.MustCompile(`^# (/(?:usr|etc)/\S+slurm-mps\S*):`).FindSubmatch(content)
-		if dst := entries(t)[i].Target; said != nil && string(said[1]) != dst {
-			t.Errorf("%s says it is %s, and is put at %s", file, said[1], dst)
+		named := regexp.MustCompile(`^# (/(?:usr|etc)/\S+slurm-mps\S*):`).FindSubmatch(content)
+		if dst := entries(t)[i].Target; named != nil && string(named[1]) != dst {
+			t.Errorf("%s names the path %s, but the package installs it at %s", file, named[1], dst)
 		}
 	}
 }
 
-// The scripts are the shell's language, and know the form of a lease that the programs know.
+// TestScripts checks that the scripts are valid shell, and that they know the lease format of the programs.
 func TestScripts(t *testing.T) {
 	scripts, err := filepath.Glob("scripts/*")
 	if err != nil || len(scripts) != 6 {
@@ -120,7 +121,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// The package of the SPANK plugin puts the plugin and its line into the places that docs/operator.md names.
+// TestSpankEntries checks that the package of the SPANK plugin installs the plugin and its line at the paths that
+// docs/operator.md names.
 func TestSpankEntries(t *testing.T) {
 	all, err := contents.Read("spank.yaml")
 	if err != nil {

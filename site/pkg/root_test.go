@@ -22,7 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// built is the folder with the packages and the clean root, as make test-packages has it.
+// built returns the folder with the packages and the clean root, which make test-packages makes.
 func built(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("PACKAGES")
@@ -32,15 +32,16 @@ func built(t *testing.T) string {
 	return dir
 }
 
-// root is a clean Debian of its own processes: what is done there is gone with the test.
+// root is a clean Debian with its own processes. All changes in it disappear with the test.
 type root struct {
 	t   *testing.T
 	ctx context.Context
-	dir string // seen from outside
-	pid int    // of its first process
+	dir string // the path from outside
+	pid int    // the pid of its first process
 }
 
-// newRoot lays a writable layer over the clean root. Its processes die with the first one, and that with the test.
+// newRoot mounts a writable layer over the clean root. The root's processes die with its first process, and the first
+// process dies with the test.
 func newRoot(t *testing.T, base string) root {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
@@ -52,7 +53,7 @@ func newRoot(t *testing.T, base string) root {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	const script = `set -e
 mkdir -p "$1/upper" "$1/work" "$1/root"
-mount -t tmpfs none "$1/upper" # so that nothing stays where a test is killed
+mount -t tmpfs none "$1/upper" # so that a killed test leaves no files
 mkdir "$1/upper/u" "$1/upper/w"
 mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper/u,workdir=$1/upper/w" "$1/root"
 mount -t proc proc "$1/root/proc"
@@ -68,9 +69,9 @@ exec sleep infinity`
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	said := make([]byte, 6)
-	if n, err := out.Read(said); err != nil || !strings.HasPrefix(string(said[:n]), "ready") {
-		t.Fatalf("cannot make a root: %q, %v", said[:n], err)
+	printed := make([]byte, 6)
+	if n, err := out.Read(printed); err != nil || !strings.HasPrefix(string(printed[:n]), "ready") {
+		t.Fatalf("cannot make a root: %q, %v", printed[:n], err)
 	}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
 	pid, err2 := strconv.Atoi(strings.TrimSpace(string(children)))
@@ -80,17 +81,17 @@ exec sleep infinity`
 	return root{t, ctx, fmt.Sprintf("/proc/%d/root%s/root", pid, dir), pid}
 }
 
-// command is a shell's command line in the root, with this environment alone.
+// command returns a shell's command line in the root, with only this environment.
 func (r root) command(env []string, script string) *exec.Cmd {
 	inside := fmt.Sprintf("/proc/%d/root", r.pid)
 	target, _ := filepath.Rel(inside, r.dir)
 	cmd := exec.CommandContext(r.ctx, "nsenter", "--target", strconv.Itoa(r.pid), "--mount", "--pid", "/usr/sbin/chroot", "/"+target, "/bin/sh", "-c", script)
 	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}, env...)
-	cmd.WaitDelay = 5 * time.Second // a daemon that kept our pipe is not waited for
+	cmd.WaitDelay = 5 * time.Second // do not wait for a daemon that keeps our pipe open
 	return cmd
 }
 
-// run runs it to its end.
+// run runs a command until it ends.
 func (r root) run(env []string, script string) (code int, output string) {
 	r.t.Helper()
 	cmd := r.command(env, script)
@@ -104,7 +105,7 @@ func (r root) run(env []string, script string) (code int, output string) {
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
-// must runs a command that has to end with this code, and returns what it says.
+// must runs a command and returns its output. The command must end with this code.
 func (r root) must(code int, script string) string {
 	r.t.Helper()
 	got, out := r.run(nil, script)
@@ -116,7 +117,7 @@ func (r root) must(code int, script string) string {
 
 func (r root) path(name string) string { return filepath.Join(r.dir, name) }
 
-// bring puts a file of this machine into the root.
+// bring copies a file of this machine into the root.
 func (r root) bring(from, to string) {
 	r.t.Helper()
 	content, err := os.ReadFile(from)
@@ -132,7 +133,7 @@ func (r root) write(path, content string) {
 	}
 }
 
-// driver gives the root a simulated driver with two GPUs, and says so in site.hcl.
+// driver installs a simulated driver with two GPUs in the root, and sets its paths in site.hcl.
 func (r root) driver() {
 	r.t.Helper()
 	dir, err := testnode.Shared()
@@ -163,7 +164,7 @@ func (r root) hook(program string) (code int, output string) {
 	return cmd.ProcessState.ExitCode(), out.String()
 }
 
-// rank starts a client of job 7 through the wrapper and returns when it runs on its GPU.
+// rank starts a client of job 7 through the wrapper. It returns when the client runs on its GPU.
 func (r root) rank() *exec.Cmd {
 	r.t.Helper()
 	env := []string{"SLURM_JOB_ID=7", "LD_LIBRARY_PATH=/opt/sim/lib"}
@@ -174,29 +175,29 @@ func (r root) rank() *exec.Cmd {
 	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Second)
 	defer cancel()
 	for {
-		said, _ := os.ReadFile(r.path("/tmp/rank.out"))
-		if strings.Contains(string(said), " ready") {
+		printed, _ := os.ReadFile(r.path("/tmp/rank.out"))
+		if strings.Contains(string(printed), " ready") {
 			return cmd
 		}
 		if !site.Sleep(ctx, 20*time.Millisecond) {
-			r.t.Fatalf("the rank does not run: %s", said)
+			r.t.Fatalf("the rank does not run: %s", printed)
 		}
 	}
 }
 
-// packages makes the packages under another version.
+// packages makes the packages with another version.
 func packages(t *testing.T, dir, version string) (deb, rpm string) {
 	t.Helper()
 	out := t.TempDir()
 	cmd := exec.Command("./build.sh", filepath.Join(dir, "package"), out)
 	cmd.Env = append(os.Environ(), "VERSION="+version)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, said)
+	if printed, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, printed)
 	}
 	return only(t, out, ourDeb), only(t, out, ourRPM)
 }
 
-// The packages of a node, beside those of the SPANK plugin.
+// These patterns match the packages of a node, but not those of the SPANK plugin.
 const (
 	ourDeb = "slurm-mps_[0-9]*.deb"
 	ourRPM = "slurm-mps-[0-9]*.rpm"
@@ -211,7 +212,7 @@ func only(t *testing.T, dir, pattern string) string {
 	return found[0]
 }
 
-// manager is what installs packages in a root.
+// manager is a package manager in a root.
 type manager struct {
 	name, install, upgrade, remove, has string
 }
@@ -221,8 +222,9 @@ var (
 	rpm  = manager{"rpm", "rpm -i --nodeps /old", "rpm -U --nodeps /new", "rpm -e slurm-mps", "rpm -q slurm-mps"}
 )
 
-// A job runs on through an upgrade and is closed by the new epilog; the admin's policy stays; a removal is refused
-// while a job holds a GPU, and says afterwards what it leaves.
+// TestRootInstallUpgradeRemove installs, upgrades and removes the packages. A job continues during an upgrade, and
+// the new epilog closes it. The admin's policy stays. A removal is refused while a job holds a GPU. After a removal,
+// the output names the files that are left.
 //
 // Contract: R10
 func TestRootInstallUpgradeRemove(t *testing.T) {
@@ -248,7 +250,7 @@ func (r root) lives(m manager) {
 	t := r.t
 	r.must(0, m.install)
 	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
-		t.Errorf("installed, it says %s", out)
+		t.Errorf("after the installation, the programs print %s", out)
 	}
 	r.driver()
 	r.must(0, "echo '# ours' >>/etc/slurm-mps/policy.hcl")
@@ -260,18 +262,18 @@ func (r root) lives(m manager) {
 
 	r.must(0, m.upgrade)
 	if after := r.must(0, "stat -c %i /usr/bin/mpirun-wrap /usr/libexec/slurm-mps/epilog"); after == before {
-		t.Error("the upgrade left the old files in place")
+		t.Error("the upgrade did not replace the old files")
 	}
 	r.must(0, "tail -n 1 /etc/slurm-mps/policy.hcl | grep -qx '# ours'")
 	if out := r.must(0, "mpsctl status"); !strings.Contains(out, "job 7") || !strings.Contains(out, "cuda-client") {
-		t.Errorf("after the upgrade the rank is no client:\n%s", out)
+		t.Errorf("after the upgrade, the rank is not a client:\n%s", out)
 	}
 	if err := rank.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the rank has ended: %v", err)
 	}
 
 	if out := r.must(1, m.remove); !strings.Contains(out, "held for job 7: drain the node") {
-		t.Errorf("a removal in mid-job says %s", out)
+		t.Errorf("a removal during a job prints %s", out)
 	}
 	r.must(0, m.has)
 	r.must(0, "test -x /usr/libexec/slurm-mps/epilog")
@@ -290,26 +292,26 @@ func (r root) lives(m manager) {
 	out := r.must(0, m.remove)
 	for _, want := range []string{"left on this node", "take Prolog=, Epilog= and TaskProlog= out of it"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("the removal does not say %q: %s", want, out)
+			t.Errorf("the removal does not print %q: %s", want, out)
 		}
 	}
 	if _, err := os.Lstat(r.path("/usr/libexec/slurm-mps")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("programs are left: %v", err)
 	}
-	r.must(0, "cat /etc/slurm-mps/policy.hcl* | grep -qx '# ours'") // what is the admin's own
+	r.must(0, "cat /etc/slurm-mps/policy.hcl* | grep -qx '# ours'") // the admin's own line
 	if m == dpkg {
 		r.must(0, "dpkg --purge slurm-mps && test ! -e /etc/slurm-mps && test ! -e /var/log/slurm-mps && test ! -e /var/lib/slurm-mps")
 	}
 }
 
-// collects does what slurm-mps-metrics.service does: the line is its own.
+// collects runs the command line of slurm-mps-metrics.service.
 func (r root) collects() {
 	r.t.Helper()
 	r.must(0, `mkdir -p /var/lib/slurm-mps/metrics; OUT=/var/lib/slurm-mps/metrics/slurm-mps.prom; eval "$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/slurm-mps-metrics.service)"`)
 	r.must(0, "cd /var/lib/slurm-mps/metrics && grep -qx 'slurm_mps_closed_jobs_total 1' slurm-mps.prom && grep -qx 'slurm_mps_clients_total 1' slurm-mps.prom")
 }
 
-// rotates holds that logrotate takes its file, and that the log is begun anew afterwards.
+// rotates checks that logrotate accepts its file, and that the log starts again after the rotation.
 func (r root) rotates() {
 	r.t.Helper()
 	r.must(0, "apt-get -qq update && apt-get -qq install --no-install-recommends logrotate >/dev/null")
@@ -320,7 +322,7 @@ func (r root) rotates() {
 	r.must(0, "test -s /var/log/slurm-mps/slurm-mps.log")
 }
 
-// newerForm holds that a version is not installed over leases that it cannot undo.
+// newerForm checks that a version cannot be installed over leases that it cannot undo.
 func (r root) newerForm(m manager) {
 	r.t.Helper()
 	const planted = "/run/slurm-mps/leases/9.json"
@@ -333,7 +335,7 @@ func (r root) newerForm(m manager) {
 	r.must(0, m.has)
 }
 
-// Two builds of a commit, in two places, give the same bytes.
+// TestRootSameBytes checks that two builds of a commit in two folders give the same bytes.
 func TestRootSameBytes(t *testing.T) {
 	built(t)
 	var sums []string

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// spankPackages are the packages of the SPANK plugin that make packages has made, by the release of Slurm.
+// spankPackages returns the packages of the SPANK plugin that make packages has made, by the release of Slurm.
 func spankPackages(t *testing.T, dir string) (debs, rpms map[string]string) {
 	t.Helper()
 	debs, rpms = map[string]string{}, map[string]string{}
@@ -27,13 +27,13 @@ func spankPackages(t *testing.T, dir string) (debs, rpms map[string]string) {
 		map[string]map[string]string{"deb": debs, "rpm": rpms}[m[2]][m[1]] = path
 	}
 	if len(debs) < 2 || len(rpms) != len(debs) {
-		t.Skipf("packages %q: want two releases of Slurm: make packages says why there are none", found)
+		t.Skipf("packages %q: want two releases of Slurm: make packages prints why there are none", found)
 	}
 	return debs, rpms
 }
 
-// The package of a release goes onto a machine with that Slurm or none, and takes the place of another release's. The
-// site's own line in plugstack.conf.d stays.
+// TestRootSpankPackages checks that the package of a release can be installed on a machine with that Slurm or without
+// Slurm, and that it replaces the package of another release. The site's own line in plugstack.conf.d must stay.
 func TestRootSpankPackages(t *testing.T) {
 	dir := built(t)
 	debs, rpms := spankPackages(t, dir)
@@ -45,7 +45,7 @@ func TestRootSpankPackages(t *testing.T) {
 		name            string
 		files           map[string]string
 		prepare         string
-		install, remove string // FILE stands for the package
+		install, remove string // FILE is replaced by the package's path
 	}{
 		{"apt", debs, "cp /old /old.deb && cp /new /new.deb", "apt-get -y -o Dpkg::Options::=--force-confold install FILE.deb", "true"},
 		{"rpm", rpms, "apt-get -qq update && apt-get -qq install --no-install-recommends rpm >/dev/null", "rpm -i --nodeps FILE", "rpm -e slurm-mps-spank-22.05"},
@@ -62,7 +62,8 @@ func TestRootSpankPackages(t *testing.T) {
 	}
 }
 
-// slurm puts a Slurm of this version into the root, as far as the package's script asks for it.
+// slurm installs a replacement for a Slurm of this version in the root. It has only the commands that the package's
+// script calls.
 func (r root) slurm(version string) {
 	r.t.Helper()
 	r.write("/usr/bin/srun", "#!/bin/sh\necho slurm-wlm "+version+"\n")
@@ -72,7 +73,7 @@ func (r root) slurm(version string) {
 func (r root) spankLives(install, remove, next string) {
 	t := r.t
 	const (
-		told    = "write this line there: include /etc/slurm/plugstack.conf.d/*.conf"
+		advice  = "write this line there: include /etc/slurm/plugstack.conf.d/*.conf"
 		snippet = "/etc/slurm/plugstack.conf.d/slurm-mps.conf"
 		sum     = "sha256sum /usr/lib/slurm-mps/slurm_mps.so"
 		refused = "slurm-mps-spank-24.11: cannot be installed: the Slurm of this machine is 22.05: install slurm-mps-spank-22.05"
@@ -83,8 +84,8 @@ func (r root) spankLives(install, remove, next string) {
 	}
 	r.must(2, "ls /usr/lib/slurm-mps/slurm_mps.so")
 
-	if out := r.must(0, install); !strings.Contains(out, told) { // there is no plugstack.conf
-		t.Errorf("without a plugstack.conf it says %s", out)
+	if out := r.must(0, install); !strings.Contains(out, advice) { // there is no plugstack.conf
+		t.Errorf("without a plugstack.conf, the installation prints %s", out)
 	}
 	r.must(0, "grep -qx 'optional /usr/lib/slurm-mps/slurm_mps.so' "+snippet)
 	before := r.must(0, sum)
@@ -93,11 +94,11 @@ func (r root) spankLives(install, remove, next string) {
 	r.write("/etc/slurm/plugstack.conf", "include /etc/slurm/plugstack.conf.d/*.conf\n")
 	r.must(0, "sed -i 's/[.]so$/.so auto_wrap=1/' "+snippet)
 	r.must(0, remove)
-	if out := r.must(0, next); strings.Contains(out, told) {
-		t.Errorf("with Debian's plugstack.conf it says %s", out)
+	if out := r.must(0, next); strings.Contains(out, advice) {
+		t.Errorf("with Debian's plugstack.conf, the installation prints %s", out)
 	}
 	if r.must(0, sum) == before {
-		t.Error("the plugin is still the old one")
+		t.Error("the new package did not replace the plugin")
 	}
 	r.must(0, "cat "+snippet+"* | grep -qx 'optional /usr/lib/slurm-mps/slurm_mps.so auto_wrap=1'")
 	if _, err := os.Stat(r.path("/usr/share/doc/slurm-mps-spank-22.05")); err == nil {

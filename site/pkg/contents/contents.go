@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contents reads the list of files that slurm-mps puts on a node: the contents of site/pkg/nfpm.yaml, which has
-// one entry a line.
+// Package contents reads the list of files that slurm-mps installs on a node. The list is the contents of
+// site/pkg/nfpm.yaml, which has one entry on each line.
 package contents
 
 import (
@@ -14,19 +14,19 @@ import (
 	"strings"
 )
 
-// Entry is a file, a folder or a link of the list.
+// Entry is a file, a folder or a link in the list.
 type Entry struct {
-	Source   string      // in the source or, behind "${BUILT}/", in the folder of what is built; the target of a link
-	Target   string      // its absolute path on a node
+	Source   string      // path in the source, or, after "${BUILT}/", in the build folder; for a link, its target
+	Target   string      // absolute path on a node
 	Kind     string      // Dir, Config, Symlink, or "" for another file
 	Mode     fs.FileMode // 0 for a link
-	Packager string      // "deb" or "rpm" if it is for one of the two alone
+	Packager string      // "deb" or "rpm" if only this packager uses the entry
 }
 
-// The kinds of an entry, in nfpm's words.
+// Dir, Config and Symlink are the kinds of an entry, in nfpm's words.
 const (
 	Dir     = "dir"
-	Config  = "config|noreplace" // an admin's own as soon as it is there
+	Config  = "config|noreplace" // an upgrade does not overwrite an existing file
 	Symlink = "symlink"
 )
 
@@ -78,7 +78,7 @@ func parse(line string) (Entry, error) {
 	return e, nil
 }
 
-// Built is the path of an entry's source below the folder of what is built; "" for a source that is not built.
+// Built returns the path of an entry's source in the build folder, or "" if the source is not built.
 func (e Entry) Built() string {
 	path, found := strings.CutPrefix(e.Source, "${BUILT}/")
 	if !found {

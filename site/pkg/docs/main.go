@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command docs copies the documents of the packages, and gives them links that work on a node: a link to a file that
-// the packages hold leads to its place there, and any other to the project's page. It runs at the top of the source.
+// Command docs copies the documents into the packages and changes their links so that they work on a node. A link to
+// a packaged file leads to the file's path there. Any other relative link leads to the project's page. The command
+// runs in the top folder of the source.
 //
 //	docs -out FOLDER
 //
-// The documents are the entries of site/pkg/nfpm.yaml whose source is below ${BUILT}/doc. "README.md" is the source's
-// own, and any other name is below docs.
+// The documents are the entries of site/pkg/nfpm.yaml with a source below ${BUILT}/doc. "README.md" is the source's
+// README.md. Any other name is a file below docs.
 package main
 
 import (
@@ -54,7 +55,7 @@ func run(top, out string) error {
 	return nil
 }
 
-// packaged is which files of the source the packages hold, and where.
+// packaged lists the files of the source that the packages contain, and their paths there.
 type packaged struct {
 	home   string            // the project's page
 	places map[string]string // by the path in the source
@@ -94,7 +95,7 @@ func readPackaged(list string) (packaged, error) {
 
 var link = regexp.MustCompile(`\]\(([^)\s#]+)(#[^)\s]*)?\)`)
 
-// relink is a document with its relative links as they have to be in the package.
+// relink returns a document in which the relative links work in the package.
 func (s packaged) relink(source, text string) string {
 	return link.ReplaceAllStringFunc(text, func(found string) string {
 		m := link.FindStringSubmatch(found)

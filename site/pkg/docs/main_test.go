@@ -35,11 +35,11 @@ func TestRelink(t *testing.T) {
 	}
 }
 
-// forSource are the pages that only a person with the source needs, so the packages do not hold them.
+// forSource are the pages that only a person with the source needs. The packages do not contain them.
 var forSource = []string{"development.md"}
 
-// The packages hold every page of docs for users and admins, and each link in them leads to a file that they hold or to
-// the project's page.
+// TestThePackagedDocuments checks that the packages contain every page of docs for users and admins. Each link in
+// these pages must lead to a packaged file or to the project's page.
 func TestThePackagedDocuments(t *testing.T) {
 	s, err := readPackaged(filepath.Join(top, "site/pkg/nfpm.yaml"))
 	if err != nil {
@@ -80,7 +80,8 @@ func TestThePackagedDocuments(t *testing.T) {
 	}
 }
 
-// Each relative link of the documents leads to a file of the source, and to a heading that the file has.
+// TestTheLinksOfTheDocuments checks that each relative link of the documents leads to a file of the source, and to a
+// heading in that file.
 func TestTheLinksOfTheDocuments(t *testing.T) {
 	found := 0
 	for _, page := range documents(t) {
@@ -114,7 +115,7 @@ var (
 	dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
 )
 
-// anchors are GitHub's names of a page's headings.
+// anchors returns GitHub's names of a page's headings.
 func anchors(text string) (all []string) {
 	for _, m := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
 		all = append(all, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))

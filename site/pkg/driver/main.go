@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command driver makes a simulated driver of two H200s in a folder, for walk.sh: `driver BUILT FOLDER`.
+// Command driver makes a simulated driver with two H200s in a folder, for walk.sh: `driver BUILT FOLDER`.
 package main
 
 import (

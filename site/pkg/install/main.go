@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command install puts the files of the packages onto a machine that takes no package, or into a folder: for
-// "make install". It runs at the top of the source.
+// Command install installs the files of the packages on a machine without a package manager, or in a folder. "make
+// install" runs it in the top folder of the source.
 //
 //	install -built FOLDER [-destdir FOLDER] [-prefix /usr]
 //
-// A configuration file that is there stays as it is.
+// An existing configuration file stays unchanged.
 package main
 
 import (
@@ -27,19 +27,19 @@ import (
 
 func main() {
 	var d destination
-	flag.StringVar(&d.built, "built", "", "folder of what site/pkg/parts.sh has made")
-	flag.StringVar(&d.destdir, "destdir", "", "folder in place of /")
-	flag.StringVar(&d.prefix, "prefix", "/usr", "folder in place of /usr")
+	flag.StringVar(&d.built, "built", "", "folder with the output of site/pkg/parts.sh")
+	flag.StringVar(&d.destdir, "destdir", "", "folder that replaces /")
+	flag.StringVar(&d.prefix, "prefix", "/usr", "folder that replaces /usr")
 	flag.Parse()
 	d.top = "."
-	syscall.Umask(0o022) // folders between those of the list are for all to enter
+	syscall.Umask(0o022) // every user may enter the folders between those of the list
 	if err := d.run(flag.NArg(), os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "install: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// destination is where files come from and go to.
+// destination names the folders from which files are copied and to which they are copied.
 type destination struct{ top, built, destdir, prefix string }
 
 func (d destination) run(operands int, out io.Writer) error {
@@ -51,7 +51,7 @@ func (d destination) run(operands int, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" }) // Debian's own place for zsh
+	all = slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" }) // these files are for Debian's own zsh folder
 	moved := d.moved(all)
 	for _, e := range all {
 		if err := d.put(e, moved, out); err != nil {
@@ -61,7 +61,7 @@ func (d destination) run(operands int, out io.Writer) error {
 	return nil
 }
 
-// path is where an entry goes.
+// path returns the path at which an entry is installed.
 func (d destination) path(target string) string {
 	if rest, found := strings.CutPrefix(target, "/usr/"); found {
 		target = d.prefix + "/" + rest
@@ -69,7 +69,8 @@ func (d destination) path(target string) string {
 	return filepath.Join(d.destdir, target)
 }
 
-// moved replaces the paths of all files by those that they have below another prefix than /usr.
+// moved returns a replacer for texts. It replaces the paths of all files by their paths below another prefix than
+// /usr.
 func (d destination) moved(all []contents.Entry) *strings.Replacer {
 	longest := slices.SortedFunc(slices.Values(all), func(a, b contents.Entry) int {
 		return cmp.Compare(len(b.Target), len(a.Target))
@@ -107,11 +108,11 @@ func (d destination) put(e contents.Entry, moved *strings.Replacer, out io.Write
 		}
 		return nil
 	}
-	// The file takes its place as a whole: a program that runs keeps its old file.
+	// The rename replaces the file in one step, so a running program keeps its old file.
 	return errors.Join(os.WriteFile(draft, content, e.Mode), os.Chmod(draft, e.Mode), os.Rename(draft, path))
 }
 
-// content is what an entry's file holds. A site's files name programs by path.
+// content returns the content of an entry's file. In a site's files, it replaces the paths of programs.
 func (d destination) content(e contents.Entry, moved *strings.Replacer) ([]byte, error) {
 	if built := e.Built(); built != "" {
 		return os.ReadFile(filepath.Join(d.built, built))

@@ -19,7 +19,7 @@ import (
 
 const top = "../../.."
 
-// list is the packages' list, without what is Debian's alone.
+// list returns the packages' list, without the entries that are only for Debian.
 func list(t *testing.T) []contents.Entry {
 	t.Helper()
 	all, err := contents.Read(top + "/site/pkg/nfpm.yaml")
@@ -29,7 +29,7 @@ func list(t *testing.T) []contents.Entry {
 	return slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" })
 }
 
-// planted is a folder with a file for each thing that is built.
+// planted returns a build folder with a file for each built entry.
 func planted(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,7 +46,7 @@ func planted(t *testing.T) string {
 	return dir
 }
 
-// want are the files, links and folders of the list, with the permissions of each.
+// want returns the files, links and folders of the list, with their permissions.
 func want(t *testing.T, prefix string) map[string]fs.FileMode {
 	t.Helper()
 	modes := map[string]fs.FileMode{}
@@ -67,7 +67,7 @@ func want(t *testing.T, prefix string) map[string]fs.FileMode {
 	return modes
 }
 
-// got are the files and links below a folder, and those of its folders that the list has.
+// got returns the files and links below a folder, and the folders that are in the list.
 func got(t *testing.T, dir string, listed map[string]fs.FileMode) map[string]fs.FileMode {
 	t.Helper()
 	modes := map[string]fs.FileMode{}
@@ -108,11 +108,12 @@ func same(t *testing.T, dir, prefix string) {
 	}
 }
 
-// An installation puts the packages' files where the packages do, twice, and leaves an admin's configuration alone.
+// TestInstall checks that an installation writes the files to the same paths as the packages. A second installation
+// must not change an admin's configuration.
 func TestInstall(t *testing.T) {
 	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/usr"}
-	var said bytes.Buffer
-	if err := d.run(0, &said); err != nil {
+	var output bytes.Buffer
+	if err := d.run(0, &output); err != nil {
 		t.Fatal(err)
 	}
 	same(t, d.destdir, "/usr")
@@ -120,12 +121,12 @@ func TestInstall(t *testing.T) {
 	if err := os.WriteFile(policy, []byte("ours"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.run(0, &said); err != nil {
+	if err := d.run(0, &output); err != nil {
 		t.Fatal(err)
 	}
 	kept, err := os.ReadFile(policy)
-	if err != nil || string(kept) != "ours" || said.String() != "install: left as it is: "+policy+"\n" {
-		t.Errorf("the second installation leaves %q, %v, and prints %q", kept, err, said.String())
+	if err != nil || string(kept) != "ours" || output.String() != "install: left as it is: "+policy+"\n" {
+		t.Errorf("after the second installation, the policy is %q, %v; it printed %q", kept, err, output.String())
 	}
 	for path, want := range map[string]string{
 		"usr/sbin/mpsctl":  "bin/mpsctl",
@@ -148,7 +149,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// Below another prefix, units and examples name the programs that are there, and other programs as before.
+// TestPrefix checks an installation below another prefix. Units and examples must name the installed programs, and
+// paths of other programs must not change.
 func TestPrefix(t *testing.T) {
 	d := destination{top: top, built: planted(t), destdir: t.TempDir(), prefix: "/opt/mps/"}
 	if err := d.run(0, &bytes.Buffer{}); err != nil {
@@ -180,10 +182,10 @@ func TestInstallNothing(t *testing.T) {
 	}
 }
 
-// make install puts the same files as the packages.
+// TestMakeInstall checks that make install installs the same files as the packages.
 func TestMakeInstall(t *testing.T) {
 	if os.Getenv("PACKAGES") == "" {
-		t.Skip("it builds the programs as packages have them: make test-packages")
+		t.Skip("PACKAGES is not set: run make test-packages")
 	}
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("there is no make")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command man makes the man pages of a package from the helps of the programs, from the documents, and from
+// Command man makes the man pages of a package. Their text comes from the programs' help, from the documents and from
 // sections.md: `man -bin FOLDER -docs FOLDER -date 2026-11-21 -out FOLDER`.
 package main
 
@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// page is a man page of a program, or, if there is none, of docs/policy.md.
+// page is a man page of a program. If program is empty, it is the page of docs/policy.md.
 type page struct {
 	program, name string
 	section       int
@@ -27,8 +27,8 @@ type page struct {
 //go:embed sections.md
 var sections string
 
-// userSections are the sections in the page of mpirun-wrap: their names there, and the document and section they are
-// from.
+// userSections are the sections in the page of mpirun-wrap. Each has its name in the page, its document and its
+// section there.
 var userSections = [][3]string{
 	{"OPTIONS AND VARIABLES", "reference.md", "mpirun-wrap"}, {"RECIPES", "recipes.md", "Launchers"},
 	{"DIAGNOSTICS", "troubleshooting.md", "Messages of mpirun-wrap"}, {"CUDA ERRORS", "troubleshooting.md", "CUDA errors"},
@@ -47,7 +47,7 @@ var pages = []page{
 
 func main() {
 	bin, docs := flag.String("bin", "", "folder of the programs"), flag.String("docs", "", "folder of the documents")
-	date, out := flag.String("date", "", "of the pages"), flag.String("out", "", "folder for the pages")
+	date, out := flag.String("date", "", "date of the pages"), flag.String("out", "", "folder for the pages")
 	flag.Parse()
 	for _, p := range pages {
 		if err := p.make(*bin, *docs, *date, *out); err != nil {
@@ -65,13 +65,13 @@ func (p page) make(bin, docs, date, out string) error {
 	return os.WriteFile(filepath.Join(out, fmt.Sprintf("%s.%d.gz", p.name, p.section)), packed(text), 0o644)
 }
 
-// packed is as gzip -9n packs it: without a time, so that the same text gives the same bytes.
+// packed compresses a text as gzip -9n does. It writes no time, so the same text gives the same bytes.
 func packed(text string) []byte {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
 	_, err1 := w.Write([]byte(text))
 	if err := errors.Join(err, err1, w.Close()); err != nil {
-		panic(err) // a buffer takes everything
+		panic(err) // a buffer accepts every write
 	}
 	return b.Bytes()
 }
@@ -132,10 +132,10 @@ func (p page) programRoff(b *strings.Builder, bin, docs string) error {
 	return nil
 }
 
-// command is a command below a program's, "mpsctl policy check".
+// command is a subcommand of a program, for example "mpsctl policy check".
 type command struct{ name, help string }
 
-// tree is every command below a line, each after the one that it is below.
+// tree returns every command below a line. Each command comes after its parent.
 func tree(bin string, line ...string) ([]command, error) {
 	help, err := ask(bin, line...)
 	if err != nil {
@@ -159,7 +159,7 @@ func tree(bin string, line ...string) ([]command, error) {
 
 const commandsHead = "Available Commands:"
 
-// below are the names of the commands that a help lists.
+// below returns the names of the commands in a help text.
 func below(help string) (names []string) {
 	_, list, _ := strings.Cut(help, "\n"+commandsHead+"\n")
 	for line := range strings.Lines(list) {
@@ -173,21 +173,21 @@ func below(help string) (names []string) {
 }
 
 func ask(bin string, line ...string) (string, error) {
-	said, err := exec.Command(filepath.Join(bin, line[0]), append(line[1:], "--help")...).Output()
+	output, err := exec.Command(filepath.Join(bin, line[0]), append(line[1:], "--help")...).Output()
 	if err != nil {
 		return "", fmt.Errorf("cannot run %s --help: %w", strings.Join(line, " "), err)
 	}
-	if len(said) == 0 {
+	if len(output) == 0 {
 		return "", fmt.Errorf("cannot read help of %s: it prints nothing", strings.Join(line, " "))
 	}
-	return string(said), nil
+	return string(output), nil
 }
 
-// heads are the headings of a help, and what a man page calls them.
+// heads maps the headings of a help text to those of a man page.
 var heads = map[string]string{"Usage:": "USAGE", "Examples:": "EXAMPLES", commandsHead: "COMMANDS", "Flags:": "OPTIONS", "Global Flags:": "OPTIONS OF EVERY COMMAND"}
 
-// body is a help as roff: paragraphs are filled, and lines that are indented stay as they are. These have 80 columns,
-// so they begin at the left.
+// body returns a help text as roff. Paragraphs are filled, and indented lines stay unchanged. Indented lines start at
+// the left edge, because they have up to 80 columns.
 func body(help, head string) string {
 	var b strings.Builder
 	literal := false
@@ -212,8 +212,8 @@ func body(help, head string) string {
 	return b.String()
 }
 
-// escape makes text literal: a backslash, a hyphen and an apostrophe mean something, and so does a dot at a line's
-// start.
+// escape makes text literal. A backslash, a hyphen, an apostrophe, and a dot at the start of a line have a meaning in
+// roff.
 func escape(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`).Replace(text)
 	if strings.HasPrefix(text, ".") {

@@ -67,7 +67,7 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// wanted are parts that a page must have.
+// wanted are the parts that each page must have.
 var wanted = map[string][]string{
 	"mpsctl":      {"\n.SS \"mpsctl policy explain\"\n", `\-\-no\-queries`, ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", "EXAMPLES"},
 	"mpirun-wrap": {".SH EXAMPLES", ".SH \"ENVIRONMENT\"", ".SH \"FILES\"", ".SH \"EXIT STATUS\"", ".SH \"RECIPES\"", `SLURM_MPS_SHARE`, "torchrun"},
@@ -97,7 +97,8 @@ one
 	}
 }
 
-// Each program's page is roff that groff has nothing to say of, has every command, and is the same each time.
+// TestPages checks that each page is roff without errors or warnings of groff, that it has every command, and that
+// every run gives the same bytes.
 func TestPages(t *testing.T) {
 	dir, err := testnode.Shared()
 	if err == nil {
@@ -132,8 +133,8 @@ func TestPages(t *testing.T) {
 		}
 		check := exec.Command(groff, "-man", "-ww", "-z", "-K", "utf8")
 		check.Stdin = strings.NewReader(text)
-		if said, err := check.CombinedOutput(); err != nil || len(said) > 0 {
-			t.Errorf("%s: %v: %s", p.name, err, said)
+		if output, err := check.CombinedOutput(); err != nil || len(output) > 0 {
+			t.Errorf("%s: %v: %s", p.name, err, output)
 		}
 	}
 }

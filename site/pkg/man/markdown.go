@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// A part of a line in markdown: code, bold text, or a link, of which the text stays.
+// marked matches code and bold text in a line of Markdown. link matches a link, of which only the text stays.
 var (
 	marked = regexp.MustCompile("`[^`]*`|\\*\\*[^*]*\\*\\*")
 	link   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// fromMarkdown is a document of this project as roff. It knows what these documents use: headings, paragraphs, lists,
-// tables and blocks of code.
+// fromMarkdown returns a document of this project as roff. It knows the forms that these documents use: headings,
+// paragraphs, lists, tables and blocks of code.
 func fromMarkdown(text string) string {
 	var b strings.Builder
 	code, before := false, ""
@@ -46,14 +46,14 @@ func fromMarkdown(text string) string {
 	return b.String()
 }
 
-// inline is the text of a line.
+// inline returns the text of a line as roff.
 func inline(text string) string {
 	text = escape(link.ReplaceAllString(text, "$1"))
 	text = marked.ReplaceAllStringFunc(text, func(part string) string { return `\fB` + strings.Trim(part, "`*") + `\fR` })
 	return cmp.Or(text, `\&`)
 }
 
-// section is what stands below a heading of a document.
+// section returns the text below a heading of a document.
 func section(text, heading string) (string, error) {
 	_, rest, found := strings.Cut(text, "\n## "+heading+"\n")
 	if !found {

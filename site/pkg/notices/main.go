@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command notices prints the licenses of what is linked into programs besides slurm-mps itself: each Go module with its
-// version, and Go's standard library.
+// Command notices prints the licenses of the code that programs link besides slurm-mps itself. This is each Go module
+// with its version, and Go's standard library.
 //
 //	notices FOLDER...
 //
-// FOLDER is a main package of this module, such as ./cmd/prolog. The same modules give the same bytes. A module without
-// a license file is an error.
+// FOLDER is a main package of this module, such as ./cmd/prolog. The same modules give the same bytes. A module
+// without a license file is an error.
 package main
 
 import (
@@ -47,14 +47,14 @@ func run(folders []string, out io.Writer) error {
 	return err
 }
 
-// module is a module that programs link.
+// module is a module that the programs link.
 type module struct {
 	path, version string
-	dir           string   // of its source
-	packages      []string // the folders of those of its packages that are linked
+	dir           string   // folder of its source
+	packages      []string // folders of its linked packages
 }
 
-// listed is what go list prints of a package.
+// listed is the output of go list for a package.
 type listed struct {
 	Dir      string
 	Standard bool
@@ -65,8 +65,8 @@ type listed struct {
 	}
 }
 
-// linked are the modules that the programs link, in the order of their paths. This module is not among them. All
-// programs are listed with C, although some are built without: those link no further module.
+// linked returns the modules that the programs link, sorted by path, without this module. It lists all programs with
+// cgo, although some are built without cgo. Those link no additional module.
 func linked(folders []string) ([]module, error) {
 	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=Dir,Standard,Module"}, folders...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
@@ -82,7 +82,7 @@ func linked(folders []string) ([]module, error) {
 	return gather(json.NewDecoder(bytes.NewReader(out)), strings.TrimSpace(string(root)))
 }
 
-// standard is the name under which the standard library stands.
+// standard is the name of the standard library in the notices.
 const standard = "Go's standard library"
 
 func gather(packages *json.Decoder, root string) ([]module, error) {
@@ -111,7 +111,7 @@ func gather(packages *json.Decoder, root string) ([]module, error) {
 	return all, nil
 }
 
-// module is the module of a package; one without a path is none that needs a notice.
+// module returns the module of a package. If its path is empty, it needs no notice.
 func (p listed) module(root string) module {
 	switch {
 	case p.Standard:
@@ -163,8 +163,8 @@ var (
 	notice  = regexp.MustCompile(`(?i)^(notice|patents)([.-][a-z]*)?$`)
 )
 
-// licenses are the files with a module's licenses and notices, below its folder: those of its root, and of each folder
-// between the root and a package that is linked.
+// licenses returns the files with a module's licenses and notices, as paths below its folder. It reads the root of
+// the module, and each folder between the root and a linked package.
 func (m module) licenses() ([]string, error) {
 	folders := []string{m.dir}
 	for _, dir := range m.packages {

@@ -26,7 +26,8 @@ func plant(t *testing.T, files map[string]string) (dir string) {
 	return dir
 }
 
-// Each module stands once, in the order of paths, with every license and notice above its linked packages.
+// TestNotices checks that each module comes once, sorted by path, with every license and notice above its linked
+// packages.
 func TestNotices(t *testing.T) {
 	root := plant(t, map[string]string{"LICENSE": "Go's\n"})
 	b := plant(t, map[string]string{
@@ -85,7 +86,7 @@ deep's
 	}
 }
 
-// A module of which the license cannot be told is an error, and nothing is printed.
+// TestNoLicense checks that a module without a clear license is an error, and that nothing is printed.
 func TestNoLicense(t *testing.T) {
 	for want, files := range map[string]map[string]string{
 		"no file LICENSE or COPYING": {"README": "under MIT", "deep/LICENSE": "deep's", "NOTICE": "a notice"},
@@ -105,11 +106,11 @@ func TestNoLicense(t *testing.T) {
 		}
 	}
 	if _, err := notices(nil); err == nil {
-		t.Error("no module at all is no error")
+		t.Error("no error without modules")
 	}
 }
 
-// What the programs of this module link is found, from the module cache alone.
+// TestLinked checks that linked finds the modules of this module's programs in the module cache alone.
 func TestLinked(t *testing.T) {
 	t.Setenv("GOFLAGS", "-mod=readonly")
 	t.Setenv("GOPROXY", "off")
