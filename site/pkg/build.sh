@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh BUILT OUT: makes the .deb and the .rpm in OUT from what make build has put into BUILT/bin. VERSION names another
-# version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are the commit's, and no path
-# or host of this machine is in them.
+# build.sh BUILT OUT: makes the .deb and the .rpm in OUT from the programs that make build has put into BUILT/bin.
+# VERSION sets another version. The same commit, compiled by the same Go and gcc, gives the same bytes: all times are
+# the commit's, and the packages contain no path or host name of this machine.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -18,7 +18,7 @@ fail() {
 
 . site/pkg/version.sh
 
-# The newest version of glibc of which a program that is not static names a symbol.
+# The newest version of glibc that a program which is not static needs for one of its symbols.
 GLIBC=$(glibc_of "$BUILT"/bin/{prolog,epilog,gpu-usage,mpsctl,mps-tune})
 [ -n "$GLIBC" ] || fail "cannot package: $BUILT/bin/prolog names no version of glibc"
 export GLIBC BUILT

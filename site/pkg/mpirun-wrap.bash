@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# bash completion of mpirun-wrap: its flags and their values, then the program with its own completion.
+# bash completion of mpirun-wrap. It completes the flags and their values, and then the program with the program's own
+# completion.
 _mpirun_wrap() {
     local cur=$2 flag='' program='' i
     for ((i = 1; i < COMP_CWORD; i++)); do
-        if [[ $flag ]]; then # bash makes three words of --gpu=block
+        if [[ $flag ]]; then # bash splits --gpu=block into three words
             [[ ${COMP_WORDS[i]} == = ]] || flag=
             continue
         fi

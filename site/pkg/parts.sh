@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# parts.sh BUILT: makes in BUILT what a node gets besides the programs of BUILT/bin: man pages, documents, completions
-# and NOTICES. The same commit gives the same bytes: the date of the man pages is the commit's.
+# parts.sh BUILT: makes the other files of a node in BUILT: man pages, documents, completions and NOTICES. The
+# programs are already in BUILT/bin. The same commit gives the same bytes: the date of the man pages is the commit's.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -16,5 +16,5 @@ go run ./site/pkg/docs -out "$BUILT/doc"
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
 go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
 for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done
-# mps-tune is one command, so it has no command completion; it completes in the same way.
+# mps-tune is a single command and cannot print its completion. It completes in the same way as mpsctl.
 sed 's/mpsctl/mps-tune/g' "$BUILT/completion/bash" >"$BUILT/completion/mps-tune"

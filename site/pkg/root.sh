@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# root.sh FOLDER [SUITE]: makes a clean root of Debian (bookworm) in FOLDER: what debootstrap calls minbase, and nothing
-# else. debootstrap is a script, and is used from its unpacked package, so nothing is installed on this machine. The
-# folder is whole or absent.
+# root.sh FOLDER [SUITE]: makes a clean root of Debian (bookworm) in FOLDER, with only the packages of debootstrap's
+# variant minbase. debootstrap is a script and runs from its unpacked package, so nothing is installed on this
+# machine. The folder is complete or absent.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -15,7 +15,7 @@ fail() {
 [ $# = 1 ] || [ $# = 2 ] || fail "usage: root.sh FOLDER [SUITE]"
 root=$(realpath -m "$1")
 suite=${2:-bookworm}
-mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | sed -n 1p)} # this machine's apt's
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Label: Debian' | sed -n 1p)} # the mirror of this machine's apt
 [ -n "$mirror" ] || fail "cannot make $root: this machine's apt has no mirror of Debian; name one: DEBIAN_MIRROR=URL"
 [ "$(id -u)" = 0 ] || fail "cannot make $root: run this as root"
 [ ! -e "$root" ] || exit 0
@@ -34,7 +34,7 @@ fi
 rm -rf "$root.part"
 mkdir -p "$(dirname "$root")"
 script=$scripts/$suite
-[ -e "$script" ] || script=$scripts/sid # a suite that is newer than this debootstrap
+[ -e "$script" ] || script=$scripts/sid # the suite is newer than this debootstrap
 debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg "$suite" "$root.part" "$mirror" "$script" >"$work/log" 2>&1 ||
     fail "cannot make $root: debootstrap failed: $(tail -n 5 "$work/log" "$root.part/debootstrap/debootstrap.log" 2>/dev/null)"
 rm -rf "$root.part"/var/cache/apt/archives/*.deb

@@ -328,8 +328,8 @@ func (r root) newerForm(m manager) {
 	const planted = "/run/slurm-mps/leases/9.json"
 	r.write(planted, `{"schema":99,"boot":"x"}`)
 	again := map[manager]string{dpkg: "dpkg -i /new", rpm: "rpm -U --nodeps --force /new"}[m]
-	if code, out := r.run(nil, again); code == 0 || !strings.Contains(out, "is of another form than it knows") {
-		r.t.Errorf("over a lease of another form: code %d, %s", code, out)
+	if code, out := r.run(nil, again); code == 0 || !strings.Contains(out, "it does not know the format of") {
+		r.t.Errorf("over a lease of another format: code %d, %s", code, out)
 	}
 	r.must(0, "rm "+planted)
 	r.must(0, m.has)

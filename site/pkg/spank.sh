@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# spank.sh BUILT OUT: makes a .deb and an .rpm of the SPANK plugin in OUT for each release of Slurm whose headers can be
-# had: those of SLURM_INCLUDE (/usr/include), and those of the releases of Debian in SUITES, which BUILT keeps. A release
-# without headers is skipped with a sentence. A plugin fits all patch levels of its release, and no other release.
+# spank.sh BUILT OUT: makes a .deb and an .rpm of the SPANK plugin in OUT for each release of Slurm whose headers it
+# can get. It uses the headers in SLURM_INCLUDE (/usr/include), and those of the Debian releases in SUITES, which it
+# keeps in BUILT. If a release has no headers, the script prints a sentence and skips the release. A plugin fits all
+# patch levels of its release, and no other release.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/../.."
 suites=${SUITES:-bookworm trixie forky}
 made=' '
 
-# headers_of SUITE: the folder with the headers of a Debian's Slurm. It is whole or absent.
+# headers_of SUITE: prints the folder with the headers of a Debian's Slurm. The folder is complete or absent.
 headers_of() {
     local kept=$BUILT/headers/$1 from
     if [ ! -d "$kept" ]; then
@@ -29,7 +30,7 @@ headers_of() {
     echo "$kept"
 }
 
-# release_of INCLUDE: "22.05"
+# release_of INCLUDE: prints the release of Slurm, for example "22.05"
 release_of() {
     local version
     version=$(sed -n 's/^#define SLURM_VERSION_NUMBER 0x\(..\)\(..\)..$/0x\1 0x\2/p' "$1/slurm/slurm_version.h")
@@ -37,7 +38,7 @@ release_of() {
     [ -n "$version" ] && printf '%02d.%02d' $version
 }
 
-# plugin INCLUDE: makes the packages of the release that the headers are of, once.
+# plugin INCLUDE: makes the packages for the release of these headers, once.
 plugin() {
     RELEASE=$(release_of "$1") || {
         echo "spank.sh: no package of the SPANK plugin: $1/slurm/slurm_version.h has no version"

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# walk.sh BUILT [SUITE]: follows docs/operator.md on a clean Debian root (BUILT/debian-SUITE, bookworm) as someone who has
-# never seen the project: the .debs of BUILT/packages, Debian's own Slurm, two simulated GPUs, to a job of four ranks under
-# MPS. Each step is shown with its seconds. The lines for slurm.conf and gres.conf are those of the installed document.
+# walk.sh BUILT [SUITE]: follows docs/operator.md on a clean Debian root (BUILT/debian-SUITE, bookworm), like a new
+# admin. It installs the .debs of BUILT/packages, Debian's own Slurm and two simulated GPUs, and runs a job of four
+# ranks under MPS. It prints each step with its seconds. The lines for slurm.conf and gres.conf come from the
+# installed document.
 set -euo pipefail
 export LC_ALL=C
 
@@ -11,7 +12,7 @@ fail() {
     exit 1
 }
 
-# The outer half: a root of its own over the clean one, with its own processes and host name. It is gone at the end.
+# outer makes a new root over the clean one, with its own processes and host name. The new root disappears at the end.
 outer() {
     local built suite=$2
     built=$(realpath "$1")
@@ -25,7 +26,7 @@ outer() {
     unshare --mount --propagation private --uts --pid --fork --kill-child "$(realpath "$0")" --inside "$built" "$work" "$suite"
 }
 
-# Below the new names: mounts, then the clean root.
+# inside runs in the new namespaces. It makes the mounts, and then enters the clean root.
 inside() {
     local built=$1 root=$2/root
     mkdir "$2/layer" "$root"
@@ -55,7 +56,7 @@ inside() {
     chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive /walk/walk.sh --walk
 }
 
-# step SENTENCE: what follows is timed.
+# step SENTENCE: prints the sentence, and times the commands after it.
 step() {
     done_with
     echo "== $1"
@@ -67,7 +68,7 @@ done_with() {
 
 quietly() { "$@" >/walk/log 2>&1 || { tail -n 20 /walk/log >&2; fail "cannot run $*"; }; }
 
-# What a site has before it begins: Slurm, a driver, a user.
+# site prepares what a site already has: Slurm, a driver and a user.
 site() {
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d # there is no systemd here
     chmod 755 /usr/sbin/policy-rc.d
@@ -101,7 +102,7 @@ CONF
     su -s /bin/sh munge -c munged
 }
 
-# The lines for Slurm's files, as the installed document has them.
+# document prints the lines for Slurm's files from the installed document.
 document() { awk '/^```conf$/ {on = 1; next} /^```$/ {on = 0} on' /usr/share/doc/slurm-mps/operator.md; }
 
 walk() {

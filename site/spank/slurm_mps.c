@@ -3,16 +3,18 @@
 /*
  * slurm_mps.so: the option --mps[=OPTIONS] of srun, sbatch and salloc.
  *
- * The promise: options reach prolog and epilog as SPANK_MPS, as they were written; it is empty if no value was given. The
- * policy reads them, and a rank prints what is wrong. Only a text that cannot be passed on is refused here. A job that does not
- * use the option notices nothing, whatever plugstack.conf says: what is wrong there is told to those that use it, and to
- * slurmd's log.
+ * The promise: the prolog and the epilog get the options unchanged, in the variable SPANK_MPS. The variable is empty if
+ * --mps has no value. The policy parses the options, and a rank prints errors in them. This plugin refuses only a text
+ * that it cannot pass on.
  *
- * From Slurm 23.11 on, with auto_wrap=1, mpirun-wrap is put before every task of a job that asked for MPS in any way: the
- * prolog has left such a job a ticket.
+ * A job without the option is not affected by errors in plugstack.conf. The plugin reports these errors to the users of
+ * the option and in slurmd's log.
  *
- * A plugin links nothing: what it calls is in the program that loads it. It is for one release of Slurm (22.05, 24.11),
- * that of its headers.
+ * With auto_wrap=1, Slurm 23.11 and later run mpirun-wrap before every task of a job that requested MPS in any way. The
+ * prolog has written a ticket for such a job.
+ *
+ * The plugin links no library, because the program that loads it has all functions that it calls. It works only with the
+ * release of Slurm (22.05, 24.11) whose headers it was built with.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -31,30 +33,30 @@ SPANK_PLUGIN(slurm_mps, 1)
 #define CAN_WRAP (SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0))
 
 enum {
-	PATH_MOST = 4096,
-	OPTIONS_MOST = 512, /* bytes: as policy.ParseOptions */
-	QUOTED_MOST = 80,
+	MAX_PATH = 4096,
+	MAX_OPTIONS = 512, /* bytes, as in policy.ParseOptions */
+	MAX_QUOTED = 80,
 };
 
-/* What plugstack.conf says; complaint is what is wrong with it. */
+/* The arguments in plugstack.conf. complaint is the error in them, or "". */
 static struct {
 	bool auto_wrap;
-	char wrapper[PATH_MOST];
-	char root[PATH_MOST]; /* what stands before /run/slurm-mps, as with the programs' --root */
+	char wrapper[MAX_PATH];
+	char root[MAX_PATH]; /* the folder before /run/slurm-mps, as in the programs' flag --root */
 	char complaint[1024];
 } site = { .wrapper = "/usr/bin/mpirun-wrap" };
 
-/* What the command line or the script says; the last --mps counts. */
+/* The option of the command line or the script. If it comes several times, the last --mps counts. */
 static struct {
 	bool given;
-	char options[OPTIONS_MOST + 1];
+	char options[MAX_OPTIONS + 1];
 } asked;
 
-/* Writes the beginning of a text in quotes, with a question mark for each byte that is not printed. Returns quoted. */
-static char *quote(const char *text, char quoted[QUOTED_MOST])
+/* Writes the start of a text in quotes, with a question mark for each byte that is not printable. Returns quoted. */
+static char *quote(const char *text, char quoted[MAX_QUOTED])
 {
 	enum { SHOWN = 64 };
-	int length = snprintf(quoted, QUOTED_MOST, "\"%.*s\"%s", SHOWN, text, strlen(text) > SHOWN ? "\xe2\x80\xa6" : "");
+	int length = snprintf(quoted, MAX_QUOTED, "\"%.*s\"%s", SHOWN, text, strlen(text) > SHOWN ? "\xe2\x80\xa6" : "");
 
 	for (int i = 1; i < length && i <= SHOWN; i++)
 		if (quoted[i] < ' ' || quoted[i] > '~')
@@ -66,7 +68,7 @@ static char *quote(const char *text, char quoted[QUOTED_MOST])
 
 __attribute__((format(printf, 2, 3))) static void complain(const char *argument, const char *format, ...)
 {
-	char quoted[QUOTED_MOST];
+	char quoted[MAX_QUOTED];
 	va_list arguments;
 	int length;
 
@@ -77,9 +79,9 @@ __attribute__((format(printf, 2, 3))) static void complain(const char *argument,
 	va_end(arguments);
 }
 
-static void read_path(const char *argument, const char *value, char path[PATH_MOST])
+static void read_path(const char *argument, const char *value, char path[MAX_PATH])
 {
-	if (*value != '/' || strlen(value) >= PATH_MOST)
+	if (*value != '/' || strlen(value) >= MAX_PATH)
 		complain(argument, "want an absolute path");
 	else
 		strcpy(path, value);
@@ -111,10 +113,13 @@ static void read_argument(const char *argument)
 
 /* ---- the submit host ---- */
 
-/* Says what keeps a text from being passed on, NULL for nothing. Its grammar is the policy's: a rank prints what is wrong. */
+/*
+ * Returns why a text cannot be passed on, or NULL. It does not check the grammar, because the policy does. A rank prints
+ * errors in the grammar.
+ */
 static const char *unfit(const char *options)
 {
-	if (strlen(options) > OPTIONS_MOST)
+	if (strlen(options) > MAX_OPTIONS)
 		return "it is longer than 512 bytes";
 	for (; *options; options++)
 		if ((unsigned char)*options < ' ' || *options == 0x7f)
@@ -122,10 +127,10 @@ static const char *unfit(const char *options)
 	return NULL;
 }
 
-/* In a job's step the option is heard of again; it was checked when the job was submitted. */
+/* Slurm calls this function again in a job's step. The option was checked when the job was submitted. */
 static int take_option(int val, const char *options, int remote)
 {
-	char quoted[QUOTED_MOST];
+	char quoted[MAX_QUOTED];
 
 	(void)val;
 	if (remote)
@@ -145,13 +150,14 @@ static struct spank_option option = {
 	.name = "mps",
 	.arginfo = "OPTIONS",
 	.usage = "run the job under NVIDIA MPS; OPTIONS are NAME=VALUE, separated by commas, like share=even,mem=8G",
-	.has_arg = 2, /* a value is optional */
+	.has_arg = 2, /* the value is optional */
 	.cb = take_option,
 };
 
 /*
- * A job's environment holds the options that it was submitted with, "(null)" where one had no value, and Slurm takes them
- * for whatever is submitted from within. A job asks by itself, so ours is taken away before Slurm looks.
+ * A job's environment holds the options that the job was submitted with, or "(null)" for an option without a value.
+ * Slurm uses these options also for a job that is submitted from within the job. But each job must request MPS itself,
+ * so this function removes our option before Slurm reads it.
  */
 static void forget_the_job_around(void)
 {
@@ -178,7 +184,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 {
 	(void)argc;
 	(void)argv;
-	if (!asked.given) /* as in every context but the submit host's */
+	if (!asked.given) /* always so, except on the submit host */
 		return 0;
 	if (*site.complaint)
 		slurm_error("%s", site.complaint);
@@ -193,7 +199,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 
 #if CAN_WRAP
 
-/* Programs that start a launcher's ranks, or are the wrapper: no rank itself. */
+/* Returns whether a program is the wrapper or starts a launcher's ranks. Such a program is not a rank. */
 static bool is_no_rank(const char *program)
 {
 	static const char *const names[] = { "mpirun-wrap", "orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy" };
@@ -206,8 +212,8 @@ static bool is_no_rank(const char *program)
 }
 
 /*
- * Says whether the task is one of a step that a user started: not the batch script, nor a shell of salloc's or of
- * srun --pty, whose every program would ignore Ctrl-C, as the wrapper lets its program do.
+ * Returns whether the task belongs to a step that a user started. It returns false for the batch script, and for a shell
+ * of salloc or of srun --pty. Under the wrapper, every program in such a shell would ignore Ctrl-C.
  */
 static bool is_rank(spank_t spank)
 {
@@ -222,10 +228,10 @@ static bool is_rank(spank_t spank)
 	return !isatty(STDIN_FILENO);
 }
 
-/* Says whether the prolog left the job a ticket. */
+/* Returns whether the prolog wrote a ticket for the job. */
 static bool has_ticket(spank_t spank)
 {
-	char path[PATH_MOST + 64];
+	char path[MAX_PATH + 64];
 	uint32_t job;
 
 	if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS)
@@ -234,7 +240,10 @@ static bool has_ticket(spank_t spank)
 	return access(path, F_OK) == 0;
 }
 
-/* Runs as the user, in the task's own namespaces: what the task cannot see is not put before it. */
+/*
+ * Runs as the user, in the task's own namespaces. If the task cannot see the wrapper, this function does not put the
+ * wrapper before the task.
+ */
 int slurm_spank_task_init(spank_t spank, int argc, char **argv)
 {
 	const char *wrapper[] = { site.wrapper };
