@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# bundle.sh OUTPUT.tar.xz: packs the installed Slurm, munge, Open MPI, MPICH and PMIx into a relocatable tree, slurm-lab/,
-# for a machine of the same architecture that has none of them and whose glibc is not older than this one's. The lab
-# takes the unpacked tree as Options.Bundle. The same packages give the same bytes.
+# bundle.sh OUTPUT.tar.xz: packs the installed Slurm, munge, Open MPI, MPICH and PMIx into a relocatable tree,
+# slurm-lab/. The tree is for a machine of the same architecture that has none of these programs. Its glibc must not
+# be older than the glibc of this machine. The lab gets the unpacked tree as Options.Bundle. The same packages give
+# the same bytes.
 #
-# bundle.sh FOLDER SUITE: makes such a tree of Slurm, munge and PMIx from another release of Debian ("trixie"), so that
-# a lab has a second Slurm beside the installed one. It has that release's glibc too, and each program names its loader
-# by its path, so the tree works in this FOLDER only. The MPIs stay the machine's own. The headers that the SPANK plugin
-# is built with are in FOLDER/include/slurm.
+# bundle.sh FOLDER SUITE: makes such a tree of Slurm, munge and PMIx from another release of Debian ("trixie"). So a
+# lab has a second Slurm beside the installed one. The tree also has that release's glibc, and each program contains
+# the path of its loader. So the tree works only in this FOLDER. The MPIs are the machine's own. The headers for the
+# SPANK plugin are in FOLDER/include/slurm.
 set -euo pipefail
 export LC_ALL=C
 umask 022
@@ -23,7 +24,7 @@ case $# in
 esac
 output=$(realpath -m "$1")
 suite=${2:-}
-[[ $suite =~ ^[a-z]*$ ]] || fail "cannot make a bundle: $suite is no release of Debian; say trixie"
+[[ $suite =~ ^[a-z]*$ ]] || fail "cannot make a bundle: $suite is no release of Debian; use trixie, for example"
 for tool in patchelf strip xz ldd tar; do
     command -v "$tool" >/dev/null || fail "cannot make a bundle: there is no $tool; site/lab/install.sh installs what is needed"
 done
@@ -31,7 +32,7 @@ libs=/usr/lib/$(gcc -print-multiarch)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/slurm-lab
-from='' # where the packages are unpacked: in the machine itself
+from='' # the folder of the unpacked packages; empty for the machine's own
 
 installed() {
     for program in /usr/sbin/{munged,slurmctld,slurmd} /usr/bin/{mpirun.openmpi,mpiexec.hydra}; do
@@ -41,17 +42,17 @@ installed() {
         fail "cannot make a bundle: $libs/openmpi/lib/openmpi3 is not there; it wants Open MPI 4, as Debian 12 and Ubuntu 24.04 have it"
 }
 
-# Slurm's plugins that need nothing but Slurm, munge and PMIx. The others drag in databases, Lua and hardware libraries.
+# Slurm's plugins that need only Slurm, munge and PMIx. The others need databases, Lua and hardware libraries.
 plugins='accounting_storage_none acct_gather_.*_none auth_munge auth_none burst_buffer_none cgroup_ cli_filter_none
 core_spec_none cred_ data_parser_ ext_sensors_none gpu_generic gpu_nvidia gres_ hash_ job_container_ job_submit_(all|defaults|logging|require)
 jobacct_gather_ jobcomp_(none|filetxt|script) launch_ mcs_none mpi_(none|pmi2|pmix) namespace_ node_features_helpers power_none
 preempt_ prep_ priority_ proctrack_ route_ sched_ select_cons_ select_linear serializer_(json|url|yaml) site_factor_ spank_
 switch_none task_ tls_none topology_(none|default|tree|flat) compress_ conn_ http_parser_ url_parser_ metrics_ certgen_ certmgr_'
 
-# Open MPI's components that need InfiniBand, libfabric, UCX or a debugger, and OpenSHMEM's.
+# Open MPI's components that need InfiniBand, libfabric, UCX or a debugger, and the components for OpenSHMEM.
 drop_components='mca_(mtl_.*|btl_(ofi|openib|usnic|uct)|pml_(ucx|cm|monitoring)|osc_(ucx|monitoring)|coll_(monitoring|ucc)|common_(ofi|ucx|monitoring)|(atomic|memheap|scoll|spml|sshmem)_.*)'
 
-# Libraries that every machine has and that must be the machine's own: glibc's, and the compiler's.
+# Libraries that every machine has and that the tree must take from the machine: those of glibc and of the compiler.
 host_libs='(libc|libm|libdl|libpthread|librt|libresolv|libutil|libnsl|libanl|libnss_.*|ld-linux.*|libBrokenLocale|libthread_db|libmvec|libstdc\+\+|libgcc_s|libz)\.so'
 
 copy() { # files… folder
@@ -59,7 +60,8 @@ copy() { # files… folder
     cp --dereference --no-preserve=mode,ownership,timestamps "$@"
 }
 
-# A package's maintainer script, which did not run for an unpacked one, gives slurmd-wlm its plain name.
+# daemon NAME: prints the path of a daemon. A package's maintainer script gives slurmd-wlm its plain name, but that
+# script does not run for an unpacked package.
 daemon() {
     if [ -e "$from/usr/sbin/$1" ]; then echo "$from/usr/sbin/$1"; else echo "$from/usr/sbin/$1-wlm"; fi
 }
@@ -111,8 +113,9 @@ pmix() {
     find "$tree/pmix2" \( -name '*.a' -o -name '*.la' \) -delete
 }
 
-# Slurm's mpi/pmix opens libpmix by the absolute folder that it was built with. The loader puts the plugin's own folder
-# for $ORIGIN there, so the name is replaced by one of the same length; more slashes change nothing.
+# Slurm's mpi/pmix opens libpmix by the absolute path of the folder that it was built with. This function replaces the
+# path by one with $ORIGIN, because the loader replaces $ORIGIN by the plugin's own folder. Both must have the same
+# length, so slashes are added at the end.
 relocate_pmix_plugin() {
     local file old=$libs/pmix2/lib new='$ORIGIN/../pmix2/lib'
     while [ ${#new} -lt ${#old} ]; do new=$new/; done
@@ -124,7 +127,7 @@ relocate_pmix_plugin() {
     done
 }
 
-# Unpacks Slurm and all that it needs from another release, below $from.
+# Unpacks Slurm and its dependencies from another release, below $from.
 unpack() {
     from=$work/from
     "$(dirname "$0")/unpack.sh" "$from" "$suite" slurm-wlm munge libslurm-dev libpmix-dev || exit
@@ -134,7 +137,8 @@ headers() {
     copy "$from"/usr/include/slurm/*.h "$tree/include/slurm"
 }
 
-# The loader and C library of the release, which find one another by place. libgcc_s is opened when a thread is cancelled.
+# The loader and the C library of the release. They find each other by their paths. libgcc_s is opened when a thread
+# is cancelled.
 glibc() {
     local lib
     interpreter=$(basename "$(patchelf --print-interpreter "$from/usr/sbin/munged")")
@@ -149,7 +153,8 @@ elf_files() {
     done
 }
 
-# Says which libraries a file needs, as this machine finds them or, from another release, as its loader does there.
+# needs FILE: prints the libraries that a file needs. For this machine it uses ldd. For another release it uses that
+# release's loader.
 needs() {
     if [ -z "$from" ]; then
         ldd "$1"
@@ -158,7 +163,7 @@ needs() {
     fi 2>/dev/null || true
 }
 
-# Copies the libraries that the tree needs, and those that they need, and so on: they are listed all at once.
+# Copies the libraries that the tree needs, with their own dependencies. The loader lists all of them at once.
 close_over() {
     elf_files | while read -r file; do needs "$file"; done |
         awk '$1 !~ /^\// && $2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u | while read -r name path; do
@@ -169,11 +174,11 @@ close_over() {
     done
 }
 
-# Makes every program and library find the tree's libraries from its own place.
+# Changes every program and library so that it finds the tree's libraries relative to its own folder.
 relocate() {
     local dir rpath sub
     elf_files | while read -r file; do
-        case $(basename "$file") in ld-linux* | libc.so.6) continue ;; esac # patched, they would not run
+        case $(basename "$file") in ld-linux* | libc.so.6) continue ;; esac # these files do not run if they are patched
         dir=$(dirname "$file")
         rpath=''
         for sub in lib pmix2/lib mpilib; do
@@ -184,7 +189,7 @@ relocate() {
     done
 }
 
-# Makes every program start with the tree's own loader, in the folder where it will be.
+# Changes every program so that it starts with the tree's own loader, in the final folder.
 own_loader() {
     local file
     for file in "$tree"/{bin,sbin}/*; do
@@ -204,7 +209,7 @@ pack() {
     mv "$output.part" "$output"
 }
 
-# The folder is whole or absent, and nothing of a former one stays.
+# The folder is complete or absent, and no file of a former one stays.
 place() {
     rm -rf "$output" "$output.part"
     mkdir -p "$(dirname "$output")"

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# fuzz.sh FOLDER: builds the fuzzers into FOLDER, or takes those that are there where there is no Go, and runs each for
-# FUZZTIME (a time, or a count of executions like 10000000x). FUZZ=REGEX runs those alone whose names match; JOBS run at
-# once, with WORKERS processes each. What they find goes to the package's testdata, as seeds.
+# fuzz.sh FOLDER: builds the fuzzers into FOLDER, and runs each for FUZZTIME (a time, or a number of executions like
+# 10000000x). Without Go, it runs the fuzzers that are already in FOLDER. FUZZ=REGEX runs only the fuzzers with a
+# matching name. JOBS fuzzers run at once, with WORKERS processes each. Inputs that fail are written to the package's
+# testdata, as seeds.
 set -eu
 folder=$(realpath -m "$1")
 cd "$(dirname "$0")/../.."
@@ -22,7 +23,7 @@ one() {
 		-test.fuzzminimizetime 5s -test.parallel "${WORKERS:-1}" -test.fuzzcachedir "$folder/cache/$name") >"$log" 2>&1; then
 		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
 	elif grep -q '^ *context deadline exceeded$' "$log" && ! grep -q -e 'Failing input' -e 'fuzzing process hung' -e 'terminated unexpectedly' "$log"; then
-		# The end of the time, met by go's fuzzing between two answers of a worker; nothing was found.
+		# Go's fuzzing met the end of the time between two answers of a worker. It found no failing input.
 		echo "$name: $(grep -o 'elapsed.*' "$log" | tail -1)"
 	else
 		echo "$name failed:"

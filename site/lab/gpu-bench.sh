@@ -1,22 +1,24 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu-bench.sh PACK RESULTS: measures with what make gpu-pack made on a machine with a GPU, as root. Needs nvcc there, and
-# neither Go nor Slurm; PyTorch is used where PYTHON (python3) has it. RESULTS is gone on with: what is there is not
-# measured again. PIECES pieces of MINUTES minutes each, fewer where all is measured before; several GPUs, if they are
-# alike, share the work. It never changes a compute mode, MIG or a clock, whatever ALLOW_MODE_CHANGES says: that is for
-# gpu.sh alone.
+# gpu-bench.sh PACK RESULTS: measures with the files of make gpu-pack on a machine with a GPU, as root. The machine
+# needs nvcc, but neither Go nor Slurm. PyTorch is used if PYTHON (python3) has it. A second run continues RESULTS and
+# does not measure results again.
+#
+# There are PIECES pieces of MINUTES minutes each, or fewer if all results are measured earlier. Several GPUs share
+# the work if they are alike. The script never changes a compute mode, MIG or a clock, and ignores ALLOW_MODE_CHANGES,
+# which is only for gpu.sh.
 set -u
 unset ALLOW_MODE_CHANGES
 pack=$(cd "$1" && pwd) || exit 2
 mkdir -p "$2" && results=$(cd "$2" && pwd) || exit 2
 work=$(mktemp -d /tmp/gpub.XXX) && chmod 755 "$work" || exit 2
 trap 'rm -rf "$work"' EXIT
-cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must reach it
+cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must be able to read it
 mkdir "$work/slurm" && tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
 export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*)
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode,mig.mode.current --format=csv,noheader; }
 
-# The kernels, with cuFFT from the toolkit or, where that has none, from PyTorch's packages.
+# The kernels. cuFFT comes from the toolkit or, if the toolkit has none, from PyTorch's packages.
 cufft=$(find -L /usr/local/cuda*/ -name libcufft.so 2>/dev/null | head -1)
 [ -n "$cufft" ] || cufft=$(find -L /usr/local /opt -name 'libcufft.so.1*' 2>/dev/null | head -1)
 fft=-DNO_FFT
@@ -34,9 +36,9 @@ modes | tee "$results/machine.txt"
 [ -e "$results/hooks.json" ] || "$pack/bench" -only acts -trials 20 -json "$results/hooks.json" || failed=1
 measure -results "$results/moments.jsonl" -only first-call,sweep,first-kernel -minutes "${MINUTES:-8}" || failed=1
 for ((piece = 0; piece < ${PIECES:-12}; piece++)); do
-    measure -results "$results/throughput.jsonl" -only throughput -windows 2 -minutes "${MINUTES:-8}" | tee "$work/said"
+    measure -results "$results/throughput.jsonl" -only throughput -windows 2 -minutes "${MINUTES:-8}" | tee "$work/printed"
     [ "${PIPESTATUS[0]}" = 0 ] || failed=1
-    grep -qE '^([0-9]+) of \1 cells' "$work/said" && break
+    grep -qE '^([0-9]+) of \1 cells' "$work/printed" && break
 done
 measure -results "$results/tune.jsonl" -only tune -minutes "${MINUTES:-8}" || failed=1
 modes | diff - "$results/machine.txt" || { failed=1; echo "the GPUs are not as they were"; }

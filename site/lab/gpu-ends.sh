@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# gpu-ends.sh PACK RESULTS: runs the trial of endings (cmd/real_ends_test.go) on a machine with GPUs (gpu-pack.sh says
-# more). PyTorch, CuPy and JAX are used if python3 has them. It lasts ENDS_MINUTES (8) and half a minute more; the test's
-# other ENDS_ variables work as they do there.
+# gpu-ends.sh PACK RESULTS: runs the trial of endings (cmd/real_ends_test.go) on a machine with GPUs (see
+# gpu-pack.sh). PyTorch, CuPy and JAX are used if python3 has them. The trial takes ENDS_MINUTES (8) and half a minute
+# more. The test's other ENDS_ variables also work here.
 . "$(dirname "$0")/gpu-pack.sh"
 export ENDS_MINUTES=${ENDS_MINUTES:-8} ENDS_RESULTS=$results
 modes | tee "$results/ends-machine.txt"

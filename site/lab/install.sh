@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# install.sh: installs the Debian packages that a lab needs, where some are missing. Works on Debian 12 and 13 and on
-# Ubuntu 24.04, as root. Prints nothing and changes nothing where all are there. No service is started: a lab starts
-# daemons of its own, and this machine must not become a Slurm node by the way.
+# install.sh: installs the Debian packages that a lab needs, if some are missing. It works on Debian 12 and 13 and on
+# Ubuntu 24.04, as root. If no package is missing, it prints nothing and changes nothing. It starts no service,
+# because a lab starts its own daemons and this machine must not become a Slurm node.
 set -eu
 
 packages='slurm-wlm munge openmpi-bin libopenmpi-dev mpich libmpich-dev libpmix-dev libslurm-dev gcc libc6-dev make xz-utils patchelf'
-policy=/usr/sbin/policy-rc.d # asked by every package's maintainer script before it starts a service
+policy=/usr/sbin/policy-rc.d # every package's maintainer script asks this program before it starts a service
 kept=$policy.kept-by-slurm-mps-lab
 log=''
 
@@ -15,7 +15,7 @@ fail() {
     exit 1
 }
 
-# Prints those of its arguments that are not installed.
+# Prints the arguments that are not installed.
 missing() {
     for package; do
         status=$(dpkg-query --show --showformat='${db:Status-Abbrev}' "$package" 2>/dev/null || true)
@@ -26,7 +26,7 @@ missing() {
     done
 }
 
-# A former run that was killed may have left our policy in place; what it kept is the machine's own.
+# A former run that was killed may have left our policy. The file in $kept is the machine's own policy.
 deny_services() {
     if [ ! -e "$kept" ] && [ -e "$policy" ]; then
         mv "$policy" "$kept"
@@ -43,7 +43,7 @@ restore() {
     rm -f "$log"
 }
 
-# Runs apt-get without questions; its output is shown only where it fails.
+# Runs apt-get without questions. It prints the output only after a failure.
 apt() {
     if ! DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -q -y "$@" >"$log" 2>&1 </dev/null; then
         tail -n 20 "$log" >&2

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# unpack.sh FOLDER SUITE PACKAGE...: unpacks packages of another release of Debian ("trixie"), and all that they need,
-# into FOLDER. The mirror is that of this machine's apt, or DEBIAN_MIRROR. Nothing is installed. apt is given a machine
-# that has no package, so that it wants the C library too; it looks at nothing of this machine's own but the keys.
+# unpack.sh FOLDER SUITE PACKAGE...: unpacks packages of another release of Debian ("trixie"), with all dependencies,
+# into FOLDER. The mirror is that of this machine's apt, or DEBIAN_MIRROR. Nothing is installed. apt sees a machine
+# without packages, so it also gets the C library. apt uses only the keys of this machine.
 set -euo pipefail
 export LC_ALL=C
 umask 022

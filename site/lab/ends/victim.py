@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of a GPU that end with work in flight, and the processes around them, for the test TestRealEnds.
+"""Clients of a GPU that end with work in flight, and their neighbours, for the test TestRealEnds.
 
-  victim.py run FOLDER CLIENT SPEC...     the rank's SPEC decides what it computes and how it ends
+  victim.py run FOLDER CLIENT SPEC...     the rank's SPEC decides what the rank computes and how it ends
   victim.py serve PIPE CLIENT [MODULE]    imports MODULE once and forks clients: a line of PIPE is "FOLDER RANKS SPEC..."
-  victim.py neighbour                     multiplies matrices, waits for each product, tells of its work until it fails
-  victim.py parent PROGRAM...             runs a program and prints the time at which its end was known
+  victim.py neighbour                     multiplies matrices, waits for each product, reports its work until it fails
+  victim.py parent PROGRAM...             runs a program and prints the time at which the parent notices its end
 
-SPEC is KIND:ENDING:SECONDS, SECONDS of work in flight. A client prints "warm" when it can compute. When FOLDER/fill
-exists it queues its work, prints "ready" with what is in flight, and keeps it so. When FOLDER/end exists it prints "ends"
-and ends itself, if its ENDING is one that a program does by itself. CLIENT is the path of cuda-client.
+SPEC is KIND:ENDING:SECONDS. SECONDS is the amount of work in flight. A client prints "warm" when it can compute. When
+FOLDER/fill exists, the client queues its work, prints "ready" with the work in flight, and keeps this amount in flight.
+When FOLDER/end exists, the client prints "ends". If a program can do its ENDING by itself, the client ends itself.
+CLIENT is the path of cuda-client.
 """
 
 import collections
@@ -26,12 +27,12 @@ MIB = 1 << 20
 
 
 def report(text):
-    """One write is one line, whoever else writes."""
+    """Writes a line in one write, because other processes write to the same output."""
     os.write(1, (text + "\n").encode())
 
 
 class Torch:
-    """A queue of PyTorch work. Subclasses prepare() it and launch() one piece."""
+    """A queue of PyTorch work. A subclass prepares the work in prepare(), and launches one piece in launch()."""
 
     def open(self):
         import torch
@@ -61,7 +62,7 @@ class Torch:
 
 
 class Products(Torch):
-    """Matrix products, as many in a piece as told."""
+    """Matrix products. A piece has the given number of products."""
 
     def __init__(self, n, times):
         self.n, self.times = n, times
@@ -137,7 +138,7 @@ class Churn(Products):
         self.thread.start()
 
     def churn(self):
-        self.torch.zeros(1, device=self.device)  # the thread has the context now
+        self.torch.zeros(1, device=self.device)  # now the thread has the context
         cuda = ctypes.CDLL("libcuda.so.1")
         while True:
             memory = ctypes.c_uint64()
@@ -146,7 +147,7 @@ class Churn(Products):
 
 
 class Managed(Torch):
-    """Writes to managed memory, little of it."""
+    """Writes to a small amount of managed memory."""
 
     def prepare(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -187,7 +188,7 @@ class CuPy:
 
 
 class Jax:
-    """Matrix products of JAX. It queues 32 computations and no more, so each has many products."""
+    """Matrix products of JAX. JAX queues at most 32 computations, so each computation has many products."""
 
     def open(self):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -199,7 +200,7 @@ class Jax:
         def products(a, b):
             for _ in range(24):
                 a = a @ b
-            return a  # whole: of a part of it XLA would compute that part
+            return a  # the whole matrix, because XLA computes only the part that is returned
 
         self.a = jnp.full((8192, 8192), 0.01, dtype=jnp.float16)
         self.b = jnp.full((8192, 8192), 0.01, dtype=jnp.float16)
@@ -221,7 +222,7 @@ class Jax:
         self.jnp.zeros((1 << 20, 1 << 20), dtype=self.jnp.float32).block_until_ready()
 
 
-# The kernel of cuda-client: it runs for a time by the GPU's own clock.
+# The kernel of cuda-client. It runs for a given time on the GPU's own clock.
 SPIN = b"""\
 .version 6.4
 .target sm_50
@@ -253,7 +254,7 @@ def check(error, call):
 
 
 class Kernels:
-    """Kernels of a known time, by the driver alone. When they are done follows from the clock."""
+    """Kernels with a known run time, launched with the driver's library alone. The clock shows when they are done."""
 
     def __init__(self, ms):
         self.seconds = ms / 1e3
@@ -310,7 +311,7 @@ KINDS = {
 
 
 def piece_seconds(work, folder):
-    """The time of a piece, while no other client of the wave measures its own."""
+    """Returns the time of a piece. Only one client of the wave measures at a time."""
     if isinstance(work, Kernels):
         work.launch(0.001)
         work.wait()
@@ -355,13 +356,13 @@ class Victim:
             piece = piece_seconds(work, self.folder)
             self.report("warm piece=%.6f" % piece)
             self.keep_busy(work, piece)
-        except Exception as problem:  # of the GPU: the ending has not begun
+        except Exception as problem:  # an error of the GPU, before the ending has begun
             self.report("err=%s" % " ".join(str(problem).split())[:300])
             os._exit(3)
         self.finish(work)
 
     def become_client(self):
-        """cuda-client, which computes from its start on. It has its own form of "ready"."""
+        """Executes cuda-client, which computes from its start. cuda-client prints "ready" in another format."""
         ms, queue = ("400", "1") if self.seconds <= 0.4 else ("5", str(int(self.seconds / 0.005)))
         self.report("execs")
         os.execv(self.client, [self.client, "spin", "-ms", ms, "-queue", queue, "-blocks", "16", "-for", "120"])
@@ -372,22 +373,22 @@ class Victim:
         return len(self.flying) * piece
 
     def keep_busy(self, work, piece):
-        """Queues work and keeps so much of it in flight, until the end is asked for."""
+        """Queues work and keeps self.seconds of it in flight, until FOLDER/end exists."""
         limit = time.monotonic() + 120
         while not self.there("fill") and self.ending != "loading":
             if time.monotonic() > limit:
                 raise RuntimeError("no one asked for work")
             time.sleep(0.001)
-        began, told = time.monotonic(), False
+        began, reported = time.monotonic(), False
         while not self.there("end") or self.ending in ("outside", "loading"):
             now = time.monotonic()
             if now > limit:
                 raise RuntimeError("no one ended this client")
             flying = self.in_flight(work, piece)
-            if not told and (flying >= 0.9 * self.seconds or now > began + 1):
-                told = True
+            if not reported and (flying >= 0.9 * self.seconds or now > began + 1):
+                reported = True
                 self.report("ready inflight=%.3f" % flying)
-            for _ in range(64):  # then it looks again
+            for _ in range(64):  # after 64 pieces, check again what is done
                 if len(self.flying) * piece >= self.seconds:
                     break
                 self.flying.append(work.add())
@@ -395,7 +396,7 @@ class Victim:
         self.report("ends inflight=%.3f clock=%.6f" % (self.in_flight(work, piece), time.time()))
 
     def finish(self, work):
-        """Ends as a program does by itself."""
+        """Ends in the way of self.ending."""
         if self.ending == "segv":
             ctypes.string_at(0)
         elif self.ending == "abort":
@@ -445,14 +446,14 @@ def serve(pipe, client, *modules):
         __import__(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     report("pid=%d serves" % os.getpid())
-    with os.fdopen(os.open(pipe, os.O_RDWR), "r") as orders:  # its own writer: no end of file
+    with os.fdopen(os.open(pipe, os.O_RDWR), "r") as orders:  # opened for writing too, so that there is no end of file
         for order in orders:
             folder, ranks, *specs = order.split()
             for rank in range(int(ranks)):
                 if os.fork() == 0:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     Victim(folder, rank, specs[rank % len(specs)], client).run()
-                    os._exit(4)  # no ending comes back
+                    os._exit(4)  # not reached, because every ending ends the process
 
 
 def neighbour():
@@ -461,13 +462,13 @@ def neighbour():
     kernels = 0
     try:
         a = torch.randn(1024, 1024, device="cuda", dtype=torch.float16) * 0.01
-        told = 0.0
+        reported = 0.0
         while True:
             torch.mm(a, a)
             torch.cuda.synchronize()
             kernels += 1
-            if time.monotonic() > told + 0.05:
-                told = time.monotonic()
+            if time.monotonic() > reported + 0.05:
+                reported = time.monotonic()
                 report("pid=%d at work kernels=%d" % (os.getpid(), kernels))
     except Exception as problem:
         report("pid=%d err=%s after %d" % (os.getpid(), " ".join(str(problem).split())[:200], kernels))
@@ -475,7 +476,7 @@ def neighbour():
 
 
 def rate(begin, windows, seconds):
-    """Trains a transformer, and tells its steps in windows of so many seconds from a time on."""
+    """Trains a transformer, and reports its steps in each window. The windows begin at a given time."""
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(512, 8, batch_first=True, device="cuda")
