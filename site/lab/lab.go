@@ -26,7 +26,7 @@ type Options struct {
 	Dir      string // all state; Start makes it; the jobs' users must be able to traverse it and all its parents
 	Nodes    int    // 1 to 31; 0 means 1
 	GPUs     int    // GPU devices of each node; all nodes share the same device nodes; 0 means none
-	DevDir   string // folder of nvidia0, nvidia1, …; "" makes fake devices (mknod c 195 N) in Dir/dev, "/dev" uses real ones
+	DevDir   string // folder of nvidia0, …; "" makes fake devices (mknod c 195 N) in Dir/dev, "/dev" has real ones
 	CPUs     int    // cores of each node in slurm.conf; 0 means 16, also if the machine has fewer or more
 	Features string // features of every node, comma separated, for example "mps"
 
@@ -37,8 +37,8 @@ type Options struct {
 
 	PrologFlags      string            // "Alloc", or "" for none
 	ConstrainDevices bool              // proctrack/cgroup and task/cgroup with ConstrainDevices=yes; needs cgroup v1
-	Prefix           string            // prefix of the nodes' names, default n; clusters with ConstrainDevices and equal names wait for each other
-	SameName         bool              // the only node has the host's name, as Open MPI's mpirun needs it; otherwise Prefix1, Prefix2, …
+	Prefix           string            // of the nodes' names, default n; see reserveGroups for equal names
+	SameName         bool              // one node with the host's name, for Open MPI's mpirun; else Prefix1, Prefix2, …
 	UTSNodes         bool              // every slurmd has its own host name, as MPI over several nodes needs it
 	BootIDs          bool              // with UTSNodes: every node has its own boot id, and PowerOff changes it
 	Gres             string            // Gres= of every node, "gpu:a:1,gpu:b:1"; "" means gpu:GPUs

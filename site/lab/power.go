@@ -70,7 +70,8 @@ func (c *Cluster) PowerOff(name string) error {
 	// The processes of a node are in its mount namespace. Only this property identifies them reliably when they
 	// become orphans.
 	link := fmt.Sprintf("/proc/%d/ns/mnt", d.cmd.Process.Pid)
-	held, err := os.Open(link) // the open file reserves the namespace's number, so that a node that starts now cannot get it
+	// The open file reserves the namespace's number, so that a node that starts now cannot get it.
+	held, err := os.Open(link)
 	if err != nil {
 		return fmt.Errorf("cannot power off node %s: %w", name, err)
 	}

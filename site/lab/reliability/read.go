@@ -102,7 +102,7 @@ func (s *section) add(line string) error {
 	}
 	test, _, _ := strings.Cut(fields[0], "/")
 	test, _, _ = strings.Cut(test, " ")
-	if _, what, ok := strings.Cut(fields[0], " "); ok { // "TestX/job-1 pairs" counts the pairs of what the other lines count
+	if _, what, ok := strings.Cut(fields[0], " "); ok { // "TestX/job-1 pairs" counts pairs, not jobs
 		test += " " + what
 	}
 	at := slices.IndexFunc(s.rows, func(r row) bool { return r.test == test })

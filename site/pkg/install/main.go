@@ -51,7 +51,7 @@ func (d destination) run(operands int, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" }) // these files are for Debian's own zsh folder
+	all = slices.DeleteFunc(all, func(e contents.Entry) bool { return e.Packager == "deb" }) // for Debian's zsh folder
 	moved := d.moved(all)
 	for _, e := range all {
 		if err := d.put(e, moved, out); err != nil {

@@ -137,8 +137,8 @@ func (b *bench) sweep(ctx context.Context) error {
 	})
 }
 
-// firstKernels measures the time from sbatch to the end of the first kernel in three real Slurms: one without hooks,
-// one with our hooks, and one with hooks in bash. It takes them in turn.
+// firstKernels measures the time from sbatch to the end of the first kernel. It uses three real Slurms in turn: one
+// without hooks, one with our hooks, and one with hooks in bash.
 //
 // It also measures the time from the moment when Slurm starts the job. Before that moment, the job waits up to a
 // second for the scheduler's timer. This wait is the same in all three Slurms, and longer than the rest.

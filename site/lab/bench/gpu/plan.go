@@ -36,8 +36,8 @@ type batch struct {
 	round int
 }
 
-// batches are in the order of their value: first the numbers of ranks at which the rules differ, then those that
-// users choose, then repetitions for the spread.
+// batches are in the order of their value. First come the numbers of ranks at which the rules differ, and then those
+// that users choose. Repetitions for the spread come last.
 var batches = []batch{
 	{"kernels", 8, 1}, {"slurm", 16, 1}, {"kernels", 16, 1}, {"kernels", 48, 1}, {"torch", 8, 1}, {"kernels", 3, 1},
 	{"kernels", 12, 1}, {"kernels", 24, 1}, {"kernels", 7, 1}, {"kernels", 32, 1}, {"slurm", 16, 2}, {"kernels", 4, 1},
