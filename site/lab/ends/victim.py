@@ -476,7 +476,7 @@ def neighbour():
 
 
 def rate(begin, windows, seconds):
-    """Trains a transformer, and reports its steps in each window. The windows begin at a given time."""
+    """Trains a transformer, and reports its steps in each window. All windows have the same length."""
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(512, 8, batch_first=True, device="cuda")
