@@ -39,7 +39,9 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 		breaks func(play)
 		want   string
 	}{
-		{"the control program is not there", func(p play) { p.facts(`mps_control = "/nonexistent"`) }, ``},
+		{"the control program is not there", func(p play) {
+			p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
+		}, `prolog: cannot start /nonexistent -d: .*no such file or directory`},
 		{"the daemon dies at its start", func(p play) { p.fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
 		{"the start is silent", func(p play) { p.fault("silent_start", "1") }, `prolog: cannot (ask|prepare) daemon of .*: (the daemon does not answer|no answer within 10s: .*)`},
 		{"the daemon answers rubbish", func(p play) { p.fault("garbage_answer", "1") }, `prolog: cannot .*`},
@@ -62,12 +64,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlay(t, "", node.H200)
-			if strings.Contains(c.name, "not there") {
-				p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
-				c.want = `prolog: cannot start /nonexistent -d: .*no such file or directory`
-			} else {
-				c.breaks(p)
-			}
+			c.breaks(p)
 			mode := p.modes()
 			says(t, p.must(1, p.job(7, "0"), "prolog"), c.want)
 			if p.modes() != mode {

@@ -110,7 +110,7 @@ func nth[P any](points []P, every int) []P {
 // pointDeadline limits the time at one point.
 const pointDeadline = time.Minute
 
-// mayMiss is how many of n points a test need not reach again: one in twenty in the sweep. On a busy machine, the run
+// mayMiss is how many of n points a test need not reach again: one, and one of twenty, in the sweep. On a busy machine, the run
 // that found the points repeated some questions while it waited, and a faster run asks them once. So a sample may
 // miss half of its points and two more.
 func mayMiss(n int) int {

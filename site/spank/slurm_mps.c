@@ -212,8 +212,8 @@ static bool is_no_rank(const char *program)
 }
 
 /*
- * Returns whether the task belongs to a step that a user started. It returns false for the batch script, and for a shell
- * of salloc or of srun --pty. Under the wrapper, every program in such a shell would ignore Ctrl-C.
+ * Returns whether the task is a rank of a step that a user started. It returns false for the batch script, and for a
+ * shell of salloc or of srun --pty: a shell is no rank, and TaskProlog gives what runs in it the job's GPUs.
  */
 static bool is_rank(spank_t spank)
 {

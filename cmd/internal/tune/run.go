@@ -22,6 +22,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"golang.org/x/sys/unix"
 )
 
 // question is what mps-tune measures: which numbers of ranks, under which rules, for which program.
@@ -204,7 +205,8 @@ type ranks struct {
 	cmd   *exec.Cmd
 	heard *listener
 	ended chan struct{}
-	err   error // of cmd.Wait
+	reap  sync.Mutex // held for the end of the group's leader, and for a signal to the group
+	err   error      // of cmd.Wait
 }
 
 // begin starts a command line in its own process group, so that all of its processes can be ended.
@@ -230,15 +232,24 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 	heard.Go(func() { r.heard.listen(out[0], false) })
 	heard.Go(func() { r.heard.listen(out[1], true) })
 	go func() {
-		r.err = r.cmd.Wait()
+		r.awaitEnd()
 		for _, pipe := range out { // a descendant of the program may keep the pipes open
 			_ = pipe.SetReadDeadline(time.Now().Add(time.Second))
 		}
 		heard.Wait()
 		closeAll(out)
+		r.reap.Lock()
+		defer r.reap.Unlock()
+		r.err = r.cmd.Wait()
 		close(r.ended)
 	}()
 	return r, nil
+}
+
+// awaitEnd waits for the end of the first process and leaves its number in use, so that no other group can get it.
+func (r *ranks) awaitEnd() {
+	for unix.Waitid(unix.P_PID, r.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
 }
 
 // pipes makes the pipes of stdout and stderr.
@@ -288,8 +299,9 @@ func (q question) mayRun(ctx context.Context, copies []*ranks) error {
 	return nil
 }
 
-// goneAfter is the time that ranks have to end after SIGTERM. Ranks that are left get SIGKILL.
-const goneAfter = 35 * time.Second
+// goneAfter is the time that ranks have to end after SIGTERM. Ranks that are left get SIGKILL. It is the default of
+// Slurm's KillWait, so a program that can be cancelled in Slurm ends in this time.
+const goneAfter = 30 * time.Second
 
 // end waits for the end of all copies. It ends the copies if ask is set, or if the time is over.
 func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed error) {
@@ -322,6 +334,8 @@ func (q question) end(ctx context.Context, copies []*ranks, ask bool) (failed er
 
 // signal signals all processes of the copy. After the end of the copy, the number of its group may belong to others.
 func (r *ranks) signal(s syscall.Signal) {
+	r.reap.Lock()
+	defer r.reap.Unlock()
 	select {
 	case <-r.ended:
 	default:
