@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// befall waits for the moment of the fault and does it.
-func (v *voyage) befall() error {
+// waitAndInject waits until the fault of the job is possible, and does it.
+func (v *jobRun) waitAndInject() error {
 	var err error
 	switch v.fault.when {
 	case computing:
@@ -39,28 +39,28 @@ func (v *voyage) befall() error {
 	if v.fault.judged == othersLive {
 		v.beside = v.besideTheVictim()
 	}
-	if err := v.act(); err != nil {
+	if err := v.inject(); err != nil {
 		return fmt.Errorf("cannot do %q: %w", v.fault.name, err)
 	}
 	return nil
 }
 
-// pause is how long a fault waits: hooks are over soon.
-func (v *voyage) pause() time.Duration {
+// pause is the time before the fault. It is shorter for faults in hooks, because hooks end soon.
+func (v *jobRun) pause() time.Duration {
 	if v.fault.when == inProlog || v.fault.when == inEpilog {
 		return v.after / 8
 	}
 	return v.after
 }
 
-func (v *voyage) act() error {
+func (v *jobRun) inject() error {
 	id := strconv.Itoa(v.id)
 	switch v.fault.name {
 	case "none", "none, an array":
 		return nil
 	case "a second guard":
 		return v.secondGuard()
-	case "a policy that breaks and heals": // it was broken before the job came
+	case "a policy that breaks and heals": // the policy was broken before the job was submitted
 		if v.ending == "continued" {
 			return v.mendPolicy()
 		}
@@ -70,7 +70,7 @@ func (v *voyage) act() error {
 	case "scancel of an array":
 		return v.scancel(strconv.Itoa(v.array))
 	case "scancel --signal=KILL of the job":
-		// The steps alone hear of it, and the batch script ends with them.
+		// The signal reaches only the steps, and the batch script ends with them.
 		return v.scancel("--signal=KILL", id)
 	case "scancel --full --signal=TERM of the job":
 		return v.scancelled("--full", "--signal=TERM", id)
@@ -99,9 +99,9 @@ func (v *voyage) act() error {
 }
 
 // signalled does the faults that are a signal to a process.
-func (v *voyage) signalled() error {
-	signal, whom, _ := strings.Cut(v.fault.name, " of ")
-	proc, err := v.whom(strings.TrimPrefix(strings.TrimPrefix(whom, "a "), "the "))
+func (v *jobRun) signalled() error {
+	signal, what, _ := strings.Cut(v.fault.name, " of ")
+	proc, err := v.target(strings.TrimPrefix(strings.TrimPrefix(what, "a "), "the "))
 	if err != nil || v.late {
 		return err
 	}
@@ -121,8 +121,8 @@ func (v *voyage) signalled() error {
 	return v.scancel(strconv.Itoa(v.id))
 }
 
-// whom finds the process that a fault is about.
-func (v *voyage) whom(what string) (site.Process, error) {
+// target finds the process that the fault is for.
+func (v *jobRun) target(what string) (site.Process, error) {
 	switch what {
 	case "rank":
 		return v.victim()
@@ -135,15 +135,15 @@ func (v *voyage) whom(what string) (site.Process, error) {
 }
 
 // victim is the first rank of the first step.
-func (v *voyage) victim() (site.Process, error) {
+func (v *jobRun) victim() (site.Process, error) {
 	if len(v.running[0]) == 0 {
 		return site.Process{}, errors.New("the first step has no rank")
 	}
 	return v.running[0][0], nil
 }
 
-// guard is the job's guard, by its lease.
-func (v *voyage) guard() (site.Process, error) {
+// guard is the guard of the job, as its lease names it.
+func (v *jobRun) guard() (site.Process, error) {
 	path := filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -156,11 +156,12 @@ func (v *voyage) guard() (site.Process, error) {
 	return l.Guard, nil
 }
 
-// secondGuard is one that an admin starts beside the job's: it is refused, and the job's goes on.
-func (v *voyage) secondGuard() error {
+// secondGuard starts a second guard for the job, as an admin could. The second guard is refused, and the guard of the
+// job continues.
+func (v *jobRun) secondGuard() error {
 	out, err := v.onNode(v.play.Command("guard", "--job", strconv.Itoa(v.id)))
 	if err == nil || !strings.Contains(out, "holds it") {
-		return fmt.Errorf("a second guard of the job says %q, %v", out, err)
+		return fmt.Errorf("a second guard of the job prints %q, %v", out, err)
 	}
 	rank, err := v.victim()
 	if err != nil {
@@ -169,19 +170,19 @@ func (v *voyage) secondGuard() error {
 	return rank.Kill(unix.SIGKILL)
 }
 
-// breakPolicy makes a mistake in the policy of the job's node, before the job comes.
-func (v *voyage) breakPolicy() error {
+// breakPolicy puts a mistake into the policy of the job's node before the job is submitted.
+func (v *jobRun) breakPolicy() error {
 	return os.WriteFile(v.play.Paths().Policy(), []byte("version = 1\nrule \"half\" {\n"), 0o644)
 }
 
-func (v *voyage) mendPolicy() error {
+func (v *jobRun) mendPolicy() error {
 	return os.WriteFile(v.play.Paths().Policy(), []byte(v.policies[v.name]), 0o644)
 }
 
-// daemon is a control daemon of the job, or its server.
-func (v *voyage) daemon(server bool) (site.Process, error) {
+// daemon returns a control daemon of the job, or its server.
+func (v *jobRun) daemon(server bool) (site.Process, error) {
 	dir := filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
-	for range 20 { // on a loaded machine a look may end before all environments have come
+	for range 20 { // on a loaded machine, the first search may come before the processes have their environment
 		below, err := v.play.Below(dir)
 		if err != nil {
 			return site.Process{}, err
@@ -201,8 +202,9 @@ func commandLine(pid int) string {
 	return strings.ReplaceAll(string(line), "\x00", " ")
 }
 
-// hook waits until a hook of the job has begun and returns who it is. One that has ended by then is late to be harmed.
-func (v *voyage) hook(program string) (site.Process, error) {
+// hook waits until a hook of the job has begun, and returns its process. If the hook has ended by then, the fault is
+// late.
+func (v *jobRun) hook(program string) (site.Process, error) {
 	path := filepath.Join(v.folder, fmt.Sprintf("%d.%s", v.id, program))
 	for {
 		content, _ := os.ReadFile(path)
@@ -217,9 +219,9 @@ func (v *voyage) hook(program string) (site.Process, error) {
 	}
 }
 
-// besideTheVictim are the programs that compute and that the fault may not harm: those of other steps, and of the
-// same one where its launcher lets it go on.
-func (v *voyage) besideTheVictim() []site.Process {
+// besideTheVictim returns the programs that compute and that the fault must not harm. These are the programs of other
+// steps. If the launcher of the first step lets its other ranks continue, they count too.
+func (v *jobRun) besideTheVictim() []site.Process {
 	var all []site.Process
 	for n, ranks := range v.running {
 		if n == 0 && (v.ofAStep() || v.steps[0].launcher != "srun") {
@@ -233,13 +235,15 @@ func (v *voyage) besideTheVictim() []site.Process {
 	return all
 }
 
-func (v *voyage) ofAStep() bool { return strings.HasSuffix(v.fault.name, "of a step") }
+func (v *jobRun) ofAStep() bool { return strings.HasSuffix(v.fault.name, "of a step") }
 
-// noticed outlasts the time from a kill in mid-kernel to the neighbours' error, 140 to 190 ms (measured).
+// noticed is longer than the time from a kill in mid-kernel to the error of the neighbours, which is 140 to 190 ms
+// (measured).
 const noticed = 250 * time.Millisecond
 
-// finish asks the ranks to end that compute on after the fault, once neighbours would have noticed it.
-func (v *voyage) finish() error {
+// finish ends the ranks that still compute after the fault. First it waits until the neighbours would have noticed
+// the fault.
+func (v *jobRun) finish() error {
 	if v.fault.long || v.fault.when != computing {
 		return nil
 	}
@@ -253,21 +257,21 @@ func (v *voyage) finish() error {
 	for _, rank := range slices.Concat(v.running...) {
 		failed = errors.Join(failed, rank.Kill(unix.SIGTERM))
 	}
-	if v.fault.array { // its other tasks compute as long
+	if v.fault.array { // the other tasks of the array compute for forLong
 		failed = errors.Join(failed, v.scancel(strconv.Itoa(v.array)))
 	}
 	return failed
 }
 
-// scancel asks as the user. Its exit code says nothing: it asks again where an answer is slow, and then what has
-// ended by the first question is an error. The end itself is what is waited for.
-func (v *voyage) scancel(args ...string) error {
+// scancel cancels as the user. Its exit code is ignored. If an answer is slow, scancel asks again, and a job that the
+// first request has ended is then an error. The soak waits for the end itself.
+func (v *jobRun) scancel(args ...string) error {
 	_, err := v.Run(v.ctx, v.user, "scancel", args...)
 	return err
 }
 
-// scancelled asks again as a user would whose job is still there.
-func (v *voyage) scancelled(args ...string) error {
+// scancelled cancels. If the job is still there after 3 s, it cancels the whole job, as a user would.
+func (v *jobRun) scancelled(args ...string) error {
 	if err := v.scancel(args...); err != nil {
 		return err
 	}
@@ -279,7 +283,7 @@ func (v *voyage) scancelled(args ...string) error {
 	return v.scancel(strconv.Itoa(v.id))
 }
 
-func (v *voyage) scontrol(args ...string) error {
+func (v *jobRun) scontrol(args ...string) error {
 	result, err := v.Run(v.ctx, lab.Root, "scontrol", args...)
 	if err == nil && result.Exit != 0 {
 		err = fmt.Errorf("scontrol %q: code %d: %s%s", args, result.Exit, result.Stdout, result.Stderr)
@@ -289,15 +293,15 @@ func (v *voyage) scontrol(args ...string) error {
 
 var saysStep = regexp.MustCompile(`(?m)^step (\d+)$`)
 
-func (v *voyage) ofStep(args ...string) error {
+func (v *jobRun) ofStep(args ...string) error {
 	m := saysStep.FindStringSubmatch(v.outputs(v.id)[0])
 	if m == nil {
-		return errors.New("the first step has not said its number")
+		return errors.New("the first step has not printed its number")
 	}
 	return v.scancel(append(args, fmt.Sprintf("%d.%s", v.id, m[1]))...)
 }
 
-func (v *voyage) suspended(then func() error) error {
+func (v *jobRun) suspended(then func() error) error {
 	if err := v.scontrol("suspend", strconv.Itoa(v.id)); err != nil {
 		return err
 	}
@@ -305,7 +309,7 @@ func (v *voyage) suspended(then func() error) error {
 	return then()
 }
 
-func (v *voyage) slurmdStopped() error {
+func (v *jobRun) slurmdStopped() error {
 	proc, err := v.NodeProc(v.name)
 	if err != nil {
 		return err
@@ -317,9 +321,9 @@ func (v *voyage) slurmdStopped() error {
 	return proc.Kill(unix.SIGCONT)
 }
 
-// reboot takes the node's power away and gives it back. Its GPUs come up in the default mode. The state is still there,
-// as on a node whose /run is on a disk; where there is none there is nothing to hold.
-func (v *voyage) reboot() error {
+// reboot switches the node off and on. Its GPUs start in the default mode. The state is still there, as on a node
+// whose /run is on a disk. On a node without the state there is nothing to check.
+func (v *jobRun) reboot() error {
 	if err := v.PowerOff(v.name); err != nil {
 		return err
 	}
@@ -334,7 +338,8 @@ func (v *voyage) reboot() error {
 	if err := v.StartNode(v.name); err != nil {
 		return err
 	}
-	// Slurm requeues the job or fails it, once the node has said that it has none; who waits no longer cancels it.
+	// Slurm requeues the job or fails it, after the node has reported that it has no job. After 3 s the soak cancels
+	// the job, as a user would.
 	for range 100 {
 		if v.isOver() || !site.Sleep(v.ctx, 30*time.Millisecond) {
 			return nil

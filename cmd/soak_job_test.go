@@ -20,70 +20,71 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// berth is a node of a soak, with the errands that are done on it.
+// berth is a node of a soak, with the jobs of the plan that run on it.
 type berth struct {
 	*soak
 	name string
 	play play
 	work chan errand
 
-	turn   sync.Mutex
-	afloat int // errands that are being done
+	turn       sync.Mutex
+	inProgress int // jobs of the plan that are in progress
 }
 
-// errandLimit bounds one errand, whose job may wait for the GPUs of others: the slowest hold them for Slurm's half a
-// minute of a time limit.
+// errandLimit is the time limit of one job of the plan. The job may wait for the GPUs of other jobs. The slowest of
+// these keep their GPUs for half a minute, because Slurm ends them by their time limit.
 const errandLimit = 5 * time.Minute
 
-// tooMany failures are enough: what comes after them tells nothing new.
+// tooMany is the number of failures after which the soak stops, because further failures tell nothing new.
 const tooMany = 20
 
 func (b *berth) run() {
 	for e := range b.work {
-		if b.hopeless() {
+		if b.failedTooOften() {
 			continue
 		}
 		b.turn.Lock()
-		b.afloat++
+		b.inProgress++
 		b.turn.Unlock()
 		b.try(e)
 		b.turn.Lock()
-		if b.afloat--; b.afloat == 0 {
+		if b.inProgress--; b.inProgress == 0 {
 			b.empty(e)
 		}
 		b.turn.Unlock()
 	}
 }
 
-// voyage is an errand that is under way.
-type voyage struct {
+// jobRun is a job of the plan that is in progress.
+type jobRun struct {
 	*berth
 	errand
 	ctx     context.Context
-	again   bool             // started again
-	array   int              // the number that sbatch said
-	id      int              // the job's, or of the task of an array that was first to compute
-	ids     []int            // of all
-	clients map[int]bool     // pids that a daemon of the job has had as clients
+	again   bool             // the job is started again
+	array   int              // the number that sbatch printed
+	id      int              // of the job, or of the first task of an array that computes
+	ids     []int            // the numbers of all its jobs
+	clients map[int]bool     // pids that were clients of a daemon of the job
 	running [][]site.Process // programs that compute when the fault is done, by step
-	beside  []site.Process   // those of them that it must not harm
-	late    bool             // what the fault was for had ended by then
-	faulty  int              // what was found wrong
-	ended   map[int]lab.Job  // as Slurm has it at the end
+	beside  []site.Process   // programs among them that the fault must not harm
+	late    bool             // the process that the fault is for had ended
+	faulty  int              // how many failures were found
+	ended   map[int]lab.Job  // each job as Slurm reports it at the end
 }
 
-// try does an errand, and once more where a message of Slurm's to somebody else has ended a step of it.
+// try runs one job of the plan. It runs the job again if Slurm has aborted a step of it with a message for another
+// job.
 func (b *berth) try(e errand) {
-	if b.sail(e, false) {
-		b.sail(e, true)
+	if b.runOnce(e, false) {
+		b.runOnce(e, true)
 	}
 }
 
-func (b *berth) sail(e errand, again bool) (strayed bool) {
+func (b *berth) runOnce(e errand, again bool) (mistaken bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(b.ctx, errandLimit)
 	defer cancel()
-	v := &voyage{berth: b, errand: e, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
+	v := &jobRun{berth: b, errand: e, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
 	var err error
 	if v.fault.name == "a policy that breaks and heals" {
 		err = v.breakPolicy()
@@ -97,7 +98,7 @@ func (b *berth) sail(e errand, again bool) (strayed bool) {
 		err = v.submit()
 	}
 	if err == nil {
-		err = v.befall()
+		err = v.waitAndInject()
 	}
 	if err == nil {
 		err = v.finish()
@@ -105,13 +106,13 @@ func (b *berth) sail(e errand, again bool) (strayed bool) {
 	if err == nil {
 		err = v.over()
 	}
-	if !again && v.strayed(err) {
+	if !again && v.abortedByMistake(err) {
 		v.abandon()
 		v.tidy()
 		b.mutex.Lock()
 		defer b.mutex.Unlock()
 		b.strays++
-		fmt.Fprintf(b.raw, "%.1f\t%s\t%v\tbegun anew: Slurm aborted a step of it\n", time.Since(b.began).Seconds(), b.name, e)
+		fmt.Fprintf(b.raw, "%.1f\t%s\t%v\tstarted again: Slurm aborted one of its steps\n", time.Since(b.began).Seconds(), b.name, e)
 		return true
 	}
 	if err != nil {
@@ -132,32 +133,33 @@ func (b *berth) sail(e errand, again bool) (strayed bool) {
 	return false
 }
 
-// aborted is what an srun says that Slurm tells of its job's end.
+// aborted is what srun prints when Slurm tells it that its job has ended.
 const aborted = "srun: Job step aborted"
 
-// errAborted is an srun that was told so before anything has befallen its job.
+// errAborted is the error of a job whose srun has printed this before the fault.
 var errAborted = errors.New("Slurm has aborted a step before the fault")
 
-// strayed reports whether a step was aborted by mistake. When a job ends whose srun has died, slurmctld sends a message
-// to srun's port. On a real cluster that port is on the job's own node. Here all nodes have one address, so the srun of
-// another job may have the port by then and aborts its step (seen on 22.05, 12 ms after the other job's end).
-func (v *voyage) strayed(err error) bool {
+// abortedByMistake reports whether Slurm aborted a step by mistake. If the srun of a job has died, slurmctld still
+// sends a message to its port at the end of the job. On a real cluster that port is on the job's own node. Here all
+// nodes have one address, so the srun of another job may have the port by then. That srun aborts its step (seen on
+// 22.05, 12 ms after the end of the other job).
+func (v *jobRun) abortedByMistake(err error) bool {
 	if errors.Is(err, errAborted) {
 		return true
 	}
 	return err == nil && v.fault.judged == completes && strings.Contains(v.said(), aborted)
 }
 
-// title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the first
-// one.
-func (v *voyage) title() string {
+// title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the
+// first one.
+func (v *jobRun) title() string {
 	if v.again {
 		return fmt.Sprintf("soak%d-again", v.number)
 	}
 	return fmt.Sprintf("soak%d", v.number)
 }
 
-func (v *voyage) submit() error {
+func (v *jobRun) submit() error {
 	script := filepath.Join(v.folder, v.title()+".sh")
 	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + v.play.Sim.Libraries() + "\n" +
 		v.script(v.folder, filepath.Join(v.dir, "mpirun-wrap"), v.play.Sim.Program("cuda-client"))
@@ -177,18 +179,18 @@ func (v *voyage) submit() error {
 	return err
 }
 
-// until polls what costs nothing to ask.
-func (v *voyage) until(what string, is func() bool) error {
+// until waits until a condition is true. It polls, so the condition must be cheap to check.
+func (v *jobRun) until(what string, is func() bool) error {
 	for !is() {
 		if !site.Sleep(v.ctx, 40*time.Millisecond) {
-			return fmt.Errorf("%s: waited in vain; Slurm has %s", what, v.states())
+			return fmt.Errorf("%s: the wait took too long; Slurm has %s", what, v.states())
 		}
 	}
 	return nil
 }
 
-// states are the states of the errand's jobs, of its node, and of a slurmd that is gone.
-func (v *voyage) states() string {
+// states describes the jobs and their node as Slurm reports them. If slurmd is gone, states adds that.
+func (v *jobRun) states() string {
 	jobs, _ := v.queue.of(v.title())
 	var all []string
 	for _, j := range jobs {
@@ -202,8 +204,8 @@ func (v *voyage) states() string {
 	return said
 }
 
-// outputs are what the ranks of a job have printed, by step.
-func (v *voyage) outputs(id int) []string {
+// outputs are the outputs of the ranks of a job, by step.
+func (v *jobRun) outputs(id int) []string {
 	all := make([]string, len(v.steps))
 	for n := range v.steps {
 		content, _ := os.ReadFile(filepath.Join(v.folder, fmt.Sprintf("%d.%d", id, n)))
@@ -214,7 +216,7 @@ func (v *voyage) outputs(id int) []string {
 
 var saysReady = regexp.MustCompile(`(?m)^pid=(\d+) ready `)
 
-// programs are the pids of the ranks of a step that have said that they compute.
+// programs are the pids of the ranks of a step that have printed that they compute.
 func programs(output string) []int {
 	var pids []int
 	for _, m := range saysReady.FindAllStringSubmatch(output, -1) {
@@ -224,12 +226,12 @@ func programs(output string) []int {
 	return pids
 }
 
-// compute waits until every rank of the job computes. A job that is over by then is an error.
-func (v *voyage) compute() error {
+// compute waits until every rank of the job computes. If the job ends before, compute returns an error.
+func (v *jobRun) compute() error {
 	gone := false
 	err := v.until("the ranks compute", func() bool {
 		jobs, _ := v.queue.of(v.title())
-		for _, id := range append([]int{v.id}, ids(jobs)...) { // of an array any task will do
+		for _, id := range append([]int{v.id}, ids(jobs)...) { // of an array, any task is enough
 			ready := 0
 			for _, output := range v.outputs(id) {
 				ready += len(programs(output))
@@ -271,7 +273,7 @@ func ids(jobs []lab.Job) []int {
 	return all
 }
 
-func (v *voyage) said() string {
+func (v *jobRun) said() string {
 	batch, _ := os.ReadFile(filepath.Join(v.folder, v.title()+".out"))
 	text := string(batch)
 	for _, id := range v.ids {
@@ -284,9 +286,9 @@ func (v *voyage) said() string {
 
 var newClient = regexp.MustCompile(`NEW CLIENT (\d+) `)
 
-// seeClients reads who was a client of the job's daemons, from their own logs: those of the job that runs, and those
-// that its epilog has kept.
-func (v *voyage) seeClients() {
+// seeClients reads from the logs of the job's daemons which processes were clients. It reads the logs of running
+// jobs, and the logs that an epilog has kept.
+func (v *jobRun) seeClients() {
 	for _, id := range v.ids {
 		live, _ := filepath.Glob(filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(id), "*", "log", "control.log"))
 		kept, _ := filepath.Glob(filepath.Join(v.play.keptLogs(), strconv.Itoa(id), "*", "control.log"))
@@ -300,14 +302,14 @@ func (v *voyage) seeClients() {
 	}
 }
 
-// isOver says whether all jobs of the errand have ended, epilogs included, or are held after a prolog that failed. What
-// of an array has not started is one job that is pending.
-func (v *voyage) isOver() bool {
+// isOver reports whether all jobs have ended, with their epilogs, or are held because a prolog has failed. The tasks
+// of an array that have not started are one pending job.
+func (v *jobRun) isOver() bool {
 	jobs, _ := v.queue.of(v.title())
 	return len(jobs) > 0 && !slices.ContainsFunc(jobs, func(j lab.Job) bool { return !j.Over() && !j.Held() })
 }
 
-func (v *voyage) over() error {
+func (v *jobRun) over() error {
 	err := v.until("the end of the job", v.isOver)
 	jobs, _ := v.queue.of(v.title())
 	v.ids = nil
@@ -321,8 +323,8 @@ func (v *voyage) over() error {
 	return err
 }
 
-// abandon ends a job that has gone wrong, so that the next one finds a node.
-func (v *voyage) abandon() {
+// abandon ends a job that has failed, so that the node is free for the next job.
+func (v *jobRun) abandon() {
 	ctx, cancel := context.WithTimeout(v.soak.ctx, 30*time.Second)
 	defer cancel()
 	saved := v.ctx
@@ -332,7 +334,7 @@ func (v *voyage) abandon() {
 	_ = v.over()
 }
 
-func (v *voyage) tidy() {
+func (v *jobRun) tidy() {
 	v.queue.forget(v.title())
 	paths, _ := filepath.Glob(filepath.Join(v.folder, v.title()+".*"))
 	for _, id := range v.ids {
@@ -349,7 +351,7 @@ func (v *voyage) tidy() {
 	}
 }
 
-// wrong writes down what is wrong, with how to see it again.
+// wrong records a failure, and prints how to repeat it.
 func (s *soak) wrong(e errand, what, detail string) {
 	s.mutex.Lock()
 	s.failed[what]++
@@ -357,13 +359,13 @@ func (s *soak) wrong(e errand, what, detail string) {
 	s.t.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd -run 'TestSoak$'", what, detail, s.seed, e, s.seed, e.number)
 }
 
-func (v *voyage) wrong(what, detail string) {
+func (v *jobRun) wrong(what, detail string) {
 	v.faulty++
 	v.soak.wrong(v.errand, what, fmt.Sprintf("%s\n%s", detail, v.loggedOf()))
 }
 
-// loggedOf is what prolog and epilog have said of the errand's jobs.
-func (v *voyage) loggedOf() string {
+// loggedOf is what prolog and epilog have logged about the jobs.
+func (v *jobRun) loggedOf() string {
 	var text strings.Builder
 	for line := range strings.Lines(v.play.log()) {
 		for _, id := range v.ids {
@@ -375,7 +377,7 @@ func (v *voyage) loggedOf() string {
 	return text.String()
 }
 
-func (s *soak) hopeless() bool {
+func (s *soak) failedTooOften() bool {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	all := 0

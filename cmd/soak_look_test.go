@@ -18,8 +18,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// judge holds what must be so after every job, and after one that ended as it was meant to.
-func (v *voyage) judge(asMeant bool) {
+// judge checks what must be true after every job. If the job ended as planned, it also checks the result of the
+// fault.
+func (v *jobRun) judge(asMeant bool) {
 	v.seeClients()
 	v.judgeDrain()
 	for _, what := range v.leftOf() {
@@ -37,8 +38,9 @@ func (v *voyage) judge(asMeant bool) {
 	}
 }
 
-// judgeDrain holds that the node is in service, or mends it as an admin would who was told why it is not.
-func (v *voyage) judgeDrain() {
+// judgeDrain checks that the node is in service. If it is not, judgeDrain repairs it, as an admin would who has read
+// the reason.
+func (v *jobRun) judgeDrain() {
 	if v.fault.alone {
 		v.queue.fresh()
 	}
@@ -56,15 +58,15 @@ func out(state string) bool {
 	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
 }
 
-// epilogPatience is how long after a drain the epilog may take.
-const epilogPatience = 30 * time.Second
+// epilogTimeout is the time that the epilog may take after a drain.
+const epilogTimeout = 30 * time.Second
 
-// repair runs the epilogs that are told to be run again, and resumes the node.
-func (v *voyage) repair() {
+// repair runs the epilogs that an admin must run again, and resumes the node.
+func (v *jobRun) repair() {
 	v.abandon()
-	if v.fault.name != "kill -9 of the epilog" { // Slurm runs the epilog itself, and an admin has nothing to do but to resume
+	if v.fault.name != "kill -9 of the epilog" { // otherwise Slurm runs the epilog itself, and an admin only has to resume the node
 		there := v.leftOf()
-		for end := time.Now().Add(epilogPatience); len(there) > 0 && time.Now().Before(end) && site.Sleep(v.ctx, lookEvery); {
+		for end := time.Now().Add(epilogTimeout); len(there) > 0 && time.Now().Before(end) && site.Sleep(v.ctx, lookEvery); {
 			there = v.leftOf()
 		}
 		for _, what := range there {
@@ -88,23 +90,23 @@ func (v *voyage) repair() {
 	v.queue.fresh()
 }
 
-// leftOf is what is left of the errand's jobs. Nothing is waited for: Slurm has said that the epilog has run.
-func (v *voyage) leftOf() []string {
+// leftOf returns what is left of the jobs. It does not wait, because Slurm has reported that the epilog has run.
+func (v *jobRun) leftOf() []string {
 	var found []string
 	for _, id := range v.ids {
 		found = append(found, v.play.stateOf(id)...)
 		found = append(found, v.play.processesOf(id)...)
 	}
-	return append(found, v.play.modesOfNobody(v.berth)...)
+	return append(found, v.play.modesWithoutClaim(v.berth)...)
 }
 
-// stateOf is what the state folder has of a job: files of its name or with its number in them.
+// stateOf returns the files of a job in the state folder. Their name or content has the job's number.
 func (p play) stateOf(id int) []string {
 	var found []string
 	name := regexp.MustCompile(fmt.Sprintf(`(^|\D)%d(\D|$)`, id))
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
-			return nil // it has gone
+			return nil // the file is gone
 		}
 		content := []byte{}
 		if strings.Contains(path, "/claims/") {
@@ -118,7 +120,7 @@ func (p play) stateOf(id int) []string {
 	return found
 }
 
-// processesOf are the living processes of a job: its daemons and servers, and its ranks.
+// processesOf returns the living processes of a job: its daemons, servers and ranks.
 func (p play) processesOf(id int) []string {
 	dir := filepath.Join(p.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
 	var found []string
@@ -136,15 +138,16 @@ func (p play) processesOf(id int) []string {
 	return found
 }
 
-// hasVariable says whether an environment has a line, and is of a process of this stage's cluster: others number alike.
+// hasVariable reports whether an environment has a line and belongs to a process of this cluster. Other clusters use
+// the same job numbers.
 func hasVariable(environment []byte, line string, p play) bool {
 	return slices.ContainsFunc(bytes.Split(environment, []byte{0}), func(has []byte) bool { return string(has) == line }) &&
 		bytes.Contains(environment, []byte(filepath.Dir(filepath.Dir(p.Root))+"/"))
 }
 
-// modesOfNobody are the GPUs without a claim that are not in their default mode. Other jobs start and end at the same
-// time, so a finding is checked again.
-func (p play) modesOfNobody(b *berth) []string {
+// modesWithoutClaim are the GPUs without a claim that are not in their default mode. A wrong GPU is checked again,
+// because other jobs start and end at the same time.
+func (p play) modesWithoutClaim(b *berth) []string {
 	var found []string
 	for i := range gpusOfANode {
 		claim := filepath.Join(p.Paths().Run(), "claims", string(p.uuid(i)))
@@ -156,7 +159,7 @@ func (p play) modesOfNobody(b *berth) []string {
 		}
 		for tries := 0; wrong(); tries++ {
 			if tries == 10 {
-				found = append(found, fmt.Sprintf("GPU %d of %s in another mode and nobody's", i, b.name))
+				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, b.name))
 				break
 			}
 			site.Sleep(p.ctx, 5*time.Millisecond)
@@ -165,9 +168,9 @@ func (p play) modesOfNobody(b *berth) []string {
 	return found
 }
 
-// judgeClients holds that every rank that computed was a client of a daemon of its job.
-func (v *voyage) judgeClients() {
-	if v.fault.name == "reboot" { // its logs went with the boot, and were read before
+// judgeClients checks that every rank that computed was a client of a daemon of its job.
+func (v *jobRun) judgeClients() {
+	if v.fault.name == "reboot" { // the logs are lost in the reboot, and were read before
 		return
 	}
 	for _, id := range v.ids {
@@ -181,8 +184,8 @@ func (v *voyage) judgeClients() {
 	}
 }
 
-// judgeEnd holds that the job has ended by itself with all its work done.
-func (v *voyage) judgeEnd() {
+// judgeEnd checks that the job ended by itself and did all its work.
+func (v *jobRun) judgeEnd() {
 	for _, id := range v.ids {
 		done := 0
 		for _, output := range v.outputs(id) {
@@ -194,8 +197,8 @@ func (v *voyage) judgeEnd() {
 	}
 }
 
-// judgeNeighbours holds that programs beside a rank that was ended came to their own end.
-func (v *voyage) judgeNeighbours() {
+// judgeNeighbours checks that the programs beside an ended rank ended by themselves.
+func (v *jobRun) judgeNeighbours() {
 	said := strings.Join(v.outputs(v.id), "\n")
 	for _, p := range v.beside {
 		if !regexp.MustCompile(fmt.Sprintf(`(?m)^pid=%d done `, p.PID)).MatchString(said) {
@@ -207,14 +210,14 @@ func (v *voyage) judgeNeighbours() {
 	v.mutex.Unlock()
 }
 
-// empty holds a node with no job on it to be as it was before any.
+// empty checks that a node without jobs is as it was before any job.
 func (b *berth) empty(last errand) {
 	strays := slices.DeleteFunc(b.play.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+b.play.Paths().Devices()+"/") })
 	found := slices.Concat(b.play.left(), b.play.locks(), strays, b.play.strangers())
 	if len(found) == 0 {
 		return
 	}
-	b.wrong(last, left, fmt.Sprintf("on %s, when nobody had a job there any more: %q", b.name, found))
+	b.wrong(last, left, fmt.Sprintf("on %s, after its last job: %q", b.name, found))
 	b.play.killLeft()
 	b.play.booted()
 	for i := range gpusOfANode {
@@ -222,7 +225,7 @@ func (b *berth) empty(last errand) {
 	}
 }
 
-// onNode runs a program as root of a node does, whose boot id is not the machine's.
+// onNode runs a program as root of a node. The node has its own boot id, which is not the machine's.
 func (b *berth) onNode(line []string, environment ...string) (string, error) {
 	slurmd, err := b.NodeProc(b.name)
 	if err != nil {
@@ -235,7 +238,7 @@ func (b *berth) onNode(line []string, environment ...string) (string, error) {
 	return string(text), err
 }
 
-// report says what the soak did, and adds it to the table of docs/reliability.md.
+// report prints what the soak did, and adds it to the table of docs/reliability.md.
 func (s *soak) report(took time.Duration) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -252,7 +255,7 @@ func (s *soak) report(took time.Duration) {
 	said := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs begun anew, %d pairs of jobs of gres/shard. Found: %s. Faults: %s.",
 		s.seed, errands, s.planned, s.given, s.judged, s.repaired, s.late, s.strays, s.shards, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
 	if s.strays*100 > errands+100 {
-		s.t.Errorf("%d of %d jobs were begun anew: Slurm aborts more steps than chance has it", s.strays, errands)
+		s.t.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.strays, errands)
 	}
 	s.t.Logf("%d jobs in %v: %s", errands, took.Round(time.Second), said)
 	report(s.t, s.t.Name(), errands, wrong, took, said)

@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// errand is one job of a soak and what befalls it. It follows from the seed and the job's number alone, so that any
-// one of a run can be repeated by itself.
+// errand is one job of the plan, with its fault. It depends only on the seed and on the job's number, so each job of
+// a run can be repeated alone.
 type errand struct {
 	number int
 	gpus   int
-	tasks  int // of an array, 0 for a job that is none
+	tasks  int // of an array; 0 if the job is no array
 	steps  []step
 	fault  fault
-	after  time.Duration // from the moment at which the fault can be done until it is
-	ending string        // of a fault that can end in several ways
+	after  time.Duration // from the moment when the fault is possible until the fault
+	ending string        // how the fault ends, if it can end in several ways
 }
 
 // step is one launch of ranks. The steps of a job run side by side.
 type step struct {
 	launcher string
 	ranks    int
-	ms       int     // of a kernel
-	seconds  float64 // that the ranks compute, 0 where somebody ends them
+	ms       int     // length of a kernel
+	seconds  float64 // of computing; 0 if the soak ends the ranks
 }
 
-// moment is when a fault can be done.
+// moment is when a fault is possible.
 type moment string
 
 const (
@@ -41,23 +41,23 @@ const (
 	inEpilog  moment = "in epilog"
 )
 
-// What of a job a fault leaves to be judged.
+// What is checked after a fault.
 const (
-	completes  = "completes"  // the job, with every rank's work done
-	othersLive = "neighbours" // of the first step's first rank, or of that step, go on
-	drains     = "drains"     // the node, which is what Slurm does about it: an admin resumes it
+	completes  = "completes"  // the job completes, and every rank does all its work
+	othersLive = "neighbours" // the programs beside the first step, or beside its first rank, continue
+	drains     = "drains"     // Slurm drains the node, and an admin resumes it
 )
 
-// fault is what befalls a job.
+// fault is what happens to a job.
 type fault struct {
 	name   string
 	weight int
 	when   moment
 	judged string
-	alone  bool // on its node, which it takes down or drains
+	alone  bool // the job is alone on its node, because the fault may take the node down or drain it
 	array  bool
-	long   bool // the fault ends the job, or has it begin again; else the ranks are asked to end once it is done
-	slow   bool // it takes half a minute
+	long   bool // the fault ends the job or restarts it; otherwise the soak ends the ranks after the fault
+	slow   bool // the fault takes half a minute
 }
 
 var faults = []fault{
@@ -96,7 +96,7 @@ var faults = []fault{
 	{name: "reboot", weight: 4, when: computing, alone: true, long: true},
 }
 
-// planned is the errand with a number in the run of a seed.
+// planned returns the job with this number in the plan of a seed.
 func planned(seed uint64, number int) errand {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
 	e := errand{number: number, gpus: oneOf(r, 1, 1, 1, 2, 2, 3, 4), fault: drawn(r), after: time.Duration(r.IntN(400)) * time.Millisecond}
@@ -125,7 +125,7 @@ func drawn(r *rand.Rand) fault {
 	panic("the weights do not add up")
 }
 
-// steps are what a job of a fault runs: a step that is cancelled, or whose rank is killed, has another beside it.
+// steps are the steps of a job. If the fault ends a step or one of its ranks, the job has another step beside it.
 func steps(r *rand.Rand, f fault) []step {
 	count := oneOf(r, 1, 1, 1, 2, 3)
 	if f.judged == othersLive {
@@ -135,15 +135,15 @@ func steps(r *rand.Rand, f fault) []step {
 	for n := range count {
 		s := step{oneOf(r, "srun", "srun", "mpirun"), ranks(r, count), oneOf(r, 5, 10, 20, 50, 200), 0.1 + 0.4*r.Float64()}
 		if count == 1 && r.IntN(8) == 0 {
-			s.launcher = "hydra" // which wants the job for itself
+			s.launcher = "hydra" // hydra must be the only step of its job
 		}
 		if strings.HasSuffix(f.name, "of a step") && n == 0 {
-			s.launcher = "srun" // of mpirun's ranks Slurm knows no step
+			s.launcher = "srun" // Slurm has no step for the ranks of mpirun
 		}
 		if f.name == "reboot" {
-			// An srun that went with its node is told of its job's end by Slurm all the same. Here all nodes have one
-			// address, and another srun may have the port by then: it aborts its step, of whatever job that is (seen
-			// on 22.05).
+			// If an srun ends with its node, Slurm still tells its port that the job has ended. Here all nodes have
+			// one address, so another srun may have the port by then. That srun aborts its step, although the step is
+			// of another job (seen on 22.05).
 			s.launcher = "mpirun"
 		}
 		if f.when == computing || f.long {
@@ -154,7 +154,7 @@ func steps(r *rand.Rand, f fault) []step {
 	return all
 }
 
-// ranks are few as a rule, and now and then as many as a GPU takes.
+// ranks is a number of ranks: small in most cases, and sometimes as many as a GPU takes.
 func ranks(r *rand.Rand, steps int) int {
 	if steps == 1 && r.IntN(40) == 0 {
 		return 20 + r.IntN(29)
@@ -173,7 +173,7 @@ func (e errand) String() string {
 	return fmt.Sprintf("%s; %s after %v", what, e.fault.name, e.after)
 }
 
-// ranks is how many there are of a job, or of a task of an array.
+// ranks is the number of ranks of a job, or of one task of an array.
 func (e errand) ranks() (all int) {
 	for _, s := range e.steps {
 		all += s.ranks
@@ -181,11 +181,11 @@ func (e errand) ranks() (all int) {
 	return all
 }
 
-// jobs is how many Slurm makes of an errand.
+// jobs is the number of jobs that Slurm counts: one, or the tasks of an array.
 func (e errand) jobs() int { return max(1, e.tasks) }
 
-// script is what the job runs. Each step has a file of its own for what it prints, in the folder given. A job that was
-// requeued has short work.
+// script is the batch script of the job. Each step prints into its own file in the folder. A job that was requeued
+// has little work.
 func (e errand) script(folder, wrapper, client string) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "out=%s/$SLURM_JOB_ID\n", folder)
@@ -197,17 +197,17 @@ func (e errand) script(folder, wrapper, client string) string {
 				work += " -exit-idle"
 			}
 		}
-		// Each Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on
-		// 4.1).
+		// Each Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
+		// while the other needs it (seen on 4.1).
 		fmt.Fprintf(&text, "mkdir -p $out.%d.tmp\nTMPDIR=$out.%d.tmp %s %s spin %s >>$out.%d 2>&1 &\n", n, n, s.launch(e, wrapper), client, work, n)
 	}
 	return "[ -z \"$SLURM_RESTART_COUNT\" ] || again=0.2\n" + text.String() + "wait\n"
 }
 
-// forLong is longer, in seconds, than anybody lets ranks compute that do not end by themselves.
+// forLong is how many seconds ranks compute if they do not end by themselves. The soak ends them sooner.
 const forLong = 300
 
-// launch is a step's command line as far as the program. The first rank of srun's says the step's number.
+// launch is the command line of a step, up to the program. The first rank of srun prints the step's number.
 func (s step) launch(e errand, wrapper string) string {
 	switch s.launcher {
 	case "mpirun":
@@ -218,13 +218,13 @@ func (s step) launch(e errand, wrapper string) string {
 	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`, e.gpus, s.ranks, wrapper)
 }
 
-// A seed repeats a run; every fault befalls some job of a few hundred, and no job has more ranks than a GPU takes.
+// A seed always gives the same jobs. In 1,000 jobs every fault occurs, and no job has more ranks than a GPU takes.
 func TestTheJobsOfASeed(t *testing.T) {
 	seen := map[string]int{}
 	for n := range 1000 {
 		e := planned(1, n)
 		if !reflect.DeepEqual(e, planned(1, n)) {
-			t.Fatalf("job %d is another when it is asked for again", n)
+			t.Fatalf("job %d differs when it is planned again", n)
 		}
 		if e.ranks() < 1 || e.ranks() > 48 || e.gpus < 1 || e.gpus > len(gpusOfANode) {
 			t.Errorf("%v", e)
@@ -233,10 +233,10 @@ func TestTheJobsOfASeed(t *testing.T) {
 	}
 	for _, f := range faults {
 		if seen[f.name] == 0 {
-			t.Errorf("%q befalls no job", f.name)
+			t.Errorf("no job has the fault %q", f.name)
 		}
 	}
 	if reflect.DeepEqual(planned(1, 0), planned(2, 0)) {
-		t.Error("two seeds begin alike")
+		t.Error("two seeds give the same first job")
 	}
 }

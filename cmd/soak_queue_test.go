@@ -13,7 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 )
 
-// queue is what Slurm says of all jobs and nodes, asked for once for everybody: a question costs as much as a job does.
+// queue is what Slurm reports of all jobs and nodes. One request serves the whole soak, because a request costs as
+// much as a job.
 type queue struct {
 	soak   *soak
 	ended  chan struct{}
@@ -22,10 +23,10 @@ type queue struct {
 	looks  int
 	jobs   map[string]map[int]lab.Job // by the job's name
 	states map[string]string          // of nodes, with the reason
-	failed error                      // of the last look
+	failed error                      // of the last request
 }
 
-// lookEvery is how old what the queue says may be.
+// lookEvery is the time between two requests.
 const lookEvery = 250 * time.Millisecond
 
 func (s *soak) watch() *queue {
@@ -89,7 +90,7 @@ func (q *queue) ask(command string, args ...string) ([][]string, error) {
 	return lines, nil
 }
 
-// of are the jobs of a name, and how many looks there have been.
+// of returns the jobs of a name, and the number of requests so far.
 func (q *queue) of(name string) (jobs []lab.Job, looks int) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -111,7 +112,7 @@ func (q *queue) node(name string) string {
 	return q.states[name]
 }
 
-// fresh waits until Slurm has been asked again, so that the answer is from after the call.
+// fresh waits until Slurm has been asked again, so that its answer is from after the call.
 func (q *queue) fresh() {
 	_, before := q.of("")
 	for now := before; now < before+2 && site.Sleep(q.soak.ctx, lookEvery/4); {

@@ -13,13 +13,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 )
 
-// sharing stands for the jobs of gres/shard in what is found wrong.
+// sharing names the jobs of gres/shard in failures.
 var sharing = errand{number: -1, fault: fault{name: "two jobs of gres/shard"}}
 
-// share runs on a node with shards until the soak ends. Two jobs of a shard each ask for MPS and are refused. A third
-// does not ask and computes. The node is as before.
+// share runs until the soak ends, on a node with shards. Two jobs with a shard each ask for MPS and are refused. A
+// third job does not ask for MPS, and computes. Then the node is as before.
 func (s *soak) share(name string, ended <-chan struct{}) {
-	for !s.hopeless() {
+	for !s.failedTooOften() {
 		select {
 		case <-ended:
 			return
@@ -72,7 +72,7 @@ func (s *soak) shareOnce(name string) error {
 	return nil
 }
 
-// sharesEnd waits until so many jobs of a name have ended.
+// sharesEnd waits until this many jobs of a name have ended.
 func (s *soak) sharesEnd(title string, count int) error {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); site.Sleep(s.ctx, lookEvery) {
 		jobs, _ := s.queue.of(title)
