@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	endsClients = 2000 // of one server, one after the other
+	endsClients = 2000 // clients of one server, one after the other
 	endsAtATime = 16
 )
 
-// playClients starts many short clients of one server beside the neighbours, some at a time: none may fail.
+// playClients starts many short clients of one server beside the neighbours, several at a time. No client may fail.
 func (l *endsLane) playClients(until time.Time) {
 	l.t.Helper()
 	l.accompany()
@@ -47,18 +47,18 @@ func (l *endsLane) playClients(until time.Time) {
 	}
 }
 
-// How fast endsRanks transformers train beside one another: the sum of their steps in each of endsWindows times of
-// endsWindow.
+// playRates measures how fast endsRanks transformers train side by side. The rate is the sum of their steps in each
+// of endsWindows periods of endsWindow.
 const (
 	endsRanks   = 8
 	endsWindows = 3
 	endsWindow  = 3 * time.Second
-	endsWarm    = 20 * time.Second // until all of them compute
+	endsWarm    = 20 * time.Second // the time until all of them compute
 )
 
 var endsSteps = regexp.MustCompile(`^rate window=(\d) steps=(\d+)$`)
 
-// playRates measures what clients compute while nothing ends, with a guard and without.
+// playRates measures how much the clients compute while no client ends, with a guard and without.
 func (l *endsLane) playRates(time.Time) {
 	l.t.Helper()
 	if why := l.planner.absent["torch"]; why != "" {
@@ -84,7 +84,8 @@ func (l *endsLane) playRates(time.Time) {
 	}
 }
 
-// playKnown measures when a dead client's memory is free, if no one else is a client, and when its crash is known.
+// playKnown measures two times. The first is until a dead client's memory is free, if there is no other client. The
+// second is until its crash is known.
 func (l *endsLane) playKnown(until time.Time) {
 	l.t.Helper()
 	table, err := os.Create(filepath.Join(l.record.dir, "ends-known.csv"))
@@ -98,7 +99,7 @@ func (l *endsLane) playKnown(until time.Time) {
 			if kind == "matmul" && l.planner.absent["torch"] != "" {
 				continue
 			}
-			if time.Until(until) < endsLeast {
+			if time.Until(until) < endsMin {
 				return
 			}
 			l.accompany()
@@ -143,7 +144,7 @@ func endsTime(line string) time.Time {
 	return time.Unix(seconds, micros*1000)
 }
 
-// crash has a victim die by itself and measures when its parent knows, and when srun does.
+// crash makes a victim die by itself. It measures when its parent knows of the death, and when srun does.
 func (l *endsLane) crash(table *os.File, kind, ending string) {
 	l.t.Helper()
 	s, name, dir, started := l.one(kind, ending)
@@ -173,7 +174,7 @@ func (l *endsLane) crash(table *os.File, kind, ending string) {
 	}
 }
 
-// used is the GPU's used memory in MiB, as nvidia-smi prints it; -1 on a simulated node.
+// used is the GPU's used memory in MiB, as nvidia-smi prints it. On a simulated node it is -1.
 func (l *endsLane) used() int {
 	if !endsReal() {
 		return -1
@@ -186,7 +187,8 @@ func (l *endsLane) used() int {
 	return mib
 }
 
-// freedWithin is 1 s after the end of the work, which a victim of these kinds has 0.7 s of, and what nvidia-smi takes.
+// freedWithin is the limit until the memory is free. The limit is 1 s after the end of the work, plus the time of
+// nvidia-smi. A victim of these kinds has 0.7 s of work.
 const freedWithin = 2 * time.Second
 
 // freed kills the only client of the GPU and measures when its memory is free.
@@ -218,19 +220,20 @@ func (l *endsLane) freed(table *os.File, kind string) {
 	l.wait(20*time.Second, s.over)
 }
 
-// endsMemory has control groups with a limit of memory.
+// endsMemory makes control groups with a limit of memory.
 type endsMemory struct {
-	dir   string // where groups are made, "" for nowhere
-	file  string // of a group's limit
-	why   string // it cannot be done
+	dir   string // where groups are made; "" if groups cannot be made
+	file  string // name of the file with a group's limit
+	why   string // the reason if groups cannot be made
 	mutex sync.Mutex
 	count int
 }
 
-// endsLimit is what a group's processes may take more than they have.
+// endsLimit is the memory limit of a group, in bytes. The memory that a process has before it joins the group does
+// not count.
 const endsLimit = "67108864"
 
-// newEndsMemory finds a hierarchy of control groups, or mounts one for the time of the test.
+// newEndsMemory finds a hierarchy of control groups, or mounts one for the test.
 func newEndsMemory(t *testing.T) *endsMemory {
 	t.Helper()
 	m := &endsMemory{}
@@ -321,7 +324,7 @@ func (m *endsMemory) group() (string, error) {
 	return group, os.WriteFile(filepath.Join(group, m.file), []byte(endsLimit), 0)
 }
 
-// limit puts a process into a group of its own.
+// limit moves a process into its own group.
 func (m *endsMemory) limit(p site.Process) error {
 	group, err := m.group()
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 // endsKind is what a victim computes.
 type endsKind struct {
 	name    string
-	program string  // of victim.py; "" for the name
-	needs   string  // the Python module, "" for none
+	program string  // program of victim.py; "" if the program has the kind's name
+	needs   string  // the Python module that it needs, "" for none
 	seconds float64 // of work in flight
-	beside  bool    // kernels of a few blocks, which run beside one another: their times do not add up
-	slow    bool    // too long for 40 at once
+	beside  bool    // kernels of a few blocks, which run side by side: their times do not add up
+	slow    bool    // too long for a wave of 40
 }
 
 var endsKinds = []endsKind{
@@ -57,7 +57,7 @@ type endsVictim struct {
 
 func (v endsVictim) String() string { return v.kind.name + "/" + v.ending }
 
-// spec is what victim.py is told.
+// spec is the argument of victim.py for this victim.
 func (v endsVictim) spec() string {
 	program, ending := v.kind.program, v.ending
 	if program == "" {
@@ -83,7 +83,7 @@ func (w endsWave) String() string {
 	return fmt.Sprintf("%d by %s", len(w.victims), w.how)
 }
 
-// list names the victims, the first ones of many.
+// list names the first 8 victims.
 func (w endsWave) list() string {
 	text := strings.Trim(fmt.Sprint(w.victims[:min(8, len(w.victims))]), "[]")
 	if len(w.victims) > 8 {
@@ -92,7 +92,7 @@ func (w endsWave) list() string {
 	return text
 }
 
-// inFlight is a bound of the time that all work of the wave takes.
+// inFlight is an upper limit of the time that all work of the wave takes.
 func (w endsWave) inFlight() float64 {
 	sum, longest := 0.0, 0.0
 	for _, v := range w.victims {
@@ -105,7 +105,7 @@ func (w endsWave) inFlight() float64 {
 	return sum + longest
 }
 
-// endsPlanner makes rounds of waves out of what the machine can do.
+// endsPlanner makes rounds of waves from what the machine can do.
 type endsPlanner struct {
 	random *rand.Rand
 	only   *regexp.Regexp // of HOW/KIND/ENDING
@@ -113,13 +113,13 @@ type endsPlanner struct {
 	absent map[string]string
 }
 
-// can reports whether a cell is asked for and this machine can do it.
+// can reports whether a cell is wanted, and whether this machine can do it.
 func (p *endsPlanner) can(how string, kind endsKind, ending string) bool {
 	client := kind.program == "client"
 	switch {
 	case p.absent[kind.needs] != "" || p.absent[how] != "" || p.absent[ending] != "":
 		return false
-	case how == "fork" && (client || kind.needs == "cupy" || kind.needs == "jax"): // these start the driver when they are imported
+	case how == "fork" && (client || kind.needs == "cupy" || kind.needs == "jax"): // these modules start the driver when they are imported
 		return false
 	case client && !slices.Contains([]string{"kill", "term", "segv", "abort"}, ending) && slices.Contains(endsOwn, ending):
 		return false
@@ -131,7 +131,7 @@ func (p *endsPlanner) can(how string, kind endsKind, ending string) bool {
 	return p.only.MatchString(how + "/" + kind.name + "/" + ending)
 }
 
-// cells are all victims of a way to start, by these endings.
+// cells returns all victims of one way to start, with these endings.
 func (p *endsPlanner) cells(how string, endings []string, kinds ...string) []endsVictim {
 	var all []endsVictim
 	for _, kind := range endsKinds {
@@ -145,7 +145,7 @@ func (p *endsPlanner) cells(how string, endings []string, kinds ...string) []end
 	return all
 }
 
-// pack puts victims into waves of n, whose work in flight stays below the limit.
+// pack puts victims into waves of at most n. The work in flight of each wave is within the limit.
 func (p *endsPlanner) pack(how, step string, n int, victims []endsVictim) []endsWave {
 	var waves []endsWave
 	for _, v := range victims {
@@ -161,7 +161,7 @@ func (p *endsPlanner) pack(how, step string, n int, victims []endsVictim) []ends
 	return waves
 }
 
-// crowd is one wave of many victims with little work each, drawn from the cells.
+// crowd is one wave of many victims from the cells. Each victim has little work.
 func (p *endsPlanner) crowd(how, step string, n int, endings []string, kinds ...string) []endsWave {
 	cells := slices.DeleteFunc(p.cells(how, endings, kinds...), func(v endsVictim) bool { return v.kind.slow })
 	if len(cells) == 0 {
@@ -176,7 +176,7 @@ func (p *endsPlanner) crowd(how, step string, n int, endings []string, kinds ...
 	return []endsWave{w}
 }
 
-// round is every cell once, in waves of 8, with crowds of 40 and victims that are alone, in a random order.
+// round has every cell once in waves of 8, crowds of 40, and victims that are alone. The order is random.
 func (p *endsPlanner) round() []endsWave {
 	var all []endsWave
 	add := func(waves []endsWave) { all = append(all, waves...) }
@@ -209,15 +209,15 @@ func (p *endsPlanner) round() []endsWave {
 	return all
 }
 
-// compared is what the methods that are no guard are tried with: one victim at a time, so that each trial tells
-// something.
+// compared plans the trials of the methods without a guard. Each wave has one victim, so that each trial has its own
+// result.
 func (p *endsPlanner) compared(trials int) []endsWave {
 	var all []endsWave
 	kind := "matmul"
 	if p.absent["torch"] != "" {
 		kind = "spins"
 	}
-	for range trials { // the SIGTERM is Slurm's, to all processes of the step, since the wrapper of old is one of them
+	for range trials { // Slurm sends this SIGTERM to all processes of the step, because the old wrapper is one of them
 		for _, ending := range []string{"scancel-term", "exit0", "kill", "scancel"} {
 			step := ""
 			if slices.Contains(endsOfSrun, ending) {
@@ -229,7 +229,7 @@ func (p *endsPlanner) compared(trials int) []endsWave {
 	return all
 }
 
-// A round has every cell, no wave has more work in flight than the limit, and a seed repeats it.
+// A round has every cell, no wave has more work in flight than the limit, and a seed repeats the round.
 func TestEndsPlan(t *testing.T) {
 	plan := func(seed uint64) []endsWave {
 		p := endsPlanner{random: rand.New(rand.NewPCG(seed, 0)), only: regexp.MustCompile(""), limit: 10, absent: map[string]string{"pidns": "not here"}}

@@ -15,23 +15,23 @@ import (
 	"time"
 )
 
-// endsRow is what one ending came to.
+// endsRow is the result of one ending.
 type endsRow struct {
 	at            time.Time
 	gpu           int
 	method, how   string
 	atOnce        int
 	kind, ending  string
-	inFlight      float64       // seconds, as the victim measured it, or as it was told to have
-	before, alive int           // neighbours, at the ending and 3 s later
-	died          time.Duration // from the ending to the first neighbour's end, 0 for none
+	inFlight      float64       // seconds, as the victim measured it, or as it was planned
+	before, alive int           // number of neighbours at the ending, and 3 s later
+	died          time.Duration // from the ending to the end of the first neighbour; 0 if none ended
 	client        bool          // the new client computed
 	clientTook    time.Duration
 	end           time.Duration // from the ending until the process was gone
 	note          string
 }
 
-// endsRecord is what was seen of all endings, on file as they come.
+// endsRecord keeps what was seen of all endings. It writes each row to a file at once.
 type endsRecord struct {
 	mutex    sync.Mutex
 	machine  string
@@ -65,7 +65,7 @@ func newEndsRecord(t *testing.T, dir, machine string) *endsRecord {
 
 func endsSeconds(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
 
-// add writes the rows of a wave down.
+// add writes the rows of a wave.
 func (r *endsRecord) add(rows []endsRow) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -78,10 +78,10 @@ func (r *endsRecord) add(rows []endsRow) {
 	r.table.Flush()
 }
 
-// harmed reports whether an ending took a neighbour along.
+// harmed reports whether a neighbour died after an ending.
 func (row endsRow) harmed() bool { return row.alive < row.before }
 
-// tell keeps what was seen beside the rows: a line of the summary, and more in the file of evidence.
+// tell records an event that has no row. The line goes into the summary, and more goes into the file of evidence.
 func (r *endsRecord) tell(gpu int, line, more string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -153,7 +153,7 @@ func (r *endsRecord) distinct(key func(endsRow) string) []string {
 	return all
 }
 
-// endsTable counts rows whose neighbours all lived, of all.
+// endsTable counts the rows whose neighbours all lived, and all rows.
 func endsTable(rows []endsRow, line, column func(endsRow) string) string {
 	var lines, columns []string
 	all, lived := map[[2]string]int{}, map[[2]string]int{}
@@ -192,10 +192,10 @@ func endsTable(rows []endsRow, line, column func(endsRow) string) string {
 	return out.String()
 }
 
-// endsCell names what a full table has.
+// endsCell is the name of a cell of the full table.
 func endsCell(how, kind, ending string) string { return how + "/" + kind + "/" + ending }
 
-// missing are the cells of a round that no row with the guard has.
+// missing returns the cells of a round for which there is no row with the guard.
 func (r *endsRecord) missing(round []endsWave) []string {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()

@@ -29,12 +29,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clients of all kinds end in all ways with work in flight, through a real Slurm. The test records whether two
-// neighbours of the job live, and whether a new client can start. ENDS_MINUTES is how long that goes on, on each GPU
-// of the machine: the table of victims and endings is as full as the time allows. ENDS_PARTS is a pattern for some of
-// the parts: waves, clients, known, bare, old, rates. ENDS_CELLS is a pattern for HOW/VICTIM/ENDING. ENDS_SEED
-// repeats the order. ENDS_HOLD is the policy's hold, in seconds. ENDS_RESULTS is a folder for the results. The GPUs
-// are simulated unless CONFORMANCE_TARGET=real.
+// Clients of all kinds end in all ways with work in flight, in a job of a real Slurm. The test records whether the
+// job's two neighbours live, and whether a new client can start.
+//
+// ENDS_MINUTES is the time of the trial on each GPU of the machine. With more time, the table of victims and endings
+// is fuller. ENDS_PARTS is a pattern for some of the parts: waves, clients, known, bare, old, rates. ENDS_CELLS is a
+// pattern for HOW/VICTIM/ENDING. ENDS_SEED repeats the order. ENDS_HOLD is the policy's hold, in seconds.
+// ENDS_RESULTS is a folder for the results. The GPUs are simulated unless CONFORMANCE_TARGET=real.
 func TestRealEnds(t *testing.T) {
 	minutes, _ := strconv.ParseFloat(os.Getenv("ENDS_MINUTES"), 64)
 	if minutes <= 0 {
@@ -58,11 +59,11 @@ func TestRealEnds(t *testing.T) {
 	e.judge(t)
 }
 
-// endsPart is a piece of the trial on a cluster of its own.
+// endsPart is a part of the trial, with its own cluster.
 type endsPart struct {
 	name   string
 	method string
-	weight float64 // of the time
+	weight float64 // its part of the time
 	alone  bool    // on one GPU only
 	play   func(*endsLane, time.Time)
 }
@@ -85,13 +86,13 @@ type ends struct {
 	deadline time.Time
 	parts    []endsPart
 	hold     float64
-	seed     uint64 // of the order
+	seed     uint64 // seed of the order
 	python   string
 	victim   string // path of victim.py
 	record   *endsRecord
 	planner  endsPlanner
 	memory   *endsMemory
-	unshare  []string // that gives a client a pid namespace
+	unshare  []string // the command that gives a client a pid namespace
 
 	mutex      sync.Mutex
 	waves      []endsWave
@@ -154,7 +155,7 @@ func endsPattern(t *testing.T, name string) *regexp.Regexp {
 	return pattern
 }
 
-// findVictim takes victim.py out of the pack, or out of the source, to where the job's user can read it.
+// findVictim copies victim.py from the pack, or from the source, to a folder that the job's user can read.
 func (e *ends) findVictim(t *testing.T) {
 	t.Helper()
 	built, err := built()
@@ -174,7 +175,7 @@ func (e *ends) findVictim(t *testing.T) {
 	}
 }
 
-// endsModules are what victims import.
+// endsModules are the Python modules that victims import.
 var endsModules = []string{"torch", "cupy", "jax"}
 
 // probe finds out what this machine cannot do, as the job's user.
@@ -189,7 +190,7 @@ func (e *ends) probe(t *testing.T) {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 		cmd.Dir = "/"
-		cmd.Env = append(os.Environ(), "HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1") // not root's
+		cmd.Env = append(os.Environ(), "HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1") // not root's home
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.UID, Gid: user.GID, Groups: []uint32{user.GID}}}
 		out, err := cmd.CombinedOutput()
 		return strings.TrimSpace(string(out)), err
@@ -199,7 +200,7 @@ func (e *ends) probe(t *testing.T) {
 		fmt.Printf("left out: %s: %s\n", what, why)
 	}
 	found, err := "", errors.New("PATH has none")
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) { // the first one may be root's own, or have no modules
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) { // the first python3 may be readable by root only, or have no modules
 		python := filepath.Join(dir, "python3")
 		out, wrong := try(python, "-c", `import importlib.util as u; print(*[m for m in ("torch", "cupy", "jax") if u.find_spec(m)])`)
 		if wrong == nil && (err != nil || len(out) > len(found)) {
@@ -213,7 +214,7 @@ func (e *ends) probe(t *testing.T) {
 	whys := make([]string, len(endsModules))
 	var imports sync.WaitGroup
 	for i, module := range endsModules {
-		imports.Go(func() { // which brings it into the page cache too
+		imports.Go(func() { // this also loads the module into the page cache
 			if !slices.Contains(strings.Fields(found), module) {
 				whys[i] = "python3 has no such module"
 			} else if out, err := try(e.python, "-c", "import "+module); err != nil {
@@ -245,7 +246,7 @@ func (e *ends) probe(t *testing.T) {
 	}
 }
 
-// until is when a part on a GPU has to be over: the time that is left is shared among the parts that are left.
+// until is the time when a part on a GPU must be over. The remaining time is divided among the remaining parts.
 func (e *ends) until(gpu, part int) time.Time {
 	sum := 0.0
 	for _, later := range e.parts[part:] {
@@ -257,11 +258,11 @@ func (e *ends) until(gpu, part int) time.Time {
 	return time.Now().Add(time.Duration(left * float64(time.Second)))
 }
 
-// endsLeast is a time below which no part and no wave is begun.
-const endsLeast = 12 * time.Second
+// endsMin is the minimum time that must be left to start a part or a wave.
+const endsMin = 12 * time.Second
 
 func (e *ends) play(t *testing.T, gpu int, part endsPart, until time.Time) {
-	if time.Until(until) < endsLeast {
+	if time.Until(until) < endsMin {
 		e.record.tell(gpu, fmt.Sprintf("no time for the part %s: %v", part.name, time.Until(until).Round(time.Second)), "")
 		return
 	}
@@ -272,7 +273,7 @@ func (e *ends) play(t *testing.T, gpu int, part endsPart, until time.Time) {
 	})
 }
 
-// next is the wave that is to be done next.
+// next is the next wave.
 func (e *ends) next() (endsWave, bool) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
@@ -298,7 +299,8 @@ func (e *ends) nextCompared(method string) (endsWave, bool) {
 	return waves[0], true
 }
 
-// judge holds what is promised with the guard, and that bare MPS shows what it is good for.
+// judge checks the promises with the guard. It also checks that a neighbour dies on bare MPS, because otherwise the
+// trial shows nothing.
 func (e *ends) judge(t *testing.T) {
 	t.Helper()
 	bare, harmed := 0, 0
@@ -319,7 +321,7 @@ func (e *ends) judge(t *testing.T) {
 		}
 	}
 	if bare >= 4 && harmed == 0 {
-		t.Errorf("on bare MPS no neighbour died of %d endings: nothing is shown", bare)
+		t.Errorf("on bare MPS no neighbour died in %d endings: the trial shows nothing", bare)
 	}
 	if len(e.record.rows) == 0 && slices.ContainsFunc(e.parts, func(p endsPart) bool { return p.name == "waves" }) {
 		t.Error("there was no ending")
@@ -332,7 +334,7 @@ func (e *ends) again(t *testing.T, row endsRow) string {
 		e.seed, row.how, row.kind, row.ending, rerun.Command(t, "CONFORMANCE_TARGET", "ALLOW_MODE_CHANGES", "ENDS_HOLD"))
 }
 
-// endsLane is one GPU with a cluster of its own, and one long job on it in which steps come and go.
+// endsLane is one GPU with its own cluster and one long job, in which steps start and end.
 type endsLane struct {
 	*ends
 	*lab.Cluster
@@ -344,16 +346,16 @@ type endsLane struct {
 	client     string // path of cuda-client
 	gpu, job   int
 	method     string
-	commands   *os.File // lines that the job's batch script runs
-	orders     *os.File // of the fork server
+	commands   *os.File // for lines that the job's batch script runs
+	orders     *os.File // for lines to the fork server
 	server     *endsStream
 	neighbours []*endsStream
 	waves      int
-	pending    []endsRow // of the last wave, until the next one shows that its neighbours are still there
+	pending    []endsRow // rows of the last wave, until the next wave shows whether its neighbours still live
 	pendingAt  time.Time
 }
 
-// endsPolicy is what the prolog of a method is told. The product before the guard knows no hold.
+// endsPolicy is the policy for a method. The product before the guard has no option hold.
 func (e *ends) endsPolicy(method string) string {
 	switch method {
 	case "guard":
@@ -411,7 +413,7 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 	return l
 }
 
-// killLeft ends what a failed trial left of MPS, by pids that the stage proves to be its own.
+// killLeft kills the MPS processes that a failed trial has left. The stage proves that their pids are its own.
 func (l *endsLane) killLeft() {
 	pids, _ := l.stage.Processes()
 	for _, pid := range pids {
@@ -426,7 +428,8 @@ func (l *endsLane) log() string {
 	return string(content)
 }
 
-// environment is what the programs of steps need beside Slurm's own. NVLink multicast stays as this machine has it.
+// environment is what the programs of steps need in addition to Slurm's variables. It does not change NVLink
+// multicast.
 func (l *endsLane) environment() []string {
 	libraries := os.Getenv("LD_LIBRARY_PATH")
 	if l.stage.Sim != nil {
@@ -436,7 +439,7 @@ func (l *endsLane) environment() []string {
 	return append(env, machineEnvironment()...)
 }
 
-// allocate starts the job, whose batch script runs what it is told to.
+// allocate starts the job. Its batch script runs the lines that the test writes.
 func (l *endsLane) allocate() {
 	l.t.Helper()
 	var err error
@@ -452,7 +455,7 @@ func (l *endsLane) allocate() {
 	for _, entry := range l.environment() {
 		name, value, _ := strings.Cut(entry, "=")
 		if name == "LD_LIBRARY_PATH" {
-			value += ":$LD_LIBRARY_PATH" // of Open MPI
+			value += ":$LD_LIBRARY_PATH" // the libraries of Open MPI
 		}
 		exports += fmt.Sprintf("export %s=%s\n", name, value)
 	}
@@ -475,7 +478,7 @@ func (l *endsLane) allocate() {
 	}
 }
 
-// fifo is a pipe with a name, the job's user's own.
+// fifo makes a named pipe that belongs to the job's user.
 func (l *endsLane) fifo(name string) string {
 	l.t.Helper()
 	path := filepath.Join(l.home, name)
@@ -485,7 +488,7 @@ func (l *endsLane) fifo(name string) string {
 	return path
 }
 
-// wait asks until the answer is yes, and reports whether it came in time.
+// wait polls until done is true, and reports whether that was in time.
 func (l *endsLane) wait(limit time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(l.ctx, limit)
 	defer cancel()
@@ -497,7 +500,7 @@ func (l *endsLane) wait(limit time.Duration, done func() bool) bool {
 	return true
 }
 
-// end ends the job and holds that nothing is left of it and that the node is in service.
+// end ends the job. It checks that nothing is left of the job, and that the node is in service.
 func (l *endsLane) end() {
 	l.t.Helper()
 	l.settle()
@@ -519,13 +522,13 @@ func (l *endsLane) end() {
 
 // endsStream is what a launcher and its processes print.
 type endsStream struct {
-	signal func(unix.Signal) error // to the launcher
-	ended  chan struct{}           // closed when it has gone
+	signal func(unix.Signal) error // sends a signal to the launcher
+	ended  chan struct{}           // closed when the launcher has ended
 	mutex  sync.Mutex
 	lines  []endsLine
 	rest   []byte
-	told   time.Time // of the last "at work"
-	over_  time.Time // when it had gone
+	told   time.Time // time of the last "at work"
+	over_  time.Time // time when the launcher ended
 }
 
 type endsLine struct {
@@ -533,7 +536,7 @@ type endsLine struct {
 	text string
 }
 
-// endsLines bounds what is kept of a stream.
+// endsLines is the maximum number of lines that a stream keeps.
 const endsLines = 4000
 
 func (s *endsStream) Write(p []byte) (int, error) {
@@ -555,7 +558,7 @@ func (s *endsStream) Write(p []byte) (int, error) {
 	}
 }
 
-// heard are the lines that match, as they are, with their submatches.
+// heard returns the lines that match, with their submatches.
 func (s *endsStream) heard(pattern *regexp.Regexp) (at []time.Time, found [][]string) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -601,7 +604,7 @@ var (
 	endsServes = regexp.MustCompile(`^pid=\d+ serves$`)
 )
 
-// srun starts a step in the job, as its user may from anywhere. Its first task says the step's number.
+// srun starts a step in the job. A user may do this from anywhere. The first task prints the step's number.
 func (l *endsLane) srun(tasks int, program ...string) *endsStream {
 	l.t.Helper()
 	line := []string{fmt.Sprintf("--jobid=%d", l.job), "--overlap", "--mpi=none", "--gres=gpu:1", fmt.Sprintf("-n%d", tasks),
@@ -610,7 +613,7 @@ func (l *endsLane) srun(tasks int, program ...string) *endsStream {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	cmd.Env = append(cmd.Env, l.environment()...) // the last one counts
+	cmd.Env = append(cmd.Env, l.environment()...) // the last value counts
 	s := &endsStream{ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = s, s
 	if err := cmd.Start(); err != nil {
@@ -627,7 +630,7 @@ func (l *endsLane) srun(tasks int, program ...string) *endsStream {
 	return s
 }
 
-// mpirun starts ranks by Open MPI's mpirun in the job's batch step.
+// mpirun starts ranks with Open MPI's mpirun in the job's batch step.
 func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 	l.t.Helper()
 	out := l.fifo(fmt.Sprintf("out%d", l.waves))
@@ -635,7 +638,7 @@ func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 	s.signal = func(unix.Signal) error { return errors.New("mpirun has not started") }
 	go func() {
 		defer close(s.ended)
-		if from, err := os.Open(out); err == nil { // waits for mpirun
+		if from, err := os.Open(out); err == nil { // blocks until mpirun starts
 			_, _ = io.Copy(s, from)
 			from.Close()
 		}
@@ -653,7 +656,7 @@ func (l *endsLane) mpirun(ranks int, program ...string) *endsStream {
 	return s
 }
 
-// endsProc is the process that has a pid now.
+// endsProc is the process that has this pid now.
 func endsProc(pid string) site.Process {
 	n, _ := strconv.Atoi(pid)
 	stat, err := site.ReadStat(n)
@@ -663,7 +666,7 @@ func endsProc(pid string) site.Process {
 	return stat.Process
 }
 
-// wrapped is a command line below the wrapper.
+// wrapped is the command line that starts a program below the wrapper.
 func (l *endsLane) wrapped(program ...string) []string {
 	return append(l.stage.Command("mpirun-wrap"), program...)
 }
@@ -695,7 +698,7 @@ func (l *endsLane) launch(w endsWave, dir string) *endsStream {
 	return l.srun(n, l.wrapped(line...)...)
 }
 
-// forkServer is the process that has PyTorch loaded and forks clients.
+// forkServer is the process that has loaded PyTorch and forks clients.
 func (l *endsLane) forkServer() *endsStream {
 	l.t.Helper()
 	if l.server != nil && !l.server.over() {
@@ -719,7 +722,7 @@ func (l *endsLane) forkServer() *endsStream {
 	return l.server
 }
 
-// accompany makes sure of two living neighbours. The first ones after a death may be refused.
+// accompany makes sure that two neighbours live. The first clients after a death may be refused.
 func (l *endsLane) accompany() {
 	l.t.Helper()
 	for try := 0; l.alive(time.Time{}) < 2; try++ {
@@ -768,7 +771,7 @@ func endsLost(n *endsStream) bool {
 	return n.over() || len(failed) > 0
 }
 
-// alive counts the neighbours that have told of their work after a time.
+// alive counts the neighbours that have reported work after a time.
 func (l *endsLane) alive(after time.Time) (count int) {
 	for _, n := range l.neighbours {
 		if !endsLost(n) && n.lastTold().After(after) {
@@ -778,7 +781,7 @@ func (l *endsLane) alive(after time.Time) (count int) {
 	return count
 }
 
-// firstLoss is when the first neighbour was lost, as it said it or as its launcher ended.
+// firstLoss is when the first neighbour was lost: when the neighbour printed an error, or when its launcher ended.
 func (l *endsLane) firstLoss() time.Time {
 	first := time.Now()
 	for _, n := range l.neighbours {
@@ -794,7 +797,8 @@ func (l *endsLane) firstLoss() time.Time {
 	return first
 }
 
-// settle writes down the last wave. A neighbour that has died since it was looked at is that wave's doing too.
+// settle writes the rows of the last wave. A neighbour that has died since the wave was checked counts as harmed by
+// that wave.
 func (l *endsLane) settle() {
 	if len(l.pending) == 0 {
 		return
@@ -811,7 +815,7 @@ func (l *endsLane) settle() {
 	l.pending = nil
 }
 
-// testimony is what all had to print, what the guard let go and why, and the node's memory.
+// testimony is what all processes printed, what the guard let go and why, and the node's memory.
 func (l *endsLane) testimony() string {
 	text := ""
 	for i, n := range l.neighbours {
@@ -842,7 +846,7 @@ func (l *endsLane) playCompared(until time.Time) {
 }
 
 func (l *endsLane) playAll(until time.Time, next func() (endsWave, bool)) {
-	for time.Until(until) > endsLeast {
+	for time.Until(until) > endsMin {
 		w, more := next()
 		if !more {
 			return
@@ -857,7 +861,7 @@ func (l *endsLane) playAll(until time.Time, next func() (endsWave, bool)) {
 	l.settle()
 }
 
-// endsAtWork is one victim as the test sees it.
+// endsAtWork is one victim, as the test sees it.
 type endsAtWork struct {
 	endsVictim
 	rank     int
@@ -867,7 +871,7 @@ type endsAtWork struct {
 	note     string
 }
 
-// wave has victims end, looks after the neighbours, and starts a new client.
+// wave ends the victims of a wave, checks the neighbours, and starts a new client.
 func (l *endsLane) wave(w endsWave) {
 	l.t.Helper()
 	l.waves++
@@ -896,7 +900,7 @@ func (l *endsLane) wave(w endsWave) {
 				all = append(all, v)
 			}
 		}
-		if l.alive(time.Time{}) < 2 { // of the last wave, or of these starts
+		if l.alive(time.Time{}) < 2 { // the last wave or these starts ended a neighbour
 			l.settle()
 			l.record.tell(l.gpu, fmt.Sprintf("%s: a neighbour died before %s ended", l.method, w), l.testimony())
 			l.abandon(w, s, name)
@@ -937,7 +941,7 @@ func (l *endsLane) wave(w endsWave) {
 	fmt.Printf("GPU %d %s: %s: %d of %d neighbours live, new client %v after %s s\n", l.gpu, l.method, w, alive, before, works, endsSeconds(took))
 }
 
-// lines are those of a wave's victims, by rank, with a word in them.
+// lines are the lines of a wave's victims that contain a word, by rank.
 func (l *endsLane) lines(s *endsStream, name, word string) map[int]string {
 	at := map[int]string{}
 	_, found := s.heard(regexp.MustCompile(`^wave=` + regexp.QuoteMeta(name) + ` rank=(\d+) .*\b` + word + `.*`))
@@ -949,8 +953,8 @@ func (l *endsLane) lines(s *endsStream, name, word string) map[int]string {
 	return at
 }
 
-// ready waits until every victim of a wave is warm, or has its work in flight, or has failed; false if none is left. A
-// cuda-client of a wave tells so in its own words, by its pid.
+// ready waits until every victim of a wave is warm, or has its work in flight, or has failed. It returns false if no
+// victim is left. A cuda-client prints another line, with its pid.
 func (l *endsLane) ready(w endsWave, s *endsStream, name, dir, word string) bool {
 	if word == "ready" {
 		if err := os.WriteFile(filepath.Join(dir, "fill"), nil, 0o644); err != nil {
@@ -971,7 +975,7 @@ func (l *endsLane) ready(w endsWave, s *endsStream, name, dir, word string) bool
 			_, own := s.heard(regexp.MustCompile(`^pid=` + endsPID.FindStringSubmatch(line)[1] + ` ready `))
 			answered[rank] = len(own) > 0
 		}
-		if time.Since(looked) > 100*time.Millisecond { // it reads /proc
+		if time.Since(looked) > 100*time.Millisecond { // not more often, because failed reads /proc
 			looked, failed = time.Now(), l.failed(w, s, name)
 		}
 		for rank := range failed {
@@ -987,13 +991,13 @@ func (l *endsLane) ready(w endsWave, s *endsStream, name, dir, word string) bool
 	return came && !s.over() && len(failed) < len(w.victims)
 }
 
-// failed are the ranks of a wave that have ended by themselves before they should, or told of an error.
+// failed are the ranks of a wave that have ended too early, or have printed an error.
 func (l *endsLane) failed(w endsWave, s *endsStream, name string) map[int]bool {
 	failed := map[int]bool{}
 	for rank := range l.lines(s, name, "err=") {
 		failed[rank] = true
 	}
-	if w.how == "pidns" { // whose pids are their own
+	if w.how == "pidns" { // the pids are those of the namespace
 		return failed
 	}
 	for rank, line := range l.lines(s, name, "started") {
@@ -1004,7 +1008,7 @@ func (l *endsLane) failed(w endsWave, s *endsStream, name string) map[int]bool {
 	return failed
 }
 
-// blame notes the victims of a wave that failed before its end. A kind that fails again and again is left out.
+// blame records the victims of a wave that failed before their ending.
 func (l *endsLane) blame(w endsWave, s *endsStream, name string) map[int]bool {
 	failed := l.failed(w, s, name)
 	if len(failed) == 0 {
@@ -1022,10 +1026,10 @@ func (l *endsLane) blame(w endsWave, s *endsStream, name string) map[int]bool {
 	return failed
 }
 
-// endsFaulty is how many failures of a kind show that it cannot be done here.
+// endsFaulty is the number of failures after which a kind is left out, because it cannot be done here.
 const endsFaulty = 3
 
-// sound is a wave without the kinds that fail.
+// sound is a wave without the kinds that fail too often.
 func (l *endsLane) sound(w endsWave) endsWave {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -1044,7 +1048,7 @@ func (l *endsLane) victims(w endsWave, s *endsStream, name string) []endsAtWork 
 		if m := endsInFlight.FindStringSubmatch(ready[rank]); m != nil {
 			one.inFlight, _ = strconv.ParseFloat(m[1], 64)
 		} else if v.kind.program == "client" && v.seconds <= 0.4 {
-			one.inFlight = 0.4 // its one kernel
+			one.inFlight = 0.4 // the length of its one kernel
 		}
 		if w.how == "pidns" {
 			one.proc = endsInNamespace(filepath.Join(l.home, name), rank)
@@ -1056,7 +1060,7 @@ func (l *endsLane) victims(w endsWave, s *endsStream, name string) []endsAtWork 
 	return all
 }
 
-// endsInNamespace finds the victim of a wave that is the first process of a pid namespace.
+// endsInNamespace finds the victim that is the first process of its pid namespace.
 func endsInNamespace(dir string, rank int) site.Process {
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
@@ -1076,7 +1080,7 @@ func endsInNamespace(dir string, rank int) site.Process {
 	return site.Process{}
 }
 
-// endAll ends a wave: by Slurm, by signals, or by telling the victims.
+// endAll ends a wave by Slurm, by signals, or by a file that tells the victims to end.
 func (l *endsLane) endAll(w endsWave, s *endsStream, dir string, all []endsAtWork) {
 	l.t.Helper()
 	var errs []error
@@ -1108,7 +1112,7 @@ func (l *endsLane) endAll(w endsWave, s *endsStream, dir string, all []endsAtWor
 		errs = append(errs, l.scancel(s))
 	case "scancel-term":
 		errs = append(errs, l.scancel(s, "--signal=TERM"))
-	case "interrupts": // of the first one srun only prints what its tasks do
+	case "interrupts": // after the first interrupt, srun only prints the state of its tasks
 		errs = append(errs, s.signal(unix.SIGINT))
 		l.wait(2*time.Second, func() bool { _, found := s.heard(regexp.MustCompile(`one more within 1 sec`)); return len(found) > 0 })
 		errs = append(errs, s.signal(unix.SIGINT))
@@ -1130,8 +1134,8 @@ func (l *endsLane) scancel(s *endsStream, flags ...string) error {
 	return err
 }
 
-// killLoading kills each victim at a random moment after its start. For PyTorch, 4 s contain its load, cuInit and the
-// first kernels; for a small client 0.5 s do.
+// killLoading kills each victim at a random moment after its start. For PyTorch, the first 4 s contain its load,
+// cuInit and the first kernels. For a small client, the first 0.5 s do.
 func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []endsAtWork, began time.Time, before int) {
 	l.t.Helper()
 	if !l.wait(30*time.Second, func() bool { return len(l.lines(s, name, "started")) == len(w.victims) || s.over() }) || s.over() {
@@ -1153,7 +1157,7 @@ func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []en
 	}
 	killed.Wait()
 	began = time.Now()
-	for i, v := range all { // what had come so far
+	for i, v := range all { // how far each victim had come
 		all[i].inFlight = 0
 		if _, computes := l.lines(s, name, "ready")[i]; computes {
 			all[i].inFlight = v.seconds
@@ -1162,7 +1166,7 @@ func (l *endsLane) killLoading(w endsWave, s *endsStream, name string) (all []en
 	return all, began, before
 }
 
-// gone waits until the victims of a wave have ended. What an ending has not ended after a while is killed one by one.
+// gone waits until the victims of a wave have ended. Victims that still live after a while are killed one by one.
 func (l *endsLane) gone(w endsWave, s *endsStream, name string, all []endsAtWork, began time.Time) {
 	l.t.Helper()
 	left := func() (count int) {
@@ -1181,7 +1185,7 @@ func (l *endsLane) gone(w endsWave, s *endsStream, name string, all []endsAtWork
 				all[i].note = strings.TrimSpace(v.note + " SIGKILL after 4 s")
 			}
 		}
-		// No one ends ranks whose srun or mpirun was killed: see the note in the rows.
+		// If srun or mpirun was killed, no process ends its ranks: see the note in the rows.
 		if w.step != "kill-srun" && w.step != "kill-mpirun" {
 			l.record.tell(l.gpu, fmt.Sprintf("%s: %s: %d victims live on after 4 s", l.method, w, left()), s.text())
 		}
@@ -1227,7 +1231,7 @@ func (l *endsLane) endLauncher(w endsWave, s *endsStream) {
 	}
 }
 
-// abandon ends a wave that is no trial.
+// abandon ends a wave that does not count as a trial.
 func (l *endsLane) abandon(w endsWave, s *endsStream, name string) {
 	l.t.Helper()
 	victims := l.victims(w, s, name)

@@ -16,10 +16,10 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// These tests take the way of a real machine (stage.Real, its policies, nvidia-smi) over a simulated driver and daemon.
-// Their names lack the word by which gpu.sh picks the tests for a real one.
+// These tests use the code for a real machine (stage.Real, its policies, nvidia-smi) with a simulated driver and
+// daemon. Their names lack the word by which gpu.sh selects tests for a real machine.
 
-// smi stands for nvidia-smi, and knows one question.
+// smi replaces nvidia-smi. It knows one query.
 const smi = `#!/bin/sh
 [ "$*" = "--query-gpu=uuid,compute_mode --format=csv,noheader" ] || exit 2
 for gpu in %s/gpu*; do
@@ -28,7 +28,7 @@ for gpu in %s/gpu*; do
 done
 `
 
-// likeReal has the TestReal* find a machine of three GPUs and not this one.
+// likeReal lets the TestReal* tests find a machine with three GPUs instead of this machine.
 func likeReal(t *testing.T) sim.Sim {
 	t.Helper()
 	needRoot(t)
@@ -52,13 +52,14 @@ func likeReal(t *testing.T) sim.Sim {
 	return s
 }
 
-// nodeModes are the simulated driver's modes, read without a program: "303" means that the second of three is DEFAULT.
+// nodeModes are the simulated driver's modes, read without a program. "303" means that the second of three is
+// DEFAULT.
 func nodeModes(t *testing.T, s sim.Sim) string {
 	t.Helper()
 	return play{Stage: testnode.Stage{Sim: &s}, t: t}.modes()
 }
 
-// refuseModes has the driver refuse every change of a mode.
+// refuseModes makes the driver refuse every change of a mode.
 func refuseModes(t *testing.T, s sim.Sim) {
 	t.Helper()
 	for i := range 3 {
@@ -68,8 +69,8 @@ func refuseModes(t *testing.T, s sim.Sim) {
 	}
 }
 
-// Nothing but ALLOW_MODE_CHANGES=1 has a mode changed: without it the shipped way is refused, and the acts go well on a
-// driver that refuses every change.
+// Only ALLOW_MODE_CHANGES=1 allows a change of a compute mode. Otherwise the tests of a real machine refuse a policy
+// that changes modes, and they pass on a driver that refuses every change.
 func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 	for _, said := range []string{"", "0", "2", "11", "1 ", "true", "yes"} {
 		t.Run(said, func(t *testing.T) {
@@ -93,8 +94,8 @@ func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 	}
 }
 
-// With it the prolog sets the job's GPUs exclusive, no other, and the epilog puts them back; and what the tests of a
-// real machine look with sees it.
+// With ALLOW_MODE_CHANGES=1 the prolog sets only the job's GPUs exclusive, and the epilog restores their modes. The
+// checks of the tests of a real machine see the change.
 func TestModesChangeWhereAllowed(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")
@@ -105,7 +106,7 @@ func TestModesChangeWhereAllowed(t *testing.T) {
 	}
 	p.holdsModes(7)
 	if out := p.info(7); !strings.Contains(out, "sm=") {
-		t.Errorf("a rank says %q", out)
+		t.Errorf("a rank prints %q", out)
 	}
 	outside := exec.CommandContext(p.ctx, p.cudaClient(), "info")
 	outside.Env = []string{"LD_LIBRARY_PATH=" + s.Libraries(), "CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}
@@ -114,7 +115,7 @@ func TestModesChangeWhereAllowed(t *testing.T) {
 		t.Errorf("a process outside MPS is not kept out: %s", out)
 	}
 	if left := p.left(); !slices.ContainsFunc(left, func(l string) bool { return strings.Contains(l, `in mode "exclusive_process", not "default"`) }) {
-		t.Errorf("two modes are not as before, and left are only %q", left)
+		t.Errorf("two modes are not as before, but left reports only %q", left)
 	}
 	if err := s.Node.GPU(1).SetMode(node.ExclusiveProcess); err != nil {
 		t.Fatal(err)
@@ -132,8 +133,8 @@ func TestModesChangeWhereAllowed(t *testing.T) {
 	p.clean()
 }
 
-// A test that ends before its epilog leaves no GPU exclusive. A driver that refuses fails the prolog; the test above,
-// that no mode is set, depends on this.
+// A test that ends before its epilog leaves no GPU exclusive. A driver that refuses a change of mode fails the
+// prolog, and TestModesAreLeftAloneUnlessAllowed depends on this.
 func TestModesArePutBackAfterAFailure(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")
@@ -153,7 +154,8 @@ func TestModesArePutBackAfterAFailure(t *testing.T) {
 	p.clean()
 }
 
-// The tests of a real machine, as they are, where modes change. TestRealCounts takes longer than it tells here.
+// The tests of a real machine pass if modes may change. TestRealCounts is not among them, because it takes too long
+// for what it shows here.
 func TestActsWhereModesMayChange(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")

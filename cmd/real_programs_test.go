@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// realPrograms is a Slurm on the machine's real GPUs, whose jobs run programs as users write them.
+// realPrograms is a Slurm on the machine's real GPUs. Its jobs run programs as users write them.
 type realPrograms struct {
 	*lab.Cluster
 	t       *testing.T
@@ -64,7 +64,7 @@ func newPrograms(t *testing.T) *realPrograms {
 	return p
 }
 
-// environment is what the programs find: Python, the files of the test, the wrapper, and GNU parallel if the pack has
+// environment is what the programs need: Python, the files of the test, the wrapper, and GNU parallel if the pack has
 // it.
 func (p *realPrograms) environment(dir, wrapper string) string {
 	p.t.Helper()
@@ -124,8 +124,8 @@ func (p *realPrograms) run(script string, args ...string) (string, time.Duration
 	return string(text), took
 }
 
-// Programs that users run without the wrapper, with it, and as ensembles are clients of MPS with the shares that they
-// should have: a program sees as many SMs as its share has.
+// Programs that users run without the wrapper, with it, and as ensembles are clients of MPS. Each program sees as
+// many SMs as its share has.
 func TestRealPrograms(t *testing.T) {
 	p := newPrograms(t)
 	half := "export SLURM_MPS_SHARE=50%\n"
@@ -149,7 +149,7 @@ func TestRealPrograms(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			q := *p
 			q.t = t
-			// The variable must be there when TaskProlog runs, so it is the submitter's.
+			// The submitter sets the variable, because it must be there when TaskProlog runs.
 			args := []string{"--constraint=mps"}
 			if c.before != "" {
 				args = append(args, "--export=ALL,SLURM_MPS_SHARE=50%")
@@ -162,7 +162,8 @@ func TestRealPrograms(t *testing.T) {
 	}
 }
 
-// An ensemble of members that do the same work each: in slots, by one srun, and without MPS.
+// All members of an ensemble do the same work and end well: in slots, in one srun, and without MPS. With MPS, members
+// have their share of the SMs.
 func TestRealEnsemble(t *testing.T) {
 	p := newPrograms(t)
 	const members = 128
@@ -190,7 +191,7 @@ func TestRealEnsemble(t *testing.T) {
 			script := "out=/tmp/members.$SLURM_JOB_ID began=$(date +%s%3N)\n" + c.script + " >$out 2>&1\necho took $(($(date +%s%3N) - began)) ms\ngrep -c '^member' $out; sort $out | uniq -c | head -12; rm $out"
 			out, _ := q.run(script, args...)
 			if !strings.Contains(out, fmt.Sprintf("\n%d\n", members)) {
-				t.Errorf("not all members end well")
+				t.Errorf("not every member has ended well")
 			}
 			low, high := share-2, share+2
 			found := 0
