@@ -41,7 +41,7 @@ rule "all" {
 }
 `
 
-// explained is the JSON of explain, as somebody reads it who has the documentation.
+// explained is the JSON output of explain, as the documentation describes it.
 type explained struct {
 	Asked   bool `json:"asked"`
 	Verdict struct {
@@ -69,7 +69,7 @@ func (p play) explained(args ...string) explained {
 	return x
 }
 
-// What explain says of a described job is what the prolog decides of a real one: its rule, or the reason of its denial.
+// explain gives a described job the same rule, or the same reason of denial, as the prolog gives a real job.
 func TestExplainAgreesWithTheProlog(t *testing.T) {
 	p := newPlay(t, teaching, node.H200, node.H200)
 	for i, c := range []struct {
@@ -97,7 +97,7 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 			t.Errorf("%d: explained as %+v, want rule %q, denied %q", i, x.Verdict, c.rule, c.denied)
 		}
 		if ticket.Rule != x.Verdict.Rule || ticket.RefusalReason != x.Verdict.Denied {
-			t.Errorf("%d: the prolog says rule %q, refused %q; explain says %+v", i, ticket.Rule, ticket.RefusalReason, x.Verdict)
+			t.Errorf("%d: the prolog has rule %q, refused %q; explain has %+v", i, ticket.Rule, ticket.RefusalReason, x.Verdict)
 		}
 		for _, setting := range x.Grant {
 			if want := map[string]string{"scope": c.scope, "overlap": c.overlap}[setting.Name]; want != "" && setting.Value != want {
@@ -109,7 +109,8 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 	p.clean()
 }
 
-// A job of this node is explained as its prolog saw it; a policy that has changed since is told.
+// explain decides about a job of this node from what its prolog saw. If the policy has changed since, explain reports
+// that.
 func TestExplainAJobOfTheNode(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	job := p.job(7, "0")
@@ -132,7 +133,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 	p.clean()
 }
 
-// The placements are those of mpsctl plan for the same options.
+// explain prints the same placements as mpsctl plan with the same options.
 func TestExplainPrintsThePlacements(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
@@ -217,11 +218,11 @@ case "wrong" {
 		}
 	}
 	if info, err := os.Stat(ugly); err != nil || info.Mode().Perm() != 0o644 {
-		t.Errorf("what fmt wrote: %v, %v", info.Mode(), err)
+		t.Errorf("the file that fmt wrote: %v, %v", info.Mode(), err)
 	}
 }
 
-// Six jobs on the shipped policy, as an admin reads it.
+// explain prints these texts for six jobs with the shipped policy.
 func TestExplainOnTheShippedPolicy(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.write(p.Paths().Policy(), p.ctl("site", "show", "policy.hcl").Output)
@@ -244,7 +245,7 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 	}
 }
 
-// A policy is put into use whole or not at all, after its own tests, and what it changes is said.
+// policy apply installs a whole policy or nothing, after the policy's own tests. It prints what the policy changes.
 func TestPolicyApply(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	dir := t.TempDir()
@@ -325,11 +326,11 @@ rule "new" {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
 	}
 	if strings.Count(out, "Warning: Never tried") != 2 {
-		t.Errorf("it does not warn of two rules behind the one for every job:\n%s", out)
+		t.Errorf("there is no warning of the two rules after the rule for every job:\n%s", out)
 	}
 	same(later, 3)
 	if got := read(t, filepath.Join(filepath.Dir(p.Paths().Policy()), "policy_test.hcl")); got != strings.Replace(cases, "RULE", "all", 1) {
-		t.Errorf("its cases did not come with it: %s", got)
+		t.Errorf("the policy's cases were not installed with it: %s", got)
 	}
 	if result := p.ctl("policy", "test"); result.Code != 0 || result.Output != "1 case passed, 0 failed\n" {
 		t.Errorf("the node's own cases: %+v", result)
@@ -340,13 +341,13 @@ rule "new" {
 	if out := apply(0, later, ""); !strings.HasPrefix(out, "No rule changes.\n") {
 		t.Errorf("again: %s", out)
 	}
-	// It mends what is broken, and its copy stands in from then on.
+	// apply replaces a broken policy. From then on the copy of the new policy is used if the policy breaks.
 	p.write(p.Paths().Policy(), "rubbish {")
 	apply(0, later, "")
 	p.write(p.Paths().Policy(), "rubbish {")
 	p.must(0, p.job(7, "0"), "prolog")
 	p.must(0, p.job(7, "0"), "epilog")
-	// In a folder that others may write, nothing is put.
+	// apply writes nothing into a folder that others may write.
 	if err := os.Chmod(filepath.Dir(p.Paths().Policy()), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +359,7 @@ rule "new" {
 	}
 }
 
-// JSON holds text as it is: what is to be copied out of it needs no decoding.
+// JSON output has text without escapes, so that a reader can copy it without decoding.
 func TestJSONIsNotEscaped(t *testing.T) {
 	p := newPlay(t, teaching, node.H200)
 	if out := p.ctl("policy", "explain", "--json", "--partition", "edu", "--constraint", "mps").Output; !strings.Contains(out, " && length(job.gpus) > 1") {
@@ -370,7 +371,7 @@ func TestJSONIsNotEscaped(t *testing.T) {
 	}
 	for _, path := range sources {
 		if !strings.HasSuffix(path, "_test.go") && path != "internal/cli/json.go" && strings.Contains(read(t, path), "json.NewEncoder(") {
-			t.Errorf("%s writes JSON by itself: cli.WriteJSON does it for all", path)
+			t.Errorf("%s writes JSON itself: use cli.WriteJSON", path)
 		}
 	}
 }

@@ -24,7 +24,8 @@ trigger {
 }
 `
 
-// The three ways of asking, and options that narrow what the rule grants; each is a job's whole life.
+// A job can ask for MPS in three ways, and its options narrow what the rule grants. Each case is the whole life of a
+// job.
 func TestAJobThatAsksWithOptions(t *testing.T) {
 	p := newPlay(t, triggered+`
 rule "mps" {
@@ -59,7 +60,7 @@ rule "mps" {
 	}
 }
 
-// What a policy denies, and what no option may say, is a ticket's sentence and no failure.
+// If the policy denies a job or an option is not allowed, the ticket has the reason and no program fails.
 func TestDenials(t *testing.T) {
 	p := newPlay(t, triggered+`
 rule "small" {
@@ -87,7 +88,7 @@ rule "mine" {
 		job := p.job(7, c.gpus)
 		job.Extra = c.extra
 		env := job.Environment("prolog_slurmd")
-		for i, entry := range env { // an earlier entry of one name counts
+		for i, entry := range env { // of two entries with the same name, the earlier one counts
 			for _, extra := range c.extra {
 				if name, _, _ := strings.Cut(extra, "="); strings.HasPrefix(entry, name+"=") {
 					env[i] = extra
@@ -109,7 +110,7 @@ rule "mine" {
 	}
 }
 
-// A rule may ask about the user's groups, the node and the GPU; what it asked stands in the lease for mpsctl.
+// A rule may ask about the user's groups, the node and the GPU. The lease keeps what the rule asked, for mpsctl.
 func TestLookUps(t *testing.T) {
 	p := newPlay(t, triggered+`
 rule "all" {
@@ -133,13 +134,13 @@ rule "none" {
 	}
 	var asked policy.Request
 	if err := json.Unmarshal(p.lease(7).Request, &asked); err != nil || asked.GPU.SMs != 132 || asked.NodeGPUs != 2 || asked.Groups[0] != "daemon" || asked.Requested[0] != "mps" {
-		t.Errorf("the lease says that %+v was asked, %v", asked, err)
+		t.Errorf("the lease has the request %+v, %v", asked, err)
 	}
 	p.must(0, job, "epilog")
 	p.clean()
 }
 
-// A job that does not ask pays for no look-up: the policy names the driver, and there is none.
+// A job that does not ask for MPS causes no look-up: the policy needs the driver, and there is no driver.
 func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
 	p.write(p.Paths().ConfigFile(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
@@ -154,7 +155,7 @@ func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
 	p.clean()
 }
 
-// A doubt about the GPUs is a refusal before any rule that asks about them.
+// A job that asks for MPS and has no GPU is refused before any rule that asks about GPUs.
 func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
 	p.must(0, p.job(7, ""), "prolog")
@@ -165,7 +166,7 @@ func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
 	p.clean()
 }
 
-// What a running job has it keeps, though the policy would deny it by now.
+// A running job keeps what it has, although a later policy denies it.
 func TestAPolicyThatDeniesLater(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -173,13 +174,14 @@ func TestAPolicyThatDeniesLater(t *testing.T) {
 	p.write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
 	p.must(0, p.job(7, "0"), "prolog")
 	if after := p.ticket(7); after.RefusalReason != "" || after.Daemons[0].Proc != before.Daemons[0].Proc || !after.Daemons[0].Proc.Running() {
-		t.Errorf("the ticket says %+v, and said %+v", after, before)
+		t.Errorf("the ticket is %+v, and was %+v", after, before)
 	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
 }
 
-// Rules of policy.d count. A mistake there is in the log with its place, and the policy before it decides.
+// The rules of policy.d count. If a file there has a mistake, the log has its place, and the policy from before
+// decides.
 func TestAPolicyOfSeveralFiles(t *testing.T) {
 	p := newPlay(t, triggered, node.H200)
 	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
@@ -202,8 +204,8 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 	p.clean()
 }
 
-// A rule that fails for one job denies MPS to that job, with the place in its ticket. No prolog fails, and another
-// job has what the rule gives.
+// If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
+// fails.
 func TestARuleThatFailsForAJob(t *testing.T) {
 	p := newPlay(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
@@ -224,7 +226,7 @@ func (p play) kept(job uint32) string {
 	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
 }
 
-// Logs are kept as the grant says, for the job's group to read.
+// The logs of a daemon are kept as the grant requires, and the job's group can read them.
 func TestKeepLogs(t *testing.T) {
 	kill := func(p play) {
 		if err := p.ticket(7).Daemons[0].Proc.Kill(9); err != nil {
@@ -267,7 +269,7 @@ func TestKeepLogs(t *testing.T) {
 	}
 }
 
-// A daemon that does not come up is a failure whose log is wanted most.
+// If a daemon does not start, its log is kept, because an admin needs this log most.
 func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "control")
@@ -283,7 +285,7 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 	}
 }
 
-// The user owns the folder that root reads the logs from.
+// keep_logs follows no link, because the user owns the folder from which root reads the logs.
 func TestKeepLogsFollowsNoLink(t *testing.T) {
 	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
 	secret := filepath.Join(filepath.Dir(p.Root), "secret")
@@ -301,14 +303,15 @@ func TestKeepLogsFollowsNoLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A link, a pipe without a writer, a hard link to a file of root's, and a log that is far too long.
+	// There are four bad logs: a link, a pipe without a writer, a hard link to root's file, and a log that is too
+	// long.
 	if err := os.Symlink(secret, logs[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Mkfifo(logs[1], 0o666); err != nil {
 		t.Fatal(err)
 	}
-	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // of the same file system
+	ours := filepath.Join(filepath.Dir(filepath.Dir(logs[2])), "ours") // on the same file system
 	if err := os.WriteFile(ours, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asksNot is a job that has nothing to do with MPS.
+// asksNot runs prolog and epilog for a job that does not ask for MPS.
 func (p play) asksNot(id uint32) {
 	p.t.Helper()
 	job := p.job(id, "")
@@ -23,7 +23,7 @@ func (p play) asksNot(id uint32) {
 	p.must(0, job, "epilog")
 }
 
-// findings are the kinds that a command of mpsctl reports.
+// findings are the findings of a command of mpsctl, by their kind.
 func (p play) findings(command string) map[string]string {
 	p.t.Helper()
 	var report struct {
@@ -40,8 +40,7 @@ func (p play) findings(command string) map[string]string {
 	return found
 }
 
-// Whatever becomes of a policy, jobs that ask for MPS get what the last one gave that could be used, and the others
-// notice nothing.
+// If a policy breaks, jobs that ask for MPS get what the last usable policy gave. Other jobs are not affected.
 //
 // Contract: R11
 func TestABrokenPolicyStopsNoOne(t *testing.T) {
@@ -74,7 +73,7 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 			p.must(0, p.job(7, "0"), "prolog")
 			p.must(0, p.job(7, "0"), "epilog")
 			if err := unix.Stat(kept, &later); err != nil || later.Ino != first.Ino || later.Mtim != first.Mtim {
-				t.Errorf("the copy is written again though nothing has changed: %v", err)
+				t.Errorf("the copy is written again, although nothing has changed: %v", err)
 			}
 			if found := p.findings("status"); found["policy"] != "" {
 				t.Errorf("findings while all is well: %q", found)
@@ -100,8 +99,8 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 	}
 }
 
-// A node that has never had a policy that could be used fails the jobs that ask in a way of the shipped policy's, and
-// no other. The reason is in our own log.
+// On a node that has never had a usable policy, only jobs that ask for MPS as in the shipped policy fail. The reason
+// is in the project's own log.
 func TestANodeThatNeverHadAPolicy(t *testing.T) {
 	p := newPlay(t, "rubbish {", node.H200)
 	p.asksNot(6)
@@ -123,13 +122,13 @@ func TestANodeThatNeverHadAPolicy(t *testing.T) {
 	if found := p.findings("doctor"); !strings.HasPrefix(found["policy"], "fault ") {
 		t.Errorf("doctor: %q", found)
 	}
-	// A copy that cannot be used is none.
+	// A copy that cannot be used counts as no copy.
 	p.write(filepath.Join(p.Paths().Kept(), "policy.json"), "{")
 	p.must(1, p.job(7, "0"), "prolog")
 	p.clean()
 }
 
-// The same for the site's file: it is read for jobs that ask, and its last good copy is used.
+// If the site's file breaks, its last usable copy is used. The file is read only for jobs that ask for MPS.
 //
 // Contract: R11
 func TestABrokenSiteFileStopsNoOne(t *testing.T) {
@@ -137,7 +136,7 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 	good := read(t, p.Paths().ConfigFile())
 	p.facts("mps_controll = 1")
 	p.asksNot(6)
-	out := p.must(1, p.job(7, "0"), "prolog") // by the defaults, which are another machine's
+	out := p.must(1, p.job(7, "0"), "prolog") // with the defaults, which are for another machine
 	if !strings.Contains(out, `An argument named "mps_controll" is not expected here.`) || strings.Contains(p.log(), p.Sim.NVML()) {
 		t.Errorf("%s\n%s", out, p.log())
 	}
@@ -159,8 +158,8 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 	p.clean()
 }
 
-// A /run that is full or read-only, from the start or since, fails no job that did not ask; nor does a /var/lib that
-// cannot be written.
+// If /run is full or read-only, from the start or later, no job fails that did not ask for MPS. The same holds if
+// /var/lib cannot be written.
 func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	run := filepath.Join(p.Root, "run")
@@ -179,7 +178,7 @@ func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.must(0, p.job(5, "0"), "prolog") // so that there are folders
+	p.must(0, p.job(5, "0"), "prolog") // so that the folders exist
 	p.must(0, p.job(5, "0"), "epilog")
 	for name, options := range map[string]string{"full": "nr_inodes=1,mode=0755", "small": "size=4k,nr_inodes=8,mode=0755"} {
 		mount(run, 0, options)
@@ -192,7 +191,7 @@ func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
 	mount(run, unix.MS_RDONLY, "mode=0755")
 	p.asksNot(6)
 	off(run)
-	// Read-only while a job has its lease: that job's epilog fails, the others' does not.
+	// /run becomes read-only while a job has its lease. The epilog of this job fails, and no other epilog does.
 	mount(run, 0, "mode=0755")
 	p.must(0, p.job(8, "0"), "prolog")
 	if err := errors.Join(unix.Mount(run, run, "", unix.MS_BIND, ""), unix.Mount("", run, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")); err != nil {

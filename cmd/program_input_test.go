@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// Every bad input of an admin's or of Slurm's, and its sentence, whole.
+// Every bad input of an admin or of Slurm gives one exact message and exit code 1.
 func TestBadInputOfRootsPrograms(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	prolog, epilog := p.job(7, "0").Environment("prolog_slurmd"), p.job(7, "0").Environment("epilog_slurmd")
@@ -42,7 +42,7 @@ func TestBadInputOfRootsPrograms(t *testing.T) {
 	p.clean()
 }
 
-// A job that asks for MPS fails on a node that has never had a policy that could be used.
+// If a node has never had a usable policy, a job that asks for MPS fails with one exact message.
 func TestBadFilesOfTheSite(t *testing.T) {
 	const none = ": no earlier one was kept: see mpsctl policy check"
 	for _, c := range []struct {
@@ -73,7 +73,7 @@ func TestBadFilesOfTheSite(t *testing.T) {
 	}
 }
 
-// What a record can be other than good has one outcome at both doors: exit 1, nothing acted on, the file stays.
+// If a lease cannot be used, prolog and epilog exit with 1, change nothing and keep the file.
 //
 // Contract: R5
 func TestBadLeases(t *testing.T) {
@@ -84,7 +84,7 @@ func TestBadLeases(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPlay(t, "", node.H200)
-			p.must(0, p.job(6, "0"), "prolog") // so that the folders are there
+			p.must(0, p.job(6, "0"), "prolog") // so that the folders exist
 			p.must(0, p.job(6, "0"), "epilog")
 			path := filepath.Join(p.Paths().Run(), "leases", "7.json")
 			p.rewrite(path, strings.ReplaceAll(c.content, "BOOT", boot(t)))
@@ -105,7 +105,7 @@ func TestBadLeases(t *testing.T) {
 	}
 }
 
-// Every bad input of a user's, its sentence whole and its exit code.
+// Every bad input of a user gives one exact message and exit code.
 func TestBadInputOfTheWrapper(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
@@ -161,8 +161,8 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 	}
 }
 
-// A TaskProlog prints the environment of a rank, of the batch script and of a launcher's daemon. It is silent in a job
-// without MPS, and prints one line on each node if a job that asks for MPS has none.
+// A TaskProlog prints the environment of a rank, of the batch script and of a launcher's daemon. It prints nothing in
+// a job without MPS, and one line on each node if a job that asks for MPS has none.
 //
 // Contract: K7
 func TestTaskProlog(t *testing.T) {

@@ -20,14 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runningReport is the report of a job that runs, and keptReport that of one that has ended.
+// runningReport is the report of a running job. keptReport is the report of a job that has ended.
 func (p play) runningReport() string {
 	return filepath.Join(p.Paths().Run(), "jobs", "7", usage.Running)
 }
 
 func (p play) keptReport() string { return filepath.Join(p.Paths().Reports(), "7.json") }
 
-// report waits until a report says something.
+// report waits until a report meets a condition.
 func (p play) report(path, what string, is func(usage.Report) bool) (r usage.Report) {
 	p.t.Helper()
 	p.until(what, func() bool {
@@ -62,7 +62,7 @@ func sampledOften(t *testing.T, models ...node.Model) play {
 	return p
 }
 
-// A job's use is in its report while it runs, and after its end.
+// A job's use of its GPUs is in its report, while the job runs and after its end.
 //
 // Contract: U2
 func TestAReportOfAJob(t *testing.T) {
@@ -116,7 +116,7 @@ func TestAReportOfAJob(t *testing.T) {
 	p.quiet()
 }
 
-// ctlAs is mpsctl as a user, in a job or in none.
+// ctlAs runs mpsctl as a user, in a job or outside of jobs.
 func (p play) ctlAs(user uint32, job string, args ...string) (out string, code int) {
 	line := p.Command("mpsctl", args...)
 	cmd := exec.Command(line[0], line[1:]...)
@@ -129,7 +129,7 @@ func (p play) ctlAs(user uint32, job string, args ...string) (out string, code i
 	return string(said), cmd.ProcessState.ExitCode()
 }
 
-// A job's user reads its report while it runs and afterwards, and another user never does.
+// A job's user can read its report while the job runs and afterwards. Another user never can.
 //
 // Contract: U2
 func TestWhoReadsAReport(t *testing.T) {
@@ -173,7 +173,7 @@ func TestWhoReadsAReport(t *testing.T) {
 	p.quiet()
 }
 
-// The metrics have the use of running jobs. A user gets their own, and no totals.
+// The metrics contain the use of running jobs. A user gets the metrics of the user's own jobs, and no totals.
 func TestMetricsOfUse(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	if err := p.Sim.Node.GPU(0).Set("gpm/2", "31"); err != nil {
@@ -206,7 +206,7 @@ func (p play) seenEnded(pid int) bool {
 	return false
 }
 
-// A client that ends in mid-kernel leaves its neighbours unharmed, and the report says how many.
+// If a client ends in mid-kernel, its neighbours are unharmed, and the report counts them.
 func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	s := openShared(p)
@@ -225,7 +225,7 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	}
 }
 
-// A fault is in the report, and those whom it has ended.
+// The report contains a fault, and the clients that the fault ended.
 func TestAReportOfAFault(t *testing.T) {
 	p := sampledOften(t, node.H200)
 	s := openShared(p)
@@ -243,7 +243,7 @@ func TestAReportOfAFault(t *testing.T) {
 	}
 }
 
-// Whatever becomes of the recorder, the job does not notice.
+// If the recorder is killed, is stopped, hangs or cannot write, the job is not affected.
 //
 // Contract: U1
 func TestAJobWithoutItsRecorder(t *testing.T) {
@@ -287,7 +287,7 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 			p.gone(recorder)
 			if name == "no folder for reports" {
 				if !strings.Contains(p.log(), "report is not kept") {
-					t.Errorf("the log does not say so:\n%s", p.log())
+					t.Errorf("the log has no such line:\n%s", p.log())
 				}
 			}
 			p.quiet()

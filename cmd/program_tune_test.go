@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// tuned is the JSON of tune, as somebody reads it who has the documentation.
+// tuned is the JSON output of mps-tune, as the documentation describes it.
 type tuned struct {
 	Unit  string `json:"unit"`
 	Ranks int    `json:"ranks"`
@@ -34,7 +34,7 @@ type tuned struct {
 	Saved   []string `json:"saved"`
 }
 
-// byShare prints a rate that follows from the share that the wrapper gave it: most at 50 %.
+// byShare prints a rate that depends on the share from the wrapper. The rate is highest at 50 %.
 const byShare = `#!/bin/bash
 p=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100}
 [ "$1" != fails ] || exit 3
@@ -60,14 +60,14 @@ func tuning(t *testing.T) play {
 
 func (p play) program() string { return filepath.Join(filepath.Dir(p.Root), "program") }
 
-// tune calls it in job 7; PROGRAM stands for the program.
+// tune runs mps-tune in job 7. In its arguments, PROGRAM is replaced by the path of the program.
 func (p play) tune(args ...string) testnode.Result {
 	p.t.Helper()
 	stdout, _, code := p.inJob(nil, "mps-tune", args...)
 	return testnode.Result{Code: code, Output: stdout}
 }
 
-// inJob calls one of our programs as the user in job 7, with more variables. PROGRAM stands for the program.
+// inJob runs one of our programs in job 7, as the user, with more variables. It replaces PROGRAM as tune does.
 func (p play) inJob(env []string, program string, args ...string) (stdout, stderr string, code int) {
 	p.t.Helper()
 	line := p.Command(program, args...)
@@ -82,7 +82,8 @@ func (p play) inJob(env []string, program string, args ...string) (stdout, stder
 	return string(out), complaint.String(), cmd.ProcessState.ExitCode()
 }
 
-// The rule that makes the program fastest is named, each was run as often as asked, and nothing is left.
+// mps-tune names the rule that makes the program fastest. It runs each rule as often as asked, and leaves nothing
+// behind.
 func TestTune(t *testing.T) {
 	p := tuning(t)
 	result := p.tune("--json", "--ranks=4", "--repeats=2", "--seconds=1s", "--share=none,even,overlap:2", "--rate", "rate ([0-9.]+)", "--", "PROGRAM")
@@ -105,7 +106,8 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// Without a rate the time counts; a launcher's ranks are its own; what fails says how, and is no winner.
+// Without a rate, mps-tune compares times, and a launcher starts its own ranks. A failed run is reported and never
+// wins.
 func TestTuneOtherwise(t *testing.T) {
 	p := tuning(t)
 	result := p.tune("--ranks=2", "--repeats=1", "--share=even,overlap:2", "--", "PROGRAM", "ends")
@@ -133,7 +135,7 @@ func TestTuneOtherwise(t *testing.T) {
 	}
 }
 
-// What cannot be asked is said in a sentence, before anything is run.
+// If mps-tune cannot do what is asked, it prints the reason in one sentence before any run.
 func TestTuneRefuses(t *testing.T) {
 	p := newPlay(t, "", node.H200)
 	for args, want := range map[string]string{
@@ -176,7 +178,8 @@ func TestTuneRefuses(t *testing.T) {
 	p.must(0, job, "epilog")
 }
 
-// What never works ends after one run, and the reason is printed once. What the GPUs cannot have is not run at all.
+// A program that never works ends after one run, and the reason is printed once. A share that the GPUs cannot have is
+// not run.
 func TestTuneStops(t *testing.T) {
 	p := tuning(t)
 	for _, c := range []struct {
@@ -198,8 +201,8 @@ func TestTuneStops(t *testing.T) {
 	}
 }
 
-// The best share of each number of ranks is saved, and mpirun-wrap and mpsctl plan find it. The ceiling still holds.
-// The site's file is behind the user's, and that there is none is told in a sentence.
+// The best share for each number of ranks is saved, and mpirun-wrap and mpsctl plan use it within the ceiling. The
+// user's file comes before the site's file, and a missing share gives one sentence.
 func TestTuneRemembers(t *testing.T) {
 	p := tuning(t)
 	home := filepath.Dir(p.program())
@@ -217,7 +220,8 @@ func TestTuneRemembers(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != 0 {
 		t.Fatalf("%v: %d, %s%s", err, code, stdout, stderr)
 	}
-	// Two ranks have 50 % each by even, and the whole GPU by overlap:2; four have 24 or 25 % and 50 %.
+	// Two ranks have 50 % each by even, and the whole GPU by overlap:2. Four ranks have 24 or 25 % by even, and 50 %
+	// by overlap:2.
 	if want := []string{"program 2 H200 even", "program 4 H200 overlap:2"}; !slices.Equal(r.Saved, want) || r.Ranks != 4 || r.Use != "overlap:2" {
 		t.Errorf("%+v, want saved %q", r, want)
 	}
@@ -267,8 +271,8 @@ func TestTuneRemembers(t *testing.T) {
 	p.clean()
 }
 
-// In a job of a real Slurm: srun starts the ranks of each run, the result is saved in the user's home, and the next
-// step of the job uses it by SLURM_MPS_SHARE=tuned, which the task prolog lets pass.
+// In a job of a real Slurm, srun starts the ranks of each run, and the result is saved in the user's home. The next
+// step uses the result with SLURM_MPS_SHARE=tuned, which the task prolog passes on.
 func TestTuneUnderSlurm(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	program := filepath.Join(c.dir, "program")

@@ -9,8 +9,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lab"
 )
 
-// A job with a component on a node with GPUs and one on a node without: the ranks of the first have their GPU, and
-// those of the second run without the wrapper. The node without GPUs stays in service.
+// A job has one component on a node with GPUs and one on a node without. The ranks of the first have their GPU, and
+// the ranks of the second run without the wrapper. The node without GPUs stays in service.
 func TestAJobWithANodeWithoutGPUs(t *testing.T) {
 	c := newCluster(t, "", lab.Options{Nodes: 2, UTSNodes: true, PrologFlags: "Alloc", GresOf: map[string]string{"n2": ""},
 		GresConf: "NodeName=n1 Name=gpu File=%D/dev/nvidia[0-3]\n"})

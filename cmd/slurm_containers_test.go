@@ -18,16 +18,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// containers are programs for containers by the titles of their recipes in docs/recipes.md. The image's name comes
-// with the option that mounts the simulated driver. Podman's default runtime refuses cgroup v1, and its network needs
-// a device. A process of Podman outlives its containers, and the last command ends it.
+// containers are the programs that each recipe of docs/recipes.md needs, by the recipe's title. The image's name
+// comes with the option that mounts the simulated driver. Podman's default runtime refuses cgroup v1, and its network
+// needs a device. A process of Podman outlives its containers, and the last command ends it.
 var containers = map[string]struct{ programs, image, end string }{
 	"Charliecloud": {"ch-run", "-b SIM IMAGE", ""},
 	"Podman":       {"podman runc newuidmap", "--runtime=/usr/sbin/runc --network=none -v SIM:SIM --rootfs IMAGE", "podman system migrate"},
 	"Apptainer":    {"apptainer", "--contain -B SIM --env LD_LIBRARY_PATH=SIM/lib IMAGE", ""},
 }
 
-// byHand is a container of which every namespace and folder is its own: container FOLDER PROGRAM.
+// byHand is a script that makes a container with its own namespaces and folders. Its usage is: container FOLDER
+// PROGRAM.
 const byHand = `#!/bin/sh
 exec unshare --map-root-user --mount --net --pid --fork --kill-child sh -ec '
 for path in SIM $1; do mount --rbind $path IMAGE$path; done
@@ -38,8 +39,8 @@ shift
 exec unshare --map-user=UID --map-group=UID --root=IMAGE "$@"' sh "$@"
 `
 
-// Every recipe of docs/recipes.md for containers, with the wrapper outside of the container and inside. The image
-// holds the C library only. The node's files are in no folder that containers share or replace.
+// Every recipe of docs/recipes.md for containers works with the wrapper outside of the container and inside. The
+// image holds the C library only, and the node's files are in no folder that containers share or replace.
 func TestContainers(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", Dir: publicDirIn(t, "/srv")})
 	s, image := c.first(), c.image()
@@ -47,7 +48,7 @@ func TestContainers(t *testing.T) {
 	if err := node.WriteProgram(filepath.Join(c.dir, "container"), []byte(names.Replace(byHand))); err != nil {
 		t.Fatal(err)
 	}
-	// What a user writes, and what it is here.
+	// These are the names that a user writes, and what they are here.
 	const inside = "/usr/bin/mpirun-wrap"
 	here := strings.NewReplacer("./app", c.client()+" info", "/run/slurm-mps", s.Paths().Run(), " --device nvidia.com/gpu=all", "",
 		inside+":"+inside, s.Bin+"/mpirun-wrap:"+inside, inside, s.Bin+"/mpirun-wrap:"+inside,
@@ -63,7 +64,7 @@ func TestContainers(t *testing.T) {
 		}
 		for _, sentence := range want {
 			if sentence = here.Replace(sentence); !strings.Contains(out, sentence) {
-				t.Errorf("%s: it prints\n%s\nwant %s", line, out, sentence)
+				t.Errorf("%s: the output is\n%s\nwant %s", line, out, sentence)
 			}
 		}
 	}
@@ -99,7 +100,7 @@ func TestContainers(t *testing.T) {
 	c.quiet()
 }
 
-// image makes the root of a container: the C library, and the places of what is mounted.
+// image makes the root folder of a container. It has the C library, and the mount points.
 func (c *cluster) image() string {
 	c.t.Helper()
 	image := filepath.Join(c.dir, "image")

@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// What each way of starting ranks gives them: four ranks on two GPUs, the whole GPU dealt once.
+// Every way to start four ranks on two GPUs gives each rank half a GPU.
 func TestRanksUnderSlurm(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	want := []int{66, 66, 66, 66}
@@ -114,7 +114,7 @@ func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
 	c.quiet()
 }
 
-// A user who forgets the GPU is told so by the wrapper, and no node is drained.
+// If a user forgets the GPU, the wrapper prints the reason, and no node is drained.
 func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	result, err := c.Run(c.ctx, c.user, "srun", "--constraint=mps", filepath.Join(c.dir, "mpirun-wrap"), "true")
@@ -136,8 +136,11 @@ func TestACancelledJob(t *testing.T) {
 	c.quiet()
 }
 
-// A requeued job starts when its old credential has expired, after two minutes by default. Told to start at once it
-// gets no second prolog (seen on 22.05) and its wrapper refuses, so the credential is made short here, not the wait.
+// A requeued job runs again with its share.
+//
+// Slurm starts it when its old credential has expired, which is after two minutes by default. If it is started at
+// once, it gets no second prolog (seen on 22.05), and its wrapper refuses. So the test uses a credential with a short
+// life, and does not shorten the wait.
 func TestARequeuedJob(t *testing.T) {
 	o := lab.Options{PrologFlags: "Alloc"}
 	o.Extra = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=5"}
@@ -157,7 +160,8 @@ func TestARequeuedJob(t *testing.T) {
 	}
 }
 
-// slurmd is killed in the middle of a job and comes back: without Alloc the prolog runs again for the running job.
+// slurmd is killed in the middle of a job and starts again, and the job keeps its daemon. Without PrologFlags=Alloc
+// the prolog then runs again for the running job.
 func TestSlurmdKilledInMidJob(t *testing.T) {
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{})
 	id := c.batch("srun -n4 "+c.wrap("spin -ms 5 -for 5"), "-n4", "--gres=gpu:2")

@@ -83,7 +83,7 @@ func TestJobSubmitLua(t *testing.T) {
 	} {
 		result := submit(strings.Fields(args)...)
 		id := strings.TrimSpace(result.Stdout)
-		if strings.Contains(args, "nomps") { // no node has it, and Slurm says so
+		if strings.Contains(args, "nomps") { // no node has this feature, and Slurm reports that
 			if result.Exit == 0 || strings.Contains(result.Stderr, noShards) {
 				t.Errorf("%s: %+v", args, result)
 			}
@@ -104,7 +104,7 @@ func TestJobSubmitLua(t *testing.T) {
 			t.Errorf("%s: %+v", args, result)
 		}
 	}
-	if result := submit("--gres=shard:1"); strings.Contains(result.Stderr, noShards) { // there are none, and Slurm says that
+	if result := submit("--gres=shard:1"); strings.Contains(result.Stderr, noShards) { // there are no shards, and Slurm reports that
 		t.Errorf("without MPS: %+v", result)
 	}
 }

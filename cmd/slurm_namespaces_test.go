@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Jobs with namespaces of their own, as namespace/linux makes them since 25.11. Ranks see no pid of the daemon; guard
-// and epilog see all from outside.
+// Jobs with their own namespaces, as namespace/linux makes them since 25.11, get their shares. Ranks see no pid of
+// the daemon, but the guard and the epilog see all processes from outside.
 func TestJobsWithNamespaces(t *testing.T) {
 	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
 	if err != nil || release < "25.11" {
@@ -40,8 +40,8 @@ func TestJobsWithNamespaces(t *testing.T) {
 	}
 }
 
-// dies has a rank killed beside a neighbour, which lives because the guard keeps the dead one's files. What is left at
-// the end of the job is the epilog's.
+// dies kills a rank beside a neighbour. The neighbour lives, because the guard keeps the dead rank's files open. The
+// epilog ends what is left at the end of the job.
 func (c *cluster) dies() {
 	c.t.Helper()
 	id := c.batch(strings.Join([]string{

@@ -16,15 +16,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// recipe is a block of docs/recipes.md that a user copies into a batch script, and what its ranks get.
+// recipe is what the ranks of a block of docs/recipes.md get. A user copies such a block into a batch script.
 type recipe struct {
 	args []string // of sbatch
 	want []int    // the SMs of all ranks, sorted
-	any  []int    // or the SMs that each rank may have, because places are taken in any order
-	n    int      // ranks, with any
+	any  []int    // or the SMs that each rank may have, because slots are taken in any order
+	n    int      // number of ranks, with any
 }
 
-// recipes are the blocks by the first words of the paragraph before them.
+// recipes are the blocks, by the first words of the paragraph before the block.
 var recipes = map[string]recipe{
 	"An ensemble":                    {args: []string{"-n4", "--gres=gpu:2"}, want: []int{66, 66, 66, 66}},
 	"An ensemble without a step":     {args: []string{"-n8", "--gres=gpu:2"}, any: []int{32, 34}, n: 12 + 3 + 3 + 12},
@@ -35,8 +35,8 @@ var recipes = map[string]recipe{
 
 var recipeForm = regexp.MustCompile("(?s)\\*\\*([^*]+)\\*\\*[^\n]*\n\n```sh\n(.*?)```")
 
-// Every block for launchers in docs/recipes.md runs as it is written. Launchers have their Debian names here, and what
-// is not installed has a stand-in.
+// Every block for launchers in docs/recipes.md runs as it is written. Launchers have their Debian names here, and a
+// script replaces each launcher that is not installed.
 func TestTheRecipesOfTheUsers(t *testing.T) {
 	c := newCluster(t, testnode.Default("overlap = 1"), lab.Options{PrologFlags: "Alloc", SameName: true})
 	bin := filepath.Join(c.dir, "recipes")
@@ -54,7 +54,7 @@ func TestTheRecipesOfTheUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The programs of the user, in a folder of the job.
+	// These are the user's programs, in a folder of the job.
 	setup := "cd $(mktemp -d); for p in app member solver analysis; do ln -s " + bin + "/app $p; done; mkdir cases; touch cases/a cases/b cases/c\n" +
 		"mkdir path; for p in " + bin + "/*; do ln -s $p path; done; ln -s " + bin + "/app path/python; export PATH=$PWD/path:$PATH\n"
 	_, section, _ := strings.Cut(read(t, "../docs/recipes.md"), "\n## Launchers\n")

@@ -14,24 +14,23 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// needRelease skips a test where Slurm is older.
-func needRelease(t *testing.T, least string) {
+// needRelease skips a test if Slurm is older than a release.
+func needRelease(t *testing.T, minRelease string) {
 	t.Helper()
 	if len(lab.Missing()) > 0 {
-		return // newCluster says what becomes of that
+		return // newCluster skips or fails the test
 	}
 	release, err := lab.Release(t.Context(), os.Getenv("SLURM_BUNDLE"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if release < least {
-		t.Skipf("it takes Slurm %s and this is %s; SLURM_BUNDLE names another (make slurm-bundle)", least, release)
+	if release < minRelease {
+		t.Skipf("the test needs Slurm %s, and this is %s: SLURM_BUNDLE names another (make slurm-bundle)", minRelease, release)
 	}
 }
 
-// With PrologFlags=RunInJob the prolog runs in the job's containers, and so does what it starts: Slurm ends that with
-// the job, on cgroup v2 before the epilog. The node comes back either way, and a cancelled rank has a daemon until it
-// is gone.
+// With PrologFlags=RunInJob the prolog's processes run in the job's containers, and Slurm ends them with the job, on
+// cgroup v2 before the epilog. The node returns to service, and a cancelled rank has a daemon until it is gone.
 func TestRunInJob(t *testing.T) {
 	needRelease(t, "24.05")
 	c := newCluster(t, testnode.Default(`drain_grace = "1s"`), lab.Options{PrologFlags: "RunInJob", ConstrainDevices: true})

@@ -20,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// optionPolicy knows no other way to ask than --mps, so that a job with MPS is one whose option arrived.
+// optionPolicy accepts no request except --mps, so a job with MPS proves that its option arrived.
 const optionPolicy = `version = 1
 trigger { option = true }
 rule "mps" {
@@ -61,7 +61,7 @@ func (s spanked) build(include string) {
 	}
 }
 
-// plugstack writes plugstack.conf again, because every command and every step reads it.
+// plugstack writes plugstack.conf again. Every command and every step reads this file.
 func (s spanked) plugstack(need string, arguments ...string) {
 	s.t.Helper()
 	line := strings.Join(append([]string{need, s.plugin}, arguments...), " ")
@@ -103,7 +103,7 @@ func (s spanked) ticket() string {
 // ranks is a command line that prints the job's ticket, and then runs two ranks.
 func (s spanked) ranks() string { return s.ticket() + "; srun -n2 " + s.wrap("info") }
 
-// granted reads what ranks prints: the ticket, and the SMs of the ranks.
+// granted reads the output of ranks: the ticket, and the SMs of the ranks.
 func granted(t *testing.T, output string) (lease.Ticket, []int) {
 	t.Helper()
 	var ticket lease.Ticket
@@ -114,8 +114,8 @@ func granted(t *testing.T, output string) (lease.Ticket, []int) {
 	return ticket, counts(t, output)
 }
 
-// batched submits a job, waits for its end, and returns it with what it wrote. sbatch --wait would look every two
-// seconds.
+// batched submits a job, waits for its end, and returns the job with its output. sbatch --wait would poll only every
+// two seconds.
 func (s spanked) batched(args ...string) (lab.Job, string) {
 	s.t.Helper()
 	id, err := s.Submit(s.ctx, s.user, append([]string{"-o", "%j.0.out"}, args...)...)
@@ -123,7 +123,7 @@ func (s spanked) batched(args ...string) (lab.Job, string) {
 		s.t.Fatal(err)
 	}
 	job := s.ended(id)
-	if job.State != "COMPLETED" && job.State != "FAILED" { // a job that is held prints nothing either
+	if job.State != "COMPLETED" && job.State != "FAILED" { // a held job prints nothing either
 		s.t.Errorf("a job that did not run to its end: %+v", job)
 	}
 	return job, s.output(id)
@@ -131,7 +131,7 @@ func (s spanked) batched(args ...string) (lab.Job, string) {
 
 func TestTheOptionMPS(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
-	// Of ranks that srun starts itself, the first prints the ticket.
+	// If srun starts the ranks itself, the first rank prints the ticket.
 	step := func(args ...string) string {
 		return s.run("srun", append(args, "-Q", "--gres=gpu:1", "bash", "-c", "if [ $SLURM_PROCID = 0 ]; then "+s.ticket()+"; fi; exec "+s.wrap("info"))...).Stdout
 	}
@@ -198,7 +198,7 @@ func TestTheOptionMPS(t *testing.T) {
 	s.quiet()
 }
 
-// What cannot be passed on is refused where it is given, and nothing is submitted.
+// An option that cannot be passed on is refused by the command that gets it, and nothing is submitted.
 func TestAMistakeInTheOption(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
 	const form = "cannot use --mps=%s: %s: want NAME=VALUE, separated by commas\n"
@@ -219,7 +219,7 @@ func TestAMistakeInTheOption(t *testing.T) {
 	}
 }
 
-// A mistake in the grammar drains no node: the ranks print the policy's sentence.
+// A mistake in the value of the option drains no node: the ranks print the policy's message.
 func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
 	for _, options := range []string{"share=odd", "zonk", "share=even,,", "drain_grace=1h", "keep_logs=sometimes", strings.Repeat("x", 512), "é=µ"} {
@@ -235,7 +235,8 @@ func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
 	s.quiet()
 }
 
-// What is wrong in plugstack.conf is told to those that use the option, and to slurmd's log; no job fails of it.
+// A mistake in plugstack.conf is reported to the users of the option, and in slurmd's log. No job fails because of
+// it.
 func TestPlugstackArguments(t *testing.T) {
 	s := newSpanked(t, lab.Options{})
 	const form = "cannot use %s of slurm_mps in plugstack.conf: %s\n"
@@ -266,7 +267,7 @@ func TestPlugstackArguments(t *testing.T) {
 	if result := s.run("srun", "-Q", "--mps", "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true"); result.Exit != 0 {
 		t.Errorf("a job with --mps: %+v", result)
 	}
-	s.quiet() // a slurmd that stops before it was told of a job's end is told again after minutes
+	s.quiet() // a slurmd that stops before it was told of a job's end is told again only minutes later
 	s.plugstack("required", cases[0].argument)
 	if err := s.StopNode("n1"); err != nil {
 		t.Fatal(err)
@@ -281,7 +282,7 @@ func TestPlugstackArguments(t *testing.T) {
 
 var versionNumber = regexp.MustCompile(`(define SLURM_VERSION_NUMBER )0x([0-9a-f]{6})`)
 
-// otherHeaders are the headers of the cluster's Slurm with another version: the change is added to its number.
+// otherHeaders are the headers of the cluster's Slurm with another version number. The change is added to the number.
 func (s spanked) otherHeaders(change int64) string {
 	s.t.Helper()
 	dir := s.t.TempDir()
@@ -331,7 +332,7 @@ func TestThePluginsRelease(t *testing.T) {
 	}
 }
 
-// On a Slurm that can, every rank of a job with MPS has the wrapper before it, and nothing else has.
+// If Slurm supports it, every rank of a job with MPS is started below the wrapper, and no other process is.
 func TestAutoWrap(t *testing.T) {
 	needRelease(t, "23.11")
 	s := newSpanked(t, lab.Options{})
@@ -372,7 +373,7 @@ func TestAutoWrap(t *testing.T) {
 		line := "export SLURM_MPS_REPORT=1; srun -Q --mps --gres=gpu:1 --pty tty; srun -Q --mps --gres=gpu:1 true"
 		result := s.run("script", "-qec", "bash -c '"+line+"'", "/dev/null")
 		if strings.Count(result.Stdout, "/dev/pts/") != 1 || strings.Count(result.Stdout, report) != 1 {
-			t.Errorf("%+v: want a terminal, and one report, which is the other step's", result)
+			t.Errorf("%+v: want a terminal, and one report, which is from the other step", result)
 		}
 	})
 	t.Run("a wrapper that is not there", func(t *testing.T) {
@@ -386,7 +387,8 @@ func TestAutoWrap(t *testing.T) {
 	s.quiet()
 }
 
-// The daemons by which mpirun reaches the other nodes are started by srun, and are no ranks.
+// The daemons by which mpirun reaches the other nodes are no ranks, although srun starts them. They run without the
+// wrapper.
 func TestAutoWrapLeavesLaunchersAlone(t *testing.T) {
 	needRelease(t, "23.11")
 	s := newSpanked(t, lab.Options{Nodes: 2, UTSNodes: true})

@@ -11,8 +11,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// A program in the batch script, in a shell of it, and a rank of mpirun without the wrapper are clients of MPS. With
-// unplaced = "deny" they are not. A job that has no MPS is told once by each step, although it uses no wrapper.
+// Without the wrapper, a program in the batch script, its children and ranks of mpirun are clients of MPS, except
+// with unplaced = "deny". In a job that was refused MPS, each step prints the reason once, although it does not use
+// the wrapper.
 func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 	for _, c := range []struct{ name, grant, script, want, without string }{
 		{"batch script", "", "CLIENT info", "err=0(cudaSuccess) sm=132 ndev=2", ""},
@@ -34,11 +35,11 @@ func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 			cl.ended(id)
 			out := cl.output(id)
 			if !strings.Contains(out, c.want) || c.without != "" && strings.Contains(out, c.without) {
-				t.Errorf("it prints\n%s", out)
+				t.Errorf("the output is\n%s", out)
 			}
-			// The batch script and the step, of which Slurm loses a line if the task ends at once.
+			// The batch script and the step print it. Slurm loses a step's line if its task ends at once.
 			if n := strings.Count(out, c.want); c.name == "refused" && n > 2 {
-				t.Errorf("it is told %d times:\n%s", n, out)
+				t.Errorf("the message is printed %d times:\n%s", n, out)
 			}
 		})
 	}

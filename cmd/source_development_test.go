@@ -19,8 +19,8 @@ var (
 	setByMake   = regexp.MustCompile(`(?m)^([A-Z][A-Z0-9_]*) *:=`)
 )
 
-// notForPeople are variables that are not a setting of a test. Some are variables that programs have anyway, some are
-// read by simulated programs as by the real ones. The others are for a process that a test or a script starts.
+// notForPeople are variables that are no setting of a test. Some are variables of programs in general. Some are read
+// by simulated programs as by the real programs. The others are for a process that a test or a script starts.
 var notForPeople = []string{
 	"PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
 	"GUARD_TEST_OPENS", "LAB_TEST_CHILD", "LINES_SHOWN",
@@ -96,7 +96,8 @@ func TestDevelopmentHasEveryVariable(t *testing.T) {
 	}
 }
 
-// docs/development.md has the subject of each file, by the first word of its name, and no subject without a file.
+// docs/development.md has the subject of each file, which is the first word of its name, and no subject without a
+// file.
 func TestDevelopmentHasEverySubject(t *testing.T) {
 	subjects := map[string]int{}
 	row := regexp.MustCompile("(?m)^\\| `([a-z]+)_\\*_test\\.go` \\|")
@@ -121,7 +122,7 @@ func TestDevelopmentHasEverySubject(t *testing.T) {
 	}
 }
 
-// make help has a line for each target that is no file.
+// make help prints a line for each target of .PHONY.
 func TestMakeHelp(t *testing.T) {
 	out, err := exec.Command("make", "-s", "-C", "..", "help").Output()
 	if err != nil {
@@ -133,7 +134,7 @@ func TestMakeHelp(t *testing.T) {
 	for line := range strings.Lines(string(out)) {
 		name, what, _ := strings.Cut(line, " ")
 		if printed = append(printed, name); strings.TrimSpace(what) == "" {
-			t.Errorf("make help does not tell what %s is", name)
+			t.Errorf("make help does not describe %s", name)
 		}
 	}
 	phony := strings.Fields(targets)

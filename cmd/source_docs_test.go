@@ -17,8 +17,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// fence is a fenced block of a document. The first word behind the fence is its language, and a second one after "text"
-// names the command of mpsctl whose output it is. HCL is policyfile's to parse, which has a test of its own.
+// fence is a fenced block of a document. The first word after the fence is its language. After "text", a second word
+// names the command of mpsctl that prints this output. Package policyfile checks the blocks of HCL.
 type fence struct {
 	path, language, of, content string
 }
@@ -45,7 +45,7 @@ func fences(t *testing.T) (all []fence) {
 	return all
 }
 
-// Every block says what it is, and is held to that.
+// Every block of the documents names its language, and is checked as that language.
 func TestTheDocumentsBlocks(t *testing.T) {
 	m := newManual(t)
 	found := map[string]int{}
@@ -64,19 +64,19 @@ func TestTheDocumentsBlocks(t *testing.T) {
 			m.tasks(f)
 		case "hcl":
 		default:
-			t.Errorf("%s: a block of language %q is held to nothing: say sh, conf, text, json, yaml or hcl behind the fence\n%s", f.path, f.language, f.content)
+			t.Errorf("%s: no check for a block of language %q: write sh, conf, text, json, yaml or hcl after the fence\n%s", f.path, f.language, f.content)
 		}
 	}
-	for language, least := range map[string]int{"sh": 6, "conf": 2, "text": 3, "json": 1, "yaml": 1, "hcl": 3} {
-		if found[language] < least {
-			t.Errorf("%d blocks of %s: the test sees less than there is", found[language], language)
+	for language, minimum := range map[string]int{"sh": 6, "conf": 2, "text": 3, "json": 1, "yaml": 1, "hcl": 3} {
+		if found[language] < minimum {
+			t.Errorf("only %d blocks of %s found", found[language], language)
 		}
 	}
 }
 
 var inlineForm = regexp.MustCompile("`([^`\n]+)`")
 
-// What stands in a sentence as a command of ours is one.
+// Every command of ours in a sentence of the documents exists.
 func TestTheDocumentsCommands(t *testing.T) {
 	m := newManual(t)
 	found := 0
@@ -109,12 +109,12 @@ func TestAWrongCommandIsFound(t *testing.T) {
 		`sbatch -n8 --wrap "srun mpirun-wrap --bogus ./app"`: true, "VAR=1 mpsctl plan --gpu H200 && mpsctl bogus": true,
 	} {
 		if got := m.wrong(line); (got != "") != wrong {
-			t.Errorf("%s: said %q", line, got)
+			t.Errorf("%s: found %q", line, got)
 		}
 	}
 }
 
-// manual knows what our programs take, from what they say of themselves.
+// manual knows the commands and flags of our programs, from their help.
 type manual struct {
 	play
 	helps map[string]string
@@ -124,7 +124,7 @@ func newManual(t *testing.T) manual {
 	return manual{newPlay(t, "", node.H200), map[string]string{}}
 }
 
-// help is what a program says, or a command below it.
+// help is what a program or one of its commands prints for --help.
 func (m manual) help(line ...string) string {
 	m.t.Helper()
 	key := strings.Join(line, " ")
@@ -143,7 +143,7 @@ func (m manual) script(f fence) {
 	check := exec.CommandContext(m.ctx, "bash", "-n")
 	check.Stdin = strings.NewReader(f.content)
 	if said, err := check.CombinedOutput(); err != nil {
-		m.t.Errorf("%s: the shell does not understand it: %v: %s\n%s", f.path, err, said, f.content)
+		m.t.Errorf("%s: the shell cannot parse it: %v: %s\n%s", f.path, err, said, f.content)
 	}
 	for line := range strings.Lines(f.content) {
 		if line, _, _ = strings.Cut(line, "#"); strings.TrimSpace(line) != "" {
@@ -152,7 +152,7 @@ func (m manual) script(f fence) {
 	}
 }
 
-// tasks holds what an Ansible's tasks call.
+// tasks checks the commands that the tasks of Ansible call.
 func (m manual) tasks(f fence) {
 	m.t.Helper()
 	called := regexp.MustCompile(`(?m)(?:validate|command): (.*)$`).FindAllStringSubmatch(f.content, -1)
@@ -171,7 +171,8 @@ func (m manual) line(path, line string) {
 	}
 }
 
-// others are programs of other people's that the documents may name: Slurm's, the launchers', and an admin's tools.
+// others are the programs of other projects that the documents may name: Slurm's, the launchers', and an admin's
+// tools.
 var others = []string{"sbatch", "srun", "salloc", "scontrol", "scancel", "squeue", "mpirun", "mpiexec", "apptainer", "torchrun",
 	"make", "install", "apt-get", "dnf", "dpkg", "systemctl", "journalctl", "clush", "ln", "cp", "sed", "grep", "jq", "export", "go", "for", "wait", "parallel", "xargs", "ls", "printf", "cd", "exec"}
 
@@ -179,7 +180,7 @@ func ours(word string) bool {
 	return slices.Contains(testnode.Programs, filepath.Base(word)) && !strings.HasSuffix(word, "/")
 }
 
-// wrong says what is wrong with a line of a shell's, "" for nothing.
+// wrong returns what is wrong with a line of a shell script, "" for nothing.
 func (m manual) wrong(line string) string {
 	m.t.Helper()
 	for _, command := range regexp.MustCompile(`&&|\|\||[|;]`).Split(line, -1) {
@@ -211,7 +212,7 @@ func (m manual) wrong(line string) string {
 	return ""
 }
 
-// target says what is wrong with a call of make.
+// target returns what is wrong with a call of make.
 func (m manual) target(words []string) string {
 	if words[0] != "make" {
 		return ""
@@ -224,7 +225,8 @@ func (m manual) target(words []string) string {
 	return ""
 }
 
-// call says what is wrong with a call of one of ours: mpirun-wrap has flags up to its program, mpsctl has commands.
+// call returns what is wrong with a call of one of our programs. mpirun-wrap has flags before its program, and mpsctl
+// has commands.
 func (m manual) call(program string, words []string) string {
 	line := []string{program}
 	for _, word := range words {
@@ -247,7 +249,7 @@ func (m manual) call(program string, words []string) string {
 	return m.whole(line)
 }
 
-// whole says that a line ends where a command is missing.
+// whole returns a sentence if a command is missing at the end of a line.
 func (m manual) whole(line []string) string {
 	if line[0] == "mpsctl" && len(line) > 1 && len(m.commands(line)) > 0 {
 		return strings.Join(line, " ") + " needs one of " + strings.Join(m.commands(line), ", ")
@@ -259,7 +261,7 @@ func (m manual) below(line []string, word string) bool {
 	return slices.Contains(m.commands(line), word)
 }
 
-// commands are those that a help lists.
+// commands are the commands that a help text lists.
 func (m manual) commands(line []string) (names []string) {
 	_, list, _ := strings.Cut(m.help(line...), "\nAvailable Commands:\n")
 	list, _, _ = strings.Cut(list, "\n\n")
@@ -287,7 +289,7 @@ func (m manual) output(f fence) {
 	m.t.Helper()
 	if f.of == "" {
 		if strings.Contains(f.content, "mpsctl") || !strings.ContainsAny(f.content, "─►") {
-			m.t.Errorf("%s: text that is no picture: say behind the fence whose output it is\n%s", f.path, f.content)
+			m.t.Errorf("%s: the text is no picture: write after the fence which command prints it\n%s", f.path, f.content)
 		}
 		return
 	}
@@ -297,16 +299,16 @@ func (m manual) output(f fence) {
 		for _, piece := range m.pieces(line) {
 			pieces++
 			if !strings.Contains(source, piece) && !begins(source, piece) {
-				m.t.Errorf("%s: mpsctl %s does not say %q", f.path, f.of, piece)
+				m.t.Errorf("%s: mpsctl %s does not print %q", f.path, f.of, piece)
 			}
 		}
 	}
 	if pieces < 3 {
-		m.t.Errorf("%s: of the output of mpsctl %s only %d pieces are held to it", f.path, f.of, pieces)
+		m.t.Errorf("%s: in the output of mpsctl %s only %d pieces are checked", f.path, f.of, pieces)
 	}
 }
 
-// pieces are the parts of a line between what differs from node to node.
+// pieces are the parts of a line between the words that differ from node to node.
 func (m manual) pieces(line string) (all []string) {
 	varies := regexp.MustCompile(`  +|[^\s]*[0-9/][^\s]*|[:,]\s|[█░]+|\.\.\.`)
 	for _, piece := range varies.Split(strings.TrimSpace(line), -1) {
@@ -319,7 +321,7 @@ func (m manual) pieces(line string) (all []string) {
 
 var sentence = regexp.MustCompile(`"([a-z][^"%]{8,} )"`)
 
-// begins reports whether a piece begins with what a source puts before something else.
+// begins reports whether a piece begins with the text that a source prints before a variable part.
 func begins(source, piece string) bool {
 	return slices.ContainsFunc(sentence.FindAllStringSubmatch(source, -1), func(m []string) bool { return strings.HasPrefix(piece, m[1]) })
 }
@@ -342,7 +344,8 @@ func (m manual) sources(command string) string {
 	return all.String()
 }
 
-// summary holds the shown summary to a real one: the same names in the same order, of the same kinds.
+// summary compares the shown summary with a real one. Both have the same names in the same order, with values of the
+// same kinds.
 func (m manual) summary(f fence) {
 	m.t.Helper()
 	m.must(0, m.job(7, "0"), "prolog")
@@ -355,7 +358,7 @@ func (m manual) summary(f fence) {
 			return
 		}
 	}
-	m.t.Errorf("the epilog says no summary:\n%s", m.log())
+	m.t.Errorf("the epilog prints no summary:\n%s", m.log())
 }
 
 // kindsOf is the names and kinds of an object's values, in order.
@@ -382,19 +385,19 @@ func kindsOf(t *testing.T, object string) (names []string) {
 	}
 }
 
-// Every clause of the contract is cited by a test, as "Contract: R4, R5", and every citation is of a clause.
+// Every clause of the contract is cited by a test, as "Contract: R4, R5", and every citation names a clause.
 func TestEveryClauseOfTheContractIsTested(t *testing.T) {
 	clauses := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^\* \*\*([A-Z][0-9]+)\*\* `).FindAllStringSubmatch(read(t, "../docs/contract.md"), -1) {
 		clauses[m[1]] = false
 	}
 	if len(clauses) < 20 {
-		t.Fatalf("only %d clauses found: the test sees nothing", len(clauses))
+		t.Fatalf("only %d clauses found: want 20 or more", len(clauses))
 	}
 	cites := regexp.MustCompile(`(?m)^// Contract: (.*)\n(?:// .*\n)*func Test`)
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && path != ".." {
-			return fs.SkipDir // what is built
+			return fs.SkipDir // the folder of built programs
 		}
 		if err != nil {
 			return err
@@ -445,6 +448,6 @@ func TestNoAdviceToKillFirst(t *testing.T) {
 		}
 	}
 	if seen != 1 {
-		t.Errorf("%d lines tell to kill: one does, behind quit", seen)
+		t.Errorf("%d lines advise to kill: want one, after quit", seen)
 	}
 }

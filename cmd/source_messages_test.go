@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// varies is what differs between two messages of a kind, or where the programs put a message together.
+// varies matches what differs between two messages of a kind. It also matches where the programs join parts of a
+// message.
 var varies = regexp.MustCompile(`: | \(pid|/run\S+|GPU-\.\.\.|\.\.\.|\bn1\b|[0-9]+s?`)
 
 // docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.

@@ -14,8 +14,8 @@ var (
 	codeFlag = regexp.MustCompile("`(--[a-z-]+)")
 )
 
-// flagsIn returns the flags in a text that the tables of the reference name, sorted. Each command has --help, and
-// --json and --root are named once for all.
+// flagsIn returns the flags of a text, sorted, without four flags that the reference does not name in each table.
+// Every command has --help, and --version, --json and --root are named once for all commands.
 func flagsIn(form *regexp.Regexp, text string) (flags []string) {
 	for _, m := range form.FindAllStringSubmatch(text, -1) {
 		if !slices.Contains([]string{"--help", "--json", "--root", "--version"}, m[1]) {

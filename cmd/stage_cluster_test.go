@@ -21,8 +21,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// cluster is a real Slurm whose hooks are the production binaries. Every node has a stage of its own, so that nodes
-// that share this machine share nothing else.
+// cluster is a real Slurm whose hooks are the production binaries. Every node has its own stage, so that the nodes
+// share only this machine.
 type cluster struct {
 	*lab.Cluster
 	t      *testing.T
@@ -32,7 +32,8 @@ type cluster struct {
 	stages map[string]play // by the node's name
 }
 
-// gpusOfANode are H200s that differ from what is on other nodes by nothing: a job on one node must not see another's.
+// gpusOfANode are the GPUs of each node. They are the same on every node, because a job on one node must not see the
+// GPUs of another.
 var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
 
 func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
@@ -61,7 +62,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	if c.Cluster, err = lab.Start(c.ctx, o); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range c.stages { // the GPUs' device files, which tasks may be kept from
+	for _, s := range c.stages { // the device files of the GPUs, because Slurm may constrain tasks to some of them
 		if err := linkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +75,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	return c
 }
 
-// linkAll puts links to the files of a folder into another, in the place of what is there.
+// linkAll puts links to the files of a folder into another folder, and replaces the files there.
 func linkAll(from, to string) error {
 	files, err := os.ReadDir(from)
 	if err != nil {
@@ -92,8 +93,8 @@ func linkAll(from, to string) error {
 	return nil
 }
 
-// needSlurm skips a test where there is no Slurm, or fails it where REQUIRE_LAB says that there must be one, and
-// returns the user of its jobs.
+// needSlurm returns the user of the jobs. If there is no Slurm, it skips the test. If REQUIRE_LAB says that there
+// must be one, it fails the test.
 func needSlurm(t *testing.T) lab.User {
 	t.Helper()
 	needRoot(t)
@@ -126,17 +127,17 @@ func names(t *testing.T, o lab.Options) []string {
 	return list
 }
 
-// hook is a script that runs a binary on the stage of the node that it finds itself on.
+// hook is a script that runs a binary on the stage of its own node.
 func (c *cluster) hook(program string) []string {
 	var bin string
 	for _, s := range c.stages {
 		bin = s.Bin
 	}
 	path := filepath.Join(c.dir, program)
-	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node that has its own host name goes
-	// by that.
+	// MPICH gives its ranks the first node's SLURMD_NODENAME on every node, so a node with its own host name uses the
+	// host name.
 	script := fmt.Sprintf("#!/bin/sh\nhere=%s/$(/bin/hostname)\n[ -d $here ] || here=%[1]s/$SLURMD_NODENAME\n", c.dir)
-	if program == "mpirun-wrap" { // slurmd gives its scripts no such variable, and they need none
+	if program == "mpirun-wrap" { // slurmd sets no such variable for its scripts, and they need none
 		script += "LD_LIBRARY_PATH=$here/sim/lib\nexport LD_LIBRARY_PATH\n"
 	}
 	script += fmt.Sprintf("exec %s/%s --root $here/root \"$@\"\n", bin, program)
@@ -146,7 +147,7 @@ func (c *cluster) hook(program string) []string {
 	return []string{path}
 }
 
-// wrap is a rank's command line: the client that prints what CUDA tells it, through the wrapper.
+// wrap is the command line of a rank. It starts, through the wrapper, the client that prints what CUDA reports.
 func (c *cluster) wrap(args string) string {
 	return filepath.Join(c.dir, "mpirun-wrap") + " " + c.client() + " " + args
 }
@@ -171,8 +172,8 @@ func (c *cluster) batch(script string, args ...string) int {
 		c.t.Fatal(err)
 	}
 	path := filepath.Join(home, fmt.Sprintf("job%d.sh", time.Now().UnixNano()))
-	// Each job's Open MPI has a folder of its own: beside one that ends it may find the one they share gone (seen on
-	// 4.1).
+	// Each job's Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
+	// while the other needs it (seen on 4.1).
 	text := "#!/bin/bash\nmkdir -p " + home + "/$SLURM_JOB_ID\nexport TMPDIR=" + home + "/$SLURM_JOB_ID LD_LIBRARY_PATH=" + c.first().Sim.Libraries() + "\n" + script + "\n"
 	if err := node.WriteProgram(path, []byte(text)); err != nil {
 		c.t.Fatal(err)
@@ -209,7 +210,7 @@ func (c *cluster) ended(id int) lab.Job {
 	return job
 }
 
-// running waits until the job's ranks say that they run on their GPUs.
+// running waits until the job's ranks print that they run on their GPUs.
 func (c *cluster) running(id int) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
@@ -221,7 +222,7 @@ func (c *cluster) running(id int) {
 	}
 }
 
-// quiet waits until nothing of any job is left, holds that the nodes are not drained, and says what stays.
+// quiet waits until nothing of any job is left, and reports what remains. It checks that no node is drained.
 func (c *cluster) quiet() {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
@@ -243,7 +244,7 @@ func (c *cluster) quiet() {
 
 var sms = regexp.MustCompile(`err=0\(cudaSuccess\) sm=(\d+) ndev=1`)
 
-// counts are the SMs that the ranks' CUDA reported, in order.
+// counts are the SMs that CUDA reported to the ranks, sorted.
 func counts(t *testing.T, output string) []int {
 	t.Helper()
 	var found []int

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Here stands what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
+// This file has what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
 //
 //	p := newPlay(t, "", node.H200)             // a simulated node with one GPU and the default policy
 //	p.must(0, p.job(7, "0"), "prolog")         // job 7 gets GPU 0: the prolog's exit code is 0
@@ -35,12 +35,13 @@ import (
 //	p.must(0, p.job(7, "0"), "epilog")
 //	p.clean()                                  // nothing is left of any job
 //
-// A test under a real Slurm begins with newCluster (stage_cluster_test.go). It has such a node for each node of Slurm.
+// A test under a real Slurm begins with newCluster (stage_cluster_test.go), which has such a node for each node of
+// Slurm.
 
-// The job's user of these tests. The name and the number need not exist on the machine.
+// The user of the jobs in these tests. The name and the number need not exist on the machine.
 const uid, gid = 2001, 2001
 
-// play is one test's stage: the production binaries on a simulated node of its own.
+// play is the stage of one test: the production binaries on a simulated node of its own.
 type play struct {
 	testnode.Stage
 	t    *testing.T
@@ -59,7 +60,7 @@ var built = sync.OnceValues(func() (string, error) {
 
 func newPlay(t *testing.T, policy string, models ...node.Model) play {
 	t.Helper()
-	t.Parallel() // each has a node of its own, and most of its time it waits
+	t.Parallel() // each test has its own node, and waits most of the time
 	printRerun(t)
 	return playIn(t, publicDir(t), policy, models...)
 }
@@ -98,7 +99,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// publicDir is a short folder that every user can traverse: a socket's path has 107 bytes at most.
+// publicDir is a short folder that every user can traverse. It is short because a socket's path has at most 107
+// bytes.
 func publicDir(t *testing.T) string { return publicDirIn(t, "/tmp") }
 
 func publicDirIn(t *testing.T, parent string) string {
@@ -113,7 +115,7 @@ func publicDirIn(t *testing.T, parent string) string {
 	return dir
 }
 
-// unmount takes away the file systems of jobs that a failed test has left below a folder.
+// unmount removes the file systems of jobs that a failed test has left below a folder.
 func unmount(dir string) {
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
@@ -135,7 +137,7 @@ func (p play) write(path, content string) {
 	}
 }
 
-// rewrite changes a record in place: root's own, as it was.
+// rewrite changes a record in place. The record still belongs to root, with its mode.
 func (p play) rewrite(path, content string) {
 	p.t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -152,14 +154,14 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-// facts adds lines to the site's facts.
+// facts adds lines to the site's file.
 func (p play) facts(lines ...string) {
 	p.t.Helper()
 	path := p.Paths().ConfigFile()
 	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
 }
 
-// fault turns one of the simulated node's knobs.
+// fault sets a fault of the simulated node.
 func (p play) fault(knob, value string) {
 	p.t.Helper()
 	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
@@ -167,7 +169,7 @@ func (p play) fault(knob, value string) {
 	}
 }
 
-// fail makes an NVML function answer a code, so many times; 0 is for ever.
+// fail makes an NVML function return a code a number of times; 0 means always.
 func (p play) fail(function string, code, times int) {
 	p.t.Helper()
 	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
@@ -179,7 +181,7 @@ func (p play) job(id uint32, gpus string) testnode.Job {
 	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
 }
 
-// must runs a binary and holds its exit code.
+// must runs a binary and checks its exit code.
 func (p play) must(code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
@@ -202,8 +204,8 @@ func (p play) ctl(args ...string) testnode.Result {
 	return result
 }
 
-// client is a CUDA client of the job, started as its user through the wrapper. It is no child that anybody waits for
-// but this test: an escapee that outlived its job.
+// client is a CUDA client of the job, which its user starts through the wrapper. Only this test waits for the client.
+// So the client is like a process that has escaped and outlived its job.
 func (p play) client(job uint32, args ...string) *exec.Cmd {
 	p.t.Helper()
 	cmd := p.asUser(job, p.Command("mpirun-wrap", append([]string{p.cudaClient()}, args...)...))
@@ -218,16 +220,16 @@ func (p play) client(job uint32, args ...string) *exec.Cmd {
 	p.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	lines := bufio.NewReader(out)
 	line, err := lines.ReadString('\n')
-	if strings.HasPrefix(line, "mpirun-wrap: another process") { // that has the whole GPU, too
+	if strings.HasPrefix(line, "mpirun-wrap: another process") { // the other process has the whole GPU too
 		line, err = lines.ReadString('\n')
 	}
 	if err != nil || !strings.Contains(line, "ready") {
-		p.t.Fatalf("the client says %q, %v\n%s", line, err, p.log())
+		p.t.Fatalf("the client prints %q, %v\n%s", line, err, p.log())
 	}
 	return cmd
 }
 
-// asUser is a command in the only rank of a step.
+// asUser is a command of the job's user, in the only rank of a step.
 func (p play) asUser(job uint32, line []string) *exec.Cmd {
 	libraries := os.Getenv("LD_LIBRARY_PATH")
 	if p.Sim != nil {
@@ -272,7 +274,7 @@ func (p play) ticket(job uint32) lease.Ticket {
 	return t
 }
 
-// serverLog is what the server of a job's first daemon has written.
+// serverLog is the log of the server of a job's first daemon.
 func (p play) serverLog(job uint32) string {
 	content, _ := os.ReadFile(filepath.Join(p.ticket(job).Daemons[0].LogDir, "server.log"))
 	return string(content)
@@ -318,7 +320,7 @@ func (p play) left() []string {
 	return left
 }
 
-// clean holds that nothing is left of any job.
+// clean checks that nothing is left of any job.
 func (p play) clean() {
 	p.t.Helper()
 	if left := p.left(); len(left) > 0 {
@@ -326,7 +328,7 @@ func (p play) clean() {
 	}
 }
 
-// booted takes away all state and the log, as for the first job after a boot.
+// booted removes all state and the log, so that the next job is the first job after a boot.
 func (p play) booted() {
 	p.t.Helper()
 	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
@@ -336,8 +338,8 @@ func (p play) booted() {
 	}
 }
 
-// quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process of
-// the stage, no lock held, nothing mounted, and no new file.
+// quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process
+// of the stage, no lock held, nothing mounted, and no new file.
 func (p play) quiet() {
 	p.t.Helper()
 	p.clean()
@@ -346,7 +348,7 @@ func (p play) quiet() {
 	}
 }
 
-// strangers are living processes that have the stage's folder in their command line or environment, whatever they are.
+// strangers are living processes of any kind that have the stage's folder in their command line or environment.
 func (p play) strangers() []string {
 	var found []string
 	folders, _ := filepath.Glob("/proc/[0-9]*")
@@ -363,7 +365,7 @@ func (p play) strangers() []string {
 	return found
 }
 
-// locks are files of the state whose lock somebody holds.
+// locks are files of the state that a process holds locked.
 func (p play) locks() []string {
 	var held []string
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
@@ -395,7 +397,7 @@ func (p play) mounts() []string {
 	return found
 }
 
-// jobFiles are files for dcgm-exporter that are left without a line in the log.
+// jobFiles are files for dcgm-exporter that are left, if the log has no line about them.
 func (p play) jobFiles() (found []string) {
 	config, _ := policyfile.ReadConfig(p.Paths())
 	if config.JobMappingDir == "" {
@@ -410,16 +412,16 @@ func (p play) jobFiles() (found []string) {
 		if !strings.Contains(p.log(), "cannot remove "+path+":") {
 			found = append(found, "file "+path)
 		}
-		if err := os.Remove(path); err != nil { // the next point is to find none
+		if err := os.Remove(path); err != nil { // because the next point must find none
 			p.t.Error(err)
 		}
 	}
 	return found
 }
 
-// strays are files below the stage that a stage does not begin with, but for logs that were kept whole. The simulated
-// driver's own folder is not looked at: what a process that dies in the driver leaves there is the driver's to care
-// for. State is clean's to hold, and the copies of the site's files are the node's.
+// strays are files below the stage that are not there at its start, without the complete logs that were kept. The
+// simulated driver's folder is left out, because the driver cleans up after a process that dies in it. The state is
+// left out, because clean checks it. The copies of the site's files are left out, because they belong to the node.
 func (p play) strays() []string {
 	var found []string
 	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
@@ -439,10 +441,10 @@ func (p play) strays() []string {
 	return found
 }
 
-// keptLogs is where the logs of jobs are kept, with a slash.
+// keptLogs is the folder in which the logs of jobs are kept, with a slash.
 func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
 
-// again is the play for another point.
+// again is the same stage for another point.
 func (p play) again(t *testing.T) play {
 	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
 	t.Cleanup(cancel)
@@ -454,12 +456,12 @@ func (p play) gone(proc site.Process) {
 	p.t.Helper()
 	for proc.Running() {
 		if !site.Sleep(p.ctx, time.Millisecond) {
-			p.t.Fatalf("%v does not go", proc)
+			p.t.Fatalf("%v does not end", proc)
 		}
 	}
 }
 
-// killLeft ends what a failed test left, by pids that the stage proves to be its own.
+// killLeft kills the processes that a failed test has left. The stage proves that their pids are its own.
 func (p play) killLeft() {
 	pids, _ := p.Processes()
 	for _, pid := range pids {
@@ -478,7 +480,7 @@ func (p play) until(what string, done func() bool) {
 	}
 }
 
-// without is an environment less a variable, and with one a variable more.
+// without returns an environment without a variable. with returns an environment that has the variable once.
 func without(env []string, name string) []string {
 	var rest []string
 	for _, entry := range env {
