@@ -18,7 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
-// looked is a node with a job of two clients, and what it lacks.
+// looked is a node with a job of two clients, and with the parts that the audit could not see.
 func looked(unseen ...string) inspect.Node {
 	client := func(pid int) inspect.Client { return inspect.Client{PID: pid, Command: "lmp"} }
 	return inspect.Node{
@@ -66,7 +66,7 @@ func TestAuditGoldens(t *testing.T) {
 	}
 }
 
-// An audit that could not see something is not one that found nothing.
+// An audit that could not see something is not complete, even without findings.
 func TestWhatIsMissed(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*inspect.Node)
@@ -86,7 +86,7 @@ func TestWhatIsMissed(t *testing.T) {
 	}
 }
 
-// The fields of the JSON are these and no others.
+// The JSON of an audit has exactly these fields.
 func TestAuditJSON(t *testing.T) {
 	var out bytes.Buffer
 	_ = printAudit(&Invocation{Process: cli.Process{Out: &out}, JSON: true}, newReport(looked(), planted))

@@ -31,7 +31,8 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// form is Prometheus' text form as far as it is used here: https://prometheus.io/docs/instrumenting/exposition_formats/
+// form matches the text format of Prometheus, as far as it is used here:
+// https://prometheus.io/docs/instrumenting/exposition_formats/
 var form = regexp.MustCompile(`^(# (HELP|TYPE) slurm_mps_[a-z_]+ .+|slurm_mps_[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)+\})? [0-9.e+]+)$`)
 
 func TestText(t *testing.T) {
@@ -67,7 +68,7 @@ func TestText(t *testing.T) {
 		}
 	}
 	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {
-		t.Errorf("what is not known has a series:\n%s", got)
+		t.Errorf("a value that is not known has a series:\n%s", got)
 	}
 	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)

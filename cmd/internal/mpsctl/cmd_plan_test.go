@@ -24,7 +24,7 @@ func mpsctl(args ...string) (code int, out, complaint string) {
 	return code, o.String(), e.String()
 }
 
-// The whole output of a plan, for people and for programs.
+// The whole output of a plan is as in the golden files, as text and as JSON.
 func TestPlanGoldens(t *testing.T) {
 	for name, args := range map[string]string{
 		"seven-on-two":     "--gpu H200 --gpus 2 --ranks 7 --share even --mem even",
@@ -59,7 +59,7 @@ func fitsTerminal(t *testing.T, out string) {
 	}
 }
 
-// The JSON is the one of the contract: these fields in this order, null where there is no cap or limit.
+// The JSON of a plan has the fields of the contract in their order. A missing cap or limit is null.
 func TestPlanJSON(t *testing.T) {
 	_, out, _ := mpsctl("plan", "--gpu", "H200", "--gpus", "2", "--ranks", "3", "--share", "even", "--json")
 	const want = `{"ranks":[{"rank":0,"gpu":0,"sms":66,"percent":50,"memory_mib":null},{"rank":1,"gpu":1,"sms":132,"percent":null,"memory_mib":null},{"rank":2,"gpu":0,"sms":66,"percent":50,"memory_mib":null}]}` + "\n"
@@ -72,9 +72,8 @@ func TestPlanJSON(t *testing.T) {
 	}
 }
 
-// From 1 to 8 GPUs, 1 to 64 ranks, every rule: each rank is placed once, and on the GPU that it goes round to; the
-// plan is what policy.Split gives to the ranks of that GPU; even shares add up to the GPU and differ by a TPC at
-// most.
+// For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
+// percentage gives its SMs. Even shares add up to the GPU and differ by at most one TPC.
 func TestEachRankIsPlacedOnce(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
 		for gpus := 1; gpus <= 8; gpus++ {
@@ -96,7 +95,7 @@ func checkPlacements(t *testing.T, p Plan, q Request) {
 	placed := make([][]policy.Share, q.GPUs)
 	for i, r := range p.Ranks {
 		if r.Rank != i || r.GPU != i%q.GPUs {
-			t.Fatalf("%+v: place %d is rank %d on GPU %d", q, i, r.Rank, r.GPU)
+			t.Fatalf("%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
 		}
 		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
 			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
@@ -107,13 +106,13 @@ func checkPlacements(t *testing.T, p Plan, q Request) {
 		t.Fatalf("%+v: %d placed", q, len(p.Ranks))
 	}
 	for g, shares := range placed {
-		sum, least, most := 0, gpu.SMs, 0
+		sum, lowest, highest := 0, gpu.SMs, 0
 		for _, s := range shares {
-			sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
+			sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
 		}
 		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.Share == "even" && fits && (sum != gpu.SMs || most-least > gpu.SMsPerTPC) {
-			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, least, most)
+		if q.Share == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
+			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
 		}
 	}
 }
@@ -170,7 +169,7 @@ func TestBadQuestions(t *testing.T) {
 	}
 }
 
-// A plan that cannot be printed is no mistake of the question's.
+// A plan that cannot be printed gives exit code 1, because the request has no error.
 func TestAPlanThatCannotBePrinted(t *testing.T) {
 	for _, more := range [][]string{nil, {"--json"}} {
 		var e bytes.Buffer
@@ -192,7 +191,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 	for _, word := range []string{"overlap:F", "weight:W", "PCT%", "Nsm", "--gpu", "--json", "H100 PCIe", `(default "overlap:2")`} {
 		if !strings.Contains(out, word) {
-			t.Errorf("the help says nothing of %s:\n%s", word, out)
+			t.Errorf("the help does not have %s:\n%s", word, out)
 		}
 	}
 	if code, out, _ := mpsctl("--version"); code != cli.ExitOK || out != cli.Version()+"\n" {
@@ -200,7 +199,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// The simulated GPUs are known by name, number for number.
+// The models with the names of the simulated GPUs have the same numbers.
 func TestModelsAreTheSimulatedOnes(t *testing.T) {
 	simulated := []node.Model{node.V100, node.T4, node.A100SXM40, node.A100SXM80, node.A30, node.A40, node.L4, node.L40S, node.H100PCIe, node.H100SXM, node.H200, node.GH200, node.B200}
 	for _, s := range simulated {
@@ -216,7 +215,7 @@ func TestModelsAreTheSimulatedOnes(t *testing.T) {
 	}
 }
 
-// JSON reads back as what the table says.
+// The JSON of a plan has the values of its table.
 func TestJSONReadsBack(t *testing.T) {
 	_, out, _ := mpsctl("plan", "--gpu", "L4", "--ranks", "5", "--share", "even", "--mem", "even", "--json")
 	var read struct {

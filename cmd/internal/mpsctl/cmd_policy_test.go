@@ -34,7 +34,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A factor that an expression gives may have more decimals than a user may write: 4/3 is planned as well.
+// A factor from an expression may have more decimals than a user may write. For example, 4/3 can be planned too.
 func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
@@ -44,7 +44,7 @@ func TestAPlacementOfAFactorWithoutEnd(t *testing.T) {
 	}
 }
 
-// A placement has as many ranks on a GPU as MPS serves with the driver, and 48 if no driver is known.
+// A placement puts as many ranks on a GPU as MPS serves with the driver, or 48 if no driver is known.
 func TestAPlacementHasTheClientsOfTheDriver(t *testing.T) {
 	var a answer
 	a.Verdict = policy.Decision{Requested: true, Grant: policy.DefaultGrant()}
@@ -57,7 +57,7 @@ func TestAPlacementHasTheClientsOfTheDriver(t *testing.T) {
 	}
 }
 
-// What the policy asks about is looked up or given, or the answer says that it was assumed.
+// explain looks up what the policy asks about, or takes it from the flags. Otherwise it prints what it assumed.
 func TestExplainSaysWhatItAssumes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.hcl")
 	source := `version = 1

@@ -69,8 +69,8 @@ func dashboard(t *testing.T) board {
 	return d
 }
 
-// The dashboard has the form that Grafana reads: each panel has a number and a place of its own, and no data source of
-// one site is named.
+// The dashboard has the form that Grafana reads. Each panel has its own number and place, and no data source of a
+// site is named.
 func TestDashboard(t *testing.T) {
 	d := dashboard(t)
 	if d.UID == "" || d.Title == "" || d.SchemaVersion < 36 || len(d.Panels) < 15 {
@@ -142,13 +142,13 @@ func fullMetrics() string {
 
 var ourMetric = regexp.MustCompile(`slurm_mps_[a-z_]+`)
 
-// Each metric that the dashboard or an alert names is one that mpsctl metrics prints.
+// mpsctl metrics prints each metric that the dashboard or an alert names.
 func TestSiteFilesNameOurMetrics(t *testing.T) {
 	printed := fullMetrics()
 	for _, name := range []string{"grafana.json", "alerts.yml"} {
 		named := ourMetric.FindAllString(siteFile(t, name), -1)
 		if len(named) < 5 {
-			t.Errorf("%s names %d metrics: the test sees too little", name, len(named))
+			t.Errorf("%s names only %d metrics", name, len(named))
 		}
 		for _, metric := range named {
 			if !strings.Contains(printed, "# TYPE "+metric+" ") {
@@ -168,7 +168,7 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// The alert rules are rules of Prometheus, and fire in the cases of alerts_test.yml and in no other.
+// The alert rules are rules of Prometheus. They fire in the cases of alerts_test.yml and in no other case.
 func TestAlertRules(t *testing.T) {
 	promtool := program(t, "promtool")
 	const tests = "testdata/alerts_test.yml"

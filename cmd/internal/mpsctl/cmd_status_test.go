@@ -71,7 +71,7 @@ func busy() inspect.Node {
 	}
 }
 
-// ill is one that differs from its leases, seen by somebody who is not told all.
+// ill is a node that differs from its leases, as a user sees it who may not see everything.
 func ill() (inspect.Node, []inspect.Finding) {
 	n := busy()
 	j := &n.Jobs[0]
@@ -131,7 +131,7 @@ func TestStatusGoldens(t *testing.T) {
 	}
 }
 
-// fitsColumns holds the lines to 80 columns, but for those that are to be pasted and those that are marked.
+// fitsColumns checks that lines have at most 80 columns, except lines to be pasted and marked lines.
 func fitsColumns(t *testing.T, out string) {
 	t.Helper()
 	for line := range strings.Lines(out) {
@@ -162,7 +162,7 @@ func TestStatusWidths(t *testing.T) {
 	}
 }
 
-// With its colours taken away a coloured text is the plain one.
+// A coloured text without its colours is the plain text.
 func TestColourChangesNothingElse(t *testing.T) {
 	n, found := ill()
 	plain := statusText(n, found, Screen{Columns: 80})
@@ -182,7 +182,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// A screen of 60 columns and one of 200 have every line whole, in the same order.
+// Screens of 60, 80 and 200 columns show every line whole, in the same order.
 func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		text := statusText(busy(), nil, Screen{Columns: columns})
@@ -205,7 +205,7 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 	}
 }
 
-// A text that does not fit scrolls from its first line to its last, and no further.
+// A text that does not fit scrolls from its first line to its last line only.
 func TestScrolled(t *testing.T) {
 	for _, c := range []struct {
 		from  int
@@ -222,7 +222,7 @@ func TestScrolled(t *testing.T) {
 	}
 }
 
-// Keys are obeyed beside the looks, and q ends.
+// The watch reads keys while it looks at the node, and q ends it.
 func TestWatchObeysKeys(t *testing.T) {
 	var out bytes.Buffer
 	call := &Invocation{Process: cli.Process{Out: &out}}
@@ -237,11 +237,11 @@ func TestWatchObeysKeys(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("q does not end it")
+		t.Error("q does not end the watch")
 	}
 }
 
-// looks is a reader that has seen things before.
+// looks is a reader that returns prepared nodes and findings.
 type looks struct {
 	nodes []inspect.Node
 	found []inspect.Finding
@@ -256,7 +256,7 @@ func (l *looks) Inspect(context.Context, func([]inspect.Finding) []inspect.Findi
 	return l.nodes[min(l.n, len(l.nodes))-1], l.found
 }
 
-// The exit code: 1 for what was found, and for what root could not see; what others cannot see is as it should be.
+// The exit code is 1 for findings, and for what root could not see. What another user could not see does not count.
 func TestVerdict(t *testing.T) {
 	blind := idle()
 	blind.Incomplete = []string{"the GPUs: the driver does not answer"}
@@ -277,7 +277,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Who watches through a pipe has every look: an object a line, or texts with a line between them.
+// A watch through a pipe prints every look: one JSON object on a line, or texts with an empty line between them.
 func TestWatchThroughAPipe(t *testing.T) {
 	for _, asJSON := range []bool{true, false} {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A page is whole or absent, and nothing but a regular file is replaced.
+// A page is written as a whole or not at all, and it replaces only a regular file.
 func TestDraft(t *testing.T) {
 	dir := t.TempDir()
 	page := filepath.Join(dir, "page.html")

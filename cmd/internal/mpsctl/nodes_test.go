@@ -44,7 +44,7 @@ func remote(t *testing.T, script string, args ...string) (code int, out, said st
 	return code, stdout.String(), stderr.String()
 }
 
-// Each node has a line: what it has, or why it does not answer. What a node prints cannot act on the terminal.
+// Each node has a line with what it has, or why it does not answer. What a node prints cannot control the terminal.
 func TestStatusOfNodes(t *testing.T) {
 	code, out, said := remote(t, `
 [ "$1 $3 $4 $5 $#" = "-x mpsctl status --json 5" ] || { echo "arguments $*" >&2; exit 9; }
@@ -71,7 +71,7 @@ n5       -       -  no answer: the answer is not mpsctl's: is slurm-mps installe
 	}
 }
 
-// mpsctl audit asks for its own report, and JSON has an object for each node.
+// mpsctl audit asks each node for its own report, and the JSON output has one object for each node.
 func TestAuditOfNodes(t *testing.T) {
 	script := `[ "$4" = audit ] || exit 9
 echo '{"node":"'$2'","complete":true,"counts":{"gpus":4,"jobs":2,"clients":8},"findings":[],"errors":[]}'`
@@ -105,7 +105,7 @@ func TestNodesThatCannotBeAsked(t *testing.T) {
 	}
 }
 
-// Slurm or ClusterShell expands a list with brackets, whichever is there.
+// Slurm or ClusterShell expands a list with brackets, whichever is installed.
 func TestExpandNodes(t *testing.T) {
 	for program, args := range map[string]string{"scontrol": "show hostnames", "nodeset": "--expand"} {
 		dir := t.TempDir()
@@ -127,12 +127,12 @@ func TestExpandNodes(t *testing.T) {
 	}
 }
 
-// The real scontrol expands as the fake one does. It asks no slurmctld for that.
+// The real scontrol expands a list as the fake one does, and asks no slurmctld.
 func TestExpandNodesByScontrol(t *testing.T) {
 	if _, err := exec.LookPath("scontrol"); err != nil {
 		t.Skip("scontrol is not here: install Slurm")
 	}
-	conf := filepath.Join(t.TempDir(), "slurm.conf") // scontrol reads one first
+	conf := filepath.Join(t.TempDir(), "slurm.conf") // scontrol reads this file first
 	if err := os.WriteFile(conf, []byte("ClusterName=c\nSlurmctldHost=localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,8 @@ func TestExpandNodesByScontrol(t *testing.T) {
 	}
 }
 
-// A node that hangs is given up with all that the remote shell has started, and so is one that prints without end.
+// A node that hangs is given up, and everything that the remote shell has started ends. The same happens to a node
+// that prints without end.
 func TestANodeIsBounded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
@@ -157,7 +158,7 @@ func TestANodeIsBounded(t *testing.T) {
 	}
 }
 
-// All nodes are asked, at most 32 at the same time, and their order stays.
+// All nodes are asked, at most 32 at the same time, and the answers keep the order of the nodes.
 func TestNodesSideBySide(t *testing.T) {
 	var nodes []string
 	for i := range 100 {
@@ -176,7 +177,7 @@ func TestNodesSideBySide(t *testing.T) {
 	})
 	for i, a := range answers {
 		if a.Node != nodes[i] {
-			t.Errorf("place %d has %s", i, a.Node)
+			t.Errorf("answer %d is from %s", i, a.Node)
 		}
 	}
 	if top.Load() > maxShells || top.Load() < 2 {

@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// sweepLine is a line of the measurements; only some of them are points of the sweep.
+// sweepLine is a line of the measurements. Only some lines are points of the sweep.
 type sweepLine struct {
 	Point *struct {
 		Asked      string `json:"asked"`
@@ -21,8 +21,8 @@ type sweepLine struct {
 	} `json:"point"`
 }
 
-// What CUDA on a real H200 reported of every share that the wrapper was asked for is what the plan says, and the memory
-// that its context took is what the arithmetic of memory takes off.
+// For every share that the wrapper was asked for, the plan has the SMs that CUDA on a real H200 reported. The plan
+// keeps at kept as much memory for the context as the context took.
 func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 	file, err := os.Open("../../../docs/measurements/9-h200/moments.jsonl")
 	if err != nil {
@@ -46,10 +46,10 @@ func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
 			t.Fatalf("%s: %v", line.Point.Asked, err)
 		}
 		if got := answer.Ranks[0].SMs; got != line.Point.SMs {
-			t.Errorf("%s: the plan says %d SMs, CUDA %d", line.Point.Asked, got, line.Point.SMs)
+			t.Errorf("%s: the plan has %d SMs, CUDA reported %d", line.Point.Asked, got, line.Point.SMs)
 		}
-		if least := policy.ContextMiB(line.Point.SMs); least < line.Point.ContextMiB {
-			t.Errorf("%s: %d MiB are kept for the context, and it took %d", line.Point.Asked, least, line.Point.ContextMiB)
+		if kept := policy.ContextMiB(line.Point.SMs); kept < line.Point.ContextMiB {
+			t.Errorf("%s: %d MiB are kept for the context, and it took %d", line.Point.Asked, kept, line.Point.ContextMiB)
 		}
 	}
 	if points != 166 {

@@ -23,7 +23,7 @@ func ticketOfOneH200(share policy.ShareMode, overlap, ceiling float64) lease.Tic
 	}
 }
 
-// smsOfRanks are the SMs of each rank of a launch, where rank i has the flags flags(i).
+// smsOfRanks are the SMs of each rank of a launch. Rank i has the options options(i).
 func smsOfRanks(t *testing.T, ticket lease.Ticket, ranks int, options func(rank int) mpirunwrap.Options) (sms []int) {
 	t.Helper()
 	for rank := range ranks {
@@ -45,8 +45,8 @@ func byFlag(t *testing.T, share string) mpirunwrap.Options {
 	return o
 }
 
-// A share as a flag, as a variable, in the policy and in the plan gives the same SMs, whatever the policy grants
-// otherwise.
+// A share gives the same SMs as a flag, as a variable, in the policy and in the plan, whatever else the policy
+// grants.
 func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 	for _, share := range []string{"none", "even", "overlap:1.5", "overlap:2", "40%", "20sm", "1sm"} {
 		for n := 1; n <= policy.Clients; n++ {
@@ -66,24 +66,24 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return flag }); !slices.Equal(got, want) {
-					t.Errorf("--share=%s of %d ranks: %v, the plan says %v", share, n, got, want)
+					t.Errorf("--share=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return variable }); !slices.Equal(got, want) {
-					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan says %v", share, n, got, want)
+					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 				var grant policy.Grant
 				if grant.SetShare(share) != nil {
-					continue // the policy knows no SMs
+					continue // the policy cannot name SMs
 				}
 				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n, func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {
-					t.Errorf("the policy's %s of %d ranks: %v, the plan says %v", share, n, got, want)
+					t.Errorf("the policy's %s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
 			}
 		}
 	}
 }
 
-// Ranks of one launch with different flags have together no more than if all had the greatest of them.
+// Ranks of one launch with different flags have together at most the SMs that they have if all use the largest flag.
 func TestDifferentFlagsAddUpToNoMoreThanTheGreatest(t *testing.T) {
 	shares := []string{"even", "overlap:1.05", "overlap:1.5", "overlap:2", "overlap:3.3"}
 	sum := func(sms []int) (total int) {
@@ -102,8 +102,8 @@ func TestDifferentFlagsAddUpToNoMoreThanTheGreatest(t *testing.T) {
 		}
 		got := sum(smsOfRanks(t, ticket, n, func(rank int) mpirunwrap.Options { return byFlag(t, shares[given[rank]]) }))
 		greatest := byFlag(t, shares[slices.Max(given)])
-		if most := sum(smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return greatest })); got > most {
-			t.Errorf("%v: %d SMs, and all with %s have %d", given, got, shares[slices.Max(given)], most)
+		if highest := sum(smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return greatest })); got > highest {
+			t.Errorf("%v: %d SMs, and all with %s have %d", given, got, shares[slices.Max(given)], highest)
 		}
 	}
 }

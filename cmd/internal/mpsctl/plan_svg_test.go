@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
-// drawn is the picture of a plan, which also has been read as XML.
+// drawn is the picture of a plan. drawn has also parsed it as XML.
 func drawn(t *testing.T, args string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "plan.svg")
@@ -52,7 +52,7 @@ func TestPlanPictures(t *testing.T) {
 	}
 }
 
-// The largest node's picture has a bounded size: 48 ranks on each of 8 GPUs.
+// The picture of the largest node has a bounded size. The node has 48 ranks on each of 8 GPUs.
 func TestTheLargestPicture(t *testing.T) {
 	for _, share := range []string{"even", "overlap:2", "overlap:3", "60%", "none"} {
 		picture := drawn(t, "--gpu H200 --gpus 8 --ranks 384 --share "+share)
@@ -63,7 +63,8 @@ func TestTheLargestPicture(t *testing.T) {
 	}
 }
 
-// The pieces of a GPU are the plan: each rank has its SMs, no piece leaves the GPU, and no two of a layer overlap.
+// The pieces of a GPU are those of the plan. Each rank has its SMs, no piece leaves the GPU, and no two pieces of a
+// layer overlap.
 func TestPiecesAreThePlan(t *testing.T) {
 	const sms = 132
 	for _, share := range []string{"even", "overlap:1.5", "overlap:3", "40%", "18sm"} {
@@ -81,7 +82,7 @@ func TestPiecesAreThePlan(t *testing.T) {
 				got += p.sms * p.owners
 				for i := p.from; i < p.from+p.sms; i++ {
 					if place := [2]int{p.layer, i}; i >= sms || taken[place] {
-						t.Fatalf("%+v: SM %d of layer %d is taken twice, or is none", q, i, p.layer)
+						t.Fatalf("%+v: SM %d of layer %d is taken twice, or does not exist", q, i, p.layer)
 					} else {
 						taken[place] = true
 					}

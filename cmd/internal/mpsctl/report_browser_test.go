@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// browser is chromium without a window. No package of a lab has it, so REQUIRE_LAB does not ask for it.
+// browser is chromium without a window. REQUIRE_LAB does not ask for it, because no package of a lab has it.
 type browser struct{ path, profile string }
 
 func newBrowser(t *testing.T) browser {
@@ -27,8 +27,8 @@ func newBrowser(t *testing.T) browser {
 	return browser{path, t.TempDir()}
 }
 
-// open loads a page in a window of so many pixels. It returns the elements as the browser has them, and what the page
-// made it log.
+// open loads a page in a window with a width in pixels. It returns the elements as the browser has them, and what the
+// page logged.
 func (b browser) open(t *testing.T, page string, width int, more ...string) (dom string, logged []string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "page.html")
@@ -52,7 +52,7 @@ func (b browser) open(t *testing.T, page string, width int, more ...string) (dom
 	return string(out), logged
 }
 
-// overflow is how much wider a page is than its window of so many pixels. A script in a copy of the page measures it.
+// overflow is how many pixels a page is wider than its window. A script in a copy of the page measures it.
 func (b browser) overflow(t *testing.T, page string, width int) int {
 	t.Helper()
 	const script = `<script>{ const e = document.documentElement; e.dataset.wide = innerWidth + " " + (e.scrollWidth - e.clientWidth) }</script>`
@@ -66,7 +66,7 @@ func (b browser) overflow(t *testing.T, page string, width int) int {
 	return wider
 }
 
-// Each page loads without an error, has each lane and number, and needs no scrolling to the side, on a narrow and on a
+// Each page loads without an error, has each lane and number, and needs no horizontal scrolling on a narrow and on a
 // wide screen.
 func TestPagesInABrowser(t *testing.T) {
 	b := newBrowser(t)
@@ -115,7 +115,7 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 	}
 }
 
-// The browser's checks see what they look for: an error of a page, and a page that is too wide.
+// The checks of the browser find what they look for: an error of a page, and a page that is too wide.
 func TestTheBrowserSeesFaults(t *testing.T) {
 	b := newBrowser(t)
 	page := pageText(t, eightRanks())

@@ -23,7 +23,7 @@ func minute(minutes float64) time.Time {
 	return reportBegin.Add(time.Duration(minutes * float64(time.Minute)))
 }
 
-// wave is a asPercent that goes up and down around a mean, the same in each run.
+// wave is a percentage that goes up and down around a mean. It is the same in each run.
 func wave(i int, mean, by float64) float64 {
 	v := mean + by*math.Sin(float64(i)/3) + by/2*math.Sin(float64(i)*1.7)
 	return math.Round(10*min(v, 100)) / 10
@@ -43,7 +43,7 @@ func gpuOf(index int, uuid site.UUID, end float64) usage.GPU {
 	return g
 }
 
-// eightRanks is a job of eight ranks on two GPUs, of which one was killed with work in flight.
+// eightRanks is a job of eight ranks on two GPUs. One rank was killed with work in flight.
 func eightRanks() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4711, Node: "gpu01", User: "hpc1", Partition: "gpu", Account: "proteins", Rule: "ensembles",
@@ -62,7 +62,7 @@ func eightRanks() usage.Report {
 	return r
 }
 
-// unknownValues is a report with as little as there can be in one: process utilisation alone, no times, no ranks.
+// unknownValues is a report with as few values as possible: only process utilisation, no times, no ranks.
 func unknownValues() usage.Report {
 	return usage.Report{
 		Schema: usage.Schema, Job: 4712, Node: "gpu01", User: "hpc1", Rule: "all", Begin: minute(0), End: minute(3), ClientsSeen: 4, ClientsPeak: 2,
@@ -79,7 +79,7 @@ func unknownValues() usage.Report {
 	}
 }
 
-// runningJob is a job that still runs, of which each client has a different end, one of them by a fatal GPU error.
+// runningJob is a job that still runs. Each of its clients has a different end, and one ended with a fatal GPU error.
 func runningJob() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4713, Node: "gpu01", User: `<script>alert("user")</script>`, Rule: "all", Share: "overlap:2",
@@ -95,7 +95,7 @@ func runningJob() usage.Report {
 	return r
 }
 
-// large is the largest report that there can be, of eight GPUs.
+// large is the largest possible report, of eight GPUs.
 func large() usage.Report {
 	r := eightRanks()
 	r.GPUs = nil
@@ -128,7 +128,7 @@ func pageText(t *testing.T, r usage.Report) string {
 	return page.String()
 }
 
-// reports are those of the goldens and of the browser.
+// reports are the reports of the golden files and of the browser tests.
 var reports = map[string]func() usage.Report{
 	"eight-ranks": eightRanks, "unknown-values": unknownValues, "running": runningJob,
 	"nothing": func() usage.Report {
@@ -156,7 +156,7 @@ func TestTheLargestPage(t *testing.T) {
 	}
 }
 
-// What a user writes is shown as text, and no part of the page comes from elsewhere.
+// Text from a user is shown as text, and no part of the page comes from another place.
 func TestAPageIsSafeToOpen(t *testing.T) {
 	page := pageText(t, runningJob())
 	for _, foreign := range []string{"<script", "<b>", "\u202e", "src=", "href=", "url(", "@import", "http://", "https://"} {
@@ -202,7 +202,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// The ticks of an axis are few, begin at 0 and lie in the figure, however long the job was.
+// The ticks of an axis are few, begin at 0 and are inside the figure, for a job of any length.
 func TestTicks(t *testing.T) {
 	for lasts := time.Duration(0); lasts < 400*24*time.Hour; lasts = lasts*5/4 + time.Second {
 		ticks := timeAxis{reportBegin, reportBegin.Add(lasts)}.ticks()
@@ -212,7 +212,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// A mean counts each sample for its time, and notKnown samples not at all.
+// A mean counts each sample for its time, and does not count unknown samples.
 func TestAMeanIsOverTime(t *testing.T) {
 	samples := []usage.Sample{{At: minute(1), SMUtil: 100}, {At: minute(4), SMUtil: 20}, {At: minute(10), SMUtil: -1}}
 	if got, want := measureOf(minute(0), samples, smUtil), (measure{true, 40, 100}); got != want {

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ends is a command that ends so.
+// ends is a command that ends with an error, or without one.
 func ends(err error) Constructor {
 	return func(call *Invocation) *cobra.Command {
 		return &cobra.Command{Use: "end", Args: NoArgs, RunE: func(*cobra.Command, []string) error {
@@ -53,7 +53,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// A wrong line is 2 and one sentence, and nothing on stdout.
+// A wrong command line gives exit code 2 and one sentence, and prints nothing on stdout.
 func TestUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                    "cannot run: no command is given: see mpsctl --help",
@@ -90,7 +90,7 @@ func TestHelpAndVersionAreCommands(t *testing.T) {
 	}
 }
 
-// --json and --root are every command's, before its name or behind it.
+// Every command has --json and --root, before its name or after it.
 func TestFlagsOfAll(t *testing.T) {
 	for _, args := range []string{"--json --root /x end", "end --json --root /x", "--root=/x end --json"} {
 		if code, out, complaint := runRoot(ends(nil), strings.Fields(args)...); code != 0 || out != "true/x" {
@@ -124,7 +124,8 @@ func TestRunAlone(t *testing.T) {
 	}
 }
 
-// The scripts are the shells' own language, as far as the shell is there to say so, and complete by asking mpsctl.
+// Each script is valid in the language of its shell, if the shell is installed. The scripts complete by asking
+// mpsctl.
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		code, out, complaint := runRoot(ends(nil), "completion", shell)
@@ -137,7 +138,7 @@ func TestCompletion(t *testing.T) {
 		check := exec.Command(shell, "-n")
 		check.Stdin = strings.NewReader(out)
 		if said, err := check.CombinedOutput(); err != nil || len(said) > 0 {
-			t.Errorf("%s does not understand its script: %v: %s", shell, err, said)
+			t.Errorf("%s cannot parse its script: %v: %s", shell, err, said)
 		}
 	}
 	if _, out, _ := runRoot(ends(nil), "__complete", "completion", ""); !strings.HasPrefix(out, "bash\nzsh\nfish\n") {
@@ -183,7 +184,7 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// Values of flags complete, and what is no file does not complete to files.
+// The values of flags complete, and an argument that is no file does not complete to files.
 func TestCompletionOfValues(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(root+"/run/slurm-mps/leases", 0o755); err != nil {
@@ -210,7 +211,7 @@ func TestCompletionOfValues(t *testing.T) {
 	}
 }
 
-// What is no file is no terminal, and has no colour whatever the environment says.
+// An output that is no file is no terminal, and has no colour in any environment.
 func TestScreenOfAPipe(t *testing.T) {
 	call := Invocation{Process: cli.Process{Out: &bytes.Buffer{}, Env: []string{"TERM=xterm-256color"}}}
 	if s := call.Screen(); s != plain || s.Red("x") != "x" {
@@ -229,7 +230,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// What does not fit on a terminal is left out, and said; the rest takes the place of what was there.
+// If lines do not fit on a terminal, they are left out, and this is printed. The other lines replace the old lines.
 func TestRedraw(t *testing.T) {
 	s := Screen{Terminal: true, Columns: 80, Rows: 4}
 	if got, want := s.Redraw("a\nb\n", 0), "\x1b[?7l\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J\x1b[?7h"; got != want {
@@ -251,7 +252,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// A bar is as wide as the GPU whatever the share, and longer for more.
+// A bar is as wide as the GPU for every share, and a larger share has a longer bar.
 func TestBar(t *testing.T) {
 	for _, c := range []struct {
 		part int

@@ -14,7 +14,8 @@ import (
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 )
 
-// The ranks of a launch print the same error once, and each other error too. All of them fail.
+// If the ranks of a launch fail with the same error, one rank prints it. Each other error is printed too, and all
+// ranks fail.
 func TestOneRankPrintsTheError(t *testing.T) {
 	var printed [50]bytes.Buffer
 	var all sync.WaitGroup
@@ -44,7 +45,7 @@ func TestOneRankPrintsTheError(t *testing.T) {
 	}
 }
 
-// The helps fit a terminal of 80 columns, and name every flag.
+// The help texts fit a terminal of 80 columns, and name every flag.
 func TestHelp(t *testing.T) {
 	for name, program := range map[string]func(cli.Process) int{"mpirun-wrap": Wrap, "task-prolog": TaskProlog} {
 		var out bytes.Buffer
