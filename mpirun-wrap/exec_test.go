@@ -28,8 +28,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain sets the default action of SIGHUP for the programs that the tests start, even if nohup started the tests. A
-// caught signal gets its default action in a new program, but an ignored signal stays ignored.
+// TestMain sets the default action of SIGHUP for the programs that the tests start, even if nohup started the tests.
+// A caught signal gets its default action in a new program, but an ignored signal stays ignored.
 func TestMain(m *testing.M) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
@@ -138,7 +138,7 @@ func (r *rank) end() syscall.WaitStatus {
 	select {
 	case <-r.ended:
 	case <-time.After(timeLimit):
-		r.t.Fatal("it does not end")
+		r.t.Fatal("the rank does not end")
 	}
 	return r.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
@@ -148,7 +148,7 @@ func (r *rank) code() int {
 	r.t.Helper()
 	status := r.end()
 	if status.Signaled() {
-		r.t.Fatalf("it died of %v", status.Signal())
+		r.t.Fatalf("the rank died of %v", status.Signal())
 	}
 	return status.ExitStatus()
 }
@@ -248,7 +248,7 @@ func TestASignalReachesTheProgram(t *testing.T) {
 			program := r.proc("pid")
 			r.signal(signal)
 			if status := r.end(); !status.Signaled() || status.Signal() != signal {
-				t.Errorf("it ends with %v", status)
+				t.Errorf("the rank ends with %v", status)
 			}
 			if program.PID != r.cmd.Process.Pid {
 				t.Errorf("the program is pid %d, the wrapper was %d", program.PID, r.cmd.Process.Pid)
@@ -278,7 +278,7 @@ func TestASignalReachesTheProgram(t *testing.T) {
 		}
 		r.signal(syscall.SIGTERM)
 		if status := r.end(); !status.Signaled() || status.Signal() != syscall.SIGTERM {
-			t.Errorf("it ends with %v", status)
+			t.Errorf("the rank ends with %v", status)
 		}
 	})
 }
@@ -289,8 +289,8 @@ echo "$pid $parent $group $session $terminal $foreground"
 grep -E "^(Umask|Uid|Gid|Groups|Threads|Cap|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed)" /proc/self/status
 ls /proc/$$/fd; cat`
 
-// A program inherits the same with and without the wrapper: limits, signals, mask, folder, descriptors, stdin, parent,
-// group and session. The process also stays the same.
+// A program inherits the same with and without the wrapper: limits, signals, mask, folder, descriptors, stdin,
+// parent, group and session. The process also stays the same.
 //
 // Contract: K5
 func TestWhatAProgramInherits(t *testing.T) {
@@ -332,8 +332,8 @@ func TestWhatAProgramInherits(t *testing.T) {
 				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)
 			}
 			const signals = "grep -E ^S[ih][gd][A-P] /proc/self/status" // not in a shell, which blocks and ignores signals itself
-			// Go's runtime sends its threads SIGURG, which stays pending through an exec if its caller blocks all
-			// signals. No program's default is to mind it.
+			// Go's runtime sends SIGURG to its threads. If the caller blocks all signals, SIGURG stays pending
+			// through an exec. Programs ignore SIGURG by default.
 			pending := strings.NewReplacer("SigPnd:\t0000000000400000", "SigPnd:\t0000000000000000")
 			if without, with := run("", signals), pending.Replace(run(wrapper, signals)); with != without || !strings.Contains(with, "SigBlk") {
 				t.Errorf("without the wrapper:\n%s\nwith it:\n%s", without, with)

@@ -26,8 +26,8 @@ type goldenCase struct {
 	flags  []string
 }
 
-// TestGoldens runs every file of testdata/golden. Three lines describe the case. A line for each rank has GPU, daemon,
-// SMs, percentage and the number of ranks on the GPU.
+// TestGoldens runs every file of testdata/golden. Three lines describe the case. A line for each rank has GPU,
+// daemon, SMs, percentage and the number of ranks on the GPU.
 func TestGoldens(t *testing.T) {
 	paths, err := filepath.Glob("testdata/golden/*.txt")
 	if err != nil {
@@ -43,7 +43,7 @@ func TestGoldens(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := readGolden(t, string(content))
-			golden.Compare(t, path, c.text(c.play(t)))
+			golden.Compare(t, path, c.text(c.placeAll(t)))
 		})
 	}
 }
@@ -68,8 +68,8 @@ func (c goldenCase) text(ranks []string) string {
 	return fmt.Sprintf("node   %s\nlaunch %s\nflags  %s\n---\n%s\n", c.node, c.launch, strings.Join(c.flags, " "), strings.Join(ranks, "\n"))
 }
 
-// play places every rank as a wrapper would, each from its own environment.
-func (c goldenCase) play(t *testing.T) []string {
+// placeAll places every rank as a wrapper would, each from its own environment.
+func (c goldenCase) placeAll(t *testing.T) []string {
 	ticket := nodeOf(t, c.node)
 	launcher, count, _ := strings.Cut(c.launch, " ")
 	ranks, err := strconv.Atoi(count)
@@ -168,8 +168,8 @@ func nodeOf(t *testing.T, line string) lease.Ticket {
 	return ticket
 }
 
-// environmentOf returns the environment that a launcher gives to rank of ranks. If it was not recorded, it follows the
-// launcher's documents.
+// environmentOf returns the environment that a launcher gives to rank of ranks. If it was not recorded, it follows
+// the launcher's documents.
 func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 	gtids := "0"
 	for i := 1; i < ranks; i++ {
@@ -192,7 +192,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank), "SLURM_GPUS_PER_TASK=1")
 	case "srun-gpus-per-task-2":
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d,%d", 2*rank, 2*rank+1), "SLURM_GPUS_PER_TASK=2")
-	case "openmpi-gpus-per-task-2": // the batch step's binding, which is all GPUs of the job, and its request
+	case "openmpi-gpus-per-task-2": // the binding of the batch step, which is all GPUs of the job, and its request
 		return append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "SLURM_GPUS_PER_TASK=h200:2")
 	case "srun-gpu-bind-single-2": // --gpu-bind=single:2
 		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank/2))
@@ -206,7 +206,7 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 			env = append(env, "SLURM_MPS_SHARE=60%")
 		}
 		return env
-	case "hydra-mpmd": // the same, but hydra does not report two programs
+	case "hydra-mpmd": // the same, but hydra does not report that there are two programs
 		env := pair("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 		if rank == 0 {
 			env = append(env, "SLURM_MPS_SHARE=60%")

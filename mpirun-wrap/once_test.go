@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// One of 49 processes prints, and the others return after it. Another name is printed too.
+// One of 49 processes prints, and the others return after it. A message with another name is printed too.
 func TestPrintOnce(t *testing.T) {
 	t.Parallel()
 	var printed, early atomic.Int32
@@ -30,8 +30,8 @@ func TestPrintOnce(t *testing.T) {
 	}
 }
 
-// After a second the same name is printed again. Parallel tests would fork processes that hold the socket until their
-// exec.
+// After a second, a message with the same name is printed again. The test is not parallel, because parallel tests
+// would fork processes that hold the socket until their exec.
 func TestPrintOnceAgain(t *testing.T) {
 	for range 2 {
 		printed := false

@@ -28,7 +28,7 @@ func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	}
 }
 
-// Whatever an environment contains, the result is options with which a rank can be placed, or one printable line.
+// For every environment, the result is options with which a rank can be placed, or one printable line.
 func FuzzReadOptions(f *testing.F) {
 	for _, s := range Settings() {
 		f.Add(s.Variable(), "even", "1")
@@ -43,9 +43,9 @@ func FuzzReadOptions(f *testing.F) {
 		}
 		switch {
 		case err != nil && strings.ContainsAny(err.Error(), "\n\x00\x1b"):
-			t.Errorf("a complaint that breaks a log: %q", err)
+			t.Errorf("an error that breaks a log: %q", err)
 		case err == nil && !o.Off && (o.LocalRank < 0 || o.LocalSize > 0 && o.LocalRank >= o.LocalSize):
-			t.Errorf("rank %d of %d is taken", o.LocalRank, o.LocalSize)
+			t.Errorf("rank %d of %d is accepted", o.LocalRank, o.LocalSize)
 		}
 	})
 }
@@ -86,40 +86,40 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// For 1 to 8 GPUs and 1 to 64 ranks, every rank is placed once. Cyclic and block placements agree on the ranks of each
-// GPU. Even shares of a GPU add up to all of its SMs if each is at least the driver's minimum.
+// For 1 to 8 GPUs and 1 to 64 ranks, every rank is placed once. Cyclic and block placements agree on the ranks of
+// each GPU. Even shares of a GPU add up to all of its SMs if each is at least the driver's minimum.
 func TestEveryPlaceIsTakenOnce(t *testing.T) {
 	for _, choice := range []Choice{"", Cyclic, Block} {
 		for gpus := 1; gpus <= 8; gpus++ {
 			for ranks := 1; ranks <= 64; ranks++ {
 				if (ranks+gpus-1)/gpus > policy.Clients {
-					continue // refused; there is a golden for it
+					continue // refused: a golden file shows the message
 				}
 				ticket := ticketOf(gpus, policy.ScopeGPU, 1)
 				sums, beside, seen := make([]int, gpus), make([]int, gpus), make([]int, gpus)
-				least, most := make([]int, gpus), make([]int, gpus)
+				lowest, highest := make([]int, gpus), make([]int, gpus)
 				for rank := range ranks {
 					placement, err := Place(ticket, Rank{Task: slurm.Task{LocalRank: rank, LocalSize: ranks}, Options: Options{GPU: choice}})
 					if err != nil {
 						t.Fatal(err)
 					}
 					sums[placement.GPU] += placement.Share.SMs
-					most[placement.GPU] = max(most[placement.GPU], placement.Share.SMs)
-					if least[placement.GPU] == 0 || placement.Share.SMs < least[placement.GPU] {
-						least[placement.GPU] = placement.Share.SMs
+					highest[placement.GPU] = max(highest[placement.GPU], placement.Share.SMs)
+					if lowest[placement.GPU] == 0 || placement.Share.SMs < lowest[placement.GPU] {
+						lowest[placement.GPU] = placement.Share.SMs
 					}
 					beside[placement.GPU] = placement.RanksOnGPU
 					seen[placement.GPU]++
 				}
 				for gpu := range gpus {
-					if most[gpu]-least[gpu] > 2 {
-						t.Fatalf("%s, %d GPUs, %d ranks: shares of GPU %d are %d to %d SMs", choice, gpus, ranks, gpu, least[gpu], most[gpu])
+					if highest[gpu]-lowest[gpu] > 2 {
+						t.Fatalf("%s, %d GPUs, %d ranks: shares of GPU %d are %d to %d SMs", choice, gpus, ranks, gpu, lowest[gpu], highest[gpu])
 					}
 					if seen[gpu] > 0 && beside[gpu] != seen[gpu] {
-						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d has %d and they think %d", choice, gpus, ranks, gpu, seen[gpu], beside[gpu])
+						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d has %d ranks, and they count %d", choice, gpus, ranks, gpu, seen[gpu], beside[gpu])
 					}
 					if n := seen[gpu]; n > 0 && n <= 132/policy.MinSMs && sums[gpu] != 132 {
-						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d deals %d SMs to %d", choice, gpus, ranks, gpu, sums[gpu], n)
+						t.Fatalf("%s, %d GPUs, %d ranks: GPU %d gives %d SMs to %d ranks", choice, gpus, ranks, gpu, sums[gpu], n)
 					}
 				}
 			}
@@ -132,7 +132,7 @@ func TestEveryPlaceIsTakenOnce(t *testing.T) {
 func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 	h200 := policy.GPU{SMs: 132, SMsPerTPC: 2}
 	for _, ceiling := range []float64{100, 50, 33.333334, 1} {
-		most := h200.SMsAt(policy.PercentFrom(ceiling))
+		highest := h200.SMsAt(policy.PercentFrom(ceiling))
 		for _, rule := range []string{"none", "even", "overlap:1.5", "overlap:48", "weight:3", "60%", "100%", "18sm", "132sm"} {
 			for _, choice := range []Choice{Auto, Block, Cyclic, Nearest, All, Inherit} {
 				for gpus := 1; gpus <= 8; gpus++ {
@@ -151,7 +151,7 @@ func TestNoPlacementIsAboveTheCeiling(t *testing.T) {
 							continue
 						}
 						percent, sms := placement.Percent(), placement.Share.SMs
-						if sms > most || sms < policy.MinSMs || percent != 0 && h200.SMsAt(percent) != sms || percent == 0 && sms != min(most, 132) {
+						if sms > highest || sms < policy.MinSMs || percent != 0 && h200.SMsAt(percent) != sms || percent == 0 && sms != min(highest, 132) {
 							t.Fatalf("%s of %d ranks on %d GPUs, %s, ceiling %v: %d SMs, %v %%", rule, ranks, gpus, choice, ceiling, sms, percent)
 						}
 					}

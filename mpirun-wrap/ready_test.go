@@ -32,7 +32,7 @@ func TestOneRankOfALaunchSaysIt(t *testing.T) {
 	}
 	all.Wait()
 	if said.Load() != 1 {
-		t.Errorf("%d ranks say it", said.Load())
+		t.Errorf("%d ranks print it", said.Load())
 	}
 	for _, c := range []struct {
 		folder, launch, thing string
@@ -97,7 +97,7 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 					t.Errorf("asked for server %d", server)
 				}
 				return "ACTIVE", nil
-			}, func(string) { t.Error("it waits") })
+			}, func(string) { t.Error("the rank waits") })
 			if err != nil || asked != c.asked {
 				t.Errorf("%v, asked %d times", err, asked)
 			}
@@ -105,7 +105,8 @@ func TestTheDaemonIsAskedOnlyOfAFault(t *testing.T) {
 	}
 }
 
-// A waiting rank reports the wait once. It also reads the log, so it need not ask the daemon for the end.
+// A waiting rank reports the wait once. It also reads the log, so it need not ask the daemon whether the wait is
+// over.
 func TestAWaitEndsByTheLog(t *testing.T) {
 	placement, log := placementHere(t)
 	log.write(faulted)
@@ -134,7 +135,7 @@ func TestADaemonThatGoesWhileARankWaits(t *testing.T) {
 	}
 }
 
-// A last question that the deadline cuts short does not hide that the server is in FAULT.
+// If the deadline interrupts the last question, the error still reports that the server is in FAULT.
 func TestADeadlineInMidQuestion(t *testing.T) {
 	for first, want := range map[string]string{"FAULT": "has not recovered from a fatal GPU error", "": "nothing could be learned of it"} {
 		placement, log := placementHere(t)

@@ -53,7 +53,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// An object a rank, with null for a variable that is unset.
+// The report of a rank is one JSON object, with null for a variable that is unset.
 func TestReportAsJSON(t *testing.T) {
 	placement, err := Place(ticketOf(1, policy.ScopeJob, 1), Rank{Task: slurm.Task{LocalSize: 1}})
 	if err != nil {
@@ -75,7 +75,7 @@ func TestReportAsJSON(t *testing.T) {
 	}
 }
 
-// A share that is cut or rounded up is said in one sentence, and the line has all that limits the rank.
+// One sentence reports a share that is cut or rounded up, and the line has everything that limits the rank.
 func TestRemark(t *testing.T) {
 	ticket := ticketOf(1, policy.ScopeJob, 2)
 	ticket.Devices[0].MemoryMiB = 143771

@@ -25,8 +25,8 @@ var (
 	logLine  = regexp.MustCompile(`^ *server  (\[\S+ (\d\d:\d\d:\d\d\.\d+) .*)$`)
 )
 
-// While the daemon of an H200 answered FAULT, the server's log contained the fault, too. So a daemon need not be asked
-// if its server's log contains no fault. When the daemon answered ACTIVE again, the log showed that as well.
+// While the daemon of an H200 answered FAULT, the server's log contained the fault, too. So a daemon need not be
+// asked if its server's log contains no fault. When the daemon answered ACTIVE again, the log showed that as well.
 func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
 	content, err := os.ReadFile(recorded)
 	if err != nil {
@@ -59,12 +59,12 @@ func TestTheLogTellsOfEveryFaultThatTheDaemonTellsOf(t *testing.T) {
 			}
 			for ms := began; began > 0 && ms < asked; ms += 5 {
 				if f := until(ms); f.server == 0 {
-					t.Errorf("%.30q: FAULT at %d ms, and the log knows of none", section, ms)
+					t.Errorf("%.30q: FAULT at %d ms, and the log has no fault", section, ms)
 					break
 				}
 			}
 			if f := until(at); began > 0 && f.server != 0 {
-				t.Errorf("%.30q: ACTIVE at %d ms, and the log has a fault still: %+v", section, at, f)
+				t.Errorf("%.30q: ACTIVE at %d ms, and the log still has a fault: %+v", section, at, f)
 			}
 		}
 	}
@@ -134,12 +134,12 @@ func FuzzReadFault(f *testing.F) {
 	f.Add([]byte(faulted))
 	f.Fuzz(func(t *testing.T, tail []byte) {
 		if found := readFault(tail); found.listed && len(found.clients) == 0 {
-			t.Errorf("a fault without anybody in it: %+v", found)
+			t.Errorf("a fault without a client: %+v", found)
 		}
 	})
 }
 
-// The log is in a folder of the user's. Only a regular file is read, and only its end.
+// The log is in a folder that the user owns. Only a regular file is read, and only its end.
 func TestTheEndOfALog(t *testing.T) {
 	log := newLog(t)
 	if tail := logTail(log.dir); tail != nil {
@@ -190,7 +190,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// The cost of a start without a fault. The limit is 0.1 ms, with a log of the maximum length that is read.
+// BenchmarkNoFault measures a start without a fault. The limit is 0.1 ms, with a log of the maximum length that is
+// read.
 func BenchmarkNoFault(b *testing.B) {
 	dir := b.TempDir()
 	line := []byte(stamp + "Client {PID: 957, Context ID: 1} exiting. Number of active client contexts is 1.\n")

@@ -22,7 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// members is a job on a node whose processes have no launcher.
+// members is a job on a node. Its processes have no launcher.
 type members struct {
 	t      *testing.T
 	dir    string // root folder of the node, and the members' folder
@@ -33,7 +33,7 @@ type members struct {
 func newMembers(t *testing.T, gpus int) *members {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, who alone writes tickets")
+		t.Skip("needs root: only root can write a ticket")
 	}
 	binary, err := wrapperBinary()
 	must(t, err)
@@ -63,7 +63,7 @@ func newMembers(t *testing.T, gpus int) *members {
 // member is one process of the job, as its parent sees it.
 type member struct {
 	cmd *exec.Cmd
-	in  *os.File // its program ends when this is closed
+	in  *os.File // the member's program ends when this is closed
 	out *os.File
 }
 
@@ -93,7 +93,7 @@ func (m *members) line(p member) string {
 			return first
 		}
 	}
-	m.t.Fatal("it prints nothing")
+	m.t.Fatal("the member prints nothing")
 	return ""
 }
 
@@ -109,7 +109,8 @@ func (m *members) run(flags, script string) string {
 // where prints the member's GPU and percentage, and waits for the end of its input.
 const where = `echo "$CUDA_VISIBLE_DEVICES $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"; read -r line`
 
-// Eight processes in eight slots have the places of eight ranks. When all are taken, one more is refused or waits.
+// Eight processes in eight slots have the places of eight ranks. If all slots are taken, another process is refused
+// or waits.
 func TestSlots(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 2)
@@ -124,24 +125,24 @@ func TestSlots(t *testing.T) {
 	}
 	slices.Sort(got)
 	if want := "GPU-0 24.242425 GPU-0 24.242425 GPU-0 25.757576 GPU-0 25.757576 GPU-1 24.242425"; !strings.HasPrefix(strings.Join(got, " "), want) {
-		t.Errorf("places %q", got)
+		t.Errorf("members have %q", got)
 	}
 	if got, want := m.run("--slots=8 --slots-wait=0", where), "mpirun-wrap: cannot take a slot: all 8 are taken: start fewer processes at once, or wait longer (--slots-wait=10m)"; got != want {
-		t.Errorf("the ninth says\n%s", got)
+		t.Errorf("the ninth process prints\n%s", got)
 	}
 	if got, want := m.run("--slots=4", where), "mpirun-wrap: cannot take one of 4 slots: other processes of this job use 8: give all of them the same --slots"; got != want {
-		t.Errorf("one with another number says\n%s", got)
+		t.Errorf("a process with another number of slots prints\n%s", got)
 	}
 	if got := m.run("--slots=8 --slots-wait=500ms", where); !strings.HasPrefix(got, "mpirun-wrap: waiting for a slot: all 8 are taken (--slots-wait=0 does not wait)\n") {
-		t.Errorf("one that waits says\n%s", got)
+		t.Errorf("a waiting process prints\n%s", got)
 	}
 	must(t, all[5].cmd.Process.Kill())
 	if _, line := m.start("--slots", where); !strings.HasPrefix(line, "GPU-1 ") { // SLURM_TASKS_PER_NODE is 8
-		t.Errorf("the next has %q, not the place of the one that was killed", line)
+		t.Errorf("the next process has %q, not the slot of the killed process", line)
 	}
 }
 
-// The slots' number can change when no process has one.
+// The number of slots can change when no process has a slot.
 func TestSlotsOfAnotherNumber(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 2)
@@ -159,18 +160,19 @@ func TestSlotsOfAnotherNumber(t *testing.T) {
 	}
 }
 
-// A process that a member starts by the wrapper uses the member's slot. It would wait for itself otherwise.
+// A process that a member starts through the wrapper uses the member's slot. Otherwise the member would wait for
+// itself.
 func TestASlotInASlot(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
 	first, _ := m.start("--slots=2", where)
 	if got := m.run("--slots=2 --slots-wait=0", `$WRAP --slots=2 --slots-wait=0 /bin/sh -c 'echo "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"'; true`); got != "50" {
-		t.Errorf("the inner one prints %q", got)
+		t.Errorf("the inner process prints %q", got)
 	}
 	first.in.Close()
 }
 
-// A slot stays taken while a child of the program has its descriptor, since the child has the share too.
+// A slot stays taken while a child of the program has its descriptor, because the child has the share too.
 func TestASlotOfAChild(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
@@ -188,24 +190,24 @@ func TestASlotOfAChild(t *testing.T) {
 	}
 }
 
-// Two processes that take no slots and have the whole GPU each are told once. One after the other are not, and neither
-// is a process and its child.
+// If two processes without slots have the whole GPU at the same time, one message reports it. Two processes in
+// sequence get no message, and a process and its child get none.
 func TestProcessesWithoutSlots(t *testing.T) {
 	t.Parallel()
 	m := newMembers(t, 1)
 	if got := m.run("", "true"); got != "" {
-		t.Errorf("the first is told %s", got)
+		t.Errorf("the first process prints %s", got)
 	}
 	if got := m.run("", `$WRAP true; true`); got != "" {
-		t.Errorf("the second, with a child, is told %s", got)
+		t.Errorf("the second process, with a child, prints %s", got)
 	}
 	first, _ := m.start("", where)
 	const want = "mpirun-wrap: another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"
 	if got := m.run("", "true"); got != want {
-		t.Errorf("the one beside it is told %s", got)
+		t.Errorf("the process beside it prints %s", got)
 	}
 	if got := m.run("", "true"); got != "" {
-		t.Errorf("the next is told again: %s", got)
+		t.Errorf("the next process prints the message again: %s", got)
 	}
 	first.in.Close()
 }

@@ -128,7 +128,8 @@ print("caught", n, flush=True)
 os._exit(7)
 `
 
-// A terminal works for the program as without the wrapper: it reads lines, and the keys to end and stop it work.
+// A terminal works for the program as without the wrapper: the program reads lines, and the keys that end and stop it
+// work.
 func TestATerminal(t *testing.T) {
 	t.Run("a program that reads", func(t *testing.T) {
 		term := newTerminal(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// The last of flag and variable counts, whether it is tuned or a rule.
+// The share that is set last counts, whether it is tuned or a rule.
 func TestTunedAsAnOption(t *testing.T) {
 	o, err := ReadOptions(slurm.Env{"SLURM_MPS_SHARE": "tuned"})
 	if err != nil || o.Tuned != Program || o.Share != (policy.ShareRule{}) {
@@ -30,8 +30,8 @@ func TestTunedAsAnOption(t *testing.T) {
 	}
 }
 
-// A tuned share is divided like a flag's, below the ceiling, and --verbose names the file. That there is none is the
-// error.
+// A tuned share is divided like the share of a flag, within the ceiling, and --verbose names the file. A missing
+// tuned share is an error.
 func TestTunedPlacement(t *testing.T) {
 	ticket := ticketOf(1, policy.ScopeJob, 1)
 	ticket.Grant.Ceiling = 25
@@ -58,7 +58,7 @@ func TestTunedPlacement(t *testing.T) {
 	if _, err := Place(ticket, rank); !errors.Is(err, none) {
 		t.Error(err)
 	}
-	rank.Tuned = nil // the task prolog, which does not know the program
+	rank.Tuned = nil // as in the task prolog, which does not know the program
 	if placement, err := Place(ticket, rank); err != nil || placement.Share.SMs != 32 || placement.Remark != "" {
 		t.Errorf("%+v, %v", placement.GPUShare, err)
 	}
