@@ -31,8 +31,8 @@ func TestReadBindingRecorded(t *testing.T) {
 func TestReadBindingRecordedLaunches(t *testing.T) {
 	same := func(n int) func(int) int { return func(int) int { return n } }
 	for name, want := range map[string]struct {
-		whole bool
-		most  func(rank int) int
+		whole   bool
+		highest func(rank int) int
 	}{
 		"one.srun.n1":                              {true, same(0)},
 		"one.two-steps.n1":                         {true, same(0)},
@@ -74,14 +74,14 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 		}
 		for rank, env := range ranks {
 			got, err := ReadBinding(env)
-			if err != nil || got.AllOfStep != want.whole || got.TasksPerGPU != want.most(rank) {
-				t.Errorf("%s, rank %d: %+v, %v; want %v, %d", name, rank, got, err, want.whole, want.most(rank))
+			if err != nil || got.AllOfStep != want.whole || got.TasksPerGPU != want.highest(rank) {
+				t.Errorf("%s, rank %d: %+v, %v; want %v, %d", name, rank, got, err, want.whole, want.highest(rank))
 			}
 		}
 	}
 }
 
-// Ways to bind that were not recorded, and invalid ones, whose result is unknown.
+// Ways to bind that were not recorded give these results. The result of an invalid way is unknown.
 func TestReadBindingWays(t *testing.T) {
 	for bind, want := range map[string]int{
 		"gres/gpu:single:3":         3,
@@ -94,7 +94,7 @@ func TestReadBindingWays(t *testing.T) {
 		"gpu:map_gpu:1*99999999":    0,
 		"gpu:mask_gpu:0xf,10":       3,
 		"gpu:mask_gpu:3,1":          6,
-		"gpu:per_task:1":            3, // ranks 4 and 5 find no GPU left, and get the first
+		"gpu:per_task:1":            3, // ranks 4 and 5 find no free GPU, and get the first GPU
 		"gpu:per_task:9":            0,
 		"gpu:none":                  0,
 		"gpu:closest":               0,
@@ -117,8 +117,8 @@ func FuzzReadBinding(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bind, onNode, perTask, rank, ids string) {
 		env := Env{"SLURMD_TRES_BIND": bind, "SLURM_GPUS_ON_NODE": onNode, "SLURM_TRES_PER_TASK": perTask, "SLURM_LOCALID": rank, "SLURM_GTIDS": ids}
 		got, err := ReadBinding(env)
-		if most := strings.Count(ids, ",") + 1; err == nil && (got.TasksPerGPU < 0 || got.TasksPerGPU > most) {
-			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.TasksPerGPU, most)
+		if highest := strings.Count(ids, ",") + 1; err == nil && (got.TasksPerGPU < 0 || got.TasksPerGPU > highest) {
+			t.Errorf("%q: %d of %d tasks share a GPU", bind, got.TasksPerGPU, highest)
 		}
 	})
 }

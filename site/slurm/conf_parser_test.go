@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// keyValue takes the same from a text as Slurm's own pattern.
+// keyValue reads the same from a text as Slurm's own pattern.
 func FuzzKeyValue(f *testing.F) {
 	for _, seed := range []string{"A=b", ` a.b_1 += "x y" c=d`, `A="x"y z`, `A="x`, "A= \t=b", "A=", "=b", "A-=b", "A -+=b", `A=""`, "é=1", "A=\xff\v\x00 b", "NodeName", "A\v=b", `A="b"` + "\vc"} {
 		f.Add(seed)
@@ -17,7 +17,7 @@ func FuzzKeyValue(f *testing.F) {
 		got, rest, ok := keyValue(text)
 		m := pattern.FindStringSubmatchIndex(text)
 		if ok != (m != nil) {
-			t.Fatalf("%q: %v, and the pattern says %v", text, ok, m)
+			t.Fatalf("%q: %v, and the pattern gives %v", text, ok, m)
 		}
 		if !ok {
 			return

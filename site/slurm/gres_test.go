@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// files is a file system of texts.
+// files is a file system in memory: the texts of files, by path.
 type files map[string]string
 
 func (f files) open(path string) (io.ReadCloser, error) {

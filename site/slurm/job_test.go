@@ -20,7 +20,7 @@ func TestNewEnviron(t *testing.T) {
 	}
 }
 
-// The common values of the recordings, and the different ones by folder.
+// wantJob is the job of a recording: the common values, and the values that differ by folder.
 func wantJob(folder string, id uint32) Job {
 	job := Job{ID: id, UID: 1001, GID: 1001, User: "user", Node: "n1", Cluster: "lab", Conf: "/lab/c1/etc/slurm.conf",
 		Partition: "main", NumNodes: 1, Constraints: []string{"mps"}}
@@ -183,7 +183,8 @@ func TestReadJobRefuses(t *testing.T) {
 	}
 }
 
-// An epilog that fails drains the node, and the record contains all that it must undo.
+// In an epilog, ReadJob accepts bad values, because an epilog that fails drains the node. The record contains all
+// that the epilog must undo.
 func TestReadJobEpilogIsLenient(t *testing.T) {
 	env := Env{"SLURM_SCRIPT_CONTEXT": "epilog_slurmd", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "x", "SLURM_JOB_GPUS": "y", "CUDA_VISIBLE_DEVICES": "z", "SLURM_JOB_USER": "a\nb"}
 	job, err := ReadJob(env, Epilog)
@@ -203,7 +204,7 @@ func TestReadJobEpilogIsLenient(t *testing.T) {
 	}
 }
 
-// The table names existing fields, each variable once, and no value that a user controls makes ReadJob fail.
+// The table names existing fields, and each variable once. No value that a user controls makes ReadJob fail.
 func TestVariablesTable(t *testing.T) {
 	job := reflect.TypeFor[Job]()
 	seen := map[string]bool{}
@@ -212,11 +213,11 @@ func TestVariablesTable(t *testing.T) {
 			t.Errorf("%s: Job has no field %s", v.Name, v.Field)
 		}
 		if seen[v.Name] {
-			t.Errorf("%s stands twice", v.Name)
+			t.Errorf("%s is in the table twice", v.Name)
 		}
 		seen[v.Name] = true
 		if v.By == ByUser && (v.Prolog != BestEffort || v.Epilog != BestEffort) {
-			t.Errorf("%s is the user's and %s, %s", v.Name, v.Prolog, v.Epilog)
+			t.Errorf("%s comes from the user and is %s, %s", v.Name, v.Prolog, v.Epilog)
 		}
 	}
 }
@@ -283,7 +284,7 @@ func TestNoAmbientState(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "7")
 	t.Setenv("SLURM_SCRIPT_CONTEXT", string(Prolog))
 	if _, err := ReadJob(Env{}, Prolog); err == nil {
-		t.Errorf("a job out of the process's own environment")
+		t.Errorf("a job was read from the process's own environment")
 	}
 	if task, err := ReadTask(Env{}, os.Getpid()); err != nil || task.JobID != 0 {
 		t.Errorf("got %+v, %v", task, err)

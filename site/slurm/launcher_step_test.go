@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Steps with one task on each node, as a TaskProlog sees them: a launcher's daemons, and ranks.
+// Steps with one task on each node, as a TaskProlog sees them, are a launcher's daemons or ranks.
 func TestLaunchesRanks(t *testing.T) {
 	for name, want := range map[string]bool{
 		"mpirun": true, "mpirun-by-python": true, "hydra": true,
@@ -80,7 +80,7 @@ func launchRecordings(t *testing.T) map[string][]Env {
 	return found
 }
 
-// The source and rank of each recorded rank. The ranks are in order, and each file is named after its launcher.
+// Each recorded rank has this source and rank. The ranks are in order, and each file is named after its launcher.
 func TestReadTaskRecordedLaunches(t *testing.T) {
 	for name, ranks := range launchRecordings(t) {
 		for i, env := range ranks {

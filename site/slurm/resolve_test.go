@@ -115,7 +115,7 @@ func gpus(inOrder ...int) []site.Device {
 	return devices
 }
 
-// The device at each position of the list, "!" if MatchDevices refuses it.
+// MatchDevices gives these devices for the positions of the list; "!" means that it refuses the position.
 func TestPickPlaces(t *testing.T) {
 	dgx := []int{2, 3, 0, 1} // minors by bus id, as on machines whose driver probes them in another order
 	tests := []struct {

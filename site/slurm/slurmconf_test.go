@@ -12,7 +12,7 @@ import (
 )
 
 // Names may have any case, a backslash continues a line, and an include is replaced by the file. A line about another
-// node or a partition is not about the cluster.
+// node or about a partition is no setting of the cluster.
 func TestSettings(t *testing.T) {
 	f := files{
 		"/e/slurm.conf": "prologflags=Alloc, # x\nPROLOG=/a\nInclude more.conf\nNodeName=DEFAULT Gres=gpu:1\nNodeName=n[1-2] Gres=gpu:2 \\\n Feature=mps\n" +
@@ -70,7 +70,7 @@ func FuzzReadSettings(f *testing.F) {
 		s, err := readSettings(files{"/s": text, "/x": "Prolog=/b\nGres=none"}.open, "/s", "n1")
 		if err != nil {
 			if line := err.Error(); !strings.HasPrefix(line, "cannot read /") || strings.ContainsAny(line, "\n\x00") {
-				t.Errorf("a complaint that breaks a log: %q", line)
+				t.Errorf("an error that breaks a log: %q", line)
 			}
 			return
 		}
@@ -84,7 +84,7 @@ func FuzzReadSettings(f *testing.F) {
 			for _, one := range all {
 				file, line := "", 0
 				if _, err := fmt.Sscanf(one.From, "/%1s:%d", &file, &line); err != nil || line < 1 || line > strings.Count(text, "\n")+1 && file == "s" {
-					t.Errorf("%q is said to stand at %q", one.Value, one.From)
+					t.Errorf("%q has the place %q", one.Value, one.From)
 				}
 			}
 		}

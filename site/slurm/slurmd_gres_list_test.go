@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// What slurmd -G prints, recorded with 22.05 (as 24.11 does) and 26.05. A list in an unknown form is no empty list.
+// These lists were printed by slurmd -G of 22.05 and 26.05, and 24.11 prints as 22.05 does. A list in an unknown form
+// is not an empty list.
 func TestParseGresList(t *testing.T) {
 	for _, c := range []struct {
 		name, printed string
@@ -39,8 +40,8 @@ func TestParseGresList(t *testing.T) {
 	}
 }
 
-// TestAgainstSlurmd compares this package's reading of gres.conf and slurm.conf with a real slurmd's, which prints its
-// list with -G. It needs slurmd, and root to make device nodes. With REQUIRE_LAB=1 their absence is a failure.
+// TestAgainstSlurmd compares this package's reading of gres.conf and slurm.conf with a real slurmd's, which prints
+// its list with -G. It needs slurmd, and root to make device nodes. With REQUIRE_LAB=1 their absence is a failure.
 // SLURM_BUNDLE names another Slurm than the installed one.
 func TestAgainstSlurmd(t *testing.T) {
 	slurmd := labSlurmd(t)
@@ -94,7 +95,7 @@ func TestAgainstSlurmd(t *testing.T) {
 			ours, err := ourList(dir)
 			if tt.refused {
 				if err == nil {
-					t.Errorf("slurmd refuses it and we read %v", ours)
+					t.Errorf("slurmd refuses the files, and we read %v", ours)
 				}
 				return
 			}

@@ -77,7 +77,7 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 			launcher, suffix, _ := strings.Cut(filepath.Base(path), ".")
 			tt, ok := tests[launcher]
 			if !ok {
-				t.Fatalf("nothing is said of %s", launcher)
+				t.Fatalf("the test has no entry for %s", launcher)
 			}
 			rank, err := strconv.Atoi(suffix)
 			if err != nil {
@@ -186,7 +186,7 @@ func TestReadTaskJobs(t *testing.T) {
 	}
 }
 
-// Steps that no srun made have no number, however the release of Slurm writes it.
+// Steps that srun did not make have no number, in every release of Slurm.
 func TestReadTaskStep(t *testing.T) {
 	for _, c := range []struct{ step, want string }{
 		{"-", ""}, {"0", "0"}, {"17", "17"},

@@ -18,23 +18,23 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
-// Steps are what Slurm itself shows of the jobs that have a step on this node. No user can make one of them for
-// another's job, and each alone is enough. That there is none proves nothing: an allocation without a step has none.
+// Steps are the signs of Slurm that a job has a step on this node. No user can make a sign for another user's job,
+// and one sign is enough. A job without a sign may run too, because an allocation without a step has no sign.
 type Steps struct {
 	of   map[uint32]string // by the job's number
 	ids  map[string]string // by the job's SLUID
 	cuts []fragment
 }
 
-// fragment is the title of a step daemon that had no room for the job's whole number (recorded: five digits behind
-// /usr/sbin/slurmstepd).
+// fragment is the title of a step daemon without the job's whole number, because the title had too little room
+// (recorded: five digits after /usr/sbin/slurmstepd).
 type fragment struct {
 	digits string
 	pid    int
 }
 
-// Sign is why a job runs, "" for no sign of it. The SLUID may be "". A title that was cut is any job's whose number
-// begins so, unless a socket tells whose it is.
+// Sign is the reason why a job runs, "" if there is no sign. The SLUID may be "". A title that was cut counts for
+// each job whose number begins with its digits. It does not count if another sign names such a job.
 func (s Steps) Sign(job uint32, sluid string) string {
 	if sign := cmp.Or(s.of[job], s.ids[sluid]); sign != "" {
 		return sign
@@ -48,7 +48,7 @@ func (s Steps) Sign(job uint32, sluid string) string {
 	return ""
 }
 
-// tells reports whether some job whose number begins with digits has a sign.
+// tells reports whether a job whose number begins with these digits has a sign.
 func (s Steps) tells(digits string) bool {
 	for job := range s.of {
 		if strings.HasPrefix(strconv.FormatUint(uint64(job), 10), digits) {
@@ -81,10 +81,10 @@ func Find() (Steps, error) {
 	return s, nil
 }
 
-// stepSocket is SlurmdSpoolDir/NODE_JOB.STEP, with one number more for a part of a heterogeneous step.
+// stepSocket is SlurmdSpoolDir/NODE_JOB.STEP. A part of a heterogeneous step has one more number.
 var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
 
-// socket takes a line of /proc/net/unix. Anybody can listen somewhere under such a name, so the file must be root's.
+// socket reads a line of /proc/net/unix. Every user can listen at such a path, so the file must belong to root.
 func (s Steps) socket(line string) {
 	at := strings.IndexByte(line, '/')
 	if at < 0 {
@@ -108,7 +108,7 @@ func (s Steps) note(number, sign string) {
 	}
 }
 
-// group takes the control group of a process, of version 1 or 2.
+// group reads the control group of a process, of version 1 or 2.
 func (s Steps) group(pid int) {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -130,9 +130,10 @@ func (s Steps) group(pid int) {
 // sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
 var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
 
-// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none:
-// …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…, with a node's name in it
-// where a machine runs several slurmd. What users delegate to themselves is no word of Slurm's.
+// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none. The groups are
+// …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's name
+// in them if a machine runs several slurmd. A group below /user.slice does not count, because users make such groups
+// themselves.
 func groupOf(content string) (number, sluid string) {
 	for _, group := range proc.ControlGroups(content) {
 		if strings.HasPrefix(group.Path, "/user.slice/") {
@@ -154,7 +155,8 @@ func groupOf(content string) (number, sluid string) {
 
 var stepTitle = regexp.MustCompile(`^slurmstepd: \[([0-9]+)(.?)`)
 
-// title takes what a step daemon calls itself. Only root's processes are asked: a user's could say anything.
+// title reads how a step daemon names itself. Only root's processes count, because a user's process could have any
+// name.
 func (s *Steps) title(pid int) error {
 	if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, "slurmstepd") {
 		return nil
@@ -169,7 +171,7 @@ func (s *Steps) title(pid int) error {
 	match := stepTitle.FindStringSubmatch(line.Args[0])
 	switch {
 	case match == nil:
-	case match[2] != "" && strings.Contains(".+:", match[2]): // ":namespace" is the keeper of a job's namespaces
+	case match[2] != "" && strings.Contains(".+:", match[2]): // ":namespace" is the process that keeps a job's namespaces
 		s.note(match[1], fmt.Sprintf("slurmstepd pid %d", pid))
 	default:
 		s.cuts = append(s.cuts, fragment{match[1], pid})
@@ -177,8 +179,8 @@ func (s *Steps) title(pid int) error {
 	return nil
 }
 
-// ProcessOf finds a process of a user that was started in a job. It proves no step: what a job left behind has that
-// too.
+// ProcessOf finds a process of a user that was started in a job. It proves no step, because a process that the job
+// has left behind has the same variable.
 func ProcessOf(job, uid uint32) int {
 	pids, _ := proc.PIDs()
 	var procs []site.Process

@@ -26,7 +26,8 @@ func TestGroupOf(t *testing.T) {
 	}
 }
 
-// A title that was cut may be any job's that begins so, but for those that a socket tells.
+// A title that was cut counts for each job whose number begins with it. It does not count if a socket names such a
+// job.
 func TestSign(t *testing.T) {
 	s := Steps{of: map[uint32]string{4200001: "a socket"}, ids: map[string]string{"sB9NM830BDDR00": "a group"}, cuts: []fragment{{"41000", 8}, {"42000", 9}}}
 	for job, runs := range map[uint32]bool{4100007: true, 41000: true, 4110007: false, 4200001: true, 4200002: false, 4: false} {
