@@ -124,7 +124,7 @@ func TestADeviceHasOneHolder(t *testing.T) {
 		t.Fatalf("a second holder: %v", err)
 	}
 	if got, want := everything(t, j), fmt.Sprintf("claims/%s leases/7.json lock", gpuA); got != want {
-		t.Errorf("the refused one left: %s, want %s", got, want)
+		t.Errorf("the refused job left: %s, want %s", got, want)
 	}
 	if err := j.Create(ctx, leaseOf(7, gpuA)); err != nil {
 		t.Errorf("the holder itself again: %v", err)
@@ -187,7 +187,7 @@ func TestARecordIsWholeOrAbsent(t *testing.T) {
 	}
 }
 
-// The states of a record that cannot be used, each with its one outcome.
+// Each state in which a record cannot be used has one result.
 //
 // Contract: R4, R5
 func TestBadRecords(t *testing.T) {
@@ -307,20 +307,20 @@ func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
 		}
 		var having atomic.Int32
 		take := func() error {
-			turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+			lock, err := j.Lock(deadline(t, 5*time.Second), 7)
 			if err != nil {
 				return err
 			}
 			if n := having.Add(1); n > 1 {
-				err = fmt.Errorf("%d have the turn", n)
+				err = fmt.Errorf("%d processes have the lock", n)
 			}
 			time.Sleep(50 * time.Millisecond)
 			having.Add(-1)
-			return errors.Join(err, turn.Release())
+			return errors.Join(err, lock.Release())
 		}
 		taken := make(chan error, 2)
 		go func() { taken <- take() }()
-		time.Sleep(50 * time.Millisecond) // it waits
+		time.Sleep(50 * time.Millisecond) // the other process waits for the lock
 		if err := first.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -344,22 +344,22 @@ func TestTurnsAreTakenInTurn(t *testing.T) {
 	}
 	var busy *BusyError
 	if _, err := j.Lock(deadline(t, 30*time.Millisecond), 7); !errors.As(err, &busy) || busy.Holder != self {
-		t.Fatalf("a second turn: %v", err)
+		t.Fatalf("a second lock: %v", err)
 	}
 	if other, err := j.Lock(deadline(t, time.Second), 8); err != nil {
-		t.Errorf("another job's turn: %v", err)
+		t.Errorf("the lock of another job: %v", err)
 	} else if err := other.Release(); err != nil {
 		t.Error(err)
 	}
 	waiting := make(chan error)
 	go func() {
-		turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+		lock, err := j.Lock(deadline(t, 5*time.Second), 7)
 		if err == nil {
-			err = turn.Release()
+			err = lock.Release()
 		}
 		waiting <- err
 	}()
-	time.Sleep(10 * time.Millisecond) // so that the waiter has the old file open; right without it too
+	time.Sleep(10 * time.Millisecond) // so that the waiter has the old file open; the result is right without this too
 	if err := errors.Join(first.Release(), <-waiting); err != nil {
 		t.Error(err)
 	}
@@ -396,7 +396,7 @@ func TestFoldersGoWithoutFollowingALink(t *testing.T) {
 	}
 }
 
-// If there can be no file system for a job, its folders are removed all the same. A user may have made them deep and
+// If a job can have no file system of its own, its folders are still removed. A user may have made them deep and
 // wide, and processes may still write into them.
 func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	j := newStore(t)
@@ -426,7 +426,7 @@ func TestFoldersOfTheNodesOwnGo(t *testing.T) {
 	if err := errors.Join(os.Chmod(filepath.Dir(filepath.Dir(j.dir)), 0o755), filler.Start()); err != nil {
 		t.Fatal(err)
 	}
-	for entries := 0; entries < 5; { // wait until the filler is at work
+	for entries := 0; entries < 5; { // wait until the filler writes
 		found, err := os.ReadDir(l.Daemons[0].PipeDir)
 		if err != nil || filler.ProcessState != nil {
 			t.Fatal(err)
@@ -462,7 +462,7 @@ func deep(path string, levels int) error {
 }
 
 // limited runs a function with a limit on open descriptors.
-func limited(files uint64, act func() error) error {
+func limited(files uint64, do func() error) error {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		return err
@@ -470,7 +470,7 @@ func limited(files uint64, act func() error) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: before.Max}); err != nil {
 		return err
 	}
-	return errors.Join(act(), unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	return errors.Join(do(), unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 }
 
 func FuzzRecord(f *testing.F) {

@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// The lists contain exactly the records, whatever other files are in the folders, and make no file.
+// The lists contain exactly the records, whatever other files are in the folders. Listing makes no file.
 func TestSurvey(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
@@ -44,7 +44,7 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
-// The Err of a claim says why the claim cannot be read.
+// The Err of a claim is the reason why the claim cannot be read.
 func TestSurveyOfClaimsThatSayNothing(t *testing.T) {
 	j := newStore(t)
 	earlier := &Store{j.dir, "boot-0"}
@@ -81,7 +81,7 @@ func TestActing(t *testing.T) {
 	if proc, acting := j.LockHolder(7); acting {
 		t.Errorf("%v holds a lock that is free", proc)
 	}
-	turn, err := j.Lock(deadline(t, 5*time.Second), 7)
+	lock, err := j.Lock(deadline(t, 5*time.Second), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,18 +92,18 @@ func TestActing(t *testing.T) {
 	if proc, acting := j.LockHolder(7); !acting || proc != self {
 		t.Errorf("%v, %v, want %v", proc, acting, self)
 	}
-	if turns, err := j.LockedJobs(); err != nil || !slices.Equal(turns, []uint32{7}) {
-		t.Errorf("turns %v, %v", turns, err)
+	if locked, err := j.LockedJobs(); err != nil || !slices.Equal(locked, []uint32{7}) {
+		t.Errorf("locked jobs %v, %v", locked, err)
 	}
-	if err := turn.Release(); err != nil {
+	if err := lock.Release(); err != nil {
 		t.Fatal(err)
 	}
-	// What a killed prolog left: its pid is now another process's.
+	// A killed prolog has left its pid, which belongs to another process now.
 	if err := os.WriteFile(filepath.Join(j.dir, "turns", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if proc, acting := j.LockHolder(7); acting {
-		t.Errorf("%v acts, and its start time is another", proc)
+		t.Errorf("%v has the lock, although its start time differs", proc)
 	}
 }
 

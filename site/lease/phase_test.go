@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Of all pairs of phases, these alone may follow each other. A change that is refused changes neither lease nor file.
+// Of all pairs of phases, only these may follow each other. A refused change changes neither the lease nor its file.
 //
 // Contract: R12
 func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
@@ -20,7 +20,7 @@ func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
 		{Opening, Closing}:   true,
 		{Opened, Closing}:    true,
 		{Closing, Closing}:   true,
-		{"unknown", Closing}: true, // an undo follows what a lease names, whatever its phase
+		{"unknown", Closing}: true, // an undo follows what a lease names, in every phase
 		{"", Closing}:        true,
 	}
 	for _, from := range phases {
@@ -45,7 +45,7 @@ func TestAPhaseFollowsOnlyWhatItMay(t *testing.T) {
 	}
 }
 
-// An undo may begin in each phase, and each phase that may follow another has a row of its own.
+// An undo may begin in each phase. Each phase that may follow another phase has its own row.
 func TestEachPhaseLeadsToClosing(t *testing.T) {
 	for phase, next := range nextPhases {
 		if !phase.mayFollow(Closing) {
@@ -59,7 +59,8 @@ func TestEachPhaseLeadsToClosing(t *testing.T) {
 	}
 }
 
-// If the file cannot be written, the caller gets the error and the lease in its new phase: an undo goes on with it.
+// If the file cannot be written, the caller gets the error and the lease in its new phase. An undo continues with
+// this lease.
 func TestAPhaseThatCannotBeWrittenIsAnError(t *testing.T) {
 	j := newStore(t)
 	l := leaseOf(7, gpuA)

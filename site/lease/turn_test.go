@@ -17,7 +17,7 @@ func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
 	j := newStore(t)
 	ctx := context.Background()
 	l := leaseOf(7, gpuA)
-	turn, err := j.Lock(ctx, 7)
+	lock, err := j.Lock(ctx, 7)
 	if err := errors.Join(err, j.Create(ctx, l), j.Delete(ctx, l)); err != nil {
 		t.Fatal(err)
 	}
@@ -25,15 +25,15 @@ func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
 	defer cancel()
 	var busy *BusyError
 	if _, err := j.Lock(short, 7); !errors.As(err, &busy) {
-		t.Errorf("another has the turn after Forget: %v", err)
+		t.Errorf("another process has the lock after Forget: %v", err)
 	}
 	if err := errors.Join(j.Create(ctx, l), j.DeleteAndUnlock(ctx, l)); err != nil {
 		t.Fatal(err)
 	}
-	if turns, err := j.LockedJobs(); err != nil || len(turns) != 0 {
-		t.Errorf("turns after Finish: %v, %v", turns, err)
+	if locked, err := j.LockedJobs(); err != nil || len(locked) != 0 {
+		t.Errorf("locked jobs after Finish: %v, %v", locked, err)
 	}
-	if err := turn.Release(); err != nil {
+	if err := lock.Release(); err != nil {
 		t.Error(err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The output of the control program decides. Its exit code counts only if the output says nothing. Both were recorded
-// for each answer.
+// The output of the control program decides. Its exit code counts only if the output is empty. Output and exit code
+// were recorded for each answer.
 //
 // Contract: D3
 func TestJudge(t *testing.T) {
@@ -44,7 +44,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// An unanswered question has five seconds, and a question that the daemon drops is asked six times.
+// A question without an answer has a limit of five seconds. A question that the daemon drops is asked six times.
 //
 // Contract: D3
 func TestBoundsOfAQuestion(t *testing.T) {
@@ -77,7 +77,7 @@ func TestBoundsOfAQuestion(t *testing.T) {
 	}
 }
 
-// The control program gets only its three files of this process's, even if others are not close-on-exec.
+// The control program gets only its three files from this process, even if other files are not close-on-exec.
 //
 // Contract: D1
 func TestNoFileIsInherited(t *testing.T) {
@@ -97,7 +97,7 @@ func TestNoFileIsInherited(t *testing.T) {
 	}
 }
 
-// The recorded table of ps, and tables that are invalid.
+// ps printed this table in a recording. Other tables are invalid.
 func TestParseClients(t *testing.T) {
 	table := strings.Split(`PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        
 670       2         624            GPU-5c872127-92d8-e70b    4026531836     /tmp/p/spin    
@@ -149,7 +149,7 @@ func TestCheckPath(t *testing.T) {
 	}
 }
 
-// A user's own daemon may answer anything, without end.
+// A user's own daemon may give any answer, of any length.
 func FuzzAnswers(f *testing.F) {
 	f.Add("PID ID SERVER\n670 2 624 GPU-1 4026531836 /x\n100.0")
 	f.Add("Cannot send command to MPS control daemon process")

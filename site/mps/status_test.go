@@ -112,7 +112,7 @@ func TestRoleOf(t *testing.T) {
 	}
 }
 
-// FindAll lists a process that only has the name, and IsServerOf refuses it.
+// FindAll lists a process that only has the name of a server, and IsServerOf refuses it.
 func TestCensusOfAnImpostor(t *testing.T) {
 	all, err := FindAll(t.Context())
 	if err != nil {
@@ -123,7 +123,7 @@ func TestCensusOfAnImpostor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if slices.ContainsFunc(all, func(p Process) bool { return p.Process == self }) {
-		t.Error("this process is not of MPS")
+		t.Error("FindAll lists this process, which is not of MPS")
 	}
 	impostor := Process{Process: self, Parent: os.Getppid(), Role: RoleServer}
 	if IsServerOf(impostor, site.Process{PID: os.Getppid(), Start: 1}) {
