@@ -14,7 +14,7 @@ import (
 
 var h200 = GPU{SMs: 132, SMsPerTPC: 2}
 
-// The recorded sweep of a real H200: percent, SMs, context MiB.
+// SMsAt gives the recorded sweep of a real H200: percent, SMs, context MiB.
 func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 	points := 0
 	for line := range lines(t, "testdata/sweep-h200.txt") {
@@ -37,7 +37,8 @@ func TestSMsAtIsTheRecordedSweep(t *testing.T) {
 	}
 }
 
-// The recorded thresholds: where one millionth of a percent decides. Values that CUDA ignored are no percentages here.
+// SMsAt gives the recorded thresholds, at which one millionth of a percent decides. Values that CUDA ignored are no
+// percentages here.
 func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 	form := regexp.MustCompile(`^([0-9.]+) err=0\(cudaSuccess\) sm=(\d+)`)
 	points := 0
@@ -48,7 +49,7 @@ func TestSMsAtIsTheRecordedThresholds(t *testing.T) {
 		}
 		percent, err := ParsePercent(m[1])
 		if m[1] == "33.3333334" {
-			continue // seven decimals: the driver reads them, and no share needs them
+			continue // seven decimals: the driver reads them, but no share needs them
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -92,12 +93,12 @@ func TestEvenSharesAddUpAndDifferByOneTPC(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sum, least, most := 0, gpu.SMs, 0
+			sum, lowest, highest := 0, gpu.SMs, 0
 			for _, s := range shares {
-				sum, least, most = sum+s.SMs, min(least, s.SMs), max(most, s.SMs)
+				sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
 			}
-			if sum != gpu.SMs || most-least > gpu.SMsPerTPC {
-				t.Errorf("%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, least, most)
+			if sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC {
+				t.Errorf("%d ranks on %d SMs: sum %d, from %d to %d", ranks, gpu.SMs, sum, lowest, highest)
 			}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A grant that is written and read again is the same, with each of its fields.
+// A grant that is written and read again is the same in each of its fields.
 func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 	full := Grant{
 		Scope: ScopeGPU, Compute: ComputeUnchanged, Share: ShareNone, Overlap: 1.333333, Ceiling: 33.3, OnFailure: FailRunWithout,

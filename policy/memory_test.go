@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The recorded sweep of a real H200: percent, SMs, context MiB. What is taken off must be enough, and not much more.
+// ContextMiB agrees with the recorded sweep of a real H200: percent, SMs, context MiB. It must be enough, and not
+// much more.
 func TestContextIsTheRecordedSweep(t *testing.T) {
 	points := 0
 	for line := range lines(t, "testdata/sweep-h200.txt") {
@@ -114,18 +115,19 @@ func TestMemoryEachRefuses(t *testing.T) {
 	}
 }
 
-// A limit of 2 GiB left a program of the whole H200 1534 MiB free (measured): what is promised must be there.
+// A limit of 2 GiB left a program of the whole H200 1534 MiB free (measured). The memory that a rule promises must be
+// there.
 func TestWhatIsPromisedIsThere(t *testing.T) {
 	got, err := MemoryPerRank(143771, ContextMiB(132), 1, 1, mustMemory(t, "1455M"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.LimitMiB != 2048 || got.UsableMiB > 1534 {
-		t.Errorf("a limit of %d MiB is said to leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
+		t.Errorf("a limit of %d MiB should leave %d MiB, the H200 left 1534 of 2048", got.LimitMiB, got.UsableMiB)
 	}
 }
 
-// Even limits never promise more than there is, and leave less than a MiB for each rank.
+// Even limits together never exceed the memory of the GPU, and less than a MiB for each rank is left.
 func TestEvenMemoryAddsUp(t *testing.T) {
 	for _, m := range Models() {
 		for ranks := 1; ranks <= m.Clients; ranks++ {

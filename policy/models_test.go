@@ -77,7 +77,7 @@ func TestModelName(t *testing.T) {
 	}
 }
 
-// Models hands out a copy.
+// Models returns a copy, so its caller cannot change the models.
 func TestModelsCannotBeChanged(t *testing.T) {
 	Models()[0].MemoryMiB = 1
 	if m, err := FindModel("V100"); err != nil || m.MemoryMiB != 16384 {

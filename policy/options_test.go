@@ -125,7 +125,7 @@ func TestNarrow(t *testing.T) {
 	}
 }
 
-// Whatever a user writes, the answer is one sentence that can be printed, and no grant is wider than what was given.
+// For any text of a user, the result is one printable sentence, or a grant that is no wider than the given grant.
 func FuzzOptions(f *testing.F) {
 	for _, seed := range []string{"", "share=even,scope=gpu,mem=8G", "share=none", "overlap=48,memory_overlap=1.5,ceiling=1", "drain_grace=1h,,\x00", "max_clients=08,priority=low,hold=9s,keep_logs=never"} {
 		f.Add(seed)
@@ -207,7 +207,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// Each line of testdata/options.txt is a text and what is said of it.
+// Each line of testdata/options.txt is a text and the result of reading it.
 func TestOptionsTable(t *testing.T) {
 	file, err := os.ReadFile("testdata/options.txt")
 	if err != nil {

@@ -17,7 +17,7 @@ func TestParseShare(t *testing.T) {
 		"overlap:1": "overlap:1", "overlap:2.50": "overlap:2.5", "overlap:48": "overlap:48",
 		"weight:1": "weight:1", "weight:0.000001": "weight:0.000001", "weight:1000000": "weight:1000000",
 		"60%": "60%", "33.333334%": "33.333334%", "100%": "100%", "0.000001%": "0.000001%",
-		"60pct": "60%", "12.5pct": "12.5%", // Slurm's --multi-prog takes a % for its own
+		"60pct": "60%", "12.5pct": "12.5%", // Slurm's --multi-prog uses % itself
 		"1sm": "1sm", "18sm": "18sm", "132sm": "132sm", "10000sm": "10000sm",
 	} {
 		rule, err := ParseShare(given)
@@ -111,22 +111,22 @@ func TestSplit(t *testing.T) {
 		{"even weighs 1", "weight:3 even even even", 100 * one, "66/50 22/16.666667 22/16.666667 22/16.666667"},
 		{"the largest remainder", "weight:1 weight:1.2 weight:1", 100 * one, "42/31.818182 50/37.878788 40/30.303031"},
 		{"ties to the first", "weight:1 weight:1 weight:1 weight:1", 100 * one, "34/25.757576 34/25.757576 32/24.242425 32/24.242425"},
-		{"a weight below the driver's least is raised, the others divide the rest", "weight:10 weight:0.1", 100 * one, "124/93.939394 8/6.060607"},
+		{"a weight below the driver's minimum is raised, the others divide the rest", "weight:10 weight:0.1", 100 * one, "124/93.939394 8/6.060607"},
 		{"raising one raises the next", "weight:20 weight:1.4 weight:0.1", 100 * one, "116/87.878788 8/6.060607 8/6.060607"},
 		{"overlap multiplies its own part", "overlap:2 even even", 100 * one, "88/66.666667 44/33.333334 44/33.333334"},
 		{"an overlapped rank that is raised takes less than it gets", "weight:30 overlap:1.5", 100 * one, "126/95.454546 8/6.060607"},
-		{"fixed shares above the GPU leave the driver's least", "80% 80% even weight:3", 100 * one, "104/78.787879 104/78.787879 8/6.060607 8/6.060607"},
+		{"fixed shares above the GPU leave the driver's minimum", "80% 80% even weight:3", 100 * one, "104/78.787879 104/78.787879 8/6.060607 8/6.060607"},
 		{"overlap above the GPU is the GPU", "overlap:4 even", 100 * one, "132/null 66/50"},
 		{"overlap of a half", "overlap:1.5 overlap:1.5 overlap:1.5 overlap:1.5", 100 * one, "50/37.878788 50/37.878788 50/37.878788 48/36.363637"},
 		{"none takes nothing", "none even even", 100 * one, "132/null 66/50 66/50"},
 		{"none under a ceiling", "none even even", 30 * one, "38/28.787879 38/28.787879 38/28.787879"},
 		{"a fixed share is bounded before the others divide the rest", "90% even", 50 * one, "66/50 66/50"},
 		{"SMs are rounded down to a TPC", "19sm even", 100 * one, "18/13.636364 114/86.363637"},
-		{"SMs below the driver's least are raised", "1sm 1% even", 100 * one, "8/6.060607 8/6.060607 116/87.878788"},
+		{"SMs below the driver's minimum are raised", "1sm 1% even", 100 * one, "8/6.060607 8/6.060607 116/87.878788"},
 		{"all SMs need no percentage", "132sm 100%", 100 * one, "132/null 132/null"},
 		{"fixed shares may be more than the GPU", "80% 80%", 100 * one, "104/78.787879 104/78.787879"},
-		{"where nothing is left is the driver's least", "100% even overlap:2 weight:5", 100 * one, "132/null 8/6.060607 8/6.060607 8/6.060607"},
-		{"a ceiling below the driver's least is it", "even none 50% 40sm", 1 * one, "8/6.060607 8/6.060607 8/6.060607 8/6.060607"},
+		{"a rank has the driver's minimum if nothing is left", "100% even overlap:2 weight:5", 100 * one, "132/null 8/6.060607 8/6.060607 8/6.060607"},
+		{"a ceiling below the driver's minimum gives the minimum", "even none 50% 40sm", 1 * one, "8/6.060607 8/6.060607 8/6.060607 8/6.060607"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			shares, err := SplitSMs(h200, mustRules(t, c.rules), c.ceiling)
@@ -141,7 +141,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// shortest drops zeros that end a percentage, which people like to write.
+// shortest removes zeros at the end of a percentage.
 func shortest(want string) string {
 	words := strings.Fields(want)
 	for i, w := range words {
@@ -180,7 +180,7 @@ var (
 	everyRule    = "none even overlap:1 overlap:1.5 overlap:2 overlap:48 weight:1 weight:0.001 weight:3.7 weight:1000000 1% 12.1212% 12.121213% 33.333334% 100% 1sm 7sm"
 )
 
-// checkShares holds what is true of every split.
+// checkShares checks what is true of every split.
 func checkShares(t *testing.T, g GPU, rules []ShareRule, ceiling Percent, shares []Share) {
 	t.Helper()
 	if len(shares) != len(rules) {
@@ -203,7 +203,7 @@ func checkShares(t *testing.T, g GPU, rules []ShareRule, ceiling Percent, shares
 	}
 }
 
-// Every rule alone, from 1 to 64 ranks on a GPU, on every kind of GPU and under every ceiling.
+// SplitSMs is right for every rule alone: 1 to 64 ranks on a GPU, every kind of GPU and every ceiling.
 func TestSplitOfOneRule(t *testing.T) {
 	for _, g := range someGPUs {
 		for _, rule := range mustRules(t, everyRule) {
@@ -224,8 +224,8 @@ func TestSplitOfOneRule(t *testing.T) {
 	}
 }
 
-// dealtEvenly is the arithmetic of even shares with an overlap, written down once more and independently: so many TPCs
-// by so many ranks, the remainder to the first.
+// dealtEvenly calculates even shares with an overlap a second time, independently of the code. It divides the TPCs by
+// the ranks, and gives the remainder to the first ranks.
 func dealtEvenly(g GPU, ranks int, overlap float64, ceiling Percent) []Share {
 	units := int(math.Floor(float64(g.SMs/g.SMsPerTPC) * overlap))
 	shares := make([]Share, ranks)
@@ -255,8 +255,8 @@ func TestEqualRulesAreDealtEvenly(t *testing.T) {
 	}
 }
 
-// Ranks of any rules side by side: the shares of those that divide the GPU add up to what the fixed ones leave of it,
-// and each is its part by weight to less than a TPC.
+// Ranks with any rules share a GPU. The shares of the rules that divide the GPU add up to what the fixed shares leave
+// of it. Each such share differs from its part by weight by less than a TPC.
 func TestSplitOfMixedRules(t *testing.T) {
 	every := mustRules(t, everyRule)
 	dividing := mustRules(t, "even even weight:0.001 weight:0.4 weight:1 weight:1.3 weight:3.7 weight:9 none 12.121213% 10sm")
@@ -286,11 +286,12 @@ func TestSplitOfMixedRules(t *testing.T) {
 		}
 	}
 	if full < 500 {
-		t.Errorf("only %d splits could be checked against the whole GPU: the test sees too little", full)
+		t.Errorf("only %d splits could be checked against the whole GPU: want 500 or more", full)
 	}
 }
 
-// checkDealt says whether there was enough for all who divide, and checks then that it was dealt whole and by weight.
+// checkDealt reports whether there was enough for all ranks that divide the GPU. If so, it checks that all TPCs were
+// given, by weight.
 func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 	t.Helper()
 	free, dealt, divide := g.SMs/g.SMsPerTPC, 0, 0
@@ -314,11 +315,12 @@ func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 		return false
 	}
 	if dealt != free {
-		t.Errorf("%v, %v: %d TPCs dealt, %d are free: %v", g, rules, dealt, free, shares)
+		t.Errorf("%v, %v: %d TPCs given, %d are free: %v", g, rules, dealt, free, shares)
 	}
 	for i, r := range rules {
 		if units := float64(shares[i].SMs / g.SMsPerTPC); (r.kind == shareEven || r.kind == shareWeight) && shares[i].SMs > g.minShare() {
-			// Those at the driver's least were raised to it, or have it by their weight to less than a TPC each.
+			// Ranks at the driver's minimum are not checked. They were raised to it, or have it by their weight to
+			// less than a TPC each.
 			if part := float64(rest) * weightOf(r) / weights; math.Abs(units-part) >= 1+float64(divide)*weightOf(r)/weights {
 				t.Errorf("%v, %v: rank %d has %v TPCs, its part is %v", g, rules, i, units, part)
 			}
@@ -334,7 +336,7 @@ func weightOf(r ShareRule) float64 {
 	return 1
 }
 
-// More weight is never less GPU.
+// A rank with more weight never gets less of the GPU.
 func TestWeightsAreInOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
@@ -356,23 +358,23 @@ func TestWeightsAreInOrder(t *testing.T) {
 func TestLower(t *testing.T) {
 	policyRule, unsaid := mustRules(t, "overlap:2")[0], ShareRule{}
 	if got := EffectiveRule(policyRule, unsaid); got != policyRule {
-		t.Errorf("a user who says nothing has %q", got)
+		t.Errorf("a user who gives no rule has %q", got)
 	}
 	for _, user := range mustRules(t, "none even overlap:4 weight:3 30% 90% 100sm") {
 		rule := EffectiveRule(policyRule, user)
 		if rule != user {
-			t.Errorf("a user who says %s has %s", user, rule)
+			t.Errorf("a user who gives %s has %s", user, rule)
 		}
 		shares, err := SplitSMs(h200, []ShareRule{rule, policyRule, policyRule}, 40*one)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, most := shares[0].SMs, h200.SMsAt(40*one); got > most {
-			t.Errorf("a user who says %s has %d SMs, the ceiling gives %d", user, got, most)
+		if got, highest := shares[0].SMs, h200.SMsAt(40*one); got > highest {
+			t.Errorf("a user who gives %s has %d SMs, the ceiling gives %d", user, got, highest)
 		}
 	}
 	if shares, _ := SplitSMs(h200, mustRules(t, "10% overlap:2"), 40*one); shares[0].SMs != 12 {
-		t.Errorf("a user of 10 %% has %d SMs: lowering does not lower", shares[0].SMs)
+		t.Errorf("a user of 10 %% has %d SMs: the share is not lowered", shares[0].SMs)
 	}
 }
 

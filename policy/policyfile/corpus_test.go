@@ -15,8 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
-// Each file of testdata is a policy, and behind lines that begin with === what it comes to: "wrong" and the whole
-// complaint, "warned" and all warnings, or "job", a request, and the decision.
+// Each file of testdata is a policy with its expected results. A line that begins with === names a result: "wrong"
+// and the whole error, "warned" and all warnings, or "job", a request and the decision.
 func TestCorpus(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.hcl")
 	if err != nil || len(paths) < 100 {
@@ -33,12 +33,12 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// outcome is a file with what it comes to in place of what it should.
+// outcome is the text of a file with the real results in the place of the expected ones.
 func outcome(t *testing.T, content string) string {
 	t.Helper()
 	source, expected, ok := strings.Cut(content, "=== ")
 	if !ok {
-		t.Fatal("nothing is expected")
+		t.Fatal("the file has no expected result")
 	}
 	compiled, err := Parse([]byte(source), "policy.hcl")
 	if err != nil {
@@ -83,7 +83,7 @@ func complaints(t *testing.T, err error) string {
 	return out.String()
 }
 
-// decision is a verdict in a line: of a grant what is not the default.
+// decision is a verdict in one line. It has only those settings of a grant that are not the default.
 func decision(v policy.Decision) string {
 	switch {
 	case !v.Requested:

@@ -18,7 +18,7 @@ import (
 
 var fenced = regexp.MustCompile("(?s)```hcl\n(.*?)```")
 
-// Every fenced HCL of the documents is parsed: a policy, or what its first line says.
+// Every fenced block of HCL in the documents parses, as a policy or as what its first line names.
 func TestTheDocumentsParse(t *testing.T) {
 	paths, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -93,7 +93,7 @@ func TestThePolicyTableIsWhole(t *testing.T) {
 	}
 }
 
-// What docs/policy.md says of defaults, variables, functions and options is what the code has, and nothing else.
+// docs/policy.md has the defaults, variables, functions and options of the code, and no others.
 func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
@@ -105,7 +105,7 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 	}
 	for _, setting := range policy.DefaultGrant().Settings() {
 		if got, ok := defaults[setting.Name]; !ok || got != setting.Value {
-			t.Errorf("the default of %s is %s, and the document says %q", setting.Name, setting.Value, got)
+			t.Errorf("the default of %s is %s, and the document has %q", setting.Name, setting.Value, got)
 		}
 	}
 	for _, m := range regexp.MustCompile("`(job|node|gpu)\\.([a-z]+)`").FindAllSubmatch(content, -1) {
@@ -128,7 +128,7 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 		}
 	}
 	if len(defaults) < 10 || functions == "" || options == "" {
-		t.Errorf("%d defaults; the tables are not where they were", len(defaults))
+		t.Errorf("%d defaults; the tables were not found", len(defaults))
 	}
 }
 
@@ -152,7 +152,7 @@ func TestTheReferenceHasEachAttribute(t *testing.T) {
 	}
 }
 
-// The table of shares in docs/policy.md has what four ranks on an H200 get.
+// The table of shares in docs/policy.md shows what four ranks on an H200 get.
 func TestTheSharesOfTheDocument(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {
@@ -177,13 +177,13 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 		if err := errors.Join(err, err2, err3); err != nil {
 			t.Fatal(err)
 		}
-		least, most, sum := shares[0].SMs, shares[0].SMs, 0
+		lowest, highest, sum := shares[0].SMs, shares[0].SMs, 0
 		for _, s := range shares {
-			least, most, sum = min(least, s.SMs), max(most, s.SMs), sum+s.SMs
+			lowest, highest, sum = min(lowest, s.SMs), max(highest, s.SMs), sum+s.SMs
 		}
-		want := strconv.Itoa(least)
-		if most > least {
-			want += " or " + strconv.Itoa(most)
+		want := strconv.Itoa(lowest)
+		if highest > lowest {
+			want += " or " + strconv.Itoa(highest)
 		}
 		if row[3] != want || row[4] != strconv.Itoa(sum) {
 			t.Errorf("%s: a rank has %s SMs and all %d", row[0], want, sum)
@@ -191,7 +191,7 @@ func TestTheSharesOfTheDocument(t *testing.T) {
 	}
 }
 
-// The cases of docs/policy.md hold for the policy that stands before them, and no policy there has a warning.
+// The cases of docs/policy.md pass with the policy before them, and no policy there has a warning.
 func TestTheCasesOfTheDocumentHold(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
 	if err != nil {

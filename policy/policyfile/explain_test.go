@@ -11,7 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 )
 
-// shown is an explanation in lines.
+// shown is an explanation as lines of text.
 func shown(x Explanation) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v: %s\n", x.Asked, x.How)
@@ -96,7 +96,7 @@ policy.hcl:18 rest true
 	}
 }
 
-// Each attribute has the variables that it was computed from, and says whether it is the default.
+// Each attribute has the variables from which it was computed, and reports whether it is the default.
 func TestExplainTheGrant(t *testing.T) {
 	compiled := parsed(t, `version = 1
 trigger {
@@ -134,7 +134,7 @@ rule "r" {
 	}
 }
 
-// A rule that fails is the last that is explained, with the cause in place of its value.
+// If a rule fails, it is the last rule in the explanation, with the cause in the place of its value.
 func TestExplainARuleThatFails(t *testing.T) {
 	compiled := parsed(t, `version = 1
 rule "first" {
@@ -157,7 +157,7 @@ policy.hcl:2 first false
 	}
 }
 
-// What a user wrote can be as long and as odd as it likes.
+// An explanation is short and can be printed, even if a user's text is long or odd.
 func TestExplainIsBounded(t *testing.T) {
 	compiled := parsed(t, "version = 1\nrule \"r\" {\n  when = job.comment == \"\" || contains(job.requested, \"x\") || contains(job.gpus, 7)\n  grant {}\n}\n")
 	r := policy.Request{Comment: strings.Repeat("\x1b\n", 3000)}
@@ -170,13 +170,13 @@ func TestExplainIsBounded(t *testing.T) {
 				t.Errorf("%s is %d bytes: %q", named.Name, len(named.Value), named.Value)
 			}
 			if named.Name != "job.comment" && !strings.HasSuffix(named.Value, " more]") {
-				t.Errorf("%s is cut without a word: %q", named.Name, named.Value)
+				t.Errorf("%s is cut without a mark: %q", named.Name, named.Value)
 			}
 		}
 	}
 }
 
-// Leaves that differ in a blank within a string are different ones.
+// Two leaves that differ only in a blank within a string are different leaves.
 func TestLeavesOfOneWording(t *testing.T) {
 	compiled := parsed(t, `version = 1
 rule "two" {

@@ -42,7 +42,7 @@ func FuzzParse(f *testing.F) {
 		compiled, err := Parse(source, "p")
 		if err != nil {
 			if line := err.Error(); strings.ContainsAny(line, "\n\x00\x1b") || !strings.HasPrefix(line, "p:") {
-				t.Errorf("a complaint that breaks a log: %q", line)
+				t.Errorf("an error that breaks a log: %q", line)
 			}
 			var complaint *Error
 			if !errors.As(err, &complaint) {
@@ -60,8 +60,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What an expression of the right types can fail by for a job. The type checker refuses all else when the policy is
-// read.
+// failures are the reasons why an expression with the right types can fail for a job. The type checker refuses
+// everything else when the policy is read.
 var failures = []string{
 	"Invalid index: there is no such element: write try(…, DEFAULT)",
 	"Operation failed: Error during operation: the divisor is 0: write max(1, …)",
@@ -72,8 +72,8 @@ var failures = []string{
 
 var undecided = regexp.MustCompile(`^this site's policy cannot decide: p:[0-9]+:[0-9]+: (.*): tell the site's admins$`)
 
-// checkDenial holds that a rule which fails for a job gives a sentence: it can be printed, it tells the place, and its
-// cause is one of the failures above.
+// checkDenial checks the sentence of a rule that fails for a job. The sentence can be printed and names the place.
+// Its cause is one of the failures above.
 func checkDenial(t *testing.T, denied string) {
 	t.Helper()
 	if strings.ContainsFunc(denied, func(r rune) bool { return r < ' ' || r == 0x7f }) || len(denied) > 1000 {
@@ -84,11 +84,12 @@ func checkDenial(t *testing.T, denied string) {
 	}
 	found := undecided.FindStringSubmatch(denied)
 	if found == nil || !slices.ContainsFunc(failures, func(f string) bool { return strings.HasPrefix(found[1], f) }) {
-		t.Errorf("a failure that no policy that loads may have: %s", denied)
+		t.Errorf("a failure that a loaded policy must not have: %s", denied)
 	}
 }
 
-// BenchmarkDecide is the last of 200 rules; of the others the first operand is false, or the last.
+// BenchmarkDecide decides by the last of 200 rules. In the other rules the first operand is false, or the last
+// operand is.
 func BenchmarkDecide(b *testing.B) {
 	b.Run("first", func(b *testing.B) {
 		benchmarkDecide(b, `job.partition == "p%d" && contains(job.requested, "mps") && length(job.gpus) > 1`)
@@ -156,7 +157,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// oddRequests are what no policy may stumble over.
+// oddRequests are requests that every policy must decide without a failure of the program.
 var oddRequests = []policy.Request{
 	{},
 	{

@@ -59,7 +59,7 @@ func TestTheShippedPolicyPassesItsOwnCases(t *testing.T) {
 	}
 }
 
-// A case that does not hold says what it found.
+// A case that does not hold reports what it found.
 func TestCasesThatDoNotHold(t *testing.T) {
 	compiled := parsed(t, `version = 1
 trigger { option = true }
@@ -168,7 +168,7 @@ func TestTheShippedFactsAreTheDefaults(t *testing.T) {
 	active := strings.ReplaceAll(string(source), "\n# ", "\n")
 	active = active[strings.Index(active, "mps_control "):]
 	if facts, err := ParseFacts([]byte(active), "site.hcl", site.DefaultConfig()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
-		t.Errorf("a line of the shipped file does not hold when it is taken in: %+v, %v", facts, err)
+		t.Errorf("a line of the shipped file has no effect when it is uncommented: %+v, %v", facts, err)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestBadFacts(t *testing.T) {
 	}
 }
 
-// A policy is policy.hcl and what lies in policy.d, in the order of the names.
+// A policy is policy.hcl and the files of policy.d, in the order of their names.
 func TestLoad(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("policies are root's own: run as root")
@@ -278,7 +278,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What hcl's parser would take all of the stack for is refused, and what is not refused comes to a value.
+// A file that would use all of the stack of hcl's parser is refused. A file that is not refused has a value.
 func TestHugeFiles(t *testing.T) {
 	nested := "p:1:1: Too large: a policy file has at most 10000 brackets, signs and choices: put some of its rules into policy.d"
 	for _, piece := range []string{"(", "[", "!", "-", "\"${", "1?1:", "f(", "{a=", "a[", "[for x in ", "\"%{if x}"} {
@@ -306,7 +306,7 @@ func TestHugeFiles(t *testing.T) {
 			t.Fatalf("%.20s: %v", when, err)
 		}
 		if r := (policy.Request{HasOption: true}); compiled.Decide(r).Denied == "" != compiled.Explain(r).Verdict.Granted() {
-			t.Errorf("%.20s: explained otherwise than decided", when)
+			t.Errorf("%.20s: explain and decide differ", when)
 		}
 	}
 	chain := "version = 1\nrule \"r\" {\n  when = " + strings.Repeat("true &&\n", 5000) + "true)\n  grant {}\n}\n"
@@ -317,7 +317,7 @@ func TestHugeFiles(t *testing.T) {
 	}
 }
 
-// All that is wrong with all files comes out, in their order, the first of it in one line.
+// All errors of all files are reported, in their order. The first error is one line.
 func TestComplaints(t *testing.T) {
 	dir := t.TempDir()
 	for name, source := range map[string]string{
@@ -354,7 +354,7 @@ func TestComplaints(t *testing.T) {
 		t.Errorf("%q, %v", out.String(), err)
 	}
 	if err := wrong.Write(full{}, false); err == nil {
-		t.Error("a writer that fails goes unseen")
+		t.Error("the error of a writer is lost")
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 	list
 )
 
-// author writes expressions at random: of the right kinds mostly, so that many of them load.
+// author writes random expressions. Most have the right kinds, so that many of them load.
 type author struct {
 	*rand.Rand
 	depth int
@@ -42,7 +42,7 @@ func (a *author) deeper() bool { return a.depth < 4 && a.IntN(3) > 0 }
 func (a *author) of(k kind) string {
 	a.depth++
 	defer func() { a.depth-- }()
-	if a.IntN(60) == 0 { // now and then a wrong one
+	if a.IntN(60) == 0 { // sometimes a wrong kind
 		k = []kind{number, text, truth, list}[a.IntN(4)]
 	}
 	if a.IntN(8) == 0 && k != list {
@@ -65,7 +65,7 @@ func (a *author) of(k kind) string {
 	return a.list()
 }
 
-// risky is what may fail.
+// risky writes an expression that may fail for a job.
 func (a *author) risky(k kind) string {
 	switch k {
 	case number:
@@ -155,7 +155,7 @@ func (a *author) policy() string {
 		"overlap": number, "ceiling": number, "max_clients": number, "memory_overlap": number,
 		"share": text, "scope": text, "memory": text, "drain_grace": text, "priority": text,
 	}
-	for _, name := range sortedKeys(kinds) { // in an order, so that a seed is one run
+	for _, name := range sortedKeys(kinds) { // in a fixed order, so that a seed repeats a run
 		k := kinds[name]
 		if a.IntN(4) > 0 {
 			continue
@@ -265,7 +265,7 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 		take(a.policy())
 	}
 	if len(policies) < tried/4 {
-		t.Fatalf("only %d of %d policies load: the test sees little", len(policies), tried)
+		t.Fatalf("only %d of %d policies load: the test tries too little", len(policies), tried)
 	}
 	t.Logf("%d of %d policies load", len(policies), tried)
 	granted, denied, failed := 0, 0, 0
@@ -294,11 +294,11 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 	}
 	t.Logf("%d granted, %d denied, %d of them because a rule fails", granted, denied, failed)
 	if granted < 100 || denied < 100 || failed < 30 {
-		t.Errorf("%d granted, %d denied, %d failed: the test sees little", granted, denied, failed)
+		t.Errorf("%d granted, %d denied, %d failed: the test tries too little", granted, denied, failed)
 	}
 }
 
-// holdsRange knows the ranges by heart.
+// holdsRange checks the ranges of a grant, which are written here a second time.
 func holdsRange(t *testing.T, g policy.Grant, source string) {
 	t.Helper()
 	ok := slices.Contains([]policy.Scope{"job", "gpu"}, g.Scope) && slices.Contains([]policy.ComputeModePolicy{"exclusive_process", "unchanged"}, g.Compute) &&
