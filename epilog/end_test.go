@@ -14,7 +14,7 @@ import (
 // noProcess is above the largest pid of Linux.
 const noProcess = 1 << 23
 
-// Clients that stay when their grace is over are terminated, one by one, before the daemon quits.
+// Clients that stay after their grace are terminated, one by one, before the daemon quits.
 func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil) // with a grace of 0
@@ -27,7 +27,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 		"terminate client 8388608: lease closing, claims, folders",
 		"terminate client 8388609: lease closing, claims, folders",
 		"quit daemon: lease closing, claims, folders",
-		"kill daemon: lease closing, claims, folders", // what it started may be left
+		"kill daemon: lease closing, claims, folders", // processes that the daemon started may be left
 		"empty group-7-0: lease closing, claims, folders",
 		"end guard: lease closing, claims, folders",
 		"set mode of a to default: lease closing, claims, folders",
@@ -36,7 +36,7 @@ func TestClientsThatStayAreTerminatedBeforeTheDaemonQuits(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A daemon that does not answer, or does not quit, is killed, and that is no failure.
+// A daemon that does not answer, or does not quit, is killed. This is no failure.
 func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 	for _, step := range []string{"ask for clients", "quit daemon"} {
 		t.Run(step, func(t *testing.T) {
@@ -64,7 +64,8 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 	}
 }
 
-// Modes, folders and guard stay while a daemon may still use them. The lease is kept, and another epilog finishes.
+// Modes, folders and guard stay while a daemon may still use them. The lease is kept, and another epilog finishes the
+// undo.
 //
 // Contract: R1, R9
 func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
@@ -90,7 +91,7 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 	}
 }
 
-// Processes that only look like the daemon are the user's: they fail no epilog.
+// Processes that only look like the daemon belong to the user. They fail no epilog.
 //
 // Contract: I3
 func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
@@ -103,7 +104,8 @@ func TestLookAlikesOfADaemonFailNoEpilog(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// The daemon of a lease that never opened is asked nothing: that it does not answer may be why the lease did not open.
+// The daemon of a lease that never opened is not asked. The lease may not have opened because the daemon does not
+// answer.
 func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase = lease.Opening })
@@ -119,7 +121,7 @@ func TestADaemonThatNoRankKnowsIsOnlyKilled(t *testing.T) {
 	}
 }
 
-// A daemon that is gone is not asked. What it has left is.
+// A daemon that is gone is not asked. The epilog looks for processes that it has left.
 func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Daemons[0].Proc = site.Process{} })
@@ -136,7 +138,7 @@ func TestADaemonThatIsGoneIsNotAsked(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A daemon whose pid no lease names, since its prolog was killed, is found by what it is and ended.
+// If the lease names no pid because its prolog was killed, the epilog finds the daemon by its properties and ends it.
 func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n := newNode(t)
 	n.leased(func(l *lease.Lease) { l.Phase, l.Daemons[0].Proc = lease.Opening, site.Process{} })
@@ -150,7 +152,7 @@ func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A guard that does not end keeps the lease, though the modes are restored.
+// If a guard does not end, the lease is kept, although the modes are restored.
 func TestAGuardThatDoesNotEndKeepsTheLease(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)

@@ -37,7 +37,8 @@ func TestAnEpilogOfARefusedJobRemovesItsTicket(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// The ticket goes first and the lease last. The daemon ends before the guard, and the guard before the modes.
+// The ticket is removed first and the lease last. The daemon ends before the guard, and the guard ends before the
+// modes are restored.
 //
 // Contract: R1, G1
 func TestAnEpilogUndoesInOrder(t *testing.T) {
@@ -68,7 +69,7 @@ func TestClosingTwiceIsClosingOnce(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// An undo by a prolog leaves the lock of the job, since the prolog goes on; an epilog removes it.
+// An undo by a prolog keeps the lock of the job, because the prolog continues. An epilog removes the lock.
 func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)
@@ -85,7 +86,7 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	}
 }
 
-// No mode and no process of an earlier boot exists: the files go, and nothing is undone.
+// No mode and no process of an earlier boot exists. So the files are removed, and nothing is undone.
 //
 // Contract: R4
 func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
@@ -123,7 +124,7 @@ func TestATornLeaseStaysAndFailsTheEpilog(t *testing.T) {
 	}
 }
 
-// An epilog that cannot note that it has begun goes on: what it removes makes room on a full file system.
+// An epilog that cannot record that it has begun continues, because its removals make room on a full file system.
 func TestAnEpilogThatCannotWriteUndoesAllTheSame(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)

@@ -20,14 +20,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
-// node is a node of fakes.
+// node is a node whose parts are fakes.
 type node struct {
 	*fakenode.Node
-	logs     string // where logs are kept
+	logs     string // the folder in which logs are kept
 	log      bytes.Buffer
 	pretend  bool           // SetMode gives no error and sets nothing
 	clients  []site.Client  // of each daemon
-	leftover []site.Process // of daemons that do not run any more
+	leftover []site.Process // processes of daemons that do not run any more
 }
 
 func newNode(t *testing.T) *node {
@@ -64,8 +64,8 @@ func (n *node) close() error {
 	return n.epilog().Close(ctx, 7)
 }
 
-// leased makes the node as a prolog of job 7 leaves it: a lease with both GPUs and one daemon, and a ticket. Change is
-// made to the lease before it is written.
+// leased makes the node as a prolog of job 7 leaves it: a lease with both GPUs and one daemon, and a ticket. It
+// applies change to the lease before it writes the lease.
 func (n *node) leased(change func(*lease.Lease)) lease.Lease {
 	n.T.Helper()
 	dir := n.Store.DaemonDir(7, 0)
@@ -91,15 +91,14 @@ func (n *node) leased(change func(*lease.Lease)) lease.Lease {
 	return l
 }
 
-// works takes a planted failure back. The driver may still be asked by an epilog that has ended.
+// works removes a planted failure. It takes the lock, because an epilog that has ended may still ask the driver.
 func (n *node) works(event string) {
 	n.Lock()
 	defer n.Unlock()
 	delete(n.Fail, event)
 }
 
-// keepsTheLease checks that an epilog has failed with the causes, says what to do, and has left the records as they are
-// named.
+// keepsTheLease checks that an epilog failed with the causes, named what to do, and left these records.
 func (n *node) keepsTheLease(err error, records string, causes ...error) {
 	n.T.Helper()
 	for _, cause := range causes {

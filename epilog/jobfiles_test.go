@@ -12,7 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// The epilog removes the job files that the lease names, with what a killed prolog left of them. Another job's stays.
+// The epilog removes the job files that the lease names, and what a killed prolog left of them. A file of another job
+// stays.
 //
 // Contract: R13
 func TestJobFiles(t *testing.T) {
@@ -65,7 +66,7 @@ func TestJobFiles(t *testing.T) {
 	}
 }
 
-// A folder that is not root's own is not touched, and the job closes all the same.
+// A folder that does not belong to root is not touched, and the job closes all the same.
 func TestJobFilesInAFolderOfOthers(t *testing.T) {
 	n, dir := newNode(t), t.TempDir() // below /tmp, where each user may write
 	path := filepath.Join(dir, "0")
@@ -81,7 +82,7 @@ func TestJobFilesInAFolderOfOthers(t *testing.T) {
 	}
 }
 
-// The file of a GPU that another job holds by now is that job's, whatever it says.
+// If another job holds a GPU by now, the GPU's file belongs to that job, whatever the file contains.
 func TestJobFileOfAGPUThatAnotherJobHolds(t *testing.T) {
 	dir, err := os.MkdirTemp("/run", "mps")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
 )
 
-// Of the jobs' logs the latest stay.
+// Only the newest logs of jobs stay.
 func TestPrune(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 7 {
@@ -53,8 +53,8 @@ func TestWantsLogs(t *testing.T) {
 	}
 }
 
-// A job that ran before keeps the logs of its last run alone, though the clock has gone back since. A second epilog
-// of the same run, which finds less, leaves what the first has kept.
+// A job that ran before keeps only the logs of its last run, although the clock was set back. A second epilog of the
+// same run finds less, and leaves what the first epilog has kept.
 func TestKeepTwice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("logs are kept by root")
@@ -92,7 +92,8 @@ func TestKeepTwice(t *testing.T) {
 	}
 }
 
-// Logs are kept on failure when a daemon had to be killed, and not when it quit. They are copied before the folders go.
+// Logs are kept on failure if a daemon had to be killed, and not if it quit. They are copied before the folders are
+// removed.
 func TestLogsOutliveAJobWhoseDaemonWasKilled(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		n := newNode(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
-// The lease is kept if one mode cannot be restored. All else is undone, the other mode included. Another epilog
-// finishes.
+// If one mode cannot be restored, the lease is kept. Everything else is undone, and the other mode is restored.
+// Another epilog finishes the undo.
 //
 // Contract: R1
 func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
@@ -35,7 +35,7 @@ func TestAModeThatCannotBeRestoredKeepsTheLease(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A mode that cannot be read may be the job's: the lease is kept.
+// A mode that cannot be read may be the job's mode, so the lease is kept.
 func TestAModeThatCannotBeReadKeepsTheLease(t *testing.T) {
 	n := newNode(t)
 	n.leased(nil)
@@ -57,14 +57,15 @@ func TestAModeThatIsAcceptedAndNotRestoredKeepsTheLease(t *testing.T) {
 	}
 }
 
-// What is restored is the mode before the job, whatever it was. A mode that an admin set since stays.
+// The epilog restores the mode from before the job, whatever it was. If an admin has set another mode since, that
+// mode stays.
 //
 // Contract: M2
 func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 	n := newNode(t)
 	n.Modes[fakenode.GPUA] = site.ModeExclusiveThread
 	n.leased(nil)
-	n.Modes[fakenode.GPUB] = site.ModeProhibited // an admin's
+	n.Modes[fakenode.GPUB] = site.ModeProhibited // set by an admin
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}
@@ -76,7 +77,7 @@ func TestTheModeBeforeTheJobIsRestored(t *testing.T) {
 	}
 }
 
-// A GPU that another job holds by now is not changed, and the other job's claim stays.
+// If another job holds a GPU by now, its mode is not changed, and the other job's claim stays.
 //
 // Contract: M2, R6
 func TestTheModeOfAGPUOfAnotherJobStays(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
 )
 
-// A server's log as r580 writes it: one client twice a context, one that leaves and comes again, a fault, and a server
-// that is replaced.
+// serverSaid is a server's log as r580 writes it. One client has two contexts, one client leaves and comes again,
+// there is a fault, and the server is replaced.
 const serverSaid = `[2026-11-21 05:26:20.000 Other    829] Startup
 [2026-11-21 05:26:21.000 Server   829] Client {PID: 901, Context ID: 0} connected
 [2026-11-21 05:26:21.001 Server   829] Client {PID: 901, Context ID: 1} connected
@@ -55,7 +55,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// Of several daemons all is added up; a log that is a link, and a folder that is gone, count nothing.
+// The numbers of several daemons are added up. A log that is a link and a folder that is gone add nothing.
 func TestSummarise(t *testing.T) {
 	dir := t.TempDir()
 	l := lease.Lease{Job: lease.Job{UID: uint32(os.Getuid())}, CreatedAt: time.Now().Add(-time.Minute)}
@@ -84,7 +84,7 @@ func TestSummarise(t *testing.T) {
 	}
 }
 
-// The summary is in the log when a job ends: what the servers' logs say, and what the guard has seen.
+// When a job ends, the log has its summary: what the servers' logs contain, and what the guard has seen.
 func TestAnEpilogLogsTheSummary(t *testing.T) {
 	n := newNode(t)
 	l := n.leased(nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
-// content is what the files of job 7 say.
+// content is the text of the files of job 7.
 func (n *node) content() (all [2]string) {
 	n.T.Helper()
 	for i, name := range []string{"leases/7.json", "tickets/7.json"} {
@@ -29,7 +29,7 @@ func (n *node) content() (all [2]string) {
 	return all
 }
 
-// rewrite changes the lease of job 7 on file.
+// rewrite changes the lease file of job 7.
 func (n *node) rewrite(change func(*lease.Lease)) {
 	n.T.Helper()
 	l, err := n.Store.Read(7)
@@ -87,8 +87,8 @@ func TestAnAdoptedLeaseGetsAnotherGuardIfItsGuardIsGone(t *testing.T) {
 	}
 }
 
-// A lease that is not open, of other devices, or with a daemon that does not serve is undone, and the job gets a new
-// one.
+// A lease is undone if it is not open, is of other devices, or has a daemon that does not serve. Then the job gets a
+// new lease.
 func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 	for name, c := range map[string]struct {
 		plant func(*node)
@@ -138,7 +138,7 @@ func TestALeaseThatCannotBeAdoptedIsUndoneFirst(t *testing.T) {
 	}
 }
 
-// A job that runs keeps what it has, though the policy would deny it by now. If no rank can have run, the job is
+// A running job keeps what it has, although the policy would deny it now. If no rank can have run, the job is
 // refused.
 func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 	n := newNode(t)
@@ -159,7 +159,7 @@ func TestALeaseThatThePolicyDeniesByNowStaysIfRanksMayRun(t *testing.T) {
 	n.IsAsBefore("tickets/7.json")
 }
 
-// A lease that cannot be adopted and not be undone stays. No policy lets the job run then.
+// A lease that can neither be adopted nor undone stays. In this case no policy lets the job run.
 func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.OnFailure = policy.FailRunWithout
@@ -174,7 +174,7 @@ func TestALeaseThatCannotBeUndoneIsKept(t *testing.T) {
 	}
 }
 
-// No mode and no process of an earlier boot exists: nothing of its lease is undone, and its files go.
+// No mode and no process of an earlier boot exists. So nothing of its lease is undone, and its files are removed.
 //
 // Contract: R4
 func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
@@ -200,7 +200,7 @@ func TestALeaseOfAnEarlierBootIsOnlyRemoved(t *testing.T) {
 	}
 }
 
-// A torn lease says nothing that could be undone: it stays for a person, and no policy lets the job run.
+// A torn lease names nothing that could be undone. It stays for an admin, and no policy lets the job run.
 //
 // Contract: R5
 func TestATornLeaseStaysAndFailsTheProlog(t *testing.T) {

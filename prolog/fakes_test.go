@@ -19,16 +19,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// node is a node of fakes.
+// node is a node whose parts are fakes.
 type node struct {
 	*fakenode.Node
 	pretend  bool         // SetMode gives no error and sets nothing
-	later    site.Mode    // the mode of GPU A from the moment at which it is claimed, "" for the same
-	asUser   error        // what a daemon's start gives for any user but nobody
-	pings    error        // what Ping gives
-	guard    site.Process // what Running gives
-	fit      int          // what Fit gives
-	driver   string       // what Driver gives, with noDriver
+	later    site.Mode    // the mode of GPU A from its claim on, "" for the same mode
+	asUser   error        // the error of a daemon's start as any user except nobody
+	pings    error        // what Ping returns
+	guard    site.Process // what Running returns
+	fit      int          // what Fit returns
+	driver   string       // what Driver returns, with noDriver
 	noDriver error
 	jobFiles string // folder, "" for none
 	gres     slurm.Gres
@@ -84,7 +84,7 @@ func (n *node) mustOpen(job slurm.Job) {
 	}
 }
 
-// did checks the events. Daemon and guard start side by side, so their order is made the same.
+// did checks the events. Daemon and guard start at the same time, so did puts their events into one order.
 func (n *node) did(want ...string) {
 	n.T.Helper()
 	for i := 1; i < len(n.Events); i++ {
@@ -105,15 +105,15 @@ func oneDaemon() policy.Grant { return policy.DefaultGrant() }
 
 // granting is a policy that gives the grant to each job that asks.
 func granting(g policy.Grant) policy.Policy {
-	return lawOf(func(policy.Input) (policy.Grant, string, error) { return g, "", nil })
+	return policyOf(func(policy.Input) (policy.Grant, string, error) { return g, "", nil })
 }
 
 // refusing is a policy that gives no job MPS.
 func refusing(reason string) policy.Policy {
-	return lawOf(func(policy.Input) (policy.Grant, string, error) { return policy.Grant{}, reason, nil })
+	return policyOf(func(policy.Input) (policy.Grant, string, error) { return policy.Grant{}, reason, nil })
 }
 
-func lawOf(result func(policy.Input) (policy.Grant, string, error)) policy.Policy {
+func policyOf(result func(policy.Input) (policy.Grant, string, error)) policy.Policy {
 	return policy.Policy{
 		Trigger: &policy.Trigger{Constraint: "mps"},
 		Bind:    func(r policy.Request) policy.Input { return r },
@@ -121,7 +121,7 @@ func lawOf(result func(policy.Input) (policy.Grant, string, error)) policy.Polic
 	}
 }
 
-// undo does what a lease names, as the epilog does. It keeps the lease if a mode cannot be restored.
+// undo undoes what a lease names, as the epilog does. It keeps the lease if a mode cannot be restored.
 func (n *node) undo(_ context.Context, l lease.Lease) error {
 	if err := n.Event("undo"); err != nil {
 		return err

@@ -37,7 +37,7 @@ func TestJobFiles(t *testing.T) {
 	}
 }
 
-// A site that names no folder gets no file, and the lease names none.
+// If a site names no folder, the job gets no file, and the lease names none.
 func TestNoJobFiles(t *testing.T) {
 	n := newNode(t)
 	n.mustOpen(job(0))

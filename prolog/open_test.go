@@ -17,13 +17,13 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/fakenode"
 )
 
-// Lease and claims are on file before the first change. The modes are set before the daemon starts, the ceiling is set
-// when it runs, and the lease is open and the ticket there when all is done.
+// The lease and the claims are written before the first change. The modes are set before the daemon starts, and the
+// ceiling is set when it runs. At the end the lease is open and the ticket is written.
 //
 // Contract: R1
 func TestAPrologChangesTheNodeInOrder(t *testing.T) {
 	n := newNode(t)
-	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin's: there is nothing to set
+	n.Modes[fakenode.GPUB] = site.ModeExclusiveProcess // an admin has set it, so the prolog sets nothing
 	n.mustOpen(job(0, 1))
 	n.did(
 		"set mode of a to exclusive_process: lease opening, claims a b",
@@ -65,8 +65,8 @@ func TestALeaseNamesWhatIsUndone(t *testing.T) {
 	}
 }
 
-// Until a GPU is claimed, the epilog of another job may be restoring its mode. The mode that is restored after this job
-// is the one that was read behind the claim.
+// Before a GPU is claimed, the epilog of another job may still restore its mode. So the prolog reads the mode again
+// after the claim. This mode is restored after the job.
 //
 // Contract: M2
 func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
@@ -81,7 +81,7 @@ func TestAModeIsReadAgainWhenTheGPUIsClaimed(t *testing.T) {
 	}
 }
 
-// A grant may want a daemon for each GPU, no guard, and modes as they are.
+// A grant may ask for a daemon for each GPU, for no guard, and for unchanged modes.
 func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	n, grant := newNode(t), oneDaemon()
 	grant.Scope, grant.Compute, grant.Hold = policy.ScopeGPU, policy.ComputeUnchanged, 0
@@ -103,7 +103,7 @@ func TestAPrologChangesOnlyWhatTheGrantSays(t *testing.T) {
 	}
 }
 
-// Whichever step fails, all is undone: modes, folders, claims, lease and ticket. The error names the step.
+// If any step fails, everything is undone: modes, folders, claims, lease and ticket. The error names the step.
 //
 // Contract: R1
 func TestAPrologThatFailsLeavesTheNodeAsBefore(t *testing.T) {
@@ -136,7 +136,7 @@ func TestAModeThatIsAcceptedAndNotSetIsAFailure(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A job whose ticket cannot be written would run without one: its lease is undone.
+// A job must not run without a ticket. If its ticket cannot be written, its lease is undone.
 func TestALeaseWithoutATicketIsUndone(t *testing.T) {
 	n := newNode(t)
 	if err := os.Mkdir(filepath.Join(n.Dir, "tickets", ".7.json.new"), 0o755); err != nil { // no file can be made there
@@ -206,7 +206,7 @@ func TestAGPUThatIsOutOfServiceStaysSo(t *testing.T) {
 	}
 }
 
-// A daemon that works as nobody and fails twice as the user is no failure of the node: the job is refused.
+// If a daemon works as nobody and fails twice as the user, the node has no failure, and the job is refused.
 func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 	n := newNode(t)
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
@@ -237,7 +237,7 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 	n.IsAsBefore("tickets/7.json")
 }
 
-// A daemon that fails as nobody too is a failure of the node.
+// If a daemon fails as nobody too, the node has a failure, and the prolog fails.
 func TestADaemonThatFailsAsNobodyTooFailsTheProlog(t *testing.T) {
 	n := newNode(t)
 	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
@@ -248,7 +248,7 @@ func TestADaemonThatFailsAsNobodyTooFailsTheProlog(t *testing.T) {
 	n.IsAsBefore()
 }
 
-// A node whose limit of open files leaves no room for one client is found before anything is changed.
+// If the node's limit of open files is too low for one client, the prolog fails before any change.
 //
 // Contract: D1
 func TestADaemonWithoutRoomForAClientIsNotStarted(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// A prolog without store, driver and daemons would panic if it touched any of them.
+// The prolog of this test has no store, driver or daemons. It would panic if it used one of them.
 func TestAJobThatDoesNotAskForMPSChangesNothing(t *testing.T) {
 	asksNot := job(0)
 	asksNot.Constraints = nil
@@ -63,7 +63,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 			outcome, err := n.open(j, rules)
 			ticket, readErr := n.Store.ReadTicket(7)
 			if outcome != Refused || err != nil || readErr != nil || !strings.Contains(ticket.RefusalReason, c.reason) {
-				t.Errorf("%s, %v: the ticket says %q, %v", outcome, err, ticket.RefusalReason, readErr)
+				t.Errorf("%s, %v: the ticket has %q, %v", outcome, err, ticket.RefusalReason, readErr)
 			}
 			if ticket.RunWithoutMPS || ticket.Daemons != nil {
 				t.Errorf("the ticket has more than the reason: %+v", ticket)
@@ -74,7 +74,7 @@ func TestARefusedJobHasATicketAndNothingElse(t *testing.T) {
 	}
 }
 
-// What a rule asks for and the node cannot tell is the node's failure: no ticket refuses the job.
+// If the node cannot answer what a rule asks, the prolog fails, and no ticket refuses the job.
 func TestALookUpThatFailsIsTheNodesFailure(t *testing.T) {
 	n, rules := newNode(t), granting(policy.Grant{OnFailure: policy.FailRunWithout})
 	rules.Lookups.Groups = true

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A ticket lets ranks run, so it is the last file that a prolog writes: the lease is open before.
+// A ticket lets ranks run. So the prolog writes the ticket last, after it has written the open lease.
 func TestTheTicketIsWrittenLast(t *testing.T) {
 	n := newNode(t)
 	written := watch(t, filepath.Join(n.Dir, "leases"), filepath.Join(n.Dir, "tickets"))
@@ -27,7 +27,7 @@ func TestTheTicketIsWrittenLast(t *testing.T) {
 	}
 }
 
-// A ticket has no more clients than the node's MPS serves, and no more than the policy grants.
+// A ticket allows no more clients than the node's MPS serves, and no more than the policy grants.
 func TestATicketHasTheClientsThatMPSServes(t *testing.T) {
 	for _, c := range []struct {
 		driver        string
