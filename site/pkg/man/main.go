@@ -30,7 +30,8 @@ var sections string
 // userSections are the sections in the page of mpirun-wrap. Each has its name in the page, its document and its
 // section there.
 var userSections = [][3]string{
-	{"OPTIONS AND VARIABLES", "reference.md", "mpirun-wrap"}, {"RECIPES", "recipes.md", "Launchers"},
+	{"CHOICES OF --GPU", "reference.md", "Choices of --gpu"}, {"SHARES", "reference.md", "Shares"},
+	{"RECIPES", "recipes.md", "Launchers"},
 	{"DIAGNOSTICS", "troubleshooting.md", "Messages of mpirun-wrap"}, {"CUDA ERRORS", "troubleshooting.md", "CUDA errors"},
 }
 

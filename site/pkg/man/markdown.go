@@ -53,12 +53,18 @@ func inline(text string) string {
 	return cmp.Or(text, `\&`)
 }
 
-// section returns the text below a heading of a document.
+// section returns the text below a heading of a document, of the second or the third level. It ends at the next heading
+// of the second level, and below one of the third level at the next of these too.
 func section(text, heading string) (string, error) {
-	_, rest, found := strings.Cut(text, "\n## "+heading+"\n")
+	if _, rest, found := strings.Cut(text, "\n## "+heading+"\n"); found {
+		rest, _, _ = strings.Cut(rest, "\n## ")
+		return rest, nil
+	}
+	_, rest, found := strings.Cut(text, "\n### "+heading+"\n")
 	if !found {
 		return "", fmt.Errorf("cannot find section %q", heading)
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
+	rest, _, _ = strings.Cut(rest, "\n### ")
 	return rest, nil
 }
