@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Pipe directory missing, or not searchable: CUDA starts without MPS and says nothing.
+// If the pipe directory is missing or not searchable, CUDA starts without MPS and prints nothing.
 func TestSilentWithoutMPS(t *testing.T) {
 	d := directories(t, under.uid)
 	for _, pipe := range []string{d.pipe(), "/nonexistent", "/tmp/" + strings.Repeat("x", 200)} {
@@ -22,7 +22,8 @@ func TestSilentWithoutMPS(t *testing.T) {
 	}
 }
 
-// A daemon run by user U serves U only: another user with access gets 805, root too; one without access gets no MPS.
+// A daemon that user U runs serves only U. Another user who can reach the pipe directory gets error 805, and root
+// gets it too. A user who cannot reach the pipe directory runs without MPS.
 func TestForeignUsers(t *testing.T) {
 	needsRoot(t)
 	if under.uid == 0 {
@@ -46,10 +47,10 @@ func TestForeignUsers(t *testing.T) {
 	}
 }
 
-// In EXCLUSIVE_PROCESS the server holds the GPU: MPS is the only way in, and a client without MPS gets 46. Without a
-// server the first process gets the GPU, and then the server does not.
+// In EXCLUSIVE_PROCESS the server holds the GPU. A client of MPS can use the GPU, and a client without MPS gets error
+// 46. If no server runs, the first process gets the GPU, and then the server cannot get it.
 func TestExclusiveProcess(t *testing.T) {
-	onlySimulated(t, "the compute mode of a real GPU is not touched")
+	onlySimulated(t, "this suite does not change the compute mode of a real GPU")
 	gpu := under.node.GPU(0)
 	if err := gpu.SetMode(3); err != nil {
 		t.Fatal(err)
@@ -70,13 +71,13 @@ func TestExclusiveProcess(t *testing.T) {
 	}
 	d.again()
 	if got := d.info(); got.err == 0 {
-		t.Errorf("server beside a process: %+v", got)
+		t.Errorf("client of a server that starts while a process holds the GPU: %+v", got)
 	}
 	holder.signal(syscall.SIGKILL)
 }
 
-// A client lowers the server's percentage and cannot raise it; set_* reaches clients started later, set_default_*
-// servers started later. Decimals are kept: 33.333334 gives 44 SMs of 132.
+// A client can lower the server's percentage and cannot raise it. set_* applies to clients that start later.
+// set_default_* applies to servers that start later. Decimals are kept: 33.333334 gives 44 SMs of 132.
 func TestPercentageOfServer(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -100,8 +101,9 @@ func TestPercentageOfServer(t *testing.T) {
 	expect("next server, default 33.333334", share(33.333334))
 }
 
-// Memory limits: by ordinal and by UUID in the client; a list with a device that the process does not see drops every
-// limit; the daemon's default reaches servers started later, and by UUID it does nothing.
+// A client's memory limit names the device by ordinal or by UUID. If a client's list names a device that the process
+// does not see, every limit in the list is dropped. The daemon's default applies to servers that start later. A
+// default that names the device by UUID has no effect.
 func TestMemoryLimit(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	server := d.server()
@@ -131,13 +133,14 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// A client that asks for more memory than the GPU has, or than its limit, is refused and harms nobody.
+// If a client asks for more memory than the GPU has, or than the client's limit, the request fails. The neighbours of
+// this client are not affected.
 func TestOutOfMemory(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()
 	neighbour := d.neighbour()
 	for _, environment := range [][]string{nil, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + under.gpus[0] + "=2G"}} {
-		const more = "1000000" // MiB, than any GPU has
+		const more = "1000000" // MiB, more than any GPU has
 		if out := d.client(environment, "alloc", more); !strings.Contains(out.stdout, "err=2(") {
 			t.Errorf("%s MiB with %q: %q", more, environment, out.stdout)
 		}
@@ -145,11 +148,11 @@ func TestOutOfMemory(t *testing.T) {
 	if got := d.info(); got.err != 0 {
 		t.Errorf("new client: %+v", got)
 	}
-	neighbour.survives("a neighbour that was out of memory")
+	neighbour.survives("another client asked for too much memory")
 }
 
-// CUDA_VISIBLE_DEVICES of the daemon renumbers; UUIDs work on both sides. Its order is not that of a client without a
-// list.
+// CUDA_VISIBLE_DEVICES of the daemon gives the devices new numbers. UUIDs work in the daemon's list and in the
+// client's list. The order of the daemon's list is not the order that a client without a list sees.
 func TestVisibleDevices(t *testing.T) {
 	needsGPUs(t, 2)
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
@@ -179,7 +182,8 @@ func TestVisibleDevices(t *testing.T) {
 	}
 }
 
-// A daemon limited to one GPU names it in the client's error, in the log.
+// If a daemon is limited to one GPU and a client asks for another, the server's log has an error. The error names the
+// device that the client asked for.
 func TestInvisibleDeviceIsLogged(t *testing.T) {
 	needsGPUs(t, 2)
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])
@@ -188,9 +192,9 @@ func TestInvisibleDeviceIsLogged(t *testing.T) {
 	eventually(t, "the log has "+line, 5*time.Second, func() bool { return strings.Contains(d.log("server.log"), line) })
 }
 
-// 48 contexts on a device, and the 49th gets 46; the others go on.
+// A device has at most 48 contexts. Client 49 gets error 46, and the other clients continue.
 func TestMostClients(t *testing.T) {
-	onlySimulated(t, "takes half a minute of a real GPU, and is as the driver's version has it")
+	onlySimulated(t, "takes half a minute on a real GPU, and the result depends on the driver's version")
 	d := start(t)
 	d.server()
 	var clients [48]*spinner
@@ -208,7 +212,7 @@ func TestMostClients(t *testing.T) {
 		t.Errorf("client 49: %+v", got)
 	}
 	if got := len(strings.Fields(d.ask(fmt.Sprintf("get_client_list %d", d.servers()[0])))); got != 48 {
-		t.Errorf("%d clients are listed", got)
+		t.Errorf("get_client_list lists %d clients, not 48", got)
 	}
 	for _, client := range clients {
 		client.signal(syscall.SIGTERM)
@@ -217,13 +221,13 @@ func TestMostClients(t *testing.T) {
 		client.survives("client 49")
 	}
 	if got := d.info(); got.err != 0 {
-		t.Errorf("afterwards: %+v", got)
+		t.Errorf("new client after the others ended: %+v", got)
 	}
 }
 
-// RLIMIT_NOFILE 1024 on the daemon: of 48 clients none finishes.
+// If the daemon has RLIMIT_NOFILE 1024, none of 48 clients finishes.
 func TestFewDescriptors(t *testing.T) {
-	onlySimulated(t, "takes half a minute of a real GPU")
+	onlySimulated(t, "takes half a minute on a real GPU")
 	d := directories(t, under.uid)
 	c := under.command(d.environment, d.uid, "/bin/sh", "-c", `ulimit -S -n 1024 && exec "$0" -d`, under.control)
 	if out := c.run(); out.code != 0 {
@@ -248,7 +252,7 @@ func TestFewDescriptors(t *testing.T) {
 	}
 	for _, client := range clients {
 		if client.line(1) != "" {
-			t.Errorf("a client came on: %q", client.line(1))
+			t.Errorf("a client ended or printed a second line: %q", client.line(1))
 		}
 		client.signal(syscall.SIGKILL)
 		client.end()

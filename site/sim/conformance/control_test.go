@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// `-d` returns with rc 0 when the daemon answers; the pipe directory holds five files with these modes.
+// `-d` returns with exit code 0 when the daemon answers. The pipe directory holds five files with these modes.
 func TestFilesOfPipeDirectory(t *testing.T) {
 	d := start(t)
 	d.ask("get_server_list")
@@ -33,8 +33,8 @@ func TestFilesOfPipeDirectory(t *testing.T) {
 	}
 }
 
-// A clean quit removes the fifo and the pid file, now and then a moment after its answer, and leaves the sockets and
-// the lock; a daemon starts there again.
+// A clean quit removes the fifo and the pid file, sometimes a moment after its answer. The sockets and the lock file
+// stay. A new daemon can start in the same directory.
 func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 	d := start(t)
 	d.server()
@@ -52,18 +52,19 @@ func TestQuitLeavesSocketsAndStartsAgain(t *testing.T) {
 		sort.Strings(names)
 		left = strings.Join(names, " ")
 		if time.Since(answered) > time.Second {
-			t.Fatalf("left behind: %s", left)
+			t.Fatalf("after quit the pipe directory holds: %s", left)
 		}
 	}
-	t.Logf("the fifo is gone %v after the answer", time.Since(answered).Round(time.Millisecond))
+	t.Logf("the fifo was removed %v after the answer", time.Since(answered).Round(time.Millisecond))
 	d.again()
 	if got := d.ask("get_default_client_priority"); got != "0" {
-		t.Errorf("after the restart: %q", got)
+		t.Errorf("get_default_client_priority after the restart: %q", got)
 	}
 }
 
-// The daemon has its own session, its first three descriptors on /dev/null, every other inherited one and the cwd; its
-// comm is cut at 15 characters. The server is its child and in its session, with its environment.
+// The daemon has its own session, and its descriptors 0 to 2 are /dev/null. It keeps every other inherited descriptor
+// and the working directory. Its comm is cut to 15 characters. The server is a child of the daemon, in the daemon's
+// session, with the daemon's environment.
 func TestProcesses(t *testing.T) {
 	d := directories(t, under.uid)
 	kept, err := os.Create(filepath.Join(d.dir, "kept"))
@@ -107,7 +108,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// `-f` stays, writes its log to standard output and none into the log directory.
+// `-f` stays in the foreground. It writes its log to standard output and no file into the log directory.
 func TestForeground(t *testing.T) {
 	d := directories(t, under.uid)
 	c := d.control(d.uid, nil, "-f")
@@ -126,7 +127,8 @@ func TestForeground(t *testing.T) {
 	}
 }
 
-// Second daemon on a live directory: a message on standard output, rc 1, and the first one goes on.
+// If a daemon already runs in the directory, `-d` prints a message to standard output and exits with 1. The first
+// daemon continues.
 func TestSecondDaemon(t *testing.T) {
 	d := start(t)
 	out := d.control(d.uid, nil, "-d").run()
@@ -136,7 +138,7 @@ func TestSecondDaemon(t *testing.T) {
 	d.ask("get_server_list")
 }
 
-// No daemon: a message on standard error, rc 1.
+// If no daemon runs, the control program prints a message to standard error and exits with 1.
 func TestNoDaemon(t *testing.T) {
 	out := directories(t, under.uid).tell("get_server_list", answerDeadline)
 	if out.code != 1 || out.stderr != "Cannot find MPS control daemon process\n" {
@@ -144,7 +146,7 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-// Pipe directory too long for a socket's name: rc 1 and no message at all.
+// If the pipe directory's path is too long for the name of a socket, `-d` exits with 1 and prints no message.
 func TestLongPath(t *testing.T) {
 	d := directories(t, under.uid)
 	long := filepath.Join(d.pipe(), strings.Repeat("x", 108-len("/control_privileged")-len(d.pipe())-1))
@@ -158,7 +160,8 @@ func TestLongPath(t *testing.T) {
 	}
 }
 
-// Directories that are not there: the daemon says so on standard output, rc 1. Devices that are not there: rc 100.
+// If the pipe directory does not exist, the daemon prints a message to standard output and exits with 1. If the
+// devices do not exist, the daemon exits with 100.
 func TestRefusedStarts(t *testing.T) {
 	d := directories(t, under.uid)
 	out := d.control(d.uid, []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent/p"}, "-d").run()
@@ -171,7 +174,7 @@ func TestRefusedStarts(t *testing.T) {
 	}
 }
 
-// A command given as an argument is ignored; several lines on one stdin are answered in order.
+// A command that is given as an argument is ignored. If standard input has several lines, they are answered in order.
 func TestArgumentsAndLines(t *testing.T) {
 	d := start(t)
 	if out := d.control(d.uid, nil, "get_default_client_priority").run(); out.code != 0 || out.stdout != "" {
@@ -183,7 +186,8 @@ func TestArgumentsAndLines(t *testing.T) {
 	}
 }
 
-// `set_default_*` shows one decimal and ignores what is no percentage; the environment sets the default too.
+// `set_default_*` prints one decimal and ignores a value that is no percentage. The environment also sets the
+// default.
 func TestDefaultPercentage(t *testing.T) {
 	d := start(t, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40")
 	for _, step := range [][2]string{{"get_default_active_thread_percentage", "40.0"}, {"set_default_active_thread_percentage 50", "50.0"},
@@ -195,7 +199,8 @@ func TestDefaultPercentage(t *testing.T) {
 	}
 }
 
-// Another user may ask, and may change nothing; a user may not start a server for another. rc is 0 all the same.
+// Another user may ask and may not change anything. A user may not start a server for another user. The exit code is
+// 0 in each case.
 func TestPrivileges(t *testing.T) {
 	needsRoot(t)
 	d := start(t)
@@ -225,8 +230,8 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// start_server returns before the server is ready; get_server_list waits until it is, and even then the status may say
-// INITIALIZING for a moment (seen once on an H200).
+// start_server returns before the server is ready. get_server_list waits until the server is ready. Even then the
+// status may be INITIALIZING for a moment (seen once on an H200).
 func TestServerStart(t *testing.T) {
 	d := start(t)
 	d.ask(fmt.Sprintf("start_server -uid %d", d.uid))
@@ -249,7 +254,7 @@ func TestServerStart(t *testing.T) {
 	}
 }
 
-// shutdown_server ends an idle server; the next client makes the daemon start another.
+// shutdown_server ends an idle server. The next client makes the daemon start another server.
 func TestShutdownServer(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -259,11 +264,12 @@ func TestShutdownServer(t *testing.T) {
 		t.Errorf("next client: %+v", got)
 	}
 	if next := d.servers()[0]; next == server {
-		t.Errorf("server %d is there again", next)
+		t.Errorf("the next server has the pid %d of the one that was shut down", next)
 	}
 }
 
-// Four loops of queries at once: some fail, in the two forms that were recorded; alone none does.
+// If four loops send queries at the same time, some queries fail, in the two forms that were recorded. If one loop
+// runs alone, no query fails.
 func TestParallelQueries(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -297,15 +303,16 @@ func TestParallelQueries(t *testing.T) {
 	group.Wait()
 	t.Logf("%d of %d failed", failures, loops*each)
 	if failures == 0 || failures > loops*each*3/4 {
-		t.Errorf("%d of %d failed; measured were 33 to 48 of 100", failures, loops*each)
+		t.Errorf("%d of %d failed; 33 to 48 of 100 were measured", failures, loops*each)
 	}
 	if got := d.ask(query); got != "ACTIVE" {
-		t.Errorf("afterwards: %q", got)
+		t.Errorf("after the loops: %q", got)
 	}
 }
 
-// quit with a client waits with a back-off that doubles from 200 ms; `quit -t N` forces after N seconds, rc 0 (six of
-// six; one rc 1 was recorded, and why is not known), and the client gets 806.
+// If a client is connected, quit tries again and again. The first wait is 200 ms, and each further wait is twice as
+// long. `quit -t N` forces the end after N seconds with exit code 0, and the client gets 806. The code was 0 in six
+// of six runs. One exit code 1 was also recorded, and its reason is not known.
 func TestQuitWithClient(t *testing.T) {
 	d := start(t)
 	d.server()
@@ -325,7 +332,7 @@ func TestQuitWithClient(t *testing.T) {
 	}
 }
 
-// Plain quit ends once the last client has gone; meanwhile a new client gets 805.
+// quit without -t ends when the last client has gone. Until then a new client gets 805.
 func TestQuitWaitsForClient(t *testing.T) {
 	d := start(t)
 	d.server()
@@ -344,7 +351,8 @@ func TestQuitWaitsForClient(t *testing.T) {
 	}
 }
 
-// kill -9 of the daemon takes its servers along; a client then silently runs without MPS; a daemon starts there again.
+// kill -9 of the daemon also ends its servers. A client that starts after this runs without MPS and prints nothing
+// about it. A new daemon can start in the same directory.
 func TestDaemonKilled(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -362,7 +370,7 @@ func TestDaemonKilled(t *testing.T) {
 	}
 }
 
-// kill -9 of the server: its clients get 806, the next client makes the daemon start a new one.
+// After kill -9 of the server its clients get 806. The next client makes the daemon start a new server.
 func TestServerKilled(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -373,19 +381,19 @@ func TestServerKilled(t *testing.T) {
 		t.Errorf("next client: %+v", got)
 	}
 	if next := d.servers()[0]; next == server {
-		t.Errorf("server %d lives", server)
+		t.Errorf("the next server has the pid %d of the killed one", server)
 	}
 }
 
-// Daemon stopped: control program and clients hang. Server stopped: status, list, quit -t and clients hang.
-// Continued, all goes on.
+// If the daemon is stopped, the control program hangs, and so do clients. If the server is stopped,
+// get_server_status, get_client_list, quit -t and clients hang. After SIGCONT all of them continue.
 func TestStopped(t *testing.T) {
-	const patience = 700 * time.Millisecond
+	const hangDeadline = 700 * time.Millisecond
 	d := start(t)
 	server := d.server()
 	hangs := func(command string) {
 		t.Helper()
-		if out := d.tell(command, patience); !out.late {
+		if out := d.tell(command, hangDeadline); !out.late {
 			t.Errorf("%s does not hang: %+v", command, out)
 		}
 	}
@@ -393,7 +401,7 @@ func TestStopped(t *testing.T) {
 	hangs("get_server_list")
 	syscall.Kill(d.pid(), syscall.SIGCONT)
 	if got := d.ask("get_server_list"); got != fmt.Sprint(server) {
-		t.Errorf("continued: %q", got)
+		t.Errorf("get_server_list after SIGCONT: %q", got)
 	}
 	syscall.Kill(server, syscall.SIGSTOP)
 	hangs(fmt.Sprintf("get_server_status %d", server))

@@ -20,7 +20,7 @@ import (
 type daemon struct {
 	t           *testing.T
 	dir         string
-	environment []string // of the daemon and, but for the devices, of its clients
+	environment []string // of the daemon and of its clients; only the daemon also has a list of devices
 	uid         int
 }
 
@@ -46,7 +46,7 @@ func directories(t *testing.T, uid int) *daemon {
 
 func (d *daemon) pipe() string { return filepath.Join(d.dir, "p") }
 
-// start runs a daemon with these variables as well; it serves when this returns.
+// start runs a daemon with these extra variables. When start returns, the daemon serves.
 func start(t *testing.T, variables ...string) *daemon {
 	t.Helper()
 	d := directories(t, under.uid)
@@ -66,7 +66,7 @@ func (d *daemon) control(uid int, variables []string, args ...string) *call {
 	return under.command(append(append([]string{}, d.environment...), variables...), uid, under.control, args...)
 }
 
-// ask sends a command as the daemon's user and returns its answer; the daemon must answer.
+// ask sends a command as the daemon's user and returns the answer. The test fails if the daemon does not answer.
 func (d *daemon) ask(command string) string {
 	d.t.Helper()
 	out := d.tell(command, answerDeadline)
@@ -105,7 +105,7 @@ func (d *daemon) servers() []int {
 	return pids
 }
 
-// pid is the daemon's, from its file; 0 where there is none.
+// pid is the daemon's process number, from the pid file. It is 0 if there is no such file.
 func (d *daemon) pid() int {
 	text, err := os.ReadFile(filepath.Join(d.pipe(), "nvidia-cuda-mps-control.pid"))
 	if err != nil {
@@ -115,7 +115,7 @@ func (d *daemon) pid() int {
 	return pid
 }
 
-// kill ends what the test has left: every daemon with this pipe directory. The servers die with it.
+// kill ends what the test has left: every daemon with this pipe directory, and its servers.
 func (d *daemon) kill() {
 	for _, pid := range d.daemons() {
 		family := append(children(pid), pid)
@@ -130,7 +130,7 @@ func (d *daemon) kill() {
 	os.RemoveAll(d.dir)
 }
 
-// daemons are the control daemons with this pipe directory in their environment, whether they have a pid file or not.
+// daemons are the control daemons with this pipe directory in their environment, with or without a pid file.
 func (d *daemon) daemons() []int {
 	var found []int
 	entries, _ := os.ReadDir("/proc")
@@ -152,13 +152,13 @@ func (d *daemon) log(name string) string {
 	return string(text)
 }
 
-// alive: a process that is there and no zombie.
+// alive reports whether a process exists and is no zombie.
 func alive(pid int) bool {
 	state, _ := stat(pid)
 	return state != "" && state != "Z" && state != "X"
 }
 
-// stat are the fields of /proc/PID/stat from the third on.
+// stat returns the fields of /proc/PID/stat, from field 3 to the last.
 func stat(pid int) (state string, fields []string) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -188,7 +188,7 @@ func cmdline(pid int) string {
 	return strings.TrimRight(strings.ReplaceAll(string(text), "\x00", " "), " ")
 }
 
-// client runs the CUDA program to its end.
+// client runs the CUDA program and waits for its end.
 func (d *daemon) client(variables []string, args ...string) outcome {
 	d.t.Helper()
 	return d.clientOf(d.uid, variables, args...)
@@ -217,7 +217,7 @@ func read(t *testing.T, out outcome) info {
 	t.Helper()
 	words := infoLine.FindStringSubmatch(out.stdout)
 	if words == nil {
-		t.Fatalf("not a line of info: %q %q", out.stdout, out.stderr)
+		t.Fatalf("cannot read the output of cuda-client info: %q %q", out.stdout, out.stderr)
 	}
 	var number [5]int
 	for i := range number {
@@ -226,7 +226,7 @@ func read(t *testing.T, out outcome) info {
 	return info{number[0], number[1], number[2], number[3], number[4]}
 }
 
-// spinner is a client that runs.
+// spinner is a client that runs kernels.
 type spinner struct {
 	t     *testing.T
 	call  *call
@@ -237,7 +237,7 @@ type spinner struct {
 	endless bool // it computes until SIGTERM
 }
 
-// spin starts a client that runs kernels; it is ready when this returns.
+// spin starts a client that runs kernels. When spin returns, the client is ready.
 func (d *daemon) spin(variables []string, args ...string) *spinner {
 	d.t.Helper()
 	s := d.launch(variables, args...)
@@ -261,7 +261,7 @@ func (d *daemon) launch(variables []string, args ...string) *spinner {
 	return d.run(variables, append([]string{"spin"}, args...)...)
 }
 
-// run starts the CUDA program.
+// run starts the CUDA program and does not wait for its end.
 func (d *daemon) run(variables []string, args ...string) *spinner {
 	d.t.Helper()
 	c := under.command(append(append([]string{}, d.environment...), variables...), d.uid, under.client, args...)
@@ -313,7 +313,7 @@ func (s *spinner) end() string {
 // faultDelay is longer than a client can compute after an event that kills it: at most 0.19 s (measured on an H200).
 const faultDelay = time.Second
 
-// survives fails the test where the client has died of a CUDA error by its end.
+// survives fails the test if the client has ended with a CUDA error. It first ends a client that computes without end.
 func (s *spinner) survives(what string) {
 	s.t.Helper()
 	if s.endless {
@@ -325,7 +325,7 @@ func (s *spinner) survives(what string) {
 	}
 }
 
-// fails fails the test where the client does not end with this CUDA error.
+// fails fails the test if the client does not end with this CUDA error.
 func (s *spinner) fails(what string, code int) {
 	s.t.Helper()
 	if last := s.end(); !strings.Contains(last, fmt.Sprintf(" err=%d ", code)) {
@@ -333,7 +333,7 @@ func (s *spinner) fails(what string, code int) {
 	}
 }
 
-// fault sets a knob for the length of the test.
+// fault sets a knob until the end of the test.
 func fault(t *testing.T, knob, text string) {
 	t.Helper()
 	path := filepath.Join(under.node.Dir, "faults", knob)

@@ -10,11 +10,12 @@ import (
 	"time"
 )
 
-// inFlight waits until a client is surely in the middle of its kernels: its work is on the GPU from its ready line on.
+// inFlight is a wait after which a client is certainly in the middle of its kernels. Its work is on the GPU as soon
+// as it prints its ready line.
 const inFlight = 100 * time.Millisecond
 
-// A SIGKILL with a kernel of 400 ms or 2 s in flight kills the neighbour with 700; with kernels of 1 ms and less,
-// alone or queued, and with nothing in flight it does not.
+// SIGKILL of a client with a kernel of 400 ms or 2 s in flight makes the neighbour fail with 700. With kernels of 1
+// ms or less, alone or queued, and with nothing in flight, the neighbour survives.
 func TestKill(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -41,7 +42,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// SIGSTOP, wait longer than the work in flight, SIGKILL: the neighbour survives. A shorter wait does not help.
+// The test sends SIGSTOP, waits longer than the work in flight takes, and sends SIGKILL. The neighbour survives. With
+// a shorter wait the neighbour dies.
 func TestStopDrainKill(t *testing.T) {
 	for _, c := range []struct {
 		wait time.Duration
@@ -62,9 +64,9 @@ func TestStopDrainKill(t *testing.T) {
 	}
 }
 
-// terminate_client with a long kernel in flight answers 0; the client's calls give 810, the neighbour survives. The
-// client stays a moment: of those that leave at the first 810, 3 of 82 took their neighbour along (measured: decision
-// 021).
+// terminate_client with a long kernel in flight answers 0. The client's calls give 810, and the neighbour survives.
+// The client stays for a moment before it exits. If a client exits at the first 810, its neighbour may die: 3 of 82
+// did (measured: decision 021).
 func TestTerminateClient(t *testing.T) {
 	d, server, victim, neighbour := beside(t, "-ms", "400", "-hold", "0.5")
 	time.Sleep(inFlight)
@@ -81,7 +83,7 @@ func TestTerminateClient(t *testing.T) {
 	}
 }
 
-// terminate_client for a pid that is no client says so and answers 1, rc 0.
+// terminate_client for a pid that is no client prints a message and answers 1. The exit code is 0.
 func TestTerminateUnknownClient(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -92,25 +94,25 @@ func TestTerminateUnknownClient(t *testing.T) {
 	client.survives("terminate_client for another pid")
 }
 
-// terminate_client for a stopped client hangs, and the daemon answers nothing else until the client continues.
+// terminate_client for a stopped client hangs. The daemon answers nothing else until the client continues.
 func TestTerminateStoppedClient(t *testing.T) {
 	d, server, victim, _ := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
-	const patience = 700 * time.Millisecond
-	if out := d.tell(fmt.Sprintf("terminate_client %d %d", server, victim.pid()), patience); !out.late {
+	const hangDeadline = 700 * time.Millisecond
+	if out := d.tell(fmt.Sprintf("terminate_client %d %d", server, victim.pid()), hangDeadline); !out.late {
 		t.Errorf("terminate_client: %+v", out)
 	}
-	if out := d.tell(fmt.Sprintf("get_server_status %d", server), patience); !out.late {
-		t.Errorf("get_server_status meanwhile: %+v", out)
+	if out := d.tell(fmt.Sprintf("get_server_status %d", server), hangDeadline); !out.late {
+		t.Errorf("get_server_status while terminate_client hangs: %+v", out)
 	}
 	victim.signal(syscall.SIGCONT)
-	victim.fails("terminate_client, continued", 810)
+	victim.fails("terminate_client, after SIGCONT", 810)
 	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
 		t.Errorf("status: %q", got)
 	}
 }
 
-// An illegal access in one client gives 700 to all clients on that GPU; then new ones work.
+// An illegal access in one client gives 700 to all clients on that GPU. New clients work after it.
 func TestIllegalAccess(t *testing.T) {
 	d, server, victim, neighbour := beside(t, "-ms", "0")
 	out := d.client(nil, "fault")
@@ -133,9 +135,10 @@ func TestIllegalAccess(t *testing.T) {
 	}
 }
 
-// An affected client that stays keeps the server in FAULT, and new clients get 807 until it has gone.
+// While a client that the fault has hit stays, the server's status is FAULT and new clients get 807. When this client
+// has gone, new clients work.
 func TestFaultState(t *testing.T) {
-	onlySimulated(t, "documented by NVIDIA; it was measured in passing only")
+	onlySimulated(t, "documented by NVIDIA; measured only as a part of other measurements")
 	d, server, victim, neighbour := beside(t, "-ms", "1")
 	victim.signal(syscall.SIGSTOP)
 	d.client(nil, "fault")
@@ -151,10 +154,11 @@ func TestFaultState(t *testing.T) {
 	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
 }
 
-// The first new client right after a kill in mid-kernel with nobody else on the GPU gets 46; later ones work. It has
-// 130 ms to come: on a busy machine it may take longer, so there are three tries.
+// A client is killed in the middle of a kernel, and no other client is on the GPU. The first new client right after
+// the kill gets 46, and later ones work. This new client must come within 130 ms. A busy machine may take longer, so
+// the test has three tries.
 func TestNewClientAfterKill(t *testing.T) {
-	onlySimulated(t, "measured in 9 of 10 starts")
+	onlySimulated(t, "the first new client got 46 in 9 of 10 measured starts")
 	for try := 1; ; try++ {
 		d := start(t)
 		d.server()
@@ -175,8 +179,8 @@ func TestNewClientAfterKill(t *testing.T) {
 	}
 }
 
-// One daemon for two GPUs and a fault on the first: where some client uses both, a client of the second alone dies of
-// 719; otherwise it goes on.
+// One daemon serves two GPUs, and a fault happens on the first. If some client uses both GPUs, a client that uses
+// only the second fails with 719. If no client uses both, the client of the second GPU continues.
 func TestFaultOnOneOfTwoGPUs(t *testing.T) {
 	needsGPUs(t, 2)
 	for _, bridged := range []bool{true, false} {
@@ -200,7 +204,7 @@ func TestFaultOnOneOfTwoGPUs(t *testing.T) {
 	}
 }
 
-// One daemon per GPU: a fault on the first leaves the clients of the second alone.
+// Each GPU has a daemon of its own. A fault on the first GPU does not affect the clients of the second.
 func TestDaemonPerGPU(t *testing.T) {
 	needsGPUs(t, 2)
 	first, second := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0]), start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[1])

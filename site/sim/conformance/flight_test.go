@@ -15,11 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a client leaves in flight, and who has its files: the neighbour lives or dies. A queue of 150 kernels of 5 ms is
-// 0.75 s of work, as the matrix products were with which it was measured (docs/measurements).
+// These tests show when the neighbour of an ended client lives. It depends on the work that the client leaves in
+// flight and on the process that holds the client's driver files.
+//
+// queue is a queue of 150 kernels of 5 ms: 0.75 s of work. The measurement was made with matrix products of the same
+// total time (docs/measurements).
 var queue = []string{"-ms", "5", "-queue", "150"}
 
-// beside starts a server on the first GPU with two clients: a neighbour that computes, and a victim.
+// beside starts a daemon and a server on the first GPU, with two clients: a neighbour that computes, and a victim.
 func beside(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, neighbour *spinner) {
 	t.Helper()
 	d = start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
@@ -29,8 +32,8 @@ func beside(t *testing.T, victimArgs ...string) (d *daemon, server int, victim, 
 	return d, server, victim, neighbour
 }
 
-// held are duplicates of a process's driver files, as somebody outside has them. They are closed the memory driver's
-// first and the control device's last.
+// held are duplicates of a process's driver files, in a process outside of MPS. The files of nvidia-uvm are closed
+// first, and the files of nvidiactl last.
 type held []int
 
 func hold(t *testing.T, pid int) *held {
@@ -64,24 +67,25 @@ func hold(t *testing.T, pid int) *held {
 	return files
 }
 
-// release closes those that are left.
+// release closes all files that are still open.
 func (h *held) release() {
 	for len(*h) > 0 {
 		h.next()
 	}
 }
 
-// next closes one.
+// next closes one file.
 func (h *held) next() {
 	unix.Close((*h)[0])
 	*h = (*h)[1:]
 }
 
-// terminate_client with more than one longer kernel in flight takes the neighbours along, though it answers 0. One
-// kernel of any length does not, nor do short ones in any number. On the H200 a queue of PyTorch's matrix products
-// did so, in 1 of 1 trials by SIGTERM and 1 of 1 by exit(0), and a queue of this client's did not, in 4 of 4
-// (docs/measurements/12-h200/ends-3.csv, conformance.txt): what makes the difference is not known, so the simulation
-// takes the neighbours along in both.
+// terminate_client with more than one longer kernel in flight kills the neighbours, though it answers 0. One kernel
+// of any length does not kill them, and short kernels in any number do not.
+//
+// On the H200 a queue of PyTorch's matrix products killed the neighbours, in 1 of 1 trials by SIGTERM and 1 of 1 by
+// exit(0). A queue of this client's kernels killed none, in 4 of 4 (docs/measurements/12-h200/ends-3.csv,
+// conformance.txt). The reason for the difference is not known. So the simulation kills the neighbours in both cases.
 func TestTerminateClientWithAQueue(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -97,7 +101,7 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			if c.dies {
-				onlySimulated(t, "the H200 does it to PyTorch's neighbours, not to this client's")
+				onlySimulated(t, "on the H200 neighbours of PyTorch die, and neighbours of this client live")
 			}
 			d, server, victim, neighbour := beside(t, append([]string{"-hold", "0.5"}, c.args...)...)
 			time.Sleep(inFlight)
@@ -115,9 +119,9 @@ func TestTerminateClientWithAQueue(t *testing.T) {
 	}
 }
 
-// To hold the files does not help beside terminate_client.
+// terminate_client with a queue in flight kills the neighbours even if another process holds the client's files.
 func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
-	onlySimulated(t, "the H200 does it to PyTorch's neighbours, not to this client's")
+	onlySimulated(t, "on the H200 neighbours of PyTorch die, and neighbours of this client live")
 	needsRoot(t)
 	d, server, victim, neighbour := beside(t, "-ms", "5", "-queue", "600")
 	time.Sleep(inFlight)
@@ -130,10 +134,11 @@ func TestTerminateClientWithAQueueAndHeldFiles(t *testing.T) {
 	files.release()
 }
 
-// ends are the ways in which a process ends that has work in flight: a SIGKILL, or by itself.
+// ends are the ways in which a process with work in flight ends: by SIGKILL, or by itself.
 var ends = []string{"SIGKILL", "exit:0", "_exit:0", "exit:3", "_exit:3", "signal:11", "signal:6", "alloc"}
 
-// dyingOf starts a neighbour, and a victim that has work in flight and ends within a second unless end is SIGKILL.
+// dyingOf starts a neighbour, and a victim that has a queue in flight. Unless the end is SIGKILL, the victim ends by
+// itself 0.4 s after its first queue is launched.
 func dyingOf(t *testing.T, end string, work []string) (d *daemon, victim, neighbour *spinner) {
 	t.Helper()
 	args := append([]string{"-replay"}, work...)
@@ -145,7 +150,7 @@ func dyingOf(t *testing.T, end string, work []string) (d *daemon, victim, neighb
 	return d, victim, neighbour
 }
 
-// ended waits for the end of a victim, which it brings about where the victim does not.
+// ended waits for the end of a victim. If the end is SIGKILL, it sends the signal first.
 func ended(t *testing.T, end string, victim *spinner) {
 	t.Helper()
 	if end == "SIGKILL" {
@@ -154,7 +159,8 @@ func ended(t *testing.T, end string, victim *spinner) {
 	victim.end()
 }
 
-// However a process ends, its neighbours live when somebody has its driver files until the work is done.
+// If another process holds the driver files of a process until its work is done, the neighbours live, however the
+// process ends.
 func TestEndsWithHeldFiles(t *testing.T) {
 	needsRoot(t)
 	for _, end := range ends {
@@ -172,9 +178,9 @@ func TestEndsWithHeldFiles(t *testing.T) {
 	}
 }
 
-// Where nobody has the files, or lets them go at once, all these ends are alike.
+// If no process holds the files, or the holder closes them at once, all these ends kill the neighbour.
 func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
-	onlySimulated(t, "with 0.75 s in flight some of the neighbours live")
+	onlySimulated(t, "on a real GPU, with 0.75 s in flight, some of the neighbours live")
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
 			d, victim, neighbour := dyingOf(t, end, queue)
@@ -194,7 +200,7 @@ func TestEndsWithFilesReleasedAtOnce(t *testing.T) {
 	})
 }
 
-// Short work harms no one, however its process ends.
+// Short work does not harm a neighbour, however its process ends.
 func TestEndsWithShortWork(t *testing.T) {
 	for _, end := range ends {
 		t.Run(end, func(t *testing.T) {
@@ -205,10 +211,10 @@ func TestEndsWithShortWork(t *testing.T) {
 	}
 }
 
-// The work of dead clients shares the GPU. It is done after the sum of what each had left, and until then the files
-// of all are needed.
+// The work of dead clients shares the GPU. All of it is done when the sum of what each client left has passed. Until
+// then the files of all dead clients must stay open.
 func TestTheDeadShareTheGPU(t *testing.T) {
-	onlySimulated(t, "was measured with matrix products: these kernels go by the clock and do not share a GPU")
+	onlySimulated(t, "it was measured with matrix products; the kernels of this client run for a fixed time and do not share a GPU")
 	needsRoot(t)
 	const victims = 6
 	for _, c := range []struct {
@@ -236,7 +242,7 @@ func TestTheDeadShareTheGPU(t *testing.T) {
 				each.release()
 			}
 			if c.dies {
-				neighbour.fails("files held for too short", 700)
+				neighbour.fails("files held for too short a time", 700)
 			} else {
 				neighbour.survives("files held long enough")
 			}
@@ -244,7 +250,7 @@ func TestTheDeadShareTheGPU(t *testing.T) {
 	}
 }
 
-// A dead client's memory is free when the last of its driver files is closed, and no sooner.
+// A dead client's memory is free when the last of its driver files is closed, and not before.
 func TestMemoryOfTheDead(t *testing.T) {
 	needsRoot(t)
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
@@ -268,7 +274,7 @@ func TestMemoryOfTheDead(t *testing.T) {
 	eventually(t, "the memory is free", 5*time.Second, func() bool { return d.info().free >= before-64 })
 }
 
-// pipesOf are the pipes that a process has open, by their numbers.
+// pipesOf returns the pipes that a process has open, by their numbers.
 func pipesOf(pid int) map[string]bool {
 	found := map[string]bool{}
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -280,8 +286,9 @@ func pipesOf(pid int) map[string]bool {
 	return found
 }
 
-// A client has four pipes in common with its server for itself and four for each context; a process without MPS has
-// none. They go with the client. What both have from whoever started them is no sign.
+// A client has four pipes in common with its server for itself, and four for each context. A process without MPS has
+// none. The pipes are closed when the client ends. Pipes that both inherited from the process that started them do
+// not count.
 func TestPipes(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	server := d.server()

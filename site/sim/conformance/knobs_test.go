@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// The knobs of the simulation do what control/README.md says, so that what is tested with them is tested for something.
+// Other tests rely on the knobs of the simulation. This test checks that the knobs do what control/README.md
+// describes.
 func TestKnobs(t *testing.T) {
 	onlySimulated(t, "a real daemon has no knobs")
-	const patience = 500 * time.Millisecond
+	const hangDeadline = 500 * time.Millisecond
 	for name, check := range map[string]func(*testing.T){
 		"slow_ms": func(t *testing.T) {
 			d := start(t)
@@ -24,7 +25,7 @@ func TestKnobs(t *testing.T) {
 		"deaf": func(t *testing.T) {
 			d := start(t)
 			fault(t, "deaf", "")
-			if out := d.tell("get_server_list", patience); !out.late {
+			if out := d.tell("get_server_list", hangDeadline); !out.late {
 				t.Errorf("%+v", out)
 			}
 		},
@@ -64,7 +65,7 @@ func TestKnobs(t *testing.T) {
 			pid := d.pid()
 			syscall.Kill(pid, syscall.SIGTERM)
 			if d.ask("get_default_client_priority") != "0" || !alive(pid) {
-				t.Error("the daemon has gone")
+				t.Error("the daemon has ended")
 			}
 		},
 		"wedge_after_terminate": func(t *testing.T) {
@@ -74,7 +75,7 @@ func TestKnobs(t *testing.T) {
 			fault(t, "wedge_after_terminate", "")
 			d.tell("terminate_client "+d.ask("get_server_list")+" "+client.line(0)[len("pid="):strings.Index(client.line(0), " ")], answerDeadline)
 			client.fails("terminate_client", 810)
-			if out := d.tell("get_server_list", patience); !out.late {
+			if out := d.tell("get_server_list", hangDeadline); !out.late {
 				t.Errorf("%+v", out)
 			}
 		},
@@ -107,7 +108,7 @@ func TestKnobs(t *testing.T) {
 		"endless_answer": func(t *testing.T) {
 			d := start(t)
 			fault(t, "endless_answer", "")
-			if out := d.tell("get_server_list", patience); !out.late || len(out.stdout) < 1<<16 {
+			if out := d.tell("get_server_list", hangDeadline); !out.late || len(out.stdout) < 1<<16 {
 				t.Errorf("late=%v, %d bytes", out.late, len(out.stdout))
 			}
 		},

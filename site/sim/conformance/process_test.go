@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// stay starts a client that comes to a stage and stays there; it has come when this returns.
+// stay starts a client that stops at a stage and stays there. When stay returns, the client is at this stage.
 func (d *daemon) stay(stage string, variables ...string) *spinner {
 	d.t.Helper()
 	s := d.run(variables, "stay", stage, "20")
@@ -23,7 +23,7 @@ func (d *daemon) stay(stage string, variables ...string) *spinner {
 	return s
 }
 
-// opened are the driver's files that a process has open, without their folder.
+// opened counts the driver's files that a process has open, by their names without the folder.
 func opened(pid int) map[string]int {
 	found := map[string]int{}
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -36,8 +36,8 @@ func opened(pid int) map[string]int {
 	return found
 }
 
-// From cuInit on a process has the driver's files open, with MPS and without; the library alone opens none. It is
-// mapped in both.
+// After cuInit a process has the driver's files open, with MPS and without. A process that has only loaded the
+// library has none of them open. The library is mapped at each stage.
 func TestWhatAProcessOpens(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()
@@ -67,8 +67,8 @@ func TestWhatAProcessOpens(t *testing.T) {
 	}
 }
 
-// The server's log has every client from its cuInit on, and nobody else; the list of clients has it from its first
-// context on.
+// The server's log names every client after its cuInit, and no other process. The list of clients names a client
+// after its first context.
 func TestClientsAreLogged(t *testing.T) {
 	d := start(t)
 	server := d.server()
@@ -95,12 +95,12 @@ func TestClientsAreLogged(t *testing.T) {
 		}
 		s.signal(syscall.SIGKILL)
 		s.end()
-		eventually(t, "the client is off the list", answerDeadline, func() bool { return d.ask(fmt.Sprintf("get_client_list %d", server)) == "" })
+		eventually(t, "get_client_list lists no client", answerDeadline, func() bool { return d.ask(fmt.Sprintf("get_client_list %d", server)) == "" })
 	}
 }
 
-// A fault lasts as long as a process that it hit: new clients get 807 at once meanwhile, and the log says why; then
-// they are served again, by the same server.
+// A fault lasts until every process that it hit has ended. Until then new clients get 807 at once, and the log has
+// the reason. After that the same server serves new clients.
 func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 	d, server, victim, neighbour := beside(t, "-ms", "1", "-hold", "60")
 	d.client(nil, "fault")
@@ -117,7 +117,7 @@ func TestAFaultLastsAsLongAsItsClients(t *testing.T) {
 	log := d.log("server.log")
 	_, sticky, _ := strings.Cut(log, "The following client process have a sticky error set:\n")
 	if want := fmt.Sprintf("] %d\n", victim.pid()); !strings.Contains(sticky, want) {
-		t.Errorf("server.log lacks %q behind the list's head:\n%s", want, sticky)
+		t.Errorf("server.log lacks %q after the first line of the list:\n%s", want, sticky)
 	}
 	for _, want := range []string{"Server teardown in progress. Refusing to accept new client {PID: ", "Context ID: 0} with status 807\n"} {
 		if got := strings.Count(log, want); got < 3 {

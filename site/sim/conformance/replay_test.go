@@ -66,7 +66,7 @@ var (
 	anyName     = regexp.MustCompile(`[0-9]{10} +`)
 )
 
-// plain takes out of an answer what another machine has differently: devices, positions, programs, namespaces.
+// plain replaces what differs on another machine: devices, positions, programs, namespaces.
 func plain(answer string) string {
 	answer = anyUUID.ReplaceAllString(answer, "UUID")
 	answer = anyPosition.ReplaceAllString(answer, "POSITION")
@@ -74,12 +74,13 @@ func plain(answer string) string {
 	return anyProgram.ReplaceAllString(answer, "PROGRAM")
 }
 
-// replay holds recorded exchanges against the daemon; renamed are the recorded pids with those of this run.
+// replay sends the recorded commands to the daemon and compares the answers. renamed are pairs: a recorded pid and
+// the pid in this run.
 func (d *daemon) replay(recorded []exchange, renamed ...string) {
 	d.t.Helper()
 	rename := strings.NewReplacer(renamed...)
 	if len(recorded) == 0 {
-		d.t.Error("no recorded exchange is left to replay")
+		d.t.Error("there is no recorded exchange to replay")
 	}
 	for _, e := range recorded {
 		command := rename.Replace(e.command)
@@ -91,7 +92,7 @@ func (d *daemon) replay(recorded []exchange, renamed ...string) {
 	}
 }
 
-// columns makes the gaps between columns the same, as pids have different lengths.
+// columns makes all gaps between columns equal, because pids differ in length.
 func columns(text string) string { return regexp.MustCompile(` {2,}`).ReplaceAllString(text, "  ") }
 
 // Every answer that was recorded without a server, in the order of the recording.
@@ -100,7 +101,7 @@ func TestRecordedAnswersWithoutServer(t *testing.T) {
 	d.replay(exchanges(answersNoServer), "2001", fmt.Sprint(d.uid))
 }
 
-// The answers of start-query-share.txt: without a server, with one, with two clients.
+// The answers of start-query-share.txt: without a server, with a server, and with two clients.
 func TestRecordedAnswers(t *testing.T) {
 	all := exchanges(startQueryShare)
 	before, after, clients := scenes(t, all)
@@ -108,13 +109,14 @@ func TestRecordedAnswers(t *testing.T) {
 	d.replay(before)
 	server := fmt.Sprint(d.server())
 	d.replay(after, "624", server)
-	d.info() // the recording has a client before the two, which is why their IDs are 2 and 3
+	d.info() // the recording has a client before these two, so their IDs are 2 and 3
 	one := d.spin(nil, "-ms", "1", "-for", "20")
 	two := d.spin(nil, "-ms", "1", "-for", "20")
 	d.replay(clients, "624", server, "670", fmt.Sprint(one.pid()), "671", fmt.Sprint(two.pid()))
 }
 
-// scenes parts the recording: before start_server; with a server; with the two clients, 670 and 671.
+// scenes divides the recording into three parts: before start_server; with a server; with the two clients, 670 and
+// 671.
 func scenes(t *testing.T, all []exchange) (before, after, clients []exchange) {
 	t.Helper()
 	started := false
@@ -136,7 +138,8 @@ func scenes(t *testing.T, all []exchange) (before, after, clients []exchange) {
 	return nil, nil, nil
 }
 
-// point is a percentage with the SMs that it gave on a device of 132, and the MiB of the context, 0 where not recorded.
+// point is a percentage and the number of SMs that it gave on a device of 132 SMs. mib is the memory of the context;
+// it is 0 if it was not recorded.
 type point struct {
 	percentage string
 	sms, mib   int
@@ -174,13 +177,13 @@ func points(t *testing.T) []point {
 	return all
 }
 
-// The client sees the recorded SMs and free memory at every ninth recorded point, all that are no round number
-// included.
+// The client sees the recorded SMs and free memory at every ninth recorded point, and at every point whose percentage
+// is not a round number.
 func TestSharesOfClient(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()
 	if whole := d.info(); whole.sms != 132 {
-		t.Skipf("recorded on a device of 132 SMs, this one has %d", whole.sms)
+		t.Skipf("the recording is from a device of 132 SMs, and this device has %d", whole.sms)
 	}
 	for i, p := range points(t) {
 		if i%9 != 0 && !strings.Contains(p.percentage, ".333") && p.percentage != "" && p.percentage != "0" && p.percentage != "abc" {
@@ -193,13 +196,13 @@ func TestSharesOfClient(t *testing.T) {
 	}
 }
 
-// The simulation's arithmetic gives the recorded SMs and memory at every recorded point.
+// The simulation's share arithmetic gives the recorded SMs and memory at every recorded point.
 func TestSharesOfArithmetic(t *testing.T) {
-	onlySimulated(t, "it is the simulation's own function")
+	onlySimulated(t, "it tests a function of the simulation")
 	_, here, _, _ := runtime.Caller(0)
 	header := filepath.Join(filepath.Dir(here), "..", "cuda", "share.h")
 	if _, err := os.Stat(header); err != nil {
-		t.Skipf("the sources are not on this machine: %v", err)
+		t.Skipf("this machine does not have the sources: %v", err)
 	}
 	dir := t.TempDir()
 	source := fmt.Sprintf("#include %q\n#include <stdio.h>\n#include <string.h>\nint main(void)\n{\n\tchar line[64];\n"+

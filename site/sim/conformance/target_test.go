@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance holds the simulated MPS against the real one: one suite drives the control program and a CUDA
-// program and checks what was measured on an H200 with driver 580.159.04. It runs against the simulation, or, with
-// CONFORMANCE_TARGET=real, against the machine that it runs on.
+// Package conformance compares the simulated MPS with the real one. One suite drives the control program and a CUDA
+// program, and checks what was measured on an H200 with driver 580.159.04. The suite runs on the simulation, or on
+// the real driver of this machine if CONFORMANCE_TARGET=real.
 //
-//	CONFORMANCE_TARGET   real: the machine's own driver; otherwise the simulation, built for the purpose
-//	MPS_CONTROL          the control program (real only; nvidia-cuda-mps-control of PATH)
-//	CONFORMANCE_CLIENT   cuda-client, built from site/sim/cuda/client.c (real only; cuda-client of PATH)
-//	CONFORMANCE_LIB      folder with libcuda.so.1 (real only; the loader's own search)
-//	CONFORMANCE_UID      the user who runs daemon and clients (2001 where root runs the suite, else oneself)
-//	CONFORMANCE_GPUS     UUIDs of the GPUs to use (real only; all that CUDA shows)
+//	CONFORMANCE_TARGET   real: the driver of this machine; otherwise the simulation, which the suite builds
+//	MPS_CONTROL          the control program (real only; default: nvidia-cuda-mps-control in PATH)
+//	CONFORMANCE_CLIENT   cuda-client, built from site/sim/cuda/client.c (real only; default: cuda-client in PATH)
+//	CONFORMANCE_LIB      folder with libcuda.so.1 (real only; default: where the loader finds it)
+//	CONFORMANCE_UID      the user of the daemons and clients (default: 2001 if root runs the suite, else the same user)
+//	CONFORMANCE_GPUS     UUIDs of the GPUs to use (real only; default: all that CUDA shows)
 //
-// The promise: on a real machine no compute mode is touched. What needs one, or needs a fault made to order, or is
-// true of the machine where it was measured only, asks onlySimulated and says why there.
+// On a real machine the suite does not change a compute mode. A test calls onlySimulated with a reason if it needs a
+// compute mode or an injected fault, or if its result is true only of the machine that was measured.
 package conformance
 
 import (
@@ -33,7 +33,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// target is what the suite runs on.
+// target is the MPS that the suite tests.
 type target struct {
 	control, client, libraries string
 	uid                        int
@@ -56,7 +56,7 @@ func suite(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(scratch)
-	os.Chmod(scratch, 0o755) // the user of the daemons passes through
+	os.Chmod(scratch, 0o755) // so that the user of the daemons can pass through it
 	under = target{scratch: scratch, uid: ownOr2001()}
 	if os.Getenv("CONFORMANCE_TARGET") == "real" {
 		err = under.findReal()
@@ -142,7 +142,7 @@ func or(text, otherwise string) string {
 	return otherwise
 }
 
-// onlySimulated skips a case on a real machine, because of what it needs there.
+// onlySimulated skips a test on a real machine and gives the reason.
 func onlySimulated(t *testing.T, because string) {
 	t.Helper()
 	if under.node == nil {
@@ -150,11 +150,11 @@ func onlySimulated(t *testing.T, because string) {
 	}
 }
 
-// needsRoot skips a case that has to act as several users.
+// needsRoot skips a test that runs programs as several users.
 func needsRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root, to act as several users")
+		t.Skip("needs root, because it runs programs as several users")
 	}
 }
 
@@ -165,7 +165,7 @@ func needsGPUs(t *testing.T, count int) {
 	}
 }
 
-// call is a program to run: its environment beyond the loader's and PATH, its user, its standard input.
+// call is a program to run. Its environment is added to the loader's variables and PATH.
 type call struct {
 	*exec.Cmd
 	stdin    string
@@ -214,7 +214,7 @@ func (c *call) run() outcome {
 	return result
 }
 
-// eventually polls until what is true, and fails the test after the deadline.
+// eventually polls a condition and fails the test if it is false at the deadline. what describes the condition.
 func eventually(t *testing.T, what string, deadline time.Duration, true_ func() bool) {
 	t.Helper()
 	for end := time.Now().Add(deadline); !true_(); time.Sleep(5 * time.Millisecond) {
