@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faults are the knobs by which a test makes the simulated MPS programs misbehave: files in SIM/node/faults,
-// described in the README.md of site/sim/control. They are read when they matter, so a test may turn them at any time.
+// Package faults reads the knobs by which a test makes the simulated MPS programs misbehave. A knob is a file in
+// SIM/node/faults; the README.md of site/sim/control lists them. A program reads a knob when the knob matters, so a
+// test may set or remove it at any time.
 package faults
 
 import (
@@ -17,22 +18,22 @@ import (
 // Knobs are the knobs of one simulated node.
 type Knobs struct{ dir string }
 
-// Of are the knobs of n.
+// Of returns the knobs of n.
 func Of(n node.Node) Knobs { return Knobs{filepath.Join(n.Dir, "faults")} }
 
-// On reports whether the knob is there.
+// On reports whether the knob is set: its file exists.
 func (k Knobs) On(knob string) bool {
 	_, err := os.Stat(filepath.Join(k.dir, knob))
 	return err == nil
 }
 
-// Text is what the knob's file holds.
+// Text returns the content of the knob's file. ok is false if the knob is not set.
 func (k Knobs) Text(knob string) (string, bool) {
 	text, err := os.ReadFile(filepath.Join(k.dir, knob))
 	return string(text), err == nil
 }
 
-// Wait is the knob's number of milliseconds, or otherwise where it is not there or no number.
+// Wait returns the knob's number of milliseconds. It returns otherwise if the knob is not set or holds no number.
 func (k Knobs) Wait(knob string, otherwise time.Duration) time.Duration {
 	text, ok := k.Text(knob)
 	if !ok {
@@ -45,7 +46,7 @@ func (k Knobs) Wait(knob string, otherwise time.Duration) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// HoldWhile returns once the knob has been taken away.
+// HoldWhile waits until the knob is removed.
 func (k Knobs) HoldWhile(knob string) {
 	for k.On(knob) {
 		time.Sleep(20 * time.Millisecond)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nofile gives a Go program the limit of open files that it was started with. The Go runtime raises the soft
-// limit when it starts and hides the old one; the programs that are simulated here keep theirs, and what they do with
-// few descriptors was measured.
+// Package nofile restores the limit of open files that a Go program was started with. The Go runtime raises the soft
+// limit at the start and hides the old value. The real MPS programs keep the limit that they get, and their behaviour
+// with few descriptors was measured.
 package nofile
 
 import (
@@ -13,7 +13,8 @@ import (
 	"syscall"
 )
 
-// Restore puts the soft limit back and returns it. A child still gets the old limit, so a child can tell it.
+// Restore sets the soft limit back to the old value and returns it. It gets the value from a child process, because a
+// child still gets the old limit.
 func Restore() (soft uint64, err error) {
 	text, err := exec.Command("/bin/sh", "-c", "ulimit -S -n").Output()
 	if err != nil {

@@ -10,18 +10,18 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/visible"
 )
 
-// answer is what a command brings: the lines for the caller, the lines for the log (the same ones, mostly), the exit
-// code. A later answer is sent by whoever ends the work.
+// answer is the result of a command: the lines for the caller, the lines for the log (mostly the same), and the exit
+// code. If later is set, another part of the daemon sends the answer when the work is done.
 type answer struct {
 	lines, logged []string
 	code          int
 	later         bool
 }
 
-// says is an answer that the caller sees and the log has as well.
-func says(lines ...string) answer { return answer{lines: lines, logged: lines} }
+// textAnswer returns an answer whose lines the caller gets and the log has as well.
+func textAnswer(lines ...string) answer { return answer{lines: lines, logged: lines} }
 
-// commands are those of control binary 13000. Words beyond what a command takes are ignored.
+// commands are those of control binary 13000. Extra words after a command's arguments are ignored.
 var commands = map[string]func(*daemon, []string, arrival) answer{
 	"start_server":                         (*daemon).startServer,
 	"shutdown_server":                      (*daemon).shutdownServer,
@@ -45,7 +45,7 @@ var commands = map[string]func(*daemon, []string, arrival) answer{
 	"get_default_client_priority":          (*daemon).defaultPriority,
 }
 
-// changing are the commands that only the daemon's user and root may give.
+// changing are the commands that only the daemon's user and root may use.
 var changing = map[string]bool{
 	"start_server": true, "shutdown_server": true, "quit": true, "terminate_client": true,
 	"set_default_active_thread_percentage": true, "set_active_thread_percentage": true,
@@ -60,10 +60,10 @@ func (d *daemon) answer(words []string, a arrival) answer {
 	}
 	command, known := commands[name]
 	if !known {
-		return says(fmt.Sprintf("Unknown command %q", name))
+		return textAnswer(fmt.Sprintf("Unknown command %q", name))
 	}
 	if changing[name] && a.peer.UID != 0 && a.peer.UID != d.uid {
-		return says(insufficient(a.peer.UID))
+		return textAnswer(insufficient(a.peer.UID))
 	}
 	return command(d, words[1:], a)
 }
@@ -73,7 +73,7 @@ func insufficient(uid int) string {
 		"who started it or by the root user.", uid)
 }
 
-// word is the i-th word of a command, "" where it has fewer.
+// word returns word i of a command, or "" if the command has fewer words.
 func word(words []string, i int) string {
 	if i < len(words) {
 		return words[i]
@@ -81,8 +81,8 @@ func word(words []string, i int) string {
 	return ""
 }
 
-// named is the server that a command names by its pid; without one, the answer that says so. A word that is missing or
-// no number counts as 0.
+// named returns the server that a command names by its pid. If there is no such server, it returns the text that
+// reports this. A missing word, or one that is no number, counts as 0.
 func (d *daemon) named(words []string) (*server, string) {
 	pid, _ := strconv.Atoi(word(words, 0))
 	s := d.alive()
@@ -95,13 +95,13 @@ func (d *daemon) named(words []string) (*server, string) {
 func (d *daemon) startServer(words []string, a arrival) answer {
 	uid, err := strconv.Atoi(word(words, 1))
 	if word(words, 0) != "-uid" || err != nil {
-		return says("A user id (UID) is required to start a new server")
+		return textAnswer("A user id (UID) is required to start a new server")
 	}
 	if a.peer.UID != 0 && a.peer.UID != uid {
-		return says(insufficient(a.peer.UID))
+		return textAnswer(insufficient(a.peer.UID))
 	}
 	if d.alive() == nil {
-		d.reply(a.conn, nil, 0) // before the server is ready: measured 4 ms against 140 ms
+		d.reply(a.conn, nil, 0) // before the server is ready: 4 ms were measured, and 140 ms until it is ready
 		d.start(uid)
 		return answer{later: true}
 	}
@@ -111,36 +111,36 @@ func (d *daemon) startServer(words []string, a arrival) answer {
 func (d *daemon) shutdownServer(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
-	s.shutdown() // the end is noted when it comes
+	s.shutdown() // the daemon logs the end of the server when the server ends
 	return answer{}
 }
 
 func (d *daemon) serverList(_ []string, _ arrival) answer {
 	if s := d.alive(); s != nil {
-		return says(strconv.Itoa(s.pid))
+		return textAnswer(strconv.Itoa(s.pid))
 	}
 	return answer{}
 }
 
 func (d *daemon) serverStatus(words []string, _ arrival) answer {
 	if len(words) == 0 {
-		return says("A server PID is required")
+		return textAnswer("A server PID is required")
 	}
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
-	return says(s.lines("status")...)
+	return textAnswer(s.lines("status")...)
 }
 
 func (d *daemon) clientList(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
-	return says(s.lines("clients")...)
+	return textAnswer(s.lines("clients")...)
 }
 
 func (d *daemon) deviceClientList(words []string, _ arrival) answer {
@@ -148,13 +148,13 @@ func (d *daemon) deviceClientList(words []string, _ arrival) answer {
 	if len(words) > 0 {
 		var missing string
 		if s, missing = d.named(words); s == nil {
-			return says(missing)
+			return textAnswer(missing)
 		}
 	}
 	if s == nil {
 		return answer{}
 	}
-	return says(s.lines("device clients")...)
+	return textAnswer(s.lines("device clients")...)
 }
 
 func (d *daemon) processes(words []string, _ arrival) answer {
@@ -163,50 +163,51 @@ func (d *daemon) processes(words []string, _ arrival) answer {
 		asked, missing := d.named(words[1:])
 		switch {
 		case asked == nil && s == nil:
-			return says(missing, missing)
+			return textAnswer(missing, missing)
 		case asked == nil:
-			return says(missing, missing, "")
+			return textAnswer(missing, missing, "")
 		}
 	}
 	if s == nil {
-		return says("Server not found")
+		return textAnswer("Server not found")
 	}
-	return says(s.lines("processes")...)
+	return textAnswer(s.lines("processes")...)
 }
 
-// terminateClient waits for the client to agree: for ever where it is stopped, and everybody else waits as well.
+// terminateClient waits until the client agrees. If the client is stopped, it waits for ever, and every other caller
+// waits as well.
 func (d *daemon) terminateClient(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing, missing+"!", "1")
+		return textAnswer(missing, missing+"!", "1")
 	}
-	d.struck = true
-	return says(s.lines("terminate " + word(words, 1))...)
+	d.terminated = true
+	return textAnswer(s.lines("terminate " + word(words, 1))...)
 }
 
 func (d *daemon) setDefaultPercentage(words []string, _ arrival) answer {
 	d.defaults.setPercentage(word(words, 0))
-	return says(shown(d.defaults.percentage))
+	return textAnswer(shown(d.defaults.percentage))
 }
 
 func (d *daemon) defaultPercentage(_ []string, _ arrival) answer {
-	return says(shown(d.defaults.percentage))
+	return textAnswer(shown(d.defaults.percentage))
 }
 
 func (d *daemon) setPercentage(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
-	return says(s.lines("percentage " + word(words, 1))...)
+	return textAnswer(s.lines("percentage " + word(words, 1))...)
 }
 
 func (d *daemon) percentage(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
-	return says(s.lines("percentage")...)
+	return textAnswer(s.lines("percentage")...)
 }
 
 func (d *daemon) setDefaultPinned(words []string, _ arrival) answer {
@@ -222,13 +223,13 @@ func (d *daemon) defaultPinned(words []string, _ arrival) answer {
 	if !set {
 		return answer{logged: []string{"No default pinned memory limit set for the device!"}}
 	}
-	return says(value)
+	return textAnswer(value)
 }
 
 func (d *daemon) setPinned(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
 	s.request("pinned " + word(words, 1) + " " + word(words, 2))
 	return answer{}
@@ -237,26 +238,26 @@ func (d *daemon) setPinned(words []string, _ arrival) answer {
 func (d *daemon) pinned(words []string, _ arrival) answer {
 	s, missing := d.named(words)
 	if s == nil {
-		return says(missing)
+		return textAnswer(missing)
 	}
 	value := s.request("pinned " + word(words, 1))
 	if value == "none" {
 		return answer{logged: []string{"No pinned memory limit set for the device!"}}
 	}
-	return says(value)
+	return textAnswer(value)
 }
 
 func (d *daemon) setDefaultPriority(words []string, _ arrival) answer {
 	priority, err := strconv.Atoi(word(words, 0))
 	if err != nil || priority < 0 || priority > 1 {
-		return says("Invalid priority value - must be 0 or 1!")
+		return textAnswer("Invalid priority value - must be 0 or 1!")
 	}
 	d.defaults.priority = priority
 	return answer{}
 }
 
 func (d *daemon) defaultPriority(_ []string, _ arrival) answer {
-	return says(strconv.Itoa(d.defaults.priority))
+	return textAnswer(strconv.Itoa(d.defaults.priority))
 }
 
 func (d *daemon) deviceQuery(words []string, _ arrival) answer {
@@ -271,14 +272,14 @@ func (d *daemon) deviceQuery(words []string, _ arrival) answer {
 	s := d.alive()
 	if len(asked) > 0 {
 		if named, missing := d.named(asked); named == nil {
-			return says(missing)
+			return textAnswer(missing)
 		}
 	}
 	lines := append([]string{"Default"}, form(d.devices)...)
 	if s != nil {
 		lines = append(append(lines, "", fmt.Sprintf("Server %d", s.pid)), form(d.devices)...)
 	}
-	return says(lines...)
+	return textAnswer(lines...)
 }
 
 func table(devices []visible.Device) []string {
@@ -298,7 +299,7 @@ func csv(devices []visible.Device) []string {
 	return lines
 }
 
-// position is "0000:00.06.00" for NVML's bus id "00000000:00:06.0".
+// position returns "0000:00.06.00" for NVML's bus id "00000000:00:06.0".
 func position(device visible.Device) string {
 	var domain, bus, slot, function int
 	if _, err := fmt.Sscanf(device.BusID, "%x:%x:%x.%x", &domain, &bus, &slot, &function); err != nil {

@@ -14,11 +14,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// errUnsent says that the daemon let the connection go before it had read the command.
+// errUnsent means that the daemon closed the connection before it had read the command.
 var errUnsent = errors.New("the daemon did not take the command")
 
-// converse sends each line of stdin to the daemon and prints the answers in order. Its exit code is that of the last
-// command, or 1 where the daemon cannot be reached or turns the caller away: an error in an answer is no error here.
+// converse sends each line of stdin to the daemon and prints the answers in order. It returns the exit code of the
+// last command. It returns 1 if the daemon cannot be reached or rejects the caller. An error text in an answer does
+// not change the exit code.
 func converse(pipe string, stdin io.Reader, stdout, stderr io.Writer) int {
 	conn, err := wire.Dial(filepath.Join(pipe, "control"))
 	if err != nil {
@@ -37,7 +38,8 @@ func converse(pipe string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return code
 }
 
-// ask sends one command and prints its answer. A daemon that closes without a word leaves an empty answer, exit code 0.
+// ask sends one command and prints its answer. If the daemon closes the connection without an answer, nothing is
+// printed and the exit code is 0.
 func ask(conn wire.Conn, command string, stdout io.Writer) (code int, err error) {
 	if err := conn.Send("command " + command); err != nil {
 		return 1, errUnsent

@@ -11,23 +11,25 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// crowd is what happens to control programs that come at once. Measured with four loops of queries: 33 to 48 of 100
-// failed, seven of eight of them before the command was read ("Cannot send command …"), the others after it (an empty
-// answer); alone, none. So a command that comes while another is young is turned away with a fixed chance. Behind an
-// old one, which waits for a server that does not answer, it waits as well.
+// crowd decides what happens to control programs that connect at the same time. In a measurement with four loops of
+// queries, 33 to 48 of 100 failed. Seven of eight of the failures came before the command was read ("Cannot send
+// command …"). The others came after it, with an empty answer. Alone, no query failed.
+//
+// So a command that comes while a young command is being answered is rejected with a fixed chance. An old command
+// waits for a server that does not answer. A new command that finds only old ones is accepted and waits too.
 type crowd struct {
 	mutex  sync.Mutex
-	inside map[wire.Conn]time.Time // who waits for an answer, and since when
+	inside map[wire.Conn]time.Time // the control programs that wait for an answer, and since when
 	chance *rand.Rand
 }
 
 const (
-	turnedAway = 0.28                   // of those that meet another; gives the measured rate with four loops
-	unread     = 0.87                   // of those turned away
-	young      = 100 * time.Millisecond // a command that is older than this waits for something
+	rejected = 0.28                   // of those that come beside a young command; gives the measured rate with four loops
+	unread   = 0.87                   // of those that are rejected
+	young    = 100 * time.Millisecond // an older command waits for something
 )
 
-// enter reports whether a control program is let in.
+// enter reports whether a control program is accepted.
 func (c *crowd) enter(conn wire.Conn) bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -36,7 +38,7 @@ func (c *crowd) enter(conn wire.Conn) bool {
 		c.chance = rand.New(rand.NewPCG(uint64(os.Getpid()), 580))
 	}
 	for _, since := range c.inside {
-		if time.Since(since) < young && c.chance.Float64() < turnedAway {
+		if time.Since(since) < young && c.chance.Float64() < rejected {
 			return false
 		}
 	}
@@ -44,9 +46,9 @@ func (c *crowd) enter(conn wire.Conn) bool {
 	return true
 }
 
-// turnAway is for one that is not let in, before its connection is closed. What was not read makes the peer's call
-// fail; what was read leaves it with an empty answer.
-func (c *crowd) turnAway(conn wire.Conn) {
+// reject prepares the end of a connection that is not accepted; the caller closes the connection after it. If the
+// command was not read, the peer's call fails. If it was read, the peer gets an empty answer.
+func (c *crowd) reject(conn wire.Conn) {
 	c.mutex.Lock()
 	read := c.chance.Float64() >= unread
 	c.mutex.Unlock()
@@ -59,8 +61,8 @@ func (c *crowd) turnAway(conn wire.Conn) {
 	}
 }
 
-// leave is called before a control program has the last word of its answer, so that one that is called after another
-// never meets it.
+// leave is called before a control program gets the last packet of its answer. So a program that starts after this
+// answer never meets this command.
 func (c *crowd) leave(conn wire.Conn) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()

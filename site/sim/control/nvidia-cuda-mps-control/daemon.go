@@ -20,11 +20,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// noDevice is the exit code of a daemon whose CUDA_VISIBLE_DEVICES leaves it no GPU: CUDA's error number.
+// noDevice is the exit code of a daemon that has no GPU because of its CUDA_VISIBLE_DEVICES. It is CUDA's error
+// number.
 const noDevice = 100
 
-// daemon is the control daemon. One goroutine, run, does everything that a caller can see, one thing after the other:
-// so a wait for a server that does not answer holds up everybody, which is how the real daemon wedges.
+// daemon is the control daemon. One goroutine, run, does everything that a caller can see, one thing after the other.
+// So if it waits for a server that does not answer, every caller waits. The real daemon hangs in the same way.
 type daemon struct {
 	node       node.Node
 	knobs      faults.Knobs
@@ -38,20 +39,21 @@ type daemon struct {
 	foreground bool
 	silent     bool // the knob silent_start
 
-	arrivals chan arrival
-	gone     chan *server
-	crowd    crowd
-	server   *server // the one that runs, or nil
-	pending  []arrival
-	defaults limits
-	struck   bool // a terminate_client has just been done
-	quitting quitting
-	status   int // exit status once over
-	over     bool
+	arrivals   chan arrival
+	gone       chan *server
+	crowd      crowd
+	server     *server // the server that runs, or nil
+	pending    []arrival
+	defaults   limits
+	terminated bool // terminate_client was the last command
+	quitting   quitting
+	status     int // exit status once over
+	over       bool
 }
 
-// arrival is something that a peer has sent: a CUDA client's first packet ("client …"), a control program's greeting
-// ("ui") or command ("command …"), its end ("closed"), or "" from a peer that left without a word.
+// arrival is something that a peer has sent. Its text is a CUDA client's first packet ("client …"), a control
+// program's greeting ("ui") or command ("command …"), or "closed" when a control program has ended. It is "" if a
+// peer left without a packet.
 type arrival struct {
 	conn wire.Conn
 	text string
@@ -67,8 +69,8 @@ func newDaemon(here node.Node, pipe string) *daemon {
 	}
 }
 
-// openLogs makes the log directory where it can; "" stands for no log files. A daemon that cannot write there goes on
-// without, and the warning that is returned says so.
+// openLogs makes the log directory if it can. If dir is "", there are no log files. A daemon that cannot write there
+// continues without log files, and the returned warning reports this.
 func (d *daemon) openLogs(dir string) (warning string) {
 	if dir == "" {
 		return ""
@@ -89,7 +91,7 @@ func appendTo(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 }
 
-// findDevices is 0, or the exit code of a daemon that has no device to serve.
+// findDevices sets the daemon's devices. It returns 0, or the exit code of a daemon that has no device.
 func (d *daemon) findDevices() int {
 	list, ok := os.LookupEnv("CUDA_VISIBLE_DEVICES")
 	devices, err := visible.Devices(d.node, list, ok)
@@ -100,7 +102,7 @@ func (d *daemon) findDevices() int {
 	return 0
 }
 
-// listen makes the files of the pipe directory, with the modes of the real ones.
+// listen makes the files of the pipe directory with the modes of the real ones.
 func (d *daemon) listen() error {
 	listener, err := wire.Listen(filepath.Join(d.pipe, "control"), 0o666)
 	if err != nil {
@@ -120,36 +122,36 @@ func (d *daemon) listen() error {
 	return os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o666)
 }
 
-// silentFor is how long a daemon with the knob silent_start stays, so that a test that forgets it leaves nothing
-// behind.
+// silentFor is how long a daemon with the knob silent_start runs. It ends by itself so that a test that forgets it
+// leaves no process.
 const silentFor = 30 * time.Second
 
-// run serves until quit, and returns the exit code.
+// run serves until quit and returns the exit code.
 func (d *daemon) run() int {
 	if d.silent {
 		time.Sleep(silentFor)
 		return 1
 	}
-	d.say("Starting control daemon using socket %s", filepath.Join(d.pipe, "control"))
-	d.say("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s", d.pipe)
-	d.say("CUDA MPS Control binary version: 13000")
+	d.logf("Starting control daemon using socket %s", filepath.Join(d.pipe, "control"))
+	d.logf("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s", d.pipe)
+	d.logf("CUDA MPS Control binary version: 13000")
 	go d.accept()
 	for !d.over {
-		d.say("Accepting connection...")
+		d.logf("Accepting connection...")
 		d.next()
 	}
 	return d.status
 }
 
-// tidy removes what a clean quit removes; the sockets and the lock file stay.
+// tidy removes the files that a clean quit removes. The sockets and the lock file stay.
 func (d *daemon) tidy() {
 	os.Remove(filepath.Join(d.pipe, "log"))
 	os.Remove(filepath.Join(d.pipe, "nvidia-cuda-mps-control.pid"))
 }
 
-func (d *daemon) say(format string, values ...any) { d.log.Line("Control", format, values...) }
+func (d *daemon) logf(format string, values ...any) { d.log.Line("Control", format, values...) }
 
-// next does the next thing that there is to do.
+// next waits for one event and handles it.
 func (d *daemon) next() {
 	var again <-chan time.Time
 	if len(d.pending) > 0 {
@@ -176,36 +178,36 @@ func (d *daemon) welcome(a arrival) {
 	word, rest, _ := strings.Cut(a.text, " ")
 	switch word {
 	case "ui":
-		d.say("NEW UI")
+		d.logf("NEW UI")
 	case "command":
 		d.command(a, rest)
 	case "closed":
-		d.say("UI closed")
+		d.logf("UI closed")
 	case "client":
 		d.client(a)
 	default:
-		d.say("User did not send valid credentials")
+		d.logf("User did not send valid credentials")
 		a.conn.Close()
 	}
 }
 
-// accept takes connections as they come.
+// accept takes connections in the order in which they come.
 func (d *daemon) accept() {
 	for {
 		conn, err := wire.Accept(d.listener)
 		if err != nil {
-			time.Sleep(10 * time.Millisecond) // out of descriptors: the daemon stays, as the real one does
+			time.Sleep(10 * time.Millisecond) // no descriptor is free: the daemon continues, as the real one does
 			continue
 		}
 		go d.receive(conn)
 	}
 }
 
-// firstWord bounds the wait for what a peer has to say first.
-const firstWord = 2 * time.Second
+// firstPacketDeadline bounds the wait for a peer's first packet.
+const firstPacketDeadline = 2 * time.Second
 
 func (d *daemon) receive(conn wire.Conn) {
-	begin, err := conn.Peek(time.Now().Add(firstWord))
+	begin, err := conn.Peek(time.Now().Add(firstPacketDeadline))
 	peer, err2 := conn.Peer()
 	if err != nil || err2 != nil {
 		d.arrivals <- arrival{conn: conn}
@@ -222,17 +224,17 @@ func (d *daemon) receive(conn wire.Conn) {
 	d.arrivals <- arrival{conn, text, peer}
 }
 
-// session passes on the commands of one control program until it leaves.
+// session passes the commands of one control program to run, until the program ends.
 func (d *daemon) session(conn wire.Conn, peer wire.Peer) {
 	defer conn.Close()
 	if !d.crowd.enter(conn) {
-		d.crowd.turnAway(conn)
+		d.crowd.reject(conn)
 		return
 	}
 	for {
 		text, _, err := conn.Receive()
 		if err != nil {
-			d.crowd.leave(conn) // before run hears of it, which may be busy for long
+			d.crowd.leave(conn) // before run gets the arrival, because run may be busy for a long time
 			d.arrivals <- arrival{conn, "closed", peer}
 			return
 		}
@@ -240,28 +242,29 @@ func (d *daemon) session(conn wire.Conn, peer wire.Peer) {
 	}
 }
 
-// answering is what a command takes the daemon; measured were 2 to 5 ms, the control program's own start included.
+// answering is the time that a command takes the daemon. 2 to 5 ms were measured, with the start of the control
+// program included.
 const answering = 2 * time.Millisecond
 
-// command answers one command of a control program. While the daemon is on its way out it does what it is asked and
-// writes the answer into its log, but sends none: measured.
+// command answers one command of a control program. After quit has begun, the daemon still does each command and
+// writes the answer into its log, but sends no answer (measured).
 func (d *daemon) command(a arrival, command string) {
-	d.say("Cmd:%s", command)
+	d.logf("Cmd:%s", command)
 	time.Sleep(d.knobs.Wait("slow_ms", answering))
 	answer := d.answer(strings.Fields(command), a)
 	for _, line := range answer.logged {
-		d.say("%s", line)
+		d.logf("%s", line)
 	}
 	if !answer.later && !d.quitting.on {
 		d.reply(a.conn, answer.lines, answer.code)
 	}
-	if d.struck && d.knobs.On("wedge_after_terminate") {
+	if d.terminated && d.knobs.On("wedge_after_terminate") {
 		d.knobs.HoldWhile("wedge_after_terminate")
 	}
-	d.struck = false
+	d.terminated = false
 }
 
-// reply sends the lines that a control program prints, or what a knob puts in their place.
+// reply sends the lines that a control program prints, or the lines that a knob sets instead.
 func (d *daemon) reply(conn wire.Conn, lines []string, code int) {
 	for d.knobs.On("endless_answer") {
 		if conn.Send("out "+strings.Repeat("endless ", 100)) != nil {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-cuda-mps-control of a simulated node: the MPS control daemon, and the program that talks to it.
+// Command nvidia-cuda-mps-control is the MPS control daemon of a simulated node, and the program that talks to the
+// daemon.
 //
-// The promise: whatever a caller of driver 580.159.04 was measured to see, it sees here: answers, exit codes, files,
-// log lines, and the ways of hanging. What differs is that no GPU is there. README.md in the folder above says what
-// was measured and what is assumed.
+// A caller sees here what a caller of driver 580.159.04 was measured to see: answers, exit codes, files, log lines,
+// and hangs. The difference is that there is no GPU. README.md in the folder above lists what was measured and what
+// is assumed.
 package main
 
 import (
@@ -23,7 +24,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run looks at the first option only. A command given as an argument is ignored, as the real program ignores it.
+// run reads only the first option. A command given as an argument is ignored, because the real program ignores it.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	option := ""
 	if len(args) > 0 {

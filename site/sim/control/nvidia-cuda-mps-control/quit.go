@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// firstWait is the first pause between two tries to shut a busy server down; each further one is twice as long.
+// firstWait is the first pause between two tries to shut down a busy server. Each further pause is twice as long.
 const firstWait = 200 * time.Millisecond
 
-// quitting is a quit under way.
+// quitting is the state of a quit that has begun.
 type quitting struct {
 	on       bool
 	asked    arrival
 	wait     time.Duration
 	next     time.Time
-	deadline time.Time // zero where quit has no -t
+	deadline time.Time // zero if quit has no -t
 	tries    int
 }
 
-// again is when the next try is due; never while no quit is under way.
+// again returns a channel that fires when the next try is due. It is nil if no quit has begun.
 func (q quitting) again() <-chan time.Time {
 	if !q.on {
 		return nil
@@ -29,7 +29,8 @@ func (q quitting) again() <-chan time.Time {
 	return time.After(time.Until(q.next))
 }
 
-// quit begins the end. The answer comes when the last server is gone, so a control program waits as long.
+// quit begins the end of the daemon. The answer is sent when the last server is gone, so the control program waits
+// until then.
 func (d *daemon) quit(words []string, a arrival) answer {
 	if d.knobs.On("ignore_quit") {
 		return answer{}
@@ -38,7 +39,7 @@ func (d *daemon) quit(words []string, a arrival) answer {
 	if len(words) == 2 && words[0] == "-t" {
 		seconds, err := strconv.Atoi(words[1])
 		if err == nil && seconds >= 0 {
-			d.say("quit command issued with timeout of %d", seconds)
+			d.logf("quit command issued with timeout of %d", seconds)
 			d.quitting.deadline = time.Now().Add(time.Duration(seconds) * time.Second)
 		}
 	}
@@ -46,7 +47,7 @@ func (d *daemon) quit(words []string, a arrival) answer {
 	return answer{later: true}
 }
 
-// tryQuit ends the server if it is idle, or once the deadline has passed, and the daemon after it.
+// tryQuit ends the server if it is idle or if the deadline has passed. Then it ends the daemon.
 func (d *daemon) tryQuit() {
 	q := &d.quitting
 	if d.server == nil {
@@ -59,21 +60,21 @@ func (d *daemon) tryQuit() {
 		backoff = "disabled"
 	}
 	q.tries++
-	d.say("Try shutting down server %d, backoff is %s", d.server.pid, backoff)
+	d.logf("Try shutting down server %d, backoff is %s", d.server.pid, backoff)
 	workers, idle := d.server.shutdown()
 	switch {
 	case idle:
 		d.reap(d.server)
 		d.leave()
 	case late:
-		d.say("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
-		d.say("Force shutting down server %d", d.server.pid)
+		d.logf("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
+		d.logf("Force shutting down server %d", d.server.pid)
 		d.server.request("force")
 		d.reap(d.server)
 		d.leave()
 	default:
-		d.say("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
-		d.say("Control will try shutting down server %d again in at most %dms", d.server.pid, q.wait.Milliseconds())
+		d.logf("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, workers)
+		d.logf("Control will try shutting down server %d again in at most %dms", d.server.pid, q.wait.Milliseconds())
 		d.postpone()
 	}
 }
@@ -87,8 +88,8 @@ func (d *daemon) postpone() {
 	}
 }
 
-// leave ends the daemon. Its sockets and its lock file stay; the fifo and the pid file go before the answer does, and
-// no one is listened to by then.
+// leave ends the daemon. Its sockets and its lock file stay. The fifo and the pid file are removed before the answer
+// is sent. The daemon accepts no connection by then.
 func (d *daemon) leave() {
 	d.over = true
 	if text, ok := d.knobs.Text("quit_status"); ok {
@@ -96,6 +97,6 @@ func (d *daemon) leave() {
 	}
 	d.listener.Close()
 	d.tidy()
-	d.say("Exit with status %d", d.status)
+	d.logf("Exit with status %d", d.status)
 	d.reply(d.quitting.asked.conn, nil, d.status)
 }

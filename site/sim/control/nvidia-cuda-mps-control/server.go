@@ -13,40 +13,40 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// server is the daemon's end of a server process: questions over a socket, an answer each. A server that does not
-// answer holds up the daemon; one that dies ends every question at once.
+// server is the daemon's side of a server process. The daemon sends questions over a socket, and each gets one
+// answer. If the server does not answer, the daemon waits. If the server dies, every question ends at once.
 type server struct {
 	pid     int
-	uid     int // whom it serves
+	uid     int // the user that it serves
 	link    wire.Conn
 	answers chan string
 	dead    chan struct{}
 	exit    int  // once dead
-	ending  bool // told to end, and about to
+	ending  bool // it was told to end and will end soon
 }
 
-// start starts a server for the user uid and waits until it serves or dies, as the real daemon does: whoever asks
-// meanwhile waits as well. nil: it died.
+// start starts a server for the user uid. It waits until the server serves or dies, as the real daemon does, so every
+// other caller waits as well. It returns nil if the server died.
 func (d *daemon) start(uid int) *server {
 	s, err := d.spawn(uid)
 	if err != nil {
-		d.say("Failed to start server: %v", err)
+		d.logf("Failed to start server: %v", err)
 		return nil
 	}
 	d.log.As(s.pid, "Control", "Starting new server %d for user %d", s.pid, uid)
-	d.say("Accepting connection...")
+	d.logf("Accepting connection...")
 	s.link.Send("limits " + d.defaults.text())
-	if s.hear() != "ready" {
+	if s.nextAnswer() != "ready" {
 		d.reap(s)
 		return nil
 	}
-	d.say("NEW SERVER %d: Ready", s.pid)
+	d.logf("NEW SERVER %d: Ready", s.pid)
 	d.server = s
 	return s
 }
 
-// spawn runs the server program beside this one: the daemon's environment, session and directory, the socket as
-// descriptor 3 and the log as descriptor 4.
+// spawn runs the server program that is in the same folder as this program. The server gets the daemon's environment,
+// session and directory. Descriptor 3 is the socket, and descriptor 4 is the log.
 func (d *daemon) spawn(uid int) (*server, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -70,7 +70,8 @@ func (d *daemon) spawn(uid int) (*server, error) {
 	return s, nil
 }
 
-// logForServer is where the server's lines go: its file, the foreground daemon's standard output, or nowhere.
+// logForServer returns the file for the server's log lines: its log file, the foreground daemon's standard output, or
+// /dev/null.
 func (d *daemon) logForServer() *os.File {
 	if d.foreground {
 		return os.Stdout
@@ -80,7 +81,7 @@ func (d *daemon) logForServer() *os.File {
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
-		return os.Stdout // /dev/null in a daemon
+		return os.Stdout // it is /dev/null in a daemon
 	}
 	return null
 }
@@ -92,7 +93,7 @@ func (s *server) listen() {
 			return
 		}
 		select {
-		case s.answers <- strings.TrimPrefix(text, "="): // a mark, as a packet cannot be empty
+		case s.answers <- strings.TrimPrefix(text, "="): // the mark is there because a packet cannot be empty
 		case <-s.dead:
 			return
 		}
@@ -110,16 +111,17 @@ func (d *daemon) watch(s *server, command *exec.Cmd) {
 	d.gone <- s
 }
 
-// request asks the server; "" where it has died. It waits for ever for one that is stopped.
+// request asks the server and returns its answer, or "" if the server has died. If the server is stopped, request
+// waits for ever.
 func (s *server) request(text string) string {
 	if s.link.Send(text) != nil {
 		<-s.dead
 		return ""
 	}
-	return s.hear()
+	return s.nextAnswer()
 }
 
-func (s *server) hear() string {
+func (s *server) nextAnswer() string {
 	select {
 	case text := <-s.answers:
 		return text
@@ -128,7 +130,7 @@ func (s *server) hear() string {
 	}
 }
 
-// lines asks for an answer of several lines.
+// lines asks for an answer that has several lines.
 func (s *server) lines(text string) []string {
 	answer := s.request(text)
 	if answer == "" {
@@ -137,7 +139,7 @@ func (s *server) lines(text string) []string {
 	return strings.Split(answer, "\n")
 }
 
-// shutdown asks an idle server to end, and reports how many worker threads keep one that is not idle.
+// shutdown asks the server to end if it is idle. Otherwise it returns the number of worker threads that are active.
 func (s *server) shutdown() (workers int, idle bool) {
 	number, busy := strings.CutPrefix(s.request("shutdown"), "busy ")
 	if !busy {
@@ -154,19 +156,19 @@ func (d *daemon) reap(s *server) {
 	d.forget(s)
 }
 
-// forget notes that a server is gone; once.
+// forget notes once that a server is gone.
 func (d *daemon) forget(s *server) {
 	if s.uid < 0 {
 		return
 	}
 	s.uid = -1
-	d.say("Server %d exited with status %d", s.pid, s.exit)
+	d.logf("Server %d exited with status %d", s.pid, s.exit)
 	if d.server == s {
 		d.server = nil
 	}
 }
 
-// alive is the server, nil where there is none or it has just died.
+// alive returns the server. It returns nil if there is none or if it has just died.
 func (d *daemon) alive() *server {
 	if d.server == nil {
 		return nil
@@ -179,8 +181,8 @@ func (d *daemon) alive() *server {
 	return d.server
 }
 
-// client passes a CUDA program's connection to the server, which it starts if need be. Everybody but the daemon's own
-// user is refused with 805, root too; a daemon of root serves one user after the other.
+// client passes a CUDA program's connection to the server. It starts a server if none runs. Every user except the
+// daemon's own, also root, is refused with 805. A daemon of root serves one user after the other.
 func (d *daemon) client(a arrival) {
 	if d.quitting.on || (d.uid != 0 && a.peer.UID != d.uid) {
 		d.refuse(a, 805)
@@ -196,21 +198,21 @@ func (d *daemon) client(a arrival) {
 		s = nil
 	}
 	if s == nil {
-		d.say("NEW CLIENT %d from user %d: Server is not ready, push client to pending list", a.peer.PID, a.peer.UID)
+		d.logf("NEW CLIENT %d from user %d: Server is not ready, push client to pending list", a.peer.PID, a.peer.UID)
 		if s = d.start(a.peer.UID); s == nil {
 			d.refuse(a, 805)
 			return
 		}
-		d.say("Accepting connection...")
+		d.logf("Accepting connection...")
 	}
-	d.say("NEW CLIENT %d from user %d: Server already exists", a.peer.PID, a.peer.UID)
+	d.logf("NEW CLIENT %d from user %d: Server already exists", a.peer.PID, a.peer.UID)
 	_, context, _ := strings.Cut(a.text, " ")
 	if a.conn.Hand(s.link, fmt.Sprintf("client %d %s", a.peer.PID, context)) != nil {
 		a.conn.Close()
 	}
 }
 
-// taken reports whether a server of another user is busy. An idle one is ended, to make room.
+// taken reports whether a server of another user is busy. It ends an idle server of another user.
 func (d *daemon) taken(uid int) bool {
 	s := d.alive()
 	if s == nil || s.uid == uid || s.ending {

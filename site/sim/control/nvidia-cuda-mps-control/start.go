@@ -19,15 +19,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// startDeadline bounds the wait of `-d` for the daemon that it has started. Measured: 12 to 18 ms.
+// startDeadline bounds the wait of `-d` for the daemon that it has started. 12 to 18 ms were measured.
 const startDeadline = 20 * time.Second
 
-// highDescriptor is where the pipe between the two processes of `-d` lies, out of the way of what a caller leaves open.
+// highDescriptor is the lowest number for the socket between the two processes of `-d`. A caller hardly leaves such a
+// high descriptor open.
 const highDescriptor = 100
 
-// background is `-d`. The daemon is this program again, in a session of its own: it keeps the cwd, the environment,
-// the command line and every descriptor above 2, as the real one does. What tells it that it is the daemon is a
-// socket whose other end its parent made; the environment and the command line stay as the caller wrote them.
+// background is `-d`. The daemon is this program again, in its own session. It keeps the working directory, the
+// environment, the command line and every descriptor above 2, as the real one does. It knows by a socket that it is
+// the daemon: its parent made the other end. The environment and the command line stay as the caller wrote them.
 func background(stdout, stderr io.Writer) int {
 	if parent, ok := parentSocket(); ok {
 		return serve(parent)
@@ -48,7 +49,7 @@ func fail(stderr io.Writer, err error) int {
 	return 1
 }
 
-// report passes on what the daemon says of its start: "CODE TEXT", the text with a word for its stream before it.
+// report passes on what the daemon sends about its start. A packet is a stream's name and a text, or "end CODE".
 func report(own wire.Conn, stdout, stderr io.Writer) int {
 	answers := make(chan string)
 	go func() {
@@ -83,7 +84,7 @@ func report(own wire.Conn, stdout, stderr io.Writer) int {
 	}
 }
 
-// spawn starts the daemon with the socket of the start at a high descriptor.
+// spawn starts the daemon. The socket between the two has a high descriptor.
 func spawn(socket *os.File) error {
 	program, err := os.Executable()
 	if err != nil {
@@ -109,7 +110,8 @@ func spawn(socket *os.File) error {
 	return nil
 }
 
-// streams are descriptors 0 to 2 of the daemon: /dev/null, or the caller's own where the knob holds_fds asks for it.
+// streams returns descriptors 0 to 2 of the daemon. They are /dev/null, or the caller's own if the knob holds_fds is
+// set.
 func streams() ([]uintptr, error) {
 	if here, err := node.Here(); err == nil && faults.Of(here).On("holds_fds") {
 		return []uintptr{0, 1, 2}, nil
@@ -121,7 +123,8 @@ func streams() ([]uintptr, error) {
 	return []uintptr{null.Fd(), null.Fd(), null.Fd()}, nil
 }
 
-// parentSocket finds the socket that background left open for its daemon: one whose other end the parent process made.
+// parentSocket finds the socket that background left open for its daemon. Its other end was made by the parent
+// process.
 func parentSocket() (wire.Conn, bool) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -142,9 +145,9 @@ func parentSocket() (wire.Conn, bool) {
 	return wire.Conn{}, false
 }
 
-// serve is the daemon's side of `-d`.
+// serve runs the daemon's side of `-d`.
 func serve(parent wire.Conn) int {
-	d, problem := prepare(teller{parent, "stdout"}, teller{parent, "stderr"}, logDirectory())
+	d, problem := prepare(parentWriter{parent, "stdout"}, parentWriter{parent, "stderr"}, logDirectory())
 	if problem != nil {
 		parent.Send(fmt.Sprintf("end %d", problem.code))
 		return problem.code
@@ -154,7 +157,7 @@ func serve(parent wire.Conn) int {
 	return d.run()
 }
 
-// foreground is `-f`: the same daemon in the caller's process and session, its logs on standard output.
+// foreground is `-f`: the same daemon in the caller's process and session, with its logs on standard output.
 func foreground(stdout, stderr io.Writer) int {
 	d, problem := prepare(stdout, stderr, "")
 	if problem != nil {
@@ -164,21 +167,21 @@ func foreground(stdout, stderr io.Writer) int {
 	return d.run()
 }
 
-// teller writes to a stream of the process that `-d` was called as.
-type teller struct {
+// parentWriter writes to a stream of the `-d` process that started the daemon.
+type parentWriter struct {
 	parent wire.Conn
 	stream string
 }
 
-func (t teller) Write(text []byte) (int, error) {
+func (t parentWriter) Write(text []byte) (int, error) {
 	return len(text), t.parent.Send(t.stream + " " + string(text))
 }
 
-// refusal is why a daemon does not start; the message is written already, and often there is none.
+// refusal is the reason why a daemon does not start. Its message, if there is one, is already written.
 type refusal struct{ code int }
 
-// prepare does all that comes before the daemon serves. It tells only what the real one tells. With logs "" the daemon
-// writes no log files.
+// prepare does everything that comes before the daemon serves. It prints only what the real daemon prints. If logs is
+// "", the daemon writes no log files.
 func prepare(stdout, stderr io.Writer, logs string) (*daemon, *refusal) {
 	syscall.Umask(0)
 	if _, err := nofile.Restore(); err != nil {
@@ -208,7 +211,7 @@ func prepare(stdout, stderr io.Writer, logs string) (*daemon, *refusal) {
 	if code := d.findDevices(); code != 0 {
 		return nil, &refusal{code}
 	}
-	d.standFast()
+	d.handleTerm()
 	if d.knobs.On("silent_start") {
 		d.silent = true
 		return d, nil
@@ -220,10 +223,11 @@ func prepare(stdout, stderr io.Writer, logs string) (*daemon, *refusal) {
 	return d, nil
 }
 
-// tooLong: the longest socket's name, with its final zero, has to fit the 108 bytes of sun_path.
+// tooLong reports whether the longest socket's name, with its final zero, does not fit the 108 bytes of sun_path.
 func tooLong(pipe string) bool { return len(filepath.Join(pipe, "control_privileged")) >= 108 }
 
-// lock takes the pipe directory; false while another daemon has it. It goes with the process, however that ends.
+// lock locks the pipe directory. It returns false while another daemon has the lock. The lock ends with the process,
+// however the process ends.
 func (d *daemon) lock() bool {
 	path := filepath.Join(d.pipe, "control_lock")
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
@@ -234,9 +238,9 @@ func (d *daemon) lock() bool {
 	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// standFast makes SIGTERM do nothing while the knob ignore_quit is there; otherwise it ends the daemon as it always
-// does.
-func (d *daemon) standFast() {
+// handleTerm makes SIGTERM have no effect while the knob ignore_quit is set. Otherwise SIGTERM ends the daemon as
+// usual.
+func (d *daemon) handleTerm() {
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGTERM)
 	go func() {

@@ -4,11 +4,12 @@ package main
 
 import "slices"
 
-// The work of dead clients shares the GPU: each gets the same part of the time, so all of it is done when the sum of
-// what each had left has passed (measured: six clients with 0.75 s each took 4.4 s). Living clients take nothing from
-// it here.
+// The work of dead clients shares the GPU: each client gets the same part of the time. So all of it is done when the
+// sum of what each client had left has passed (measured: six clients with 0.75 s each took 4.4 s). In this simulation
+// living clients do not slow it down.
 
-// advance reckons the work of the dead up to the time t, and drops those that are done. The caller holds the mutex.
+// advance computes the progress of the dead clients' work up to the time t, and drops the clients whose work is done.
+// The caller holds the mutex.
 func (g *gpu) advance(t uint64) {
 	for g.advanced < t && len(g.dead) > 0 {
 		count := uint64(len(g.dead))

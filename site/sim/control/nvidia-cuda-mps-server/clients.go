@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// outOfMemory is what a client gets when dead ones whose files are held have the places.
+	// outOfMemory is the error of a client if dead clients whose files are held have used up the places.
 	outOfMemory = 2
-	// A server needs about this many descriptors and so many more for each context: with a limit of 1024 none of 48
-	// clients finished, with 20000 all did, and 16384 is what the manual asks for.
+	// A server needs about ownDescriptors descriptors, and contextDescriptors more for each context. With a limit of
+	// 1024 none of 48 clients finished, and with 20000 all did. The manual asks for 16384.
 	ownDescriptors     = 40
 	contextDescriptors = 80
-	// refusing is how long a client that comes right after a kill in mid-kernel waits for its error 46.
+	// refusing is the time that a client waits for its error 46 if it comes right after a kill in the middle of a
+	// kernel.
 	refusing = 250 * time.Millisecond
 )
 
@@ -29,20 +30,20 @@ type context struct {
 	number  int
 	conn    wire.Conn
 	work    *work
-	agreed  chan struct{} // closed when the client has given up its work to terminate_client
-	queued  bool          // it had more in flight then than terminate_client ends in peace
-	clears  uint64        // when that work is off the GPU, by the clock of the work page
-	reached uint64        // how far a dead client's work has come, by the same clock (backlog.go)
-	ended   chan struct{} // closed when it is gone
+	agreed  chan struct{} // closed when the client has agreed to terminate_client and given up its work
+	queued  bool          // at that moment more was in flight than terminate_client ends without harm
+	clears  uint64        // the time when that work is off the GPU, by the clock of the work page
+	reached uint64        // the progress of a dead client's work, by the same clock (backlog.go)
+	ended   chan struct{} // closed when the context is gone
 }
 
 func (c *context) String() string { return label(c.process.pid, c.number) }
 
 func label(pid, number int) string { return fmt.Sprintf("{PID: %d, Context ID: %d}", pid, number) }
 
-var errWords = errors.New("unexpected packet")
+var errPacket = errors.New("unexpected packet")
 
-// welcome takes a connection from the daemon: "PID CONTEXT", where context 0 stands for the process itself.
+// welcome takes a connection from the daemon: "PID CONTEXT". Context 0 is the process itself.
 func (s *server) welcome(text string, files []int) {
 	if len(files) != 1 {
 		return
@@ -69,7 +70,7 @@ func (s *server) welcome(text string, files []int) {
 	go s.context(pid, number, conn)
 }
 
-// latestOr is the client before, which is what the real log names here.
+// latestOr returns the label of the client before this one, because the real log names that client here.
 func (s *server) latestOr(pid, number int) string {
 	if s.latest == "" {
 		return label(pid, number)
@@ -111,13 +112,13 @@ func (s *server) process(pid int, conn wire.Conn) {
 	s.forget(p)
 }
 
-// refuse notes a client that comes while the server waits for those that a fault has hit.
+// refuse logs a client that comes while the server waits for the clients that a fault has hit.
 func (s *server) refuse(client string) {
 	s.log.Line("Server", "Server teardown in progress. Refusing to accept new client %s", client)
 	s.log.Line("Server", "Failed to accept client %s with status 807", client)
 }
 
-// greeting tells a process what it gets and who it is: "ok PERCENTAGE PRIORITY PID", then a line for each device.
+// greeting returns what a process is told first: "ok PERCENTAGE PRIORITY PID", then a line for each device.
 func (s *server) greeting(pid int) string {
 	lines := []string{fmt.Sprintf("ok %s %d %d", strconv.FormatFloat(s.percentage, 'g', -1, 64), s.priority, pid)}
 	for _, g := range s.devices {
@@ -152,7 +153,7 @@ func (s *server) forget(p *process) {
 	go s.watchOrder(p.pid)
 }
 
-// context serves one context from its making to its end.
+// context serves one context from its creation to its end.
 func (s *server) context(pid, number int, conn wire.Conn) {
 	defer conn.Close()
 	c, g, code := s.open(pid, number, conn)
@@ -163,7 +164,7 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 	defer c.process.contexts.Done()
 	own := withPipes(conn, s.opened())
 	defer own.close()
-	s.feed(c)
+	s.checkDescriptors(c)
 	for {
 		text, _, err := conn.Receive()
 		if err != nil {
@@ -182,7 +183,7 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 	s.end(c, g)
 }
 
-// open makes a context, or says by which error it is refused.
+// open makes a context, or returns the error with which it is refused.
 func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	text, files, err := conn.Receive()
 	if err != nil {
@@ -193,7 +194,7 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	if err != nil || g == nil {
 		return nil, nil, 101
 	}
-	if s.doomed(g) {
+	if s.meetsFault(g) {
 		page.close()
 		return nil, nil, 46
 	}
@@ -225,12 +226,12 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	return c, g, 0
 }
 
-// keep counts a dead client's context while somebody holds its files: it takes a place, and the client that finds
-// none gets error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
+// keep counts a dead client's context while another process holds its files. The context takes a place. A client that
+// finds no place gets error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
 func (s *server) keep(pid int, g *gpu) {
 	for began := time.Now(); !gone(pid); time.Sleep(time.Millisecond) {
 		if time.Since(began) > dying {
-			return // it has ended its context only
+			return // the process has only ended its context
 		}
 	}
 	count := func(n int) {
@@ -245,7 +246,7 @@ func (s *server) keep(pid int, g *gpu) {
 	count(-1)
 }
 
-// opened is the word to a client whose context has been made: what cannot be used then, the client finds out by itself.
+// opened returns the answer to a client whose context has been made. It is an error if the context cannot be used.
 func (s *server) opened() string {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -264,22 +265,22 @@ func (s *server) device(uuid string) *gpu {
 	return nil
 }
 
-// feed lets the clients starve, all of them, once the descriptors are used up: their work never ends.
-func (s *server) feed(c *context) {
+// checkDescriptors stalls all clients when the descriptors are used up: their work never ends.
+func (s *server) checkDescriptors(c *context) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	needed := uint64(ownDescriptors)
 	for _, g := range s.devices {
 		needed += uint64(contextDescriptors * len(g.contexts))
 	}
-	if s.starved {
+	if s.stalled {
 		c.conn.Send("stall")
 		return
 	}
 	if needed <= s.descriptors {
 		return
 	}
-	s.starved = true
+	s.stalled = true
 	s.log.Line("Server", "Failed to open a file for client %s: too many open files", c)
 	for _, g := range s.devices {
 		for _, other := range g.contexts {
@@ -288,7 +289,7 @@ func (s *server) feed(c *context) {
 	}
 }
 
-// end notes that a context is gone, and looks for work that it has left on the GPU.
+// end notes that a context is gone, and checks for work that it has left on the GPU.
 func (s *server) end(c *context, g *gpu) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -303,7 +304,7 @@ func (s *server) end(c *context, g *gpu) {
 		left += len(each.contexts)
 	}
 	if left == 0 {
-		s.starved = false
+		s.stalled = false
 	}
 	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", c)
 	s.log.Line("Server", "Client %s exiting. Number of active client contexts is %d.", c, left)

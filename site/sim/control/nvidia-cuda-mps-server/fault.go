@@ -14,11 +14,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// noticing is from a kill in mid-kernel to the server's word of a fatal error: 130 to 150 ms measured.
+// noticing is the time from a kill in the middle of a kernel to the server's report of a fatal error. 130 to 150 ms
+// were measured.
 const noticing = 130 * time.Millisecond
 
-// dying is what a killed process may take on a busy machine from closing its socket to closing its other files. One
-// that lives on has ended its context only.
+// dying is the time that a killed process may take on a busy machine from closing its socket to closing its other
+// files. A process that still lives after that has only ended its context.
 const dying = time.Second
 
 const (
@@ -27,14 +28,14 @@ const (
 	illegalState   = 401
 )
 
-// leave looks for work that a context which is gone has left on the GPU. The caller holds the mutex.
+// leave checks for work that an ended context has left on the GPU. The caller holds the mutex.
 func (s *server) leave(c *context, g *gpu) {
 	t := now()
 	deadly := c.process.failed == 0
 	select {
 	case <-c.agreed:
 		if deadly && c.queued {
-			s.suspect(g) // whoever holds the client's files
+			s.suspect(g) // even if another process holds the client's files
 		}
 		clearing := s.knobs.Wait("terminate_clears_ms", 0)
 		c.clears = t + uint64(clearing)
@@ -54,14 +55,14 @@ func (s *server) leave(c *context, g *gpu) {
 		c.work.close()
 		return
 	}
-	go s.leavings(c, g, deadly)
+	go s.watchWork(c, g, deadly)
 }
 
-// leavings finds out what becomes of the work of a client that has gone: it is done, or it is in flight still when
-// the last descriptor of the client's memory files goes, which does the harm (measured: docs/decisions/011). The
-// files of a process that dies go a moment after its socket; until then nobody else is served, as while a death is
-// being noticed.
-func (s *server) leavings(c *context, g *gpu, deadly bool) {
+// watchWork waits for the end of the work of a client that has gone. If the last descriptor of the client's memory
+// files is closed while work is in flight, that harms the neighbours (measured: docs/decisions/011). A dying process
+// closes its files a moment after its socket. Until then the server serves no new context, as it does while it
+// detects a death.
+func (s *server) watchWork(c *context, g *gpu, deadly bool) {
 	dead, done := false, false
 	for began := time.Now(); !done && s.held(c.process.pid); time.Sleep(time.Millisecond) {
 		if !dead && (gone(c.process.pid) || time.Since(began) > dying) {
@@ -89,9 +90,9 @@ func (s *server) inFlight(c *context, g *gpu) bool {
 	return slices.Contains(g.dead, c) || t < c.clears
 }
 
-// harms reports whether the files of a client go too early. Those that go with the process itself count from the end
-// of its connection; one that ended its context and lived on may have come to the end of its work. The caller holds
-// the mutex.
+// harms reports whether the files of a client are closed too early. If the files are closed by the process's own end,
+// the work counts from the end of its connection. A process that ended its context and lived on may have finished its
+// work. The caller holds the mutex.
 func (s *server) harms(c *context, g *gpu, dead, deadly bool) bool {
 	t := now()
 	g.advance(t)
@@ -107,7 +108,7 @@ func (s *server) harms(c *context, g *gpu, dead, deadly bool) bool {
 	return !dead && deadly || c.work.outlasts(c.reached)
 }
 
-// decided lets those go on who wait for what becomes of a client's work.
+// decided wakes those that wait for the result of a client's work.
 func (s *server) decided(g *gpu, c *context) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -117,21 +118,21 @@ func (s *server) decided(g *gpu, c *context) {
 	}
 }
 
-// gone reports whether a process has closed its files.
+// gone reports whether a process has ended and so has closed its files.
 func gone(pid int) bool {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, found := strings.Cut(string(content), ") ")
 	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
 }
 
-// held reports whether anybody has both memory files of a process open: cuda.c locks a byte of each.
+// held reports whether any process has both memory files of a client open. cuda.c locks a byte of each.
 func (s *server) held(pid int) bool {
 	return node.ByteLocked(s.memory, 2*int64(pid)) && node.ByteLocked(s.memory, 2*int64(pid)+1)
 }
 
-// watchOrder finds out in which order the files of a process that has gone are closed: the memory driver's come
-// first, whoever has them. Where the control device's came before them nobody could make a context any more
-// (measured: one client in 150 does it; docs/decisions/022).
+// watchOrder checks the order in which the files of an ended process are closed, in whichever process they are open.
+// The memory driver's files must be closed first. If the control device's file is closed before them, no client can
+// make a context any more (measured: one client in 150 does this; docs/decisions/022).
 func (s *server) watchOrder(pid int) {
 	for began := time.Now(); node.ByteLocked(s.control, int64(pid)); time.Sleep(time.Millisecond) {
 		if time.Since(began) > longestHeld && !gone(pid) {
@@ -145,11 +146,10 @@ func (s *server) watchOrder(pid int) {
 	}
 }
 
-// longestHeld is for a process that lives on without a server: it is watched no longer.
+// longestHeld bounds the watch of a process that lives on without a server.
 const longestHeld = 10 * time.Second
 
-// suspect begins the time between a client's death with work in flight and what comes of it. The caller holds the
-// mutex.
+// suspect begins the time between a client's death with work in flight and the result. The caller holds the mutex.
 func (s *server) suspect(g *gpu) {
 	if g.suspect != nil {
 		return
@@ -167,9 +167,9 @@ func (s *server) suspect(g *gpu) {
 	})
 }
 
-// doomed reports whether a new context runs into the fault that a killed client has left behind: one that comes
-// before the fault has been noticed, on a GPU where nobody else would notice it. It takes as long as was measured.
-func (s *server) doomed(g *gpu) bool {
+// meetsFault reports whether a new context meets the fault that a killed client has left. This happens if the context
+// comes before the fault is noticed, on a GPU with no other client. The call takes the time that was measured.
+func (s *server) meetsFault(g *gpu) bool {
 	s.mutex.Lock()
 	leaving := maps.Clone(g.leaving)
 	s.mutex.Unlock()
@@ -189,9 +189,9 @@ func (s *server) doomed(g *gpu) bool {
 	return alone
 }
 
-// fault is a fatal error on a GPU: every process with a context there gets 700, and so does nobody else, unless one
-// of them has a context on another GPU as well: then that GPU is reset too, and who is there alone gets 719. The
-// caller holds the mutex.
+// fault is a fatal error on a GPU. Every process with a context on this GPU gets 700, and no other process does. If
+// one of them also has a context on another GPU, that GPU is reset too, and a process that uses only that GPU gets
+// 719. The caller holds the mutex.
 func (s *server) fault(g *gpu) {
 	there := s.holders(g, illegalAddress)
 	for _, p := range there {
@@ -211,7 +211,7 @@ func (s *server) fault(g *gpu) {
 	}
 }
 
-// holders marks the processes with a context on a GPU as failed and returns those that were not so before.
+// holders marks the processes with a context on a GPU as failed. It returns those that were not failed before.
 func (s *server) holders(g *gpu, code int) []*process {
 	g.destroyed, g.dead = true, nil
 	var fresh []*process
@@ -233,41 +233,41 @@ func (g *gpu) has(p *process) bool {
 	return false
 }
 
-// describe writes into the log what the real server writes.
+// describe writes the same lines into the log as the real server.
 func (s *server) describe(g *gpu, there []*process) {
-	say := func(format string, values ...any) { s.log.Line("Server", format, values...) }
-	say("Client {PID: %d, Context: 1} encountered a fatal GPU error.", there[0].pid)
-	say("Server is handling a fatal GPU error.")
+	logf := func(format string, values ...any) { s.log.Line("Server", format, values...) }
+	logf("Client {PID: %d, Context: 1} encountered a fatal GPU error.", there[0].pid)
+	logf("Server is handling a fatal GPU error.")
 	for _, each := range s.devices {
 		for _, c := range each.contexts {
 			if each.destroyed {
-				say("Client %s on device %d to be torn down", c, each.ordinal)
+				logf("Client %s on device %d to be torn down", c, each.ordinal)
 			}
 		}
 	}
 	for _, p := range there {
-		say("All clients belonging to error trigging process %d will be torn down", p.pid)
+		logf("All clients belonging to error trigging process %d will be torn down", p.pid)
 		for _, each := range s.devices {
 			for _, c := range each.contexts {
 				if c.process == p {
-					say("Client %s on the error-trigging process %d to be torn down", c, p.pid)
+					logf("Client %s on the error-trigging process %d to be torn down", c, p.pid)
 				}
 			}
 		}
 	}
-	say("The following devices will be reset:")
+	logf("The following devices will be reset:")
 	for _, each := range s.devices {
 		if each.destroyed {
-			say("%s", strconv.Itoa(each.ordinal))
+			logf("%s", strconv.Itoa(each.ordinal))
 		}
 	}
-	say("The following client process have a sticky error set:")
+	logf("The following client process have a sticky error set:")
 	for _, p := range there {
-		say("%d", p.pid)
+		logf("%d", p.pid)
 	}
 }
 
-// restoreContexts makes the contexts again that a fault has destroyed. The caller holds the mutex.
+// restoreContexts makes the contexts that a fault has destroyed again. The caller holds the mutex.
 func (s *server) restoreContexts() {
 	for _, g := range s.devices {
 		if g.destroyed {

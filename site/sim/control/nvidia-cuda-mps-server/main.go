@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-cuda-mps-server of a simulated node. The control daemon starts it, with a socket as descriptor 3 and the log
-// as descriptor 4; it holds the contexts on the GPUs, and the CUDA library's processes are its clients.
+// Command nvidia-cuda-mps-server is the MPS server of a simulated node. The control daemon starts it with a socket as
+// descriptor 3 and the log as descriptor 4. The server holds the contexts on the GPUs. The processes that use the
+// CUDA library are its clients.
 //
-// The promise: who lives and who dies when a client ends is as measured (README.md in the folder above).
+// When a client ends, its neighbours live or die as they did in the measurements (README.md in the folder above).
 package main
 
 import (
@@ -25,13 +26,14 @@ import (
 const (
 	linkDescriptor = 3
 	logDescriptor  = 4
-	// initializing is from the start to the first word to the daemon, measured as 138 ms in all.
+	// initializing is the time from the start to the creation of the contexts. Together with creating it is 138 ms.
+	// That time was measured from the start to the ready message to the daemon.
 	initializing = 95 * time.Millisecond
-	// creating is the making of the contexts.
+	// creating is the time that the contexts take.
 	creating = 43 * time.Millisecond
-	// leaving is from the order to the end, measured as 50 to 70 ms.
+	// leaving is the time from the order to end until the end. 50 to 70 ms were measured.
 	leaving = 55 * time.Millisecond
-	// serverMemory is what a server holds on each GPU by nvidia-smi.
+	// serverMemory is the memory in MiB that a server holds on each GPU, as nvidia-smi prints it.
 	serverMemory = 66
 )
 
@@ -95,7 +97,7 @@ func newServer(link wire.Conn, log record.Log) (*server, error) {
 	return s, nil
 }
 
-// start initialises. The daemon's first packet holds the limits.
+// start initialises the server. The daemon's first packet holds the limits.
 func (s *server) start() error {
 	s.log.Line("Other", "Startup")
 	s.log.Line("Other", "Connecting to control daemon on socket: %s/control", os.Getenv("CUDA_MPS_PIPE_DIRECTORY"))
@@ -141,7 +143,7 @@ func (s *server) setLimits(text string) {
 	}
 }
 
-// createContexts takes the GPUs. In exclusive-process mode that fails where another process holds one already.
+// createContexts takes the GPUs. In exclusive-process mode it fails if another process already holds one of them.
 func (s *server) createContexts() error {
 	start, _ := node.Start(os.Getpid())
 	for _, g := range s.devices {

@@ -9,11 +9,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// pipes are the ends on one side of the four pipes that each connection of a client has beside its socket (seen on an
-// H200). Nothing goes through them here, but /proc/PID/fd shows to all who is the client of which server.
+// pipes are the ends on one side of four pipes. Each connection of a client has these pipes beside its socket (seen
+// on an H200). No data goes through them here. But /proc/PID/fd shows by them which client belongs to which server.
 type pipes [4]int
 
-// withPipes answers a client and gives it its ends; none where no descriptor is left.
+// withPipes answers a client and gives it its ends of the pipes. If no descriptor is free, it gives none.
 func withPipes(conn wire.Conn, answer string) (own pipes) {
 	var theirs pipes
 	for i := range own {

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// What NVML says of a server's utilisation it reads from a file that the server keeps (node/README.md). All its
-// clients' time on the GPU is booked on it (measured), that of dead ones too.
+// The server keeps a file with its utilisation, and the simulated NVML reads this file (node/README.md). The GPU time
+// of all clients, also of dead ones, counts as the server's (measured).
 const (
-	samplePeriod = 200 * time.Millisecond // measured on an H200, of an idle server as well
+	samplePeriod = 200 * time.Millisecond // measured on an H200, also for an idle server
 	samplesKept  = 120
 )
 
-// samples is such a file: a ring of lines of the same length, each written at once.
+// samples is the file: a ring of lines of equal length. Each line is written at once.
 type samples struct {
 	file    *os.File
 	written int64
@@ -27,7 +27,7 @@ func (g *gpu) samplesPath() string {
 	return filepath.Join(g.GPU.Dir, "samples", strconv.Itoa(os.Getpid()))
 }
 
-// startSamples makes the files and fills them for as long as the server lives.
+// startSamples makes the files and fills them while the server lives.
 func (s *server) startSamples() error {
 	for _, g := range s.devices {
 		os.Remove(g.samplesPath()) // of an earlier process
@@ -50,7 +50,7 @@ func (s *server) startSamples() error {
 	return nil
 }
 
-// utilization is the part of a time that the GPU had work for, in percent; work of any length is 1 at least.
+// utilization returns the part of a time in which the GPU had work, in percent. Work of any length gives at least 1.
 func (s *server) utilization(g *gpu, from, to uint64) int {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

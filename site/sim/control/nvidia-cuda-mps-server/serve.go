@@ -17,7 +17,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/control/wire"
 )
 
-// server is the MPS server. Its mutex guards all that follows it.
+// server is the MPS server. Its mutex guards all fields below the mutex.
 type server struct {
 	link        wire.Conn
 	log         record.Log
@@ -25,20 +25,20 @@ type server struct {
 	descriptors uint64 // RLIMIT_NOFILE
 	maxContexts int    // on a device
 	devices     []*gpu
-	memory      *os.File // the memory driver's file, for its locks
-	control     *os.File // the control device's, for its locks
+	memory      *os.File // the memory driver's file, to check its locks
+	control     *os.File // the control device's file, to check its locks
 
 	mutex      sync.Mutex
 	percentage float64
 	priority   int
 	pinned     map[string]string // by ordinal
 	processes  map[int]*process
-	order      []*process // as they came
-	counted    int        // processes so far: the ID of `ps`
-	latest     string     // the client before, for the log
-	starved    bool       // too few descriptors: nobody's work goes on
-	affected   int        // processes that a GPU's fault has hit and that are still there
-	illegal    bool       // a client's files have gone in the wrong order: nobody can make a context
+	order      []*process // in the order in which they came
+	counted    int        // processes so far; a process's number is the ID in `ps`
+	latest     string     // the client before this one, for the log
+	stalled    bool       // too few descriptors: no client's work continues
+	affected   int        // processes that a fault has hit and that still exist
+	illegal    bool       // a client's files were closed in the wrong order: no client can make a context
 }
 
 // gpu is a device that the server holds a context on.
@@ -46,29 +46,30 @@ type gpu struct {
 	visible.Device
 	ordinal   int
 	contexts  []*context
-	kept      int        // contexts of the dead whose files somebody holds
-	dead      []*context // clients that have gone and whose work is on the GPU still
-	advanced  uint64     // the time up to which that work has been reckoned
-	spent     uint64     // what it has taken since the latest sample
+	kept      int        // contexts of dead clients whose files another process holds
+	dead      []*context // ended clients that still have work on the GPU
+	advanced  uint64     // the time up to which the progress of that work is computed
+	spent     uint64     // the GPU time that this work has used since the latest sample
 	samples   samples
-	leaving   map[*context]chan struct{} // open while it is not known what becomes of a client's work
-	suspect   chan struct{}              // open while a killed client's work is being found out
+	leaving   map[*context]chan struct{} // each is open until the result of an ended client's work is known
+	suspect   chan struct{}              // open until the result of a killed client's work is known
 	destroyed bool                       // the context is made again when the next client comes
 }
 
-// process is a client: a process with CUDA in it.
+// process is a client: a process that uses CUDA.
 type process struct {
 	pid, id  int
 	conn     wire.Conn
 	contexts sync.WaitGroup
 	gone     chan struct{}
-	failed   int // the sticky error that a fault has given it
+	failed   int // the error that a fault has given it; every later call gives this error
 }
 
-// mark begins every answer, since a packet cannot be empty and an answer can.
+// mark begins every answer, because a packet cannot be empty and an answer can.
 const mark = "="
 
-// serve answers the daemon, a question at a time, and returns the exit code. Without a daemon there is no server.
+// serve answers the daemon's questions one by one and returns the exit code. When the daemon is gone, the server
+// ends.
 func (s *server) serve() int {
 	for {
 		text, files, err := s.link.Receive()
@@ -118,7 +119,7 @@ func (s *server) answer(word, rest string) (answer string, over bool) {
 	return "", false
 }
 
-// shutdown is done where no client is connected.
+// shutdown ends the server if no client is connected.
 func (s *server) shutdown() (answer string, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -176,7 +177,7 @@ func (s *server) deviceClients() string {
 		if len(g.contexts) == 0 {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("[%d] 00:00.0, %s", g.ordinal, g.Name)) // the real one prints no position either
+		lines = append(lines, fmt.Sprintf("[%d] 00:00.0, %s", g.ordinal, g.Name)) // the real server prints no position either
 		for _, c := range g.contexts {
 			lines = append(lines, fmt.Sprintf("%d.%d", c.process.pid, c.number))
 		}
@@ -222,7 +223,7 @@ func program(pid int) string {
 	return name
 }
 
-// setPercentage ignores what is no percentage; what it sets holds for processes that come later.
+// setPercentage ignores a text that is no percentage. A new percentage applies to processes that come later.
 func (s *server) setPercentage(text string) string {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -248,9 +249,9 @@ func (s *server) setPinned(text string) string {
 	return "none"
 }
 
-// terminate ends a client's work whatever is in flight. Its library has to agree, so it takes for ever where the
-// process is stopped. The answer is 0; 201 for a client that has been ended already and is still there; 1 for none,
-// or one that dies meanwhile.
+// terminate ends a client's work, whatever is in flight. The client's library has to agree, so terminate waits for
+// ever if the process is stopped. The answer is 0 after success. It is 201 for a client that was already terminated
+// and still exists. It is 1 if there is no such client, or if the client dies during the call.
 func (s *server) terminate(text string) string {
 	pid, _ := strconv.Atoi(text)
 	s.mutex.Lock()
@@ -277,18 +278,18 @@ func (s *server) terminate(text string) string {
 		case <-c.agreed:
 		case <-c.ended:
 			select {
-			case <-c.agreed: // it agreed and was gone before this looked
+			case <-c.agreed: // the client agreed and ended before this check
 			default:
 				return "1"
 			}
 		}
 	}
-	time.Sleep(5 * time.Millisecond) // measured: 11 ms in all for a client alone
+	time.Sleep(5 * time.Millisecond) // 11 ms were measured in all, for a client alone
 	s.log.Line("Server", "Client termination succeeded.")
 	return "0"
 }
 
-// now is the clock of the work pages: CLOCK_MONOTONIC, in nanoseconds.
+// now returns the time of the clock of the work pages: CLOCK_MONOTONIC, in nanoseconds.
 func now() uint64 {
 	var t syscall.Timespec
 	clockGettime(&t)

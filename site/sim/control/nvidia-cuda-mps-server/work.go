@@ -10,9 +10,9 @@ import (
 	"unsafe"
 )
 
-// work is a page that a client shares with the server: what it has in flight. libcuda.c writes it, so that the server
-// knows what a client that was killed has left on the GPU. All numbers are 64 bits in the machine's order; times are
-// nanoseconds of CLOCK_MONOTONIC.
+// work is a page that a client shares with the server. The CUDA library (cuda.c) writes into it what the client has
+// in flight. So the server knows what a killed client has left on the GPU. All numbers have 64 bits in the machine's
+// byte order. Times are nanoseconds of CLOCK_MONOTONIC.
 //
 //	0   launches so far
 //	8   unused
@@ -24,10 +24,13 @@ const (
 	workSize  = 16 + 16*workSlots
 )
 
-// How much work outlasts the tear-down of a killed client was measured with kernels from 0.1 to 400 ms and with queues:
-// up to 5 ms, and any queue of kernels of 1 ms and less, all neighbours live; with 20 ms and with a queue of 5 ms most
-// die; from 50 ms on all. It fits when what counts is the kernel that runs and the three behind it: less than 10 ms of
-// them in all does no harm, nor does what ends within 5 ms, unless it is 40 ms or more in all.
+// Some of the work in flight outlasts the tear-down of a killed client. How much was measured with kernels from 0.1
+// to 400 ms and with queues. All neighbours live with kernels up to 5 ms, and with any queue of kernels of 1 ms or
+// less. Most neighbours die with a kernel of 20 ms and with a queue of kernels of 5 ms. All die with kernels of 50 ms
+// or more.
+//
+// One rule fits these results. It adds up the kernel that runs and the three behind it. They do no harm if together
+// they take less than 10 ms. They also do no harm if they end within 5 ms, unless together they take 40 ms or more.
 const (
 	behind   = 3
 	harmless = 10 * time.Millisecond
@@ -49,10 +52,10 @@ func (w *work) outlasts(t uint64) bool {
 	return whole >= fatal || whole >= harmless && rest > teardown
 }
 
-// queued reports whether more is in flight at the time t than terminate_client ends in peace. It ends the kernel that
-// runs, of whatever length. What waits behind that one is then left as after a kill (measured with queues of kernels
-// of 5 and 70 ms, which killed all neighbours, and with one kernel of 400 ms and queues of 0.1 ms, which killed
-// none).
+// queued reports whether more is in flight at the time t than terminate_client ends without harm. terminate_client
+// ends the kernel that runs, of any length. The kernels that wait behind it are then left as after a kill. In
+// measurements, queues of kernels of 5 and 70 ms killed all neighbours. One kernel of 400 ms and queues of kernels of
+// 0.1 ms killed none.
 func (w *work) queued(t uint64) bool {
 	n, found := w.running(t)
 	if !found {
@@ -62,7 +65,7 @@ func (w *work) queued(t uint64) bool {
 	return w.outlasts(end)
 }
 
-// running is the launch that the GPU has come to at the time t.
+// running returns the launch that the GPU runs at the time t.
 func (w *work) running(t uint64) (n uint64, found bool) {
 	launched := w.word(0)
 	if launched > workSlots {
@@ -76,7 +79,7 @@ func (w *work) running(t uint64) (n uint64, found bool) {
 	return 0, false
 }
 
-// within is how much of the time from one to another the work takes.
+// within returns the part of the time between from and to that the work takes.
 func (w *work) within(from, to uint64) (sum uint64) {
 	launched, n := w.word(0), uint64(0)
 	if launched > workSlots {
@@ -91,7 +94,7 @@ func (w *work) within(from, to uint64) (sum uint64) {
 	return sum
 }
 
-// end is when the last launch ends; 0 before any.
+// end returns the time at which the last launch ends; 0 before the first launch.
 func (w *work) end() uint64 {
 	launched := w.word(0)
 	if launched == 0 {
@@ -108,15 +111,15 @@ func (w *work) launch(n uint64) (begin, end uint64) {
 
 func (w *work) word(at int) uint64 { return binary.NativeEndian.Uint64(w.page[at:]) }
 
-// mapWork maps the page that came as a descriptor with a packet.
+// mapWork maps the page whose descriptor came with a packet.
 func mapWork(files []int) (*work, error) {
 	if len(files) != 1 {
-		return nil, errWords
+		return nil, errPacket
 	}
 	defer syscall.Close(files[0])
 	var stat syscall.Stat_t
 	if err := syscall.Fstat(files[0], &stat); err != nil || stat.Size < workSize {
-		return nil, fmt.Errorf("cannot map work page of %d bytes: %w", stat.Size, errWords)
+		return nil, fmt.Errorf("cannot map work page of %d bytes: %w", stat.Size, errPacket)
 	}
 	page, err := syscall.Mmap(files[0], 0, workSize, syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Log is a log of one process. Lines are written whole, one write each, as two processes may share the file.
+// Log is the log of one process. Each line is written with one write, because two processes may share the file.
 type Log struct {
 	To  io.Writer
 	PID int
@@ -21,7 +21,7 @@ type Log struct {
 // Line writes one line under a role: Control, Server, Other or Client.
 func (l Log) Line(role, format string, values ...any) { l.As(l.PID, role, format, values...) }
 
-// As writes one line for another process, as the server does for its clients.
+// As writes one line under the pid of another process, as the server does for its clients.
 func (l Log) As(pid int, role, format string, values ...any) {
 	now := time.Now().Format("2006-01-02 15:04:05.000")
 	for _, line := range strings.Split(fmt.Sprintf(format, values...), "\n") {

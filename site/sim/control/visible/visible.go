@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package visible answers which devices a CUDA process sees: the node's GPUs through CUDA_VISIBLE_DEVICES.
+// Package visible lists the devices that a CUDA process sees: the GPUs of the node that CUDA_VISIBLE_DEVICES selects.
 package visible
 
 import (
@@ -25,9 +25,10 @@ type Device struct {
 	MemoryMiB int // as NVML counts it
 }
 
-// Devices are the devices of n that list (CUDA_VISIBLE_DEVICES; ok is false where it is not set) lets through, in the
-// list's order. An entry is an index in PCI order, a UUID, or a UUID's begin that fits one device only. As in CUDA, the
-// first entry that names nothing ends the list, and a device named twice makes it empty.
+// Devices returns the devices of n that list selects, in the order of the list. list is the value of
+// CUDA_VISIBLE_DEVICES, and ok is false if it is not set. An entry is an index in PCI order, a UUID, or the beginning
+// of a UUID if only one device has this beginning. As in CUDA, the first entry that names no device ends the list,
+// and a device named twice makes the list empty.
 func Devices(n node.Node, list string, ok bool) ([]Device, error) {
 	wholes, instances, err := all(n)
 	if err != nil || !ok {
@@ -49,8 +50,8 @@ func Devices(n node.Node, list string, ok bool) ([]Device, error) {
 	return seen, nil
 }
 
-// all are the devices by index (a cut GPU stands for its first instance, as CUDA shows one instance only), and all
-// instances.
+// all returns the devices by index, and all instances. A GPU in MIG mode has its first instance in the list by index,
+// because CUDA shows only one instance.
 func all(n node.Node) (wholes, instances []Device, err error) {
 	gpus, err := n.GPUs()
 	if err != nil {
@@ -73,7 +74,7 @@ func all(n node.Node) (wholes, instances []Device, err error) {
 	return wholes, instances, nil
 }
 
-// cut are the instances of a GPU, none where it is not in MIG mode.
+// cut returns the instances of a GPU. It returns none if the GPU is not in MIG mode.
 func cut(gpu node.GPU) ([]Device, error) {
 	mode, err := gpu.Number("mig_mode")
 	if err != nil || mode == 0 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire is how the simulated MPS programs talk: packets of text, some with open files, over unix sockets.
+// Package wire sends packets of text, some with open files, between the simulated MPS programs over unix sockets.
 //
-// The promise: a packet arrives whole or not at all, and the peer's pid and uid are the kernel's word, not the peer's.
+// A packet arrives complete or not at all. The peer's pid and uid come from the kernel, not from the peer.
 package wire
 
 import (
@@ -21,11 +21,11 @@ const Most = 128 << 10
 // Conn is one end of a connection.
 type Conn struct{ unix *net.UnixConn }
 
-// Peer is who is at the other end: who connected, or who listened, as the kernel noted it then.
+// Peer is the process at the other end: the one that connected or listened, as the kernel noted it at that time.
 type Peer struct{ PID, UID int }
 
-// Listen makes the socket file path with the given mode, in place of one that an earlier daemon left.
-// A path of more than 107 bytes is an error, as a unix socket's name cannot hold it.
+// Listen makes the socket file path with the given mode. It replaces a file that an earlier daemon left. A path of
+// more than 107 bytes is an error, because the name of a unix socket cannot be longer.
 func Listen(path string, mode os.FileMode) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("cannot replace socket %s: %w", path, err)
@@ -34,7 +34,7 @@ func Listen(path string, mode os.FileMode) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
-	listener.SetUnlinkOnClose(false) // a clean quit leaves the sockets behind
+	listener.SetUnlinkOnClose(false) // a clean quit leaves the sockets
 	if err := os.Chmod(path, mode); err != nil {
 		listener.Close()
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
@@ -60,7 +60,7 @@ func Accept(listener *net.UnixListener) (Conn, error) {
 	return Conn{unix}, nil
 }
 
-// Adopt makes a connection of an open descriptor, which it takes over.
+// Adopt makes a connection from an open descriptor. The connection then owns the descriptor.
 func Adopt(fd int) (Conn, error) {
 	file := os.NewFile(uintptr(fd), "socket")
 	if file == nil {
@@ -79,7 +79,7 @@ func Adopt(fd int) (Conn, error) {
 	return Conn{unix}, nil
 }
 
-// Pair is a connection to oneself: one end as a connection, the other as a file to hand to a child.
+// Pair makes two connected sockets. One end is a connection, and the other is a file to give to a child process.
 func Pair() (Conn, *os.File, error) {
 	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -103,7 +103,8 @@ func (c Conn) Send(text string, files ...int) error {
 	return err
 }
 
-// Receive waits for a packet. The caller closes the descriptors that come with it. io.EOF: the peer has closed.
+// Receive waits for a packet. The caller closes the descriptors that come with it. The error io.EOF means that the
+// peer has closed.
 func (c Conn) Receive() (text string, files []int, err error) {
 	packet, control := make([]byte, Most), make([]byte, syscall.CmsgSpace(4*4))
 	n, nc, _, _, err := c.unix.ReadMsgUnix(packet, control)
@@ -117,7 +118,7 @@ func (c Conn) Receive() (text string, files []int, err error) {
 	return string(packet[:n]), files, nil
 }
 
-// Peek waits for a packet until the deadline and returns its begin, leaving it to be received.
+// Peek waits for a packet until the deadline and returns its beginning. The packet can still be received.
 func (c Conn) Peek(deadline time.Time) (string, error) {
 	raw, err := c.unix.SyscallConn()
 	if err != nil {
@@ -141,7 +142,7 @@ func (c Conn) Peek(deadline time.Time) (string, error) {
 	return string(begin[:n]), nil
 }
 
-// Peer is who is at the other end.
+// Peer returns the process at the other end.
 func (c Conn) Peer() (Peer, error) {
 	raw, err := c.unix.SyscallConn()
 	if err != nil {
@@ -158,7 +159,8 @@ func (c Conn) Peer() (Peer, error) {
 	return Peer{PID: int(who.Pid), UID: int(who.Uid)}, nil
 }
 
-// Hand sends text on link together with this connection, and closes it here: the receiver has it now.
+// Hand sends text on link together with this connection. Then it closes the connection here, because the receiver has
+// it now.
 func (c Conn) Hand(link Conn, text string) error {
 	file, err := c.unix.File()
 	if err != nil {
@@ -170,10 +172,11 @@ func (c Conn) Hand(link Conn, text string) error {
 	return err
 }
 
-// Close ends the connection; what the peer has sent and nobody received is lost, which it sees as a reset.
+// Close ends the connection. Packets that the peer has sent and this side has not received are lost; the peer sees a
+// reset.
 func (c Conn) Close() { c.unix.Close() }
 
-// Reset reports whether err says that the peer went away with packets unread, or before one could be sent.
+// Reset reports whether err means that the peer closed with unread packets, or before a packet could be sent.
 func Reset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ENOTCONN)
 }
