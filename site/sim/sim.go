@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sim is a simulated node: the programs and libraries that NVIDIA's driver brings, and the folder that stands
-// for the driver itself (package node). Programs under test run on it unchanged, by nothing but a path.
+// Package sim is a simulated node: the programs and libraries of NVIDIA's driver, and a folder that simulates the
+// driver itself (package node). The programs under test run on it unchanged; only paths differ.
 //
-// The promise: Build needs a C compiler and Go, not this module's source; New makes a node that shares nothing with
-// another. Held against recordings of real machines by the tests of nvml and by the conformance suite.
+// Build needs a C compiler and Go, but not this module's source. Two nodes that New makes share nothing. The tests of
+// nvml and the conformance suite compare the simulation with recordings of real machines.
 package sim
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// The sources of every target below. They are compiled in a module of their own, without this module's dependencies, so
-// Go sources here import the standard library and each other only. A C file beside Go files (tests too) begins with
-// `//go:build ignore`, as the Go tool refuses it otherwise.
+// sources are the sources of every target below. They are compiled in a separate module without this module's
+// dependencies. So these Go sources import only the standard library and each other. A C file in a folder with Go
+// files (also tests) begins with `//go:build ignore`, because otherwise the Go tool refuses it.
 //
 //go:embed node nvml cuda control
 var sources embed.FS
 
-// targets is everything that a simulated node has in bin/ and lib/. A target runs in the folder of this package.
+// targets are all files in bin/ and lib/ of a simulated node. Each is built in the folder of this package.
 var targets = []target{
 	{output: "lib/libnvidia-ml.so.1", build: cLibrary("nvml/nvml.c")},
 	{output: "lib/libcuda.so.1", build: cLibrary("cuda/cuda.c", "cuda/mps.c", "cuda/devices.c")},
@@ -42,17 +42,17 @@ var targets = []target{
 	{output: "bin/mpi-ranks", build: []string{"mpicc.openmpi", "-O2", "-Wall", "-Wextra", "cuda/mpi-ranks.c"}, needs: "mpicc.openmpi"},
 }
 
-// buildDeadline bounds one target; a Go program on a cold cache takes half a minute.
+// buildDeadline bounds the build of one target. A Go program with a cold cache takes half a minute.
 const buildDeadline = 5 * time.Minute
 
 // target is one file to build.
 type target struct {
 	output string   // below the folder of the build: "bin/x", "lib/x"
-	build  []string // the command without its output, which follows as "-o FILE"
-	needs  string   // a program without which the target is left out, "" for none
+	build  []string // the command without the output option; "-o FILE" is added
+	needs  string   // a program that the build needs; if it is missing, the target is left out
 }
 
-// cLibrary is a shared library from C sources that exports only what it says; its soname is its file's name.
+// cLibrary is a shared library from C sources. It exports only the marked symbols, and its soname is its file's name.
 func cLibrary(arguments ...string) []string {
 	return append([]string{"gcc", "-shared", "-fPIC", "-fvisibility=hidden", "-O2", "-Wall", "-Wextra", "-pthread"}, arguments...)
 }
@@ -62,11 +62,12 @@ func cProgram(arguments ...string) []string {
 	return append([]string{"gcc", "-O2", "-Wall", "-Wextra", "-pthread"}, arguments...)
 }
 
-// goProgram is a static Go program from a package's folder, "./control/cmd".
+// goProgram is a static Go program from a package's folder, such as "./control/cmd".
 func goProgram(folder string) []string { return []string{"go", "build", "-trimpath", folder} }
 
-// Build compiles every target into dir/bin and dir/lib. A folder that holds a build of the same sources is left as it
-// is, so that test programs may share one; two that build at once wait for each other.
+// Build compiles every target into dir/bin and dir/lib. If dir holds a build of the same sources, Build changes
+// nothing, so several test programs may share a folder. Two builds of one folder at the same time run one after the
+// other.
 func Build(dir string) error {
 	digest, err := digest()
 	if err != nil {
@@ -93,13 +94,15 @@ type Sim struct {
 	Node node.Node
 }
 
-// New makes a simulated node in dir, with these GPUs in PCI order, from a folder that Build has filled. A node that is
-// there is replaced, but the files of bin/ and lib/ stay the same files, so a process that has loaded one goes on.
+// New makes a simulated node in dir, with these GPUs in PCI order, from a folder that Build has filled. It replaces
+// the node in dir, but it does not replace the files of bin/ and lib/. So a process that has loaded one of them
+// continues.
 //
-// Processes of other users need a way to dir: os.MkdirTemp and t.TempDir make folders that only their owner may search.
+// Processes of other users must be able to reach dir. os.MkdirTemp and t.TempDir make folders that only their owner
+// may search.
 //
-// A process can load one libnvidia-ml.so.1 in its life (the loader binds go-nvml's calls once), so tests that open NVML
-// in their own process keep to one dir and call New on it again.
+// A process can load only one libnvidia-ml.so.1, because the loader binds go-nvml's calls once. So tests that open
+// NVML in their own process use one dir and call New on it again.
 func New(dir, built string, models ...node.Model) (Sim, error) {
 	for _, folder := range []string{"bin", "lib"} {
 		if err := linkAll(filepath.Join(built, folder), filepath.Join(dir, folder)); err != nil {
@@ -119,7 +122,7 @@ func (s Sim) Libraries() string { return filepath.Join(s.Dir, "lib") }
 // NVML is the path of the simulated libnvidia-ml.so.1.
 func (s Sim) NVML() string { return filepath.Join(s.Dir, "lib", "libnvidia-ml.so.1") }
 
-// build writes the sources into a module of their own and compiles each target there.
+// build writes the sources into a separate module and compiles each target there.
 func build(dir string) error {
 	module, err := os.MkdirTemp("", "simulation-")
 	if err != nil {
@@ -146,7 +149,7 @@ func writeModule(module, here string) error {
 	return os.WriteFile(filepath.Join(module, "go.mod"), []byte(text), 0o644)
 }
 
-// compile builds beside the place and renames, since the old file may be mapped by a process that still runs.
+// compile builds a file beside the old one and renames it, because a running process may have mapped the old file.
 func (t target) compile(here, dir string) error {
 	if t.needs != "" {
 		if _, err := exec.LookPath(t.needs); err != nil {
@@ -176,8 +179,8 @@ func (t target) command(here, draft string) (answer []byte, err error) {
 	return command.CombinedOutput()
 }
 
-// arguments puts the output where both compilers take it: go wants its options before the package, gcc its libraries
-// last.
+// arguments adds the output option where each compiler accepts it. go wants its options before the package, and gcc
+// wants its libraries last.
 func (t target) arguments(draft string) []string {
 	if t.build[0] == "go" {
 		return append([]string{"build", "-o", draft}, t.build[2:]...)
@@ -189,7 +192,7 @@ func (t target) arguments(draft string) []string {
 	return append(arguments, "-ldl")
 }
 
-// digest names the content: every source, and what is done with it.
+// digest is a hash of every source and of the commands that build them.
 func digest() (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%q\n", targets)
@@ -204,7 +207,7 @@ func digest() (string, error) {
 	return fmt.Sprintf("%x\n", sum.Sum(nil)), err
 }
 
-// lock takes dir for this process. The wait ends with the other's build, which has a deadline for each target.
+// lock locks dir for this process. The wait ends with the other build, which has a deadline for each target.
 func lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -225,7 +228,8 @@ func lock(dir string) (unlock func(), err error) {
 	}
 }
 
-// linkAll gives the folder `to` every file of `from`; a hard link keeps its own path, by which the file finds its node.
+// linkAll links every file of `from` into the folder `to`. A hard link has its own path, and by this path the file
+// finds its node.
 func linkAll(from, to string) error {
 	files, err := os.ReadDir(from)
 	if errors.Is(err, os.ErrNotExist) {
@@ -245,7 +249,7 @@ func linkAll(from, to string) error {
 	return nil
 }
 
-// linkOne leaves a file that is the same already, and copies where no link is possible (another file system).
+// linkOne keeps a file that is already the same. It copies the file if a link is not possible (another file system).
 func linkOne(from, to string) error {
 	err := os.Link(from, to)
 	if !errors.Is(err, os.ErrExist) && err != nil {

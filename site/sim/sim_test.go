@@ -12,7 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// Build works where there is no source of this module: in a process whose directory is elsewhere.
+// Build needs no source of this module: the test runs it in an empty directory.
 func TestBuildMakesEveryTargetOnceAndAnywhere(t *testing.T) {
 	t.Chdir(t.TempDir())
 	built := t.TempDir()

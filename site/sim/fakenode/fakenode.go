@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakenode is a node for unit tests of prolog and epilog: a real store, and events in place of daemons and
-// modes.
+// Package fakenode is a node for unit tests of prolog and epilog. Its store is real. For daemons and modes it only
+// records events.
 package fakenode
 
 import (
@@ -25,7 +25,7 @@ const (
 	GPUB = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
 )
 
-// Letter is a short name of a GPU: "a" or "b".
+// Letter is the short name of a GPU: "a" or "b".
 func Letter(uuid site.UUID) string { return string(uuid)[4:5] }
 
 // Node is a node on which job 7 begins or ends.
@@ -33,13 +33,13 @@ type Node struct {
 	T     *testing.T
 	Dir   string // of the store
 	Store *lease.Store
-	Self  site.Process // a process that runs: all daemons and guards are it
+	Self  site.Process // a process that runs; all daemons and guards have this process number
 
 	sync.Mutex
 	Events []string // what was done outside of the store, each with the records at that moment
 	Modes  map[site.UUID]site.Mode
-	Fail   map[string]error // what an event gives in place of being done, by its text without the records
-	// Claims names what job 7 has beside its lease and its ticket.
+	Fail   map[string]error // the error of an event, by the event's text without the records; then the event is not done
+	// Claims returns what job 7 has in the store beside its lease and its ticket.
 	Claims func() []string
 }
 
@@ -58,7 +58,7 @@ func New(t *testing.T) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // each job may have a file system of its own, which keeps the folder
+	t.Cleanup(func() { // a job may have its own file system, which would keep the folder
 		jobs, err := store.Dirs()
 		for _, job := range jobs {
 			err = errors.Join(err, store.RemoveDirs(job))
@@ -73,7 +73,7 @@ func New(t *testing.T) *Node {
 	}
 }
 
-// Event records what is done, and returns the failure that is planted for it.
+// Event records an event and returns the error that Fail has for it.
 func (n *Node) Event(format string, values ...any) error {
 	n.Lock()
 	defer n.Unlock()
@@ -82,7 +82,7 @@ func (n *Node) Event(format string, values ...any) error {
 	return n.Fail[text]
 }
 
-// Records is what the store has of job 7: "lease opening, claims a b, ticket".
+// Records returns what the store has of job 7: "lease opening, claims a b, ticket".
 func (n *Node) Records() string {
 	var all []string
 	switch l, err := n.Store.Read(7); {
@@ -101,13 +101,13 @@ func (n *Node) Records() string {
 	return strings.Join(all, ", ")
 }
 
-// Claimed reports whether job 7 may hold a GPU.
+// Claimed reports whether job 7 may hold a GPU. It returns true if the owner cannot be read.
 func (n *Node) Claimed(uuid site.UUID) bool {
 	job, held, err := n.Store.Owner(uuid)
 	return err != nil || held && job == 7
 }
 
-// Files are all files of the store but the lock, which stays.
+// Files returns all files of the store except the lock file, which stays.
 func (n *Node) Files() []string {
 	n.T.Helper()
 	var all []string
@@ -124,7 +124,7 @@ func (n *Node) Files() []string {
 	return all
 }
 
-// IsAsBefore checks that the modes are the default, and that the store has nothing but the named files.
+// IsAsBefore checks that the modes are the default and that the store has only the named files.
 func (n *Node) IsAsBefore(but ...string) {
 	n.T.Helper()
 	for uuid, mode := range n.Modes {

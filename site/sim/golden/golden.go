@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden compares the result of a test with a file below its testdata. The flag -update writes the file again.
+// Package golden compares the result of a test with a file in its testdata. The flag -update writes the file again.
 package golden
 
 import (
@@ -39,14 +39,14 @@ const (
 	maxLines = 100 // of a difference
 )
 
-// edit is a line of a difference: it is in both texts (' '), in the first ('-') or in the second ('+').
+// edit is a line of a difference. It is in both texts (' '), only in the first ('-') or only in the second ('+').
 type edit struct {
 	mark byte
 	line string
-	at   int // its number in the second text, from 1
+	at   int // the line's number in the second text, from 1
 }
 
-// Diff returns the lines in which two texts differ, with some lines before and after. Equal texts give "".
+// Diff returns the lines in which two texts differ, with some lines before and after them. Equal texts give "".
 func Diff(want, got string) string {
 	edits := edits(strings.SplitAfter(want, "\n"), strings.SplitAfter(got, "\n"))
 	shown := make([]bool, len(edits))
@@ -78,9 +78,9 @@ func Diff(want, got string) string {
 	return out.String()
 }
 
-// edits keep the longest common subsequence of the lines.
+// edits returns the lines of both texts in order. It keeps their longest common subsequence.
 func edits(a, b []string) []edit {
-	common := make([][]int, len(a)+1) // [i][j]: its length in a[i:] and b[j:]
+	common := make([][]int, len(a)+1) // [i][j]: the length of the longest common subsequence of a[i:] and b[j:]
 	common[len(a)] = make([]int, len(b)+1)
 	for i := len(a) - 1; i >= 0; i-- {
 		common[i] = make([]int, len(b)+1)

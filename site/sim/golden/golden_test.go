@@ -28,18 +28,18 @@ func TestDiff(t *testing.T) {
 		})
 	}
 	if diff := Diff("", strings.Repeat("x\n", 1000)); strings.Count(diff, "\n") != maxLines+2 || !strings.HasSuffix(diff, "and more\n") {
-		t.Errorf("a thousand lines give %d", strings.Count(diff, "\n"))
+		t.Errorf("a difference of a thousand lines is printed in %d lines", strings.Count(diff, "\n"))
 	}
 }
 
-// recorder is a test that fails without an effect.
+// recorder is a test whose failures are only recorded.
 type recorder struct {
 	testing.TB
-	said string
+	printed string
 }
 
-func (r *recorder) Errorf(form string, args ...any) { r.said += fmt.Sprintf(form, args...) }
-func (r *recorder) Fatalf(form string, args ...any) { r.said += fmt.Sprintf(form, args...) }
+func (r *recorder) Errorf(form string, args ...any) { r.printed += fmt.Sprintf(form, args...) }
+func (r *recorder) Fatalf(form string, args ...any) { r.printed += fmt.Sprintf(form, args...) }
 func (r *recorder) Helper()                         {}
 
 func TestCompare(t *testing.T) {
@@ -48,13 +48,13 @@ func TestCompare(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &recorder{TB: t}
-	if Compare(r, path, "a\n"); r.said != "" {
-		t.Errorf("equal texts differ: %s", r.said)
+	if Compare(r, path, "a\n"); r.printed != "" {
+		t.Errorf("equal texts differ: %s", r.printed)
 	}
 	Compare(r, path, "b\n")
 	want := path + " (-) differs from the result (+):\nline 1:\n- a\n+ b\n" +
 		"to write it again: go test ./site/sim/golden -run '^TestCompare$' -update"
-	if r.said != want {
-		t.Errorf("got\n%s\nwant\n%s", r.said, want)
+	if r.printed != want {
+		t.Errorf("got\n%s\nwant\n%s", r.printed, want)
 	}
 }

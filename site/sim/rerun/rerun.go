@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// folder is the folder of the tests, below the top of the source. A compiled test without its source has ".".
+// folder is the folder of the tests, relative to the top of the source. For a compiled test without its source it is
+// ".".
 var folder = func() string {
 	here, err := os.Getwd()
 	for top := here; err == nil && top != "/"; top = filepath.Dir(top) {
@@ -23,8 +24,8 @@ var folder = func() string {
 	return "."
 }()
 
-// Command is the command that runs a test or a subtest again, from the top of the source. The variables stand before it
-// if they are set in this run.
+// Command is the command that runs a test or a subtest again from the top of the source. Variables that are set in
+// this run come before it.
 func Command(t testing.TB, variables ...string) string {
 	var line strings.Builder
 	for _, name := range variables {
@@ -35,7 +36,7 @@ func Command(t testing.TB, variables ...string) string {
 	levels := strings.Split(t.Name(), "/")
 	for i, level := range levels {
 		quoted := regexp.QuoteMeta(level)
-		levels[i] = "^" + strings.ReplaceAll(quoted, "'", ".") + "$" // a quote would end the word of the shell
+		levels[i] = "^" + strings.ReplaceAll(quoted, "'", ".") + "$" // a quote would end the shell's string
 	}
 	fmt.Fprintf(&line, "go test %s -run '%s'", folder, strings.Join(levels, "/"))
 	return line.String()

@@ -4,7 +4,7 @@ package rerun
 
 import "testing"
 
-// Each level of the name is one expression that matches this level alone. A point stands for a quote.
+// Each level of a test's name becomes one expression that matches only this level. A point replaces a quote.
 func TestCommand(t *testing.T) {
 	t.Setenv("RERUN_SET", "7")
 	for name, want := range map[string]string{

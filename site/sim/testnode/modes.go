@@ -16,14 +16,16 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// Unchanged is the attribute of a policy by which the prolog leaves compute modes alone.
+// Unchanged is the attribute of a policy with which the prolog does not change compute modes.
 const Unchanged = `compute_mode = "unchanged"`
 
-// MayChangeModes reports whether whoever runs this lets jobs change the compute modes of real GPUs: the machine is
-// theirs, and idle. Nothing but 1 says so, since what is almost a yes may be a mistake, and the GPUs somebody else's.
+// MayChangeModes reports whether jobs may change the compute modes of real GPUs. You allow this with
+// ALLOW_MODE_CHANGES=1 if the machine is yours and idle. No other value allows it, because another value may be a
+// mistake and the GPUs may belong to other people.
 func MayChangeModes() bool { return os.Getenv("ALLOW_MODE_CHANGES") == "1" }
 
-// Compute is the compute_mode that a policy for real GPUs gives: the shipped one where that is allowed.
+// Compute returns the compute_mode for a policy on real GPUs. It is the shipped policy's mode if the modes may be
+// changed.
 func Compute() string {
 	if MayChangeModes() {
 		return `compute_mode = "exclusive_process"`
@@ -37,10 +39,11 @@ type GPU struct {
 	Mode site.Mode
 }
 
-// smiDeadline bounds nvidia-smi: where no persistence daemon holds the GPUs, the driver initialises each of them first.
+// smiDeadline bounds nvidia-smi. If no persistence daemon holds the GPUs, the driver first initialises each of them.
 const smiDeadline = time.Minute
 
-// realGPUs are this machine's GPUs. nvidia-smi says their modes, so that no program on stage is its own witness.
+// realGPUs returns this machine's GPUs. It reads their modes with nvidia-smi, because the programs under test must
+// not be their own check.
 func realGPUs() ([]GPU, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), smiDeadline)
 	defer cancel()
@@ -52,7 +55,7 @@ func realGPUs() ([]GPU, error) {
 	for line := range strings.Lines(string(out)) {
 		uuid, mode, found := strings.Cut(strings.TrimSpace(line), ", ")
 		if !found || !strings.HasPrefix(uuid, "GPU-") {
-			return nil, fmt.Errorf("cannot read compute modes: nvidia-smi says %q", line)
+			return nil, fmt.Errorf("cannot read compute modes: nvidia-smi prints %q", line)
 		}
 		gpus = append(gpus, GPU{site.UUID(uuid), site.Mode(strings.ToLower(mode))})
 	}
@@ -62,8 +65,9 @@ func realGPUs() ([]GPU, error) {
 	return gpus, nil
 }
 
-// WrongModes says which GPUs of a real node are not in the mode that they should be in while a job holds some: those in
-// exclusive_process, every other as it was before. Where modes are left alone there is nothing to say.
+// WrongModes returns the GPUs of a real node that have a wrong mode while a job holds some GPUs. The held GPUs must
+// be in exclusive_process, and every other GPU in the mode that it had before. If the policy does not change modes,
+// the result is empty.
 func (s Stage) WrongModes(held ...site.UUID) ([]string, error) {
 	if len(s.Before) == 0 {
 		return nil, nil
@@ -93,8 +97,8 @@ func (s Stage) WrongModes(held ...site.UUID) ([]string, error) {
 	return wrong, nil
 }
 
-// CloseLeft runs the epilog of every job that has a lease. What fails between a prolog and its epilog on a real node
-// would else leave somebody's GPUs exclusive.
+// CloseLeft runs the epilog of every job that has a lease. Without it, a test that fails between a prolog and its
+// epilog on a real node would leave GPUs in exclusive mode.
 func (s Stage) CloseLeft(ctx context.Context) error {
 	boot, err := site.BootID()
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testnode is a node for tests, the demo and benchmarks: the production binaries, unchanged, installed below
-// a root on a simulated node or on a real one. It also proves that a node is as it was.
+// Package testnode is a node for tests, the demo and benchmarks. The production binaries, unchanged, are installed
+// below a root folder, on a simulated node or on a real one. The package also checks that a node is as it was before.
 package testnode
 
 import (
@@ -30,18 +30,21 @@ import (
 // Programs are the production binaries.
 var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl", "mps-tune"}
 
-// Stage is one node.
+// Stage is one node for tests: a root folder with a configuration, the production binaries, and simulated or real
+// GPUs.
 type Stage struct {
-	Root string   // --root of the binaries
-	Bin  string   // where they are
+	Root string   // the --root of the binaries
+	Bin  string   // the folder of the binaries
 	Sim  *sim.Sim // nil on a real node
 
-	// Before are the GPUs of a real node as they were, where its policy changes compute modes; else none.
+	// Before are the GPUs of a real node with the modes that they had. It is empty if the policy does not change
+	// modes.
 	Before []GPU
 }
 
-// Build builds the production binaries as make build does, and the simulation, into a folder; a second call finds them
-// there. Where SLURM_MPS_BUILT names a folder with all of it, that is used: a machine with a GPU may have no Go.
+// Build builds the production binaries, as make build does, and the simulation, into a folder. A second call uses
+// what is built already. If SLURM_MPS_BUILT names a folder with all of it, that folder is used, because a machine
+// with a GPU may have no Go.
 func Build(dir string) (string, error) {
 	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
 		return built, nil
@@ -50,7 +53,7 @@ func Build(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	unlock, err := turn(dir)
+	unlock, err := lockBuild(dir)
 	if err != nil {
 		return "", err
 	}
@@ -63,8 +66,8 @@ func Build(dir string) (string, error) {
 	return dir, sim.Build(filepath.Join(dir, "sim"))
 }
 
-// turn lets test programs that share the folder build one after the other.
-func turn(dir string) (unlock func(), err error) {
+// lockBuild makes test programs that share the folder build one after the other.
+func lockBuild(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cannot build in %s: %w", dir, err)
 	}
@@ -81,7 +84,8 @@ func turn(dir string) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
-// Shared is the folder of builds that all tests of this module use: .build at its top, or what SLURM_MPS_BUILT names.
+// Shared is the folder of builds that all tests of this module use. It is .build at the top of the module, or the
+// folder that SLURM_MPS_BUILT names.
 func Shared() (string, error) {
 	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
 		return built, nil
@@ -90,7 +94,7 @@ func Shared() (string, error) {
 	return filepath.Join(module, ".build"), err
 }
 
-// goBuild builds one binary: those that ranks run are static.
+// goBuild builds one binary. The binaries that ranks run are static, and so is the guard.
 func goBuild(module, output, program string) error {
 	cmd := exec.Command("go", "build", "-trimpath", "-o", output, "./cmd/"+program)
 	cmd.Dir = module
@@ -105,7 +109,7 @@ func goBuild(module, output, program string) error {
 	return nil
 }
 
-// moduleDir is the folder of this module, also for the benchmarks, which are a module of their own.
+// moduleDir is the folder of this module. It works also for the benchmarks, which are a separate module.
 func moduleDir() (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/slurm-mps/slurm-mps").Output()
 	if err != nil {
@@ -114,8 +118,9 @@ func moduleDir() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// New sets a stage in dir, which everybody can traverse: a root with the policy given and facts that name the simulated
-// programs, and a simulated node with these GPUs. The policy "" is the shipped one's defaults.
+// New makes a simulated node with these GPUs in dir, and a root with the given policy. The site's configuration names
+// the simulated programs. Every user must be able to traverse dir. If the policy is "", the node gets the policy
+// Default().
 func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	simulated, err := sim.New(filepath.Join(dir, "sim"), filepath.Join(built, "sim"), models...)
 	if err != nil {
@@ -126,23 +131,23 @@ func New(dir, built, policy string, models ...node.Model) (Stage, error) {
 	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
 }
 
-// Real sets a stage on a real node. Its compute modes are not ours to change, so the policy must leave them alone,
-// unless ALLOW_MODE_CHANGES=1 says that they may be changed (MayChangeModes).
+// Real makes a test node on a real node. The policy must not change compute modes, unless ALLOW_MODE_CHANGES=1 allows
+// this (MayChangeModes).
 func Real(dir, built, policy string) (Stage, error) {
 	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
 	if !strings.Contains(policy, Unchanged) {
 		if !MayChangeModes() {
-			return Stage{}, errors.New("cannot set stage on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
+			return Stage{}, errors.New("cannot make test node on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
 		}
 		var err error
 		if s.Before, err = realGPUs(); err != nil {
-			return Stage{}, fmt.Errorf("cannot set stage on a real node: %w", err)
+			return Stage{}, fmt.Errorf("cannot make test node on a real node: %w", err)
 		}
 	}
 	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"))
 }
 
-// linkDevices gives the programs the device files of a node, where their --root has them.
+// linkDevices links the device files of a node below the root, where the programs look for them.
 func (s Stage) linkDevices(from string) error {
 	files, err := filepath.Glob(filepath.Join(from, "nvidia*"))
 	if err != nil {
@@ -150,21 +155,21 @@ func (s Stage) linkDevices(from string) error {
 	}
 	folder := s.Paths().Devices()
 	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("cannot set stage: %w", err)
+		return fmt.Errorf("cannot make test node: %w", err)
 	}
 	for _, file := range files {
 		link := filepath.Join(folder, filepath.Base(file))
 		if err := os.Symlink(file, link); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("cannot set stage: %w", err)
+			return fmt.Errorf("cannot make test node: %w", err)
 		}
 	}
 	return nil
 }
 
-// RealControl is where a real node's control program is.
+// RealControl is the path of a real node's control program.
 const RealControl = "/usr/bin/nvidia-cuda-mps-control"
 
-// RealGPUs counts the real GPUs of this machine; none where there is no control program.
+// RealGPUs counts the real GPUs of this machine. It is 0 if there is no control program.
 func RealGPUs() int {
 	devices, _ := filepath.Glob("/dev/nvidia[0-9]*")
 	if _, err := os.Stat(RealControl); err != nil {
@@ -173,7 +178,7 @@ func RealGPUs() int {
 	return len(devices)
 }
 
-// realFacts names the driver's library where the loader may not find it: slurmd gives prologs no LD_LIBRARY_PATH.
+// realFacts names the driver's library if the loader may not find it. slurmd gives prologs no LD_LIBRARY_PATH.
 func realFacts() string {
 	if path := RealNVML(); path != "" {
 		return fmt.Sprintf("nvml_library = %q\n", path)
@@ -181,16 +186,17 @@ func realFacts() string {
 	return ""
 }
 
-// RealNVML is the path of the real library where it is out of the loader's way, "" where the loader finds it.
+// RealNVML is the path of the real library if the loader does not search its folder. It is "" if the loader finds the
+// library.
 func RealNVML() string {
-	const outOfTheWay = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
-	if _, err := os.Stat(outOfTheWay); err == nil {
-		return outOfTheWay
+	const unsearched = "/usr/local/nvidia/lib64/libnvidia-ml.so.1"
+	if _, err := os.Stat(unsearched); err == nil {
+		return unsearched
 	}
 	return ""
 }
 
-// Default is a policy that grants MPS to whoever asks, with the attributes given, a line each.
+// Default is a policy that grants MPS to every job that asks for it. The attributes are lines of its grant.
 func Default(attributes ...string) string {
 	return "version = 1\nrule \"mps\" {\n  when = contains(job.requested, \"mps\")\n  grant {\n    " +
 		strings.Join(attributes, "\n    ") + "\n  }\n}\n"
@@ -202,30 +208,30 @@ func (s Stage) install(policy, facts string) error {
 	}
 	paths := site.Paths{Root: s.Root}
 	if err := os.MkdirAll(filepath.Dir(paths.Policy()), 0o755); err != nil {
-		return fmt.Errorf("cannot set stage: %w", err)
+		return fmt.Errorf("cannot make test node: %w", err)
 	}
 	return errors.Join(os.WriteFile(paths.Policy(), []byte(policy), 0o644), os.WriteFile(paths.ConfigFile(), []byte(facts), 0o644))
 }
 
-// Paths is where the binaries' files are.
+// Paths returns the paths of the binaries' files.
 func (s Stage) Paths() site.Paths { return site.Paths{Root: s.Root} }
 
-// Command is a binary with its --root, as slurm.conf's Prolog= would have it.
+// Command is a binary with its --root, as Prolog= in slurm.conf has it.
 func (s Stage) Command(program string, args ...string) []string {
 	return append([]string{filepath.Join(s.Bin, program), "--root", s.Root}, args...)
 }
 
-// Job is what a test says of a job.
+// Job is a job of a test.
 type Job struct {
 	ID       uint32
 	UID, GID uint32
 	GPUs     string // SLURM_JOB_GPUS, "0,1"
 	Features string // SLURM_JOB_CONSTRAINTS
-	Conf     string // SLURM_CONF; gres.conf lies beside it
+	Conf     string // SLURM_CONF; gres.conf is in the same folder
 	Extra    []string
 }
 
-// Environment is what slurmd gives its prolog or epilog for a job, and nothing else: recorded on Slurm 22.05.
+// Environment is exactly what slurmd gives its prolog or epilog for a job (recorded on Slurm 22.05).
 func (j Job) Environment(context string) []string {
 	env := []string{
 		"SLURM_SCRIPT_CONTEXT=" + context, "SLURMD_NODENAME=n1", "SLURM_CLUSTER_NAME=lab", "SLURM_CONF=" + j.Conf,
@@ -245,7 +251,7 @@ type Result struct {
 	Output string // stdout and stderr, which are one pipe under slurmd
 }
 
-// Run runs a binary to its end with an environment, from a folder and with a stdin as slurmd has it.
+// Run runs a binary to its end with an environment. The folder and stdin are the same as under slurmd.
 func (s Stage) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
 	line := s.Command(program, args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
@@ -264,8 +270,8 @@ func (s Stage) Run(ctx context.Context, env []string, program string, args ...st
 	return Result{cmd.ProcessState.ExitCode(), out.String()}, ctx.Err()
 }
 
-// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded): a child has the mask of the
-// thread that starts it.
+// blocked starts a program with SIGINT and SIGPIPE blocked, as slurmd does (recorded). A child gets the signal mask
+// of the thread that starts it.
 func blocked(start func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -278,9 +284,9 @@ func blocked(start func() error) error {
 	return errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
 }
 
-// Left is what is not as it was before any job: files of state, processes of MPS below the root, GPUs whose mode is
-// not what it was (on a simulated node: the default). Nothing left is an empty list. Lock files that stay for good
-// are not state.
+// Left lists what differs from the node before any job: files of state, processes of MPS below the root, control
+// groups of jobs, and GPUs with another mode. On a simulated node the mode before is the default. The list is empty
+// if nothing is left. Lock files, which stay, are not state.
 func (s Stage) Left() ([]string, error) {
 	files, err := s.leftFiles()
 	if err != nil {
@@ -306,7 +312,7 @@ func (s Stage) leftGroups() (left []string, err error) {
 	return left, err
 }
 
-// groups are the control groups of the node's jobs.
+// groups returns the control groups of the node's jobs.
 func (s Stage) groups() ([]string, error) {
 	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
 	if errors.Is(err, cgroup.ErrNone) {
@@ -316,7 +322,7 @@ func (s Stage) groups() ([]string, error) {
 	return groups, errors.Join(err, err2)
 }
 
-// LoseGroups removes the control groups of the node's jobs, as the end of a boot does. Their processes have ended.
+// LoseGroups removes the control groups of the node's jobs, as a reboot does. Their processes must have ended.
 func (s Stage) LoseGroups() error {
 	groups, err := s.groups()
 	for _, group := range groups {
@@ -359,7 +365,8 @@ func (s Stage) leftProcesses() ([]string, error) {
 	return left, err
 }
 
-// Processes are the living processes of MPS whose pipe folder is below the root, and the guards of the root's jobs.
+// Processes returns the living processes of MPS whose pipe folder is below the root, and the guards of the root's
+// jobs.
 func (s Stage) Processes() ([]int, error) {
 	var pids []int
 	below, err := s.Below(s.Paths().Run())
@@ -370,7 +377,7 @@ func (s Stage) Processes() ([]int, error) {
 	return append(pids, guards...), errors.Join(err, err2)
 }
 
-// guards are the living guards of the root's jobs.
+// guards returns the living guards of the root's jobs.
 func (s Stage) guards() (pids []int, err error) {
 	all, err := proc.PIDs()
 	var named []site.Process
@@ -390,7 +397,7 @@ func (s Stage) guards() (pids []int, err error) {
 	return pids, err
 }
 
-// Below are the living processes of MPS whose pipe folder begins so, in the order of their numbers.
+// Below returns the living processes of MPS whose pipe folder begins with dir, in the order of their pids.
 func (s Stage) Below(dir string) ([]site.Process, error) {
 	all, err := mps.FindAll(context.Background())
 	if err != nil {
