@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// harmless calls change nothing that outlives the process, and no test makes them fail: its memory, threads, signals
-// and clocks, what it reads, and what it waits for.
+// harmless calls change nothing that remains after the process, and no test makes them fail. They concern its memory,
+// threads, signals and clocks, what it reads, and what it waits for.
 var harmless = set(
 	unix.SYS_BRK, unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MPROTECT, unix.SYS_MREMAP, unix.SYS_MADVISE, unix.SYS_MINCORE,
 	unix.SYS_FUTEX, unix.SYS_SCHED_YIELD, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ, unix.SYS_SET_TID_ADDRESS, unix.SYS_ARCH_PRCTL,
@@ -30,18 +30,19 @@ var harmless = set(
 	unix.SYS_PPOLL, unix.SYS_SELECT, unix.SYS_PSELECT6, unix.SYS_WAIT4, unix.SYS_WAITID,
 )
 
-// asking calls leave nothing behind when the process dies, but may fail in a way that matters.
+// asking calls leave nothing when the process dies, but their failure may matter.
 var asking = set(
 	unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_FLOCK, unix.SYS_PIPE2, unix.SYS_PIDFD_OPEN, unix.SYS_GETDENTS64, unix.SYS_STAT,
 	unix.SYS_LSTAT, unix.SYS_NEWFSTATAT, unix.SYS_STATX, unix.SYS_PRCTL, unix.SYS_PRLIMIT64, unix.SYS_SETRLIMIT, unix.SYS_CHDIR,
 	unix.SYS_SETSID, unix.SYS_SETUID, unix.SYS_SETGID, unix.SYS_SETGROUPS, unix.SYS_SETRESUID, unix.SYS_SETRESGID, unix.SYS_UMASK,
 )
 
-// form is a call's name and what its arguments are: p a path, a the folder of the path that follows, f a descriptor,
-// n a number, - what is not said.
+// form is a call's name and the kinds of its arguments: p is a path, a the folder of the path that follows, f a
+// descriptor, n a number, and - is not printed.
 type form struct{ name, arguments string }
 
-// forms names the calls that are met. One that is not here is an effect all the same, under its number.
+// forms names the calls that are expected. A call that is not in the list is also an effect, with its number as its
+// name.
 var forms = map[uint64]form{
 	unix.SYS_OPEN: {"open", "p"}, unix.SYS_OPENAT: {"openat", "ap"}, unix.SYS_OPENAT2: {"openat2", "ap"}, unix.SYS_CREAT: {"creat", "p"},
 	unix.SYS_WRITE: {"write", "f"}, unix.SYS_PWRITE64: {"pwrite64", "f"}, unix.SYS_WRITEV: {"writev", "f"},
@@ -76,7 +77,7 @@ func arguments(regs *unix.PtraceRegs) [6]uint64 {
 	return [6]uint64{regs.Rdi, regs.Rsi, regs.Rdx, regs.R10, regs.R8, regs.R9}
 }
 
-// decode says what a call that is about to be made does; false for one that is harmless.
+// decode describes a call that is about to be made. It returns false if the call is harmless.
 func decode(tid int, regs *unix.PtraceRegs) (Effect, bool) {
 	number, args := regs.Orig_rax, arguments(regs)
 	if harmless[number] || ofItself(tid, number, args) {
@@ -97,7 +98,7 @@ func decode(tid int, regs *unix.PtraceRegs) (Effect, bool) {
 	case unix.SYS_EXECVE:
 		effect.What = strings.Join(list(tid, args[1]), " ")
 	case unix.SYS_WRITE:
-		if effect.What == "anon_inode:[eventfd]" || args[0] == 1 || args[0] == 2 { // a wake-up of the runtime's; words for people
+		if effect.What == "anon_inode:[eventfd]" || args[0] == 1 || args[0] == 2 { // a wake-up of the Go runtime, or a message to the user
 			return Effect{}, false
 		}
 		if effect.What == "pipe" {
@@ -107,13 +108,13 @@ func decode(tid int, regs *unix.PtraceRegs) (Effect, bool) {
 	return effect, effect.What != os.DevNull
 }
 
-// writes reports whether open's flags make a file or let it be changed.
+// writes reports whether open's flags create a file or allow changes to it.
 func writes(flags uint64) bool {
 	return flags&(unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_RDWR) != 0
 }
 
-// ofItself reports whether a call that can do much does only what concerns its own process: a new thread, a signal to
-// one, a limit or an option that is read.
+// ofItself reports whether a call of a powerful kind affects only its own process: a new thread, a signal to a
+// thread, or a limit or an option that is read.
 func ofItself(tid int, number uint64, args [6]uint64) bool {
 	switch number {
 	case unix.SYS_CLONE:
@@ -132,7 +133,7 @@ func ofItself(tid int, number uint64, args [6]uint64) bool {
 	return false
 }
 
-// describe writes down the arguments of a call.
+// describe returns the arguments of a call as text.
 func describe(tid int, kinds string, args [6]uint64) string {
 	var words []string
 	folder := ""
@@ -157,7 +158,7 @@ func describe(tid int, kinds string, args [6]uint64) string {
 	return strings.Join(words, " ")
 }
 
-// descriptor is what a file descriptor of a thread's stands for.
+// descriptor returns the file, pipe or socket behind a thread's descriptor.
 func descriptor(tid int, fd uint64) string {
 	target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", tid, fd))
 	if err != nil {
@@ -172,17 +173,17 @@ func descriptor(tid int, fd uint64) string {
 
 const page = 4096
 
-// memory reads the string at an address of a thread's, up to its final NUL and to so many bytes.
-func memory(tid int, address uint64, most int) string {
-	text := make([]byte, most)
-	var parts []unix.RemoteIovec // by pages: one that is not there does not hide the one before it
-	for at, left := uintptr(address), most; left > 0; {
+// memory reads the string at an address of a thread, up to its final NUL and to at most limit bytes.
+func memory(tid int, address uint64, limit int) string {
+	text := make([]byte, limit)
+	var parts []unix.RemoteIovec // one for each page: an absent page does not hide the page before it
+	for at, left := uintptr(address), limit; left > 0; {
 		n := min(left, page-int(at%page))
 		parts = append(parts, unix.RemoteIovec{Base: at, Len: n})
 		at, left = at+uintptr(n), left-n
 	}
 	local := []unix.Iovec{{Base: &text[0]}}
-	local[0].SetLen(most)
+	local[0].SetLen(limit)
 	n, err := unix.ProcessVMReadv(tid, local, parts, 0)
 	if err != nil {
 		return "?"
@@ -204,7 +205,7 @@ func list(tid int, address uint64) []string {
 	return all
 }
 
-// word reads the first word at an address: the flags of a call's structure.
+// word reads the 8 bytes at an address: the flags at the start of a call's structure.
 func word(tid int, address uint64) uint64 {
 	var bytes [8]byte
 	local := []unix.Iovec{{Base: &bytes[0]}}
@@ -219,7 +220,7 @@ func word(tid int, address uint64) uint64 {
 	return value
 }
 
-// skip makes the kernel make no call; answer is what the program then finds.
+// skip makes the kernel skip the call. answer sets the result that the program then finds.
 func skip(regs *unix.PtraceRegs) { regs.Orig_rax = ^uint64(0) }
 
 func answer(regs *unix.PtraceRegs, errno syscall.Errno) { regs.Rax = uint64(-int64(errno)) }

@@ -34,7 +34,8 @@ func there(path string) bool {
 	return err == nil
 }
 
-// What a script does to files is seen, and by its children until they are another program.
+// The tracer sees what a script does to files. It sees what the script's children do until they execute another
+// program.
 func TestEffects(t *testing.T) {
 	var seen []string
 	result, dir := run(t, `umask 022; echo x >$D/a; (echo y >$D/b); mkdir $D/c; echo said; exit 3`, Plan{Kill: func(e Effect) bool {
@@ -48,11 +49,11 @@ func TestEffects(t *testing.T) {
 	}
 	for _, want := range []string{"openat " + dir + "/a", "child's openat " + dir + "/b", "child's execve mkdir " + dir + "/c"} {
 		if !slices.Contains(seen, want) {
-			t.Errorf("not seen: %s among %q", want, seen)
+			t.Errorf("the tracer did not see %s, only %q", want, seen)
 		}
 	}
 	if slices.ContainsFunc(seen, func(s string) bool { return strings.Contains(s, "mkdirat") }) {
-		t.Errorf("another program's effects are seen: %q", seen)
+		t.Errorf("the tracer saw effects of another program: %q", seen)
 	}
 }
 
@@ -75,7 +76,7 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// A child that is another program by then outlives the one that was killed, untouched.
+// If the script is killed, a child that has already executed another program continues.
 func TestAChildGoesOn(t *testing.T) {
 	result, dir := run(t, `sh -c 'while [ ! -e $D/go ]; do sleep 0.01; done; echo done >$D/child' & : >$D/a; sleep 60`,
 		Plan{Kill: func(e Effect) bool { return strings.Contains(e.String(), "execve sleep 60") }})
@@ -89,12 +90,12 @@ func TestAChildGoesOn(t *testing.T) {
 	defer cancel()
 	for !there(dir + "/child") {
 		if !site.Sleep(ctx, time.Millisecond) {
-			t.Fatal("the child did not go on")
+			t.Fatal("the child did not continue")
 		}
 	}
 }
 
-// Tracers do not take each other's children, nor those of the rest of this process.
+// A tracer does not take the children of other tracers, nor the other children of this process.
 func TestSideBySide(t *testing.T) {
 	for i := range 8 {
 		t.Run("", func(t *testing.T) {

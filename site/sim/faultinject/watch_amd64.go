@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tracers is how many programs are traced at a time.
+// tracers is how many programs can be traced at the same time.
 const tracers = 16
 
-// work is for the tracers' threads.
+// work passes functions to the threads of the tracers.
 var work = make(chan func())
 
-// The kernel knows a tracer as a thread, and its wait reports every child that this thread ever made. A thread that has
-// started something for somebody else would take that from them, so tracers have threads of their own from the start.
+// For the kernel a tracer is a thread, and its wait reports every child that this thread ever made. A thread that
+// starts processes for other code would take their reports. So tracers have their own threads from the start.
 func init() {
 	var ready sync.WaitGroup
 	for range tracers {
@@ -39,7 +39,7 @@ func init() {
 	ready.Wait()
 }
 
-// traced starts the program and watches it to its end.
+// traced starts the program and traces it to its end.
 func traced(ctx context.Context, argv, env []string, out *os.File, plan Plan) (status syscall.WaitStatus, err error) {
 	done := make(chan struct{})
 	work <- func() {
@@ -60,7 +60,7 @@ func start(ctx context.Context, argv, env []string, out *os.File, plan Plan) (sy
 		Dir: "/", Env: env, Files: []uintptr{null.Fd(), out.Fd(), out.Fd()}, Sys: &syscall.SysProcAttr{Ptrace: true},
 	})
 	if errors.Is(err, syscall.EPERM) {
-		return 0, fmt.Errorf("%w: this place forbids ptrace: give the container CAP_SYS_PTRACE, and a seccomp profile that allows it", err)
+		return 0, fmt.Errorf("%w: ptrace is forbidden here: give the container CAP_SYS_PTRACE, and a seccomp profile that allows it", err)
 	}
 	if err != nil {
 		return 0, err
@@ -77,9 +77,9 @@ type watch struct {
 	pid     int
 	threads map[int]*thread
 	status  syscall.WaitStatus // the program's, when it has ended
-	over    bool               // no further call is asked about
+	over    bool               // no further call is shown to the plan
 
-	mu     sync.Mutex // guards what end reads from another thread
+	mu     sync.Mutex // guards reaped, which end reads from another thread
 	reaped bool
 }
 
@@ -87,7 +87,7 @@ type watch struct {
 type thread struct {
 	process int
 	inside  bool    // between a call's entry and its exit
-	effect  *Effect // what it is doing, nil for something harmless
+	effect  *Effect // the call in progress, nil if it is harmless
 	errno   syscall.Errno
 }
 
@@ -95,21 +95,21 @@ func newWatch(pid int, plan Plan) *watch {
 	return &watch{plan: plan, pid: pid, threads: map[int]*thread{pid: {process: pid}}}
 }
 
-// wanted are the stops that are asked for. A tracer that dies takes the program along.
+// wanted are the stops that the tracer asks for. If the tracer dies, the kernel kills the program.
 const wanted = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK |
 	unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 
-// mine makes wait4 leave the children of this process's other threads alone.
+// mine makes wait4 ignore the children of this process's other threads.
 const mine = unix.WALL | unix.WNOTHREAD
 
-// run goes from stop to stop until nothing is left to trace.
+// run handles one stop after the other until nothing is left to trace.
 func (w *watch) run() (syscall.WaitStatus, error) {
 	var first syscall.WaitStatus
 	if _, err := wait(w.pid, &first); err != nil {
 		return 0, err
 	}
 	if !first.Stopped() {
-		return 0, fmt.Errorf("it ended before its first call: %v", first)
+		return 0, fmt.Errorf("the program ended before its first call: %v", first)
 	}
 	if err := unix.PtraceSetOptions(w.pid, wanted); err != nil {
 		return 0, err
@@ -131,7 +131,7 @@ func (w *watch) run() (syscall.WaitStatus, error) {
 	}
 }
 
-// wait also takes a stop that a signal to the tracer interrupts.
+// wait waits again if a signal to the tracer interrupts it.
 func wait(pid int, status *syscall.WaitStatus) (int, error) {
 	for {
 		tid, err := syscall.Wait4(pid, status, mine, nil)
@@ -141,8 +141,8 @@ func wait(pid int, status *syscall.WaitStatus) (int, error) {
 	}
 }
 
-// end kills the program, which is this process's child and not reaped, so its number is its own. Children that are
-// still watched go too.
+// end kills the program. The program is a child of this process and not reaped, so its pid cannot belong to another
+// process. Children that are still traced die too.
 func (w *watch) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,14 +151,14 @@ func (w *watch) end() {
 	}
 }
 
-// stopped handles one report of the kernel's.
+// stopped handles one report of the kernel.
 func (w *watch) stopped(tid int, status syscall.WaitStatus) error {
 	if status.Exited() || status.Signaled() {
 		w.gone(tid, status)
 		return nil
 	}
 	t := w.threads[tid]
-	if t == nil { // the first stop of a thread or child, before or after its maker's report of it
+	if t == nil { // the first stop of a thread or child, before or after the report of the thread that made it
 		w.threads[tid] = &thread{process: processOf(tid)}
 		w.resume(tid, 0)
 		return nil
@@ -186,13 +186,13 @@ func (w *watch) gone(tid int, status syscall.WaitStatus) {
 	}
 }
 
-// event is a new thread, a new child, or a child that has become another program.
+// event handles a new thread, a new child, or a child that has executed another program.
 func (w *watch) event(tid int, t *thread, cause int) {
 	switch cause {
 	case unix.PTRACE_EVENT_EXEC:
 		t.inside = false
 		if t.process != w.pid {
-			// The kernel has changed the thread's number to the process's if it was another.
+			// The thread has the process's number now: the kernel has changed another number to it.
 			delete(w.threads, tid)
 			w.happened(Effect{Call: "execve", What: commandLine(tid), Child: true})
 			_ = unix.PtraceDetach(tid)
@@ -207,7 +207,7 @@ func (w *watch) event(tid int, t *thread, cause int) {
 	w.resume(tid, 0)
 }
 
-// call is the entry of a system call or its exit.
+// call handles the entry of a system call or its exit.
 func (w *watch) call(tid int, t *thread) error {
 	var regs unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &regs); err != nil {
@@ -260,7 +260,7 @@ func (w *watch) leave(tid int, t *thread, regs *unix.PtraceRegs) error {
 	return nil
 }
 
-// happened asks whether the program is to die now.
+// happened asks the plan whether the program must die now, and kills it.
 func (w *watch) happened(effect Effect) {
 	if w.plan.Kill == nil || !w.plan.Kill(effect) {
 		return
@@ -271,8 +271,8 @@ func (w *watch) happened(effect Effect) {
 	}
 }
 
-// resume lets a thread go on to its next call, or beyond where nothing is asked any more but the end of this one. One
-// that has gone meanwhile says so to wait.
+// resume lets a thread continue to its next call. If nothing more is asked of the plan, the thread runs freely,
+// except that a failed call is first brought to its end. A thread that has ended is reported by wait.
 func (w *watch) resume(tid, signal int) {
 	if t := w.threads[tid]; w.over && (t == nil || t.errno == 0) {
 		_ = unix.PtraceCont(tid, signal)
@@ -288,7 +288,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// processOf is the process of a thread.
+// processOf returns the process of a thread.
 func processOf(tid int) int {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	_, rest, _ := strings.Cut(string(status), "\nTgid:")

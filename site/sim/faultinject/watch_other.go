@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// traced knows the calls and registers of amd64 alone.
+// traced knows only the calls and registers of amd64.
 func traced(context.Context, []string, []string, *os.File, Plan) (syscall.WaitStatus, error) {
-	return 0, fmt.Errorf("%w: system calls are decoded on amd64 alone", errors.ErrUnsupported)
+	return 0, fmt.Errorf("%w: only amd64 system calls can be decoded", errors.ErrUnsupported)
 }

@@ -12,14 +12,15 @@ import (
 	"syscall"
 )
 
-// The types of a context, as nvidia-smi prints them; Server is a C there and told apart here.
+// The types of a context, as nvidia-smi prints them. nvidia-smi prints C for a Server too; this package tells them
+// apart.
 const (
 	Compute = "C"   // a process that computes without MPS
 	Client  = "M+C" // a client of an MPS server
 	Server  = "S"   // an MPS server
 )
 
-// Whole is the Instance of a context on a GPU that is not cut.
+// Whole is the Instance of a context on a GPU that is not in MIG mode.
 const Whole = -1
 
 // Context is a process that holds a context on a GPU.
@@ -31,14 +32,15 @@ type Context struct {
 	Instance  int // K of mig/K, or Whole
 }
 
-// Contexts are those who hold a context on the GPU: living processes, and dead ones whose driver files somebody holds.
+// Contexts returns the processes that hold a context on the GPU: living ones, and dead ones whose driver files
+// another process holds.
 func (g GPU) Contexts() ([]Context, error) {
 	held, _, err := g.entries()
 	return held, err
 }
 
-// AddContext notes that a process holds a context. The error is ErrBusy where the compute mode forbids it.
-// A process has one entry on a GPU: a second call replaces the first.
+// AddContext notes that a process holds a context. The error is ErrBusy if the compute mode forbids the context. A
+// process has one entry on a GPU, and a second call replaces the first.
 func (g GPU) AddContext(added Context) error {
 	return locked(g.Dir, func() error {
 		held, err := g.sweep()
@@ -56,7 +58,7 @@ func (g GPU) AddContext(added Context) error {
 	})
 }
 
-// DropContext notes that a process holds no context any more; one that held none is no error.
+// DropContext notes that a process no longer holds a context. It is no error if the process held none.
 func (g GPU) DropContext(pid int) error {
 	return locked(g.Dir, func() error {
 		err := os.Remove(filepath.Join(g.Dir, "contexts", strconv.Itoa(pid)))
@@ -67,13 +69,15 @@ func (g GPU) DropContext(pid int) error {
 	})
 }
 
-// Start is the start time of a living process, field 22 of /proc/PID/stat; ok is false for a zombie and for no process.
+// Start returns the start time of a living process, field 22 of /proc/PID/stat. ok is false for a zombie and if there
+// is no process.
 func Start(pid int) (start uint64, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, false
 	}
-	// The program's name, field 2, stands in parentheses and may hold anything, so the fields count from its end.
+	// Field 2 is the program's name in parentheses. The name may hold any character, so the fields are counted from
+	// its end.
 	_, rest, found := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !found || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
@@ -83,7 +87,7 @@ func Start(pid int) (start uint64, ok bool) {
 	return start, err == nil
 }
 
-// admits is the driver's rule for a compute mode.
+// admits is the driver's rule for each compute mode.
 func admits(mode int, held []Context, added Context) bool {
 	if added.Type == Client || mode == Default {
 		return true
@@ -99,7 +103,7 @@ func admits(mode int, held []Context, added Context) bool {
 	return true
 }
 
-// sweep removes the entries that count for nothing and returns the others. The caller holds the lock.
+// sweep removes the entries that no longer count and returns the others. The caller holds the lock.
 func (g GPU) sweep() ([]Context, error) {
 	held, dead, err := g.entries()
 	if err != nil {
@@ -113,7 +117,7 @@ func (g GPU) sweep() ([]Context, error) {
 	return held, nil
 }
 
-// entries are the notes in contexts/, parted into those that count and those that count for nothing.
+// entries returns the entries in contexts/ in two lists: those that count and those that no longer count.
 func (g GPU) entries() (held, dead []Context, err error) {
 	files, err := os.ReadDir(filepath.Join(g.Dir, "contexts"))
 	if err != nil {
@@ -123,7 +127,7 @@ func (g GPU) entries() (held, dead []Context, err error) {
 		context, err := g.context(file.Name())
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			continue // dropped meanwhile, or a draft
+			continue // it was dropped during this loop, or it is a draft
 		case err != nil:
 			return nil, nil, err
 		case g.counts(context):
@@ -139,7 +143,7 @@ func (g GPU) context(name string) (Context, error) {
 	found := Context{Instance: Whole}
 	pid, err := strconv.Atoi(name)
 	if err != nil {
-		return found, os.ErrNotExist // a draft that is being written
+		return found, os.ErrNotExist // a draft, which another process is writing
 	}
 	text, err := g.Text(filepath.Join("contexts", name))
 	if err != nil {
@@ -153,7 +157,8 @@ func (g GPU) context(name string) (Context, error) {
 	return found, nil
 }
 
-// counts reports whether a context is there: its process lives, or is dead and somebody holds one of its driver files.
+// counts reports whether a context exists. It does if its process lives. It also does if the process is dead and
+// another process holds one of its driver files.
 func (g GPU) counts(c Context) bool {
 	if start, ok := Start(c.PID); ok {
 		return start == c.Start
@@ -161,7 +166,7 @@ func (g GPU) counts(c Context) bool {
 	return g.filesHeld(c.PID)
 }
 
-// filesHeld reports whether anybody has a driver file of a process open: cuda.c locks a byte of each.
+// filesHeld reports whether any process has a driver file of this process open. cuda.c locks a byte of each file.
 func (g GPU) filesHeld(pid int) bool {
 	minor, _ := g.Text("minor")
 	for _, each := range []struct {
@@ -181,7 +186,7 @@ func (g GPU) filesHeld(pid int) bool {
 	return false
 }
 
-// ByteLocked reports whether an open file other than this one has a lock on a byte.
+// ByteLocked reports whether another open file has a lock on a byte.
 func ByteLocked(file *os.File, at int64) bool {
 	const ofdGetLock = 36 // F_OFD_GETLK, which package syscall lacks
 	lock := syscall.Flock_t{Type: syscall.F_WRLCK, Start: at, Len: 1}

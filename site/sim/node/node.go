@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node is the folder that stands for a simulated node's NVIDIA driver: its GPUs, their modes, who holds a
-// context on them, and the faults that a test asks for. README.md beside this file describes the folder; node.h is
-// the same for C.
+// Package node is the folder that simulates the NVIDIA driver of one node. The folder has the GPUs, their modes, the
+// processes that hold contexts, and the faults that a test sets. README.md in this folder describes it; node.h is the
+// same for C.
 //
-// The promise: whatever process changes the folder, every other sees the change at once and whole.
+// When a process changes the folder, every other process sees the complete change at once.
 //
-// It imports the standard library only, because sim.Build compiles it away from this module.
+// The package imports only the standard library, because sim.Build compiles it outside of this module.
 package node
 
 import (
@@ -20,7 +20,7 @@ import (
 	"syscall"
 )
 
-// ErrBusy says that a GPU's compute mode does not admit another context. Test for it with errors.Is.
+// ErrBusy means that a GPU's compute mode does not allow another context. Test for it with errors.Is.
 var ErrBusy = errors.New("the compute mode admits no further context")
 
 // The compute modes (nvmlComputeMode_t).
@@ -37,10 +37,10 @@ type Node struct{ Dir string }
 // GPU is one GPU of a node, SIM/node/gpuN.
 type GPU struct {
 	Dir   string
-	Index int // NVML's, which is PCI order
+	Index int // the index in NVML, which is PCI order
 }
 
-// Here is the node of the running program: ../node as seen from the program's own file.
+// Here returns the node of the running program: ../node from the folder of the program's own file.
 func Here() (Node, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -49,7 +49,7 @@ func Here() (Node, error) {
 	return Open(filepath.Join(filepath.Dir(filepath.Dir(program)), "node"))
 }
 
-// Open is the node in dir, which Create has made.
+// Open returns the node in dir, which Create has made.
 func Open(dir string) (Node, error) {
 	if _, err := os.Stat(filepath.Join(dir, "driver_version")); err != nil {
 		return Node{}, fmt.Errorf("cannot open simulated node %s: %w", dir, err)
@@ -57,7 +57,7 @@ func Open(dir string) (Node, error) {
 	return Node{Dir: dir}, nil
 }
 
-// GPUs are the node's GPUs in NVML's order.
+// GPUs returns the node's GPUs in NVML's order.
 func (n Node) GPUs() ([]GPU, error) {
 	var found []GPU
 	for i := 0; ; i++ {
@@ -73,31 +73,32 @@ func (n Node) GPUs() ([]GPU, error) {
 	}
 }
 
-// GPU is the i-th GPU of the node; it need not exist.
+// GPU returns GPU i of the node. It need not exist.
 func (n Node) GPU(i int) GPU {
 	return GPU{Dir: filepath.Join(n.Dir, "gpu"+strconv.Itoa(i)), Index: i}
 }
 
-// Text is an attribute of the node without its newline.
+// Text returns an attribute of the node without its newline.
 func (n Node) Text(attribute string) (string, error) { return readText(n.Dir, attribute) }
 
-// Set gives an attribute of the node a new text.
+// Set writes an attribute of the node.
 func (n Node) Set(attribute, text string) error { return writeText(n.Dir, attribute, text) }
 
-// Fail makes a library-wide NVML function answer code (an nvmlReturn_t) for the next so many calls, 0 meaning for ever.
+// Fail makes a library-wide NVML function return code (an nvmlReturn_t). times is the number of calls that fail; 0
+// means all.
 func (n Node) Fail(function string, code, times int) error {
 	return failIn(n.Dir, function, code, times)
 }
 
-// Delay makes an NVML function take so many milliseconds before it answers.
+// Delay makes an NVML function wait this many milliseconds before it answers.
 func (n Node) Delay(function string, ms int) error {
 	return writeText(n.Dir, filepath.Join("delay_ms", function), strconv.Itoa(ms))
 }
 
-// Text is an attribute of the GPU ("uuid", "mig/0/sms") without its newline.
+// Text returns an attribute of the GPU ("uuid", "mig/0/sms") without its newline.
 func (g GPU) Text(attribute string) (string, error) { return readText(g.Dir, attribute) }
 
-// Number is an attribute of the GPU that is a whole number.
+// Number returns an attribute of the GPU that is a whole number.
 func (g GPU) Number(attribute string) (int, error) {
 	text, err := g.Text(attribute)
 	if err != nil {
@@ -110,23 +111,24 @@ func (g GPU) Number(attribute string) (int, error) {
 	return number, nil
 }
 
-// Set gives an attribute of the GPU a new text.
+// Set writes an attribute of the GPU.
 func (g GPU) Set(attribute, text string) error { return writeText(g.Dir, attribute, text) }
 
-// Mode is the GPU's compute mode, one of Default to ExclusiveProcess.
+// Mode returns the GPU's compute mode, one of Default to ExclusiveProcess.
 func (g GPU) Mode() (int, error) { return g.Number("compute_mode") }
 
-// SetMode sets the GPU's compute mode, as someone outside the programs under test would.
+// SetMode sets the GPU's compute mode, as a person outside of the programs under test does.
 func (g GPU) SetMode(mode int) error {
 	return locked(g.Dir, func() error { return g.Set("compute_mode", strconv.Itoa(mode)) })
 }
 
-// Fail makes an NVML function answer code (an nvmlReturn_t) on this GPU for the next so many calls, 0 meaning for ever.
+// Fail makes an NVML function return code (an nvmlReturn_t) on this GPU. times is the number of calls that fail; 0
+// means all.
 func (g GPU) Fail(function string, code, times int) error {
 	return failIn(g.Dir, function, code, times)
 }
 
-// Instances are the numbers of the GPU's MIG instances, in order.
+// Instances returns the numbers of the GPU's MIG instances, in order.
 func (g GPU) Instances() ([]int, error) {
 	entries, err := os.ReadDir(filepath.Join(g.Dir, "mig"))
 	if err != nil {
@@ -158,7 +160,8 @@ func readText(dir, attribute string) (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-// writeText replaces the file, so that no reader finds it empty. Its mode lets every user read it and root alone write.
+// writeText replaces the file, so that no reader finds it empty. Every user can read the file, and only root can
+// write it.
 func writeText(dir, attribute, text string) error {
 	target := filepath.Join(dir, attribute)
 	draft, err := os.CreateTemp(filepath.Dir(target), ".draft-")
@@ -177,7 +180,7 @@ func writeText(dir, attribute, text string) error {
 	return nil
 }
 
-// locked runs change under the flock of dir. No holder waits for anything but the disk, so the wait has an end.
+// locked runs change under the flock of dir. A holder of the lock waits only for the disk, so the wait ends.
 func locked(dir string, change func() error) error {
 	lock, err := os.Open(filepath.Join(dir, "lock"))
 	if err != nil {
@@ -190,7 +193,7 @@ func locked(dir string, change func() error) error {
 	return change()
 }
 
-// flock repeats a wait that a signal has cut short, as the Go runtime sends itself signals.
+// flock repeats a wait that a signal has ended, because the Go runtime sends itself signals.
 func flock(lock *os.File) error {
 	for {
 		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The simulated node's folder for C programs: the same as package node in Go; README.md says what the folder holds.
- * Everything is static inline, so that a library that includes this exports nothing of it.
- * Functions return 0 (or a count) when all is well and -errno otherwise.
+ * The simulated node's folder for C programs, like package node in Go. README.md describes the folder. Everything is
+ * static inline, so that a library that includes this file exports none of it. Functions return 0 (or a count) after
+ * success and -errno otherwise.
  */
 #ifndef SIMULATED_NODE_H
 #define SIMULATED_NODE_H
@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum { NODE_DEFAULT, NODE_EXCLUSIVE_THREAD, NODE_PROHIBITED, NODE_EXCLUSIVE_PROCESS };
-enum { NODE_WHOLE = -1 }; /* the instance of a context on a GPU that is not cut */
+enum { NODE_WHOLE = -1 }; /* the instance of a context on a GPU that is not in MIG mode */
 
 struct node_context {
 	int pid;
@@ -35,7 +35,7 @@ struct node_context {
 	int instance; /* K of mig/K, or NODE_WHOLE */
 };
 
-/* node_join writes dir/name; -ENAMETOOLONG where it does not fit. */
+/* node_join writes dir/name. It returns -ENAMETOOLONG if the path does not fit. */
 static inline int node_join(char path[PATH_MAX], const char *dir, const char *name)
 {
 	int length = snprintf(path, PATH_MAX, "%s/%s", dir, name);
@@ -43,7 +43,8 @@ static inline int node_join(char path[PATH_MAX], const char *dir, const char *na
 }
 
 /* node_here finds the node of the object that this code is linked into: ../node from the object's own real path.
- * Call it from a constructor: the loader's path may be relative, and the program may change its directory later. */
+ * Call it from a constructor, because the loader's path may be relative and the program may change its directory
+ * later. */
 static inline int node_here(char dir[PATH_MAX])
 {
 	Dl_info info;
@@ -57,7 +58,7 @@ static inline int node_here(char dir[PATH_MAX])
 	return realpath(beside, dir) ? 0 : -errno;
 }
 
-/* node_gpu writes the folder of GPU i; -ENOENT where there is no such GPU. */
+/* node_gpu writes the folder of GPU i. It returns -ENOENT if there is no such GPU. */
 static inline int node_gpu(char gpu[PATH_MAX], const char *node, unsigned i)
 {
 	char name[24];
@@ -100,14 +101,15 @@ static inline int node_number(const char *dir, const char *name, long *number)
 	return end == text || *end ? -EINVAL : 0;
 }
 
-/* node_write replaces the attribute dir/name whole, so that no reader finds it empty. Hold the lock where README.md asks. */
+/* node_write replaces the attribute dir/name completely, so that no reader finds it empty. README.md lists the
+ * changes that need the lock. */
 static inline int node_write(const char *dir, const char *name, const char *text)
 {
 	char path[PATH_MAX], draft[PATH_MAX];
 	int err = node_join(path, dir, name);
 	if (err)
 		return err;
-	/* A draft lies beside its target, and its name begins with a dot. */
+	/* A draft is in the folder of its target, and its name begins with a dot. */
 	const char *base = strrchr(path, '/') + 1;
 	if (snprintf(draft, sizeof draft, "%.*s.draft-%s-%d", (int)(base - path), path, base, (int)getpid()) >= PATH_MAX)
 		return -ENAMETOOLONG;
@@ -124,7 +126,7 @@ static inline int node_write(const char *dir, const char *name, const char *text
 	return err;
 }
 
-/* node_lock takes the flock of a GPU's folder or of the node's; close the descriptor to release it. */
+/* node_lock takes the flock of a GPU's folder or of the node's folder. Close the descriptor to release it. */
 static inline int node_lock(const char *dir)
 {
 	char path[PATH_MAX];
@@ -144,22 +146,23 @@ static inline int node_lock(const char *dir)
 	return fd;
 }
 
-/* node_start reads a living process's start time; -ESRCH for a zombie and for no process. */
+/* node_start reads a living process's start time. It returns -ESRCH for a zombie and if there is no process. */
 static inline int node_start(int pid, unsigned long long *start)
 {
 	char dir[32], stat[1024], state;
 	snprintf(dir, sizeof dir, "/proc/%d", pid);
 	if (node_read(dir, "stat", stat, sizeof stat))
 		return -ESRCH;
-	/* The program's name, field 2, stands in parentheses and may hold anything, so the fields count from its end. */
+	/* Field 2 is the program's name in parentheses. The name may hold any character, so the fields are counted
+	 * from its end. */
 	char *rest = strrchr(stat, ')');
 	if (!rest || sscanf(rest, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &state, start) != 2)
 		return -ESRCH;
 	return state == 'Z' || state == 'X' ? -ESRCH : 0;
 }
 
-/* node_locks locks a byte of a driver's file for as long as anybody has this open file; node_locked says whether anybody
- * has one with such a lock. */
+/* node_locks locks a byte of a driver's file while any process has this open file. node_locked reports whether any
+ * process has an open file with such a lock. */
 static inline int node_locks(int file, long byte)
 {
 	struct flock lock = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
@@ -179,7 +182,7 @@ static inline int node_locked(const char *gpu, const char *name, long byte)
 	return held;
 }
 
-/* node_files_held says whether anybody has a driver file of a process open that it had for this GPU. */
+/* node_files_held reports whether any process has a driver file open that process pid had for this GPU. */
 static inline int node_files_held(const char *gpu, int pid)
 {
 	char name[24];
@@ -190,8 +193,8 @@ static inline int node_files_held(const char *gpu, int pid)
 	       node_locked(gpu, "nvidiactl", pid) || node_locked(gpu, name, pid);
 }
 
-/* node_context_of reads gpu/contexts/name; -ESRCH where it counts for nothing: where its process is another by now, or is
- * dead and nobody has its files. */
+/* node_context_of reads gpu/contexts/name. It returns -ESRCH if the entry does not count: its pid belongs to
+ * another process now, or its process is dead and no process holds its files. */
 static inline int node_context_of(const char *gpu, const char *name, struct node_context *found)
 {
 	char attribute[40], text[128], *end;
@@ -212,8 +215,9 @@ static inline int node_context_of(const char *gpu, const char *name, struct node
 	return start == found->start ? 0 : -ESRCH;
 }
 
-/* node_contexts lists those who hold a context on a GPU. The count may exceed what the list can take: then the
- * list holds the first of them. With sweep the entries that count for nothing are removed; hold the lock then. */
+/* node_contexts lists the processes that hold a context on a GPU. The count may be larger than the list; then the
+ * list holds the first of them. With sweep, the entries that do not count are removed, and the caller must hold
+ * the lock. */
 static inline int node_contexts(const char *gpu, struct node_context *list, int size, int sweep)
 {
 	char contexts[PATH_MAX];
@@ -239,7 +243,7 @@ static inline int node_contexts(const char *gpu, struct node_context *list, int 
 	return count;
 }
 
-/* node_admits is the driver's rule for a compute mode: who may have a further context. */
+/* node_admits is the driver's rule for a compute mode: it reports whether a further context is allowed. */
 static inline int node_admits(long mode, const struct node_context *held, int count, const struct node_context *added)
 {
 	if (!strcmp(added->type, "M+C") || mode == NODE_DEFAULT)
@@ -252,9 +256,9 @@ static inline int node_admits(long mode, const struct node_context *held, int co
 	return 1;
 }
 
-enum { NODE_CONTEXTS_MAX = 512 }; /* far above what a GPU takes */
+enum { NODE_CONTEXTS_MAX = 512 }; /* far more than a GPU allows */
 
-/* node_add_locked is node_add_context under the lock. */
+/* node_add_locked does the work of node_add_context under the lock. */
 static inline int node_add_locked(const char *gpu, const struct node_context *added)
 {
 	static __thread struct node_context held[NODE_CONTEXTS_MAX];
@@ -275,8 +279,8 @@ static inline int node_add_locked(const char *gpu, const struct node_context *ad
 	return node_write(gpu, name, text);
 }
 
-/* node_add_context notes that a process holds a context; -EBUSY where the compute mode forbids it. A process has one
- * entry on a GPU: a second call replaces the first. */
+/* node_add_context notes that a process holds a context. It returns -EBUSY if the compute mode forbids it. A
+ * process has one entry on a GPU, and a second call replaces the first. */
 static inline int node_add_context(const char *gpu, const struct node_context *added)
 {
 	int lock = node_lock(gpu);
@@ -287,7 +291,7 @@ static inline int node_add_context(const char *gpu, const struct node_context *a
 	return err;
 }
 
-/* node_drop_context notes that a process holds no context any more; one that held none is no error. */
+/* node_drop_context notes that a process no longer holds a context. It is no error if the process held none. */
 static inline int node_drop_context(const char *gpu, int pid)
 {
 	char name[40], path[PATH_MAX];
@@ -303,14 +307,15 @@ static inline int node_drop_context(const char *gpu, int pid)
 	return err;
 }
 
-/* node_failure takes one of the failures that errors/FUNCTION in dir still has to give; 0 where there is none. */
+/* node_failure uses one of the failures that errors/FUNCTION in dir still has, and returns its code. It returns 0
+ * if there is none. */
 static inline int node_failure(const char *dir, const char *function)
 {
 	char name[128], path[PATH_MAX], text[64];
 	int code = 0, times = 0;
 	snprintf(name, sizeof name, "errors/%s", function);
 	if (node_join(path, dir, name) || access(path, F_OK))
-		return 0; /* the usual case costs no lock */
+		return 0; /* the usual case needs no lock */
 	int lock = node_lock(dir);
 	if (lock < 0)
 		return 0;
@@ -325,7 +330,7 @@ static inline int node_failure(const char *dir, const char *function)
 	return words >= 1 ? code : 0;
 }
 
-/* node_delay sleeps as long as delay_ms/FUNCTION says, and otherwise so many milliseconds. */
+/* node_delay sleeps for the milliseconds in delay_ms/FUNCTION. If there is no such file, it sleeps for usual_ms. */
 static inline void node_delay(const char *node, const char *function, long usual_ms)
 {
 	char name[128];

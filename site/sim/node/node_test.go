@@ -24,7 +24,7 @@ func created(t *testing.T, models ...Model) Node {
 	return made
 }
 
-// Every model's cores are its SMs times the 64 or 128 cores of its capability, and whole TPCs.
+// Every model's cores are its SMs times the 64 or 128 cores of its capability. Its SMs are whole TPCs.
 func TestModelsAreConsistent(t *testing.T) {
 	for _, model := range []Model{P100, V100, T4, A100SXM40, A100SXM80, A30, A40, L4, L40S, H100PCIe, H100SXM, H200, GH200, B200} {
 		t.Run(model.Name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestCreateReplacesWhatWasThere(t *testing.T) {
 	}
 }
 
-// own is the test's own process; other is a child that waits for its input to end.
+// own is the pid of the test's own process. other starts a child that waits until its input ends.
 func own() int { return os.Getpid() }
 
 func other(t *testing.T) int {
@@ -129,7 +129,7 @@ func TestAComputeModeAdmits(t *testing.T) {
 		name        string
 		mode        int
 		held, added string
-		same        bool // by one process
+		same        bool // both contexts are of the same process
 		admitted    bool
 	}{
 		{"default takes any number", Default, Compute, Compute, false, true},
@@ -172,7 +172,7 @@ func TestAComputeModeAdmits(t *testing.T) {
 	}
 }
 
-// expectHeld proves the folder's state after an attempt to add.
+// expectHeld checks the folder's state after an attempt to add a context.
 func expectHeld(t *testing.T, language string, gpu GPU, held, added string, admitted, same bool) {
 	t.Helper()
 	var expected []string
@@ -195,9 +195,9 @@ func expectHeld(t *testing.T, language string, gpu GPU, held, added string, admi
 	}
 }
 
-var program string // the C program, once it is built
+var program string // the path of the C program when it is built
 
-// addInC is AddContext by node.h, in a program of its own: the two must agree.
+// addInC is AddContext with node.h, in a separate C program. The two must give the same result.
 func addInC(t *testing.T) func(GPU, Context) error {
 	t.Helper()
 	if program == "" {
@@ -205,7 +205,7 @@ func addInC(t *testing.T) func(GPU, Context) error {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The go tool keeps a test's result while the files that the test itself has read are the same.
+		// The go tool caches a test's result while the files that the test itself has read stay the same.
 		for _, source := range []string{"node.h", "testdata/add.c"} {
 			if _, err := os.ReadFile(source); err != nil {
 				t.Fatal(err)
@@ -261,7 +261,7 @@ func TestContextsOfTheDeadCountForNothing(t *testing.T) {
 	}
 }
 
-// A dead process holds what it held for as long as anybody has one of its driver files open, in Go's eyes and in C's.
+// A dead process keeps its contexts while any process has one of its driver files open. Go and C agree on it.
 func TestContextsOfTheDeadCountWhileTheirFilesAreHeld(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -320,7 +320,7 @@ func TestContextsOfTheDeadCountWhileTheirFilesAreHeld(t *testing.T) {
 	}
 }
 
-// lockByte opens a driver's file as the CUDA library does.
+// lockByte opens a driver's file and locks a byte as the CUDA library does.
 func lockByte(t *testing.T, path string, at int) *os.File {
 	t.Helper()
 	file, err := os.Open(path)

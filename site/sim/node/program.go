@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// WriteProgram writes a file that is run at once. No other goroutine starts a process meanwhile: that process would
-// have the file open for writing until it executes its own program, and to run a file that is open for writing is
-// ETXTBSY.
+// WriteProgram writes a file that is run immediately after. During the write no other goroutine starts a process. A
+// new process would have the file open for writing until it executes its own program. Running a file that is open for
+// writing fails with ETXTBSY.
 func WriteProgram(path string, content []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cut runs a program in its own place and, once, cuts it short: where FILE exists, it holds a text, and the
-// program is killed right after the first effect that has this text in it, and cut the same way after it. A test puts
-// it before a hook of slurmd's.
+// Command cut runs a program in its own place and kills it once. If FILE exists, it holds a text, and cut removes
+// FILE. The program is killed right after the first effect that contains this text, and cut then kills itself in the
+// same way. A test puts cut before a hook of slurmd.
 //
 //	cut FILE PROGRAM [ARGUMENT...]
 package main
