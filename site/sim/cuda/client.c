@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cuda-client: a CUDA program to look at a device's share with and to try ways of ending it on.
+ * cuda-client: a CUDA program that prints a device's share, runs kernels, and ends in different ways.
  *
- *   cuda-client info [-v]       one line: what CUDA says of device 0; -v adds the UUIDs of all devices
- *   cuda-client count           the devices that CUDA shows
+ *   cuda-client info [-v]       one line with what CUDA returns for device 0; -v adds the UUIDs of all devices
+ *   cuda-client count           prints the devices that CUDA shows
  *   cuda-client spin [options]  runs kernels until the time is up or a call fails
  *       -ms D       milliseconds a kernel runs; 0 holds a context and launches nothing, inf never ends  (1)
- *       -queue Q    kernels launched before each wait for them                            (1)
+ *       -queue Q    kernels launched before each wait                                     (1)
  *       -once       launches the queue once, waits for it and then launches no more
- *       -replay     launches a kernel whenever one is done, so that Q are always in flight
+ *       -replay     launches a kernel when one is done, so that Q are always in flight
  *       -blocks B   blocks in a kernel                                                    (1)
  *       -for S      seconds                                                               (5)
  *       -dev LIST   ordinals, "0" or "0,1": a context on each, kernels on the first       (0)
  *       -exit-idle  on SIGTERM waits for the work in flight and ends, as a careful program does
- *       -tell S     seconds between two lines that say how many kernels are done; 0 for none  (0)
- *       -end HOW    ends while its kernels are in flight: exit:N and _exit:N call these with code N, signal:N sends
- *                   itself a signal, alloc asks for more memory than there is and calls exit with 1  (not)
- *       -after S    seconds from the first queue's launch to that end                     (0)
+ *       -tell S     seconds between two lines with the number of kernels done; 0 for none  (0)
+ *       -end HOW    ends while its kernels are in flight: exit:N and _exit:N call these functions with code N,
+ *                   signal:N sends signal N to itself, alloc asks for more memory than there is and then
+ *                   calls exit with code 1                                            (no such end)
+ *       -after S    seconds from the first queue's launch to the end of -end           (0)
  *       -mib M      device memory that it allocates                                       (0)
- *       -hold S     seconds that it stays after a call has failed, as a program does that tidies up  (0)
- *   cuda-client stay STAGE S    holds on for S seconds at a stage: load (libcuda alone), init (cuInit) or context
- *   cuda-client first           runs one kernel and says when it was done, in seconds of the wall clock
+ *       -hold S     seconds that it stays after a failed call, like a program that cleans up  (0)
+ *   cuda-client stay STAGE S    stays for S seconds at a stage: load (libcuda only), init (cuInit) or context
+ *   cuda-client first           runs one kernel and prints when it was done, in seconds of the wall clock
  *   cuda-client fault           runs a kernel that writes to an illegal address
  *   cuda-client alloc MIB       allocates device memory
  *
- * Exit code 0 when every call succeeded, 1 when one failed (its number and name are printed), 2 for wrong usage.
+ * Exit code: 0 if every call succeeded, 1 if one failed (its number and name are printed), 2 for wrong usage.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -35,7 +36,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { most_devices = 16, most_queued = 1000 };
+enum { max_devices = 16, max_queued = 1000 };
 
 static volatile sig_atomic_t asked_to_end;
 
@@ -50,7 +51,7 @@ struct spin {
 	int queue, blocks, exit_idle, once, replay;
 	enum { not, by_exit, by__exit, by_signal, by_alloc } end;
 	int code; /* or the signal */
-	int devices[most_devices], ndevices;
+	int devices[max_devices], ndevices;
 	CUcontext context; /* the first device's */
 };
 
@@ -122,7 +123,8 @@ static int count(void)
 	return 0;
 }
 
-/* Contexts on all of the devices; the first is left current, and its kernels are loaded last. */
+/* Makes contexts on all of the devices. The context of the first device stays current, and its kernels are loaded
+ * last. */
 static CUresult open_all(struct spin *s, CUfunction *spin, CUfunction *fault)
 {
 	CUresult e = driver.init(0);
@@ -131,7 +133,8 @@ static CUresult open_all(struct spin *s, CUfunction *spin, CUfunction *fault)
 	return e;
 }
 
-/* Ends the process as it was asked to, from a thread of its own: the other waits for the kernels. */
+/* Ends the process as the option -end asks. It runs in a second thread, because the first one waits for the
+ * kernels. */
 static void *end_process(void *argument)
 {
 	const struct spin *s = argument;
@@ -156,7 +159,7 @@ static void *end_process(void *argument)
 	return NULL;
 }
 
-/* After the first launch of a queue: from now on the time to the end counts. */
+/* Called after the first launch of a queue. The time until the end of the process starts here. */
 static void in_flight(struct spin *s)
 {
 	static int begun;
@@ -165,7 +168,7 @@ static void in_flight(struct spin *s)
 		begun = 1;
 }
 
-/* A kernel that never ends runs for 30 years. */
+/* Launches one kernel. A kernel that never ends runs for 30 years. */
 static CUresult launch(const struct spin *s, CUfunction spin)
 {
 	return driver_spin(spin, (unsigned)s->blocks, isinf(s->ms) ? (uint64_t)1000000000 * 1000000000 : (uint64_t)(s->ms * 1e6), 0);
@@ -184,10 +187,10 @@ static CUresult run_queue(struct spin *s, CUfunction spin)
 	return e;
 }
 
-/* One kernel more, once the one that came a queue's length before it is done. */
+/* Launches one more kernel when the kernel one queue length before it is done. */
 static CUresult run_next(struct spin *s, CUfunction spin, long kernels)
 {
-	static CUevent done[most_queued];
+	static CUevent done[max_queued];
 	CUevent *event = &done[kernels % s->queue];
 	CUresult e = *event ? driver.event_synchronize(*event) : driver.event_create(event, 0);
 	if (!e)
@@ -199,7 +202,7 @@ static CUresult run_next(struct spin *s, CUfunction spin, long kernels)
 	return e;
 }
 
-/* Launches what the options ask for next, and counts it. */
+/* Launches what the options ask for next, and counts the kernels. */
 static CUresult run(struct spin *s, CUfunction spin, long *kernels)
 {
 	if (s->once && *kernels) {
@@ -263,7 +266,7 @@ static int stay(const char *stage, double seconds)
 	else if (!strcmp(stage, "context"))
 		e = open_all(&first, &kernel, &bad);
 	else if (strcmp(stage, "load"))
-		return usage("stay wants load, init or context");
+		return usage("stay needs load, init or context");
 	printf("pid=%d stays at %s err=%d %s\n", getpid(), stage, e, driver_error(e));
 	fflush(stdout);
 	usleep((useconds_t)(seconds * 1e6));
@@ -315,11 +318,11 @@ static int allocate(double mib)
 	return e != 0;
 }
 
-/* Reads "0,1,3" into ordinals; 0 when it is not such a list. */
+/* Reads "0,1,3" into ordinals. Returns 0 if the text is no such list. */
 static int read_devices(struct spin *s, const char *list)
 {
 	s->ndevices = 0;
-	while (s->ndevices < most_devices) {
+	while (s->ndevices < max_devices) {
 		char *end;
 		long ordinal = strtol(list, &end, 10);
 		if (end == list || ordinal < 0)
@@ -341,7 +344,7 @@ static int read_number(const char *text, double *into)
 	return end != text && !*end && *into >= 0;
 }
 
-/* Reads "_exit:3" and the like; 0 when it is not such an end. */
+/* Reads "_exit:3" and the like. Returns 0 if the text is no such end. */
 static int read_end(struct spin *s, const char *text)
 {
 	char trailing;
@@ -371,16 +374,16 @@ static int spin_options(int argc, char **argv)
 			return usage("an option lacks its value");
 		if (!strcmp(argv[i], "-dev")) {
 			if (!read_devices(&s, argv[++i]))
-				return usage("-dev wants ordinals, as in 0,1");
+				return usage("-dev needs ordinals, as in 0,1");
 			continue;
 		}
 		if (!strcmp(argv[i], "-end")) {
 			if (!read_end(&s, argv[++i]))
-				return usage("-end wants exit:N, _exit:N, signal:N or alloc");
+				return usage("-end needs exit:N, _exit:N, signal:N or alloc");
 			continue;
 		}
 		if (!read_number(argv[i + 1], &number))
-			return usage("an option wants a number");
+			return usage("an option needs a number");
 		if (!strcmp(argv[i], "-ms"))
 			s.ms = number;
 		else if (!strcmp(argv[i], "-queue") && number >= 1)
@@ -401,8 +404,8 @@ static int spin_options(int argc, char **argv)
 			return usage("unknown option, or its value is out of range");
 		i++;
 	}
-	if (s.replay && s.queue > most_queued)
-		return usage("-replay wants a shorter queue");
+	if (s.replay && s.queue > max_queued)
+		return usage("-replay needs a queue of at most 1000");
 	return spin(&s);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libcuda.so.1 of a simulated node: as much of the driver API as the programs beside it need, and what MPS was measured
- * to do to a process that calls it. There is no GPU: a kernel `spin` takes its time, a kernel `fault` fails, every other
- * takes none; device memory is the process's own.
+ * libcuda.so.1 of a simulated node. It has the part of the driver API that the programs in this folder need, and it
+ * reproduces what MPS was measured to do to a process. There is no GPU. The kernel `spin` takes its time, the kernel
+ * `fault` fails, and every other kernel takes no time. Device memory is memory of the process.
  */
 #include "inside.h"
 #include "share.h"
@@ -16,9 +16,10 @@ typedef unsigned long long CUdeviceptr;
 struct CUmod_st { char *image; };
 struct CUfunc_st { enum { other, spin, fault } kind; };
 
-/* What was measured to pass before the first context is there: 85 ms with a server, 316 ms without. */
+/* The time that was measured until the first context exists: 85 ms with a server, 316 ms without. */
 enum { init_mps_ms = 72, context_mps_ms = 12, init_alone_ms = 200, context_alone_ms = 115 };
-/* MiB: a context without MPS; the server's own; what nobody accounts for; NVML's count of a GPU's memory over CUDA's. */
+/* MiB: a context without MPS; the server's own; memory that no process holds; a GPU's memory as NVML counts it, and
+ * as CUDA counts it. */
 enum { alone_mib = 518, server_mib = 66, overhead_mib = 8, nvml_mib = 143771, cuda_mib = 143155 };
 
 struct process process = { .mutex = PTHREAD_MUTEX_INITIALIZER, .server.socket = -1, .percentage = 100 };
@@ -51,8 +52,8 @@ static int open_device(const char *name)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Opens SIM/node/dev/NAME for good, as the driver's files in /dev are: /proc/PID/fd shows it. A lock that belongs to the
- * open file tells the server and the node whether anybody has it still. */
+/* Opens SIM/node/dev/NAME and keeps it open, as the driver's files in /dev are kept open. So /proc/PID/fd shows
+ * it. A lock that belongs to the open file tells the server and the node if any process still has it open. */
 static void open_file(const char *name, long byte)
 {
 	int file = open_device(name);
@@ -60,9 +61,9 @@ static void open_file(const char *name, long byte)
 		node_locks(file, byte);
 }
 
-/* What cuInit was measured to open once the server has taken the process, or there is none, but for how often. The memory
- * driver's file comes twice: what the process leaves on the GPU does harm when the last descriptor of either goes, whoever
- * has it. */
+/* These are the files that cuInit was measured to open when the server has accepted the process or when there is
+ * no server. Only the number of times differs. The memory driver's file is opened twice. The work that the process
+ * leaves on the GPU does harm when the last descriptor of either file is closed, in whichever process it is. */
 static void open_files(void)
 {
 	for (int i = 0; i < 2; i++)
@@ -77,7 +78,7 @@ static void open_files(void)
 	}
 }
 
-/* Finds the devices: through the server where one is reached, on the node otherwise. */
+/* Finds the devices: through the server if one is reached, otherwise on the node. */
 static int find_devices(void)
 {
 	struct devices all;
@@ -117,7 +118,7 @@ API int cuInit(unsigned flags)
 	return error;
 }
 
-/* The error that a call gives before it does anything: 3 before cuInit, or what is sticky. */
+/* Returns the error that a call gives before it does anything: 3 before cuInit, or the sticky error. */
 static int ready(void)
 {
 	if (!process.initialized)
@@ -179,7 +180,7 @@ API int cuDeviceGetUuid_v2(unsigned char uuid[16], int device)
 
 API int cuDeviceGetUuid(unsigned char uuid[16], int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
-/* A number that is an attribute of the GPU's folder. */
+/* Reads a number that is an attribute of the GPU's folder. */
 static int from_folder(const struct device *d, const char *name, int *value)
 {
 	char gpu[PATH_MAX];
@@ -190,7 +191,7 @@ static int from_folder(const struct device *d, const char *name, int *value)
 	return success;
 }
 
-/* Part 0 to 2 of the bus id "00000000:3B:00.0": domain, bus, slot. */
+/* Returns part 0 to 2 of the bus id "00000000:3B:00.0": domain, bus, slot. */
 static int bus_part(const struct device *d, int part, int *value)
 {
 	char gpu[PATH_MAX], text[64];
@@ -238,7 +239,7 @@ static long context_mib(const struct device *d)
 	return process.mps ? share_context_mib(d->sms) - server_mib - overhead_mib : alone_mib;
 }
 
-/* Tells the node what the process holds on a device. The caller has the mutex. 0 or the error. */
+/* Tells the node what the process holds on a device. The caller has the mutex. Returns 0 or the error. */
 static int hold(const struct device *d)
 {
 	char gpu[PATH_MAX];
@@ -269,7 +270,7 @@ static void unlink_context(struct CUctx_st *context)
 		}
 }
 
-/* The work page, and its file for the server. */
+/* Makes the work page and its file for the server. */
 static struct work *new_work(int *file)
 {
 	*file = memfd_create("work", MFD_CLOEXEC);
@@ -279,7 +280,7 @@ static struct work *new_work(int *file)
 	return page == MAP_FAILED ? NULL : page;
 }
 
-/* Makes a context; the caller has the mutex. */
+/* Makes a context. The caller has the mutex. */
 static int make_context(struct CUctx_st **made, struct device *d)
 {
 	int file, error = success;
@@ -315,7 +316,7 @@ static void drop_context(struct CUctx_st *context)
 	hold(context->device);
 	context->ended = 1;
 	if (context->server.socket >= 0)
-		mps_leave(&context->server); /* its ear may still hold the context, which therefore stays */
+		mps_leave(&context->server); /* its listener may still use the context, so the context is not freed */
 }
 
 API int cuDevicePrimaryCtxRetain(struct CUctx_st **context, int device)
@@ -389,14 +390,14 @@ API int cuCtxSetCurrent(struct CUctx_st *context)
 	return ready();
 }
 
-/* The error that a call on the current context gives before it does anything. */
+/* Returns the error that a call on the current context gives before it does anything. */
 static int usable(void)
 {
 	int error = ready();
 	return !error && (!current || current->ended) ? invalid_context : error;
 }
 
-/* Waits until the GPU has come to the time t, or a fault has come. The caller has the mutex. */
+/* Waits until the GPU's work has reached the time t, or until a fault. The caller has the mutex. */
 static void wait_until(const struct CUctx_st *c, uint64_t t)
 {
 	while (!process.sticky && (process.stalled || c->faulting || work_now() < t)) {
@@ -439,7 +440,7 @@ API int cuStreamDestroy_v2(void *stream)
 	return usable();
 }
 
-/* An event is the time at which all that was queued before it is done. */
+/* An event is the time at which all work that was queued before it is done. */
 struct CUevent_st { uint64_t at; };
 
 API int cuEventCreate(struct CUevent_st **event, unsigned flags)
@@ -482,7 +483,8 @@ API int cuEventSynchronize(struct CUevent_st *event)
 	return error;
 }
 
-/* Free MiB on the current context's device: less what all processes hold, or what is left of the process's own limit. */
+/* Returns the free MiB on the current context's device. This is the total less what all processes hold, but not
+ * more than the rest of the process's own limit. */
 static long free_mib(long total)
 {
 	struct node_context held[NODE_CONTEXTS_MAX];
@@ -494,7 +496,7 @@ static long free_mib(long total)
 		available -= held[i].instance == d->instance ? held[i].memory_mib : 0;
 		own += held[i].pid == getpid() ? held[i].memory_mib : 0;
 	}
-	/* Measured: a limit of 2 GiB leaves 1534 MiB to a client whose context is 516 MiB by nvidia-smi. */
+	/* Measured: with a limit of 2 GiB, a client has 1534 MiB left if its context is 516 MiB by nvidia-smi. */
 	if (d->limit && d->limit - (own - 2) < available)
 		available = d->limit - (own - 2);
 	return available > 0 ? available : 0;
@@ -511,7 +513,8 @@ API int cuMemGetInfo_v2(size_t *available, size_t *total)
 	return success;
 }
 
-/* Device memory is anonymous memory of the process, there only where it is touched; its size lies in the page before. */
+/* Device memory is anonymous memory of the process. It takes memory only where it is touched. Its size is in the
+ * page before it. */
 enum { page_bytes = 4096 };
 
 API int cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
@@ -567,7 +570,7 @@ API int cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 	return error;
 }
 
-/* Modules are PTX; that alone is looked at. */
+/* Modules are PTX. Only the text of the PTX is read. */
 API int cuModuleLoadData(struct CUmod_st **module, const void *image)
 {
 	int error = usable();
@@ -592,7 +595,7 @@ API int cuModuleGetFunction(struct CUfunc_st **function, struct CUmod_st *module
 	return success;
 }
 
-/* Queues a kernel; waits for room where more than a queue's length is in flight. */
+/* Queues a kernel. If a full queue is in flight, it waits for a free place. */
 static int launch_spin(struct CUctx_st *c, uint64_t ns, CUdeviceptr out)
 {
 	enum { queue = 1000 };
@@ -604,11 +607,11 @@ static int launch_spin(struct CUctx_st *c, uint64_t ns, CUdeviceptr out)
 		work_launch(c->work, ns);
 	pthread_mutex_unlock(&process.mutex);
 	if (!error && out)
-		memcpy((void *)(uintptr_t)out, &ns, sizeof ns); /* nobody reads it before the kernel's end */
+		memcpy((void *)(uintptr_t)out, &ns, sizeof ns); /* no one reads it before the kernel's end */
 	return error;
 }
 
-/* An illegal access: the server tells all that are on the GPU, this process too. */
+/* Simulates an illegal access. The server tells all processes on the GPU, including this one. */
 static int launch_fault(struct CUctx_st *c)
 {
 	if (c->server.socket < 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The devices of a process: what the node or the MPS server has, through CUDA_VISIBLE_DEVICES. */
+/* The devices of a process: the devices of the node or of the MPS server that CUDA_VISIBLE_DEVICES selects. */
 #include "inside.h"
 
 static int read_device(const char *node, unsigned gpu, int instance, struct device *d)
@@ -23,8 +23,8 @@ static int read_device(const char *node, unsigned gpu, int instance, struct devi
 	return 0;
 }
 
-/* All GPUs in PCI order, each followed by its instances, where it is cut: then the first instance has the GPU's place
- * among the ordinals, and the GPU itself is not there. */
+/* Lists all GPUs in PCI order. For a GPU in MIG mode, its instances are in the list instead. The first instance
+ * then has the GPU's place among the ordinals, and the GPU itself is not in the list. */
 int devices_of_node(const char *node, struct devices *all)
 {
 	all->count = 0;
@@ -46,7 +46,7 @@ int devices_of_node(const char *node, struct devices *all)
 	return 0;
 }
 
-/* The device at an ordinal: instances other than a GPU's first have none. */
+/* Returns the device at an ordinal. Instances other than a GPU's first have no ordinal. */
 static const struct device *at_ordinal(const struct devices *all, long ordinal)
 {
 	for (int i = 0; i < all->count; i++) {
@@ -112,8 +112,9 @@ static void all_ordinals(const struct devices *all, struct devices *seen)
 		seen->list[seen->count] = *d;
 }
 
-/* The devices that a list lets through, in its order; NULL: all. The first entry that names nothing ends the list, and one
- * that names a device again empties it. 0, or the error for a list that leaves nothing. */
+/* Returns the devices that a list selects, in the order of the list; all if the list is NULL. The first entry that
+ * names no device ends the list. An entry that names a device a second time makes the list empty. Returns 0, or
+ * the error for a list that selects no device. */
 int devices_visible(const struct devices *all, const char *list, struct devices *seen)
 {
 	char text[4096], *rest = text, *entry;
@@ -139,7 +140,7 @@ int devices_visible(const struct devices *all, const char *list, struct devices 
 	return seen->count ? success : no_device;
 }
 
-/* "2G", "512M" or a number of bytes, as MiB; -1 for anything else. */
+/* Reads "2G", "512M" or a number of bytes as MiB. Returns -1 for any other text. */
 int devices_memory(const char *text, long *mib)
 {
 	char *end;
@@ -156,8 +157,9 @@ int devices_memory(const char *text, long *mib)
 	return *end ? -1 : 0;
 }
 
-/* CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, "0=2G,GPU-…=1G". A list with a device that the process does not see counts for
- * nothing at all, and nobody is told (measured). A client can only lower the server's limit. */
+/* Applies CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, "0=2G,GPU-…=1G". If a list names a device that the process does not
+ * see, the whole list has no effect, and there is no message (measured). A client can only lower the server's
+ * limit. */
 void devices_limit(struct devices *seen, const char *limits)
 {
 	char text[4096], *rest = text, *entry;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver API as the programs here use it: loaded with dlopen, so that one binary runs on a real GPU and on a
- * simulated node alike and needs neither a CUDA toolkit nor libcuda.so.1 to be built.
+ * The CUDA driver API that the programs in this folder use. It is loaded with dlopen. So one binary runs on a real
+ * GPU and on a simulated node, and its build needs no CUDA toolkit and no libcuda.so.1.
  *
- * The kernels are hand-written PTX. `spin` runs for a given time by the GPU's own clock and then stores that time where
- * it is told, so that a reader of the memory knows that the kernel ran; `fault` writes to an address that nothing owns.
+ * The kernels are hand-written PTX. `spin` runs for a given time by the GPU's own clock and then stores that time at
+ * a given address. So a reader of the memory knows that the kernel ran. `fault` writes to an address that does not
+ * belong to the process.
  */
 #ifndef SLURM_MPS_SIM_CUDA_DRIVER_H
 #define SLURM_MPS_SIM_CUDA_DRIVER_H
@@ -59,7 +60,7 @@ static const char driver_kernels[] =
 	"	ret;\n"
 	"}\n";
 
-/* The driver's entry points; filled in by driver_load. */
+/* The driver's entry points. driver_load fills them in. */
 static struct {
 	CUresult (*init)(unsigned);
 	CUresult (*device_count)(int *);
@@ -85,7 +86,8 @@ static struct {
 	CUresult (*error_name)(CUresult, const char **);
 } driver;
 
-/* Loads libcuda.so.1 by the loader's search path. NULL, or what could not be loaded. */
+/* Loads libcuda.so.1 from the loader's search path. Returns NULL, or a message that names what could not be
+ * loaded. */
 static inline const char *driver_load(void)
 {
 	static const struct { const char *name; void *into; } wanted[] = {
@@ -93,7 +95,7 @@ static inline const char *driver_load(void)
 		{ "cuDeviceGetCount", &driver.device_count },
 		{ "cuDeviceGet", &driver.device },
 		{ "cuDeviceGetName", &driver.device_name },
-		/* MIG instances have UUIDs of their own only in _v2; without MIG the two agree. */
+		/* MIG instances have their own UUIDs only in _v2. Without MIG the two functions return the same. */
 		{ "cuDeviceGetUuid_v2", &driver.device_uuid },
 		{ "cuDeviceGetAttribute", &driver.device_attribute },
 		{ "cuDevicePrimaryCtxRetain", &driver.retain },
@@ -124,7 +126,8 @@ static inline const char *driver_load(void)
 	return NULL;
 }
 
-/* The runtime's name of an error, as most CUDA programs print it; the driver's own name where the two lists differ. */
+/* Returns the runtime's name of an error, as most CUDA programs print it. If the runtime's list lacks the error,
+ * returns the driver's name. */
 static inline const char *driver_error(CUresult e)
 {
 	static const struct { CUresult number; const char *name; } names[] = {
@@ -155,7 +158,7 @@ static inline const char *driver_error(CUresult e)
 	return "unknown";
 }
 
-/* Seconds on a clock that only goes forward. */
+/* Returns the seconds of a clock that never goes back. */
 static inline double driver_now(void)
 {
 	struct timespec t;
@@ -163,7 +166,7 @@ static inline double driver_now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Writes a device's UUID, "GPU-…", into text, which holds at least 41 characters. */
+/* Writes a device's UUID, "GPU-…", into text, which must have space for at least 41 characters. */
 static inline CUresult driver_uuid(char *text, CUdevice device)
 {
 	CUuuid u;
@@ -176,7 +179,7 @@ static inline CUresult driver_uuid(char *text, CUdevice device)
 	return 0;
 }
 
-/* Takes device number `ordinal` for the calling thread and loads the kernels there. */
+/* Makes device `ordinal` current for the calling thread and loads the kernels there. */
 static inline CUresult driver_open(int ordinal, CUcontext *context, CUfunction *spin, CUfunction *fault)
 {
 	CUdevice device;
@@ -195,7 +198,8 @@ static inline CUresult driver_open(int ordinal, CUcontext *context, CUfunction *
 	return e;
 }
 
-/* Starts `spin` on the current context: `blocks` blocks of one thread, ns nanoseconds, the result at out (0: nowhere). */
+/* Starts `spin` on the current context: `blocks` blocks of one thread, ns nanoseconds, the result at address out
+ * (0: no result). */
 static inline CUresult driver_spin(CUfunction spin, unsigned blocks, uint64_t ns, CUdeviceptr out)
 {
 	void *arguments[] = { &ns, &out };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the simulated libcuda share: devices.c, mps.c and cuda.c. */
+/* Declarations that the parts of the simulated libcuda share: devices.c, mps.c and cuda.c. */
 #ifndef SIMULATED_CUDA_INSIDE_H
 #define SIMULATED_CUDA_INSIDE_H
 
@@ -33,7 +33,7 @@ enum {
 struct device {
 	int gpu;      /* N of SIM/node/gpuN */
 	int instance; /* K of mig/K, or NODE_WHOLE */
-	int sms;      /* what the process may use of it */
+	int sms;      /* SMs that the process may use */
 	int mib;      /* total, as NVML counts it */
 	int limit;    /* MiB that the process may have, 0 for no limit */
 	char uuid[64], name[96];
@@ -48,7 +48,8 @@ struct devices {
 
 enum { pipes_count = 4 };
 
-/* A connection to the server: a socket, -1 without one, and pipes whose other ends the server has. */
+/* A connection to the server. It has a socket, which is -1 without a connection, and pipes. The server has the
+ * other ends of the pipes. */
 struct connection {
 	int socket;
 	int pipes[pipes_count];
@@ -57,15 +58,16 @@ struct connection {
 struct CUctx_st {
 	struct device *device;
 	struct connection server;
-	int ended;        /* its end is wanted, so losing the server means nothing */
-	int faulting;     /* a kernel has gone wrong and the server will say so */
+	int ended;        /* the program wants it to end, so losing the server is no error */
+	int faulting;     /* a kernel has failed and the server will report the fault */
 	int references;   /* of a primary context */
 	size_t allocated; /* bytes */
 	struct work *work;
 	struct CUctx_st *next;
 };
 
-/* The process. The mutex guards all but what is set once in cuInit; changed is told of every change that a wait is for. */
+/* The process. The mutex protects all fields except those that cuInit sets once. changed signals every change that
+ * a function waits for. */
 struct process {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
@@ -74,7 +76,7 @@ struct process {
 	int pid;     /* as the server sees it */
 	int mps;     /* there is a server */
 	int sticky;  /* the error that all calls give from now on */
-	int stalled; /* the server has lost the work */
+	int stalled; /* the server no longer does the process's work */
 	int contexts_made;
 	struct connection server; /* the process's own */
 	double percentage;
@@ -84,13 +86,13 @@ struct process {
 
 extern struct process process;
 
-/* devices.c: the devices that the process sees, from the node, or through CUDA_VISIBLE_DEVICES from what there is. */
+/* devices.c: the devices of the node, and the devices that the process sees through CUDA_VISIBLE_DEVICES. */
 int devices_of_node(const char *node, struct devices *all);
 int devices_visible(const struct devices *all, const char *list, struct devices *seen);
 void devices_limit(struct devices *seen, const char *limits);
 int devices_memory(const char *text, long *mib);
 
-/* mps.c: the server. mps_connect: 1 with a server, 0 without, -error. */
+/* mps.c: the server. mps_connect returns 1 with a server, 0 without, or -error. */
 int mps_connect(struct devices *all);
 void mps_leave(const struct connection *server);
 void mps_log(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * mpi-ranks: an MPI program whose ranks compute with CUDA, each on the first device that it sees. Every rank runs kernels
- * that store a number of its own in device memory, reads it back, and adds it to the others' with MPI_Allreduce; the
- * checksum is right only if every rank's kernels ran. One line a rank, by rank, from rank 0:
+ * mpi-ranks: an MPI program whose ranks compute with CUDA, each on the first device that it sees. Every rank runs
+ * kernels that store a number in device memory; the number differs from rank to rank. The rank reads it back, and
+ * MPI_Allreduce adds the numbers of all ranks. The checksum is correct only if the kernels of every rank ran. Rank 0
+ * prints one line for each rank, in the order of the ranks:
  *
  *   rank=3 size=8 host=n1 pid=4711 uuid=GPU-… sms=33 ndev=1 free=142901 kernels=100 seconds=0.412 err=0 checksum=36000000
  *
  *   mpirun -n 8 mpi-ranks [MILLISECONDS [KERNELS]]     (1 ms, 100 kernels)
  *
- * Exit code 0 when every rank succeeded. Whether a rank is under MPS is not its to know.
+ * Exit code 0 if every rank succeeded. A rank cannot know if it runs under MPS.
  */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -23,7 +24,7 @@ struct result {
 	char uuid[48];
 	size_t free_mib;
 	double seconds;
-	uint64_t read_back; /* what the last kernel stored */
+	uint64_t read_back; /* the number that the last kernel stored */
 };
 
 static CUresult open_device(struct result *r, CUfunction *spin)
@@ -68,7 +69,7 @@ static CUresult compute(struct result *r, CUfunction spin, uint64_t ns, int kern
 	return e;
 }
 
-/* Everything that a rank does on its device; err holds the first error. */
+/* Does everything that a rank does on its device. err holds the first error. */
 static struct result run(uint64_t ns, int kernels)
 {
 	struct result r = { .uuid = "none" };
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
 	gethostname(host, sizeof host - 1);
 	double ms = argc > 1 ? atof(argv[1]) : 1;
 	int kernels = argc > 2 ? atoi(argv[2]) : 100;
-	/* A rank's number is the time of its kernels in ns with its rank added, so no two ranks store the same. */
+	/* A rank's number is the time of its kernels in ns plus its rank, so two ranks never store the same number. */
 	struct result r = run((uint64_t)(ms * 1e6) + (uint64_t)rank, kernels);
 	unsigned long long own = r.read_back, sum = 0;
 	MPI_Allreduce(&own, &sum, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);

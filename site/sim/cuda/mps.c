@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The connection of a CUDA process to the MPS server: one for the process, one for each context. */
+/* The connections of a CUDA process to the MPS server: one for the process and one for each context. */
 #include "inside.h"
 #include "share.h"
 #include <signal.h>
@@ -19,7 +19,7 @@ static void control_address(struct sockaddr_un *address, socklen_t *length, int 
 	*length = sizeof *address;
 }
 
-/* A socket to the control daemon, -1 where nobody listens or the caller may not. */
+/* Opens a socket to the control daemon. Returns -1 if no daemon listens or if the caller has no access. */
 static int control(void)
 {
 	struct sockaddr_un address;
@@ -43,7 +43,7 @@ static struct connection connection(void)
 	return (struct connection){ control(), { -1, -1, -1, -1 } };
 }
 
-/* The next packet, as text; its length, 0 at the end and on an error. */
+/* Receives the next packet as text. Returns its length; 0 at the end and on an error. */
 static ssize_t receive(int socket, char *text, size_t size)
 {
 	ssize_t n;
@@ -54,7 +54,7 @@ static ssize_t receive(int socket, char *text, size_t size)
 	return n < 0 ? 0 : n;
 }
 
-/* The server's first answer: with it come the pipes, where it takes the connection. */
+/* Receives the server's first answer. If the server accepts the connection, the pipes come with this answer. */
 static ssize_t receive_pipes(struct connection *server, char *text, size_t size)
 {
 	char control[CMSG_SPACE(sizeof server->pipes)];
@@ -71,7 +71,7 @@ static ssize_t receive_pipes(struct connection *server, char *text, size_t size)
 	return n < 0 ? 0 : n;
 }
 
-/* Ends a connection; the socket stays open for the thread that listens to it. */
+/* Ends a connection. The socket stays open for the thread that listens to it. */
 void mps_leave(const struct connection *server)
 {
 	shutdown(server->socket, SHUT_RDWR);
@@ -79,13 +79,13 @@ void mps_leave(const struct connection *server)
 		close(server->pipes[i]);
 }
 
-static int say(int socket, const char *text)
+static int send_text(int socket, const char *text)
 {
 	return send(socket, text, strlen(text), MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
-/* A packet with an open file. */
-static int say_with(int socket, const char *text, int file)
+/* Sends a packet with an open file. */
+static int send_file(int socket, const char *text, int file)
 {
 	char control[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec part = { (void *)text, strlen(text) };
@@ -98,7 +98,7 @@ static int say_with(int socket, const char *text, int file)
 	return sendmsg(socket, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
-/* A line into the server's log, under this process's name. */
+/* Writes a line into the server's log, under this process's pid. */
 void mps_log(const char *format, ...)
 {
 	char text[1024];
@@ -107,7 +107,7 @@ void mps_log(const char *format, ...)
 	va_start(values, format);
 	vsnprintf(text + n, sizeof text - (size_t)n, format, values);
 	va_end(values);
-	say(process.server.socket, text);
+	send_text(process.server.socket, text);
 }
 
 /* "GPU INSTANCE SMS TPC MIB LIMIT UUID NAME…" */
@@ -123,15 +123,15 @@ static int read_line(const char *line, double percentage, struct device *d)
 	return 0;
 }
 
-/* PCI order: the daemon's own order does not reach its clients (measured). */
+/* Sorts the devices in PCI order, because the daemon's own order has no effect on its clients (measured). */
 static int by_position(const void *a, const void *b)
 {
 	const struct device *one = a, *other = b;
 	return one->gpu != other->gpu ? one->gpu - other->gpu : one->instance - other->instance;
 }
 
-/* "ok PERCENTAGE PRIORITY PID" and a line for each device; 0, or the error that the text is. The pid is the server's for
- * this process, which may be in a pid namespace of its own. */
+/* Reads "ok PERCENTAGE PRIORITY PID" and a line for each device. Returns 0, or the error that the text names. The
+ * pid is the process's pid as the server sees it, because the process may be in another pid namespace. */
 static int read_greeting(char *text, struct devices *all)
 {
 	int error = mps_rpc_failure, priority;
@@ -140,7 +140,7 @@ static int read_greeting(char *text, struct devices *all)
 	if (sscanf(line, "err %d", &error) == 1 || sscanf(line, "ok %lf %d %d", &server, &priority, &process.pid) != 3)
 		return error;
 	double own = share_percentage(getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
-	process.percentage = own < server ? own : server; /* a client only lowers what the server gives */
+	process.percentage = own < server ? own : server; /* a client can only lower the server's percentage */
 	for (all->count = 0; (line = strsep(&rest, "\n")) && all->count < devices_max; all->count++)
 		if (read_line(line, process.percentage, &all->list[all->count]))
 			return mps_rpc_failure;
@@ -148,7 +148,8 @@ static int read_greeting(char *text, struct devices *all)
 	return success;
 }
 
-/* The real library looks whether somebody listens before it introduces itself; the daemon's log shows it. */
+/* The real library first checks with one connection if the daemon listens. Then it opens the connection that it
+ * uses. The daemon's log shows this. */
 int mps_connect(struct devices *all)
 {
 	char text[packet_max];
@@ -159,7 +160,7 @@ int mps_connect(struct devices *all)
 	struct connection server = connection();
 	if (server.socket < 0)
 		return 0;
-	if (say(server.socket, "client 0") || !receive_pipes(&server, text, sizeof text)) {
+	if (send_text(server.socket, "client 0") || !receive_pipes(&server, text, sizeof text)) {
 		close(server.socket);
 		return -mps_connection_failed;
 	}
@@ -173,7 +174,7 @@ int mps_connect(struct devices *all)
 	return mps_listen(server.socket, NULL) ? -mps_connection_failed : 1;
 }
 
-/* Asks for a context; memory is the work page's file. 0 or the error. */
+/* Asks for a context. memory is the file of the work page. Returns 0 or the error. */
 int mps_open(struct CUctx_st *context, int memory)
 {
 	char text[256], answer[256] = "";
@@ -182,9 +183,9 @@ int mps_open(struct CUctx_st *context, int memory)
 	if (server.socket < 0)
 		return mps_rpc_failure;
 	snprintf(text, sizeof text, "client %d", ++process.contexts_made);
-	int lost = say(server.socket, text);
+	int lost = send_text(server.socket, text);
 	snprintf(text, sizeof text, "open %s", context->device->uuid);
-	lost = lost || say_with(server.socket, text, memory) || !receive_pipes(&server, answer, sizeof answer);
+	lost = lost || send_file(server.socket, text, memory) || !receive_pipes(&server, answer, sizeof answer);
 	if (lost || strcmp(answer, "ok")) {
 		sscanf(answer, "err %d", &error);
 		mps_leave(&server);
@@ -195,7 +196,7 @@ int mps_open(struct CUctx_st *context, int memory)
 	return mps_listen(server.socket, context) ? mps_rpc_failure : success;
 }
 
-/* From now on every call gives this error; the first one stays. */
+/* Makes every later call return this error. The first error stays. */
 void mps_fail(int error)
 {
 	pthread_mutex_lock(&process.mutex);
@@ -213,60 +214,61 @@ static void stall(void)
 	pthread_mutex_unlock(&process.mutex);
 }
 
-struct ear {
+struct listener {
 	int socket;
 	struct CUctx_st *context;
 };
 
-/* What the server says of its own accord, and that it is gone. A context that it ends agrees first: terminate_client
- * waits for that, so it waits as long as this process is stopped. */
-static void *hear(void *argument)
+/* Handles what the server sends without a question, and the end of the connection. When the server ends a context,
+ * the client agrees first. terminate_client waits for this answer, so it waits while this process is stopped. */
+static void *listen_to_server(void *argument)
 {
-	struct ear ear = *(struct ear *)argument;
+	struct listener listener = *(struct listener *)argument;
 	char text[256];
 	int error, wanted = 0;
 	free(argument);
-	while (receive(ear.socket, text, sizeof text)) {
+	while (receive(listener.socket, text, sizeof text)) {
 		if (sscanf(text, "fault %d", &error) == 1)
 			mps_fail(error);
 		if (!strcmp(text, "stall"))
 			stall();
 		if (!strcmp(text, "terminate")) {
-			/* Agreed before the program's own calls fail: it may exit at the first that does. */
-			say(ear.socket, "terminated");
+			/* Agree before the program's own calls fail, because the program may exit at the first failed call. */
+			send_text(listener.socket, "terminated");
 			mps_fail(mps_terminated);
 			wanted = 1;
 			break;
 		}
 	}
 	pthread_mutex_lock(&process.mutex);
-	if (ear.context && ear.context->ended)
+	if (listener.context && listener.context->ended)
 		wanted = 1;
 	pthread_mutex_unlock(&process.mutex);
 	if (!wanted)
 		mps_fail(mps_rpc_failure);
-	shutdown(ear.socket, SHUT_RDWR);
+	shutdown(listener.socket, SHUT_RDWR);
 	return NULL;
 }
 
-/* Starts to listen to the server, with all signals left to the program's own threads. */
+/* Starts the thread that listens to the server. This thread takes no signals; they go to the program's own
+ * threads. */
 int mps_listen(int socket, struct CUctx_st *context)
 {
-	struct ear *ear = malloc(sizeof *ear);
+	struct listener *listener = malloc(sizeof *listener);
 	pthread_attr_t attributes;
 	pthread_t thread;
 	sigset_t all, before;
-	if (!ear)
+	if (!listener)
 		return -1;
-	*ear = (struct ear){ socket, context };
+	*listener = (struct listener){ socket, context };
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	int error = pthread_create(&thread, &attributes, hear, ear);
+	int error = pthread_create(&thread, &attributes, listen_to_server, listener);
 	pthread_attr_destroy(&attributes);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
-		free(ear);
+		free(listener);
 	return error;
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arithmetic of MPS shares as driver 580.159.04 does it on an H200: percentage → SMs → memory of a context.
- * Everything is a value; the conformance suite holds all points of the recorded sweep against it.
+ * The arithmetic of MPS shares of driver 580.159.04 on an H200: percentage → SMs → memory of a context. These
+ * functions use no state. The conformance suite compares them with all points of the recorded sweep.
  */
 #ifndef SIMULATED_SHARE_H
 #define SIMULATED_SHARE_H
 
 #include <stdlib.h>
 
-/* A percentage as CUDA_MPS_ACTIVE_THREAD_PERCENTAGE gives it; 100 for what is ignored silently: unset, empty, no number,
- * 0 and less, more than 100. Decimals count: 33.333333 and 33.333334 differ. */
+/* Reads a percentage from CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. Returns 100 for a value that is ignored silently:
+ * unset, empty, no number, 0 or less, more than 100. Decimals count: 33.333333 and 33.333334 differ. */
 static inline double share_percentage(const char *text)
 {
 	char *end;
@@ -19,18 +19,20 @@ static inline double share_percentage(const char *text)
 	return *end || !(percentage > 0 && percentage <= 100) ? 100 : percentage;
 }
 
-enum { share_least = 8 }; /* SMs: 1 to 7 percent of 132 all give 8 */
+enum { share_min = 8 }; /* SMs: 1 to 7 percent of 132 all give 8 */
 
-/* SMs of a device with so many, cut into TPCs of `tpc` SMs: whole TPCs, rounded down, never below 8. */
+/* Returns the SMs for a percentage of a device with TPCs of `tpc` SMs. It rounds down to whole TPCs, but not below
+ * 8 SMs. */
 static inline int share_sms(int sms, int tpc, double percentage)
 {
-	int least = sms < share_least ? sms : share_least;
+	int min_sms = sms < share_min ? sms : share_min;
 	int share = (int)(sms * percentage / 100 / tpc) * tpc;
-	return share < least ? least : share;
+	return share < min_sms ? min_sms : share;
 }
 
-/* MiB that free memory is less by for a client with so many SMs, its server's 66 MiB included; measured for each even
- * number from 8 to 132. Between and beyond, 3.7 MiB an SM. */
+/* Returns the MiB by which a client with this number of SMs reduces the free memory, with its server's 66 MiB.
+ * This was measured for each even number from 8 to 132. An odd number counts as the even number below it. Above 132
+ * each SM adds 3.7 MiB. */
 static inline int share_context_mib(int sms)
 {
 	static const short measured[] = {
@@ -39,9 +41,9 @@ static inline int share_context_mib(int sms)
 		440, 448, 456, 464, 472, 478, 486, 492, 500, 506, 514, 522, 530, 536, 544, 550, 558, 564, 572, 582, 590,
 	};
 	enum { count = sizeof measured / sizeof *measured };
-	if (sms < share_least)
+	if (sms < share_min)
 		return measured[0];
-	int i = (sms - share_least) / 2;
+	int i = (sms - share_min) / 2;
 	return i < count ? measured[i] : measured[count - 1] + (sms - 132) * 37 / 10;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page by which a client tells its server what it has in flight, so that the server knows what a client leaves on the
- * GPU that is killed. The server maps it too: nvidia-cuda-mps-server/work.go has the same layout.
- * Times are nanoseconds of CLOCK_MONOTONIC.
+ * With this page a client tells its server what work it has in flight. So the server knows what a killed client
+ * leaves on the GPU. The server maps the page too: nvidia-cuda-mps-server/work.go has the same layout. Times are
+ * nanoseconds of CLOCK_MONOTONIC.
  */
 #ifndef SIMULATED_WORK_H
 #define SIMULATED_WORK_H
@@ -25,13 +25,13 @@ static inline uint64_t work_now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* When the last launch ends; 0 before any. */
+/* Returns the time at which the last launch ends; 0 before the first launch. */
 static inline uint64_t work_end(const struct work *w)
 {
 	return w->launched ? w->launch[(w->launched - 1) % work_slots].end : 0;
 }
 
-/* Notes a launch of so many nanoseconds behind the others. */
+/* Notes a launch of ns nanoseconds after the earlier launches. */
 static inline void work_launch(struct work *w, uint64_t ns)
 {
 	uint64_t now = work_now(), begin = work_end(w);

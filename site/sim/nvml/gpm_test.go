@@ -30,7 +30,7 @@ func TestGPMIsForHopper(t *testing.T) {
 	}
 }
 
-// A metric is of the time between two samples, and each has an answer of its own.
+// A metric is computed over the time between two samples. Each metric has its own answer.
 func TestGPMMetrics(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	gpu := made.Node.GPU(0)

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //go:build ignore
-// The Go tool would refuse a C file beside this folder's Go tests; sim.Build compiles it.
+// Without the line above the Go tool refuses a C file in a folder with Go tests. sim.Build compiles this file.
 
 /*
- * A simulated libnvidia-ml.so.1: NVIDIA's management library, answering from the folder that ../node/README.md describes.
+ * A simulated libnvidia-ml.so.1, NVIDIA's management library. It answers from the folder that ../node/README.md
+ * describes.
  *
- * The promise: a program that uses the functions below finds the C ABI of NVIDIA's nvml.h (CUDA 13) and the answers of the
- * node's files as they are at the call. Nothing is kept between calls but the count of initialisations, so what one
- * process sets, every other reads. Answers for an H200 equal those recorded on one (testdata/).
+ * A program that uses the functions below gets the C ABI of NVIDIA's nvml.h (CUDA 13). Each answer has the content of
+ * the node's files at the time of the call. The library keeps only the count of initialisations between calls. So
+ * when one process sets something, every other process reads it. Answers for an H200 equal those recorded on one
+ * (testdata/).
  */
 #define _GNU_SOURCE
 #include "../node/node.h"
@@ -18,7 +20,7 @@
 
 #define API __attribute__((visibility("default")))
 
-/* ---- The part of nvml.h that is needed here; names, numbers and layouts are NVIDIA's. ---- */
+/* ---- The part of nvml.h that is needed here. Names, numbers and layouts are NVIDIA's. ---- */
 
 typedef enum {
 	NVML_SUCCESS = 0,
@@ -98,18 +100,19 @@ typedef struct {
 /* ---- The node ---- */
 
 enum { MAX_GPUS = 64, MAX_INSTANCES = 7, WHOLE = NODE_WHOLE };
-enum { INIT_MS = 8, SHUTDOWN_MS = 2 }; /* measured on an H200, as are all answers in testdata */
+enum { INIT_MS = 8, SHUTDOWN_MS = 2 }; /* measured on an H200, like all answers in testdata */
 
-/* A handle: the GPU, and the instance of it or WHOLE. It holds no fact, so it cannot be stale. */
+/* A handle holds the GPU and the number of its instance, or WHOLE. It holds no other data, so it cannot be out of
+ * date. */
 struct device {
 	unsigned gpu;
 	int instance;
 };
 
 static struct device devices[MAX_GPUS][1 + MAX_INSTANCES];
-static char node[PATH_MAX]; /* empty where there is none */
+static char node[PATH_MAX]; /* empty if there is no node */
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static int initialised; /* how often, under guard */
+static int initialised; /* count of initialisations, protected by guard */
 
 __attribute__((constructor)) static void find_node(void)
 {
@@ -135,7 +138,8 @@ static int is_handle(nvmlDevice_t device)
 	return device >= &devices[0][0] && device <= &devices[MAX_GPUS - 1][MAX_INSTANCES];
 }
 
-/* enter is what every function of the library does first: the delay and the failure that a test asked for. */
+/* enter is the first call of every function of the library. It applies the delay and the failure that a test has
+ * set. */
 static nvmlReturn_t enter(const char *function)
 {
 	if (!is_initialised())
@@ -144,7 +148,7 @@ static nvmlReturn_t enter(const char *function)
 	return (nvmlReturn_t)node_failure(node, function);
 }
 
-/* enter_device is enter for a function on a device; gpu becomes the folder of the GPU. */
+/* enter_device is enter for a function on a device. It writes the folder of the GPU to gpu. */
 static nvmlReturn_t enter_device(const char *function, nvmlDevice_t device, const void *out, char gpu[PATH_MAX])
 {
 	nvmlReturn_t ret = enter(function);
@@ -157,7 +161,7 @@ static nvmlReturn_t enter_device(const char *function, nvmlDevice_t device, cons
 	return (nvmlReturn_t)node_failure(gpu, function);
 }
 
-/* attribute_of names a device's own attribute: "sms", or "mig/3/sms" for an instance. */
+/* attribute_of writes the name of a device's own attribute: "sms", or "mig/3/sms" for an instance. */
 static void attribute_of(char name[64], nvmlDevice_t device, const char *attribute)
 {
 	if (device->instance == WHOLE)
@@ -173,7 +177,7 @@ static nvmlReturn_t read_number(const char *gpu, nvmlDevice_t device, const char
 	return node_number(gpu, name, number) ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
 }
 
-/* give_text copies a text to the caller; real NVML too refuses a buffer that is too short. */
+/* give_text copies a text to the caller. Like the real NVML, it refuses a buffer that is too short. */
 static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
 {
 	if (strlen(text) >= length)
@@ -233,7 +237,8 @@ API nvmlReturn_t nvmlInit_v2(void) { return initialise(__func__); }
 
 API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
-	(void)flags; /* they say whether to attach to the GPUs and whether none is an error: neither shows here */
+	/* The flags decide about attaching to GPUs and about a node without GPUs. Both have no effect here. */
+	(void)flags;
 	return initialise(__func__);
 }
 
@@ -304,7 +309,7 @@ API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
 	return give_text(text, version, length);
 }
 
-/* CUDA 13 came with driver 580; NVML's own version is CUDA's major number and the driver's version. */
+/* CUDA 13 came with driver 580. NVML's own version is CUDA's major number followed by the driver's version. */
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
 {
 	char text[84] = "13.";
@@ -358,7 +363,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *dev
 	return (nvmlReturn_t)node_failure(gpu, __func__);
 }
 
-/* has_uuid looks for a UUID among a GPU and its instances. */
+/* has_uuid searches a UUID among a GPU and its instances. */
 static int has_uuid(const char *gpu, unsigned index, const char *uuid, nvmlDevice_t *device)
 {
 	for (int instance = WHOLE; instance < MAX_INSTANCES; instance++) {
@@ -388,7 +393,8 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devic
 	return NVML_ERROR_NOT_FOUND;
 }
 
-/* parse_bus_id takes the forms that nvml.h allows: domain:bus:device.function, domain:bus:device, bus:device.function. */
+/* parse_bus_id reads the forms that nvml.h allows: domain:bus:device.function, domain:bus:device,
+ * bus:device.function. */
 static int parse_bus_id(const char *text, nvmlPciInfo_t *pci)
 {
 	unsigned function;
@@ -455,7 +461,7 @@ API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 	return NVML_SUCCESS;
 }
 
-/* give_unsigned answers a function that reads one number of the whole GPU. */
+/* give_unsigned is the body of a function that reads one number of the whole GPU. */
 static nvmlReturn_t give_unsigned(const char *function, nvmlDevice_t device, const char *attribute, unsigned *out)
 {
 	char gpu[PATH_MAX];
@@ -516,7 +522,8 @@ API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *ma
 	return NVML_SUCCESS;
 }
 
-/* nvml.h: the node that the GPU's own memory is, on platforms where it is one; the nearest node is the memory affinity. */
+/* nvml.h: on platforms where the GPU's own memory is a NUMA node, this is that node. The nearest node is the
+ * memory affinity. */
 API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *numa)
 {
 	char gpu[PATH_MAX];
@@ -570,7 +577,7 @@ static nvmlReturn_t write_mode(const char *gpu, unsigned mode)
 	return err ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
 }
 
-/* The mode of a GPU that is cut into instances cannot be set, nor can an instance's (NVIDIA's MPS guide). */
+/* The mode of a GPU in MIG mode cannot be set, and the mode of an instance cannot be set (NVIDIA's MPS guide). */
 API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 {
 	char gpu[PATH_MAX];
@@ -584,13 +591,14 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	if (in_mig_mode(gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (node_failure(gpu, "nvmlDeviceSetComputeMode.ignored"))
-		return NVML_SUCCESS; /* accepted, and not done */
+		return NVML_SUCCESS; /* the call succeeds and changes nothing */
 	return write_mode(gpu, mode);
 }
 
 /* ---- Processes and memory ---- */
 
-/* select_contexts keeps the contexts of this device that are, or are not, clients of an MPS server. */
+/* select_contexts keeps the contexts of this device that belong to clients of an MPS server (clients is 1) or that
+ * do not (0). */
 static int select_contexts(const char *gpu, nvmlDevice_t device, int clients, struct node_context *held)
 {
 	int count = node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0), kept = 0;
@@ -627,9 +635,9 @@ static nvmlReturn_t give_processes(const char *function, nvmlDevice_t device, in
 	int found = select_contexts(gpu, device, clients, held);
 	if (found < 0)
 		return NVML_ERROR_UNKNOWN;
-	unsigned room = *count;
+	unsigned capacity = *count;
 	*count = (unsigned)found;
-	if (room < (unsigned)found)
+	if (capacity < (unsigned)found)
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	if (found > 0 && !processes)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -638,7 +646,8 @@ static nvmlReturn_t give_processes(const char *function, nvmlDevice_t device, in
 	return NVML_SUCCESS;
 }
 
-/* An MPS server counts as a process that computes; its clients do not (nvidia-smi prints C for it, M+C for them). */
+/* An MPS server counts as a process that computes, and its clients do not. nvidia-smi prints C for it and M+C for
+ * them. */
 API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes)
 {
 	return give_processes(__func__, device, 0, count, processes);
@@ -649,7 +658,7 @@ API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device,
 	return give_processes(__func__, device, 1, count, processes);
 }
 
-/* read_memory gives bytes; what the driver keeps for itself is left out, as nothing here depends on it. */
+/* read_memory returns bytes. It leaves out the memory that the driver uses itself, because no test depends on it. */
 static nvmlReturn_t read_memory(const char *gpu, nvmlDevice_t device, unsigned long long *total, unsigned long long *used)
 {
 	static __thread struct node_context held[NODE_CONTEXTS_MAX];
@@ -695,7 +704,8 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 	return NVML_SUCCESS;
 }
 
-/* read_samples is the mean of what a server's file has of the time after `since`; 0 where it has nothing. */
+/* read_samples returns the mean of the samples in a server's file after the time `since`. It returns 0 if there
+ * are none. */
 static int read_samples(const char *gpu, int pid, unsigned long long since, nvmlProcessUtilizationSample_t *sample)
 {
 	char path[PATH_MAX], name[40];
@@ -719,7 +729,8 @@ static int read_samples(const char *gpu, int pid, unsigned long long since, nvml
 	return count > 0;
 }
 
-/* The clients' work is their server's (measured): they have no sample. Of a process without MPS nothing is known here. */
+/* The work of clients counts as the work of their server (measured), so clients have no sample. A process without
+ * MPS has no sample in this simulation. */
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned *count,
 						 unsigned long long since)
 {
@@ -734,29 +745,29 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 	int processes = select_contexts(gpu, device, 0, held);
 	if (processes < 0)
 		return NVML_ERROR_UNKNOWN;
-	unsigned room = *count, found = 0;
+	unsigned capacity = *count, found = 0;
 	for (int i = 0; i < processes; i++) {
 		if (strcmp(held[i].type, "S") || !read_samples(gpu, held[i].pid, since, &sample))
 			continue;
-		if (samples && found < room)
+		if (samples && found < capacity)
 			samples[found] = sample;
 		found++;
 	}
 	*count = found;
 	if (!found)
 		return NVML_ERROR_NOT_FOUND;
-	return samples && found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+	return samples && found <= capacity ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-/* ---- GPM: the GPU's own counters. What it measures is the difference between two samples. ---- */
+/* ---- GPM: the GPU's own counters. A metric is the difference between two samples. ---- */
 
-/* gpm_sample is the time at which the counters were read: what they count is in the folder of the GPU. */
+/* gpm_sample holds the time at which the counters were read. The counters themselves are in the folder of the GPU. */
 struct gpm_sample {
 	unsigned gpu;
 	unsigned long long at; /* microseconds since 1970, 0 before the first nvmlGpmSampleGet */
 };
 
-/* nvml.h: "for Hopper or newer fully supported devices". What a whole GPU in MIG mode answers is not documented. */
+/* nvml.h: "for Hopper or newer fully supported devices". The answer of a whole GPU in MIG mode is not documented. */
 static int has_gpm(const char *gpu)
 {
 	long major;
@@ -808,7 +819,7 @@ API nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 	return NVML_SUCCESS;
 }
 
-/* busy_between is the mean of all servers' samples of a time, in percent. */
+/* busy_between is the mean of all servers' samples between two times, in percent. */
 static double busy_between(const char *gpu, unsigned long long from, unsigned long long to)
 {
 	static __thread struct node_context held[NODE_CONTEXTS_MAX];
@@ -832,7 +843,7 @@ static double busy_between(const char *gpu, unsigned long long from, unsigned lo
 	return lines > 0 ? sum / lines : 0;
 }
 
-/* gpm_value is the percentage in the file gpm/METRIC, or else what the servers' samples say. */
+/* gpm_value is the percentage in the file gpm/METRIC. Without this file it is computed from the servers' samples. */
 static nvmlReturn_t gpm_value(const char *gpu, unsigned metric, unsigned long long from, unsigned long long to, double *value)
 {
 	char name[40], text[40];
@@ -877,7 +888,7 @@ API nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics)
 
 /* ---- MIG ---- */
 
-/* MIG came with Ampere's data-centre GPUs (capability 8.0); the H200 answers 0, a V100 Not Supported. */
+/* MIG came with Ampere's data-centre GPUs (capability 8.0). The H200 answers 0, and a V100 answers Not Supported. */
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
 	char gpu[PATH_MAX];
@@ -939,7 +950,7 @@ API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_i
 	return NVML_SUCCESS;
 }
 
-/* give_instance_number answers a function that only an instance has. */
+/* give_instance_number is the body of a function that only an instance has. */
 static nvmlReturn_t give_instance_number(const char *function, nvmlDevice_t device, const char *attribute, unsigned *out)
 {
 	char gpu[PATH_MAX];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nvml_test holds the simulated libnvidia-ml.so.1 against a recording of an H200 and against NVIDIA's ABI,
-// through go-nvml as the house uses it.
+// Package nvml_test compares the simulated libnvidia-ml.so.1 with a recording of an H200 and with NVIDIA's ABI. It
+// uses go-nvml, as the production code does.
 package nvml_test
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// The process can load one library only, so all tests share the folders and each makes its node anew.
+// The process can load only one library. So all tests share these folders, and each test makes its node again.
 var built, place string
 
 func TestMain(m *testing.M) {
@@ -53,7 +53,7 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// setModeIn is what the second process of TestModeIsSharedBetweenProcesses does.
+// setModeIn runs in the second process of TestModeIsSharedBetweenProcesses.
 func setModeIn(library, mode string) error {
 	lib := nvml.New(nvml.WithLibraryPath(library))
 	if ret := lib.Init(); ret != nvml.SUCCESS {
@@ -73,7 +73,7 @@ func setModeIn(library, mode string) error {
 	return nil
 }
 
-// opened is a node with these GPUs and its library, initialised until the test ends.
+// opened makes a node with these GPUs and initialises its library until the test ends.
 func opened(t *testing.T, models ...node.Model) (sim.Sim, nvml.Interface) {
 	t.Helper()
 	made, lib := created(t, models...)
@@ -103,8 +103,8 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// The recording is of calls on a real H200 with its driver 580.159.04. Each of its lines is made again, in its own
-// words.
+// The recording is of calls on a real H200 with driver 580.159.04. The test makes each call again and compares the
+// line that it prints with the recorded line.
 func TestH200AnswersAsRecorded(t *testing.T) {
 	recording, err := os.ReadFile("testdata/nvml-h200.txt")
 	if err != nil {
@@ -133,35 +133,35 @@ func record(lib nvml.Interface) []string {
 	start := time.Now()
 	ret := lib.Init()
 	out := []string{fmt.Sprintf("init %v %.2f ms", ret, milliseconds(start))}
-	say := func(format string, words ...any) { out = append(out, fmt.Sprintf(format, words...)) }
+	add := func(format string, words ...any) { out = append(out, fmt.Sprintf(format, words...)) }
 	count, ret := lib.DeviceGetCount()
-	say("count %d %v", count, ret)
+	add("count %d %v", count, ret)
 	device, _ := lib.DeviceGetHandleByIndex(0)
 	uuid, ret := device.GetUUID()
-	say("%s %v", uuid, ret)
+	add("%s %v", uuid, ret)
 	mode, ret := device.GetComputeMode()
-	say("compute mode %d %v", int(mode), ret)
+	add("compute mode %d %v", int(mode), ret)
 	cores, ret := device.GetNumGpuCores()
-	say("cores %d %v", cores, ret)
+	add("cores %d %v", cores, ret)
 	architecture, ret := device.GetArchitecture()
-	say("architecture %d %v", architecture, ret)
+	add("architecture %d %v", architecture, ret)
 	_, ret = device.GetAttributes()
-	say("attributes %v", ret)
+	add("attributes %v", ret)
 	mig, _, ret := device.GetMigMode()
-	say("MIG mode %d %v", mig, ret)
+	add("MIG mode %d %v", mig, ret)
 	major, minor, ret := device.GetCudaComputeCapability()
-	say("compute capability %d %d %v", major, minor, ret)
+	add("compute capability %d %d %v", major, minor, ret)
 	number, ret := device.GetMinorNumber()
-	say("minor %d %v", number, ret)
+	add("minor %d %v", number, ret)
 	processes, ret := device.GetComputeRunningProcesses()
-	say("compute processes %v %v", processes, ret)
+	add("compute processes %v %v", processes, ret)
 	clients, ret := device.GetMPSComputeRunningProcesses()
-	say("MPS compute processes %v %v", clients, ret)
+	add("MPS compute processes %v %v", clients, ret)
 	memory, ret := device.GetMemoryInfo()
-	say("memory total %d MiB %v", memory.Total>>20, ret)
+	add("memory total %d MiB %v", memory.Total>>20, ret)
 	start = time.Now()
 	lib.Shutdown()
-	say("shutdown %.2f ms", milliseconds(start))
+	add("shutdown %.2f ms", milliseconds(start))
 	return out
 }
 
@@ -169,8 +169,8 @@ func milliseconds(since time.Time) float64 { return float64(time.Since(since).Mi
 
 func isTimed(line string) bool { return strings.HasSuffix(line, " ms") }
 
-// holdTime compares the words, and the time to a half of the recorded one; above it there is no bound but a hang's, as
-// the machine may be busy.
+// holdTime compares the words and the time. The time must be at least half of the recorded time. The upper limit only
+// detects a hang, because the machine may be busy.
 func holdTime(t *testing.T, got, recorded string) {
 	t.Helper()
 	gotWords, wantWords := strings.Fields(got), strings.Fields(recorded)
@@ -179,7 +179,7 @@ func holdTime(t *testing.T, got, recorded string) {
 	took, _ := strconv.ParseFloat(gotWords[at], 64)
 	recordedMS, _ := strconv.ParseFloat(wantWords[at], 64)
 	if took < recordedMS/2 || took > 1000+recordedMS {
-		t.Errorf("%q took %v ms, recorded were %v", gotWords[0], took, recordedMS)
+		t.Errorf("%q took %v ms, %v were recorded", gotWords[0], took, recordedMS)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestErrorTextsAreAsRecorded(t *testing.T) {
 	}
 }
 
-// Refusals that were recorded on an H200 without MIG, driver 580.159.04.
+// These refusals were recorded on an H200 without MIG, with driver 580.159.04.
 func TestH200RefusesAsRecorded(t *testing.T) {
 	_, lib := opened(t, node.H200)
 	device, _ := lib.DeviceGetHandleByIndex(0)
@@ -214,8 +214,8 @@ func TestH200RefusesAsRecorded(t *testing.T) {
 		_, ret = device.GetMigDeviceHandleByIndex(index)
 		want(t, fmt.Sprintf("MIG instance %d", index), ret, nvml.ERROR_NOT_FOUND)
 	}
-	most, ret := device.GetMaxMigDeviceCount()
-	want(t, "most instances", most, 0)
+	limit, ret := device.GetMaxMigDeviceCount()
+	want(t, "maximum of instances", limit, 0)
 	ok(t, ret)
 	is, ret := device.IsMigDeviceHandle()
 	want(t, "is an instance", is, false)
@@ -254,7 +254,7 @@ func TestModeIsSharedBetweenProcesses(t *testing.T) {
 	mode, _ = second.GetComputeMode()
 	want(t, "mode of the other GPU", mode, nvml.COMPUTEMODE_DEFAULT)
 	if text, err := made.Node.GPU(0).Mode(); err != nil || text != node.ExclusiveProcess {
-		t.Errorf("folder says %v, %v", text, err)
+		t.Errorf("the folder has mode %v, %v", text, err)
 	}
 }
 
@@ -277,7 +277,7 @@ func TestSetComputeModeRefuses(t *testing.T) {
 	cut, _ := lib.DeviceGetHandleByIndex(1)
 	instance, ret := cut.GetMigDeviceHandleByIndex(0)
 	ok(t, ret)
-	want(t, "a mode that is none", plain.SetComputeMode(4), nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "a mode that does not exist", plain.SetComputeMode(4), nvml.ERROR_INVALID_ARGUMENT)
 	want(t, "a GPU in MIG mode", cut.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
 	want(t, "a MIG instance", instance.SetComputeMode(3), nvml.ERROR_NOT_SUPPORTED)
 	asNobody(t, func() {
@@ -285,7 +285,7 @@ func TestSetComputeModeRefuses(t *testing.T) {
 	})
 	for i := range 2 {
 		if mode, err := made.Node.GPU(i).Mode(); err != nil || mode != node.Default {
-			t.Errorf("mode of GPU %d afterwards: %d, %v", i, mode, err)
+			t.Errorf("mode of GPU %d after the refusals: %d, %v", i, mode, err)
 		}
 	}
 	if err := made.Node.GPU(0).Fail("nvmlDeviceSetComputeMode.ignored", 1, 1); err != nil {
@@ -299,8 +299,8 @@ func TestSetComputeModeRefuses(t *testing.T) {
 	}
 }
 
-// asNobody runs something with another effective uid; the tests of this package run one after the other.
-func asNobody(t *testing.T, act func()) {
+// asNobody calls a function with the effective uid 65534. The tests of this package run one after the other.
+func asNobody(t *testing.T, do func()) {
 	t.Helper()
 	if err := syscall.Seteuid(65534); err != nil {
 		t.Fatal(err)
@@ -310,13 +310,13 @@ func asNobody(t *testing.T, act func()) {
 			panic(err)
 		}
 	}()
-	act()
+	do()
 }
 
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("NVML sets compute modes for root only; run this as root or below `unshare -r`")
+		t.Skip("only root can set compute modes with NVML; run this as root or below `unshare -r`")
 	}
 }
 
@@ -426,9 +426,9 @@ func TestMIGInstances(t *testing.T) {
 	want(t, "MIG mode", mode, nvml.DEVICE_MIG_ENABLE)
 	_, ret = parent.GetNumGpuCores()
 	want(t, "cores of a GPU in MIG mode", ret, nvml.ERROR_NOT_SUPPORTED)
-	most, ret := parent.GetMaxMigDeviceCount()
+	limit, ret := parent.GetMaxMigDeviceCount()
 	ok(t, ret)
-	want(t, "most instances", most, 7)
+	want(t, "maximum of instances", limit, 7)
 	_, ret = parent.GetMigDeviceHandleByIndex(2)
 	want(t, "instance that is not there", ret, nvml.ERROR_NOT_FOUND)
 	whole, _ := lib.DeviceGetHandleByIndex(0)
@@ -436,7 +436,8 @@ func TestMIGInstances(t *testing.T) {
 	want(t, "MIG mode of an L4", ret, nvml.ERROR_NOT_SUPPORTED)
 }
 
-// More processes than go-nvml first makes room for, so its loop over Insufficient Size is run.
+// There are more processes than the first buffer of go-nvml can hold, so this also tests its loop over Insufficient
+// Size.
 func TestProcessesAreToldApart(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	gpu := made.Node.GPU(0)
@@ -470,7 +471,7 @@ func TestTheDeadHoldNothing(t *testing.T) {
 	if err := dying.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody has waited for it yet: the process becomes a zombie, and a zombie holds no context.
+	// No process has waited for the killed process yet, so it becomes a zombie. A zombie holds no context.
 	device, _ := lib.DeviceGetHandleByIndex(0)
 	deadline := time.Now().Add(10 * time.Second)
 	for {
@@ -487,8 +488,8 @@ func TestTheDeadHoldNothing(t *testing.T) {
 	dying.Wait()
 }
 
-// What NVML says of an MPS server and its clients: the clients have the memory, and the server has their time on the
-// GPU, also that of a dead one whose files are held. Measured on an H200 with driver 580.159.04.
+// For NVML, the clients of an MPS server hold the memory, and the server has their time on the GPU. This is also true
+// of a dead client whose files are held. Measured on an H200 with driver 580.159.04.
 func TestUtilizationIsTheServers(t *testing.T) {
 	made, lib := opened(t, node.H200)
 	device, _ := lib.DeviceGetHandleByIndex(0)
@@ -534,7 +535,7 @@ func TestUtilizationIsTheServers(t *testing.T) {
 	client.Wait()
 	time.Sleep(time.Second)
 	if !busy() || memory() == 0 {
-		t.Errorf("its files held: busy %v, %d MiB", busy(), memory())
+		t.Errorf("the client's files are held: busy %v, %d MiB", busy(), memory())
 	}
 	for _, file := range held {
 		unix.Close(file)
@@ -552,7 +553,7 @@ type mps struct {
 
 func newMPS(t *testing.T, made sim.Sim) mps {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mps-") // a socket's path is short
+	dir, err := os.MkdirTemp("", "mps-") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -589,7 +590,7 @@ func (m mps) server() int {
 	return pid
 }
 
-// client starts a client; it computes when this returns.
+// client starts a client. When client returns, the client computes.
 func (m mps) client(args ...string) *os.Process {
 	m.t.Helper()
 	command := m.command("cuda-client", args...)
@@ -608,7 +609,7 @@ func (m mps) client(args ...string) *os.Process {
 	return command.Process
 }
 
-// duplicates of a process's open files of this name.
+// duplicates returns duplicates of a process's open files with this name.
 func duplicates(t *testing.T, pid int, name string) (files []int) {
 	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
@@ -705,7 +706,7 @@ func TestDelaysOnDemand(t *testing.T) {
 	_, ret := lib.DeviceGetCount()
 	ok(t, ret)
 	if took := time.Since(start); took < 50*time.Millisecond {
-		t.Errorf("count answered after %v, asked for were 50 ms", took)
+		t.Errorf("count answered after %v, but the delay is 50 ms", took)
 	}
 }
 
