@@ -177,8 +177,8 @@ func points(t *testing.T) []point {
 	return all
 }
 
-// The client sees the recorded SMs and free memory at every ninth recorded point, and at every point whose percentage
-// is not a round number.
+// The client sees the recorded SMs and free memory at every ninth recorded point. The test also includes the points
+// with .333 and the values that MPS ignores.
 func TestSharesOfClient(t *testing.T) {
 	d := start(t, "CUDA_VISIBLE_DEVICES="+under.gpus[0])
 	d.server()

@@ -11,8 +11,8 @@
 //	CONFORMANCE_UID      the user of the daemons and clients (default: 2001 if root runs the suite, else the same user)
 //	CONFORMANCE_GPUS     UUIDs of the GPUs to use (real only; default: all that CUDA shows)
 //
-// On a real machine the suite does not change a compute mode. A test calls onlySimulated with a reason if it needs a
-// compute mode or an injected fault, or if its result is true only of the machine that was measured.
+// On a real machine the suite does not change a compute mode. A test that needs a compute mode or an injected fault
+// calls onlySimulated with a reason. So does a test whose result is true only of the machine that was measured.
 package conformance
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * libcuda.so.1 of a simulated node. It has the part of the driver API that the programs in this folder need, and it
+ * libcuda.so.1 of a simulated node. It has the part of the driver API that the programs in this folder need. It
  * reproduces what MPS was measured to do to a process. There is no GPU. The kernel `spin` takes its time, the kernel
  * `fault` fails, and every other kernel takes no time. Device memory is memory of the process.
  */

@@ -43,7 +43,7 @@ func run(m *testing.M) (int, error) {
 		return 1, err
 	}
 	defer os.RemoveAll(scratch)
-	if err := os.Chmod(scratch, 0o755); err != nil { // some tests act as another user
+	if err := os.Chmod(scratch, 0o755); err != nil { // some tests run as another user
 		return 1, err
 	}
 	built, place = filepath.Join(scratch, "built"), filepath.Join(scratch, "sim")

@@ -51,9 +51,9 @@ type daemon struct {
 	over       bool
 }
 
-// arrival is something that a peer has sent. Its text is a CUDA client's first packet ("client …"), a control
-// program's greeting ("ui") or command ("command …"), or "closed" when a control program has ended. It is "" if a
-// peer left without a packet.
+// arrival is something that a peer has sent. A CUDA client sends "client …" first. A control program sends "ui" first
+// and then "command …"; the text is "closed" when the program has ended. The text is "" if a peer left without a
+// packet.
 type arrival struct {
 	conn wire.Conn
 	text string

@@ -27,8 +27,9 @@ const startDeadline = 20 * time.Second
 const highDescriptor = 100
 
 // background is `-d`. The daemon is this program again, in its own session. It keeps the working directory, the
-// environment, the command line and every descriptor above 2, as the real one does. It knows by a socket that it is
-// the daemon: its parent made the other end. The environment and the command line stay as the caller wrote them.
+// environment, the command line and every descriptor above 2, as the real one does. A socket whose
+// other end was made by the parent shows it that it is the daemon. So the environment and the command line stay as
+// the caller wrote them.
 func background(stdout, stderr io.Writer) int {
 	if parent, ok := parentSocket(); ok {
 		return serve(parent)

@@ -104,7 +104,7 @@ func (s *server) start() error {
 	s.log.Line("Other", "Initializing server process")
 	text, _, err := s.link.Receive()
 	if err != nil {
-		return fmt.Errorf("cannot learn limits from control daemon: %w", err)
+		return fmt.Errorf("cannot read limits from control daemon: %w", err)
 	}
 	s.setLimits(text)
 	whole := s.knobs.Wait("server_start_ms", initializing+creating)

@@ -154,7 +154,7 @@ func (c Conn) Peer() (Peer, error) {
 		who, failure = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	})
 	if err = errors.Join(err, failure); err != nil {
-		return Peer{}, fmt.Errorf("cannot tell who is connected: %w", err)
+		return Peer{}, fmt.Errorf("cannot find process at the other end: %w", err)
 	}
 	return Peer{PID: int(who.Pid), UID: int(who.Uid)}, nil
 }
