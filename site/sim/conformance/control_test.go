@@ -377,6 +377,8 @@ func TestServerKilled(t *testing.T) {
 	client := d.spin(nil, "-ms", "1", "-for", "15")
 	syscall.Kill(server, syscall.SIGKILL)
 	client.fails("server killed", 806)
+	gone := func() bool { return d.ask("get_server_list") != fmt.Sprint(server) }
+	eventually(t, "the daemon notices that its server has ended", answerDeadline, gone)
 	if got := d.info(); got.err != 0 {
 		t.Errorf("next client: %+v", got)
 	}

@@ -121,9 +121,7 @@ func TestIllegalAccess(t *testing.T) {
 	}
 	victim.fails("illegal access", 700)
 	neighbour.fails("illegal access", 700)
-	if got := d.info(); got.err != 0 {
-		t.Errorf("new client: %+v", got)
-	}
+	eventually(t, "new clients work", 5*time.Second, func() bool { return d.info().err == 0 })
 	if got := d.ask(fmt.Sprintf("get_server_status %d", server)); got != "ACTIVE" {
 		t.Errorf("status: %q", got)
 	}
