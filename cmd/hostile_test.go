@@ -44,7 +44,7 @@ var hostile = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(shared, "hostile")
-	if os.Getenv("SLURM_MPS_BUILT") != "" {
+	if os.Getenv("BUILT_FOLDER") != "" {
 		return path, nil
 	}
 	build := exec.Command("go", "build", "-o", path, module+"cmd/testdata/hostile")

@@ -3,6 +3,7 @@
 package cmd_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -27,5 +28,20 @@ func TestACutShareIsSaidOnce(t *testing.T) {
 		if reports := strings.Count(ranks.out(), "32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 4 ranks on it\n"); c.launch == "pct" && reports != 4 {
 			t.Errorf("%d reports, want 4:\n%s", reports, ranks.out())
 		}
+	}
+}
+
+// If a variable looks like one of mpirun-wrap and is not, one rank prints this, with the name that was probably meant.
+func TestAMisspeltVariableIsPrintedOnce(t *testing.T) {
+	p := sharedGPU(t)
+	variables := []string{"SLURM_MPS_SHAER=25%", "SLURM_MPS_MEMORY=8G", "SLURM_MPS_REPORT=no", "SLURM_MPS_SITE_NOTE=x", "MPS_SHARE=25%"}
+	ranks := p.launchAs(uid, 4, variables, "true")
+	codes, lines := ranks.end()
+	want := "mpirun-wrap: ignoring variable SLURM_MPS_MEMORY: no flag has it: did you mean SLURM_MPS_MEM?\n" +
+		"mpirun-wrap: ignoring variable SLURM_MPS_SHAER: no flag has it: did you mean SLURM_MPS_SHARE?\n" +
+		"mpirun-wrap: ignoring variable SLURM_MPS_SITE_NOTE: no flag has it: see mpirun-wrap --help\n"
+	slices.Sort(lines)
+	if got := strings.Join(lines, ""); got != want || slices.Max(codes) != 0 {
+		t.Errorf("codes %v, printed\n%s\nwant\n%s", codes, got, want)
 	}
 }

@@ -69,7 +69,7 @@ func newPrograms(t *testing.T) *realPrograms {
 func (p *realPrograms) environment(dir, wrapper string) string {
 	p.t.Helper()
 	bin := filepath.Join(dir, "bin")
-	text, err := os.ReadFile(filepath.Join(os.Getenv("SLURM_MPS_BUILT"), "programs", "programs.py"))
+	text, err := os.ReadFile(filepath.Join(os.Getenv("BUILT_FOLDER"), "programs", "programs.py"))
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "programs.py"), text, 0o644)
 	}
@@ -82,7 +82,7 @@ func (p *realPrograms) environment(dir, wrapper string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if parallel, err := os.ReadFile(filepath.Join(os.Getenv("SLURM_MPS_BUILT"), "programs", "parallel")); err == nil {
+	if parallel, err := os.ReadFile(filepath.Join(os.Getenv("BUILT_FOLDER"), "programs", "parallel")); err == nil {
 		_ = node.WriteProgram(filepath.Join(bin, "parallel"), parallel)
 	}
 	python, err := exec.LookPath("python3")
@@ -179,7 +179,7 @@ func TestRealEnsemble(t *testing.T) {
 		{"time-slicing", shared, false}, {"one srun again", steps, true}, {"slots by xargs again", slots, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if _, err := os.Stat(filepath.Join(os.Getenv("SLURM_MPS_BUILT"), "programs", "parallel")); err != nil && strings.Contains(c.script, "parallel") {
+			if _, err := os.Stat(filepath.Join(os.Getenv("BUILT_FOLDER"), "programs", "parallel")); err != nil && strings.Contains(c.script, "parallel") {
 				t.Skip("the pack has no GNU parallel")
 			}
 			q := *p

@@ -5,6 +5,7 @@ package mpirunwrap
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,9 +64,12 @@ type Setting struct {
 	set   func(*Options, string) error
 }
 
+// prefix begins the names of all options' variables.
+const prefix = "SLURM_MPS_"
+
 // Variable is the name of the flag's variable.
 func (s Setting) Variable() string {
-	return "SLURM_MPS_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
+	return prefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
 }
 
 // Settings returns the table that ReadOptions follows.
@@ -114,6 +118,25 @@ func Settings() []Setting {
 		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
 	}
+}
+
+// UnknownVariables returns the names of the variables in env that look like an option's and are not.
+func UnknownVariables(env slurm.Env) (names []string) {
+	for name := range env {
+		if strings.HasPrefix(name, prefix) && !slices.Contains(Variables(), name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Variables returns the names of all options' variables.
+func Variables() (names []string) {
+	for _, s := range Settings() {
+		names = append(names, s.Variable())
+	}
+	return names
 }
 
 // Switch is the variable that switches MPS off for a job if its value is "off".

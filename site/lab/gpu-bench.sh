@@ -15,7 +15,7 @@ work=$(mktemp -d /tmp/gpub.XXX) && chmod 755 "$work" || exit 2
 trap 'rm -rf "$work"' EXIT
 cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must be able to read it
 mkdir "$work/slurm" && tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
-export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*)
+export BUILT_FOLDER=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*)
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode,mig.mode.current --format=csv,noheader; }
 
 # The kernels. cuFFT comes from the toolkit or, if the toolkit has none, from PyTorch's packages.

@@ -16,7 +16,7 @@ else
 fi
 pack=$work/pack
 tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
-export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real
+export BUILT_FOLDER=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real
 failed=0
 
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }

@@ -17,7 +17,7 @@ work=$(mktemp -d /tmp/gpu.XXXX) && chmod 755 "$work" || exit 2
 trap 'rm -rf "$work"' EXIT
 cp -r "$pack" "$work/pack" && pack=$work/pack || exit 2 # the jobs' user must be able to read it
 mkdir "$work/slurm" && tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
-export SLURM_MPS_BUILT=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real CONFORMANCE_CLIENT=$pack/sim/bin/cuda-client
+export BUILT_FOLDER=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real CONFORMANCE_CLIENT=$pack/sim/bin/cuda-client
 failed=0
 
 # run_part NAME COMMAND...: runs a command, keeps and prints its output, and records a failure.

@@ -2,7 +2,10 @@
 
 package cli
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // RuntimeError is a failure of a program that was called correctly. If a program has both kinds, any other error is a
 // mistake in the call.
@@ -18,16 +21,37 @@ var ErrFindings = errors.New("found")
 // ExitFindings is the exit code of ErrFindings and of RuntimeError.
 const ExitFindings = 1
 
-// SuggestFlag returns the advice for an unknown flag: the known flag that differs by at most two letters, or else the
-// help of the program.
+// SuggestFlag returns the advice for an unknown flag: the known flag that is like it, or else the help of the program.
 func SuggestFlag(name string, known []string, program string) string {
-	do, nearest := "see "+program+" --help", 3
+	if like := nearest(name, known); like != "" {
+		return "did you mean --" + like + "?"
+	}
+	return "see " + program + " --help"
+}
+
+// SuggestVariable returns the advice for an unknown environment variable.
+func SuggestVariable(name string, known []string, program string) string {
+	if like := nearest(name, known); like != "" {
+		return "did you mean " + like + "?"
+	}
+	return "see " + program + " --help"
+}
+
+// nearest returns the known name that differs from name by at most two letters, or with which name begins. It returns
+// "" if there is none.
+func nearest(name string, known []string) (like string) {
+	const begins = 2
+	smallest := 3
 	for _, k := range known {
-		if d := distance(name, k); d < min(nearest, len(k)) {
-			do, nearest = "did you mean --"+k+"?", d
+		d := distance(name, k)
+		if len(k) > 1 && strings.HasPrefix(name, k) {
+			d = min(d, begins)
+		}
+		if d < min(smallest, len(k)) {
+			like, smallest = k, d
 		}
 	}
-	return do
+	return like
 }
 
 // distance returns how many letters must be inserted, deleted or replaced to make b from a.

@@ -34,9 +34,15 @@ func (h announcer) first(thing string) bool {
 	return mpirunwrap.OncePerNode(h.placement.Ticket.ExchangeDir, launch, thing, h.placement.Task.LocalRank)
 }
 
-// remark prints that the ranks get another share than they asked for, or that their memory may not be there. Ranks that
-// ask for the same print it once.
+// remark prints that the ranks get another share than they asked for, that their memory may not be there, or that a
+// variable is misspelt. Ranks that ask for the same print it once.
 func (h announcer) remark(o mpirunwrap.Options) {
+	for _, name := range mpirunwrap.UnknownVariables(h.env) {
+		if h.first("variable " + name) {
+			do := cli.SuggestVariable(name, mpirunwrap.Variables(), "mpirun-wrap")
+			h.p.PrintError("mpirun-wrap", fmt.Errorf("ignoring variable %s: no flag has it: %s", name, do))
+		}
+	}
 	if h.placement.Remark != "" && h.first("share "+o.Share.String()) {
 		h.p.PrintError("mpirun-wrap", errors.New(h.placement.Remark))
 	}

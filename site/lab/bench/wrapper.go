@@ -189,9 +189,9 @@ func together(ctx context.Context, line []string, n int) (wall float64, times []
 }
 
 // programs copies the wrapper and the two programs of the comparison, all static, to a folder that the job's user can
-// reach. On a machine without compilers, SLURM_MPS_BUILT names the folder with the programs.
+// reach. On a machine without compilers, BUILT_FOLDER names the folder with the programs.
 func programs(built, dir string) error {
-	if os.Getenv("SLURM_MPS_BUILT") == "" {
+	if os.Getenv("BUILT_FOLDER") == "" {
 		if err := compile(filepath.Join(built, "bin")); err != nil {
 			return err
 		}

@@ -81,7 +81,7 @@ func begin(t *testing.T, stdin io.Reader, env []string, args ...string) *demo {
 	t.Cleanup(cancel)
 	d := &demo{exec.CommandContext(ctx, path, args...), t, &output{}}
 	d.Cancel = func() error { return d.Process.Signal(syscall.SIGTERM) }
-	d.Env = append(append(os.Environ(), "SLURM_MPS_BUILT="+filepath.Dir(path)), env...) // the programs are already built
+	d.Env = append(append(os.Environ(), "BUILT_FOLDER="+filepath.Dir(path)), env...) // the programs are already built
 	d.Stdin = stdin
 	d.Stdout, d.Stderr = d.output, d.output
 	if err := d.Start(); err != nil {
@@ -256,7 +256,7 @@ func TestAnActThatDoesNotHappen(t *testing.T) {
 	if err := node.WriteProgram(wrapper, []byte("#!/bin/sh\nshift 3\nexec \"$@\"\n")); err != nil {
 		t.Fatal(err)
 	}
-	d := begin(t, nil, []string{"SLURM_MPS_BUILT=" + broken}, "-act", "1")
+	d := begin(t, nil, []string{"BUILT_FOLDER=" + broken}, "-act", "1")
 	want := "demo: cannot show act 1: GPU 0 has 4 ranks with 264 SMs together, not 4 with 132\n"
 	if text := d.ends(1); !strings.Contains(text, want) {
 		t.Errorf("want %q:\n%s", want, text)

@@ -189,7 +189,7 @@ func (f fault) noticed(ctx context.Context, tree string) error {
 			return err
 		}
 		where := filepath.Join(tree, built)
-		dir, line = filepath.Join(tree, f.folder), []string{"env", "SLURM_MPS_BUILT=" + where, filepath.Join(where, "cmd.test")}
+		dir, line = filepath.Join(tree, f.folder), []string{"env", "BUILT_FOLDER=" + where, filepath.Join(where, "cmd.test")}
 	}
 	failed, out, err := test(ctx, dir, line, strings.Fields(f.tests))
 	if err != nil {

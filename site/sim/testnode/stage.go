@@ -43,10 +43,10 @@ type Stage struct {
 }
 
 // Build builds the production binaries, as make build does, and the simulation, into a folder. A second call uses
-// what is built already. If SLURM_MPS_BUILT names a folder with all of it, that folder is used, because a machine
+// what is built already. If BUILT_FOLDER names a folder with all of it, that folder is used, because a machine
 // with a GPU may have no Go.
 func Build(dir string) (string, error) {
-	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+	if built := os.Getenv("BUILT_FOLDER"); built != "" {
 		return built, nil
 	}
 	module, err := moduleDir()
@@ -85,9 +85,9 @@ func lockBuild(dir string) (unlock func(), err error) {
 }
 
 // Shared is the folder of builds that all tests of this module use. It is .build at the top of the module, or the
-// folder that SLURM_MPS_BUILT names.
+// folder that BUILT_FOLDER names.
 func Shared() (string, error) {
-	if built := os.Getenv("SLURM_MPS_BUILT"); built != "" {
+	if built := os.Getenv("BUILT_FOLDER"); built != "" {
 		return built, nil
 	}
 	module, err := moduleDir()
