@@ -342,9 +342,23 @@ func (p play) booted() {
 // of the stage, no lock held, nothing mounted, and no new file.
 func (p play) quiet() {
 	p.t.Helper()
+	p.awaitLateGuard()
 	p.clean()
 	for _, what := range slices.Concat(p.strangers(), p.locks(), p.mounts(), p.strays(), p.jobFiles()) {
 		p.t.Errorf("left behind: %s\n%s", what, p.log())
+	}
+}
+
+// lateGuardEnds is the time in which a guard ends that has started after its job's epilog. It finds no lease.
+const lateGuardEnds = 3 * time.Second
+
+// awaitLateGuard waits until no guard runs that a killed prolog has started. On a busy machine such a guard may begin to
+// run after the epilog. A guard that does not end is found by quiet.
+func (p play) awaitLateGuard() {
+	p.t.Helper()
+	late := func(left string) bool { return strings.Contains(left, "/guard --job ") }
+	for deadline := time.Now().Add(lateGuardEnds); time.Now().Before(deadline) && slices.ContainsFunc(p.left(), late); {
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
