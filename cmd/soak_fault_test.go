@@ -194,7 +194,7 @@ func (v *jobRun) daemon(server bool) (site.Process, error) {
 		}
 		site.Sleep(v.ctx, 100*time.Millisecond)
 	}
-	return site.Process{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.said())
+	return site.Process{}, fmt.Errorf("no daemon or server below %s: Slurm has %s\n%s", dir, v.states(), v.printed())
 }
 
 func commandLine(pid int) string {
@@ -291,10 +291,10 @@ func (v *jobRun) scontrol(args ...string) error {
 	return err
 }
 
-var saysStep = regexp.MustCompile(`(?m)^step (\d+)$`)
+var stepLine = regexp.MustCompile(`(?m)^step (\d+)$`)
 
 func (v *jobRun) ofStep(args ...string) error {
-	m := saysStep.FindStringSubmatch(v.outputs(v.id)[0])
+	m := stepLine.FindStringSubmatch(v.outputs(v.id)[0])
 	if m == nil {
 		return errors.New("the first step has not printed its number")
 	}

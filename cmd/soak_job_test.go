@@ -20,45 +20,45 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// berth is a node of a soak, with the jobs of the plan that run on it.
-type berth struct {
+// soakNode is a node of a soak, with the jobs of the plan that run on it.
+type soakNode struct {
 	*soak
 	name string
 	play play
-	work chan errand
+	work chan plannedJob
 
-	turn       sync.Mutex
+	nodeMutex  sync.Mutex
 	inProgress int // jobs of the plan that are in progress
 }
 
-// errandLimit is the time limit of one job of the plan. The job may wait for the GPUs of other jobs. The slowest of
+// jobLimit is the time limit of one job of the plan. The job may wait for the GPUs of other jobs. The slowest of
 // these keep their GPUs for half a minute, because Slurm ends them by their time limit.
-const errandLimit = 5 * time.Minute
+const jobLimit = 5 * time.Minute
 
 // tooMany is the number of failures after which the soak stops, because further failures tell nothing new.
 const tooMany = 20
 
-func (b *berth) run() {
-	for e := range b.work {
-		if b.failedTooOften() {
+func (n *soakNode) run() {
+	for j := range n.work {
+		if n.failedTooOften() {
 			continue
 		}
-		b.turn.Lock()
-		b.inProgress++
-		b.turn.Unlock()
-		b.try(e)
-		b.turn.Lock()
-		if b.inProgress--; b.inProgress == 0 {
-			b.empty(e)
+		n.nodeMutex.Lock()
+		n.inProgress++
+		n.nodeMutex.Unlock()
+		n.try(j)
+		n.nodeMutex.Lock()
+		if n.inProgress--; n.inProgress == 0 {
+			n.empty(j)
 		}
-		b.turn.Unlock()
+		n.nodeMutex.Unlock()
 	}
 }
 
 // jobRun is a job of the plan that is in progress.
 type jobRun struct {
-	*berth
-	errand
+	*soakNode
+	plannedJob
 	ctx     context.Context
 	again   bool             // the job is started again
 	array   int              // the number that sbatch printed
@@ -74,17 +74,17 @@ type jobRun struct {
 
 // try runs one job of the plan. It runs the job again if Slurm has aborted a step of it with a message for another
 // job.
-func (b *berth) try(e errand) {
-	if b.runOnce(e, false) {
-		b.runOnce(e, true)
+func (n *soakNode) try(j plannedJob) {
+	if n.runOnce(j, false) {
+		n.runOnce(j, true)
 	}
 }
 
-func (b *berth) runOnce(e errand, again bool) (mistaken bool) {
+func (n *soakNode) runOnce(j plannedJob, again bool) (mistaken bool) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(b.ctx, errandLimit)
+	ctx, cancel := context.WithTimeout(n.ctx, jobLimit)
 	defer cancel()
-	v := &jobRun{berth: b, errand: e, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
+	v := &jobRun{soakNode: n, plannedJob: j, again: again, ctx: ctx, clients: map[int]bool{}, ended: map[int]lab.Job{}}
 	var err error
 	if v.fault.name == "a policy that breaks and heals" {
 		err = v.breakPolicy()
@@ -109,10 +109,10 @@ func (b *berth) runOnce(e errand, again bool) (mistaken bool) {
 	if !again && v.abortedByMistake(err) {
 		v.abandon()
 		v.tidy()
-		b.mutex.Lock()
-		defer b.mutex.Unlock()
-		b.strays++
-		fmt.Fprintf(b.raw, "%.1f\t%s\t%v\tstarted again: Slurm aborted one of its steps\n", time.Since(b.began).Seconds(), b.name, e)
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		n.restarted++
+		fmt.Fprintf(n.raw, "%.1f\t%s\t%v\tstarted again: Slurm aborted one of its steps\n", time.Since(n.began).Seconds(), n.name, j)
 		return true
 	}
 	if err != nil {
@@ -120,15 +120,15 @@ func (b *berth) runOnce(e errand, again bool) (mistaken bool) {
 		v.abandon()
 	}
 	v.judge(err == nil)
-	b.mutex.Lock()
-	fmt.Fprintf(b.raw, "%.1f\t%s\t%v\t%v\t%s\t%d beside, late %v, wrong %d\n", time.Since(b.began).Seconds(), b.name, e, time.Since(began).Round(time.Millisecond),
+	n.mutex.Lock()
+	fmt.Fprintf(n.raw, "%.1f\t%s\t%v\t%v\t%s\t%d beside, late %v, wrong %d\n", time.Since(n.began).Seconds(), n.name, j, time.Since(began).Round(time.Millisecond),
 		v.states(), len(v.beside), v.late, v.faulty)
 	if v.late {
-		b.late++
+		n.late++
 	}
-	b.done[e.fault.name]++
-	b.given += e.jobs()
-	b.mutex.Unlock()
+	n.done[j.fault.name]++
+	n.given += j.jobs()
+	n.mutex.Unlock()
 	v.tidy()
 	return false
 }
@@ -136,7 +136,7 @@ func (b *berth) runOnce(e errand, again bool) (mistaken bool) {
 // aborted is what srun prints when Slurm tells it that its job has ended.
 const aborted = "srun: Job step aborted"
 
-// errAborted is the error of a job whose srun has printed this before the fault.
+// errAborted is the error of a job if its srun has printed this line before the fault.
 var errAborted = errors.New("Slurm has aborted a step before the fault")
 
 // abortedByMistake reports whether Slurm aborted a step by mistake. If the srun of a job has died, slurmctld still
@@ -147,7 +147,7 @@ func (v *jobRun) abortedByMistake(err error) bool {
 	if errors.Is(err, errAborted) {
 		return true
 	}
-	return err == nil && v.fault.judged == completes && strings.Contains(v.said(), aborted)
+	return err == nil && v.fault.judged == completes && strings.Contains(v.printed(), aborted)
 }
 
 // title is the job's name for Slurm. A job that is started again has another name, because Slurm still lists the
@@ -197,11 +197,11 @@ func (v *jobRun) states() string {
 		all = append(all, fmt.Sprintf("%d %s %s", j.ID, j.State, j.Reason))
 	}
 	slices.Sort(all)
-	said := fmt.Sprintf("%q, node %s %s", all, v.name, v.queue.node(v.name))
+	text := fmt.Sprintf("%q, node %s %s", all, v.name, v.queue.node(v.name))
 	if _, err := v.NodeProc(v.name); err != nil {
-		said += ", " + err.Error()
+		text += ", " + err.Error()
 	}
-	return said
+	return text
 }
 
 // outputs are the outputs of the ranks of a job, by step.
@@ -214,12 +214,12 @@ func (v *jobRun) outputs(id int) []string {
 	return all
 }
 
-var saysReady = regexp.MustCompile(`(?m)^pid=(\d+) ready `)
+var readyLine = regexp.MustCompile(`(?m)^pid=(\d+) ready `)
 
 // programs are the pids of the ranks of a step that have printed that they compute.
 func programs(output string) []int {
 	var pids []int
-	for _, m := range saysReady.FindAllStringSubmatch(output, -1) {
+	for _, m := range readyLine.FindAllStringSubmatch(output, -1) {
 		pid, _ := strconv.Atoi(m[1])
 		pids = append(pids, pid)
 	}
@@ -242,16 +242,16 @@ func (v *jobRun) compute() error {
 			}
 		}
 		gone = v.isOver()
-		return gone || strings.Contains(v.said(), aborted)
+		return gone || strings.Contains(v.printed(), aborted)
 	})
-	if err == nil && strings.Contains(v.said(), aborted) {
+	if err == nil && strings.Contains(v.printed(), aborted) {
 		return errAborted
 	}
 	if err == nil && gone {
 		err = fmt.Errorf("the job is over before its ranks computed: %s", v.states())
 	}
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, v.said())
+		return fmt.Errorf("%w\n%s", err, v.printed())
 	}
 	v.seeClients()
 	v.running = make([][]site.Process, len(v.steps))
@@ -273,7 +273,8 @@ func ids(jobs []lab.Job) []int {
 	return all
 }
 
-func (v *jobRun) said() string {
+// printed returns what the batch script and the ranks of the jobs have printed.
+func (v *jobRun) printed() string {
 	batch, _ := os.ReadFile(filepath.Join(v.folder, v.title()+".out"))
 	text := string(batch)
 	for _, id := range v.ids {
@@ -352,16 +353,16 @@ func (v *jobRun) tidy() {
 }
 
 // wrong records a failure, and prints how to repeat it.
-func (s *soak) wrong(e errand, what, detail string) {
+func (s *soak) wrong(j plannedJob, what, detail string) {
 	s.mutex.Lock()
 	s.failed[what]++
 	s.mutex.Unlock()
-	s.t.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd -run 'TestSoak$'", what, detail, s.seed, e, s.seed, e.number)
+	s.t.Errorf("%s: %s\nseed %d, %v\nto repeat: SOAK_SEED=%d SOAK_ONLY=%d go test ./cmd -run 'TestSoak$'", what, detail, s.seed, j, s.seed, j.number)
 }
 
 func (v *jobRun) wrong(what, detail string) {
 	v.faulty++
-	v.soak.wrong(v.errand, what, fmt.Sprintf("%s\n%s", detail, v.loggedOf()))
+	v.soak.wrong(v.plannedJob, what, fmt.Sprintf("%s\n%s", detail, v.loggedOf()))
 }
 
 // loggedOf is what prolog and epilog have logged about the jobs.

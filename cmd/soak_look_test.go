@@ -38,7 +38,7 @@ func (v *jobRun) judge(asMeant bool) {
 	}
 }
 
-// judgeDrain checks that the node is in service. If it is not, judgeDrain repairs it, as an admin would who has read
+// judgeDrain checks that the node is in service. If it is not, judgeDrain repairs it, as an admin would after reading
 // the reason.
 func (v *jobRun) judgeDrain() {
 	if v.fault.alone {
@@ -97,7 +97,7 @@ func (v *jobRun) leftOf() []string {
 		found = append(found, v.play.stateOf(id)...)
 		found = append(found, v.play.processesOf(id)...)
 	}
-	return append(found, v.play.modesWithoutClaim(v.berth)...)
+	return append(found, v.play.modesWithoutClaim(v.soakNode)...)
 }
 
 // stateOf returns the files of a job in the state folder. Their name or content has the job's number.
@@ -147,7 +147,7 @@ func hasVariable(environment []byte, line string, p play) bool {
 
 // modesWithoutClaim are the GPUs without a claim that are not in their default mode. A wrong GPU is checked again,
 // because other jobs start and end at the same time.
-func (p play) modesWithoutClaim(b *berth) []string {
+func (p play) modesWithoutClaim(n *soakNode) []string {
 	var found []string
 	for i := range gpusOfANode {
 		claim := filepath.Join(p.Paths().Run(), "claims", string(p.uuid(i)))
@@ -159,7 +159,7 @@ func (p play) modesWithoutClaim(b *berth) []string {
 		}
 		for tries := 0; wrong(); tries++ {
 			if tries == 10 {
-				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, b.name))
+				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, n.name))
 				break
 			}
 			site.Sleep(p.ctx, 5*time.Millisecond)
@@ -177,7 +177,7 @@ func (v *jobRun) judgeClients() {
 		for n, output := range v.outputs(id) {
 			for _, pid := range programs(output) {
 				if !v.clients[pid] {
-					v.wrong(outsideMPS, fmt.Sprintf("pid %d of job %d, step %d, is no client in its daemon's log\n%s", pid, id, n, v.said()))
+					v.wrong(outsideMPS, fmt.Sprintf("pid %d of job %d, step %d, is no client in its daemon's log\n%s", pid, id, n, v.printed()))
 				}
 			}
 		}
@@ -192,17 +192,17 @@ func (v *jobRun) judgeEnd() {
 			done += strings.Count(output, " done kernels=")
 		}
 		if job := v.ended[id]; job.State != "COMPLETED" || done != v.ranks() {
-			v.wrong(wrongEnd, fmt.Sprintf("job %d is %s, %d of %d ranks are done\n%s", id, job.State, done, v.ranks(), v.said()))
+			v.wrong(wrongEnd, fmt.Sprintf("job %d is %s, %d of %d ranks are done\n%s", id, job.State, done, v.ranks(), v.printed()))
 		}
 	}
 }
 
 // judgeNeighbours checks that the programs beside an ended rank ended by themselves.
 func (v *jobRun) judgeNeighbours() {
-	said := strings.Join(v.outputs(v.id), "\n")
+	printed := strings.Join(v.outputs(v.id), "\n")
 	for _, p := range v.beside {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^pid=%d done `, p.PID)).MatchString(said) {
-			v.wrong(lost, fmt.Sprintf("pid %d\n%s", p.PID, v.said()))
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^pid=%d done `, p.PID)).MatchString(printed) {
+			v.wrong(lost, fmt.Sprintf("pid %d\n%s", p.PID, v.printed()))
 		}
 	}
 	v.mutex.Lock()
@@ -211,28 +211,28 @@ func (v *jobRun) judgeNeighbours() {
 }
 
 // empty checks that a node without jobs is as it was before any job.
-func (b *berth) empty(last errand) {
-	strays := slices.DeleteFunc(b.play.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+b.play.Paths().Devices()+"/") })
-	found := slices.Concat(b.play.left(), b.play.locks(), strays, b.play.strangers())
+func (n *soakNode) empty(last plannedJob) {
+	strays := slices.DeleteFunc(n.play.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+n.play.Paths().Devices()+"/") })
+	found := slices.Concat(n.play.left(), n.play.locks(), strays, n.play.strangers())
 	if len(found) == 0 {
 		return
 	}
-	b.wrong(last, left, fmt.Sprintf("on %s, after its last job: %q", b.name, found))
-	b.play.killLeft()
-	b.play.booted()
+	n.wrong(last, left, fmt.Sprintf("on %s, after its last job: %q", n.name, found))
+	n.play.killLeft()
+	n.play.booted()
 	for i := range gpusOfANode {
-		_ = b.play.Sim.Node.GPU(i).SetMode(0)
+		_ = n.play.Sim.Node.GPU(i).SetMode(0)
 	}
 }
 
 // onNode runs a program as root of a node. The node has its own boot id, which is not the machine's.
-func (b *berth) onNode(line []string, environment ...string) (string, error) {
-	slurmd, err := b.NodeProc(b.name)
+func (n *soakNode) onNode(line []string, environment ...string) (string, error) {
+	slurmd, err := n.NodeProc(n.name)
 	if err != nil {
 		return "", err
 	}
 	line = append([]string{"--mount", "--uts", "-t", strconv.Itoa(slurmd.PID), "--"}, line...)
-	cmd := exec.CommandContext(b.ctx, "nsenter", line...)
+	cmd := exec.CommandContext(n.ctx, "nsenter", line...)
 	cmd.Env = environment
 	text, err := cmd.CombinedOutput()
 	return string(text), err
@@ -242,21 +242,21 @@ func (b *berth) onNode(line []string, environment ...string) (string, error) {
 func (s *soak) report(took time.Duration) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	errands, wrong := 0, 0
+	jobs, wrong := 0, 0
 	var byFault, byWrong []string
 	for _, f := range faults {
-		errands += s.done[f.name]
+		jobs += s.done[f.name]
 		byFault = append(byFault, fmt.Sprintf("%s %d", f.name, s.done[f.name]))
 	}
 	for _, what := range []string{left, drained, lost, wrongEnd, outsideMPS} {
 		wrong += s.failed[what]
 		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
 	}
-	said := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs begun anew, %d pairs of jobs of gres/shard. Found: %s. Faults: %s.",
-		s.seed, errands, s.planned, s.given, s.judged, s.repaired, s.late, s.strays, s.shards, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
-	if s.strays*100 > errands+100 {
-		s.t.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.strays, errands)
+	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs started again, %d pairs of jobs of gres/shard. Found: %s. Faults: %s.",
+		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	if s.restarted*100 > jobs+100 {
+		s.t.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.restarted, jobs)
 	}
-	s.t.Logf("%d jobs in %v: %s", errands, took.Round(time.Second), said)
-	report(s.t, s.t.Name(), errands, wrong, took, said)
+	s.t.Logf("%d jobs in %v: %s", jobs, took.Round(time.Second), summary)
+	report(s.t, s.t.Name(), jobs, wrong, took, summary)
 }

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// errand is one job of the plan, with its fault. It depends only on the seed and on the job's number, so each job of
-// a run can be repeated alone.
-type errand struct {
+// plannedJob is one job of the plan, with its fault. It depends only on the seed and on the job's number, so each job
+// of a run can be repeated alone.
+type plannedJob struct {
 	number int
 	gpus   int
 	tasks  int // of an array; 0 if the job is no array
@@ -97,16 +97,16 @@ var faults = []fault{
 }
 
 // planned returns the job with this number in the plan of a seed.
-func planned(seed uint64, number int) errand {
+func planned(seed uint64, number int) plannedJob {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
-	e := errand{number: number, gpus: oneOf(r, 1, 1, 1, 2, 2, 3, 4), fault: drawn(r), after: time.Duration(r.IntN(400)) * time.Millisecond}
-	e.ending = oneOf(r, "continued", "cancelled")
-	if e.fault.array {
-		e.tasks = 2 + r.IntN(3)
-		e.gpus = oneOf(r, 1, 1, 2)
+	j := plannedJob{number: number, gpus: oneOf(r, 1, 1, 1, 2, 2, 3, 4), fault: drawn(r), after: time.Duration(r.IntN(400)) * time.Millisecond}
+	j.ending = oneOf(r, "continued", "cancelled")
+	if j.fault.array {
+		j.tasks = 2 + r.IntN(3)
+		j.gpus = oneOf(r, 1, 1, 2)
 	}
-	e.steps = steps(r, e.fault)
-	return e
+	j.steps = steps(r, j.fault)
+	return j
 }
 
 func oneOf[V any](r *rand.Rand, values ...V) V { return values[r.IntN(len(values))] }
@@ -162,44 +162,44 @@ func ranks(r *rand.Rand, steps int) int {
 	return oneOf(r, 1, 1, 2, 2, 3, 4, 6)
 }
 
-func (e errand) String() string {
-	what := fmt.Sprintf("job %d: %d GPUs", e.number, e.gpus)
-	if e.tasks > 0 {
-		what += fmt.Sprintf(", %d tasks", e.tasks)
+func (j plannedJob) String() string {
+	what := fmt.Sprintf("job %d: %d GPUs", j.number, j.gpus)
+	if j.tasks > 0 {
+		what += fmt.Sprintf(", %d tasks", j.tasks)
 	}
-	for _, s := range e.steps {
+	for _, s := range j.steps {
 		what += fmt.Sprintf(", %s of %d ranks with %d ms", s.launcher, s.ranks, s.ms)
 	}
-	return fmt.Sprintf("%s; %s after %v", what, e.fault.name, e.after)
+	return fmt.Sprintf("%s; %s after %v", what, j.fault.name, j.after)
 }
 
 // ranks is the number of ranks of a job, or of one task of an array.
-func (e errand) ranks() (all int) {
-	for _, s := range e.steps {
+func (j plannedJob) ranks() (all int) {
+	for _, s := range j.steps {
 		all += s.ranks
 	}
 	return all
 }
 
 // jobs is the number of jobs that Slurm counts: one, or the tasks of an array.
-func (e errand) jobs() int { return max(1, e.tasks) }
+func (j plannedJob) jobs() int { return max(1, j.tasks) }
 
 // script is the batch script of the job. Each step prints into its own file in the folder. A job that was requeued
 // has little work.
-func (e errand) script(folder, wrapper, client string) string {
+func (j plannedJob) script(folder, wrapper, client string) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "out=%s/$SLURM_JOB_ID\n", folder)
-	for n, s := range e.steps {
+	for n, s := range j.steps {
 		work := fmt.Sprintf("-ms %d -for ${again:-%.2f}", s.ms, s.seconds)
 		if s.seconds == 0 {
 			work = fmt.Sprintf("-ms %d -for ${again:-%d}", s.ms, forLong)
-			if !e.fault.long {
+			if !j.fault.long {
 				work += " -exit-idle"
 			}
 		}
 		// Each Open MPI has its own folder for temporary files. If two share a folder, one that ends may delete it
 		// while the other needs it (seen on 4.1).
-		fmt.Fprintf(&text, "mkdir -p $out.%d.tmp\nTMPDIR=$out.%d.tmp %s %s spin %s >>$out.%d 2>&1 &\n", n, n, s.launch(e, wrapper), client, work, n)
+		fmt.Fprintf(&text, "mkdir -p $out.%d.tmp\nTMPDIR=$out.%d.tmp %s %s spin %s >>$out.%d 2>&1 &\n", n, n, s.launch(j, wrapper), client, work, n)
 	}
 	return "[ -z \"$SLURM_RESTART_COUNT\" ] || again=0.2\n" + text.String() + "wait\n"
 }
@@ -208,28 +208,28 @@ func (e errand) script(folder, wrapper, client string) string {
 const forLong = 300
 
 // launch is the command line of a step, up to the program. The first rank of srun prints the step's number.
-func (s step) launch(e errand, wrapper string) string {
+func (s step) launch(j plannedJob, wrapper string) string {
 	switch s.launcher {
 	case "mpirun":
 		return fmt.Sprintf("mpirun.openmpi --bind-to none -np %d %s", s.ranks, wrapper)
 	case "hydra":
 		return fmt.Sprintf("mpiexec.hydra -n %d %s", s.ranks, wrapper)
 	}
-	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`, e.gpus, s.ranks, wrapper)
+	return fmt.Sprintf(`srun --overlap --mpi=none --gres=gpu:%d -n%d sh -c '[ $SLURM_PROCID != 0 ] || echo step $SLURM_STEP_ID; exec "$@"' sh %s`, j.gpus, s.ranks, wrapper)
 }
 
 // A seed always gives the same jobs. In 1,000 jobs every fault occurs, and no job has more ranks than a GPU takes.
 func TestTheJobsOfASeed(t *testing.T) {
 	seen := map[string]int{}
 	for n := range 1000 {
-		e := planned(1, n)
-		if !reflect.DeepEqual(e, planned(1, n)) {
+		j := planned(1, n)
+		if !reflect.DeepEqual(j, planned(1, n)) {
 			t.Fatalf("job %d differs when it is planned again", n)
 		}
-		if e.ranks() < 1 || e.ranks() > 48 || e.gpus < 1 || e.gpus > len(gpusOfANode) {
-			t.Errorf("%v", e)
+		if j.ranks() < 1 || j.ranks() > 48 || j.gpus < 1 || j.gpus > len(gpusOfANode) {
+			t.Errorf("%v", j)
 		}
-		seen[e.fault.name]++
+		seen[j.fault.name]++
 	}
 	for _, f := range faults {
 		if seen[f.name] == 0 {

@@ -112,7 +112,7 @@ func (q *queue) node(name string) string {
 	return q.states[name]
 }
 
-// fresh waits until Slurm has been asked again, so that its answer is from after the call.
+// fresh waits until the queue has asked Slurm again, so that the answer is newer than the call.
 func (q *queue) fresh() {
 	_, before := q.of("")
 	for now := before; now < before+2 && site.Sleep(q.soak.ctx, lookEvery/4); {

@@ -14,7 +14,7 @@ import (
 )
 
 // sharing names the jobs of gres/shard in failures.
-var sharing = errand{number: -1, fault: fault{name: "two jobs of gres/shard"}}
+var sharing = plannedJob{number: -1, fault: fault{name: "two jobs of gres/shard"}}
 
 // share runs until the soak ends, on a node with shards. Two jobs with a shard each ask for MPS and are refused. A
 // third job does not ask for MPS, and computes. Then the node is as before.

@@ -20,17 +20,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// Many random jobs run on a real Slurm whose hooks are the production binaries, with a random fault for most of them.
-// After every job nothing of it is left, and its node is in service unless there is a reason. The neighbours of an
-// ended rank compute on, and every computing client does so under MPS.
+// Many random jobs run on a real Slurm whose hooks are the production binaries. Most jobs have a random fault. After
+// each job, nothing of the job is left, and its node is in service unless the fault is a reason for a drain. The
+// neighbours of an ended rank continue to compute. Every client that computes does so under MPS.
 //
-//	SOAK_JOBS     how many jobs, 50
-//	SOAK_SEED     what they are and what befalls them, 1
-//	SOAK_MINUTES  ends the soak earlier, which then says how many jobs it has done
-//	SOAK_LOG      a file that gets a line for every job
-//	SOAK_ONLY     numbers of jobs, "17,18": these alone, to repeat what failed
+//	SOAK_JOBS     number of jobs; 50
+//	SOAK_SEED     seed of the jobs and their faults; 1
+//	SOAK_MINUTES  end of the soak before all jobs have run; the report has the number of the jobs that have run
+//	SOAK_LOG      file that gets a line for each job
+//	SOAK_ONLY     numbers of jobs, "17,18": only these run, to repeat a failure
 //
-// The jobs of a seed are the same each time; how they meet on the nodes is not.
+// A seed always gives the same jobs. Which jobs run on a node at the same time differs between runs.
 func TestSoak(t *testing.T) {
 	jobs, seed, minutes := number(t, "SOAK_JOBS", 50), number(t, "SOAK_SEED", 1), number(t, "SOAK_MINUTES", 0)
 	limit := time.Duration(minutes) * time.Minute
@@ -40,9 +40,9 @@ func TestSoak(t *testing.T) {
 	s := newSoak(t, uint64(seed), limit)
 	s.logTo(os.Getenv("SOAK_LOG"))
 	began := time.Now()
-	errands := wanted(t, uint64(seed), jobs)
-	s.planned = len(errands)
-	s.do(errands, limit)
+	plan := wanted(t, uint64(seed), jobs)
+	s.planned = len(plan)
+	s.do(plan, limit)
 	s.report(time.Since(began))
 }
 
@@ -59,11 +59,11 @@ func number(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// wanted are the errands of a run. The slow ones of each few hundred come first, so that the test does not wait for
+// wanted returns the jobs of a run. Of each 300 jobs, the slow ones come first, so that the test does not wait for
 // them at the end.
-func wanted(t *testing.T, seed uint64, jobs int) []errand {
+func wanted(t *testing.T, seed uint64, jobs int) []plannedJob {
 	t.Helper()
-	var all []errand
+	var all []plannedJob
 	if only := os.Getenv("SOAK_ONLY"); only != "" {
 		for _, text := range strings.Split(only, ",") {
 			n, err := strconv.Atoi(text)
@@ -78,8 +78,8 @@ func wanted(t *testing.T, seed uint64, jobs int) []errand {
 	for first := 0; first < jobs; first += block {
 		for _, slow := range []bool{true, false} {
 			for n := first; n < min(first+block, jobs); n++ {
-				if e := planned(seed, n); e.fault.slow == slow {
-					all = append(all, e)
+				if j := planned(seed, n); j.fault.slow == slow {
+					all = append(all, j)
 				}
 			}
 		}
@@ -87,16 +87,17 @@ func wanted(t *testing.T, seed uint64, jobs int) []errand {
 	return all
 }
 
-// Where the jobs run. On a node of the first kind many run side by side; what takes a node down, or drains it, has
-// one of the other kind to itself. SOAK_WIDE (1, up to 4) has so many times as many nodes, for a machine of many
-// cores; soaks with a SOAK_NAME each run side by side.
+// The nodes are of two kinds. A shared node runs several jobs side by side. A job that takes a node down, or drains
+// it, has a node of the second kind to itself. One more node, the last one, has shards: see soak_share_test.go.
+//
+// SOAK_WIDE (1, up to 4) multiplies the number of nodes, for a machine with many cores. Several soaks can run side by
+// side if each has its own SOAK_NAME.
 var (
 	sharedNodes = 3 * wide()
 	aloneNodes  = 4 * wide()
 )
 
-// The last node has shards. See soak_share_test.go.
-
+// sideBySide is the number of jobs that run on a shared node at the same time.
 const sideBySide = 5
 
 func wide() int {
@@ -104,30 +105,29 @@ func wide() int {
 	return max(1, min(n, 4))
 }
 
-// soak is a run.
+// soak is one run of the test.
 type soak struct {
 	*cluster
 	seed     uint64
 	planned  int
-	folder   string            // where the ranks' output goes
-	policies map[string]string // of each node
+	folder   string            // for the output of the ranks
+	policies map[string]string // by node
 	queue    *queue
 	began    time.Time
 
-	mutex  sync.Mutex
-	raw    io.Writer
-	done   map[string]int // errands by fault
-	judged int            // neighbours that were looked at
-	failed map[string]int // by what is wrong
-	late   int            // faults that came to nothing
-	shards int            // pairs of jobs of gres/shard
-	strays int            // errands begun anew, since Slurm's word to somebody else had ended a step
-	// Nodes that were drained, for a reason or for none, and resumed.
-	repaired int
-	given    int // jobs of Slurm's
+	mutex     sync.Mutex
+	raw       io.Writer
+	done      map[string]int // jobs by fault
+	judged    int            // neighbours that were checked
+	failed    map[string]int // failures by kind
+	late      int            // faults that came too late
+	shards    int            // pairs of jobs of gres/shard
+	restarted int            // jobs started again, because Slurm had aborted a step by mistake
+	repaired  int            // drained nodes that were resumed, with or without a reason for the drain
+	given     int            // jobs as Slurm counts them
 }
 
-// What can be wrong, for the report.
+// The kinds of failures, as the report names them.
 const (
 	left       = "left behind"
 	drained    = "false drains"
@@ -140,7 +140,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	t.Helper()
 	t.Parallel()
 	user := needSlurm(t)
-	ctx, cancel := context.WithTimeout(context.Background(), limit+errandLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), limit+jobLimit)
 	t.Cleanup(cancel)
 	c := &cluster{t: t, ctx: ctx, user: user, dir: publicDir(t), stages: map[string]play{}}
 	s := &soak{cluster: c, seed: seed, folder: filepath.Join(c.dir, "out"), done: map[string]int{}, failed: map[string]int{}, policies: map[string]string{}}
@@ -155,8 +155,8 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	}
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
 	c.hook("mpirun-wrap")
-	s.tellsPid("prolog")
-	s.tellsPid("epilog")
+	s.recordPid("prolog")
+	s.recordPid("epilog")
 	s.start(o)
 	for _, p := range c.stages {
 		s.showDevices(p)
@@ -164,7 +164,8 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	return s
 }
 
-// start waits for a soak beside this one, whose nodes have the same names, for a minute at most.
+// start starts the cluster. If another soak has nodes with the same names, start waits for its end, for a minute at
+// most.
 func (s *soak) start(o lab.Options) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
@@ -180,23 +181,24 @@ func (s *soak) start(o lab.Options) {
 	})
 }
 
-// options are those of the cluster. Without control groups Slurm loses what a launcher leaves that it kills.
+// options returns the options of the cluster. ConstrainDevices gives Slurm control groups. Without them Slurm does
+// not find the processes that a launcher leaves when Slurm kills it.
 func (s *soak) options() lab.Options {
 	prefix, all := "soak"+os.Getenv("SOAK_NAME"), sharedNodes+aloneNodes+1
 	o := lab.Options{Dir: filepath.Join(s.dir, "lab"), Prefix: prefix, Nodes: all, GresOf: map[string]string{fmt.Sprint(prefix, all): "gpu:4,shard:8"}, UTSNodes: true, BootIDs: true,
 		ConstrainDevices: true, GPUs: len(gpusOfANode), CPUs: 256, Features: "mps", PrologFlags: "Alloc", Bundle: os.Getenv("SLURM_BUNDLE")}
-	for _, line := range quickened {
+	for _, line := range shortTimeouts {
 		o.Extra = append(o.Extra, strings.ReplaceAll(line, "%D", o.Dir))
 	}
 	return o
 }
 
-// quickened are shorter timeouts of Slurm's, because a soak has no time for the usual ones. Its logs contain only
-// errors.
-var quickened = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=10", "KillWait=2", "BatchStartTimeout=1", "MinJobAge=20",
+// shortTimeouts are lines of slurm.conf with shorter timeouts, because a soak has no time for the usual ones. The
+// logs of Slurm are shorter than usual.
+var shortTimeouts = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=10", "KillWait=2", "BatchStartTimeout=1", "MinJobAge=20",
 	"SlurmctldDebug=info", "SlurmdDebug=info", "MaxArraySize=100"}
 
-// soakStage is a node. Its logs are kept: they say who was a client.
+// soakStage returns the stage of a node. It keeps the logs of the daemons, because they name the clients.
 func soakStage(c *cluster, name, scope string) play {
 	policy := testnode.Default(fmt.Sprintf("scope = %q", scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
 	p := playIn(c.t, filepath.Join(c.dir, name), policy, gpusOfANode...)
@@ -205,7 +207,7 @@ func soakStage(c *cluster, name, scope string) play {
 	return p
 }
 
-// keepPolicy has a node keep its policy for the day when it cannot be read.
+// keepPolicy makes a node keep a copy of its policy. The node uses the copy when the policy cannot be read.
 func (s *soak) keepPolicy(name string) {
 	s.t.Helper()
 	p := s.stages[name]
@@ -215,7 +217,7 @@ func (s *soak) keepPolicy(name string) {
 	}
 }
 
-// showDevices puts the GPUs' device files, and that of the memory driver, below a stage's root.
+// showDevices links the device files of the GPUs and of the memory driver below the root of a stage.
 func (s *soak) showDevices(p play) {
 	s.t.Helper()
 	if err := linkAll(filepath.Join(s.Dir(), "dev"), p.Paths().Devices()); err != nil {
@@ -223,16 +225,16 @@ func (s *soak) showDevices(p play) {
 	}
 }
 
-// tellsPid has a hook write down who it is: the shell becomes the binary, so the pid stays.
-func (s *soak) tellsPid(program string) {
+// recordPid makes a hook write its pid into a file. The shell becomes the binary, so the pid stays the same.
+func (s *soak) recordPid(program string) {
 	path := filepath.Join(s.dir, program)
-	tells := fmt.Sprintf("\necho $$ >%s/$SLURM_JOB_ID.%s\nexec ", s.folder, program)
-	if err := node.WriteProgram(path, []byte(strings.Replace(read(s.t, path), "\nexec ", tells, 1))); err != nil {
+	record := fmt.Sprintf("\necho $$ >%s/$SLURM_JOB_ID.%s\nexec ", s.folder, program)
+	if err := node.WriteProgram(path, []byte(strings.Replace(read(s.t, path), "\nexec ", record, 1))); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// logTo has a line written for every job.
+// logTo makes the soak write a line for each job into a file.
 func (s *soak) logTo(path string) {
 	s.raw = io.Discard
 	if path == "" {
@@ -244,16 +246,16 @@ func (s *soak) logTo(path string) {
 	}
 	s.t.Cleanup(func() { file.Close() })
 	s.raw = file
-	fmt.Fprintln(file, "# seconds since the start, node, the job and its fault, how long it took, what Slurm says of it and of the node, more")
+	fmt.Fprintln(file, "# seconds since the start, node, the job and its fault, its duration, the states of the job and of the node in Slurm, more")
 }
 
-// do does errands until there are no more or the time is up.
-func (s *soak) do(errands []errand, limit time.Duration) {
+// do runs the jobs of the plan until all have run or the time is up.
+func (s *soak) do(plan []plannedJob, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(s.ctx, limit)
 	defer cancel()
 	s.began = time.Now()
 	s.queue = s.watch()
-	shared, alone := make(chan errand), make(chan errand)
+	shared, alone := make(chan plannedJob), make(chan plannedJob)
 	var all sync.WaitGroup
 	nodes := s.Nodes()
 	last := len(nodes) - 1
@@ -262,24 +264,24 @@ func (s *soak) do(errands []errand, limit time.Duration) {
 		if i >= sharedNodes {
 			work, workers = alone, 1
 		}
-		l := &berth{soak: s, name: name, play: s.stages[name], work: work}
+		n := &soakNode{soak: s, name: name, play: s.stages[name], work: work}
 		for range workers {
-			all.Go(l.run)
+			all.Go(n.run)
 		}
 	}
 	var feeders sync.WaitGroup
 	for _, kind := range []struct {
 		alone bool
-		into  chan errand
+		into  chan plannedJob
 	}{{false, shared}, {true, alone}} {
 		feeders.Go(func() {
 			defer close(kind.into)
-			for _, e := range errands {
-				if e.fault.alone != kind.alone {
+			for _, j := range plan {
+				if j.fault.alone != kind.alone {
 					continue
 				}
 				select {
-				case kind.into <- e:
+				case kind.into <- j:
 				case <-ctx.Done():
 					return
 				}

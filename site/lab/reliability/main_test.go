@@ -49,10 +49,11 @@ func TestSoaksAreATable(t *testing.T) {
 	soaks := soaksOf([]string{
 		"seed 1, 100 of 200 jobs (an array being several, 115), 52 neighbours of cancelled ranks. Found: left behind 6, false drains 0. Faults: none, an array 4; kill -9 of a rank 2. It found one.",
 		"seed 2, 50 of 50 jobs, 3 jobs begun anew. Found: left behind 0. Faults: kill -9 of a rank 7; reboot 1.",
+		"seed 3, 20 of 20 jobs, 1 jobs started again. Found: left behind 0. Faults: reboot 2.",
 	})
 	got := soakTables(soaks)
-	for _, want := range []string{"\n| seed | 1 | 2 |\n|---|---|---|\n| jobs | 100 | 50 |\n", "\n| jobs started again | – | 3 |\n", "\n| found: left behind | 6 | 0 |\n",
-		"\n| fault: none, an array | 4 | – |\n| fault: kill -9 of a rank | 2 | 7 |\n| fault: reboot | – | 1 |\n", "\nSeed 1: It found one.\n"} {
+	for _, want := range []string{"\n| seed | 1 | 2 | 3 |\n|---|---|---|---|\n| jobs | 100 | 50 | 20 |\n", "\n| jobs started again | – | 3 | 1 |\n", "\n| found: left behind | 6 | 0 | 0 |\n",
+		"\n| fault: none, an array | 4 | – | – |\n| fault: kill -9 of a rank | 2 | 7 | – |\n| fault: reboot | – | 1 | 2 |\n", "\nSeed 1: It found one.\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}

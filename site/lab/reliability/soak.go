@@ -29,7 +29,7 @@ var soakCounts = []struct {
 	{"neighbours of cancelled and killed ranks", regexp.MustCompile(`(\d+) neighbours of`)},
 	{"drained nodes repaired", regexp.MustCompile(`(\d+) drained nodes`)},
 	{"faults that came too late", regexp.MustCompile(`(\d+) faults that came`)},
-	{"jobs started again", regexp.MustCompile(`(\d+) jobs begun anew`)},
+	{"jobs started again", regexp.MustCompile(`(\d+) jobs (?:begun anew|started again)`)},
 	{"pairs of jobs of gres/shard", regexp.MustCompile(`(\d+) pairs of jobs`)},
 	{"found: left behind", regexp.MustCompile(`left behind (\d+)`)},
 	{"found: false drains", regexp.MustCompile(`false drains (\d+)`)},
