@@ -28,13 +28,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attacks of a hostile user against the shipped binaries. docs/security.md names every test of this file. An attack has
-// succeeded, and its test fails, if root touches anything outside of the job's folders, ends a process that is not the
-// job's, or waits or writes without end. It has also succeeded if a GPU stays in a wrong state, or a node is drained
-// for what a user did.
+// Attacks of a hostile user against the shipped binaries. docs/security.md names every test of this file. A test
+// fails if its attack has succeeded. An attack has succeeded in each of these cases:
+//
+//   - Root touches anything outside of the job's folders.
+//   - Root ends a process that does not belong to the job.
+//   - Root waits or writes without end.
+//   - A GPU stays in a wrong state.
+//   - A node is drained because of a user.
 
-// other is a user who has nothing to do with the job. Tests that send signals to all of a user's processes have users
-// of their own, from stormy on.
+// other is a user who has nothing to do with the job. Tests that send signals to all processes of a user have their
+// own users, with numbers from stormy on.
 const other, stormy = 2002, 2110
 
 // hostile is the program of the attacks, testdata/hostile, built once.
@@ -55,11 +59,11 @@ var hostile = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// attack is a play with a secret of root's in it, and somebody who is after it.
+// attack is a play with a folder of root that a hostile user must not reach.
 type attack struct {
 	play
 	program string
-	secret  string // a folder of root's
+	secret  string // a folder of root
 }
 
 func newAttack(t *testing.T, policy string, gpus int) attack {
@@ -85,7 +89,7 @@ func newAttack(t *testing.T, policy string, gpus int) attack {
 	return a
 }
 
-// account is all that there is to know of a tree.
+// account returns the attributes and the contents of all files of a tree.
 func (a attack) account(top string) string {
 	var all strings.Builder
 	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
@@ -106,22 +110,23 @@ func (a attack) account(top string) string {
 	return all.String()
 }
 
-// as is a command of a user's, with an environment that has nothing of Slurm's in it.
+// as returns a command of a user. Its environment has no variable of Slurm.
 func (a attack) as(user uint32, line ...string) *exec.Cmd {
 	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
-	cmd.WaitDelay = time.Second // what it leaves behind may hold its output
+	cmd.WaitDelay = time.Second // a process that it leaves behind may hold its output
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}}
 	return cmd
 }
 
-// does runs a command of a user's to its end. What it is refused is its own affair.
+// does runs a command of a user to its end. It ignores an error, because a refusal is a good result.
 func (a attack) does(user uint32, line ...string) string {
 	out, _ := a.as(user, line...).CombinedOutput()
 	return string(out)
 }
 
-// sh runs a shell script as the job's user, with the job's folders as $PIPE, $LOG and $MEET, and root's as $SECRET.
+// sh runs a shell script as the job's user. The job's folders are $PIPE, $LOG and $MEET. The folder of root is
+// $SECRET.
 func (a attack) sh(f folders, script string) {
 	a.t.Helper()
 	cmd := a.as(uid, "/bin/sh", "-ec", script)
@@ -131,7 +136,7 @@ func (a attack) sh(f folders, script string) {
 	}
 }
 
-// goesOn starts an attack that goes on until the test ends, and returns when it has begun.
+// goesOn starts an attack that continues until the test ends. It returns when the attack has begun.
 func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 	a.t.Helper()
 	out, err := cmd.StdoutPipe()
@@ -143,12 +148,12 @@ func (a attack) goesOn(cmd *exec.Cmd) *exec.Cmd {
 	}
 	a.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		a.t.Fatalf("the attack %q says %q, %v", cmd.Args, line, err)
+		a.t.Fatalf("the attack %q prints %q, %v", cmd.Args, line, err)
 	}
 	return cmd
 }
 
-// named is the program of the attacks under another name, which its process then bears.
+// named returns a link to the program of the attacks, so that its process has another name.
 func (a attack) named(name string) string {
 	a.t.Helper()
 	path := filepath.Join(publicDir(a.t), name)
@@ -158,7 +163,7 @@ func (a attack) named(name string) string {
 	return path
 }
 
-// folders are the job's, which are its user's own.
+// folders are the job's folders. They belong to its user.
 type folders struct{ pipe, log, meet string }
 
 func (a attack) opens(job testnode.Job) folders {
@@ -171,15 +176,15 @@ func (a attack) opens(job testnode.Job) folders {
 	return folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.ExchangeDir}
 }
 
-// deed is one run of a binary, as slurmd runs it.
-type deed struct {
+// hookRun is one run of a binary, as slurmd runs it.
+type hookRun struct {
 	code   int
 	output string
 	took   time.Duration
-	rss    int // MiB at most
+	rss    int // peak, in MiB
 }
 
-func (a attack) acts(job testnode.Job, program string, before ...string) deed {
+func (a attack) runHook(job testnode.Job, program string, before ...string) hookRun {
 	a.t.Helper()
 	line := append(before, a.Command(program)...)
 	cmd := exec.CommandContext(a.ctx, line[0], line[1:]...)
@@ -187,39 +192,39 @@ func (a attack) acts(job testnode.Job, program string, before ...string) deed {
 	began := time.Now()
 	out, _ := cmd.CombinedOutput()
 	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	return deed{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
+	return hookRun{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
 }
 
-// endless is far above every deadline that these tests set, and below the minute that an act has by itself.
-const endless = 40 * time.Second
+// tooLong is far above every deadline that these tests set, and below the minute that a play may take.
+const tooLong = 40 * time.Second
 
 // withstands checks what must hold for every prolog and epilog, whatever the user did. There is no drain, no endless
 // wait, no memory or output without end, and the log contains only its own lines.
 func (a attack) withstands(job testnode.Job, program string, before ...string) {
 	a.t.Helper()
 	logged := len(a.log())
-	did := a.acts(job, program, before...)
-	if did.code != 0 {
-		a.t.Errorf("%s: code %d: %s\n%s", program, did.code, did.output, a.log())
+	run := a.runHook(job, program, before...)
+	if run.code != 0 {
+		a.t.Errorf("%s: code %d: %s\n%s", program, run.code, run.output, a.log())
 	}
-	if did.took > endless {
-		a.t.Errorf("%s took %v\n%s", program, did.took, a.log())
+	if run.took > tooLong {
+		a.t.Errorf("%s took %v\n%s", program, run.took, a.log())
 	}
-	var own unix.Rusage // a child begins with its parent's peak, and the tests' own may be higher
+	var own unix.Rusage // a child begins with its parent's peak, and the peak of the tests may be higher
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &own); err != nil {
 		a.t.Fatal(err)
 	}
-	if did.rss > max(100, int(own.Maxrss/1024)) {
-		a.t.Errorf("%s had %d MiB", program, did.rss)
+	if run.rss > max(100, int(own.Maxrss/1024)) {
+		a.t.Errorf("%s used %d MiB", program, run.rss)
 	}
 	if more := len(a.log()) - logged; more > 64<<10 {
 		a.t.Errorf("%s logged %d bytes", program, more)
 	}
-	plain(a.t, did.output)
+	plain(a.t, run.output)
 	a.plainLog()
 }
 
-// closes runs the epilog and holds that the node is quiet.
+// closes runs the epilog and checks that nothing is left on the node.
 func (a attack) closes(job testnode.Job) {
 	a.t.Helper()
 	a.withstands(job, "epilog")
@@ -229,7 +234,7 @@ func (a attack) closes(job testnode.Job) {
 	}
 }
 
-// plain holds that a text is lines, and that a terminal obeys nothing in it.
+// plain checks that a text contains only printable characters and newlines, so that it controls no terminal.
 func plain(t *testing.T, text string) {
 	t.Helper()
 	if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !strconv.IsPrint(r) }); i >= 0 {
@@ -237,7 +242,7 @@ func plain(t *testing.T, text string) {
 	}
 }
 
-// plainLog checks that every line of the log is a printable JSON object of this project's.
+// plainLog checks that every line of the log is a printable JSON object with the fields of this project.
 func (a attack) plainLog() {
 	a.t.Helper()
 	log := a.log()
@@ -245,12 +250,12 @@ func (a attack) plainLog() {
 	for line := range strings.Lines(log) {
 		var entry struct{ Program, Time string }
 		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Program == "" || entry.Time == "" {
-			a.t.Errorf("a line of the log that is none: %q, %v", line, err)
+			a.t.Errorf("a line of the log is no entry: %q, %v", line, err)
 		}
 	}
 }
 
-// What a user leaves in the folders that root removes.
+// The epilog removes the job's folders, whatever the user leaves in them.
 func TestHostileFolders(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -290,7 +295,8 @@ func TestHostileFolders(t *testing.T) {
 			}
 		}},
 		{"processes that hold all of it", func(a attack, f folders) {
-			holder := a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet, a.Root)) // locks of what they may read, too
+			// The process also locks the files below the root that it may read.
+			holder := a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet, a.Root))
 			a.closes(a.job(7, "0"))
 			a.lives(holder.Process.Pid)
 		}},
@@ -318,7 +324,8 @@ func TestHostileFolders(t *testing.T) {
 	}
 }
 
-// Where file systems may not be mounted the job's folders are the node's own. They go all the same.
+// If root may not mount file systems, the job's folders are on a file system of the node. The epilog removes them
+// too.
 func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.job(7, "0")
@@ -327,7 +334,7 @@ func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
 	ticket := a.ticket(7)
 	f := folders{ticket.Daemons[0].PipeDir, ticket.Daemons[0].LogDir, ticket.ExchangeDir}
 	if strings.Contains(read(t, "/proc/self/mountinfo"), a.Root) {
-		t.Fatal("it has mounted, so the test sees nothing")
+		t.Fatal("the prolog has mounted a file system, so the test checks nothing")
 	}
 	if out := a.does(uid, a.program, "deep", f.meet, "600") + a.does(uid, a.program, "crowd", f.log, "500"); out != "" {
 		t.Fatal(out)
@@ -339,18 +346,18 @@ func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
 	a.clean()
 }
 
-// A prolog with mounts of its own makes the folders where all see them.
+// A prolog in its own mount namespace makes the job's folders in the namespace of the node.
 func TestAPrologInAMountNamespace(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.job(7, "0")
 	a.withstands(job, "prolog", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "/bin/sh", "-c", `unshare -m "$@"; exit $?`, "sh")
 	if _, err := os.Stat(a.ticket(7).Daemons[0].PipeDir); err != nil {
-		t.Errorf("from outside: %v", err)
+		t.Errorf("seen from outside of the namespace: %v", err)
 	}
 	a.closes(job)
 }
 
-// lives checks that a process lives and is the same as before: a child of this test that has not been reaped.
+// lives checks that a process is alive. It is the same process as before, because the test has not reaped this child.
 func (a attack) lives(pid int) {
 	a.t.Helper()
 	stat, err := site.ReadStat(pid)
@@ -359,8 +366,9 @@ func (a attack) lives(pid int) {
 	}
 }
 
-// A hard link needs no right to what it links where the kernel does not protect them (fs.protected_hardlinks=0), but
-// both ends on one file system. Root tries it here in the user's place.
+// A user cannot make a hard link to a file of root, because the job's folders are on another file system. This also
+// holds if the kernel does not protect hard links (fs.protected_hardlinks=0). Root makes the links here, because root
+// may do so with any setting of the kernel.
 func TestHostileHardLinks(t *testing.T) {
 	a := newAttack(t, "", 1)
 	f := a.opens(a.job(7, "0"))
@@ -373,7 +381,7 @@ func TestHostileHardLinks(t *testing.T) {
 	a.closes(a.job(7, "0"))
 }
 
-// needsBox holds that the job has a file system of its own, where any can be mounted.
+// needsBox checks that the job has its own file system. It skips the test if file systems cannot be mounted.
 func (a attack) needsBox(f folders) {
 	a.t.Helper()
 	var own, above unix.Stat_t
@@ -401,8 +409,8 @@ func (a attack) needsBox(f folders) {
 	a.t.Fatal("the job has no file system of its own")
 }
 
-// The end of the log of a start that failed comes into the error and, where the policy runs jobs without MPS, into the
-// ticket. The file may be anything: the control program here is one that the user has taken over before it fails.
+// If the start of a daemon fails, the end of its log is a part of the error. If the policy then runs jobs without
+// MPS, it is also a part of the ticket. The log may be any file, because here the user controls the control program.
 func TestHostileLogOfAFailedStart(t *testing.T) {
 	const words = "the words of somebody"
 	for _, c := range []struct{ name, script, want string }{
@@ -417,7 +425,7 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAttack(t, testnode.Default(`on_failure = "run_without"`), 1)
-			secret := filepath.Join(publicDir(t), "words") // root's alone
+			secret := filepath.Join(publicDir(t), "words") // only root may read it
 			if err := os.WriteFile(secret, []byte(words+"\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -428,21 +436,22 @@ func TestHostileLogOfAFailedStart(t *testing.T) {
 			a.withstands(a.job(7, "0"), "prolog")
 			refused := a.ticket(7).RefusalReason
 			if c.want == "" && strings.Contains(refused+a.log(), words) || !strings.Contains(refused+a.log(), c.want) {
-				t.Errorf("the ticket says %q", refused)
+				t.Errorf("the ticket has %q", refused)
 			}
 			a.closes(a.job(7, "0"))
 		})
 	}
 }
 
-// linkInPlaceOf puts a file of root's into a folder as soon as it is there, as a hard link would be.
+// linkInPlaceOf writes a file of root into a folder as soon as the folder exists. It replaces a hard link to such a
+// file.
 func (a attack) linkInPlaceOf(path, content string) {
 	path = filepath.Join(a.Paths().Run(), path)
 	for os.WriteFile(path, []byte(content+"\n"), 0o644) != nil && site.Sleep(a.ctx, time.Millisecond) {
 	}
 }
 
-// controlIs makes a script the site's control program, keeping the simulated library.
+// controlIs makes a script the control program of the site, and keeps the simulated library.
 func (p play) controlIs(script string) {
 	path := filepath.Join(filepath.Dir(p.Root), "control")
 	p.write(path, script)
@@ -452,8 +461,9 @@ func (p play) controlIs(script string) {
 	p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = %q\n", p.Sim.NVML(), path))
 }
 
-// Everything below the root but the driver's files is tried for everything by two users with a job each. What they
-// may do ends at their own three folders, and what they may read is their own ticket and what every user may.
+// Two users with a job each try every operation on every path below the root, except on the driver's files. A user
+// may change only the three folders of the own job. A user may read only the own ticket and the files that all users
+// may read.
 func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a := newAttack(t, "", 2)
 	seven, eight := a.job(7, "0"), a.job(8, "1")
@@ -465,7 +475,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.meet)
 		var want []string
 		for _, path := range []string{a.Paths().Policy(), a.Paths().ConfigFile(), filepath.Join(a.Paths().Run(), ticket[user])} {
-			want = append(want, "read "+path, "flock "+path) // root takes no lock of what a user may read
+			want = append(want, "read "+path, "flock "+path) // root does not lock a file that a user may read
 		}
 		got := strings.Split(strings.TrimSpace(out), "\n")
 		slices.Sort(want)
@@ -481,7 +491,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 	a.closes(seven)
 }
 
-// A rank finds the ticket of its own job, which root wrote, or none.
+// A rank finds only the ticket that root has written for its own job.
 func TestHostileTickets(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.job(7, "0")
@@ -528,7 +538,7 @@ func TestHostileTickets(t *testing.T) {
 	a.closes(job)
 }
 
-// Slurm takes a TaskProlog's lines for its own: what a user says of a rank comes into them as a number or not at all.
+// Slurm executes the lines that a TaskProlog prints. A user's variable gets into these lines only as a number.
 func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	a := newAttack(t, testnode.Default(`memory = "even"`), 1)
 	job := a.job(7, "0")
@@ -539,7 +549,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 		"low\nexport PATH=/tmp", "0\n1", "1e309", "-1", "NaN%", "99999999999999999999", strings.Repeat("9", 100_000), "\xff\xfe", "\u009b31m",
 	}
 	task := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_TASK_PID=1", "SLURM_NODEID=0"}
-	said := func(env []string) string {
+	linesOf := func(env []string) string {
 		cmd := a.as(uid, filepath.Join(a.Bin, "task-prolog"), "--root", a.Root)
 		cmd.Env = env
 		out, err := cmd.CombinedOutput()
@@ -552,7 +562,7 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	for _, name := range []string{"", "_SHARE", "_MEM", "_PRIORITY", "_GPU", "_SIGNALS", "_LOCAL_RANK", "_LOCAL_SIZE", "_REPORT"} {
 		for _, word := range words {
 			env := append(slices.Clone(task), "SLURM_MPS"+name+"="+word)
-			out := said(env)
+			out := linesOf(env)
 			for text := range strings.Lines(out) {
 				placed++
 				if !line.MatchString(strings.TrimSuffix(text, "\n")) {
@@ -563,17 +573,17 @@ func TestHostileWordsToTheTaskProlog(t *testing.T) {
 	}
 	for _, name := range []string{"SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_STEP_GPUS", "SLURM_HET_JOB_ID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_GPUS_PER_TASK"} {
 		env := with(task, name, "0\nexport LD_PRELOAD=/tmp/x.so")
-		if out := said(env); strings.Contains(out, "LD_PRELOAD") {
+		if out := linesOf(env); strings.Contains(out, "LD_PRELOAD") {
 			t.Errorf("%s: %q", name, out)
 		}
 	}
 	if placed == 0 {
-		t.Error("no task had a placement, so the test sees nothing")
+		t.Error("no task had a placement, so the test checks nothing")
 	}
 	a.closes(job)
 }
 
-// A launcher's own name for a launch becomes a part of a file's name where the ranks meet.
+// The name that a launcher gives a launch becomes a part of a file name in the exchange folder.
 func TestHostileNamesOfALaunch(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.job(7, "0")
@@ -597,7 +607,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 	}
 	words, err := filepath.Glob(filepath.Join(f.meet, "ompi*evil*"))
 	if err != nil || len(words) == 0 {
-		t.Errorf("the ranks did not meet by these names: %q, %v", words, err)
+		t.Errorf("the ranks exchanged no files with these names: %q, %v", words, err)
 	}
 	_ = filepath.WalkDir(filepath.Dir(a.Root), func(path string, _ fs.DirEntry, _ error) error {
 		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.meet+"/ompi") {
@@ -608,7 +618,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 	a.closes(job)
 }
 
-// Root who runs a rank in somebody's job writes and reads where its user can lay links and fifos.
+// If root runs a rank in a user's job, the wrapper uses files in a folder where that user can make links and fifos.
 func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 	a := newAttack(t, "", 1)
 	job := a.job(7, "0")
@@ -625,9 +635,9 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 		}
 		began := time.Now()
 		for _, rank := range ranks {
-			_ = rank.Wait() // it may refuse: what it may not do is to write or to wait
+			_ = rank.Wait() // the wrapper may refuse, but it must not write or wait
 		}
-		if took := time.Since(began); took > endless {
+		if took := time.Since(began); took > tooLong {
 			t.Errorf("%q took %v", args, took)
 		}
 	}
@@ -649,7 +659,7 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 	a.closes(job)
 }
 
-// victim is a process of root's.
+// victim starts a process of root.
 func (a attack) victim() int {
 	a.t.Helper()
 	cmd := exec.Command("sleep", "100")
@@ -733,8 +743,8 @@ func (a attack) mimics(user uint32, f folders) int {
 	return a.goesOn(cmd).Process.Pid
 }
 
-// The user's own process that looks like the daemon is ended with it, because it claims to belong to the job. It delays
-// the end by no more than the deadline for a daemon's quit.
+// The epilog ends a process of the user that looks like the daemon, because it claims to belong to the job. The
+// process delays the end at most until the deadline for the daemon's quit.
 func TestHostileMimicOfTheDaemon(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -742,11 +752,11 @@ func TestHostileMimicOfTheDaemon(t *testing.T) {
 	mimic := a.mimics(uid, f)
 	a.closes(a.job(7, "0"))
 	if stat, err := site.ReadStat(mimic); err == nil && stat.State != 'Z' {
-		t.Errorf("it is alive: %+v", stat)
+		t.Errorf("the process is alive: %+v", stat)
 	}
 }
 
-// Processes that look like the daemon's and go on to appear: the epilog ends all that was there and drains nothing.
+// New processes that look like the daemon start all the time. The epilog ends the daemon and does not drain the node.
 func TestHostileMimicsWithoutEnd(t *testing.T) {
 	const user = stormy
 	a := newAttack(t, "", 1)
@@ -759,7 +769,7 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 	if err := os.Symlink("/bin/dash", shell); err != nil {
 		t.Fatal(err)
 	}
-	// Every process starts its own successor and ends: there are ten, and each is another one a moment later.
+	// Every process starts its own successor and ends. There are always ten processes, but soon they are ten others.
 	cmd := a.as(user, shell, "-c", `r() { r & }; i=0; while [ $i -lt 10 ]; do r & i=$((i+1)); done; echo ready; sleep 100`)
 	cmd.Env = append(cmd.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
 	a.goesOn(cmd)
@@ -772,7 +782,7 @@ func TestHostileMimicsWithoutEnd(t *testing.T) {
 	a.clean()
 }
 
-// A daemon in the user's hands loses its first thread: it looks like a zombie, and lives.
+// A daemon that the user controls ends its first thread. The daemon looks like a zombie, but other threads run.
 func TestHostileDaemonThatLooksDead(t *testing.T) {
 	a := newAttack(t, "", 1)
 	control := a.named("nvidia-cuda-mps-control")
@@ -786,17 +796,17 @@ func TestHostileDaemonThatLooksDead(t *testing.T) {
 		}
 	}
 	if !a.works(daemon.PID) {
-		t.Fatal("the attack itself fails: no thread goes on")
+		t.Fatal("the attack itself fails: no thread runs")
 	}
 	a.withstands(a.job(7, "0"), "epilog")
 	if a.works(daemon.PID) {
-		t.Error("threads of the daemon go on")
+		t.Error("threads of the daemon run")
 	}
 	a.clean()
 }
 
-// fileSystem mounts a file system of the user's for the test's time, which answers so many reads with an error and none
-// after that. stop ends it, and what waits for it.
+// fileSystem mounts a file system of the user until the test ends. The file system answers this many reads with an
+// error, and no read after that. stop ends the file system, and the processes that wait for it.
 func (a attack) fileSystem(errors int) (dir string, stop func()) {
 	a.t.Helper()
 	dir = publicDir(a.t)
@@ -816,8 +826,9 @@ func (a attack) fileSystem(errors int) (dir string, stop func()) {
 	return dir, func() { _ = cmd.Process.Kill() }
 }
 
-// A process that looks like the daemon's and delays every reader of its environment as long as its user likes, because
-// the kernel reads that from the process's memory. No program waits for it longer than for an answer.
+// A process that looks like the daemon delays every reader of its environment as long as its user likes. It can do so
+// because the kernel reads the environment from the process's memory. No program waits longer for it than for an
+// answer.
 func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -827,10 +838,10 @@ func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 	mimic := a.as(uid, a.named("nvidia-cuda-mps-server"), "stuck", dir)
 	mimic.Env = append(mimic.Env, "CUDA_MPS_PIPE_DIRECTORY="+f.pipe)
 	environment := fmt.Sprintf("/proc/%d/environ", a.goesOn(mimic).Process.Pid)
-	t.Cleanup(stop) // before the mimic, which cannot end without it
+	t.Cleanup(stop) // this runs before the cleanup of the mimic, which cannot end without it
 	for tries := 0; a.comes(environment); tries++ {
 		if tries == 20 {
-			t.Skip("this kernel holds up no reader")
+			t.Skip("this kernel delays no reader")
 		}
 	}
 	a.withstands(job, "epilog")
@@ -839,8 +850,8 @@ func TestHostileMemoryThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A process that looks like the daemon's and that SIGKILL does not end, since its user's file system does not answer
-// it.
+// A process looks like the daemon, and SIGKILL does not end it, because it waits for a file system of its user. The
+// epilog does not drain the node.
 //
 // Contract: I3
 func TestHostileMimicThatDoesNotGo(t *testing.T) {
@@ -855,13 +866,13 @@ func TestHostileMimicThatDoesNotGo(t *testing.T) {
 	pid := a.goesOn(mimic).Process.Pid
 	t.Cleanup(stop)
 	a.withstands(job, "epilog")
-	a.lives(pid) // else the test sees nothing
+	a.lives(pid) // otherwise the test checks nothing
 	if daemon.Running() || a.modes() != "0" {
 		t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
 	}
 }
 
-// comes reports whether a file can be read within a moment.
+// comes reports whether a file can be read within half a second.
 func (a attack) comes(path string) bool {
 	came := make(chan struct{})
 	go func() {
@@ -885,8 +896,8 @@ func (a attack) works(pid int) bool {
 	})
 }
 
-// Root's helpers run as the user, who may send them any signal at any time, the moment before they become a program
-// among them. Nothing of root's is held by one that is stopped: the next job of the same user opens.
+// The helpers of root run as the user. The user may send them any signal at any time, also just before they execute a
+// program. A stopped helper holds nothing that root needs, so the next job of the same user opens.
 func TestHostileSignals(t *testing.T) {
 	for i, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(unix.SignalName(signal), func(t *testing.T) {
@@ -904,7 +915,7 @@ func TestHostileSignals(t *testing.T) {
 			}
 			_ = storm.Process.Kill()
 			_ = storm.Wait()
-			// What is stopped stays so.
+			// A stopped process stays stopped.
 			a.withstands(next, "prolog")
 			if ticket := a.ticket(8); ticket.RefusalReason != "" {
 				t.Errorf("the next job is refused: %s", ticket.RefusalReason)
@@ -916,8 +927,8 @@ func TestHostileSignals(t *testing.T) {
 	}
 }
 
-// Whatever answers at the daemon's socket, root waits a bounded time, believes nothing but about the user's own daemon,
-// and ends that daemon by what the kernel says of it.
+// A process of the user answers at the daemon's socket. Root waits a bounded time, and uses the answers only for the
+// user's own daemon. Root finds the daemon to end by what the kernel reports.
 func TestHostileAnswersToTheEpilog(t *testing.T) {
 	for _, kind := range []string{"silent", "drip", "endless", "reset", "escapes", "refuses", "names", "thousands"} {
 		t.Run(kind, func(t *testing.T) {
@@ -935,8 +946,9 @@ func TestHostileAnswersToTheEpilog(t *testing.T) {
 	}
 }
 
-// A process of the user's that is there before the job answers in the daemon's place, or tells it to end, from its
-// first moment on. The same daemon serves root a moment later, so the job is refused and the node is not drained.
+// A process of the user runs before the job starts. It answers instead of the daemon, or tells the daemon to end, as
+// soon as the daemon runs. The prolog may then refuse the job. It does not drain the node, because the control
+// program works without that process.
 func TestHostileAnswersToTheProlog(t *testing.T) {
 	for _, c := range []struct{ name, verb, answers, deadline, slow string }{
 		{"answers that are none", "usurp", "escapes", "12s", ""},
@@ -969,7 +981,7 @@ func TestHostileAnswersToTheProlog(t *testing.T) {
 	}
 }
 
-// The socket is a link to a service of root's: it hears from the user and never from root.
+// The socket is a link to a service of root. The service gets calls from the user and no call from root.
 func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.facts(`epilog_deadline = "6s"`)
@@ -1010,11 +1022,11 @@ func TestHostileLinkToAServiceOfRoots(t *testing.T) {
 		}
 	}
 	if calls == 0 {
-		t.Error("nobody called, so the test sees nothing")
+		t.Error("no process called, so the test checks nothing")
 	}
 }
 
-// What a user writes about a job reaches root as words: they are carried, bounded and printable, and drain nothing.
+// A user's texts about a job are only data for root. They are bounded and printable, and do not drain the node.
 func TestHostileWords(t *testing.T) {
 	const policy = "version = 1\nrule \"no\" {\n  when = job.partition == \"main\" && contains(job.requested, \"deny\")\n  deny = \"not with ${job.comment} and ${job.extra}\"\n}\n" +
 		"rule \"mps\" {\n  when = contains(job.requested, \"mps\") && !startswith(job.comment, \"a\")\n  allow = [\"share\"]\n  grant {}\n}\n"
@@ -1037,7 +1049,7 @@ func TestHostileWords(t *testing.T) {
 				out, _ := rank.CombinedOutput()
 				plain(t, string(out))
 				if denied := strings.Contains(features, "deny"); denied && !strings.Contains(string(out), "this job has no MPS: not with") || len(out) > 4096 {
-					t.Errorf("%.50q: the rank says %q", word, out)
+					t.Errorf("%.50q: the rank prints %q", word, out)
 				}
 				a.closes(job)
 			}
@@ -1051,7 +1063,7 @@ func TestHostileWords(t *testing.T) {
 	}
 }
 
-// Nothing that is set for the prolog reaches what it starts: the environment is built.
+// No variable of the prolog's environment reaches the programs that it starts, because it builds their environment.
 func TestHostileEnvironment(t *testing.T) {
 	a := newAttack(t, "", 1)
 	evil := publicDir(t)
@@ -1070,13 +1082,14 @@ func TestHostileEnvironment(t *testing.T) {
 	a.closes(job)
 }
 
-// What root starts as the user has three files, none of them root's, and no right to more.
+// A program that root starts as the user has three open files, none of them root's, and no right to other files.
 //
 // Contract: D1
 func TestHostileDescriptors(t *testing.T) {
 	a := newAttack(t, "", 1)
 	a.controlIs(fmt.Sprintf("#!/bin/sh\nfor f in /proc/$$/fd/*; do readlink $f; done >>$CUDA_MPS_LOG_DIRECTORY/files\ncat /proc/$$/status >>$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", a.Sim.Program("nvidia-cuda-mps-control")))
-	// What root has open when the prolog starts, at the first number and at one above all that the prolog opens itself.
+	// Root has the file open when the prolog starts: at the first number, and at one above all numbers that the
+	// prolog uses.
 	secret, err := os.Open(filepath.Join(a.secret, "precious/file"))
 	if err != nil {
 		t.Fatal(err)
@@ -1105,11 +1118,11 @@ func TestHostileDescriptors(t *testing.T) {
 	for file := range strings.Lines(files) {
 		file = strings.TrimSpace(file)
 		if !strings.HasPrefix(file, "pipe:") && file != filepath.Join(filepath.Dir(a.Root), "control") && file != filepath.Join(f.log, "files") {
-			t.Errorf("a file of somebody's: %s", file)
+			t.Errorf("another file is open: %s", file)
 		}
 	}
 	if strings.Count(files, "pipe:") < 6 {
-		t.Errorf("the program was asked less than twice, so the test sees little:\n%s", files)
+		t.Errorf("the program was started less than twice, so the test checks too little:\n%s", files)
 	}
 	for _, want := range []string{"Uid:\t2001\t2001\t2001\t2001\n", "Gid:\t2001\t2001\t2001\t2001\n", "Groups:\t2001 \n", "CapEff:\t0000000000000000\n", "CapPrm:\t0000000000000000\n"} {
 		if strings.Count(status, want) != strings.Count(status, "Name:") {
@@ -1134,18 +1147,18 @@ func TestHostileExhaustion(t *testing.T) {
 				}
 			}
 			if err := os.WriteFile(filepath.Join(f.meet, "one"), make([]byte, 1<<20), 0o600); err == nil {
-				t.Error("there is room, so the test sees nothing")
+				t.Error("the file system is not full, so the test checks nothing")
 			}
 			a.opens(eight)
 			a.withstands(eight, "epilog")
-			a.withstands(seven, "prolog") // adopts, or says why it does not
+			a.withstands(seven, "prolog") // the prolog adopts the daemon, or reports why it does not
 			a.closes(seven)
 		})
 	}
 }
 
-// A limit of the user's, which other processes of the same user have used up, keeps the daemon from starting as the
-// user.
+// Other processes of the user have reached the user's limit of processes, so the daemon cannot start. The prolog
+// refuses the job and does not drain the node.
 func TestHostileLimits(t *testing.T) {
 	const user = stormy + 9
 	a := newAttack(t, "", 1)
@@ -1156,7 +1169,7 @@ func TestHostileLimits(t *testing.T) {
 	t.Cleanup(func() { a.does(user, a.program, "end") })
 	a.withstands(job, "prolog", limit...)
 	if refused := a.ticket(7).RefusalReason; !strings.Contains(refused, "resource temporarily unavailable") {
-		t.Errorf("the ticket says %q", refused)
+		t.Errorf("the ticket has %q", refused)
 	}
 	a.withstands(job, "epilog", limit...)
 	a.clean()
@@ -1165,8 +1178,8 @@ func TestHostileLimits(t *testing.T) {
 	a.clean()
 }
 
-// Another user's daemon cannot be asked, told to quit, or made to end a client. That holds for another user of the node
-// and for a member of the same group.
+// Another user's daemon cannot be asked, told to quit, or made to end a client. That holds for another user of the
+// node and for a member of the same group.
 func TestHostileNeighbour(t *testing.T) {
 	a := newAttack(t, "", 1)
 	f := a.opens(a.job(7, "0"))
@@ -1177,11 +1190,11 @@ func TestHostileNeighbour(t *testing.T) {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: other, Gid: group, Groups: []uint32{group}}
 		cmd.Stdin = strings.NewReader("get_server_list\nterminate_client 1 1\nquit\n")
 		if out, _ := cmd.CombinedOutput(); string(out) != "Cannot find MPS control daemon process\n" {
-			t.Errorf("group %d: the daemon says %q", group, out)
+			t.Errorf("group %d: the control program prints %q", group, out)
 		}
 	}
 	if !daemon.Proc.Running() {
-		t.Error("the daemon is gone")
+		t.Error("the daemon does not run")
 	}
 	if _, err := lease.OpenReadOnly(a.Paths().Run(), boot(t)).ReadTicket(7); err != nil {
 		t.Error(err)
@@ -1189,7 +1202,7 @@ func TestHostileNeighbour(t *testing.T) {
 	a.closes(a.job(7, "0"))
 }
 
-// The folder of all state must be root's: one that a user has made is no place for root's records.
+// The folder of all state, and each folder in it, must belong to root. The prolog fails if a user owns one of them.
 func TestHostileFolderOfState(t *testing.T) {
 	for _, dir := range []string{"", "leases", "claims", "tickets", "turns", "jobs"} {
 		t.Run("/"+dir, func(t *testing.T) {
@@ -1209,7 +1222,7 @@ func TestHostileFolderOfState(t *testing.T) {
 	}
 }
 
-// What is tried is what the document says, and the other way round.
+// docs/security.md names every test of an attack, and no test that does not exist.
 func TestEveryAttemptIsInTheDocument(t *testing.T) {
 	document := read(t, "../docs/security.md")
 	files, err := filepath.Glob("hostile*_test.go")
@@ -1227,7 +1240,7 @@ func TestEveryAttemptIsInTheDocument(t *testing.T) {
 	}
 	for _, named := range regexp.MustCompile("`TestHostile(\\w+)`").FindAllStringSubmatch(document, -1) {
 		if !tried[named[1]] {
-			t.Errorf("docs/security.md names TestHostile%s, which is none", named[1])
+			t.Errorf("docs/security.md names TestHostile%s, which does not exist", named[1])
 		}
 	}
 	for line := range strings.Lines(document) { // the last column of the first table, and the tests in brackets
@@ -1237,7 +1250,7 @@ func TestEveryAttemptIsInTheDocument(t *testing.T) {
 		}
 		for _, word := range regexp.MustCompile("`?[A-Z]\\w+`?").FindAllString(row[4], -1) {
 			if !tried[word] && !strings.HasPrefix(word, "`Test") {
-				t.Errorf("docs/security.md says that %s is a test", word)
+				t.Errorf("docs/security.md names %s as a test, which does not exist", word)
 			}
 		}
 	}

@@ -47,8 +47,8 @@ func likeReal(t *testing.T) sim.Sim {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("LD_LIBRARY_PATH", s.Libraries())
 	control := s.Program("nvidia-cuda-mps-control")
-	standsIn = &machine{3, control, fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", control, s.NVML())}
-	t.Cleanup(func() { standsIn = nil })
+	simulatedMachine = &machine{3, control, fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", control, s.NVML())}
+	t.Cleanup(func() { simulatedMachine = nil })
 	return s
 }
 

@@ -24,20 +24,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// machine is where the TestReal* play: its GPUs, its control program, and its site file.
+// machine is the machine of the TestReal* tests: its GPUs, its control program, and its site file.
 type machine struct {
 	gpus    int
 	control string
-	facts   string // the whole site file, "" for what a real machine needs
+	facts   string // the whole site file; "" for the site file of a real machine
 }
 
-// standsIn is a machine that TestActsWhereModesMayChange has them play on in the place of this one.
-var standsIn *machine
+// simulatedMachine replaces this machine in the TestReal* tests, if it is not nil. The tests of real_modes_test.go
+// set it.
+var simulatedMachine *machine
 
 func onRealGPUs() bool { return os.Getenv("CONFORMANCE_TARGET") == "real" }
 
-// machineEnvironment is what a machine says of its GPUs' links, which programs must heed that have an environment of
-// their own.
+// machineEnvironment returns the variables that describe the links of this machine's GPUs. A program that does not
+// inherit the environment of the test needs them too.
 func machineEnvironment() (env []string) {
 	for _, name := range []string{"NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"} {
 		if value, ok := os.LookupEnv(name); ok {
@@ -47,11 +48,11 @@ func machineEnvironment() (env []string) {
 	return env
 }
 
-// realMachine is this machine, where it has GPUs.
+// realMachine returns this machine, or simulatedMachine. It skips the test on a machine without GPUs.
 func realMachine(t *testing.T) machine {
 	t.Helper()
-	if standsIn != nil {
-		return *standsIn
+	if simulatedMachine != nil {
+		return *simulatedMachine
 	}
 	if !onRealGPUs() {
 		t.Skip("for a machine with a GPU: CONFORMANCE_TARGET=real")
@@ -62,13 +63,13 @@ func realMachine(t *testing.T) machine {
 	return machine{gpus: testnode.RealGPUs(), control: testnode.RealControl}
 }
 
-// realPlay is a stage on this machine's own GPUs, whose compute modes are left alone unless ALLOW_MODE_CHANGES=1.
+// realPlay is a stage on this machine's own GPUs. It changes their compute modes only if ALLOW_MODE_CHANGES=1.
 func realPlay(t *testing.T, attributes ...string) play {
 	t.Helper()
 	return realPlayUnder(t, testnode.Default(append(attributes, testnode.Compute())...))
 }
 
-// realPlayUnder is realPlay with a policy, which says what becomes of the modes.
+// realPlayUnder is realPlay with a policy. The policy sets the compute mode of the GPUs.
 func realPlayUnder(t *testing.T, policy string) play {
 	t.Helper()
 	m := realMachine(t)
@@ -94,7 +95,7 @@ func realPlayUnder(t *testing.T, policy string) play {
 	return p
 }
 
-// nameControl has the site file name a control program.
+// nameControl writes the path of a control program into the site file.
 func (p play) nameControl(program string) {
 	p.t.Helper()
 	facts := fmt.Sprintf("mps_control = %q\n", program)
@@ -106,19 +107,19 @@ func (p play) nameControl(program string) {
 	p.write(p.Paths().ConfigFile(), facts)
 }
 
-// closeLeft gives GPUs whose modes are changed back where a test has failed before its epilog.
+// closeLeft ends the jobs of a test that has failed before its epilog, so that no GPU keeps a changed mode.
 func (p play) closeLeft() {
 	if len(p.Before) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the play's own may be over
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the play may be over
 	defer cancel()
 	if err := p.CloseLeft(ctx); err != nil {
 		p.t.Error(err)
 	}
 }
 
-// holdsModes holds that the GPUs of a job that is open are exclusive, and no other: where modes are changed at all.
+// holdsModes checks that only the GPUs of an open job are exclusive. It checks nothing if modes are left alone.
 func (p play) holdsModes(job uint32) {
 	p.t.Helper()
 	var held []site.UUID
@@ -130,7 +131,8 @@ func (p play) holdsModes(job uint32) {
 	}
 }
 
-// The acts on a real daemon, whole: prolog, adoption, the ceiling, and every way of an epilog to end what is left.
+// A whole job with a real daemon. A second prolog adopts the daemon, a rank sees the SMs of the ceiling, and a second
+// epilog succeeds.
 func TestRealLife(t *testing.T) {
 	p := realPlay(t, "ceiling = 50", "overlap = 1")
 	p.must(0, p.job(7, "0"), "prolog")
@@ -154,7 +156,7 @@ func TestRealLife(t *testing.T) {
 	p.clean()
 }
 
-// showTree prints the daemon and its servers with their parents and sessions, by which the programs recognise them.
+// showTree prints the daemon and its servers with their parents and sessions. The programs recognise them by these.
 func (p play) showTree() {
 	tree, err := exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput()
 	if err != nil {
@@ -167,7 +169,7 @@ func (p play) showTree() {
 	}
 }
 
-// info is what a rank sees that asks for the whole GPU by itself: the ceiling is not its to lift.
+// info returns what a rank sees that asks for the whole GPU by itself. A rank cannot raise the ceiling.
 func (p play) info(job uint32) string {
 	p.t.Helper()
 	line := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.cudaClient(), "info")
@@ -179,8 +181,8 @@ func (p play) info(job uint32) string {
 	return string(out)
 }
 
-// If a control program works for all users except the job's, the cause is that user. The job is refused, the node stays
-// in service, and nothing is left. The trial's daemon is a real one that runs as the account nobody.
+// If a control program works for all users except the job's, the cause is that user. The job is refused, the node
+// stays in service, and nothing is left. The trial's daemon is a real one that runs as the account nobody.
 func TestRealTrial(t *testing.T) {
 	p := realPlay(t)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
@@ -206,33 +208,33 @@ func TestRealTools(t *testing.T) {
 	for range 2 {
 		p.client(7, "spin", "-ms", "5", "-for", "60")
 	}
-	said := map[string]string{}
-	if program := realProgram(); program != "" && standsIn == nil {
-		p.nameControl(program) // which the open lease does not heed
+	outputs := map[string]string{}
+	if program := realProgram(); program != "" && simulatedMachine == nil {
+		p.nameControl(program) // it does not change the open lease
 	}
 	for _, tool := range [][]string{{"status"}, {"audit"}, {"metrics"}, {"doctor", "--json", "--slurmd", "none", "--node", "n1", "--slurm-conf", p.conf}} {
 		line := p.Command("mpsctl", tool...)
 		out, err := exec.CommandContext(p.ctx, line[0], line[1:]...).Output()
 		fmt.Printf("mpsctl %s: %v\n%s", tool[0], err, out)
 		switch {
-		case tool[0] == "doctor": // which finds no programs installed on this machine
-		case tool[0] == "audit" && standsIn != nil: // beside which other tests have daemons
+		case tool[0] == "doctor": // it exits with an error, because no programs are installed on this machine
+		case tool[0] == "audit" && simulatedMachine != nil: // it finds the daemons of other tests too
 			if found := p.audit(); len(found) > 0 {
 				t.Errorf("audit found %+v", found)
 			}
 		case err != nil:
 			t.Errorf("mpsctl %s: %v", tool[0], err)
 		}
-		said[tool[0]] = string(out)
+		outputs[tool[0]] = string(out)
 	}
-	if !regexp.MustCompile(`slurm_mps_gpu_clients\{gpu="0"[^}]*} 2\n`).MatchString(said["metrics"]) {
+	if !regexp.MustCompile(`slurm_mps_gpu_clients\{gpu="0"[^}]*} 2\n`).MatchString(outputs["metrics"]) {
 		t.Error("metrics does not count two clients on GPU 0")
 	}
 	var doctor struct {
 		Checked  struct{ Driver string }
 		Findings []struct{ Kind string }
 	}
-	if err := json.Unmarshal([]byte(said["doctor"]), &doctor); err != nil {
+	if err := json.Unmarshal([]byte(outputs["doctor"]), &doctor); err != nil {
 		t.Fatal(err)
 	}
 	if doctor.Checked.Driver == "" {
@@ -247,7 +249,8 @@ func TestRealTools(t *testing.T) {
 	p.clean()
 }
 
-// realProgram is the control program where a script stands in its place on this machine: doctor reads no scripts.
+// realProgram returns the control program if a script replaces it on this machine, because doctor reads no scripts.
+// Otherwise it returns "".
 func realProgram() string {
 	const outOfTheWay = "/usr/local/nvidia/bin/nvidia-cuda-mps-control"
 	if _, err := os.Stat(outOfTheWay); err == nil {
@@ -286,7 +289,7 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// Two GPUs in reverse order: each rank sees the GPU of its placement, with every scope.
+// A job has two GPUs in reverse order. With each scope, each rank sees the GPU of its placement.
 func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
@@ -315,14 +318,14 @@ func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 	}
 }
 
-// spin is a client that has said that it is ready.
+// spin is a client that has printed that it is ready.
 type spin struct {
 	cmd   *exec.Cmd
 	out   *bufio.Reader
 	ready string
 }
 
-// What CUDA tells each rank is what the plan says, for ranks that are all there at once.
+// Each rank sees in CUDA the number of SMs that the plan has for it, while all ranks run at the same time.
 func TestRealCounts(t *testing.T) {
 	for _, n := range []int{1, 3, 7, 8, 12, 48} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -351,7 +354,7 @@ func TestRealCounts(t *testing.T) {
 	}
 }
 
-// ranks starts all ranks of a step at once and waits until every one of them is ready.
+// ranks starts all ranks of a step at once and waits until every rank is ready.
 func (p play) ranks(n int, program ...string) []spin {
 	p.t.Helper()
 	gtids := "0"
@@ -377,7 +380,7 @@ func (p play) ranks(n int, program ...string) []spin {
 	for rank := range all {
 		line, err := all[rank].out.ReadString('\n')
 		if err != nil || !strings.Contains(line, "ready") {
-			p.t.Fatalf("rank %d says %q, %v", rank, line, err)
+			p.t.Fatalf("rank %d prints %q, %v", rank, line, err)
 		}
 		all[rank].ready = line
 	}

@@ -12,8 +12,8 @@ import (
 	"unsafe"
 )
 
-// The attack on the memory of a program that reads a process's environment or command line. A process may set where in
-// its memory these are, and how long they are. A range that was never written costs its owner nothing.
+// The attack on the memory of a program that reads the environment or the command line of a process. A process may
+// set the address and the length of both in its own memory. Memory that the process never wrote costs nothing.
 
 const (
 	prSetMM    = 35
@@ -28,7 +28,7 @@ type mmMap struct {
 	exe                                                                                                   int32
 }
 
-// claim gives this process an environment and a command line of so many GiB, which begin with an entry.
+// claim gives this process an environment and a command line of this many GiB. Both begin with the entry.
 func claim(gib int, entry string) error {
 	size := gib << 30
 	memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
@@ -52,7 +52,7 @@ func claim(gib int, entry string) error {
 	return sleep()
 }
 
-// ownStat are the numbers of /proc/self/stat as proc(5) numbers them.
+// ownStat returns the fields of /proc/self/stat by their numbers in proc(5).
 func ownStat() (map[int]uint64, error) {
 	content, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
@@ -65,26 +65,27 @@ func ownStat() (map[int]uint64, error) {
 	return fields, nil
 }
 
-// claims starts so many of them, which end with it. One in two says that it is a daemon with a pipe folder.
+// claims starts this many processes that call claim. They end with this process. Every second one has the environment
+// of a daemon with the pipe folder.
 func claims(count, gib int, pipe string) error {
-	runtime.LockOSThread() // they end with this thread
+	runtime.LockOSThread() // the processes end with this thread
 	for i := range count {
 		entry := ""
 		if i%2 == 0 {
 			entry = "x\x00-d\x00CUDA_MPS_PIPE_DIRECTORY=" + pipe + "\x00"
 		}
-		one := exec.Command(os.Args[0], "claim", strconv.Itoa(gib), strconv.Quote(entry))
-		one.Env = []string{"GOMAXPROCS=1"}
-		one.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		said, err := one.StdoutPipe()
+		process := exec.Command(os.Args[0], "claim", strconv.Itoa(gib), strconv.Quote(entry))
+		process.Env = []string{"GOMAXPROCS=1"}
+		process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, err := process.StdoutPipe()
 		if err != nil {
 			return err
 		}
-		if err := one.Start(); err != nil {
+		if err := process.Start(); err != nil {
 			return err
 		}
-		if line, err := bufio.NewReader(said).ReadString('\n'); line != "ready\n" {
-			return fmt.Errorf("number %d says %q: %v", i, line, err)
+		if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+			return fmt.Errorf("process %d prints %q: %v", i, line, err)
 		}
 	}
 	return sleep()

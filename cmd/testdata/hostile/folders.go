@@ -9,17 +9,18 @@ import (
 	"syscall"
 )
 
-// probe tries everything on everything below a folder but the user's own, and says what came of it: nothing, it is hoped.
+// probe tries every operation on every path below a folder, except on the user's own folders. It prints the
+// operations that succeed.
 func probe(top string, own []string) error {
 	return filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
 		if slices.Contains(own, path) {
 			return fs.SkipDir
 		}
 		if err != nil {
-			return nil // may not even be looked into
+			return nil // the user may not read this folder
 		}
-		for name, act := range acts(path, entry.IsDir()) {
-			if act() == nil {
+		for name, try := range operations(path, entry.IsDir()) {
+			if try() == nil {
 				fmt.Println(name, path)
 			}
 		}
@@ -27,8 +28,8 @@ func probe(top string, own []string) error {
 	})
 }
 
-// acts are what a user could do to a path that is not theirs.
-func acts(path string, isDir bool) map[string]func() error {
+// operations are what a user could try on a path of another user.
+func operations(path string, isDir bool) map[string]func() error {
 	all := map[string]func() error{
 		"chmod":  func() error { return os.Chmod(path, 0o777) },
 		"chown":  func() error { return os.Chown(path, os.Getuid(), os.Getgid()) },
@@ -59,7 +60,7 @@ func opened(path string, flag int) error {
 	return err
 }
 
-// locked takes a lock for as long as this process lives.
+// locked locks a file until this process ends.
 func locked(path string) error {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,7 +69,7 @@ func locked(path string) error {
 	return syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB)
 }
 
-// deep makes a folder in a folder in a folder.
+// deep makes nested folders.
 func deep(dir string, levels int) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
@@ -84,7 +85,7 @@ func deep(dir string, levels int) error {
 	return nil
 }
 
-// crowd makes so many files, or as many as there can be.
+// crowd makes this many files, or as many as fit on the file system.
 func crowd(dir string, files int) error {
 	for i := range files {
 		fd, err := syscall.Open(fmt.Sprintf("%s/%d", dir, i), syscall.O_CREAT|syscall.O_WRONLY, 0o600)
@@ -114,7 +115,7 @@ func fill(dir string) error {
 	return nil
 }
 
-// hold has its cwd in the first folder, and all that is in any of them open and locked.
+// hold has the first folder as its cwd, and has everything in all folders open and locked.
 func hold(dirs []string) error {
 	if err := os.Chdir(dirs[0]); err != nil {
 		return err
@@ -128,7 +129,7 @@ func hold(dirs []string) error {
 	return sleep()
 }
 
-// refill goes on making files and folders, also in folders that somebody is about to remove.
+// refill makes files and folders without end, also in folders that root is about to remove.
 func refill(dir string) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
@@ -144,7 +145,7 @@ func refill(dir string) error {
 	})
 }
 
-// swap puts a link to a folder of somebody's where a folder of the user's is, and back, as fast as it can.
+// swap replaces a folder of the user by a link to a folder of root, and the link by the folder, as fast as possible.
 func swap(dir, target string) error {
 	for _, name := range []string{"x", "y"} {
 		if err := os.MkdirAll(filepath.Join(dir, name, "precious"), 0o700); err != nil {
@@ -162,7 +163,8 @@ func swap(dir, target string) error {
 	})
 }
 
-// lease makes the kernel block every process that opens a file, as long as it lets a lease's holder take (45 s).
+// lease makes the kernel block every process that opens a file, because this process has a lease on the file. The
+// kernel gives the holder of a lease 45 s to release it.
 func lease(path string) error {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

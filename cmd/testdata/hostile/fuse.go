@@ -10,24 +10,25 @@ import (
 	"time"
 )
 
-// The attack on programs that read a process's environment. The kernel reads that from the process's memory, under a
-// lock. A page fault holds the lock until a file system of the user's has delivered the page.
+// The attack on programs that read the environment of a process. The kernel reads the environment from the process's
+// memory, under a lock. A page fault holds the lock until a file system of the user has delivered the page.
 
-// Requests of the FUSE protocol, and the answers' sizes.
+// Requests of the FUSE protocol, and sizes and numbers in the answers.
 const (
 	fuseLookup  = 1
 	fuseGetattr = 3
 	fuseOpen    = 14
 	fuseRead    = 15
-	fuseFlush   = 25 // what a close asks for
+	fuseFlush   = 25 // the request of a close
 	fuseInit    = 26
 	headerSize  = 40
 	fileNode    = 2
 	fileSize    = 1 << 20
 )
 
-// fuse is a file system with one file, which says so many times that it cannot be read, and then nothing more. With fewer
-// than none it also answers no one who closes the file. The test has mounted it, as fusermount does for users, and hands it over as descriptor 3.
+// fuse is a file system with one file. It answers this many reads of the file with an error, and no read after that.
+// If errors is negative, it does not answer a close of the file either. The test has mounted the file system, as
+// fusermount does for users, and passes it as descriptor 3.
 func fuse(errors int) error {
 	device := os.NewFile(3, "fuse")
 	reads := 0
@@ -69,7 +70,7 @@ func fuse(errors int) error {
 	}
 }
 
-// attributes are those of the root folder, node 1, and of its only file.
+// attributes returns the attributes of the root folder, which is node 1, or of its only file.
 func attributes(node uint64) []any {
 	mode := uint32(syscall.S_IFREG | 0o644)
 	if node == 1 {
@@ -96,7 +97,8 @@ func reply(device *os.File, unique uint64, failed int32, answer []any) error {
 }
 
 // stuck is a process that waits for a page of that file, and at the same time for the lock to change its memory. A
-// reader of its memory comes after that. The kernel holds the lock when it asks for the page the third time.
+// reader of its memory waits until both have ended. The kernel holds the lock when it asks for the page the third
+// time.
 func stuck(dir string) error {
 	file, err := os.Open(filepath.Join(dir, "file"))
 	if err != nil {
@@ -114,7 +116,7 @@ func stuck(dir string) error {
 	return nil
 }
 
-// unkillable is a process that waits for that file's answer, which the kernel does not let it leave.
+// unkillable is a process that waits for an answer of that file. The kernel does not end the process while it waits.
 func unkillable(dir string) error {
 	file, err := os.Open(filepath.Join(dir, "file"))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The attacks on the guard, a process of root's that looks at the open files of the user's processes.
+// The attacks on the guard, a process of root that reads which files the user's processes have open.
 
 const (
 	sysPidfdOpen  = 434
@@ -19,7 +19,7 @@ const (
 	ptraceSeize   = 0x4206
 )
 
-// opens opens a device file and closes it, some 10,000 times a second.
+// opens opens and closes a device file about 10,000 times a second.
 func opens(path string) error {
 	return until(func() {
 		for range 10 {
@@ -32,7 +32,7 @@ func opens(path string) error {
 	})
 }
 
-// flips has device files open at descriptors that are other files a moment later, and device files again.
+// flips replaces the files of its descriptors without end: each is first a device file, then another file.
 func flips(control, memory, other string) error {
 	var files [3]int
 	for i, path := range []string{control, memory, other} {
@@ -51,8 +51,9 @@ func flips(control, memory, other string) error {
 	})
 }
 
-// flipping is that with a file that does not close: who puts another file in its place waits for ever, so threads do that.
-// Thousands of descriptors above make the time long between the look at these and what comes of it.
+// flipping does the same with a file that does not close. A thread that replaces this file waits for ever, so each
+// replacement has its own thread. Thousands of further descriptors make the time longer between the guard's look at
+// these descriptors and its reaction.
 func flipping(control, memory, other string) error {
 	var files [3]int
 	for i, path := range []string{control, memory, other} {
@@ -81,7 +82,7 @@ func flipping(control, memory, other string) error {
 	return nil
 }
 
-// forks starts clients without end: each opens the device files, has children that have them too, and ends.
+// forks starts clients without end. Each opens the device files, starts children that have them open too, and ends.
 func forks(control, memory string) error {
 	return until(func() {
 		cmd := exec.Command("/bin/sh", "-c", `exec 5<"$0" 6<"$1" 7<"$1"; sleep 0.05 & sleep 0.05 & sleep 0.02`, control, memory)
@@ -92,7 +93,7 @@ func forks(control, memory string) error {
 	})
 }
 
-// rights tries what only the owner of a process may do, and prints what was allowed.
+// rights tries what only the owner of a process may do, and prints what succeeds.
 func rights(pid int) error {
 	runtime.LockOSThread()
 	for signal := syscall.Signal(1); signal < 65; signal++ {
@@ -125,7 +126,7 @@ func rights(pid int) error {
 	return nil
 }
 
-// scribbles writes into files of a folder, makes files and takes them away, as fast as it can.
+// scribbles writes into files of a folder, and makes and removes files, as fast as possible.
 func scribbles(folder string) error {
 	file, err := os.OpenFile(filepath.Join(folder, "server.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 const ptraceTraceFork = 0x2
 
-// inject makes a process of the user's own fork, and its child exec a program. What that program starts is not in the
-// control group of the process that requested it. inject prints the child's pid, and "ready" first.
+// inject makes a process of the same user fork, and makes the child execute a program. The child is in the control
+// group of that process, not in the group of this one. inject prints "ready", and then the child's pid.
 func inject(pid int, path, arg string) error {
 	runtime.LockOSThread()
 	if err := syscall.PtraceAttach(pid); err != nil {
@@ -52,7 +52,7 @@ func inject(pid int, path, arg string) error {
 	return errors.Join(syscall.PtraceDetach(child), syscall.PtraceDetach(pid))
 }
 
-// stopped waits, for five seconds, for a traced process to stop.
+// stopped waits until a traced process has stopped, for at most five seconds.
 func stopped(pid int) error {
 	for range 500 {
 		var status syscall.WaitStatus
@@ -65,7 +65,8 @@ func stopped(pid int) error {
 	return fmt.Errorf("pid %d does not stop", pid)
 }
 
-// forkIn has a stopped process fork. A signal that is pending there interrupts a fork, which is then tried again.
+// forkIn makes a stopped process fork. A pending signal of that process can interrupt the fork. forkIn then tries
+// again.
 func forkIn(pid int, regs syscall.PtraceRegs) (child int, err error) {
 	regs.Rax, regs.Orig_rax = syscall.SYS_FORK, ^uint64(0)
 	var message uint
@@ -86,7 +87,7 @@ func forkIn(pid int, regs syscall.PtraceRegs) (child int, err error) {
 	return int(message), nil
 }
 
-// execIn has a stopped process execute a program. The words go below what its stack may be using.
+// execIn makes a stopped process execute a program. The arguments are in memory below the used part of its stack.
 func execIn(pid int, regs syscall.PtraceRegs, path, arg string) error {
 	at := regs.Rsp - 4096
 	words := make([]byte, 24)

@@ -1,9 +1,9 @@
-// Command hostile is what a job's user may run against root: every attack of cmd/hostile_test.go that takes a program. It
-// runs as the user, with no right that a user has not.
+// Command hostile contains the attacks of cmd/hostile_test.go that need a program. It runs as the job's user, with
+// only the rights of a user.
 //
 //	hostile ATTACK [ARG...]
 //
-// With the arguments of nvidia-cuda-mps-control it is that program, in the user's hands.
+// With the arguments of nvidia-cuda-mps-control it replaces that program.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// attacks are the attacks by their names. Those that go on until they are killed say "ready" first.
+// attacks are the attacks by their names. An attack that runs until it is killed first prints "ready".
 var attacks = map[string]func(args []string) error{
 	"probe":      func(a []string) error { return probe(a[0], a[1:]) },
 	"deep":       func(a []string) error { return deep(a[0], number(a[1])) },
@@ -67,7 +67,7 @@ func number(text string) int {
 	return n
 }
 
-// lifetime is the longest that an attack lasts, so that a test that fails leaves none behind.
+// lifetime is the maximum duration of an attack. It ends the attacks of a test that fails.
 const lifetime = 100 * time.Second
 
 func sleep() error {
@@ -76,11 +76,11 @@ func sleep() error {
 	return nil
 }
 
-// until repeats an act for a lifetime.
-func until(act func()) error {
+// until repeats an attack for a lifetime.
+func until(attack func()) error {
 	fmt.Println("ready")
 	for began := time.Now(); time.Since(began) < lifetime; {
-		act()
+		attack()
 	}
 	return nil
 }

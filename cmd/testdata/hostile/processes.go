@@ -15,22 +15,22 @@ import (
 // past is a time that no file of a test has.
 var past = time.Unix(1, 0)
 
-// storm sends a signal to every process of the user's but itself, as fast as it can.
+// storm sends a signal to every other process of the user, as fast as possible.
 func storm(number int) error {
 	return until(func() { _ = syscall.Kill(-1, syscall.Signal(number)) })
 }
 
-// end ends every process of the user's but itself, those that are being born too.
+// end ends every other process of the user, also those that are just starting.
 func end() error {
 	for began := time.Now(); ; {
-		_ = syscall.Kill(-1, syscall.SIGKILL) // before the look, which misses a process that starts beside it
+		_ = syscall.Kill(-1, syscall.SIGKILL) // first, because the check misses a process that is just starting
 		if !others() || time.Since(began) > 5*time.Second {
 			return nil
 		}
 	}
 }
 
-// others reports whether other processes of the user's live.
+// others reports whether other processes of the user are alive.
 func others() bool {
 	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range paths {
@@ -45,8 +45,8 @@ func others() bool {
 	return false
 }
 
-// control is a control program of the user's. The daemon that it starts loses its first thread at SIGUSR1, so it looks
-// like a zombie. Its answers are those that its caller expects.
+// control replaces the control program. The daemon that it starts ends its first thread at SIGUSR1, so it looks like
+// a zombie. control gives the answers that its caller expects.
 func control(args []string) int {
 	switch {
 	case len(args) == 0:

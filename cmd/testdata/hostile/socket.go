@@ -18,7 +18,7 @@ func init() {
 	}
 }
 
-// serve puts a server of the user's in the place of a daemon's.
+// serve replaces the server of a daemon by a server of the user.
 func serve(pipe, answers string) error {
 	listener, err := replace(pipe)
 	if err != nil {
@@ -28,10 +28,10 @@ func serve(pipe, answers string) error {
 	return sleep()
 }
 
-// between leaves the processor to those who are attacked.
+// between is a pause between two attempts, so that the attacked programs get processor time.
 const between = 100 * time.Microsecond
 
-// usurp does so as soon as there is a daemon, and again when another comes.
+// usurp calls replace as soon as a daemon runs, and again when another daemon starts.
 func usurp(pipe, answers string) error {
 	path := filepath.Join(pipe, "control")
 	var own os.FileInfo
@@ -63,6 +63,7 @@ func quit(pipe string) error {
 	})
 }
 
+// replace puts a socket of the user at the path of a daemon's socket.
 func replace(pipe string) (*net.UnixListener, error) {
 	draft := filepath.Join(pipe, "draft")
 	listener, err := wire.Listen(draft, 0o666)
@@ -82,10 +83,10 @@ func accept(listener *net.UnixListener, answers string) {
 	}
 }
 
-// escapes are what a terminal would obey, a line that looks like one of the log's, and bytes that are no text.
+// escapes are control sequences of a terminal, a text like a line of the log, and bytes that are no text.
 const escapes = "\x1b[2J\x1b]0;owned\x07\u009b31m\u202e{\"level\":\"error\"}\r\xff\xfe\x00"
 
-// converse answers the questions of one control program. The name of the answers may have an argument: "names PID".
+// converse answers the commands of one control program. The name of the answers may have an argument: "names PID".
 func converse(conn wire.Conn, answers string) {
 	defer conn.Close()
 	kind, argument, _ := strings.Cut(answers, " ")
@@ -98,7 +99,7 @@ func converse(conn wire.Conn, answers string) {
 	}
 }
 
-// answer answers one command and reports whether the conversation goes on.
+// answer answers one command and reports whether the conversation continues.
 func answer(conn wire.Conn, kind, argument, command string) bool {
 	switch kind {
 	case "silent":
@@ -124,7 +125,7 @@ func answer(conn wire.Conn, kind, argument, command string) bool {
 	return conn.Send("end 0") == nil
 }
 
-// thousands says that there are more clients than a node can have.
+// thousands lists more clients than a node can have.
 func thousands(conn wire.Conn, command string) {
 	for i := 0; strings.HasPrefix(command, "ps") && i < 5000; i++ {
 		conn.Send("out " + strconv.Itoa(i+1) + " 1 1")
@@ -132,9 +133,9 @@ func thousands(conn wire.Conn, command string) {
 	conn.Send("out 100.0")
 }
 
-// names says that a process of somebody's is a client, and does what it is asked.
+// names lists a process of another user as a client, and confirms every command.
 func names(conn wire.Conn, pid, command string) {
-	switch word, _, _ := strings.Cut(command, " "); word {
+	switch verb, _, _ := strings.Cut(command, " "); verb {
 	case "ps":
 		conn.Send("out PID       ID        SERVER")
 		conn.Send("out " + pid + " 1 1 GPU-x 1 /victim")
