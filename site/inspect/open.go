@@ -24,7 +24,7 @@ func Open(paths site.Paths, asking bool) (*Reader, error) {
 	}
 	name, err := os.Hostname()
 	if err != nil {
-		return nil, fmt.Errorf("cannot tell which node this is: %w", err)
+		return nil, fmt.Errorf("cannot find out which node this is: %w", err)
 	}
 	facts, _ := policyfile.ReadConfig(paths)
 	r := &Reader{

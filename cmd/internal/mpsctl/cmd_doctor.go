@@ -17,7 +17,8 @@ import (
 
 const doctorHelp = `doctor finds what would make a job with MPS fail on this node, and changes nothing. It reads our programs and files, the control
 program, the driver and its GPUs, slurm.conf, gres.conf and the files beside them, slurmd's own list of GPUs (slurmd -G,
-which reads those files and ends), limits, and what ended jobs have left. Each finding has a repair. It is a fault (a job fails, or gets less than it was granted) or a warning.
+which reads those files and ends), limits, and what ended jobs have left. Each finding has a repair. A finding is a fault
+if a job fails, or gets less than it was granted. Otherwise it is a warning.
 
 slurm.conf is the one of --slurm-conf, else of SLURM_CONF, else /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf. This
 node's name there is that of --node, else of SLURMD_NODENAME, else the host's, up to its first dot.
@@ -61,7 +62,7 @@ func doctorCommand(call *Invocation) *cobra.Command {
 			return printDoctor(call, r, strict)
 		},
 	}
-	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and what lies beside it")
+	c.Flags().StringVar(&conf, "slurm-conf", "", "read this `FILE` as slurm.conf, and the other files in its folder")
 	c.Flags().StringVar(&name, "node", "", "the node's `NAME` in slurm.conf")
 	c.Flags().StringVar(&slurmd, "slurmd", "", "have this `FILE` print its list of GPUs; none asks no slurmd")
 	c.Flags().BoolVar(&strict, "strict", false, "exit with 1 for warnings too")
@@ -81,7 +82,7 @@ func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Questio
 	if name == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return doctor.Question{}, fmt.Errorf("cannot tell which node this is: %w: give --node", err)
+			return doctor.Question{}, fmt.Errorf("cannot find out which node this is: %w: give --node", err)
 		}
 		name, _, _ = strings.Cut(host, ".")
 	}

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl metrics: what a node has, and what its jobs came to, in Prometheus' text form.
+// This file is mpsctl metrics: the present state of a node, and the totals of its ended jobs, in Prometheus' text
+// form.
 //
-// It keeps no state of its own: what is now is looked at, and totals are added up from the log (docs/decisions/017).
+// The program keeps no state. It reads the present state from the node, and adds up the totals from the log
+// (docs/decisions/017).
 
 package mpsctl
 
@@ -24,21 +26,21 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const metricsHelp = `metrics prints what this node has in Prometheus' text form, for node_exporter's textfile collector: jobs, daemons, clients
-and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the log. When the
-log is rotated the totals begin again, as those of a program that was restarted do. What running jobs use of their GPUs has
-labels of the job, its user and its partition, and is as old as the last sample, 10 s at most. Of an idle GPU there is none.
-Who is not root gets what they can see: no totals, and the use of their own jobs.
+const metricsHelp = `metrics prints the metrics of this node in Prometheus' text form, for node_exporter's textfile collector. It has jobs,
+daemons, clients and findings as mpsctl status has them, and totals of the jobs that have ended, from the summaries in the
+log. When the log is rotated, the totals begin again, like those of a restarted program. The metrics of GPUs that running
+jobs use have labels of the job, its user and its partition. They are from the last sample, which is 10 s old at most. An
+idle GPU has none of these. If you are not root, you get no totals, and only the use of your own jobs.
 
-It asks the daemons, each for 2 s at most, takes 20 s at most for all of its looks, and changes nothing. What did not answer
-by then is counted in slurm_mps_unanswered_daemons and slurm_mps_inspection_errors.
+It asks each daemon for 2 s at most, takes 20 s at most for everything, and changes nothing. Parts that did not answer by
+then are counted in slurm_mps_unanswered_daemons and slurm_mps_inspection_errors.
 
---out FILE puts the metrics into a file, whole. Every folder of its path must be root's own and writable by no one else, and
-no link is followed.
+--out FILE writes the metrics into a file, which is complete or absent. Every folder of its path must belong to root, and
+only root may write into it. No link is followed.
 
-It exits with 0 where it could print, with 1 where it could not, and with 2 for a wrong flag.`
+It exits with 0 if it could print, with 1 if it could not, and with 2 for a wrong flag.`
 
-// lookTime bounds all looks. The unit that writes the metrics is ended after a minute, and the next begins then.
+// lookTime bounds all reads. The unit that writes the metrics is ended after a minute, when the next one starts.
 const lookTime = 20 * time.Second
 
 // metricsCommand is mpsctl metrics.
@@ -72,20 +74,20 @@ func metricsCommand(call *Invocation) *cobra.Command {
 			default:
 				return cli.RuntimeError{Err: err}
 			}
-			said := metricsText(families)
+			text := metricsText(families)
 			if out != "" {
-				err = replaceMetrics(out, said)
+				err = replaceMetrics(out, text)
 			} else {
-				_, err = io.WriteString(call.Out, said)
+				_, err = io.WriteString(call.Out, text)
 			}
 			return WriteError("metrics", err)
 		},
 	}
-	c.Flags().StringVar(&out, "out", "", "put them into this `FILE`, in a folder that is root's own")
+	c.Flags().StringVar(&out, "out", "", "write them into this `FILE`, in a folder that belongs to root")
 	return c
 }
 
-// replaceMetrics writes the file by way of its folder, which no one else than root can have put there.
+// replaceMetrics opens the folder of the file and writes the file in it. Only root can have made that folder.
 func replaceMetrics(path, text string) error {
 	dir, err := site.OpenTrustedFolder(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +100,7 @@ func replaceMetrics(path, text string) error {
 	return site.Replace(dir, filepath.Base(path), []byte(text), 0o644)
 }
 
-// readTotals reads the log. That there is none yet is no failure: no job has ended.
+// readTotals reads the log. A missing log is no failure, because no job has ended yet.
 func readTotals(path string) (totals, error) {
 	log, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +129,7 @@ type sample struct {
 	value  float64
 }
 
-// metricsText is the whole of it, in Prometheus' text form.
+// metricsText returns all metrics in Prometheus' text form.
 func metricsText(families []family) string {
 	var b strings.Builder
 	for _, f := range families {
@@ -151,7 +153,7 @@ func labelled(labels []string) string {
 	return "{" + strings.Join(pairs, ",") + "}"
 }
 
-// nodeMetrics is what was seen of the node.
+// nodeMetrics returns the metrics of the node's present state.
 func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 	jobs, daemons, findings := counts{string(inspect.Opened): 0}, counts{string(inspect.Serves): 0}, counts{}
 	clients := family{name: "gpu_clients", kind: "gauge", help: "Clients of MPS on a GPU."}
@@ -179,13 +181,13 @@ func nodeMetrics(n inspect.Node, found []inspect.Finding) []family {
 		{"jobs", "gauge", "Jobs that have something here, by phase.", jobs.samples("phase")},
 		{"daemons", "gauge", "Control daemons of jobs, by state.", daemons.samples("state")},
 		clients, held,
-		{"findings", "gauge", "What is not as the leases say, by kind: mpsctl status says what to do.", findings.samples("kind")},
+		{"findings", "gauge", "Differences between the node and its leases, by kind: mpsctl status prints what to do.", findings.samples("kind")},
 		{"unanswered_daemons", "gauge", "Control daemons that did not answer in time, or that no time was left to ask.", []sample{{nil, float64(daemons[string(inspect.NoAnswer)] + daemons[string(inspect.Alive)])}}},
 		{"inspection_errors", "gauge", "Parts of the node that could not be read.", []sample{{nil, float64(len(n.Incomplete))}}},
 	}
 }
 
-// counts are numbers by a label's value.
+// counts are numbers by the value of a label.
 type counts map[string]int
 
 func (c counts) samples(label string) (all []sample) {

@@ -20,7 +20,7 @@ Ranks go round the GPUs. Shares:
   PCT%        a percentage of the GPU, rounded down to a TPC
   Nsm         N SMs, rounded down to a TPC
   tuned:NAME  what mps-tune has saved for the program, in your file or the site's
-Memory is what a program can use beside its context: none, even, or a size like 8G or 16384M.
+Memory is what a program can use, without its context: none, even, or a size like 8G or 16384M.
 
 --svg also draws the GPUs: a column for each SM, and a bar for each rank. MPS limits how many SMs a rank uses, and not
 which, so the places of the bars are an example.`

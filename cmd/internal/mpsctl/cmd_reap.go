@@ -16,7 +16,7 @@ import (
 )
 
 const reapHelp = `reap closes what is left of jobs that are gone, as their epilog would have:
-  a lease whose prolog or epilog has died on the way
+  a lease whose prolog or epilog has died before its end
   a lease of another boot (files only), and files without a lease
   a daemon of ours that no lease names
   with --job, also the open lease of a job of which you know that it is gone (squeue -j ID)
@@ -57,7 +57,7 @@ func runReap(call *Invocation, job uint32, dry bool) error {
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	defer r.hands.close()
+	defer r.executor.close()
 	lines, err := r.reap(ctx)
 	if err != nil {
 		return cli.RuntimeError{Err: err}

@@ -31,9 +31,9 @@ JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl r
 script. A report is there from the first second of a job until 30 days after its end. It is sampled every 10 s, so the
 last seconds of a running job may be missing. The job's user and root can read it.
 
-"SMs active" is the part of the SMs that had work, averaged over the job's time, and "kernel" the part of the time in
-which a kernel was on the GPU. GPUs before Hopper have the second one only, and MIG instances have neither: - stands
-for what is not known. Who began a fatal error is what the server's log says.
+"SMs active" is the part of the SMs that had work, averaged over the job's time. "kernel" is the part of the time in
+which a kernel was on the GPU. GPUs before Hopper have the second value only, and MIG instances have neither. A value
+that is not known is printed as -. The client with which a fatal error began is the one that the server's log names.
 
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
@@ -73,7 +73,7 @@ func reportCommand(call *Invocation) *cobra.Command {
 	return c
 }
 
-// writePage writes the page of a report into a file. It is whole or absent.
+// writePage writes the page of a report into a file. The file is whole or absent.
 func writePage(path string, r usage.Report) error {
 	var page bytes.Buffer
 	if err := reportHTML(&page, r); err != nil {
@@ -85,13 +85,13 @@ func writePage(path string, r usage.Report) error {
 	return nil
 }
 
-// advisedReport is the JSON.
+// advisedReport is the JSON of the command.
 type advisedReport struct {
 	usage.Report
 	Advice string `json:"advice"` // "" if the figures justify none
 }
 
-// reportedJob is the job that is asked for.
+// reportedJob returns the job of the argument, or else the job of the environment.
 func reportedJob(args []string, own string) (uint32, error) {
 	text := own
 	if len(args) == 1 {
@@ -107,7 +107,7 @@ func reportedJob(args []string, own string) (uint32, error) {
 	return uint32(job), nil
 }
 
-// findReport reads the report of a job that runs, or else that of one that has ended.
+// findReport reads the report of a running job, or else of an ended job.
 func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 	folder := lease.OpenReadOnly(paths.Run(), "").JobDir(job)
 	r, err := usage.Read(filepath.Join(folder, usage.Running))
@@ -130,7 +130,7 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		"see whether it ran here with MPS, for a second at least and in the last 30 days", job)
 }
 
-// reportText is a report for people.
+// reportText returns a report as text for people.
 func reportText(r usage.Report, screen Screen, now time.Time) string {
 	var b strings.Builder
 	ended, until := "runs", now
@@ -163,13 +163,13 @@ func share(percent float64) string {
 	return fmt.Sprintf("%.0f %%", percent)
 }
 
-// maxIncidents are told one by one.
+// maxIncidents is the number of incidents that are printed one by one. The others are only counted.
 const maxIncidents = 5
 
-// incidents are the ends of clients beside others, and the fatal errors, a sentence each.
+// incidents returns a sentence for each fatal error, and for each client that ended beside others.
 func incidents(r usage.Report) (lines []string) {
 	more := 0
-	tell := func(line string) {
+	add := func(line string) {
 		if len(lines) < maxIncidents {
 			lines = append(lines, line)
 			return
@@ -177,12 +177,12 @@ func incidents(r usage.Report) (lines []string) {
 		more++
 	}
 	for _, f := range r.Faults {
-		tell(fmt.Sprintf("%s  GPU %d had a fatal error, which ends all of its clients. It began with %s.",
+		add(fmt.Sprintf("%s  GPU %d had a fatal error, which ends all of its clients. It began with %s.",
 			f.At.Local().Format("15:04:05"), r.GPUs[f.GPU].Index, who(r, f.PID)))
 	}
 	for _, c := range r.Clients {
 		if c.Ending == usage.InFlight && c.Unharmed > 0 {
-			tell(fmt.Sprintf("%s  %s ended while GPU %d had work. Its files were held, and %s lived on.",
+			add(fmt.Sprintf("%s  %s ended while GPU %d had work. Its files were held, and %s lived on.",
 				c.End.Local().Format("15:04:05"), who(r, c.PID), r.GPUs[c.GPU].Index, Count(c.Unharmed, "neighbour")))
 		}
 	}
@@ -192,7 +192,7 @@ func incidents(r usage.Report) (lines []string) {
 	return lines
 }
 
-// who is a client by its rank, as far as that is known.
+// who names a client by its rank, or by its pid if the rank is not known.
 func who(r usage.Report, pid int) string {
 	if pid == 0 {
 		return "a client that the server did not name"

@@ -37,7 +37,7 @@ var items = []item{
 	{"grafana.json", "/usr/share/slurm-mps/grafana.json", "a dashboard of the metrics, to import into Grafana"},
 	{"alerts.yml", "/usr/share/slurm-mps/alerts.yml", "alert rules of the metrics, for Prometheus"},
 	{"job_submit.lua", "/etc/slurm/job_submit.lua", "jobs with MPS go to nodes that have it"},
-	{"cli_filter.lua", "/etc/slurm/cli_filter.lua", "mistakes are said before a job is sent"},
+	{"cli_filter.lua", "/etc/slurm/cli_filter.lua", "mistakes are printed before a job is sent"},
 }
 
 const siteHelp = `site shows the files that docs/operator.md has a site install: policy, facts, and lines for Slurm's files.`
@@ -63,12 +63,12 @@ func list(call *Invocation) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			return written(call, struct {
 				Files []item `json:"files"`
-			}{items}, shelf())
+			}{items}, itemsText())
 		},
 	}
 }
 
-func shelf() string {
+func itemsText() string {
 	var b strings.Builder
 	for _, i := range items {
 		fmt.Fprintf(&b, "%-16s %-53s %s\n", i.Name, i.Place, i.About)

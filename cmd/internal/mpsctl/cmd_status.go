@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and where the node differs from
-// what the leases say.
+// This file is mpsctl status: the jobs of this node, their GPUs, daemons and clients, and the differences between the
+// node and the leases.
 
 package mpsctl
 
@@ -19,20 +19,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const statusHelp = `status prints the jobs that have MPS on this node: user, rule, since when, their daemons and servers, and on each GPU the
-clients by rank, with their shares in SMs and the memory that they use; then every GPU with its compute mode and who holds it.
-It asks the daemons, each for 2 s at most, and changes nothing.
+const statusHelp = `status prints the jobs that have MPS on this node: user, rule, begin, daemons and servers. For each GPU of a job it prints
+the clients by rank, with their shares in SMs and the memory that they use. Then it prints every GPU with its compute mode
+and the job that holds it. It asks each daemon for 2 s at most, and changes nothing.
 
-"in use" is the latest sample of the job's report, as mpsctl report explains it: the bar is the part of the SMs that had work.
-A client's rank and step are what its environment says.
+"in use" is the latest sample of the job's report, as mpsctl report explains it. The bar is the part of the SMs that had
+work. A client's rank and step are from its environment.
 
-Where the node differs from what a lease says, the line is marked with ! and a finding below says what, where and what
-to do. A finding was seen twice.
+If the node differs from a lease, the line is marked with !, and a finding below names the difference, its place and its
+repair. A finding was seen twice.
 
-A client's percentage and memory are what its environment had when it started; its SMs follow from that and from what its
-server says. Who is not root sees their own jobs, and what else could not be seen.
+A client's percentage and memory are those that its environment had when it started. Its SMs follow from these and from
+the percentage of its server. If you are not root, you see only your own jobs, and a list of what you cannot see.
 
-It exits with 0 where lease and node agree, with 1 where they do not or root could not see all, and 2 for a wrong flag.`
+It exits with 0 if lease and node agree, with 1 if they do not or root could not see everything, and with 2 for a wrong flag.`
 
 // statusCommand is mpsctl status.
 func statusCommand(call *Invocation) *cobra.Command {
@@ -65,7 +65,7 @@ func statusCommand(call *Invocation) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&watch, "watch", false, "look again every 2 s, until q or Ctrl-C; arrows or j and k scroll; with --json an object a line")
-	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver says who the clients are")
+	c.Flags().BoolVar(&silent, "no-queries", false, "ask no daemon: the driver lists the clients")
 	nodesFlag(c, &nodes)
 	return c
 }
@@ -93,7 +93,8 @@ func once(ctx context.Context, call *Invocation, reader viewer) error {
 
 const interval = 2 * time.Second
 
-// repeat looks until it is told to stop. A terminal shows the latest look alone, and scrolls; a pipe gets them all.
+// repeat reads the node again and again, until ctx ends. A terminal shows only the latest result, and can scroll. A
+// pipe gets all results.
 func repeat(ctx context.Context, call *Invocation, reader viewer, pause time.Duration) error {
 	if !call.JSON && call.Screen().Terminal {
 		pressed, restore := readKeys(ctx, os.Stdin)
@@ -119,7 +120,7 @@ func repeat(ctx context.Context, call *Invocation, reader viewer, pause time.Dur
 	}
 }
 
-// scroll shows looks on a terminal. A look may take seconds, so that keys are obeyed beside it.
+// scroll shows results on a terminal. It obeys keys at the same time, because reading the node may take seconds.
 func scroll(ctx context.Context, call *Invocation, reader viewer, pause time.Duration, pressed <-chan key) error {
 	texts := make(chan func(Screen) string)
 	go func() {
@@ -162,7 +163,7 @@ func scroll(ctx context.Context, call *Invocation, reader viewer, pause time.Dur
 	}
 }
 
-// statusReport is the JSON.
+// statusReport is the JSON of the command.
 type statusReport struct {
 	inspect.Node
 	Findings []inspect.Finding `json:"findings"`

@@ -16,8 +16,8 @@ type Draft struct {
 	path string
 }
 
-// NewDraft makes a draft, and thereby proves that the file can be written. It refuses a path that is a link, a device or
-// a folder, because a rename would replace that itself.
+// NewDraft makes a draft, which proves that the file can be written. It refuses a path that is a link, a device or a
+// folder, because a rename would replace the link, the device or the folder.
 func NewDraft(path string) (Draft, error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -27,7 +27,7 @@ func NewDraft(path string) (Draft, error) {
 		return Draft{}, fmt.Errorf("cannot write: %w", err)
 	}
 	file, err := os.CreateTemp(filepath.Dir(path), ".slurm-mps-*")
-	var cause *fs.PathError // it names the draft
+	var cause *fs.PathError // its path is that of the draft
 	if errors.As(err, &cause) {
 		err = cause.Err
 	}
@@ -37,7 +37,7 @@ func NewDraft(path string) (Draft, error) {
 	return Draft{file, path}, nil
 }
 
-// Finish writes the content and puts the file in its place.
+// Finish writes the content and renames the draft to the path of the file.
 func (d Draft) Finish(content []byte) error {
 	_, err := d.file.Write(content)
 	err = errors.Join(err, d.file.Chmod(0o644), d.file.Close())
@@ -57,7 +57,7 @@ func (d Draft) Drop() {
 	_ = os.Remove(d.file.Name())
 }
 
-// writeFile writes a file whole.
+// writeFile writes a file, which is whole or absent.
 func writeFile(path string, content []byte) error {
 	d, err := NewDraft(path)
 	if err != nil {

@@ -44,8 +44,8 @@ func fill(text string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// values lists the completions of a flag with this name. A flag for a number or a name has none, rather than file
-// names.
+// values lists the completions of a flag with this name. A flag for a number or a name has no completions: not even
+// file names.
 var values = map[string][]string{
 	"gpu":   modelNames(),
 	"share": {"none", "even", "overlap:", "weight:"},

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// key is what a person wants of a screen that scrolls.
+// key is a command of a person to a screen that scrolls.
 type key int
 
 const (
@@ -27,8 +27,8 @@ var keys = map[string]key{
 	" ": keyPageDown, "\x1b[6~": keyPageDown, "g": keyTop, "\x1b[H": keyTop, "q": keyQuit,
 }
 
-// readKeys reads keys from a terminal until ctx ends, and returns a function that puts the terminal back. In the
-// background, and without a terminal, there are no keys.
+// readKeys reads keys from a terminal until ctx ends, and returns a function that restores the terminal. In the
+// background, and without a terminal, it reads none.
 func readKeys(ctx context.Context, in *os.File) (pressed <-chan key, restore func()) {
 	fd := int(in.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -62,7 +62,8 @@ func readKeys(ctx context.Context, in *os.File) (pressed <-chan key, restore fun
 	return read, func() { _ = unix.IoctlSetTermios(fd, unix.TCSETS, before) }
 }
 
-// scrolled is the first line to be shown after a key, of a text of so many lines on a screen of so many rows.
+// scrolled returns the number of the first line to be shown after a key. The text has this many lines, and the screen
+// has this many rows.
 func scrolled(from int, k key, lines, rows int) int {
 	page := max(rows-2, 1)
 	switch k {

@@ -45,8 +45,8 @@ func addUp(log io.Reader) (t totals, err error) {
 	}
 }
 
-// add adds a job whose lease is closed. An epilog that failed before may have removed the logs that it counted, or
-// left them to be counted again, so the larger figures are the job's.
+// add adds a job whose lease is closed. An earlier epilog of the job that failed may have removed the logs that it
+// counted, or it may have left them. So add takes the larger figures of both summaries.
 func (t *totals) add(line []byte, unclosed map[uint32]jobFigures) {
 	var s struct {
 		Step   string `json:"step"`

@@ -9,7 +9,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// maxUseSeries bounds the GPUs of running jobs in the metrics. A GPU has one job, so that no node has more.
+// maxUseSeries bounds the GPUs of running jobs in the metrics. A GPU has one job, so no node has more.
 const maxUseSeries = 256
 
 // reportsOf returns the reports of the running jobs that this user may read.

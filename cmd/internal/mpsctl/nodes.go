@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is --nodes of mpsctl status and audit: what many nodes answer, in one table.
+// This file is the flag --nodes of mpsctl status and audit: one table of the answers of many nodes.
 
 package mpsctl
 
@@ -46,7 +46,7 @@ func nodesFlag(c *cobra.Command, list *string) {
 	c.Long += nodesHelp
 }
 
-// nodeAnswer is what a node came to. It holds nothing that a terminal would not print.
+// nodeAnswer is the answer of a node. It contains only characters that a terminal prints.
 type nodeAnswer struct {
 	Node     string   `json:"node"`
 	Jobs     int      `json:"jobs"`
@@ -162,8 +162,8 @@ func askNode(ctx context.Context, line []string, node string) nodeAnswer {
 	return answer
 }
 
-// readAnswer reads the JSON of status or audit, which is the last line: a shell's profile may have printed others. Node
-// and user decide what it has, so only counts and short printable words are taken.
+// readAnswer reads the JSON of status or audit, which is the last line: a shell's profile may have printed others.
+// Node and user decide what it has, so only counts and short printable words are taken.
 func readAnswer(out []byte) (nodeAnswer, error) {
 	out = bytes.TrimSpace(out)
 	last := out[bytes.LastIndexByte(out, '\n')+1:]
@@ -198,9 +198,9 @@ func readAnswer(out []byte) (nodeAnswer, error) {
 	return answer, nil
 }
 
-func cut(text string, most int) string {
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + "…"
+func cut(text string, limit int) string {
+	if runes := []rune(text); len(runes) > limit {
+		return string(runes[:limit]) + "…"
 	}
 	return text
 }
@@ -208,9 +208,9 @@ func cut(text string, most int) string {
 // runBounded runs a program, bounded in time and output, and returns what it has printed. At the end of the time its
 // whole process group is ended. The error has the last line of stderr.
 func runBounded(ctx context.Context, line []string) ([]byte, error) {
-	var out, said limited
+	var out, stderr limited
 	c := exec.CommandContext(ctx, line[0], line[1:]...)
-	c.Stdout, c.Stderr = &out, &said
+	c.Stdout, c.Stderr = &out, &stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	c.WaitDelay = time.Second // a program in the background may keep the pipes
@@ -223,7 +223,7 @@ func runBounded(ctx context.Context, line []string) ([]byte, error) {
 	case err == nil:
 		return out.text.Bytes(), nil
 	}
-	text := bytes.TrimSpace(said.text.Bytes())
+	text := bytes.TrimSpace(stderr.text.Bytes())
 	if last := text[bytes.LastIndexByte(text, '\n')+1:]; len(last) > 0 {
 		err = fmt.Errorf("%s (%w)", last, err)
 	}
@@ -232,7 +232,7 @@ func runBounded(ctx context.Context, line []string) ([]byte, error) {
 
 var errTooLong = fmt.Errorf("the answer is longer than %d MiB", maxAnswer>>20)
 
-// limited is a buffer with an end. It has no ReadFrom, by which io.Copy would fill it past the end.
+// limited is a buffer with a maximum size. It has no ReadFrom, because io.Copy would use that and exceed the maximum.
 type limited struct {
 	text bytes.Buffer
 	full bool
@@ -288,7 +288,7 @@ func nodesText(answers []nodeAnswer, screen Screen) string {
 	return b.String()
 }
 
-// findings are the kinds, each with its number if it is more than one.
+// findings returns the kinds of findings. A kind that occurs more than once has its number.
 func (a nodeAnswer) findings(screen Screen) string {
 	number := counts{}
 	for _, kind := range a.Findings {

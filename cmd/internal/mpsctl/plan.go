@@ -106,12 +106,12 @@ func (q Request) Answer() (Plan, error) {
 
 // fits refuses what MPS would refuse. The first GPU has the most ranks, because ranks go round the GPUs.
 func fits(ranks, gpus int, model policy.Model) error {
-	most := (ranks + gpus - 1) / gpus
-	if most <= model.Clients {
+	maxRanks := (ranks + gpus - 1) / gpus
+	if maxRanks <= model.Clients {
 		return nil
 	}
 	return fmt.Errorf("cannot place %d ranks on %d %s: GPU 0 would have %d and MPS serves %d at once: run at most %d ranks, or more GPUs",
-		ranks, gpus, noun(gpus, "GPU"), most, model.Clients, gpus*model.Clients)
+		ranks, gpus, noun(gpus, "GPU"), maxRanks, model.Clients, gpus*model.Clients)
 }
 
 // rules parses the rules of the question.

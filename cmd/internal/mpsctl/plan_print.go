@@ -14,10 +14,11 @@ import (
 // writeJSON writes the plan in one line, for programs.
 func (p Plan) writeJSON(w io.Writer) error { return cli.WriteJSON(w, p) }
 
-// barCells is what 80 columns leave beside the numbers.
+// barCells is the width that the numbers leave for a bar on a line of 80 columns.
 const barCells = 38
 
-// Write writes the plan for people: a line a rank with a bar of the GPU's width, then what each GPU gives in all.
+// Write writes the plan for people. Each rank has a line with a bar, and the whole bar is the GPU. Then each GPU has
+// a line with its total.
 func (p Plan) Write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", p.about)
@@ -33,7 +34,7 @@ func (p Plan) Write(w io.Writer) error {
 	return err
 }
 
-// String is what the plan was made of.
+// String returns the input of the plan.
 func (a about) String() string {
 	memory := "memory not known"
 	if a.model.MemoryMiB > 0 {

@@ -43,7 +43,7 @@ type planPicture struct {
 	Left, Right   px
 	CaptionY      px
 	Cell, TPC     px   // the widths of an SM and of a TPC
-	Drawn         bool // whether there is room for a line at each SM
+	Drawn         bool // whether the width is enough for a line at each SM
 	GPUs          []gpuPicture
 }
 
@@ -56,7 +56,7 @@ type gpuPicture struct {
 	Bars             []rankBar
 }
 
-// ownedRun are SMs beside each other with the same number of ranks.
+// ownedRun is a run of adjacent SMs with the same number of ranks.
 type ownedRun struct {
 	X, Width, Middle px
 	Label, Class     string
@@ -67,7 +67,7 @@ type ceilingPicture struct {
 	Label string
 }
 
-// rankBar is a rank, or a part of one that goes on at the first SM.
+// rankBar is the bar of a rank, or of a part of a rank whose other part begins at the first SM.
 type rankBar struct {
 	X, Y, Width, Middle px
 	Class, Label        string
@@ -80,7 +80,7 @@ const (
 	planTop    px = 76 // of the first GPU
 	cellHeight px = 24
 	barHeight  px = 18
-	letter     px = 7 // the width of a letter, about
+	letter     px = 7 // about the width of a letter
 	colours       = 5
 )
 
@@ -125,14 +125,14 @@ func (p Plan) ranksOn(gpu int) []Rank {
 	return slices.DeleteFunc(slices.Clone(p.Ranks), func(r Rank) bool { return r.GPU != gpu })
 }
 
-// rankPiece are SMs beside each other in a layer, which a rank gets.
+// rankPiece is a run of adjacent SMs in a layer that a rank gets.
 type rankPiece struct {
 	from, sms, layer, nth int
 	names                 []string // from the longest to the shortest
-	owners                int      // ranks that this piece stands for
+	owners                int      // the number of ranks that get this piece
 }
 
-// label is the longest name that a bar has room for.
+// label returns the longest name that fits into a bar, or "".
 func (p rankPiece) label(width px) string {
 	for _, name := range p.names {
 		if px(len(name))*letter <= width {
@@ -142,8 +142,8 @@ func (p rankPiece) label(width px) string {
 	return ""
 }
 
-// piecesOf lays the ranks one behind the other. A rank that reaches the last SM goes on at the first one, a layer
-// below. Ranks that get the whole GPU are one piece.
+// piecesOf places the ranks one after the other. A rank that reaches the last SM continues at the first SM of the
+// next layer. Ranks that get the whole GPU are one piece.
 func piecesOf(ranks []Rank, sms int) (pieces []rankPiece) {
 	whole := slices.DeleteFunc(slices.Clone(ranks), func(r Rank) bool { return r.SMs < sms })
 	layer := 0
@@ -167,7 +167,7 @@ func piecesOf(ranks []Rank, sms int) (pieces []rankPiece) {
 	return pieces
 }
 
-// ownedRuns are the SMs by the number of ranks that they stand for.
+// ownedRuns returns the runs of adjacent SMs that have the same number of ranks.
 func ownedRuns(pieces []rankPiece, sms int, cell px) (runs []ownedRun) {
 	owners := make([]int, sms)
 	for _, p := range pieces {

@@ -17,10 +17,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const applyHelp = `apply puts a policy into the place of this node's policy.hcl, if it can be used there: together with the node's own policy.d,
-and if every case of a policy_test.hcl beside the given file comes out as expected. It prints what changes against the
-policy that the node uses now. The old file is there until the new one is whole, and the mode stays as it is. The
-policy_test.hcl comes with its policy: mpsctl policy test runs it on the node.
+const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
+policy.d. If there is a policy_test.hcl beside the given file, each of its cases must have the expected result. apply
+prints what changes against the policy that the node uses now. The old file is there until the new one is whole, and the
+mode of the file stays the same. apply installs policy_test.hcl too: mpsctl policy test runs it on the node.
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 

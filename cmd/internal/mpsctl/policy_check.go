@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const checkHelp = `check reads a policy as the prolog does and prints its rules, or all that is wrong with it. Without an operand it is this
-node's; a folder stands for its policy.hcl and policy.d/*.hcl.
+const checkHelp = `check reads a policy as the prolog does and prints its rules, or all its mistakes. Without an operand it reads this node's
+policy. A folder means its policy.hcl and policy.d/*.hcl.
 
 It warns of rules that are never tried, and of comparisons that no job can meet.
 

@@ -21,11 +21,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const explainHelp = `explain prints what a job would get: how it asks for MPS, which rule decides, why each rule before it was not for the job,
-with the values of the parts of its condition, and what is granted. With --ranks it prints the placement of the ranks as well.
+const explainHelp = `explain prints what a job would get: how it asks for MPS, which rule decides, and what is granted. For each earlier rule it
+prints why the rule does not match, with the values of the parts of its condition. With --ranks it also prints the
+placement of the ranks.
 
-The job is described by flags; what is not given is empty, but for one GPU, one task and one node. The groups of --user
-are looked up as for a job. With --job it is one that has MPS on this node now, as its prolog saw it (root can read that).`
+Flags describe the job. A value that is not given is empty, except for one GPU, one task and one node. The groups of --user
+are looked up as for a job. With --job, explain takes a job that has MPS on this node now, as its prolog recorded it (only
+root can read that).`
 
 func explain(call *Invocation) *cobra.Command {
 	var q query
@@ -130,9 +132,9 @@ func (q query) ask(call *Invocation) (r policy.Request, decided string, err erro
 	if q.job != 0 {
 		return recorded(call.Paths, q.job)
 	}
-	const most = 64
-	if q.gpus < 0 || q.gpus > most {
-		return r, "", fmt.Errorf("cannot explain a job with %d GPUs: give --gpus 0 to %d", q.gpus, most)
+	const maxGPUs = 64
+	if q.gpus < 0 || q.gpus > maxGPUs {
+		return r, "", fmt.Errorf("cannot explain a job with %d GPUs: give --gpus 0 to %d", q.gpus, maxGPUs)
 	}
 	r = q.request
 	r.Requested = slurm.Features(q.constraint)

@@ -14,11 +14,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const testHelp = `test runs the cases of files, as unit tests: a case is a job, and what the policy is expected to say of it. The policy is
-the one in the file's folder, unless --policy names another file or folder. Without an operand it is this node's
+const testHelp = `test runs the cases of files, as unit tests. A case is a job, and the expected decision of the policy. The policy is the
+one in the file's folder, unless --policy names another file or folder. Without an operand, test reads this node's
 policy_test.hcl.
 
-It exits with 0 if every case has the expected result, and with 1 if one has not.`
+It exits with 0 if every case has the expected result, and with 1 if a case has another result.`
 
 func test(call *Invocation) *cobra.Command {
 	var paths []string

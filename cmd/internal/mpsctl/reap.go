@@ -22,7 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
-// Action is what a reaping does with a thing, for programs.
+// Action is what reap does with one thing, as a word for programs.
 type Action string
 
 // Close undoes a lease, and Remove deletes files without a lease. Keep is for what is right, and Leave for what an
@@ -34,7 +34,7 @@ const (
 	Leave  Action = "leave"
 )
 
-// Result is one thing that a reaping has looked at.
+// Result is one thing that reap has checked.
 type Result struct {
 	Job    uint32 `json:"job,omitempty"`
 	Where  string `json:"where"`
@@ -50,15 +50,15 @@ type reaper struct {
 	store *lease.Store
 	only  uint32 // the job that the admin calls gone; 0 for none
 	self  site.Process
-	hands executor
 
+	executor executor
 	running  steps.Steps                    // at the beginning
 	unleased map[uint32][]hook.OrphanDaemon // our daemons without a lease, by the job in their environment
 	unseen   error                          // why these are not known
 	lines    []Result
 }
 
-// reap looks at everything, and does what is proved to be right.
+// reap checks everything, and changes only what is proved to be left of an ended job.
 func (r *reaper) reap(ctx context.Context) ([]Result, error) {
 	var err error
 	if r.running, err = steps.Find(); err != nil {
@@ -121,7 +121,7 @@ func (r *reaper) job(job uint32) Result {
 		return line
 	}
 	dealt := make(chan Result, 1)
-	err := r.hands.within(func(ctx context.Context) error {
+	err := r.executor.within(func(ctx context.Context) error {
 		dealt <- r.deal(ctx, job)
 		return nil
 	})
@@ -134,7 +134,7 @@ func (r *reaper) job(job uint32) Result {
 }
 
 func (r *reaper) deal(ctx context.Context, job uint32) Result {
-	release, err := r.hands.take(ctx, job)
+	release, err := r.executor.take(ctx, job)
 	var busy *lease.BusyError
 	if errors.As(err, &busy) {
 		return r.busy(job, busy.Holder)
@@ -150,9 +150,9 @@ func (r *reaper) deal(ctx context.Context, job uint32) Result {
 	line, left := r.judge(job, running)
 	switch line.Act {
 	case Close:
-		err = r.hands.undo(ctx, *left.lease)
+		err = r.executor.undo(ctx, *left.lease)
 	case Remove:
-		err = r.hands.void(ctx, job, left.daemons)
+		err = r.executor.void(ctx, job, left.daemons)
 	}
 	if err != nil {
 		line.Failed = site.OneLine(err)
@@ -186,9 +186,9 @@ func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 
 // withLease judges a lease of this boot.
 func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
-	sign, said := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
+	sign, named := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
 	switch {
-	case sign != "" && l.Phase == lease.Opened && !said:
+	case sign != "" && l.Phase == lease.Opened && !named:
 		return line.act(Keep, "it runs: "+sign)
 	case sign != "":
 		return line.leave("Slurm has a step of it here: "+sign, fmt.Sprintf("end it first: scancel %d", l.Job.ID))
@@ -198,7 +198,7 @@ func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Resu
 		return line.act(Close, "its epilog has begun and did not end well")
 	case l.Phase != lease.Opened:
 		return line.leave(fmt.Sprintf("its lease is in phase %q, which this program does not know", l.Phase), "use the version that wrote it")
-	case said:
+	case named:
 		return line.act(Close, "you named it as gone")
 	}
 	why := "no step of it is here: it may be an allocation without a step"
@@ -225,8 +225,8 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	if void != "" {
 		found = append(found, "a lease of another boot")
 	}
-	if turns, _ := r.store.LockedJobs(); len(found) == 0 && slices.Contains(turns, job) {
-		found = append(found, "the turn of an act that was killed") // temporary files may lie beside it
+	if locked, _ := r.store.LockedJobs(); len(found) == 0 && slices.Contains(locked, job) {
+		found = append(found, "the lock of a prolog or an epilog that was killed") // temporary files may be there too
 	}
 	sign := running.Sign(job, "")
 	switch {
@@ -292,8 +292,8 @@ func (l Result) leave(why, do string) Result {
 
 func where(job uint32) string { return fmt.Sprintf("job %d", job) }
 
-// takeCensus finds daemons and servers below our folder that no lease may name. Their own processes tell whose they
-// are: the pipe folder in the environment belongs to a job, and the uid is that folder's owner.
+// takeCensus finds daemons and servers below our folder that no lease may name. The process shows its job: the pipe
+// folder in its environment is in a folder of the job, and its uid is the owner of that folder.
 func (r *reaper) takeCensus(ctx context.Context) {
 	r.unleased = map[uint32][]hook.OrphanDaemon{}
 	census, err := mps.FindAll(ctx)

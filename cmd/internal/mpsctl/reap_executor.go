@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-// executor changes a node for a reaping. A dry run has one that changes nothing.
+// executor makes the changes of reap. The executor of a dry run changes nothing.
 type executor interface {
 	within(func(context.Context) error) error
 	take(ctx context.Context, job uint32) (release func(), err error)
@@ -22,8 +22,8 @@ type executor interface {
 	close()
 }
 
-// lockTimeout is how long to wait for a prolog or an epilog of the job. It is never ended, because only an epilog may
-// do that.
+// lockTimeout is how long to wait for a prolog or an epilog of the job. reap never ends that process, because only an
+// epilog may do so.
 const lockTimeout = 2 * time.Second
 
 // realExecutor changes the node.
@@ -34,11 +34,11 @@ func (r realExecutor) within(act func(context.Context) error) error { return r.W
 func (r realExecutor) take(ctx context.Context, job uint32) (func(), error) {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	turn, err := r.Store().Lock(ctx, job)
+	lock, err := r.Store().Lock(ctx, job)
 	if err != nil {
 		return nil, err
 	}
-	return func() { _ = turn.Release() }, nil
+	return func() { _ = lock.Release() }, nil
 }
 
 func (r realExecutor) undo(ctx context.Context, l lease.Lease) error { return r.Undo(ctx, l) }
@@ -69,7 +69,7 @@ func open(paths site.Paths, job uint32, dry bool) (*reaper, error) {
 		return nil, err
 	}
 	_, standing := policyfile.ReadConfig(paths)
-	r := &reaper{paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, hands: dryRun{}}
+	r := &reaper{paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, executor: dryRun{}}
 	if standing.Err != nil {
 		r.lines = append(r.lines, Result{Where: "site.hcl", Act: Leave, Why: fmt.Sprintf("it cannot be used: %v: %s", standing.Err, standing.Instead("the defaults hold")), Do: "mend it"})
 	}
@@ -80,6 +80,6 @@ func open(paths site.Paths, job uint32, dry bool) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.hands = realExecutor{opened}
+	r.executor = realExecutor{opened}
 	return r, nil
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file draws the figures of mpsctl report --html: the use of a GPU over time, and a lane for each of its clients.
+// This file draws the figures of mpsctl report --html: the use of a GPU over time, and a lane for each of its
+// clients.
 
 package mpsctl
 
@@ -20,7 +21,7 @@ type px float64
 
 func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
 
-// The columns of a figure: names, the time, and what the names came to.
+// The columns of a figure: names, the time, and values.
 const (
 	figureWidth px = 800
 	timeLeft    px = 146
@@ -31,7 +32,7 @@ const (
 // timeAxis maps times to a figure.
 type timeAxis struct{ begin, end time.Time }
 
-// axisOf goes from the job's begin to its end, or to the last time that the report has.
+// axisOf returns the axis from the job's begin to its end, or to the last time in the report.
 func axisOf(r usage.Report) timeAxis {
 	times := []time.Time{r.Begin, r.End}
 	for _, g := range r.GPUs {
@@ -56,7 +57,7 @@ func axisOf(r usage.Report) timeAxis {
 	return a
 }
 
-// lasts is the length of the axis. It is not zero, because x divides by it.
+// lasts returns the length of the axis. The length is never zero, because x divides by it.
 func (a timeAxis) lasts() time.Duration { return max(a.end.Sub(a.begin), time.Second) }
 
 func (a timeAxis) x(at time.Time) px {
@@ -64,7 +65,7 @@ func (a timeAxis) x(at time.Time) px {
 	return timeLeft + (timeRight-timeLeft)*px(min(max(part, 0), 1))
 }
 
-// clock is a time of the report in words, in the time zone of its first time.
+// clock returns a time as text, in the time zone of the first time in the report.
 func (a timeAxis) clock(at time.Time) string {
 	if at.IsZero() {
 		return notKnown
@@ -72,13 +73,13 @@ func (a timeAxis) clock(at time.Time) string {
 	return at.In(a.begin.Location()).Format("2006-01-02 15:04:05 MST")
 }
 
-// axisTick is a mark of the time axis: how long after the begin.
+// axisTick is a mark of the time axis, with the time since the begin.
 type axisTick struct {
 	X    px
 	Text string
 }
 
-// tickSteps are the distances that a reader can add up.
+// tickSteps are the possible distances between two ticks.
 var tickSteps = []time.Duration{
 	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second,
 	30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
@@ -101,10 +102,10 @@ func (a timeAxis) ticks() (all []axisTick) {
 	return all
 }
 
-// measure is what the samples of a GPU say of one quantity.
+// measure is one quantity over all samples of a GPU.
 type measure struct {
 	known     bool
-	mean, max float64 // the mean over the time
+	mean, max float64 // the mean is weighted by time
 }
 
 func smActive(s usage.Sample) float64 { return s.SMActive }
@@ -112,7 +113,7 @@ func smUtil(s usage.Sample) float64   { return s.SMUtil }
 func dram(s usage.Sample) float64     { return s.DRAM }
 func usedMiB(s usage.Sample) float64  { return float64(s.UsedMiB) }
 
-// measureOf weighs each sample with its time, because samples of a long job are not of the same length.
+// measureOf weights each sample by its time, because the samples of a long job have different lengths.
 func measureOf(begin time.Time, samples []usage.Sample, of func(usage.Sample) float64) (m measure) {
 	var sum, weights, plain, n float64
 	before := begin
@@ -137,7 +138,7 @@ func measureOf(begin time.Time, samples []usage.Sample, of func(usage.Sample) fl
 	return m
 }
 
-// plotFigure is the use of a GPU over time: a strip for each quantity that is known.
+// plotFigure is the use of a GPU over time. Each known quantity has a strip.
 type plotFigure struct {
 	Strips []strip
 	Absent string // the quantities that are not known
@@ -145,7 +146,7 @@ type plotFigure struct {
 	timeFrame
 }
 
-// timeFrame is what figures over time have in common.
+// timeFrame is the common part of all figures over time.
 type timeFrame struct {
 	Width, Height px
 	Left, Right   px
@@ -162,7 +163,7 @@ func frameOf(axis timeAxis, top, bottom px) timeFrame {
 // strip is one quantity over time.
 type strip struct {
 	Name, Scale  string
-	First, Other string // what it came to
+	First, Other string // its values as text
 	Path         string
 	Top, Base    px
 	Summary      string
@@ -214,8 +215,8 @@ func plotOf(begin time.Time, g usage.GPU, faults []usage.Fault, axis timeAxis) (
 
 func gib(mib float64) string { return fmt.Sprintf("%.1f GiB", mib/1024) }
 
-// stepsOf is the area below the samples: each sample is of the time since the one before it, so it is a step and no
-// point. A sample without a value is a gap.
+// stepsOf returns the path of the area below the samples. A sample is for the whole time since the previous sample,
+// so it is a step and not a point. A sample without a value is a gap.
 func stepsOf(begin time.Time, samples []usage.Sample, axis timeAxis, y func(usage.Sample) (px, bool), base px) string {
 	var path strings.Builder
 	last, open, before := "", false, begin
@@ -247,7 +248,7 @@ func stepsOf(begin time.Time, samples []usage.Sample, axis timeAxis, y func(usag
 	return path.String()
 }
 
-// laneFigure is some clients of a GPU, a lane each.
+// laneFigure is a figure of some clients of a GPU. Each client has a lane.
 type laneFigure struct {
 	Lanes  []lane
 	Faults []px
@@ -257,14 +258,14 @@ type laneFigure struct {
 // lane is a client's time on its GPU.
 type lane struct {
 	Name, SMs, Peak, Word string
-	Lived                 string // what its end did to its neighbours
+	Lived                 string // how many neighbours survived its end, as text
 	Y                     px     // of its middle
 	Bar                   string // the path of its bar
 	Mark                  string // the path of its end
 	Class                 string // of its end
 }
 
-// lanesAFigure bounds a figure to a page of paper: a browser cuts what is longer at any place.
+// lanesAFigure limits a figure to a page of paper, because a browser cuts a longer figure at any place.
 const lanesAFigure = 32
 
 const (
@@ -316,7 +317,7 @@ func laneOf(c usage.Client, g usage.GPU, running bool, y px, axis timeAxis) lane
 	return l
 }
 
-// laneName is a client's rank and step, as far as the column has room.
+// laneName returns a client's rank and step, cut to the width of the column.
 func laneName(c usage.Client) string {
 	if c.Rank < 0 {
 		return fmt.Sprintf("PID %d", c.PID)
@@ -328,7 +329,7 @@ func laneName(c usage.Client) string {
 	return name
 }
 
-// mark is the shape of a client's end, so that no one needs colours to tell the ends apart.
+// mark is the shape of a client's end. The shapes differ, because some readers cannot distinguish the colours.
 type mark struct {
 	class, shape string // the shape is a path around its middle
 }

@@ -24,7 +24,7 @@ import (
 var reportTemplate string
 
 // reportHTML writes the page. Its times are in the time zone of the report's first time. Names and steps come from
-// users: the template escapes them, and shown bounds them.
+// users, so the template escapes them, and shown limits their length.
 func reportHTML(w io.Writer, r usage.Report) error {
 	page, err := template.New("report").Parse(reportTemplate)
 	if err != nil {
@@ -36,7 +36,7 @@ func reportHTML(w io.Writer, r usage.Report) error {
 	return nil
 }
 
-// reportPage is what the template shows.
+// reportPage is the input of the template.
 type reportPage struct {
 	Job     uint32
 	Outcome string
@@ -85,10 +85,10 @@ func pageOf(r usage.Report) reportPage {
 	return page
 }
 
-// notKnown is what the page shows for a value that no one knows.
+// notKnown is what the page shows for an unknown value.
 const notKnown = "not known"
 
-// inLanes are the clients in the order of the page: step by step as they began, and rank by rank.
+// inLanes returns the clients in the order of the page: by the begin of their step, then by rank.
 func inLanes(clients []usage.Client) []usage.Client {
 	first := map[string]time.Time{}
 	for _, c := range clients {
@@ -121,7 +121,7 @@ func reportFacts(r usage.Report, axis timeAxis) []pageFact {
 	return slices.DeleteFunc(facts, func(f pageFact) bool { return f.Value == "" })
 }
 
-// pageOutcome is what the job came to, in one sentence.
+// pageOutcome returns the result of the job in one sentence.
 func pageOutcome(r usage.Report, axis timeAxis) string {
 	var s strings.Builder
 	if time := timeSpent(r, axis); time != "" {
@@ -138,7 +138,7 @@ func pageOutcome(r usage.Report, axis timeAxis) string {
 	return capital(s.String() + ".")
 }
 
-// timeSpent is the time that the report is about, "" if it is not known.
+// timeSpent returns the time that the report covers, "" if it is not known.
 func timeSpent(r usage.Report, axis timeAxis) string {
 	switch {
 	case r.Begin.IsZero():
@@ -149,7 +149,7 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 	return "in " + lasting(r.End.Sub(r.Begin))
 }
 
-// howBusy is the use of all GPUs, by the best measure that each of them has.
+// howBusy returns the use of all GPUs, by the best measure that each GPU has.
 func howBusy(r usage.Report) string {
 	gpus := Count(len(r.GPUs), "GPU")
 	if active, ok := meanOf(r, smActive); ok {
@@ -161,7 +161,7 @@ func howBusy(r usage.Report) string {
 	return "used " + gpus + " (how busy is not known)"
 }
 
-// meanOf is the mean of a measure over all GPUs. A GPU that has no value makes the mean notKnown.
+// meanOf returns the mean of a measure over all GPUs. ok is false if a GPU has no value.
 func meanOf(r usage.Report, measure func(usage.Sample) float64) (mean float64, ok bool) {
 	for _, g := range r.GPUs {
 		m := measureOf(r.Begin, g.Samples, measure)
@@ -182,7 +182,7 @@ func peakMemory(r usage.Report) (peak, of int) {
 	return peak, of
 }
 
-// pageRemarks are sentences about what is not as usual.
+// pageRemarks returns sentences about unusual events.
 func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
 	if r.End.IsZero() {
 		all = append(all, "The job still runs: the page shows it until "+axis.clock(axis.end)+".")
@@ -208,7 +208,7 @@ func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
 	return all
 }
 
-// livedOn says how many neighbours lived on, "" for none.
+// livedOn returns a text with the number of neighbours that lived on, "" for none.
 func livedOn(n int) string {
 	switch {
 	case n <= 0:
@@ -256,7 +256,7 @@ func rowOf(r usage.Report, c usage.Client, axis timeAxis) clientRow {
 	return row
 }
 
-// laneEnd is a client's end: in a word, in the table, and as a mark.
+// laneEnd is a client's end: as a short text for the lane, as a long text for the table, and as a mark.
 type laneEnd struct {
 	word, long string
 	mark       mark
@@ -279,7 +279,7 @@ func laneEndOf(c usage.Client, running bool) laneEnd {
 	return laneEnd{notKnown, notKnown, markUnknown}
 }
 
-// numberOf is the node's number of a GPU of the report.
+// numberOf returns the node's number of a GPU in the report.
 func numberOf(r usage.Report, gpu int) string {
 	if gpu < 0 || gpu >= len(r.GPUs) {
 		return notKnown
@@ -287,7 +287,7 @@ func numberOf(r usage.Report, gpu int) string {
 	return strconv.Itoa(r.GPUs[gpu].Index)
 }
 
-// known0 is a number that is not known if it is 0.
+// known0 returns a number as text. The number 0 means not known.
 func known0(n int) string {
 	if n <= 0 {
 		return notKnown
@@ -295,7 +295,7 @@ func known0(n int) string {
 	return strconv.Itoa(n)
 }
 
-// ofMemory is memory in GiB, of so much if that is known.
+// ofMemory returns an amount of memory in GiB, with the total if that is known.
 func ofMemory(mib, of int) string {
 	switch {
 	case mib <= 0:
@@ -315,7 +315,7 @@ func meanText(m measure) string {
 
 func asPercent(v float64) string { return fmt.Sprintf("%.0f %%", v) }
 
-// lasting is how long something lasts, in its two largest units.
+// lasting returns a duration in its two largest units.
 func lasting(d time.Duration) string {
 	if d = max(d, 0).Round(time.Second); d >= time.Hour {
 		d = d.Round(time.Minute)
@@ -336,7 +336,7 @@ func lasting(d time.Duration) string {
 	return strings.Join(parts, " ")
 }
 
-// behind is the text behind another one, "" if there is none.
+// behind returns both texts, or "" if the second text is empty.
 func behind(before, text string) string {
 	if text == "" {
 		return ""
@@ -346,17 +346,17 @@ func behind(before, text string) string {
 
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
-// shown is a text of at most so many characters. One that cannot be seen, or that turns the direction of the text, is
-// shown as "·".
-func shown(text string, most int) string {
+// shown returns a text with at most this many characters. A character that is not printable, or that changes the
+// direction of the text, is shown as "·".
+func shown(text string, limit int) string {
 	clean := []rune(strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
 			return '·'
 		}
 		return c
 	}, text))
-	if len(clean) > most {
-		clean = append(clean[:most-1], '…')
+	if len(clean) > limit {
+		clean = append(clean[:limit-1], '…')
 	}
 	return string(clean)
 }

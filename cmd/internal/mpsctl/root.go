@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package mpsctl is the program mpsctl: its commands, their common flags, their errors and their output. The program
-// mps-tune uses it too.
+// mps-tune also uses this package.
 package mpsctl
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Invocation is what a command gets. JSON and Paths are set when it runs, after the flags are parsed.
+// Invocation is the input of a command. JSON and Paths are set when the command runs, after the flags are parsed.
 type Invocation struct {
 	cli.Process
 	JSON  bool
@@ -34,7 +34,7 @@ func Commands() []Constructor {
 	return []Constructor{statusCommand, auditCommand, planCommand, policyCommand, reapCommand, doctorCommand, metricsCommand, reportCommand, siteCommand}
 }
 
-// Run runs mpsctl. It returns 0 if all is well, 1 if something was found or failed, 2 if it was not understood.
+// Run runs mpsctl. It returns 0 for success, 1 if something was found or failed, and 2 for a wrong command line.
 func Run(p cli.Process, makers ...Constructor) int {
 	call := &Invocation{Process: p}
 	root := newRoot()
@@ -52,7 +52,7 @@ func RunAlone(p cli.Process, maker Constructor) int {
 	return call.execute(maker(call))
 }
 
-// execute adds to a program's command what every program has, and runs it.
+// execute adds to a program's command what every program has, and runs the command.
 func (call *Invocation) execute(root *cobra.Command) int {
 	root.Version, root.SilenceErrors, root.SilenceUsage = cli.Version(), true, true
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return call.Paths.Check() }
@@ -143,8 +143,8 @@ func flagError(c *cobra.Command, err error) error {
 	return fmt.Errorf("cannot read flags: %w: %s", err, do)
 }
 
-// SignalContext is a context that ends with the first SIGINT, SIGTERM or SIGHUP, which end the program again after
-// stop.
+// SignalContext returns a context that ends with the first SIGINT, SIGTERM or SIGHUP. After stop, these signals end
+// the program as usual.
 func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
@@ -191,7 +191,7 @@ func completion(call *Invocation) *cobra.Command {
 	}
 }
 
-// WriteError is the error of printing an answer. It is not a mistake in usage.
+// WriteError returns the error of printing an answer. The error is not a mistake in usage.
 func WriteError(what string, err error) error {
 	if err == nil {
 		return nil

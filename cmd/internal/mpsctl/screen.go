@@ -14,18 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Screen is where text for people goes.
+// Screen is the output for people: a terminal or a pipe.
 type Screen struct {
 	Terminal bool
 	Columns  int
-	Rows     int // 0 where there is no end
+	Rows     int // 0 for a pipe, which has no last row
 	colour   bool
 }
 
-// plain is what a pipe is given: as wide as an old terminal, without an end and without colour.
+// plain is the screen of a pipe: 80 columns, any number of rows, and no colour.
 var plain = Screen{Columns: 80}
 
-// Screen is this call's: colour only on a terminal that can have it, and never if NO_COLOR is set (no-color.org).
+// Screen returns the screen of this call. It has colours only on a terminal that supports them, and never if NO_COLOR
+// is set (no-color.org).
 func (c *Invocation) Screen() Screen {
 	s := terminal(c.Out)
 	s.colour = s.Terminal && c.Variable("NO_COLOR") == "" && c.Variable("TERM") != "dumb" && c.Variable("TERM") != ""
@@ -52,7 +53,7 @@ func terminal(out io.Writer) Screen {
 		return plain
 	}
 	s := Screen{Terminal: true, Columns: int(size.Col), Rows: int(size.Row)}
-	if s.Columns == 0 { // a terminal that does not say its size
+	if s.Columns == 0 { // a terminal that does not report its size
 		s.Columns = plain.Columns
 	}
 	return s
@@ -70,7 +71,7 @@ const (
 // Coloured reports whether text for people has colours.
 func (s Screen) Coloured() bool { return s.colour }
 
-// Good, Odd and Bad colour a word by what it means; Strong and Weak say how much it matters.
+// Green, Yellow, Red, Bold and Faint return a text in a colour or a weight, if the screen has colours.
 func (s Screen) Green(text string) string  { return s.paint(green, text) }
 func (s Screen) Yellow(text string) string { return s.paint(yellow, text) }
 func (s Screen) Red(text string) string    { return s.paint(red, text) }
@@ -84,8 +85,9 @@ func (s Screen) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// Redraw returns a text that replaces what a terminal shows, without a flicker: each line is drawn over the old one, and
-// cut at the margin. If the text does not fit, its lines from number from on are drawn, and the last row names them.
+// Redraw returns a text that replaces what a terminal shows, without a flicker. Each line is drawn over the old line,
+// and is cut at the margin. If the text does not fit, Redraw draws the lines that begin with number from. The last
+// row then has their numbers.
 func (s Screen) Redraw(text string, from int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if page := s.Rows - 2; s.Rows > 1 && len(lines) > s.Rows-1 {
@@ -97,13 +99,13 @@ func (s Screen) Redraw(text string, from int) string {
 	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap
 }
 
-// Wrap breaks text into lines of at most so many columns behind an indentation. A word that is longer stays whole.
+// Wrap breaks text into lines that fit the screen, each with an indentation. A longer word stays whole.
 func (s Screen) Wrap(indent, text string) string { return cli.Wrap(indent, text, s.Columns) }
 
-// eighths are the parts of a cell, left to right.
+// eighths are the characters that fill 0 to 7 eighths of a cell from the left.
 var eighths = []string{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"}
 
-// Bar draws part of whole in cells, to the nearest eighth of one.
+// Bar draws part of whole in cells, to the nearest eighth of a cell.
 func Bar(part, whole, cells int) string {
 	n := min((part*cells*8*2+whole)/(whole*2), cells*8)
 	filled := strings.Repeat("█", n/8) + eighths[n%8]
@@ -111,7 +113,7 @@ func Bar(part, whole, cells int) string {
 	return filled + strings.Repeat("░", cells-used)
 }
 
-// Count is "1 job", "2 jobs", "3 processes".
+// Count returns a number with its noun: "1 job", "2 jobs", "3 processes".
 func Count(n int, what string) string {
 	switch {
 	case n == 1:

@@ -14,7 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
-// view is a text that grows.
+// view is the text of mpsctl status, to which its methods append.
 type view struct {
 	strings.Builder
 	inspect.Node
@@ -24,7 +24,7 @@ type view struct {
 
 func (p *view) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-// statusText is what was seen, for people.
+// statusText returns the state of a node as text for people.
 func statusText(n inspect.Node, found []inspect.Finding, screen Screen) string {
 	p := &view{Node: n, found: found, screen: screen}
 	p.head()
@@ -76,7 +76,7 @@ func (p *view) job(j inspect.Job) {
 	}
 }
 
-// guard is the line of a job's guard.
+// guard appends the line of a job's guard.
 func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	state := p.screen.Green("running")
 	if !g.Running {
@@ -120,7 +120,7 @@ func (p *view) since(at *time.Time) string {
 	return fmt.Sprintf("since %s (%s)", local.Format(form), age(p.Time.Sub(*at)))
 }
 
-// age is how long something lasts, in its two largest units.
+// age returns a duration in its two largest units.
 func age(d time.Duration) string {
 	d = max(d, 0)
 	day, hour, minute, second := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60, int(d.Seconds())%60
@@ -164,15 +164,15 @@ func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
 	}
 }
 
-// memories are a server's limits of memory, which this house sets none of.
+// memories returns a server's limits of memory. This project sets no such limits.
 func memories(limits []string) string {
-	said := ""
+	text := ""
 	for i, limit := range limits {
 		if limit != "" {
-			said += fmt.Sprintf("  memory of device %d: %s", i, limit)
+			text += fmt.Sprintf("  memory of device %d: %s", i, limit)
 		}
 	}
-	return said
+	return text
 }
 
 func (p *view) serving(state inspect.DaemonState) string {
@@ -232,7 +232,8 @@ func (p *view) device(j inspect.Job, held inspect.Held) {
 	}
 }
 
-// use is the line of what a GPU does, with a bar of the SMs that have work. Without GPM the bar is the time with a kernel.
+// use appends the line with the use of a GPU. Its bar shows the SMs that have work. Without GPM the bar shows the
+// part of the time in which a kernel runs.
 func (p *view) use(held inspect.Held, g inspect.GPU) {
 	if held.Use == nil {
 		return
@@ -249,7 +250,7 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 	p.line("%s", line)
 }
 
-// dealt is what the clients may use in all: more than the GPU has where shares overlap.
+// dealt returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
 func dealt(clients []inspect.Client) (sms int) {
 	for _, c := range clients {
 		sms += c.SMs
@@ -257,8 +258,8 @@ func dealt(clients []inspect.Client) (sms int) {
 	return sms
 }
 
-// clientRow is the form of a client's line: rank, step, pid, command, share, memory in use, memory limit. The command has
-// what the others leave of the screen.
+// clientRow is the format of a client's line: rank, step, pid, command, share, memory in use, memory limit. The
+// command has the width that the other columns leave.
 func (p *view) clientRow() string {
 	command := min(max(p.screen.Columns-57, 6), 24)
 	return fmt.Sprintf("  %%5s %%5s %%8s  %%-%d.%ds %%8s %%9s %%10s", command, command)
@@ -281,7 +282,7 @@ func (p *view) client(c inspect.Client, g inspect.GPU) {
 	}
 }
 
-// clientShare is a client's share in SMs, or its percentage where its SMs are not known.
+// clientShare returns a client's share in SMs, or its percentage if its SMs are not known.
 func clientShare(c inspect.Client, g inspect.GPU) string {
 	switch {
 	case c.Unknown != "":
@@ -313,7 +314,8 @@ func memory(mib *int) string {
 	return strconv.Itoa(*mib) + " MiB"
 }
 
-// gpuRow is the row of a GPU. A narrow screen has no name of the GPU: the lines of the jobs have it.
+// gpuRow returns the row of a GPU. On a narrow screen the row has no name, because the lines of the jobs have the
+// name.
 func (p *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
 	if p.screen.Columns >= 80 {
 		gpu = fmt.Sprintf("%-13s %-20.20s", gpu, name)
@@ -321,7 +323,7 @@ func (p *view) gpuRow(gpu, name, mode, holder, clients, others string) string {
 	return fmt.Sprintf("%-13s %-17s %-11s %7s %6s", gpu, mode, holder, clients, others)
 }
 
-// gpus is every GPU with its mode and who holds it.
+// gpus appends every GPU with its mode and its job.
 func (p *view) gpus() {
 	if len(p.GPUs) == 0 {
 		return
@@ -356,7 +358,7 @@ func holder(g inspect.GPU) string {
 	return "no job"
 }
 
-// marks are the kinds of the findings of a place.
+// marks returns the kinds of the findings of a place.
 func (p *view) marks(here func(inspect.Finding) bool) string {
 	var kinds []string
 	for _, f := range p.found {

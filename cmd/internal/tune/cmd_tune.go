@@ -229,7 +229,8 @@ func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
 	return ticket, err
 }
 
-// untilJobEnds shortens a time, so that at least a minute of the job is left. Slurm gives the end in seconds since 1970.
+// untilJobEnds shortens a time, so that at least a minute of the job is left. Slurm gives the end in seconds since
+// 1970.
 func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duration, error) {
 	seconds, err := strconv.ParseInt(end, 10, 64)
 	if err != nil {

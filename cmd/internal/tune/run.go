@@ -191,8 +191,8 @@ func launch(line []string, ranks int) []string {
 	return filled
 }
 
-// timed returns a command that ends each rank of a launcher after the time of a run. It sends SIGTERM to the rank only.
-// A signal to the launcher has another effect: srun kills all ranks at once, while kernels run.
+// timed returns a command that ends each rank of a launcher after the time of a run. It sends SIGTERM to the rank
+// only. A signal to the launcher has another effect: srun kills all ranks at once, while kernels run.
 func (q question) timed() []string {
 	if q.rate == nil {
 		return nil

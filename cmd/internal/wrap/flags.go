@@ -13,7 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// line is a command line, taken apart.
+// line is a parsed command line.
 type line struct {
 	paths   site.Paths
 	options mpirunwrap.Options
@@ -21,14 +21,14 @@ type line struct {
 	program []string
 }
 
-// errHelp means that the flags ask for help.
+// errHelp is the result of --help.
 var errHelp = errors.New("help is asked for")
 
 // own are the flags that both programs have.
 var own = []mpirunwrap.Setting{{Flag: "root", Value: "DIR"}, {Flag: "version"}, {Flag: "help"}, {Flag: "h"}}
 
-// parse takes flags off a command line, up to the first that is none or up to "--". They are written as for Go's
-// package flag, which is not used since every rank would pay for it when it starts.
+// parse reads the flags of a command line, up to the first argument that is no flag, or up to "--". Their syntax is
+// that of Go's package flag. That package is not used, because it would make the start of every rank slower.
 func (l *line) parse(args []string, settings []mpirunwrap.Setting) error {
 	for len(args) > 0 && len(args[0]) > 1 && args[0][0] == '-' {
 		flag := args[0]

@@ -18,14 +18,14 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// announcer says a thing once for all ranks of a launch on this node.
+// announcer prints messages, each once for all ranks of a launch on this node.
 type announcer struct {
 	p         cli.Process
 	env       slurm.Env
 	placement mpirunwrap.Placement
 }
 
-// first reports whether this rank is to say it.
+// first reports whether this rank must print the message about thing. The other ranks of the launch do not print it.
 func (h announcer) first(thing string) bool {
 	launch, err := launchOf(h.env, h.p.PID, h.placement.Task)
 	if err != nil {
@@ -51,7 +51,7 @@ func (h announcer) remark(o mpirunwrap.Options) {
 	}
 }
 
-// ready makes sure that MPS is on for the rank.
+// ready waits until MPS accepts this rank. The error is the reason why MPS does not.
 func (h announcer) ready() error {
 	return h.placement.WaitReady(context.Background(), h.status, func(what string) {
 		if h.first("waits") {
@@ -72,8 +72,8 @@ func (h announcer) warnOfNeighbour() {
 	h.p.PrintError("mpirun-wrap", errors.New("another process of this job runs on the same GPU, and each has the whole share: to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
 }
 
-// unavailable is what becomes of a rank for which MPS is not on: it runs without, where the site's policy says so and
-// more than one rank could.
+// unavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
+// and if the mode of the GPU allows more than one process. Otherwise the result is an error.
 func (h announcer) unavailable(program []string, err error) error {
 	var off *mpirunwrap.UnavailableError
 	if !errors.As(err, &off) || !h.placement.Ticket.RunWithoutMPS {
@@ -89,15 +89,15 @@ func (h announcer) unavailable(program []string, err error) error {
 }
 
 const (
-	// answerWithin is for one question, which is answered within 5 ms (measured).
+	// answerWithin limits the time of one question. An answer takes at most 5 ms (measured).
 	answerWithin = 5 * time.Second
-	// maxAnswer bounds what is read of an answer, which is one word.
+	// maxAnswer limits what is read of an answer. A genuine answer is one word.
 	maxAnswer = 4 << 10
 )
 
-// status is the state of a server in the daemon's word, by the control program. The daemon drops a third of the
-// questions of ranks that ask at the same time (measured): that is an error, and the rank asks again. os/exec is not
-// linked, because this program stays small.
+// status asks the daemon for the state of a server, by the control program. The daemon drops a third of the questions
+// of ranks that ask at the same time (measured). A dropped question is an error, and the rank asks again. os/exec is
+// not used, because this program must stay small.
 func (h announcer) status(ctx context.Context, server int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -125,10 +125,10 @@ func (h announcer) status(ctx context.Context, server int) (string, error) {
 	}
 	deadline, _ := ctx.Deadline()
 	_ = answer.SetReadDeadline(deadline)
-	said, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
-	_ = syscall.Kill(-process.Pid, syscall.SIGKILL) // not waited for yet, so the group is its own; it has answered or hangs
+	output, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
+	_ = syscall.Kill(-process.Pid, syscall.SIGKILL) // it has answered or hangs, and is not reaped yet, so no other group has this number
 	end, waited := process.Wait()
-	state := strings.TrimSpace(string(said))
+	state := strings.TrimSpace(string(output))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "", fmt.Errorf("cannot ask daemon: %w", site.ErrNoAnswer)
@@ -140,7 +140,7 @@ func (h announcer) status(ctx context.Context, server int) (string, error) {
 	return state, nil
 }
 
-// pipeOf is a pipe with a text in it, to read from: the text is shorter than what a pipe holds.
+// pipeOf returns the read end of a pipe that contains a text. The text must fit into a pipe.
 func pipeOf(text string) (*os.File, error) {
 	reads, writes, err := os.Pipe()
 	if err != nil {

@@ -25,9 +25,9 @@ It always exits with 0. If a task has no MPS, the first task of the node gets a
 line with the reason on its output.
 `
 
-// TaskProlog is the program task-prolog. It writes lines for Slurm on stdout and nothing on stderr, because Slurm reads
-// both, and fails the task for an exit code that is not 0. Ranks exchange nothing here: the task prologs of a step need
-// not run at the same time, and have no flags.
+// TaskProlog is the program task-prolog. It writes lines for Slurm on stdout and nothing on stderr, because Slurm
+// reads both. It always exits with 0, because Slurm fails the task for any other code. Ranks exchange nothing here,
+// because the task prologs of a step may run at different times, and have no flags.
 func TaskProlog(p cli.Process) int {
 	var l line
 	switch err := l.parse(p.Args, own); {
@@ -45,7 +45,7 @@ func TaskProlog(p cli.Process) int {
 	return cli.ExitOK
 }
 
-// printTask prints the placement of a task. The error is the reason why it has none although its job asks for MPS.
+// printTask prints the placement of a task. The error is the reason why a task of a job with MPS has no placement.
 func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 	options, wrong := mpirunwrap.ReadOptions(env)
 	if wrong != nil {
@@ -86,6 +86,6 @@ func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 	if err != nil {
 		return err
 	}
-	_ = placement.Export(p.Out) // if Slurm does not read it, the task need not fail
+	_ = placement.Export(p.Out) // the task need not fail if Slurm does not read the lines
 	return nil
 }

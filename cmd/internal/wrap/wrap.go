@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wrap builds the programs that run as the user, once for every rank. Both are static and link no C, no
-// NVML, no HCL and no cobra: they run in containers too, thousands at a time.
+// Package wrap contains the two programs that run as the user, once for every rank. Both are static and link no C, no
+// NVML, no HCL and no cobra, because they also run in containers, and thousands of them may start at the same time.
 package wrap
 
 import (
@@ -38,7 +38,7 @@ Examples:
   srun mpirun-wrap --report --mem=8G ./app
   srun mpirun-wrap --dry-run
 
-Flags stand before the program. All that follows is the program's.
+Give flags before the program. All arguments after it are the program's.
 
 Flags:
 `
@@ -46,20 +46,20 @@ Flags:
 const wrapUsageEnd = `  --root DIR          look for the job's ticket below DIR
   --version, --help
 
-Each flag but the last three has a variable: SLURM_MPS_LOCAL_RANK is that of
---local-rank. A flag overrides its variable, and a variable overrides the
-site's policy. SLURM_MPS=off runs the program without MPS. It is refused if the
-GPUs are in EXCLUSIVE_PROCESS mode, which is the default.
+Each flag except the last three has a variable: the variable of --local-rank
+is SLURM_MPS_LOCAL_RANK. A flag overrides its variable, and a variable
+overrides the site's policy. SLURM_MPS=off runs the program without MPS. It is
+refused if the GPUs are in EXCLUSIVE_PROCESS mode, which is the default.
 
-It becomes the program: what follows is the program's own. It exits with 125 if
-it cannot place the rank, with 126 if the program cannot be executed, and with
-127 if the program is not found.
+mpirun-wrap becomes the program, so the exit code is the program's. It exits
+with 125 if it cannot place the rank, with 126 if the program cannot be
+executed, and with 127 if the program is not found.
 `
 
-// flagColumns is the number of columns before what a flag means.
+// flagColumns is the number of columns before the description of a flag.
 const flagColumns = 22
 
-// usage is the help, with an entry for each setting.
+// usage prints the help, with an entry for each setting.
 func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsage)
 	for _, s := range mpirunwrap.Settings() {
@@ -73,7 +73,7 @@ func usage(out io.Writer) {
 	fmt.Fprint(out, wrapUsageEnd)
 }
 
-// parse reads the flags over the variables.
+// parse reads the variables and then the flags. A flag replaces the value of its variable.
 func parse(args []string, env slurm.Env) (l line, err error) {
 	if l.options, err = mpirunwrap.ReadOptions(env); err != nil {
 		return l, err
@@ -84,11 +84,11 @@ func parse(args []string, env slurm.Env) (l line, err error) {
 	return l, l.options.Check()
 }
 
-// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit: it would run any program as the file's
-// owner.
+// errSetID refuses an mpirun-wrap with the set-user-id or set-group-id bit, because it would run any program as the
+// file's owner.
 var errSetID = errors.New("cannot run a program for another user: this file has the set-user-id or set-group-id bit: ask your admin to remove it (chmod ug-s)")
 
-// Wrap is mpirun-wrap. It returns only if no program could be run, or none was to be.
+// Wrap is the program mpirun-wrap. It returns if the program cannot be run, or if there is none to run.
 func Wrap(p cli.Process) int {
 	if os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
 		p.PrintError("mpirun-wrap", errSetID)
@@ -120,8 +120,8 @@ func Wrap(p cli.Process) int {
 	return cli.ExitWrapperFailed
 }
 
-// complain prints why a rank cannot run, once for all ranks of its launch on this node that have the same reason. Ranks
-// with --local-rank print all, because their starter may read each one's output.
+// complain prints why a rank cannot run. All ranks of its launch on this node with the same reason print it once.
+// Each rank with --local-rank prints it, because the program that started it may read each rank's output.
 func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err error) {
 	task, unknown := readTask(env, p.PID, options)
 	launch, noLaunch := launchOf(env, p.PID, task)
@@ -135,8 +135,8 @@ func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err erro
 	})
 }
 
-// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, or the site lets the
-// job run without it, the program runs as it is; in the second case one rank of the node reports it.
+// run places the rank, waits until MPS is ready and becomes the program. If MPS is switched off, the program runs
+// without MPS. It also does so if the site lets the job run without MPS, and then one rank of the node reports that.
 func run(p cli.Process, env slurm.Env, l line) error {
 	if l.options.Off && !l.options.DryRun {
 		return runOff(p, env, l)
@@ -184,7 +184,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	return mpirunwrap.Exec(l.program, placement.Environment(p.Env))
 }
 
-// errOff refuses SLURM_MPS=off for a job whose GPUs accept MPS alone.
+// errOff refuses SLURM_MPS=off for a job with GPUs that accept only MPS.
 var errOff = errors.New("SLURM_MPS=off: the GPUs of this job are in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46: submit the job without --constraint=mps, or leave out SLURM_MPS=off")
 
 // runOff runs the program without MPS.
@@ -200,7 +200,8 @@ func runOff(p cli.Process, env slurm.Env, l line) error {
 	return mpirunwrap.Exec(l.program, mpirunwrap.WithoutMPS(p.Env))
 }
 
-// runWithoutGPU is for a step that wants no GPU. CUDA shows the program none, so that it cannot run outside of MPS.
+// runWithoutGPU runs the program of a step without a GPU. CUDA shows the program no GPU, so it cannot run outside of
+// MPS.
 func runWithoutGPU(p cli.Process, l line) error {
 	if l.options.DryRun || l.options.Report {
 		p.PrintError("mpirun-wrap", errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
@@ -211,7 +212,7 @@ func runWithoutGPU(p cli.Process, l line) error {
 	return mpirunwrap.Exec(l.program, mpirunwrap.WithoutGPU(p.Env))
 }
 
-// readRank is what the environment and the machine say of this rank.
+// readRank reads the description of this rank from the environment and the machine.
 func readRank(paths site.Paths, env slurm.Env, pid int, options mpirunwrap.Options) (rank mpirunwrap.Rank, err error) {
 	rank.Options = options
 	rank.Host = mpirunwrap.HostInfo{NUMA: -1, CanOpen: func(minor int) bool {
@@ -232,8 +233,8 @@ func readRank(paths site.Paths, env slurm.Env, pid int, options mpirunwrap.Optio
 	return rank, err
 }
 
-// jobTasks returns the number of slots if none is given. One slot would run the processes one after the other, which
-// the user does not want.
+// jobTasks returns the number of slots if the user gives no number: the job's tasks on this node. It refuses 1,
+// because one slot would run the processes one after the other.
 func jobTasks(env slurm.Env) (int, error) {
 	n, err := slurm.TasksOnNode(env)
 	if err == nil && n == 1 {
@@ -259,17 +260,17 @@ func readTask(env slurm.Env, pid int, options mpirunwrap.Options) (slurm.Task, e
 	return task, nil
 }
 
-// exchangeTimeout is how long a rank waits for the others of its launch: a launcher starts all ranks of a node within a
-// second, and this leaves room for a busy one.
+// exchangeTimeout is how long a rank waits for the other ranks of its launch. A launcher starts all ranks of a node
+// within a second, and a busy node may need longer.
 const exchangeTimeout = 15 * time.Second
 
-// launchOf names the launch that a rank is of; the ranks of one on a node have the parent in common that started them.
+// launchOf names the launch of a rank. All ranks of a launch on a node have the same parent, which has started them.
 func launchOf(env slurm.Env, pid int, task slurm.Task) (string, error) {
 	self, err := site.ReadStat(pid)
 	if err != nil {
 		return "", err
 	}
-	if self.Parent == 0 { // it is outside of this pid namespace
+	if self.Parent == 0 { // the parent is outside of this pid namespace
 		return mpirunwrap.LaunchID(env, task, site.Process{}), nil
 	}
 	parent, err := site.ReadStat(self.Parent)
@@ -279,7 +280,7 @@ func launchOf(env slurm.Env, pid int, task slurm.Task) (string, error) {
 	return mpirunwrap.LaunchID(env, task, parent.Process), nil
 }
 
-// needsExchange is how this rank agrees with the others of its launch.
+// needsExchange returns the function by which this rank exchanges its information with the other ranks of its launch.
 func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirunwrap.RankInfo) ([]mpirunwrap.RankInfo, error), error) {
 	launch, err := launchOf(env, pid, task)
 	if err != nil {
@@ -292,7 +293,7 @@ func needsExchange(env slurm.Env, pid int, task slurm.Task) (func(string, mpirun
 	}, nil
 }
 
-// tunedShare finds the share that mps-tune saved for this program, or for the name that is given.
+// tunedShare returns the function that finds the share that mps-tune saved for this program, or for the given name.
 func tunedShare(l line, env slurm.Env) func(lease.Ticket, slurm.Task) (policy.ShareRule, string, error) {
 	return func(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
 		name := l.options.Tuned
@@ -329,7 +330,8 @@ func take(paths site.Paths, rank mpirunwrap.Rank, waits func(mpirunwrap.Rank, le
 	return mpirunwrap.Place(ticket, rank)
 }
 
-// slotWaits prints once for all processes with the same parent that they wait for slots.
+// slotWaits returns the function that prints that processes wait for slots: once for all processes with the same
+// parent.
 func slotWaits(p cli.Process, env slurm.Env) func(mpirunwrap.Rank, lease.Ticket) {
 	return func(rank mpirunwrap.Rank, ticket lease.Ticket) {
 		launch, err := launchOf(env, p.PID, rank.Task)
