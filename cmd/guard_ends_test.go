@@ -25,7 +25,7 @@ import (
 // shared is a job on a simulated node whose clients share one GPU. Only the prolog's daemon and its guard run beside
 // the clients.
 type shared struct {
-	play
+	testNode
 	job   testnode.Job
 	env   []string // the environment of a client
 	guard site.Process
@@ -34,13 +34,13 @@ type shared struct {
 // newShared runs the prolog of job 7 under a policy of one rule.
 func newShared(t *testing.T, attributes ...string) *shared {
 	t.Helper()
-	return openShared(newPlay(t, testnode.Default(attributes...), node.H200))
+	return openShared(newTestNode(t, testnode.Default(attributes...), node.H200))
 }
 
 // openShared runs the prolog of job 7 on an existing node.
-func openShared(p play) *shared {
+func openShared(p testNode) *shared {
 	p.t.Helper()
-	s := &shared{play: p, job: p.job(7, "0")}
+	s := &shared{testNode: p, job: p.job(7, "0")}
 	p.must(0, s.job, "prolog")
 	p.t.Cleanup(func() { p.must(0, s.job, "epilog"); p.clean() })
 	ticket := p.ticket(7)
@@ -118,7 +118,7 @@ func (r *running) ends() string {
 }
 
 // held counts how many open files of a device a process has.
-func (p play) held(pid int, device string) (count int) {
+func (p testNode) held(pid int, device string) (count int) {
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, link := range links {
 		if target, err := os.Readlink(link); err == nil && strings.HasSuffix(target, device) {

@@ -68,7 +68,7 @@ func heldDevices(pid int) (count int) {
 // A container may have a device file of its own: the same device number at another inode, whose openings inotify does
 // not report. The guard holds the files of the container's clients too, within 300 ms of their opening.
 func TestAClientWithADeviceFileOfItsOwn(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	path := filepath.Join(p.Sim.Node.Dir, "dev", "nvidia-uvm")
 	device(t, path)
 	s := openShared(p)
@@ -483,7 +483,7 @@ func TestHeldFilesDoNotDelayTheEpilog(t *testing.T) {
 //
 // Contract: G1
 func TestAJobsGuard(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	guard := p.lease(7).Guard
 	stat, err := site.ReadStat(guard.PID)
@@ -512,7 +512,7 @@ func TestAJobsGuard(t *testing.T) {
 //
 // Contract: G1
 func TestAJobWithoutHold(t *testing.T) {
-	p := newPlay(t, testnode.Default(`hold = "0s"`), node.H200)
+	p := newTestNode(t, testnode.Default(`hold = "0s"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	if guard := p.lease(7).Guard; guard.PID != 0 {
 		t.Errorf("the job has a guard although its hold is 0: %v", guard)

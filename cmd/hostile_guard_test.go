@@ -27,7 +27,7 @@ type watch struct {
 func newWatch(t *testing.T) *watch {
 	t.Helper()
 	a := newAttack(t, "", 1)
-	w := &watch{shared: openShared(a.play), a: a}
+	w := &watch{shared: openShared(a.testNode), a: a}
 	w.before = w.files()
 	return w
 }

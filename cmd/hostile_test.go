@@ -59,9 +59,9 @@ var hostile = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// attack is a play with a folder of root that a hostile user must not reach.
+// attack is a testNode with a folder of root that a hostile user must not reach.
 type attack struct {
-	play
+	testNode
 	program string
 	secret  string // a folder of root
 }
@@ -69,7 +69,7 @@ type attack struct {
 func newAttack(t *testing.T, policy string, gpus int) attack {
 	t.Helper()
 	begin := reportEnd(t)
-	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	p := newTestNode(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	begin()
 	program, err := hostile()
 	if err != nil {
@@ -195,7 +195,7 @@ func (a attack) runHook(job testnode.Job, program string, before ...string) hook
 	return hookRun{cmd.ProcessState.ExitCode(), string(out), time.Since(began), int(usage.Maxrss / 1024)}
 }
 
-// tooLong is far above every deadline that these tests set, and below the minute that a play may take.
+// tooLong is far above every deadline that these tests set, and below the minute that a testNode may take.
 const tooLong = 40 * time.Second
 
 // withstands checks what must hold for every prolog and epilog, whatever the user did. There is no drain, no endless
@@ -452,7 +452,7 @@ func (a attack) linkInPlaceOf(path, content string) {
 }
 
 // controlIs makes a script the control program of the site, and keeps the simulated library.
-func (p play) controlIs(script string) {
+func (p testNode) controlIs(script string) {
 	path := filepath.Join(filepath.Dir(p.Root), "control")
 	p.write(path, script)
 	if err := os.Chmod(path, 0o755); err != nil {

@@ -27,8 +27,8 @@ const (
 	epilogBound    = epilogDeadline + 5*time.Second
 )
 
-// timedPlay returns a node with short deadlines, and a job on it.
-func timedPlay(t *testing.T) (play, testnode.Job) {
+// timedTestNode returns a node with short deadlines, and a job on it.
+func timedTestNode(t *testing.T) (testNode, testnode.Job) {
 	t.Helper()
 	p := shapes[0].stand(t)
 	p.facts(fmt.Sprintf("prolog_deadline = %q", prologDeadline), fmt.Sprintf("epilog_deadline = %q", epilogDeadline))
@@ -47,7 +47,7 @@ func atOnce[C any](t *testing.T, cases []C, name func(C) string, try func(*testi
 }
 
 // within runs a binary. It checks the exit code and that the run took no longer than the bound.
-func (p play) within(bound time.Duration, code int, job testnode.Job, program string) string {
+func (p testNode) within(bound time.Duration, code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	began := time.Now()
 	out := p.must(code, job, program)
@@ -60,7 +60,7 @@ func (p play) within(bound time.Duration, code int, job testnode.Job, program st
 }
 
 // hang makes an NVML function take 15 minutes.
-func (p play) hang(function string) {
+func (p testNode) hang(function string) {
 	p.t.Helper()
 	if err := p.Sim.Node.Delay(function, 900_000); err != nil {
 		p.t.Fatal(err)
@@ -68,7 +68,7 @@ func (p play) hang(function string) {
 }
 
 // answer ends the delay of every NVML function.
-func (p play) answer() {
+func (p testNode) answer() {
 	p.t.Helper()
 	delays := filepath.Join(p.Sim.Node.Dir, "delay_ms")
 	entries, err := os.ReadDir(delays)
@@ -83,7 +83,7 @@ func (p play) answer() {
 }
 
 // stop stops every MPS process on the node, daemons and servers.
-func (p play) stop() {
+func (p testNode) stop() {
 	p.t.Helper()
 	pids, err := p.Processes()
 	if err != nil || len(pids) < 2 {
@@ -101,7 +101,7 @@ func (p play) stop() {
 }
 
 // control replaces the control program with a script. $REAL is the simulated control program.
-func (p play) control(script string) {
+func (p testNode) control(script string) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.write(path, "#!/bin/sh\nREAL="+p.Sim.Program("nvidia-cuda-mps-control")+"\n"+script+"\n")
@@ -112,7 +112,7 @@ func (p play) control(script string) {
 }
 
 // hold locks a file of the state until the test ends or the returned function is called.
-func (p play) hold(name string) (release func()) {
+func (p testNode) hold(name string) (release func()) {
 	p.t.Helper()
 	path := filepath.Join(p.Paths().Run(), name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -137,28 +137,28 @@ func TestAPrologEndsInTime(t *testing.T) {
 	joinSweep(t, "points")
 	type wait struct {
 		name   string
-		breaks func(play)
+		breaks func(testNode)
 		code   int
 		dirty  bool // the undo needs the call that hangs
 	}
 	atOnce(t, []wait{
-		{"NVML hangs when it is opened", func(p play) { p.hang("nvmlInit_v2") }, 1, false},
-		{"NVML hangs when it is asked for the GPU", func(p play) { p.hang("nvmlDeviceGetUUID") }, 1, false},
-		{"NVML hangs when it is asked for the mode", func(p play) { p.hang("nvmlDeviceGetComputeMode") }, 1, false},
-		{"NVML hangs when it sets the mode", func(p play) { p.hang("nvmlDeviceSetComputeMode") }, 1, true},
-		{"the control program hangs when it starts the daemon", func(p play) { p.control(`exec sleep 900`) }, 1, false},
-		{"the control program hangs and has children that hang", func(p play) { p.control(`sleep 900 & sleep 900`) }, 1, false},
-		{"the control program hangs when it asks", func(p play) { p.control(`[ "$1" = -d ] && exec $REAL "$@"; exec sleep 900`) }, 1, false},
-		{"the daemon is stopped at once", func(p play) {
+		{"NVML hangs when it is opened", func(p testNode) { p.hang("nvmlInit_v2") }, 1, false},
+		{"NVML hangs when it is asked for the GPU", func(p testNode) { p.hang("nvmlDeviceGetUUID") }, 1, false},
+		{"NVML hangs when it is asked for the mode", func(p testNode) { p.hang("nvmlDeviceGetComputeMode") }, 1, false},
+		{"NVML hangs when it sets the mode", func(p testNode) { p.hang("nvmlDeviceSetComputeMode") }, 1, true},
+		{"the control program hangs when it starts the daemon", func(p testNode) { p.control(`exec sleep 900`) }, 1, false},
+		{"the control program hangs and has children that hang", func(p testNode) { p.control(`sleep 900 & sleep 900`) }, 1, false},
+		{"the control program hangs when it asks", func(p testNode) { p.control(`[ "$1" = -d ] && exec $REAL "$@"; exec sleep 900`) }, 1, false},
+		{"the daemon is stopped at once", func(p testNode) {
 			p.control(`$REAL "$@" || exit; [ "$1" = -d ] && kill -STOP $(cat $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid)`)
 		}, 1, false},
-		{"the daemon answers each command after a quarter of an hour", func(p play) { p.fault("slow_ms", "900000") }, 1, false},
-		{"the server takes a quarter of an hour to start", func(p play) { p.fault("server_start_ms", "900000") }, 0, false},
-		{"the server dies at its start", func(p play) { p.fault("server_dies_at_start", "1") }, 0, false},
-		{"another process holds the journal", func(p play) { p.hold("lock") }, 1, false},
-		{"another process holds the job's lock", func(p play) { p.hold("turns/7") }, 1, false},
+		{"the daemon answers each command after a quarter of an hour", func(p testNode) { p.fault("slow_ms", "900000") }, 1, false},
+		{"the server takes a quarter of an hour to start", func(p testNode) { p.fault("server_start_ms", "900000") }, 0, false},
+		{"the server dies at its start", func(p testNode) { p.fault("server_dies_at_start", "1") }, 0, false},
+		{"another process holds the journal", func(p testNode) { p.hold("lock") }, 1, false},
+		{"another process holds the job's lock", func(p testNode) { p.hold("turns/7") }, 1, false},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
-		p, job := timedPlay(t)
+		p, job := timedTestNode(t)
 		c.breaks(p)
 		p.within(prologBound, c.code, job, "prolog")
 		switch left := p.left(); {
@@ -178,27 +178,27 @@ func TestAPrologEndsInTime(t *testing.T) {
 // Contract: T1, T2
 func TestAnEpilogEndsInTime(t *testing.T) {
 	joinSweep(t, "points")
-	everythingStopped := func(p play) {
+	everythingStopped := func(p testNode) {
 		cmd := p.client(7, "spin", "-ms", "5", "-for", "100")
 		p.stop()
 		_ = cmd.Process.Signal(syscall.SIGSTOP)
 	}
 	type wait struct {
 		name   string
-		breaks func(play) (mends func())
+		breaks func(testNode) (mends func())
 		code   int
 	}
 	atOnce(t, []wait{
-		{"daemon, server and client are stopped", func(p play) func() { everythingStopped(p); return nil }, 0},
-		{"daemon, server and client are stopped, and NVML hangs", func(p play) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
-		{"NVML hangs when it is opened", func(p play) func() { p.hang("nvmlInit_v2"); return p.answer }, 1},
-		{"NVML hangs when it sets the mode", func(p play) func() { p.hang("nvmlDeviceSetComputeMode"); return p.answer }, 1},
-		{"the control program hangs", func(p play) func() { p.control(`exec sleep 900`); return nil }, 0},
-		{"the daemon answers each command after a quarter of an hour", func(p play) func() { p.fault("slow_ms", "900000"); return nil }, 0},
-		{"another process holds the journal", func(p play) func() { return p.hold("lock") }, 1},
-		{"another process holds the job's lock", func(p play) func() { return p.hold("turns/7") }, 1},
+		{"daemon, server and client are stopped", func(p testNode) func() { everythingStopped(p); return nil }, 0},
+		{"daemon, server and client are stopped, and NVML hangs", func(p testNode) func() { everythingStopped(p); p.hang("nvmlDeviceGetComputeMode"); return p.answer }, 1},
+		{"NVML hangs when it is opened", func(p testNode) func() { p.hang("nvmlInit_v2"); return p.answer }, 1},
+		{"NVML hangs when it sets the mode", func(p testNode) func() { p.hang("nvmlDeviceSetComputeMode"); return p.answer }, 1},
+		{"the control program hangs", func(p testNode) func() { p.control(`exec sleep 900`); return nil }, 0},
+		{"the daemon answers each command after a quarter of an hour", func(p testNode) func() { p.fault("slow_ms", "900000"); return nil }, 0},
+		{"another process holds the journal", func(p testNode) func() { return p.hold("lock") }, 1},
+		{"another process holds the job's lock", func(p testNode) func() { return p.hold("turns/7") }, 1},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
-		p, job := timedPlay(t)
+		p, job := timedTestNode(t)
 		p.must(0, job, "prolog")
 		mends := c.breaks(p)
 		p.within(epilogBound, c.code, job, "epilog")
@@ -215,7 +215,7 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	p, job := timedPlay(t)
+	p, job := timedTestNode(t)
 	if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", 1000); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestAnEpilogOfAStoppedProlog(t *testing.T) {
 }
 
 // small puts the state on a file system with a limited number of blocks and inodes. 0 means no limit.
-func (p play) small(blocks, inodes int) {
+func (p testNode) small(blocks, inodes int) {
 	p.t.Helper()
 	run := p.Paths().Run()
 	if err := os.MkdirAll(run, 0o755); err != nil {
@@ -256,7 +256,7 @@ func (p play) small(blocks, inodes int) {
 func TestASmallRun(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	p, job := timedPlay(t)
+	p, job := timedTestNode(t)
 	opened := 0
 	try := func(t *testing.T, blocks, inodes int) {
 		p := p.again(t)
@@ -299,7 +299,7 @@ func TestAJobThatFillsRun(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p, job := timedPlay(t)
+			p, job := timedTestNode(t)
 			p.small(c.blocks, c.inodes)
 			p.must(0, job, "prolog")
 			cmd := p.asUser(7, []string{"/bin/sh", "-c", c.line})

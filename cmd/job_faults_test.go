@@ -36,34 +36,34 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		breaks func(play)
+		breaks func(testNode)
 		want   string
 	}{
-		{"the control program is not there", func(p play) {
+		{"the control program is not there", func(p testNode) {
 			p.write(p.Paths().ConfigFile(), fmt.Sprintf("nvml_library = %q\nmps_control = \"/nonexistent\"\n", p.Sim.NVML()))
 		}, `prolog: cannot start /nonexistent -d: .*no such file or directory`},
-		{"the daemon dies at its start", func(p play) { p.fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
-		{"the start is silent", func(p play) { p.fault("silent_start", "1") }, `prolog: cannot (ask|prepare) daemon of .*: (the daemon does not answer|no answer within 10s: .*)`},
-		{"the daemon answers rubbish", func(p play) { p.fault("garbage_answer", "1") }, `prolog: cannot .*`},
-		{"the daemon never stops answering", func(p play) { p.fault("endless_answer", "1") }, `prolog: cannot .*`},
-		{"the daemon is deaf", func(p play) { p.fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},
-		{"there is no driver", func(p play) {
+		{"the daemon dies at its start", func(p testNode) { p.fault("dies_at_start", "1") }, `prolog: cannot start \S+nvidia-cuda-mps-control -d: .*`},
+		{"the start is silent", func(p testNode) { p.fault("silent_start", "1") }, `prolog: cannot (ask|prepare) daemon of .*: (the daemon does not answer|no answer within 10s: .*)`},
+		{"the daemon answers rubbish", func(p testNode) { p.fault("garbage_answer", "1") }, `prolog: cannot .*`},
+		{"the daemon never stops answering", func(p testNode) { p.fault("endless_answer", "1") }, `prolog: cannot .*`},
+		{"the daemon is deaf", func(p testNode) { p.fault("deaf", "1") }, `prolog: cannot ask daemon of \S+/jobs/7/0/pipe "get_default_active_thread_percentage": the daemon does not answer`},
+		{"there is no driver", func(p testNode) {
 			if err := p.Sim.Node.Fail("nvmlInit_v2", 9, 0); err != nil {
 				p.t.Fatal(err)
 			}
 		}, `prolog: cannot initialise NVML: Driver Not Loaded`},
-		{"the mode may not be set", func(p play) { p.fail("nvmlDeviceSetComputeMode", 4, 0) }, `prolog: cannot set compute mode of GPU-\S+ to exclusive_process: .*`},
-		{"the mode is accepted and not set", func(p play) { p.fail("nvmlDeviceSetComputeMode.ignored", 1, 0) }, `prolog: cannot set compute mode of GPU-\S+: set to exclusive_process, and it reads default`},
-		{"the GPU is lost", func(p play) { p.fail("nvmlDeviceGetUUID", 15, 0) }, `prolog: cannot .*`},
-		{"an admin took the GPU out of service", func(p play) {
+		{"the mode may not be set", func(p testNode) { p.fail("nvmlDeviceSetComputeMode", 4, 0) }, `prolog: cannot set compute mode of GPU-\S+ to exclusive_process: .*`},
+		{"the mode is accepted and not set", func(p testNode) { p.fail("nvmlDeviceSetComputeMode.ignored", 1, 0) }, `prolog: cannot set compute mode of GPU-\S+: set to exclusive_process, and it reads default`},
+		{"the GPU is lost", func(p testNode) { p.fail("nvmlDeviceGetUUID", 15, 0) }, `prolog: cannot .*`},
+		{"an admin took the GPU out of service", func(p testNode) {
 			if err := p.Sim.Node.GPU(0).SetMode(2); err != nil {
 				p.t.Fatal(err)
 			}
 		}, `prolog: cannot use GPU-\S+: its compute mode is prohibited: an admin took it out of service`},
-		{"the state cannot be written", func(p play) { p.write(p.Paths().Run(), "a file") }, `prolog: cannot make state folder: .*`},
+		{"the state cannot be written", func(p testNode) { p.write(p.Paths().Run(), "a file") }, `prolog: cannot make state folder: .*`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			c.breaks(p)
 			mode := p.modes()
 			says(t, p.must(1, p.job(7, "0"), "prolog"), c.want)
@@ -81,7 +81,7 @@ func TestAPrologThatFailsLeavesNothing(t *testing.T) {
 }
 
 func TestANodeThatFailsMayRunTheJobWithoutMPS(t *testing.T) {
-	p := newPlay(t, testnode.Default(`on_failure = "run_without"`), node.H200)
+	p := newTestNode(t, testnode.Default(`on_failure = "run_without"`), node.H200)
 	p.fault("dies_at_start", "1")
 	p.must(0, p.job(7, "0"), "prolog")
 	if ticket := p.ticket(7); !ticket.RunWithoutMPS || !strings.Contains(ticket.RefusalReason, "cannot start") {
@@ -101,16 +101,16 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		breaks func(play, lease.Daemon)
+		breaks func(testNode, lease.Daemon)
 	}{
-		{"an idle daemon", func(play, lease.Daemon) {}},
-		{"a client that goes on", func(p play, _ lease.Daemon) { p.client(7, "spin", "-ms", "5", "-for", "100") }},
-		{"a client that is stopped", func(p play, _ lease.Daemon) {
+		{"an idle daemon", func(testNode, lease.Daemon) {}},
+		{"a client that goes on", func(p testNode, _ lease.Daemon) { p.client(7, "spin", "-ms", "5", "-for", "100") }},
+		{"a client that is stopped", func(p testNode, _ lease.Daemon) {
 			cmd := p.client(7, "spin", "-ms", "5", "-for", "100")
 			_ = cmd.Process.Signal(syscall.SIGSTOP)
 		}},
-		{"a daemon that is stopped", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGSTOP) }},
-		{"a server that is stopped", func(p play, d lease.Daemon) {
+		{"a daemon that is stopped", func(p testNode, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGSTOP) }},
+		{"a server that is stopped", func(p testNode, d lease.Daemon) {
 			p.client(7, "spin", "-ms", "5", "-for", "100")
 			pids, _ := p.Processes()
 			for _, pid := range pids {
@@ -119,10 +119,10 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 				}
 			}
 		}},
-		{"a daemon that was killed", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
-		{"a daemon that ignores quit", func(p play, _ lease.Daemon) { p.fault("ignore_quit", "1") }},
-		{"a daemon that went deaf", func(p play, _ lease.Daemon) { p.fault("deaf", "1") }},
-		{"a user who emptied the pipe folder", func(p play, d lease.Daemon) {
+		{"a daemon that was killed", func(p testNode, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
+		{"a daemon that ignores quit", func(p testNode, _ lease.Daemon) { p.fault("ignore_quit", "1") }},
+		{"a daemon that went deaf", func(p testNode, _ lease.Daemon) { p.fault("deaf", "1") }},
+		{"a user who emptied the pipe folder", func(p testNode, d lease.Daemon) {
 			entries, _ := os.ReadDir(d.PipeDir)
 			for _, entry := range entries {
 				_ = os.Remove(filepath.Join(d.PipeDir, entry.Name()))
@@ -130,7 +130,7 @@ func TestAnEpilogEndsWhatIsLeft(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
+			p := newTestNode(t, testnode.Default(`drain_grace = "200ms"`), node.H200)
 			p.facts(`epilog_deadline = "20s"`)
 			p.must(0, p.job(7, "0"), "prolog")
 			c.breaks(p, p.ticket(7).Daemons[0])
@@ -156,7 +156,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 		{"it is accepted and not done", "nvmlDeviceSetComputeMode.ignored", 1, `cannot restore compute mode of %s: set to default, and it reads exclusive_process`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			p.must(0, p.job(7, "0"), "prolog")
 			p.fail(c.fault, c.code, 0)
 			out := p.must(1, p.job(7, "0"), "epilog")
@@ -183,7 +183,7 @@ func TestAnEpilogThatCannotRestoreAMode(t *testing.T) {
 //
 // Contract: R9
 func TestTheControlProgramEndsWithItsParent(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	started := filepath.Join(publicDir(t), "started")
 	p.write(started, "")
 	if err := os.Chmod(started, 0o666); err != nil {
@@ -228,7 +228,7 @@ func TestModesBefore(t *testing.T) {
 		{"an admin's since", "0", "2", "2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			gpu := p.Sim.Node.GPU(0)
 			set := func(mode string) {
 				if mode != "" {
@@ -252,7 +252,7 @@ func TestModesBefore(t *testing.T) {
 }
 
 func TestComputeModeUnchanged(t *testing.T) {
-	p := newPlay(t, testnode.Default(`compute_mode = "unchanged"`), node.H200)
+	p := newTestNode(t, testnode.Default(`compute_mode = "unchanged"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	if p.modes() != "0" {
 		t.Errorf("mode %s", p.modes())
@@ -265,7 +265,7 @@ func TestComputeModeUnchanged(t *testing.T) {
 //
 // Contract: R2
 func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.write(p.Paths().Policy(), "rubbish {")
 	p.must(0, p.job(7, "0"), "epilog")
@@ -282,7 +282,7 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 		takes bool
 	}{{"that finishes", 500, false}, {"that hangs", 1_000_000, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			p.facts(`epilog_deadline = "6s"`)
 			if err := p.Sim.Node.Delay("nvmlDeviceSetComputeMode", c.delay); err != nil {
 				t.Fatal(err)
@@ -313,7 +313,7 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 
 // sleepsInDriver waits until a thread of the process is in clock_nanosleep. Go does not call it, and the simulated
 // driver does.
-func (p play) sleepsInDriver(pid int) {
+func (p testNode) sleepsInDriver(pid int) {
 	p.t.Helper()
 	for {
 		calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
@@ -332,7 +332,7 @@ func (p play) sleepsInDriver(pid int) {
 
 // Contract: M3
 func TestMIGInstances(t *testing.T) {
-	p := newPlay(t, "", node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
+	p := newTestNode(t, "", node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
 	instances := []string{}
 	for k := range 2 {
 		uuid, err := p.Sim.Node.GPU(0).Text(fmt.Sprintf("mig/%d/uuid", k))
@@ -371,7 +371,7 @@ func TestRefusals(t *testing.T) {
 		{"a whole GPU in MIG mode", node.H100SXM.Cut(node.H100Slice1), "", "0", `GPU-\S+ is in MIG mode, and the job has it whole: ask for an instance of it`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", c.model, c.model)
+			p := newTestNode(t, "", c.model, c.model)
 			if c.gres != "" {
 				p.write(p.gres(), c.gres)
 				p.write(p.conf, "NodeName=n1 Gres=gpu:a:1,gpu:b:1\n")
@@ -392,7 +392,7 @@ func TestRefusals(t *testing.T) {
 // If root may not raise slurmd's limit of open files, a GPU gets only as many ranks as the daemon can serve. If that
 // is fewer than one, the prolog fails with a message.
 func TestFewOpenFiles(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	prolog := func(files int, job testnode.Job) (int, string) {
 		t.Helper()
 		line := append([]string{fmt.Sprintf("--nofile=%d:%d", files, files), "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, p.Command("prolog")...)

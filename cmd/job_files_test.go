@@ -17,7 +17,7 @@ import (
 //
 // Contract: R13
 func TestJobFilesOfAJob(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	dir := publicDirIn(t, "/run")
 	p.facts(fmt.Sprintf("hpc_job_mapping_dir = %q", dir))
 	p.write(p.gres(), "Name=gpu File=/dev/nvidia1\nName=gpu File=/dev/nvidia0\n") // Slurm's GPU 0 is NVML's GPU 1
@@ -52,7 +52,7 @@ func TestJobFilesOfAJob(t *testing.T) {
 
 // With -w, mpsctl status and audit read what mpsctl on each node prints.
 func TestStatusOfNodesThatAnswer(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	shell := filepath.Join(filepath.Dir(p.Root), "shell")
 	script := fmt.Sprintf("#!/bin/sh\n[ $1 = n1 ] || exit 255\nshift 2\nexec %s --root %s \"$@\"\n", filepath.Join(p.Bin, "mpsctl"), p.Root)
 	if err := node.WriteProgram(shell, []byte(script)); err != nil {

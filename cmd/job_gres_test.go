@@ -23,7 +23,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 		{"a job of gres/mps", "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n", "has a part of a GPU by gres/mps", []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200, node.H200)
+			p := newTestNode(t, "", node.H200, node.H200)
 			p.write(p.gres(), c.gres)
 			for id := uint32(7); id <= 8; id++ { // two jobs on one GPU
 				job := p.job(id, "0")
@@ -46,7 +46,7 @@ func TestJobsThatShareAGPUByGres(t *testing.T) {
 
 // If a node also has gres/mps, a job gets its whole GPUs as on any other node.
 func TestAWholeGPUBesideGresMPS(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	p.write(p.gres(), "Name=gpu File=/dev/nvidia[0-1]\nName=mps Count=200\n")
 	p.must(0, p.job(7, "0"), "prolog")
 	if refused := p.ticket(7).RefusalReason; refused != "" {

@@ -21,7 +21,7 @@ import (
 func TestAJobsLife(t *testing.T) {
 	for _, scope := range []string{"job", "gpu"} {
 		t.Run(scope, func(t *testing.T) {
-			p := newPlay(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
+			p := newTestNode(t, testnode.Default(fmt.Sprintf("scope = %q", scope)), node.H200, node.H200, node.H200, node.H200)
 			job := p.job(7, "1,3")
 			p.must(0, job, "prolog")
 			if got := p.modes(); got != "0303" {
@@ -44,7 +44,7 @@ func TestAJobsLife(t *testing.T) {
 }
 
 // holdsDaemon checks everything that the contract requires of a daemon's process.
-func (p play) holdsDaemon(d lease.Daemon) {
+func (p testNode) holdsDaemon(d lease.Daemon) {
 	t := p.t
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d/", d.Proc.PID)
@@ -100,7 +100,7 @@ func (p play) holdsDaemon(d lease.Daemon) {
 // On some machines the control program is a script that runs the real program elsewhere. The prolog starts it with no
 // signal blocked, although slurmd's prologs have some blocked, and with none ignored.
 func TestAControlProgramThatIsAScript(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.write(script, fmt.Sprintf("#!/bin/sh\n[ \"$1\" = -d ] && cat /proc/self/status >$CUDA_MPS_LOG_DIRECTORY/status\nexec %s \"$@\"\n", p.Sim.Program("nvidia-cuda-mps-control")))
 	if err := os.Chmod(script, 0o755); err != nil {
@@ -122,7 +122,7 @@ func TestAControlProgramThatIsAScript(t *testing.T) {
 }
 
 func TestAJobThatAsksForNoMPS(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	job := p.job(7, "0")
 	job.Features = "a100"
 	p.must(0, job, "prolog")
@@ -132,13 +132,13 @@ func TestAJobThatAsksForNoMPS(t *testing.T) {
 }
 
 func TestAnEpilogWithoutAProlog(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "epilog")
 	p.clean()
 }
 
 func TestAPrologAgainAdopts(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	job := p.job(7, "0,1")
 	p.must(0, job, "prolog")
 	before := p.ticket(7)
@@ -154,7 +154,7 @@ func TestAPrologAgainAdopts(t *testing.T) {
 }
 
 func TestAPrologAfterItsDaemonDied(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	job := p.job(7, "0")
 	p.must(0, job, "prolog")
 	before := p.ticket(7).Daemons[0]
@@ -171,7 +171,7 @@ func TestAPrologAfterItsDaemonDied(t *testing.T) {
 }
 
 func TestTwoJobsSideBySide(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	seven, eight := p.job(7, "0"), p.job(8, "1")
 	p.must(0, seven, "prolog")
 	p.must(0, eight, "prolog")
@@ -194,7 +194,7 @@ func TestTwoJobsSideBySide(t *testing.T) {
 //
 // Contract: R6
 func TestAGPUThatAnotherJobHolds(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	out := p.must(1, p.job(8, "0"), "prolog")
 	uuid := p.ticket(7).Devices[0].UUID
@@ -211,7 +211,7 @@ func TestAGPUThatAnotherJobHolds(t *testing.T) {
 
 // Contract: R4
 func TestAnotherBoot(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	daemon := p.ticket(7).Daemons[0].Proc
 	// The node has booted: no process runs, the modes have their defaults, and the records name another boot.

@@ -42,11 +42,11 @@ var raced = sync.OnceValues(func() (string, error) {
 })
 
 // newCrowd returns a node on which many programs run at the same time.
-func newCrowd(t *testing.T, policy string, gpus int) play {
+func newCrowd(t *testing.T, policy string, gpus int) testNode {
 	t.Helper()
 	joinSweep(t, "race")
 	begin := reportEnd(t)
-	p := newPlay(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
+	p := newTestNode(t, policy, slices.Repeat([]node.Model{node.H200}, gpus)...)
 	begin()
 	if sweepName != "race" {
 		return p
@@ -60,7 +60,7 @@ func newCrowd(t *testing.T, policy string, gpus int) play {
 }
 
 // runs runs a binary from any goroutine. The test fails if the binary cannot run or finds a race.
-func (p play) runs(job testnode.Job, program string, args ...string) testnode.Result {
+func (p testNode) runs(job testnode.Job, program string, args ...string) testnode.Result {
 	result, err := p.Run(p.ctx, append(job.Environment(program+"_slurmd"), "GORACE=exitcode=66 halt_on_error=1 atexit_sleep_ms=0"), program, args...)
 	if err != nil || result.Code == 66 || strings.Contains(result.Output, "DATA RACE") {
 		p.t.Errorf("%s of job %d: %+v, %v", program, job.ID, result, err)
@@ -69,7 +69,7 @@ func (p play) runs(job testnode.Job, program string, args ...string) testnode.Re
 }
 
 // closes runs an epilog and checks that it exits with 0 and prints nothing.
-func (p play) closes(job testnode.Job) {
+func (p testNode) closes(job testnode.Job) {
 	if did := p.runs(job, "epilog"); did.Code != 0 || did.Output != "" {
 		p.t.Errorf("epilog of job %d: %+v", job.ID, did)
 	}
@@ -96,7 +96,7 @@ func copies(n int, call func(i int)) []func() {
 }
 
 // holder returns the job that a GPU's claim names, or 0 if there is no claim.
-func (p play) holder(gpu int) uint32 {
+func (p testNode) holder(gpu int) uint32 {
 	content, err := os.ReadFile(filepath.Join(p.Paths().Run(), "claims", string(p.uuid(gpu))))
 	if err != nil {
 		return 0
@@ -109,7 +109,7 @@ func (p play) holder(gpu int) uint32 {
 }
 
 // has checks that a job has its GPUs for itself: claims, modes, a running daemon and a ticket.
-func (p play) has(job uint32, gpus ...int) {
+func (p testNode) has(job uint32, gpus ...int) {
 	p.t.Helper()
 	modes := p.modes()
 	for _, gpu := range gpus {
@@ -242,7 +242,7 @@ func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
 }
 
 // orphan starts a prolog whose parent exits at once.
-func (p play) orphan(job testnode.Job) site.Process {
+func (p testNode) orphan(job testnode.Job) site.Process {
 	p.t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", `"$@" >/dev/null 2>&1 & echo $!`, "sh")
 	cmd.Args = append(cmd.Args, p.Command("prolog")...)

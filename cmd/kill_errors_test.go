@@ -33,7 +33,7 @@ func (f failure) String() string { return fmt.Sprintf("%v: %v", f.point, f.errno
 type refuse func(faultinject.Effect) syscall.Errno
 
 // refuse makes the point fail once.
-func (f failure) refuse(p play, reached *bool) refuse {
+func (f failure) refuse(p testNode, reached *bool) refuse {
 	hit := f.reached(p)
 	return func(e faultinject.Effect) syscall.Errno {
 		if p.matters(e) && hit(e) {
@@ -46,7 +46,7 @@ func (f failure) refuse(p play, reached *bool) refuse {
 
 // matters reports whether the program must handle the failure of an effect. It need not handle the searches of the
 // loader and the name service, reads by the simulated driver that only serve tests, and the log's text.
-func (p play) matters(e faultinject.Effect) bool {
+func (p testNode) matters(e faultinject.Effect) bool {
 	path, _, _ := strings.Cut(e.What, " ")
 	switch {
 	case path == p.Paths().Log(), strings.HasPrefix(path, p.Sim.Node.Dir+"/delay_ms/"), e.Call == "connect":
@@ -62,7 +62,7 @@ func (p play) matters(e faultinject.Effect) bool {
 //
 // If each is true, the list has every effect and every question with each fitting error. Otherwise it has every
 // effect with one error, in alternation, and a fifth of the questions.
-func (p play) failures(job testnode.Job, program string, each bool, already refuse) []failure {
+func (p testNode) failures(job testnode.Job, program string, each bool, already refuse) []failure {
 	p.t.Helper()
 	var found tally
 	var all []failure
@@ -107,7 +107,7 @@ func fits(e faultinject.Effect) []syscall.Errno {
 
 // failing runs a binary under refusals. If once is true, the program runs untraced after its first failure. failing
 // checks that the program reports the failure in a line of this project's form.
-func (p play) failing(job testnode.Job, program string, once bool, refusals ...refuse) faultinject.Result {
+func (p testNode) failing(job testnode.Job, program string, once bool, refusals ...refuse) faultinject.Result {
 	p.t.Helper()
 	result := p.trace(job, program, faultinject.Plan{Once: once, Fail: func(e faultinject.Effect) syscall.Errno {
 		for _, refuse := range refusals {
@@ -128,7 +128,7 @@ func (p play) failing(job testnode.Job, program string, once bool, refusals ...r
 
 // cleanButLock checks what clean checks. If the failure was at the file of the job's lock, this file may be left,
 // because the next program takes it over.
-func (p play) cleanButLock(f failure) {
+func (p testNode) cleanButLock(f failure) {
 	p.t.Helper()
 	left := p.left()
 	if strings.Contains(f.name, "/turns/7") {
@@ -140,7 +140,7 @@ func (p play) cleanButLock(f failure) {
 }
 
 // opened checks that a job has what its prolog's exit code 0 promises.
-func (p play) opened(id uint32) {
+func (p testNode) opened(id uint32) {
 	p.t.Helper()
 	ticket := p.ticket(id)
 	for _, d := range ticket.Daemons {
@@ -163,7 +163,7 @@ func TestAPrologWhoseEffectsFail(t *testing.T) {
 			job := s.job(p)
 			failures := p.failures(job, "prolog", everything && s == shapes[0] || named(t), nil)
 			p.must(0, job, "epilog")
-			sweep(t, s, some(t, s, failures, 20), func(p play, f failure) (reached bool) {
+			sweep(t, s, some(t, s, failures, 20), func(p testNode, f failure) (reached bool) {
 				job := s.job(p)
 				p.booted()
 				if result := p.failing(job, "prolog", true, f.refuse(p, &reached)); result.Code == 0 {
@@ -188,7 +188,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 	none := p.job(7, "")
 	failures := p.failures(none, "prolog", everything || named(t), nil)
 	p.must(0, none, "epilog")
-	sweep(t, s, sample(t, failures, 3), func(p play, f failure) (reached bool) {
+	sweep(t, s, sample(t, failures, 3), func(p testNode, f failure) (reached bool) {
 		none := p.job(7, "")
 		p.booted()
 		if result := p.failing(none, "prolog", true, f.refuse(p, &reached)); result.Code == 1 {
@@ -212,7 +212,7 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			failures := p.failures(job, "epilog", everything && s == shapes[0] || named(t), nil)
-			sweep(t, s, some(t, s, failures, 20), func(p play, f failure) (reached bool) {
+			sweep(t, s, some(t, s, failures, 20), func(p testNode, f failure) (reached bool) {
 				job := s.job(p)
 				p.booted()
 				p.must(0, job, "prolog")
@@ -231,7 +231,7 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 
 // didTheRest checks that an epilog that failed in one thing did everything else and kept the lease for what is left.
 // Modes and folders stay as long as a process may use them.
-func (p play) didTheRest() {
+func (p testNode) didTheRest() {
 	p.t.Helper()
 	left := slices.DeleteFunc(p.left(), func(what string) bool { return what == "file turns/7" })
 	kinds := map[string]bool{}
@@ -260,7 +260,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	t.Parallel()
 	s := shapes[0]
 	p := s.stand(t)
-	noTicket := func(p play) refuse {
+	noTicket := func(p testNode) refuse {
 		return func(e faultinject.Effect) syscall.Errno {
 			if e.Call == "renameat" && strings.Contains(e.What, p.Paths().Run()+"/tickets/") {
 				return syscall.EIO
@@ -272,7 +272,7 @@ func TestAPrologWhoseUndoFails(t *testing.T) {
 	failures := p.failures(job, "prolog", everything || named(t), noTicket(p))
 	p.must(0, job, "epilog")
 	begun := slices.IndexFunc(failures, func(f failure) bool { return strings.Contains(f.name, "/tickets/") })
-	sweep(t, s, sample(t, failures[begun:], 8), func(p play, f failure) (reached bool) {
+	sweep(t, s, sample(t, failures[begun:], 8), func(p testNode, f failure) (reached bool) {
 		job := s.job(p)
 		p.booted()
 		if result := p.failing(job, "prolog", false, noTicket(p), f.refuse(p, &reached)); result.Code == 0 {
@@ -296,14 +296,14 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 	for _, end := range []struct {
 		name    string
 		errno   syscall.Errno
-		refuses func(play, faultinject.Effect) bool
+		refuses func(testNode, faultinject.Effect) bool
 	}{
-		{"disk", syscall.ENOSPC, func(p play, e faultinject.Effect) bool {
+		{"disk", syscall.ENOSPC, func(p testNode, e faultinject.Effect) bool {
 			_, err := os.Lstat(e.What) // an existing file can be opened
 			makes := err != nil && slices.Contains([]string{"openat", "mkdirat", "linkat"}, e.Call)
 			return !e.Asks && strings.Contains(e.What, p.Root) && (makes || e.Call == "write" || e.Call == "pwrite64")
 		}},
-		{"descriptors", syscall.EMFILE, func(p play, e faultinject.Effect) bool {
+		{"descriptors", syscall.EMFILE, func(p testNode, e faultinject.Effect) bool {
 			return slices.Contains([]string{"openat", "pipe2", "pidfd_open"}, e.Call) && p.matters(e)
 		}},
 	} {
@@ -311,7 +311,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 			t.Run(end.name+" "+program, func(t *testing.T) {
 				p := s.stand(t)
 				job := s.job(p)
-				open := func(p play, job testnode.Job) {
+				open := func(p testNode, job testnode.Job) {
 					if p.booted(); program == "epilog" {
 						p.must(0, job, "prolog")
 					}
@@ -319,7 +319,7 @@ func TestANodeThatIsFullFromSomePointOn(t *testing.T) {
 				open(p, job)
 				points := p.points(job, program)
 				p.must(0, job, "epilog")
-				sweep(t, s, sample(t, points, 18), func(p play, at point) bool {
+				sweep(t, s, sample(t, points, 18), func(p testNode, at point) bool {
 					job := s.job(p)
 					open(p, job)
 					hit, full := at.reached(p), false
@@ -356,11 +356,11 @@ func (c nvmlCall) String() string { return fmt.Sprintf("%v: code %d", c.point, c
 // codes are errors that a driver returns: not supported, no permission, GPU lost, unknown.
 var codes = []int{3, 4, 15, 999}
 
-func (p play) nvmlFunction(e faultinject.Effect) (name string, ok bool) {
+func (p testNode) nvmlFunction(e faultinject.Effect) (name string, ok bool) {
 	return strings.CutPrefix(e.What, p.Sim.Node.Dir+"/delay_ms/")
 }
 
-func (p play) nvmlCalls(job testnode.Job, program string) []nvmlCall {
+func (p testNode) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 	p.t.Helper()
 	var found tally
 	var all []nvmlCall
@@ -379,7 +379,7 @@ func (p play) nvmlCalls(job testnode.Job, program string) []nvmlCall {
 }
 
 // refuse makes the call fail once.
-func (c nvmlCall) refuse(p play, reached *bool) refuse {
+func (c nvmlCall) refuse(p testNode, reached *bool) refuse {
 	seen := 0
 	return func(e faultinject.Effect) syscall.Errno {
 		if name, ok := p.nvmlFunction(e); ok && name == c.name {
@@ -402,7 +402,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 	prologs := p.nvmlCalls(job, "prolog")
 	epilogs := p.nvmlCalls(job, "epilog")
 	t.Run("prolog", func(t *testing.T) {
-		sweep(t, s, sample(t, prologs, 4), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(t, prologs, 4), func(p testNode, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			if result := p.failing(job, "prolog", false, c.refuse(p, &reached)); result.Code == 0 {
 				p.opened(job.ID)
@@ -415,7 +415,7 @@ func TestNVMLCallsThatFail(t *testing.T) {
 		})
 	})
 	t.Run("epilog", func(t *testing.T) {
-		sweep(t, s, sample(t, epilogs, 4), func(p play, c nvmlCall) (reached bool) {
+		sweep(t, s, sample(t, epilogs, 4), func(p testNode, c nvmlCall) (reached bool) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			if result := p.failing(job, "epilog", false, c.refuse(p, &reached)); result.Code == 0 {
@@ -465,7 +465,7 @@ func TestAnswersOfEveryWrongKind(t *testing.T) {
 	slices.SortFunc(all, func(a, b wrongAnswer) int { return strings.Compare(a.name, b.name) })
 	s := shapes[0]
 	t.Parallel()
-	sweep(t, s, sample(t, all, 7), func(p play, w wrongAnswer) bool {
+	sweep(t, s, sample(t, all, 7), func(p testNode, w wrongAnswer) bool {
 		test := map[bool]string{false: "-eq", true: "-ge"}[w.always]
 		asked := filepath.Join(filepath.Dir(p.Root), "asked")
 		p.write(asked, "")

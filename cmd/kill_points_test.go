@@ -30,7 +30,7 @@ type point struct {
 func (at point) String() string { return fmt.Sprintf("%s (%d)", at.name, at.nth) }
 
 // reached returns a function that counts the effects of a run and reports whether an effect is this point.
-func (at point) reached(p play) func(faultinject.Effect) bool {
+func (at point) reached(p testNode) func(faultinject.Effect) bool {
 	count := 0
 	return func(e faultinject.Effect) bool {
 		if p.name(e) != at.name {
@@ -48,7 +48,7 @@ var (
 )
 
 // name returns an effect's name without the parts that differ between runs.
-func (p play) name(e faultinject.Effect) string {
+func (p testNode) name(e faultinject.Effect) string {
 	folder := filepath.Dir(p.Root)
 	name := strings.ReplaceAll(e.String(), folder, "")
 	// The folder is also in the name of a control group.
@@ -59,12 +59,12 @@ func (p play) name(e faultinject.Effect) string {
 }
 
 // changes reports whether an effect stays when the program is killed. Lines of the log do not count.
-func (p play) changes(e faultinject.Effect) bool {
+func (p testNode) changes(e faultinject.Effect) bool {
 	return !e.Asks && !(e.Call == "write" && e.What == p.Paths().Log())
 }
 
 // trace runs a binary for a job under a plan.
-func (p play) trace(job testnode.Job, program string, plan faultinject.Plan) faultinject.Result {
+func (p testNode) trace(job testnode.Job, program string, plan faultinject.Plan) faultinject.Result {
 	p.t.Helper()
 	result, err := faultinject.Run(p.ctx, p.Command(program), job.Environment(program+"_slurmd"), plan)
 	if err != nil {
@@ -75,7 +75,7 @@ func (p play) trace(job testnode.Job, program string, plan faultinject.Plan) fau
 
 // points traces one run of a program and returns its effects. It leaves out effects that fail by themselves, because
 // they change nothing.
-func (p play) points(job testnode.Job, program string) []point {
+func (p testNode) points(job testnode.Job, program string) []point {
 	p.t.Helper()
 	var found tally
 	result := p.trace(job, program, faultinject.Plan{Kill: func(e faultinject.Effect) bool {
@@ -107,7 +107,7 @@ func (l *tally) add(name string) point {
 
 // killed runs a binary and kills it at a point. A run may take another way, for example ask a daemon twice, and end
 // without reaching the point. killed then tries again from the start.
-func (p play) killed(job testnode.Job, program string, at point, start func()) bool {
+func (p testNode) killed(job testnode.Job, program string, at point, start func()) bool {
 	p.t.Helper()
 	for range 3 {
 		start()
@@ -125,7 +125,7 @@ func (p play) killed(job testnode.Job, program string, at point, start func()) b
 }
 
 // another checks that the next job can open and close.
-func (p play) another(job testnode.Job) {
+func (p testNode) another(job testnode.Job) {
 	p.t.Helper()
 	next := job
 	next.ID++
@@ -148,18 +148,18 @@ func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 func (s shape) gpuList() string { return "0,1,2,3"[:2*s.gpus-1] }
 
 // job returns a job of the shape. No other test on this machine uses its user, so no other test can stop its daemons.
-func (s shape) job(p play) testnode.Job {
+func (s shape) job(p testNode) testnode.Job {
 	job := p.job(7, s.gpuList())
 	job.UID, job.GID = 2011, 2011
 	return job
 }
 
 // stand makes a node for jobs of the shape.
-func (s shape) stand(t *testing.T) play {
+func (s shape) stand(t *testing.T) testNode {
 	t.Helper()
 	models := slices.Repeat([]node.Model{node.H200}, s.gpus)
 	policy := testnode.Default(fmt.Sprintf("scope = %q", s.scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
-	p := playIn(t, publicDir(t), policy, models...)
+	p := testNodeIn(t, publicDir(t), policy, models...)
 	// The folder is in /run, because only root may write there.
 	p.facts(fmt.Sprintf("hpc_job_mapping_dir = %q", publicDirIn(t, "/run")))
 	return p
@@ -211,7 +211,7 @@ func TestAPrologKilledAnywhere(t *testing.T) {
 			points := p.points(job, "prolog")
 			p.must(0, job, "epilog")
 			var tried atomic.Int32
-			sweep(t, s, some(t, s, points, 12), func(p play, at point) bool {
+			sweep(t, s, some(t, s, points, 12), func(p testNode, at point) bool {
 				job := s.job(p)
 				reached := p.killed(job, "prolog", at, p.booted)
 				p.must(0, job, "epilog")
@@ -231,7 +231,7 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
 	s := shapes[0]
-	fails := func(p play) testnode.Job {
+	fails := func(p testNode) testnode.Job {
 		job := s.job(p)
 		p.controlIs(fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", job.UID, p.Sim.Program("nvidia-cuda-mps-control")))
 		return job
@@ -243,7 +243,7 @@ func TestAPrologThatTriesAsNobodyKilledAnywhere(t *testing.T) {
 		t.Fatalf("the ticket's reason is %q", ticket.RefusalReason)
 	}
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(t, points, 16), func(p play, at point) bool {
+	sweep(t, s, sample(t, points, 16), func(p testNode, at point) bool {
 		job := fails(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "epilog")
@@ -262,7 +262,7 @@ func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 	job := s.job(p)
 	points := p.points(job, "prolog")
 	p.must(0, job, "epilog")
-	sweep(t, s, sample(t, points, 9), func(p play, at point) bool {
+	sweep(t, s, sample(t, points, 9), func(p testNode, at point) bool {
 		job := s.job(p)
 		reached := p.killed(job, "prolog", at, p.booted)
 		p.must(0, job, "prolog")
@@ -275,7 +275,7 @@ func TestAPrologAfterOneThatWasKilled(t *testing.T) {
 
 // keepsLease checks that the lease exists as long as anything else of the job does, because the lease tells an admin
 // what to do.
-func (p play) keepsLease() {
+func (p testNode) keepsLease() {
 	p.t.Helper()
 	if left := p.left(); len(left) > 0 && !slices.Contains(left, "file leases/7.json") {
 		p.t.Errorf("left behind without a lease: %q\n%s", left, p.log())
@@ -294,7 +294,7 @@ func TestAnEpilogKilledAnywhere(t *testing.T) {
 			job := s.job(p)
 			p.must(0, job, "prolog")
 			points := p.points(job, "epilog")
-			sweep(t, s, some(t, s, points, 12), func(p play, at point) bool {
+			sweep(t, s, some(t, s, points, 12), func(p testNode, at point) bool {
 				job := s.job(p)
 				reached := p.killed(job, "epilog", at, func() { p.booted(); p.must(0, job, "prolog") })
 				p.keepsLease()
@@ -329,7 +329,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 				points, every = nth(points, 8), 8
 			}
 			var pairs atomic.Int32
-			sweep(t, s, sample(t, points, every), func(p play, first point) (reached bool) {
+			sweep(t, s, sample(t, points, every), func(p testNode, first point) (reached bool) {
 				job := s.job(p)
 				reached = p.killed(job, "prolog", first, p.booted)
 				seconds := p.points(job, "epilog")
@@ -414,7 +414,7 @@ func daemonsBirth(points []point) point {
 }
 
 // waitsForLock waits until an epilog has opened the file of job 7's lock, which another process holds.
-func (p play) waitsForLock() {
+func (p testNode) waitsForLock() {
 	for {
 		files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 		for _, file := range files {

@@ -124,7 +124,7 @@ func mayMiss(n int) int {
 // their time waiting for daemons.
 //
 // A failed point may leave something on its node, so sweep replaces that node.
-func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) (reached bool)) {
+func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode, P) (reached bool)) {
 	t.Helper()
 	needRoot(t) // the check is here, because a goroutine cannot skip the test
 	const sideBySide = 4
@@ -133,7 +133,7 @@ func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(play, P) 
 	var all sync.WaitGroup
 	for shard := range sideBySide {
 		all.Go(func() {
-			p, fresh := play{}, false
+			p, fresh := testNode{}, false
 			for i := shard; i < len(points); i += sideBySide {
 				if !fresh {
 					p, fresh = s.stand(t), true

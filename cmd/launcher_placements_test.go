@@ -227,7 +227,7 @@ func (s *launchCluster) place(name string, x placement) string {
 	switch {
 	case x.pipe == "-" && !strings.HasPrefix(x.gpu, "GPU-"):
 		return "no placement"
-	case !strings.HasPrefix(x.pipe, s.stages[name].Paths().Run()):
+	case !strings.HasPrefix(x.pipe, s.nodes[name].Paths().Run()):
 		return "another node's daemon, " + x.pipe
 	}
 	var gpus []string

@@ -21,21 +21,21 @@ import (
 
 // crew is the set of ranks of one launch on a node.
 type crew struct {
-	p     play
+	p     testNode
 	ranks []*exec.Cmd
 	said  []*bytes.Buffer // the stdout and stderr of each rank; read them when the rank has ended
 	ended []chan struct{}
 }
 
 // launch starts n ranks of the job's user at the same time. Each is mpirun-wrap with the given command line.
-func (p play) launch(n int, line ...string) crew {
+func (p testNode) launch(n int, line ...string) crew {
 	p.t.Helper()
 	return p.launchAs(uid, n, nil, line...)
 }
 
 // launchAs starts the ranks as another user and with more variables. PMIX_NAMESPACE distinguishes the launches of one
 // job.
-func (p play) launchAs(user uint32, n int, extra []string, line ...string) crew {
+func (p testNode) launchAs(user uint32, n int, extra []string, line ...string) crew {
 	p.t.Helper()
 	c := crew{p: p}
 	places := "0"
@@ -91,16 +91,16 @@ func (c crew) out() string {
 }
 
 // sharedGPU runs the prolog of a job whose GPU keeps its mode, so that CUDA also starts without MPS.
-func sharedGPU(t *testing.T, attributes ...string) play {
+func sharedGPU(t *testing.T, attributes ...string) testNode {
 	t.Helper()
-	p := newPlay(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
+	p := newTestNode(t, testnode.Default(append([]string{`compute_mode = "unchanged"`}, attributes...)...), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	t.Cleanup(func() { p.must(0, p.job(7, "0"), "epilog"); p.clean() })
 	return p
 }
 
 // inFault brings the job's server into FAULT. The server stays in FAULT until the returned process has ended.
-func (p play) inFault() *exec.Cmd {
+func (p testNode) inFault() *exec.Cmd {
 	p.t.Helper()
 	holder := p.client(7, "spin", "-ms", "1", "-for", "100", "-hold", "100")
 	faulty := p.asUser(7, p.Command("mpirun-wrap", p.cudaClient(), "fault"))
@@ -160,7 +160,7 @@ func TestAServerThatDoesNotRecover(t *testing.T) {
 }
 
 // killDaemon kills the job's daemon, as a failure on the node does.
-func (p play) killDaemon() lease.Daemon {
+func (p testNode) killDaemon() lease.Daemon {
 	p.t.Helper()
 	d := p.ticket(7).Daemons[0]
 	if err := d.Proc.Kill(syscall.SIGKILL); err != nil {
@@ -194,7 +194,7 @@ func TestRanksWithoutMPS(t *testing.T) {
 //
 // Contract: K3
 func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
-	p := newPlay(t, testnode.Default(`on_failure = "run_without"`), node.H200)
+	p := newTestNode(t, testnode.Default(`on_failure = "run_without"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	d := p.killDaemon()
 	codes, said := p.launch(1, "echo", "ran").end()
@@ -209,7 +209,7 @@ func TestNoRankRunsWithoutMPSOnAnExclusiveGPU(t *testing.T) {
 // Before driver 590, MPS serves 48 clients on a GPU. All of 49 ranks fail, and one of them prints why. If a busy
 // node starts the ranks over more than a second, one rank in each further second also prints it.
 func TestRanksThatFailAlikePrintOnce(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	defer p.must(0, p.job(7, "0"), "epilog")
 	codes, said := p.launch(49, "echo", "ran").end()
@@ -223,7 +223,7 @@ func TestRanksThatFailAlikePrintOnce(t *testing.T) {
 // With driver 590, MPS serves 60 clients on a GPU. Sixty ranks run at the same time, one more client gets CUDA's
 // error 46, and one of 61 ranks prints the limit.
 func TestSixtyRanksOnAGPU(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	if err := p.Sim.Node.Set("driver_version", "590.44.01"); err != nil {
 		t.Fatal(err)
 	}

@@ -56,16 +56,16 @@ func (d diagnosis) faults() (n int) {
 
 // healthyNode is a node without faults. Its slurm.conf and gres.conf are those that mpsctl site show prints. A test
 // then plants a fault.
-type healthyNode struct{ play }
+type healthyNode struct{ testNode }
 
 const healthyName = "gpu01"
 
 func newHealthyNode(t *testing.T) healthyNode {
 	t.Helper()
-	return healthyNodeIn(newPlay(t, "", node.H200, node.H200))
+	return healthyNodeIn(newTestNode(t, "", node.H200, node.H200))
 }
 
-func healthyNodeIn(p play) healthyNode {
+func healthyNodeIn(p testNode) healthyNode {
 	p.t.Helper()
 	w := healthyNode{p}
 	w.linkPrograms()
@@ -610,7 +610,7 @@ func TestDoctorFindsAnotherVersion(t *testing.T) {
 
 func TestDoctorFindsALongPath(t *testing.T) {
 	dir := filepath.Join(publicDir(t), strings.Repeat("x", 60))
-	w := healthyNodeIn(playIn(t, dir, "", node.H200, node.H200))
+	w := healthyNodeIn(testNodeIn(t, dir, "", node.H200, node.H200))
 	w.expect(faultPlanted{kind: "socket-path", where: "ROOT/run/slurm-mps", do: "move it with a shorter --root"})
 }
 

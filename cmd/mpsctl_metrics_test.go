@@ -18,7 +18,7 @@ import (
 
 // The epilog logs one line with the sums of a job, and mpsctl metrics adds these lines up.
 func TestASummaryOfEachJob(t *testing.T) {
-	p := newPlay(t, testnode.Default(`drain_grace = "100ms"`), node.H200)
+	p := newTestNode(t, testnode.Default(`drain_grace = "100ms"`), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.ranks(3, "spin", "-ms", "1", "-for", "100")
 	during := p.ctl("metrics")
@@ -69,7 +69,7 @@ func TestASummaryOfEachJob(t *testing.T) {
 // A user's stopped daemons do not hide the figures of other jobs. mpsctl metrics ends long before the one minute of
 // its systemd unit.
 func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
-	p := newPlay(t, testnode.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
+	p := newTestNode(t, testnode.Default(`scope = "gpu"`), slices.Repeat([]node.Model{node.H200}, 17)...)
 	p.must(0, p.job(7, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"), "prolog")
 	other := p.job(8, "16")
 	other.UID, other.GID = uid+1, gid+1
@@ -101,7 +101,7 @@ func TestMetricsOfANodeWithStoppedDaemons(t *testing.T) {
 
 // Root writes metrics only to a path that root alone controls, and follows no link of another user.
 func TestMetricsFollowNoLink(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	own, err := os.MkdirTemp("/run", "slurm-mps-test-") // not in /tmp, where every user may write
 	if err != nil {
 		t.Fatal(err)

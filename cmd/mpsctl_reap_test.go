@@ -38,7 +38,7 @@ type reapLine struct {
 	Failed string `json:"failed"`
 }
 
-func (p play) runReap(code int, args ...string) []reapLine {
+func (p testNode) runReap(code int, args ...string) []reapLine {
 	p.t.Helper()
 	result := p.ctl(append([]string{"reap", "--json"}, args...)...)
 	var r struct {
@@ -55,7 +55,7 @@ func (p play) runReap(code int, args ...string) []reapLine {
 }
 
 // reap runs mpsctl reap after a dry run. It checks that the dry run changes nothing and prints the same.
-func (p play) reap(code int, args ...string) []reapLine {
+func (p testNode) reap(code int, args ...string) []reapLine {
 	p.t.Helper()
 	before := p.settled()
 	said := p.runReap(code, append([]string{"--dry-run"}, args...)...)
@@ -78,7 +78,7 @@ func (p play) reap(code int, args ...string) []reapLine {
 
 // settled waits until the records stay the same. A simulated server that starts has a child for a moment, and a guard
 // that ends writes a last line to the log.
-func (p play) settled() []string {
+func (p testNode) settled() []string {
 	p.t.Helper()
 	before := p.everything()
 	for site.Sleep(p.ctx, 200*time.Millisecond) {
@@ -93,7 +93,7 @@ func (p play) settled() []string {
 }
 
 // everything returns the records, the log, the modes and the processes.
-func (p play) everything() []string {
+func (p testNode) everything() []string {
 	p.t.Helper()
 	pids, err := p.Processes()
 	if err != nil {
@@ -112,7 +112,7 @@ func actions(lines []reapLine) string {
 }
 
 // reaps checks which actions a run of reap takes, and the reason or the fix in its first line.
-func (p play) reaps(code int, want, why string, args ...string) {
+func (p testNode) reaps(code int, want, why string, args ...string) {
 	p.t.Helper()
 	lines := p.reap(code, args...)
 	if actions(lines) != want || want != "" && !strings.Contains(lines[0].Why+lines[0].Do, why) {
@@ -127,7 +127,7 @@ func actionOn(job uint32, what string) string { return fmt.Sprintf("job %d %s", 
 // After a prolog was killed anywhere, reap closes what it left. If the job may have started, reap leaves the lease
 // and reports it.
 func TestReapAfterAKilledProlog(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	job := p.job(goneJob, "0")
 	points := p.points(job, "prolog")
 	p.must(0, job, "epilog")
@@ -160,7 +160,7 @@ func TestReapAfterAKilledProlog(t *testing.T) {
 
 // Reap finishes what an epilog could not finish. If the first reap fails too, the second one finishes.
 func TestReapAfterAFailedEpilog(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.fail("nvmlDeviceSetComputeMode", 999, 2)
 	p.must(1, p.job(goneJob, "0"), "epilog")
@@ -179,7 +179,7 @@ func TestReapAfterAFailedEpilog(t *testing.T) {
 //
 // Contract: R8
 func TestReapOfAnOpenLease(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(openJob, "0"), "prolog")
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	other := fmt.Sprintf("job %d leave", otherJob)
@@ -212,7 +212,7 @@ func TestReapOfAnOpenLease(t *testing.T) {
 }
 
 // stepd starts a process of root with the name of a step daemon, and with a title as slurmstepd writes it.
-func (p play) stepd(title string) (end func()) {
+func (p testNode) stepd(title string) (end func()) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), "slurmstepd")
 	content, err := os.ReadFile("/bin/sleep")
@@ -232,7 +232,7 @@ func (p play) stepd(title string) (end func()) {
 }
 
 // socket listens as slurmstepd does, as a socket of the given owner.
-func (p play) socket(job uint32, owner int) (end func()) {
+func (p testNode) socket(job uint32, owner int) (end func()) {
 	p.t.Helper()
 	path := filepath.Join(filepath.Dir(p.Root), fmt.Sprintf("n1_%d.4294967291", job))
 	listener, err := net.Listen("unix", path)
@@ -252,13 +252,13 @@ func (p play) socket(job uint32, owner int) (end func()) {
 //
 // Contract: R8
 func TestReapWhileAStepRuns(t *testing.T) {
-	for job, step := range map[uint32]func(play) func(){
-		4310007: func(p play) func() { return p.socket(4310007, 0) },
-		4320007: func(p play) func() { return p.stepd("slurmstepd: [4320007.batch]") },
-		4330007: func(p play) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut off
+	for job, step := range map[uint32]func(testNode) func(){
+		4310007: func(p testNode) func() { return p.socket(4310007, 0) },
+		4320007: func(p testNode) func() { return p.stepd("slurmstepd: [4320007.batch]") },
+		4330007: func(p testNode) func() { return p.stepd("slurmstepd: [43300") }, // a title that was cut off
 	} {
 		t.Run(fmt.Sprint(job), func(t *testing.T) {
-			p := newPlay(t, testnode.Default(), node.H200, node.H200)
+			p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 			p.must(0, p.job(job, "0"), "prolog")
 			end := step(p)
 			p.reaps(0, actionOn(job, "keep"), "slurmstepd")
@@ -279,7 +279,7 @@ func TestReapWhileAStepRuns(t *testing.T) {
 // A user's socket with the name of a step's socket does not stop reap. Otherwise a user could keep another user's
 // lease for ever.
 func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.socket(goneJob, uid)
 	p.reaps(0, action("close"), "you named", "--job", fmt.Sprint(goneJob))
@@ -288,7 +288,7 @@ func TestReapIsNotHeldUpByAUsersSocket(t *testing.T) {
 
 // After a boot only files are left, and reap removes them. A mode that an admin has set since then stays.
 func TestReapAfterABoot(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(goneJob, "0"), "prolog")
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	p.killLeft()
@@ -417,7 +417,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 
 // Reap keeps the job of a prolog or an epilog that runs, and closes another job at the same time.
 func TestReapBesideAProlog(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	p.must(0, p.job(otherJob, "1"), "prolog")
 	path := filepath.Join(p.Paths().Run(), fmt.Sprintf("leases/%d.json", otherJob))
 	p.rewrite(path, strings.Replace(read(t, path), `"phase": "open"`, `"phase": "closing"`, 1))
@@ -442,7 +442,7 @@ func TestReapBesideAProlog(t *testing.T) {
 }
 
 // atGate runs a program for the job and calls do while its control program waits at the first question.
-func (p play) atGate(do func(), program string) {
+func (p testNode) atGate(do func(), program string) {
 	p.t.Helper()
 	gate := filepath.Join(filepath.Dir(p.Root), "gate")
 	p.control(fmt.Sprintf("while ! test -e %[1]s.open; do sleep 0.02; done\nexec $REAL \"$@\"", gate))
@@ -471,7 +471,7 @@ func (p play) atGate(do func(), program string) {
 
 // If reap is killed, the next reap finishes, and so does an epilog of the same job.
 func TestReapThatIsKilled(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200, node.H200)
 	for _, next := range []string{"reap", "epilog"} {
 		p.must(0, p.job(goneJob, "0"), "prolog")
 		daemon := p.ticket(goneJob).Daemons[0].Proc
@@ -551,7 +551,7 @@ func TestReapUnderSlurm(t *testing.T) {
 }
 
 func TestReapRefuses(t *testing.T) {
-	p := newPlay(t, testnode.Default(), node.H200)
+	p := newTestNode(t, testnode.Default(), node.H200)
 	for _, c := range []struct {
 		code int
 		want string

@@ -89,7 +89,7 @@ type finding struct {
 }
 
 // status returns the JSON of status. It checks that the exit code tells whether status found anything.
-func (p play) status(args ...string) seen {
+func (p testNode) status(args ...string) seen {
 	p.t.Helper()
 	result := p.ctl(append([]string{"status", "--json"}, args...)...)
 	var s seen
@@ -104,7 +104,7 @@ func (p play) status(args ...string) seen {
 
 // audit returns the findings of this test's node. It leaves out daemons of other tests that run on this machine at
 // the same time.
-func (p play) audit() []finding {
+func (p testNode) audit() []finding {
 	p.t.Helper()
 	result := p.ctl("audit", "--json")
 	var r struct {
@@ -134,7 +134,7 @@ func kinds(found []finding) string {
 }
 
 // contexts returns the pids of a GPU's clients from the driver.
-func (p play) contexts(gpu int) []int {
+func (p testNode) contexts(gpu int) []int {
 	p.t.Helper()
 	held, err := p.Sim.Node.GPU(gpu).Contexts()
 	if err != nil {
@@ -151,7 +151,7 @@ func (p play) contexts(gpu int) []int {
 }
 
 // ask asks a daemon a question with the control program, as the job's user.
-func (p play) ask(d lease.Daemon, line string) string {
+func (p testNode) ask(d lease.Daemon, line string) string {
 	p.t.Helper()
 	cmd := exec.CommandContext(p.ctx, p.Sim.Program("nvidia-cuda-mps-control"))
 	cmd.Env, cmd.Dir, cmd.Stdin = []string{"CUDA_MPS_PIPE_DIRECTORY=" + d.PipeDir}, "/", strings.NewReader(line+"\n")
@@ -166,7 +166,7 @@ func (p play) ask(d lease.Daemon, line string) string {
 // Eight ranks run on two GPUs. Status prints the SMs that CUDA gave each rank, the pids that the driver and the
 // daemon report, and the daemon's limits.
 func TestStatusAgrees(t *testing.T) {
-	p := newPlay(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
+	p := newTestNode(t, testnode.Default("ceiling = 50", "overlap = 1", `memory = "even"`), node.H200, node.H200, node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
 	told := map[int]int{} // the number of SMs by pid, as CUDA reports it
 	for _, rank := range p.ranks(8, "spin", "-ms", "1", "-for", "100") {
@@ -231,7 +231,7 @@ func TestStatusAgrees(t *testing.T) {
 }
 
 // looksFromOutside compares status as text, and status without queries, with what was seen.
-func (p play) looksFromOutside(t *testing.T, s seen) {
+func (p testNode) looksFromOutside(t *testing.T, s seen) {
 	t.Helper()
 	silent := p.status("--no-queries")
 	if d := silent.Jobs[0].Daemons[0]; d.State != "alive" || d.Ceiling != nil || len(d.Servers) != 0 {
@@ -253,12 +253,12 @@ func (p play) looksFromOutside(t *testing.T, s seen) {
 
 // scene is a node with two GPUs and a job on GPU 0. A test then makes something go wrong.
 type scene struct {
-	play
+	testNode
 	daemon lease.Daemon
 }
 
 func newScene(t *testing.T, attributes ...string) scene {
-	p := newPlay(t, testnode.Default(attributes...), node.H200, node.H200)
+	p := newTestNode(t, testnode.Default(attributes...), node.H200, node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	return scene{p, p.ticket(7).Daemons[0]}
 }
@@ -468,7 +468,7 @@ func TestStatusMarksDisagreements(t *testing.T) {
 
 // files returns all files of the state, with the attributes that a change would change. It leaves out files of guards
 // and recorders, because these write at any time. For the same reason it leaves out the time of a job's folder.
-func (p play) files() []string {
+func (p testNode) files() []string {
 	var all []string
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry os.DirEntry, err error) error {
 		if err == nil && !strings.Contains(path, "/log") && !strings.Contains(path, "/guards") && !strings.Contains(path, usage.Running) {
@@ -571,7 +571,7 @@ func TestAuditFindsWhatWasPlanted(t *testing.T) {
 }
 
 // mpsctlAs runs mpsctl as a user.
-func (p play) mpsctlAs(user uint32, args ...string) (code int, out string) {
+func (p testNode) mpsctlAs(user uint32, args ...string) (code int, out string) {
 	p.t.Helper()
 	line := p.Command("mpsctl", args...)
 	cmd := exec.CommandContext(p.ctx, line[0], line[1:]...)
@@ -588,7 +588,7 @@ func (p play) mpsctlAs(user uint32, args ...string) (code int, out string) {
 // A user sees all of the user's own job, and only the numbers of other users' jobs. Status reports what it may not
 // read.
 func TestStatusForAUser(t *testing.T) {
-	p := newPlay(t, "", node.H200, node.H200)
+	p := newTestNode(t, "", node.H200, node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	other := p.job(8, "1")
 	other.UID, other.GID = 2002, 2002
@@ -654,7 +654,7 @@ func TestStatusBesideOthers(t *testing.T) {
 
 // While prologs and epilogs run, status reports no finding about work that is only in progress.
 func TestStatusWhileJobsComeAndGo(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	done := make(chan int)
@@ -724,7 +724,7 @@ func TestAThousandLeases(t *testing.T) {
 
 // A wrong command line makes mpsctl exit with 2 and print one sentence.
 func TestMpsctlUsage(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	for args, want := range map[string]string{
 		"":                "cannot run: no command is given: see mpsctl --help",
 		"bogus":           `cannot run "bogus": there is no such command: see mpsctl --help`,

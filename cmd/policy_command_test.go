@@ -59,7 +59,7 @@ type explained struct {
 	} `json:"ranks"`
 }
 
-func (p play) explained(args ...string) explained {
+func (p testNode) explained(args ...string) explained {
 	p.t.Helper()
 	result := p.ctl(append([]string{"policy", "explain", "--json"}, args...)...)
 	var x explained
@@ -71,7 +71,7 @@ func (p play) explained(args ...string) explained {
 
 // explain gives a described job the same rule, or the same reason of denial, as the prolog gives a real job.
 func TestExplainAgreesWithTheProlog(t *testing.T) {
-	p := newPlay(t, teaching, node.H200, node.H200)
+	p := newTestNode(t, teaching, node.H200, node.H200)
 	for i, c := range []struct {
 		gpus                         string
 		partition, account, mps      string
@@ -112,7 +112,7 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 // explain decides about a job of this node from what its prolog saw. If the policy has changed since, explain reports
 // that.
 func TestExplainAJobOfTheNode(t *testing.T) {
-	p := newPlay(t, teaching, node.H200)
+	p := newTestNode(t, teaching, node.H200)
 	job := p.job(7, "0")
 	job.Extra = append(job.Extra, "SLURM_JOB_ACCOUNT=chem-a")
 	p.must(0, job, "prolog")
@@ -135,7 +135,7 @@ func TestExplainAJobOfTheNode(t *testing.T) {
 
 // explain prints the same placements as mpsctl plan with the same options.
 func TestExplainPrintsThePlacements(t *testing.T) {
-	p := newPlay(t, teaching, node.H200)
+	p := newTestNode(t, teaching, node.H200)
 	x := p.explained("--constraint", "mps", "--gpu", "H200", "--gpus", "2", "--ranks", "7")
 	var planned struct {
 		Ranks []struct{ Rank, GPU, SMs int }
@@ -147,7 +147,7 @@ func TestExplainPrintsThePlacements(t *testing.T) {
 }
 
 func TestPolicyCheckFormatAndTest(t *testing.T) {
-	p := newPlay(t, teaching, node.H200)
+	p := newTestNode(t, teaching, node.H200)
 	dir := t.TempDir()
 	write := func(name, content string) string {
 		path := filepath.Join(dir, name)
@@ -224,7 +224,7 @@ case "wrong" {
 
 // explain prints these texts for six jobs with the shipped policy.
 func TestExplainOnTheShippedPolicy(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.write(p.Paths().Policy(), p.ctl("site", "show", "policy.hcl").Output)
 	for name, args := range map[string][]string{
 		"eight-ranks-on-two-gpus": {"--constraint", "mps", "--gpus", "2", "--gpu", "H200", "--ranks", "8"},
@@ -247,7 +247,7 @@ func TestExplainOnTheShippedPolicy(t *testing.T) {
 
 // policy apply installs a whole policy or nothing, after the policy's own tests. It prints what the policy changes.
 func TestPolicyApply(t *testing.T) {
-	p := newPlay(t, teaching, node.H200)
+	p := newTestNode(t, teaching, node.H200)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "new.hcl")
 	apply := func(code int, policy, cases string) string {
@@ -361,7 +361,7 @@ rule "new" {
 
 // JSON output has text without escapes, so that a reader can copy it without decoding.
 func TestJSONIsNotEscaped(t *testing.T) {
-	p := newPlay(t, teaching, node.H200)
+	p := newTestNode(t, teaching, node.H200)
 	if out := p.ctl("policy", "explain", "--json", "--partition", "edu", "--constraint", "mps").Output; !strings.Contains(out, " && length(job.gpus) > 1") {
 		t.Errorf("%s", out)
 	}

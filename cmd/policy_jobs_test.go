@@ -27,7 +27,7 @@ trigger {
 // A job can ask for MPS in three ways, and its options narrow what the rule grants. Each case is the whole life of a
 // job.
 func TestAJobThatAsksWithOptions(t *testing.T) {
-	p := newPlay(t, triggered+`
+	p := newTestNode(t, triggered+`
 rule "mps" {
   when  = true
   allow = ["share", "scope", "ceiling", "max_clients"]
@@ -62,7 +62,7 @@ rule "mps" {
 
 // If the policy denies a job or an option is not allowed, the ticket has the reason and no program fails.
 func TestDenials(t *testing.T) {
-	p := newPlay(t, triggered+`
+	p := newTestNode(t, triggered+`
 rule "small" {
   when = length(job.gpus) > 1
   deny = "one GPU at a time, not ${length(job.gpus)}; you wrote ${job.extra}"
@@ -112,7 +112,7 @@ rule "mine" {
 
 // A rule may ask about the user's groups, the node and the GPU. The lease keeps what the rule asked, for mpsctl.
 func TestLookUps(t *testing.T) {
-	p := newPlay(t, triggered+`
+	p := newTestNode(t, triggered+`
 rule "all" {
   when = contains(job.groups, "daemon") && contains(node.features, "fast") && node.gpus == 2 && startswith(node.driver, "580.") && gpu.model == "H200" && gpu.product == "NVIDIA H200" && gpu.sms == 132 && !gpu.mig
   grant {
@@ -142,7 +142,7 @@ rule "none" {
 
 // A job that does not ask for MPS causes no look-up: the policy needs the driver, and there is no driver.
 func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
-	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\n", node.H200)
 	p.write(p.Paths().ConfigFile(), "nvml_library = \"/nonexistent/libnvidia-ml.so.1\"\nmps_control = \"/nonexistent/control\"\n")
 	job := p.job(7, "0")
 	job.Features = "a100"
@@ -157,7 +157,7 @@ func TestNoLookUpForAJobThatDoesNotAsk(t *testing.T) {
 
 // A job that asks for MPS and has no GPU is refused before any rule that asks about GPUs.
 func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
-	p := newPlay(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = gpu.sms > 1\n  grant {}\n}\nrule \"no\" {\n  when = true\n  deny = \"too small\"\n}\n", node.H200)
 	p.must(0, p.job(7, ""), "prolog")
 	if ticket := p.ticket(7); ticket.Rule != "" || ticket.RefusalReason != "job 7 asks for MPS and has no GPU on node n1: submit it with --gres=gpu:N" {
 		t.Errorf("rule %q: %s", ticket.Rule, ticket.RefusalReason)
@@ -168,7 +168,7 @@ func TestADoubtAboutTheGPUsIsNoRules(t *testing.T) {
 
 // A running job keeps what it has, although a later policy denies it.
 func TestAPolicyThatDeniesLater(t *testing.T) {
-	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {}\n}\n", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	before := p.ticket(7)
 	p.write(p.Paths().Policy(), triggered+"rule \"r\" {\n  when = true\n  deny = \"no more\"\n}\n")
@@ -183,7 +183,7 @@ func TestAPolicyThatDeniesLater(t *testing.T) {
 // The rules of policy.d count. If a file there has a mistake, the log has its place, and the policy from before
 // decides.
 func TestAPolicyOfSeveralFiles(t *testing.T) {
-	p := newPlay(t, triggered, node.H200)
+	p := newTestNode(t, triggered, node.H200)
 	more := filepath.Join(filepath.Dir(p.Paths().Policy()), "policy.d", "10-more.hcl")
 	p.write(more, "version = 1\nrule \"more\" {\n  when = true\n  grant {}\n}\n")
 	p.must(0, p.job(7, "0"), "prolog")
@@ -207,7 +207,7 @@ func TestAPolicyOfSeveralFiles(t *testing.T) {
 // If a rule fails for a job, MPS is denied to this job only, and its ticket has the place of the mistake. No prolog
 // fails.
 func TestARuleThatFailsForAJob(t *testing.T) {
-	p := newPlay(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
+	p := newTestNode(t, "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"odd\" {\n  when = true\n  grant {\n    overlap = 50 * length(job.gpus) - 49\n  }\n}\n", node.H200)
 	p.must(0, p.job(7, "0,1"), "prolog")
 	want := "this site's policy cannot decide: " + p.Paths().Policy() + ":8:15: Out of range: overlap is 1 to 48, not 51: tell the site's admins"
 	if ticket := p.ticket(7); ticket.Rule != "odd" || ticket.RefusalReason != want {
@@ -222,26 +222,26 @@ func TestARuleThatFailsForAJob(t *testing.T) {
 	p.clean()
 }
 
-func (p play) kept(job uint32) string {
+func (p testNode) kept(job uint32) string {
 	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs", fmt.Sprint(job))
 }
 
 // The logs of a daemon are kept as the grant requires, and the job's group can read them.
 func TestKeepLogs(t *testing.T) {
-	kill := func(p play) {
+	kill := func(p testNode) {
 		if err := p.ticket(7).Daemons[0].Proc.Kill(9); err != nil {
 			p.t.Fatal(err)
 		}
 	}
 	for _, c := range []struct {
 		keep    string
-		trouble func(play)
+		trouble func(testNode)
 		kept    bool
 	}{
-		{"never", kill, false}, {"on_failure", func(play) {}, false}, {"on_failure", kill, true}, {"always", func(play) {}, true},
+		{"never", kill, false}, {"on_failure", func(testNode) {}, false}, {"on_failure", kill, true}, {"always", func(testNode) {}, true},
 	} {
 		t.Run(fmt.Sprint(c.keep, c.kept), func(t *testing.T) {
-			p := newPlay(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep), node.H200, node.H200)
+			p := newTestNode(t, triggered+fmt.Sprintf("rule \"r\" {\n  when = true\n  grant {\n    keep_logs = %q\n    scope = \"gpu\"\n  }\n}\n", c.keep), node.H200, node.H200)
 			p.must(0, p.job(7, "0,1"), "prolog")
 			said := read(t, filepath.Join(p.ticket(7).Daemons[1].LogDir, "control.log"))
 			c.trouble(p)
@@ -271,7 +271,7 @@ func TestKeepLogs(t *testing.T) {
 
 // If a daemon does not start, its log is kept, because an admin needs this log most.
 func TestKeepLogsOfAPrologThatFails(t *testing.T) {
-	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"on_failure\"\n  }\n}\n", node.H200)
 	script := filepath.Join(filepath.Dir(p.Root), "control")
 	p.write(script, "#!/bin/sh\n[ \"$1\" = -d ] && echo it is broken >$CUDA_MPS_LOG_DIRECTORY/control.log\nexit 1\n")
 	if err := os.Chmod(script, 0o755); err != nil {
@@ -287,7 +287,7 @@ func TestKeepLogsOfAPrologThatFails(t *testing.T) {
 
 // keep_logs follows no link, because the user owns the folder from which root reads the logs.
 func TestKeepLogsFollowsNoLink(t *testing.T) {
-	p := newPlay(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
+	p := newTestNode(t, triggered+"rule \"r\" {\n  when = true\n  grant {\n    keep_logs = \"always\"\n    scope = \"gpu\"\n  }\n}\n", node.H200, node.H200, node.H200, node.H200)
 	secret := filepath.Join(filepath.Dir(p.Root), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)

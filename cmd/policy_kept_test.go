@@ -15,7 +15,7 @@ import (
 )
 
 // asksNot runs prolog and epilog for a job that does not ask for MPS.
-func (p play) asksNot(id uint32) {
+func (p testNode) asksNot(id uint32) {
 	p.t.Helper()
 	job := p.job(id, "")
 	job.Features = ""
@@ -24,7 +24,7 @@ func (p play) asksNot(id uint32) {
 }
 
 // findings are the findings of a command of mpsctl, by their kind.
-func (p play) findings(command string) map[string]string {
+func (p testNode) findings(command string) map[string]string {
 	p.t.Helper()
 	var report struct {
 		Findings []struct{ Kind, Level, What string }
@@ -48,18 +48,18 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 	const trigger, rule = "version = 1\ntrigger {\n  constraint = \"mps\"\n}\n", "rule \"kept\" {\n  when = true\n  grant {\n  }\n}\n"
 	for name, c := range map[string]struct {
 		policy string
-		breaks func(p play)
+		breaks func(p testNode)
 	}{
-		"a mistake":             {trigger + rule, func(p play) { p.write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
-		"a mistake in policy.d": {trigger, func(p play) { p.write(filepath.Dir(p.Paths().Policy())+"/policy.d/a.hcl", "rule {") }},
-		"no file":               {trigger + rule, func(p play) { os.Remove(p.Paths().Policy()) }},
-		"writable by others":    {trigger + rule, func(p play) { os.Chmod(p.Paths().Policy(), 0o666) }},
-		"another's":             {trigger + rule, func(p play) { os.Chown(p.Paths().Policy(), uid, gid) }},
+		"a mistake":             {trigger + rule, func(p testNode) { p.write(p.Paths().Policy(), trigger+"rule \"x\" {") }},
+		"a mistake in policy.d": {trigger, func(p testNode) { p.write(filepath.Dir(p.Paths().Policy())+"/policy.d/a.hcl", "rule {") }},
+		"no file":               {trigger + rule, func(p testNode) { os.Remove(p.Paths().Policy()) }},
+		"writable by others":    {trigger + rule, func(p testNode) { os.Chmod(p.Paths().Policy(), 0o666) }},
+		"another's":             {trigger + rule, func(p testNode) { os.Chown(p.Paths().Policy(), uid, gid) }},
 		"no trigger": {"version = 1\n" + strings.Replace(rule, "true", `contains(job.requested, "mps")`, 1),
-			func(p play) { p.write(p.Paths().Policy(), "version = 99\n") }},
+			func(p testNode) { p.write(p.Paths().Policy(), "version = 99\n") }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlay(t, c.policy, node.H200)
+			p := newTestNode(t, c.policy, node.H200)
 			beside := filepath.Dir(p.Paths().Policy()) + "/policy.d/a.hcl"
 			if c.policy == trigger {
 				p.write(beside, "version = 1\n"+rule)
@@ -102,7 +102,7 @@ func TestABrokenPolicyStopsNoOne(t *testing.T) {
 // On a node that has never had a usable policy, only jobs that ask for MPS as in the shipped policy fail. The reason
 // is in the project's own log.
 func TestANodeThatNeverHadAPolicy(t *testing.T) {
-	p := newPlay(t, "rubbish {", node.H200)
+	p := newTestNode(t, "rubbish {", node.H200)
 	p.asksNot(6)
 	for name, ask := range map[string]func(j *[]string, features *string){
 		"constraint": func(_ *[]string, features *string) { *features = "a100&mps" },
@@ -132,7 +132,7 @@ func TestANodeThatNeverHadAPolicy(t *testing.T) {
 //
 // Contract: R11
 func TestABrokenSiteFileStopsNoOne(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	good := read(t, p.Paths().ConfigFile())
 	p.facts("mps_controll = 1")
 	p.asksNot(6)
@@ -161,7 +161,7 @@ func TestABrokenSiteFileStopsNoOne(t *testing.T) {
 // If /run is full or read-only, from the start or later, no job fails that did not ask for MPS. The same holds if
 // /var/lib cannot be written.
 func TestARunThatCannotBeWrittenStopsNoOne(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	run := filepath.Join(p.Root, "run")
 	if err := os.MkdirAll(run, 0o755); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // Every bad input of an admin or of Slurm gives one exact message and exit code 1.
 func TestBadInputOfRootsPrograms(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	prolog, epilog := p.job(7, "0").Environment("prolog_slurmd"), p.job(7, "0").Environment("epilog_slurmd")
 	const fromSlurmd = "slurmd sets it, so run this as slurmd's script and not by hand"
 	for _, c := range []struct {
@@ -47,20 +47,22 @@ func TestBadFilesOfTheSite(t *testing.T) {
 	const none = ": no earlier one was kept: see mpsctl policy check"
 	for _, c := range []struct {
 		name   string
-		breaks func(p play)
+		breaks func(p testNode)
 		want   string
 	}{
-		{"no policy", func(p play) { os.Remove(p.Paths().Policy()) }, "cannot read policy: cannot read POLICY: no such file or directory" + none},
-		{"a policy with a mistake", func(p play) { p.write(p.Paths().Policy(), "version = 1\nrule \"r\" {\n  when = tru\n  grant {}\n}\n") },
+		{"no policy", func(p testNode) { os.Remove(p.Paths().Policy()) }, "cannot read policy: cannot read POLICY: no such file or directory" + none},
+		{"a policy with a mistake", func(p testNode) {
+			p.write(p.Paths().Policy(), "version = 1\nrule \"r\" {\n  when = tru\n  grant {}\n}\n")
+		},
 			`cannot read policy: POLICY:3:10: Unknown variable: There is no variable named "tru". Did you mean "true"?` + none},
-		{"a policy that others may write", func(p play) { os.Chmod(p.Paths().Policy(), 0o666) },
+		{"a policy that others may write", func(p testNode) { os.Chmod(p.Paths().Policy(), 0o666) },
 			"cannot read policy: cannot read POLICY: not root's own: its mode 0666 lets others write" + none},
-		{"a policy of another's", func(p play) { os.Chown(p.Paths().Policy(), uid, gid) },
+		{"a policy of another's", func(p testNode) { os.Chown(p.Paths().Policy(), uid, gid) },
 			"cannot read policy: cannot read POLICY: not root's own: its owner is uid 2001" + none},
-		{"no gres.conf", func(p play) { os.Remove(p.gres()) }, "cannot read GRES: no such file or directory"},
+		{"no gres.conf", func(p testNode) { os.Remove(p.gres()) }, "cannot read GRES: no such file or directory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			c.breaks(p)
 			out := p.must(1, p.job(7, "0"), "prolog")
 			want := strings.NewReplacer("POLICY", p.Paths().Policy(), "FACTS", p.Paths().ConfigFile(), "GRES", p.gres()).Replace(c.want)
@@ -83,7 +85,7 @@ func TestBadLeases(t *testing.T) {
 		{"of another job", `{"schema":2,"boot":"BOOT","job":{"id":8}}`, "not root's own: it is job 8's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlay(t, "", node.H200)
+			p := newTestNode(t, "", node.H200)
 			p.must(0, p.job(6, "0"), "prolog") // so that the folders exist
 			p.must(0, p.job(6, "0"), "epilog")
 			path := filepath.Join(p.Paths().Run(), "leases", "7.json")
@@ -107,7 +109,7 @@ func TestBadLeases(t *testing.T) {
 
 // Every bad input of a user gives one exact message and exit code.
 func TestBadInputOfTheWrapper(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	defer p.must(0, p.job(7, "0"), "epilog")
 	rank := []string{"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_NODEID=0", "PATH=/usr/bin:/bin"}
@@ -166,7 +168,7 @@ func TestBadInputOfTheWrapper(t *testing.T) {
 //
 // Contract: K7
 func TestTaskProlog(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	for _, env := range [][]string{nil, {"SLURM_JOB_ID=x"}, {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_LOCALID=0", "SLURM_GTIDS=0"}} {
 		if result, err := p.Run(p.ctx, env, "task-prolog", "--nonsense"); err != nil || result.Code != 0 || result.Output != "" {
 			t.Errorf("%q: %+v, %v", env, result, err)

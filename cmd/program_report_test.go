@@ -21,14 +21,14 @@ import (
 )
 
 // runningReport is the report of a running job. keptReport is the report of a job that has ended.
-func (p play) runningReport() string {
+func (p testNode) runningReport() string {
 	return filepath.Join(p.Paths().Run(), "jobs", "7", usage.Running)
 }
 
-func (p play) keptReport() string { return filepath.Join(p.Paths().Reports(), "7.json") }
+func (p testNode) keptReport() string { return filepath.Join(p.Paths().Reports(), "7.json") }
 
 // report waits until a report meets a condition.
-func (p play) report(path, what string, is func(usage.Report) bool) (r usage.Report) {
+func (p testNode) report(path, what string, is func(usage.Report) bool) (r usage.Report) {
 	p.t.Helper()
 	p.until(what, func() bool {
 		now, err := usage.Read(path)
@@ -39,7 +39,7 @@ func (p play) report(path, what string, is func(usage.Report) bool) (r usage.Rep
 }
 
 // recorder is the process that records what job 7 uses; its pid is 0 if there is none.
-func (p play) recorder() site.Process {
+func (p testNode) recorder() site.Process {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		line, _ := os.ReadFile(folder + "/cmdline")
@@ -56,8 +56,8 @@ func (p play) recorder() site.Process {
 }
 
 // sampledOften is a node whose recorder samples every second.
-func sampledOften(t *testing.T, models ...node.Model) play {
-	p := newPlay(t, testnode.Default(`drain_grace = "0s"`), models...)
+func sampledOften(t *testing.T, models ...node.Model) testNode {
+	p := newTestNode(t, testnode.Default(`drain_grace = "0s"`), models...)
 	p.facts(`usage_interval = "1s"`)
 	return p
 }
@@ -117,7 +117,7 @@ func TestAReportOfAJob(t *testing.T) {
 }
 
 // ctlAs runs mpsctl as a user, in a job or outside of jobs.
-func (p play) ctlAs(user uint32, job string, args ...string) (out string, code int) {
+func (p testNode) ctlAs(user uint32, job string, args ...string) (out string, code int) {
 	line := p.Command("mpsctl", args...)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
@@ -196,7 +196,7 @@ func TestMetricsOfUse(t *testing.T) {
 }
 
 // seenEnded reports whether the running job's report has the end of a client.
-func (p play) seenEnded(pid int) bool {
+func (p testNode) seenEnded(pid int) bool {
 	r, _ := usage.Read(p.runningReport())
 	for _, c := range r.Clients {
 		if c.PID == pid && !c.End.IsZero() {
@@ -247,21 +247,21 @@ func TestAReportOfAFault(t *testing.T) {
 //
 // Contract: U1
 func TestAJobWithoutItsRecorder(t *testing.T) {
-	for name, harm := range map[string]func(t *testing.T, p play, recorder site.Process){
-		"killed":  func(t *testing.T, p play, r site.Process) { _ = r.Kill(unix.SIGKILL); p.gone(r) },
-		"stopped": func(t *testing.T, p play, r site.Process) { _ = r.Kill(unix.SIGSTOP) },
-		"without room": func(t *testing.T, p play, r site.Process) {
+	for name, harm := range map[string]func(t *testing.T, p testNode, recorder site.Process){
+		"killed":  func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGKILL); p.gone(r) },
+		"stopped": func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGSTOP) },
+		"without room": func(t *testing.T, p testNode, r site.Process) {
 			if err := os.WriteFile(filepath.Join(p.Paths().Run(), "jobs", "7", "full"), make([]byte, 300<<20), 0o600); err == nil {
 				t.Skip("the job's folder has no file system of its own here")
 			}
 		},
-		"NVML hangs": func(t *testing.T, p play, r site.Process) {
+		"NVML hangs": func(t *testing.T, p testNode, r site.Process) {
 			if err := p.Sim.Node.Delay("nvmlDeviceGetMemoryInfo", 1000000); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(1500 * time.Millisecond)
 		},
-		"no folder for reports": func(t *testing.T, p play, r site.Process) {
+		"no folder for reports": func(t *testing.T, p testNode, r site.Process) {
 			p.write(p.Paths().Reports(), "a file")
 		},
 	} {
@@ -297,7 +297,7 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 
 // A site can switch the recorder off.
 func TestAJobThatIsNotRecorded(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	p.facts(`usage_interval = "0s"`)
 	p.must(0, p.job(7, "0"), "prolog")
 	time.Sleep(1500 * time.Millisecond)

@@ -47,9 +47,9 @@ while :; do sleep 0.05; done
 `
 
 // tuning is job 7, which has one simulated GPU and the rule "even".
-func tuning(t *testing.T) play {
+func tuning(t *testing.T) testNode {
 	t.Helper()
-	p := newPlay(t, testnode.Default("overlap = 1"), node.H200)
+	p := newTestNode(t, testnode.Default("overlap = 1"), node.H200)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.write(p.program(), byShare)
 	if err := os.Chmod(p.program(), 0o755); err != nil {
@@ -58,17 +58,17 @@ func tuning(t *testing.T) play {
 	return p
 }
 
-func (p play) program() string { return filepath.Join(filepath.Dir(p.Root), "program") }
+func (p testNode) program() string { return filepath.Join(filepath.Dir(p.Root), "program") }
 
 // tune runs mps-tune in job 7. In its arguments, PROGRAM is replaced by the path of the program.
-func (p play) tune(args ...string) testnode.Result {
+func (p testNode) tune(args ...string) testnode.Result {
 	p.t.Helper()
 	stdout, _, code := p.inJob(nil, "mps-tune", args...)
 	return testnode.Result{Code: code, Output: stdout}
 }
 
 // inJob runs one of our programs in job 7, as the user, with more variables. It replaces PROGRAM as tune does.
-func (p play) inJob(env []string, program string, args ...string) (stdout, stderr string, code int) {
+func (p testNode) inJob(env []string, program string, args ...string) (stdout, stderr string, code int) {
 	p.t.Helper()
 	line := p.Command(program, args...)
 	for i := range line {
@@ -137,7 +137,7 @@ func TestTuneOtherwise(t *testing.T) {
 
 // If mps-tune cannot do what is asked, it prints the reason in one sentence before any run.
 func TestTuneRefuses(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	for args, want := range map[string]string{
 		"--ranks 2":                                "cannot tune: no program is given: mps-tune -- PROGRAM",
 		"--ranks 0 -- true":                        "cannot tune 0 ranks: give --ranks 1 to 1024",

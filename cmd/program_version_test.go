@@ -12,7 +12,7 @@ import (
 
 // Every program prints its commit and its usage for every user.
 func TestEveryProgramSaysItsVersion(t *testing.T) {
-	p := newPlay(t, "", node.H200)
+	p := newTestNode(t, "", node.H200)
 	for _, program := range testnode.Programs {
 		for flag, want := range map[string]string{"--version": `^([\w-]+ version )?slurm-mps \S+ \(go\S+\)\n$`, "--help": `(?s)^` + program + ` .*--root DIR`} {
 			result, err := p.Run(p.ctx, nil, program, flag)

@@ -24,8 +24,8 @@ const (
 	endsAtATime = 16
 )
 
-// playClients starts many short clients of one server beside the neighbours, several at a time. No client may fail.
-func (l *endsLane) playClients(until time.Time) {
+// runClients starts many short clients of one server beside the neighbours, several at a time. No client may fail.
+func (l *endsLane) runClients(until time.Time) {
 	l.t.Helper()
 	l.accompany()
 	began := time.Now()
@@ -47,7 +47,7 @@ func (l *endsLane) playClients(until time.Time) {
 	}
 }
 
-// playRates measures how fast endsRanks transformers train side by side. The rate is the sum of their steps in each
+// runRates measures how fast endsRanks transformers train side by side. The rate is the sum of their steps in each
 // of endsWindows periods of endsWindow.
 const (
 	endsRanks   = 8
@@ -58,8 +58,8 @@ const (
 
 var endsSteps = regexp.MustCompile(`^rate window=(\d) steps=(\d+)$`)
 
-// playRates measures how much the clients compute while no client ends, with a guard and without.
-func (l *endsLane) playRates(time.Time) {
+// runRates measures how much the clients compute while no client ends, with a guard and without.
+func (l *endsLane) runRates(time.Time) {
 	l.t.Helper()
 	if why := l.planner.absent["torch"]; why != "" {
 		l.t.Skip("needs PyTorch: " + why)
@@ -84,9 +84,9 @@ func (l *endsLane) playRates(time.Time) {
 	}
 }
 
-// playKnown measures two times. The first is until a dead client's memory is free, if there is no other client. The
+// runKnown measures two times. The first is until a dead client's memory is free, if there is no other client. The
 // second is until its crash is known.
-func (l *endsLane) playKnown(until time.Time) {
+func (l *endsLane) runKnown(until time.Time) {
 	l.t.Helper()
 	table, err := os.Create(filepath.Join(l.record.dir, "ends-known.csv"))
 	if err != nil {

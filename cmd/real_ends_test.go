@@ -50,7 +50,7 @@ func TestRealEnds(t *testing.T) {
 					if part.alone && gpu > 0 {
 						continue
 					}
-					e.play(t, gpu, part, e.until(gpu, i))
+					e.testNode(t, gpu, part, e.until(gpu, i))
 				}
 			})
 		}
@@ -61,23 +61,23 @@ func TestRealEnds(t *testing.T) {
 
 // endsPart is a part of the trial, with its own cluster.
 type endsPart struct {
-	name   string
-	method string
-	weight float64 // its part of the time
-	alone  bool    // on one GPU only
-	play   func(*endsLane, time.Time)
+	name     string
+	method   string
+	weight   float64 // its part of the time
+	alone    bool    // on one GPU only
+	testNode func(*endsLane, time.Time)
 }
 
 var endsParts = []endsPart{
-	{"waves", "guard", 60, false, (*endsLane).playWaves},
-	{"clients", "guard", 20, true, (*endsLane).playClients},
-	{"known", "guard", 6, true, (*endsLane).playKnown},
-	{"bare", "bare", 7, false, (*endsLane).playCompared},
-	{"old", "old", 7, false, (*endsLane).playCompared},
-	{"rates", "guard", 6, true, (*endsLane).playRates},
-	{"rates", "bare", 6, true, (*endsLane).playRates},
-	{"rates", "guard", 6, true, (*endsLane).playRates},
-	{"rates", "bare", 6, true, (*endsLane).playRates},
+	{"waves", "guard", 60, false, (*endsLane).runWaves},
+	{"clients", "guard", 20, true, (*endsLane).runClients},
+	{"known", "guard", 6, true, (*endsLane).runKnown},
+	{"bare", "bare", 7, false, (*endsLane).runCompared},
+	{"old", "old", 7, false, (*endsLane).runCompared},
+	{"rates", "guard", 6, true, (*endsLane).runRates},
+	{"rates", "bare", 6, true, (*endsLane).runRates},
+	{"rates", "guard", 6, true, (*endsLane).runRates},
+	{"rates", "bare", 6, true, (*endsLane).runRates},
 }
 
 // ends is the whole trial.
@@ -261,14 +261,14 @@ func (e *ends) until(gpu, part int) time.Time {
 // endsMin is the minimum time that must be left to start a part or a wave.
 const endsMin = 12 * time.Second
 
-func (e *ends) play(t *testing.T, gpu int, part endsPart, until time.Time) {
+func (e *ends) testNode(t *testing.T, gpu int, part endsPart, until time.Time) {
 	if time.Until(until) < endsMin {
 		e.record.tell(gpu, fmt.Sprintf("no time for the part %s: %v", part.name, time.Until(until).Round(time.Second)), "")
 		return
 	}
 	t.Run(part.name, func(t *testing.T) {
 		l := e.newLane(t, gpu, part.method)
-		part.play(l, until)
+		part.testNode(l, until)
 		l.end()
 	})
 }
@@ -340,7 +340,7 @@ type endsLane struct {
 	*lab.Cluster
 	t          *testing.T
 	ctx        context.Context
-	stage      testnode.Stage
+	node       testnode.Node
 	user       lab.User
 	home       string
 	client     string // path of cuda-client
@@ -381,26 +381,26 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 	l.ctx, cancel = context.WithDeadline(context.Background(), e.deadline.Add(time.Minute))
 	t.Cleanup(cancel)
 	if endsReal() {
-		l.stage, err = testnode.Real(filepath.Join(dir, "n"), built, e.endsPolicy(method))
+		l.node, err = testnode.Real(filepath.Join(dir, "n"), built, e.endsPolicy(method))
 	} else {
-		l.stage, err = testnode.New(filepath.Join(dir, "n"), built, e.endsPolicy(method), node.H200)
+		l.node, err = testnode.New(filepath.Join(dir, "n"), built, e.endsPolicy(method), node.H200)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.client = filepath.Join(built, "sim", "bin", "cuda-client")
 	if method == "old" {
-		l.stage.Bin = filepath.Join(built, "old", "bin")
-		if _, err := os.Stat(l.stage.Bin); err != nil {
+		l.node.Bin = filepath.Join(built, "old", "bin")
+		if _, err := os.Stat(l.node.Bin); err != nil {
 			t.Skipf("%v: make gpu-pack builds the product before the guard", err)
 		}
 	}
 	t.Cleanup(l.killLeft)
 	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: 1, CPUs: 96, Features: "mps", PrologFlags: "Alloc", SameName: true, Bundle: os.Getenv("SLURM_BUNDLE")}
-	if l.stage.Sim == nil {
+	if l.node.Sim == nil {
 		o.DevDir, o.GresConf = "/dev", fmt.Sprintf("Name=gpu File=/dev/nvidia%d\n", gpu)
 	}
-	o.Prolog, o.Epilog, o.TaskProlog = l.stage.Command("prolog"), l.stage.Command("epilog"), l.stage.Command("task-prolog")
+	o.Prolog, o.Epilog, o.TaskProlog = l.node.Command("prolog"), l.node.Command("epilog"), l.node.Command("task-prolog")
 	if l.Cluster, err = lab.Start(l.ctx, o); err != nil {
 		t.Fatal(err)
 	}
@@ -413,9 +413,9 @@ func (e *ends) newLane(t *testing.T, gpu int, method string) *endsLane {
 	return l
 }
 
-// killLeft kills the MPS processes that a failed trial has left. The stage proves that their pids are its own.
+// killLeft kills the MPS processes that a failed trial has left. The test node proves that their pids are its own.
 func (l *endsLane) killLeft() {
-	pids, _ := l.stage.Processes()
+	pids, _ := l.node.Processes()
 	for _, pid := range pids {
 		if stat, err := site.ReadStat(pid); err == nil {
 			_ = stat.Kill(unix.SIGKILL)
@@ -424,7 +424,7 @@ func (l *endsLane) killLeft() {
 }
 
 func (l *endsLane) log() string {
-	content, _ := os.ReadFile(l.stage.Paths().Log())
+	content, _ := os.ReadFile(l.node.Paths().Log())
 	return string(content)
 }
 
@@ -432,8 +432,8 @@ func (l *endsLane) log() string {
 // multicast.
 func (l *endsLane) environment() []string {
 	libraries := os.Getenv("LD_LIBRARY_PATH")
-	if l.stage.Sim != nil {
-		libraries = l.stage.Sim.Libraries()
+	if l.node.Sim != nil {
+		libraries = l.node.Sim.Libraries()
 	}
 	env := []string{"LD_LIBRARY_PATH=" + libraries, "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1", "OMP_NUM_THREADS=1"}
 	return append(env, machineEnvironment()...)
@@ -472,7 +472,7 @@ func (l *endsLane) allocate() {
 	if err != nil || job.State != "RUNNING" {
 		l.t.Fatalf("%+v, %v\n%s", job, err, l.log())
 	}
-	ticket := filepath.Join(l.stage.Paths().Run(), "tickets", fmt.Sprintf("%d.json", l.job))
+	ticket := filepath.Join(l.node.Paths().Run(), "tickets", fmt.Sprintf("%d.json", l.job))
 	if !l.wait(20*time.Second, func() bool { _, err := os.Stat(ticket); return err == nil }) {
 		l.t.Fatalf("job %d has no ticket:\n%s", l.job, l.log())
 	}
@@ -511,7 +511,7 @@ func (l *endsLane) end() {
 		l.t.Fatalf("%v\n%s", err, l.log())
 	}
 	var left []string
-	if !l.wait(20*time.Second, func() bool { left, _ = l.stage.Left(); return len(left) == 0 }) {
+	if !l.wait(20*time.Second, func() bool { left, _ = l.node.Left(); return len(left) == 0 }) {
 		l.t.Errorf("left behind: %q\n%s", left, l.log())
 	}
 	state, reason, err := l.NodeState(l.ctx, l.Nodes()[0])
@@ -668,7 +668,7 @@ func endsProc(pid string) site.Process {
 
 // wrapped is the command line that starts a program below the wrapper.
 func (l *endsLane) wrapped(program ...string) []string {
-	return append(l.stage.Command("mpirun-wrap"), program...)
+	return append(l.node.Command("mpirun-wrap"), program...)
 }
 
 // launch starts the victims of a wave.
@@ -823,13 +823,13 @@ func (l *endsLane) testimony() string {
 	}
 	log := l.log()
 	text += "--- log\n" + log[max(0, len(log)-20000):]
-	states, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "guards", "*"))
+	states, _ := filepath.Glob(filepath.Join(l.node.Paths().Run(), "guards", "*"))
 	for _, path := range append(states, "/proc/meminfo") {
 		content, _ := os.ReadFile(path)
 		text += fmt.Sprintf("--- %s\n%.600s\n", path, content)
 	}
-	logs, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "jobs", "*", "*", "server.log"))
-	more, _ := filepath.Glob(filepath.Join(l.stage.Paths().Run(), "jobs", "*", "*", "*", "server.log"))
+	logs, _ := filepath.Glob(filepath.Join(l.node.Paths().Run(), "jobs", "*", "*", "server.log"))
+	more, _ := filepath.Glob(filepath.Join(l.node.Paths().Run(), "jobs", "*", "*", "*", "server.log"))
 	for _, path := range append(logs, more...) {
 		content, _ := os.ReadFile(path)
 		text += fmt.Sprintf("--- %s\n%s", filepath.Base(path), content[max(0, len(content)-6000):])
@@ -837,15 +837,15 @@ func (l *endsLane) testimony() string {
 	return text
 }
 
-func (l *endsLane) playWaves(until time.Time) {
-	l.playAll(until, l.next)
+func (l *endsLane) runWaves(until time.Time) {
+	l.runAll(until, l.next)
 }
 
-func (l *endsLane) playCompared(until time.Time) {
-	l.playAll(until, func() (endsWave, bool) { return l.nextCompared(l.method) })
+func (l *endsLane) runCompared(until time.Time) {
+	l.runAll(until, func() (endsWave, bool) { return l.nextCompared(l.method) })
 }
 
-func (l *endsLane) playAll(until time.Time, next func() (endsWave, bool)) {
+func (l *endsLane) runAll(until time.Time, next func() (endsWave, bool)) {
 	for time.Until(until) > endsMin {
 		w, more := next()
 		if !more {

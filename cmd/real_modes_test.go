@@ -16,7 +16,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// These tests use the code for a real machine (stage.Real, its policies, nvidia-smi) with a simulated driver and
+// These tests use the code for a real machine (testnode.Real, its policies, nvidia-smi) with a simulated driver and
 // daemon. Their names lack the word by which gpu.sh selects tests for a real machine.
 
 // smi replaces nvidia-smi. It knows one query.
@@ -56,7 +56,7 @@ func likeReal(t *testing.T) sim.Sim {
 // DEFAULT.
 func nodeModes(t *testing.T, s sim.Sim) string {
 	t.Helper()
-	return play{Stage: testnode.Stage{Sim: &s}, t: t}.modes()
+	return testNode{Node: testnode.Node{Sim: &s}, t: t}.modes()
 }
 
 // refuseModes makes the driver refuse every change of a mode.
@@ -78,11 +78,11 @@ func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 			t.Setenv("ALLOW_MODE_CHANGES", said)
 			for _, policy := range []string{testnode.Default(), testnode.Default(`compute_mode = "exclusive_process"`)} {
 				if _, err := testnode.Real(t.TempDir(), "", policy); err == nil || !strings.Contains(err.Error(), "ALLOW_MODE_CHANGES") {
-					t.Errorf("a real stage under %s: %v", policy, err)
+					t.Errorf("a real node under %s: %v", policy, err)
 				}
 			}
 			refuseModes(t, s)
-			p := realPlay(t)
+			p := realTestNode(t)
 			p.must(0, p.job(7, "0,2"), "prolog")
 			p.holdsModes(7)
 			if got := nodeModes(t, s); got != "000" {
@@ -99,7 +99,7 @@ func TestModesAreLeftAloneUnlessAllowed(t *testing.T) {
 func TestModesChangeWhereAllowed(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")
-	p := realPlay(t, `drain_grace = "100ms"`)
+	p := realTestNode(t, `drain_grace = "100ms"`)
 	p.must(0, p.job(7, "0,2"), "prolog")
 	if got := nodeModes(t, s); got != "303" {
 		t.Errorf("modes %s while the job is open, want 303", got)
@@ -138,7 +138,7 @@ func TestModesChangeWhereAllowed(t *testing.T) {
 func TestModesArePutBackAfterAFailure(t *testing.T) {
 	s := likeReal(t)
 	t.Setenv("ALLOW_MODE_CHANGES", "1")
-	p := realPlay(t)
+	p := realTestNode(t)
 	p.must(0, p.job(7, "0"), "prolog")
 	p.must(0, p.job(8, "1,2"), "prolog")
 	if got := nodeModes(t, s); got != "333" {

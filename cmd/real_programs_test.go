@@ -45,13 +45,13 @@ func newPrograms(t *testing.T) *realPrograms {
 	p.ctx, cancel = context.WithTimeout(context.Background(), 9*time.Minute)
 	t.Cleanup(cancel)
 	dir := publicDir(t)
-	stage, err := testnode.Real(filepath.Join(dir, "n"), built, testnode.Default(testnode.Compute(), "overlap = 1"))
+	machine, err := testnode.Real(filepath.Join(dir, "n"), built, testnode.Default(testnode.Compute(), "overlap = 1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := lab.Options{Dir: filepath.Join(dir, "lab"), GPUs: p.gpus, CPUs: 96, Features: "mps", PrologFlags: "Alloc", SameName: true, Bundle: os.Getenv("SLURM_BUNDLE"), DevDir: "/dev"}
 	o.GresConf = fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", p.gpus-1)
-	o.Prolog, o.Epilog, o.TaskProlog = stage.Command("prolog"), stage.Command("epilog"), stage.Command("task-prolog")
+	o.Prolog, o.Epilog, o.TaskProlog = machine.Command("prolog"), machine.Command("epilog"), machine.Command("task-prolog")
 	if p.Cluster, err = lab.Start(p.ctx, o); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func newPrograms(t *testing.T) *realPrograms {
 			t.Error(err)
 		}
 	})
-	p.exports = p.environment(dir, strings.Join(stage.Command("mpirun-wrap"), " "))
+	p.exports = p.environment(dir, strings.Join(machine.Command("mpirun-wrap"), " "))
 	return p
 }
 

@@ -63,14 +63,14 @@ func realMachine(t *testing.T) machine {
 	return machine{gpus: testnode.RealGPUs(), control: testnode.RealControl}
 }
 
-// realPlay is a stage on this machine's own GPUs. It changes their compute modes only if ALLOW_MODE_CHANGES=1.
-func realPlay(t *testing.T, attributes ...string) play {
+// realTestNode is a test node on this machine's own GPUs. It changes their compute modes only if ALLOW_MODE_CHANGES=1.
+func realTestNode(t *testing.T, attributes ...string) testNode {
 	t.Helper()
-	return realPlayUnder(t, testnode.Default(append(attributes, testnode.Compute())...))
+	return realTestNodeUnder(t, testnode.Default(append(attributes, testnode.Compute())...))
 }
 
-// realPlayUnder is realPlay with a policy. The policy sets the compute mode of the GPUs.
-func realPlayUnder(t *testing.T, policy string) play {
+// realTestNodeUnder is realTestNode with a policy. The policy sets the compute mode of the GPUs.
+func realTestNodeUnder(t *testing.T, policy string) testNode {
 	t.Helper()
 	m := realMachine(t)
 	built, err := built()
@@ -84,7 +84,7 @@ func realPlayUnder(t *testing.T, policy string) play {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p := testNode{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
 	if m.facts != "" {
 		p.write(p.Paths().ConfigFile(), m.facts)
 	}
@@ -96,7 +96,7 @@ func realPlayUnder(t *testing.T, policy string) play {
 }
 
 // nameControl writes the path of a control program into the site file.
-func (p play) nameControl(program string) {
+func (p testNode) nameControl(program string) {
 	p.t.Helper()
 	facts := fmt.Sprintf("mps_control = %q\n", program)
 	for line := range strings.Lines(read(p.t, p.Paths().ConfigFile())) {
@@ -108,11 +108,11 @@ func (p play) nameControl(program string) {
 }
 
 // closeLeft ends the jobs of a test that has failed before its epilog, so that no GPU keeps a changed mode.
-func (p play) closeLeft() {
+func (p testNode) closeLeft() {
 	if len(p.Before) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the play may be over
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the testNode may be over
 	defer cancel()
 	if err := p.CloseLeft(ctx); err != nil {
 		p.t.Error(err)
@@ -120,7 +120,7 @@ func (p play) closeLeft() {
 }
 
 // holdsModes checks that only the GPUs of an open job are exclusive. It checks nothing if modes are left alone.
-func (p play) holdsModes(job uint32) {
+func (p testNode) holdsModes(job uint32) {
 	p.t.Helper()
 	var held []site.UUID
 	for _, device := range p.ticket(job).Devices {
@@ -134,7 +134,7 @@ func (p play) holdsModes(job uint32) {
 // A whole job with a real daemon. A second prolog adopts the daemon, a rank sees the SMs of the ceiling, and a second
 // epilog succeeds.
 func TestRealLife(t *testing.T) {
-	p := realPlay(t, "ceiling = 50", "overlap = 1")
+	p := realTestNode(t, "ceiling = 50", "overlap = 1")
 	p.must(0, p.job(7, "0"), "prolog")
 	p.holdsModes(7)
 	first := p.ticket(7)
@@ -157,7 +157,7 @@ func TestRealLife(t *testing.T) {
 }
 
 // showTree prints the daemon and its servers with their parents and sessions. The programs recognise them by these.
-func (p play) showTree() {
+func (p testNode) showTree() {
 	tree, err := exec.Command("ps", "-eo", "pid,ppid,pgid,sid,uid,args").CombinedOutput()
 	if err != nil {
 		p.t.Fatal(err)
@@ -170,7 +170,7 @@ func (p play) showTree() {
 }
 
 // info returns what a rank sees that asks for the whole GPU by itself. A rank cannot raise the ceiling.
-func (p play) info(job uint32) string {
+func (p testNode) info(job uint32) string {
 	p.t.Helper()
 	line := p.Command("mpirun-wrap", "env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", p.cudaClient(), "info")
 	cmd := p.asUser(job, line)
@@ -184,7 +184,7 @@ func (p play) info(job uint32) string {
 // If a control program works for all users except the job's, the cause is that user. The job is refused, the node
 // stays in service, and nothing is left. The trial's daemon is a real one that runs as the account nobody.
 func TestRealTrial(t *testing.T) {
-	p := realPlay(t)
+	p := realTestNode(t)
 	script := filepath.Join(filepath.Dir(p.Root), "nvidia-cuda-mps-control")
 	p.write(script, fmt.Sprintf("#!/bin/sh\n[ $(id -u) = %d ] && exit 1\nexec %s \"$@\"\n", uid, realMachine(t).control))
 	if err := os.Chmod(script, 0o755); err != nil {
@@ -203,7 +203,7 @@ func TestRealTrial(t *testing.T) {
 // The tools on a real driver and daemon, with two running ranks. Status and metrics count them, audit finds nothing,
 // and doctor finds that control program and driver have the same version.
 func TestRealTools(t *testing.T) {
-	p := realPlay(t, `drain_grace = "200ms"`)
+	p := realTestNode(t, `drain_grace = "200ms"`)
 	p.must(0, p.job(7, "0"), "prolog")
 	for range 2 {
 		p.client(7, "spin", "-ms", "5", "-for", "60")
@@ -263,20 +263,20 @@ func TestRealEpilogEndsWhatIsLeft(t *testing.T) {
 	spin := []string{"spin", "-ms", "400", "-for", "60"}
 	for _, c := range []struct {
 		name   string
-		breaks func(play, lease.Daemon)
+		breaks func(testNode, lease.Daemon)
 	}{
-		{"an idle daemon", func(play, lease.Daemon) {}},
-		{"three clients in mid-kernel", func(p play, _ lease.Daemon) {
+		{"an idle daemon", func(testNode, lease.Daemon) {}},
+		{"three clients in mid-kernel", func(p testNode, _ lease.Daemon) {
 			for range 3 {
 				p.client(7, spin...)
 			}
 		}},
-		{"a client that is stopped", func(p play, _ lease.Daemon) { _ = p.client(7, spin...).Process.Signal(syscall.SIGSTOP) }},
-		{"a daemon that is stopped", func(p play, d lease.Daemon) { p.client(7, spin...); _ = d.Proc.Kill(syscall.SIGSTOP) }},
-		{"a daemon that was killed", func(p play, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
+		{"a client that is stopped", func(p testNode, _ lease.Daemon) { _ = p.client(7, spin...).Process.Signal(syscall.SIGSTOP) }},
+		{"a daemon that is stopped", func(p testNode, d lease.Daemon) { p.client(7, spin...); _ = d.Proc.Kill(syscall.SIGSTOP) }},
+		{"a daemon that was killed", func(p testNode, d lease.Daemon) { _ = d.Proc.Kill(syscall.SIGKILL) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := realPlay(t, `drain_grace = "200ms"`)
+			p := realTestNode(t, `drain_grace = "200ms"`)
 			p.facts(`epilog_deadline = "30s"`)
 			p.must(0, p.job(7, "0"), "prolog")
 			p.holdsModes(7)
@@ -296,7 +296,7 @@ func TestRealPlacementsOnTwoGPUs(t *testing.T) {
 			if realMachine(t).gpus < 2 {
 				t.Skip("needs two GPUs")
 			}
-			p := realPlay(t, fmt.Sprintf("scope = %q", scope))
+			p := realTestNode(t, fmt.Sprintf("scope = %q", scope))
 			p.must(0, p.job(7, "1,0"), "prolog")
 			p.holdsModes(7)
 			ticket := p.ticket(7)
@@ -329,7 +329,7 @@ type spin struct {
 func TestRealCounts(t *testing.T) {
 	for _, n := range []int{1, 3, 7, 8, 12, 48} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			p := realPlay(t, "overlap = 1")
+			p := realTestNode(t, "overlap = 1")
 			p.must(0, p.job(7, "0"), "prolog")
 			device := p.ticket(7).Devices[0]
 			shares, err := policy.EvenShares(policy.GPU{SMs: device.SMs, SMsPerTPC: device.TPC}, n, policy.Grant{Share: policy.ShareEven, Overlap: 1, Ceiling: 100})
@@ -355,7 +355,7 @@ func TestRealCounts(t *testing.T) {
 }
 
 // ranks starts all ranks of a step at once and waits until every rank is ready.
-func (p play) ranks(n int, program ...string) []spin {
+func (p testNode) ranks(n int, program ...string) []spin {
 	p.t.Helper()
 	gtids := "0"
 	for i := 1; i < n; i++ {

@@ -144,7 +144,7 @@ func (v *jobRun) victim() (site.Process, error) {
 
 // guard is the guard of the job, as its lease names it.
 func (v *jobRun) guard() (site.Process, error) {
-	path := filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
+	path := filepath.Join(v.testNode.Paths().Run(), "leases", fmt.Sprintf("%d.json", v.id))
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return site.Process{}, err
@@ -159,7 +159,7 @@ func (v *jobRun) guard() (site.Process, error) {
 // secondGuard starts a second guard for the job, as an admin could. The second guard is refused, and the guard of the
 // job continues.
 func (v *jobRun) secondGuard() error {
-	out, err := v.onNode(v.play.Command("guard", "--job", strconv.Itoa(v.id)))
+	out, err := v.onNode(v.testNode.Command("guard", "--job", strconv.Itoa(v.id)))
 	if err == nil || !strings.Contains(out, "holds it") {
 		return fmt.Errorf("a second guard of the job prints %q, %v", out, err)
 	}
@@ -172,18 +172,18 @@ func (v *jobRun) secondGuard() error {
 
 // breakPolicy puts a mistake into the policy of the job's node before the job is submitted.
 func (v *jobRun) breakPolicy() error {
-	return os.WriteFile(v.play.Paths().Policy(), []byte("version = 1\nrule \"half\" {\n"), 0o644)
+	return os.WriteFile(v.testNode.Paths().Policy(), []byte("version = 1\nrule \"half\" {\n"), 0o644)
 }
 
 func (v *jobRun) mendPolicy() error {
-	return os.WriteFile(v.play.Paths().Policy(), []byte(v.policies[v.name]), 0o644)
+	return os.WriteFile(v.testNode.Paths().Policy(), []byte(v.policies[v.name]), 0o644)
 }
 
 // daemon returns a control daemon of the job, or its server.
 func (v *jobRun) daemon(server bool) (site.Process, error) {
-	dir := filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
+	dir := filepath.Join(v.testNode.Paths().Run(), "jobs", strconv.Itoa(v.id)) + "/"
 	for range 20 { // on a loaded machine, the first search may come before the processes have their environment
-		below, err := v.play.Below(dir)
+		below, err := v.testNode.Below(dir)
 		if err != nil {
 			return site.Process{}, err
 		}
@@ -328,11 +328,11 @@ func (v *jobRun) reboot() error {
 		return err
 	}
 	for i := range gpusOfANode {
-		if err := v.play.Sim.Node.GPU(i).SetMode(0); err != nil {
+		if err := v.testNode.Sim.Node.GPU(i).SetMode(0); err != nil {
 			return err
 		}
 	}
-	if err := v.play.LoseGroups(); err != nil {
+	if err := v.testNode.LoseGroups(); err != nil {
 		return err
 	}
 	if err := v.StartNode(v.name); err != nil {

@@ -23,9 +23,9 @@ import (
 // soakNode is a node of a soak, with the jobs of the plan that run on it.
 type soakNode struct {
 	*soak
-	name string
-	play play
-	work chan plannedJob
+	name     string
+	testNode testNode
+	work     chan plannedJob
 
 	nodeMutex  sync.Mutex
 	inProgress int // jobs of the plan that are in progress
@@ -161,8 +161,8 @@ func (v *jobRun) title() string {
 
 func (v *jobRun) submit() error {
 	script := filepath.Join(v.folder, v.title()+".sh")
-	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + v.play.Sim.Libraries() + "\n" +
-		v.script(v.folder, filepath.Join(v.dir, "mpirun-wrap"), v.play.Sim.Program("cuda-client"))
+	text := "#!/bin/bash\nexport LD_LIBRARY_PATH=" + v.testNode.Sim.Libraries() + "\n" +
+		v.script(v.folder, filepath.Join(v.dir, "mpirun-wrap"), v.testNode.Sim.Program("cuda-client"))
 	if err := node.WriteProgram(script, []byte(text)); err != nil {
 		return err
 	}
@@ -291,8 +291,8 @@ var newClient = regexp.MustCompile(`NEW CLIENT (\d+) `)
 // jobs, and the logs that an epilog has kept.
 func (v *jobRun) seeClients() {
 	for _, id := range v.ids {
-		live, _ := filepath.Glob(filepath.Join(v.play.Paths().Run(), "jobs", strconv.Itoa(id), "*", "log", "control.log"))
-		kept, _ := filepath.Glob(filepath.Join(v.play.keptLogs(), strconv.Itoa(id), "*", "control.log"))
+		live, _ := filepath.Glob(filepath.Join(v.testNode.Paths().Run(), "jobs", strconv.Itoa(id), "*", "log", "control.log"))
+		kept, _ := filepath.Glob(filepath.Join(v.testNode.keptLogs(), strconv.Itoa(id), "*", "control.log"))
 		for _, path := range slices.Concat(live, kept) {
 			content, _ := os.ReadFile(path)
 			for _, m := range newClient.FindAllStringSubmatch(string(content), -1) {
@@ -341,7 +341,7 @@ func (v *jobRun) tidy() {
 	for _, id := range v.ids {
 		more, _ := filepath.Glob(filepath.Join(v.folder, strconv.Itoa(id)+".*"))
 		paths = append(paths, more...)
-		paths = append(paths, filepath.Join(v.play.keptLogs(), strconv.Itoa(id)))
+		paths = append(paths, filepath.Join(v.testNode.keptLogs(), strconv.Itoa(id)))
 	}
 	var failed error
 	for _, path := range paths {
@@ -368,7 +368,7 @@ func (v *jobRun) wrong(what, detail string) {
 // loggedOf is what prolog and epilog have logged about the jobs.
 func (v *jobRun) loggedOf() string {
 	var text strings.Builder
-	for line := range strings.Lines(v.play.log()) {
+	for line := range strings.Lines(v.testNode.log()) {
 		for _, id := range v.ids {
 			if strings.Contains(line, fmt.Sprintf(`"job":%d,`, id)) {
 				text.WriteString(line)

@@ -74,10 +74,10 @@ func (v *jobRun) repair() {
 		}
 	}
 	for _, id := range v.ids {
-		if _, err := os.Lstat(filepath.Join(v.play.Paths().Run(), "leases", fmt.Sprintf("%d.json", id))); err != nil {
+		if _, err := os.Lstat(filepath.Join(v.testNode.Paths().Run(), "leases", fmt.Sprintf("%d.json", id))); err != nil {
 			continue
 		}
-		if out, err := v.onNode(v.play.Command("epilog"), "SLURM_SCRIPT_CONTEXT=epilog_slurmd", fmt.Sprintf("SLURM_JOB_ID=%d", id)); err != nil {
+		if out, err := v.onNode(v.testNode.Command("epilog"), "SLURM_SCRIPT_CONTEXT=epilog_slurmd", fmt.Sprintf("SLURM_JOB_ID=%d", id)); err != nil {
 			v.wrong(left, fmt.Sprintf("the epilog that an admin runs again: %v: %s", err, out))
 		}
 	}
@@ -94,14 +94,14 @@ func (v *jobRun) repair() {
 func (v *jobRun) leftOf() []string {
 	var found []string
 	for _, id := range v.ids {
-		found = append(found, v.play.stateOf(id)...)
-		found = append(found, v.play.processesOf(id)...)
+		found = append(found, v.testNode.stateOf(id)...)
+		found = append(found, v.testNode.processesOf(id)...)
 	}
-	return append(found, v.play.modesWithoutClaim(v.soakNode)...)
+	return append(found, v.testNode.modesWithoutClaim(v.soakNode)...)
 }
 
 // stateOf returns the files of a job in the state folder. Their name or content has the job's number.
-func (p play) stateOf(id int) []string {
+func (p testNode) stateOf(id int) []string {
 	var found []string
 	name := regexp.MustCompile(fmt.Sprintf(`(^|\D)%d(\D|$)`, id))
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
@@ -121,7 +121,7 @@ func (p play) stateOf(id int) []string {
 }
 
 // processesOf returns the living processes of a job: its daemons, servers and ranks.
-func (p play) processesOf(id int) []string {
+func (p testNode) processesOf(id int) []string {
 	dir := filepath.Join(p.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
 	var found []string
 	folders, _ := filepath.Glob("/proc/[0-9]*")
@@ -140,14 +140,14 @@ func (p play) processesOf(id int) []string {
 
 // hasVariable reports whether an environment has a line and belongs to a process of this cluster. Other clusters use
 // the same job numbers.
-func hasVariable(environment []byte, line string, p play) bool {
+func hasVariable(environment []byte, line string, p testNode) bool {
 	return slices.ContainsFunc(bytes.Split(environment, []byte{0}), func(has []byte) bool { return string(has) == line }) &&
 		bytes.Contains(environment, []byte(filepath.Dir(filepath.Dir(p.Root))+"/"))
 }
 
 // modesWithoutClaim are the GPUs without a claim that are not in their default mode. A wrong GPU is checked again,
 // because other jobs start and end at the same time.
-func (p play) modesWithoutClaim(n *soakNode) []string {
+func (p testNode) modesWithoutClaim(n *soakNode) []string {
 	var found []string
 	for i := range gpusOfANode {
 		claim := filepath.Join(p.Paths().Run(), "claims", string(p.uuid(i)))
@@ -212,16 +212,16 @@ func (v *jobRun) judgeNeighbours() {
 
 // empty checks that a node without jobs is as it was before any job.
 func (n *soakNode) empty(last plannedJob) {
-	strays := slices.DeleteFunc(n.play.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+n.play.Paths().Devices()+"/") })
-	found := slices.Concat(n.play.left(), n.play.locks(), strays, n.play.strangers())
+	strays := slices.DeleteFunc(n.testNode.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+n.testNode.Paths().Devices()+"/") })
+	found := slices.Concat(n.testNode.left(), n.testNode.locks(), strays, n.testNode.strangers())
 	if len(found) == 0 {
 		return
 	}
 	n.wrong(last, left, fmt.Sprintf("on %s, after its last job: %q", n.name, found))
-	n.play.killLeft()
-	n.play.booted()
+	n.testNode.killLeft()
+	n.testNode.booted()
 	for i := range gpusOfANode {
-		_ = n.play.Sim.Node.GPU(i).SetMode(0)
+		_ = n.testNode.Sim.Node.GPU(i).SetMode(0)
 	}
 }
 

@@ -35,7 +35,7 @@ func (s *soak) share(name string, ended <-chan struct{}) {
 }
 
 func (s *soak) shareOnce(name string) error {
-	p, title := s.stages[name], fmt.Sprintf("shards%d", s.shards)
+	p, title := s.nodes[name], fmt.Sprintf("shards%d", s.shards)
 	defer s.queue.forget(title)
 	computes := "export LD_LIBRARY_PATH=" + p.Sim.Libraries() + "; srun " + p.Sim.Program("cuda-client") + " spin -ms 20 -for 0.3"
 	var ids []int

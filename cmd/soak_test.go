@@ -142,7 +142,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	user := needSlurm(t)
 	ctx, cancel := context.WithTimeout(context.Background(), limit+jobLimit)
 	t.Cleanup(cancel)
-	c := &cluster{t: t, ctx: ctx, user: user, dir: publicDir(t), stages: map[string]play{}}
+	c := &cluster{t: t, ctx: ctx, user: user, dir: publicDir(t), nodes: map[string]testNode{}}
 	s := &soak{cluster: c, seed: seed, folder: filepath.Join(c.dir, "out"), done: map[string]int{}, failed: map[string]int{}, policies: map[string]string{}}
 	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, uid, gid)); err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	o := s.options()
 	for i := range o.Nodes {
 		name := fmt.Sprintf("%s%d", o.Prefix, i+1)
-		c.stages[name] = soakStage(c, name, []string{"job", "gpu"}[i%2])
+		c.nodes[name] = soakTestNode(c, name, []string{"job", "gpu"}[i%2])
 		s.keepPolicy(name)
 	}
 	o.Prolog, o.Epilog, o.TaskProlog = c.hook("prolog"), c.hook("epilog"), c.hook("task-prolog")
@@ -158,7 +158,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	s.recordPid("prolog")
 	s.recordPid("epilog")
 	s.start(o)
-	for _, p := range c.stages {
+	for _, p := range c.nodes {
 		s.showDevices(p)
 	}
 	return s
@@ -198,10 +198,11 @@ func (s *soak) options() lab.Options {
 var shortTimeouts = []string{"AuthInfo=socket=%D/run/munge.socket,cred_expire=10", "KillWait=2", "BatchStartTimeout=1", "MinJobAge=20",
 	"SlurmctldDebug=info", "SlurmdDebug=info", "MaxArraySize=100"}
 
-// soakStage returns the stage of a node. It keeps the logs of the daemons, because they name the clients.
-func soakStage(c *cluster, name, scope string) play {
+// soakTestNode returns the test node behind a node of the cluster. It keeps the logs of the daemons, because they name
+// the clients.
+func soakTestNode(c *cluster, name, scope string) testNode {
 	policy := testnode.Default(fmt.Sprintf("scope = %q", scope), `drain_grace = "200ms"`, `keep_logs = "always"`)
-	p := playIn(c.t, filepath.Join(c.dir, name), policy, gpusOfANode...)
+	p := testNodeIn(c.t, filepath.Join(c.dir, name), policy, gpusOfANode...)
 	p.ctx = c.ctx
 	p.facts(`prolog_deadline = "20s"`, `epilog_deadline = "20s"`)
 	return p
@@ -210,15 +211,15 @@ func soakStage(c *cluster, name, scope string) play {
 // keepPolicy makes a node keep a copy of its policy. The node uses the copy when the policy cannot be read.
 func (s *soak) keepPolicy(name string) {
 	s.t.Helper()
-	p := s.stages[name]
+	p := s.nodes[name]
 	s.policies[name] = read(s.t, p.Paths().Policy())
 	if result := p.ctl("policy", "apply", p.Paths().Policy()); result.Code != 0 {
 		s.t.Fatalf("mpsctl policy apply: %+v", result)
 	}
 }
 
-// showDevices links the device files of the GPUs and of the memory driver below the root of a stage.
-func (s *soak) showDevices(p play) {
+// showDevices links the device files of the GPUs and of the memory driver below the root of a test node.
+func (s *soak) showDevices(p testNode) {
 	s.t.Helper()
 	if err := linkAll(filepath.Join(s.Dir(), "dev"), p.Paths().Devices()); err != nil {
 		s.t.Fatal(err)
@@ -264,7 +265,7 @@ func (s *soak) do(plan []plannedJob, limit time.Duration) {
 		if i >= sharedNodes {
 			work, workers = alone, 1
 		}
-		n := &soakNode{soak: s, name: name, play: s.stages[name], work: work}
+		n := &soakNode{soak: s, name: name, testNode: s.nodes[name], work: work}
 		for range workers {
 			all.Go(n.run)
 		}

@@ -116,12 +116,12 @@ func TestAWrongCommandIsFound(t *testing.T) {
 
 // manual knows the commands and flags of our programs, from their help.
 type manual struct {
-	play
+	testNode
 	helps map[string]string
 }
 
 func newManual(t *testing.T) manual {
-	return manual{newPlay(t, "", node.H200), map[string]string{}}
+	return manual{newTestNode(t, "", node.H200), map[string]string{}}
 }
 
 // help is what a program or one of its commands prints for --help.

@@ -31,7 +31,7 @@ type floor struct {
 	Daemons int
 }
 
-func newFloor(s testnode.Stage, dir string, of set) (floor, error) {
+func newFloor(s testnode.Node, dir string, of set) (floor, error) {
 	f := floor{Dir: dir, NVML: testnode.RealNVML(), Control: testnode.RealControl, Daemons: 1}
 	if of.Scope == "gpu" {
 		f.Daemons = of.GPUs

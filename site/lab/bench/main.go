@@ -165,7 +165,7 @@ func median(all []float64) float64 {
 
 // bench is the node of one set.
 type bench struct {
-	stage   testnode.Stage
+	node    testnode.Node
 	conf    string
 	control string
 	floor   floor
@@ -202,14 +202,14 @@ func newBench(dir, built string, real bool, s set, grant ...string) (bench, erro
 	grant = append(grant, fmt.Sprintf("scope = %q", s.Scope))
 	var err error
 	if real {
-		b.stage, err = testnode.Real(dir, built, testnode.Default(append(grant, testnode.Unchanged)...))
+		b.node, err = testnode.Real(dir, built, testnode.Default(append(grant, testnode.Unchanged)...))
 	} else {
-		b.stage, err = testnode.New(dir, built, testnode.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
+		b.node, err = testnode.New(dir, built, testnode.Default(grant...), slices.Repeat([]node.Model{node.H200}, s.GPUs)...)
 	}
 	if err != nil {
 		return b, err
 	}
-	if b.floor, err = newFloor(b.stage, dir, s); err != nil {
+	if b.floor, err = newFloor(b.node, dir, s); err != nil {
 		return b, err
 	}
 	if err := b.runOnTmpfs(); err != nil {
@@ -228,7 +228,7 @@ func (b bench) runOnTmpfs() error {
 	if err := os.Mkdir(shm, 0o755); err != nil {
 		return err
 	}
-	return os.Symlink(shm, filepath.Join(b.stage.Root, "run"))
+	return os.Symlink(shm, filepath.Join(b.node.Root, "run"))
 }
 
 // others adds leases of other jobs to the node.
@@ -237,7 +237,7 @@ func (b bench) others(n int) error {
 	if err != nil {
 		return err
 	}
-	journal, err := lease.Open(b.stage.Paths().Run(), boot)
+	journal, err := lease.Open(b.node.Paths().Run(), boot)
 	if err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (b bench) trial(s *set, id uint32) error {
 		return err
 	}
 	b.settle()
-	if err := os.Remove(b.stage.Paths().Log()); err != nil && len(s.Prolog) > 0 {
+	if err := os.Remove(b.node.Paths().Log()); err != nil && len(s.Prolog) > 0 {
 		return err
 	}
 	positions := "0"
@@ -305,7 +305,7 @@ func (b bench) trial(s *set, id uint32) error {
 const atRest = 300 * time.Millisecond
 
 func (b bench) settle() {
-	if b.stage.Sim == nil {
+	if b.node.Sim == nil {
 		time.Sleep(atRest)
 	}
 }
@@ -322,7 +322,7 @@ func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 	if err := os.MkdirAll(scripts, 0o755); err != nil {
 		return err
 	}
-	if err := peers.Install(scripts, b.stage.Sim == nil); err != nil {
+	if err := peers.Install(scripts, b.node.Sim == nil); err != nil {
 		return err
 	}
 	hook := func(name string) (float64, error) {
@@ -347,7 +347,7 @@ func (b bench) bash(ctx context.Context, s *set, job testnode.Job) error {
 
 func (b bench) timed(ctx context.Context, job testnode.Job, program string) (float64, error) {
 	began := time.Now()
-	result, err := b.stage.Run(ctx, job.Environment(program+"_slurmd"), program)
+	result, err := b.node.Run(ctx, job.Environment(program+"_slurmd"), program)
 	if err == nil && result.Code != 0 {
 		err = fmt.Errorf("%s ends with %d: %s", program, result.Code, result.Output)
 	}
@@ -356,7 +356,7 @@ func (b bench) timed(ctx context.Context, job testnode.Job, program string) (flo
 
 // steps returns the milliseconds of each step, from the log of the last prolog.
 func (b bench) steps() (map[string]float64, error) {
-	content, err := os.ReadFile(b.stage.Paths().Log())
+	content, err := os.ReadFile(b.node.Paths().Log())
 	if err != nil {
 		return nil, err
 	}
@@ -396,7 +396,7 @@ func (b bench) daemonFolders(id uint32) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ticket, err := lease.OpenReadOnly(b.stage.Paths().Run(), boot).ReadTicket(id)
+	ticket, err := lease.OpenReadOnly(b.node.Paths().Run(), boot).ReadTicket(id)
 	if err != nil {
 		return nil, err
 	}

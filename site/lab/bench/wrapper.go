@@ -121,7 +121,7 @@ func withJob(built string, real bool, measure func(context.Context, lines) error
 		execs: []string{filepath.Join(dir, "execs"), idle},
 		bash:  []string{filepath.Join(dir, "wrapper.sh"), daemons[0], b.control, idle},
 		wrap: func(args ...string) []string {
-			return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.stage.Root}, args...)
+			return append([]string{filepath.Join(dir, "mpirun-wrap"), "--root", b.node.Root}, args...)
 		},
 	})
 }

@@ -67,12 +67,12 @@ func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Proce
 	if err != nil {
 		return epilog, err
 	}
-	journal := lease.OpenReadOnly(m.stage.Paths().Run(), boot)
+	journal := lease.OpenReadOnly(m.node.Paths().Run(), boot)
 	opened := func() bool { _, err := journal.ReadTicket(job); return err == nil }
 	if err := until(ctx, "the prolog", opened); err != nil {
 		return epilog, err
 	}
-	if err := m.stage.Sim.Node.Delay(setMode, 900_000); err != nil {
+	if err := m.node.Sim.Node.Delay(setMode, 900_000); err != nil {
 		return epilog, err
 	}
 	ended := func() bool { return len(m.logged("epilog", job, "daemon ended")) > 0 }
@@ -89,10 +89,10 @@ func (m *machine) killEpilog(ctx context.Context, job uint32) (epilog site.Proce
 
 // mendNVML makes the driver answer again.
 func (m *machine) mendNVML() error {
-	if m.stage.Sim == nil {
+	if m.node.Sim == nil {
 		return nil
 	}
-	return os.RemoveAll(filepath.Join(m.stage.Sim.Node.Dir, "delay_ms"))
+	return os.RemoveAll(filepath.Join(m.node.Sim.Node.Dir, "delay_ms"))
 }
 
 // running returns the processes that run one of the machine's programs.
@@ -104,7 +104,7 @@ func (m *machine) running(program string) (found []site.Process) {
 			continue
 		}
 		line := proc.CommandLines(context.Background(), []site.Process{stat.Process})[0]
-		if slices.Contains(line.Args, m.stage.Root) {
+		if slices.Contains(line.Args, m.node.Root) {
 			found = append(found, stat.Process)
 		}
 	}
@@ -130,7 +130,7 @@ func (s showing) showNode(ctx context.Context, exclusive int, want string) error
 	if err != nil {
 		return err
 	}
-	processes, err := s.stage.Below(s.stage.Paths().Run())
+	processes, err := s.node.Below(s.node.Paths().Run())
 	if err != nil {
 		return err
 	}

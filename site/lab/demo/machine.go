@@ -50,7 +50,7 @@ rule "all" {
 // machine is a node with a real Slurm and four simulated GPUs. Its hooks are the programs of slurm-mps.
 type machine struct {
 	dir     string
-	stage   testnode.Stage
+	node    testnode.Node
 	cluster *lab.Cluster
 	user    lab.User
 }
@@ -61,7 +61,7 @@ func start(ctx context.Context, dir, built string) (m *machine, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return m, err
 	}
-	m.stage, err = testnode.New(dir, built, policy, node.H200, node.H200, node.H200, node.H200)
+	m.node, err = testnode.New(dir, built, policy, node.H200, node.H200, node.H200, node.H200)
 	if err != nil {
 		return m, err
 	}
@@ -70,7 +70,7 @@ func start(ctx context.Context, dir, built string) (m *machine, err error) {
 	}
 	m.cluster, err = lab.Start(ctx, lab.Options{
 		Dir: filepath.Join(dir, "slurm"), GPUs: gpus, Features: "mps", PrologFlags: "Alloc", SameName: true,
-		Prolog: m.stage.Command("prolog"), Epilog: m.stage.Command("epilog"), TaskProlog: m.stage.Command("task-prolog"),
+		Prolog: m.node.Command("prolog"), Epilog: m.node.Command("epilog"), TaskProlog: m.node.Command("task-prolog"),
 		Extra:  []string{"PartitionName=edu Nodes=ALL MaxTime=INFINITE State=UP"},
 		Bundle: os.Getenv("SLURM_BUNDLE"),
 	})
@@ -93,10 +93,10 @@ func (m *machine) writePrograms() error {
 		return err
 	}
 	for _, name := range []string{"mpirun-wrap", "mpsctl", "mps-tune"} {
-		err = errors.Join(err, m.install(name, m.stage.Command(name)...))
+		err = errors.Join(err, m.install(name, m.node.Command(name)...))
 	}
 	for _, name := range []string{"cuda-client", "nvidia-cuda-mps-control"} {
-		err = errors.Join(err, m.install(name, m.stage.Sim.Program(name)))
+		err = errors.Join(err, m.install(name, m.node.Sim.Program(name)))
 	}
 	for name, text := range programs {
 		err = errors.Join(err, node.WriteProgram(filepath.Join(home, name), []byte(text)))
@@ -118,7 +118,7 @@ func (m *machine) env() []string {
 		env[name] = value
 	}
 	env["PATH"] = m.bin() + ":" + env["PATH"]
-	env["LD_LIBRARY_PATH"] = strings.TrimSuffix(m.stage.Sim.Libraries()+":"+env["LD_LIBRARY_PATH"], ":")
+	env["LD_LIBRARY_PATH"] = strings.TrimSuffix(m.node.Sim.Libraries()+":"+env["LD_LIBRARY_PATH"], ":")
 	var all []string
 	for name, value := range env {
 		all = append(all, name+"="+value)
@@ -143,7 +143,7 @@ func (m *machine) waitIdle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {
-		left, err := m.stage.Left()
+		left, err := m.node.Left()
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,7 @@ func (m *machine) waitIdle(ctx context.Context) error {
 
 // modes returns the names of the GPUs' compute modes.
 func (m *machine) modes() (names []string, err error) {
-	all, err := m.stage.Sim.Node.GPUs()
+	all, err := m.node.Sim.Node.GPUs()
 	for _, gpu := range all {
 		mode, err := gpu.Mode()
 		if err != nil {
@@ -180,7 +180,7 @@ type entry struct {
 
 // logged returns the log entries of a program's step for a job.
 func (m *machine) logged(program string, job uint32, step string) (found []entry) {
-	content, _ := os.ReadFile(m.stage.Paths().Log())
+	content, _ := os.ReadFile(m.node.Paths().Log())
 	for line := range strings.Lines(string(content)) {
 		var e entry
 		if json.Unmarshal([]byte(line), &e) == nil && e.Program == program && e.Job == job && e.Step == step {
@@ -192,7 +192,7 @@ func (m *machine) logged(program string, job uint32, step string) (found []entry
 
 // logTail returns the end of the log. It helps a reader to find why an act failed.
 func (m *machine) logTail() string {
-	content, _ := os.ReadFile(m.stage.Paths().Log())
+	content, _ := os.ReadFile(m.node.Paths().Log())
 	lines := strings.SplitAfter(string(content), "\n")
 	return strings.Join(lines[max(0, len(lines)-12):], "")
 }
@@ -204,22 +204,22 @@ func (m *machine) close() error {
 	if m.cluster != nil {
 		err = errors.Join(err, m.cluster.EndClients(), m.cluster.Stop())
 	}
-	if m.stage.Sim != nil {
-		err = errors.Join(err, m.closeStage())
+	if m.node.Sim != nil {
+		err = errors.Join(err, m.closeNode())
 	}
 	return errors.Join(err, os.RemoveAll(m.dir))
 }
 
-// closeStage ends the processes that no epilog has ended, and the processes that no job of ours has started.
-func (m *machine) closeStage() error {
+// closeNode ends the processes that no epilog has ended, and the processes that no job of ours has started.
+func (m *machine) closeNode() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	err := m.stage.CloseLeft(ctx)
-	bare, err2 := m.stage.Below(m.dir)
+	err := m.node.CloseLeft(ctx)
+	bare, err2 := m.node.Below(m.dir)
 	for _, p := range bare {
 		err2 = errors.Join(err2, p.Kill(syscall.SIGKILL))
 	}
-	left, err3 := m.stage.Left()
+	left, err3 := m.node.Left()
 	if len(left) > 0 {
 		err3 = errors.Join(err3, fmt.Errorf("cannot clean the machine: %q is left", left))
 	}

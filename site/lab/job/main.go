@@ -83,7 +83,7 @@ type demo struct {
 	launch     string // the command that starts the ranks
 	showPS     bool
 	screen     string // the SVG file for the picture of mpsctl status, or ""
-	stage      testnode.Stage
+	node       testnode.Node
 	control    mps.ControlProgram
 	gpus       int
 	libraries  string // LD_LIBRARY_PATH of the ranks
@@ -92,7 +92,7 @@ type demo struct {
 }
 
 func (d *demo) play(ctx context.Context) (err error) {
-	if err := d.setStage(); err != nil {
+	if err := d.makeNode(); err != nil {
 		return err
 	}
 	if err := d.startSlurm(ctx); err != nil {
@@ -115,10 +115,10 @@ func (d *demo) play(ctx context.Context) (err error) {
 	return d.proveClean(ctx)
 }
 
-func (d *demo) setStage() (err error) {
+func (d *demo) makeNode() (err error) {
 	if d.gpus = testnode.RealGPUs(); d.gpus > 0 {
 		d.control, d.libraries = mps.ControlProgram{Path: testnode.RealControl}, os.Getenv("LD_LIBRARY_PATH")
-		d.stage, err = testnode.Real(d.dir, d.built, testnode.Default(testnode.Compute()))
+		d.node, err = testnode.Real(d.dir, d.built, testnode.Default(testnode.Compute()))
 		modes := "are left alone"
 		if testnode.MayChangeModes() {
 			modes = "are set by the prolog and put back by the epilog, as ALLOW_MODE_CHANGES=1 allows"
@@ -127,12 +127,12 @@ func (d *demo) setStage() (err error) {
 		return err
 	}
 	d.gpus = 4
-	d.stage, err = testnode.New(d.dir, d.built, "", node.H200, node.H200, node.H200, node.H200)
+	d.node, err = testnode.New(d.dir, d.built, "", node.H200, node.H200, node.H200, node.H200)
 	if err != nil {
 		return err
 	}
-	d.control = mps.ControlProgram{Path: d.stage.Sim.Program("nvidia-cuda-mps-control")}
-	d.libraries = d.stage.Sim.Libraries()
+	d.control = mps.ControlProgram{Path: d.node.Sim.Program("nvidia-cuda-mps-control")}
+	d.libraries = d.node.Sim.Libraries()
 	fmt.Printf("This machine has no GPU: its driver and MPS are simulated, four NVIDIA H200s.\n")
 	return nil
 }
@@ -143,10 +143,10 @@ func (d *demo) startSlurm(ctx context.Context) (err error) {
 	}
 	o := lab.Options{
 		Dir: filepath.Join(d.dir, "slurm"), GPUs: d.gpus, Features: "mps", PrologFlags: "Alloc", SameName: true,
-		Prolog: d.stage.Command("prolog"), Epilog: d.stage.Command("epilog"), TaskProlog: d.stage.Command("task-prolog"),
+		Prolog: d.node.Command("prolog"), Epilog: d.node.Command("epilog"), TaskProlog: d.node.Command("task-prolog"),
 		Bundle: os.Getenv("SLURM_BUNDLE"),
 	}
-	if d.stage.Sim == nil {
+	if d.node.Sim == nil {
 		o.DevDir = "/dev"
 	}
 	began := time.Now()
@@ -164,7 +164,7 @@ func (d *demo) submit(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	launch := fmt.Sprintf("%s %s %s 5 300", d.launch, strings.Join(d.stage.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
+	launch := fmt.Sprintf("%s %s %s 5 300", d.launch, strings.Join(d.node.Command("mpirun-wrap"), " "), filepath.Join(d.built, "sim", "bin", "mpi-ranks"))
 	script := filepath.Join(home, "job.sh")
 	if err := node.WriteProgram(script, []byte("#!/bin/bash\nexport LD_LIBRARY_PATH="+d.libraries+":$LD_LIBRARY_PATH\n"+launch+"\n")); err != nil {
 		return 0, err
@@ -192,7 +192,7 @@ func (d *demo) watch(ctx context.Context, id int) (w watched, err error) {
 	if err != nil {
 		return w, err
 	}
-	journal := lease.OpenReadOnly(d.stage.Paths().Run(), boot)
+	journal := lease.OpenReadOnly(d.node.Paths().Run(), boot)
 	for w.ticket.Job.ID == 0 {
 		if w.ticket, err = journal.ReadTicket(uint32(id)); err != nil && !site.Sleep(ctx, 5*time.Millisecond) {
 			return w, fmt.Errorf("cannot see the job's ticket: %w", err)
@@ -264,14 +264,14 @@ func (d *demo) output(id int) string {
 // openModes returns the compute modes while the job runs. On a real machine whose modes may change, openModes also
 // checks them: only the job's GPUs are exclusive.
 func (d *demo) openModes(t lease.Ticket) (string, error) {
-	if len(d.stage.Before) == 0 {
+	if len(d.node.Before) == 0 {
 		return d.modes(), nil
 	}
 	var held []site.UUID
 	for _, device := range t.Devices {
 		held = append(held, device.UUID)
 	}
-	wrong, err := d.stage.WrongModes(held...)
+	wrong, err := d.node.WrongModes(held...)
 	if err == nil && len(wrong) > 0 {
 		err = fmt.Errorf("the compute modes are wrong while the job is open: %q", wrong)
 	}
@@ -280,24 +280,24 @@ func (d *demo) openModes(t lease.Ticket) (string, error) {
 
 // closeLeft restores the modes of real GPUs if the run fails before the job's epilog.
 func (d *demo) closeLeft() error {
-	if len(d.stage.Before) == 0 {
+	if len(d.node.Before) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second) // the context of the run may have ended
 	defer cancel()
-	return d.stage.CloseLeft(ctx)
+	return d.node.CloseLeft(ctx)
 }
 
 // modes returns the compute modes of the simulated GPUs. For real GPUs it returns what happens to their modes at the
 // end.
 func (d *demo) modes() string {
-	if len(d.stage.Before) > 0 {
+	if len(d.node.Before) > 0 {
 		return "as before" // Left has checked this
 	}
-	if d.stage.Sim == nil {
+	if d.node.Sim == nil {
 		return "left alone"
 	}
-	gpus, err := d.stage.Sim.Node.GPUs()
+	gpus, err := d.node.Sim.Node.GPUs()
 	if err != nil {
 		return err.Error()
 	}
@@ -315,7 +315,7 @@ func (d *demo) proveClean(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {
-		left, err := d.stage.Left()
+		left, err := d.node.Left()
 		if err != nil {
 			return err
 		}
@@ -330,6 +330,6 @@ func (d *demo) proveClean(ctx context.Context) error {
 }
 
 func (d *demo) log() string {
-	content, _ := os.ReadFile(d.stage.Paths().Log())
+	content, _ := os.ReadFile(d.node.Paths().Log())
 	return string(content)
 }

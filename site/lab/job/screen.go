@@ -28,7 +28,7 @@ var styles = map[string]string{"1": `font-weight="bold" fill="#ffffff"`, "2": `f
 
 // screenshot draws the current output of mpsctl status on a terminal into an SVG file.
 func (d *demo) screenshot(ctx context.Context, path string) error {
-	line := fmt.Sprintf("stty cols %d rows %d; TERM=xterm exec %s", columns, rows, strings.Join(d.stage.Command("mpsctl", "status"), " "))
+	line := fmt.Sprintf("stty cols %d rows %d; TERM=xterm exec %s", columns, rows, strings.Join(d.node.Command("mpsctl", "status"), " "))
 	cmd := exec.CommandContext(ctx, "script", "-qec", line, os.DevNull) // script gives the command its own terminal
 	shown, err := cmd.Output()
 	if err != nil {

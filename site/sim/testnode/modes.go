@@ -68,7 +68,7 @@ func realGPUs() ([]GPU, error) {
 // WrongModes returns the GPUs of a real node that have a wrong mode while a job holds some GPUs. The held GPUs must
 // be in exclusive_process, and every other GPU in the mode that it had before. If the policy does not change modes,
 // the result is empty.
-func (s Stage) WrongModes(held ...site.UUID) ([]string, error) {
+func (s Node) WrongModes(held ...site.UUID) ([]string, error) {
 	if len(s.Before) == 0 {
 		return nil, nil
 	}
@@ -99,7 +99,7 @@ func (s Stage) WrongModes(held ...site.UUID) ([]string, error) {
 
 // CloseLeft runs the epilog of every job that has a lease. Without it, a test that fails between a prolog and its
 // epilog on a real node would leave GPUs in exclusive mode.
-func (s Stage) CloseLeft(ctx context.Context) error {
+func (s Node) CloseLeft(ctx context.Context) error {
 	boot, err := site.BootID()
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s Stage) CloseLeft(ctx context.Context) error {
 	return err
 }
 
-func (s Stage) closeJob(ctx context.Context, journal *lease.Store, id uint32) error {
+func (s Node) closeJob(ctx context.Context, journal *lease.Store, id uint32) error {
 	left, err := journal.Read(id)
 	if err != nil {
 		return err

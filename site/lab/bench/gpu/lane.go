@@ -70,7 +70,7 @@ func (b *bench) found() (uuids []site.UUID, err error) {
 
 // simulated returns the GPUs of the simulated node.
 func (b *bench) simulated() (uuids []site.UUID, err error) {
-	gpus, err := b.stages["simulated"].Sim.Node.GPUs()
+	gpus, err := b.nodes["simulated"].Sim.Node.GPUs()
 	for _, g := range gpus {
 		uuid, e := g.Text("uuid")
 		uuids, err = append(uuids, site.UUID(uuid)), errors.Join(err, e)

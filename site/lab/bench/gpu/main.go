@@ -119,14 +119,14 @@ type bench struct {
 	mutex  sync.Mutex // guards the fields below, because the lanes share them
 	lines  []record.Line
 	hooked map[string]*lab.Cluster // by the name of their hooks
-	stages map[string]testnode.Stage
+	nodes  map[string]testnode.Node
 	jobs   uint32
 	failed int
 }
 
 func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 	b := &bench{settings: s, dir: dir, until: time.Now().Add(time.Duration(s.minutes * float64(time.Minute))), gpu: policy.GPU{SMs: 132, SMsPerTPC: 2},
-		stages: map[string]testnode.Stage{}, hooked: map[string]*lab.Cluster{}, real: testnode.RealGPUs() > 0, control: testnode.RealControl}
+		nodes: map[string]testnode.Node{}, hooked: map[string]*lab.Cluster{}, real: testnode.RealGPUs() > 0, control: testnode.RealControl}
 	shared, err := testnode.Shared()
 	if err != nil {
 		return nil, err
@@ -158,14 +158,14 @@ func newBench(ctx context.Context, s settings, dir string) (*bench, error) {
 	return b, b.note(record.Line{Machine: b.machine()})
 }
 
-// simulate makes one simulated node. All stages of the run share it.
+// simulate makes one simulated node. All test nodes of the run share it.
 func (b *bench) simulate() error {
 	made, err := testnode.New(filepath.Join(b.dir, "sim"), b.built, "", slices.Repeat([]node.Model{node.H200}, max(1, b.gpus))...)
 	if err != nil {
 		return err
 	}
 	b.control, b.libraries = made.Sim.Program("nvidia-cuda-mps-control"), []string{made.Sim.Libraries()}
-	b.stages["simulated"] = made
+	b.nodes["simulated"] = made
 	return nil
 }
 
@@ -311,7 +311,7 @@ func (b *bench) close() error {
 	for _, c := range b.hooked {
 		err = errors.Join(err, c.Stop())
 	}
-	for name, s := range b.stages {
+	for name, s := range b.nodes {
 		left, e := s.Left()
 		err = errors.Join(err, e)
 		if len(left) > 0 {

@@ -93,7 +93,7 @@ func (b *bench) asUser(ctx context.Context, env []string, stdin, name string, ar
 
 // openOurs runs the prolog of a job. The policy grants what the attributes describe, and leaves the modes unchanged.
 func (l *lane) openOurs(ctx context.Context, name string, attributes ...string) (place, error) {
-	s, err := l.stageOf(name, attributes...)
+	s, err := l.nodeOf(name, attributes...)
 	if err != nil {
 		return place{}, err
 	}
@@ -120,28 +120,28 @@ func (b *bench) newJob() uint32 {
 	return 1000 + b.jobs
 }
 
-// stageOf returns the stage of a policy, which is a node with all GPUs. The first call makes the stage.
-func (b *bench) stageOf(name string, attributes ...string) (testnode.Stage, error) {
+// nodeOf returns the test node of a policy, with all GPUs. The first call makes it.
+func (b *bench) nodeOf(name string, attributes ...string) (testnode.Node, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if s, made := b.stages[name]; made {
+	if s, made := b.nodes[name]; made {
 		return s, nil
 	}
-	dir := filepath.Join(b.dir, fmt.Sprintf("s%d", len(b.stages)))
+	dir := filepath.Join(b.dir, fmt.Sprintf("s%d", len(b.nodes)))
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return testnode.Stage{}, err
+		return testnode.Node{}, err
 	}
 	text := testnode.Default(append(attributes, testnode.Unchanged)...)
 	s, err := testnode.Real(dir, b.built, text)
 	if err == nil && !b.real {
-		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.stages["simulated"].Sim.NVML())
+		facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", b.control, b.nodes["simulated"].Sim.NVML())
 		err = os.WriteFile(s.Paths().ConfigFile(), []byte(facts), 0o644)
 	}
 	if err == nil {
 		err = errors.Join(os.WriteFile(filepath.Join(dir, "slurm.conf"), fmt.Appendf(nil, "NodeName=n1 Gres=gpu:%d\n", len(b.lanes)), 0o644),
 			os.WriteFile(filepath.Join(dir, "gres.conf"), fmt.Appendf(nil, "Name=gpu File=/dev/nvidia[0-%d]\n", len(b.lanes)-1), 0o644))
 	}
-	b.stages[name] = s
+	b.nodes[name] = s
 	return s, err
 }
 
@@ -169,9 +169,9 @@ func (b *bench) hookedLab(ctx context.Context, name string, o lab.Options) (*lab
 	return c, err
 }
 
-// ourLab returns a Slurm whose hooks are our prolog and epilog, and the stage of these hooks.
-func (b *bench) ourLab(ctx context.Context) (s testnode.Stage, c *lab.Cluster, err error) {
-	if s, err = b.stageOf("slurm"); err != nil {
+// ourLab returns a Slurm whose hooks are our prolog and epilog, and the test node of these hooks.
+func (b *bench) ourLab(ctx context.Context) (s testnode.Node, c *lab.Cluster, err error) {
+	if s, err = b.nodeOf("slurm"); err != nil {
 		return s, nil, err
 	}
 	c, err = b.hookedLab(ctx, "ours", lab.Options{Prolog: s.Command("prolog"), Epilog: s.Command("epilog")})

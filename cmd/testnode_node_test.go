@@ -28,22 +28,22 @@ import (
 
 // This file has what the tests of all subjects share: a node, the programs that run on it, and what is left of them.
 //
-//	p := newPlay(t, "", node.H200)             // a simulated node with one GPU and the default policy
+//	p := newTestNode(t, "", node.H200)             // a simulated node with one GPU and the default policy
 //	p.must(0, p.job(7, "0"), "prolog")         // job 7 gets GPU 0: the prolog's exit code is 0
 //	p.client(7, "spin", "-ms", "1")            // a CUDA client, as the job's user
 //	p.ticket(7), p.lease(7), p.log(), p.modes() // what is there now
 //	p.must(0, p.job(7, "0"), "epilog")
 //	p.clean()                                  // nothing is left of any job
 //
-// A test under a real Slurm begins with newCluster (stage_cluster_test.go), which has such a node for each node of
+// A test under a real Slurm begins with newCluster (testnode_cluster_test.go), which has such a node for each node of
 // Slurm.
 
 // The user of the jobs in these tests. The name and the number need not exist on the machine.
 const uid, gid = 2001, 2001
 
-// play is the stage of one test: the production binaries on a simulated node of its own.
-type play struct {
-	testnode.Stage
+// testNode is the node of one test: the production binaries on a simulated node of its own.
+type testNode struct {
+	testnode.Node
 	t    *testing.T
 	ctx  context.Context
 	conf string // path of slurm.conf
@@ -58,14 +58,14 @@ var built = sync.OnceValues(func() (string, error) {
 	return testnode.Build(shared)
 })
 
-func newPlay(t *testing.T, policy string, models ...node.Model) play {
+func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
 	t.Helper()
 	t.Parallel() // each test has its own node, and waits most of the time
 	printRerun(t)
-	return playIn(t, publicDir(t), policy, models...)
+	return testNodeIn(t, publicDir(t), policy, models...)
 }
 
-func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
+func testNodeIn(t *testing.T, dir, policy string, models ...node.Model) testNode {
 	t.Helper()
 	needRoot(t)
 	built, err := built()
@@ -78,7 +78,7 @@ func playIn(t *testing.T, dir, policy string, models ...node.Model) play {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	p := play{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p := testNode{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
 	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", len(models)))
 	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
 	t.Cleanup(p.killLeft)
@@ -125,9 +125,9 @@ func unmount(dir string) {
 	}
 }
 
-func (p play) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
+func (p testNode) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
 
-func (p play) write(path, content string) {
+func (p testNode) write(path, content string) {
 	p.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		p.t.Fatal(err)
@@ -138,7 +138,7 @@ func (p play) write(path, content string) {
 }
 
 // rewrite changes a record in place. The record still belongs to root, with its mode.
-func (p play) rewrite(path, content string) {
+func (p testNode) rewrite(path, content string) {
 	p.t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		p.t.Fatal(err)
@@ -155,14 +155,14 @@ func read(t *testing.T, path string) string {
 }
 
 // facts adds lines to the site's file.
-func (p play) facts(lines ...string) {
+func (p testNode) facts(lines ...string) {
 	p.t.Helper()
 	path := p.Paths().ConfigFile()
 	p.write(path, read(p.t, path)+strings.Join(lines, "\n")+"\n")
 }
 
 // fault sets a fault of the simulated node.
-func (p play) fault(knob, value string) {
+func (p testNode) fault(knob, value string) {
 	p.t.Helper()
 	if err := p.Sim.Node.Set("faults/"+knob, value); err != nil {
 		p.t.Fatal(err)
@@ -170,19 +170,19 @@ func (p play) fault(knob, value string) {
 }
 
 // fail makes an NVML function return a code a number of times; 0 means always.
-func (p play) fail(function string, code, times int) {
+func (p testNode) fail(function string, code, times int) {
 	p.t.Helper()
 	if err := p.Sim.Node.GPU(0).Fail(function, code, times); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p play) job(id uint32, gpus string) testnode.Job {
+func (p testNode) job(id uint32, gpus string) testnode.Job {
 	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
 }
 
 // must runs a binary and checks its exit code.
-func (p play) must(code int, job testnode.Job, program string) string {
+func (p testNode) must(code int, job testnode.Job, program string) string {
 	p.t.Helper()
 	result, err := p.Run(p.ctx, job.Environment(program+"_slurmd"), program)
 	if err != nil {
@@ -195,7 +195,7 @@ func (p play) must(code int, job testnode.Job, program string) string {
 }
 
 // ctl runs mpsctl as root.
-func (p play) ctl(args ...string) testnode.Result {
+func (p testNode) ctl(args ...string) testnode.Result {
 	p.t.Helper()
 	result, err := p.Run(p.ctx, nil, "mpsctl", args...)
 	if err != nil {
@@ -206,7 +206,7 @@ func (p play) ctl(args ...string) testnode.Result {
 
 // client is a CUDA client of the job, which its user starts through the wrapper. Only this test waits for the client.
 // So the client is like a process that has escaped and outlived its job.
-func (p play) client(job uint32, args ...string) *exec.Cmd {
+func (p testNode) client(job uint32, args ...string) *exec.Cmd {
 	p.t.Helper()
 	cmd := p.asUser(job, p.Command("mpirun-wrap", append([]string{p.cudaClient()}, args...)...))
 	out, err := cmd.StdoutPipe()
@@ -230,7 +230,7 @@ func (p play) client(job uint32, args ...string) *exec.Cmd {
 }
 
 // asUser is a command of the job's user, in the only rank of a step.
-func (p play) asUser(job uint32, line []string) *exec.Cmd {
+func (p testNode) asUser(job uint32, line []string) *exec.Cmd {
 	libraries := os.Getenv("LD_LIBRARY_PATH")
 	if p.Sim != nil {
 		libraries = p.Sim.Libraries()
@@ -244,11 +244,11 @@ func (p play) asUser(job uint32, line []string) *exec.Cmd {
 }
 
 // cudaClient is one program for the simulation and for a real GPU.
-func (p play) cudaClient() string {
+func (p testNode) cudaClient() string {
 	return filepath.Join(filepath.Dir(p.Bin), "sim", "bin", "cuda-client")
 }
 
-func (p play) lease(job uint32) lease.Lease {
+func (p testNode) lease(job uint32) lease.Lease {
 	p.t.Helper()
 	boot, err := site.BootID()
 	if err != nil {
@@ -261,7 +261,7 @@ func (p play) lease(job uint32) lease.Lease {
 	return l
 }
 
-func (p play) ticket(job uint32) lease.Ticket {
+func (p testNode) ticket(job uint32) lease.Ticket {
 	p.t.Helper()
 	boot, err := site.BootID()
 	if err != nil {
@@ -275,12 +275,12 @@ func (p play) ticket(job uint32) lease.Ticket {
 }
 
 // serverLog is the log of the server of a job's first daemon.
-func (p play) serverLog(job uint32) string {
+func (p testNode) serverLog(job uint32) string {
 	content, _ := os.ReadFile(filepath.Join(p.ticket(job).Daemons[0].LogDir, "server.log"))
 	return string(content)
 }
 
-func (p play) uuid(gpu int) site.UUID {
+func (p testNode) uuid(gpu int) site.UUID {
 	p.t.Helper()
 	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
 	if err != nil {
@@ -289,7 +289,7 @@ func (p play) uuid(gpu int) site.UUID {
 	return site.UUID(uuid)
 }
 
-func (p play) modes() string {
+func (p testNode) modes() string {
 	p.t.Helper()
 	gpus, err := p.Sim.Node.GPUs()
 	if err != nil {
@@ -306,12 +306,12 @@ func (p play) modes() string {
 	return strings.Join(modes, "")
 }
 
-func (p play) log() string {
+func (p testNode) log() string {
 	content, _ := os.ReadFile(p.Paths().Log())
 	return string(content)
 }
 
-func (p play) left() []string {
+func (p testNode) left() []string {
 	p.t.Helper()
 	left, err := p.Left()
 	if err != nil {
@@ -321,7 +321,7 @@ func (p play) left() []string {
 }
 
 // clean checks that nothing is left of any job.
-func (p play) clean() {
+func (p testNode) clean() {
 	p.t.Helper()
 	if left := p.left(); len(left) > 0 {
 		p.t.Errorf("left behind: %q\n%s", left, p.log())
@@ -329,7 +329,7 @@ func (p play) clean() {
 }
 
 // booted removes all state and the log, so that the next job is the first job after a boot.
-func (p play) booted() {
+func (p testNode) booted() {
 	p.t.Helper()
 	for _, path := range []string{filepath.Join(p.Root, "run"), filepath.Join(p.Root, "var")} {
 		if err := os.RemoveAll(path); err != nil {
@@ -339,8 +339,8 @@ func (p play) booted() {
 }
 
 // quiet checks that the node is as it was before any job. It checks what clean checks, and that there is no process
-// of the stage, no lock held, nothing mounted, and no new file.
-func (p play) quiet() {
+// of the test node, no lock held, nothing mounted, and no new file.
+func (p testNode) quiet() {
 	p.t.Helper()
 	p.awaitLateGuard()
 	p.clean()
@@ -354,7 +354,7 @@ const lateGuardEnds = 3 * time.Second
 
 // awaitLateGuard waits until no guard runs that a killed prolog has started. On a busy machine such a guard may begin to
 // run after the epilog. A guard that does not end is found by quiet.
-func (p play) awaitLateGuard() {
+func (p testNode) awaitLateGuard() {
 	p.t.Helper()
 	late := func(left string) bool { return strings.Contains(left, "/guard --job ") }
 	for deadline := time.Now().Add(lateGuardEnds); time.Now().Before(deadline) && slices.ContainsFunc(p.left(), late); {
@@ -362,8 +362,9 @@ func (p play) awaitLateGuard() {
 	}
 }
 
-// strangers are living processes of any kind that have the stage's folder in their command line or environment.
-func (p play) strangers() []string {
+// strangers are living processes of any kind that have the folder of the test node in their command line or
+// environment.
+func (p testNode) strangers() []string {
 	var found []string
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
@@ -380,7 +381,7 @@ func (p play) strangers() []string {
 }
 
 // locks are files of the state that a process holds locked.
-func (p play) locks() []string {
+func (p testNode) locks() []string {
 	var held []string
 	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
@@ -400,7 +401,7 @@ func (p play) locks() []string {
 }
 
 // mounts are file systems that are mounted in the folders of the state.
-func (p play) mounts() []string {
+func (p testNode) mounts() []string {
 	table, _ := os.ReadFile("/proc/self/mounts")
 	var found []string
 	for line := range strings.Lines(string(table)) {
@@ -412,7 +413,7 @@ func (p play) mounts() []string {
 }
 
 // jobFiles are files for dcgm-exporter that are left, if the log has no line about them.
-func (p play) jobFiles() (found []string) {
+func (p testNode) jobFiles() (found []string) {
 	config, _ := policyfile.ReadConfig(p.Paths())
 	if config.JobMappingDir == "" {
 		return nil
@@ -433,10 +434,10 @@ func (p play) jobFiles() (found []string) {
 	return found
 }
 
-// strays are files below the stage that are not there at its start, without the complete logs that were kept. The
+// strays are files below the test node that are not there at its start, without the complete logs that were kept. The
 // simulated driver's folder is left out, because the driver cleans up after a process that dies in it. The state is
 // left out, because clean checks it. The copies of the site's files are left out, because they belong to the node.
-func (p play) strays() []string {
+func (p testNode) strays() []string {
 	var found []string
 	_ = filepath.WalkDir(p.Root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || strings.HasPrefix(path, p.Paths().Run()+"/") || strings.HasPrefix(path, p.Paths().Devices()+"/") ||
@@ -456,17 +457,19 @@ func (p play) strays() []string {
 }
 
 // keptLogs is the folder in which the logs of jobs are kept, with a slash.
-func (p play) keptLogs() string { return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/" }
+func (p testNode) keptLogs() string {
+	return filepath.Join(filepath.Dir(p.Paths().Log()), "jobs") + "/"
+}
 
-// again is the same stage for another point.
-func (p play) again(t *testing.T) play {
+// again is the same node for another point.
+func (p testNode) again(t *testing.T) testNode {
 	ctx, cancel := context.WithTimeout(context.Background(), pointDeadline)
 	t.Cleanup(cancel)
 	printRerun(t)
-	return play{p.Stage, t, ctx, p.conf}
+	return testNode{p.Node, t, ctx, p.conf}
 }
 
-func (p play) gone(proc site.Process) {
+func (p testNode) gone(proc site.Process) {
 	p.t.Helper()
 	for proc.Running() {
 		if !site.Sleep(p.ctx, time.Millisecond) {
@@ -475,8 +478,8 @@ func (p play) gone(proc site.Process) {
 	}
 }
 
-// killLeft kills the processes that a failed test has left. The stage proves that their pids are its own.
-func (p play) killLeft() {
+// killLeft kills the processes that a failed test has left. The test node proves that their pids are its own.
+func (p testNode) killLeft() {
 	pids, _ := p.Processes()
 	for _, pid := range pids {
 		if stat, err := site.ReadStat(pid); err == nil {
@@ -485,7 +488,7 @@ func (p play) killLeft() {
 	}
 }
 
-func (p play) until(what string, done func() bool) {
+func (p testNode) until(what string, done func() bool) {
 	p.t.Helper()
 	for !done() {
 		if !site.Sleep(p.ctx, time.Millisecond) {

@@ -21,15 +21,15 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
-// cluster is a real Slurm whose hooks are the production binaries. Every node has its own stage, so that the nodes
+// cluster is a real Slurm whose hooks are the production binaries. Every node has its own test node, so that the nodes
 // share only this machine.
 type cluster struct {
 	*lab.Cluster
-	t      *testing.T
-	ctx    context.Context
-	user   lab.User
-	dir    string
-	stages map[string]play // by the node's name
+	t     *testing.T
+	ctx   context.Context
+	user  lab.User
+	dir   string
+	nodes map[string]testNode // by the node's name
 }
 
 // gpusOfANode are the GPUs of each node. They are the same on every node, because a job on one node must not see the
@@ -44,10 +44,10 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	if o.Dir == "" {
 		o.Dir = publicDir(t)
 	}
-	c := &cluster{t: t, user: user, dir: o.Dir, stages: map[string]play{}}
+	c := &cluster{t: t, user: user, dir: o.Dir, nodes: map[string]testNode{}}
 	for _, name := range names(t, o) {
-		c.stages[name] = playIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
-		c.ctx = c.stages[name].ctx
+		c.nodes[name] = testNodeIn(t, filepath.Join(c.dir, name), policy, gpusOfANode...)
+		c.ctx = c.nodes[name].ctx
 	}
 	o.Bundle = os.Getenv("SLURM_BUNDLE")
 	o.Dir, o.GPUs, o.Features = filepath.Join(c.dir, "lab"), len(gpusOfANode), "mps,a100"
@@ -62,7 +62,7 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	if c.Cluster, err = lab.Start(c.ctx, o); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range c.stages { // the device files of the GPUs, because Slurm may constrain tasks to some of them
+	for _, s := range c.nodes { // the device files of the GPUs, because Slurm may constrain tasks to some of them
 		if err := linkAll(filepath.Join(o.Dir, "dev"), s.Paths().Devices()); err != nil {
 			t.Fatal(err)
 		}
@@ -127,10 +127,10 @@ func names(t *testing.T, o lab.Options) []string {
 	return list
 }
 
-// hook is a script that runs a binary on the stage of its own node.
+// hook is a script that runs a binary on the test node of its own node.
 func (c *cluster) hook(program string) []string {
 	var bin string
-	for _, s := range c.stages {
+	for _, s := range c.nodes {
 		bin = s.Bin
 	}
 	path := filepath.Join(c.dir, program)
@@ -152,13 +152,13 @@ func (c *cluster) wrap(args string) string {
 	return filepath.Join(c.dir, "mpirun-wrap") + " " + c.client() + " " + args
 }
 
-func (c *cluster) first() play { return c.stages[c.Nodes()[0]] }
+func (c *cluster) first() testNode { return c.nodes[c.Nodes()[0]] }
 
 func (c *cluster) client() string { return c.first().Sim.Program("cuda-client") }
 
 func (c *cluster) log() string {
 	var all strings.Builder
-	for name, s := range c.stages {
+	for name, s := range c.nodes {
 		fmt.Fprintf(&all, "--- %s\n%s", name, s.log())
 	}
 	return all.String()
@@ -227,7 +227,7 @@ func (c *cluster) quiet() {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.ctx, 20*time.Second)
 	defer cancel()
-	for name, s := range c.stages {
+	for name, s := range c.nodes {
 		for left := s.left(); len(left) > 0; left = s.left() {
 			if !site.Sleep(ctx, 20*time.Millisecond) {
 				c.t.Fatalf("left behind on %s: %q\n%s", name, left, c.log())

@@ -30,9 +30,9 @@ import (
 // Programs are the production binaries.
 var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl", "mps-tune"}
 
-// Stage is one node for tests: a root folder with a configuration, the production binaries, and simulated or real
+// Node is one node for tests: a root folder with a configuration, the production binaries, and simulated or real
 // GPUs.
-type Stage struct {
+type Node struct {
 	Root string   // the --root of the binaries
 	Bin  string   // the folder of the binaries
 	Sim  *sim.Sim // nil on a real node
@@ -121,34 +121,34 @@ func moduleDir() (string, error) {
 // New makes a simulated node with these GPUs in dir, and a root with the given policy. The site's configuration names
 // the simulated programs. Every user must be able to traverse dir. If the policy is "", the node gets the policy
 // Default().
-func New(dir, built, policy string, models ...node.Model) (Stage, error) {
+func New(dir, built, policy string, models ...node.Model) (Node, error) {
 	simulated, err := sim.New(filepath.Join(dir, "sim"), filepath.Join(built, "sim"), models...)
 	if err != nil {
-		return Stage{}, err
+		return Node{}, err
 	}
 	facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", simulated.Program("nvidia-cuda-mps-control"), simulated.NVML())
-	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
+	s := Node{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
 	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
 }
 
 // Real makes a test node on a real node. The policy must not change compute modes, unless ALLOW_MODE_CHANGES=1 allows
 // this (MayChangeModes).
-func Real(dir, built, policy string) (Stage, error) {
-	s := Stage{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
+func Real(dir, built, policy string) (Node, error) {
+	s := Node{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin")}
 	if !strings.Contains(policy, Unchanged) {
 		if !MayChangeModes() {
-			return Stage{}, errors.New("cannot make test node on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
+			return Node{}, errors.New("cannot make test node on a real node: the policy lacks " + Unchanged + ", and ALLOW_MODE_CHANGES is not 1")
 		}
 		var err error
 		if s.Before, err = realGPUs(); err != nil {
-			return Stage{}, fmt.Errorf("cannot make test node on a real node: %w", err)
+			return Node{}, fmt.Errorf("cannot make test node on a real node: %w", err)
 		}
 	}
 	return s, errors.Join(s.install(policy, realFacts()), s.linkDevices("/dev"))
 }
 
 // linkDevices links the device files of a node below the root, where the programs look for them.
-func (s Stage) linkDevices(from string) error {
+func (s Node) linkDevices(from string) error {
 	files, err := filepath.Glob(filepath.Join(from, "nvidia*"))
 	if err != nil {
 		return err
@@ -202,7 +202,7 @@ func Default(attributes ...string) string {
 		strings.Join(attributes, "\n    ") + "\n  }\n}\n"
 }
 
-func (s Stage) install(policy, facts string) error {
+func (s Node) install(policy, facts string) error {
 	if policy == "" {
 		policy = Default()
 	}
@@ -214,10 +214,10 @@ func (s Stage) install(policy, facts string) error {
 }
 
 // Paths returns the paths of the binaries' files.
-func (s Stage) Paths() site.Paths { return site.Paths{Root: s.Root} }
+func (s Node) Paths() site.Paths { return site.Paths{Root: s.Root} }
 
 // Command is a binary with its --root, as Prolog= in slurm.conf has it.
-func (s Stage) Command(program string, args ...string) []string {
+func (s Node) Command(program string, args ...string) []string {
 	return append([]string{filepath.Join(s.Bin, program), "--root", s.Root}, args...)
 }
 
@@ -252,7 +252,7 @@ type Result struct {
 }
 
 // Run runs a binary to its end with an environment. The folder and stdin are the same as under slurmd.
-func (s Stage) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
+func (s Node) Run(ctx context.Context, env []string, program string, args ...string) (Result, error) {
 	line := s.Command(program, args...)
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Env = env
@@ -287,7 +287,7 @@ func blocked(start func() error) error {
 // Left lists what differs from the node before any job: files of state, processes of MPS below the root, control
 // groups of jobs, and GPUs with another mode. On a simulated node the mode before is the default. The list is empty
 // if nothing is left. Lock files, which stay, are not state.
-func (s Stage) Left() ([]string, error) {
+func (s Node) Left() ([]string, error) {
 	files, err := s.leftFiles()
 	if err != nil {
 		return nil, err
@@ -304,7 +304,7 @@ func (s Stage) Left() ([]string, error) {
 	return slices.Concat(files, processes, groups, modes), err
 }
 
-func (s Stage) leftGroups() (left []string, err error) {
+func (s Node) leftGroups() (left []string, err error) {
 	groups, err := s.groups()
 	for _, group := range groups {
 		left = append(left, "control group "+group)
@@ -313,7 +313,7 @@ func (s Stage) leftGroups() (left []string, err error) {
 }
 
 // groups returns the control groups of the node's jobs.
-func (s Stage) groups() ([]string, error) {
+func (s Node) groups() ([]string, error) {
 	one, err := cgroup.Tree{Run: s.Paths().Run()}.Of(0, 0)
 	if errors.Is(err, cgroup.ErrNone) {
 		return nil, nil
@@ -323,7 +323,7 @@ func (s Stage) groups() ([]string, error) {
 }
 
 // LoseGroups removes the control groups of the node's jobs, as a reboot does. Their processes must have ended.
-func (s Stage) LoseGroups() error {
+func (s Node) LoseGroups() error {
 	groups, err := s.groups()
 	for _, group := range groups {
 		err = errors.Join(err, os.Remove(group))
@@ -331,7 +331,7 @@ func (s Stage) LoseGroups() error {
 	return err
 }
 
-func (s Stage) leftFiles() ([]string, error) {
+func (s Node) leftFiles() ([]string, error) {
 	var left []string
 	run := s.Paths().Run()
 	err := filepath.WalkDir(run, func(path string, entry fs.DirEntry, err error) error {
@@ -355,7 +355,7 @@ func known(name string) bool {
 	return false
 }
 
-func (s Stage) leftProcesses() ([]string, error) {
+func (s Node) leftProcesses() ([]string, error) {
 	pids, err := s.Processes()
 	var left []string
 	for _, pid := range pids {
@@ -367,7 +367,7 @@ func (s Stage) leftProcesses() ([]string, error) {
 
 // Processes returns the living processes of MPS whose pipe folder is below the root, and the guards of the root's
 // jobs.
-func (s Stage) Processes() ([]int, error) {
+func (s Node) Processes() ([]int, error) {
 	var pids []int
 	below, err := s.Below(s.Paths().Run())
 	for _, p := range below {
@@ -378,7 +378,7 @@ func (s Stage) Processes() ([]int, error) {
 }
 
 // guards returns the living guards of the root's jobs.
-func (s Stage) guards() (pids []int, err error) {
+func (s Node) guards() (pids []int, err error) {
 	all, err := proc.PIDs()
 	var named []site.Process
 	for _, pid := range all {
@@ -398,7 +398,7 @@ func (s Stage) guards() (pids []int, err error) {
 }
 
 // Below returns the living processes of MPS whose pipe folder begins with dir, in the order of their pids.
-func (s Stage) Below(dir string) ([]site.Process, error) {
+func (s Node) Below(dir string) ([]site.Process, error) {
 	all, err := mps.FindAll(context.Background())
 	if err != nil {
 		return nil, err
@@ -413,7 +413,7 @@ func (s Stage) Below(dir string) ([]site.Process, error) {
 	return below, nil
 }
 
-func (s Stage) leftModes() ([]string, error) {
+func (s Node) leftModes() ([]string, error) {
 	if s.Sim == nil {
 		return s.WrongModes()
 	}
