@@ -67,7 +67,6 @@ const (
 //
 // The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it, and
 // there is none here.
-// there is none here.
 func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
 	im, err := newImage(job, path, argv, env)
 	if err != nil {
