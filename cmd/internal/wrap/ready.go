@@ -34,8 +34,8 @@ func (h announcer) first(thing string) bool {
 	return mpirunwrap.OncePerNode(h.placement.Ticket.ExchangeDir, launch, thing, h.placement.Task.LocalRank)
 }
 
-// remark prints that the ranks get another share than they asked for, that their memory may not be there, or that a
-// variable is misspelt. Ranks that ask for the same print it once.
+// remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
+// a variable is misspelt. Ranks with the same options print each message once.
 func (h announcer) remark(o mpirunwrap.Options) {
 	for _, name := range mpirunwrap.UnknownVariables(h.env) {
 		if h.first("variable " + name) {
