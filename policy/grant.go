@@ -36,7 +36,8 @@ const (
 // OnFailure is what a node does if it cannot serve a grant.
 type OnFailure string
 
-// FailDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket says so.
+// FailDrain drains the node and requeues the job. FailRunWithout runs the job without MPS, and its ticket has the
+// reason.
 const (
 	FailDrain      OnFailure = "drain"
 	FailRunWithout OnFailure = "run_without"
@@ -54,7 +55,7 @@ const (
 // KeepLogs is when the logs of a job's daemons outlive the job.
 type KeepLogs string
 
-// These are ordered from the fewest logs to the most.
+// The order is from no logs to all logs.
 const (
 	KeepNever     KeepLogs = "never"
 	KeepOnFailure KeepLogs = "on_failure"

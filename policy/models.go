@@ -17,8 +17,8 @@ const (
 )
 
 // ClientsOf returns how many clients MPS serves on one GPU with a driver of this version, "580.159.04". The control
-// program and the server are parts of the driver, and CUDA 13.1 came with driver 590. For a version that cannot be read
-// the number is 48.
+// program and the server are parts of the driver, and CUDA 13.1 came with driver 590. For a version that cannot be
+// read the number is 48.
 func ClientsOf(driver string) int {
 	branch, _, _ := strings.Cut(driver, ".")
 	if n, err := strconv.Atoi(branch); err == nil && n >= 590 {

@@ -140,9 +140,9 @@ func listOr(names []string, none string) string {
 
 // quote returns a user's text for a sentence: bounded, in ASCII, and without bytes that would break a line.
 func quote(text string) string {
-	const most = 64
-	if len(text) > most {
-		return strconv.QuoteToASCII(text[:most]) + "…"
+	const maxShown = 64
+	if len(text) > maxShown {
+		return strconv.QuoteToASCII(text[:maxShown]) + "…"
 	}
 	return strconv.QuoteToASCII(text)
 }

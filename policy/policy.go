@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Request is what a job asks of a node. It has what Slurm passes, and what was looked up because the policy mentions
-// it (Needs). A user can write every string in it.
+// Request is what a job asks of a node. It has the values that Slurm passes, and the values that were looked up
+// because the policy mentions them (Needs). A user can write every string in it.
 type Request struct {
 	JobID       uint32
 	User        string
@@ -143,7 +143,7 @@ type Policy struct {
 }
 
 // Decision is the answer to a request. If Asked is false, the job runs as if nothing were installed. If Denied is
-// set, the job has no MPS and is told this reason. Otherwise the Grant holds.
+// set, the job has no MPS, and its user gets this reason. Otherwise the Grant holds.
 type Decision struct {
 	Requested bool   `json:"asked"`
 	Rule      string `json:"rule,omitempty"` // the rule that decided

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// ShareRule is how much of its GPU one rank asks for. The zero rule is that of a user who gave no rule: EffectiveRule
+// ShareRule is how much of its GPU one rank asks for. The zero rule means that the user gave no rule: EffectiveRule
 // replaces it, and SplitSMs refuses it. Rules can be compared with ==.
 type ShareRule struct {
 	kind shareKind
@@ -162,7 +162,6 @@ func EffectiveRule(policyRule, userRule ShareRule) ShareRule {
 // No share is above the ceiling, and none is below the driver's minimum. SMs that a ceiling keeps from a rank are not
 // given to its neighbours, because a ceiling is a bound only. So the shares add up to the GPU, except with overlap, a
 // ceiling, none, fixed shares of more than the GPU, or more ranks than the GPU has minimum shares.
-// driver's least shares.
 func SplitSMs(g GPU, rules []ShareRule, ceiling Percent) ([]Share, error) {
 	if err := splittable(g, rules, ceiling); err != nil {
 		return nil, err
@@ -278,8 +277,8 @@ func newRankPart(rank int, r ShareRule) rankPart {
 // divide, the rank's part is u·entitlement/w.
 func (h rankPart) entitlement() int64 { return h.weight * h.factor / one }
 
-// apportion hands out free units: whole units in proportion, then one each by the largest remainder. First it raises
-// ranks whose part is below the minimum. If fixed shares left nothing, that is all ranks.
+// apportion distributes free units: whole units in proportion, then one each by the largest remainder. First it
+// raises ranks whose part is below the minimum. If fixed shares left nothing, that is all ranks.
 func apportion(parts []rankPart, free, least int) {
 	free = raiseToMinimum(parts, free, least)
 	weights := sumWeights(parts)

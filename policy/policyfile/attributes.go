@@ -79,14 +79,14 @@ func oneOf[W ~string](words []W) string {
 }
 
 // durationAttribute is an attribute whose value is a duration.
-func durationAttribute[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
+func durationAttribute[T any](name string, lowest, highest time.Duration, set func(*T, time.Duration)) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		d, err := time.ParseDuration(v.AsString())
 		switch {
 		case err != nil:
 			return "Not a duration", fmt.Sprintf("%s is written like \"10s\" or \"1m30s\", not %q", name, v.AsString())
-		case d < least || d > most:
-			return "Out of range", fmt.Sprintf("%s is %v to %v, not %v", name, least, most, d)
+		case d < lowest || d > highest:
+			return "Out of range", fmt.Sprintf("%s is %v to %v, not %v", name, lowest, highest, d)
 		}
 		set(into, d)
 		return "", ""
@@ -94,8 +94,8 @@ func durationAttribute[T any](name string, least, most time.Duration, set func(*
 }
 
 // durationOrZero is a duration that may also be 0, for never.
-func durationOrZero[T any](name string, least, most time.Duration, set func(*T, time.Duration)) attribute[T] {
-	ranged := durationAttribute(name, least, most, set)
+func durationOrZero[T any](name string, lowest, highest time.Duration, set func(*T, time.Duration)) attribute[T] {
+	ranged := durationAttribute(name, lowest, highest, set)
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		if d, err := time.ParseDuration(v.AsString()); err == nil && d == 0 {
 			set(into, 0)
@@ -109,11 +109,11 @@ func durationOrZero[T any](name string, least, most time.Duration, set func(*T, 
 }
 
 // within is an attribute whose value is a number in a range.
-func within[T any](name string, least, most float64, set func(*T, float64)) attribute[T] {
+func within[T any](name string, lowest, highest float64, set func(*T, float64)) attribute[T] {
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
 		f := float(v)
-		if f < least || f > most {
-			return "Out of range", fmt.Sprintf("%s is %s to %s, not %s", name, decimal(least), decimal(most), decimal(f))
+		if f < lowest || f > highest {
+			return "Out of range", fmt.Sprintf("%s is %s to %s, not %s", name, decimal(lowest), decimal(highest), decimal(f))
 		}
 		set(into, f)
 		return "", ""
@@ -121,8 +121,8 @@ func within[T any](name string, least, most float64, set func(*T, float64)) attr
 }
 
 // wholeWithin is within for whole numbers.
-func wholeWithin[T any](name string, least, most float64, set func(*T, int)) attribute[T] {
-	ranged := within(name, least, most, func(into *T, f float64) { set(into, int(f)) })
+func wholeWithin[T any](name string, lowest, highest float64, set func(*T, int)) attribute[T] {
+	ranged := within(name, lowest, highest, func(into *T, f float64) { set(into, int(f)) })
 	return attribute[T]{name, cty.Number, func(into *T, v cty.Value) (summary, detail string) {
 		if summary, detail = ranged.set(into, v); summary == "" && !v.AsBigFloat().IsInt() {
 			return "Not a whole number", fmt.Sprintf("%s has no decimals, and this can be %s: write floor(…)", name, decimal(float(v)))

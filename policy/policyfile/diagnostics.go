@@ -177,8 +177,8 @@ func lineOf(source []byte, number int) string {
 		source = rest
 	}
 	line, _, _ := bytes.Cut(source, []byte("\n"))
-	const most = 500
-	return strings.TrimSuffix(string(line[:min(len(line), most)]), "\r")
+	const limit = 500
+	return strings.TrimSuffix(string(line[:min(len(line), limit)]), "\r")
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

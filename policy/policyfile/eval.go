@@ -124,13 +124,13 @@ func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 
 // sentence makes a reason printable: a policy may put a user's text into it.
 func sentence(s string) string {
-	const most = 400
+	const limit = 400
 	clean := strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfffd || r == 0x2028 || r == 0x2029 {
 			return '?'
 		}
 		return r
-	}, s[:min(len(s), most)])
+	}, s[:min(len(s), limit)])
 	if clean == "" {
 		return "this site's policy denies it"
 	}

@@ -192,31 +192,31 @@ func (l *Compiled) Run(cases []Case) []Result {
 // differences returns how a verdict differs from the expected one, a sentence for each difference.
 func (e expectation) differences(v policy.Decision) []string {
 	var wrong []string
-	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	if e.asked != nil && *e.asked != v.Requested {
-		say("asked is %v, expected %v", v.Requested, *e.asked)
+		add("asked is %v, expected %v", v.Requested, *e.asked)
 	}
 	if e.rule != nil && *e.rule != v.Rule {
-		say("the rule that decides is %s, expected %q", orNone(v.Rule), *e.rule)
+		add("the rule that decides is %s, expected %q", orNone(v.Rule), *e.rule)
 	}
 	denied := v.Denied != ""
 	switch {
 	case e.reason != nil && !strings.Contains(v.Denied, *e.reason):
-		say("denied is %s, expected %q", orNone(v.Denied), *e.reason)
+		add("denied is %s, expected %q", orNone(v.Denied), *e.reason)
 	case e.denied != nil && *e.denied != denied:
-		say("denied is %s, expected %v", orNone(v.Denied), *e.denied)
+		add("denied is %s, expected %v", orNone(v.Denied), *e.denied)
 	case denied && e.reason == nil && e.denied == nil:
-		say("denied is %q, and the case expects no denial", v.Denied)
+		add("denied is %q, and the case expects no denial", v.Denied)
 	}
 	if len(e.grant) > 0 && !v.Granted() {
-		say("nothing is granted")
+		add("nothing is granted")
 		return wrong
 	}
 	got := v.Grant.Settings()
 	for _, want := range e.grant {
 		i := slices.IndexFunc(got, func(s policy.Setting) bool { return s.Name == want.Name })
 		if got[i].Value != want.Value {
-			say("%s is %s, expected %s", want.Name, got[i].Value, want.Value)
+			add("%s is %s, expected %s", want.Name, got[i].Value, want.Value)
 		}
 	}
 	return wrong

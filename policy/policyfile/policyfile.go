@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only importer
-// of hcl.
+// Package policyfile reads what an admin writes: the policy and the site's facts, both in HCL. It is the only
+// importer of hcl.
 //
 // A file is used completely or not at all, and every mistake is reported with file, line and column. Names, types and
 // constant values are checked when the file is read. A failure for one job is a denial of that job

@@ -17,16 +17,16 @@ type variable struct {
 	needs func(*policy.Lookups) *bool // the look-up that it needs, nil for none
 }
 
-// mostIDs is the highest number of a Slurm id.
-const mostIDs = math.MaxUint32
+// maxID is the highest number of a Slurm id.
+const maxID = math.MaxUint32
 
 // namespaces are the roots of the names in expressions, beside local.
 var namespaces = map[string][]variable{
 	"job": {
-		count("id", mostIDs, func(r *policy.Request) *uint32 { return &r.JobID }),
+		count("id", maxID, func(r *policy.Request) *uint32 { return &r.JobID }),
 		str("user", func(r *policy.Request) *string { return &r.User }),
-		count("uid", mostIDs, func(r *policy.Request) *uint32 { return &r.UID }),
-		count("gid", mostIDs, func(r *policy.Request) *uint32 { return &r.GID }),
+		count("uid", maxID, func(r *policy.Request) *uint32 { return &r.UID }),
+		count("gid", maxID, func(r *policy.Request) *uint32 { return &r.GID }),
 		lookedUp(strs("groups", func(r *policy.Request) *[]string { return &r.Groups }), func(n *policy.Lookups) *bool { return &n.Groups }),
 		str("account", func(r *policy.Request) *string { return &r.Account }),
 		str("partition", func(r *policy.Request) *string { return &r.Partition }),
@@ -37,10 +37,10 @@ var namespaces = map[string][]variable{
 		strs("requested", func(r *policy.Request) *[]string { return &r.Requested }),
 		optionVariable(),
 		positions("gpus", func(r *policy.Request) *[]int { return &r.GPUs }),
-		count("ntasks", mostIDs, func(r *policy.Request) *int { return &r.NTasks }),
-		count("nodes", mostIDs, func(r *policy.Request) *int { return &r.Nodes }),
-		count("array", mostIDs, func(r *policy.Request) *uint32 { return &r.Array }),
-		count("restart", mostIDs, func(r *policy.Request) *int { return &r.Restart }),
+		count("ntasks", maxID, func(r *policy.Request) *int { return &r.NTasks }),
+		count("nodes", maxID, func(r *policy.Request) *int { return &r.Nodes }),
+		count("array", maxID, func(r *policy.Request) *uint32 { return &r.Array }),
+		count("restart", maxID, func(r *policy.Request) *int { return &r.Restart }),
 	},
 	"node": {
 		str("name", func(r *policy.Request) *string { return &r.Node }),
@@ -70,11 +70,11 @@ func ofGPU(v variable) variable {
 }
 
 // count bounds the value, whatever the request has.
-func count[T int | uint32](name string, most float64, field func(*policy.Request) *T) variable {
+func count[T int | uint32](name string, highest float64, field func(*policy.Request) *T) variable {
 	return variable{
-		attribute: wholeWithin(name, 0, most, func(r *policy.Request, n int) { *field(r) = T(n) }),
+		attribute: wholeWithin(name, 0, highest, func(r *policy.Request, n int) { *field(r) = T(n) }),
 		value: func(r *policy.Request) cty.Value {
-			return cty.NumberIntVal(int64(min(max(float64(*field(r)), 0), most)))
+			return cty.NumberIntVal(int64(min(max(float64(*field(r)), 0), highest)))
 		},
 	}
 }
