@@ -71,12 +71,12 @@ const (
 // Close restores the node to its state before the job. It is safe without a prolog, twice, after a reboot, and beside
 // a prolog of the same job: it waits for that prolog and then takes over.
 func (c Epilog) Close(ctx context.Context, job uint32) error {
-	turn, err := c.lockJob(ctx, job)
+	lock, err := c.lockJob(ctx, job)
 	if err != nil {
 		return err
 	}
-	defer turn.Release()
-	turn.MarkClosing()
+	defer lock.Release()
+	lock.MarkClosing()
 	l, err := c.Store.Read(job)
 	switch {
 	case errors.Is(err, lease.ErrNotFound):
@@ -104,11 +104,11 @@ func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
 // It waits for another epilog of the job, which an admin may have started, and never ends it.
 func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
 	first, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lockTimeout))
-	turn, err := c.Store.Lock(first, job)
+	lock, err := c.Store.Lock(first, job)
 	cancel()
 	var busy *lease.BusyError
 	if !errors.As(err, &busy) {
-		return turn, err
+		return lock, err
 	}
 	if !busy.Holder.Running() { // it has just ended, or it could not write its pid
 		return c.Store.Lock(ctx, job)
@@ -134,7 +134,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	began := time.Now()
 	failed := c.Store.RemoveTicket(l.Job.ID)
 	was := l.Phase
-	noted := c.Store.SetPhase(&l, lease.Closing) // tells the next epilog if this one dies; without it the rest can still be undone
+	noted := c.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	c.startNVML(l)
 	before := logSizes(l)
 	byItself, ended := c.endDaemons(ctx, l, was)

@@ -4,9 +4,9 @@ package epilog
 
 import "github.com/slurm-mps/slurm-mps/site/lease"
 
-// removeJobFiles removes the files that name the job for dcgm-exporter. The file of a GPU that belongs to another job now
-// stays. If the claim cannot be read, the file's own content decides. A failure is logged and drains no node, because a
-// wrong label in a chart is not worth a node.
+// removeJobFiles removes the files that name the job for dcgm-exporter. If a GPU belongs to another job now, its file
+// stays. If the claim cannot be read, the content of the file decides. A failure is logged and does not drain the
+// node, because its only effect is a wrong label in a chart.
 func (c Epilog) removeJobFiles(l lease.Lease) {
 	for _, held := range l.Held {
 		if held.JobFile == "" {

@@ -55,7 +55,7 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	name := strconv.FormatUint(uint64(l.Job.ID), 10)
 	whole, fresh := filepath.Join(dir, name), filepath.Join(dir, "."+name+".new")
 	if made, err := os.ReadFile(filepath.Join(whole, madeFile)); err == nil && string(made) == madeOf(l) {
-		return 0, nil // an epilog that was killed since has kept them: the logs that are left now are fewer
+		return 0, nil // an earlier epilog, which was killed, has kept them; fewer logs are left now
 	}
 	if err := os.RemoveAll(fresh); err != nil {
 		return 0, fmt.Errorf("cannot keep logs: %w", err)
@@ -111,7 +111,7 @@ func groupDir(path string, gid uint32) error {
 }
 
 // copyLog copies the end of a log. It skips a log that does not exist, or that is not a regular file of the user.
-func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
+func copyLog(from, name, to string, job lease.Job, limit int64) (int64, error) {
 	log, size, err := serverlog.Open(from, name, job.UID)
 	if err != nil {
 		return 0, nil
@@ -125,7 +125,7 @@ func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
 	if err := errors.Join(file.Chown(0, int(job.GID)), file.Chmod(0o640)); err != nil {
 		return 0, err
 	}
-	if left := size - most; left > 0 {
+	if left := size - limit; left > 0 {
 		if _, err := fmt.Fprintf(file, "(%d bytes before this are not kept)\n", left); err != nil {
 			return 0, err
 		}
@@ -133,12 +133,12 @@ func copyLog(from, name, to string, job lease.Job, most int64) (int64, error) {
 			return 0, err
 		}
 	}
-	return io.Copy(file, io.LimitReader(log, most))
+	return io.Copy(file, io.LimitReader(log, limit))
 }
 
-// prune removes the oldest entries of a folder until the maximum is left, and those that are older than age, if that is
-// not 0. Another epilog may do the same at the same time.
-func prune(dir string, most int, age time.Duration) error {
+// prune removes the oldest entries of a folder until the maximum is left, and those that are older than age, if that
+// is not 0. Another epilog may do the same at the same time.
+func prune(dir string, limit int, age time.Duration) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("cannot prune %s: %w", dir, err)
@@ -154,7 +154,7 @@ func prune(dir string, most int, age time.Duration) error {
 		}
 	}
 	slices.SortFunc(jobs, func(a, b job) int { return int(min(max(a.at-b.at, -1), 1)) })
-	surplus := max(len(jobs)-most, 0)
+	surplus := max(len(jobs)-limit, 0)
 	oldest := time.Now().Add(-age).UnixNano()
 	for n, old := range jobs {
 		if n >= surplus && (age == 0 || old.at >= oldest) {

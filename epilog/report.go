@@ -20,19 +20,19 @@ import (
 const (
 	maxReports   = 1000
 	maxReportAge = 30 * 24 * time.Hour
-	// reportWait is how long the epilog waits for a disk that is slow to take the report.
+	// reportWait is how long the epilog waits for a slow disk to store the report.
 	reportWait = 200 * time.Millisecond
 )
 
-// keeping is a report that is being kept, beside the rest of the epilog.
+// keeping is a report that is being stored, while the epilog does its other steps.
 type keeping struct {
-	read, kept chan struct{} // closed when it is read, and when it is kept
-	report     usage.Report  // valid once it is read
-	err        error         // valid once it is kept; fs.ErrNotExist if there is no report
+	read, kept chan struct{} // closed when the report is read, and when it is kept
+	report     usage.Report  // valid after read is closed
+	err        error         // valid after kept is closed; fs.ErrNotExist if there is no report
 }
 
-// keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The guard,
-// which ends the recorder, has ended.
+// keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
+// has ended, because the guard ends it and has ended too.
 func (c Epilog) keepReport(l lease.Lease) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	ended := time.Now()
@@ -51,7 +51,7 @@ func (c Epilog) keepReport(l lease.Lease) *keeping {
 	return k
 }
 
-// finished is a report of a job that is over. What lived until then has outlived the job.
+// finished completes the report of an ended job. A client without an end has outlived the job.
 func finished(r usage.Report, now time.Time) usage.Report {
 	if r.End.IsZero() {
 		r.End = now
@@ -77,7 +77,7 @@ func keepReportIn(folder string, r usage.Report, gid uint32) error {
 	return errors.Join(err, prune(folder, maxReports, maxReportAge))
 }
 
-// wait waits for the report, and logs that it could not be kept. The report has job 0 if there is none.
+// wait waits until the report is kept, and logs a failure. If there is no report, the job of the result is 0.
 func (c Epilog) wait(k *keeping) usage.Report {
 	if k == nil {
 		return usage.Report{}

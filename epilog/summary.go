@@ -16,25 +16,27 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// Summary is what a job came to, for the log: a line of JSON that a site collects, and that mpsctl metrics adds up.
-// All but Seconds are what the servers' logs say, which the job's user can write: figures for a chart, and no proof.
+// Summary has the totals of a job for the log. It is a line of JSON that a site collects, and that mpsctl metrics
+// adds up. All totals except Seconds, Ended and Outside are from the servers' logs. The job's user can write these
+// logs, so the totals are good for a chart, but prove nothing.
 type Summary struct {
 	Clients         int     // processes that were clients of MPS
-	Peak            int     // at most so many of one daemon at the same time, added up over the daemons
-	ClientsAtEpilog int     // were clients still when the epilog began
-	Terminated      int     // were ended by terminate_client, ours or the user's
+	Peak            int     // maximum of a daemon's clients at the same time, added up over the daemons
+	ClientsAtEpilog int     // clients that still ran when the epilog began
+	Terminated      int     // clients that a terminate_client ended, ours or the user's
 	Faults          int     // fatal GPU errors that a server handled
 	Seconds         float64 // from the lease to now
-	// What the job's guard has seen, which no user can write.
+	// These are from the job's guard, so no user can write them.
 	Ended   int // clients that ended beside living neighbours and whose files were held
 	Outside int // processes that had a GPU open and were no client of MPS
 }
 
-// maxSummed bounds what is read of a log: 16000 clients (measured: 1 KiB a client). What comes behind it is not
+// maxSummed limits what is read of a log: 16000 clients (measured: 1 KiB a client). The rest of the log is not
 // counted.
 const maxSummed = 16 << 20
 
-// logSizes are where the servers' logs end, for lease.Daemons: what comes later the epilog has brought about.
+// logSizes returns the sizes of the servers' logs, in the order of lease.Daemons. Later lines are an effect of the
+// epilog.
 func logSizes(l lease.Lease) []int64 {
 	all := make([]int64, len(l.Daemons))
 	for n, d := range l.Daemons {
@@ -46,8 +48,8 @@ func logSizes(l lease.Lease) []int64 {
 	return all
 }
 
-// summarise reads the logs, which must still be there. One that is not there, or not the user's own file, counts
-// nothing.
+// summarise reads the logs, so it must run before the epilog removes them. It skips a log that is missing, or that is
+// not the user's own file.
 func summarise(l lease.Lease, began []int64) Summary {
 	var s Summary
 	for n, d := range l.Daemons {
@@ -64,7 +66,7 @@ func summarise(l lease.Lease, began []int64) Summary {
 	return s
 }
 
-// guarded adds what the job's guard has seen, if there was one.
+// guarded adds the numbers of the job's guard, if the job had a guard.
 func (s *Summary) guarded(g lease.GuardState, err error) {
 	if err != nil {
 		return
@@ -89,7 +91,7 @@ func (s *Summary) add(t tally) {
 // logSummary puts the summary into the log, with the means of the report if there is one.
 func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
 	var request policy.Request
-	_ = json.Unmarshal(l.Request, &request) // what is missing is ""
+	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
 	line := c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
@@ -111,14 +113,14 @@ func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool
 // SummaryStep marks a summary's line in the log.
 const SummaryStep = "summary"
 
-// tally counts what one daemon's servers say of their clients.
+// tally counts the clients in the log of one daemon's servers.
 type tally struct {
 	clients, peak, left, terminated, faults int
-	server                                  string       // the one that writes
+	server                                  string       // the server that writes the lines
 	here                                    map[int]bool // its clients now
 }
 
-// tallyOf reads a log. Clients that are there where the epilog began are left over.
+// tallyOf reads a log. began is its size when the epilog began: the clients at that point are left over.
 func tallyOf(log io.Reader, began int64) tally {
 	t := tally{here: map[int]bool{}}
 	lines := bufio.NewReaderSize(io.LimitReader(log, maxSummed), 64<<10)
@@ -132,14 +134,14 @@ func tallyOf(log io.Reader, began int64) tally {
 		switch {
 		case err == nil:
 			t.readLine(line)
-		case errors.Is(err, bufio.ErrBufferFull): // a line that is none of the server's
+		case errors.Is(err, bufio.ErrBufferFull): // this line is not from the server
 		default:
 			return t
 		}
 	}
 }
 
-// readLine counts what a line says. A process counts once, however many contexts it makes.
+// readLine counts the event of a line. A process counts once, even if it makes several contexts.
 func (t *tally) readLine(line []byte) {
 	l, ok := serverlog.Parse(line)
 	if !ok {
@@ -147,7 +149,7 @@ func (t *tally) readLine(line []byte) {
 	}
 	if l.Server != t.server {
 		t.server = l.Server
-		clear(t.here) // a server's clients are gone with it
+		clear(t.here) // the clients of the earlier server have ended with it
 	}
 	if l.Fault() {
 		t.faults++

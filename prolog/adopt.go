@@ -52,8 +52,8 @@ func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) boo
 	return true
 }
 
-// guardAgain starts another guard for an adopted lease whose guard is gone. Without a guard the job goes on, and
-// status reports it.
+// guardAgain starts another guard for an adopted lease whose guard is gone. Without a guard the job continues,
+// and status reports that.
 func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
 	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
 		return

@@ -39,7 +39,7 @@ func (o Prolog) openLease(ctx context.Context, v opening, devices []site.Device)
 		return outcome(err)
 	}
 	if trial := o.step("trial as nobody", func() error { return o.trial(l, v.verdict.Grant) }); trial != nil {
-		o.Log.Error().Err(trial).Msg("the control daemon fails as user nobody too: the node is at fault")
+		o.Log.Error().Err(trial).Msg("the control daemon also fails as user nobody: the node is at fault")
 		if isDirty(trial) {
 			err = errors.Join(err, trial)
 		}
@@ -274,7 +274,7 @@ func (o Prolog) setModes(l *lease.Lease) error {
 }
 
 // jobFile is the file that names the job of a GPU, "" if there is none to write. A MIG instance has none, because
-// dcgm-exporter knows whole GPUs alone.
+// dcgm-exporter knows only whole GPUs.
 func (o Prolog) jobFile(uuid site.UUID) string {
 	if o.JobFiles == "" || uuid.MIG() {
 		return ""
@@ -300,7 +300,7 @@ func (o Prolog) writeJobFiles(l lease.Lease) {
 }
 
 func (o Prolog) noJobFile(err error) {
-	o.Log.Warn().Err(err).Msg("dcgm-exporter is not told which job has a GPU")
+	o.Log.Warn().Err(err).Msg("dcgm-exporter does not know which job has a GPU")
 }
 
 // groupOf returns the control group for a job's n-th daemon.

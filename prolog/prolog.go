@@ -102,11 +102,11 @@ func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (O
 		return Failed, err
 	}
 	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
-	turn, err := o.Store.Lock(ctx, job.ID)
+	lock, err := o.Store.Lock(ctx, job.ID)
 	if err != nil {
 		return Failed, err
 	}
-	defer turn.Release()
+	defer lock.Release()
 	outcome, err := o.open(ctx, v)
 	if err == nil {
 		return outcome, nil
