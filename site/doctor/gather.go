@@ -24,7 +24,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Question is what an admin asks.
+// Question is the input of doctor.
 type Question struct {
 	Paths  site.Paths
 	Conf   string // path of slurm.conf
@@ -36,7 +36,7 @@ type Question struct {
 // driverTimeout bounds one call of NVML: a driver without persistence initialises its GPUs first.
 const driverTimeout = 15 * time.Second
 
-// Gather reads the state of a node. If a part cannot be read, it notes that and goes on.
+// Gather reads the state of a node. If a part cannot be read, it records that and continues.
 func Gather(ctx context.Context, q Question) Node {
 	n := Node{Name: q.Node, Root: os.Geteuid() == 0, Time: time.Now(), Paths: q.Paths, Conf: q.Conf, Unseen: []string{}}
 	if !n.Root {
@@ -175,7 +175,7 @@ func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 	return s, nil
 }
 
-// beside reads another of Slurm's files. nil is a missing file, for which Slurm's defaults apply.
+// beside reads another of Slurm's files. The result is nil for a missing file, because Slurm's defaults then apply.
 func (s *Slurm) beside(name, node string) *slurm.ConfFile {
 	settings, err := slurm.ReadConfFile(filepath.Join(filepath.Dir(s.Path), name), node)
 	if err == nil {

@@ -47,8 +47,8 @@ func warning(kind Kind, where, do, what string, args ...any) Finding {
 	return Finding{kind, Warning, where, fmt.Sprintf(what, args...), do}
 }
 
-// part is the part of the node that a check needs. If it was not seen, the check is not made, and the report says why
-// elsewhere.
+// part is the part of the node that a check needs. If it was not seen, the check is not made, and another part of the
+// report has the reason.
 type part func(Node) bool
 
 func anything(Node) bool    { return true }
@@ -163,7 +163,7 @@ func programsThere(n Node) (found []Finding) {
 	return found
 }
 
-// firstToHold is the first driver with which a dead client's work goes on while its files are held (from its open
+// firstToHold is the first driver with which a dead client's work continues while its files are held (from its open
 // source; not tried).
 const firstToHold = "535.43"
 

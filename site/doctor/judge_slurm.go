@@ -207,16 +207,16 @@ func prologTimeouts(n Node) (found []Finding) {
 	prolog, epilog := n.Config.MaxDurations()
 	for _, c := range []struct {
 		name, fact string
-		least      time.Duration
+		minimum    time.Duration
 	}{{"PrologEpilogTimeout", "prolog_deadline and epilog_deadline", max(prolog, epilog)}, {"PrologTimeout", "prolog_deadline", prolog}, {"EpilogTimeout", "epilog_deadline", epilog}} {
 		if c.name == "PrologEpilogTimeout" && n.Slurm.value("PrologTimeout") != "" && n.Slurm.value("EpilogTimeout") != "" {
 			continue
 		}
 		set, there := n.Slurm.Value(c.name)
 		d, forever, ok := seconds(set.Value)
-		if there && ok && !forever && d < c.least {
-			found = append(found, fault("hook-timeout", set.From, n.Slurm.write(fmt.Sprintf("%s=%d", c.name, int(c.least.Seconds())))+fmt.Sprintf("; or lower %s in %s", c.fact, n.Paths.ConfigFile()),
-				"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, set.Value, int(c.least.Seconds())))
+		if there && ok && !forever && d < c.minimum {
+			found = append(found, fault("hook-timeout", set.From, n.Slurm.write(fmt.Sprintf("%s=%d", c.name, int(c.minimum.Seconds())))+fmt.Sprintf("; or lower %s in %s", c.fact, n.Paths.ConfigFile()),
+				"%s=%s, and ours may take %d s with the undo: Slurm kills it halfway", c.name, set.Value, int(c.minimum.Seconds())))
 		}
 	}
 	return found
@@ -453,7 +453,7 @@ func devicesConstrained(n Node) []Finding {
 	return []Finding{warning("devices-open", set.From, "write ConstrainDevices=yes in cgroup.conf"+reconfigure, "ConstrainDevices is not yes: a job's processes can open GPUs that it was not given, past MPS")}
 }
 
-// spankFits holds that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own
+// spankFits checks that --mps works on this node, if the policy's trigger takes it. Slurm loads a plugin of its own
 // release only, whatever the patch level (run: 22.05, 24.11, 26.05).
 func spankFits(n Node) []Finding {
 	if n.Slurm == nil {

@@ -117,7 +117,7 @@ func findIncluded(pattern, dir string, depth int) (*pluginLine, error) {
 	return nil, nil
 }
 
-// releaseOf reads out of a plugin for which release of Slurm it is built: plugin_version, which Slurm compares, is
+// releaseOf reads from a plugin the release of Slurm for which it is built. Slurm compares plugin_version, which is
 // 0xYYMMPP. It returns "" for another file.
 func releaseOf(path string) string {
 	file, err := elf.Open(path)

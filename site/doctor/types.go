@@ -13,8 +13,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// Node is what was gathered about a node. A part that could not be read is nil, and Unseen or an error beside it says
-// why.
+// Node is what was gathered about a node. A part that could not be read is nil, and Unseen or an error beside it has
+// the reason.
 type Node struct {
 	Name   string
 	Root   bool // this process is root

@@ -47,7 +47,7 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 	}
 }
 
-// byRank puts the ranks first, and what is none behind them.
+// byRank sorts clients by rank. Clients without a rank come last.
 func byRank(a, b Client) int {
 	return cmp.Or(cmp.Compare(uint(a.Rank), uint(b.Rank)), a.PID-b.PID)
 }
@@ -173,7 +173,7 @@ func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environ
 func environmentIn(variables map[string]string) Environment {
 	var l Environment
 	l.Rank, l.Step = slurm.RankOf(variables)
-	if text, said := variables[percentVariable]; said {
+	if text, set := variables[percentVariable]; set {
 		l.percent, l.ignored = parsePercent(text)
 	}
 	if list := variables[visibleVariable]; list != "" {
@@ -263,7 +263,7 @@ func (n *Node) limit(c *Client, j Job, uuid site.UUID, own Environment) {
 	c.SMs = own.SMs(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, j.serverPercent(c.Server, uuid))
 }
 
-// SMs are what a client may use of a GPU, whose server has a ceiling or 0 for none.
+// SMs returns how many SMs of a GPU a client may use. ceiling is the percentage of its server, 0 for none.
 func (l Environment) SMs(part policy.GPU, ceiling policy.Percent) int {
 	sms := part.SMs
 	for _, p := range []policy.Percent{l.percent, ceiling} {
@@ -300,6 +300,6 @@ func (j Job) serverPercent(pid int, uuid site.UUID) policy.Percent {
 }
 
 // near reports whether a daemon's one decimal is a rounded percentage.
-func near(said float64, meant policy.Percent) bool {
-	return math.Abs(said-float64(meant)/1e6) <= 0.0501
+func near(reported float64, meant policy.Percent) bool {
+	return math.Abs(reported-float64(meant)/1e6) <= 0.0501
 }

@@ -80,7 +80,7 @@ func (b *diagnosis) job(n Node, j Job) {
 // stray judges the files of a job without a lease. They have no effect, and can mislead an admin.
 func (b *diagnosis) stray(n Node, j Job) {
 	if j.ticketed() && j.Refused == "" {
-		b.add(j.finding(TicketWithoutLease, fmt.Sprintf("ranks that read %s go on as if the job had MPS", filepath.Join(n.run, "tickets", fmt.Sprintf("%d.json", j.ID))), "remove it: "+n.again(j.ID)))
+		b.add(j.finding(TicketWithoutLease, fmt.Sprintf("ranks that read %s continue as if the job had MPS", filepath.Join(n.run, "tickets", fmt.Sprintf("%d.json", j.ID))), "remove it: "+n.again(j.ID)))
 	}
 	if j.dir {
 		b.add(j.finding(DirectoryWithoutLease, fmt.Sprintf("%s is left of a job that has been closed", filepath.Join(n.run, "jobs", strconv.FormatUint(uint64(j.ID), 10))), "remove it: "+n.again(j.ID)))
@@ -188,23 +188,23 @@ func (b *diagnosis) ceiling(j Job, d Daemon) {
 	if j.Ceiling == 0 || d.Ceiling == nil {
 		return
 	}
-	said, who := *d.Ceiling, "servers to come"
+	reported, who := *d.Ceiling, "servers to come"
 	for _, s := range d.Servers {
 		if above(s.Percent, j.Ceiling) {
-			said, who = s.Percent, fmt.Sprintf("server pid %d", s.PID)
+			reported, who = s.Percent, fmt.Sprintf("server pid %d", s.PID)
 		}
 	}
-	if !above(said, j.Ceiling) {
+	if !above(reported, j.Ceiling) {
 		return
 	}
-	f := j.finding(CeilingLifted, fmt.Sprintf("%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it", who, said, j.Ceiling),
+	f := j.finding(CeilingLifted, fmt.Sprintf("%s let a client have %.1f %% of a GPU, and the ceiling granted is %s %%: the job's user has set it", who, reported, j.Ceiling),
 		"talk to the user; to end it, requeue or cancel the job: clients that are connected keep what they have")
 	f.PID, f.Where = d.PID, f.Where+", "+d.PipeDir
 	b.add(f)
 }
 
-func above(said float64, ceiling policy.Percent) bool {
-	return said > float64(ceiling)/1e6 && !near(said, ceiling)
+func above(reported float64, ceiling policy.Percent) bool {
+	return reported > float64(ceiling)/1e6 && !near(reported, ceiling)
 }
 
 // client judges the limits of a client whose job's ticket grants some.

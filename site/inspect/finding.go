@@ -65,7 +65,7 @@ type Finding struct {
 	Do    string    `json:"fix"`
 }
 
-// same reports whether two findings are about the same thing, in whatever words.
+// same reports whether two findings are about the same thing, even if their texts differ.
 func (f Finding) same(o Finding) bool {
 	return f.Kind == o.Kind && f.Job == o.Job && f.GPU == o.GPU && f.PID == o.PID && f.Where == o.Where
 }

@@ -4,7 +4,7 @@
 // It finds where they differ. status, audit, doctor, metrics and reap use it.
 //
 // It changes nothing, every wait has a deadline, and it follows no link that a user can make. It reports a finding
-// only if it has seen it twice, because prologs and epilogs go on meanwhile.
+// only if it has seen it twice, because prologs and epilogs run at the same time.
 package inspect
 
 import (
@@ -60,7 +60,7 @@ type Job struct {
 	Phase   Phase      `json:"phase"`
 	Since   *time.Time `json:"since"`
 	Refused string     `json:"refused,omitempty"`
-	// The grant of a rank whose user sets nothing; "" if there is no ticket.
+	// The grant of a rank if its user sets nothing; "" if there is no ticket.
 	Share   string         `json:"share"`
 	Memory  string         `json:"memory"`
 	Ceiling policy.Percent `json:"ceiling"`
@@ -85,7 +85,7 @@ type Held struct {
 	UUID    site.UUID `json:"uuid"`
 	Set     site.Mode `json:"new_mode"` // the mode that the job's prolog set, "" for none
 	Clients []Client  `json:"clients"`
-	// Use is the latest sample of the job's report; null where there is none, and for who may not read it.
+	// Use is the latest sample of the job's report; null if there is none, or if the caller may not read it.
 	Use *usage.Sample `json:"use"`
 }
 
@@ -148,7 +148,7 @@ type Client struct {
 	SMs int `json:"sms"`
 	// MemoryMiB is its own limit, with its context; null if it has none.
 	MemoryMiB *int `json:"memory_mib"`
-	// UsedMiB is the memory that it uses, as the driver says it; 0 where that is not known.
+	// UsedMiB is the memory that it uses, as the driver reports it; 0 if that is not known.
 	UsedMiB int `json:"used_mib"`
 	// Unknown is why the client's own limits are not known.
 	Unknown string `json:"unknown,omitempty"`
@@ -178,7 +178,7 @@ type Process struct {
 	PID  int    `json:"pid"`
 	Kind string `json:"kind"` // client, server, or compute for a process without MPS
 	Name string `json:"name"`
-	// UsedMiB is its memory on the device, 0 where the driver does not know.
+	// UsedMiB is its memory on the device, 0 if the driver does not know it.
 	UsedMiB int `json:"used_mib"`
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
 
-// Open makes a reader of this node. With asking it asks the daemons. If the site's file cannot be used, every look
-// reports that.
+// Open makes a reader of this node. If asking is true, it asks the daemons. If the site's file cannot be
+// used, every reading of the node reports that.
 func Open(paths site.Paths, asking bool) (*Reader, error) {
 	boot, err := site.BootID()
 	if err != nil {

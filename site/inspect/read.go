@@ -47,13 +47,13 @@ type Reader struct {
 
 }
 
-// These bound a look, whatever hangs.
+// The limits of one reading of the node, even if a daemon or the driver hangs.
 const (
 	inspectDeadline = 30 * time.Second
 	driverDeadline  = 15 * time.Second // a driver without persistence initialises its GPUs first
 )
 
-// tries bounds how often a look is repeated because a prolog or an epilog changed the records meanwhile.
+// tries bounds how often a look is repeated because a prolog or an epilog changed the records at the same time.
 const tries = 5
 
 // Inspect reads the node, and returns the findings that report selects. A finding was seen twice, while the records
@@ -96,8 +96,8 @@ func both(later, earlier []Finding) []Finding {
 	return agreed
 }
 
-// once looks once. It asks the driver before the daemons, so a client that the driver lists is known to its daemon by
-// then.
+// once reads the node once. It asks the driver before the daemons, so a client that the driver lists is known to its
+// daemon by then.
 func (r *Reader) once(ctx context.Context) Node {
 	ctx, cancel := context.WithTimeout(ctx, inspectDeadline)
 	defer cancel()
@@ -278,7 +278,7 @@ func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 	return nil, false
 }
 
-// heldBy returns the job whose lease or ticket names a device, nil if none that the caller may know does.
+// heldBy returns the job whose lease or ticket names a device, nil if there is no such job that the caller may know.
 func (n Node) heldBy(uuid site.UUID) *uint32 {
 	for _, j := range n.Jobs {
 		if j.leased && slices.ContainsFunc(j.Devices, func(h Held) bool { return h.UUID == uuid }) {
@@ -330,14 +330,14 @@ func (r *Reader) readDaemons(ctx context.Context, n *Node) {
 }
 
 func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
-	said, err := r.Daemons.State(ctx, j.owner, d.record)
+	state, err := r.Daemons.State(ctx, j.owner, d.record)
 	d.State = servingOf(err)
 	if err != nil {
 		d.Reason = err.Error()
 		return
 	}
-	d.Ceiling, d.rows = &said.Ceiling, said.Clients
-	for _, s := range said.Servers {
+	d.Ceiling, d.rows = &state.Ceiling, state.Clients
+	for _, s := range state.Servers {
 		d.Servers = append(d.Servers, Server{s.PID, s.Status, s.Percent, append([]string{}, s.Limits...)})
 	}
 }
@@ -380,9 +380,9 @@ func noun(n int, singular string) string {
 
 // numbered returns "job 7", or "jobs 7, 8" with at most ten numbers.
 func numbered(singular string, numbers []string) string {
-	const most = 10
-	if len(numbers) > most {
-		return fmt.Sprintf("%ss %s and %d more", singular, strings.Join(numbers[:most], ", "), len(numbers)-most)
+	const limit = 10
+	if len(numbers) > limit {
+		return fmt.Sprintf("%ss %s and %d more", singular, strings.Join(numbers[:limit], ", "), len(numbers)-limit)
 	}
 	return noun(len(numbers), singular) + " " + strings.Join(numbers, ", ")
 }

@@ -23,14 +23,14 @@ func (r *Reader) readRecords(n *Node) {
 	leased, err1 := r.Store.Jobs()
 	tickets, err2 := r.Store.Tickets()
 	dirs, err3 := r.Store.Dirs()
-	turns, err4 := r.Store.LockedJobs()
+	locked, err4 := r.Store.LockedJobs()
 	claims, err5 := r.Store.Claims()
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		n.missed("the records: %v", err)
 	}
 	n.claims = claims
 	var hidden []string
-	for _, job := range r.readJobs(merge(leased, tickets, dirs, turns)) {
+	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {
 		if job.hidden() {
 			hidden = append(hidden, fmt.Sprint(job.ID))
 			continue
@@ -81,12 +81,12 @@ func (j Job) ticketed() bool {
 // files lists the files of state that a job has.
 type files struct {
 	job                      uint32
-	lease, ticket, dir, turn bool
+	lease, ticket, dir, lock bool
 }
 
 // merge returns the jobs of all lists in order, with the lists that contain each. A job with only a lock is left out:
 // its prolog has not written anything yet.
-func merge(leases, tickets, dirs, turns []uint32) []files {
+func merge(leases, tickets, dirs, locked []uint32) []files {
 	has := map[uint32]*files{}
 	note := func(jobs []uint32, mark func(*files)) {
 		for _, job := range jobs {
@@ -99,9 +99,9 @@ func merge(leases, tickets, dirs, turns []uint32) []files {
 	note(leases, func(f *files) { f.lease = true })
 	note(tickets, func(f *files) { f.ticket = true })
 	note(dirs, func(f *files) { f.dir = true })
-	for _, job := range turns {
+	for _, job := range locked {
 		if has[job] != nil {
-			has[job].turn = true
+			has[job].lock = true
 		}
 	}
 	var all []files
@@ -134,7 +134,7 @@ func (r *Reader) readJob(has files) Job {
 	if has.ticket {
 		r.readTicket(&j)
 	}
-	if has.turn {
+	if has.lock {
 		if holder, acting := r.Store.LockHolder(j.ID); acting {
 			j.Acting = holder.PID
 		}

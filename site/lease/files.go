@@ -135,8 +135,8 @@ func (head header) check(path, boot string) error {
 	return nil
 }
 
-// flock opens path and takes its lock, and waits until ctx ends. If another process removed or replaced the file during
-// the wait, the lock would be on a file that no other process opens. flock then starts again.
+// flock opens path and takes its lock, and waits until ctx ends. If another process removed or replaced the file
+// during the wait, the lock would be on a file that no other process opens. flock then starts again.
 func flock(ctx context.Context, path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)

@@ -52,7 +52,8 @@ func (j *Store) makeFolders(l Lease) error {
 	return nil
 }
 
-// mkdir makes path, whose parent is root's, and changes its owner. An existing path is accepted only if it is a folder.
+// mkdir makes path, whose parent is root's, and changes its owner. An existing path is accepted only if it is a
+// folder.
 func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("cannot make %s: %w", path, errors.Unwrap(err))
@@ -80,8 +81,8 @@ const mountOptions = "mode=0755,size=256m,nr_inodes=262144"
 // up nothing of the node's. A file of another user cannot be hard-linked into it. One call removes it with all its
 // content.
 //
-// The folder stays in /run's file system in two cases: this process may not mount (a container without CAP_SYS_ADMIN),
-// or no other process would see the mount.
+// The folder stays in /run's file system in two cases: this process may not mount (a container without
+// CAP_SYS_ADMIN), or no other process would see the mount.
 func (j *Store) mountJobDir(job uint32) error {
 	path := j.JobDir(job)
 	if inOtherMountNamespace() {
@@ -100,9 +101,9 @@ func (j *Store) mountJobDir(job uint32) error {
 	return nil
 }
 
-// inOtherMountNamespace reports whether one of this process's ancestors is in another mount namespace. That is so for a
-// prolog in its job's namespace, and for a slurmd with a private /tmp. Processes from outside, such as the steps that a
-// restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
+// inOtherMountNamespace reports whether one of this process's ancestors is in another mount namespace. That is so for
+// a prolog in its job's namespace, and for a slurmd with a private /tmp. Processes from outside, such as the steps
+// that a restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
 // containers, is skipped.
 func inOtherMountNamespace() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
@@ -176,8 +177,8 @@ func (j *Store) removeDirs(job string) error {
 }
 
 // tree is a folder of root's that may contain folders of the user's. Each folder is moved to the top of the tree and
-// given to root before it is emptied. So the user cannot make it deeper than there are descriptors, cannot go on
-// filling it, and cannot replace it by a link.
+// given to root before it is emptied. So the user cannot make it deeper than there are descriptors, cannot
+// continue to fill it, and cannot replace it by a link.
 type tree struct {
 	top   *os.Root
 	moved int

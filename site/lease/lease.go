@@ -21,8 +21,8 @@ import (
 // Schema is the version of the records' form. A record of another version is refused.
 const Schema = 2
 
-// The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot: there
-// is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
+// The states of a record that cannot be used. Each has the same outcome everywhere. ErrNotFound and ErrStaleBoot:
+// there is nothing to undo. ErrCorrupt, ErrSchema and site.ErrNotRootOwned: an admin must look, and the node drains.
 var (
 	ErrNotFound  = errors.New("no record")
 	ErrStaleBoot = errors.New("record of another boot")
@@ -60,8 +60,8 @@ type Job struct {
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	User string `json:"user"`
-	// Groups are all groups of the user. The prolog looks them up once, because the directory service may be down when
-	// the epilog runs.
+	// Groups are all groups of the user. The prolog looks them up once, because the directory service may be down
+	// when the epilog runs.
 	Groups []uint32 `json:"groups,omitempty"`
 }
 
@@ -92,7 +92,7 @@ type Ticket struct {
 	Rule           string         `json:"rule,omitempty"`
 	RefusalReason  string         `json:"refused,omitempty"`         // why the job has no MPS; the rest is empty then
 	RunWithoutMPS  bool           `json:"run_without_mps,omitempty"` // the site lets the job run without MPS
-	Grant          policy.Grant   `json:"grant,omitzero"`            // what a rank has if its user says nothing else
+	Grant          policy.Grant   `json:"grant,omitzero"`            // what a rank has if its user sets nothing else
 	Exclusive      bool           `json:"exclusive,omitempty"`       // the devices are in EXCLUSIVE_PROCESS: without MPS only one rank could run
 	Devices        []TicketDevice `json:"devices,omitempty"`         // in Slurm's order
 	Daemons        []Daemon       `json:"daemons,omitempty"`
@@ -106,9 +106,9 @@ type Program struct {
 	LibraryPath string `json:"library_path,omitempty"`
 }
 
-// TicketDevice is a device of the job. Position is its index in Slurm's list of the node's GPUs, which SLURM_STEP_GPUS
-// of a task contains; it is -1 if Slurm names devices by UUID. Daemon is the index in Daemons of the daemon that serves
-// it.
+// TicketDevice is a device of the job. Position is its index in Slurm's list of the node's GPUs, which
+// SLURM_STEP_GPUS of a task contains; it is -1 if Slurm names devices by UUID. Daemon is the index in Daemons of the
+// daemon that serves it.
 type TicketDevice struct {
 	site.Device
 	Position int `json:"position"`

@@ -73,7 +73,8 @@ func (j *Store) Dirs() ([]uint32, error) { return j.jobs("jobs", "") }
 // LockedJobs lists the jobs with a lock file, in order. The lock's holder may have been killed.
 func (j *Store) LockedJobs() ([]uint32, error) { return j.jobs("turns", "") }
 
-// LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock file.
+// LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock
+// file.
 func (j *Store) LockHolder(job uint32) (site.Process, bool) {
 	content, err := site.ReadRootOwned(j.jobLockPath(job))
 	var holder site.Process

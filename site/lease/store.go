@@ -112,8 +112,8 @@ type holderNote struct {
 // MarkClosing records that the holder undoes the lease, so a waiting process has no reason to end it.
 func (t *JobLock) MarkClosing() { t.writeHolder(true) }
 
-// writeHolder writes this process into the lock file, so that an epilog knows which process it waits for. A failure is
-// ignored: on a full file system an epilog must still get the lock, because its removals free space.
+// writeHolder writes this process into the lock file, so that an epilog knows which process it waits for. A failure
+// is ignored: on a full file system an epilog must still get the lock, because its removals free space.
 func (t *JobLock) writeHolder(closing bool) {
 	self, err := site.CurrentProcess()
 	if err != nil {
@@ -156,8 +156,8 @@ func (j *Store) Read(job uint32) (Lease, error) {
 	return l, nil
 }
 
-// Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of it
-// again and returns an *InUseError.
+// Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of
+// it again and returns an *InUseError.
 func (j *Store) Create(ctx context.Context, l Lease) error {
 	for _, held := range l.Held {
 		if !held.UUID.Valid() {
@@ -309,8 +309,8 @@ func (j *Store) RemoveTicket(job uint32) error {
 	return errors.Join(remove(temporaryOf(path)), remove(path))
 }
 
-// Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the lease;
-// claims that now belong to another job stay.
+// Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the
+// lease; claims that now belong to another job stay.
 func (j *Store) Delete(ctx context.Context, l Lease) error { return j.end(ctx, l) }
 
 // DeleteAndUnlock is Delete, and also removes the job's lock file before the lease. So a process that is killed in
@@ -357,8 +357,8 @@ func (j *Store) unclaim(uuid site.UUID, job uint32) error {
 	return remove(j.claimPath(uuid))
 }
 
-// PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the job
-// is left, so there is nothing else to undo.
+// PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the
+// job is left, so there is nothing else to undo.
 func (j *Store) PurgeStale(ctx context.Context, job uint32) error {
 	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// HasNothingOf reports whether nothing of a job is below dir, which may not exist: no lease, no ticket, no folder, and
-// no prolog or epilog at work. It returns false if a folder is not root's own, because its content then proves nothing.
+// HasNothingOf reports whether nothing of a job is below dir, which may not exist: no lease, no ticket, no folder,
+// and no prolog or epilog at work. It returns false if a folder is not root's own, because its content then proves
+// nothing.
 func HasNothingOf(dir string, job uint32) bool {
 	number := strconv.FormatUint(uint64(job), 10)
 	for _, place := range []struct{ folder, name string }{

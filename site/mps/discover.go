@@ -36,8 +36,8 @@ type Process struct {
 	Err     error  // why the folder is unknown: only root can read another user's process
 }
 
-// FindAll finds all processes of MPS on the node in one pass. Processes that delay their readers cost two seconds at
-// most, however many there are.
+// FindAll finds all processes of MPS on the node in one pass. All processes that delay their
+// readers cost two seconds at most together.
 func FindAll(ctx context.Context) ([]Process, error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -74,7 +74,8 @@ func program(pid int) string {
 	return filepath.Base(strings.TrimSuffix(path, " (deleted)"))
 }
 
-// roleOf distinguishes daemon and server, which have the same name. It uses the file that runs, or else the arguments.
+// roleOf distinguishes daemon and server, which have the same name. It uses the file that runs, or else the
+// arguments.
 func roleOf(file string, line []string) Role {
 	if file == "." && len(line) > 0 { // not readable
 		file = filepath.Base(line[0])

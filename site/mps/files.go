@@ -19,7 +19,8 @@ const (
 	contextFiles = 80 // for a client on a device
 )
 
-// Clients returns how many clients fit on each device of a daemon with this limit of open files, if MPS serves so many.
+// Clients returns how many clients fit on each device of a daemon with this limit of open files, if MPS serves so
+// many.
 func Clients(files uint64, devices int) int {
 	switch {
 	case files >= EnoughFiles:

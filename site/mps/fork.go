@@ -65,8 +65,8 @@ const (
 // Here the child has a copy of the memory, which the kernel does not let a user read. The parent waits for the child
 // only with a deadline.
 //
-// The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it, and
-// there is none here.
+// The child dies when the thread that forked ends. Go ends a thread only if a goroutine ends that is locked to it,
+// and there is none here.
 func fork(job lease.Job, group, path string, argv, env []string, files [3]*os.File) (pid int, report *os.File, err error) {
 	im, err := newImage(job, path, argv, env)
 	if err != nil {
@@ -128,8 +128,8 @@ func launched(report *os.File) error {
 	return err
 }
 
-// fork clones the process. Until its exec, the child may not grow the stack, allocate or handle a signal. The child has
-// only one of the runtime's threads, and Go's handlers would run in it.
+// fork clones the process. Until its exec, the child may not grow the stack, allocate or handle a signal. The child
+// has only one of the runtime's threads, and Go's handlers would run in it.
 //
 //go:nosplit
 //go:norace

@@ -2,8 +2,8 @@
 
 // Package mps starts, asks and ends NVIDIA's MPS control daemon. It starts the control program as the job's user.
 //
-// Nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process that was not
-// proved to be the daemon's. The control program's output decides, because its exit code is 0 for most errors
+// Nothing here waits without a deadline, runs as root below a folder that the user owns, or ends a process that was
+// not proved to be the daemon's. The control program's output decides, because its exit code is 0 for most errors
 // (measured).
 package mps
 
@@ -26,8 +26,8 @@ type ControlProgram struct {
 	LibraryPath string // LD_LIBRARY_PATH for it; "" for none
 }
 
-// sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1 and
-// prints nothing (measured).
+// sunPath is the size of sockaddr_un's path with its final NUL. With a longer path the control program exits with 1
+// and prints nothing (measured).
 const sunPath = 108
 
 // CheckPath refuses a pipe folder whose sockets would have too long a path.
@@ -67,8 +67,8 @@ func joined(devices []site.UUID) string {
 // lookupDeadline bounds a question to the directory service, which may be on the network.
 const lookupDeadline = 10 * time.Second
 
-// UserGroups returns the groups of a job's user, the job's group first. For a user unknown to the node it returns only
-// that one.
+// UserGroups returns the groups of a job's user, the job's group first. For a user unknown to the node it returns
+// only that one.
 func (c ControlProgram) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
 	type answer struct {
 		groups []uint32

@@ -28,8 +28,8 @@ const comm = "nvidia-cuda-mps"
 const maxPasses = 10
 
 // Processes finds a daemon and its servers: processes of the job's user that have MPS's name and the daemon's pipe
-// folder in their environment. A user can make such a process, too. It is then ended with the others, because it is the
-// user's own and claims to belong to this job.
+// folder in their environment. A user can make such a process, too. It is then ended with the others, because it is
+// the user's own and claims to belong to this job.
 //
 // A list of processes is outdated when it is read. A process that has ended since then may have left a child that is
 // not in the list; the program that starts a daemon does that. So the processes are listed again until none has ended
@@ -92,8 +92,8 @@ func newSearch(uid uint32, d lease.Daemon) search { return search{uid, d, time.N
 
 // at returns the relation of each process. A member is a living daemon or server of the pipe folder that runs as the
 // user with all its uids. So a set-user-id program that the user started under such a name is not a member. The start
-// time is read before the rest and again after it, so all of it is about one process. A process whose memory cannot be
-// read is unrelated, because no daemon of ours refuses that.
+// time is read before the rest and again after it, so all of it is about one process. A process whose memory cannot
+// be read is unrelated, because no daemon of ours refuses that.
 func (l search) at(pids []int) []candidate {
 	all := make([]candidate, len(pids))
 	var own, others []int // indices; the daemon's own processes are read first, so that no other can use up the time

@@ -63,8 +63,8 @@ func (c ControlProgram) askUntilAnswered(ctx context.Context, tries int, job lea
 }
 
 // serialise makes questions to one daemon wait for each other. The lock is in root's folder above the pipe folder.
-// After lockTimeout the question is asked without the lock, because it is repeated if it fails. A reader makes no lock
-// file: a file that appears while an epilog removes the folder would make the removal fail.
+// After lockTimeout the question is asked without the lock, because it is repeated if it fails. A reader makes no
+// lock file: a file that appears while an epilog removes the folder would make the removal fail.
 func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) {
 	path := filepath.Join(filepath.Dir(d.PipeDir), "lock")
 	file, err := os.OpenFile(path, os.O_RDONLY|create|unix.O_NOFOLLOW, 0o600)
@@ -80,27 +80,27 @@ func serialise(ctx context.Context, d lease.Daemon, create int) (unlock func()) 
 func (c ControlProgram) askOnce(ctx context.Context, job lease.Job, d lease.Daemon, lines []string) ([]string, error) {
 	bound, cancel := context.WithTimeout(ctx, askDeadline)
 	defer cancel()
-	said, err := c.run(bound, job, d, strings.Join(lines, "\n")+"\n")
+	output, err := c.run(bound, job, d, strings.Join(lines, "\n")+"\n")
 	if errors.Is(err, site.ErrNoAnswer) {
 		return nil, err
 	}
-	return readAnswer(said, err)
+	return readAnswer(output, err)
 }
 
 // readAnswer reads the output first. The exit code counts only if the output is empty or unknown.
-func readAnswer(said string, exit error) ([]string, error) {
-	said = strings.TrimSpace(said)
+func readAnswer(output string, exit error) ([]string, error) {
+	output = strings.TrimSpace(output)
 	switch {
-	case strings.Contains(said, "Cannot find MPS control daemon process"):
+	case strings.Contains(output, "Cannot find MPS control daemon process"):
 		return nil, &site.AsUserError{Err: site.ErrDaemonDown}
-	case strings.Contains(said, "Cannot send command to MPS control daemon process"):
+	case strings.Contains(output, "Cannot send command to MPS control daemon process"):
 		return nil, &site.AsUserError{Err: errTransient}
 	case exit != nil:
-		return nil, fmt.Errorf("%w%s", exit, quoted(said))
-	case said == "":
+		return nil, fmt.Errorf("%w%s", exit, quoted(output))
+	case output == "":
 		return nil, nil
 	}
-	return strings.Split(said, "\n"), nil
+	return strings.Split(output, "\n"), nil
 }
 
 // userErrorf is an error about the daemon's answer, which the user may have made up.
@@ -108,12 +108,12 @@ func userErrorf(format string, values ...any) error {
 	return &site.AsUserError{Err: fmt.Errorf(format, values...)}
 }
 
-// Configure waits for the daemon's first answer, sets the ceiling and reads it back. It also starts the server, so that
-// the first rank finds one. The server's start takes 140 ms and is not waited for.
+// Configure waits for the daemon's first answer, sets the ceiling and reads it back. It also starts the server, so
+// that the first rank finds one. The server's start takes 140 ms and is not waited for.
 //
-// The first answer comes 2 to 5 ms after the daemon listens (measured). The control program takes as long for one line
-// as for three, so all lines are sent at once. The server's line is the last, because a ceiling applies only to servers
-// that start later.
+// The first answer comes 2 to 5 ms after the daemon listens (measured). The control program takes as long for one
+// line as for three, so all lines are sent at once. The server's line is the last, because a ceiling applies only to
+// servers that start later.
 func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Daemon, ceiling policy.Percent) error {
 	lines := []string{"get_default_active_thread_percentage", fmt.Sprintf("start_server -uid %d", job.UID)}
 	if ceiling < whole {
@@ -138,8 +138,8 @@ func (c ControlProgram) Configure(ctx context.Context, job lease.Job, d lease.Da
 
 const whole = policy.Percent(100_000_000)
 
-// readBack compares the daemon's answer with the ceiling. The daemon prints one decimal (measured: 33.333334 is 33.3).
-// It prints a line for each set and get, and none for start_server unless that fails.
+// readBack compares the daemon's answer with the ceiling. The daemon prints one decimal (measured: 33.333334 is
+// 33.3). It prints a line for each set and get, and none for start_server unless that fails.
 func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	questions := 1
 	if ceiling < whole {
@@ -148,9 +148,9 @@ func readBack(d lease.Daemon, ceiling policy.Percent, answer []string) error {
 	if len(answer) != questions {
 		return userErrorf("cannot prepare daemon of %s: unexpected answer %s", d.PipeDir, excerpt(answer...))
 	}
-	said, err := strconv.ParseFloat(answer[questions-1], 64)
-	if err != nil || math.Abs(said-float64(ceiling)/1e6) > 0.0501 {
-		return userErrorf("cannot set ceiling of daemon of %s to %s percent: it says %s", d.PipeDir, ceiling, excerpt(answer[questions-1]))
+	reported, err := strconv.ParseFloat(answer[questions-1], 64)
+	if err != nil || math.Abs(reported-float64(ceiling)/1e6) > 0.0501 {
+		return userErrorf("cannot set ceiling of daemon of %s to %s percent: it answers %s", d.PipeDir, ceiling, excerpt(answer[questions-1]))
 	}
 	return nil
 }
@@ -210,22 +210,22 @@ func parseClients(table []string) ([]site.Client, error) {
 	return clients, nil
 }
 
-// Terminate makes the server end a client. The client's work in flight then harms no other client; its own calls return
-// 810. The call hangs if the client is stopped (measured), so callers do not ask for such a client. It must not be
-// repeated.
+// Terminate makes the server end a client. The client's work in flight then harms no other client; its own calls
+// return 810. The call hangs if the client is stopped (measured), so callers do not ask for such a client. It must
+// not be repeated.
 func (c ControlProgram) Terminate(ctx context.Context, job lease.Job, d lease.Daemon, client site.Client) error {
 	answer, err := c.askTimes(ctx, 1, job, d, fmt.Sprintf("terminate_client %d %d", client.Server, client.PID))
 	if err != nil {
 		return err
 	}
 	if len(answer) != 1 || strings.TrimSpace(answer[0]) != "0" {
-		return fmt.Errorf("cannot terminate client %d: the daemon says %s", client.PID, excerpt(answer...))
+		return fmt.Errorf("cannot terminate client %d: the daemon answers %s", client.PID, excerpt(answer...))
 	}
 	return nil
 }
 
-// Quit makes the daemon end itself and its servers, and waits until all of them have ended. That takes 70 to 105 ms if
-// no client is left (measured). A daemon that is not running has quit.
+// Quit makes the daemon end itself and its servers, and waits until all of them have ended. That takes 70 to 105 ms
+// if no client is left (measured). A daemon that is not running has quit.
 func (c ControlProgram) Quit(ctx context.Context, job lease.Job, d lease.Daemon) error {
 	if _, err := c.ask(ctx, job, d, "quit"); err != nil && !errors.Is(err, site.ErrDaemonDown) {
 		return err

@@ -18,9 +18,9 @@ import (
 
 // controlRun is a run of the control program as the job's user, who may stop it, write to it or make it do anything.
 type controlRun struct {
-	pid                    int
-	report, question, said *os.File
-	ended                  chan struct{} // closed after the end; the program is not reaped yet, so its pid is not reused
+	pid                      int
+	report, question, output *os.File
+	ended                    chan struct{} // closed after the end; the program is not reaped yet, so its pid is not reused
 }
 
 // killTimeout is the time for a killed program to end. A program within a system call may need some time.
@@ -33,7 +33,7 @@ const outputTimeout = 200 * time.Millisecond
 // run runs the control program with a question on its stdin until it ends or ctx ends. It returns the beginning of
 // stdout and stderr. The error wraps site.ErrNoAnswer if ctx ended first, and is a *site.AsUserError if the program
 // failed.
-func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (said string, err error) {
+func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, question string, args ...string) (output string, err error) {
 	e, err := c.begin(job, d, args)
 	if err != nil {
 		return "", fmt.Errorf("cannot run %s: %w", c.Path, err)
@@ -41,16 +41,16 @@ func (c ControlProgram) run(ctx context.Context, job lease.Job, d lease.Daemon, 
 	defer e.close()
 	heard := e.exchange(question)
 	inTime := e.wait(ctx)
-	_ = e.said.SetReadDeadline(time.Now().Add(outputTimeout))
-	said = <-heard
+	_ = e.output.SetReadDeadline(time.Now().Add(outputTimeout))
+	output = <-heard
 	if !inTime {
-		return said, &site.AsUserError{Err: site.ErrNoAnswer}
+		return output, &site.AsUserError{Err: site.ErrNoAnswer}
 	}
 	_ = e.report.SetReadDeadline(time.Now().Add(outputTimeout)) // the program has ended, so no more can come
 	if err := launched(e.report); err != nil {
 		return "", &site.AsUserError{Err: fmt.Errorf("cannot run %s: %w", c.Path, err)}
 	}
-	return said, e.status()
+	return output, e.status()
 }
 
 // begin starts the program with a built environment. Nothing is inherited.
@@ -60,7 +60,7 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 		return nil, err
 	}
 	defer in.Close()
-	said, out, err := os.Pipe()
+	output, out, err := os.Pipe()
 	if err != nil {
 		question.Close()
 		return nil, err
@@ -69,10 +69,10 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 	pid, report, err := fork(job, d.Group, c.Path, append([]string{c.Path}, args...), c.environment(d), [3]*os.File{in, out, out})
 	if err != nil {
 		question.Close()
-		said.Close()
+		output.Close()
 		return nil, err
 	}
-	e := &controlRun{pid: pid, report: report, question: question, said: said, ended: make(chan struct{})}
+	e := &controlRun{pid: pid, report: report, question: question, output: output, ended: make(chan struct{})}
 	go e.watch()
 	return e, nil
 }
@@ -97,9 +97,9 @@ func (e *controlRun) exchange(question string) (heard <-chan string) {
 	}()
 	all := make(chan string, 1)
 	go func() {
-		words := &bounded{}
-		_, _ = io.Copy(words, e.said)
-		all <- words.kept.String()
+		first := &bounded{}
+		_, _ = io.Copy(first, e.output)
+		all <- first.kept.String()
 	}()
 	return all
 }
@@ -138,7 +138,7 @@ func (e *controlRun) status() error {
 
 // close releases the program. A program that did not end in time is reaped if it has ended now.
 func (e *controlRun) close() {
-	for _, file := range []*os.File{e.report, e.question, e.said} {
+	for _, file := range []*os.File{e.report, e.question, e.output} {
 		file.Close()
 	}
 	_, _ = unix.Wait4(e.pid, nil, unix.WNOHANG, nil)

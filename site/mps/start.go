@@ -20,9 +20,9 @@ import (
 // startDeadline bounds the start, which took 13 ms (measured).
 const startDeadline = 10 * time.Second
 
-// Start starts a daemon as the job's user and returns its process. It finds the process among its own children, not by
-// a file that the user could write. The daemon listens when Start returns. The error of a failed start contains the end
-// of the daemon's log.
+// Start starts a daemon as the job's user and returns its process. It finds the process among its own children, not
+// by a file that the user could write. The daemon listens when Start returns. The error of a failed start contains
+// the end of the daemon's log.
 func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
 	proc, err := c.start(ctx, job, d)
 	if err != nil {
@@ -40,8 +40,8 @@ func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon
 	}
 	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, startDeadline))
 	defer cancel()
-	if said, err := c.run(bound, job, d, "", "-d"); err != nil {
-		return site.Process{}, fmt.Errorf("%w%s", err, quoted(said))
+	if output, err := c.run(bound, job, d, "", "-d"); err != nil {
+		return site.Process{}, fmt.Errorf("%w%s", err, quoted(output))
 	}
 	return child(ctx, job, d)
 }
@@ -86,22 +86,22 @@ func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, er
 // maxExcerpt bounds the part of a user's text that gets into an error, and so into logs.
 const maxExcerpt = 300
 
-func quoted(said string) string {
-	if said = strings.TrimSpace(said); said == "" {
+func quoted(output string) string {
+	if output = strings.TrimSpace(output); output == "" {
 		return ""
 	}
-	return ": it says " + excerpt(said)
+	return ": it prints " + excerpt(output)
 }
 
 // excerpt is the beginning of a daemon's output, quoted and printable.
-func excerpt(words ...string) string {
-	said := strings.Join(words, "\n")
-	return strconv.Quote(said[:min(len(said), maxExcerpt)])
+func excerpt(lines ...string) string {
+	output := strings.Join(lines, "\n")
+	return strconv.Quote(output[:min(len(output), maxExcerpt)])
 }
 
-// logTail is the last line of the daemon's log, for the error of a failed start. The folder is the user's, so the file
-// is opened without following a link or waiting for a fifo, and only its end is read. A file of another owner is not
-// read: the user may have hard-linked it, and the error may get into the user's ticket.
+// logTail is the last line of the daemon's log, for the error of a failed start. The folder is the user's, so the
+// file is opened without following a link or waiting for a fifo, and only its end is read. A file of another owner is
+// not read: the user may have hard-linked it, and the error may get into the user's ticket.
 func logTail(logDir string, uid uint32) string {
 	root, err := os.OpenRoot(logDir)
 	if err != nil {

@@ -79,8 +79,8 @@ func (c ControlProgram) state(ctx context.Context, job lease.Job, d lease.Daemon
 	return state, state.parse(answer, len(d.Devices))
 }
 
-// questions asks for all servers at once. A limit that is not set gives no line, so each is followed by a question that
-// always has an answer, of another form.
+// questions asks for all servers at once. A limit that is not set gives no line, so each is followed by a question
+// that always has an answer, of another form.
 func questions(servers []Server, devices int) []string {
 	var lines []string
 	for _, s := range servers {
