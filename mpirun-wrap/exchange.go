@@ -56,8 +56,8 @@ func clean(name string) string {
 }
 
 // NeedsExchange reports whether a rank cannot compute its share alone. A weight depends on the other ranks' weights,
-// and each of several programs in one launch may have its own flags. Open MPI reports the number of programs; for other
-// launchers the user does.
+// and each of several programs in one launch may have its own flags. Open MPI reports the number of programs; for
+// other launchers the user does.
 func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
 	return task.LocalSize > 1 && o.Slots == 0 && (o.Meet || programs > 1 || o.Own && o.Share.DependsOnOthers())

@@ -27,8 +27,8 @@ const (
 	notFound      = 127
 )
 
-// Exec replaces this process by the program argv[0] with these arguments and this environment. It finds the program by
-// the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
+// Exec replaces this process by the program argv[0] with these arguments and this environment. It finds the program
+// by the environment's PATH, as a shell does. It returns only if it fails, with a *ProgramError.
 //
 // Go raises the soft limit of open files when a process starts. syscall.Exec restores the original limit for the
 // program.

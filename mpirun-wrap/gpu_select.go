@@ -9,9 +9,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
-// position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank with
-// several GPUs. beside is the number of ranks on each of them, and index is this rank's index among those. sees are the
-// devices that the rank sees beside its own, with its own, or nil.
+// position is a rank's position on the GPUs. devices are indices into the ticket's devices: one, except for a rank
+// with several GPUs. beside is the number of ranks on each of these devices, and index is this rank's index among
+// those ranks. sees are all devices that the rank sees, its own included, or nil if it sees only its own.
 type position struct {
 	devices []int
 	sees    []int
@@ -34,8 +34,8 @@ type HostInfo struct {
 }
 
 // chooseGPU chooses a rank's GPUs. The number of ranks per GPU is exact for cyclic and block placement. With Slurm's
-// GPU binding, or with NUMA nodes, it is an upper bound, and the rank takes the smallest share. So the shares of a GPU
-// never exceed what was granted.
+// GPU binding, or with NUMA nodes, it is an upper bound, and the rank takes the smallest share. So the shares of a
+// GPU never exceed what was granted.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
 // size.

@@ -178,7 +178,8 @@ func (o *Options) Set(flag, value string) error {
 	return nil
 }
 
-// invalid names an option with its value, and what is wanted instead. The parsers of package policy name the value too.
+// invalid names an option with its value, and what is wanted instead. The parsers of package policy name the value
+// too.
 func invalid(name, value string, err error) error {
 	text := err.Error()
 	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text[max(strings.LastIndex(text, "want "), 0):])

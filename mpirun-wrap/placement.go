@@ -28,7 +28,7 @@ type Placement struct {
 	OtherGPUs []GPUShare  // of the other GPUs, for a rank with several
 	Sees      []site.UUID // all GPUs that the rank sees, if it sees more than it has a share of
 	Daemon    lease.Daemon
-	Ticket    lease.Ticket // its grant is this rank's own
+	Ticket    lease.Ticket // with the grant of this rank
 	Why       []string     // the reasons, if they are asked for
 }
 
@@ -41,7 +41,7 @@ type GPUShare struct {
 	RanksOnGPU int // ranks on the device, with this one
 	Ceiling    policy.Percent
 	Remark     string // how the share differs from the one that the user asked for, "" if it does not
-	MemRemark  string // why the memory that the user asked for may not be there, "" if it is
+	MemRemark  string // why the memory that the user asked for may not be available, "" if it is
 }
 
 // RefusedError means that the job has no MPS. If Without is set, the program runs all the same.
@@ -86,9 +86,10 @@ type Rank struct {
 	// Exchange tells the other ranks of the launch this one's information and returns that of all ranks. It is nil if
 	// no rank can have its own rule.
 	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
-	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for it.
+	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
+	// it.
 	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
-	// tunedBy is that file.
+	// tunedBy is the file with the tuned share.
 	tunedBy string
 }
 
@@ -106,9 +107,10 @@ func Place(ticket lease.Ticket, rank Rank) (Placement, error) {
 	return placement, err
 }
 
-// PlaceUnplaced places a process that is no rank: the batch script, an interactive shell or a launcher's daemon. It has
-// a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The processes
-// that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds for those that see all GPUs.
+// PlaceUnplaced places a process that is no rank: the batch script, an interactive shell or a launcher's daemon. It
+// has a single rank's share of all of the job's GPUs, or of the first one if each has a daemon of its own. The
+// processes that it starts inherit the placement, and a wrapper replaces it. A limit of memory holds only for
+// processes that see all GPUs.
 func PlaceUnplaced(ticket lease.Ticket, rank Rank) (Placement, error) {
 	if err := checkTicket(ticket); err != nil {
 		return Placement{}, err
@@ -164,7 +166,8 @@ func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
 }
 
 // checkMemory refuses a limit of memory for a rank that chooses among several GPUs. CUDA drops all limits in a child
-// that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such children.
+// that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such
+// children.
 func (s Placement) checkMemory(choice Choice) error {
 	if choice != All && choice != Inherit || s.limits() == "" || len(s.Sees)+len(s.OtherGPUs) == 0 {
 		return nil
@@ -242,8 +245,8 @@ func (r Rank) beside(ticket lease.Ticket, at position, device int, infos []RankI
 // parts returns the rank's parts of all of its GPUs.
 func (s Placement) parts() []GPUShare { return append([]GPUShare{s.GPUShare}, s.OtherGPUs...) }
 
-// Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a process's
-// GPUs, so it is the smallest.
+// Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a
+// process's GPUs, so it is the smallest.
 func (s Placement) Percent() (smallest policy.Percent) {
 	for _, part := range s.parts() {
 		if p := part.Share.Percent; p != 0 && (smallest == 0 || p < smallest) {
@@ -280,10 +283,9 @@ func (s Placement) limits() string {
 	return strings.Join(limits, ",")
 }
 
-// Variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank may
-// inherit the value of an unplaced process.
-// CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index depends on the daemon, and without the variable
-// PyTorch counts devices that CUDA does not have (measured).
+// Variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
+// may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index
+// depends on the daemon, and without the variable PyTorch counts devices that CUDA does not have (measured).
 func (s Placement) Variables() []Variable {
 	percentage, priority := "", ""
 	if p := s.Percent(); p != 0 {

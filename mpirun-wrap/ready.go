@@ -64,9 +64,9 @@ func (s Placement) CheckDaemon() error {
 	return nil
 }
 
-// checkSocket is for a rank in a pid namespace of its own, where the daemon has no pid. A process with the socket that
-// the ticket names is proof enough: root alone writes the ticket, and a user who takes the daemon's place deceives only
-// the own ranks.
+// checkSocket checks the daemon for a rank in its own pid namespace, where the daemon has no pid. It is enough that a
+// process has the socket that the ticket names, because only root writes the ticket. A user who replaces the daemon
+// deceives only the own ranks.
 func (s Placement) checkSocket(socket string) error {
 	bound, err := proc.Bound(socket)
 	if err == nil && !bound {
@@ -78,15 +78,16 @@ func (s Placement) checkSocket(socket string) error {
 	return nil
 }
 
-// mountAll is what to do if the daemon's socket is not there. Each job's folder may be a file system of its own.
+// mountAll tells the user what to do if the daemon's socket is missing. Each job's folder may be a file system of its
+// own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (s Placement) off(do, format string, values ...any) error {
 	return &UnavailableError{s.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
-// The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of the
-// end of the last affected process (measured). It takes longer only if such a process does not end.
+// The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of
+// the end of the last affected process (measured). It takes longer only if such a process does not end.
 const (
 	recovery     = 30 * time.Second
 	firstPause   = 50 * time.Millisecond

@@ -102,12 +102,12 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 		share += " (tuned: " + r.tunedBy + ")"
 	}
 	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
-	most := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
+	limit := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
 	return []string{
 		"rank and number of ranks by " + r.Task.Source,
 		"GPU by " + r.whyGPU(ticket.Devices),
 		fmt.Sprintf("%s by rule %q of the policy", share, ticket.Rule),
-		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, most),
+		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, limit),
 	}
 }
 

@@ -39,7 +39,7 @@ type fault struct {
 	listed  bool  // the server has listed them
 }
 
-// The beginning of a fault, what a client is told during it, and what the server writes for the first client after it.
+// Lines of the log: the begin of a fault, the refusal of a client during the fault, and the first client after it.
 var (
 	fatalError = []byte("fatal GPU error")
 	refusal    = []byte("Server teardown in progress")

@@ -35,7 +35,8 @@ const (
 	minSlotWait = 300 * time.Millisecond
 )
 
-// slotTable is the table of the job's slots on this node. The caller holds its lock, so no other process takes a slot.
+// slotTable is the table of the job's slots on this node. The caller holds its lock, so no other process takes a
+// slot.
 type slotTable struct {
 	folder string
 	gpus   []int        // the GPU of each slot
@@ -43,9 +44,9 @@ type slotTable struct {
 	family map[int]bool // this process and those that started it, by process ID
 }
 
-// TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the rank
-// with the slot's place. If all slots are taken, it calls waits once and waits for options.SlotsWait. A process whose
-// parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
+// TakeSlot takes a free slot of options.Slots for the rank, on the GPU with the fewest taken slots. It returns the
+// rank with the slot's place. If all slots are taken, it calls waits once and waits for options.SlotsWait. A process
+// whose parent has a slot uses the parent's. The lock has no close-on-exec flag, so it lasts as long as the program.
 func TakeSlot(ctx context.Context, ticket lease.Ticket, rank Rank, waits func()) (Rank, error) {
 	table, err := newSlotTable(ticket, rank)
 	if err != nil {
@@ -126,7 +127,8 @@ func (t slotTable) lock(ctx context.Context) (*os.File, error) {
 	return file, nil
 }
 
-// flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the node.
+// flock blocks, so that the kernel wakes the processes that wait one by one. Polling of a thousand would load the
+// node.
 func flock(file *os.File) error {
 	for {
 		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
@@ -135,7 +137,8 @@ func flock(file *os.File) error {
 	}
 }
 
-// agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on it.
+// agree makes sure that all processes of the job use the same number of slots, because each slot's share depends on
+// it.
 func (t slotTable) agree(lock *os.File) error {
 	content, err := io.ReadAll(io.LimitReader(lock, 16))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // binding.
 type Binding struct {
 	// GPUs are positions in the node's list, as in Job.GPUs, or nil if Slurm does not report them. If Slurm confines
-	// each task of a step to its own devices, they count from 0 within those instead (recorded: 22.05, ConstrainDevices
-	// and --gpus-per-task).
+	// each task of a step to its own devices, they count from 0 within those instead (recorded: 22.05,
+	// ConstrainDevices and --gpus-per-task).
 	GPUs []int
 
 	AllOfStep   bool // GPUs are all GPUs of the step on this node, so all of its tasks here have the same
@@ -22,8 +22,9 @@ type Binding struct {
 	GPUsPerTask int  // --gpus-per-task, the sum of all types, 0 if it was not given
 }
 
-// ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer GPUs
-// than the step (recorded). CUDA_VISIBLE_DEVICES is not used, because it counts differently under ConstrainDevices.
+// ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer
+// GPUs than the step (recorded). CUDA_VISIBLE_DEVICES is not used, because it counts differently under
+// ConstrainDevices.
 func ReadBinding(env Env) (Binding, error) {
 	binding, err := readBinding(env)
 	if err != nil {
@@ -57,8 +58,8 @@ func readBinding(env Env) (binding Binding, err error) {
 	return binding, nil
 }
 
-// WithoutGPU reports whether a task of a job with GPUs is of a step that has none: srun --gres=none. Slurm tells every
-// other step how many it has on the node (recorded).
+// WithoutGPU reports whether a task of a job with GPUs belongs to a step without GPUs (srun --gres=none). In every
+// other step, Slurm sets the number of its GPUs on the node (recorded).
 func WithoutGPU(env Env, task Task) bool {
 	return env["SLURM_JOB_GPUS"] != "" && env["SLURM_STEP_GPUS"] == "" && env["SLURM_GPUS_ON_NODE"] == "" && task.StepID != "" && task.BySlurm()
 }
@@ -91,8 +92,8 @@ func perTask(env Env) (sum int, err error) {
 }
 
 // bindWay parses srun's form of --gpu-bind, --ntasks-per-gpu and --gpus-per-task: "gpu:single:2", since 24.11
-// "gres/gpu:single:2" (recorded). "verbose," precedes the way if the user asked for it. Other kinds of devices follow a
-// ";".
+// "gres/gpu:single:2" (recorded). "verbose," precedes the way if the user asked for it. Other kinds of devices follow
+// a ";".
 func bindWay(value string) (way, list string) {
 	for kind := range strings.SplitSeq(value, ";") {
 		if gpu, ok := strings.CutPrefix(strings.TrimPrefix(kind, "gres/"), "gpu:"); ok {
@@ -131,8 +132,8 @@ func maxPerGPU(way, list string, task taskIndex, gpus int) int {
 	return 0
 }
 
-// entries parses "1,0*2" as 1, 0, 0. Entries are numbers, decimal or with 0x, or masks, always hexadecimal. It returns
-// nil if the text is no such list.
+// entries parses "1,0*2" as 1, 0, 0. Entries are numbers, decimal or with 0x, or masks, always hexadecimal. It
+// returns nil if the text is no such list.
 func entries(list string, masks bool) []uint64 {
 	var all []uint64
 	for entry := range strings.SplitSeq(list, ",") {

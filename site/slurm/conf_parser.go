@@ -83,8 +83,8 @@ func includeConf(opener open, path, dir string, depth int, have []confLine) ([]c
 	return have, nil
 }
 
-// confLines splits a file into logical lines and skips empty ones. The order of the steps is Slurm's. A comment ends a
-// physical line even within quotes, then a final backslash joins the next line, then escapes are resolved.
+// confLines splits a file into logical lines and skips empty ones. The order of the steps is Slurm's. A comment ends
+// a physical line even within quotes, then a final backslash joins the next line, then escapes are resolved.
 func confLines(r io.Reader, name string) ([]confLine, error) {
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(nil, confLineMax)
@@ -138,8 +138,8 @@ func stripComment(line string) string {
 	return line
 }
 
-// stripContinuation reports whether the line continues: it ends with an odd number of backslashes, perhaps with spaces
-// after them.
+// stripContinuation reports whether the line continues: it ends with an odd number of backslashes, perhaps with
+// spaces after them.
 func stripContinuation(line string) (string, bool) {
 	text := strings.TrimRight(line, " \t\r\v\f")
 	head := strings.TrimRight(text, `\`)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ReadFeatures reads Features= of a node from the slurm.conf at path and its includes. The error wraps ErrNoNode if no
-// line names the node. Changes by scontrol are in no file, and so are unknown here.
+// ReadFeatures reads Features= of a node from the slurm.conf at path and its includes. The error wraps ErrNoNode if
+// no line names the node. Changes by scontrol are in no file, and so are unknown here.
 func ReadFeatures(path, node string) ([]string, error) {
 	return readFeatures(openFile, path, node)
 }

@@ -43,11 +43,11 @@ type Gres struct {
 	Node    string
 	Detect  Detect
 	Entries []GresEntry // in the order of Slurm's indices as long as Detect is off
-	EnvUUID bool        // Flags=env_uuid of Slurm 26.05: prologs are told UUIDs, and positions mean nothing
+	EnvUUID bool        // Flags=env_uuid of Slurm 26.05: prologs get UUIDs, and positions have no meaning
 	Shared  []string    // sorted names of the node's other GRES (mps, shard, nic), from the file and from Add
 
-	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines of
-	// gres.conf in the order of these types, and no more than their counts.
+	// Configured is the node's GPUs in slurm.conf by type, or nil if slurm.conf was not read. Slurm takes the lines
+	// of gres.conf in the order of these types, and no more than their counts.
 	Configured []ConfiguredGres
 }
 
@@ -185,8 +185,8 @@ func parseDetect(at confLine, value string) (Detect, error) {
 	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", at, value)
 }
 
-// localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no effect
-// in Slurm.
+// localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no
+// effect in Slurm.
 func localDetect(at confLine, values map[string]string, before Detect) (Detect, error) {
 	value, ok := values["autodetect"]
 	if !ok {
@@ -226,8 +226,8 @@ func (g *Gres) fill(lines []gresLine) error {
 	return twice(g.Entries)
 }
 
-// Add adds the node's GPUs and other GRES from slurm.conf, which ReadNode returns. A shard needs no line in gres.conf,
-// because Slurm assigns as many as slurm.conf counts.
+// Add adds the node's GPUs and other GRES from slurm.conf, which ReadNode returns. A shard needs no line in
+// gres.conf, because Slurm assigns as many as slurm.conf counts.
 func (g *Gres) Add(gpus []ConfiguredGres, others []string) {
 	g.Configured = gpus
 	g.share(others)

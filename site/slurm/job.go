@@ -11,9 +11,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// Job is what slurmd tells a prolog or an epilog about a job on this node. A zero value means that this release of
-// Slurm does not report it. The fields that a user writes are marked. They may contain any byte, even newlines, so a
-// caller must make them safe before it logs them.
+// Job is what slurmd reports to a prolog or an epilog about a job on this node. A zero value means that this release
+// of Slurm does not report it. The fields that a user writes are marked. They may contain any byte, even newlines, so
+// a caller must make them safe before it logs them.
 type Job struct {
 	ID   uint32 // never 0
 	UID  uint32
@@ -51,7 +51,7 @@ type Job struct {
 	HasOption bool   // whether the option was given
 }
 
-// Controller says whether Slurm or the user decides a variable's value.
+// Controller is who decides a variable's value: Slurm or the user.
 type Controller string
 
 // A well-formed value of Slurm's is trusted. A user's value may be hostile: it is passed on, but never trusted.
@@ -60,7 +60,7 @@ const (
 	ByUser  Controller = "user"
 )
 
-// Need says what happens if a job's variable is missing or malformed.
+// Need is what happens if a job's variable is missing or malformed.
 type Need string
 
 // An epilog follows the prolog's record and needs only the job's ID. Other variables are optional there, because an
@@ -112,8 +112,8 @@ func Variables() []Variable {
 	}
 }
 
-// ReadJob reads the job of a prolog or an epilog. It fails in three cases: the context is not want, a variable that the
-// context requires is missing, or a variable that Slurm controls and the context checks is malformed.
+// ReadJob reads the job of a prolog or an epilog. It fails in three cases: the context is not want, a variable that
+// the context requires is missing, or a variable that Slurm controls and the context checks is malformed.
 func ReadJob(env Env, want Context) (Job, error) {
 	if err := checkContext(env, want); err != nil {
 		return Job{}, err
@@ -250,8 +250,8 @@ func constraints(j *Job, value string) error {
 }
 
 // Features returns the feature names in a constraint expression such as "a100&[rack1*2|rack2]", in their order, each
-// once. Counts after "*" or ":" are not names. The operators are lost, so a name in an alternative counts as requested.
-// "(null)", which older releases print, has no names.
+// once. Counts after "*" or ":" are not names. The operators are lost, so a name in an alternative counts as
+// requested. "(null)", which older releases print, has no names.
 func Features(expression string) []string {
 	if expression == "(null)" {
 		return nil

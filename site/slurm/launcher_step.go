@@ -13,11 +13,12 @@ import (
 // step has one task on each node. A rank of the launcher may also run srun, but has the launcher's rank variables in
 // its environment.
 //
-// Slurm does not tell a TaskProlog the step's command, and only root can read slurmstepd's /proc. So the step is
+// A TaskProlog does not get the step's command from Slurm, and only root can read slurmstepd's /proc. So the step is
 // recognised by what the launcher leaves in its srun's environment. Open MPI sets three variables for itself. A shell
 // leaves the launcher's path in "_", which an srun of the shell's own would have replaced.
 //
-// A daemon of MPICH's mpiexec is not recognised if a program started mpiexec that sets no "_", such as a Python script.
+// A daemon of MPICH's mpiexec is not recognised if a program started mpiexec that sets no "_", such as a Python
+// script.
 func IsLauncherStep(env Env) bool {
 	if strings.Trim(env["SLURM_GTIDS"], "0123456789") != "" || !onePerNode(env["SLURM_STEP_TASKS_PER_NODE"]) {
 		return false
@@ -48,8 +49,8 @@ var ofOpenMPI = [][]string{
 	{"OMPI_TOOL_NAME", "OMPI_VERSION", "OMPI_MCA_PREFIXES"},
 }
 
-// byOpenMPI recognises mpirun's srun. A user may set each of a release's variables, but only mpirun has all of them and
-// an srun that binds nothing.
+// byOpenMPI recognises mpirun's srun. A user may set each of a release's variables, but only mpirun has all of them
+// and an srun that binds nothing.
 func byOpenMPI(env Env) bool {
 	all := func(names []string) bool {
 		return !slices.ContainsFunc(names, func(name string) bool { _, ok := env[name]; return !ok })

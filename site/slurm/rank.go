@@ -16,9 +16,9 @@ func RankVariables() []string {
 	return slices.Compact(names)
 }
 
-// RankOf returns a process's rank in its whole launch and its step, for people: a process inherits the variables of the one
-// that started it, so a rank's children have its rank. The rank is -1 if no launcher started the process. The step is
-// "batch" for a batch script and for an interactive step, and "" outside of Slurm.
+// RankOf returns a process's rank in its whole launch and its step, for people. A process inherits the variables of
+// the process that started it, so the children of a rank have its number. The rank is -1 if no launcher started the
+// process. The step is "batch" for a batch script and for an interactive step, and "" outside of Slurm.
 func RankOf(env Env) (rank int, step string) {
 	step, err := stepOf(env)
 	if _, inJob := env["SLURM_JOB_ID"]; inJob && step == "" && err == nil {

@@ -4,8 +4,8 @@ package slurm
 
 import "strings"
 
-// ParseRelease returns the release in what a command of Slurm prints with -V: "22.05" of "slurm-wlm 22.05.8", as Debian
-// has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
+// ParseRelease returns the release in what a command of Slurm prints with -V: "22.05" of "slurm-wlm 22.05.8", as
+// Debian has it, and "24.11" of "slurm 24.11.5". It returns "" for another text.
 func ParseRelease(printed string) string {
 	program, version, _ := strings.Cut(strings.TrimSpace(printed), " ")
 	parts := strings.Split(version, ".")

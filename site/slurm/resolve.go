@@ -97,8 +97,9 @@ func repeated[T comparable](items []T) (T, bool) {
 	return none, false
 }
 
-// checkTypes refuses a node with GPUs of several types. If a job requested two types, Slurm 22.05's prolog saw only the
-// last type's GPUs (measured). If slurm.conf was read, its types count, because Slurm drops the types that it lacks.
+// checkTypes refuses a node with GPUs of several types. If a job requested two types, Slurm 22.05's prolog saw only
+// the last type's GPUs (measured). If slurm.conf was read, its types count, because Slurm drops the types that it
+// lacks.
 func (g Gres) checkTypes() error {
 	var types []string
 	from := "gres.conf"
@@ -167,8 +168,8 @@ func (g Gres) count() int {
 	return n
 }
 
-// listed returns the list of devices that Slurm makes of the entries: those with a file. If slurm.conf was read, Slurm
-// takes them type after type, up to the type's count (_merge_config in Slurm's gres.c).
+// listed returns the list of devices that Slurm makes of the entries: those with a file. If slurm.conf was read,
+// Slurm takes them type after type, up to the type's count (_merge_config in Slurm's gres.c).
 func (g Gres) listed() []GresEntry {
 	left := slices.DeleteFunc(slices.Clone(g.Entries), func(e GresEntry) bool { return e.Minor < 0 && !e.Multiple })
 	if g.Configured == nil {
@@ -189,9 +190,9 @@ func (g Gres) listed() []GresEntry {
 	return taken
 }
 
-// MatchDevices finds the devices of refs among all of the node's devices, in the order of refs. Positions by PCI bus id
-// or by minor number count the devices that slurmd detected, and slurmd may not have taken all of them. So MatchDevices
-// succeeds only if every list that slurmd may have made has the same device in that position.
+// MatchDevices finds the devices of refs among all of the node's devices, in the order of refs. Positions by PCI bus
+// id or by minor number count the devices that slurmd detected, and slurmd may not have taken all of them. So
+// MatchDevices succeeds only if every list that slurmd may have made has the same device in that position.
 func MatchDevices(gres Gres, refs []DeviceRef, devices []site.Device) ([]site.Device, error) {
 	picked := make([]site.Device, 0, len(refs))
 	for _, ref := range refs {
@@ -238,10 +239,10 @@ func byBus(a, b site.Device) int {
 }
 func byMinor(a, b site.Device) int { return cmp.Compare(a.Minor, b.Minor) }
 
-// ordered returns slurmd's list of the node's whole GPUs. Slurm's source (_merge_system_gres_conf in gres_gpu.c) takes
-// detected devices in the natural order of their files, at most as many as slurm.conf counts. Devices with File= lines
-// come first. It then sorts them: by PCI bus id with nvml, by file with nvidia. A slurmd built without the library
-// keeps the order of the File= lines.
+// ordered returns slurmd's list of the node's whole GPUs. Slurm's source (_merge_system_gres_conf in gres_gpu.c)
+// takes detected devices in the natural order of their files, at most as many as slurm.conf counts. Devices with
+// File= lines come first. It then sorts them: by PCI bus id with nvml, by file with nvidia. A slurmd built without
+// the library keeps the order of the File= lines.
 func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) {
 	sorted := slices.SortedFunc(slices.Values(devices), byBus)
 	if by == ByMinorOrder {
@@ -265,8 +266,8 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 	return sorted, nil
 }
 
-// checkKinds refuses a type together with several products, because their names decide which of them Slurm matched with
-// the type.
+// checkKinds refuses a type together with several products, because their names decide which of them Slurm matched
+// with the type.
 func (g Gres) checkKinds(devices []site.Device) error {
 	typed := slices.ContainsFunc(g.Entries, func(e GresEntry) bool { return e.Type != "" }) ||
 		slices.ContainsFunc(g.Configured, func(w ConfiguredGres) bool { return w.Type != "" })
@@ -278,8 +279,8 @@ func (g Gres) checkKinds(devices []site.Device) error {
 	return nil
 }
 
-// orderedFiles is for File= lines with AutoDetect=. The positions are certain if the lines are in the order into which
-// the detection sorts, by its key and by file. In addition, no GPU without a line may come between them.
+// orderedFiles is for File= lines with AutoDetect=. The positions are certain if the lines are in the order into
+// which the detection sorts, by its key and by file. In addition, no GPU without a line may come between them.
 func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Device, error) {
 	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
 	complete := g.Configured != nil && g.count() <= len(listed)

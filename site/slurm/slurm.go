@@ -3,8 +3,8 @@
 // Package slurm reads Slurm's and the launchers' data about a job, a rank and a node's GPUs, and returns typed and
 // checked values.
 //
-// It reads no environment and no fixed path: an environment is passed as a value, a file as a path. A user's mistake is
-// never an error of ReadJob, because a user's text is returned unchanged. It never guesses: if Slurm's data do not
+// It reads no environment and no fixed path: an environment is passed as a value, a file as a path. A user's mistake
+// is never an error of ReadJob, because a user's text is returned unchanged. It never guesses: if Slurm's data do not
 // determine a GPU, the result is an error with the reason.
 package slurm
 

@@ -22,8 +22,8 @@ type ConfFile struct {
 // otherLines begin lines about something else than the cluster or a node. Their names have another meaning.
 var otherLines = []string{"partitionname", "nodeset", "downnodes", "frontendname", "switchname", "entityname"}
 
-// ReadConfFile reads slurm.conf, or another file of its form, with its includes. It skips lines with NodeName= of other
-// nodes.
+// ReadConfFile reads slurm.conf, or another file of its form, with its includes. It skips lines with NodeName= of
+// other nodes.
 func ReadConfFile(path, node string) (ConfFile, error) {
 	return readSettings(openFile, path, node)
 }

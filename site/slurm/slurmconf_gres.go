@@ -11,9 +11,9 @@ import (
 // ErrNoNode means that slurm.conf has no line for the node: it is a dynamic node, which registers itself.
 var ErrNoNode = errors.New("no NodeName= line names it")
 
-// ReadNode reads Gres= of a node from the slurm.conf at path and its includes. It returns the node's GPUs and the names
-// of its other GRES, such as shard. A node without GPUs has an empty list, not nil. The error wraps ErrNoNode if no
-// line names the node.
+// ReadNode reads Gres= of a node from the slurm.conf at path and its includes. It returns the node's GPUs and the
+// names of its other GRES, such as shard. A node without GPUs has an empty list, not nil. The error wraps ErrNoNode
+// if no line names the node.
 func ReadNode(path, node string) (gpus []ConfiguredGres, others []string, err error) {
 	return readNode(openFile, path, node)
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// prefix stands before each line of slurmd -G: "slurmd: ", or a time since 26.05 (run: 22.05, 24.11 and 26.05).
+// prefix is the beginning of each line of slurmd -G: "slurmd: ", or a time since 26.05 (run: 22.05, 24.11 and 26.05).
 var prefix = regexp.MustCompile(`^(slurmd: |\[[^]]*\] )`)
 
 // filesOf returns File= of a line of slurmd -G, without its prefix. It reports whether the line is about GPUs.

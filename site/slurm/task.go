@@ -95,7 +95,7 @@ func WithoutInheritedLauncher(env, task Env) Env {
 	return fresh
 }
 
-// LauncherVariables returns the variables by which launchers tell a process its rank and size.
+// LauncherVariables returns the variables in which launchers give a process its rank and size.
 func LauncherVariables() []string {
 	var names []string
 	for _, l := range Launchers() {
@@ -109,13 +109,13 @@ func readTask(env Env, pid int) (Task, error) {
 	if err != nil {
 		return Task{}, err
 	}
-	for _, say := range []func() (Task, bool, error){
+	for _, read := range []func() (Task, bool, error){
 		func() (Task, bool, error) { return bySlurmstepd(task, env, pid) },
 		func() (Task, bool, error) { return byLauncher(task, env) },
 		func() (Task, bool, error) { return bySlurm(task, env, SourceInherited) },
 	} {
-		if said, ok, err := say(); ok || err != nil {
-			return said, err
+		if found, ok, err := read(); ok || err != nil {
+			return found, err
 		}
 	}
 	return alone(task, env)
@@ -141,7 +141,8 @@ func taskJob(env Env) (Task, error) {
 	return task, err
 }
 
-// maxNormalStep is SLURM_MAX_NORMAL_STEP_ID. Above it are steps that no srun made: extern, batch and interactive ones.
+// maxNormalStep is SLURM_MAX_NORMAL_STEP_ID. Above it are steps that no srun made: extern, batch and interactive
+// ones.
 const maxNormalStep = 0xfffffff0
 
 // stepOf returns the number of the step that an srun made, or "". In a batch script SLURM_STEP_ID is absent, and -5
@@ -200,8 +201,8 @@ func bySlurmstepd(task Task, env Env, pid int) (Task, bool, error) {
 	return bySlurm(task, env, SourceStepd)
 }
 
-// bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on this
-// node. SLURM_NTASKS and similar variables count other nodes or the whole job.
+// bySlurm takes the rank from SLURM_LOCALID and the size from the items of SLURM_GTIDS, the ranks of this step on
+// this node. SLURM_NTASKS and similar variables count other nodes or the whole job.
 func bySlurm(task Task, env Env, source string) (Task, bool, error) {
 	rank, ok := env["SLURM_LOCALID"]
 	if !ok {
@@ -217,12 +218,12 @@ func bySlurm(task Task, env Env, source string) (Task, bool, error) {
 		}
 	}
 	size := strconv.Itoa(strings.Count(ids, ",") + 1)
-	said, err := parsePlace(task, source, "SLURM_LOCALID", rank, "the items of SLURM_GTIDS", size)
-	return said, err == nil, err
+	found, err := parsePlace(task, source, "SLURM_LOCALID", rank, "the items of SLURM_GTIDS", size)
+	return found, err == nil, err
 }
 
-// byLauncher uses the first launcher that sets both rank and size. If a launcher sets only the rank, byLauncher fails,
-// because Slurm's variables then describe the launcher and not the rank.
+// byLauncher uses the first launcher that sets both rank and size. If a launcher sets only the rank, byLauncher
+// fails, because Slurm's variables then describe the launcher and not the rank.
 func byLauncher(task Task, env Env) (Task, bool, error) {
 	half := ""
 	for _, l := range Launchers() {
@@ -236,8 +237,8 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 			half = cmp.Or(half, l.Rank)
 			continue
 		}
-		said, err := parsePlace(task, l.Name, l.Rank, rank, from, size)
-		return said, err == nil, err
+		found, err := parsePlace(task, l.Name, l.Rank, rank, from, size)
+		return found, err == nil, err
 	}
 	if half != "" {
 		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
@@ -289,8 +290,8 @@ func alone(task Task, env Env) (Task, error) {
 	return task, nil
 }
 
-// TasksOnNode returns the number of the job's tasks on this node, by SLURM_TASKS_PER_NODE ("4(x2),1") and SLURM_NODEID.
-// In a step, these are the step's tasks.
+// TasksOnNode returns the number of the job's tasks on this node, by SLURM_TASKS_PER_NODE ("4(x2),1") and
+// SLURM_NODEID. In a step, these are the step's tasks.
 func TasksOnNode(env Env) (int, error) {
 	value := env["SLURM_TASKS_PER_NODE"]
 	node, _ := strconv.Atoi(env["SLURM_NODEID"])

@@ -41,15 +41,15 @@ func (s Steps) Sign(job uint32, sluid string) string {
 	}
 	number := strconv.FormatUint(uint64(job), 10)
 	for _, c := range s.cuts {
-		if strings.HasPrefix(number, c.digits) && !s.tells(c.digits) {
+		if strings.HasPrefix(number, c.digits) && !s.hasSign(c.digits) {
 			return fmt.Sprintf("slurmstepd pid %d may be its own: its title ends at %s", c.pid, c.digits)
 		}
 	}
 	return ""
 }
 
-// tells reports whether a job whose number begins with these digits has a sign.
-func (s Steps) tells(digits string) bool {
+// hasSign reports whether a job whose number begins with these digits has a sign.
+func (s Steps) hasSign(digits string) bool {
 	for job := range s.of {
 		if strings.HasPrefix(strconv.FormatUint(uint64(job), 10), digits) {
 			return true
@@ -130,10 +130,10 @@ func (s Steps) group(pid int) {
 // sluidName is the name of a job's control group since 26.05: "s" and 13 digits of Crockford's base 32.
 var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
 
-// groupOf is the number or the SLUID of the job in whose control group a process is, "" for none. The groups are
-// …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's name
-// in them if a machine runs several slurmd. A group below /user.slice does not count, because users make such groups
-// themselves.
+// groupOf returns the number or the SLUID of the job that has the control group of a process, "" for none. The groups
+// are …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's
+// name in them if a machine runs several slurmd. A group below /user.slice does not count, because users make such
+// groups themselves.
 func groupOf(content string) (number, sluid string) {
 	for _, group := range proc.ControlGroups(content) {
 		if strings.HasPrefix(group.Path, "/user.slice/") {
