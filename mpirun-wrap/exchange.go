@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RankInfo is what a rank tells the other ranks of its launch on the node.
+// RankInfo is what a rank reports to the other ranks of its launch on the node.
 type RankInfo struct {
 	Rank    int    `json:"rank"`
 	Devices []int  `json:"devices"` // indices into the ticket's devices
@@ -64,7 +64,7 @@ func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 }
 
 // ExchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is
-// the user's own. The error says how many ranks came before ctx ended.
+// the user's own. The error has the number of ranks that came before ctx ended.
 func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, own RankInfo) ([]RankInfo, error) {
 	if err := writeRankInfo(folder, launch, own); err != nil {
 		return nil, err

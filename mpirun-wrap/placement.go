@@ -83,8 +83,8 @@ type Rank struct {
 	Binding slurm.Binding
 	Host    HostInfo
 	Options Options
-	// Exchange tells the other ranks of the launch this one's information and returns that of all ranks. It is nil if
-	// no rank can have its own rule.
+	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
+	// ranks. It is nil if no rank can have its own rule.
 	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
 	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
 	// it.

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnavailableError means that a placement cannot use MPS. Do tells the user what to do.
+// UnavailableError means that a placement cannot use MPS. Do is the advice for the user.
 type UnavailableError struct {
 	UUID  site.UUID
 	Cause error
@@ -78,8 +78,8 @@ func (s Placement) checkSocket(socket string) error {
 	return nil
 }
 
-// mountAll tells the user what to do if the daemon's socket is missing. Each job's folder may be a file system of its
-// own.
+// mountAll is the advice for the user if the daemon's socket is missing. Each job's folder may be a file system of
+// its own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
 func (s Placement) off(do, format string, values ...any) error {

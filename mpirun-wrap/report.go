@@ -69,7 +69,7 @@ func (s Placement) Report(out io.Writer, asJSON bool) error {
 	return nil
 }
 
-// shortUUID is the length of "GPU-" and eight digits, which tell the GPUs of a node apart.
+// shortUUID is the length of "GPU-" and eight digits, which distinguish the GPUs of a node.
 const shortUUID = 12
 
 // String describes the part.

@@ -116,7 +116,7 @@ type Setting struct {
 type attribute struct {
 	name string
 	text func(Grant) string // the value as a policy writes it
-	// narrow sets the attribute to a value. The error says why the value is wrong, or why it exceeds what the rule
+	// narrow sets the attribute to a value. The error is why the value is wrong, or why it exceeds what the rule
 	// gives.
 	narrow func(value string, given Grant, g *Grant) error
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The number of clients that MPS serves on one GPU. NVIDIA's MPS guide says 16 before Volta, 48 from Volta on and 60
+// The number of clients that MPS serves on one GPU. NVIDIA's MPS guide has 16 before Volta, 48 from Volta on and 60
 // from CUDA 13.1 on; 48 was measured on an H200 under CUDA 13.0 (the 49th gets error 46), 60 was not. It counts
 // contexts, and a raised CUDA_DEVICE_MAX_CONNECTIONS lowers it.
 const (

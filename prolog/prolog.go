@@ -114,8 +114,8 @@ func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (O
 	return o.onFailure(v, err)
 }
 
-// Requested reports whether a job asks for MPS. Without a trigger only the rules can tell, and they need no look-up
-// for that.
+// Requested reports whether a job asks for MPS. Without a trigger only the rules decide that, and they need no
+// look-up for that.
 func Requested(job slurm.Job, rules policy.Policy) bool {
 	_, asks := rules.Requested(request(job))
 	if asks && rules.Trigger == nil {

@@ -384,7 +384,7 @@ func noShare(n Node, name, what string) []Finding {
 	return []Finding{fault(Kind("gres-"+name), where, do+reconfigure, "%s", what)}
 }
 
-// private returns the folders that each job has for itself, and which setting says so.
+// private returns the folders that each job has for itself, and the setting that has them.
 func (s Slurm) private() (dirs []string, from string) {
 	kind := s.value("JobContainerType") + s.value("NamespaceType")
 	if strings.HasSuffix(kind, "/linux") {

@@ -207,7 +207,7 @@ func above(reported float64, ceiling policy.Percent) bool {
 	return reported > float64(ceiling)/1e6 && !near(reported, ceiling)
 }
 
-// client judges the limits of a client whose job's ticket grants some.
+// client judges the limits of a client, if the ticket of its job grants limits.
 func (b *diagnosis) client(n Node, j Job, held Held, c Client) {
 	if c.Unknown != "" || j.ticket == nil {
 		return

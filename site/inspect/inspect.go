@@ -31,7 +31,7 @@ type Node struct {
 	claims  []lease.Claim
 	records string // a digest of the records, to notice a change
 	census  []mps.Process
-	run     string     // the folder of state, which tells our daemons from others
+	run     string     // the folder of state; only our daemons are below it
 	paths   site.Paths // for the commands in findings
 	policy  policyfile.FileStatus
 	facts   policyfile.FileStatus

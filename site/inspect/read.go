@@ -278,7 +278,8 @@ func (n Node) holder(uuid site.UUID) (job *uint32, held bool) {
 	return nil, false
 }
 
-// heldBy returns the job whose lease or ticket names a device, nil if there is no such job that the caller may know.
+// heldBy returns the job that has a device by its lease or ticket, nil if there is no such job that the caller may
+// know.
 func (n Node) heldBy(uuid site.UUID) *uint32 {
 	for _, j := range n.Jobs {
 		if j.leased && slices.ContainsFunc(j.Devices, func(h Held) bool { return h.UUID == uuid }) {

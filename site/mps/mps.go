@@ -30,7 +30,7 @@ type ControlProgram struct {
 // and prints nothing (measured).
 const sunPath = 108
 
-// CheckPath refuses a pipe folder whose sockets would have too long a path.
+// CheckPath refuses a pipe folder if the paths of its sockets would be too long.
 func CheckPath(pipeDir string) error {
 	longest := filepath.Join(pipeDir, "control_privileged")
 	if len(longest) >= sunPath {

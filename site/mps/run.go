@@ -121,7 +121,7 @@ func (e *controlRun) wait(ctx context.Context) (inTime bool) {
 	return false
 }
 
-// status returns an error that says how the program ended.
+// status returns an error that describes how the program ended.
 func (e *controlRun) status() error {
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(e.pid, &status, 0, nil); err != nil {

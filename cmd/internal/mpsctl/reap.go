@@ -233,7 +233,7 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	case void != "" && !refused && len(daemons) == 0:
 		return line.act(Remove, void), leftover{}
 	case refused && len(found) == 0 && r.only != job:
-		return Result{}, leftover{} // the job was told that it has no MPS, and it may run
+		return Result{}, leftover{} // its user knows that the job has no MPS, and the job may run
 	case refused && (sign != "" || r.only != job):
 		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")), "when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
 	case refused:
