@@ -156,7 +156,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 		{"the server takes a quarter of an hour to start", func(p testNode) { p.fault("server_start_ms", "900000") }, 0, false},
 		{"the server dies at its start", func(p testNode) { p.fault("server_dies_at_start", "1") }, 0, false},
 		{"another process holds the journal", func(p testNode) { p.hold("lock") }, 1, false},
-		{"another process holds the job's lock", func(p testNode) { p.hold("turns/7") }, 1, false},
+		{"another process holds the job's lock", func(p testNode) { p.hold("locks/7") }, 1, false},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
 		p, job := timedTestNode(t)
 		c.breaks(p)
@@ -166,7 +166,7 @@ func TestAPrologEndsInTime(t *testing.T) {
 			p.opened(job.ID)
 		case c.dirty:
 			p.didTheRest()
-		case len(left) > 0 && fmt.Sprint(left) != "[file turns/7]": // in one case the test itself holds this file
+		case len(left) > 0 && fmt.Sprint(left) != "[file locks/7]": // in one case the test itself holds this file
 			t.Errorf("left behind: %q\n%s", left, p.log())
 		}
 	})
@@ -196,7 +196,7 @@ func TestAnEpilogEndsInTime(t *testing.T) {
 		{"the control program hangs", func(p testNode) func() { p.control(`exec sleep 900`); return nil }, 0},
 		{"the daemon answers each command after a quarter of an hour", func(p testNode) func() { p.fault("slow_ms", "900000"); return nil }, 0},
 		{"another process holds the journal", func(p testNode) func() { return p.hold("lock") }, 1},
-		{"another process holds the job's lock", func(p testNode) func() { return p.hold("turns/7") }, 1},
+		{"another process holds the job's lock", func(p testNode) func() { return p.hold("locks/7") }, 1},
 	}, func(c wait) string { return c.name }, func(t *testing.T, c wait) {
 		p, job := timedTestNode(t)
 		p.must(0, job, "prolog")

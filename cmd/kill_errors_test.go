@@ -131,8 +131,8 @@ func (p testNode) failing(job testnode.Job, program string, once bool, refusals 
 func (p testNode) cleanButLock(f failure) {
 	p.t.Helper()
 	left := p.left()
-	if strings.Contains(f.name, "/turns/7") {
-		left = slices.DeleteFunc(left, func(what string) bool { return what == "file turns/7" })
+	if strings.Contains(f.name, "/locks/7") {
+		left = slices.DeleteFunc(left, func(what string) bool { return what == "file locks/7" })
 	}
 	if len(left) > 0 {
 		p.t.Errorf("left behind: %q\n%s", left, p.log())
@@ -233,7 +233,7 @@ func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 // Modes and folders stay as long as a process may use them.
 func (p testNode) didTheRest() {
 	p.t.Helper()
-	left := slices.DeleteFunc(p.left(), func(what string) bool { return what == "file turns/7" })
+	left := slices.DeleteFunc(p.left(), func(what string) bool { return what == "file locks/7" })
 	kinds := map[string]bool{}
 	for _, what := range left {
 		kind, _, _ := strings.Cut(strings.TrimPrefix(what, "file "), "/")

@@ -390,7 +390,7 @@ func TestAnOrphanThatIsLate(t *testing.T) {
 				t.Errorf("epilog: %+v\n%s", result, p.log())
 			}
 			if !c.moves {
-				want := "epilog: cannot lock " + p.Paths().Run() + "/turns/7: "
+				want := "epilog: cannot lock " + p.Paths().Run() + "/locks/7: "
 				if result.Code != 1 || !strings.HasPrefix(result.Output, want) {
 					t.Errorf("epilog: %+v, want 1 and %q", result, want)
 				}
@@ -420,7 +420,7 @@ func (p testNode) waitsForLock() {
 		for _, file := range files {
 			target, _ := os.Readlink(file)
 			program, _ := os.Readlink(filepath.Join(filepath.Dir(filepath.Dir(file)), "exe"))
-			if target == p.Paths().Run()+"/turns/7" && filepath.Base(program) == "epilog" {
+			if target == p.Paths().Run()+"/locks/7" && filepath.Base(program) == "epilog" {
 				return
 			}
 		}

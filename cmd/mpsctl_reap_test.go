@@ -348,7 +348,7 @@ func TestReapOfWhatNoLeaseNames(t *testing.T) {
 			s.record(fmt.Sprintf("tickets/%d.json", goneJob), strings.Replace(ticket, `"id": 7`, fmt.Sprintf(`"id": %d`, goneJob), 1))
 		}, action("remove"), 0, nil},
 		{"a lock file of a killed program", func(s scene) {
-			s.record(fmt.Sprintf("turns/%d", goneJob), `{"pid":1,"start":1}`)
+			s.record(fmt.Sprintf("locks/%d", goneJob), `{"pid":1,"start":1}`)
 			s.record(fmt.Sprintf("leases/.%d.json.new", goneJob), `{`)
 		}, action("remove"), 0, nil},
 		{"a daemon in a job's folder", func(s scene) {
@@ -446,7 +446,7 @@ func (p testNode) atGate(do func(), program string) {
 	p.t.Helper()
 	gate := filepath.Join(filepath.Dir(p.Root), "gate")
 	p.control(fmt.Sprintf("while ! test -e %[1]s.open; do sleep 0.02; done\nexec $REAL \"$@\"", gate))
-	lock := filepath.Join(p.Paths().Run(), fmt.Sprintf("turns/%d", goneJob))
+	lock := filepath.Join(p.Paths().Run(), fmt.Sprintf("locks/%d", goneJob))
 	done := make(chan testnode.Result, 1)
 	go func() {
 		result, _ := p.Run(p.ctx, p.job(goneJob, "0").Environment(program+"_slurmd"), program)

@@ -81,7 +81,7 @@ func TestAnUndoKeepsTheLockOfItsCaller(t *testing.T) {
 	if err := n.epilog().Undo(t.Context(), l); err != nil {
 		t.Error(err)
 	}
-	if left := n.Files(); !slices.Equal(left, []string{"turns/7"}) {
+	if left := n.Files(); !slices.Equal(left, []string{"locks/7"}) {
 		t.Errorf("the store has %q", left)
 	}
 }

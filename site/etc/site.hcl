@@ -1,5 +1,5 @@
-# Where helper programs are on this node and how long acts may take. Every line may be left out; slurmd gives a prolog
-# neither PATH nor LD_LIBRARY_PATH, so paths are whole.
+# Where helper programs are on this node, and how long a prolog and an epilog may take. You may leave out each line.
+# slurmd gives a prolog neither PATH nor LD_LIBRARY_PATH, so all paths are absolute.
 
 # mps_control     = "/usr/bin/nvidia-cuda-mps-control"
 # nvml_library    = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" # without it the loader finds it

@@ -298,7 +298,7 @@ func TestForgetLeavesWhatIsAnothersByNow(t *testing.T) {
 // the lock.
 //
 // Contract: R7
-func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
+func TestOneHolderOfALockWhoseFileIsRemoved(t *testing.T) {
 	j := newStore(t)
 	for range 5 {
 		first, err := j.Lock(deadline(t, time.Second), 7)
@@ -332,7 +332,7 @@ func TestOneTurnAtATimeThoughItsFileGoes(t *testing.T) {
 }
 
 // Contract: R7
-func TestTurnsAreTakenInTurn(t *testing.T) {
+func TestALockIsTakenByOneAfterTheOther(t *testing.T) {
 	j := newStore(t)
 	first, err := j.Lock(deadline(t, time.Second), 7)
 	if err != nil {

@@ -71,7 +71,7 @@ func (j *Store) Tickets() ([]uint32, error) { return j.jobs("tickets", ".json") 
 func (j *Store) Dirs() ([]uint32, error) { return j.jobs("jobs", "") }
 
 // LockedJobs lists the jobs with a lock file, in order. The lock's holder may have been killed.
-func (j *Store) LockedJobs() ([]uint32, error) { return j.jobs("turns", "") }
+func (j *Store) LockedJobs() ([]uint32, error) { return j.jobs("locks", "") }
 
 // LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock
 // file.

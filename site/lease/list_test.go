@@ -99,7 +99,7 @@ func TestActing(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A killed prolog has left its pid, which belongs to another process now.
-	if err := os.WriteFile(filepath.Join(j.dir, "turns", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(j.dir, "locks", "7"), []byte(fmt.Sprintf(`{"pid":%d,"start":1}`, self.PID)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if proc, acting := j.LockHolder(7); acting {

@@ -25,7 +25,7 @@ type Store struct {
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
 func Open(dir, boot string) (*Store, error) {
-	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "turns", "guards"} {
+	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "locks", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return nil, fmt.Errorf("cannot make state folder: %w", err)
@@ -77,7 +77,7 @@ func (j *Store) claimPath(uuid site.UUID) string {
 }
 
 func (j *Store) jobLockPath(job uint32) string {
-	return filepath.Join(j.dir, "turns", strconv.FormatUint(uint64(job), 10))
+	return filepath.Join(j.dir, "locks", strconv.FormatUint(uint64(job), 10))
 }
 
 // JobLock is the lock of one job's lease. Only one prolog or epilog of a job holds it at a time.

@@ -18,7 +18,7 @@ import (
 func HasNothingOf(dir string, job uint32) bool {
 	number := strconv.FormatUint(uint64(job), 10)
 	for _, place := range []struct{ folder, name string }{
-		{"leases", number + ".json"}, {"tickets", number + ".json"}, {"jobs", number}, {"turns", number},
+		{"leases", number + ".json"}, {"tickets", number + ".json"}, {"jobs", number}, {"locks", number},
 	} {
 		folder, err := openBelow(dir, place.folder)
 		if errors.Is(err, fs.ErrNotExist) {

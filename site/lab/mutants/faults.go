@@ -20,7 +20,7 @@ var faults = []fault{
 	{"a-claim-is-left", "R1", "site/lease/store.go", `return errors.Join(err, j.forget(l.Job.ID, uuids(l)))`, `return err`, "./site/lease", "TestADeviceHasOneHolder"},
 	{"an-open-lease-opens-again", "R12", "site/lease/phase.go", `if !l.Phase.mayFollow(next) {`, `if false {`,
 		"./site/lease", "TestAPhaseFollowsOnlyWhatItMay"},
-	{"a-lock-that-no-one-sees", "R7", "site/lease/files.go", `if sameFile(file, path) {`, `if true {`, "./site/lease", "TestOneTurnAtATimeThoughItsFileGoes"},
+	{"a-lock-that-no-one-sees", "R7", "site/lease/files.go", `if sameFile(file, path) {`, `if true {`, "./site/lease", "TestOneHolderOfALockWhoseFileIsRemoved"},
 	{"a-ticket-for-all", "security", "site/lease/store.go", `0o640, int(t.Job.GID)`, `0o644, int(t.Job.GID)`, "./site/lease", "TestALeaseFromIntentToOblivion"},
 	{"the-group-enters-the-folders", "security", "site/lease/jobdirs.go", "if err := mkdir(path, l.Job.UID, l.Job.GID, 0o700)", "if err := mkdir(path, l.Job.UID, l.Job.GID, 0o750)", "./site/lease", "TestFoldersGoWithoutFollowingALink"},
 	{"a-box-that-runs-programs", "security", "site/lease/jobdirs.go", `unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC`, `unix.MS_NOSUID|unix.MS_NODEV`, "./cmd", "TestHostileHardLinks"},

@@ -349,7 +349,7 @@ func (s Node) leftFiles() ([]string, error) {
 
 func known(name string) bool {
 	switch name {
-	case ".", "lock", "leases", "claims", "tickets", "jobs", "turns", "guards":
+	case ".", "lock", "leases", "claims", "tickets", "jobs", "locks", "guards":
 		return true
 	}
 	return false

@@ -13,7 +13,7 @@ import (
 // epilog that has finished has removed the lock file.
 //
 // Contract: R9
-func TestATurnOutlivesForgetAndNotFinish(t *testing.T) {
+func TestALockOutlivesForgetAndNotFinish(t *testing.T) {
 	j := newStore(t)
 	ctx := context.Background()
 	l := leaseOf(7, gpuA)
