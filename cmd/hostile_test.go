@@ -412,7 +412,7 @@ func (a attack) needsBox(f folders) {
 // If the start of a daemon fails, the end of its log is a part of the error. If the policy then runs jobs without
 // MPS, it is also a part of the ticket. The log may be any file, because here the user controls the control program.
 func TestHostileLogOfAFailedStart(t *testing.T) {
-	const words = "the words of somebody"
+	const words = "the words of a user"
 	for _, c := range []struct{ name, script, want string }{
 		{"its own", `echo ` + words + ` >$CUDA_MPS_LOG_DIRECTORY/control.log`, words},
 		{"a link to root's", `ln -s SECRET $CUDA_MPS_LOG_DIRECTORY/control.log`, ""},

@@ -26,7 +26,7 @@ func TestReplace(t *testing.T) {
 		t.Errorf("a link: %v", err)
 	}
 	if _, err := OpenTrustedFolder(dir); !errors.Is(err, ErrNotRootOwned) { // a folder in /tmp
-		t.Errorf("a folder below a folder that everybody may write: %v", err)
+		t.Errorf("a folder below a folder that every user may write: %v", err)
 	}
 	folder, err := OpenFolder(dir)
 	if err != nil {

@@ -74,7 +74,7 @@ func TestJudge(t *testing.T) {
 		{"a GPU fell off the bus", func(n *Node) { n.GPUs = n.GPUs[1:] }, "gpu-missing at job 7, " + string(gpuA)},
 		{"the driver did not answer", func(n *Node) { n.GPUs, n.drivers = nil, false }, ""},
 		{"an exclusive GPU of nobody", func(n *Node) { n.GPUs[1].Mode = site.ModeExclusiveProcess }, "exclusive-without-lease at GPU 1 (" + string(gpuB) + ")"},
-		{"an exclusive GPU of somebody whom only root knows", func(n *Node) { n.GPUs[1].Mode, n.GPUs[1].Held = site.ModeExclusiveProcess, true }, ""},
+		{"an exclusive GPU of a process that only root sees", func(n *Node) { n.GPUs[1].Mode, n.GPUs[1].Held = site.ModeExclusiveProcess, true }, ""},
 		{"a prohibited GPU", func(n *Node) { n.GPUs[1].Mode = site.ModeProhibited }, ""},
 
 		{"the daemon ended", daemonIs(Gone), "daemon-gone at job 7, /run/slurm-mps/jobs/7/0/pipe"},
@@ -88,10 +88,10 @@ func TestJudge(t *testing.T) {
 		{"a daemon of ours without a lease", func(n *Node) {
 			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, UID: 2001, Role: mps.RoleDaemon, PipeDir: "/run/slurm-mps/jobs/6/0/pipe"})
 		}, `daemon-without-lease at pid 300, uid 2001, "/run/slurm-mps/jobs/6/0/pipe"`},
-		{"somebody's daemon", func(n *Node) {
+		{"another user's daemon", func(n *Node) {
 			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleDaemon})
 		}, "daemon-not-of-a-lease at pid 300, uid 0, /tmp/nvidia-mps"},
-		{"somebody's question", func(n *Node) {
+		{"a question of another process", func(n *Node) {
 			n.census = append(n.census, mps.Process{Process: site.Process{PID: 300}, Role: mps.RoleQuery})
 		}, ""},
 		{"a daemon that cannot be looked into", func(n *Node) {
@@ -208,7 +208,7 @@ func TestEachKindIsReported(t *testing.T) {
 	}
 }
 
-// What only one of two looks saw was half of what a prolog or an epilog did meanwhile.
+// A finding that only one of two looks has is dropped: a prolog or an epilog was at work.
 func TestBothLooksAgree(t *testing.T) {
 	mode := Finding{Kind: ModeDiffers, Job: 7, GPU: gpuA, Where: "job 7", What: "it is in mode default"}
 	gone := Finding{Kind: DaemonGone, Job: 7, PID: 100}

@@ -94,7 +94,7 @@ func signed(gain float64) string {
 
 func (d data) throughput() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. The total of all ranks is in the unit of the heading. In brackets is the slowest rank's part of an n-th of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, ranks and daemons started anew for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
+	fmt.Fprintf(&b, "%s; %d rounds, a machine with one GPU and two with two, which share the plan, each GPU with as many CPUs. The total of all ranks is in the unit of the heading. In brackets is the slowest rank's part of an n-th of it. Medians of %d windows a round of %.0f ms in which every rank is at work; the rules in turns, with new ranks and daemons for each. `=` marks a rule that gives each rank the very same SMs as the other one, which was measured in its place.\n",
 		of(d.machineOfMatrix()), d.rounds, d.windows, d.windowMS)
 	for _, p := range programs {
 		ns := d.ranksOf(p.name)
