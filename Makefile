@@ -85,8 +85,8 @@ WALK := $(if $(filter file,$(origin SUITE)),bookworm,$(SUITE))
 walk: packages $(BUILT)/debian-$(WALK) ## follow docs/operator.md in a clean root
 	site/pkg/walk.sh $(BUILT) $(WALK)
 
-# Kills prolog and epilog at every effect, and makes every effect fail. This takes 15 minutes on two cores. Then it
-# runs many of them at once, with the race detector. A test joins the sweep by calling joinSweep.
+# Kills prolog and epilog at every effect, and makes every effect fail. This takes an hour on two cores. Then it runs
+# many of them at once, with the race detector. A test joins the sweep by calling joinSweep.
 sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -timeout 120m -v ./cmd
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd
@@ -97,8 +97,7 @@ mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 
 # Runs the sweep, and then 10,000 random jobs with random faults. On two cores the sweep takes an hour, and 500 jobs
-# take 11 minutes. The cluster has
-# seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats a run.
+# take 11 minutes. The cluster has seven nodes for each core, up to four cores. SOAK_MINUTES ends the run earlier, and SOAK_SEED repeats a run.
 SOAK_JOBS ?= 10000
 SOAK_SEED ?= $(shell date +%s)
 SOAK_WIDE ?= $(shell nproc)
