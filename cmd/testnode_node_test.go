@@ -486,6 +486,9 @@ func (p testNode) killLeft() {
 			_ = stat.Kill(9)
 		}
 	}
+	for deadline := time.Now().Add(time.Second); p.LoseGroups() != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond) // the group of a process that is ending is busy
+	}
 }
 
 func (p testNode) until(what string, done func() bool) {
