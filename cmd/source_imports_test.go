@@ -24,6 +24,7 @@ var packages = map[string][]string{
 	"site/slurm":           {"site"},
 	"site/serverlog":       {"golang.org/x/sys/unix"},
 	"site/usage":           {"site", "golang.org/x/sys/unix"},
+	"site/usage/page":      {"site/usage"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},
@@ -48,7 +49,7 @@ var packages = map[string][]string{
 	"site/slurm/steps":     {"site", "site/proc"},
 	"site/inspect":         {"policy", "policy/policyfile", "site", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/usage"},
 	"site/doctor":          {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
-	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "site/usage", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},
+	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},
 	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl"},
 	"cmd/mps-tune":         {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},

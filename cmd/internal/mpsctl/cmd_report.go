@@ -20,6 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"github.com/slurm-mps/slurm-mps/site/usage/page"
 	"github.com/spf13/cobra"
 )
 
@@ -39,7 +40,7 @@ It exits with 0 if it could print, with 1 if there is no report that it can read
 
 // reportCommand is mpsctl report.
 func reportCommand(call *Invocation) *cobra.Command {
-	var page string
+	var html string
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
 		Example:               "  mpsctl report\n  mpsctl report 4711\n  mpsctl report 4711 --json | jq '.gpus[].samples'\n  mpsctl report 4711 --html report.html",
@@ -59,8 +60,8 @@ func reportCommand(call *Invocation) *cobra.Command {
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
-			if page != "" {
-				return writePage(page, r)
+			if html != "" {
+				return writePage(html, r)
 			}
 			if call.JSON {
 				return WriteError("report", cli.WriteJSON(call.Out, advisedReport{r, r.Advice()}))
@@ -69,17 +70,17 @@ func reportCommand(call *Invocation) *cobra.Command {
 			return WriteError("report", err)
 		},
 	}
-	c.Flags().StringVar(&page, "html", "", "write a page with a lane for each client into this `FILE`")
+	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
 	return c
 }
 
 // writePage writes the page of a report into a file. The file is whole or absent.
 func writePage(path string, r usage.Report) error {
-	var page bytes.Buffer
-	if err := reportHTML(&page, r); err != nil {
+	var html bytes.Buffer
+	if err := page.Write(&html, r); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
 	}
-	if err := writeFile(path, page.Bytes()); err != nil {
+	if err := writeFile(path, html.Bytes()); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	return nil

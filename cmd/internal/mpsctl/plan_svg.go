@@ -11,10 +11,17 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"math"
 	"slices"
+	"strconv"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 )
+
+// px is a length in a picture. It is printed with one decimal at most.
+type px float64
+
+func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
 
 //go:embed plan.tmpl
 var planTemplate string

@@ -7,10 +7,10 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
@@ -114,13 +114,4 @@ func Bar(part, whole, cells int) string {
 }
 
 // Count returns a number with its noun: "1 job", "2 jobs", "3 processes".
-func Count(n int, what string) string {
-	switch {
-	case n == 1:
-	case strings.HasSuffix(what, "s"):
-		what += "es"
-	default:
-		what += "s"
-	}
-	return strconv.Itoa(n) + " " + what
-}
+func Count(n int, what string) string { return usage.Count(n, what) }

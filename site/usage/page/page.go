@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl report --html: a page of what a job used of its GPUs. The page is one file, without scripts and
-// without anything from a network, so that users can send it to each other. report_draw.go has the figures.
-
-package mpsctl
+// Package page draws the report of a job as a page of HTML. The page is one file, without scripts and without anything
+// from a network, so that users can send it to each other.
+package page
 
 import (
 	"cmp"
@@ -20,40 +19,40 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-//go:embed report.tmpl
-var reportTemplate string
+//go:embed page.tmpl
+var source string
 
-// reportHTML writes the page. Its times are in the time zone of the report's first time. Names and steps come from
-// users, so the template escapes them, and shown limits their length.
-func reportHTML(w io.Writer, r usage.Report) error {
-	page, err := template.New("report").Parse(reportTemplate)
+// Write writes the page of a report. Its times are in the time zone of the report's first time. Names and steps come
+// from users, so the template escapes them, and shown limits their length.
+func Write(w io.Writer, r usage.Report) error {
+	page, err := template.New("page").Parse(source)
 	if err != nil {
 		return fmt.Errorf("cannot read the page's template: %w", err)
 	}
-	if err := page.Execute(w, pageOf(r)); err != nil {
+	if err := page.Execute(w, contentsOf(r)); err != nil {
 		return fmt.Errorf("cannot write the page of job %d: %w", r.Job, err)
 	}
 	return nil
 }
 
-// reportPage is the input of the template.
-type reportPage struct {
+// contents is the input of the template.
+type contents struct {
 	Job     uint32
 	Outcome string
 	Remarks []string
-	Facts   []pageFact
+	Facts   []fact
 	GPUs    []gpuPart
 	Clients []clientRow
 	Faults  []faultRow
 }
 
-// pageFact is a name with a value.
-type pageFact struct{ Name, Value string }
+// fact is a name with a value.
+type fact struct{ Name, Value string }
 
 // gpuPart is a GPU with its figures.
 type gpuPart struct {
 	Index              int
-	Facts              []pageFact
+	Facts              []fact
 	Plot               plotFigure
 	Lanes              []laneFigure
 	Active, Util, DRAM string
@@ -69,9 +68,9 @@ type clientRow struct {
 // faultRow is a fatal GPU error in the table.
 type faultRow struct{ At, GPU, PID string }
 
-func pageOf(r usage.Report) reportPage {
+func contentsOf(r usage.Report) contents {
 	axis := axisOf(r)
-	page := reportPage{Job: r.Job, Outcome: pageOutcome(r, axis), Remarks: pageRemarks(r, axis), Facts: reportFacts(r, axis)}
+	page := contents{Job: r.Job, Outcome: outcome(r, axis), Remarks: remarks(r, axis), Facts: facts(r, axis)}
 	clients := inLanes(r.Clients)
 	for i, g := range r.GPUs {
 		page.GPUs = append(page.GPUs, partOf(r, i, g, clients, axis))
@@ -104,7 +103,7 @@ func inLanes(clients []usage.Client) []usage.Client {
 	return ordered
 }
 
-func reportFacts(r usage.Report, axis timeAxis) []pageFact {
+func facts(r usage.Report, axis timeAxis) []fact {
 	rule := shown(r.Rule, 64)
 	if r.Share != "" {
 		rule += " (share " + shown(r.Share, 64) + ")"
@@ -113,16 +112,16 @@ func reportFacts(r usage.Report, axis timeAxis) []pageFact {
 	if r.End.IsZero() {
 		end = "still runs"
 	}
-	facts := []pageFact{
+	all := []fact{
 		{"user", shown(r.User, 64)}, {"node", shown(r.Node, 64)}, {"partition", shown(r.Partition, 64)},
 		{"account", shown(r.Account, 64)}, {"rule", rule}, {"begin", axis.clock(r.Begin)}, {"end", end},
 		{"clients", fmt.Sprintf("%d, at most %d at the same time", r.ClientsSeen, r.ClientsPeak)},
 	}
-	return slices.DeleteFunc(facts, func(f pageFact) bool { return f.Value == "" })
+	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })
 }
 
-// pageOutcome returns the result of the job in one sentence.
-func pageOutcome(r usage.Report, axis timeAxis) string {
+// outcome returns the result of the job in one sentence.
+func outcome(r usage.Report, axis timeAxis) string {
 	var s strings.Builder
 	if time := timeSpent(r, axis); time != "" {
 		s.WriteString(time + ", ")
@@ -131,7 +130,7 @@ func pageOutcome(r usage.Report, axis timeAxis) string {
 		s.WriteString("no client of MPS was seen.")
 		return capital(s.String())
 	}
-	fmt.Fprintf(&s, "%s %s", Count(r.ClientsSeen, "client"), howBusy(r))
+	fmt.Fprintf(&s, "%s %s", usage.Count(r.ClientsSeen, "client"), howBusy(r))
 	if peak, of := peakMemory(r); peak > 0 {
 		fmt.Fprintf(&s, ", and at most %s of a GPU's memory", ofMemory(peak, of))
 	}
@@ -151,7 +150,7 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 
 // howBusy returns the use of all GPUs, by the best measure that each GPU has.
 func howBusy(r usage.Report) string {
-	gpus := Count(len(r.GPUs), "GPU")
+	gpus := usage.Count(len(r.GPUs), "GPU")
 	if active, ok := meanOf(r, smActive); ok {
 		return "used " + asPercent(active) + " of the SMs of " + gpus + " on average"
 	}
@@ -182,8 +181,8 @@ func peakMemory(r usage.Report) (peak, of int) {
 	return peak, of
 }
 
-// pageRemarks returns sentences about unusual events.
-func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
+// remarks returns sentences about unusual events.
+func remarks(r usage.Report, axis timeAxis) (all []string) {
 	if r.End.IsZero() {
 		all = append(all, "The job still runs: the page shows it until "+axis.clock(axis.end)+".")
 	}
@@ -197,10 +196,10 @@ func pageRemarks(r usage.Report, axis timeAxis) (all []string) {
 		all = append(all, fmt.Sprintf("%d clients ended while their GPUs had work. The table has how many neighbours lived on.", len(inFlight)))
 	}
 	if n := len(r.Faults); n > 0 {
-		all = append(all, "The job had "+Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
+		all = append(all, "The job had "+usage.Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
 	}
 	if n := len(ended[usage.AtEpilog]); n > 0 {
-		all = append(all, "The epilog ended "+Count(n, "client")+" that outlived the job.")
+		all = append(all, "The epilog ended "+usage.Count(n, "client")+" that outlived the job.")
 	}
 	if r.ClientsSeen > len(r.Clients) {
 		all = append(all, fmt.Sprintf("The page has %d of %d clients.", len(r.Clients), r.ClientsSeen))
@@ -226,7 +225,7 @@ func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis tim
 		Index: g.Index, Clients: len(own), Plot: plotOf(r.Begin, g, faults, axis), Lanes: laneFigures(r, g, own, faults, axis),
 		Active: meanText(measureOf(r.Begin, g.Samples, smActive)), Util: meanText(measureOf(r.Begin, g.Samples, smUtil)),
 		DRAM: meanText(measureOf(r.Begin, g.Samples, dram)), Peak: notKnown,
-		Facts: []pageFact{{"model", shown(g.Name, 64)}, {"SMs", known0(g.SMs)}, {"memory", ofMemory(g.MemoryMiB, 0)},
+		Facts: []fact{{"model", shown(g.Name, 64)}, {"SMs", known0(g.SMs)}, {"memory", ofMemory(g.MemoryMiB, 0)},
 			{"UUID", shown(string(g.UUID), 64)}, {"percentages from", cmp.Or(shown(g.Source, 64), "nothing: there are none")}},
 	}
 	if m := measureOf(r.Begin, g.Samples, usedMiB); m.known {

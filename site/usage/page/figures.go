@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file draws the figures of mpsctl report --html: the use of a GPU over time, and a lane for each of its
-// clients.
+// This file draws the figures of the page: the use of a GPU over time, and a lane for each of its clients.
 
-package mpsctl
+package page
 
 import (
 	"fmt"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mpsctl
+package page
 
 import (
 	"bytes"
@@ -15,6 +15,12 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+)
+
+const (
+	gpu0 = site.UUID("GPU-aaaaaaaa-0000-0000-0000-000000000001")
+	gpu1 = site.UUID("GPU-bbbbbbbb-0000-0000-0000-000000000002")
+	mig0 = site.UUID("MIG-cccccccc-0000-0000-0000-000000000003")
 )
 
 var reportBegin = time.Date(2026, 3, 12, 14, 0, 0, 0, time.UTC)
@@ -122,7 +128,7 @@ func large() usage.Report {
 func pageText(t *testing.T, r usage.Report) string {
 	t.Helper()
 	var page bytes.Buffer
-	if err := reportHTML(&page, r); err != nil {
+	if err := Write(&page, r); err != nil {
 		t.Fatal(err)
 	}
 	return page.String()
@@ -136,10 +142,10 @@ var reports = map[string]func() usage.Report{
 	},
 }
 
-func TestReportHTMLGoldens(t *testing.T) {
+func TestGoldens(t *testing.T) {
 	for name, report := range reports {
 		t.Run(name, func(t *testing.T) {
-			golden.Compare(t, filepath.Join("testdata", "report", name+".html"), pageText(t, report()))
+			golden.Compare(t, filepath.Join("testdata", name+".html"), pageText(t, report()))
 		})
 	}
 }
@@ -185,7 +191,7 @@ func TestOutcomes(t *testing.T) {
 		"In the first 12 min, 900 clients used 59 % of the SMs of 1 GPU on average, and at most 33.2 of 140.4 GiB of a GPU's memory.": runningJob(),
 		"No client of MPS was seen.": {},
 	} {
-		if got := pageOutcome(r, axisOf(r)); got != want {
+		if got := outcome(r, axisOf(r)); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
@@ -240,7 +246,7 @@ type fullDisk struct{}
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 func TestAPageThatCannotBeWritten(t *testing.T) {
-	if err := reportHTML(fullDisk{}, eightRanks()); err == nil || err.Error() != "cannot write the page of job 4711: no space left" {
+	if err := Write(fullDisk{}, eightRanks()); err == nil || err.Error() != "cannot write the page of job 4711: no space left" {
 		t.Errorf("%v", err)
 	}
 }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package usage
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Count returns a number with its noun: "1 client", "2 clients", "3 processes".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return strconv.Itoa(n) + " " + what
+}
