@@ -17,6 +17,7 @@ const module = "github.com/slurm-mps/slurm-mps/"
 // are not in guarded.
 var packages = map[string][]string{
 	"policy":               {},
+	"policy/plan":          {"policy"},
 	"policy/policyfile":    {"policy", "site", "github.com/hashicorp/hcl/v2", "github.com/hashicorp/hcl/v2/ext/tryfunc", "github.com/hashicorp/hcl/v2/hclsyntax", "github.com/zclconf/go-cty/cty", "github.com/zclconf/go-cty/cty/convert", "github.com/zclconf/go-cty/cty/function", "github.com/zclconf/go-cty/cty/function/stdlib"},
 	"site":                 {"golang.org/x/sys/unix"},
 	"site/proc":            {"site", "golang.org/x/sys/unix"},
@@ -49,7 +50,7 @@ var packages = map[string][]string{
 	"site/slurm/steps":     {"site", "site/proc"},
 	"site/inspect":         {"policy", "policy/policyfile", "site", "site/gpu", "site/lease", "site/mps", "site/proc", "site/slurm", "site/usage"},
 	"site/doctor":          {"policy", "policy/policyfile", "site", "site/cgroup", "site/gpu", "site/inspect", "site/mps", "site/slurm", "golang.org/x/sys/unix", "os/exec"},
-	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},
+	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/mps", "site/slurm", "site/slurm/steps", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},
 	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
 	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl"},
 	"cmd/mps-tune":         {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},

@@ -2,7 +2,12 @@
 
 package policy
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
+)
 
 func TestModels(t *testing.T) {
 	want := map[string]Model{ // by name: SMs, clients and MiB
@@ -82,5 +87,21 @@ func TestModelsCannotBeChanged(t *testing.T) {
 	Models()[0].MemoryMiB = 1
 	if m, err := FindModel("V100"); err != nil || m.MemoryMiB != 16384 {
 		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// The models with the names of the simulated GPUs have the same numbers.
+func TestModelsAreTheSimulatedOnes(t *testing.T) {
+	simulated := []node.Model{node.V100, node.T4, node.A100SXM40, node.A100SXM80, node.A30, node.A40, node.L4, node.L40S, node.H100PCIe, node.H100SXM, node.H200, node.GH200, node.B200}
+	for _, s := range simulated {
+		m, err := FindModel(s.Name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.SMsPerTPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
+		if got != want {
+			t.Errorf("%s: %s, simulated is %s", s.Name, got, want)
+		}
 	}
 }

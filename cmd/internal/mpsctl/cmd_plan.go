@@ -3,8 +3,13 @@
 package mpsctl
 
 import (
+	"bytes"
+	"fmt"
+	"io"
+
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/plan"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
@@ -27,14 +32,14 @@ which, so the places of the bars are an example.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
 func planCommand(call *Invocation) *cobra.Command {
-	var q Request
+	var q plan.Request
 	var picture string
 	c := &cobra.Command{
 		Use: "plan --gpu NAME --ranks N", Short: "print what each rank would get", Long: planHelp,
 		Example:               "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
 		DisableFlagsInUseLine: true, Args: NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			q, err := q.withTuned(tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
+			q, err := withTuned(q, tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
 			if err != nil {
 				return err
 			}
@@ -43,15 +48,15 @@ func planCommand(call *Invocation) *cobra.Command {
 				return err
 			}
 			if picture != "" {
-				if err := answer.savePicture(picture); err != nil {
+				if err := savePicture(picture, answer); err != nil {
 					return cli.RuntimeError{Err: err}
 				}
 			}
-			write := answer.Write
 			if call.JSON {
-				write = answer.writeJSON
+				return WriteError("plan", cli.WriteJSON(call.Out, answer))
 			}
-			return WriteError("plan", write(call.Out))
+			_, err = io.WriteString(call.Out, planText(answer))
+			return WriteError("plan", err)
 		},
 	}
 	flags := c.Flags()
@@ -67,4 +72,24 @@ func planCommand(call *Invocation) *cobra.Command {
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
 	flags.StringVar(&picture, "svg", "", "write a picture of the plan to `FILE` too")
 	return c
+}
+
+// withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.
+func withTuned(q plan.Request, userFile, siteFile string) (plan.Request, error) {
+	program, product, err := q.Tuned()
+	if err != nil || program == "" {
+		return q, err
+	}
+	rule, _, err := tuned.Find(userFile, siteFile, tuned.NewKey(program, q.Ranks, q.GPUs, product))
+	q.Share = rule.String()
+	return q, err
+}
+
+// savePicture writes the picture of a plan into a file. The file is whole or absent.
+func savePicture(path string, p plan.Plan) error {
+	var picture bytes.Buffer
+	if err := p.WriteSVG(&picture); err != nil {
+		return fmt.Errorf("cannot draw the plan: %w", err)
+	}
+	return writeFile(path, picture.Bytes())
 }

@@ -7,15 +7,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/plan"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
-	"github.com/slurm-mps/slurm-mps/site/sim/node"
 )
 
 func mpsctl(args ...string) (code int, out, complaint string) {
@@ -69,51 +69,6 @@ func TestPlanJSON(t *testing.T) {
 	_, out, _ = mpsctl("plan", "--gpu", "H200", "--ranks", "8", "--share", "even", "--mem", "17000M", "--json")
 	if want := `{"ranks":[{"rank":0,"gpu":0,"sms":18,"percent":13.636364,"memory_mib":17000},`; !strings.HasPrefix(out, want) {
 		t.Errorf("got  %swant %s…", out, want)
-	}
-}
-
-// For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
-// percentage gives its SMs. Even shares add up to the GPU and differ by at most one TPC.
-func TestEachRankIsPlacedOnce(t *testing.T) {
-	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
-		for gpus := 1; gpus <= 8; gpus++ {
-			for ranks := 1; ranks <= 64; ranks++ {
-				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
-				p, err := q.Answer()
-				if err != nil {
-					t.Fatal(err)
-				}
-				checkPlacements(t, p, q)
-			}
-		}
-	}
-}
-
-func checkPlacements(t *testing.T, p Plan, q Request) {
-	t.Helper()
-	gpu := p.about.model.GPU
-	placed := make([][]policy.Share, q.GPUs)
-	for i, r := range p.Ranks {
-		if r.Rank != i || r.GPU != i%q.GPUs {
-			t.Fatalf("%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
-		}
-		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
-			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
-		}
-		placed[r.GPU] = append(placed[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
-	}
-	if len(p.Ranks) != q.Ranks {
-		t.Fatalf("%+v: %d placed", q, len(p.Ranks))
-	}
-	for g, shares := range placed {
-		sum, lowest, highest := 0, gpu.SMs, 0
-		for _, s := range shares {
-			sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
-		}
-		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
-		if q.Share == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
-			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
-		}
 	}
 }
 
@@ -199,22 +154,6 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// The models with the names of the simulated GPUs have the same numbers.
-func TestModelsAreTheSimulatedOnes(t *testing.T) {
-	simulated := []node.Model{node.V100, node.T4, node.A100SXM40, node.A100SXM80, node.A30, node.A40, node.L4, node.L40S, node.H100PCIe, node.H100SXM, node.H200, node.GH200, node.B200}
-	for _, s := range simulated {
-		m, err := policy.FindModel(s.Name)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		got, want := fmt.Sprint(m.GPU.SMs, m.GPU.SMsPerTPC, m.MemoryMiB), fmt.Sprint(s.SMs, s.TPC, s.MemoryMiB)
-		if got != want {
-			t.Errorf("%s: %s, simulated is %s", s.Name, got, want)
-		}
-	}
-}
-
 // The JSON of a plan has the values of its table.
 func TestJSONReadsBack(t *testing.T) {
 	_, out, _ := mpsctl("plan", "--gpu", "L4", "--ranks", "5", "--share", "even", "--mem", "even", "--json")
@@ -237,5 +176,35 @@ func TestJSONReadsBack(t *testing.T) {
 	}
 	if len(read.Ranks) != 5 || sum != 58 {
 		t.Errorf("%d ranks, %d SMs", len(read.Ranks), sum)
+	}
+}
+
+// --svg writes the picture of the same plan, and the plan is printed too.
+func TestPlanSVG(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.svg")
+	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "8", "--share", "even", "--svg", path)
+	if code != cli.ExitOK || complaint != "" || !strings.Contains(out, "rank  GPU") {
+		t.Fatalf("code %d, %s\n%s", code, complaint, out)
+	}
+	picture, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.Request{GPU: "H200", GPUs: 1, Ranks: 8, Share: "even", Memory: "none", Over: "1", Ceiling: "100"}.Answer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want bytes.Buffer
+	if err := p.WriteSVG(&want); err != nil || !bytes.Equal(picture, want.Bytes()) {
+		t.Errorf("%v, the picture is\n%s\nwant\n%s", err, picture, want.Bytes())
+	}
+}
+
+func TestAPictureThatCannotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none", "plan.svg")
+	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "2", "--svg", path)
+	want := fmt.Sprintf("mpsctl: cannot write %s: no such file or directory\n", path)
+	if code != cli.ExitFindings || out != "" || complaint != want {
+		t.Errorf("code %d, printed %q\ngot  %swant %s", code, out, complaint, want)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/policy/plan"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -92,9 +93,9 @@ type query struct {
 // answer is the result, with the placements if they were asked for.
 type answer struct {
 	policyfile.Explanation
-	Decided string `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
-	Refused string `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
-	Ranks   []Rank `json:"ranks,omitempty"`
+	Decided string      `json:"decided,omitempty"` // with --job: the rule by which the prolog opened it
+	Refused string      `json:"refused,omitempty"` // why the prolog refuses it, whatever the policy is
+	Ranks   []plan.Rank `json:"ranks,omitempty"`
 	placed  string
 	// Assumed is what the policy reads and no flag gives.
 	Assumed []string `json:"assumed,omitempty"`
@@ -235,17 +236,15 @@ func (q query) place(a *answer, driver string) error {
 		return nil
 	}
 	g := a.Verdict.Grant
-	planned, err := Request{
+	planned, err := plan.Request{
 		GPU: q.gpu, GPUs: max(q.gpus, 1), Ranks: q.ranks, Clients: min(g.MaxClients, policy.ClientsOf(driver)), Share: g.Rule().String(), Memory: g.Memory.String(),
 		Over: policy.PercentFrom(g.MemoryOverlap).String(), Ceiling: policy.PercentFrom(g.Ceiling).String(),
 	}.Answer()
 	if err != nil {
 		return err
 	}
-	var b strings.Builder
-	err = planned.Write(&b)
-	a.Ranks, a.placed = planned.Ranks, b.String()
-	return err
+	a.Ranks, a.placed = planned.Ranks, planText(planned)
+	return nil
 }
 
 func (a answer) text(s Screen) string {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl plan: how ranks would be placed on GPUs that need not be there. It uses the arithmetic of the
-// wrapper, so it prints what ranks get.
-
-package mpsctl
+// Package plan answers what ranks get of GPUs that need not be there, and draws the answer. It uses the arithmetic of
+// the wrapper, so its answer is what ranks get. It is pure: values in, values out.
+package plan
 
 import (
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
-	"github.com/slurm-mps/slurm-mps/site/tuned"
 )
 
 // Request is the question, as a user types it.
@@ -30,7 +28,7 @@ type Request struct {
 // Plan is the answer: each rank's place, in the order of the ranks.
 type Plan struct {
 	Ranks []Rank `json:"ranks"`
-	about about
+	Asked Asked  `json:"-"`
 }
 
 // Rank is one rank's GPU and its part of that GPU.
@@ -44,34 +42,38 @@ type Rank struct {
 	MemoryMiB *int `json:"memory_mib"`
 }
 
-// about is the question, for the printed plan.
-type about struct {
-	model   policy.Model
-	gpus    int
-	share   policy.ShareRule
-	memory  policy.MemoryRule
-	ceiling policy.Percent
+// Asked is the question with its values parsed.
+type Asked struct {
+	Model   policy.Model
+	GPUs    int
+	Share   policy.ShareRule
+	Memory  policy.MemoryRule
+	Ceiling policy.Percent
 }
 
-// withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.
-func (q Request) withTuned(userFile, siteFile string) (Request, error) {
+// Rules returns the rules of the question as text.
+func (a Asked) Rules() string {
+	return fmt.Sprintf("share %s, memory %s, ceiling %s %%", a.Share, a.Memory, a.Ceiling)
+}
+
+// Tuned returns the program of the share tuned:NAME, and the name of the GPU's product. The program is "" if the share
+// is another one, or if Answer refuses the number of GPUs or ranks. Package tuned finds the share of a program.
+func (q Request) Tuned() (program, product string, err error) {
 	name, named := strings.CutPrefix(q.Share, "tuned:")
 	if q.Share == "tuned" || named && name == "" {
-		return q, errors.New("cannot plan share tuned: a plan has no program: name it: --share tuned:NAME")
+		return "", "", errors.New("cannot plan share tuned: a plan has no program: name it: --share tuned:NAME")
 	}
 	if !named || q.GPUs < 1 || q.Ranks < 1 {
-		return q, nil
+		return "", "", nil
 	}
 	model, err := q.model()
 	if err != nil {
-		return q, err
+		return "", "", err
 	}
 	if model.Product == "" {
-		return q, errors.New("cannot plan share tuned: the GPU has no name: give --gpu")
+		return "", "", errors.New("cannot plan share tuned: the GPU has no name: give --gpu")
 	}
-	rule, _, err := tuned.Find(userFile, siteFile, tuned.NewKey(name, q.Ranks, q.GPUs, model.Product))
-	q.Share = rule.String()
-	return q, err
+	return name, model.Product, nil
 }
 
 const maxGPUs = 64
@@ -95,7 +97,7 @@ func (q Request) Answer() (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	plan := Plan{Ranks: make([]Rank, q.Ranks), about: about{model, q.GPUs, r.share, r.memory, r.ceiling}}
+	plan := Plan{Ranks: make([]Rank, q.Ranks), Asked: Asked{model, q.GPUs, r.share, r.memory, r.ceiling}}
 	for gpu := range min(q.GPUs, q.Ranks) {
 		if err := plan.place(gpu, r); err != nil {
 			return Plan{}, err
@@ -177,12 +179,12 @@ const maxSMs = 10_000
 
 // place places the ranks of a GPU: rank r is on GPU r modulo the number of GPUs.
 func (p Plan) place(gpu int, r rules) error {
-	n := (len(p.Ranks) - gpu + p.about.gpus - 1) / p.about.gpus
+	n := (len(p.Ranks) - gpu + p.Asked.GPUs - 1) / p.Asked.GPUs
 	every := make([]policy.ShareRule, n)
 	for i := range every {
 		every[i] = r.share
 	}
-	shares, err := policy.SplitSMs(p.about.model.GPU, every, r.ceiling)
+	shares, err := policy.SplitSMs(p.Asked.Model.GPU, every, r.ceiling)
 	if err != nil {
 		return err
 	}
@@ -191,7 +193,7 @@ func (p Plan) place(gpu int, r rules) error {
 		if err != nil {
 			return err
 		}
-		rank := gpu + i*p.about.gpus
+		rank := gpu + i*p.Asked.GPUs
 		p.Ranks[rank] = Rank{Rank: rank, GPU: gpu, SMs: share.SMs, Percent: share.Percent, MemoryMiB: memory}
 	}
 	return nil
@@ -199,14 +201,29 @@ func (p Plan) place(gpu int, r rules) error {
 
 // memory returns what a rank with this share can use, nil if it has no limit.
 func (p Plan) memory(share policy.Share, ranks int, r rules) (*int, error) {
-	if !r.memory.None() && p.about.model.MemoryMiB == 0 {
+	if !r.memory.None() && p.Asked.Model.MemoryMiB == 0 {
 		return nil, fmt.Errorf("cannot limit memory to %s: the memory of a GPU given by --sms is not known: name it with --gpu (%s)", r.memory, known())
 	}
-	memory, err := policy.MemoryPerRank(p.about.model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
+	memory, err := policy.MemoryPerRank(p.Asked.Model.MemoryMiB, policy.ContextMiB(share.SMs), ranks, r.overcommit, r.memory)
 	if err != nil || r.memory.None() {
 		return nil, err
 	}
 	return &memory.UsableMiB, nil
+}
+
+// Total returns a sentence about the ranks of a GPU, without a full stop.
+func (p Plan) Total(gpu int) string {
+	ranks, sms := 0, 0
+	for _, r := range p.Ranks {
+		if r.GPU == gpu {
+			ranks, sms = ranks+1, sms+r.SMs
+		}
+	}
+	if ranks == 0 {
+		return fmt.Sprintf("GPU %d: no rank", gpu)
+	}
+	all := p.Asked.Model.GPU.SMs
+	return fmt.Sprintf("GPU %d: %d %s, %d of %d SMs dealt (%.2f ×)", gpu, ranks, noun(ranks, "rank"), sms, all, float64(sms)/float64(all))
 }
 
 func known() string {

@@ -1,53 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mpsctl
+package plan
 
 import (
 	"encoding/xml"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
 // drawn is the picture of a plan. drawn has also parsed it as XML.
-func drawn(t *testing.T, args string) string {
+func drawn(t *testing.T, q Request) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "plan.svg")
-	code, out, complaint := mpsctl(append(strings.Fields("plan --svg "+path), strings.Fields(args)...)...)
-	if code != cli.ExitOK || complaint != "" || !strings.Contains(out, "rank  GPU") {
-		t.Fatalf("code %d, %s\n%s", code, complaint, out)
-	}
-	picture, err := os.ReadFile(path)
+	plan, err := q.Answer()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for read := xml.NewDecoder(strings.NewReader(string(picture))); ; {
+	var picture strings.Builder
+	if err := plan.WriteSVG(&picture); err != nil {
+		t.Fatal(err)
+	}
+	for read := xml.NewDecoder(strings.NewReader(picture.String())); ; {
 		if _, err := read.Token(); errors.Is(err, io.EOF) {
-			return string(picture)
+			return picture.String()
 		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-func TestPlanPictures(t *testing.T) {
-	for name, args := range map[string]string{
-		"seven-on-two":     "--gpu H200 --gpus 2 --ranks 7 --share even --mem even",
-		"default":          "--gpu H200 --ranks 8",
-		"size-and-ceiling": "--gpu h100-pcie --gpus 2 --ranks 4 --share none --mem 8G --ceiling 50",
-		"full":             "--gpu A100-80 --ranks 48 --share even --mem even --mem-overcommit 1.5",
-		"idle-gpu":         "--gpu T4 --gpus 3 --ranks 2 --share 40%",
-		"no-cap":           "--gpu H200 --ranks 48 --share none",
+func TestPictures(t *testing.T) {
+	for name, q := range map[string]Request{
+		"seven-on-two":     {GPU: "H200", GPUs: 2, Ranks: 7, Share: "even", Memory: "even", Over: "1", Ceiling: "100"},
+		"default":          {GPU: "H200", GPUs: 1, Ranks: 8, Share: policy.DefaultGrant().Rule().String(), Memory: "none", Over: "1", Ceiling: "100"},
+		"size-and-ceiling": {GPU: "h100-pcie", GPUs: 2, Ranks: 4, Share: "none", Memory: "8G", Over: "1", Ceiling: "50"},
+		"full":             {GPU: "A100-80", GPUs: 1, Ranks: 48, Share: "even", Memory: "even", Over: "1.5", Ceiling: "100"},
+		"idle-gpu":         {GPU: "T4", GPUs: 3, Ranks: 2, Share: "40%", Memory: "none", Over: "1", Ceiling: "100"},
+		"no-cap":           {GPU: "H200", GPUs: 1, Ranks: 48, Share: "none", Memory: "none", Over: "1", Ceiling: "100"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			golden.Compare(t, filepath.Join("testdata", "plan", name+".svg"), drawn(t, args))
+			golden.Compare(t, filepath.Join("testdata", name+".svg"), drawn(t, q))
 		})
 	}
 }
@@ -55,7 +52,7 @@ func TestPlanPictures(t *testing.T) {
 // The picture of the largest node has a bounded size. The node has 48 ranks on each of 8 GPUs.
 func TestTheLargestPicture(t *testing.T) {
 	for _, share := range []string{"even", "overlap:2", "overlap:3", "60%", "none"} {
-		picture := drawn(t, "--gpu H200 --gpus 8 --ranks 384 --share "+share)
+		picture := drawn(t, Request{GPU: "H200", GPUs: 8, Ranks: 384, Share: share, Memory: "none", Over: "1", Ceiling: "100"})
 		t.Logf("%s: %d bytes", share, len(picture))
 		if len(picture) > 256<<10 {
 			t.Errorf("%s: %d bytes, want at most 256 KiB", share, len(picture))
@@ -92,14 +89,5 @@ func TestPiecesAreThePlan(t *testing.T) {
 				t.Errorf("%+v: %d SMs are drawn, the plan has %d", q, got, want)
 			}
 		}
-	}
-}
-
-func TestAPictureThatCannotBeWritten(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "none", "plan.svg")
-	code, out, complaint := mpsctl("plan", "--gpu", "H200", "--ranks", "2", "--svg", path)
-	want := fmt.Sprintf("mpsctl: cannot write %s: no such file or directory\n", path)
-	if code != cli.ExitFindings || out != "" || complaint != want {
-		t.Errorf("code %d, printed %q\ngot  %swant %s", code, out, complaint, want)
 	}
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is mpsctl plan --svg: the GPUs of a plan as a picture. A column is an SM. A rank is a bar over as many
-// SMs as it gets, and ranks that share SMs are bars below each other.
+// This file draws the GPUs of a plan as a picture. A column is an SM. A rank is a bar over as many SMs as it gets, and
+// ranks that share SMs are bars below each other.
 
-package mpsctl
+package plan
 
 import (
-	"bytes"
 	_ "embed" // the template
 	"fmt"
 	"html/template"
@@ -23,28 +22,20 @@ type px float64
 
 func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
 
-//go:embed plan.tmpl
-var planTemplate string
+//go:embed svg.tmpl
+var source string
 
-// savePicture writes the picture to a file.
-func (p Plan) savePicture(path string) error {
-	var picture bytes.Buffer
-	if err := p.writeSVG(&picture); err != nil {
-		return fmt.Errorf("cannot draw the plan: %w", err)
-	}
-	return writeFile(path, picture.Bytes())
-}
-
-func (p Plan) writeSVG(w io.Writer) error {
-	picture, err := template.New("plan").Parse(planTemplate)
+// WriteSVG writes the picture of the plan.
+func (p Plan) WriteSVG(w io.Writer) error {
+	picture, err := template.New("plan").Parse(source)
 	if err != nil {
 		return err
 	}
 	return picture.Execute(w, p.picture())
 }
 
-// planPicture is what the template draws. Lengths are in units of the picture.
-type planPicture struct {
+// svg is what the template draws. Lengths are in units of the picture.
+type svg struct {
 	Title, Asked  string
 	Width, Height px
 	Left, Right   px
@@ -81,24 +72,24 @@ type rankBar struct {
 }
 
 const (
-	planWidth  px = 840
-	planLeft   px = 20
-	planRight  px = 820
-	planTop    px = 76 // of the first GPU
+	svgWidth   px = 840
+	svgLeft    px = 20
+	svgRight   px = 820
+	svgTop     px = 76 // of the first GPU
 	cellHeight px = 24
 	barHeight  px = 18
 	letter     px = 7 // about the width of a letter
 	colours       = 5
 )
 
-func (p Plan) picture() planPicture {
-	sms, unit := p.about.model.GPU.SMs, p.about.model.GPU.SMsPerTPC
-	cell := (planRight - planLeft) / px(sms)
-	pic := planPicture{Title: fmt.Sprintf("%d %s on %d × %s", len(p.Ranks), noun(len(p.Ranks), "rank"), p.about.gpus, p.about.model.Name),
-		Asked: fmt.Sprintf("share %s, memory %s, ceiling %s %%", p.about.share, p.about.memory, p.about.ceiling),
-		Width: planWidth, Left: planLeft, Right: planRight, Cell: cell, TPC: cell * px(unit), Drawn: cell >= 2}
-	y := planTop
-	for gpu := range p.about.gpus {
+func (p Plan) picture() svg {
+	sms, unit := p.Asked.Model.GPU.SMs, p.Asked.Model.GPU.SMsPerTPC
+	cell := (svgRight - svgLeft) / px(sms)
+	pic := svg{Title: fmt.Sprintf("%d %s on %d × %s", len(p.Ranks), noun(len(p.Ranks), "rank"), p.Asked.GPUs, p.Asked.Model.Name),
+		Asked: p.Asked.Rules(),
+		Width: svgWidth, Left: svgLeft, Right: svgRight, Cell: cell, TPC: cell * px(unit), Drawn: cell >= 2}
+	y := svgTop
+	for gpu := range p.Asked.GPUs {
 		one, bottom := p.drawGPU(gpu, y, cell)
 		pic.GPUs = append(pic.GPUs, one)
 		y = bottom + 28
@@ -108,18 +99,17 @@ func (p Plan) picture() planPicture {
 }
 
 func (p Plan) drawGPU(gpu int, top, cell px) (pic gpuPicture, bottom px) {
-	total := p.total(gpu)
-	pic = gpuPicture{Top: top, Cells: top + 10, Text: top + 10 + cellHeight/2 + 4, Total: total[:len(total)-1]}
-	pieces := piecesOf(p.ranksOn(gpu), p.about.model.GPU.SMs)
-	pic.Owned = ownedRuns(pieces, p.about.model.GPU.SMs, cell)
+	pic = gpuPicture{Top: top, Cells: top + 10, Text: top + 10 + cellHeight/2 + 4, Total: p.Total(gpu)}
+	pieces := piecesOf(p.ranksOn(gpu), p.Asked.Model.GPU.SMs)
+	pic.Owned = ownedRuns(pieces, p.Asked.Model.GPU.SMs, cell)
 	y := pic.Cells + cellHeight + 6
-	if p.about.ceiling < policy.PercentFrom(100) {
-		sms := p.about.model.GPU.SMsAt(p.about.ceiling)
-		pic.Ceiling = &ceilingPicture{planLeft + px(sms)*cell, y + 10, fmt.Sprintf("ceiling %s %%: %d SMs for a rank", p.about.ceiling, sms)}
+	if p.Asked.Ceiling < policy.PercentFrom(100) {
+		sms := p.Asked.Model.GPU.SMsAt(p.Asked.Ceiling)
+		pic.Ceiling = &ceilingPicture{svgLeft + px(sms)*cell, y + 10, fmt.Sprintf("ceiling %s %%: %d SMs for a rank", p.Asked.Ceiling, sms)}
 		y += 24
 	}
 	for _, piece := range pieces {
-		bar := rankBar{X: planLeft + px(piece.from)*cell, Y: y + px(piece.layer)*(barHeight+3), Width: px(piece.sms) * cell}
+		bar := rankBar{X: svgLeft + px(piece.from)*cell, Y: y + px(piece.layer)*(barHeight+3), Width: px(piece.sms) * cell}
 		bar.Middle, bar.Class = bar.X+bar.Width/2, fmt.Sprintf("c%d", piece.nth%colours)
 		bar.Label = piece.label(bar.Width)
 		pic.Bars = append(pic.Bars, bar)
@@ -194,7 +184,7 @@ func ownedRuns(pieces []rankPiece, sms int, cell px) (runs []ownedRun) {
 }
 
 func runOf(from, to, owners int, cell px) ownedRun {
-	run := ownedRun{X: planLeft + px(from)*cell, Width: px(to-from) * cell, Class: "owned"}
+	run := ownedRun{X: svgLeft + px(from)*cell, Width: px(to-from) * cell, Class: "owned"}
 	run.Middle = run.X + run.Width/2
 	name := fmt.Sprintf("%d SMs: %d %s on each", to-from, owners, noun(owners, "rank"))
 	switch {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mpsctl
+package plan
 
 import (
 	"encoding/json"
@@ -24,7 +24,7 @@ type sweepLine struct {
 // For every share that the wrapper was asked for, the plan has the SMs that CUDA on a real H200 reported. The plan
 // keeps at kept as much memory for the context as the context took.
 func TestPlanAgreesWithTheSweepOfAnH200(t *testing.T) {
-	file, err := os.Open("../../../docs/measurements/9-h200/moments.jsonl")
+	file, err := os.Open("../../docs/measurements/9-h200/moments.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}

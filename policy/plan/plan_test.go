@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+)
+
+// For 1 to 8 GPUs, 1 to 64 ranks and every rule, each rank is placed once, and on the next GPU in the cycle. Its
+// percentage gives its SMs. Even shares add up to the GPU and differ by at most one TPC.
+func TestEachRankIsPlacedOnce(t *testing.T) {
+	for _, share := range []string{"none", "even", "overlap:2", "weight:3", "33.333334%", "18sm"} {
+		for gpus := 1; gpus <= 8; gpus++ {
+			for ranks := 1; ranks <= 64; ranks++ {
+				q := Request{GPU: "H200", GPUs: gpus, Ranks: ranks, Clients: 64, Share: share, Memory: "none", Over: "1", Ceiling: "100"}
+				p, err := q.Answer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkPlacements(t, p, q)
+			}
+		}
+	}
+}
+
+func checkPlacements(t *testing.T, p Plan, q Request) {
+	t.Helper()
+	gpu := p.Asked.Model.GPU
+	placed := make([][]policy.Share, q.GPUs)
+	for i, r := range p.Ranks {
+		if r.Rank != i || r.GPU != i%q.GPUs {
+			t.Fatalf("%+v: line %d has rank %d on GPU %d", q, i, r.Rank, r.GPU)
+		}
+		if r.Percent != 0 && gpu.SMsAt(r.Percent) != r.SMs || r.Percent == 0 && r.SMs != gpu.SMs {
+			t.Errorf("%+v: rank %d has %d SMs and %s %%, which gives %d", q, i, r.SMs, r.Percent, gpu.SMsAt(r.Percent))
+		}
+		placed[r.GPU] = append(placed[r.GPU], policy.Share{SMs: r.SMs, Percent: r.Percent})
+	}
+	if len(p.Ranks) != q.Ranks {
+		t.Fatalf("%+v: %d placed", q, len(p.Ranks))
+	}
+	for g, shares := range placed {
+		sum, lowest, highest := 0, gpu.SMs, 0
+		for _, s := range shares {
+			sum, lowest, highest = sum+s.SMs, min(lowest, s.SMs), max(highest, s.SMs)
+		}
+		fits := len(shares) > 0 && len(shares) <= gpu.SMs/policy.MinSMs
+		if q.Share == "even" && fits && (sum != gpu.SMs || highest-lowest > gpu.SMsPerTPC) {
+			t.Errorf("%+v: GPU %d: sum %d, from %d to %d", q, g, sum, lowest, highest)
+		}
+	}
+}
