@@ -9,9 +9,11 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/reap"
 )
 
-// Cleanup undoes what jobs have left on this node, for mpsctl reap. It has the same parts as the epilog.
+// Cleanup undoes what jobs have left on this node. It is the executor of mpsctl reap, and has the same parts as the
+// epilog.
 type Cleanup struct {
 	n     node
 	close func()
@@ -31,8 +33,14 @@ func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 // Close closes the log.
 func (r *Cleanup) Close() { r.close() }
 
-// Store returns the node's store of leases.
-func (r *Cleanup) Store() *lease.Store { return r.n.store }
+// Lock takes a job's lock. It waits for a prolog or an epilog of the job until the context ends.
+func (r *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err error) {
+	lock, err := r.n.store.Lock(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = lock.Release() }, nil
+}
 
 // Within runs a function for one job with the epilog's deadline. SIGTERM and SIGINT end the function's context
 // earlier. If the function hangs in the driver past the deadline, Within returns an error and does not wait longer.
@@ -49,7 +57,7 @@ func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
 }
 
 // Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
-func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []OrphanDaemon) error {
+func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []reap.OrphanDaemon) error {
 	log := logfile.Of(r.n.out, "reap", job)
 	for _, d := range daemons {
 		if err := r.n.control.Kill(ctx, d.Job, d.Daemon); err != nil {
@@ -67,21 +75,9 @@ func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []OrphanDaemon) 
 	return nil
 }
 
-// OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.
-type OrphanDaemon struct {
-	Job    lease.Job
-	Daemon lease.Daemon
-}
-
-// GPUs reads the GPUs of this node from the driver.
-type GPUs interface {
-	Devices() ([]site.Device, error)
-	Mode(site.UUID) (site.Mode, error)
-}
-
 // DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
 // deadline.
-func DriverReadOnly(paths site.Paths) GPUs {
+func DriverReadOnly(paths site.Paths) reap.GPUs {
 	facts, _ := policyfile.ReadConfig(paths)
 	return &lazyGPUs{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}
 }

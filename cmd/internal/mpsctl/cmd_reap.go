@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/site/reap"
 	"github.com/spf13/cobra"
 )
 
@@ -53,12 +55,19 @@ func runReap(call *Invocation, job uint32, dry bool) error {
 	}
 	ctx, stop := SignalContext()
 	defer stop()
-	r, err := open(call.Paths, job, dry)
+	r, err := reap.New(call.Paths, job, hook.DriverReadOnly(call.Paths))
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
-	defer r.executor.close()
-	lines, err := r.reap(ctx)
+	if !dry {
+		cleanup, err := hook.OpenCleanup(call.Paths)
+		if err != nil {
+			return cli.RuntimeError{Err: err}
+		}
+		defer cleanup.Close()
+		r.Executor = cleanup
+	}
+	lines, err := r.Run(ctx)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
@@ -67,8 +76,8 @@ func runReap(call *Invocation, job uint32, dry bool) error {
 
 // reapReport is the result of a reaping.
 type reapReport struct {
-	DryRun bool     `json:"dry_run"`
-	Lines  []Result `json:"lines"`
+	DryRun bool          `json:"dry_run"`
+	Lines  []reap.Result `json:"lines"`
 }
 
 func printReap(call *Invocation, r reapReport) error {
@@ -82,7 +91,7 @@ func printReap(call *Invocation, r reapReport) error {
 		return WriteError("reaping", err)
 	}
 	for _, line := range r.Lines {
-		if line.Failed != "" || line.Act == Leave {
+		if line.Failed != "" || line.Act == reap.Leave {
 			return cli.ErrFindings
 		}
 	}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mpsctl
+// Package reap closes what ended jobs have left on this node. It decides from leases, tickets, claims, folders, Slurm's
+// steps and our daemons what is closed, removed, kept or left. An Executor makes the changes.
+package reap
 
 import (
 	"context"
@@ -14,8 +16,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
+	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
@@ -44,22 +47,43 @@ type Result struct {
 	Failed string `json:"failed,omitempty"` // why the action failed
 }
 
-// reaper reaps a node once.
-type reaper struct {
+// Reaper reaps a node once.
+type Reaper struct {
+	Executor Executor // New sets that of a dry run
+
 	paths site.Paths
 	store *lease.Store
 	only  uint32 // the job that the admin calls gone; 0 for none
 	self  site.Process
+	gpus  GPUs
 
-	executor executor
-	running  steps.Steps                    // at the beginning
-	unleased map[uint32][]hook.OrphanDaemon // our daemons without a lease, by the job in their environment
-	unseen   error                          // why these are not known
+	running  steps.Steps               // at the beginning
+	unleased map[uint32][]OrphanDaemon // our daemons without a lease, by the job in their environment
+	unseen   error                     // why these are not known
 	lines    []Result
 }
 
-// reap checks everything, and changes only what is proved to be left of an ended job.
-func (r *reaper) reap(ctx context.Context) ([]Result, error) {
+// New returns a Reaper for all jobs, or for one job that the admin calls gone. It changes nothing until it has another
+// Executor. It reports a mistake in the site's file as a Result.
+func New(paths site.Paths, job uint32, gpus GPUs) (*Reaper, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil, err
+	}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		return nil, err
+	}
+	_, standing := policyfile.ReadConfig(paths)
+	r := &Reaper{Executor: dryRun{}, paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, gpus: gpus}
+	if standing.Err != nil {
+		r.lines = append(r.lines, Result{Where: "site.hcl", Act: Leave, Why: fmt.Sprintf("it cannot be used: %v: %s", standing.Err, standing.Instead("the defaults hold")), Do: "mend it"})
+	}
+	return r, nil
+}
+
+// Run checks everything, and changes only what is proved to be left of an ended job.
+func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 	var err error
 	if r.running, err = steps.Find(); err != nil {
 		return nil, err
@@ -85,7 +109,7 @@ func (r *reaper) reap(ctx context.Context) ([]Result, error) {
 }
 
 // jobs returns all jobs that have something here, in order.
-func (r *reaper) jobs() ([]uint32, error) {
+func (r *Reaper) jobs() ([]uint32, error) {
 	if r.only != 0 {
 		return []uint32{r.only}, nil
 	}
@@ -115,13 +139,13 @@ func (r *reaper) jobs() ([]uint32, error) {
 }
 
 // job handles one job. It judges the job again under its lock, because only then no one else can change it.
-func (r *reaper) job(job uint32) Result {
+func (r *Reaper) job(job uint32) Result {
 	line, _ := r.judge(job, r.running)
 	if line.Act != Close && line.Act != Remove {
 		return line
 	}
 	dealt := make(chan Result, 1)
-	err := r.executor.within(func(ctx context.Context) error {
+	err := r.Executor.Within(func(ctx context.Context) error {
 		dealt <- r.deal(ctx, job)
 		return nil
 	})
@@ -133,8 +157,8 @@ func (r *reaper) job(job uint32) Result {
 	return line
 }
 
-func (r *reaper) deal(ctx context.Context, job uint32) Result {
-	release, err := r.executor.take(ctx, job)
+func (r *Reaper) deal(ctx context.Context, job uint32) Result {
+	release, err := r.lock(ctx, job)
 	var busy *lease.BusyError
 	if errors.As(err, &busy) {
 		return r.busy(job, busy.Holder)
@@ -150,9 +174,9 @@ func (r *reaper) deal(ctx context.Context, job uint32) Result {
 	line, left := r.judge(job, running)
 	switch line.Act {
 	case Close:
-		err = r.executor.undo(ctx, *left.lease)
+		err = r.Executor.Undo(ctx, *left.lease)
 	case Remove:
-		err = r.executor.void(ctx, job, left.daemons)
+		err = r.Executor.Void(ctx, job, left.daemons)
 	}
 	if err != nil {
 		line.Failed = site.OneLine(err)
@@ -160,14 +184,24 @@ func (r *reaper) deal(ctx context.Context, job uint32) Result {
 	return line
 }
 
+// lockTimeout is how long to wait for a prolog or an epilog of the job. reap never ends that process, because only an
+// epilog may do so.
+const lockTimeout = 2 * time.Second
+
+func (r *Reaper) lock(ctx context.Context, job uint32) (release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	return r.Executor.Lock(ctx, job)
+}
+
 // leftover is what a job has left: a lease, or files without one.
 type leftover struct {
 	lease   *lease.Lease
-	daemons []hook.OrphanDaemon
+	daemons []OrphanDaemon
 }
 
 // judge returns the action for a job. There is none if the job has left nothing.
-func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
+func (r *Reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 	if holder, acting := r.store.LockHolder(job); acting && holder != r.self {
 		return r.busy(job, holder), leftover{}
 	}
@@ -185,7 +219,7 @@ func (r *reaper) judge(job uint32, running steps.Steps) (Result, leftover) {
 }
 
 // withLease judges a lease of this boot.
-func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
+func (r *Reaper) withLease(line Result, l lease.Lease, running steps.Steps) Result {
 	sign, named := running.Sign(l.Job.ID, l.SLUID), r.only == l.Job.ID
 	switch {
 	case sign != "" && l.Phase == lease.Opened && !named:
@@ -209,7 +243,7 @@ func (r *reaper) withLease(line Result, l lease.Lease, running steps.Steps) Resu
 }
 
 // withoutLease judges the files of a job that has no lease of this boot.
-func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Result, leftover) {
+func (r *Reaper) withoutLease(line Result, void string, running steps.Steps) (Result, leftover) {
 	job := line.Job
 	ticket, err := r.store.ReadTicket(job)
 	ticketed := err == nil && ticket.RefusalReason == ""
@@ -250,7 +284,7 @@ func (r *reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 }
 
 // files lists a job's files except the lease.
-func (r *reaper) files(job uint32, ticketed bool) []string {
+func (r *Reaper) files(job uint32, ticketed bool) []string {
 	var found []string
 	if ticketed {
 		found = append(found, "a ticket")
@@ -268,7 +302,7 @@ func (r *reaper) files(job uint32, ticketed bool) []string {
 }
 
 // busy is the result for a job that someone else works on. For a job that the admin has named it is a failure.
-func (r *reaper) busy(job uint32, holder site.Process) Result {
+func (r *Reaper) busy(job uint32, holder site.Process) Result {
 	line := Result{Job: job, Where: where(job)}
 	why := "a prolog or an epilog is at work on it"
 	if holder.PID != 0 {
@@ -294,8 +328,8 @@ func where(job uint32) string { return fmt.Sprintf("job %d", job) }
 
 // takeCensus finds daemons and servers below our folder that no lease may name. The process shows its job: the pipe
 // folder in its environment is in a folder of the job, and its uid is the owner of that folder.
-func (r *reaper) takeCensus(ctx context.Context) {
-	r.unleased = map[uint32][]hook.OrphanDaemon{}
+func (r *Reaper) takeCensus(ctx context.Context) {
+	r.unleased = map[uint32][]OrphanDaemon{}
 	census, err := mps.FindAll(ctx)
 	if err != nil {
 		r.unseen = err
@@ -308,7 +342,7 @@ func (r *reaper) takeCensus(ctx context.Context) {
 		}
 		job, ok := r.jobOf(p)
 		if ok {
-			r.unleased[job] = append(r.unleased[job], hook.OrphanDaemon{
+			r.unleased[job] = append(r.unleased[job], OrphanDaemon{
 				Job: lease.Job{ID: job, UID: p.UID}, Daemon: lease.Daemon{PipeDir: p.PipeDir, Proc: p.Process},
 			})
 		} else if r.only == 0 {
@@ -320,7 +354,7 @@ func (r *reaper) takeCensus(ctx context.Context) {
 }
 
 // jobOf returns the job of an MPS process by its pipe folder: jobs/ID/N/pipe.
-func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
+func (r *Reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 	name, err := filepath.Rel(filepath.Join(r.paths.Run(), "jobs"), p.PipeDir)
 	parts := strings.Split(name, "/")
 	if err != nil || len(parts) != 3 || p.UID == 0 {
@@ -339,8 +373,8 @@ func (r *reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 }
 
 // living returns the daemons of a job without a lease that still run.
-func (r *reaper) living(job uint32) []hook.OrphanDaemon {
-	var there []hook.OrphanDaemon
+func (r *Reaper) living(job uint32) []OrphanDaemon {
+	var there []OrphanDaemon
 	for _, d := range r.unleased[job] {
 		if d.Daemon.Proc.Running() {
 			there = append(there, d)
@@ -350,7 +384,7 @@ func (r *reaper) living(job uint32) []hook.OrphanDaemon {
 }
 
 // lookAtClaims reports claims that cannot be read. Their devices stay claimed.
-func (r *reaper) lookAtClaims() {
+func (r *Reaper) lookAtClaims() {
 	claims, err := r.store.Claims()
 	if err != nil {
 		r.lines = append(r.lines, Result{Where: "claims"}.leave(site.OneLine(err), "look at the folder"))
@@ -363,16 +397,15 @@ func (r *reaper) lookAtClaims() {
 }
 
 // lookAtGPUs reports GPUs that are exclusive without a job. Their original mode is not known, so it is not changed.
-func (r *reaper) lookAtGPUs() {
-	gpus := hook.DriverReadOnly(r.paths)
-	devices, err := gpus.Devices()
+func (r *Reaper) lookAtGPUs() {
+	devices, err := r.gpus.Devices()
 	if err != nil {
 		r.lines = append(r.lines, Result{Where: "GPUs"}.leave("they cannot be seen: "+site.OneLine(err), "see docs/operator.md: the driver, and nvml_library in site.hcl"))
 		return
 	}
 	leased := r.leased()
 	for _, device := range devices {
-		if !leased[device.UUID] && r.exclusive(gpus, device.UUID) && r.exclusive(gpus, device.UUID) {
+		if !leased[device.UUID] && r.exclusive(device.UUID) && r.exclusive(device.UUID) {
 			r.lines = append(r.lines, Result{Where: string(device.UUID)}.leave("it is in mode exclusive_process, and no job holds it; its mode before is not known",
 				fmt.Sprintf("unless someone meant it: nvidia-smi -i %s -c DEFAULT", device.UUID)))
 		}
@@ -381,8 +414,8 @@ func (r *reaper) lookAtGPUs() {
 
 // exclusive reports whether a GPU is exclusive and no job claims it. It asks twice, because an epilog may come
 // between.
-func (r *reaper) exclusive(gpus hook.GPUs, uuid site.UUID) bool {
-	mode, err := gpus.Mode(uuid)
+func (r *Reaper) exclusive(uuid site.UUID) bool {
+	mode, err := r.gpus.Mode(uuid)
 	if err != nil || mode != site.ModeExclusiveProcess {
 		return false
 	}
@@ -391,7 +424,7 @@ func (r *reaper) exclusive(gpus hook.GPUs, uuid site.UUID) bool {
 }
 
 // leased returns the devices that a lease names, claimed or not.
-func (r *reaper) leased() map[site.UUID]bool {
+func (r *Reaper) leased() map[site.UUID]bool {
 	named := map[site.UUID]bool{}
 	jobs, _ := r.store.Jobs()
 	for _, job := range jobs {
