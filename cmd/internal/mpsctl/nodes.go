@@ -7,7 +7,6 @@ package mpsctl
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/spf13/cobra"
 )
 
@@ -46,18 +46,6 @@ func nodesFlag(c *cobra.Command, list *string) {
 	c.Long += nodesHelp
 }
 
-// nodeAnswer is the answer of a node. It contains only characters that a terminal prints.
-type nodeAnswer struct {
-	Node     string   `json:"node"`
-	Jobs     int      `json:"jobs"`
-	Clients  int      `json:"clients"`
-	Findings []string `json:"findings"` // a kind for each
-	Unseen   int      `json:"errors"`   // parts that the node could not read
-	Failure  string   `json:"failure,omitempty"`
-}
-
-func (a nodeAnswer) well() bool { return a.Failure == "" && len(a.Findings) == 0 && a.Unseen == 0 }
-
 // askNodes runs a command of mpsctl on each node of a list and prints one table.
 func askNodes(call *Invocation, list string, command ...string) error {
 	config, state := policyfile.ReadConfig(call.Paths)
@@ -71,7 +59,7 @@ func askNodes(call *Invocation, list string, command ...string) error {
 		return err
 	}
 	shell := strings.Fields(config.RemoteShell)
-	answers := askEach(nodes, func(node string) nodeAnswer {
+	answers := askEach(nodes, func(node string) inspect.Answer {
 		return askNode(ctx, slices.Concat(shell, []string{node, "mpsctl"}, command, []string{"--json"}), node)
 	})
 	if ctx.Err() != nil {
@@ -129,8 +117,8 @@ func expandBrackets(ctx context.Context, list string) ([]string, error) {
 }
 
 // askEach asks all nodes, some side by side, and keeps their order.
-func askEach(nodes []string, ask func(string) nodeAnswer) []nodeAnswer {
-	answers, free := make([]nodeAnswer, len(nodes)), make(chan struct{}, maxShells)
+func askEach(nodes []string, ask func(string) inspect.Answer) []inspect.Answer {
+	answers, free := make([]inspect.Answer, len(nodes)), make(chan struct{}, maxShells)
 	done := make(chan struct{})
 	for i, node := range nodes {
 		go func() {
@@ -147,62 +135,19 @@ func askEach(nodes []string, ask func(string) nodeAnswer) []nodeAnswer {
 }
 
 // askNode asks one node. mpsctl there exits with 1 if it has findings, so its answer decides and not its code.
-func askNode(ctx context.Context, line []string, node string) nodeAnswer {
+func askNode(ctx context.Context, line []string, node string) inspect.Answer {
 	ctx, cancel := context.WithTimeout(ctx, nodeTime)
 	defer cancel()
 	out, failed := runBounded(ctx, line)
-	answer, err := readAnswer(out)
+	answer, err := inspect.ReadAnswer(out)
 	answer.Node = node
 	if err != nil && failed != nil {
 		err = failed
 	}
 	if err != nil {
-		return nodeAnswer{Node: node, Findings: []string{}, Failure: cut(site.OneLine(err), 160)}
+		return inspect.Unanswered(node, err)
 	}
 	return answer
-}
-
-// readAnswer reads the JSON of status or audit, which is the last line: a shell's profile may have printed others.
-// Node and user decide what it has, so only counts and short printable words are taken.
-func readAnswer(out []byte) (nodeAnswer, error) {
-	out = bytes.TrimSpace(out)
-	last := out[bytes.LastIndexByte(out, '\n')+1:]
-	var is struct {
-		Node *string
-		Jobs []struct {
-			GPUs []struct{ Clients []struct{ PID int } }
-		}
-		Counts   *seen
-		Findings []struct{ Kind string }
-		Errors   []string
-	}
-	if err := json.Unmarshal(last, &is); err != nil || is.Node == nil {
-		return nodeAnswer{}, errors.New("the answer is not mpsctl's: is slurm-mps installed there?")
-	}
-	answer := nodeAnswer{Jobs: len(is.Jobs), Unseen: len(is.Errors), Findings: []string{}}
-	clients := map[int]bool{}
-	for _, job := range is.Jobs {
-		for _, gpu := range job.GPUs {
-			for _, client := range gpu.Clients {
-				clients[client.PID] = true
-			}
-		}
-	}
-	answer.Clients = len(clients)
-	if is.Counts != nil {
-		answer.Jobs, answer.Clients = is.Counts.Jobs, is.Counts.Clients
-	}
-	for _, f := range is.Findings {
-		answer.Findings = append(answer.Findings, cut(site.OneLine(errors.New(f.Kind)), 40))
-	}
-	return answer, nil
-}
-
-func cut(text string, limit int) string {
-	if runes := []rune(text); len(runes) > limit {
-		return string(runes[:limit]) + "…"
-	}
-	return text
 }
 
 // runBounded runs a program, bounded in time and output, and returns what it has printed. At the end of the time its
@@ -245,11 +190,11 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-func printNodes(call *Invocation, answers []nodeAnswer) error {
+func printNodes(call *Invocation, answers []inspect.Answer) error {
 	var err error
 	if call.JSON {
 		err = cli.WriteJSON(call.Out, struct {
-			Nodes []nodeAnswer `json:"nodes"`
+			Nodes []inspect.Answer `json:"nodes"`
 		}{answers})
 	} else {
 		_, err = io.WriteString(call.Out, nodesText(answers, call.Screen()))
@@ -257,14 +202,14 @@ func printNodes(call *Invocation, answers []nodeAnswer) error {
 	if err != nil {
 		return WriteError("nodes", err)
 	}
-	if slices.ContainsFunc(answers, func(a nodeAnswer) bool { return !a.well() }) {
+	if slices.ContainsFunc(answers, func(a inspect.Answer) bool { return !a.Well() }) {
 		return cli.ErrFindings
 	}
 	return nil
 }
 
 // nodesText is the table for people.
-func nodesText(answers []nodeAnswer, screen Screen) string {
+func nodesText(answers []inspect.Answer, screen Screen) string {
 	width := len("node")
 	for _, a := range answers {
 		width = max(width, len(a.Node))
@@ -279,17 +224,17 @@ func nodesText(answers []nodeAnswer, screen Screen) string {
 			fmt.Fprintf(&b, "%s %5s %7s  %s\n", name, "-", "-", screen.Yellow("no answer: "+a.Failure))
 			continue
 		}
-		if !a.well() {
+		if !a.Well() {
 			odd++
 		}
-		fmt.Fprintf(&b, "%s %5d %7d  %s\n", name, a.Jobs, a.Clients, a.findings(screen))
+		fmt.Fprintf(&b, "%s %5d %7d  %s\n", name, a.Jobs, a.Clients, kinds(a, screen))
 	}
 	fmt.Fprintf(&b, "\n%s: %d with findings, %d without an answer\n", Count(len(answers), "node"), odd, silent)
 	return b.String()
 }
 
-// findings returns the kinds of findings. A kind that occurs more than once has its number.
-func (a nodeAnswer) findings(screen Screen) string {
+// kinds returns the kinds of findings. A kind that occurs more than once has its number.
+func kinds(a inspect.Answer, screen Screen) string {
 	number := counts{}
 	for _, kind := range a.Findings {
 		number[kind]++

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
 // remote makes a root whose site.hcl names a script as the remote shell, and runs mpsctl there.
@@ -165,7 +166,7 @@ func TestNodesSideBySide(t *testing.T) {
 		nodes = append(nodes, fmt.Sprintf("n%d", i))
 	}
 	var now, top atomic.Int32
-	answers := askEach(nodes, func(node string) nodeAnswer {
+	answers := askEach(nodes, func(node string) inspect.Answer {
 		for at := now.Add(1); ; {
 			if before := top.Load(); at <= before || top.CompareAndSwap(before, at) {
 				break
@@ -173,7 +174,7 @@ func TestNodesSideBySide(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 		now.Add(-1)
-		return nodeAnswer{Node: node}
+		return inspect.Answer{Node: node}
 	})
 	for i, a := range answers {
 		if a.Node != nodes[i] {
