@@ -40,7 +40,7 @@ var packages = map[string][]string{
 	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
-	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "cmd/internal/record", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/inspect", "site/lease", "site/mps", "site/reap", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
+	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "cmd/internal/record", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/inspect", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "policy", "site", "site/lease", "site/proc", "site/slurm", "site/tuned"},
 	"cmd/prolog":           {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/epilog":           {"cmd/internal/cli", "cmd/internal/hook"},

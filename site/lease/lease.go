@@ -84,6 +84,12 @@ type Daemon struct {
 	Proc    site.Process `json:"proc"`
 }
 
+// OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.
+type OrphanDaemon struct {
+	Job    Job
+	Daemon Daemon
+}
+
 // Ticket is the part of a lease that its job may read.
 type Ticket struct {
 	Schema         int            `json:"schema"`

@@ -19,13 +19,7 @@ type Executor interface {
 	// Undo undoes a lease as the epilog does. The caller holds the job's lock.
 	Undo(context.Context, lease.Lease) error
 	// Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
-	Void(ctx context.Context, job uint32, daemons []OrphanDaemon) error
-}
-
-// OrphanDaemon is a daemon that no lease names. The job and the user are read from the daemon's own process.
-type OrphanDaemon struct {
-	Job    lease.Job
-	Daemon lease.Daemon
+	Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error
 }
 
 // GPUs reads the GPUs of this node from the driver.
@@ -37,7 +31,7 @@ type GPUs interface {
 // dryRun changes nothing, and takes no lock.
 type dryRun struct{}
 
-func (dryRun) Within(act func(context.Context) error) error       { return act(context.Background()) }
-func (dryRun) Lock(context.Context, uint32) (func(), error)       { return func() {}, nil }
-func (dryRun) Undo(context.Context, lease.Lease) error            { return nil }
-func (dryRun) Void(context.Context, uint32, []OrphanDaemon) error { return nil }
+func (dryRun) Within(act func(context.Context) error) error             { return act(context.Background()) }
+func (dryRun) Lock(context.Context, uint32) (func(), error)             { return func() {}, nil }
+func (dryRun) Undo(context.Context, lease.Lease) error                  { return nil }
+func (dryRun) Void(context.Context, uint32, []lease.OrphanDaemon) error { return nil }

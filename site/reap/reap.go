@@ -57,9 +57,9 @@ type Reaper struct {
 	self  site.Process
 	gpus  GPUs
 
-	running  steps.Steps               // at the beginning
-	unleased map[uint32][]OrphanDaemon // our daemons without a lease, by the job in their environment
-	unseen   error                     // why these are not known
+	running  steps.Steps                     // at the beginning
+	unleased map[uint32][]lease.OrphanDaemon // our daemons without a lease, by the job in their environment
+	unseen   error                           // why these are not known
 	lines    []Result
 }
 
@@ -197,7 +197,7 @@ func (r *Reaper) lock(ctx context.Context, job uint32) (release func(), err erro
 // leftover is what a job has left: a lease, or files without one.
 type leftover struct {
 	lease   *lease.Lease
-	daemons []OrphanDaemon
+	daemons []lease.OrphanDaemon
 }
 
 // judge returns the action for a job. There is none if the job has left nothing.
@@ -329,7 +329,7 @@ func where(job uint32) string { return fmt.Sprintf("job %d", job) }
 // takeCensus finds daemons and servers below our folder that no lease may name. The process shows its job: the pipe
 // folder in its environment is in a folder of the job, and its uid is the owner of that folder.
 func (r *Reaper) takeCensus(ctx context.Context) {
-	r.unleased = map[uint32][]OrphanDaemon{}
+	r.unleased = map[uint32][]lease.OrphanDaemon{}
 	census, err := mps.FindAll(ctx)
 	if err != nil {
 		r.unseen = err
@@ -342,7 +342,7 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 		}
 		job, ok := r.jobOf(p)
 		if ok {
-			r.unleased[job] = append(r.unleased[job], OrphanDaemon{
+			r.unleased[job] = append(r.unleased[job], lease.OrphanDaemon{
 				Job: lease.Job{ID: job, UID: p.UID}, Daemon: lease.Daemon{PipeDir: p.PipeDir, Proc: p.Process},
 			})
 		} else if r.only == 0 {
@@ -373,8 +373,8 @@ func (r *Reaper) jobOf(p mps.Process) (job uint32, ok bool) {
 }
 
 // living returns the daemons of a job without a lease that still run.
-func (r *Reaper) living(job uint32) []OrphanDaemon {
-	var there []OrphanDaemon
+func (r *Reaper) living(job uint32) []lease.OrphanDaemon {
+	var there []lease.OrphanDaemon
 	for _, d := range r.unleased[job] {
 		if d.Daemon.Proc.Running() {
 			there = append(there, d)

@@ -9,7 +9,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/reap"
 )
 
 // Cleanup undoes what jobs have left on this node. It is the executor of mpsctl reap, and has the same parts as the
@@ -57,7 +56,7 @@ func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
 }
 
 // Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
-func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []reap.OrphanDaemon) error {
+func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error {
 	log := logfile.Of(r.n.out, "reap", job)
 	for _, d := range daemons {
 		if err := r.n.control.Kill(ctx, d.Job, d.Daemon); err != nil {
@@ -77,7 +76,7 @@ func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []reap.OrphanDae
 
 // DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
 // deadline.
-func DriverReadOnly(paths site.Paths) reap.GPUs {
+func DriverReadOnly(paths site.Paths) *Driver {
 	facts, _ := policyfile.ReadConfig(paths)
-	return &lazyGPUs{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}
+	return &Driver{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}
 }

@@ -34,7 +34,7 @@ type node struct {
 	config   site.Config
 	standing policyfile.FileStatus // of the site's file
 	store    *lease.Store
-	gpus     *lazyGPUs
+	gpus     *Driver
 	control  mps.ControlProgram
 	guards   guard.Control
 	out      io.Writer // where log writes
@@ -58,7 +58,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 		return node{}, err
 	}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
-	gpus := &lazyGPUs{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
+	gpus := &Driver{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
 	return node{
 		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
 		control: mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath},
