@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package inspect reads the state of this node: its records, and what the driver, the daemons and the kernel report.
-// It finds where they differ. status, audit, doctor, metrics and reap use it.
+// It finds where they differ. status, audit, doctor and metrics use it.
 //
 // It changes nothing, every wait has a deadline, and it follows no link that a user can make. It reports a finding
 // only if it has seen it twice, because prologs and epilogs run at the same time.
