@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,7 +75,7 @@ func TestAReportOfAJob(t *testing.T) {
 	}
 	s := openShared(p)
 	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
-	first, second, outlives := s.start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.neighbour(), s.neighbour()
+	first, second, outlives := s.start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.neighbour(), s.start("spin", "-ms", "0", "-for", "100")
 	first.kill()
 	r := p.report(p.runningReport(), "end of a client", func(r usage.Report) bool {
 		return len(r.Clients) == 3 && !r.Clients[0].End.IsZero() && r.Clients[1].PeakMiB > 0
@@ -94,7 +95,8 @@ func TestAReportOfAJob(t *testing.T) {
 	}
 	_ = second.Process.Signal(syscall.SIGTERM)
 	second.ends()
-	p.until("end of the second client", func() bool { return p.seenEnded(second.pid) })
+	p.awaitEnding(first.pid) // the third client leaves the GPU idle
+	p.awaitEnding(second.pid)
 	p.must(0, s.job, "epilog")
 	r = p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
 	endings := map[int]usage.Ending{}
@@ -195,15 +197,13 @@ func TestMetricsOfUse(t *testing.T) {
 	p.quiet()
 }
 
-// seenEnded reports whether the running job's report has the end of a client.
-func (p testNode) seenEnded(pid int) bool {
-	r, _ := usage.Read(p.runningReport())
-	for _, c := range r.Clients {
-		if c.PID == pid && !c.End.IsZero() {
-			return true
-		}
-	}
-	return false
+// awaitEnding waits until the running job's report has how a client ended. The guard knows this when it has closed the
+// client's files.
+func (p testNode) awaitEnding(pid int) {
+	p.t.Helper()
+	p.report(p.runningReport(), fmt.Sprintf("ending of client %d", pid), func(r usage.Report) bool {
+		return slices.ContainsFunc(r.Clients, func(c usage.Client) bool { return c.PID == pid && c.Ending != "" })
+	})
 }
 
 // If a client ends in mid-kernel, its neighbours are unharmed, and the report counts them.
@@ -214,8 +214,9 @@ func TestAReportOfAClientThatEndsInMidKernel(t *testing.T) {
 	victim := s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
 	s.holds(6, slack)
 	victim.kill()
-	p.until("end of the victim", func() bool { return p.seenEnded(victim.pid) })
+	site.Sleep(s.ctx, 700*time.Millisecond) // a neighbour that ends within 0.5 s counts as harmed
 	s.lives(neighbours...)
+	p.awaitEnding(victim.pid)
 	p.must(0, s.job, "epilog")
 	r := p.report(p.keptReport(), "kept report", func(usage.Report) bool { return true })
 	for _, c := range r.Clients {

@@ -329,7 +329,7 @@ func begins(source, piece string) bool {
 func (m manual) sources(command string) string {
 	m.t.Helper()
 	var all strings.Builder
-	patterns := []string{"internal/mpsctl/*.go", "internal/mpsctl/testdata/" + command + "/*.txt", "internal/hook/*.go", "../policy/plan/*.go", "../site/inspect/*.go", "../site/doctor/*.go", "../site/slurm/steps/*.go", "../site/paths.go"}
+	patterns := []string{"internal/mpsctl/*.go", "internal/mpsctl/testdata/" + command + "/*.txt", "internal/hook/*.go", "../policy/plan/*.go", "../site/inspect/*.go", "../site/reap/*.go", "../site/doctor/*.go", "../site/slurm/steps/*.go", "../site/paths.go"}
 	for _, pattern := range patterns {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {

@@ -175,7 +175,9 @@ func TestVisibleDevices(t *testing.T) {
 			t.Errorf("client's list %q: %q, not %q", c.list, out.stdout, want)
 		}
 	}
+	pid := d.pid()
 	d.ask("quit")
+	eventually(t, "the daemon has ended", answerDeadline, func() bool { return !alive(pid) })
 	d.again("CUDA_VISIBLE_DEVICES=" + under.gpus[1] + "," + under.gpus[0])
 	if out := d.client(nil, "count"); !strings.HasPrefix(out.stdout, "count=2 uuid="+under.gpus[0]+" uuid="+under.gpus[1]) {
 		t.Errorf("daemon for both, reversed: %q", out.stdout)
