@@ -194,12 +194,19 @@ func (p testNode) must(code int, job testnode.Job, program string) string {
 	return result.Output
 }
 
-// ctl runs mpsctl as root.
-func (p testNode) ctl(args ...string) testnode.Result {
+// ctl runs mpsctl as root. It runs it again if mpsctl could not read a daemon that just starts or ends, because other
+// tests have daemons on this machine.
+func (p testNode) ctl(args ...string) (result testnode.Result) {
 	p.t.Helper()
-	result, err := p.Run(p.ctx, nil, "mpsctl", args...)
-	if err != nil {
-		p.t.Fatal(err)
+	for range 5 {
+		var err error
+		if result, err = p.Run(p.ctx, nil, "mpsctl", args...); err != nil {
+			p.t.Fatal(err)
+		}
+		if !strings.Contains(result.Output, "the pipe folders of ") {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
 	}
 	return result
 }
