@@ -25,7 +25,7 @@ var packages = map[string][]string{
 	"site/slurm":           {"site"},
 	"site/serverlog":       {"golang.org/x/sys/unix"},
 	"site/usage":           {"site", "golang.org/x/sys/unix"},
-	"site/usage/page":      {"site/usage"},
+	"site/usage/page":      {"site", "site/usage"},
 	"site/lease":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},
 	"site/gpu":             {"site", "github.com/NVIDIA/go-nvml/pkg/dl", "github.com/NVIDIA/go-nvml/pkg/nvml"},

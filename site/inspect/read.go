@@ -144,7 +144,7 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 		}
 	}
 	if hidden > 0 {
-		n.missed("the pipe folders of %d MPS %s of other users", hidden, noun(hidden, "daemon"))
+		n.missed("the pipe folders of %s of other users", site.Count(hidden, "MPS daemon"))
 	}
 	for i := range n.Jobs {
 		for k := range n.Jobs[i].Daemons {
@@ -372,18 +372,14 @@ func servingOf(err error) DaemonState {
 	return Unclear
 }
 
-func noun(n int, singular string) string {
-	if n == 1 {
-		return singular
-	}
-	return singular + "s"
-}
-
 // numbered returns "job 7", or "jobs 7, 8" with at most ten numbers.
 func numbered(singular string, numbers []string) string {
 	const limit = 10
 	if len(numbers) > limit {
 		return fmt.Sprintf("%ss %s and %d more", singular, strings.Join(numbers[:limit], ", "), len(numbers)-limit)
 	}
-	return noun(len(numbers), singular) + " " + strings.Join(numbers, ", ")
+	if len(numbers) == 1 {
+		return singular + " " + numbers[0]
+	}
+	return singular + "s " + strings.Join(numbers, ", ")
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/spf13/cobra"
 )
@@ -139,7 +140,7 @@ func printAudit(call *Invocation, r auditReport) error {
 func (r auditReport) text(screen Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
-		Count(r.Seen.GPUs, "GPU"), Count(r.Seen.Jobs, "job"), Count(r.Seen.Clients, "client"), Count(r.Seen.Processes, "compute process"))
+		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"), site.Count(r.Seen.Processes, "compute process"))
 	b.WriteString(printFindings(r.Findings, "finding", screen))
 	b.WriteString(printUnseen(r.Unseen, screen))
 	switch {

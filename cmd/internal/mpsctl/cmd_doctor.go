@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/doctor"
 	"github.com/spf13/cobra"
 )
@@ -125,8 +126,8 @@ func printDoctor(call *Invocation, r doctor.Report, strict bool) error {
 // doctorText is the report for people: what was read on one line, then the findings.
 func doctorText(r doctor.Report, screen Screen) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), Count(r.Looked.Checks, "check"),
-		Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), Count(r.Looked.GPUs, "GPU"))
+	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), site.Count(r.Looked.Checks, "check"),
+		site.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), site.Count(r.Looked.GPUs, "GPU"))
 	for _, c := range r.Checks {
 		mark := map[string]string{"ok": screen.Green("ok"), string(doctor.Fault): screen.Red("! "), string(doctor.Warning): screen.Yellow("~ ")}[c.Result]
 		if mark == "" {
@@ -147,10 +148,10 @@ func doctorText(r doctor.Report, screen Screen) string {
 	if faults, warnings := r.Count(doctor.Fault), r.Count(doctor.Warning); faults+warnings > 0 {
 		var parts []string
 		if faults > 0 {
-			parts = append(parts, screen.Red("! "+Count(faults, "fault")))
+			parts = append(parts, screen.Red("! "+site.Count(faults, "fault")))
 		}
 		if warnings > 0 {
-			parts = append(parts, screen.Yellow("~ "+Count(warnings, "warning")))
+			parts = append(parts, screen.Yellow("~ "+site.Count(warnings, "warning")))
 		}
 		fmt.Fprintf(&b, "\n%s\n", strings.Join(parts, ", "))
 	}

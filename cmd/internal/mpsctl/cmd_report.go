@@ -139,7 +139,7 @@ func reportText(r usage.Report, screen Screen, now time.Time) string {
 		ended, until = "ended "+r.End.Local().Format("2006-01-02 15:04:05"), r.End
 	}
 	b.WriteString(screen.Wrap("", fmt.Sprintf("job %d  %s  rule %q (%s)  on %s  %s, %s", r.Job, r.User, r.Rule, r.Share, r.Node, ended, age(until.Sub(r.Begin)))))
-	fmt.Fprintf(&b, "%s in all, at most %d at the same time\n\n", Count(r.ClientsSeen, "client"), r.ClientsPeak)
+	fmt.Fprintf(&b, "%s in all, at most %d at the same time\n\n", site.Count(r.ClientsSeen, "client"), r.ClientsPeak)
 	fmt.Fprintf(&b, "%s\n", screen.Faint("GPU   SMs active  kernel  memory bandwidth  memory in use"))
 	for _, g := range r.GPUs {
 		s := g.Mean(r.Begin)
@@ -184,11 +184,11 @@ func incidents(r usage.Report) (lines []string) {
 	for _, c := range r.Clients {
 		if c.Ending == usage.InFlight && c.Unharmed > 0 {
 			add(fmt.Sprintf("%s  %s ended while GPU %d had work. Its files were held, and %s lived on.",
-				c.End.Local().Format("15:04:05"), who(r, c.PID), r.GPUs[c.GPU].Index, Count(c.Unharmed, "neighbour")))
+				c.End.Local().Format("15:04:05"), who(r, c.PID), r.GPUs[c.GPU].Index, site.Count(c.Unharmed, "neighbour")))
 		}
 	}
 	if more > 0 {
-		lines = append(lines, fmt.Sprintf("%s more: see --json.", Count(more, "event")))
+		lines = append(lines, fmt.Sprintf("%s more: see --json.", site.Count(more, "event")))
 	}
 	return lines
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
@@ -16,7 +17,7 @@ func printFindings(found []inspect.Finding, what string, screen Screen) string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s\n", screen.Red(Count(len(found), what)))
+	fmt.Fprintf(&b, "\n%s\n", screen.Red(site.Count(len(found), what)))
 	for _, f := range found {
 		fmt.Fprintf(&b, "%s %s  %s\n", screen.Red("!"), screen.Bold(string(f.Kind)), f.Where)
 		b.WriteString(screen.Wrap("    ", f.What))

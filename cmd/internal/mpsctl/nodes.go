@@ -229,7 +229,7 @@ func nodesText(answers []inspect.Answer, screen Screen) string {
 		}
 		fmt.Fprintf(&b, "%s %5d %7d  %s\n", name, a.Jobs, a.Clients, kinds(a, screen))
 	}
-	fmt.Fprintf(&b, "\n%s: %d with findings, %d without an answer\n", Count(len(answers), "node"), odd, silent)
+	fmt.Fprintf(&b, "\n%s: %d with findings, %d without an answer\n", site.Count(len(answers), "node"), odd, silent)
 	return b.String()
 }
 
@@ -250,7 +250,7 @@ func kinds(a inspect.Answer, screen Screen) string {
 		parts = append(parts[:5], fmt.Sprintf("%d more kinds", len(parts)-5))
 	}
 	if a.Unseen > 0 {
-		parts = append(parts, Count(a.Unseen, "part")+" not seen")
+		parts = append(parts, site.Count(a.Unseen, "part")+" not seen")
 	}
 	if len(parts) == 0 {
 		return "-"

@@ -145,7 +145,7 @@ func (a applied) text(colour bool) string {
 		b.WriteString("No rule changes.\n")
 	}
 	if n := len(a.Tests.Results); n > 0 {
-		fmt.Fprintf(&b, "%s passed\n", Count(n, "case"))
+		fmt.Fprintf(&b, "%s passed\n", site.Count(n, "case"))
 	}
 	writeWarnings(&b, a.Warnings, colour)
 	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
 )
 
@@ -59,7 +60,7 @@ func (c checked) text(colour bool) string {
 		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
 	}
 	writeWarnings(&b, c.Warnings, colour)
-	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), Count(len(c.Rules), "rule"))
+	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), site.Count(len(c.Rules), "rule"))
 	return b.String()
 }
 

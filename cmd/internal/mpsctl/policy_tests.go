@@ -11,6 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
 )
 
@@ -92,6 +93,6 @@ func (t tested) String() string {
 			fmt.Fprintf(&b, "     %s\n", difference)
 		}
 	}
-	fmt.Fprintf(&b, "%s passed, %d failed\n", Count(len(t.Results)-t.Failed, "case"), t.Failed)
+	fmt.Fprintf(&b, "%s passed, %d failed\n", site.Count(len(t.Results)-t.Failed, "case"), t.Failed)
 	return b.String()
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
@@ -112,6 +111,3 @@ func Bar(part, whole, cells int) string {
 	used := (n + 7) / 8
 	return filled + strings.Repeat("░", cells-used)
 }
-
-// Count returns a number with its noun: "1 job", "2 jobs", "3 processes".
-func Count(n int, what string) string { return usage.Count(n, what) }

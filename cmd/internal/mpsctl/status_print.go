@@ -47,7 +47,7 @@ func (p *view) head() {
 		}
 	}
 	p.line("%s  %s  %s, %s, %s", p.screen.Bold(p.Name), p.Time.Format("2006-01-02 15:04:05"),
-		Count(len(p.GPUs), "GPU"), Count(len(p.Jobs), "job"), Count(len(clients), "client"))
+		site.Count(len(p.GPUs), "GPU"), site.Count(len(p.Jobs), "job"), site.Count(len(clients), "client"))
 }
 
 func (p *view) job(j inspect.Job) {
@@ -82,12 +82,12 @@ func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	if !g.Running {
 		state = p.screen.Red("gone")
 	}
-	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, Count(g.Clients, "client"))
+	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
 	if g.Dead > 0 {
 		line += fmt.Sprintf("  holds files of %d that ended", g.Dead)
 	}
 	if g.OutsideSeen > 0 {
-		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", Count(g.OutsideSeen, "process"))
+		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", site.Count(g.OutsideSeen, "process"))
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
 }

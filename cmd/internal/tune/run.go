@@ -20,8 +20,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,7 +65,7 @@ func (c cell) String() string {
 	if c.ranks == unknown {
 		return c.rule.String()
 	}
-	return mpsctl.Count(c.ranks, "rank") + ", " + c.rule.String()
+	return site.Count(c.ranks, "rank") + ", " + c.rule.String()
 }
 
 // cells returns all that is tried. The smallest number of ranks comes first, because it fails for the fewest reasons.
@@ -88,8 +88,8 @@ func (q question) plan() string {
 	if q.counts[0] != unknown {
 		ranks = strings.Trim(strings.ReplaceAll(fmt.Sprint(q.counts), " ", ", "), "[]") + " ranks × "
 	}
-	return fmt.Sprintf("%s: %s%s × %s, %s: %sat most %v (--within)", mpsctl.Count(runs, "run"), ranks,
-		mpsctl.Count(len(q.rules), "share"), mpsctl.Count(q.repeats, "time"), each, about, q.within)
+	return fmt.Sprintf("%s: %s%s × %s, %s: %sat most %v (--within)", site.Count(runs, "run"), ranks,
+		site.Count(len(q.rules), "share"), site.Count(q.repeats, "time"), each, about, q.within)
 }
 
 // sample is one run.

@@ -16,6 +16,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -130,7 +131,7 @@ func outcome(r usage.Report, axis timeAxis) string {
 		s.WriteString("no client of MPS was seen.")
 		return capital(s.String())
 	}
-	fmt.Fprintf(&s, "%s %s", usage.Count(r.ClientsSeen, "client"), howBusy(r))
+	fmt.Fprintf(&s, "%s %s", site.Count(r.ClientsSeen, "client"), howBusy(r))
 	if peak, of := peakMemory(r); peak > 0 {
 		fmt.Fprintf(&s, ", and at most %s of a GPU's memory", ofMemory(peak, of))
 	}
@@ -150,7 +151,7 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 
 // howBusy returns the use of all GPUs, by the best measure that each GPU has.
 func howBusy(r usage.Report) string {
-	gpus := usage.Count(len(r.GPUs), "GPU")
+	gpus := site.Count(len(r.GPUs), "GPU")
 	if active, ok := meanOf(r, smActive); ok {
 		return "used " + asPercent(active) + " of the SMs of " + gpus + " on average"
 	}
@@ -196,10 +197,10 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 		all = append(all, fmt.Sprintf("%d clients ended while their GPUs had work. The table has how many neighbours lived on.", len(inFlight)))
 	}
 	if n := len(r.Faults); n > 0 {
-		all = append(all, "The job had "+usage.Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
+		all = append(all, "The job had "+site.Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
 	}
 	if n := len(ended[usage.AtEpilog]); n > 0 {
-		all = append(all, "The epilog ended "+usage.Count(n, "client")+" that outlived the job.")
+		all = append(all, "The epilog ended "+site.Count(n, "client")+" that outlived the job.")
 	}
 	if r.ClientsSeen > len(r.Clients) {
 		all = append(all, fmt.Sprintf("The page has %d of %d clients.", len(r.Clients), r.ClientsSeen))
