@@ -122,8 +122,9 @@ func Settings() []Setting {
 
 // UnknownVariables returns the names of the variables in env that look like an option's and are not.
 func UnknownVariables(env slurm.Env) (names []string) {
+	known := Variables()
 	for name := range env {
-		if strings.HasPrefix(name, prefix) && !slices.Contains(Variables(), name) {
+		if strings.HasPrefix(name, prefix) && !slices.Contains(known, name) {
 			names = append(names, name)
 		}
 	}

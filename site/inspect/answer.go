@@ -38,7 +38,7 @@ func ReadAnswer(out []byte) (Answer, error) {
 		Jobs []struct {
 			GPUs []struct{ Clients []struct{ PID int } }
 		}
-		Counts   *struct{ GPUs, Jobs, Daemons, Clients, Processes int } // of an audit
+		Counts   *struct{ Jobs, Clients int } // of an audit
 		Findings []struct{ Kind string }
 		Errors   []string
 	}

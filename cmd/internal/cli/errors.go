@@ -21,18 +21,11 @@ var ErrFindings = errors.New("found")
 // ExitFindings is the exit code of ErrFindings and of RuntimeError.
 const ExitFindings = 1
 
-// SuggestFlag returns the advice for an unknown flag: the known flag that is like it, or else the help of the program.
-func SuggestFlag(name string, known []string, program string) string {
+// Suggest returns the advice for an unknown flag or variable: the known name that is like it, with a prefix such as "--",
+// or else the help of the program.
+func Suggest(prefix, name string, known []string, program string) string {
 	if like := nearest(name, known); like != "" {
-		return "did you mean --" + like + "?"
-	}
-	return "see " + program + " --help"
-}
-
-// SuggestVariable returns the advice for an unknown environment variable.
-func SuggestVariable(name string, known []string, program string) string {
-	if like := nearest(name, known); like != "" {
-		return "did you mean " + like + "?"
+		return "did you mean " + prefix + like + "?"
 	}
 	return "see " + program + " --help"
 }

@@ -138,7 +138,7 @@ func flagError(c *cobra.Command, err error) error {
 	if errors.As(err, &unknown) {
 		var known []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
-		do = cli.SuggestFlag(cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName()), known, c.CommandPath())
+		do = cli.Suggest("--", cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName()), known, c.CommandPath())
 	}
 	return fmt.Errorf("cannot read flags: %w: %s", err, do)
 }

@@ -67,7 +67,7 @@ func suggestion(name string, settings []mpirunwrap.Setting) string {
 	for _, s := range settings {
 		known = append(known, s.Flag)
 	}
-	return cli.SuggestFlag(name, known, "mpirun-wrap")
+	return cli.Suggest("--", name, known, "mpirun-wrap")
 }
 
 func (l *line) set(name, value string) error {

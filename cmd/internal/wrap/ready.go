@@ -39,7 +39,7 @@ func (h announcer) first(thing string) bool {
 func (h announcer) remark(o mpirunwrap.Options) {
 	for _, name := range mpirunwrap.UnknownVariables(h.env) {
 		if h.first("variable " + name) {
-			do := cli.SuggestVariable(name, mpirunwrap.Variables(), "mpirun-wrap")
+			do := cli.Suggest("", name, mpirunwrap.Variables(), "mpirun-wrap")
 			h.p.PrintError("mpirun-wrap", fmt.Errorf("ignoring variable %s: no flag has it: %s", name, do))
 		}
 	}
