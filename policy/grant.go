@@ -72,10 +72,11 @@ const (
 )
 
 // MaxDrainGrace is the maximum time that an epilog waits for clients. MaxHold is the maximum time that a guard holds
-// files.
+// files, and MaxPause the maximum time that it pauses clients.
 const (
 	MaxDrainGrace = 10 * time.Minute
 	MaxHold       = 10 * time.Minute
+	MaxPause      = time.Minute
 )
 
 // Grant is what a rule grants a job.
@@ -87,7 +88,8 @@ type Grant struct {
 	Ceiling    float64 // the daemon's own limit: no rank exceeds this percentage of a GPU, above 0 to 100
 	OnFailure  OnFailure
 	DrainGrace time.Duration // how long the epilog lets clients finish before it ends them
-	Hold       time.Duration // how long the guard holds a dead client's files when another client may need the memory; 0: no guard
+	Hold       time.Duration // how long the guard holds a dead client's files when a program may need the room; 0: no guard
+	Pause      time.Duration // how long the guard may pause a dead client's neighbours when a program may need the room; 0: never
 	KeepLogs   KeepLogs
 	Unplaced   Unplaced
 
@@ -102,7 +104,7 @@ type Grant struct {
 func DefaultGrant() Grant {
 	return Grant{
 		Scope: ScopeJob, Compute: ComputeExclusive, Share: ShareEven, Overlap: 2, Ceiling: 100,
-		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, KeepLogs: KeepNever, Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: MaxClients,
+		OnFailure: FailDrain, DrainGrace: 10 * time.Second, Hold: 30 * time.Second, Pause: 5 * time.Second, KeepLogs: KeepNever, Unplaced: UnplacedShare, MemoryOverlap: 1, MaxClients: MaxClients,
 	}
 }
 
@@ -158,6 +160,10 @@ var attributes = []attribute{
 	{"max_clients", func(g Grant) string { return fmt.Sprint(g.MaxClients) }, narrowClients},
 	{"hold", func(g Grant) string { return g.Hold.String() }, func(value string, given Grant, g *Grant) (err error) {
 		g.Hold, err = durationUpTo(value, MaxHold, given.Hold)
+		return err
+	}},
+	{"pause", func(g Grant) string { return g.Pause.String() }, func(value string, given Grant, g *Grant) (err error) {
+		g.Pause, err = durationUpTo(value, MaxPause, given.Pause)
 		return err
 	}},
 	{"on_failure", func(g Grant) string { return string(g.OnFailure) }, func(value string, _ Grant, g *Grant) (err error) {
@@ -242,7 +248,7 @@ func Priority(low bool) string {
 // widestGrant is a grant that contains every value that can be read.
 var widestGrant = Grant{
 	Compute: ComputeUnchanged, Share: ShareNone, Overlap: maxOverlap, Ceiling: 100, DrainGrace: MaxDrainGrace,
-	Hold: MaxHold, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: MaxClients,
+	Hold: MaxHold, Pause: MaxPause, KeepLogs: KeepAlways, MemoryOverlap: maxOverlap, MaxClients: MaxClients,
 }
 
 // wider is the error of an option that asks for more than the rule gives.

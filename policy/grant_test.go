@@ -14,7 +14,7 @@ import (
 func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 	full := Grant{
 		Scope: ScopeGPU, Compute: ComputeUnchanged, Share: ShareNone, Overlap: 1.333333, Ceiling: 33.3, OnFailure: FailRunWithout,
-		DrainGrace: 1500 * time.Millisecond, Hold: MaxHold, KeepLogs: KeepOnFailure, Memory: MemoryRule{mib: 1536}, MemoryOverlap: 48,
+		DrainGrace: 1500 * time.Millisecond, Hold: MaxHold, Pause: MaxPause, KeepLogs: KeepOnFailure, Memory: MemoryRule{mib: 1536}, MemoryOverlap: 48,
 		Low: true, MaxClients: 1, Unplaced: UnplacedDeny,
 	}
 	for i, v := 0, reflect.ValueOf(full); i < v.NumField(); i++ {

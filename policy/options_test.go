@@ -35,7 +35,7 @@ func TestParseOptions(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
-	const names = "want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs"
+	const names = "want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs"
 	long := strings.Repeat("a", 600)
 	for _, c := range []struct{ text, want string }{
 		{"on", `cannot read options "on": there is no option "on": ` + names},

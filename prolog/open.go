@@ -140,7 +140,7 @@ func (o Prolog) draft(v opening, devices []site.Device) (lease.Lease, error) {
 	l := lease.Lease{
 		SLUID: v.job.SLUID,
 		Job:   leaseJob(v.job), Phase: lease.Opening, Rule: v.verdict.Rule, Request: asked,
-		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold),
+		DrainGrace: lease.Duration(grant.DrainGrace), KeepLogs: string(grant.KeepLogs), Hold: lease.Duration(grant.Hold), Pause: lease.Duration(grant.Pause),
 		Clients:   o.served(),
 		CreatedAt: o.Clock(),
 	}

@@ -35,6 +35,7 @@ var grantAttributes = []attribute[policy.Grant]{
 	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
 	wholeWithin("max_clients", 1, policy.MaxClients, func(g *policy.Grant, n int) { g.MaxClients = n }),
 	durationAttribute("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
+	durationAttribute("pause", 0, policy.MaxPause, func(g *policy.Grant, d time.Duration) { g.Pause = d }),
 	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
 	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
 	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),

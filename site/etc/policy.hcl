@@ -26,6 +26,7 @@ rule "mps" {
     priority       = "normal"            # or "low"
     max_clients    = 60                  # ranks on one GPU; MPS serves 48, or 60 with driver 590 or later
     hold           = "30s"               # the files of a dead client, so that its neighbours live; "0s": no guard
+    pause          = "5s"                # its neighbours, if its memory is needed, until its work is done; "0s": never
     on_failure     = "drain"             # or "run_without"
     drain_grace    = "10s"               # for clients that outlive their job
     keep_logs      = "never"             # or "on_failure" or "always"

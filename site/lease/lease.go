@@ -41,6 +41,7 @@ type Lease struct {
 	DrainGrace Duration `json:"drain_grace"`
 	KeepLogs   string   `json:"keep_logs,omitempty"` // when the daemons' logs are kept after the job; "" means never
 	Hold       Duration `json:"hold,omitempty"`      // how long the guard holds dead clients' files; 0: no guard
+	Pause      Duration `json:"pause,omitempty"`     // how long the guard may pause their neighbours; 0: never
 	Clients    int      `json:"clients,omitempty"`   // how many MPS serves on a GPU; 0, of an earlier version: 48
 	// Request is the request to the policy (a policy.Request), so that it can be repeated. No undo reads it.
 	Request   json.RawMessage `json:"request,omitempty"`

@@ -75,13 +75,13 @@ rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 m
 === job {"HasOption": true, "Option": "share=even,share=even"}
 rule "r": denied: cannot read options "share=even,share=even": share is given twice
 === job {"HasOption": true, "Option": "nonsense"}
-rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
+rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
 === job {"HasOption": true, "Option": "share"}
 rule "r": denied: cannot read options "share": share has no value: want share=VALUE
 === job {"HasOption": true, "Option": "="}
-rule "r": denied: cannot read options "=": there is no option "": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
+rule "r": denied: cannot read options "=": there is no option "": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
 === job {"HasOption": true, "Option": "on_failure=run_without"}
-rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, drain_grace, keep_logs
+rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "overlap=1"}
 rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=gpu"}
