@@ -166,6 +166,12 @@ func (s *shared) neighbour() *running {
 	return s.start("spin", "-ms", "1", "-for", "100", "-exit-idle")
 }
 
+// fills starts a neighbour that takes nearly all memory that dead clients leave. So the guard closes their files.
+func (s *shared) fills() *running {
+	s.t.Helper()
+	return s.start("spin", "-ms", "1", "-for", "100", "-exit-idle", "-mib", fmt.Sprint(s.free()-2000))
+}
+
 // shellWords quotes a command line for a shell.
 func shellWords(line []string) string { return "'" + strings.Join(line, "' '") + "'" }
 
@@ -261,7 +267,7 @@ func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
 						t.Fatalf("after %s\n%s\n%s", ending, s.serverLog(7), s.log())
 					}
 				}
-				newcomer := s.neighbour()
+				newcomer := s.fills()
 				s.holds(4, 30*time.Second) // the files of the two clients that live
 				s.lives(neighbour, newcomer)
 				s.knows(len(endings) + 2)
@@ -332,7 +338,7 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 			}
 			site.Sleep(s.ctx, 7*time.Second) // the clients' kernels take 6 s, one after the other
 			s.holds(18, 0)
-			newcomer := s.neighbour()
+			newcomer := s.fills()
 			s.holds(4, 30*time.Second)
 			s.lives(neighbour, newcomer)
 		})

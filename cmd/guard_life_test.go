@@ -149,54 +149,61 @@ func (s *shared) released(why string) {
 	s.when(func() bool { return s.state().Released[why] > 0 })
 }
 
-// Beside a neighbour, the guard holds dead clients' files as long as no one needs the memory. Beside a newer client
-// it holds them until hold is over, or until the GPU has too little memory for one more client.
+// Beside a neighbour, the guard holds a dead client's files as long as there is room. If a program may need the room,
+// the guard closes the files of a client that ended in order at once. For any other client it pauses the neighbours
+// until the GPU is idle. If it may not pause them, it waits until hold is over.
 //
 // Contract: G2
 func TestHowLongFilesAreHeld(t *testing.T) {
 	for _, c := range []struct {
-		name   string
-		mib    string // of the victim; the GPU has 143,155 MiB
-		newer  time.Duration
-		reason string
-		at     time.Duration
+		name     string
+		policy   string
+		mib      string // of the victim; the GPU has 143,155 MiB
+		end      string
+		newcomer bool
+		reason   string // "" if the files stay
+		from, to time.Duration
+		pauses   int
 	}{
-		{"a newer client", "5000", 100 * time.Millisecond, "hold over", 3 * time.Second},
-		{"a newer client after hold", "5000", 5 * time.Second, "hold over", 5 * time.Second},
-		{"a newer client that may need the memory", "80000", 300 * time.Millisecond, "gpu memory", 300 * time.Millisecond},
+		{"killed, with room, beside a newer client", `hold = "1s"`, "5000", "signal:9", true, "", 0, 4 * time.Second, 0},
+		{"killed, and its memory may be needed", `hold = "30s"`, "80000", "signal:9", false, "work done", 500 * time.Millisecond, slack, 1},
+		{"killed, and no pause is allowed", "hold = \"3s\"\n    pause = \"0s\"", "80000", "signal:9", true, "hold over", 3 * time.Second, slack, 0},
+		{"ended in order, with room", `hold = "1s"`, "5000", "exit:0", true, "", 0, 4 * time.Second, 0},
+		{"ended in order, and its memory may be needed", `hold = "30s"`, "80000", "exit:0", false, "ended in order", 0, slack, 0},
+		{"ended with a status, and its memory may be needed", `hold = "30s"`, "80000", "exit:3", false, "work done", 500 * time.Millisecond, slack, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newShared(t, `hold = "3s"`)
-			before := s.free() // there is no neighbour yet, because the guard would then hold this client's files too
+			s := newShared(t, c.policy)
+			s.free() // starts the server
 			s.holds(0, slack)
 			neighbour := s.neighbour()
 			s.holds(2, slack)
-			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib)
+			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib, "-end", c.end, "-after", "0.3")
 			s.holds(4, slack)
-			site.Sleep(s.ctx, 1500*time.Millisecond) // a neighbour that started in the last second counts as newer
-			victim.kill()
+			victim.ends()
 			died := time.Now()
-			if c.newer > time.Second {
-				if with := s.free(); with > before-5000 {
-					t.Errorf("free memory was %d MiB and is %d", before, with)
+			living := []*running{neighbour}
+			if c.newcomer {
+				living = append(living, s.neighbour())
+			}
+			if c.reason == "" {
+				site.Sleep(s.ctx, c.to)
+				s.holds(2*len(living)+2, 0)
+			} else {
+				s.holds(2*len(living), slack)
+				if took := time.Since(died); took < c.from || took > c.to {
+					t.Errorf("the guard held the files for %v", took)
 				}
+				s.released(c.reason)
 			}
-			if site.Sleep(s.ctx, c.newer); s.held(s.guard.PID, "/nvidia-uvm") < 4 {
-				t.Errorf("the guard closed the files before a newer client started\n%s", s.log())
-			}
-			newcomer := s.neighbour()
-			s.released(c.reason)
-			if took := time.Since(died); took < c.at-100*time.Millisecond || took > c.at+slack {
-				t.Errorf("the guard held the files for %v", took)
-			}
-			s.holds(4, slack)
-			s.lives(neighbour, newcomer)
+			s.when(func() bool { return s.state().Pauses == c.pauses })
+			s.lives(living...)
 		})
 	}
 }
 
-// If the job's control group has little memory left, the guard closes dead clients' files early. Only then does the
-// group get the clients' memory back.
+// If the job's control group has little memory left, the guard pauses the neighbours until the GPU is idle, and closes
+// dead clients' files. Only then does the group get the clients' memory back.
 func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	s := newShared(t)
 	group := fmt.Sprintf("/sys/fs/cgroup/memory/guard-test-%d", os.Getpid())
@@ -245,7 +252,8 @@ func TestFilesAreLetGoWhenTheHostsMemoryIsShort(t *testing.T) {
 	shortened := time.Now()
 	s.holds(2, slack)
 	t.Logf("closed after %v", time.Since(shortened))
-	s.released("host memory")
+	s.released("work done")
+	s.when(func() bool { return s.state().Pauses == 1 })
 	s.lives(neighbour)
 }
 

@@ -26,13 +26,18 @@ type client struct {
 	seen     bool   // the client is counted in GuardState.Seen
 	opened   time.Time
 	died     time.Time
+	exit     exitStatus
+	inOrder  bool   // it has ended with status 0, or has closed its files itself
 	group    string // the memory control group, "" for none
 	resident uint64 // bytes of host memory at the last look
-	verify   time.Time
-	missed   bool      // the last check found no pipes to a server
-	beside   []*client // the neighbours at the client's death
-	told     bool      // the recorder knows the client
-	toldGPUs uint64    // the GPUs that the recorder knows
+	// hostShort is the result of the last check: its control group or the node has little memory left.
+	hostShort bool
+	wasRoomy  bool // the GPU had plenty of room when the files were closed
+	verify    time.Time
+	missed    bool      // the last check found no pipes to a server
+	beside    []*client // the neighbours at the client's death
+	told      bool      // the recorder knows the client
+	toldGPUs  uint64    // the GPUs that the recorder knows
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -366,6 +371,8 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 		g.dismiss(c)
 		return
 	}
+	c.exit = g.exits.of(g.kernel, c.pidfd, pid)
+	c.inOrder = c.exit.inOrder()
 	unix.Close(c.pidfd)
 	delete(g.living, pid)
 	g.addDead(c, now)
@@ -396,7 +403,7 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
-	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident}, now)
+	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident, inOrder: true}, now)
 }
 
 // findClosed calls addClosed for all living clients. A process that has closed all files is no longer a client.

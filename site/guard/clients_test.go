@@ -189,14 +189,12 @@ func TestHostShort(t *testing.T) {
 	for _, c := range []struct {
 		group    string
 		resident uint64
-		newer    bool
 		want     bool
 	}{
-		{full, 0, false, true}, {below, 0, false, true}, {roomy, 0, false, false}, {roomy, 40_000, false, false}, {roomy, 40_000, true, true},
-		{alone, 0, true, false},
-		{"", 0, false, false}, {filepath.Join(k.groups, "none"), 0, false, false}, {"/etc", 0, true, false},
+		{full, 0, true}, {below, 0, true}, {roomy, 0, false}, {roomy, 32_000, false}, {roomy, 40_000, true}, {alone, 0, false},
+		{"", 0, false}, {filepath.Join(k.groups, "none"), 0, false}, {"/etc", 0, false},
 	} {
-		if got := g.hostShort(&client{group: c.group, resident: c.resident}, c.newer); got != c.want {
+		if got := g.hostShort(&client{group: c.group, resident: c.resident}); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

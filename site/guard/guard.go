@@ -27,7 +27,8 @@ import (
 type Options struct {
 	Job     uint32
 	UID     uint32        // the job's user: MPS serves no other user
-	Hold    time.Duration // maximum time to hold a dead client's files if another client may need the memory
+	Hold    time.Duration // maximum time to hold a dead client's files if a program may need the room
+	Pause   time.Duration // maximum time to pause the neighbours until the GPUs are idle, 0 for never
 	Clients int           // how many clients MPS serves on a GPU
 	Devices string        // the folder of the device files, "/dev"
 	Minors  []int         // N of /dev/nvidiaN for each GPU of the job
@@ -36,6 +37,7 @@ type Options struct {
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []site.Process
 	Taker   []string // the command line of a process that calls Take(0)
+	Pauser  []string // the command line of a process that calls Pause
 	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
 	Usage     string
 	UsageArgs []string
@@ -44,6 +46,7 @@ type Options struct {
 	RecorderArgs []string
 	Leased       func() bool            // whether the job's lease exists; a guard without a lease ends
 	Save         func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom     func(lease.Room)       // called by another goroutine than Run's, after each change
 	Log          zerolog.Logger
 }
 
@@ -72,15 +75,19 @@ const (
 // 0.4 s to close a file (measured).
 type Guard struct {
 	Options
-	kernel *kernel
-	events *events
-	living map[int]*client // by pid
-	dead   []*client       // in the order of their deaths
-	files  int             // open duplicates
-	closed chan int        // numbers of closed duplicates, from the goroutines that close them
-	state  lease.GuardState
-	states chan lease.GuardState // the latest state to be saved
-	saved  chan struct{}         // closed when the last state is saved
+	kernel  *kernel
+	events  *events
+	living  map[int]*client  // by pid
+	dead    []*client        // in the order of their deaths
+	files   int              // open duplicates
+	closed  chan closing     // from the goroutines that close files
+	closing map[*client]bool // clients whose files are being closed
+	exits   exits
+	pauses  pauses
+	rooms   rooms
+	state   lease.GuardState
+	states  chan lease.GuardState // the latest state to be saved
+	saved   chan struct{}         // closed when the last state is saved
 
 	dismissed map[site.Process]bool // processes of the same user's other jobs
 	ofRoot    map[int]bool          // root's processes at the last look
@@ -92,7 +99,6 @@ type Guard struct {
 
 	unleased           bool
 	usage              usages
-	lastDead           time.Time // the last time with dead clients
 	nextLook, nextFull time.Time
 	rested             time.Time // the next look is not before this time
 	lookUntil          time.Time // looks are frequent until this time
@@ -115,8 +121,10 @@ func New(o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{
-		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan int, maxFiles),
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
+		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]bool{},
+		exits: openExits(), pauses: pauses{never: o.Pause == 0},
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{},
+		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
 	}
 	g.takers.line, g.takers.wait = o.Taker, takerWait
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
@@ -145,6 +153,7 @@ func (g *Guard) Stop() { g.events.stop() }
 // Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
 	go g.saveAll()
+	g.rooms.start(g.SaveRoom)
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
@@ -163,10 +172,13 @@ func (g *Guard) Run() {
 		g.verifyClients(now)
 		g.noteOutside()
 		g.dismissStrangers()
-		g.release(now)
+		needing := g.release(now)
+		g.pauseFor(needing, now)
+		g.publishRoom(now)
 		g.save(now, false)
 		stopped = seen.stopped || g.unleased
 	}
+	g.endPause(time.Now(), false)
 	g.releaseAll()
 	g.recorder.close()
 	if g.usage.coming != nil {
@@ -181,7 +193,9 @@ func (g *Guard) Run() {
 	case <-g.saved:
 	case <-time.After(saveWait):
 	}
+	g.rooms.end()
 	g.recorder.end()
+	g.exits.close()
 	g.events.close()
 	g.kernel.close()
 }
@@ -192,7 +206,7 @@ func (g *Guard) wakeUp(now time.Time) time.Time {
 	if len(g.dead) > 0 && g.nextCheck.Before(next) {
 		next = g.nextCheck
 	}
-	if stays := g.lastDead.Add(usageStays + time.Millisecond); g.usage.gauge != nil && stays.Before(next) {
+	if stays := g.usage.lastUse.Add(usageStays + time.Millisecond); g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 && stays.Before(next) {
 		next = stays
 	}
 	if verify := g.nextVerify(); !verify.IsZero() && verify.Before(next) {
@@ -231,6 +245,7 @@ func (g *Guard) look(began time.Time) {
 	}
 	before := computed()
 	g.find(full)
+	g.exits.follow(g.living)
 	ended := time.Now()
 	rest := max(eventLook, restLooks*(computed()-before))
 	g.rested = ended.Add(rest)

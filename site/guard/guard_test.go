@@ -49,7 +49,7 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	t.Helper()
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
-		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Clients: 48, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine,
+		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, SaveRoom: func(lease.Room) {},
 		Daemons: func() []site.Process { return nil }, Leased: func() bool { return true }, Log: zerolog.Nop(),
 		Save: func(s lease.GuardState) {
 			r.mutex.Lock()
@@ -278,7 +278,6 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	time.Sleep(2 * lookingFor)
 	late.enter()
 	late.says("open")
-	time.Sleep(noticing) // so that it is no newer client
 	victim.kill()
 	r.becomes(3, rareLook/2)
 	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })

@@ -36,19 +36,15 @@ func (k *kernel) memoryGroup(groups []byte) string {
 }
 
 // hostShort reports whether little memory is left in a dead client's control group, in a group above it, or on the
-// node. Little means less than 1/64. If a newer client has come, it also means less than the dead client had. A group
-// counts only if the job's user has a process in it. The dead client's own group does no harm if it is full.
-func (g *Guard) hostShort(c *client, newer bool) bool {
-	needed := uint64(0)
-	if newer {
-		needed = c.resident
-	}
+// node: less than 1/64, or less than the dead client had. A group counts only if the job's user has a process in it.
+// The dead client's own group does no harm if it is full.
+func (g *Guard) hostShort(c *client) bool {
 	for group := c.group; strings.HasPrefix(group, g.kernel.groups+"/"); group = filepath.Dir(group) {
-		if g.kernel.memoryOf(group).short(needed) && g.kernel.inhabited(group, g.UID) {
+		if g.kernel.memoryOf(group).short(c.resident) && g.kernel.inhabited(group, g.UID) {
 			return true
 		}
 	}
-	return g.kernel.memoryOf("").short(needed)
+	return g.kernel.memoryOf("").short(c.resident)
 }
 
 // memory is a limit and its used part, in bytes. known is false if there is no limit.

@@ -14,27 +14,23 @@ import (
 // The reasons why a dead client's files were closed.
 const (
 	noNeighbour = lease.NoNeighbour
-	workDone    = "work done"   // the GPUs were idle after its death
-	holdOver    = "hold over"   // the policy's hold was over and a newer client had come
-	gpuMemory   = "gpu memory"  // a newer client may need the GPU's memory
-	hostMemory  = "host memory" // the job's control group, or the node, ran short of memory
-	noPlace     = "no place"    // the GPU can serve no more clients, because dead clients with held files count, too
-	atBound     = "bound"       // the limit of files was reached, and another client needed some
-	atEnd       = "end"         // the guard ended
+	workDone    = "work done"      // the GPUs were idle after its death
+	endedWell   = "ended in order" // its status was 0, and the GPU has not plenty of room
+	holdOver    = "hold over"      // the room was needed for the time of the policy's hold, and no pause has helped
+	atBound     = "bound"          // the limit of files was reached, and another client needed some
+	atEnd       = "end"            // the guard ended
 )
 
 const (
-	// minHold is the minimum time for which files are held, even if memory is short. Most programs have finished their
-	// work in flight by then.
-	minHold = 100 * time.Millisecond
-	// newcomerHold is the time for which files are held beside a newer client in two cases. In the first case, the
-	// GPU can serve few more clients. In the second case, its free memory is unknown. A GPU accepts four clients a
-	// second (measured on an H200), so eight may come in this time.
+	// newcomerHold is the time for which files are held beside a newer client if the use of the GPU is not known, as
+	// with MIG.
 	newcomerHold = 2 * time.Second
-	// sparePlaces is how many places of a GPU are left for clients that are not yet found. All clients with open
-	// files take places, also dead clients. If no place is left, the next client gets an error, whichever clients are
-	// dead (measured on an H200).
-	sparePlaces = 4
+	// knowBy is the time after a death by which the use of the GPU must be known. gpu-usage answers within 10 ms.
+	knowBy = 100 * time.Millisecond
+	// pauseAfter is the time after a death before the neighbours are paused. If one rank dies, a launcher often ends
+	// the others, and then no pause is needed. A newer client is paused at once, before it allocates memory: that is
+	// 80 ms after it has opened its first file, or later (measured on an H200).
+	pauseAfter = 250 * time.Millisecond
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -42,34 +38,32 @@ const (
 // situation is everything on which the decision about a dead client's files depends.
 type situation struct {
 	age        time.Duration // since its death
+	inOrder    bool          // it has ended with status 0, or has closed its files itself
 	neighbours bool          // another client of its GPUs is alive
 	newer      bool          // a neighbour opened its files after this client's death
 	pending    bool          // the GPUs' usage will be known soon
 	gpuKnown   bool          // the GPUs' free memory and utilisation are known
-	gpuShort   bool          // the GPUs have too little memory for one more client
-	full       bool          // the GPUs can serve few more clients, because dead ones count
 	idle       bool          // the GPUs have done no work since its death
-	hostShort  bool
+	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
+	short      bool          // a program may need the room that dead clients take
+	paused     bool          // a pause is not allowed, or one after hold has ended without an idle GPU
 }
 
-// releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and the memory
-// is not needed, the files are held without limit. The reason is an endless kernel: it kills the neighbours whenever
-// its files are closed (measured).
+// releaseReason returns the reason to close the files now, or "" to hold them. While neighbours live and no program
+// needs the room, the files are held without limit. The reason is an endless kernel: it kills the neighbours whenever
+// its files are closed (measured). Work that may be in flight is not let go because something is short, before hold
+// is over.
 func (s situation) releaseReason(hold time.Duration) string {
 	switch {
 	case s.idle:
 		return workDone
+	case s.inOrder && !s.roomy && (!s.pending || s.age >= knowBy):
+		return endedWell
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
 		return noNeighbour
-	case !s.neighbours || s.age < minHold:
+	case !s.neighbours:
 		return ""
-	case s.hostShort:
-		return hostMemory
-	case s.newer && s.full && s.age >= newcomerHold:
-		return noPlace
-	case s.newer && s.gpuShort:
-		return gpuMemory
-	case s.newer && s.age >= hold:
+	case s.short && s.age >= hold && (s.paused || s.inOrder):
 		return holdOver
 	case !s.gpuKnown && !s.pending && (s.newer && s.age >= newcomerHold || s.age >= hold):
 		return holdOver
@@ -77,51 +71,69 @@ func (s situation) releaseReason(hold time.Duration) string {
 	return ""
 }
 
-// release closes the dead clients' files that are due. If host memory is short, it closes one client's files at a time,
-// the longest dead first, because memory is freed only by the close.
-func (g *Guard) release(now time.Time) {
+// needsPause reports whether the neighbours must be paused, so that the GPU gets idle.
+func (s situation) needsPause() bool {
+	return s.short && s.neighbours && s.gpuKnown && !s.inOrder && (s.newer || s.age >= pauseAfter)
+}
+
+// release closes the dead clients' files that are due. It returns the clients for which the neighbours must be paused.
+func (g *Guard) release(now time.Time) (needing []*client) {
 	for len(g.closed) > 0 {
-		g.files -= <-g.closed
-		g.changed = true
+		g.noteClosed(<-g.closed)
 	}
 	g.readUsage(now)
 	g.wantUsage(now)
 	if len(g.dead) == 0 {
-		return
+		return nil
 	}
-	g.lastDead = now
-	checks := !now.Before(g.nextCheck)
-	if checks {
+	if !now.Before(g.nextCheck) {
 		g.nextCheck = now.Add(heldCheck)
 		clear(g.kernel.memories)
-	}
-	shortened := false
-	for _, c := range slices.Clone(g.dead) {
-		s := g.situation(c, now)
-		s.hostShort = checks && !shortened && s.neighbours && s.age >= minHold && g.hostShort(c, s.newer)
-		if reason := s.releaseReason(g.Hold); reason != "" {
-			shortened = shortened || reason == hostMemory || reason == gpuMemory
-			g.releaseClient(c, reason)
+		for _, c := range g.dead {
+			c.hostShort = g.hostShort(c)
 		}
 	}
+	for _, c := range slices.Clone(g.dead) {
+		s := g.situation(c, now)
+		if reason := s.releaseReason(g.Hold); reason != "" {
+			c.wasRoomy = s.roomy
+			g.releaseClient(c, reason)
+		} else if s.needsPause() {
+			needing = append(needing, c)
+		}
+	}
+	return needing
 }
 
 // situation collects what the guard knows about a dead client. It reads nothing.
 func (g *Guard) situation(c *client, now time.Time) situation {
-	s := situation{age: now.Sub(c.died), pending: g.usage.pending(now)}
+	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(g.Hold))}
 	for _, other := range g.living {
 		if !other.inherits() && shareGPU(c, other) {
 			s.neighbours = true
-			s.newer = s.newer || other.opened.After(c.died.Add(-noticing))
+			s.newer = s.newer || other.opened.After(c.died)
 		}
 	}
-	s.full = s.newer && g.places(c) > g.Clients-sparePlaces
-	g.usage.about(c, &s, now)
+	crowded := g.places(c) > g.Clients/2
+	s.roomy, s.short = !crowded && !c.hostShort, crowded || c.hostShort
+	g.usage.about(c, &s, g.deadOn, now)
 	return s
 }
 
-// places counts the processes, living and dead, that a client's GPUs serve. A process that has closed some files, as
-// PyTorch does while it starts, is in both lists and counts once (measured).
+// deadOn returns the dead clients that may use a GPU.
+func (g *Guard) deadOn(gpus uint64) (all []*client) {
+	for _, c := range g.dead {
+		if c.gpus == 0 || gpus == 0 || c.gpus&gpus != 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// places counts the processes, living and dead, that a client's GPUs serve. A GPU serves g.Clients processes, and each
+// process with open files takes a place, also a dead one. If no place is left, the next client gets an error
+// (measured on an H200). A process that has closed some files, as PyTorch does while it starts, is in both lists and
+// counts once (measured).
 func (g *Guard) places(c *client) int {
 	all := map[site.Process]bool{}
 	for _, other := range g.living {
@@ -141,9 +153,6 @@ func (g *Guard) places(c *client) int {
 // device takes none, because cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a
 // dead client's time by opening the memory device only.
 func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
-
-// noticing is the maximum delay with which a death is noticed on a loaded node.
-const noticing = time.Second
 
 // shareGPU reports whether two clients may use the same GPU. A client with unknown GPUs may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }
@@ -174,13 +183,26 @@ func (g *Guard) close(c *client) {
 		}
 	}
 	c.files = nil
+	g.closing[c] = true
 	go func() {
 		for _, fd := range slices.Concat(memory, control) {
 			_ = unix.Close(fd)
 		}
-		g.closed <- len(memory) + len(control)
+		g.closed <- closing{c, len(memory) + len(control)}
 		g.events.nudge()
 	}()
+}
+
+// closing is a client whose files have been closed, and how many of them.
+type closing struct {
+	client *client
+	files  int
+}
+
+func (g *Guard) noteClosed(c closing) {
+	g.files -= c.files
+	delete(g.closing, c.client)
+	g.changed = true
 }
 
 // makeRoom closes the files of the longest dead client, if there is one.
@@ -206,8 +228,8 @@ func (g *Guard) releaseAll() {
 	deadline := time.After(endWait)
 	for g.files > 0 {
 		select {
-		case n := <-g.closed:
-			g.files -= n
+		case c := <-g.closed:
+			g.noteClosed(c)
 		case <-deadline:
 			g.Log.Warn().Int("files", g.files).Msg("the driver does not close all files")
 			return

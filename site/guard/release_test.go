@@ -12,41 +12,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestLetGo(t *testing.T) {
+func TestReleaseReason(t *testing.T) {
 	const hold = 10 * time.Second
-	short := minHold - time.Millisecond
+	beside := func(change func(*situation)) situation { // beside a neighbour, with plenty of room
+		s := situation{age: time.Second, neighbours: true, gpuKnown: true, roomy: true}
+		change(&s)
+		return s
+	}
 	for _, c := range []struct {
-		name string
-		s    situation
-		hold time.Duration
-		want string
+		name  string
+		s     situation
+		want  string
+		pause bool
 	}{
-		{"no other client lives", situation{}, hold, noNeighbour},
-		{"no other client lives, after a while", situation{age: time.Minute, gpuKnown: true}, hold, noNeighbour},
-		{"too early, even if memory is short", situation{age: short, neighbours: true, newer: true, gpuKnown: true, gpuShort: true, hostShort: true}, hold, ""},
-		{"too early, even if the hold is 0", situation{age: short, neighbours: true}, 0, ""},
-		{"the hold is 0", situation{age: minHold, neighbours: true}, 0, holdOver},
-		{"held", situation{age: hold - 1, neighbours: true}, hold, ""},
-		{"over", situation{age: hold, neighbours: true}, hold, holdOver},
-		{"over, and no client needs the memory", situation{age: 10 * hold, neighbours: true, gpuKnown: true}, hold, ""},
-		{"over, and a newer client may need the memory", situation{age: hold, neighbours: true, newer: true, gpuKnown: true}, hold, holdOver},
-		{"over, and the GPU is short, and no newer client is there", situation{age: hold, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
-		{"the GPUs have been idle", situation{age: short, neighbours: true, gpuKnown: true, idle: true}, hold, workDone},
-		{"the last client, and the GPUs are at work", situation{age: hold - 1, gpuKnown: true}, hold, ""},
-		{"the last client, and the GPUs' work is known soon", situation{pending: true}, hold, ""},
-		{"a newer client, and the GPUs' work is known soon", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, hold, ""},
-		{"the GPU is short and no newer client is there", situation{age: hold / 2, neighbours: true, gpuKnown: true, gpuShort: true}, hold, ""},
-		{"the GPU is short for a newer client", situation{age: minHold, neighbours: true, newer: true, gpuKnown: true, gpuShort: true}, hold, gpuMemory},
-		{"the host is short", situation{age: minHold, neighbours: true, hostShort: true}, hold, hostMemory},
-		{"the GPU serves few more clients", situation{age: newcomerHold, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, noPlace},
-		{"the GPU serves few more clients, and it is too early", situation{age: newcomerHold - 1, neighbours: true, newer: true, full: true, gpuKnown: true}, hold, ""},
-		{"the GPU serves few more clients, and no client comes", situation{age: hold + 1, neighbours: true, full: true, gpuKnown: true}, hold, ""},
-		{"a newer client, early", situation{age: newcomerHold - 1, neighbours: true, newer: true}, hold, ""},
-		{"a newer client, and the GPU's memory is not known", situation{age: newcomerHold, neighbours: true, newer: true}, hold, holdOver},
-		{"a newer client, and the GPU has enough memory", situation{age: newcomerHold, neighbours: true, newer: true, gpuKnown: true}, hold, ""},
+		{"no other client lives, and nothing is known", situation{}, noNeighbour, false},
+		{"no other client lives, after hold", situation{age: hold, gpuKnown: true}, noNeighbour, false},
+		{"the last client, and the GPUs are at work", situation{age: hold - 1, gpuKnown: true}, "", false},
+		{"the last client, and the GPUs' work is known soon", situation{pending: true}, "", false},
+		{"the last client ended in order, and its memory may be needed", situation{gpuKnown: true, inOrder: true}, endedWell, false},
+		{"the GPUs have been idle", beside(func(s *situation) { s.idle, s.roomy, s.short = true, false, true }), workDone, false},
+
+		{"in flight, with room", beside(func(*situation) {}), "", false},
+		{"in flight, with room, for an hour, beside a newer client", beside(func(s *situation) { s.age, s.newer = time.Hour, true }), "", false},
+		{"in flight, with less than half of the room", beside(func(s *situation) { s.roomy = false }), "", false},
+		{"in flight, and the room is needed", beside(func(s *situation) { s.roomy, s.short = false, true }), "", true},
+		{"early", beside(func(s *situation) { s.age, s.short = pauseAfter-1, true }), "", false},
+		{"early, beside a newer client", beside(func(s *situation) { s.age, s.short, s.newer = 0, true, true }), "", true},
+		{"until hold", beside(func(s *situation) { s.age, s.short, s.paused = hold-1, true, true }), "", true},
+		{"after hold, before a pause", beside(func(s *situation) { s.age, s.short = hold, true }), "", true},
+		{"after hold and a pause", beside(func(s *situation) { s.age, s.short, s.paused = hold, true, true }), holdOver, false},
+		{"after hold and a pause, with room", beside(func(s *situation) { s.age, s.paused = hold, true }), "", false},
+
+		{"in order, with room", beside(func(s *situation) { s.inOrder = true }), "", false},
+		{"in order, with less than half of the room", beside(func(s *situation) { s.inOrder, s.roomy = true, false }), endedWell, false},
+		{"in order, and the room is known soon", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = 0, true, false, true }), "", false},
+		{"in order, and the room is not known in time", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
+
+		{"nothing is known, beside a newer client", situation{age: newcomerHold - 1, neighbours: true, newer: true, short: true}, "", false},
+		{"nothing is known, beside a newer client, later", situation{age: newcomerHold, neighbours: true, newer: true}, holdOver, false},
+		{"nothing is known yet, beside a newer client", situation{age: newcomerHold, neighbours: true, newer: true, pending: true}, "", false},
+		{"nothing is known", situation{age: hold - 1, neighbours: true}, "", false},
+		{"nothing is known, after hold", situation{age: hold, neighbours: true}, holdOver, false},
 	} {
-		if got := c.s.releaseReason(c.hold); got != c.want {
+		if got := c.s.releaseReason(hold); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if got := c.s.releaseReason(hold) == "" && c.s.needsPause(); got != c.pause {
+			t.Errorf("%s: needs a pause: %v", c.name, got)
 		}
 	}
 }
@@ -54,7 +66,7 @@ func TestLetGo(t *testing.T) {
 // A GPU's places are taken by its clients, living and dead. A fork without files of its own, such as a data loader's
 // worker, has no place.
 func TestPlaces(t *testing.T) {
-	const clients, places = 60, 56
+	const clients, places = 60, 30
 	c := &client{gpus: 1, files: []*file{{}}}
 	for _, all := range []struct {
 		name string
@@ -63,8 +75,8 @@ func TestPlaces(t *testing.T) {
 		fork bool
 		full bool
 	}{
-		{"one place is left", places - 1, 1, false, false},
-		{"no place is left", places, 1, false, true},
+		{"half of the places are taken", places - 1, 1, false, false},
+		{"more than half of the places are taken", places, 1, false, true},
 		{"on another GPU", places, 2, false, false},
 		{"forks", places, 1, true, false},
 		{"without a GPU", places, 0, false, false},
@@ -79,8 +91,8 @@ func TestPlaces(t *testing.T) {
 			part := client{proc: is, gpus: all.gpus, files: []*file{{owner: owner}}}
 			g.dead = append(g.dead, &part, &part) // this client closed some files before it died
 		}
-		if s := g.situation(c, time.Now()); s.full != all.full {
-			t.Errorf("%s: full %v", all.name, s.full)
+		if s := g.situation(c, time.Now()); s.short != all.full {
+			t.Errorf("%s: short %v", all.name, s.short)
 		}
 	}
 }
@@ -168,11 +180,11 @@ func TestSharedFilesStay(t *testing.T) {
 	f := &file{fd: fd, kind: memoryFile, number: 5, users: 2}
 	r.files = 1
 	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
-	if closed := <-r.closed; closed != 0 || f.users != 1 {
+	if closed := (<-r.closed).files; closed != 0 || f.users != 1 {
 		t.Errorf("%d closed, %d users", closed, f.users)
 	}
 	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
-	if closed := <-r.closed; closed != 1 {
+	if closed := (<-r.closed).files; closed != 1 {
 		t.Errorf("%d closed", closed)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
@@ -181,8 +193,9 @@ func TestSharedFilesStay(t *testing.T) {
 	r.files = 0
 }
 
-// While memory is short, the dead clients are released one by one, because the first one's memory may be enough.
-func TestOneAfterTheOtherWhileMemoryIsShort(t *testing.T) {
+// While the host's memory is short, the files of a client that may have work in flight are held, and its neighbours
+// are to be paused. The files of a client that ended in order are closed.
+func TestShortHostMemory(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	r.kernel.groups = t.TempDir()
@@ -190,19 +203,15 @@ func TestOneAfterTheOtherWhileMemoryIsShort(t *testing.T) {
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
 	now := time.Now()
 	r.living[0] = &client{gpus: 1, pidfd: -1, files: []*file{{fd: -1}}}
-	for i := range 3 {
-		r.dead = append(r.dead, &client{gpus: 1, group: full, died: now.Add(-time.Duration(3-i) * time.Second)})
+	killed := &client{gpus: 1, group: full, died: now.Add(-time.Second)}
+	well := &client{gpus: 1, group: full, died: now.Add(-time.Second), inOrder: true}
+	r.dead = []*client{killed, well}
+	r.usage.gauge, r.usage.of, r.usage.asked = &gauge{}, now, now
+	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
+	r.usage.answered = false
+	needing := r.release(now)
+	if len(needing) != 1 || needing[0] != killed || len(r.dead) != 1 || r.Guard.state.Released[endedWell] != 1 {
+		t.Errorf("%d need a pause, %d dead, %+v", len(needing), len(r.dead), r.Guard.state)
 	}
-	first := r.dead[0]
-	for left := 2; left >= 0; left-- {
-		r.release(now)
-		r.release(now) // before the next check
-		if len(r.dead) != left || left == 2 && r.dead[0] == first {
-			t.Fatalf("%d dead, want %d", len(r.dead), left)
-		}
-		now = now.Add(heldCheck)
-	}
-	if r.Guard.state.Released[hostMemory] != 3 {
-		t.Errorf("%+v", r.Guard.state)
-	}
+	r.usage.gauge = nil
 }

@@ -26,6 +26,20 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) > 2 && os.Args[1] == pauserLine[1] {
+		limit, err := time.ParseDuration(os.Args[2])
+		if err == nil {
+			err = Pause(limit)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if slices.Contains(os.Args, "--count") {
+		count()
+	}
 	os.Exit(m.Run())
 }
 

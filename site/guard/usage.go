@@ -13,14 +13,14 @@ import (
 )
 
 // Usage is a GPU's free memory and utilisation, as the program gpu-usage prints them. The guard does not link NVML, so
-// it runs that program while it holds dead clients' files.
+// it runs that program while the job has clients. gpu-usage prints a line when the guard asks for it.
 type Usage struct {
-	Known      bool     `json:"known"`
-	Hung       bool     `json:"hung,omitempty"` // NVML does not answer
-	TotalMiB   int      `json:"total_mib"`
-	FreeMiB    int      `json:"free_mib"`
-	LargestMiB int      `json:"largest_mib"` // the largest client's memory; a dead client counts while its files are held
-	Samples    []Sample `json:"samples"`     // since the previous line
+	Known    bool        `json:"known"`
+	Hung     bool        `json:"hung,omitempty"` // NVML does not answer
+	TotalMiB int         `json:"total_mib"`
+	FreeMiB  int         `json:"free_mib"`
+	Clients  map[int]int `json:"clients,omitempty"` // MiB by pid; a dead client is listed while its files are held
+	Samples  []Sample    `json:"samples"`           // since the previous line
 }
 
 // Sample is the SM utilisation of the 200 ms before a time (measured on an H200).
@@ -39,11 +39,12 @@ const (
 	usageAge = 2 * time.Second
 	// usageStart is the time for the first line. NVML starts in 10 ms if a GPU is in use.
 	usageStart = time.Second
-	// usageStays is the time for which gpu-usage runs on after the last file was closed.
+	// usageStays is the time for which gpu-usage runs on after the end of the last client.
 	usageStays = 5 * time.Second
-	// A newer client needs at least 1/shortGPU of a GPU's memory.
-	shortGPU = 8
-	maxLine  = 256 << 10
+	// usageEvery is half of the interval at which the driver takes samples (measured on an H200: 200 ms). Reading the
+	// samples takes 2 ms.
+	usageEvery = 100 * time.Millisecond
+	maxLine    = 256 << 10
 )
 
 // gauge is a running gpu-usage.
@@ -105,28 +106,36 @@ func (g *gauge) stop() {
 
 // usages is the usage of the job's GPUs.
 type usages struct {
-	gauge  *gauge
-	coming chan *gauge // the gauge that is being started, nil for none
-	asked  time.Time   // when the last start began
-	failed time.Time   // when gpu-usage last failed
-	at     time.Time   // when the last line came
-	gpus   []Usage
-	idle   []span   // for each GPU
-	busy   []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
+	gauge    *gauge
+	coming   chan *gauge // the gauge that is being started, nil for none
+	started  time.Time   // when the last start began
+	failed   time.Time   // when gpu-usage last failed
+	lastUse  time.Time   // the last time with clients
+	asked    time.Time   // when the guard last asked
+	answered bool        // the last question has an answer
+	of       time.Time   // when the question of the last line was asked
+	gpus     []Usage
+	idle     []span   // for each GPU
+	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
 }
 
 // span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
 // zero if the latest sample is not 0.
 type span struct{ first, last uint64 }
 
-// wantUsage runs gpu-usage while dead clients' files are held, and usageStays longer.
+// wantUsage runs gpu-usage while there are clients, and usageStays longer. So the answer after a death comes at once.
+// While dead clients' files are held, it asks for a line every 100 ms.
 func (g *Guard) wantUsage(now time.Time) {
 	u := &g.usage
+	wanted := len(g.living) > 0 || len(g.dead) > 0
+	if wanted {
+		u.lastUse = now
+	}
 	switch {
 	case u.coming != nil:
 		g.takeGauge(now)
-	case u.gauge == nil && len(g.dead) > 0 && g.Usage != "" && now.Sub(u.failed) > rareLook:
-		u.coming, u.asked = make(chan *gauge, 1), now
+	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareLook:
+		u.coming, u.started = make(chan *gauge, 1), now
 		go func(coming chan<- *gauge) { // on a busy node the start takes time
 			started, err := startGauge(g.Usage, g.UsageArgs, g.events.nudge)
 			if err != nil {
@@ -135,9 +144,27 @@ func (g *Guard) wantUsage(now time.Time) {
 			coming <- started
 			g.events.nudge()
 		}(u.coming)
-	case u.gauge != nil && len(g.dead) == 0 && now.Sub(g.lastDead) > usageStays:
+	case u.gauge != nil && !wanted && now.Sub(u.lastUse) > usageStays:
 		u.gauge.stop()
 		u.gauge = nil
+	}
+	if u.gauge != nil && len(g.dead) > 0 {
+		u.ask(g.dead[len(g.dead)-1].died, now)
+	}
+}
+
+// ask asks gpu-usage for a line: at once after a death, and every 100 ms. A line that does not come is asked for again.
+func (u *usages) ask(lastDeath, now time.Time) {
+	age := now.Sub(u.asked)
+	switch {
+	case u.asked.IsZero():
+	case !u.answered && age < usageAge:
+		return
+	case u.asked.After(lastDeath) && age < usageEvery:
+		return
+	}
+	if _, err := u.gauge.ask.Write([]byte{'\n'}); err == nil {
+		u.asked, u.answered = now, false
 	}
 }
 
@@ -146,7 +173,7 @@ func (g *Guard) takeGauge(now time.Time) {
 	u := &g.usage
 	select {
 	case u.gauge = <-u.coming:
-		u.coming, u.at = nil, time.Time{}
+		u.coming, u.asked, u.of = nil, time.Time{}, time.Time{}
 		if u.gauge == nil {
 			u.failed = now
 		}
@@ -166,15 +193,15 @@ func (g *Guard) readUsage(now time.Time) {
 				u.gauge, u.failed = nil, now
 				return
 			}
-			u.take(line, now)
+			u.take(line)
 		default:
 			return
 		}
 	}
 }
 
-func (u *usages) take(line []Usage, now time.Time) {
-	u.at, u.gpus = now, line
+func (u *usages) take(line []Usage) {
+	u.answered, u.of, u.gpus = true, u.asked, line
 	if len(u.idle) != len(line) {
 		u.idle, u.busy = make([]span, len(line)), make([]uint64, len(line))
 	}
@@ -202,14 +229,19 @@ func (u *usages) workedAfter(c *client) bool {
 	return false
 }
 
-// pending reports whether gpu-usage will print its first line soon.
-func (u *usages) pending(now time.Time) bool {
-	return (u.coming != nil || u.gauge != nil && u.at.IsZero()) && now.Sub(u.asked) < usageStart
+// pending reports whether gpu-usage will soon print a line about the time after a client's death.
+func (u *usages) pending(c *client, now time.Time) bool {
+	since := c.died
+	if u.started.After(since) {
+		since = u.started
+	}
+	return (u.coming != nil || u.gauge != nil && u.of.Before(c.died)) && now.Sub(since) < usageStart
 }
 
-// about adds the usage of a dead client's GPUs to a situation.
-func (u *usages) about(c *client, s *situation, now time.Time) {
-	if u.gauge == nil || u.at.IsZero() || now.Sub(u.at) > usageAge {
+// about adds the usage of a dead client's GPUs to a situation. deadOn returns the dead clients of GPUs.
+func (u *usages) about(c *client, s *situation, deadOn func(gpus uint64) []*client, now time.Time) {
+	if u.gauge == nil || u.of.Before(c.died) || now.Sub(u.of) > usageAge {
+		s.roomy = false
 		return
 	}
 	s.gpuKnown, s.idle = true, true
@@ -218,7 +250,8 @@ func (u *usages) about(c *client, s *situation, now time.Time) {
 			continue
 		}
 		s.gpuKnown = s.gpuKnown && usage.Known
-		s.gpuShort = s.gpuShort || usage.FreeMiB < max(usage.LargestMiB, usage.TotalMiB/shortGPU)
+		s.roomy = s.roomy && usage.Known && 2*usage.FreeMiB >= usage.TotalMiB
+		s.short = s.short || usage.Known && usage.FreeMiB < usage.heldBy(deadOn(1<<i))
 		// A sample covers the time before it, so the first sample that counts begins after the death.
 		from := max(uint64(c.died.Add(sampleTime).UnixMicro()), u.idle[i].first)
 		if s.neighbours {
@@ -227,4 +260,15 @@ func (u *usages) about(c *client, s *situation, now time.Time) {
 		s.idle = s.idle && u.idle[i].last >= from
 	}
 	s.idle = s.idle && s.gpuKnown
+}
+
+// heldBy returns the MiB that dead clients hold. If less is free, clients like them do not fit, and a client that runs
+// cannot grow as it could without them.
+func (u Usage) heldBy(dead []*client) (mib int) {
+	for _, c := range dead {
+		if !c.inOrder {
+			mib += u.Clients[c.proc.PID]
+		}
+	}
+	return mib
 }

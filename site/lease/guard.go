@@ -27,6 +27,9 @@ type GuardState struct {
 	Files    int            `json:"files"`                    // duplicates that are open
 	Released map[string]int `json:"released,omitempty"`       // dead clients, by the reason why their files were closed
 	Unheld   int            `json:"files_not_held,omitempty"` // files that could not be held
+	Pauses   int            `json:"pauses,omitempty"`         // of neighbours, until the GPU was idle
+	// PausedMillis is the time of all pauses, in milliseconds.
+	PausedMillis int64 `json:"paused_ms,omitempty"`
 	// OutsideSeen counts the processes that had a GPU open and were not clients of MPS; Outside names the first of
 	// them.
 	OutsideSeen int       `json:"outside_seen,omitempty"`

@@ -37,6 +37,7 @@ other clients live. The prolog starts it, and the epilog ends it.
   --job ID            the job, which has a lease on this node
   --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
   --take              duplicate files for the guard that started this process
+  --pause DURATION    pause processes for the guard that started this process
   --version, --help
 
 It exits with 0 when it is told to end or the job's lease is gone, with 1 when
@@ -48,6 +49,7 @@ type line struct {
 	paths         site.Paths
 	job           uint
 	take          bool
+	pause         time.Duration
 	version, help bool
 }
 
@@ -57,6 +59,7 @@ func parse(args []string) (l line, err error) {
 	flags.StringVar(&l.paths.Root, "root", "", "")
 	flags.UintVar(&l.job, "job", 0, "")
 	flags.BoolVar(&l.take, "take", false, "")
+	flags.DurationVar(&l.pause, "pause", 0, "")
 	flags.BoolVar(&l.version, "version", false, "")
 	err = flags.Parse(args)
 	switch {
@@ -64,7 +67,7 @@ func parse(args []string) (l line, err error) {
 		l.help, err = true, nil
 	case err != nil:
 		err = fmt.Errorf("cannot read flags: %w: see guard --help", err)
-	case l.version || l.take:
+	case l.version || l.take || l.pause > 0:
 	case flags.NArg() > 0 || l.job == 0 || l.job > 1<<32-1:
 		err = errors.New("cannot guard: want --job ID: see guard --help")
 	}
@@ -84,6 +87,8 @@ func Main(p cli.Process) int {
 		return cli.ExitOK
 	case l.take:
 		err = guard.Take(0)
+	case l.pause > 0:
+		err = guard.Pause(l.pause)
 	default:
 		err = run(p, l.paths, uint32(l.job))
 	}
@@ -174,11 +179,16 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	job := l.Job.ID
 	r := record{store: journal, lease: l}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Clients: l.ServedClients(), Devices: paths.Devices(),
-		Taker:   []string{"/proc/self/exe", "--take"},
+		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
+		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		Daemons: r.daemons, Leased: r.leased, Log: log,
 		Save: func(s lease.GuardState) {
 			if err := journal.SaveGuard(job, s); err != nil {
+				log.Warn().Err(err).Send()
+			}
+		},
+		SaveRoom: func(r lease.Room) {
+			if err := journal.SaveRoom(job, r); err != nil {
 				log.Warn().Err(err).Send()
 			}
 		},
@@ -204,7 +214,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	}()
 	fmt.Fprintln(p.Out, guard.Ready)
 	detach()
-	log.Info().Str("step", "guards").Dur("hold", o.Hold).Int("gpus", len(o.Minors)).Send()
+	log.Info().Str("step", "guards").Dur("hold", o.Hold).Dur("pause", o.Pause).Int("gpus", len(o.Minors)).Send()
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil

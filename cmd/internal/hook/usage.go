@@ -3,10 +3,10 @@
 package hook
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"strconv"
 	"time"
@@ -30,8 +30,8 @@ func Usage(p cli.Process) int {
 	var devices []string
 	var job uint32
 	c := command("gpu-usage", "print what GPUs have left and how busy they are",
-		"gpu-usage prints a line of JSON ten times a second, until its stdin ends. The\n"+
-			"guard of a job starts it while the guard holds files. With --record, gpu-usage\n"+
+		"gpu-usage prints a line of JSON for each line of its stdin, until its stdin\n"+
+			"ends. The guard of a job starts it with the first client. With --record, gpu-usage\n"+
 			"writes the report of a job. The guard starts this recorder when the guard\n"+
 			"itself starts, and writes the job's clients to the recorder's stdin.",
 		func(paths site.Paths) error {
@@ -45,10 +45,6 @@ func Usage(p cli.Process) int {
 	return execute(p, c)
 }
 
-// usageEvery is half of the interval at which the driver takes samples (measured on an H200: 200 ms). Reading the
-// samples takes 2 ms.
-const usageEvery = 100 * time.Millisecond
-
 // usageTimeout bounds one call of the driver.
 const usageTimeout = 10 * time.Second
 
@@ -58,12 +54,18 @@ func printUsage(p cli.Process, paths site.Paths, devices []string) error {
 	if err != nil {
 		return err
 	}
-	go func() { // stdin ends when the guard ends
-		_, _ = io.Copy(io.Discard, os.Stdin)
+	questions := make(chan bool, 1)
+	go func() { // a call of the driver may hang when stdin ends
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			select {
+			case questions <- true:
+			default: // the line that is printed next answers this question, too
+			}
+		}
 		os.Exit(cli.ExitOK)
 	}()
 	since := make([]uint64, len(devices))
-	for {
+	for range questions {
 		line := make([]guard.Usage, len(devices))
 		for i, device := range devices {
 			line[i] = usageOf(driver, site.UUID(device), &since[i])
@@ -75,8 +77,8 @@ func printUsage(p cli.Process, paths site.Paths, devices []string) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(usageEvery)
 	}
+	return nil
 }
 
 // recordUsage writes the report of a job until the guard ends.
@@ -170,10 +172,7 @@ func usageOf(driver *gpu.NVML, uuid site.UUID, since *uint64) guard.Usage {
 	if err != nil {
 		return guard.Usage{Hung: errors.Is(err, gpu.ErrHung)}
 	}
-	usage := guard.Usage{Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB}
-	for _, mib := range u.Clients {
-		usage.LargestMiB = max(usage.LargestMiB, mib)
-	}
+	usage := guard.Usage{Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB, Clients: u.Clients}
 	for _, b := range u.Busy {
 		usage.Samples = append(usage.Samples, guard.Sample{Micros: b.Micros, Percent: b.Percent})
 		*since = max(*since, b.Micros)

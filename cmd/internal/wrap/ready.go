@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -58,6 +59,28 @@ func (h announcer) ready() error {
 			h.p.PrintError("mpirun-wrap", errors.New(what))
 		}
 	})
+}
+
+// waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
+// hold.
+func (h announcer) waitRoom(paths site.Paths) {
+	if read := roomOf(paths, h.placement); read != nil {
+		h.placement.WaitRoom(context.Background(), read, func(what string) {
+			if h.first("room") {
+				h.p.PrintError("mpirun-wrap", errors.New(what))
+			}
+		})
+	}
+}
+
+// roomOf returns the function that reads the room of a placement's job, or nil if it cannot be read.
+func roomOf(paths site.Paths, placement mpirunwrap.Placement) func() (lease.Room, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return nil
+	}
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	return func() (lease.Room, error) { return store.ReadRoom(placement.Ticket.Job.ID) }
 }
 
 // warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.

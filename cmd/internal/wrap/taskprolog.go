@@ -3,9 +3,11 @@
 package wrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
@@ -85,6 +87,12 @@ func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 	}
 	if err != nil {
 		return err
+	}
+	if read := roomOf(paths, placement); read != nil {
+		waited := placement.WaitRoom(context.Background(), read, nil)
+		if waited > time.Second && env["SLURM_LOCALID"] == "0" {
+			fmt.Fprintf(p.Out, "print slurm-mps: waited %v for ranks that ended and may have work on the GPU\n", waited.Round(100*time.Millisecond))
+		}
 	}
 	_ = placement.Export(p.Out) // the task need not fail if Slurm does not read the lines
 	return nil

@@ -175,6 +175,7 @@ func run(p cli.Process, env slurm.Env, l line) error {
 	if err := h.ready(); err != nil {
 		return h.unavailable(l.program, err)
 	}
+	h.waitRoom(l.paths)
 	h.warnOfNeighbour()
 	if l.options.Report {
 		if err := placement.Report(p.Err, l.options.JSON); err != nil {

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// A dead client's work may be in flight as long as the driver's samples show work, and its neighbours' work keeps the
+// samples above 0. So if the room that the dead client takes is needed, its neighbours are paused. Their queues run
+// empty, the samples fall to 0, and then the files can be closed without harm.
+//
+// A process of its own stops the neighbours by ptrace (docs/decisions/037):
+//
+//	guard                     guard --pause 6s
+//	  |--- "pid start" ------->| PTRACE_SEIZE and PTRACE_INTERRUPT of each thread
+//	  |<-- "paused" -----------| all threads have stopped
+//	  |   (the GPU gets idle)
+//	  |--- end of stdin ------>| exits: the kernel continues all threads
+//
+// When a tracer ends, the kernel detaches it and continues what it has stopped. So nothing stays stopped, whatever
+// dies. A timer of the kernel kills the tracer when its time is over. The neighbours get no signal, their parents are
+// not told, and a process that a user has stopped stays stopped.
+
+const (
+	// pauseAck is how long the pausing process may take until all threads have stopped. A thread that is in the
+	// driver stops when it returns from there.
+	pauseAck = 500 * time.Millisecond
+	// pauseSlack is the time after the policy's limit at which the kernel kills the pausing process. The guard itself
+	// ends a pause at the limit.
+	pauseSlack = time.Second
+	// pauseDone is the answer of the pausing process.
+	pauseDone = "paused"
+	// reapEvery is the time between two looks for processes that have ended during the pause.
+	reapEvery = 50 * time.Millisecond
+	minRest   = time.Second
+	// maxThreads limits the threads of one process that are paused.
+	maxThreads = 16384
+)
+
+// Pause stops processes until its stdin ends. Each line of stdin is "PID START". It answers a line on stdout for each
+// line. The kernel kills this process after limit, and continues the processes when this process ends, however it
+// ends.
+func Pause(limit time.Duration) error {
+	runtime.LockOSThread() // only the thread that traces may ask for more
+	if err := killAfter(limit + pauseSlack); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot follow the guard's end: %w", err)
+	}
+	t := tracer{stopped: map[int]bool{}}
+	lines := bufio.NewReader(os.Stdin)
+	for {
+		// The parent of a traced process that is killed learns of its end when this process has waited for it.
+		for lines.Buffered() == 0 && readable(0, reapEvery) != nil {
+			for t.wait() {
+			}
+		}
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return nil // the end of the pause
+		}
+		answer := pauseDone
+		var p site.Process
+		if _, err := fmt.Sscan(line, &p.PID, &p.Start); err != nil {
+			answer = fmt.Sprintf("cannot read %.40q: %v", line, err)
+		} else if err := t.pause(p); err != nil {
+			answer = site.OneLine(err)
+		}
+		fmt.Println(answer)
+	}
+}
+
+// killAfter makes the kernel kill this process after a time, even if it hangs in a system call that can be killed.
+func killAfter(limit time.Duration) error {
+	event := struct {
+		value  uint64
+		signal int32
+		notify int32
+		_      [48]byte
+	}{signal: int32(unix.SIGKILL)} // notify 0 is SIGEV_SIGNAL
+	var timer int32
+	if _, _, errno := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)), uintptr(unsafe.Pointer(&timer))); errno != 0 {
+		return fmt.Errorf("cannot limit the pause: %w", errno)
+	}
+	when := struct{ interval, value unix.Timespec }{value: unix.NsecToTimespec(int64(limit))}
+	if _, _, errno := unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(timer), 0, uintptr(unsafe.Pointer(&when)), 0, 0, 0); errno != 0 {
+		return fmt.Errorf("cannot limit the pause: %w", errno)
+	}
+	return nil
+}
+
+// tracer stops threads.
+type tracer struct {
+	stopped map[int]bool // by thread ID; false until the thread has stopped
+}
+
+// pause stops all threads of a process, and returns when they have stopped.
+func (t *tracer) pause(p site.Process) error {
+	if err := t.seizeAll(p.PID); err != nil {
+		return err
+	}
+	// The process is traced now, so its pid is not used again before this process has waited for it.
+	if stat, err := site.ReadStat(p.PID); err != nil || stat.Process != p {
+		return nil // it has ended, and what has its pid now continues when this process ends
+	}
+	for end := time.Now().Add(pauseAck); !t.allStopped(); {
+		if time.Now().After(end) {
+			return fmt.Errorf("cannot pause process %d: a thread of it does not stop within %v", p.PID, pauseAck)
+		}
+		if !t.wait() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// seizeAll traces all threads of a process and asks them to stop. It looks again until no thread is new, because a
+// thread may start another one before it stops.
+func (t *tracer) seizeAll(pid int) error {
+	for {
+		found, err := t.seizeNew(pid)
+		if err != nil || !found {
+			return err
+		}
+	}
+}
+
+func (t *tracer) seizeNew(pid int) (found bool, err error) {
+	folder, err := os.Open("/proc/" + strconv.Itoa(pid) + "/task")
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // it has ended
+	}
+	if err != nil {
+		return false, fmt.Errorf("cannot pause process %d: %w", pid, err)
+	}
+	defer folder.Close()
+	names, _ := folder.Readdirnames(maxThreads)
+	for _, name := range names {
+		thread, err := strconv.Atoi(name)
+		if _, known := t.stopped[thread]; known || err != nil {
+			continue
+		}
+		switch err := t.seize(thread); {
+		case err == nil:
+			found = true
+		case errors.Is(err, unix.ESRCH):
+		case zombieThread(pid, thread): // the first thread of a process may have ended before the others
+		default:
+			return found, fmt.Errorf("cannot pause process %d: %w (a debugger may trace it)", pid, err)
+		}
+	}
+	return found, nil
+}
+
+func (t *tracer) seize(thread int) error {
+	// A new thread of a traced thread is traced from its first instruction.
+	const options = unix.PTRACE_O_TRACECLONE
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(thread), 0, options, 0, 0); errno != 0 {
+		return errno
+	}
+	t.stopped[thread] = false
+	if err := unix.PtraceInterrupt(thread); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+func zombieThread(pid, thread int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, thread))
+	_, rest, found := strings.Cut(string(stat), ") ")
+	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
+}
+
+// wait notes one thread that has stopped or ended.
+func (t *tracer) wait() bool {
+	var status unix.WaitStatus
+	thread, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOHANG, nil)
+	if err != nil || thread <= 0 {
+		return false
+	}
+	t.stopped[thread] = true // one that has ended does nothing, too
+	return true
+}
+
+func (t *tracer) allStopped() bool {
+	for _, is := range t.stopped {
+		if !is {
+			return false
+		}
+	}
+	return true
+}
+
+// pauses are the pauses of a guard: the present one and what is known of the last one.
+type pauses struct {
+	now    *pause    // nil for none
+	next   time.Time // a pause begins no earlier
+	failed time.Time // when the last pause ended that did not get the GPU idle
+	never  bool
+}
+
+// over reports whether a pause is of no more use for a client whose hold was over at a time.
+func (p *pauses) over(hold time.Time) bool { return p.never || p.now == nil && p.failed.After(hold) }
+
+// pause is one pause of neighbours.
+type pause struct {
+	began   time.Time
+	asked   map[int]bool // the pids of the neighbours that are to stop
+	stopped int          // neighbours that have stopped
+	add     chan site.Process
+	answers chan error
+	end     chan struct{}
+}
+
+// maxPaused limits the neighbours of one pause. A GPU serves 60 clients, and a node has 16 GPUs.
+const maxPaused = 1024
+
+// pauseFor begins, continues or ends a pause. needing are the dead clients whose room is needed.
+func (g *Guard) pauseFor(needing []*client, now time.Time) {
+	p := g.pauses.now
+	switch {
+	case p == nil:
+		if len(needing) > 0 && !g.pauses.never && !now.Before(g.pauses.next) {
+			g.beginPause(needing, now)
+		}
+		return
+	case len(p.answers) > 0:
+		if err := <-p.answers; err != nil {
+			g.logOnce("cannot pause the neighbours of a dead client", err)
+			g.endPause(now, false)
+			return
+		}
+		p.stopped++
+	case len(needing) == 0 && len(g.closing) == 0: // the memory is free
+		g.endPause(now, true)
+		return
+	case now.Sub(p.began) >= g.Pause:
+		g.endPause(now, false)
+		return
+	}
+	g.pauseMore(needing)
+}
+
+func (g *Guard) beginPause(needing []*client, now time.Time) {
+	p := &pause{
+		began: now, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1),
+		end: make(chan struct{}),
+	}
+	g.pauses.now = p
+	g.pauseMore(needing)
+	go p.run(g.Pauser, g.Pause, g.events.nudge)
+}
+
+// pauseMore pauses the neighbours of dead clients, also those that have come during the pause.
+func (g *Guard) pauseMore(needing []*client) {
+	p := g.pauses.now
+	for pid, other := range g.living {
+		if p.asked[pid] || other.inherits() || len(p.asked) >= maxPaused {
+			continue
+		}
+		for _, c := range needing {
+			if shareGPU(c, other) {
+				p.asked[pid] = true
+				p.add <- other.proc
+				break
+			}
+		}
+	}
+}
+
+// endPause continues the neighbours. After a pause in which the GPU did not get idle, the next one begins after a rest
+// of the same length, so that the neighbours have at least half of the time.
+func (g *Guard) endPause(now time.Time, idle bool) {
+	p := g.pauses.now
+	if p == nil {
+		return
+	}
+	close(p.end)
+	took := now.Sub(p.began)
+	g.pauses.now = nil
+	if !idle {
+		g.pauses.failed, g.pauses.next = now, now.Add(max(took, minRest))
+	}
+	g.state.Pauses++
+	g.state.PausedMillis += took.Milliseconds()
+	g.changed = true
+	g.often().Info().Int("neighbours", len(p.asked)).Dur("paused_ms", took).Bool("idle", idle).
+		Msg("paused the neighbours of a dead client, so that its files could be closed")
+}
+
+// run runs the process that pauses, until the pause ends.
+func (p *pause) run(line []string, limit time.Duration, nudge func()) {
+	defer nudge()
+	theirs, in, err := os.Pipe()
+	if err != nil {
+		p.answers <- err
+		return
+	}
+	defer in.Close()
+	answer, ask, err := os.Pipe()
+	if err != nil {
+		theirs.Close()
+		p.answers <- err
+		return
+	}
+	defer answer.Close()
+	process, err := launch(line[0], append(line[1:len(line):len(line)], limit.String()), theirs, ask)
+	if err != nil {
+		p.answers <- fmt.Errorf("cannot start %q: %w", line, err)
+		return
+	}
+	go func() {
+		<-p.end
+		_ = process.proc.Kill(unix.SIGKILL) // its end continues what it has stopped
+	}()
+	p.talk(in, answer, nudge)
+	<-process.reaped
+}
+
+// talk passes on each neighbour and waits for the answer.
+func (p *pause) talk(in, answer *os.File, nudge func()) {
+	answers := bufio.NewReader(answer)
+	for {
+		select {
+		case <-p.end:
+			return
+		case neighbour := <-p.add:
+			_, err := fmt.Fprintln(in, neighbour.PID, neighbour.Start)
+			_ = answer.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
+			line, wrong := answers.ReadString('\n')
+			if err = errors.Join(err, wrong); err == nil && strings.TrimSpace(line) != pauseDone {
+				err = errors.New(strings.TrimSpace(line))
+			}
+			p.answers <- err
+			nudge()
+			if err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// pauserLine runs this test's own program as a process that pauses.
+var pauserLine = []string{"/proc/self/exe", "--pause"}
+
+// counter is a process that prints numbers, from several threads of its own.
+type counter struct {
+	*exec.Cmd
+	out *os.File
+}
+
+// newCounter starts a process with some threads. Each thread writes bytes into a pipe without an end.
+func newCounter(t *testing.T) *counter {
+	t.Helper()
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "--count")
+	cmd.Stdout = writes
+	err = cmd.Start()
+	writes.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reads.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	c := &counter{cmd, reads}
+	if !c.counts() {
+		t.Fatal("the counter does not count")
+	}
+	return c
+}
+
+// count is the counter's program: threads that print a byte each millisecond, and start another thread now and then.
+func count() {
+	for range 8 {
+		go func() {
+			for {
+				if _, err := os.Stdout.Write([]byte{'.'}); err != nil {
+					os.Exit(0)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+	}
+	select {}
+}
+
+func (c *counter) process(t *testing.T) site.Process {
+	t.Helper()
+	stat, err := site.ReadStat(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stat.Process
+}
+
+// counts reports whether the process prints, after what it has printed before.
+func (c *counter) counts() bool {
+	buffer := make([]byte, 128<<10) // more than the pipe holds
+	_ = c.out.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+	_, _ = c.out.Read(buffer)
+	_ = c.out.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	_, err := c.out.Read(buffer)
+	return err == nil
+}
+
+// resumes waits until the process counts.
+func (c *counter) resumes(t *testing.T, what string) {
+	t.Helper()
+	for began := time.Now(); !c.counts(); {
+		if time.Since(began) > soon {
+			t.Fatalf("%s: the process does not continue", what)
+		}
+	}
+}
+
+// pauser is a process that pauses.
+type pauser struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func newPauser(t *testing.T, limit string) *pauser {
+	t.Helper()
+	cmd := exec.Command(pauserLine[0], pauserLine[1], limit)
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return &pauser{cmd, in, bufio.NewReader(out)}
+}
+
+// asks asks for the pause of a process and returns the answer.
+func (p *pauser) asks(t *testing.T, of site.Process) string {
+	t.Helper()
+	fmt.Fprintln(p.in, of.PID, of.Start)
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// A paused process does nothing, and continues when the pausing process ends, however it ends.
+func TestAPauseEndsWithItsProcess(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		limit string
+		end   func(*pauser)
+	}{
+		{"its stdin ends", "1m", func(p *pauser) { p.in.Close() }},
+		{"it is killed", "1m", func(p *pauser) { _ = p.Process.Kill() }},
+		{"it is stopped, and its time is over", "1ms", func(p *pauser) { _ = p.Process.Signal(unix.SIGSTOP) }},
+		{"its time is over", "1ms", func(*pauser) {}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			counters := []*counter{newCounter(t), newCounter(t)}
+			p := newPauser(t, c.limit)
+			for _, counter := range counters {
+				if answer := p.asks(t, counter.process(t)); answer != pauseDone {
+					t.Fatalf("the answer is %q", answer)
+				}
+			}
+			for _, counter := range counters {
+				if counter.counts() {
+					t.Error("a paused process counts")
+				}
+			}
+			c.end(p)
+			for _, counter := range counters {
+				counter.resumes(t, c.name)
+			}
+		})
+	}
+}
+
+// A process that is stopped before the pause stays stopped after it, and so does one that is stopped during the pause.
+func TestAPauseKeepsAStop(t *testing.T) {
+	for _, during := range []bool{false, true} {
+		c := newCounter(t)
+		p := newPauser(t, "1m")
+		if !during {
+			_ = c.Process.Signal(unix.SIGSTOP)
+		}
+		if answer := p.asks(t, c.process(t)); answer != pauseDone {
+			t.Fatalf("the answer is %q", answer)
+		}
+		if during {
+			_ = c.Process.Signal(unix.SIGSTOP)
+		}
+		p.in.Close()
+		_ = p.Wait()
+		if c.counts() {
+			t.Errorf("stopped during the pause %v: the process continues", during)
+		}
+		_ = c.Process.Signal(unix.SIGCONT)
+		c.resumes(t, "after SIGCONT")
+	}
+}
+
+// The parent of a process that is killed during a pause learns of its end during the pause.
+func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
+	c := newCounter(t)
+	p := newPauser(t, "1m")
+	p.asks(t, c.process(t))
+	_ = c.Process.Kill()
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	select {
+	case err := <-ended:
+		if err == nil || err.Error() != "signal: killed" {
+			t.Error(err)
+		}
+	case <-time.After(soon):
+		t.Error("the parent waits for a process that was killed")
+	}
+}
+
+// Another process with the same pid, a process that is gone, and a process that another one traces are not paused.
+func TestWhatIsNotPaused(t *testing.T) {
+	c := newCounter(t)
+	p := newPauser(t, "1m")
+	other := c.process(t)
+	other.Start++
+	if answer := p.asks(t, other); answer != pauseDone {
+		t.Errorf("the answer is %q", answer)
+	}
+	if answer := p.asks(t, site.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
+		t.Errorf("of a process that is gone: %q", answer)
+	}
+	p.in.Close()
+	c.resumes(t, "the pause of another process")
+
+	first, second := newPauser(t, "1m"), newPauser(t, "1m")
+	first.asks(t, c.process(t))
+	if answer := second.asks(t, c.process(t)); !strings.Contains(answer, "cannot pause") {
+		t.Errorf("of a traced process: %q", answer)
+	}
+}

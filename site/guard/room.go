@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"slices"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// rooms publishes the room of the job's GPUs. Programs that start through slurm-mps wait until the GPU has room.
+type rooms struct {
+	last  lease.Room
+	next  chan lease.Room // the latest room that is not saved yet
+	saved chan struct{}   // closed when the last room is saved
+}
+
+func (r *rooms) start(save func(lease.Room)) {
+	r.next, r.saved = make(chan lease.Room, 1), make(chan struct{})
+	go func() { // Run waits for no disk
+		for room := range r.next {
+			save(room)
+		}
+		close(r.saved)
+	}()
+}
+
+// publish saves a room if it differs from the last one.
+func (r *rooms) publish(room lease.Room) {
+	if slices.Equal(room.GPUs, r.last.GPUs) {
+		return
+	}
+	r.last = room
+	select {
+	case <-r.next: // drop an older room that is not saved yet
+	default:
+	}
+	r.next <- room
+}
+
+// end publishes that all GPUs have room, because the files are closed.
+func (r *rooms) end() {
+	r.publish(lease.Room{})
+	close(r.next)
+	select {
+	case <-r.saved:
+	case <-time.After(saveWait):
+	}
+}
+
+// publishRoom publishes the GPUs on which new clients must wait: a dead client's files are held and its room is
+// needed, or not known to be plentiful, or its files are being closed.
+func (g *Guard) publishRoom(now time.Time) {
+	full := map[int]lease.FullGPU{}
+	add := func(c *client, until time.Time) {
+		for i, minor := range g.Minors {
+			if c.gpus != 0 && c.gpus&(1<<i) == 0 {
+				continue
+			}
+			gpu := full[minor]
+			gpu.Minor, gpu.Dead = minor, gpu.Dead+1
+			if until.After(gpu.Until) {
+				gpu.Until = until
+			}
+			full[minor] = gpu
+		}
+	}
+	for _, c := range g.dead {
+		if s := g.situation(c, now); s.short || s.pending {
+			add(c, c.died.Add(g.Hold))
+		}
+	}
+	for c := range g.closing {
+		if !c.wasRoomy {
+			add(c, c.died.Add(g.Hold))
+		}
+	}
+	var room lease.Room
+	for _, minor := range g.Minors {
+		if gpu, ok := full[minor]; ok {
+			room.GPUs = append(room.GPUs, gpu)
+		}
+	}
+	g.rooms.publish(room)
+}

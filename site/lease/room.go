@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// Room is what the job's guard tells the job's programs before they start: the GPUs on which they must wait for room.
+// No undo reads it.
+type Room struct {
+	GPUs []FullGPU `json:"gpus,omitempty"`
+}
+
+// FullGPU is a GPU on which dead clients take room that a new client may need.
+type FullGPU struct {
+	Minor int       `json:"minor"` // N of /dev/nvidiaN
+	Dead  int       `json:"dead"`  // dead clients whose files are held or are being closed
+	Until time.Time `json:"until"` // the guard holds no files longer than this
+}
+
+// roomPath is in the job's folder, which is root's.
+func (j *Store) roomPath(job uint32) string { return filepath.Join(j.JobDir(job), "room.json") }
+
+// SaveRoom writes a job's room, for all users to read. If no GPU is full, there is no file. A job without folders is no
+// error: its epilog has removed them.
+func (j *Store) SaveRoom(job uint32, r Room) error {
+	path := j.roomPath(job)
+	if len(r.GPUs) == 0 {
+		return remove(path)
+	}
+	content, err := json.Marshal(r)
+	if err == nil {
+		err = replace(path, append(content, '\n'), 0o644, -1, false)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// ReadRoom returns a job's room. Any user may call it.
+func (j *Store) ReadRoom(job uint32) (r Room, err error) {
+	path := j.roomPath(job)
+	content, err := site.ReadRootOwnedInContainer(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(content, &r)
+	}
+	if err != nil {
+		return Room{}, fmt.Errorf("cannot read room of job %d: %w", job, err)
+	}
+	return r, nil
+}
