@@ -82,6 +82,14 @@ func (s *shared) asUser(line ...string) *exec.Cmd {
 // begin starts a command that runs a client and waits until the client is ready.
 func (s *shared) begin(cmd *exec.Cmd) *running {
 	s.t.Helper()
+	r := s.open(cmd)
+	r.ready()
+	return r
+}
+
+// open starts a command that runs a client.
+func (s *shared) open(cmd *exec.Cmd) *running {
+	s.t.Helper()
 	cmd.Dir, cmd.Stderr = "/", os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -92,11 +100,16 @@ func (s *shared) begin(cmd *exec.Cmd) *running {
 	}
 	r := &running{cmd, s, bufio.NewReader(out), strings.Join(cmd.Args, " "), 0}
 	s.t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); _ = cmd.Wait() })
+	return r
+}
+
+// ready waits until a client is ready.
+func (r *running) ready() {
+	r.s.t.Helper()
 	first, err := r.lines.ReadString('\n')
 	if _, bad := fmt.Sscanf(first, "pid=%d ready", &r.pid); err != nil || bad != nil {
-		s.t.Fatalf("%s prints %q, %v\n%s", r.name, first, err, s.log())
+		r.s.t.Fatalf("%s prints %q, %v\n%s", r.name, first, err, r.s.log())
 	}
-	return r
 }
 
 // ends waits until every process that has the client's output open has ended. It returns what the client printed.

@@ -149,10 +149,11 @@ func newMemoryGroup(t *testing.T, limit int64) memoryGroup {
 		} else if _, err := os.Stat(filepath.Join(g.path, "memory.limit_in_bytes")); err != nil {
 			continue
 		}
-		g.path = filepath.Join(g.path, fmt.Sprintf("slurm-mps-test-%d", os.Getpid()))
-		if refused = errors.Join(refused, os.Mkdir(g.path, 0o755)); refused != nil {
+		path, err := os.MkdirTemp(g.path, "slurm-mps-test-")
+		if refused = errors.Join(refused, err); refused != nil {
 			continue
 		}
+		g.path = path
 		t.Cleanup(g.remove)
 		g.set("memory.limit_in_bytes", "memory.max", strconv.FormatInt(limit, 10))
 		if g.v2 {
@@ -193,11 +194,22 @@ func (g memoryGroup) inside(line ...string) []string {
 // processes.
 func (g memoryGroup) peak() int64 {
 	g.t.Helper()
-	name := "memory.max_usage_in_bytes"
+	return g.number("memory.max_usage_in_bytes", "memory.peak")
+}
+
+// used returns the memory that is in use.
+func (g memoryGroup) used() int64 {
+	g.t.Helper()
+	return g.number("memory.usage_in_bytes", "memory.current")
+}
+
+// number reads a file of the group. The file has one name in version 1 and another one in version 2.
+func (g memoryGroup) number(v1, v2 string) int64 {
+	g.t.Helper()
 	if g.v2 {
-		name = "memory.peak"
+		v1 = v2
 	}
-	value, err := strconv.ParseInt(strings.TrimSpace(read(g.t, filepath.Join(g.path, name))), 10, 64)
+	value, err := strconv.ParseInt(strings.TrimSpace(read(g.t, filepath.Join(g.path, v1))), 10, 64)
 	if err != nil {
 		g.t.Fatal(err)
 	}

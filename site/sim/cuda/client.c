@@ -17,8 +17,12 @@
  *       -end HOW    ends while its kernels are in flight: exit:N and _exit:N call these functions with code N,
  *                   signal:N sends signal N to itself, alloc asks for more memory than there is and then
  *                   calls exit with code 1                                            (no such end)
- *       -after S    seconds from the first queue's launch to the end of -end           (0)
+ *       -grow M     allocates M MiB of device memory at a time, while its kernels are in flight, until there is no
+ *                   more, and then calls exit with code 1                                (no such end)
+ *       -grow-host M   the same with host memory, so the kernel ends a process in a full control group
+ *       -after S    seconds from the first queue's launch to the end of -end or -grow   (0)
  *       -mib M      device memory that it allocates                                       (0)
+ *       -host M     host memory that it allocates and writes to                           (0)
  *       -hold S     seconds that it stays after a failed call, like a program that cleans up  (0)
  *   cuda-client stay STAGE S    stays for S seconds at a stage: load (libcuda only), init (cuInit) or context
  *   cuda-client first           runs one kernel and prints when it was done, in seconds of the wall clock
@@ -47,9 +51,9 @@ static void on_term(int signal)
 }
 
 struct spin {
-	double ms, seconds, tell, hold, after, mib;
+	double ms, seconds, tell, hold, after, mib, host, step;
 	int queue, blocks, exit_idle, once, replay;
-	enum { not, by_exit, by__exit, by_signal, by_alloc } end;
+	enum { not, by_exit, by__exit, by_signal, by_alloc, by_growing, by_growing_host } end;
 	int code; /* or the signal */
 	int devices[max_devices], ndevices;
 	CUcontext context; /* the first device's */
@@ -58,8 +62,9 @@ struct spin {
 static int usage(const char *what)
 {
 	fprintf(stderr, "cuda-client: %s\nusage: cuda-client info [-v] | count | spin [-ms D] [-queue Q] [-blocks B] "
-			"[-once | -replay] [-for S] [-dev LIST] [-exit-idle] [-end exit:N|_exit:N|signal:N|alloc] [-after S] "
-			"[-tell S] [-mib M] [-hold S] | stay load|init|context S | first | fault | alloc MIB\n", what);
+			"[-once | -replay] [-for S] [-dev LIST] [-exit-idle] "
+			"[-end exit:N|_exit:N|signal:N|alloc | -grow M | -grow-host M] [-after S] "
+			"[-tell S] [-mib M] [-host M] [-hold S] | stay load|init|context S | first | fault | alloc MIB\n", what);
 	return 2;
 }
 
@@ -133,13 +138,39 @@ static CUresult open_all(struct spin *s, CUfunction *spin, CUfunction *fault)
 	return e;
 }
 
+static CUresult alloc_mib(double mib)
+{
+	CUdeviceptr memory;
+	return driver.alloc(&memory, (size_t)(mib * (1 << 20)));
+}
+
+/* Allocates host memory and writes to it, so that the kernel charges it to the process's control group. */
+static CUresult alloc_host(double mib)
+{
+	void *memory;
+	size_t bytes = (size_t)(mib * (1 << 20));
+	CUresult e = driver.host_alloc(&memory, bytes, 0);
+	if (!e)
+		memset(memory, 1, bytes);
+	return e;
+}
+
+/* Allocates until a call fails. */
+static CUresult grow(CUresult (*allocate)(double), double mib)
+{
+	CUresult e;
+	do
+		e = allocate(mib);
+	while (!e);
+	return e;
+}
+
 /* Ends the process as the option -end asks. It runs in a second thread, because the first one waits for the
  * kernels. */
 static void *end_process(void *argument)
 {
 	const struct spin *s = argument;
 	const struct rlimit no_core = { 0, 0 };
-	CUdeviceptr memory;
 	setrlimit(RLIMIT_CORE, &no_core);
 	usleep((useconds_t)(s->after * 1e6));
 	switch (s->end) {
@@ -152,7 +183,8 @@ static void *end_process(void *argument)
 		break;
 	default:
 		driver.set_current(s->context);
-		CUresult e = driver.alloc(&memory, (size_t)1 << 46);
+		CUresult e = s->end == by_growing ? grow(alloc_mib, s->step)
+			   : s->end == by_growing_host ? grow(alloc_host, s->step) : alloc_mib(1 << 26);
 		printf("pid=%d alloc err=%d %s\n", getpid(), e, driver_error(e));
 		exit(1);
 	}
@@ -218,7 +250,6 @@ static CUresult run(struct spin *s, CUfunction spin, long *kernels)
 static int spin(struct spin *s)
 {
 	CUfunction kernel, fault;
-	CUdeviceptr memory;
 	long kernels = 0;
 	CUdevice device;
 	int sms = 0;
@@ -228,7 +259,9 @@ static int spin(struct spin *s)
 	if (!e)
 		e = driver.device_attribute(&sms, ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
 	if (!e && s->mib > 0)
-		e = driver.alloc(&memory, (size_t)(s->mib * (1 << 20)));
+		e = alloc_mib(s->mib);
+	if (!e && s->host > 0)
+		e = alloc_host(s->host);
 	if (e) {
 		printf("pid=%d init err=%d %s\n", getpid(), e, driver_error(e));
 		return 1;
@@ -307,11 +340,10 @@ static int allocate(double mib)
 {
 	struct spin first = { .devices = { 0 }, .ndevices = 1 };
 	CUfunction kernel, bad;
-	CUdeviceptr memory;
 	size_t available = 0, total = 0;
 	CUresult e = open_all(&first, &kernel, &bad);
 	if (!e)
-		e = driver.alloc(&memory, (size_t)(mib * (1 << 20)));
+		e = alloc_mib(mib);
 	if (!e)
 		e = driver.mem_info(&available, &total);
 	printf("alloc pid=%d err=%d(%s) mib=%g free=%zuMiB\n", getpid(), e, driver_error(e), mib, available >> 20);
@@ -398,6 +430,12 @@ static int spin_options(int argc, char **argv)
 			s.after = number;
 		else if (!strcmp(argv[i], "-mib"))
 			s.mib = number;
+		else if (!strcmp(argv[i], "-host"))
+			s.host = number;
+		else if (!strcmp(argv[i], "-grow") && number > 0)
+			s.end = by_growing, s.step = number;
+		else if (!strcmp(argv[i], "-grow-host") && number > 0)
+			s.end = by_growing_host, s.step = number;
 		else if (!strcmp(argv[i], "-hold"))
 			s.hold = number;
 		else

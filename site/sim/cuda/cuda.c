@@ -239,26 +239,52 @@ static long context_mib(const struct device *d)
 	return process.mps ? share_context_mib(d->sms) - server_mib - overhead_mib : alone_mib;
 }
 
-/* Tells the node what the process holds on a device. The caller has the mutex. Returns 0 or the error. */
-static int hold(const struct device *d)
+/* Returns the free MiB of a device: what no process holds, of living ones and of dead ones whose files are held. */
+static long device_free_mib(const char *gpu, const struct device *d)
 {
-	char gpu[PATH_MAX];
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	long available = (long)total_mib(d) - overhead_mib;
+	int count = node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0);
+	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++)
+		available -= held[i].instance == d->instance ? held[i].memory_mib : 0;
+	return available;
+}
+
+/* Returns what the process holds on a device. The caller has the mutex. */
+static struct node_context held_on(const struct device *d, int *contexts)
+{
 	struct node_context held = { .pid = getpid(), .instance = d->instance };
-	int contexts = 0;
 	snprintf(held.type, sizeof held.type, "%s", process.mps ? "M+C" : "C");
 	for (struct CUctx_st *c = process.contexts; c; c = c->next) {
 		if (c->device->gpu != d->gpu || c->device->instance != d->instance)
 			continue;
-		contexts++;
+		++*contexts;
 		held.memory_mib += context_mib(d) + (long)(c->allocated >> 20);
 	}
+	return held;
+}
+
+/* Tells the node what the process holds on a device. added is the MiB by which this is more than before. If the
+ * device has less, the node is told nothing. The caller has the mutex. Returns 0 or the error. */
+static int hold(const struct device *d, long added)
+{
+	char gpu[PATH_MAX];
+	int contexts = 0;
+	struct node_context held = held_on(d, &contexts);
 	if (node_gpu(gpu, process.node, (unsigned)d->gpu))
 		return unavailable;
 	if (!contexts)
 		return node_drop_context(gpu, held.pid) ? unavailable : success;
-	if (node_start(held.pid, &held.start) || node_add_context(gpu, &held))
+	int lock = node_lock(gpu);
+	if (lock < 0)
 		return unavailable;
-	return success;
+	int error = success;
+	if (added > 0 && added > device_free_mib(gpu, d))
+		error = out_of_memory;
+	else if (node_start(held.pid, &held.start) || node_add_locked(gpu, &held))
+		error = unavailable;
+	close(lock);
+	return error;
 }
 
 static void unlink_context(struct CUctx_st *context)
@@ -299,10 +325,15 @@ static int make_context(struct CUctx_st **made, struct device *d)
 	if (!error) {
 		context->next = process.contexts;
 		process.contexts = context;
-		error = hold(d);
+		error = hold(d, context_mib(d));
 	}
 	if (error) {
 		unlink_context(context);
+		if (context->server.socket >= 0) {
+			context->ended = 1;
+			mps_drop(&context->server); /* its listener may still use the context */
+			return error;
+		}
 		free(context);
 		return error;
 	}
@@ -313,10 +344,10 @@ static int make_context(struct CUctx_st **made, struct device *d)
 static void drop_context(struct CUctx_st *context)
 {
 	unlink_context(context);
-	hold(context->device);
+	hold(context->device, 0);
 	context->ended = 1;
 	if (context->server.socket >= 0)
-		mps_leave(&context->server); /* its listener may still use the context, so the context is not freed */
+		mps_drop(&context->server); /* its listener may still use the context, so the context is not freed */
 }
 
 API int cuDevicePrimaryCtxRetain(struct CUctx_st **context, int device)
@@ -483,19 +514,16 @@ API int cuEventSynchronize(struct CUevent_st *event)
 	return error;
 }
 
-/* Returns the free MiB on the current context's device. This is the total less what all processes hold, but not
- * more than the rest of the process's own limit. */
-static long free_mib(long total)
+/* Returns the free MiB of the current context's device, but not more than the rest of the process's own limit. */
+static long free_mib(void)
 {
-	struct node_context held[NODE_CONTEXTS_MAX];
 	char gpu[PATH_MAX];
 	const struct device *d = current->device;
-	long available = total - overhead_mib, own = 0;
-	int count = node_gpu(gpu, process.node, (unsigned)d->gpu) ? 0 : node_contexts(gpu, held, NODE_CONTEXTS_MAX, 0);
-	for (int i = 0; i < count && i < NODE_CONTEXTS_MAX; i++) {
-		available -= held[i].instance == d->instance ? held[i].memory_mib : 0;
-		own += held[i].pid == getpid() ? held[i].memory_mib : 0;
-	}
+	int contexts = 0;
+	long available = node_gpu(gpu, process.node, (unsigned)d->gpu) ? 0 : device_free_mib(gpu, d);
+	pthread_mutex_lock(&process.mutex);
+	long own = held_on(d, &contexts).memory_mib;
+	pthread_mutex_unlock(&process.mutex);
 	/* Measured: with a limit of 2 GiB, a client has 1534 MiB left if its context is 516 MiB by nvidia-smi. */
 	if (d->limit && d->limit - (own - 2) < available)
 		available = d->limit - (own - 2);
@@ -509,7 +537,7 @@ API int cuMemGetInfo_v2(size_t *available, size_t *total)
 		return error;
 	size_t mib = total_mib(current->device);
 	*total = mib << 20;
-	*available = (size_t)free_mib((long)mib) << 20;
+	*available = (size_t)free_mib() << 20;
 	return success;
 }
 
@@ -534,8 +562,12 @@ API int cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 	*pointer = (CUdeviceptr)(uintptr_t)(page + page_bytes);
 	pthread_mutex_lock(&process.mutex);
 	current->allocated += bytes;
-	error = hold(current->device);
+	error = hold(current->device, (long)(bytes >> 20));
+	if (error)
+		current->allocated -= bytes;
 	pthread_mutex_unlock(&process.mutex);
+	if (error)
+		munmap(page, bytes + page_bytes);
 	return error;
 }
 
@@ -549,8 +581,28 @@ API int cuMemFree_v2(CUdeviceptr pointer)
 	munmap(page, bytes + page_bytes);
 	pthread_mutex_lock(&process.mutex);
 	current->allocated -= bytes < current->allocated ? bytes : current->allocated;
-	error = hold(current->device);
+	error = hold(current->device, 0);
 	pthread_mutex_unlock(&process.mutex);
+	return error;
+}
+
+/* Host memory is a memfd. The server gets its descriptor and keeps it while any process has the client's files of
+ * nvidia-uvm open. The real driver keeps the memory of the whole process so long (mmget). */
+API int cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
+{
+	(void)flags;
+	int error = usable();
+	if (error || !bytes)
+		return error ? error : invalid_value;
+	int file = memfd_create("host", MFD_CLOEXEC);
+	if (file < 0 || ftruncate(file, (off_t)bytes)) {
+		close(file);
+		return out_of_memory;
+	}
+	void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	error = page == MAP_FAILED ? out_of_memory : process.mps ? mps_host(file) : success;
+	close(file);
+	*pointer = page;
 	return error;
 }
 

@@ -73,6 +73,7 @@ static struct {
 	CUresult (*synchronize)(void);
 	CUresult (*alloc)(CUdeviceptr *, size_t);
 	CUresult (*release)(CUdeviceptr);
+	CUresult (*host_alloc)(void **, size_t, unsigned);
 	CUresult (*mem_info)(size_t *, size_t *);
 	CUresult (*to_device)(CUdeviceptr, const void *, size_t);
 	CUresult (*to_host)(void *, CUdeviceptr, size_t);
@@ -103,6 +104,7 @@ static inline const char *driver_load(void)
 		{ "cuCtxSynchronize", &driver.synchronize },
 		{ "cuMemAlloc_v2", &driver.alloc },
 		{ "cuMemFree_v2", &driver.release },
+		{ "cuMemHostAlloc", &driver.host_alloc },
 		{ "cuMemGetInfo_v2", &driver.mem_info },
 		{ "cuMemcpyHtoD_v2", &driver.to_device },
 		{ "cuMemcpyDtoH_v2", &driver.to_host },

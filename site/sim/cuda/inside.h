@@ -95,6 +95,8 @@ int devices_memory(const char *text, long *mib);
 /* mps.c: the server. mps_connect returns 1 with a server, 0 without, or -error. */
 int mps_connect(struct devices *all);
 void mps_leave(const struct connection *server);
+void mps_drop(const struct connection *server);
+int mps_host(int file);
 void mps_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int mps_open(struct CUctx_st *context, int memory);
 int mps_listen(int socket, struct CUctx_st *context);

@@ -71,6 +71,11 @@ static ssize_t receive_pipes(struct connection *server, char *text, size_t size)
 	return n < 0 ? 0 : n;
 }
 
+static int send_text(int socket, const char *text)
+{
+	return send(socket, text, strlen(text), MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
 /* Ends a connection. The socket stays open for the thread that listens to it. */
 void mps_leave(const struct connection *server)
 {
@@ -79,9 +84,12 @@ void mps_leave(const struct connection *server)
 		close(server->pipes[i]);
 }
 
-static int send_text(int socket, const char *text)
+
+/* Ends a context's connection. The server knows by the packet that the process lives on. */
+void mps_drop(const struct connection *server)
 {
-	return send(socket, text, strlen(text), MSG_NOSIGNAL) < 0 ? -1 : 0;
+	send_text(server->socket, "drop");
+	mps_leave(server);
 }
 
 /* Sends a packet with an open file. */
@@ -96,6 +104,12 @@ static int send_file(int socket, const char *text, int file)
 	header->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(header), &file, sizeof file);
 	return sendmsg(socket, &message, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+/* Gives the server a file with host memory. */
+int mps_host(int file)
+{
+	return send_file(process.server.socket, "host", file) ? mps_rpc_failure : success;
 }
 
 /* Writes a line into the server's log, under this process's pid. */

@@ -35,6 +35,7 @@ type context struct {
 	clears  uint64        // the time when that work is off the GPU, by the clock of the work page
 	reached uint64        // the progress of a dead client's work, by the same clock (backlog.go)
 	ended   chan struct{} // closed when the context is gone
+	dropped bool          // the process has ended the context and lives on
 }
 
 func (c *context) String() string { return label(c.process.pid, c.number) }
@@ -99,17 +100,22 @@ func (s *server) process(pid int, conn wire.Conn) {
 	s.mutex.Unlock()
 	own := withPipes(conn, greeting)
 	defer own.close()
+	var host []int
 	for {
-		text, _, err := conn.Receive()
+		text, files, err := conn.Receive()
 		if err != nil {
 			break
 		}
 		if line, ok := strings.CutPrefix(text, "log "); ok {
 			s.log.As(pid, "Client", "%s", line)
 		}
+		if text == "host" {
+			host = append(host, files...)
+		}
 	}
 	p.contexts.Wait()
 	s.forget(p)
+	s.keepHost(pid, host)
 }
 
 // refuse logs a client that comes while the server waits for the clients that a fault has hit.
@@ -174,6 +180,8 @@ func (s *server) context(pid, number int, conn wire.Conn) {
 		case "terminated":
 			c.queued = c.work.queued(now())
 			close(c.agreed)
+		case "drop":
+			c.dropped = true
 		case "fault":
 			s.mutex.Lock()
 			s.fault(g)
@@ -222,28 +230,9 @@ func (s *server) open(pid, number int, conn wire.Conn) (*context, *gpu, int) {
 	}
 	s.log.Line("Server", "Status of client %s is ACTIVE", c)
 	g.contexts = append(g.contexts, c)
+	g.take(pid)
 	p.contexts.Add(1)
 	return c, g, 0
-}
-
-// keep counts a dead client's context while another process holds its files. The context takes a place. A client that
-// finds no place gets error 2 (measured: docs/measurements/12-h200/ends-3.txt, ends-4.txt).
-func (s *server) keep(pid int, g *gpu) {
-	for began := time.Now(); !gone(pid); time.Sleep(time.Millisecond) {
-		if time.Since(began) > dying {
-			return // the process has only ended its context
-		}
-	}
-	count := func(n int) {
-		s.mutex.Lock()
-		defer s.mutex.Unlock()
-		g.kept += n
-	}
-	count(1)
-	for s.held(pid) {
-		time.Sleep(5 * time.Millisecond)
-	}
-	count(-1)
 }
 
 // opened returns the answer to a client whose context has been made. It is an error if the context cannot be used.
@@ -309,7 +298,12 @@ func (s *server) end(c *context, g *gpu) {
 	s.log.Line("Server", "Server failed to recevie command with status 806, assuming client %s exit", c)
 	s.log.Line("Server", "Client %s exiting. Number of active client contexts is %d.", c, left)
 	close(c.ended)
-	go s.keep(c.process.pid, g)
+	if c.dropped {
+		g.leave(c.process.pid)
+	} else {
+		g.kept++
+		go s.keep(c.process.pid, g)
+	}
 	s.leave(c, g)
 	if g.destroyed && len(g.contexts) == 0 {
 		s.log.Line("Server", "Destroy server context on device %d (%s)", g.ordinal, g.Name)

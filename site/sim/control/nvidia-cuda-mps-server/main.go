@@ -92,9 +92,23 @@ func newServer(link wire.Conn, log record.Log) (*server, error) {
 		return nil, err
 	}
 	for i, device := range devices {
-		s.devices = append(s.devices, &gpu{Device: device, ordinal: i, leaving: map[*context]chan struct{}{}})
+		g := &gpu{Device: device, ordinal: i, leaving: map[*context]chan struct{}{}, taken: map[int]int{}}
+		if err := g.openFile(here); err != nil {
+			return nil, err
+		}
+		s.devices = append(s.devices, g)
 	}
 	return s, nil
+}
+
+// openFile opens the GPU's device file, as the real server does.
+func (g *gpu) openFile(here node.Node) error {
+	minor, err := g.GPU.Text("minor")
+	if err != nil {
+		return err
+	}
+	g.file, err = os.Open(filepath.Join(here.Dir, "dev", "nvidia"+minor))
+	return err
 }
 
 // start initialises the server. The daemon's first packet holds the limits.

@@ -46,10 +46,12 @@ type gpu struct {
 	visible.Device
 	ordinal   int
 	contexts  []*context
-	kept      int        // contexts of dead clients whose files another process holds
-	dead      []*context // ended clients that still have work on the GPU
-	advanced  uint64     // the time up to which the progress of that work is computed
-	spent     uint64     // the GPU time that this work has used since the latest sample
+	file      *os.File    // of the GPU in dev/, to check and to set its locks
+	kept      int         // contexts of dead clients that still take a place
+	taken     map[int]int // contexts of each process, by pid, also of dead ones
+	dead      []*context  // ended clients that still have work on the GPU
+	advanced  uint64      // the time up to which the progress of that work is computed
+	spent     uint64      // the GPU time that this work has used since the latest sample
 	samples   samples
 	leaving   map[*context]chan struct{} // each is open until the result of an ended client's work is known
 	suspect   chan struct{}              // open until the result of a killed client's work is known
