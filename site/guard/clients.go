@@ -32,6 +32,7 @@ type client struct {
 	resident uint64 // bytes of host memory at the last look
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort bool
+	needed    bool // its room has been needed, so newcomers may be on their way
 	wasRoomy  bool // the GPU had plenty of room when the files were closed
 	verify    time.Time
 	missed    bool      // the last check found no pipes to a server
@@ -375,6 +376,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 	c.inOrder = c.exit.inOrder()
 	unix.Close(c.pidfd)
 	delete(g.living, pid)
+	g.noteEnd(c, now)
 	g.addDead(c, now)
 }
 

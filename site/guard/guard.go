@@ -79,6 +79,7 @@ type Guard struct {
 	events  *events
 	living  map[int]*client  // by pid
 	dead    []*client        // in the order of their deaths
+	ends    []end            // of clients, lately
 	files   int              // open duplicates
 	closed  chan closing     // from the goroutines that close files
 	closing map[*client]bool // clients whose files are being closed

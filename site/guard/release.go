@@ -105,7 +105,8 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 	return needing
 }
 
-// situation collects what the guard knows about a dead client. It reads nothing.
+// situation collects what the guard knows about a dead client. It reads nothing. If the client's room has been needed
+// once, it stays so, because newcomers may be on their way to the GPU.
 func (g *Guard) situation(c *client, now time.Time) situation {
 	s := situation{age: now.Sub(c.died), inOrder: c.inOrder, pending: g.usage.pending(c, now), paused: g.pauses.over(c.died.Add(g.Hold))}
 	for _, other := range g.living {
@@ -116,18 +117,10 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 	}
 	crowded := g.places(c) > g.Clients/2
 	s.roomy, s.short = !crowded && !c.hostShort, crowded || c.hostShort
-	g.usage.about(c, &s, g.deadOn, now)
+	g.addUsage(c, &s, now)
+	c.needed = c.needed || s.short
+	s.short = c.needed
 	return s
-}
-
-// deadOn returns the dead clients that may use a GPU.
-func (g *Guard) deadOn(gpus uint64) (all []*client) {
-	for _, c := range g.dead {
-		if c.gpus == 0 || gpus == 0 || c.gpus&gpus != 0 {
-			all = append(all, c)
-		}
-	}
-	return all
 }
 
 // places counts the processes, living and dead, that a client's GPUs serve. A GPU serves g.Clients processes, and each

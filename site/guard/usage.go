@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -238,8 +239,9 @@ func (u *usages) pending(c *client, now time.Time) bool {
 	return (u.coming != nil || u.gauge != nil && u.of.Before(c.died)) && now.Sub(since) < usageStart
 }
 
-// about adds the usage of a dead client's GPUs to a situation. deadOn returns the dead clients of GPUs.
-func (u *usages) about(c *client, s *situation, deadOn func(gpus uint64) []*client, now time.Time) {
+// addUsage adds the usage of a dead client's GPUs to a situation.
+func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
+	u := &g.usage
 	if u.gauge == nil || u.of.Before(c.died) || now.Sub(u.of) > usageAge {
 		s.roomy = false
 		return
@@ -249,9 +251,10 @@ func (u *usages) about(c *client, s *situation, deadOn func(gpus uint64) []*clie
 		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
 			continue
 		}
+		roomy, short := usage.judge(g.demandOf(1<<i, usage, now))
 		s.gpuKnown = s.gpuKnown && usage.Known
-		s.roomy = s.roomy && usage.Known && 2*usage.FreeMiB >= usage.TotalMiB
-		s.short = s.short || usage.Known && usage.FreeMiB < usage.heldBy(deadOn(1<<i))
+		s.roomy = s.roomy && usage.Known && roomy
+		s.short = s.short || usage.Known && short
 		// A sample covers the time before it, so the first sample that counts begins after the death.
 		from := max(uint64(c.died.Add(sampleTime).UnixMicro()), u.idle[i].first)
 		if s.neighbours {
@@ -262,13 +265,75 @@ func (u *usages) about(c *client, s *situation, deadOn func(gpus uint64) []*clie
 	s.idle = s.idle && s.gpuKnown
 }
 
-// heldBy returns the MiB that dead clients hold. If less is free, clients like them do not fit, and a client that runs
-// cannot grow as it could without them.
-func (u Usage) heldBy(dead []*client) (mib int) {
-	for _, c := range dead {
-		if !c.inOrder {
-			mib += u.Clients[c.proc.PID]
+// growing is the time after its start in which a client takes its memory, and the time after a client's end in which
+// its successor starts.
+const growing = 10 * time.Second
+
+// demand is what the clients of one GPU have of its memory and may soon need, in MiB.
+type demand struct {
+	living, dead int // clients
+	largest      int // the memory of the largest client, living or dead
+	grow         int // what the clients that have started lately may take until each is as large as the largest
+	successors   int // what clients need that may start soon: there were more clients a short time ago
+	inFlight     int // what the dead clients hold that may have work in flight
+}
+
+// end is the end of a client: how many clients its GPUs had just before.
+type end struct {
+	at      time.Time
+	gpus    uint64
+	clients int
+}
+
+// noteEnd remembers the end of a client for the time in which a successor may start.
+func (g *Guard) noteEnd(c *client, now time.Time) {
+	g.ends = slices.DeleteFunc(g.ends, func(e end) bool { return now.Sub(e.at) >= growing })
+	if !c.inherits() {
+		g.ends = append(g.ends, end{now, c.gpus, 1 + len(g.neighboursOf(c))})
+	}
+}
+
+// lately returns the maximum number of clients that a GPU has had lately, as far as clients have ended since.
+func (g *Guard) lately(gpu uint64, now time.Time) (clients int) {
+	for _, e := range g.ends {
+		if now.Sub(e.at) < growing && (e.gpus == 0 || e.gpus&gpu != 0) {
+			clients = max(clients, e.clients)
 		}
 	}
-	return mib
+	return clients
+}
+
+func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
+	on := func(c *client) bool { return c.gpus == 0 || c.gpus&gpu != 0 }
+	for _, mib := range usage.Clients {
+		d.largest = max(d.largest, mib)
+	}
+	for _, c := range g.living {
+		if c.inherits() || !on(c) {
+			continue
+		}
+		d.living++
+		if now.Sub(c.opened) < growing {
+			d.grow += d.largest - usage.Clients[c.proc.PID]
+		}
+	}
+	for _, c := range g.dead {
+		if !on(c) {
+			continue
+		}
+		d.dead++
+		if !c.inOrder {
+			d.inFlight += usage.Clients[c.proc.PID]
+		}
+	}
+	d.successors = max(0, g.lately(gpu, now)-d.living) * d.largest
+	return d
+}
+
+// judge reports whether a GPU has plenty of memory: half of it is free, and it is enough if all clients get as large as
+// the largest, and each dead one has a successor. It reports whether the GPU is short of memory: those that grow and
+// those that may start do not fit, or less is free than a client that runs could get more without the dead.
+func (u Usage) judge(d demand) (roomy, short bool) {
+	roomy = 2*u.FreeMiB >= u.TotalMiB && (d.living+2*d.dead)*d.largest <= u.TotalMiB
+	return roomy, u.FreeMiB < d.grow+max(d.successors, d.inFlight)
 }

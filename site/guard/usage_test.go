@@ -30,55 +30,69 @@ func TestIdle(t *testing.T) {
 		{"two samples beside neighbours", true, [][2]int{{10_200, 100}, {10_400, 0}, {10_600, 0}}, true},
 		{"at work again", true, [][2]int{{10_400, 0}, {10_600, 0}, {10_800, 3}}, false},
 	} {
-		u := usages{gauge: &gauge{}, asked: now}
+		g := Guard{usage: usages{gauge: &gauge{}, asked: now}}
+		u := &g.usage
 		u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}})
 		for _, s := range c.samples {
 			u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Samples: []Sample{{uint64(s[0]) * 1000, s[1]}}}})
 		}
 		s := situation{neighbours: c.neighbours}
-		u.about(&client{died: died, gpus: 1}, &s, noDead, now)
+		g.addUsage(&client{died: died, gpus: 1}, &s, now)
 		if s.idle != c.want {
 			t.Errorf("%s: idle %v", c.name, s.idle)
 		}
 	}
 }
 
-func noDead(uint64) []*client { return nil }
-
-// A GPU has plenty of room if half of its memory is free. It is short of memory if less is free than the dead clients
-// hold that may have work in flight.
+// A GPU has plenty of room if half of its memory is free and stays free when all clients grow. It is short of memory
+// if less is free than the dead clients hold that may have work in flight, and than those need that have just started.
 func TestShortOfGPUMemory(t *testing.T) {
 	now := time.Now()
-	dead := func(uint64) []*client {
-		return []*client{{proc: site.Process{PID: 1}}, {proc: site.Process{PID: 2}}, {proc: site.Process{PID: 3}, inOrder: true}}
-	}
 	for _, c := range []struct {
+		name         string
 		free         int
-		clients      map[int]int
+		clients      map[int]int // 1 is new, 2 is old, 3 was killed, 4 ended in order
 		roomy, short bool
 	}{
-		{900, map[int]int{1: 20, 2: 80}, true, false}, {500, nil, true, false}, {499, nil, false, false},
-		{99, map[int]int{1: 20, 2: 80}, false, true}, {100, map[int]int{1: 20, 2: 80}, false, false},
-		{99, map[int]int{1: 20, 2: 70, 3: 500, 4: 500}, false, false},
+		{"small clients", 900, map[int]int{1: 20, 2: 20, 3: 20, 4: 20}, true, false},
+		{"small clients, and half is free", 500, map[int]int{1: 20, 2: 20, 3: 20, 4: 20}, true, false},
+		{"small clients, and less than half is free", 499, map[int]int{1: 20, 2: 20, 3: 20, 4: 20}, false, false},
+		{"a successor of the largest does not fit beside all others", 600, map[int]int{1: 170, 2: 170, 3: 170, 4: 10}, false, false},
+		{"less is free than was the killed client's", 99, map[int]int{1: 100, 2: 100, 3: 100, 4: 10}, false, true},
+		{"as much is free as was the killed client's", 100, map[int]int{1: 100, 2: 100, 3: 100, 4: 10}, false, false},
+		{"a new client is as large as the largest soon", 189, map[int]int{1: 10, 2: 10, 3: 100, 4: 10}, false, true},
+		{"a new client can be as large as the largest", 190, map[int]int{1: 10, 2: 10, 3: 100, 4: 10}, false, false},
+		{"what ended in order is not in flight", 10, map[int]int{1: 400, 2: 10, 3: 10, 4: 400}, false, false},
 	} {
-		u := usages{gauge: &gauge{}, asked: now}
-		u.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients}, {Known: true, TotalMiB: 1000, FreeMiB: 1000}})
-		s := situation{roomy: true}
-		u.about(&client{died: now, gpus: 1}, &s, dead, now)
-		if s.roomy != c.roomy || s.short != c.short || !s.gpuKnown {
-			t.Errorf("%+v: %+v", c, s)
+		g := Guard{
+			living: map[int]*client{
+				1: {proc: site.Process{PID: 1}, gpus: 1, opened: now.Add(-time.Second)},
+				2: {proc: site.Process{PID: 2}, gpus: 1, opened: now.Add(-time.Minute)},
+				5: {proc: site.Process{PID: 5}, gpus: 2, opened: now.Add(-time.Second)},
+			},
+			dead:  []*client{{proc: site.Process{PID: 3}, gpus: 1}, {proc: site.Process{PID: 4}, gpus: 1, inOrder: true}},
+			usage: usages{gauge: &gauge{}, asked: now},
 		}
-		s = situation{roomy: true}
-		if u.about(&client{died: now, gpus: 2}, &s, noDead, now); s.short || !s.roomy {
-			t.Errorf("%+v: the other GPU is short", c)
+		for _, each := range g.living {
+			each.files = []*file{{owner: each.proc}}
 		}
-		s = situation{roomy: true}
-		if u.about(&client{died: now, gpus: 1}, &s, noDead, now.Add(usageAge+1)); s.gpuKnown || s.roomy {
-			t.Error("an old line counts")
+		g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: c.free, Clients: c.clients}, {Known: true, TotalMiB: 1000, FreeMiB: 1000}})
+		on := func(gpus uint64, died, at time.Time) situation {
+			s := situation{roomy: true}
+			g.addUsage(&client{died: died, gpus: gpus}, &s, at)
+			return s
 		}
-		s = situation{roomy: true}
-		if u.about(&client{died: now.Add(1), gpus: 1}, &s, noDead, now); s.gpuKnown || s.roomy {
-			t.Error("a line from before the death counts")
+		if s := on(1, now, now); s.roomy != c.roomy || s.short != c.short || !s.gpuKnown {
+			t.Errorf("%s: %+v", c.name, s)
+		}
+		if s := on(2, now, now); s.short || !s.roomy {
+			t.Errorf("%s: the other GPU: %+v", c.name, s)
+		}
+		if s := on(1, now, now.Add(usageAge+1)); s.gpuKnown || s.roomy {
+			t.Errorf("%s: an old line counts", c.name)
+		}
+		if s := on(1, now.Add(1), now); s.gpuKnown || s.roomy {
+			t.Errorf("%s: a line from before the death counts", c.name)
 		}
 	}
 }
