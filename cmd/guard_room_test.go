@@ -3,6 +3,7 @@
 package cmd_test
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -30,6 +31,16 @@ const (
 	// on a busy machine.
 	hitBy = 500 * time.Millisecond
 )
+
+// rounds returns how often a test repeats a death, and gives the test 30 s for each.
+func (s *shared) rounds(variable string, usual int) int {
+	s.t.Helper()
+	n := number(s.t, variable, usual)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n)*30*time.Second)
+	s.t.Cleanup(cancel)
+	s.ctx = ctx
+	return n
+}
 
 // together starts clients at the same time and waits until each is ready.
 func (s *shared) together(n int, args ...string) (clients []*running) {
@@ -111,7 +122,7 @@ func (s *shared) closings() string {
 // until CUDA is out of memory, and ends with exit 1. On an H200 its six neighbours died in 3 of 5 trials.
 func TestRoomARankThatFillsTheGPU(t *testing.T) {
 	s := newShared(t)
-	for range number(t, "ROOM_ROUNDS", 3) {
+	for range s.rounds("ROOM_ROUNDS", 2) {
 		victim := s.open(s.asUser(s.cudaClient(), "spin", "-ms", "5", "-queue", "180", "-for", "60", "-grow", "2048", "-after", "0.1"))
 		neighbours := s.neighbours(6, 15<<10)
 		victim.ready()
@@ -130,7 +141,7 @@ func TestRoomTheNextMemberNeedsTheMemory(t *testing.T) {
 	for _, wrapped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("mpirun-wrap %v", wrapped), func(t *testing.T) {
 			s := newShared(t)
-			for range number(t, "ROOM_ROUNDS", 2) {
+			for range s.rounds("ROOM_ROUNDS", 1) {
 				neighbours := s.neighbours(2, 0)
 				site.Sleep(s.ctx, 1500*time.Millisecond) // so that the neighbours are older than the death
 				victim := s.start("spin", "-ms", "5", "-queue", "400", "-for", "60", "-mib", fmt.Sprint(70<<10))
@@ -304,11 +315,11 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 	}
 	var neighbours []*running
 	for range 2 {
-		neighbours = append(neighbours, client("spin", "-ms", "5", "-for", "100", "-exit-idle"))
+		neighbours = append(neighbours, client("spin", "-ms", "5", "-for", "10000", "-exit-idle"))
 	}
 	full := job.used() + room
 	job.set("memory.limit_in_bytes", "memory.max", fmt.Sprint(full))
-	for range number(t, "ROOM_KILLS", 5) {
+	for range s.rounds("ROOM_KILLS", 5) {
 		site.Sleep(s.ctx, 1200*time.Millisecond) // so that the neighbours are older than the death
 		victim := client("spin", "-ms", "5", "-queue", "220", "-for", "60", "-grow-host", "4", "-after", "0.1")
 		said := victim.ends()

@@ -13,7 +13,7 @@ import (
 
 // How tests, scripts and the Makefile read a variable of the environment or of make.
 var (
-	readByGo    = regexp.MustCompile(`\b(?:Getenv|LookupEnv|number|endsPattern)\((?:t, )?"([A-Z][A-Z0-9_]*)"`)
+	readByGo    = regexp.MustCompile(`\b(?:Getenv|LookupEnv|number|rounds|endsPattern)\((?:t, )?"([A-Z][A-Z0-9_]*)"`)
 	readByShell = regexp.MustCompile(`\$\{([A-Z][A-Z0-9_]*):?[-?]`)
 	readByMake  = regexp.MustCompile(`\$\(([A-Z][A-Z0-9_]*)\)`)
 	setByMake   = regexp.MustCompile(`(?m)^([A-Z][A-Z0-9_]*) *:=`)
