@@ -31,7 +31,7 @@ type settings struct {
 	parts                    *regexp.Regexp
 	trials                   int // maximum of each part; 0 for all
 	minutes                  float64
-	simulated                bool
+	simulated, real          bool
 }
 
 // part is a kind of trial. Each trial has a record for each method.
@@ -76,7 +76,9 @@ func main() {
 	flag.IntVar(&s.trials, "trials", 0, "maximum number of trials of each part")
 	flag.Float64Var(&s.minutes, "minutes", 9, "time of the run")
 	flag.BoolVar(&s.simulated, "simulated", false, "use a simulated GPU")
+	flag.BoolVar(&s.real, "real", false, "fail on a machine without a GPU")
 	list := flag.Bool("list", false, "print the parts")
+	build := flag.Bool("build", false, "build the programs and the simulation, and end")
 	flag.Parse()
 	if *list {
 		for _, p := range allParts() {
@@ -85,7 +87,9 @@ func main() {
 		return
 	}
 	var err error
-	if s.parts, err = regexp.Compile(*pattern); err == nil {
+	if *build {
+		_, err = builtFolder()
+	} else if s.parts, err = regexp.Compile(*pattern); err == nil {
 		err = run(s)
 	}
 	if err != nil {
@@ -177,11 +181,18 @@ func (r *room) tryOne(ctx context.Context, p part, l *lane, trial int) bool {
 	before := l.state()
 	began := time.Now()
 	rec, err := p.try(bound, l, trial)
+	switch {
+	case ctx.Err() != nil:
+		err = errors.Join(err, errors.New("the run's time is over"))
+	case bound.Err() != nil: // what hangs is a fault of the product
+		rec.Good, rec.Note = false, "the trial's time was over"
+	}
 	if err != nil {
 		rec.Valid, rec.Note = false, err.Error()
 		r.complain(p.name, trial, err, l)
 	}
 	rec.Part, rec.Method, rec.Trial, rec.Policy = p.name, l.method, trial, r.settings.policy
+	rec.Ranks = r.kind
 	rec.Time, rec.Seconds = began.UTC(), time.Since(began).Seconds()
 	rec.Released = l.releasedSince(before)
 	rec.Pauses = r.copyLog(p.name, trial)

@@ -86,12 +86,17 @@ func appendTo(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 }
 
-func (r *room) makeNode() error {
+// builtFolder is the folder of the programs and the simulation.
+func builtFolder() (string, error) {
 	shared, err := testnode.Shared()
 	if err != nil {
-		return err
+		return "", err
 	}
-	built, err := testnode.Build(shared)
+	return testnode.Build(shared)
+}
+
+func (r *room) makeNode() error {
+	built, err := builtFolder()
 	if err != nil {
 		return err
 	}
@@ -100,6 +105,9 @@ func (r *room) makeNode() error {
 		attributes = append(attributes, strings.TrimSpace(attribute))
 	}
 	policy := testnode.Default(attributes...)
+	if r.settings.real && testnode.RealGPUs() == 0 {
+		return fmt.Errorf("cannot try on a real GPU: this machine has none, or no %s", testnode.RealControl)
+	}
 	if r.settings.simulated || testnode.RealGPUs() == 0 {
 		r.kind = "driver"
 		if r.node, err = testnode.New(filepath.Join(r.dir, "n"), built, policy, node.H200); err == nil {
@@ -390,20 +398,21 @@ func (l *lane) newClient(ctx context.Context) (works bool, seconds float64) {
 	return len(p.heard(`first kernel pid=\d+ err=0 `)) == 1, time.Since(began).Seconds()
 }
 
-// beside starts two neighbours unless they work already.
-func (l *lane) beside(ctx context.Context) error {
-	if len(l.neighbours) > 0 && living(ctx, time.Now(), l.neighbours) == len(l.neighbours) {
-		return nil
+// beside starts two neighbours unless they work already. The result is the number of those that an earlier trial has
+// killed after it had counted them.
+func (l *lane) beside(ctx context.Context) (lost int, err error) {
+	lost = len(l.neighbours) - living(ctx, time.Now(), l.neighbours)
+	if len(l.neighbours) > 0 && lost == 0 {
+		return 0, nil
 	}
 	for _, k := range l.neighbours {
 		k.kill()
 	}
-	var err error
 	l.neighbours, err = l.python([]string{"n0", "role=neighbour"}, []string{"n1", "role=neighbour"})
 	for _, k := range l.neighbours {
 		err = errors.Join(err, k.await(ctx, "ready", 30*time.Second))
 	}
-	return err
+	return lost, err
 }
 
 // touch makes a file that ranks wait for.
@@ -486,10 +495,17 @@ func (l *lane) releasedSince(before lease.GuardState) map[string]int {
 	return now
 }
 
+// The times in which the guard lets go of the files of dead clients. Beside neighbours that compute without a pause it
+// may hold them longer.
+const (
+	settlesAlone  = 15 * time.Second
+	settlesBeside = 4 * time.Second
+)
+
 // settled waits until the guard holds no files of dead clients, and returns the seconds.
-func (l *lane) settled(ctx context.Context) float64 {
+func (l *lane) settled(ctx context.Context, limit time.Duration) float64 {
 	began := time.Now()
-	until(ctx, 20*time.Second, func() bool { return l.state().Dead == 0 })
+	until(ctx, limit, func() bool { return l.state().Dead == 0 })
 	return time.Since(began).Seconds()
 }
 

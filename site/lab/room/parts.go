@@ -53,7 +53,7 @@ func tryOOM(ctx context.Context, l *lane, trial int) (record, error) {
 	}
 	rec := record{Valid: before == len(others), Good: alive == before && works, Values: map[string]any{
 		"delay": delay.Seconds(), "of": before, "alive": alive, "client_works": works, "client": took,
-		"end": greedy.said("full"), "settled": l.settled(ctx)}}
+		"end": greedy.said("full"), "settled": l.settled(ctx, settlesAlone)}}
 	return rec, nil
 }
 
@@ -78,15 +78,16 @@ func (l *lane) oomRanks(trial int) ([]rank, error) {
 // tryNext kills a member that has half of the memory and 2 s of work in flight. The next member of this size starts
 // at once. Two neighbours compute.
 func tryNext(ctx context.Context, l *lane, trial int) (record, error) {
-	if err := l.beside(ctx); err != nil {
-		return record{}, err
-	}
-	size := l.r.mib(70 << 10)
-	all, err := l.python([]string{"victim", "role=victim", "seconds=2", "ending=outside", fmt.Sprintf("mib=%d", size)})
+	lost, err := l.beside(ctx)
 	if err != nil {
 		return record{}, err
 	}
-	victim := all[0]
+	size := l.r.mib(70 << 10)
+	name := fmt.Sprintf("big%d-%d", l.r.jobs, trial)
+	victim, err := l.fork(ctx, name, "role=victim", "seconds=2", "ending=outside", fmt.Sprintf("mib=%d", size))
+	if err != nil {
+		return record{}, err
+	}
 	if err := victim.await(ctx, "flies", 40*time.Second); err != nil {
 		return record{}, err
 	}
@@ -105,8 +106,9 @@ func tryNext(ctx context.Context, l *lane, trial int) (record, error) {
 	until(ctx, 30*time.Second, next.isOver)
 	until(ctx, afterwards-time.Since(began), func() bool { return false })
 	alive, works := living(ctx, time.Now(), l.neighbours), len(next.heard(` done kernels=[1-9]`)) == 1
-	return record{Valid: before == 2, Good: alive == before && works, Values: map[string]any{"mib": size, "of": before, "alive": alive,
-		"next_works": works, "next_started": started, "next": lastLine(next), "settled": l.settled(ctx)}}, nil
+	return record{Valid: before == 2, Good: alive == before && works && lost == 0, Values: map[string]any{"mib": size, "of": before,
+		"alive": alive, "lost_before": lost, "next_works": works, "next_started": started, "next": lastLine(next),
+		"settled": l.settled(ctx, settlesBeside)}}, nil
 }
 
 func lastLine(p *process) string {
@@ -132,7 +134,7 @@ func (l *lane) ensemble(ctx context.Context, members, slots int, script string) 
 	return p, time.Since(began).Seconds(), nil
 }
 
-// unsaid are the lines about members that failed, at most four.
+// failures are the lines about members that failed, at most four.
 func failures(p *process) []string {
 	var lines []string
 	for _, m := range p.heard(`.*(err=[1-9]|cannot ).*`) {
@@ -151,7 +153,7 @@ func trySlots(ctx context.Context, l *lane, _ int) (record, error) {
 	}
 	done := len(p.heard(`^member \d+ ends with 0$`))
 	return record{Valid: true, Good: done == members, Values: map[string]any{"of": members, "alive": done, "took": took,
-		"failures": failures(p), "settled": l.settled(ctx)}}, nil
+		"failures": failures(p), "settled": l.settled(ctx, settlesAlone)}}, nil
 }
 
 // tryCrashes runs six members at a time. Every third ends with 0.6 s of work in flight, by SIGKILL or exit 1. The
@@ -178,7 +180,7 @@ exec %s spin -ms 100 -queue 7 -blocks 16 -for 1 -mib %d "$@"`
 	}
 	const of = members - members/3
 	return record{Valid: true, Good: done == of, Values: map[string]any{"of": of, "alive": done, "crashed": asked, "took": took,
-		"failures": failures(p), "settled": l.settled(ctx)}}, nil
+		"failures": failures(p), "settled": l.settled(ctx, settlesAlone)}}, nil
 }
 
 // tryShell starts 40 ranks. Each is a shell script of two short programs.
@@ -199,12 +201,13 @@ func tryShell(ctx context.Context, l *lane, _ int) (record, error) {
 		p.kill()
 	}
 	return record{Valid: first > 0, Good: first == ranks && second == ranks, Values: map[string]any{"of": ranks, "alive": second,
-		"first": first, "failures": failed[:min(4, len(failed))], "settled": l.settled(ctx)}}, nil
+		"first": first, "failures": failed[:min(4, len(failed))], "settled": l.settled(ctx, settlesAlone)}}, nil
 }
 
 // tryCrowd kills 40 clients with 3 s of work in flight each. Eight clients come at once. Two neighbours compute.
 func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
-	if err := l.beside(ctx); err != nil {
+	lost, err := l.beside(ctx)
+	if err != nil {
 		return record{}, err
 	}
 	const ranks, newcomers = 40, 8
@@ -240,7 +243,7 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 	}
 	until(ctx, afterwards-time.Since(began), func() bool { return false })
 	alive := living(ctx, time.Now(), l.neighbours)
-	return record{Valid: before == 2 && killed > ranks/2, Good: alive == before && worked == newcomers, Values: map[string]any{"killed": killed,
-		"of": before, "alive": alive, "newcomers": newcomers, "worked": worked, "took": took, "failures": failed[:min(4, len(failed))],
-		"settled": l.settled(ctx)}}, nil
+	return record{Valid: before == 2 && killed > ranks/2, Good: alive == before && worked == newcomers && lost == 0, Values: map[string]any{
+		"killed": killed, "of": before, "alive": alive, "lost_before": lost, "newcomers": newcomers, "worked": worked, "took": took, "failures": failed[:min(4, len(failed))],
+		"settled": l.settled(ctx, settlesBeside)}}, nil
 }

@@ -23,6 +23,7 @@ type record struct {
 	Method  string    `json:"method"`
 	Trial   int       `json:"trial"`
 	Policy  string    `json:"policy,omitempty"` // attributes besides compute_mode
+	Ranks   string    `json:"ranks"`            // torch, or driver on a simulated GPU
 	Valid   bool      `json:"valid"`            // the trial could be made
 	Good    bool      `json:"good"`             // no one was harmed
 	Seconds float64   `json:"seconds"`
