@@ -178,7 +178,6 @@ func (r *room) tryBlock(ctx context.Context, p part, method string, todo []int) 
 func (r *room) tryOne(ctx context.Context, p part, l *lane, trial int) bool {
 	bound, cancel := context.WithTimeout(ctx, p.limit)
 	defer cancel()
-	before := l.state()
 	began := time.Now()
 	rec, err := p.try(bound, l, trial)
 	switch {
@@ -194,8 +193,7 @@ func (r *room) tryOne(ctx context.Context, p part, l *lane, trial int) bool {
 	rec.Part, rec.Method, rec.Trial, rec.Policy = p.name, l.method, trial, r.settings.policy
 	rec.Ranks = r.kind
 	rec.Time, rec.Seconds = began.UTC(), time.Since(began).Seconds()
-	rec.Released = l.releasedSince(before)
-	rec.Pauses = r.copyLog(p.name, trial)
+	rec.Released, rec.Pauses = r.copyLog(p.name, trial)
 	if err := r.records.add(rec); err != nil {
 		fmt.Fprintf(os.Stderr, "room: %v\n", err)
 	}

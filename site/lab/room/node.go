@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -198,6 +197,7 @@ type lane struct {
 	r          *room
 	method     string
 	job        testnode.Job // with the product
+	guard      int          // its pid
 	pipe       string       // of the plain daemon
 	steps      int
 	coming     int // number of the next trial, or -1
@@ -222,8 +222,22 @@ func (r *room) open(ctx context.Context, method string) (*lane, error) {
 		if err := l.hook(ctx, "prolog"); err != nil {
 			return l, err
 		}
+		opened, err := l.lease()
+		if err != nil {
+			return l, err
+		}
+		l.guard = opened.Guard.PID
 	}
 	return l, l.measure(ctx)
+}
+
+// lease is the record of the lane's job.
+func (l *lane) lease() (lease.Lease, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return lease.Lease{}, err
+	}
+	return lease.OpenReadOnly(l.r.node.Paths().Run(), boot).Read(l.job.ID)
 }
 
 func (l *lane) hook(ctx context.Context, program string) error {
@@ -263,6 +277,9 @@ func (r *room) closeLane(l *lane) error {
 	defer cancel()
 	if l.method == bare {
 		return l.stopDaemon(ctx)
+	}
+	if state, err := json.Marshal(l.state()); err == nil { // it also counts those that the log leaves out
+		fmt.Fprintf(r.guardLog, `{"part":"state","trial":%d,"line":%s}`+"\n", l.job.ID, state)
 	}
 	err := l.hook(ctx, "epilog")
 	left, wrong := r.node.Left()
@@ -485,16 +502,6 @@ func (l *lane) state() (s lease.GuardState) {
 	return s
 }
 
-func (l *lane) releasedSince(before lease.GuardState) map[string]int {
-	now := maps.Clone(l.state().Released)
-	for reason, count := range before.Released {
-		if now[reason] -= count; now[reason] == 0 {
-			delete(now, reason)
-		}
-	}
-	return now
-}
-
 // The times in which the guard lets go of the files of dead clients. Beside neighbours that compute without a pause it
 // may hold them longer.
 const (
@@ -502,28 +509,40 @@ const (
 	settlesBeside = 4 * time.Second
 )
 
-// settled waits until the guard holds no files of dead clients, and returns the seconds.
-func (l *lane) settled(ctx context.Context, limit time.Duration) float64 {
+// stateAge is a little more than the age that the guard's state can have.
+const stateAge = 1200 * time.Millisecond
+
+// settledAlone waits until the guard holds no files, if all clients have ended. It returns the seconds.
+func (l *lane) settledAlone(ctx context.Context) float64 {
 	began := time.Now()
-	until(ctx, limit, func() bool { return l.state().Dead == 0 })
+	until(ctx, settlesAlone, func() bool { return memoryFiles(l.guard) == 0 })
 	return time.Since(began).Seconds()
 }
 
-// copyLog copies new lines of the guard from the product's log to the results, and returns those about pauses.
-func (r *room) copyLog(name string, trial int) (pauses []json.RawMessage) {
+// settledBeside waits until the guard holds no files of dead clients beside neighbours, as far as its state tells.
+func (l *lane) settledBeside(ctx context.Context) float64 {
+	began := time.Now()
+	until(ctx, settlesBeside, func() bool { return time.Since(began) > stateAge && l.state().Dead == 0 })
+	return time.Since(began).Seconds()
+}
+
+// copyLog copies new lines of the guard from the product's log to the results. It returns the dead clients by the
+// reason why their files were closed, and the lines about pauses.
+func (r *room) copyLog(name string, trial int) (released map[string]int, pauses []json.RawMessage) {
 	file, err := os.Open(r.node.Paths().Log())
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	defer file.Close()
 	if _, err := file.Seek(r.logged, io.SeekStart); err != nil {
-		return nil
+		return nil, nil
 	}
 	const bound = 8 << 20
 	text, err := io.ReadAll(io.LimitReader(file, bound))
 	if err != nil {
-		return nil
+		return nil, nil
 	}
+	released = map[string]int{}
 	text = text[:bytes.LastIndexByte(text, '\n')+1]
 	r.logged += int64(len(text))
 	for line := range bytes.Lines(text) {
@@ -535,6 +554,10 @@ func (r *room) copyLog(name string, trial int) (pauses []json.RawMessage) {
 		if bytes.Contains(bytes.ToLower(line), []byte("pause")) {
 			pauses = append(pauses, slices.Clone(line))
 		}
+		var entry struct{ Reason string }
+		if json.Unmarshal(line, &entry) == nil && entry.Reason != "" {
+			released[entry.Reason]++
+		}
 	}
-	return pauses
+	return released, pauses
 }

@@ -53,7 +53,7 @@ func tryOOM(ctx context.Context, l *lane, trial int) (record, error) {
 	}
 	rec := record{Valid: before == len(others), Good: alive == before && works, Values: map[string]any{
 		"delay": delay.Seconds(), "of": before, "alive": alive, "client_works": works, "client": took,
-		"end": greedy.said("full"), "settled": l.settled(ctx, settlesAlone)}}
+		"end": greedy.said("full"), "settled": l.settledAlone(ctx)}}
 	return rec, nil
 }
 
@@ -108,7 +108,7 @@ func tryNext(ctx context.Context, l *lane, trial int) (record, error) {
 	alive, works := living(ctx, time.Now(), l.neighbours), len(next.heard(` done kernels=[1-9]`)) == 1
 	return record{Valid: before == 2, Good: alive == before && works && lost == 0, Values: map[string]any{"mib": size, "of": before,
 		"alive": alive, "lost_before": lost, "next_works": works, "next_started": started, "next": lastLine(next),
-		"settled": l.settled(ctx, settlesBeside)}}, nil
+		"settled": l.settledBeside(ctx)}}, nil
 }
 
 func lastLine(p *process) string {
@@ -153,7 +153,7 @@ func trySlots(ctx context.Context, l *lane, _ int) (record, error) {
 	}
 	done := len(p.heard(`^member \d+ ends with 0$`))
 	return record{Valid: true, Good: done == members, Values: map[string]any{"of": members, "alive": done, "took": took,
-		"failures": failures(p), "settled": l.settled(ctx, settlesAlone)}}, nil
+		"failures": failures(p), "settled": l.settledAlone(ctx)}}, nil
 }
 
 // tryCrashes runs six members at a time. Every third ends with 0.6 s of work in flight, by SIGKILL or exit 1. The
@@ -180,7 +180,7 @@ exec %s spin -ms 100 -queue 7 -blocks 16 -for 1 -mib %d "$@"`
 	}
 	const of = members - members/3
 	return record{Valid: true, Good: done == of, Values: map[string]any{"of": of, "alive": done, "crashed": asked, "took": took,
-		"failures": failures(p), "settled": l.settled(ctx, settlesAlone)}}, nil
+		"failures": failures(p), "settled": l.settledAlone(ctx)}}, nil
 }
 
 // tryShell starts 40 ranks. Each is a shell script of two short programs.
@@ -201,7 +201,7 @@ func tryShell(ctx context.Context, l *lane, _ int) (record, error) {
 		p.kill()
 	}
 	return record{Valid: first > 0, Good: first == ranks && second == ranks, Values: map[string]any{"of": ranks, "alive": second,
-		"first": first, "failures": failed[:min(4, len(failed))], "settled": l.settled(ctx, settlesAlone)}}, nil
+		"first": first, "failures": failed[:min(4, len(failed))], "settled": l.settledAlone(ctx)}}, nil
 }
 
 // tryCrowd kills 40 clients with 3 s of work in flight each. Eight clients come at once. Two neighbours compute.
@@ -245,5 +245,5 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 	alive := living(ctx, time.Now(), l.neighbours)
 	return record{Valid: before == 2 && killed > ranks/2, Good: alive == before && worked == newcomers && lost == 0, Values: map[string]any{
 		"killed": killed, "of": before, "alive": alive, "lost_before": lost, "newcomers": newcomers, "worked": worked, "took": took, "failures": failed[:min(4, len(failed))],
-		"settled": l.settled(ctx, settlesBeside)}}, nil
+		"settled": l.settledBeside(ctx)}}, nil
 }

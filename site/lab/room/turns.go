@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,7 +67,7 @@ func tryEnding(ctx context.Context, l *lane, trial int) (record, error) {
 	}
 	until(ctx, endingAfterwards, func() bool { return false })
 	if l.coming < 0 {
-		l.settled(ctx, settlesBeside) // the next trial would count those that are harmed late
+		l.settledBeside(ctx) // the next trial would count those that are harmed late
 	}
 	alive := living(ctx, time.Now(), l.neighbours)
 	rec := record{Valid: before == 2, Good: alive == before, Values: map[string]any{"ending": ending, "in_flight": endingSeconds,
@@ -107,35 +105,26 @@ func tryRate(ctx context.Context, l *lane, _ int) (record, error) {
 	}
 	done := len(p.heard(`^member \d+ ends with 0$`))
 	return record{Valid: true, Good: done == members, Values: map[string]any{"of": members, "alive": done, "took": took,
-		"members_per_s": float64(done) / took, "failures": failures(p), "settled": l.settled(ctx, settlesAlone)}}, nil
+		"members_per_s": float64(done) / took, "failures": failures(p), "settled": l.settledAlone(ctx)}}, nil
 }
 
 // tryCost measures what the wrapper and the guard take.
 func tryCost(ctx context.Context, l *lane, _ int) (record, error) {
-	boot, err := site.BootID()
-	if err != nil {
-		return record{}, err
-	}
-	opened, err := lease.OpenReadOnly(l.r.node.Paths().Run(), boot).Read(l.job.ID)
-	if err != nil {
-		return record{}, err
-	}
-	guard := opened.Guard.PID
 	values := map[string]any{}
 	if err := l.wrapperCost(ctx, values); err != nil {
 		return record{}, err
 	}
-	if err := l.holdCost(ctx, guard, values); err != nil {
+	if err := l.holdCost(ctx, values); err != nil {
 		return record{}, err
 	}
-	l.settled(ctx, settlesAlone)
+	l.settledAlone(ctx)
 	until(ctx, 6*time.Second, func() bool { return false }) // gpu-usage stays for 5 s
 	const idle = 20 * time.Second
-	values["wakes_idle_20s"] = switches(ctx, guard, idle)
+	values["wakes_idle_20s"] = switches(ctx, l.guard, idle)
 	if _, err := l.beside(ctx); err != nil {
 		return record{}, err
 	}
-	values["wakes_two_clients_10s"] = switches(ctx, guard, idle/2)
+	values["wakes_two_clients_10s"] = switches(ctx, l.guard, idle/2)
 	return record{Valid: true, Good: true, Values: values}, nil
 }
 
@@ -188,11 +177,11 @@ func memoryFiles(pid int) (count int) {
 }
 
 // holdCost measures the time from a client's first open memory file to the guard's first duplicate, and to all.
-func (l *lane) holdCost(ctx context.Context, guard int, values map[string]any) error {
+func (l *lane) holdCost(ctx context.Context, values map[string]any) error {
 	const clients = 20
 	var first, all []float64
 	for range clients {
-		base := memoryFiles(guard)
+		base := memoryFiles(l.guard)
 		p, err := l.one(l.r.client, "stay", "context", "0.3")
 		if err != nil {
 			return err
@@ -200,14 +189,14 @@ func (l *lane) holdCost(ctx context.Context, guard int, values map[string]any) e
 		pid := p.cmd.Process.Pid // the wrapper becomes the program
 		until(ctx, 10*time.Second, func() bool { return memoryFiles(pid) > 0 || p.isOver() })
 		began := time.Now()
-		if until(ctx, 5*time.Second, func() bool { return memoryFiles(guard) > base || p.isOver() }) && !p.isOver() {
+		if until(ctx, 5*time.Second, func() bool { return memoryFiles(l.guard) > base || p.isOver() }) && !p.isOver() {
 			first = append(first, float64(time.Since(began).Microseconds())/1e3)
 		}
-		if until(ctx, 5*time.Second, func() bool { return memoryFiles(guard) > base+1 || p.isOver() }) && !p.isOver() {
+		if until(ctx, 5*time.Second, func() bool { return memoryFiles(l.guard) > base+1 || p.isOver() }) && !p.isOver() {
 			all = append(all, float64(time.Since(began).Microseconds())/1e3)
 		}
 		until(ctx, 10*time.Second, p.isOver)
-		l.settled(ctx, settlesAlone)
+		l.settledAlone(ctx)
 	}
 	if len(first) == 0 || len(all) == 0 {
 		return errors.New("the guard holds no files of clients")
