@@ -128,7 +128,7 @@ func (l *lane) ensemble(ctx context.Context, members, slots int, script string) 
 	if err != nil {
 		return nil, 0, err
 	}
-	if !until(ctx, time.Minute, p.isOver) {
+	if !until(ctx, 100*time.Second, p.isOver) {
 		p.kill()
 	}
 	return p, time.Since(began).Seconds(), nil
