@@ -56,10 +56,10 @@ func allParts() []part {
 	both := []string{withGuard, bare}
 	return []part{
 		{"oom", "seven ranks start, one ends by an allocation that fails", 12, guarded, 0, 50 * time.Second, tryOOM},
-		{"next", "a member of half the memory is killed, the next one starts at once", 6, guarded, 0, 50 * time.Second, tryNext},
+		{"next", "a member of half the memory is killed, the next starts at once", 6, guarded, 0, 50 * time.Second, tryNext},
 		{"shell", "40 ranks run two programs one after the other", 4, guarded, 0, 60 * time.Second, tryShell},
 		{"slots", "12 members of 46 % of the memory in 2 slots", 3, guarded, 0, 70 * time.Second, trySlots},
-		{"crashes", "60 members of 15 % of the memory in 6 slots, every third crashes", 1, guarded, 0, 120 * time.Second, tryCrashes},
+		{"crashes", "60 members of 15 % of memory in 6 slots, every third crashes", 1, guarded, 0, 120 * time.Second, tryCrashes},
 		{"crowd", "40 clients are killed, 8 come at once", 4, guarded, 0, 60 * time.Second, tryCrowd},
 		{"endings", "one client ends with work in flight beside two", 30, both, 5, 40 * time.Second, tryEnding},
 		{"rate", "20 members of 1 and 2 s, 46 % of the memory each, in 2 slots", 3, both, 1, 80 * time.Second, tryRate},

@@ -218,7 +218,8 @@ func (r *room) open(ctx context.Context, method string) (*lane, error) {
 			return l, err
 		}
 	} else {
-		l.job = testnode.Job{ID: r.jobs, UID: r.user.UID, GID: r.user.GID, GPUs: "0", Features: "mps", Conf: r.path("slurm.conf")}
+		l.job = testnode.Job{ID: r.jobs, UID: r.user.UID, GID: r.user.GID, GPUs: "0", Features: "mps"}
+		l.job.Conf = r.path("slurm.conf")
 		if err := l.hook(ctx, "prolog"); err != nil {
 			return l, err
 		}

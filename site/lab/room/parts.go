@@ -106,8 +106,8 @@ func tryNext(ctx context.Context, l *lane, trial int) (record, error) {
 	until(ctx, 30*time.Second, next.isOver)
 	until(ctx, afterwards-time.Since(began), func() bool { return false })
 	alive, works := living(ctx, time.Now(), l.neighbours), len(next.heard(` done kernels=[1-9]`)) == 1
-	return record{Valid: before == 2, Good: alive == before && works && lost == 0, Values: map[string]any{"mib": size, "of": before,
-		"alive": alive, "lost_before": lost, "next_works": works, "next_started": started, "next": lastLine(next),
+	return record{Valid: before == 2, Good: alive == before && works && lost == 0, Values: map[string]any{
+		"mib": size, "of": before, "alive": alive, "lost_before": lost, "next_works": works, "next_started": started, "next": lastLine(next),
 		"settled": l.settledBeside(ctx)}}, nil
 }
 
@@ -179,8 +179,13 @@ exec %s spin -ms 100 -queue 7 -blocks 16 -for 1 -mib %d "$@"`
 		}
 	}
 	const of = members - members/3
-	return record{Valid: true, Good: done == of, Values: map[string]any{"of": of, "alive": done, "crashed": asked, "took": took,
-		"failures": failures(p), "settled": l.settledAlone(ctx)}}, nil
+	return record{Valid: true, Good: done == of, Values: map[string]any{
+		"of": of, "alive": done, "crashed": asked, "took": took, "failures": failures(p), "settled": l.settledAlone(ctx)}}, nil
+}
+
+// every reports whether all processes are in a state.
+func every(all []*process, is func(*process) bool) bool {
+	return !slices.ContainsFunc(all, func(p *process) bool { return !is(p) })
 }
 
 // tryShell starts 40 ranks. Each is a shell script of two short programs.
@@ -191,7 +196,7 @@ func tryShell(ctx context.Context, l *lane, _ int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	until(ctx, 50*time.Second, func() bool { return !slices.ContainsFunc(all, func(p *process) bool { return !p.isOver() }) })
+	until(ctx, 50*time.Second, func() bool { return every(all, (*process).isOver) })
 	first, second := 0, 0
 	var failed []string
 	for _, p := range all {
@@ -200,8 +205,8 @@ func tryShell(ctx context.Context, l *lane, _ int) (record, error) {
 		failed = append(failed, failures(p)...)
 		p.kill()
 	}
-	return record{Valid: first > 0, Good: first == ranks && second == ranks, Values: map[string]any{"of": ranks, "alive": second,
-		"first": first, "failures": failed[:min(4, len(failed))], "settled": l.settledAlone(ctx)}}, nil
+	return record{Valid: first > 0, Good: first == ranks && second == ranks, Values: map[string]any{
+		"of": ranks, "alive": second, "first": first, "failures": failed[:min(4, len(failed))], "settled": l.settledAlone(ctx)}}, nil
 }
 
 // tryCrowd kills 40 clients with 3 s of work in flight each. Eight clients come at once. Two neighbours compute.
@@ -218,7 +223,7 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 		return record{}, err
 	}
 	ready := func(p *process) bool { return len(p.heard(" ready ")) > 0 }
-	until(ctx, 30*time.Second, func() bool { return !slices.ContainsFunc(all, func(p *process) bool { return !ready(p) }) })
+	until(ctx, 30*time.Second, func() bool { return every(all, ready) })
 	until(ctx, 200*time.Millisecond, func() bool { return false })
 	killed := 0
 	before := living(ctx, time.Now().Add(-time.Second), l.neighbours)
@@ -233,7 +238,7 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	until(ctx, 30*time.Second, func() bool { return !slices.ContainsFunc(coming, func(p *process) bool { return !p.isOver() }) })
+	until(ctx, 30*time.Second, func() bool { return every(coming, (*process).isOver) })
 	took, worked := time.Since(began).Seconds(), 0
 	var failed []string
 	for _, p := range coming {
@@ -243,7 +248,8 @@ func tryCrowd(ctx context.Context, l *lane, trial int) (record, error) {
 	}
 	until(ctx, afterwards-time.Since(began), func() bool { return false })
 	alive := living(ctx, time.Now(), l.neighbours)
-	return record{Valid: before == 2 && killed > ranks/2, Good: alive == before && worked == newcomers && lost == 0, Values: map[string]any{
-		"killed": killed, "of": before, "alive": alive, "lost_before": lost, "newcomers": newcomers, "worked": worked, "took": took, "failures": failed[:min(4, len(failed))],
-		"settled": l.settledBeside(ctx)}}, nil
+	good := alive == before && worked == newcomers && lost == 0
+	return record{Valid: before == 2 && killed > ranks/2, Good: good, Values: map[string]any{
+		"killed": killed, "of": before, "alive": alive, "lost_before": lost, "newcomers": newcomers, "worked": worked,
+		"took": took, "failures": failed[:min(4, len(failed))], "settled": l.settledBeside(ctx)}}, nil
 }

@@ -148,7 +148,8 @@ func (r *records) summary(out io.Writer, path string) error {
 }
 
 func (r *records) summarize(b *strings.Builder, p part, method string) {
-	made, good, alive, of, pauses := 0, 0, 0.0, 0.0, 0
+	made, good, alive, of := 0, 0, 0.0, 0.0
+	var pauses []float64
 	released := map[string]int{}
 	var rates []float64
 	for _, one := range r.all {
@@ -159,7 +160,7 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 		if one.Good {
 			good++
 		}
-		alive, of, pauses = alive+one.number("alive"), of+one.number("of"), pauses+len(one.Pauses)
+		alive, of, pauses = alive+one.number("alive"), of+one.number("of"), append(pauses, one.pauseTimes()...)
 		for reason, count := range one.Released {
 			released[reason] += count
 		}
@@ -178,5 +179,28 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 	for _, reason := range slices.Sorted(maps.Keys(released)) {
 		fmt.Fprintf(b, ", %q: %d", reason, released[reason])
 	}
-	fmt.Fprintf(b, ", %d lines on pauses\n", pauses)
+	if len(pauses) > 0 {
+		fmt.Fprintf(b, ", %d pauses of %.0f ms (median), %.0f ms at most", len(pauses), median(pauses), slices.Max(pauses))
+	}
+	fmt.Fprintln(b)
+}
+
+// pauseTimes are the lengths of a trial's pauses in ms: of each line about a pause the first number, by name, whose name
+// has "pause" or "ms" in it. A line without a number has 0.
+func (one record) pauseTimes() (times []float64) {
+	for _, line := range one.Pauses {
+		var fields map[string]any
+		if json.Unmarshal(line, &fields) != nil {
+			continue
+		}
+		took := 0.0
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fields))) {
+			value, isNumber := fields[name].(float64)
+			if isNumber && (strings.Contains(name, "pause") || strings.HasSuffix(name, "ms")) {
+				took = value
+			}
+		}
+		times = append(times, took)
+	}
+	return times
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -44,6 +45,19 @@ func TestARunContinues(t *testing.T) {
 	again, err := readRecords(own)
 	if err != nil || len(again) != 3 || again[2].number("alive") != 2 {
 		t.Errorf("%+v, %v: want the earlier record of the part next, once", again, err)
+	}
+}
+
+// The length of a pause is found whatever the guard calls it.
+func TestPauseTimes(t *testing.T) {
+	var one record
+	for _, line := range []string{
+		`{"job":7,"paused_ms":812.5,"pid":3}`, `{"gpu":0,"ms":40,"message":"paused the neighbours"}`, `{"message":"pause over"}`,
+	} {
+		one.Pauses = append(one.Pauses, []byte(line))
+	}
+	if got := one.pauseTimes(); !slices.Equal(got, []float64{812.5, 40, 0}) {
+		t.Errorf("%v", got)
 	}
 }
 
