@@ -110,10 +110,12 @@ func run(s settings) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
 	r, err := newRoom(ctx, s)
+	if r != nil {
+		defer func() { err = errors.Join(err, r.end()) }()
+	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.end()) }()
 	for _, p := range allParts() {
 		if s.parts.MatchString(p.name) {
 			err = errors.Join(err, r.tryPart(ctx, p))

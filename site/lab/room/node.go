@@ -78,7 +78,10 @@ func newRoom(ctx context.Context, s settings) (_ *room, err error) {
 	if err := r.makeNode(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(r.dir))
 	}
-	return r, r.findPython(ctx)
+	if err := r.findPython(ctx); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(r.dir))
+	}
+	return r, r.serve(ctx) // the first import of PyTorch on a machine may take long
 }
 
 func appendTo(path string) (*os.File, error) {
@@ -450,7 +453,7 @@ func (r *room) serve(ctx context.Context) error {
 	if r.server, err = r.start(in, nil, r.python, r.path("room.py"), "serve", r.kind); err != nil {
 		return err
 	}
-	return rank{r.server, "server"}.await(ctx, "serves", 40*time.Second)
+	return rank{r.server, "server"}.await(ctx, "serves", 2*time.Minute)
 }
 
 // wrapped returns the environment of a program of the lane. With the product it is what the wrapper gives.
