@@ -98,7 +98,6 @@ func (r *records) add(one record) error {
 	if _, err = r.file.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("cannot record a trial: %w", err)
 	}
-	fmt.Printf("%s %s %d: %s\n", one.Part, one.Method, one.Trial, one.text())
 	return nil
 }
 
