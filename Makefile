@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-test gpu-ends gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
@@ -174,6 +174,20 @@ gpu-ends-pack: gpu-pack ## the part of gpu-pack for gpu-ends, in one file
 	cd $(BUILT)/small/gpu && rm -f bin/execs bin/nothing bin/mps-tune old/bin/mpsctl && strip bin/*
 	tar -C $(BUILT)/small -cf - gpu | xz -T0 -2 >$(BUILT)/gpu-ends.tar.xz && rm -rf $(BUILT)/small
 
+# The files for the trial of a GPU with little room, in one small file without Slurm. The simulation is among them, so
+# that the same file can be tried on a machine without a GPU.
+ROOM := $(BUILT)/small/room
+gpu-room-pack: ## the files for gpu-room, in one file, .build/gpu-room.tar.xz
+	go run ./site/lab/room -build
+	$(MAKE) build
+	rm -rf $(BUILT)/small && mkdir -p $(ROOM)/bin $(ROOM)/sim $(ROOM)/ends $(ROOM)/room
+	cd $(BUILT)/bin && cp prolog epilog guard gpu-usage mpirun-wrap mpsctl $(ROOM)/bin/
+	cp -r $(BUILT)/sim/bin $(BUILT)/sim/lib $(ROOM)/sim/
+	cp site/lab/ends/victim.py $(ROOM)/ends/ && cp site/lab/room/room.py $(ROOM)/room/
+	go build -trimpath -ldflags '-s -w' -o $(ROOM)/trial ./site/lab/room
+	strip $(ROOM)/bin/* $(ROOM)/sim/bin/nvidia-cuda-mps-*
+	tar -C $(BUILT)/small -cf - room | xz -T0 -6 >$(BUILT)/gpu-room.tar.xz && rm -rf $(BUILT)/small
+
 # The tests for correctness. With ALLOW_MODE_CHANGES=1 they change compute modes as shipped. Use this only on your own
 # machine (see site/lab/gpu.sh).
 gpu-test: gpu-pack ## the tests that need a GPU
@@ -186,6 +200,10 @@ gpu-programs: gpu-pack ## PyTorch, JAX, pools and ensembles in jobs, on a GPU
 # Ends clients beside neighbours in every way, for ENDS_MINUTES (see site/lab/gpu-ends.sh).
 gpu-ends: gpu-pack ## end clients in every way beside neighbours, on a GPU
 	site/lab/gpu-ends.sh $(BUILT)/gpu $(BUILT)/gpu-results
+
+# Makes memory, places and time of a GPU short while clients end (see site/lab/gpu-room.sh). A second run continues.
+gpu-room: gpu-room-pack ## try what dead clients take of a GPU with little room
+	site/lab/gpu-room.sh $(BUILT)/gpu-room.tar.xz $(BUILT)/gpu-results
 
 # Measures what ranks get of the GPU under every rule. A second run continues after the last result.
 gpu-bench: gpu-pack ## measure what ranks get of a GPU under each rule

@@ -15,8 +15,11 @@ else
     tar -xJf "$1" --strip-components=1 -C "$work/pack" || exit 2
 fi
 pack=$work/pack
-tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
-export BUILT_FOLDER=$pack SLURM_BUNDLE=$(echo "$work"/slurm/*) CONFORMANCE_TARGET=real
+export BUILT_FOLDER=$pack CONFORMANCE_TARGET=real
+if [ -e "$pack/slurm-bundle.tar.xz" ]; then # the pack of gpu-room.sh has none
+    tar -xJf "$pack/slurm-bundle.tar.xz" -C "$work/slurm" || exit 2
+    export SLURM_BUNDLE=$(echo "$work"/slurm/*)
+fi
 failed=0
 
 modes() { nvidia-smi --query-gpu=name,uuid,driver_version,compute_mode --format=csv,noheader; }

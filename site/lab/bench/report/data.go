@@ -31,6 +31,7 @@ type data struct {
 	grown     hooks // only Growth is used
 	wrapped   hooks // only Wrapper is used
 	ends      []endsOf
+	turns     []endsOf // nil if they are not measured
 }
 
 // tuning is the report of mps-tune on one machine.
@@ -111,6 +112,9 @@ func readData(measurements string) (d data, err error) {
 		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
 			return d, err
 		}
+	}
+	if d.turns, err = readTurns(measurements); err != nil {
+		return d, err
 	}
 	if d.ends, err = readEnds(measurements); err != nil {
 		return d, err

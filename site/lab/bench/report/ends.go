@@ -3,8 +3,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/csv"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -72,6 +76,51 @@ func (e *endsOf) count(path string) error {
 	return nil
 }
 
+// readTurns counts the endings that site/lab/room made on GPUs, in turns with the guard and on a plain daemon. It reads
+// the files room*.jsonl of the measurements. The result is nil if a method has no ending.
+func readTurns(measurements string) ([]endsOf, error) {
+	ways := []endsOf{
+		{name: "with the guard", more: "slurm-mps", class: "blue", method: "guard", single: true},
+		{name: "bare MPS", more: "a plain daemon", class: "red", method: "bare", single: true},
+	}
+	paths, err := filepath.Glob(filepath.Join(measurements, "*", "room*.jsonl"))
+	for _, path := range paths {
+		err = errors.Join(err, countTurns(path, ways))
+	}
+	if err != nil || slices.ContainsFunc(ways, func(e endsOf) bool { return e.endings == 0 }) {
+		return nil, err
+	}
+	return ways, nil
+}
+
+// countTurns adds the endings of a file. A trial that could not be made does not count.
+func countTurns(path string, ways []endsOf) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	for lines := json.NewDecoder(bytes.NewReader(text)); ; {
+		var trial struct {
+			Part, Method, Ranks string
+			Valid               bool
+			Values              struct{ Alive, Of int }
+		}
+		if err := lines.Decode(&trial); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("cannot read %s: %w", path, err)
+		}
+		way := slices.IndexFunc(ways, func(e endsOf) bool { return e.method == trial.Method })
+		if way < 0 || trial.Part != "endings" || trial.Ranks != "torch" || !trial.Valid {
+			continue
+		}
+		ways[way].endings++
+		if trial.Values.Alive < trial.Values.Of {
+			ways[way].harmful++
+		}
+	}
+}
+
 // interval returns Wilson's interval of 95 %. It is wide if there are few endings.
 func interval(part, of int) (low, high float64) {
 	const z = 1.96
@@ -82,15 +131,22 @@ func interval(part, of int) (low, high float64) {
 
 // endsPlot shows how often a neighbour died when a client ended.
 func (d data) endsPlot() []byte {
-	pic := begin("Clients that ended with work in flight, and a neighbour died",
-		"H200s, driver 580.159.04, two neighbours each. Thin line: 95 % interval, if one client ended at a time")
+	rows, below := d.ends, "H200s, driver 580.159.04, two neighbours each. Thin line: 95 % interval, if one client ended at a time"
+	notes := []string{"The guard's rows: PyTorch, CuPy, JAX and CUDA, one to forty at once. The other rows: one matrix",
+		"product in PyTorch at a time. So the rows are no trial of the same endings in turns."}
+	if d.turns != nil {
+		rows, below = d.turns, "One H200, driver 580.159.04, two neighbours. Thin line: 95 % interval"
+		notes = []string{"PyTorch with 0.7 s of matrix products in flight ends in ten ways, in turns with the guard and without."}
+	}
+	pic := begin("Clients that ended with work in flight, and a neighbour died", below)
 	const x0, x1, rowStep = 170.0, 540.0, 52.0
 	x := func(part float64) float64 { return x0 + (x1-x0)*part }
+	bottom := 54 + rowStep*float64(len(rows))
 	for percent := 0; percent <= 100; percent += 25 {
 		at := x(float64(percent) / 100)
-		pic.add(`<path class="grid" d="M%.1f 56V262"/><text x="%.1f" y="278" text-anchor="middle">%d %%</text>`, at, at, percent)
+		pic.add(`<path class="grid" d="M%.1f 56V%g"/><text x="%.1f" y="%g" text-anchor="middle">%d %%</text>`, at, bottom, at, bottom+16, percent)
 	}
-	for i, e := range d.ends {
+	for i, e := range rows {
 		y := 84 + rowStep*float64(i)
 		part := float64(e.harmful) / float64(e.endings)
 		end := x(part)
@@ -104,8 +160,9 @@ func (d data) endsPlot() []byte {
 		}
 		pic.add(`<text x="%.1f" y="%.1f">%s of %s</text>`, end+8, y+4, thousands(e.harmful), thousands(e.endings))
 	}
-	pic.add(`<text class="weak" x="12" y="304">%s</text>`, "The guard's rows: PyTorch, CuPy, JAX and CUDA, one to forty at once. The other rows: one matrix")
-	pic.add(`<text class="weak" x="12" y="320">%s</text>`, "product in PyTorch at a time. So the rows are no trial of the same endings in turns.")
+	for i, note := range notes {
+		pic.add(`<text class="weak" x="12" y="%g">%s</text>`, bottom+42+16*float64(i), note)
+	}
 	return pic.end()
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -92,5 +93,45 @@ func TestLabelsOfAxesAreShort(t *testing.T) {
 		if text := f.String(); strings.Contains(text, "0000") || strings.Contains(text, "9999") {
 			t.Errorf("%g: %s", most, text)
 		}
+	}
+}
+
+// The picture of endings has only the two methods that ran in turns, as soon as both are measured on a GPU. Trials that
+// could not be made, other parts, and simulated GPUs do not count.
+func TestEndingsInTurns(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, "15", name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(folder, "15"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	line := func(part, method, ranks string, valid bool, alive int) string {
+		return fmt.Sprintf(`{"part":%q,"method":%q,"ranks":%q,"valid":%t,"values":{"alive":%d,"of":2,"took":1.5}}`+"\n",
+			part, method, ranks, valid, alive)
+	}
+	write("room.jsonl", line("endings", "guard", "torch", true, 2))
+	if ways, err := readTurns(folder); ways != nil || err != nil {
+		t.Errorf("one method alone: %v, %v", ways, err)
+	}
+	write("room-2.jsonl", line("endings", "bare", "torch", true, 0)+line("endings", "bare", "torch", true, 2)+
+		line("endings", "bare", "driver", true, 0)+line("endings", "bare", "torch", false, 0)+line("rate", "bare", "torch", true, 1))
+	ways, err := readTurns(folder)
+	if err != nil || len(ways) != 2 {
+		t.Fatalf("%v, %v", ways, err)
+	}
+	if got := [4]int{ways[0].harmful, ways[0].endings, ways[1].harmful, ways[1].endings}; got != [4]int{0, 1, 1, 2} {
+		t.Errorf("harmful and endings are %v", got)
+	}
+	pic := string(data{turns: ways, ends: []endsOf{{name: "an old row", endings: 1}}}.endsPlot())
+	if !strings.Contains(pic, "bare MPS") || strings.Contains(pic, "an old row") {
+		t.Error("the picture has other rows than the two in turns")
+	}
+	write("room-3.jsonl", "no record\n")
+	if _, err := readTurns(folder); err == nil {
+		t.Error("a file that is no record is accepted")
 	}
 }
