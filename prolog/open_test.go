@@ -3,6 +3,7 @@
 package prolog
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
@@ -235,6 +237,60 @@ func TestADaemonThatFailsAsTheUserAloneRefusesTheJob(t *testing.T) {
 		t.Errorf("ticket: %+v, %v", ticket, err)
 	}
 	n.IsAsBefore("tickets/7.json")
+}
+
+// The undo of a prolog that failed has 30 s of its own, also if the prolog's time is over.
+//
+// Contract: T1
+func TestAnUndoHasItsOwnTime(t *testing.T) {
+	n := newNode(t)
+	n.asUser = errors.New("cannot start the daemon")
+	p, undone := n.prolog(), false
+	p.Undo = func(ctx context.Context, l lease.Lease) error {
+		limit, ok := ctx.Deadline()
+		if left := time.Until(limit); !ok || ctx.Err() != nil || left > 30*time.Second || left < 20*time.Second {
+			t.Errorf("the undo has %v, %v", left, ctx.Err())
+		}
+		undone = true
+		return n.undo(ctx, l)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if outcome, err := p.Open(ctx, job(0), granting(oneDaemon())); outcome != Failed || err == nil || !undone {
+		t.Errorf("%s, %v, undone %v", outcome, err, undone)
+	}
+}
+
+// The lease of a trial names no mode and no job file, because the undo of the trial must not change a mode that an admin
+// sets at that time.
+//
+// Contract: M2
+func TestATrialChangesNoMode(t *testing.T) {
+	n := newNode(t)
+	n.asUser = &site.AsUserError{Err: errors.New("cannot start the daemon: it was killed")}
+	n.jobFiles = rootsFolder(t)
+	n.Modes[fakenode.GPUB] = site.ModeExclusiveThread
+	trials := 0
+	state := n.Claims
+	n.Claims = func() []string { // at each event
+		l, err := n.Store.Read(7)
+		if err != nil || l.Job.User != "nobody" {
+			return state()
+		}
+		trials++
+		for _, held := range l.Held {
+			if held.OriginalMode != "" || held.NewMode != "" || held.JobFile != "" {
+				t.Errorf("the trial's lease names %+v", held)
+			}
+		}
+		return state()
+	}
+	if outcome, err := n.open(job(0, 1), granting(oneDaemon())); outcome != Refused || err != nil || trials == 0 {
+		t.Errorf("%s, %v, %d events of a trial", outcome, err, trials)
+	}
+	if n.Modes[fakenode.GPUA] != site.ModeDefault || n.Modes[fakenode.GPUB] != site.ModeExclusiveThread {
+		t.Errorf("modes %v", n.Modes)
+	}
 }
 
 // If a daemon fails as nobody too, the node has a failure, and the prolog fails.

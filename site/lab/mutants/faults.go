@@ -2,9 +2,14 @@
 
 package main
 
-// faults is the list of faults, by package. Each fault either passed all tests once, or breaks a promise that a
-// user's or a node's safety needs.
-var faults = []fault{
+import "slices"
+
+// faults is the list of all faults. Each fault either passed all tests once, or breaks a promise that a user's or a
+// node's safety needs.
+var faults = slices.Concat(faultsOfPackages, faultsOfGuard, faultsOfReview)
+
+// faultsOfPackages are the faults of all other promises, by package.
+var faultsOfPackages = []fault{
 	// The records.
 	{"another-boot-counts", "R4", "site/lease/files.go", `if head.Boot != boot {`, `if false {`, "./site/lease", "TestBadRecords TestAClaimOfAnEarlierBootHoldsNothing"},
 	{"any-schema", "R5", "site/lease/files.go", `if head.Schema != Schema {`, `if false {`, "./site/lease", "TestBadRecords"},
@@ -29,9 +34,9 @@ var faults = []fault{
 	// Processes.
 	{"a-pid-is-a-process", "I2", "site/proc.go", `err == nil && stat.Start == p.Start && !stat.dead()`, `err == nil && !stat.dead()`, "./site/lease", "TestActing"},
 	{"a-dead-first-thread-is-an-end", "I2", "site/proc.go", `s.Threads <= 1 }`, `true }`, "./cmd", "TestHostileDaemonThatLooksDead"},
-	{"an-environment-without-end", "H1", "site/proc/memory.go", `case total >= MaxBytes || hold`, `case hold`, "./site/proc", "TestSearch"},
-	{"a-user-reads-all-the-time", "H1", "site/proc/memory.go", `return r.left[p] == 0 && `, `return `, "./site/proc", "TestProcessesThatHoldUpTheirReaders"},
-	{"readers-without-number", "H1", "site/proc/memory.go", ` && r.running < maxReaders`, ``, "./site/proc", "TestReadersHaveABound"},
+	{"an-environment-without-end", "security", "site/proc/memory.go", `case total >= MaxBytes || hold`, `case hold`, "./site/proc", "TestSearch"},
+	{"a-user-reads-all-the-time", "security", "site/proc/memory.go", `return r.left[p] == 0 && `, `return `, "./site/proc", "TestProcessesThatHoldUpTheirReaders"},
+	{"readers-without-number", "security", "site/proc/memory.go", ` && r.running < maxReaders`, ``, "./site/proc", "TestReadersHaveABound"},
 	{"a-name-is-family", "I3", "site/mps/processes.go", `case environment.Values[pipeVariable] != l.daemon.PipeDir, !runBy`, `case !runBy`, "./cmd", "TestHostileProcesses/a_daemon_of_another_job_of_the_user's"},
 	{"a-set-user-id-program-is-family", "I3", "site/mps/processes.go", `!= l.daemon.PipeDir, !runBy(p.PID, l.uid):`, `!= l.daemon.PipeDir:`, "./cmd", "TestHostileProcesses"},
 
@@ -55,7 +60,7 @@ var faults = []fault{
 	// The epilog.
 	{"a-restored-mode-is-believed", "M1", "epilog/modes.go", "if mode != held.OriginalMode {\n\t\treturn fmt", "if false {\n\t\treturn fmt", "./cmd", "TestAnEpilogThatCannotRestoreAMode/it_is_accepted_and_not_done"},
 	{"an-admins-mode-is-lost", "M2", "epilog/modes.go", `if mode != held.NewMode {`, `if false {`, "./cmd", "TestModesBefore"},
-	{"the-default-is-restored", "M2", "epilog/modes.go", `c.GPUs.SetMode(held.UUID, held.OriginalMode)`, `c.GPUs.SetMode(held.UUID, site.ModeDefault)`, "./cmd", "TestModesBefore/exclusive_thread_before"},
+	{"the-default-is-restored", "M2", "epilog/modes.go", `c.GPUs.SetMode(held.UUID, held.OriginalMode)`, `c.GPUs.SetMode(held.UUID, "default")`, "./cmd", "TestModesBefore/exclusive_thread_before"},
 	{"anothers-mode-is-changed", "M2", "epilog/modes.go", `if taken && holder != job {`, `if taken && holder != job && false {`, "./cmd", "TestAnEpilogAgainWhenTheGPUIsAnothers"},
 	{"a-lease-goes-too-early", "R1", "epilog/epilog.go", "if failed == nil {\n\t\tfailed = forget", "if true {\n\t\tfailed = forget", "./cmd", "TestAnEpilogThatCannotRestoreAMode"},
 	{"a-mimic-drains", "I3", "epilog/end.go", `if errors.Is(err, site.ErrImpostors) {`, `if false {`, "./cmd", "TestHostileMimicThatDoesNotGo"},

@@ -3,16 +3,59 @@
 package main
 
 import (
+	"bytes"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
-// TestEveryFaultCanBePlanted fails if a fault's text is no longer in the source. Without the fault, no one knows
-// whether a test checks the promise.
-func TestEveryFaultCanBePlanted(t *testing.T) {
-	for _, f := range faults {
-		if _, err := f.planted(filepath.Join("..", "..", "..")); err != nil {
-			t.Error(err)
+var source, _ = filepath.Abs(filepath.Join("..", "..", ".."))
+
+// A fault whose text is no longer in the source, or that does not build, checks no promise.
+func TestEveryFaultBuilds(t *testing.T) {
+	if err := wellFormed(source, faults); err != nil {
+		t.Error(err)
+	}
+}
+
+// What does not build, or is not found exactly once, is reported.
+func TestFaultsThatAreWrong(t *testing.T) {
+	const file = "site/lease/store.go"
+	for _, c := range []struct{ old, new, want string }{
+		{"l.Job.ID != job {", "l.Job.ID != 7 {", ""},
+		{"l.Job.ID != job {", `l.Job.ID != "7" {`, "does not build"},
+		{"l.Job.ID != job {", "l.Job.ID != job", "does not build"},
+		{"l.Job.ID != job {", "func() bool { unused := 1; return true }() {", "does not build"},
+		{"no such text", "", "0 times"},
+		{"return", "", "cannot plant"},
+	} {
+		err := wellFormed(source, []fault{{name: "f", file: file, old: c.old, new: c.new}})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q: %v, want %q", c.new, err, c.want)
 		}
+	}
+}
+
+// Each fault has a name of its own, and tests.
+func TestFaultsHaveNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range faults {
+		if seen[f.name] || f.name == "" || f.tests == "" || f.folder == "" {
+			t.Errorf("%q: no name of its own, no folder or no test", f.name)
+		}
+		seen[f.name] = true
+	}
+}
+
+// docs/faults.md is the table of this list.
+func TestTheTableIsTheListOfFaults(t *testing.T) {
+	var want bytes.Buffer
+	if err := printTable(&want, faults); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(source, "docs", "faults.md"))
+	if err != nil || string(got) != want.String() {
+		t.Errorf("docs/faults.md is not the table of the faults (%v): go run ./site/lab/mutants -table >docs/faults.md", err)
 	}
 }

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutants plants one fault at a time in a copy of the source, and runs the tests that must notice the fault.
-// A test that passes with its fault checks nothing.
+// Command mutants plants one fault at a time in the source, and runs the tests that must notice the fault. A test that
+// passes with its fault checks nothing.
 //
 //	mutants [NAME...]
+//	mutants -table
 //
 // A fault is an error if its text is not found exactly once, if it does not build, or if its tests do not notice it.
-// The command first runs the tests without any fault.
+// The command first runs the tests without any fault. The source stays as it is: the compiler reads the file with the
+// fault from another folder (go build -overlay). With -table, the command prints the faults of each clause of
+// docs/contract.md.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -22,12 +26,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // fault is one change, and the tests that must notice it.
 type fault struct {
 	name     string
-	promise  string // a clause of docs/contract.md, or a finding of docs/security.md
+	promise  string // clauses of docs/contract.md, "exit" for its exit codes, "security" or "docs" for what those say
 	file     string
 	old, new string
 	folder   string // of the tests
@@ -38,9 +44,17 @@ type fault struct {
 const deadline = 4 * time.Minute
 
 func main() {
+	table := flag.Bool("table", false, "print the faults of each clause")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	err := error(nil)
+	if *table {
+		err = printTable(os.Stdout, faults)
+	} else {
+		err = run(ctx, flag.Args())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
@@ -54,31 +68,33 @@ func run(ctx context.Context, names []string) error {
 	if len(chosen) == 0 || len(names) > 0 && len(chosen) != len(names) {
 		return fmt.Errorf("cannot find all of the faults %q: see site/lab/mutants/faults.go", names)
 	}
-	tree, err := copyTree(ctx)
+	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
+		return fmt.Errorf("cannot find the source: %w", err)
+	}
+	tree := tree{source: strings.TrimSpace(string(top))}
+	if err := wellFormed(tree.source, chosen); err != nil { // before any test runs
 		return err
 	}
-	defer os.RemoveAll(tree)
-	var wrong error
-	for _, f := range chosen { // report a list that does not fit the source before any test runs
-		_, err := f.planted(tree)
-		wrong = errors.Join(wrong, err)
+	if tree.folder, err = os.MkdirTemp("", "mutants"); err != nil {
+		return err
 	}
-	if wrong != nil {
-		return wrong
-	}
-	if err := green(ctx, tree, chosen); err != nil {
+	defer os.RemoveAll(tree.folder)
+	if err := os.Chmod(tree.folder, 0o755); err != nil { // users of the tests run programs in this folder
 		return err
 	}
 	if slices.ContainsFunc(chosen, fault.ofPrograms) {
-		if err := prepare(ctx, tree); err != nil {
+		if err := tree.prepare(ctx); err != nil {
 			return err
 		}
 	}
-	red := 0
+	if err := tree.green(ctx, chosen); err != nil {
+		return err
+	}
+	red, wrong := 0, error(nil)
 	for _, f := range chosen {
 		began := time.Now()
-		err := f.noticed(ctx, tree)
+		err := tree.noticed(ctx, f)
 		verdict := "red  "
 		switch {
 		case err == nil:
@@ -91,68 +107,30 @@ func run(ctx context.Context, names []string) error {
 		if err != nil {
 			wrong = errors.Join(wrong, fmt.Errorf("%s: %w", f.name, err))
 		}
-		fmt.Printf("%s %-34s %-8s %5.1f s  %s\n", verdict, f.name, f.promise, time.Since(began).Seconds(), f.tests)
+		fmt.Printf("%s %-38s %-8s %5.1f s  %s\n", verdict, f.name, f.promise, time.Since(began).Seconds(), f.tests)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return errors.Join(wrong, ctx.Err())
 		}
 	}
 	fmt.Printf("%d of %d red\n", red, len(chosen))
 	return wrong
 }
 
-// copyTree copies the module's files, also the files that git does not track yet.
-func copyTree(ctx context.Context) (string, error) {
-	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
-	if err != nil {
-		return "", fmt.Errorf("cannot find the source: %w", err)
-	}
-	from := strings.TrimSpace(string(top))
-	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-	list.Dir = from
-	files, err := list.Output()
-	if err != nil {
-		return "", fmt.Errorf("cannot list the source: %w", err)
-	}
-	tree, err := os.MkdirTemp("", "mutants")
-	if err != nil {
-		return "", err
-	}
-	if err := os.Chmod(tree, 0o755); err != nil { // users of the tests run programs in this folder
-		return "", err
-	}
-	for file := range strings.SplitSeq(strings.TrimRight(string(files), "\x00"), "\x00") {
-		if err := copyFile(filepath.Join(from, file), filepath.Join(tree, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", errors.Join(fmt.Errorf("cannot copy the source: %w", err), os.RemoveAll(tree))
-		}
-	}
-	return tree, nil
-}
-
-func copyFile(from, to string) error {
-	info, err := os.Lstat(from)
+// wellFormed reports the faults that cannot be planted, and those that do not build.
+func wellFormed(source string, chosen []fault) (wrong error) {
+	packages, err := newPackages(source, chosen)
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
+	for _, f := range chosen {
+		wrong = errors.Join(wrong, packages.check(f))
 	}
-	if info.Mode()&fs.ModeSymlink != 0 {
-		target, err := os.Readlink(from)
-		if err != nil {
-			return err
-		}
-		return os.Symlink(target, to)
-	}
-	content, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, content, info.Mode().Perm())
+	return wrong
 }
 
 // planted returns the file's text with the fault.
-func (f fault) planted(tree string) (string, error) {
-	content, err := os.ReadFile(filepath.Join(tree, f.file))
+func (f fault) planted(source string) (string, error) {
+	content, err := os.ReadFile(filepath.Join(source, f.file))
 	if err != nil {
 		return "", fmt.Errorf("%s: cannot plant: %w", f.name, err)
 	}
@@ -162,36 +140,40 @@ func (f fault) planted(tree string) (string, error) {
 	return strings.Replace(string(content), f.old, f.new, 1), nil
 }
 
+// tree is the source and a folder for what is built of it.
+type tree struct{ source, folder string }
+
+// overlay writes the fault's file, and the file for the option -overlay of go that puts it into the source's place.
+func (t tree) overlay(f fault) (path string, err error) {
+	content, err := f.planted(t.source)
+	if err != nil {
+		return "", err
+	}
+	faulty := filepath.Join(t.folder, "faulty.go")
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(t.source, f.file): faulty}})
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(t.folder, "overlay.json")
+	return path, errors.Join(os.WriteFile(faulty, []byte(content), 0o644), os.WriteFile(path, replace, 0o644))
+}
+
 // errGreen means that a test does not notice a fault.
 var errGreen = errors.New("a test passes with the fault")
 
-// noticed plants the fault and removes it again. The error is nil if all of its tests failed.
-func (f fault) noticed(ctx context.Context, tree string) error {
-	path := filepath.Join(tree, f.file)
-	whole, err := os.ReadFile(path)
+// noticed runs the tests of a fault with the fault. The error is nil if all of them failed.
+func (t tree) noticed(ctx context.Context, f fault) error {
+	overlay, err := t.overlay(f)
 	if err != nil {
 		return err
 	}
-	content, err := f.planted(tree)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		return err
-	}
-	defer os.WriteFile(path, whole, 0o644)
-	if err := do(ctx, tree, "go", "build", "./"+filepath.Dir(f.file)); err != nil {
-		return fmt.Errorf("it does not build: %w", err)
-	}
-	dir, line := tree, []string{"go", "test", "-vet=off", "-count=1", f.folder}
 	if f.ofPrograms() {
-		if err := build(ctx, tree); err != nil {
+		if err := t.build(ctx, "-overlay", overlay); err != nil {
 			return err
 		}
-		where := filepath.Join(tree, built)
-		dir, line = filepath.Join(tree, f.folder), []string{"env", "BUILT_FOLDER=" + where, filepath.Join(where, "cmd.test")}
 	}
-	failed, out, err := test(ctx, dir, line, strings.Fields(f.tests))
+	// Tests that build a program themselves build it with the fault, too.
+	failed, out, err := t.test(ctx, f.folder, strings.Fields(f.tests), "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+overlay)
 	if err != nil {
 		return err
 	}
@@ -204,7 +186,7 @@ func (f fault) noticed(ctx context.Context, tree string) error {
 }
 
 // green runs all tests without a fault.
-func green(ctx context.Context, tree string, chosen []fault) error {
+func (t tree) green(ctx context.Context, chosen []fault) error {
 	began := time.Now()
 	tests := map[string][]string{}
 	for _, f := range chosen {
@@ -215,11 +197,11 @@ func green(ctx context.Context, tree string, chosen []fault) error {
 		}
 	}
 	for folder, names := range tests {
-		failed, out, err := test(ctx, tree, []string{"go", "test", "-vet=off", "-count=1", folder}, names)
+		failed, out, err := t.test(ctx, folder, names)
 		if err != nil {
 			return err
 		}
-		if len(failed) > 0 || !strings.Contains(out, "\nok") && !strings.HasPrefix(out, "ok") {
+		if len(failed) > 0 || !passed.MatchString(out) {
 			return fmt.Errorf("without a fault, these tests of %s are red: %q\n%s", folder, failed, out)
 		}
 	}
@@ -227,13 +209,20 @@ func green(ctx context.Context, tree string, chosen []fault) error {
 	return nil
 }
 
+var passed = regexp.MustCompile(`(?m)^(ok  |PASS$)`)
+
 // ran matches the end of a test run, passed or failed. A failed build has another end.
 var ran = regexp.MustCompile(`(?m)^(ok  |PASS$| *--- FAIL: )`)
 
 var failure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
 
-// test runs tests and returns the names of those that failed. A name with a slash runs a part of a test.
-func test(ctx context.Context, dir string, line, names []string) (failed []string, out string, err error) {
+// test runs tests and returns the names of those that failed. A name with a slash runs a part of a test. The
+// variables are for go test. The tests of the programs are built already.
+func (t tree) test(ctx context.Context, folder string, names []string, variables ...string) (failed []string, out string, err error) {
+	dir, line := t.source, slices.Concat([]string{"env"}, variables, []string{"go", "test", "-vet=off", "-count=1", folder})
+	if folder == programs {
+		dir, line = filepath.Join(t.source, folder), []string{"env", "BUILT_FOLDER=" + t.folder, filepath.Join(t.folder, "cmd.test")}
+	}
 	var tops, parts []string
 	for _, name := range names {
 		top, part, has := strings.Cut(name, "/")
@@ -268,27 +257,38 @@ func test(ctx context.Context, dir string, line, names []string) (failed []strin
 // The tests of the programs are slow, because they build all programs and their own helpers. They are built once,
 // without a fault. Only the programs are built again for each fault.
 
-// built is the folder in which the tests of this module find the programs that they run.
-const built = ".build"
+// programs is the folder of the tests that run programs.
+const programs = "./cmd"
 
-func (f fault) ofPrograms() bool { return f.folder == "./cmd" }
+func (f fault) ofPrograms() bool { return f.folder == programs }
 
-func prepare(ctx context.Context, tree string) error {
+func (t tree) prepare(ctx context.Context) error {
+	if _, err := testnode.Build(t.folder); err != nil {
+		return err
+	}
 	return errors.Join(
-		do(ctx, tree, "go", "test", "-vet=off", "-c", "-o", filepath.Join(built, "cmd.test"), "./cmd"),
-		do(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(built, "hostile"), "./cmd/testdata/hostile"))
+		t.do(ctx, "go", "test", "-vet=off", "-c", "-o", filepath.Join(t.folder, "cmd.test"), programs),
+		t.do(ctx, "env", "CGO_ENABLED=0", "go", "build", "-o", filepath.Join(t.folder, "hostile"), "./cmd/testdata/hostile"))
 }
 
-func build(ctx context.Context, tree string) error {
-	return errors.Join(
-		do(ctx, tree, "go", "build", "-trimpath", "-o", filepath.Join(built, "bin")+"/", "./cmd/prolog", "./cmd/epilog", "./cmd/mpsctl"),
-		do(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-o", filepath.Join(built, "bin")+"/", "./cmd/mpirun-wrap", "./cmd/task-prolog"))
+// build builds all programs. Those that ranks run are static, and so is the guard.
+func (t tree) build(ctx context.Context, options ...string) error {
+	static := []string{"guard", "mpirun-wrap", "task-prolog"}
+	some := func(cgo string, programs []string) error {
+		line := slices.Concat([]string{"env", "CGO_ENABLED=" + cgo, "go", "build", "-trimpath", "-o", filepath.Join(t.folder, "bin") + "/"}, options)
+		for _, program := range programs {
+			line = append(line, "./cmd/"+program)
+		}
+		return t.do(ctx, line...)
+	}
+	others := slices.DeleteFunc(slices.Clone(testnode.Programs), func(p string) bool { return slices.Contains(static, p) })
+	return errors.Join(some("0", static), some("1", others))
 }
 
-func do(ctx context.Context, tree string, line ...string) error {
+func (t tree) do(ctx context.Context, line ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	if out, err := command(ctx, tree, line...).CombinedOutput(); err != nil {
+	if out, err := command(ctx, t.source, line...).CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot run %q: %w: %s", line, err, out)
 	}
 	return nil

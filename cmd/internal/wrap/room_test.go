@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// newJob makes job 7 on a node: its ticket, and a socket in place of its daemon's. It has GPU 3 of the node.
+func newJob(t *testing.T) (paths site.Paths, store *lease.Store, ticket lease.Ticket) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: only root can write a ticket")
+	}
+	dir, err := os.MkdirTemp("/tmp", "mps") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	boot, err1 := site.BootID()
+	self, err2 := site.CurrentProcess()
+	listener, err3 := net.Listen("unixpacket", filepath.Join(dir, "control"))
+	paths = site.Paths{Root: dir}
+	store, err4 := lease.Open(paths.Run(), boot)
+	if err := errors.Join(err1, err2, err3, err4, os.Mkdir(filepath.Join(dir, "meet"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	ticket = lease.Ticket{
+		Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant(), ExchangeDir: filepath.Join(dir, "meet"),
+		Daemons: []lease.Daemon{{PipeDir: dir, LogDir: dir, Proc: self}},
+		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-3", Minor: 3, SMs: 132, TPC: 2}}},
+	}
+	if err := errors.Join(os.MkdirAll(store.JobDir(7), 0o755), store.WriteTicket(ticket)); err != nil {
+		t.Fatal(err)
+	}
+	return paths, store, ticket
+}
+
+// full says that a GPU has no room for some time.
+func full(t *testing.T, store *lease.Store, minor int, wait time.Duration) {
+	t.Helper()
+	if wait == 0 {
+		return
+	}
+	if err := store.SaveRoom(7, lease.Room{GPUs: []lease.FullGPU{{Minor: minor, Dead: 1, Until: time.Now().Add(wait)}}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A task that Slurm starts waits for room on its GPU, and the first task of the node says so after a second.
+func TestATaskWaitsForRoom(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		minor      int
+		wait, took time.Duration
+		localID    int
+		says       bool
+	}{
+		{"there is room", 3, 0, 0, 0, false},
+		{"another GPU has none", 2, 5 * time.Second, 0, 0, false},
+		{"for half a second", 3, 500 * time.Millisecond, 500 * time.Millisecond, 0, false},
+		{"for three seconds", 3, 3 * time.Second, 3 * time.Second, 0, true},
+		{"another task", 3, 3 * time.Second, 3 * time.Second, 1, false},
+	} {
+		paths, store, _ := newJob(t)
+		synctest.Test(t, func(t *testing.T) {
+			full(t, store, c.minor, c.wait)
+			var out bytes.Buffer
+			env := []string{
+				"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", c.localID), "SLURM_TASKS_PER_NODE=2",
+				"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+			}
+			began := time.Now()
+			code := TaskProlog(cli.Process{Args: []string{"--root", paths.Root}, Env: env, Out: &out})
+			if took := time.Since(began); code != cli.ExitOK || took < c.took || took > c.took+100*time.Millisecond {
+				t.Errorf("%s: code %d after %v", c.name, code, took)
+			}
+			const line = "print slurm-mps: waited 3s for ranks that ended and may have work on the GPU\n"
+			if says := strings.Contains(out.String(), line); says != c.says || !strings.Contains(out.String(), "export CUDA_MPS_PIPE_DIRECTORY=") {
+				t.Errorf("%s: it prints %s", c.name, out.String())
+			}
+		})
+	}
+}
+
+// The ranks of a launch wait for room, and one of them says so.
+func TestRanksWaitForRoom(t *testing.T) {
+	paths, store, ticket := newJob(t)
+	synctest.Test(t, func(t *testing.T) {
+		full(t, store, 3, 4*time.Second)
+		var printed [8]bytes.Buffer
+		began := time.Now()
+		for rank := range printed {
+			go func() {
+				h := announcer{
+					p: cli.Process{PID: os.Getpid(), Err: &printed[rank]}, env: slurm.Env{"SLURM_JOB_ID": "7"},
+					placement: mpirunwrap.Placement{
+						Task: slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, Ticket: ticket,
+						GPUShare: mpirunwrap.GPUShare{Device: ticket.Devices[0].Device},
+					},
+				}
+				if h.waitRoom(paths); time.Since(began) < 4*time.Second {
+					t.Errorf("rank %d waited %v", rank, time.Since(began))
+				}
+			}()
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		lines := 0
+		for rank := range printed {
+			lines += strings.Count(printed[rank].String(), "mpirun-wrap: waiting for GPU 3: 1 rank that ended may have work there (3s more at most)")
+		}
+		if lines != 1 {
+			t.Errorf("%d ranks print that they wait", lines)
+		}
+	})
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wrap
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+)
+
+// A task prolog never fails a task. In a job that asks for MPS and has none, the first task of a node says why. In a
+// job without MPS, it prints nothing.
+//
+// Contract: K7
+func TestATaskWithoutMPS(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		job    int
+		gone   bool // the daemon's socket
+		first  bool
+		prints bool
+	}{
+		{"the daemon is gone, first task", 7, true, true, true},
+		{"the daemon is gone, another task", 7, true, false, false},
+		{"a job without MPS", 8, false, true, false},
+	} {
+		paths, _, ticket := newJob(t)
+		if c.gone {
+			if err := os.Remove(filepath.Join(ticket.Daemons[0].PipeDir, "control")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := 1
+		if c.first {
+			id = 0
+		}
+		env := []string{
+			fmt.Sprintf("SLURM_JOB_ID=%d", c.job), "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", id), "SLURM_GTIDS=0,1",
+			"SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+		}
+		var out, failed bytes.Buffer
+		code := TaskProlog(cli.Process{Args: []string{"--root", paths.Root}, Env: env, Out: &out, Err: &failed})
+		if code != cli.ExitOK || failed.Len() > 0 {
+			t.Errorf("%s: code %d, stderr %s", c.name, code, failed.String())
+		}
+		if prints := strings.HasPrefix(out.String(), "print slurm-mps: cannot use MPS on GPU-3"); prints != c.prints || !prints && out.Len() > 0 {
+			t.Errorf("%s: it prints %q", c.name, out.String())
+		}
+	}
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// on is a rank on GPUs.
+func on(minors ...int) (p Placement) {
+	p.Device = site.Device{Minor: minors[0]}
+	for _, minor := range minors[1:] {
+		p.OtherGPUs = append(p.OtherGPUs, GPUShare{Device: site.Device{Minor: minor}})
+	}
+	return p
+}
+
+// A rank waits while dead clients take room on one of its GPUs, and not longer than the guard holds them.
+//
+// Contract: G2
+func TestHowLongARankWaitsForRoom(t *testing.T) {
+	const until = 5 * time.Second
+	for _, c := range []struct {
+		name   string
+		rank   Placement
+		minor  int           // the GPU that has no room
+		freed  time.Duration // when it has room again, 0 for never
+		err    error
+		cancel time.Duration // when the rank is told to end, 0 for never
+		want   time.Duration
+		lines  int
+	}{
+		{name: "another GPU", rank: on(3), minor: 2},
+		{name: "its GPU", rank: on(3), minor: 3, want: until, lines: 1},
+		{name: "its second GPU", rank: on(1, 3), minor: 3, want: until, lines: 1},
+		{name: "its GPU, until there is room", rank: on(3), minor: 3, freed: 3 * time.Second, want: 3 * time.Second, lines: 1},
+		{name: "for less than a second", rank: on(3), minor: 3, freed: 900 * time.Millisecond, want: 900 * time.Millisecond},
+		{name: "the room is not known", rank: on(3), minor: 3, err: errors.New("torn")},
+		{name: "it is told to end", rank: on(3), minor: 3, cancel: 2 * time.Second, want: 2 * time.Second, lines: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began, reads := time.Now(), 0
+			read := func() (lease.Room, error) {
+				if reads++; reads > 100_000 {
+					t.Fatalf("%s: it waits without end", c.name)
+				}
+				if c.freed > 0 && time.Since(began) >= c.freed {
+					return lease.Room{}, nil
+				}
+				return lease.Room{GPUs: []lease.FullGPU{{Minor: c.minor, Dead: 2, Until: began.Add(until)}}}, c.err
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if c.cancel > 0 {
+				time.AfterFunc(c.cancel, cancel)
+			}
+			var lines []string
+			waited := c.rank.WaitRoom(ctx, read, func(what string) { lines = append(lines, what) })
+			if took := time.Since(began); waited != took || took < c.want || took > c.want+roomPause {
+				t.Errorf("%s: %v, and it says %v, want %v", c.name, took, waited, c.want)
+			}
+			if len(lines) != c.lines {
+				t.Errorf("%s: %q", c.name, lines)
+			}
+			if c.lines > 0 && lines[0] != "waiting for GPU 3: 2 ranks that ended may have work there (4s more at most)" {
+				t.Errorf("%s: %q", c.name, lines)
+			}
+			if c.want == 0 && reads != 1 {
+				t.Errorf("%s: %d reads", c.name, reads)
+			}
+		})
+	}
+}
+
+// Without a function for the line, a rank waits as well.
+func TestAWaitForRoomWithoutALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		until := time.Now().Add(3 * time.Second)
+		read := func() (lease.Room, error) {
+			return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: until}}}, nil
+		}
+		if waited := on(3).WaitRoom(t.Context(), read, nil); waited < 3*time.Second {
+			t.Errorf("waited %v", waited)
+		}
+	})
+}
+
+// A rank waits 30 s for a server that recovers, and not longer.
+//
+// Contract: K2
+func TestHowLongARankWaitsForAServer(t *testing.T) {
+	for _, recovers := range []time.Duration{time.Second, time.Hour} {
+		placement, log := placementHere(t)
+		log.write(faulted)
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
+				if time.Since(began) >= recovers {
+					return "ACTIVE", nil
+				}
+				return "FAULT", nil
+			}, func(string) {})
+			took := time.Since(began)
+			if recovers < recovery && (err != nil || took > recovers+2*longestPause) {
+				t.Errorf("recovered after %v: %v after %v", recovers, err, took)
+			}
+			if recovers > recovery && (err == nil || took != 30*time.Second) {
+				t.Errorf("never recovered: %v after %v", err, took)
+			}
+		})
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policyfile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+const usablePolicy = `version = 1
+
+trigger {
+  constraint = "mps"
+}
+
+rule "mps" {
+  when = true
+  grant {
+    share = "25%"
+  }
+}
+`
+
+// keptNode is a node that has kept a policy and a site.hcl, and whose files cannot be used any more.
+func keptNode(t *testing.T) site.Paths {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	paths := site.Paths{Root: t.TempDir()}
+	write := func(path, content string) {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(paths.Policy(), usablePolicy)
+	write(paths.ConfigFile(), `usage_interval = "7s"`+"\n")
+	compiled, status := ReadPolicy(paths)
+	if compiled == nil || status.Err != nil {
+		t.Fatal(status.Err)
+	}
+	if err := errors.Join(KeepPolicy(paths, compiled), KeepConfig(paths)); err != nil {
+		t.Fatal(err)
+	}
+	write(paths.Policy(), "broken {")
+	write(paths.ConfigFile(), "broken {")
+	return paths
+}
+
+// The copies of the last usable files are used, unless they may not be root's own.
+//
+// Contract: R11
+func TestACopyThatRootDidNotWrite(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(path string) error
+		want   bool
+	}{
+		{"root's own", func(string) error { return nil }, true},
+		{"a user's", func(path string) error { return os.Chown(path, 2001, 2001) }, false},
+		{"written by all", func(path string) error { return os.Chmod(path, 0o666) }, false},
+		{"a link", func(path string) error {
+			return errors.Join(os.Rename(path, path+".other"), os.Symlink(path+".other", path))
+		}, false},
+		{"torn", func(path string) error { return os.Truncate(path, 5) }, false},
+	} {
+		paths := keptNode(t)
+		if err := errors.Join(c.change(filepath.Join(paths.Kept(), keptPolicy)), c.change(filepath.Join(paths.Kept(), keptConfig))); err != nil {
+			t.Fatal(err)
+		}
+		compiled, status := ReadPolicy(paths)
+		if (compiled != nil) != c.want || status.Err == nil || status.Kept.IsZero() == c.want {
+			t.Errorf("%s: a policy %v, %+v", c.name, compiled != nil, status)
+		}
+		facts, status := ReadConfig(paths)
+		if (facts.UsageInterval == 7*time.Second) != c.want || status.Err == nil {
+			t.Errorf("%s: site.hcl %+v, %+v", c.name, facts, status)
+		}
+	}
+}
+
+// A copy is written only if the file has changed.
+//
+// Contract: R11
+func TestACopyIsWrittenOnce(t *testing.T) {
+	paths := keptNode(t)
+	path := filepath.Join(paths.Kept(), keptPolicy)
+	before, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiled, _ := ReadPolicy(paths)
+	if err := KeepPolicy(paths, compiled); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Lstat(path)
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("the copy was written again: %v", err)
+	}
+	if after.Mode().Perm() != 0o600 {
+		t.Errorf("mode %o", after.Mode().Perm())
+	}
+}

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// clientOf returns a client with a file of its own.
+func clientOf(pid int, gpus uint64) *client {
+	is := site.Process{PID: pid, Start: 1}
+	return &client{proc: is, gpus: gpus, pidfd: -1, files: []*file{{fd: -1, owner: is}}}
+}
+
+// A newcomer is a neighbour that has opened its files after the death. A room that was needed once stays needed.
+//
+// Contract: G2
+func TestTheSituationOfADeadClient(t *testing.T) {
+	died := time.Now()
+	now := died.Add(time.Minute)
+	c := clientOf(1, 1)
+	c.opened, c.died = died.Add(-time.Hour), died
+	fork := clientOf(3, 1)
+	fork.files[0].owner.PID = 2
+	for _, one := range []struct {
+		name              string
+		beside            *client
+		opened            time.Duration // after the death
+		neighbours, newer bool
+	}{
+		{"alone", nil, 0, false, false},
+		{"an older neighbour", clientOf(2, 1), -time.Second, true, false},
+		{"a newer neighbour", clientOf(2, 1), time.Second, true, true},
+		{"on another GPU", clientOf(2, 2), time.Second, false, false},
+		{"a fork", fork, time.Second, false, false},
+	} {
+		g := &Guard{Options: Options{Clients: 48, Hold: time.Minute}, living: map[int]*client{}, dead: []*client{c}}
+		if one.beside != nil {
+			one.beside.opened = died.Add(one.opened)
+			g.living[one.beside.proc.PID] = one.beside
+		}
+		if s := g.situation(c, now); s.neighbours != one.neighbours || s.newer != one.newer || s.age != time.Minute || s.short {
+			t.Errorf("%s: %+v", one.name, s)
+		}
+	}
+	g := &Guard{Options: Options{Clients: 48}, dead: []*client{c}}
+	for _, short := range []bool{true, false} {
+		c.hostShort = short
+		if s := g.situation(c, now); !s.short {
+			t.Errorf("host memory short %v: the room is not needed any more", short)
+		}
+	}
+}
+
+// What is known of one GPU says nothing about another GPU of the same client.
+func TestAClientOfTwoGPUs(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name        string
+		usage       []Usage
+		known, room bool
+	}{
+		{"both are known", []Usage{{Known: true, TotalMiB: 100, FreeMiB: 100}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, true, true},
+		{"the first is not known", []Usage{{}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, false, false},
+		{"the second is not known", []Usage{{Known: true, TotalMiB: 100, FreeMiB: 100}, {}}, false, false},
+		{"the first is full", []Usage{{Known: true, TotalMiB: 100}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, true, false},
+	} {
+		g := Guard{usage: usages{gauge: &gauge{}, asked: now}}
+		g.usage.take(c.usage)
+		s := situation{roomy: true}
+		if g.addUsage(&client{died: now, gpus: 3}, &s, now); s.gpuKnown != c.known || s.roomy != c.room {
+			t.Errorf("%s: %+v", c.name, s)
+		}
+	}
+}
+
+// The answer of gpu-usage is awaited for usageStart after a death, or after the start of gpu-usage.
+func TestAnAnswerThatIsAwaited(t *testing.T) {
+	died := time.Now()
+	c := &client{died: died}
+	for _, one := range []struct {
+		name  string
+		u     usages
+		after time.Duration
+		want  bool
+	}{
+		{"gpu-usage does not run", usages{}, 0, false},
+		{"no line since the death", usages{gauge: &gauge{}, of: died.Add(-1)}, 0, true},
+		{"a line since the death", usages{gauge: &gauge{}, of: died}, 0, false},
+		{"no line for long", usages{gauge: &gauge{}, of: died.Add(-1)}, usageStart, false},
+		{"gpu-usage starts", usages{coming: make(chan *gauge)}, 0, true},
+		{"gpu-usage does not start", usages{coming: make(chan *gauge)}, usageStart, false},
+		{"gpu-usage was started late", usages{coming: make(chan *gauge), started: died.Add(time.Second)}, usageStart, true},
+	} {
+		if got := one.u.pending(c, died.Add(one.after)); got != one.want {
+			t.Errorf("%s: %v", one.name, got)
+		}
+	}
+}
+
+// A client that has ended may get a successor, which is as large as the largest client. So a GPU is short of memory if
+// the successors do not fit, for some time after the end.
+func TestSuccessorsAreExpected(t *testing.T) {
+	now := time.Now()
+	usage := Usage{Known: true, TotalMiB: 1000, FreeMiB: 150, Clients: map[int]int{1: 100, 2: 100}}
+	g := &Guard{living: map[int]*client{1: clientOf(1, 1), 2: clientOf(2, 1), 3: clientOf(3, 1)}}
+	ended := g.living[3]
+	delete(g.living, 3)
+	if g.noteEnd(ended, now); g.demandOf(1, usage, now).successors != 100 || g.demandOf(2, usage, now).successors != 0 {
+		t.Errorf("%+v", g.demandOf(1, usage, now))
+	}
+	if _, short := usage.judge(g.demandOf(1, usage, now)); short {
+		t.Error("one successor fits, and the GPU is short")
+	}
+	delete(g.living, 2)
+	g.noteEnd(clientOf(2, 1), now)
+	if _, short := usage.judge(g.demandOf(1, usage, now)); !short {
+		t.Error("two successors do not fit, and the GPU is not short")
+	}
+	if d := g.demandOf(1, usage, now.Add(growing)); d.successors != 0 {
+		t.Errorf("after %v: %+v", growing, d)
+	}
+	fork := clientOf(4, 1)
+	fork.files[0].owner.PID = 1
+	g.ends = nil
+	if g.noteEnd(fork, now); len(g.ends) > 0 {
+		t.Error("the end of a fork counts")
+	}
+}
+
+// Only an end that is known to be in order is in order.
+func TestAnEndThatIsNotKnown(t *testing.T) {
+	for _, c := range []struct {
+		s    exitStatus
+		want bool
+	}{{exitStatus{0, true}, true}, {exitStatus{0, false}, false}, {exitStatus{9, true}, false}, {exitStatus{1 << 8, true}, false}, {exitStatus{0x8b, true}, false}} {
+		if got := c.s.inOrder(); got != c.want {
+			t.Errorf("%+v: in order %v", c.s, got)
+		}
+	}
+}
+
+// How a client has ended is read while its pid is known.
+func TestHowAClientEnded(t *testing.T) {
+	for _, c := range []struct {
+		end  string
+		want string
+		well bool
+	}{{"exit 0", "status 0", true}, {"exit 3", "status 3", false}, {"kill -9 $$", "signal 9", false}} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		child := r.child(opens + waits + c.end)
+		r.looksAt(child.Process.Pid)
+		pid := child.Process.Pid
+		child.enter()
+		if err := readable(r.living[pid].pidfd, soon); err != nil {
+			t.Fatal(err)
+		}
+		r.clientDied(pid, time.Now())
+		if len(r.dead) != 1 || r.dead[0].exit.String() != c.want || r.dead[0].inOrder != c.well {
+			t.Errorf("%s: %q, in order %v", c.end, r.dead[0].exit, r.dead[0].inOrder)
+		}
+	}
+}
+
+// The room of a GPU is published while a dead client takes it that others need, while its use is not known, and until
+// the files are closed.
+func TestTheRoomThatIsPublished(t *testing.T) {
+	now := time.Now()
+	short := func(gpus uint64) *client {
+		c := clientOf(1, gpus)
+		c.died, c.hostShort = now.Add(-time.Second), true
+		return c
+	}
+	closing := func(gpus uint64, roomy bool) *client {
+		c := clientOf(2, gpus)
+		c.died, c.wasRoomy = now.Add(-3*time.Second), roomy
+		return c
+	}
+	const hold = 10 * time.Second
+	for _, c := range []struct {
+		name    string
+		dead    []*client
+		closing *client
+		pending bool
+		want    []lease.FullGPU
+	}{
+		{"no client is dead", nil, nil, false, nil},
+		{"with room", []*client{{gpus: 1, died: now}}, nil, false, nil},
+		{"not known yet", []*client{{gpus: 1, died: now}}, nil, true, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold)}}},
+		{"on the second GPU", []*client{short(2)}, nil, false, []lease.FullGPU{{Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
+		{"on both GPUs", []*client{short(3)}, nil, false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - time.Second)}, {Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
+		{"on an unknown GPU", []*client{short(0)}, nil, false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - time.Second)}, {Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
+		{"its files are being closed", nil, closing(1, false), false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - 3*time.Second)}}},
+		{"its files are being closed, and there was room", nil, closing(1, true), false, nil},
+		{"the latest time counts", []*client{short(1)}, closing(1, false), false, []lease.FullGPU{{Minor: 3, Dead: 2, Until: now.Add(hold - time.Second)}}},
+	} {
+		g := &Guard{Options: Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}, dead: c.dead, closing: map[*client]bool{}}
+		g.rooms.next = make(chan lease.Room, 1)
+		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}} // so that each room is published
+		if c.closing != nil {
+			g.closing[c.closing] = true
+		}
+		if c.pending {
+			g.usage.coming = make(chan *gauge)
+		}
+		g.publishRoom(now)
+		if room := <-g.rooms.next; !slices.Equal(room.GPUs, c.want) {
+			t.Errorf("%s: %+v", c.name, room.GPUs)
+		}
+	}
+}
+
+// A disk that does not answer delays no room but the one that it has, and at the end no rank waits for room.
+func TestRoomsOnASlowDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var saved []lease.Room
+		var r rooms
+		r.start(func(room lease.Room) {
+			time.Sleep(100 * time.Millisecond)
+			saved = append(saved, room)
+		})
+		full := func(minor int) lease.Room { return lease.Room{GPUs: []lease.FullGPU{{Minor: minor}}} }
+		began := time.Now()
+		for minor := range 4 {
+			r.publish(full(minor))
+			r.publish(full(minor))
+			if minor == 0 {
+				synctest.Wait() // the first is being saved
+			}
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the guard waited %v for a disk", took)
+		}
+		time.Sleep(time.Second)
+		if len(saved) != 2 || saved[0].GPUs[0].Minor != 0 || saved[1].GPUs[0].Minor != 3 {
+			t.Errorf("saved: %+v", saved)
+		}
+		if r.end(); len(saved) != 3 || len(saved[2].GPUs) != 0 {
+			t.Errorf("at the end: %+v", saved)
+		}
+	})
+}
+
+// The end of a room's last save is awaited for saveWait.
+func TestRoomsOnADiskThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r rooms
+		answers := make(chan bool)
+		r.start(func(lease.Room) { <-answers })
+		r.publish(lease.Room{GPUs: []lease.FullGPU{{Minor: 1}}})
+		began := time.Now()
+		if r.end(); time.Since(began) != saveWait {
+			t.Errorf("the guard waited %v", time.Since(began))
+		}
+		close(answers)
+	})
+}
+
+// The end waits for files that a driver does not close, but not for long.
+func TestFilesThatTheDriverDoesNotClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &Guard{files: 3, closed: make(chan closing), Options: Options{Log: zerolog.Nop()}}
+		began := time.Now()
+		if g.releaseAll(); time.Since(began) != endWait {
+			t.Errorf("waited %v", time.Since(began))
+		}
+	})
+}
+
+// At the end, the files of the living and of the dead are closed.
+func TestAllFilesAreClosedAtTheEnd(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	dead, living := r.child(opens+waits), r.child(opens+waits)
+	r.looksAt(dead.Process.Pid)
+	r.looksAt(living.Process.Pid)
+	dead.kill()
+	r.clientDied(dead.Process.Pid, time.Now())
+	if files := own(r.folder); len(files) != 6 {
+		t.Fatalf("held: %q", files)
+	}
+	r.releaseAll()
+	if files := own(r.folder); len(files) > 0 || r.files != 0 {
+		t.Errorf("open after the end: %q", files)
+	}
+}
+
+// A guard without a lease ends.
+//
+// Contract: G1
+func TestAGuardWithoutALeaseEnds(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.Leased = func() bool { return false }
+	ended := make(chan struct{})
+	go func() { r.Run(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(soon):
+		t.Error("the guard does not end")
+		r.Stop()
+		<-ended
+	}
+}
+
+// After a look, the guard rests twice as long as the look used the processor.
+func TestALookThatTakesLong(t *testing.T) {
+	const work = 50 * time.Millisecond
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	r.nextFull = time.Now().Add(time.Hour)
+	r.Daemons = func() []site.Process { // called in each look for each new process
+		for before := computed(); computed()-before < work; {
+			continue
+		}
+		return nil
+	}
+	r.child(opens + waits)
+	r.look(time.Now())
+	if rest := time.Until(r.rested); rest < restLooks*work-10*time.Millisecond || r.nextLook.Before(r.rested) {
+		t.Errorf("after a look of %v or more, a rest of %v, and the next look is %v later", work, rest, r.nextLook.Sub(r.rested))
+	}
+}
+
+// procOf makes the guard read a process's files below /proc from a folder.
+func (r *testGuard) procOf(pid int, files map[string]string) {
+	r.t.Helper()
+	folder := r.t.TempDir()
+	group(r.t, filepath.Join(folder, strconv.Itoa(pid)), files)
+	fd, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	unix.Close(r.kernel.proc)
+	r.kernel.proc = fd
+}
+
+// A process in the control group of another job, or of another user, is no client of this job.
+//
+// Contract: G2, G3
+func TestWhoIsAdmitted(t *testing.T) {
+	for _, c := range []struct {
+		name, groups string
+		uid          int
+		want         bool
+	}{
+		{"in no job's group", "0::/user.slice\n", 0, true},
+		{"in this job's group", "0::/slurm/job_7/step_0/user/task_0\n", 0, true},
+		{"in another job's group", "0::/slurm/job_8/step_0/user/task_0\n", 0, false},
+		{"in the groups of both jobs", "1:freezer:/slurm/job_7/step_0\n4:memory:/slurm/job_8/step_0\n", 0, false},
+		{"of another user", "0::/slurm/job_7/step_0\n", 1, false},
+	} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		child := r.child(waits)
+		uid := strconv.Itoa(os.Geteuid() + c.uid)
+		r.procOf(child.Process.Pid, map[string]string{"cgroup": c.groups, "status": "Name:\tsh\nUid:\t" + uid + "\t" + uid + "\t" + uid + "\t" + uid + "\n"})
+		admitted, err := r.admit(child.Process.Pid)
+		if (err == nil) != c.want {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if admitted != nil {
+			unix.Close(admitted.pidfd)
+		}
+	}
+}
+
+// A child of one of the job's daemons is a server.
+//
+// Contract: G2
+func TestAServerIsNotAdmitted(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := r.child(waits)
+	r.Daemons = func() []site.Process { return []site.Process{self} }
+	if c, err := r.admit(child.Process.Pid); err == nil {
+		t.Errorf("admitted: %+v", c)
+	}
+}
+
+// A process that ended while it was looked at is not admitted, because another process may have its pid.
+//
+// Contract: I2
+func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	child := r.child(waits)
+	_ = child.Process.Kill()
+	pidfd, err := unix.PidfdOpen(child.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	if err := readable(pidfd, soon); err != nil { // it is a zombie, which has all that a look reads
+		t.Fatal(err)
+	}
+	if c, err := r.admit(child.Process.Pid); err == nil {
+		t.Errorf("admitted: %+v", c)
+	}
+}
+
+// Root's processes are no candidates, if the job's user is not root.
+func TestRootsProcessesAreNoCandidates(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	child := r.child(opens + waits)
+	for uid, want := range map[uint32]bool{0: true, 2001: false} {
+		r.UID, r.ofRoot = uid, nil
+		for _, full := range []bool{true, false} {
+			pids, err := r.candidates(full)
+			if err != nil || slices.Contains(pids, child.Process.Pid) != want {
+				t.Errorf("the user is %d, full %v: a candidate %v, %v", uid, full, !want, err)
+			}
+		}
+	}
+}
+
+// A client shares four pipes with its server. A process without them is reported after two checks, and never ended.
+//
+// Contract: K4
+func TestAProcessOutsideOfMPS(t *testing.T) {
+	for _, c := range []struct {
+		pipes int
+		want  bool
+	}{{0, true}, {clientPipes - 1, true}, {clientPipes, false}} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		cmd := exec.Command("/bin/sleep", "60")
+		servers := map[string]bool{}
+		for range clientPipes {
+			reads, writes, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reads.Close()
+			defer writes.Close()
+			link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(reads.Fd())))
+			if err != nil {
+				t.Fatal(err)
+			}
+			servers[link] = true
+			if cmd.ExtraFiles = append(cmd.ExtraFiles, reads); len(cmd.ExtraFiles) > c.pipes {
+				cmd.ExtraFiles = cmd.ExtraFiles[:c.pipes]
+			}
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		now := time.Now()
+		is := clientOf(cmd.Process.Pid, 1)
+		r.verifyOne(is, servers, now)
+		if again := !is.verify.IsZero(); again != c.want || again && is.verify.Sub(now) != verifyAgain {
+			t.Fatalf("%d pipes: another check at %v", c.pipes, is.verify)
+		}
+		if !c.want {
+			continue
+		}
+		r.verifyOne(is, servers, now.Add(verifyAgain))
+		select {
+		case found := <-r.outside:
+			r.outside <- found
+		case <-time.After(soon):
+			t.Fatalf("%d pipes: not reported", c.pipes)
+		}
+		if r.noteOutside(); r.Guard.state.OutsideSeen != 1 || len(r.Guard.state.Outside) != 1 || r.Guard.state.Outside[0].Proc.PID != cmd.Process.Pid {
+			t.Errorf("%d pipes: %+v", c.pipes, r.Guard.state)
+		}
+	}
+}
+
+// The list of processes outside of MPS is bounded, and their number is not.
+func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.still()
+	for range maxOutside + 5 {
+		r.outside <- lease.Outside{}
+		r.noteOutside()
+	}
+	if r.Guard.state.OutsideSeen != maxOutside+5 || len(r.Guard.state.Outside) != maxOutside {
+		t.Errorf("%d seen, %d listed", r.Guard.state.OutsideSeen, len(r.Guard.state.Outside))
+	}
+}

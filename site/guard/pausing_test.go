@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// pausing is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
+// and 4 is a fork of neighbour 1.
+func pausing(began time.Time) (*Guard, *pause, *client) {
+	g := &Guard{Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()}, living: map[int]*client{}, closing: map[*client]bool{}, logged: map[string]bool{}}
+	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
+		is := site.Process{PID: pid, Start: 1}
+		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}
+	}
+	g.living[4] = &client{proc: site.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
+	g.pauses.now = &pause{
+		began: began, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1), end: make(chan struct{}),
+	}
+	return g, g.pauses.now, &client{gpus: 1}
+}
+
+// ended reports whether the neighbours of a pause continue.
+func (p *pause) ended() bool {
+	select {
+	case <-p.end:
+		return true
+	default:
+		return false
+	}
+}
+
+// A pause stops the neighbours on the dead client's GPU, each once, and those that come during the pause.
+//
+// Contract: G2
+func TestWhoIsPaused(t *testing.T) {
+	now := time.Now()
+	g, p, dead := pausing(now)
+	g.pauseFor([]*client{dead}, now)
+	if len(p.add) != 2 || !p.asked[1] || !p.asked[2] || len(p.asked) != 2 {
+		t.Fatalf("paused: %v", p.asked)
+	}
+	late := site.Process{PID: 9, Start: 1}
+	g.living[9] = &client{proc: late, gpus: 1, files: []*file{{owner: late}}}
+	g.pauseFor([]*client{dead}, now.Add(time.Second))
+	g.pauseFor([]*client{dead}, now.Add(time.Second))
+	if len(p.add) != 3 || !p.asked[9] {
+		t.Errorf("with a client that came during the pause: %v", p.asked)
+	}
+	if p.ended() {
+		t.Error("the pause has ended")
+	}
+}
+
+// A pause ends when no client needs it and all files are closed, when its time is over, and when a neighbour cannot be
+// paused. If the GPU did not get idle, the next pause comes after a rest of the same length.
+func TestTheEndOfAPause(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name    string
+		needing bool
+		closing bool
+		fails   bool
+		after   time.Duration
+		ends    bool
+		idle    bool
+		rest    time.Duration
+	}{
+		{"it is needed", true, false, false, 6*time.Second - 1, false, false, 0},
+		{"its time is over", true, false, false, 6 * time.Second, true, false, 6 * time.Second},
+		{"the files are being closed", false, true, false, time.Second, false, false, 0},
+		{"the files do not close", false, true, false, 6 * time.Second, true, false, 6 * time.Second},
+		{"the files are closed", false, false, false, time.Second, true, true, 0},
+		{"a neighbour is traced", true, false, true, 10 * time.Millisecond, true, false, minRest},
+	} {
+		g, p, dead := pausing(now)
+		var needing []*client
+		if c.needing {
+			needing = append(needing, dead)
+		}
+		if c.closing {
+			g.closing[dead] = true
+		}
+		if c.fails {
+			p.answers <- errors.New("a debugger traces it")
+		}
+		at := now.Add(c.after)
+		g.pauseFor(needing, at)
+		if p.ended() != c.ends || (g.pauses.now == nil) != c.ends {
+			t.Errorf("%s: ended %v", c.name, p.ended())
+		}
+		if !c.ends {
+			continue
+		}
+		if g.state.Pauses != 1 || g.state.PausedMillis != c.after.Milliseconds() {
+			t.Errorf("%s: %+v", c.name, g.state)
+		}
+		if c.idle != g.pauses.failed.IsZero() {
+			t.Errorf("%s: failed at %v", c.name, g.pauses.failed)
+		}
+		if rest := g.pauses.next.Sub(at); !c.idle && rest != c.rest {
+			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
+		}
+	}
+}
+
+// No pause begins if the policy allows none, and none before the rest after the last one is over.
+func TestWhenAPauseBegins(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name    string
+		never   bool
+		next    time.Duration
+		needing int
+		want    bool
+	}{
+		{"no client needs it", false, 0, 0, false},
+		{"one is needed", false, 0, 1, true},
+		{"the policy allows none", true, 0, 1, false},
+		{"the neighbours rest", false, 1, 1, false},
+		{"the rest is over", false, -1, 1, true},
+	} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		r.pauses.never, r.pauses.next = c.never, now.Add(c.next)
+		r.pauseFor(make([]*client, c.needing), now)
+		if (r.pauses.now != nil) != c.want {
+			t.Errorf("%s: pauses %v", c.name, !c.want)
+		}
+		r.endPause(now, false)
+	}
+}
+
+// After hold, a client's files go if a pause that ended after hold did not help, or if the policy allows no pause.
+func TestWhetherAPauseIsOver(t *testing.T) {
+	hold := time.Now()
+	for _, c := range []struct {
+		name string
+		p    pauses
+		want bool
+	}{
+		{"none was", pauses{}, false},
+		{"the policy allows none", pauses{never: true}, true},
+		{"one failed before hold was over", pauses{failed: hold.Add(-1)}, false},
+		{"one failed after hold", pauses{failed: hold.Add(1)}, true},
+		{"one goes on", pauses{failed: hold.Add(1), now: &pause{}}, false},
+	} {
+		if got := c.p.over(hold); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+// A guard that ends in mid-pause continues the neighbours.
+func TestAGuardThatEndsDuringAPause(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.Pause = time.Minute // much longer than this test waits
+	neighbour := newCounter(t)
+	r.living[neighbour.Process.Pid] = &client{proc: neighbour.process(t), gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: neighbour.process(t)}}}
+	r.pauseFor([]*client{{gpus: 1}}, time.Now())
+	if err := <-r.pauses.now.answers; err != nil {
+		t.Fatal(err)
+	}
+	if neighbour.counts() {
+		t.Error("a paused process counts")
+	}
+	r.Stop()
+	r.Run()
+	neighbour.resumes(t, "after the guard's end")
+}

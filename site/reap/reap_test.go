@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
+)
+
+// newReaper is a reaper of a node that has run nothing yet.
+func newReaper(t *testing.T, only uint32) *Reaper {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	paths := site.Paths{Root: t.TempDir()}
+	boot, err := site.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := lease.Open(paths.Run(), boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Reaper{Executor: dryRun{}, paths: paths, store: store, only: only}
+}
+
+// A process of MPS belongs to a job if it has the job's pipe folder in its environment, and the folder belongs to its
+// user. Each user can write any folder into the environment.
+//
+// Contract: R8
+func TestWhoseProcessItIs(t *testing.T) {
+	r := newReaper(t, 0)
+	pipe := filepath.Join(r.store.DaemonDir(7, 0), "pipe")
+	if err := errors.Join(os.MkdirAll(pipe, 0o755), os.Chown(pipe, 2001, 2001)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		uid  uint32
+		pipe string
+		job  uint32
+		ok   bool
+	}{
+		{"of the job's user", 2001, pipe, 7, true},
+		{"of another user", 61050, pipe, 0, false},
+		{"of root", 0, pipe, 0, false},
+		{"the folder is gone", 61050, filepath.Join(r.store.DaemonDir(8, 0), "pipe"), 8, true},
+		{"another folder of the job", 2001, r.store.DaemonDir(7, 0), 0, false},
+		{"another way to the folder", 2001, pipe + "/../pipe", 0, false},
+		{"below the folder", 2001, pipe + "/x", 0, false},
+		{"no number", 2001, filepath.Join(r.paths.Run(), "jobs/x/0/pipe"), 0, false},
+	} {
+		job, ok := r.jobOf(mps.Process{UID: c.uid, PipeDir: c.pipe})
+		if ok != c.ok || ok && job != c.job {
+			t.Errorf("%s: job %d, %v", c.name, job, ok)
+		}
+	}
+}
+
+// An open lease is closed only if an admin has named its job and Slurm has no step of it here.
+//
+// Contract: R8
+func TestWhichLeasesAreClosed(t *testing.T) {
+	newReaper(t, 0)
+	const job = 3_999_999_901
+	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), fmt.Sprintf("n1_%d.0", job))) // as slurmstepd does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	withStep, err := steps.Find()
+	if err != nil || withStep.Sign(job, "") == "" {
+		t.Fatalf("the step is not found: %v", err)
+	}
+	for _, c := range []struct {
+		name  string
+		phase lease.Phase
+		step  bool
+		named bool
+		want  Action
+	}{
+		{"open", lease.Opened, false, false, Leave},
+		{"open, with a step", lease.Opened, true, false, Keep},
+		{"open and named", lease.Opened, false, true, Close},
+		{"open and named, with a step", lease.Opened, true, true, Leave},
+		{"opening", lease.Opening, false, false, Close},
+		{"opening, with a step", lease.Opening, true, false, Leave},
+		{"closing", lease.Closing, false, false, Close},
+		{"closing, with a step", lease.Closing, true, false, Leave},
+		{"of an unknown phase", "resting", false, true, Leave},
+	} {
+		r := newReaper(t, 0)
+		if c.named {
+			r.only = job
+		}
+		running := steps.Steps{}
+		if c.step {
+			running = withStep
+		}
+		l := lease.Lease{Job: lease.Job{ID: job, UID: 2001}, Phase: c.phase}
+		if line := r.withLease(Result{}, l, running); line.Act != c.want {
+			t.Errorf("%s: %+v, want %s", c.name, line, c.want)
+		}
+	}
+}
+
+// A prolog or an epilog that works on a job is not disturbed.
+//
+// Contract: R8
+func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
+	r := newReaper(t, 7)
+	lock, err := r.store.Lock(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Release()
+	if line, left := r.judge(7, steps.Steps{}); line.Act != Leave || left.lease != nil {
+		t.Errorf("%+v", line)
+	}
+	r.only = 0
+	if line, _ := r.judge(7, steps.Steps{}); line.Act != Keep {
+		t.Errorf("%+v", line)
+	}
+}
