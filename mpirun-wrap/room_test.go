@@ -92,27 +92,34 @@ func TestAWaitForRoomWithoutALine(t *testing.T) {
 	})
 }
 
-// A rank waits 30 s for a server that recovers, and not longer.
+// A rank waits 30 s for a server that recovers, and not longer. The daemon or the log says that the server has
+// recovered.
 //
 // Contract: K2
 func TestHowLongARankWaitsForAServer(t *testing.T) {
-	for _, recovers := range []time.Duration{time.Second, time.Hour} {
+	const over = stamp + "Client process 957 disconnected\n" + stamp + "Client process 962 disconnected\n"
+	for _, c := range []struct {
+		name     string
+		recovers time.Duration
+		byLog    bool
+		want     time.Duration
+	}{{"the daemon says it", 3 * time.Second, false, 3 * time.Second}, {"the log says it", 3 * time.Second, true, 3 * time.Second}, {"never", time.Hour, false, 30 * time.Second}} {
 		placement, log := placementHere(t)
 		log.write(faulted)
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
 			err := placement.WaitReady(t.Context(), func(context.Context, int) (string, error) {
-				if time.Since(began) >= recovers {
+				recovered := time.Since(began) >= c.recovers
+				if recovered && c.byLog {
+					log.write(over)
+				}
+				if recovered && !c.byLog {
 					return "ACTIVE", nil
 				}
 				return "FAULT", nil
 			}, func(string) {})
-			took := time.Since(began)
-			if recovers < recovery && (err != nil || took > recovers+2*longestPause) {
-				t.Errorf("recovered after %v: %v after %v", recovers, err, took)
-			}
-			if recovers > recovery && (err == nil || took != 30*time.Second) {
-				t.Errorf("never recovered: %v after %v", err, took)
+			if took := time.Since(began); (err == nil) != (c.want < recovery) || took < c.want || took > c.want+3*longestPause && c.want < recovery || took > 30*time.Second {
+				t.Errorf("%s: %v after %v", c.name, err, took)
 			}
 		})
 	}

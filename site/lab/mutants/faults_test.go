@@ -12,9 +12,18 @@ import (
 
 var source, _ = filepath.Abs(filepath.Join("..", "..", ".."))
 
+func all(t *testing.T) []fault {
+	t.Helper()
+	faults, err := readFaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return faults
+}
+
 // A fault whose text is no longer in the source, or that does not build, checks no promise.
 func TestEveryFaultBuilds(t *testing.T) {
-	if err := wellFormed(source, faults); err != nil {
+	if err := wellFormed(source, all(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -37,10 +46,28 @@ func TestFaultsThatAreWrong(t *testing.T) {
 	}
 }
 
+// A list that is not well formed is an error.
+func TestListsThatAreWrong(t *testing.T) {
+	const whole = "a: R1\nf.go\n- x\n- y\n+\n./f TestA TestB\n"
+	found, err := parse("# A title\n\n" + whole + "\n\n" + whole)
+	want := fault{"a", "R1", "f.go", "x\ny", "", "./f", "TestA TestB"}
+	if err != nil || len(found) != 2 || found[0] != want || found[1] != want {
+		t.Errorf("%+v, %v", found, err)
+	}
+	for _, text := range []string{
+		"a\nf.go\n- x\n+ y\n./f TestA", "a: R1\nf.go\n- x\n+ y\n./f", "a: R1\nf.go\n+ y\n./f TestA", "a: R1\nf.go\n- x\n./f TestA",
+		"a: R1\nf.go\n- x\n+ y\n./f TestA\nb: R1",
+	} {
+		if found, err := parse(text); err == nil {
+			t.Errorf("%q: %+v", text, found)
+		}
+	}
+}
+
 // Each fault has a name of its own, and tests.
 func TestFaultsHaveNames(t *testing.T) {
 	seen := map[string]bool{}
-	for _, f := range faults {
+	for _, f := range all(t) {
 		if seen[f.name] || f.name == "" || f.tests == "" || f.folder == "" {
 			t.Errorf("%q: no name of its own, no folder or no test", f.name)
 		}
@@ -51,7 +78,7 @@ func TestFaultsHaveNames(t *testing.T) {
 // docs/faults.md is the table of this list.
 func TestTheTableIsTheListOfFaults(t *testing.T) {
 	var want bytes.Buffer
-	if err := printTable(&want, faults); err != nil {
+	if err := printTable(&want, all(t)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(source, "docs", "faults.md"))

@@ -30,16 +30,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// fault is one change, and the tests that must notice it.
-type fault struct {
-	name     string
-	promise  string // clauses of docs/contract.md, "exit" for its exit codes, "security" or "docs" for what those say
-	file     string
-	old, new string
-	folder   string // of the tests
-	tests    string // the names of the tests that must fail, separated by blanks; "Test/subtest" for a part of a test
-}
-
 // deadline bounds the tests of one fault, with the build of the programs that they run.
 const deadline = 4 * time.Minute
 
@@ -48,11 +38,13 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	err := error(nil)
-	if *table {
+	faults, err := readFaults()
+	switch {
+	case err != nil:
+	case *table:
 		err = printTable(os.Stdout, faults)
-	} else {
-		err = run(ctx, flag.Args())
+	default:
+		err = run(ctx, faults, flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -60,13 +52,12 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, names []string) error {
-	chosen := slices.Clone(faults)
+func run(ctx context.Context, chosen []fault, names []string) error {
 	if len(names) > 0 {
 		chosen = slices.DeleteFunc(chosen, func(f fault) bool { return !slices.Contains(names, f.name) })
 	}
 	if len(chosen) == 0 || len(names) > 0 && len(chosen) != len(names) {
-		return fmt.Errorf("cannot find all of the faults %q: see site/lab/mutants/faults.go", names)
+		return fmt.Errorf("cannot find all of the faults %q: see site/lab/mutants/faults", names)
 	}
 	top, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
@@ -107,7 +98,8 @@ func run(ctx context.Context, names []string) error {
 		if err != nil {
 			wrong = errors.Join(wrong, fmt.Errorf("%s: %w", f.name, err))
 		}
-		fmt.Printf("%s %-38s %-8s %5.1f s  %s\n", verdict, f.name, f.promise, time.Since(began).Seconds(), f.tests)
+		took := time.Since(began).Seconds()
+		fmt.Printf("%s %-38s %-8s %5.1f s  %s\n", verdict, f.name, f.promise, took, f.tests)
 		if ctx.Err() != nil {
 			return errors.Join(wrong, ctx.Err())
 		}
@@ -173,7 +165,8 @@ func (t tree) noticed(ctx context.Context, f fault) error {
 		}
 	}
 	// Tests that build a program themselves build it with the fault, too.
-	failed, out, err := t.test(ctx, f.folder, strings.Fields(f.tests), "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+overlay)
+	flags := "GOFLAGS=" + os.Getenv("GOFLAGS") + " -overlay=" + overlay
+	failed, out, err := t.test(ctx, f.folder, strings.Fields(f.tests), flags)
 	if err != nil {
 		return err
 	}
@@ -218,10 +211,14 @@ var failure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
 
 // test runs tests and returns the names of those that failed. A name with a slash runs a part of a test. The
 // variables are for go test. The tests of the programs are built already.
-func (t tree) test(ctx context.Context, folder string, names []string, variables ...string) (failed []string, out string, err error) {
-	dir, line := t.source, slices.Concat([]string{"env"}, variables, []string{"go", "test", "-vet=off", "-count=1", folder})
+func (t tree) test(
+	ctx context.Context, folder string, names []string, variables ...string,
+) (failed []string, out string, err error) {
+	dir := t.source
+	line := slices.Concat([]string{"env"}, variables, []string{"go", "test", "-vet=off", "-count=1", folder})
 	if folder == programs {
-		dir, line = filepath.Join(t.source, folder), []string{"env", "BUILT_FOLDER=" + t.folder, filepath.Join(t.folder, "cmd.test")}
+		dir = filepath.Join(t.source, folder)
+		line = []string{"env", "BUILT_FOLDER=" + t.folder, filepath.Join(t.folder, "cmd.test")}
 	}
 	var tops, parts []string
 	for _, name := range names {
@@ -275,13 +272,15 @@ func (t tree) prepare(ctx context.Context) error {
 func (t tree) build(ctx context.Context, options ...string) error {
 	static := []string{"guard", "mpirun-wrap", "task-prolog"}
 	some := func(cgo string, programs []string) error {
-		line := slices.Concat([]string{"env", "CGO_ENABLED=" + cgo, "go", "build", "-trimpath", "-o", filepath.Join(t.folder, "bin") + "/"}, options)
+		output := filepath.Join(t.folder, "bin") + "/"
+		line := append([]string{"env", "CGO_ENABLED=" + cgo, "go", "build", "-trimpath", "-o", output}, options...)
 		for _, program := range programs {
 			line = append(line, "./cmd/"+program)
 		}
 		return t.do(ctx, line...)
 	}
-	others := slices.DeleteFunc(slices.Clone(testnode.Programs), func(p string) bool { return slices.Contains(static, p) })
+	isStatic := func(program string) bool { return slices.Contains(static, program) }
+	others := slices.DeleteFunc(slices.Clone(testnode.Programs), isStatic)
 	return errors.Join(some("0", static), some("1", others))
 }
 

@@ -3,23 +3,30 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 )
 
-// groups are the clauses of docs/contract.md, and what else a fault can break. The text says why a clause has no fault.
-var groups = []struct{ name, none string }{
-	{"exit", ""},
-	{"R1", ""}, {"R2", ""}, {"R3", ""}, {"R4", ""}, {"R5", ""}, {"R6", ""}, {"R7", ""}, {"R8", ""}, {"R9", "`make sweep` kills at each effect"},
-	{"R10", "scripts of the packages: `make test-packages`"}, {"R11", ""}, {"R12", ""}, {"R13", ""},
-	{"I1", ""}, {"I2", ""}, {"I3", ""},
-	{"D1", ""}, {"D2", ""}, {"D3", ""}, {"D4", ""}, {"D5", ""},
-	{"K1", ""}, {"K2", ""}, {"K3", ""}, {"K4", ""}, {"K5", ""}, {"K6", ""}, {"K7", ""},
-	{"G1", ""}, {"G2", ""}, {"G3", ""},
-	{"M1", ""}, {"M2", ""}, {"M3", ""}, {"U1", ""}, {"U2", ""}, {"T1", ""}, {"T2", ""},
-	{"security", ""}, {"docs", ""},
+// head is what the table begins with.
+const head = `# Planted faults
+
+The lists in site/lab/mutants/faults have %d faults. Each breaks a clause of [the contract](contract.md). ` +
+	"`make mutants`" + ` plants each fault, and fails if a test that must notice it passes.
+
+| clause | faults | |
+|---|---|---|
+`
+
+// groups are the clauses of docs/contract.md, and what else a fault can break.
+var groups = strings.Fields(`exit R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 R12 R13 I1 I2 I3 D1 D2 D3 D4 D5
+	K1 K2 K3 K4 K5 K6 K7 G1 G2 G3 M1 M2 M3 U1 U2 T1 T2 security docs`)
+
+// without are the clauses that have no fault, with the reason.
+var without = map[string]string{
+	"R10": "scripts of the packages: `make test-packages`",
 }
 
 // printTable prints the faults of each clause. A fault of no clause is an error, and so is a clause without a fault,
@@ -31,19 +38,15 @@ func printTable(w io.Writer, faults []fault) error {
 			of[promise] = append(of[promise], "`"+f.name+"`")
 		}
 	}
-	fmt.Fprintf(w, "# Planted faults\n\n%d faults of site/lab/mutants/faults.go, by the clause of [the contract](contract.md) that they break. ", len(faults))
-	fmt.Fprint(w, "`make mutants` plants each of them, and fails if a test that is named for it passes.\n\n| clause | faults | |\n|---|---|---|\n")
-	for _, g := range groups {
-		names := of[g.name]
-		if delete(of, g.name); len(names) == 0 && g.none == "" {
-			return fmt.Errorf("no fault breaks %s: add one, or say in site/lab/mutants/table.go why there is none", g.name)
+	fmt.Fprintf(w, head, len(faults))
+	for _, group := range groups {
+		names, reason := of[group], without[group]
+		if delete(of, group); len(names) == 0 && reason == "" {
+			const sentence = "no fault breaks %s: add one to site/lab/mutants/faults, or its reason to table.go"
+			return fmt.Errorf(sentence, group)
 		}
 		slices.Sort(names)
-		text := strings.Join(names, ", ")
-		if len(names) == 0 {
-			text = g.none
-		}
-		fmt.Fprintf(w, "| %s | %d | %s |\n", g.name, len(names), text)
+		fmt.Fprintf(w, "| %s | %d | %s |\n", group, len(names), cmp.Or(strings.Join(names, ", "), reason))
 	}
 	for promise, names := range of {
 		return fmt.Errorf("%s breaks %q, which is no clause", names[0], promise)

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
+//
+// Contract: K6
+func TestASlotsFileWithAnotherName(t *testing.T) {
+	folder := t.TempDir()
+	secret := filepath.Join(folder, "secret")
+	slot := slotTable{folder: folder}.path(0)
+	if err := errors.Join(os.WriteFile(secret, []byte("root's"), 0o600), os.Link(secret, slot)); err != nil {
+		t.Fatal(err)
+	}
+	if file, err := openSlotFile(slot); err == nil {
+		file.Close()
+		t.Error("a file with two names is opened")
+	}
+	if err := errors.Join(os.Remove(slot), os.Symlink(secret, slot)); err != nil {
+		t.Fatal(err)
+	}
+	if file, err := openSlotFile(slot); err == nil {
+		file.Close()
+		t.Error("a link is followed")
+	}
+	if content, err := os.ReadFile(secret); string(content) != "root's" {
+		t.Errorf("%q, %v", content, err)
+	}
+	if err := os.Remove(slot); err != nil {
+		t.Fatal(err)
+	}
+	file, err := openSlotFile(slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+}
+
+// A free slot is on the GPU with the fewest taken ones, and on one that the process may open.
+//
+// Contract: K6
+func TestWhichSlotIsTaken(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		taken  []int
+		usable []int
+		want   int
+	}{
+		{"none is taken", nil, []int{0, 1}, 0},
+		{"one is taken", []int{0}, []int{0, 1}, 1},
+		{"both GPUs have one", []int{0, 1}, []int{0, 1}, 2},
+		{"the first GPU is free again", []int{1, 3}, []int{0, 1}, 0},
+		{"it may open the second GPU", nil, []int{1}, 1},
+		{"its GPU is full", []int{1, 3}, []int{1}, -1},
+		{"all are taken", []int{0, 1, 2, 3}, []int{0, 1}, -1},
+	} {
+		table := slotTable{folder: t.TempDir(), gpus: []int{0, 1, 0, 1}, usable: c.usable}
+		for _, slot := range c.taken {
+			file, _, err := table.try(slot)
+			if err != nil || file == nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+		}
+		if slot, err := table.take(); err != nil || slot != c.want {
+			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
+		}
+	}
+}
+
+// All processes of a job use the same number of slots, while one of them has a slot.
+//
+// Contract: K6
+func TestProcessesAgreeOnTheNumberOfSlots(t *testing.T) {
+	folder := t.TempDir()
+	agree := func(n int) error {
+		table := slotTable{folder: folder, gpus: make([]int, n)}
+		lock, err := table.lock(t.Context())
+		must(t, err)
+		defer lock.Close()
+		return table.agree(lock)
+	}
+	must(t, agree(4))
+	held, _, err := slotTable{folder: folder}.try(3)
+	must(t, err)
+	must(t, agree(4))
+	for _, n := range []int{1, 3, 5} {
+		if err := agree(n); err == nil || !strings.Contains(err.Error(), "other processes of this job use 4") {
+			t.Errorf("%d slots beside a process that has one of 4: %v", n, err)
+		}
+	}
+	held.Close()
+	must(t, agree(2))
+}
