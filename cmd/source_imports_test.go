@@ -37,7 +37,7 @@ var packages = map[string][]string{
 	"cmd/internal/cli":     {"site"},
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
 	"cmd/internal/record":  {"policy", "site", "site/gpu", "site/inspect", "site/lease", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
-	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
+	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
 	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
 	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "cmd/internal/record", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/inspect", "site/lease", "site/mps", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},

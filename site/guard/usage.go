@@ -149,19 +149,39 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.gauge.stop()
 		u.gauge = nil
 	}
-	if u.gauge != nil && len(g.dead) > 0 {
-		u.ask(g.dead[len(g.dead)-1].died, now)
+	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
+		u.ask(g.lastChange(), now)
 	}
 }
 
-// ask asks gpu-usage for a line: at once after a death, and every 100 ms. A line that does not come is asked for again.
-func (u *usages) ask(lastDeath, now time.Time) {
+// lastChange returns the time of the last death or close.
+func (g *Guard) lastChange() (last time.Time) {
+	if len(g.dead) > 0 {
+		last = g.dead[len(g.dead)-1].died
+	}
+	for _, closed := range g.closing {
+		if closed.After(last) {
+			last = closed
+		}
+	}
+	return last
+}
+
+// lists reports whether the driver lists a context of a client on any GPU. A dead client is listed until its memory is
+// free.
+func (u *usages) lists(c *client) bool {
+	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, is := gpu.Clients[c.proc.PID]; return is || !gpu.Known })
+}
+
+// ask asks gpu-usage for a line: at once after a death or a close, and every 100 ms. A line that does not come is asked
+// for again.
+func (u *usages) ask(change, now time.Time) {
 	age := now.Sub(u.asked)
 	switch {
 	case u.asked.IsZero():
 	case !u.answered && age < usageAge:
 		return
-	case u.asked.After(lastDeath) && age < usageEvery:
+	case u.asked.After(change) && age < usageEvery:
 		return
 	}
 	if _, err := u.gauge.ask.Write([]byte{'\n'}); err == nil {
@@ -246,7 +266,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.roomy = false
 		return
 	}
-	s.gpuKnown, s.idle = true, true
+	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !u.lists(c)
 	for i, usage := range u.gpus {
 		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
 			continue
