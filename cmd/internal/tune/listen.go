@@ -79,12 +79,12 @@ func (l *listener) listen(from io.Reader, stderr bool) {
 
 // splitLine is a bufio.SplitFunc. A line keeps its end. A line that is too long is split.
 func splitLine(data []byte, atEOF bool) (advance int, token []byte, err error) {
-	if len(data) == 0 {
-		return 0, nil, nil
-	}
 	end := bytes.IndexAny(data, "\r\n") + 1
 	if end == 0 && (atEOF || len(data) >= maxLine) {
 		end = len(data)
+	}
+	if end == 0 { // an empty token that is not nil would come again and again
+		return 0, nil, nil
 	}
 	return end, data[:end], nil
 }

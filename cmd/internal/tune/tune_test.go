@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -102,7 +103,7 @@ func measured(t *testing.T) (question, []sample) {
 		program: []string{"./app", "<script>alert(1)</script>", "it's"},
 	}
 	var samples []sample
-	for i, rates := range [][]float64{{16, 16.1, 16.2}, {13, 13, 13.1}, {9}, {20, 21, 22}, {30, 33, 31}} {
+	for i, rates := range [][]float64{{16, 16.1, 16.2}, {13, 13, 13.1}, {9}, {20, 21, 22}, {30, 31.5, 33}} {
 		for _, rate := range rates {
 			samples = append(samples, sample{cell: q.cells()[i], rate: rate})
 		}
@@ -231,6 +232,7 @@ func TestLabels(t *testing.T) {
 
 // If the first run fails, the reason is printed once and nothing else is tried.
 func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
+	took := regexp.MustCompile(`after [0-9.]+m?s`)
 	rules := mustRules(t, "none", "even", "overlap:2")
 	for _, c := range []struct {
 		script string
@@ -241,7 +243,7 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 		{"echo no; exit 3", nil, `exit status 3: "no"`},
 		{"echo a >&2; echo why >&2; echo out; exit 3", nil, `exit status 3: "why"`},
 		{"echo slow", mustRate(t, "rate ([0-9]+)"),
-			`--rate "rate ([0-9]+)" found no number before the program ended after 0s; the last line of stdout is "slow": correct the pattern`},
+			`--rate "rate ([0-9]+)" found no number before the program ended after TIME; the last line of stdout is "slow": correct the pattern`},
 		{"echo slow; exec sleep 9", mustRate(t, "rate ([0-9]+)"),
 			`--rate "rate ([0-9]+)" found no number within 1s; the last line of stdout is "slow": correct the pattern, or give a longer --seconds`},
 	} {
@@ -252,7 +254,7 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 		var out bytes.Buffer
 		_, err := q.measure(t.Context(), newProgress(&out, false, q))
 		told := strings.Count(out.String(), "\n")
-		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil || err.Error() != want || told != 1 {
+		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil || took.ReplaceAllString(err.Error(), "after TIME") != want || told != 1 {
 			t.Errorf("%v, told %d lines, want %s", err, told, want)
 		}
 	}
@@ -293,5 +295,39 @@ func TestMeasureEndsInTime(t *testing.T) {
 	q.wrapper = []string{"sh", "-c", "exec sleep 60"}
 	if _, err := q.measure(t.Context(), newProgress(io.Discard, false, q)); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 1s: ") {
 		t.Error(err)
+	}
+}
+
+// Each line has the time that is left, which is an estimate after the first run. On a terminal, the line is rewritten.
+func TestProgress(t *testing.T) {
+	q := question{counts: []int{4}, rules: mustRules(t, "none", "even"), repeats: 2, within: time.Hour}
+	now := time.Unix(1000, 0)
+	for _, c := range []struct {
+		rate     *rate
+		terminal bool
+		want     string
+	}{
+		{nil, false, "plan\nrun 1 of 5, 4 ranks, none: 7.5 runs/h (to warm up: it does not count); about 2m0s left\nrun 2 of 4, 4 ranks, none: failed; about 1m0s left\n"},
+		{mustRate(t, "tqdm"), true, clear + "plan\n" + clear + "run 1 of 5, 4 ranks, none; about 50s left" + clear + "run 2 of 4, 4 ranks, none; about 1m30s left" + clear},
+		{mustRate(t, "namd"), true, clear + "plan\n" + clear + "run 1 of 5, 4 ranks, none; at most 60 min left" + clear + "run 2 of 4, 4 ranks, none; about 1m30s left" + clear},
+	} {
+		var out bytes.Buffer
+		q.rate, q.lasts = c.rate, 10*time.Second
+		p := newProgress(&out, false, q)
+		p.terminal, p.now, p.began = c.terminal, func() time.Time { return now }, now
+		p.line("plan")
+		p.begin(q.cells()[0])
+		now = now.Add(30 * time.Second)
+		p.did(sample{rate: 7.5})
+		p.skip()
+		p.begin(q.cells()[0])
+		if !c.terminal {
+			now = now.Add(30 * time.Second)
+			p.did(sample{err: errors.New("no")})
+		}
+		p.end()
+		if out.String() != c.want {
+			t.Errorf("%q, want %q", out.String(), c.want)
+		}
 	}
 }
