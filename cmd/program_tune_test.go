@@ -124,7 +124,7 @@ func TestTuneOtherwise(t *testing.T) {
 	}
 	result = p.tune("--json", "--ranks=1", "--repeats=2", "--seconds=1s", "--share=25%,50%", "--rate", "rate ([0-9.]+)", "--", "PROGRAM", "never")
 	r = tuned{}
-	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "even" || r.Proved || !strings.HasPrefix(r.Rules[2].Failed, "exit status 4") {
+	if err := json.Unmarshal([]byte(result.Output), &r); err != nil || r.Use != "25%" || !r.Proved || !strings.HasPrefix(r.Rules[2].Failed, "exit status 4") {
 		t.Errorf("%v: %+v", err, result)
 	}
 	for _, args := range [][]string{
@@ -155,7 +155,7 @@ func TestTuneRefuses(t *testing.T) {
 		"--rate gromacs --seconds 5 -- true":       "cannot end gromacs after 5s: it prints its rate at its end only: leave out --seconds",
 		"--ranks 2 --one-rate -- true":             "cannot tune with --one-rate: it needs --rate and --launcher",
 		"--launcher srun|cat -- true":              `cannot read --launcher "srun|cat": no shell runs it, so | has no effect`,
-		"--seconds x -- true":                      `cannot read flags: invalid argument "x" for "--seconds" flag: want seconds, like 10, or a time like 2m`,
+		"--seconds x -- true":                      `cannot read --seconds: it is "x": want a time like 10s or 5m`,
 		"--ranks 2 --rate (x -- true":              `cannot read --rate "(x": error parsing regexp`,
 		"--ranks 2 --seconds 1h -- true":           "cannot run for 1h0m0s: give --seconds 1s up to --limit",
 		"--ranks 2 --repeats 0 -- true":            "cannot repeat 0 times: give --repeats 1 to 100",
@@ -236,7 +236,7 @@ func TestTuneRemembers(t *testing.T) {
 	if !strings.HasPrefix(stderr, "9 runs: 2, 4 ranks × 2 shares × 2 times and one to warm up, 1s each: about 9s, at most 30m0s (--within)\n") {
 		t.Error(stderr)
 	}
-	if !regexp.MustCompile(`(?m)^run 9 of 9, [24] ranks, (even|overlap:2): [0-9]+ ; about 0s left$`).MatchString(stderr) {
+	if !regexp.MustCompile(`(?m)^run 9 of 9, [24] ranks, (even|overlap:2): [0-9]+; about 0s left$`).MatchString(stderr) {
 		t.Errorf("no time left: %s", stderr)
 	}
 	wrap := func(ranks string, args ...string) (string, string) {

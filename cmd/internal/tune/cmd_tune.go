@@ -94,7 +94,8 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 				return err
 			}
 			if q.rate != nil && q.rate.atEnd && c.Flags().Changed("seconds") {
-				return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: leave out --seconds, and give a short input", pattern, q.lasts)
+				return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: "+
+					"leave out --seconds, and give a short input", pattern, q.lasts)
 			}
 			q.save = q.save || q.name != ""
 			q.name = cmp.Or(q.name, args[0])
@@ -109,14 +110,16 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	flags.IntSliceVar(&q.counts, "ranks", nil, "try these `NUMBERS` of ranks on this node, with commas")
 	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
 	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
-	flags.StringVar(&pattern, "rate", "", "gromacs, lammps, namd, amber, tqdm, lightning, or a `PATTERN` with one group: the rate")
+	flags.StringVar(&pattern, "rate", "",
+		"gromacs, lammps, namd, amber, tqdm, lightning, or a `PATTERN` with one group: the rate")
 	flags.BoolVar(&q.oneRate, "one-rate", false, "the ranks of a launch print the same rate: do not add them up")
 	q.lasts = 10 * time.Second
 	flags.Var(seconds{&q.lasts}, "seconds", "end a run after this `TIME`, with --rate")
 	flags.IntVar(&q.repeats, "repeats", 5, "run each `N` times")
 	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "end a run that takes this `DURATION`")
 	flags.DurationVar(&q.within, "within", 30*time.Minute, "end all after this `DURATION`, or a minute before the job ends")
-	flags.BoolVar(&q.save, "save", false, "remember the shares that are proved to be faster, by the name of the program's file")
+	flags.BoolVar(&q.save, "save", false,
+		"remember the shares that are proved to be faster, by the name of the program's file")
 	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
 	return c
 }
@@ -143,11 +146,8 @@ func (s seconds) Set(text string) error {
 		text += "s"
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		return errors.New("want seconds, like 10, or a time like 2m")
-	}
 	*s.d = d
-	return nil
+	return err
 }
 
 // maxRuns bounds the number of runs, because each run may take --limit.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,7 +47,8 @@ func isTerminal(out io.Writer, term string) bool {
 // newProgress begins to print. The caller ends it.
 func newProgress(out io.Writer, terminal bool, q question) *progress {
 	p := &progress{
-		out: out, terminal: terminal, unit: q.unit(), runs: q.runs(), within: q.within, now: time.Now, stop: make(chan struct{}),
+		out: out, terminal: terminal, unit: q.unit(), runs: q.runs(), within: q.within,
+		now: time.Now, stop: make(chan struct{}),
 	}
 	if q.ends() {
 		p.lasts = q.lasts
@@ -124,7 +126,7 @@ func (p *progress) did(s sample) {
 	}
 	what := "failed"
 	if s.err == nil {
-		what = fmt.Sprintf("%.5g %s", s.rate, p.unit)
+		what = strings.TrimSpace(fmt.Sprintf("%.5g %s", s.rate, p.unit))
 	}
 	if p.run == 1 {
 		what += " (to warm up: it does not count)"

@@ -16,8 +16,10 @@ func TestTail(t *testing.T) {
 		degrees int
 		want    float64
 	}{
-		{1, 1, 0.25}, {6.314, 1, 0.05}, {63.66, 1, 0.005}, {2.920, 2, 0.05}, {9.925, 2, 0.005}, {2.353, 3, 0.05}, {10.215, 3, 0.001},
-		{4.604, 4, 0.005}, {7.173, 4, 0.001}, {4.032, 5, 0.005}, {4.144, 10, 0.001}, {2.845, 20, 0.005}, {0, 7, 0.5}, {math.Inf(1), 4, 0},
+		{1, 1, 0.25}, {6.314, 1, 0.05}, {63.66, 1, 0.005},
+		{2.920, 2, 0.05}, {9.925, 2, 0.005}, {2.353, 3, 0.05}, {10.215, 3, 0.001},
+		{4.604, 4, 0.005}, {7.173, 4, 0.001}, {4.032, 5, 0.005}, {4.144, 10, 0.001},
+		{2.845, 20, 0.005}, {0, 7, 0.5}, {math.Inf(1), 4, 0},
 	} {
 		if got := tail(c.t, c.degrees); math.Abs(got-c.want) > 0.002*c.want+1e-12 {
 			t.Errorf("t %v, %d degrees: %v, want %v", c.t, c.degrees, got, c.want)
@@ -25,9 +27,11 @@ func TestTail(t *testing.T) {
 	}
 }
 
+type noise func(r *rand.Rand, cell, at int) float64
+
 // noises are models of the noise of a run, as factors of its rate. The index of the cell is that of the share, and at
 // is the number of the run in the trial. A trial has its own source.
-var noises = map[string]func(r *rand.Rand, cell, at int) float64{
+var noises = map[string]noise{
 	"2 %":  func(r *rand.Rand, _, _ int) float64 { return 1 + 0.02*r.NormFloat64() },
 	"10 %": func(r *rand.Rand, _, _ int) float64 { return math.Exp(0.1 * r.NormFloat64()) },
 	"noisy without a cap": func(r *rand.Rand, c, _ int) float64 {
@@ -43,14 +47,19 @@ var noises = map[string]func(r *rand.Rand, cell, at int) float64{
 		}
 		return f
 	},
-	"slower with time": func(r *rand.Rand, _, at int) float64 { return (1 - 0.004*float64(at)) * (1 + 0.005*r.NormFloat64()) },
-	"waves":            func(r *rand.Rand, _, at int) float64 { return 1 + 0.05*math.Sin(float64(at)/3) + 0.005*r.NormFloat64() },
-	"digits":           func(r *rand.Rand, _, _ int) float64 { return math.Round(90+2*r.NormFloat64()) / 90 },
+	"slower with time": func(r *rand.Rand, _, at int) float64 {
+		return (1 - 0.004*float64(at)) * (1 + 0.005*r.NormFloat64())
+	},
+	"waves": func(r *rand.Rand, _, at int) float64 {
+		return 1 + 0.05*math.Sin(float64(at)/3) + 0.005*r.NormFloat64()
+	},
+	"digits": func(r *rand.Rand, _, _ int) float64 { return math.Round(90+2*r.NormFloat64()) / 90 },
 }
 
 // trial makes the report of a trial on a program whose rate with each share is the given one, times the noise.
-func trial(t *testing.T, seed uint64, counts []int, repeats int, noise func(*rand.Rand, int, int) float64, rates [5]float64) report {
-	q := question{counts: counts, rules: mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3"), repeats: repeats, nodes: 1}
+func trial(t *testing.T, seed uint64, counts []int, repeats int, noise noise, rates [5]float64) report {
+	rules := mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3")
+	q := question{counts: counts, rules: rules, repeats: repeats, nodes: 1}
 	r := rand.New(rand.NewPCG(seed, 1))
 	var samples []sample
 	cells := q.cells()

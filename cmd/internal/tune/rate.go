@@ -30,7 +30,8 @@ var named = []rate{
 	{text: "gromacs", unit: "ns/day", atEnd: true, forms: forms(`\bPerformance:\s+([0-9.]+)\s+[0-9.]+\s*$`)},
 	{text: "lammps", unit: "timesteps/s", atEnd: true, forms: forms(`\bPerformance:.*?\s([0-9.]+) timesteps/s`)},
 	{text: "namd", unit: "steps/s", atEnd: true, forms: inverse(
-		`\bBenchmark time: .*?\s([0-9.e+-]+) s/step`, `\bPERFORMANCE: .*?\s([0-9.e+-]+) sec/step`, `\bTIMING: .*\bWall: \S+ ([0-9.e+-]+)/step`)},
+		`\bBenchmark time: .*?\s([0-9.e+-]+) s/step`,
+		`\bPERFORMANCE: .*?\s([0-9.e+-]+) sec/step`, `\bTIMING: .*\bWall: \S+ ([0-9.e+-]+)/step`)},
 	{text: "amber", unit: "ns/day", atEnd: true, forms: forms(`\bns/day\s*=\s*([0-9.]+)`)},
 	{text: "tqdm", unit: "iterations/s", forms: bars(`\[[0-9:]+(?:<[0-9:?]+)?,\s*`)},
 	{text: "lightning", unit: "batches/s", forms: bars(`\bEpoch [0-9]+.*?(?:,|\s)\s*`)},

@@ -155,7 +155,8 @@ func (q question) warmUp(ctx, timed context.Context, c cell, p *progress) (sampl
 	case ctx.Err() != nil:
 		return s, errors.New("cannot tune: interrupted")
 	case timed.Err() != nil:
-		return s, fmt.Errorf("cannot tune: the first run did not end within %v: give a shorter input, a --rate, or a longer --within", q.within)
+		return s, fmt.Errorf("cannot tune: the first run did not end within %v: "+
+			"give a shorter input, a --rate, or a longer --within", q.within)
 	case s.err != nil:
 		return s, fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
 	}
@@ -233,7 +234,8 @@ type ranks struct {
 
 // begin starts a command line in its own process group, so that all of its processes can be ended.
 func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
-	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{rate: q.rate, keep: 1}, ended: make(chan struct{})}
+	output := &listener{rate: q.rate, keep: 1}
+	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: output, ended: make(chan struct{})}
 	r.cmd.Env = append(q.env[:len(q.env):len(q.env)], "SLURM_MPS_SHARE="+rule.String())
 	if len(q.launcher) > 0 {
 		r.heard.keep = maxLines
@@ -401,7 +403,8 @@ func (q question) noRate(r *ranks, took time.Duration) error {
 	if q.ends() && took >= q.lasts {
 		when, advice = fmt.Sprintf("within %v", q.lasts), "correct the pattern, or give a longer --seconds"
 	}
-	return fmt.Errorf("--rate %q found no number %s; the last line of stdout is %s: %s", q.rate.text, when, strconv.QuoteToGraphic(r.heard.last), advice)
+	return fmt.Errorf("--rate %q found no number %s; the last line of stdout is %s: %s", q.rate.text, when,
+		strconv.QuoteToGraphic(r.heard.last), advice)
 }
 
 // timedOut is the exit code of timeout(1) if it has ended the rank.

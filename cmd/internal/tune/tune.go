@@ -77,8 +77,8 @@ const runsPerHour = "runs/h"
 // newReport builds the report from the samples.
 func newReport(q question, samples []sample, ticket lease.Ticket) report {
 	r := report{
-		Unit: q.unit(), Sum: q.sum(samples), Program: quoted(q.program), GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices),
-		Site: ticket.Grant.Rule().String(),
+		Unit: q.unit(), Sum: q.sum(samples), Program: quoted(q.program),
+		GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices), Site: ticket.Grant.Rule().String(),
 	}
 	if r.Unit == "" {
 		r.Unit = q.rate.text
@@ -211,8 +211,8 @@ func (q question) chooseShare(r report, ranks int) choice {
 	}
 	switch {
 	case best.Median > 0:
-		gain := 100 * (best.Median/own.Median - 1)
-		return choice{best, true, true, fmt.Sprintf("it is proved to be faster than the site's own share, %s, by %.0f %%", r.Site, gain)}
+		why := "it is proved to be faster than the site's own share, %s, by %.0f %%"
+		return choice{best, true, true, fmt.Sprintf(why, r.Site, 100*(best.Median/own.Median-1))}
 	case own.Failed != "" && fastest.Median > 0:
 		return choice{fastest, false, true, "the site's own share failed, and this one was the fastest of the others"}
 	case own.Median == 0:

@@ -39,7 +39,8 @@ func splitWords(line string) (words []string, err error) {
 			word.Reset()
 			begun = false
 		case strings.ContainsRune("|&;<>", r):
-			return nil, fmt.Errorf("cannot read --launcher %q: no shell runs it, so %c has no effect: put it in quotes, or use sh -c '...'", line, r)
+			return nil, fmt.Errorf("cannot read --launcher %q: no shell runs it, so %c has no effect: "+
+				"put it in quotes, or use sh -c '...'", line, r)
 		default:
 			begun = true
 			word.WriteRune(r)
