@@ -5,7 +5,10 @@ package tune
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -328,6 +331,50 @@ func TestProgress(t *testing.T) {
 		p.end()
 		if out.String() != c.want {
 			t.Errorf("%q, want %q", out.String(), c.want)
+		}
+	}
+}
+
+// A program that prints its rate only at its end is not ended before, and its run has a bound.
+func TestMeasureWaitsForTheEnd(t *testing.T) {
+	q := question{
+		counts: []int{2}, rules: mustRules(t, "none", "even"), repeats: 1, limit: time.Minute, within: time.Minute,
+		rate: mustRate(t, "gromacs"), lasts: 100 * time.Millisecond,
+		wrapper: []string{"sh", "-c", "sleep 0.5; echo 'Performance:      446.590        0.054' >&2"},
+	}
+	samples, err := q.measure(t.Context(), newProgress(io.Discard, false, q))
+	if err != nil || len(samples) != 2 || samples[0].err != nil || samples[0].rate != 2*446.59 {
+		t.Errorf("%+v, %v", samples, err)
+	}
+	q.limit, q.wrapper = time.Second, []string{"sh", "-c", "exec sleep 60"}
+	want := "cannot tune: the first run failed (2 ranks, none): it did not end within 1s: give a shorter input"
+	if _, err := q.measure(t.Context(), newProgress(io.Discard, false, q)); !strings.HasPrefix(fmt.Sprint(err), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// Open MPI labels the ranks if the variable asks for it, so four ranks count more than two. --one-rate takes the last.
+func TestOpenMPILabels(t *testing.T) {
+	version, err := exec.Command("mpirun", "--version").Output()
+	if err != nil || !strings.Contains(string(version), "Open MPI) 4.") {
+		t.Skip("needs mpirun of Open MPI 4")
+	}
+	q := question{
+		counts: []int{2, 4}, rules: mustRules(t, "none"), repeats: 1, limit: time.Minute, within: time.Minute,
+		rate: mustRate(t, "rate ([0-9]+)"), lasts: 30 * time.Second, launcher: []string{"mpirun", "--oversubscribe", "-np", ranksMark},
+		wrapper: []string{"sh", "-c", `printf 'rate 1\rrate 3\r'; echo; echo why >&2`},
+		env:     append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
+	}
+	for _, one := range []bool{false, true} {
+		q.oneRate = one
+		samples, err := q.measure(t.Context(), newProgress(io.Discard, false, q))
+		if err != nil || len(samples) != 2 {
+			t.Fatalf("%+v, %v", samples, err)
+		}
+		for _, s := range samples {
+			if want := map[bool]int{false: 3 * s.ranks, true: 3}[one]; s.err != nil || s.rate != float64(want) || s.printed != s.ranks {
+				t.Errorf("%+v, want %d", s, want)
+			}
 		}
 	}
 }
