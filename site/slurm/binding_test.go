@@ -13,9 +13,9 @@ import (
 func TestReadBindingRecorded(t *testing.T) {
 	for folder, want := range map[string]func(rank int) Binding{
 		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, AllOfStep: true} },
-		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1, GPUsPerTask: 1} },
+		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1, GPUsPerTask: 1, OwnGPUs: 1} },
 		"c-gpubind":  func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1} },
-		"i-nogpu":    func(int) Binding { return Binding{} },
+		"i-nogpu":    func(int) Binding { return Binding{OneTask: true} },
 	} {
 		for _, path := range recordings(t, "slurm-env/"+folder+"/*.task.n1.s0.p*", 1) {
 			got, err := ReadBinding(recording(t, path))
