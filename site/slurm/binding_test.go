@@ -81,6 +81,46 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 	}
 }
 
+// How many GPUs each task of a recorded launch has for itself: by srun's own binding, and as the only task of its step.
+func TestReadBindingOwnGPUs(t *testing.T) {
+	for name, want := range map[string]struct {
+		own int
+		one bool
+	}{
+		"one.srun.n1":                                     {0, false},
+		"bound.a-GPU-per-task.n1":                         {1, false},
+		"bound.bind-map_gpu-1-0.n1":                       {0, false},
+		"bound.bind-mask_gpu-3-c.n1":                      {2, false},
+		"bound.two-GPUs-per-task.n1":                      {2, false},
+		"bound.two-GPUs-per-task-by-srun.n1":              {2, false},
+		"bound.two-GPUs-per-task-by-both.n1":              {2, false},
+		"bound.two-GPUs-per-task-without-sbatch.n1":       {2, false},
+		"bound.one-GPU-per-task-of-two.n1":                {1, false},
+		"bound.all-GPUs-for-one-task.n1":                  {0, true},
+		"bound.two-GPUs-per-task-mpirun.n1":               {0, false}, // the batch script's task
+		"confined.two-GPUs-per-task-by-srun.n1":           {2, false},
+		"24.11/bound.two-GPUs-per-task-by-srun.n1":        {2, false},
+		"24.11/bound.two-GPUs-per-task-without-sbatch.n1": {2, false},
+		"24.11/bound.all-GPUs-for-one-task.n1":            {0, true},
+		"24.11/confined.two-GPUs-per-task-by-srun.n1":     {2, false},
+		"26.05/bound.two-GPUs-per-task-by-srun.n1":        {2, false},
+		"26.05/bound.two-GPUs-per-task-without-sbatch.n1": {2, false},
+		"26.05/bound.all-GPUs-for-one-task.n1":            {4, true},
+		"26.05/confined.two-GPUs-per-task-by-srun.n1":     {2, false},
+		"interactive.mpirun.n1":                           {0, false},
+	} {
+		ranks := launchRecordings(t)[name]
+		if len(ranks) == 0 {
+			t.Errorf("%s is not recorded", name)
+		}
+		for rank, env := range ranks {
+			if got, err := ReadBinding(env); err != nil || got.OwnGPUs != want.own || got.OneTask != want.one {
+				t.Errorf("%s, rank %d: %+v, %v; want %+v", name, rank, got, err, want)
+			}
+		}
+	}
+}
+
 // Ways to bind that were not recorded give these results. The result of an invalid way is unknown.
 func TestReadBindingWays(t *testing.T) {
 	for bind, want := range map[string]int{
