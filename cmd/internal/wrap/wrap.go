@@ -254,6 +254,9 @@ func readTask(env slurm.Env, pid int, options mpirunwrap.Options) (slurm.Task, e
 		env = slurm.WithoutInheritedLauncher(env, proc.Variables(context.Background(), site.Process{PID: first}, slurm.LauncherVariables()...).Values)
 	}
 	task, err := slurm.ReadTask(env, pid)
+	if err != nil && options.Slots != 0 { // the slot is the place
+		return slurm.ManualTask(env, 0, 1)
+	}
 	if err != nil {
 		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
 	}
