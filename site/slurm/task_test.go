@@ -139,6 +139,25 @@ func TestReadTask(t *testing.T) {
 	}
 }
 
+// A rank of prterun inherits the place of the batch script. Without --personality ompi it has no other.
+func TestReadTaskOfPRRTE(t *testing.T) {
+	for name, want := range map[string]string{"own": "--personality ompi", "ompi": ""} {
+		ranks := recordedRanks(t, filepath.Join("testdata/prterun", name))
+		if len(ranks) != 3 {
+			t.Fatalf("%d ranks of %s", len(ranks), name)
+		}
+		for i, env := range ranks {
+			got, err := ReadTask(env, taskPID(t, env)+1)
+			if want == "" && (err != nil || got.LocalRank != i || got.LocalSize != 3 || got.Source != "Open MPI") {
+				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
+			}
+			if want != "" && !strings.Contains(message(err), want) {
+				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
+			}
+		}
+	}
+}
+
 // A launcher's variables that the step's own task already had are an outer launcher's. All others are the rank's own.
 func TestFresh(t *testing.T) {
 	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
