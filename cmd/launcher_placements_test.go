@@ -388,7 +388,7 @@ func (s *launchCluster) twoPerTask() {
 		{"bind mask_gpu:3,c, task prolog", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc PLAIN", "", two, pairs},
 	}, "-n4", "--gres=gpu:4")
 	oneOfTwo := listed("0 -", "1 -")
-	if s.Release() >= "24.11" { // srun inherits the binding of sbatch, and Slurm prints "Not enough gres to bind 2 per task"
+	if s.Release() >= "24.11" { // srun inherits sbatch's binding, and Slurm prints "Not enough gres to bind 2 per task"
 		oneOfTwo = listed("0,1 50", "0 50")
 	}
 	s.try([]launchCase{
@@ -397,7 +397,8 @@ func (s *launchCluster) twoPerTask() {
 		{"one GPU per task of two", "srun -n2 --gpus-per-task=1 WRAP", "", two, oneOfTwo},
 		{"one GPU per task of two, task prolog", "srun -n2 --gpus-per-task=1 PLAIN", "", two, oneOfTwo},
 	}, "-n2", "--gpus-per-task=2")
-	launches := []launchCase{{"two GPUs per task without sbatch", "srun -n2 --gpus-per-task=2 --constraint=mps WRAP", "", two, pairs}}
+	alone := "srun -n2 --gpus-per-task=2 --constraint=mps WRAP"
+	launches := []launchCase{{"two GPUs per task without sbatch", alone, "", two, pairs}}
 	line := strings.Fields(s.command(launches[0], 0))
 	result, err := s.Run(s.ctx, s.user, line[0], line[1:]...)
 	if err != nil {

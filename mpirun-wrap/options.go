@@ -89,13 +89,17 @@ func Settings() []Setting {
 		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", func(o *Options, v string) error {
 			return o.setShare(v)
 		}, []string{"none", "even", "overlap", "weight", "tuned"}},
-		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return parseBool(v, &o.Meet) }, nil},
+		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error {
+			return parseBool(v, &o.Meet)
+		}, nil},
 		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
 			rule, err := policy.ParseMemory(v)
 			o.Memory = &rule
 			return err
 		}, []string{"none", "even"}},
-		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return parseEither(v, "normal", "low", &o.Low) }, []string{"normal", "low"}},
+		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error {
+			return parseEither(v, "normal", "low", &o.Low)
+		}, []string{"normal", "low"}},
 		{"local-rank", "N", "the rank's place on its node, if the launcher does not set it", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalRank)
 		}, nil},
@@ -111,13 +115,17 @@ func Settings() []Setting {
 			}
 			return nil
 		}, nil},
-		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }, nil},
+		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error {
+			return parseBool(v, &o.Report)
+		}, nil},
 		{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", func(o *Options, v string) error {
 			err := parseBool(v, &o.Verbose)
 			o.Report = o.Report || o.Verbose
 			return err
 		}, nil},
-		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }, nil},
+		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error {
+			return parseBool(v, &o.DryRun)
+		}, nil},
 		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }, nil},
 	}
 }

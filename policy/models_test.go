@@ -24,7 +24,8 @@ func TestModels(t *testing.T) {
 		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871}, "A2": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356},
 		"A16": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356}, "L20": {GPU: GPU{92, 2}, Clients: 48, MemoryMiB: 46068},
 		"H20": {GPU: GPU{78, 2}, Clients: 48, MemoryMiB: 97871}, "GB200": {GPU: GPU{152, 2}, Clients: 48, MemoryMiB: 189471},
-		"B300": {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 275040}, "RTX 5090": {GPU: GPU{170, 2}, Clients: 48, MemoryMiB: 32607},
+		"B300":         {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 275040},
+		"RTX 5090":     {GPU: GPU{170, 2}, Clients: 48, MemoryMiB: 32607},
 		"RTX PRO 6000": {GPU: GPU{188, 2}, Clients: 48, MemoryMiB: 97887},
 	}
 	for _, m := range Models() {

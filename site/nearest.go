@@ -4,8 +4,8 @@ package site
 
 import "strings"
 
-// Nearest returns the known name that differs from name by at most two letters, or by letters that are swapped, or with which name begins. It returns
-// "" if there is none.
+// Nearest returns the known name that differs from name by at most two letters, where two swapped letters count as one.
+// It also returns a known name with which name begins, and "" if there is none.
 func Nearest(name string, known []string) (like string) {
 	const begins = 2
 	smallest := 3

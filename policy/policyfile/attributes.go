@@ -44,7 +44,8 @@ var grantAttributes = []attribute[policy.Grant]{
 
 func setShare(g *policy.Grant, v cty.Value) (summary, detail string) {
 	if err := g.SetShare(v.AsString()); err != nil {
-		return fmt.Sprintf("Unknown value %q", v.AsString()), "share: " + err.Error() + meant(v.AsString(), []string{"none", "even"})
+		word := v.AsString()
+		return fmt.Sprintf("Unknown value %q", word), "share: " + err.Error() + meant(word, []string{"none", "even"})
 	}
 	return "", ""
 }
@@ -63,7 +64,8 @@ func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribut
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		word := W(v.AsString())
 		if !slices.Contains(words, word) {
-			return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is %s", name, oneOf(words)) + meant(string(word), spelled(words))
+			detail = fmt.Sprintf("%s is %s", name, oneOf(words)) + meant(string(word), spelled(words))
+			return fmt.Sprintf("Unknown value %q", word), detail
 		}
 		set(into, word)
 		return "", ""

@@ -48,7 +48,7 @@ func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
 
 // A default that is written down changes nothing: neither alone, nor with any line of the shipped policy left out.
 func TestADefaultWrittenDownChangesNothing(t *testing.T) {
-	source := "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"mps\" {\n  when = true\n  grant {\n    %s\n  }\n}\n"
+	source := "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"mps\" {\n  when = true\n  grant {\n%s\n  }\n}\n"
 	var policies []string
 	for _, s := range policy.DefaultGrant().Settings() {
 		value := s.Value

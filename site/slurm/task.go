@@ -57,7 +57,7 @@ func Launchers() []Launcher {
 		{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "documented: HPE Cray"},
 		{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "documented: IBM Spectrum LSF"},
 		{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "documented; has no variable for the size"},
-		{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "PMIX_RANK is of Slurm's pmix too, and of prun and prterun, which set no place"},
+		{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "Slurm's pmix sets PMIX_RANK too, and prun sets no more"},
 		{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "scripts that follow torchrun's names"},
 	}
 }
@@ -288,7 +288,8 @@ func withoutPlace(env Env, l Launcher) error {
 	if l.World == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
 		repair = "give prun or prterun --personality ompi, or " + repair
 	}
-	return fmt.Errorf("%s is %s, so a launcher started this rank, but no variable has its place on this node: %s", l.World, quote(env[l.World]), repair)
+	return fmt.Errorf("%s is %s, so a launcher started this rank, but no variable has its place on this node: %s",
+		l.World, quote(env[l.World]), repair)
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.

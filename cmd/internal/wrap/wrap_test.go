@@ -48,8 +48,9 @@ func TestOneRankPrintsTheError(t *testing.T) {
 
 // A rank of prun in a batch script has no place of its own, so it is refused. A slot is a place.
 func TestARankWithoutAPlace(t *testing.T) {
-	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}
-	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE; or give --local-rank and --local-size"
+	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3"}
+	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE; " +
+		"or give --local-rank and --local-size"
 	if task, err := readTask(env, os.Getpid(), mpirunwrap.Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("%+v, %v", task, err)
 	}
