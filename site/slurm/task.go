@@ -258,7 +258,7 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 	}
 	for _, l := range Launchers() {
 		if _, ok := env[l.World]; ok && !bySlurmsPlugin(env, l.World) {
-			return Task{}, false, withoutPlace(env, l)
+			return Task{}, false, withoutPlace(l)
 		}
 	}
 	return Task{}, false, nil
@@ -282,14 +282,15 @@ func bySlurmsPlugin(env Env, world string) bool {
 	return false
 }
 
-// withoutPlace is the error for a rank whose launcher tells it no place on its node.
-func withoutPlace(env Env, l Launcher) error {
+// withoutPlace is the error for a rank whose launcher tells it no place on its node. It is the same for all ranks, so
+// that one of them can print it.
+func withoutPlace(l Launcher) error {
 	repair := "export LOCAL_RANK and LOCAL_WORLD_SIZE"
 	if l.World == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
 		repair = "give prun or prterun --personality ompi, or " + repair
 	}
-	return fmt.Errorf("%s is %s, so a launcher started this rank, but no variable has its place on this node: %s",
-		l.World, quote(env[l.World]), repair)
+	return fmt.Errorf("%s is set, so a launcher started this rank, but no variable has its place on this node: %s",
+		l.World, repair)
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
@@ -329,7 +330,7 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 func alone(task Task, env Env) (Task, error) {
 	for _, l := range Launchers() {
 		if _, ok := env[l.World]; ok {
-			return Task{}, withoutPlace(env, l)
+			return Task{}, withoutPlace(l)
 		}
 	}
 	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle

@@ -233,7 +233,7 @@ func TestReadTaskRefuses(t *testing.T) {
 	const export = ": export LOCAL_RANK and LOCAL_WORLD_SIZE"
 	const personality = ": give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE"
 	foreign := func(world, repair string) string {
-		return "cannot read task: " + world + ` is "3", so a launcher started this rank, but no variable has its place on this node` + repair
+		return "cannot read task: " + world + ` is set, so a launcher started this rank, but no variable has its place on this node` + repair
 	}
 	tests := []struct {
 		env  Env

@@ -125,7 +125,7 @@ func Wrap(p cli.Process) int {
 func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err error) {
 	task, unknown := readTask(env, p.PID, options)
 	launch, noLaunch := launchOf(env, p.PID, task)
-	if unknown != nil || noLaunch != nil || options.LocalSize > 0 || task.LocalSize == 1 {
+	if noLaunch != nil || options.LocalSize > 0 || unknown == nil && task.LocalSize == 1 {
 		p.PrintError("mpirun-wrap", err)
 		return
 	}

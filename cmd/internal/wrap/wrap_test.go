@@ -65,6 +65,29 @@ func TestARankWithoutAPlace(t *testing.T) {
 	}
 }
 
+// All ranks of a prun are refused, and one of them prints it.
+func TestOneRankOfPrunPrintsTheError(t *testing.T) {
+	var printed [20]bytes.Buffer
+	var all sync.WaitGroup
+	for rank := range printed {
+		all.Go(func() {
+			env := []string{"SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "PMIX_NAMESPACE=prterun-n1-7@1", fmt.Sprint("PMIX_RANK=", rank)}
+			p := cli.Process{Args: []string{"--root", t.TempDir(), "true"}, Env: env, PID: os.Getpid(), Err: &printed[rank]}
+			if code := Wrap(p); code != cli.ExitWrapperFailed {
+				t.Errorf("rank %d: code %d", rank, code)
+			}
+		})
+	}
+	all.Wait()
+	lines := 0
+	for i := range printed {
+		lines += strings.Count(printed[i].String(), "--personality ompi")
+	}
+	if lines != 1 {
+		t.Errorf("%d ranks print it", lines)
+	}
+}
+
 // The help texts fit a terminal of 80 columns, and name every flag.
 func TestHelp(t *testing.T) {
 	for name, program := range map[string]func(cli.Process) int{"mpirun-wrap": Wrap, "task-prolog": TaskProlog} {
