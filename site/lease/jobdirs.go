@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -115,11 +115,11 @@ func inOtherMountNamespace() bool {
 		if err == nil && other != own {
 			return true
 		}
-		stat, err := site.ReadStat(pid)
+		status, err := proc.ReadStatus(pid)
 		if err != nil {
 			return false
 		}
-		pid = stat.Parent
+		pid = status.Parent
 	}
 	return false
 }

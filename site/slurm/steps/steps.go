@@ -118,7 +118,7 @@ func (s Steps) group(pid int) {
 	if number == "" && sluid == "" {
 		return
 	}
-	if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+	if status, err := proc.ReadStatus(pid); err == nil && status.Running() {
 		sign := fmt.Sprintf("pid %d is in its control group", pid)
 		s.note(number, sign)
 		if sluid != "" {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cmd_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
+)
+
+// mpsNames are the names of processes that root's programs look for, as the kernel cuts them.
+var mpsNames = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "slurmd", "slurmstepd"}
+
+// execLife is how long an exec lasts. Every reader of these processes waits that long, also those of other tests.
+const execLife = 20 * time.Second
+
+// inExec starts processes of a user that are in the middle of an exec until stop is called: so many of each name. It
+// returns when a reader of their state would wait.
+func (a attack) inExec(user uint32, count int, names ...string) (stop func()) {
+	a.t.Helper()
+	dir, end := a.fileSystemOf(user, -1, execLife)
+	attack := a.as(user, append([]string{a.program, "execs", dir, fmt.Sprint(count)}, names...)...)
+	a.goesOn(attack)
+	a.t.Cleanup(end) // this runs before the cleanup of the attack, whose processes cannot end without it
+	for range 100 {
+		var waiting int
+		if waiting = a.waiting(user); waiting >= count*len(names) {
+			return end
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	a.t.Skipf("this kernel does not hold up readers of a process in its exec")
+	return nil
+}
+
+// waiting counts the processes of a user whose state does not come. It reads each in a process of its own.
+func (a attack) waiting(user uint32) (count int) {
+	a.t.Helper()
+	pids, err := proc.PIDs()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if uids, err := proc.UIDs(pid); err != nil || uids[0] != user {
+			continue
+		}
+		if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || len(line) > 0 {
+			continue // a process in the middle of its exec has none
+		}
+		if exec.Command("timeout", "-s", "KILL", "0.05", "cat", fmt.Sprintf("/proc/%d/stat", pid)).Run() != nil {
+			count++
+		}
+	}
+	return count
+}
+
+// A user's processes are in the middle of an exec, and every reader of their state waits. Prolog and epilog of the
+// user's job, of another user's job, and root's commands hold their deadlines.
+//
+// Contract: R1
+func TestHostileExecs(t *testing.T) {
+	const count = 50
+	t.Run("the job's user", func(t *testing.T) {
+		a := newAttack(t, "", 1)
+		a.facts(`epilog_deadline = "10s"`)
+		const user = stormy + 30
+		job := a.job(7, "0")
+		job.UID, job.GID = user, user
+		a.inExec(user, count/2, mpsNames[:2]...)
+		a.withinDeadline("prolog", 5*time.Second, func() { a.withstands(job, "prolog") })
+		if reason := a.ticket(7).RefusalReason; reason != "" {
+			t.Fatalf("refused: %s", reason)
+		}
+		daemon := a.ticket(7).Daemons[0].Proc
+		a.withinDeadline("epilog", 5*time.Second, func() { a.closes(job) })
+		if daemon.Running() || a.modes() != "0" {
+			t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
+		}
+		if log := a.log(); !strings.Contains(log, "do not answer") {
+			t.Errorf("no line says that processes do not answer:\n%s", log)
+		}
+	})
+	t.Run("a stranger", func(t *testing.T) {
+		a := newAttack(t, "", 1)
+		const user = stormy + 31
+		a.opens(a.job(7, "0"))
+		a.inExec(user, count/len(mpsNames)+1, mpsNames...)
+		for _, command := range []string{"status", "audit", "metrics", "doctor", "reap"} {
+			began := time.Now()
+			_, out := a.mpsctlAs(0, command)
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("mpsctl %s takes %v:\n%s", command, took, out)
+			}
+			if command == "status" && !strings.Contains(out, "do not answer") {
+				t.Errorf("mpsctl status does not say that processes do not answer:\n%s", out)
+			}
+		}
+		a.withinDeadline("epilog", 5*time.Second, func() { a.closes(a.job(7, "0")) })
+	})
+}
+
+// withinDeadline checks how long a step takes.
+func (a attack) withinDeadline(name string, limit time.Duration, step func()) {
+	a.t.Helper()
+	began := time.Now()
+	step()
+	took := time.Since(began)
+	a.t.Logf("%s: %v", name, took)
+	if took > limit {
+		a.t.Errorf("%s takes %v: want at most %v", name, took, limit)
+	}
+}
