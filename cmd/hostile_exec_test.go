@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
@@ -38,23 +40,24 @@ func (a attack) inExec(user uint32, count int, names ...string) (stop func()) {
 	return nil
 }
 
-// waiting counts the processes of a user whose state does not come. It reads each in a process of its own.
+// waiting counts the processes of a user that are in the middle of an exec. A reader of the last one's state waits, or
+// the count is 0.
 func (a attack) waiting(user uint32) (count int) {
 	a.t.Helper()
 	pids, err := proc.PIDs()
 	if err != nil {
 		a.t.Fatal(err)
 	}
+	last := 0
 	for _, pid := range pids {
-		if uids, err := proc.UIDs(pid); err != nil || uids[0] != user {
-			continue
+		uids, err := proc.UIDs(pid)
+		line, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil && err2 == nil && uids[0] == user && len(line) == 0 { // in the middle of an exec there is none
+			last, count = pid, count+1
 		}
-		if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || len(line) > 0 {
-			continue // a process in the middle of its exec has none
-		}
-		if exec.Command("timeout", "-s", "KILL", "0.05", "cat", fmt.Sprintf("/proc/%d/stat", pid)).Run() != nil {
-			count++
-		}
+	}
+	if last == 0 || exec.Command("timeout", "-s", "KILL", "0.2", "cat", fmt.Sprintf("/proc/%d/stat", last)).Run() == nil {
+		return 0
 	}
 	return count
 }
@@ -65,26 +68,36 @@ func (a attack) waiting(user uint32) (count int) {
 // Contract: R1
 func TestHostileExecs(t *testing.T) {
 	const count = 50
-	t.Run("the job's user", func(t *testing.T) {
-		a := newAttack(t, "", 1)
-		a.facts(`epilog_deadline = "10s"`)
-		const user = stormy + 30
-		job := a.job(7, "0")
-		job.UID, job.GID = user, user
-		a.inExec(user, count/2, mpsNames[:2]...)
-		a.withinDeadline("prolog", 5*time.Second, func() { a.withstands(job, "prolog") })
-		if reason := a.ticket(7).RefusalReason; reason != "" {
-			t.Fatalf("refused: %s", reason)
-		}
-		daemon := a.ticket(7).Daemons[0].Proc
-		a.withinDeadline("epilog", 5*time.Second, func() { a.closes(job) })
-		if daemon.Running() || a.modes() != "0" {
-			t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
-		}
-		if log := a.log(); !strings.Contains(log, "do not answer") {
-			t.Errorf("no line says that processes do not answer:\n%s", log)
-		}
-	})
+	for name, c := range map[string]struct {
+		user  uint32
+		count int
+	}{
+		"the job's user": {stormy + 30, count},
+		"the job's user, with more than readers exist": {stormy + 32, 4 * count},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			a.facts(`epilog_deadline = "10s"`)
+			job := a.job(7, "0")
+			job.UID, job.GID = c.user, c.user
+			a.inExec(c.user, c.count/2, mpsNames[:2]...)
+			a.withinDeadline("prolog", 5*time.Second, func() { a.withstands(job, "prolog") })
+			if reason := a.ticket(7).RefusalReason; reason != "" {
+				t.Fatalf("refused: %s", reason)
+			}
+			daemon := a.ticket(7).Daemons[0].Proc
+			a.withinDeadline("epilog", 5*time.Second, func() { a.closes(job) })
+			if daemon.Running() || a.modes() != "0" {
+				t.Errorf("daemon alive %v, modes %s", daemon.Running(), a.modes())
+			}
+			if log := a.log(); !strings.Contains(log, "do not answer") {
+				t.Errorf("no line says that processes do not answer:\n%s", log)
+			}
+			if left := a.waiting(c.user); left < c.count {
+				t.Errorf("only %d processes are still in their exec, so the test proves little", left)
+			}
+		})
+	}
 	t.Run("a stranger", func(t *testing.T) {
 		a := newAttack(t, "", 1)
 		const user = stormy + 31
@@ -114,4 +127,39 @@ func (a attack) withinDeadline(name string, limit time.Duration, step func()) {
 	if took > limit {
 		a.t.Errorf("%s takes %v: want at most %v", name, took, limit)
 	}
+}
+
+// The same processes of a job's user do not drain a node of a real Slurm with proctrack/cgroup, as most sites have it.
+// With proctrack/linuxproc and pgid, slurmd itself reads the state of all processes, waits, and drains the node
+// (measured with Slurm 22.05.8).
+func TestHostileExecsUnderSlurm(t *testing.T) {
+	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
+	p := c.first()
+	program, err := hostile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := attack{testNode: p, program: program}
+	began := time.Now()
+	a.inExec(uid, 10, mpsNames[:2]...)
+	id := c.batch("srun -n2 "+c.wrap("info"), "-n2", "--gres=gpu:1")
+	if job := c.ended(id); job.State != "COMPLETED" {
+		t.Errorf("the job is %s\n%s", job.State, c.output(id))
+	}
+	for !strings.Contains(p.log(), `"closed":`) {
+		if time.Since(began) > execLife || !site.Sleep(p.ctx, 50*time.Millisecond) {
+			t.Fatalf("the epilog does not end while the processes are in their exec:\n%s", p.log())
+		}
+	}
+	if left := a.waiting(uid); left < 20 {
+		t.Errorf("only %d processes are still in their exec, so the test proves little", left)
+	}
+	state, reason, err := c.NodeState(p.ctx, c.Nodes()[0])
+	if err != nil || strings.Contains(strings.ToLower(state), "drain") {
+		t.Errorf("the node is %s: %s, %v", state, reason, err)
+	}
+	if log := p.log(); !strings.Contains(log, `"closed":true`) || !strings.Contains(log, "do not answer") {
+		t.Errorf("the epilog has failed, or no line says that processes do not answer:\n%s", log)
+	}
+	t.Logf("prolog, job and epilog took %v", time.Since(began))
 }
