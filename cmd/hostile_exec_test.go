@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -44,22 +45,34 @@ func (a attack) inExec(user uint32, count int, names ...string) (stop func()) {
 // the count is 0.
 func (a attack) waiting(user uint32) (count int) {
 	a.t.Helper()
+	count, _ = a.countWaiting(user)
+	return count
+}
+
+// lastWaiting returns the pid of the last of these processes.
+func (a attack) lastWaiting(user uint32) int {
+	a.t.Helper()
+	_, last := a.countWaiting(user)
+	return last
+}
+
+func (a attack) countWaiting(user uint32) (count, last int) {
+	a.t.Helper()
 	pids, err := proc.PIDs()
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	last := 0
 	for _, pid := range pids {
-		uids, err := proc.UIDs(pid)
+		status, err := proc.ReadStatus(pid)
 		line, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if err == nil && err2 == nil && uids[0] == user && len(line) == 0 { // in the middle of an exec there is none
+		if err == nil && err2 == nil && status.Running() && status.UIDs[0] == user && len(line) == 0 { // in the middle of an exec there is none
 			last, count = pid, count+1
 		}
 	}
 	if last == 0 || exec.Command("timeout", "-s", "KILL", "0.2", "cat", fmt.Sprintf("/proc/%d/stat", last)).Run() == nil {
-		return 0
+		return 0, 0
 	}
-	return count
+	return count, last
 }
 
 // A user's processes are in the middle of an exec, and every reader of their state waits. Prolog and epilog of the
@@ -113,6 +126,10 @@ func TestHostileExecs(t *testing.T) {
 				t.Errorf("mpsctl status does not say that processes do not answer:\n%s", out)
 			}
 		}
+		began := time.Now()
+		if _, out := a.mpsctlAs(uid, "status"); time.Since(began) > 2*time.Second {
+			t.Errorf("mpsctl status of a user takes %v:\n%s", time.Since(began), out)
+		}
 		a.withinDeadline("epilog", 5*time.Second, func() { a.closes(a.job(7, "0")) })
 	})
 }
@@ -126,6 +143,48 @@ func (a attack) withinDeadline(name string, limit time.Duration, step func()) {
 	a.t.Logf("%s: %v", name, took)
 	if took > limit {
 		a.t.Errorf("%s takes %v: want at most %v", name, took, limit)
+	}
+}
+
+// A process in the middle of an exec has the recorded daemon's pid. Nothing proves that it is the daemon, so it gets no
+// signal. The daemon's control group proves that the daemon has ended. On a node without control groups nothing does,
+// and the lease is kept.
+func TestHostileExecWithTheDaemonsPID(t *testing.T) {
+	for user, grouped := range map[uint32]bool{stormy + 33: true, stormy + 34: false} {
+		t.Run(fmt.Sprintf("control group %v", grouped), func(t *testing.T) {
+			a := newAttack(t, "", 1)
+			a.facts(`epilog_deadline = "6s"`)
+			job := a.job(7, "0")
+			job.UID, job.GID = user, user
+			a.opens(job)
+			l := a.lease(7)
+			if grouped && l.Daemons[0].Group == "" {
+				t.Skip("no control groups for daemons here")
+			}
+			stop := a.inExec(user, 1, mpsNames[1])
+			content := read(t, filepath.Join(a.Paths().Run(), "leases/7.json"))
+			content = strings.Replace(content, fmt.Sprintf(`"pid": %d`, l.Daemons[0].Proc.PID), fmt.Sprintf(`"pid": %d`, a.lastWaiting(user)), 1)
+			if !grouped {
+				content = strings.Replace(content, fmt.Sprintf(`"group": %q`, l.Daemons[0].Group), `"group": ""`, 1)
+			}
+			a.rewrite(filepath.Join(a.Paths().Run(), "leases/7.json"), content)
+			if grouped {
+				a.withinDeadline("epilog", tooLong, func() { a.closes(job) })
+			} else if run := a.runHook(job, "epilog"); run.code != 1 || run.took > 12*time.Second || !strings.Contains(run.output, "does not answer") {
+				t.Errorf("epilog: code %d in %v: want 1, because nothing proves the daemon's end\n%s", run.code, run.took, run.output)
+			}
+			if l.Daemons[0].Proc.Running() {
+				t.Error("the daemon is alive")
+			}
+			if a.waiting(user) != 1 {
+				t.Error("the process in its exec has ended, so the test proves little")
+			}
+			if !grouped {
+				stop()
+				a.until("end of the exec", func() bool { return a.waiting(user) == 0 })
+				a.withstands(job, "epilog")
+			}
+		})
 	}
 }
 

@@ -44,7 +44,7 @@ func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
 		there, err := c.Daemons.Processes(l.Job, d)
-		if err != nil || len(there) == 0 {
+		if len(there) == 0 {
 			return false, err
 		}
 	}

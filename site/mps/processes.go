@@ -31,6 +31,8 @@ const maxPasses = 10
 // folder in their environment. A user can make such a process, too. It is then ended with the others, because it is
 // the user's own and claims to belong to this job.
 //
+// The list is valid beside an error, too: the error may be that the daemon's end is not proved.
+//
 // A list of processes is outdated when it is read. A process that has ended since then may have left a child that is
 // not in the list; the program that starts a daemon does that. So the processes are listed again until none has ended
 // unseen.
@@ -234,7 +236,7 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 			break
 		}
 		processes, err := c.livingProcesses(job, d)
-		if err != nil || len(processes) == 0 {
+		if len(processes) == 0 {
 			return err
 		}
 		genuine, impostors := sorted(processes, d)
@@ -297,16 +299,8 @@ func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 // livingProcesses returns the daemon's processes and the recorded one, whatever its environment is now.
 func (c ControlProgram) livingProcesses(job lease.Job, d lease.Daemon) ([]site.Process, error) {
 	processes, err := c.Processes(job, d)
-	if err != nil {
-		return nil, err
+	if !slices.Contains(processes, d.Proc) && d.Proc.Running() {
+		processes = append(processes, d.Proc)
 	}
-	if !d.Proc.Running() {
-		return processes, nil
-	}
-	for _, p := range processes {
-		if p == d.Proc {
-			return processes, nil
-		}
-	}
-	return append(processes, d.Proc), nil
+	return processes, err
 }

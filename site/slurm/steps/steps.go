@@ -86,11 +86,11 @@ var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
 
 // socket reads a line of /proc/net/unix. Every user can listen at such a path, so the file must belong to root.
 func (s Steps) socket(line string) {
-	at := strings.IndexByte(line, '/')
+	at := strings.Index(line, " /") // an abstract socket's name begins with @, and is no path
 	if at < 0 {
 		return
 	}
-	path := line[at:]
+	path := line[at+1:]
 	match := stepSocket.FindStringSubmatch(path)
 	if match == nil {
 		return
