@@ -25,7 +25,8 @@ func (e fullError) Unwrap() error { return e.error }
 // errors are returned unchanged, and errors.Is finds the same ones.
 func ExplainFull(path string, err error) error {
 	if errors.Is(err, unix.EROFS) {
-		return fullError{err, fmt.Sprintf("%v: the file system at %s can only be read: see dmesg, then mount it with write access", err, mountOf(path))}
+		return fullError{err, fmt.Sprintf("%v: the file system at %s can only be read: "+
+			"see dmesg, then mount it with write access", err, mountOf(path))}
 	}
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
@@ -34,7 +35,8 @@ func ExplainFull(path string, err error) error {
 	var st unix.Statfs_t
 	if unix.Statfs(at, &st) == nil && st.Files > 0 && st.Ffree == 0 {
 		text := strings.ReplaceAll(err.Error(), unix.ENOSPC.Error(), "no inode left")
-		return fullError{err, fmt.Sprintf("%s: the file system at %s has no room for another file: remove files: df -i %s", text, at, at)}
+		return fullError{err, fmt.Sprintf("%s: the file system at %s has no room for another file: "+
+			"remove files: df -i %s", text, at, at)}
 	}
 	return fullError{err, fmt.Sprintf("%v: the file system at %s is full: free space: df %s", err, at, at)}
 }
@@ -43,9 +45,9 @@ func ExplainFull(path string, err error) error {
 func mountOf(path string) string {
 	for at := filepath.Clean(path); ; at = filepath.Dir(at) {
 		var own, above unix.Stat_t
-		if err := unix.Lstat(at, &own); at != "/" && at != "." && (err != nil || unix.Lstat(filepath.Dir(at), &above) != nil || own.Dev == above.Dev) {
-			continue
+		err, err2 := unix.Lstat(at, &own), unix.Lstat(filepath.Dir(at), &above)
+		if at == "/" || at == "." || err == nil && err2 == nil && own.Dev != above.Dev {
+			return at
 		}
-		return at
 	}
 }

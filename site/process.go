@@ -24,7 +24,8 @@ func CurrentProcess() (Process, error) { return proc.Current() }
 
 // BootID returns the kernel's identifier of this boot.
 func BootID() (string, error) {
-	fd, err := unix.Open("/proc/sys/kernel/random/boot_id", unix.O_RDONLY|unix.O_CLOEXEC, 0) // os.File costs each rank six calls more
+	// os.File would cost each rank six system calls more.
+	fd, err := unix.Open("/proc/sys/kernel/random/boot_id", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("cannot read boot id: %w", err)
 	}

@@ -140,7 +140,10 @@ func letRead(fd int, uid uint32) error {
 	for _, e := range []struct {
 		tag, may uint16
 		id       uint32
-	}{{aclOwner, aclReadWrite, aclNoID}, {aclUser, aclRead, uid}, {aclGroup, aclNone, aclNoID}, {aclMask, aclRead, aclNoID}, {aclEveryone, aclNone, aclNoID}} {
+	}{
+		{aclOwner, aclReadWrite, aclNoID}, {aclUser, aclRead, uid}, {aclGroup, aclNone, aclNoID},
+		{aclMask, aclRead, aclNoID}, {aclEveryone, aclNone, aclNoID},
+	} {
 		acl = binary.LittleEndian.AppendUint16(acl, e.tag)
 		acl = binary.LittleEndian.AppendUint16(acl, e.may)
 		acl = binary.LittleEndian.AppendUint32(acl, e.id)

@@ -164,7 +164,7 @@ func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environ
 	}
 	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable)
 	environments := proc.Environments(ctx, procs, names...)
-	for i, runs := range proc.Ran(ctx, procs) {
+	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
 		case errors.Is(err, fs.ErrPermission):
 			known[procs[i].PID] = without("not yours to read")

@@ -53,8 +53,9 @@ func FindAll(ctx context.Context) ([]Process, error) {
 		return err != nil || !strings.HasPrefix(name, comm)
 	})
 	found, procs := living(ctx, pids)
-	programs, lines, environments := proc.Programs(ctx, procs), proc.CommandLines(ctx, procs), proc.Environments(ctx, procs, pipeVariable)
-	runs := proc.Ran(ctx, procs)
+	programs, lines := proc.Programs(ctx, procs), proc.CommandLines(ctx, procs)
+	environments := proc.Environments(ctx, procs, pipeVariable)
+	runs := proc.Ran(procs)
 	all := found[:0]
 	for i, p := range found {
 		p.Role, p.rootsProgram = roleOf(programs[i].Path, lines[i].Args), programs[i].Path == "" || programs[i].RootsOwn

@@ -68,7 +68,7 @@ func provedEnded(job lease.Job, d lease.Daemon) error {
 		return nil
 	}
 	if _, err := site.ReadStat(d.Proc.PID); errors.Is(err, proc.ErrSilent) {
-		return fmt.Errorf("cannot see whether the daemon of %s has ended: pid %d of uid %d: %w", d.PipeDir, d.Proc.PID, job.UID, err)
+		return fmt.Errorf("cannot see whether the daemon of %s has ended: uid %d has its pid: %w", d.PipeDir, job.UID, err)
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func (l search) read(pids, indices []int, all []candidate) {
 		}
 	}
 	environments := proc.Environments(ctx, procs, pipeVariable)
-	for k, runs := range proc.Ran(ctx, procs) {
+	for k, runs := range proc.Ran(procs) {
 		all[asked[k]] = candidate{procs[k], l.relationOf(procs[k], environments[k], runs)}
 	}
 }
@@ -289,7 +289,7 @@ func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left
 // await waits until processes have ended. It returns those that are left when ctx ends.
 func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 	for {
-		left = proc.Left(ctx, procs)
+		left = proc.Left(procs)
 		if len(left) == 0 || !site.Sleep(ctx, time.Millisecond) {
 			return left
 		}

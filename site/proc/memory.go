@@ -72,7 +72,8 @@ var memories = newReaders(maxReaders)
 
 func (r *readers) environments(ctx context.Context, procs []Process, names []string) []Environment {
 	found := make([]Environment, len(procs))
-	for i, a := range each(ctx, r, procs, file(r, "environ", func(text io.Reader) (Environment, error) { return search(text, names) })) {
+	environ := file(r, "environ", func(text io.Reader) (Environment, error) { return search(text, names) })
+	for i, a := range each(ctx, r, procs, environ) {
 		found[i] = a.value
 		found[i].Err = a.err
 	}

@@ -66,7 +66,10 @@ func ReadStatus(pid int) (Status, error) {
 		return Status{}, fmt.Errorf("cannot read status of pid %d: %w", pid, err)
 	}
 	var s Status
-	fields := map[string][]any{"State": {&s.State}, "PPid": {&s.Parent}, "Threads": {&s.Threads}, "Uid": {&s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3]}}
+	fields := map[string][]any{
+		"State": {&s.State}, "PPid": {&s.Parent}, "Threads": {&s.Threads},
+		"Uid": {&s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3]},
+	}
 	for line := range strings.Lines(string(content)) {
 		name, value, _ := strings.Cut(line, ":") // a process's own name is escaped, so it makes no line
 		into := fields[name]
@@ -101,14 +104,14 @@ type Program struct {
 // Programs finds the files that processes run, within a second for all of them. No file system is asked.
 func Programs(ctx context.Context, procs []Process) []Program {
 	programs := make([]Program, len(procs))
-	for i, a := range each(ctx, states, procs, func(_ context.Context, p Process) (Program, error) { return programOf(p.PID) }) {
+	for i, a := range each(ctx, states, procs, programOf) {
 		programs[i] = a.value
 	}
 	return programs
 }
 
-func programOf(pid int) (Program, error) {
-	link := "/proc/" + strconv.Itoa(pid) + "/exe"
+func programOf(_ context.Context, p Process) (Program, error) {
+	link := "/proc/" + strconv.Itoa(p.PID) + "/exe"
 	path, err := os.Readlink(link)
 	if err != nil {
 		return Program{}, err

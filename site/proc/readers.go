@@ -37,13 +37,16 @@ type answer[T any] struct {
 	err   error
 }
 
+// taker finds out something about one process.
+type taker[T any] func(context.Context, Process) (T, error)
+
 // each calls take for every process. Its answer for a process is ErrLate if take does not return in time.
-func each[T any](ctx context.Context, r *readers, procs []Process, take func(context.Context, Process) (T, error)) []answer[T] {
+func each[T any](ctx context.Context, r *readers, procs []Process, take taker[T]) []answer[T] {
 	return eachUpTo(ctx, r, r.max, deadline, procs, take)
 }
 
 // eachUpTo is each with another limit of readers and another time.
-func eachUpTo[T any](ctx context.Context, r *readers, limit int, wait time.Duration, procs []Process, take func(context.Context, Process) (T, error)) []answer[T] {
+func eachUpTo[T any](ctx context.Context, r *readers, limit int, wait time.Duration, procs []Process, take taker[T]) []answer[T] {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	answers, asked := make([]answer[T], len(procs)), map[int]*reader{}
@@ -139,7 +142,7 @@ func (r *readers) leave(one *reader) {
 }
 
 // file returns a function that reads a file of /proc/PID.
-func file[T any](r *readers, name string, take func(io.Reader) (T, error)) func(context.Context, Process) (T, error) {
+func file[T any](r *readers, name string, take func(io.Reader) (T, error)) taker[T] {
 	return func(ctx context.Context, p Process) (T, error) {
 		opened, err := r.open(fmt.Sprintf("/proc/%d/%s", p.PID, name))
 		if err != nil {

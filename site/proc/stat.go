@@ -118,10 +118,11 @@ func Silence() string {
 		first += fmt.Sprintf(" of uid %d", uids[0])
 	}
 	if len(pids) == 1 {
-		return fmt.Sprintf("1 process does not answer (%s): it is in the middle of an exec, and is not taken for one of MPS", first)
+		const line = "1 process does not answer (%s): it is in the middle of an exec, and is not taken for one of MPS"
+		return fmt.Sprintf(line, first)
 	}
-	return fmt.Sprintf("%d processes do not answer (%s and others): they are in the middle of an exec, and are not taken for those of MPS",
-		len(pids), first)
+	return fmt.Sprintf("%d processes do not answer (%s and others): "+
+		"they are in the middle of an exec, and are not taken for those of MPS", len(pids), first)
 }
 
 // readStat waits as long as the process is in an exec.
@@ -192,8 +193,8 @@ func (p Process) Running() bool {
 func (p Process) is(stat Stat) bool { return stat.Process == p && !dead(stat.State, stat.Threads) }
 
 // Left returns the processes that run or do not answer, within a second for all of them. All have answered before.
-func Left(ctx context.Context, procs []Process) (left []Process) {
-	for i, found := range readStats(ctx, pidsOf(procs), maxSilent+maxSilentRecorded) {
+func Left(procs []Process) (left []Process) {
+	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
 		if errors.Is(found.Err, ErrSilent) || found.Err == nil && procs[i].is(found.Stat) {
 			left = append(left, procs[i])
 		}
@@ -203,9 +204,9 @@ func Left(ctx context.Context, procs []Process) (left []Process) {
 
 // Ran reports for each process whether it runs, within a second for all of them. All have answered before. A process
 // that does not answer now counts as another one.
-func Ran(ctx context.Context, procs []Process) []bool {
+func Ran(procs []Process) []bool {
 	running := make([]bool, len(procs))
-	for i, found := range readStats(ctx, pidsOf(procs), maxSilent+maxSilentRecorded) {
+	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
 		running[i] = found.Err == nil && procs[i].is(found.Stat)
 	}
 	return running

@@ -121,7 +121,8 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 	case err == nil:
 		return r, nil
 	case errors.Is(err, fs.ErrPermission):
-		return r, fmt.Errorf("cannot report job %d: it is another user's: that user and root can read its report, and root alone if the file system has no ACLs", job)
+		return r, fmt.Errorf("cannot report job %d: it is another user's: that user and root can read its report, "+
+			"and root alone if the file system has no ACLs", job)
 	case !errors.Is(err, fs.ErrNotExist):
 		return r, fmt.Errorf("cannot report job %d: %w", job, err)
 	}
@@ -129,7 +130,8 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		return r, fmt.Errorf("cannot report job %d: it has no report yet: "+
 			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0", job)
 	}
-	if why, err := site.ReadRootOwnedInContainer(filepath.Join(paths.LostReports(), strconv.FormatUint(uint64(job), 10))); err == nil {
+	lost := filepath.Join(paths.LostReports(), strconv.FormatUint(uint64(job), 10))
+	if why, err := site.ReadRootOwnedInContainer(lost); err == nil {
 		return r, fmt.Errorf("cannot report job %d: its report was lost at its end: %s", job, strings.TrimSpace(string(why)))
 	}
 	return r, fmt.Errorf("cannot report job %d: this node has no report of it: "+

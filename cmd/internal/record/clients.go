@@ -159,7 +159,7 @@ func (all *clients) endGone(now time.Time) {
 		}
 	}
 	left := map[site.Process]bool{}
-	for _, p := range proc.Left(context.Background(), slices.AppendSeq(lived, maps.Keys(all.others))) {
+	for _, p := range proc.Left(slices.AppendSeq(lived, maps.Keys(all.others))) {
 		left[p] = true
 	}
 	for _, c := range all.all {

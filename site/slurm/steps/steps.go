@@ -86,11 +86,13 @@ var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
 
 // socket reads a line of /proc/net/unix. Every user can listen at such a path, so the file must belong to root.
 func (s Steps) socket(line string) {
-	at := strings.Index(line, " /") // an abstract socket's name begins with @, and is no path
-	if at < 0 {
+	path := line
+	for range 7 { // address, references, protocol, flags, type, state, inode
+		_, path, _ = strings.Cut(strings.TrimLeft(path, " "), " ")
+	}
+	if !strings.HasPrefix(path, "/") { // an abstract socket's name begins with @, and is no path
 		return
 	}
-	path := line[at+1:]
 	match := stepSocket.FindStringSubmatch(path)
 	if match == nil {
 		return

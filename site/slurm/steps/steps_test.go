@@ -21,8 +21,8 @@ func TestSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	const line = "0000000000000000: 00000002 00000000 00010000 0001 01 12345 "
-	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path + "x": false, path + ".1x": false} {
+	const line = "0000000000000000: 00000002 00000000 00010000 0001 01    45 "
+	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path: false, path + ".1x": false} {
 		s := Steps{of: map[uint32]string{}}
 		s.socket(line + name)
 		if (s.of[7] != "") != runs {
