@@ -194,7 +194,7 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 }
 
 // The same processes of a job's user do not drain a node of a real Slurm with proctrack/cgroup, as most sites have it.
-// With proctrack/linuxproc and pgid, slurmd itself reads the state of all processes, waits, and drains the node
+// With proctrack/linuxproc, slurmstepd itself reads the state of all processes and waits, and slurmd drains the node
 // (measured with Slurm 22.05.8).
 func TestHostileExecsUnderSlurm(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
