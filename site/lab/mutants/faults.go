@@ -27,11 +27,11 @@ var faults = []fault{
 	{"state-of-a-user", "security", "site/lease/store.go", `.Uid; owner != 0 {`, `.Uid; owner == 1<<31 && owner != 0 {`, "./cmd", "TestHostileFolderOfState"},
 
 	// Processes.
-	{"a-pid-is-a-process", "I2", "site/proc.go", `err == nil && stat.Start == p.Start && !stat.dead()`, `err == nil && !stat.dead()`, "./site/lease", "TestActing"},
-	{"a-dead-first-thread-is-an-end", "I2", "site/proc.go", `s.Threads <= 1 }`, `true }`, "./cmd", "TestHostileDaemonThatLooksDead"},
+	{"a-pid-is-a-process", "I2", "site/proc/stat.go", `return stat.Process == p && !dead(`, `return stat.PID == p.PID && !dead(`, "./site/lease", "TestActing"},
+	{"a-dead-first-thread-is-an-end", "I2", "site/proc/stat.go", `threads <= 1 }`, `true }`, "./cmd", "TestHostileDaemonThatLooksDead"},
 	{"an-environment-without-end", "H1", "site/proc/memory.go", `case total >= MaxBytes || hold`, `case hold`, "./site/proc", "TestSearch"},
-	{"a-user-reads-all-the-time", "H1", "site/proc/memory.go", `return r.left[p] == 0 && `, `return `, "./site/proc", "TestProcessesThatHoldUpTheirReaders"},
-	{"readers-without-number", "H1", "site/proc/memory.go", ` && r.running < maxReaders`, ``, "./site/proc", "TestReadersHaveABound"},
+	{"a-user-reads-all-the-time", "H1", "site/proc/readers.go", `return r.left[p] == 0 && `, `return `, "./site/proc", "TestProcessesThatHoldUpTheirReaders"},
+	{"readers-without-number", "H1", "site/proc/readers.go", ` && r.running < limit`, ``, "./site/proc", "TestReadersHaveABound"},
 	{"a-name-is-family", "I3", "site/mps/processes.go", `case environment.Values[pipeVariable] != l.daemon.PipeDir, !runBy`, `case !runBy`, "./cmd", "TestHostileProcesses/a_daemon_of_another_job_of_the_user's"},
 	{"a-set-user-id-program-is-family", "I3", "site/mps/processes.go", `!= l.daemon.PipeDir, !runBy(p.PID, l.uid):`, `!= l.daemon.PipeDir:`, "./cmd", "TestHostileProcesses"},
 

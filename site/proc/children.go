@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package site
+package proc
 
 import (
 	"os"
@@ -39,7 +39,7 @@ func childrenBySearch(pid int) []int {
 		if err != nil {
 			continue
 		}
-		if stat, err := ReadStat(candidate); err == nil && stat.Parent == pid {
+		if status, err := ReadStatus(candidate); err == nil && status.Parent == pid {
 			pids = append(pids, candidate)
 		}
 	}
