@@ -406,7 +406,9 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 	if len(closed) == 0 {
 		return
 	}
-	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' { // the descriptors cannot be read if the first thread has ended
+	// A process that is killed has closed its files some time before its end is reported. They are the files of a dead
+	// client then: its work may be in flight. The descriptors cannot be read either if the first thread has ended.
+	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' || stat.Exiting {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })

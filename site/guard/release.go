@@ -36,6 +36,8 @@ const (
 	// freeWait is the maximum time from the close of a client's files until the driver has freed its memory. That is
 	// an assumption: on an H200 the memory was free when the close returned.
 	freeWait = 500 * time.Millisecond
+	// busyAlone is a time in which the GPU of the last client should have got idle.
+	busyAlone = 3 * time.Second
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -113,6 +115,9 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			needing = append(needing, c)
 		}
 		g.tellEnd(c, s, now)
+		if !s.neighbours && s.gpuKnown && s.age > busyAlone {
+			g.logBusy(c, now)
+		}
 	}
 	return needing
 }

@@ -33,6 +33,7 @@ type Stat struct {
 	Parent  int
 	Session int
 	Threads int
+	Exiting bool // the kernel is ending its first thread
 }
 
 // ErrSilent means that the kernel's account of a process did not come in time, or that too many others are awaited.
@@ -177,7 +178,10 @@ func parseStat(content []byte) (Stat, bool) {
 	session, err2 := strconv.Atoi(fields[3])
 	threads, err3 := strconv.Atoi(fields[17])
 	start, err4 := strconv.ParseUint(fields[19], 10, 64)
-	return Stat{Process{pid, start}, fields[0][0], parent, session, threads}, errors.Join(err1, err2, err3, err4) == nil
+	flags, err5 := strconv.ParseUint(fields[6], 10, 64)
+	const exiting = 4 // PF_EXITING
+	stat := Stat{Process{pid, start}, fields[0][0], parent, session, threads, flags&exiting != 0}
+	return stat, errors.Join(err1, err2, err3, err4, err5) == nil
 }
 
 // Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A
