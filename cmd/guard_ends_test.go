@@ -90,7 +90,10 @@ func (s *shared) begin(cmd *exec.Cmd) *running {
 // open starts a command that runs a client.
 func (s *shared) open(cmd *exec.Cmd) *running {
 	s.t.Helper()
-	cmd.Dir, cmd.Stderr = "/", os.Stderr
+	cmd.Dir = "/"
+	if cmd.Stderr == nil {
+		cmd.Stderr = os.Stderr
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)

@@ -3,6 +3,7 @@
 package cmd_test
 
 import (
+	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -538,6 +539,32 @@ func TestShortClientsOneAfterAnother(t *testing.T) {
 		if out := s.start("spin", "-ms", "1", "-for", "0.05").ends(); !strings.Contains(out, "done") {
 			t.Fatalf("client %d: %s", i+1, out)
 		}
+	}
+	s.lives(neighbour)
+}
+
+// If a rank ends badly while its neighbour computes, the neighbour's standard error gets a line about it. A rank that
+// ends in order gets none.
+func TestTheJobIsToldOfABadEnd(t *testing.T) {
+	s := newShared(t)
+	reads, writes, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reads.Close()
+	cmd := s.asUser(s.cudaClient(), "spin", "-ms", "1", "-for", "100", "-exit-idle")
+	cmd.Stderr = writes
+	neighbour := s.open(cmd)
+	writes.Close()
+	neighbour.ready()
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=3")
+	for _, end := range []string{"exit:0", "signal:9"} {
+		s.start("spin", "-for", "60", "-ms", "5", "-queue", "150", "-after", "0.3", "-end", end).ends()
+	}
+	_ = reads.SetReadDeadline(time.Now().Add(slack))
+	line, err := bufio.NewReader(reads).ReadString('\n')
+	if want := "slurm-mps: rank 3 of step 0 ended by signal 9 while GPU 0 had work; its 1 neighbour goes on\n"; err != nil || line != want {
+		t.Errorf("%q, %v\n%s", line, err, s.log())
 	}
 	s.lives(neighbour)
 }

@@ -115,7 +115,13 @@ func (s *shared) closings() string {
 			shortest[found[1]] = held
 		}
 	}
-	return fmt.Sprintf("files closed: %v, after %v ms or more", count, shortest)
+	var guard strings.Builder
+	for line := range strings.Lines(s.log()) {
+		if strings.Contains(line, `"program":"guard"`) {
+			guard.WriteString(line)
+		}
+	}
+	return fmt.Sprintf("files closed: %v, after %v ms or more\n%s\n%s", count, shortest, &guard, s.serverLog(7))
 }
 
 // Row: seven PyTorch ranks start together, six hold 15 GiB and compute. The seventh queues 0.9 s of kernels, allocates

@@ -809,18 +809,24 @@ func TestHostileDaemonThatLooksDead(t *testing.T) {
 // error, and no read after that. stop ends the file system, and the processes that wait for it.
 func (a attack) fileSystem(errors int) (dir string, stop func()) {
 	a.t.Helper()
+	return a.fileSystemOf(uid, errors, 100*time.Second)
+}
+
+// fileSystemOf mounts a file system of any user, which ends by itself after a time.
+func (a attack) fileSystemOf(user uint32, errors int, life time.Duration) (dir string, stop func()) {
+	a.t.Helper()
 	dir = publicDir(a.t)
 	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		a.t.Skipf("users have no file systems of their own here: %v", err)
 	}
 	defer device.Close()
-	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other", device.Fd(), uid, gid)
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other", device.Fd(), user, user)
 	if err := unix.Mount("hostile", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		a.t.Skipf("users have no file systems of their own here: %v", err)
 	}
 	a.t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	cmd := a.as(uid, a.program, "fuse", strconv.Itoa(errors))
+	cmd := a.as(user, a.program, "fuse", strconv.Itoa(errors), strconv.Itoa(int(life.Seconds())))
 	cmd.ExtraFiles = []*os.File{device}
 	a.goesOn(cmd)
 	return dir, func() { _ = cmd.Process.Kill() }

@@ -269,6 +269,13 @@ func TestASmallRun(t *testing.T) {
 			opened++
 		default:
 			p.clean()
+			lacks, other := ": df "+p.Paths().Run(), "inode"
+			if inodes > 0 {
+				lacks, other = ": df -i "+p.Paths().Run(), "no space left"
+			}
+			if said := result.Output; !strings.Contains(said, lacks) || strings.Contains(said, other) {
+				t.Errorf("the prolog prints %q: want %q, without %q", said, lacks, other)
+			}
 		}
 		p.must(0, job, "epilog")
 		p.clean()

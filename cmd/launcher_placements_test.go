@@ -360,6 +360,7 @@ func (s *launchCluster) bound() {
 		{"two GPUs per task, task prolog", "srun -n2 PLAIN", "", []int{2}, listed("0,1 -", "2,3 -")},
 		{"two GPUs per task, mpirun", "mpirun.openmpi -np 2 WRAP", "openmpi", []int{2}, listed("0,1 -", "2,3 -")},
 	}, "-n2", "--gpus-per-task=2")
+	s.twoPerTask()
 	pairs := listed("0 50", "0 50", "1 50", "1 50", "2 50", "2 50", "3 50", "3 50")
 	eight := []int{8}
 	s.try([]launchCase{
@@ -371,6 +372,39 @@ func (s *launchCluster) bound() {
 		{"two tasks per GPU by srun", "srun -n8 --gpus=4 --ntasks-per-gpu=2 WRAP", "", eight, pairs},
 		{"more tasks than places", "srun -n9 --gpu-bind=single:2 WRAP", "", []int{9}, func(rank placement) string { return fmt.Sprintf("%d 33.333334", rank.local/2%4) }},
 	}, "-n9", "--gpus=4")
+}
+
+// twoPerTask gives srun, sbatch or both of them --gpus-per-task. What Slurm binds to a task is what the rank sees.
+func (s *launchCluster) twoPerTask() {
+	two, four, pairs := []int{2}, []int{4}, listed("0,1 -", "2,3 -")
+	s.try([]launchCase{
+		{"two GPUs per task by srun", "srun -n2 --gpus-per-task=2 WRAP", "", two, pairs},
+		{"two GPUs per task by srun, a shell between", "srun -n2 --gpus-per-task=2 sh -c 'WRAP; true'", "", two, pairs},
+		{"two GPUs per task by srun, task prolog", "srun -n2 --gpus-per-task=2 PLAIN", "", two, pairs},
+		{"three GPUs for one task", "srun -n1 --gpus-per-task=3 WRAP", "", []int{1}, listed("0,1,2 -")},
+		{"all GPUs for one task", "srun -n1 --gpus-per-task=4 WRAP", "", []int{1}, listed("0,1,2,3 -")},
+		{"a GPU per task by srun", "srun -n4 --gpus-per-task=1 WRAP", "", four, listed("0 -", "1 -", "2 -", "3 -")},
+		{"bind mask_gpu:3,c", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc WRAP", "", two, pairs},
+		{"bind mask_gpu:3,c, task prolog", "srun -n2 --gpu-bind=mask_gpu:0x3,0xc PLAIN", "", two, pairs},
+	}, "-n4", "--gres=gpu:4")
+	oneOfTwo := listed("0 -", "1 -")
+	if s.Release() >= "24.11" { // srun inherits sbatch's binding, and Slurm prints "Not enough gres to bind 2 per task"
+		oneOfTwo = listed("0,1 50", "0 50")
+	}
+	s.try([]launchCase{
+		{"two GPUs per task by both", "srun -n2 --gpus-per-task=2 WRAP", "", two, pairs},
+		{"two GPUs per task by both, task prolog", "srun -n2 --gpus-per-task=2 PLAIN", "", two, pairs},
+		{"one GPU per task of two", "srun -n2 --gpus-per-task=1 WRAP", "", two, oneOfTwo},
+		{"one GPU per task of two, task prolog", "srun -n2 --gpus-per-task=1 PLAIN", "", two, oneOfTwo},
+	}, "-n2", "--gpus-per-task=2")
+	alone := "srun -n2 --gpus-per-task=2 --constraint=mps WRAP"
+	launches := []launchCase{{"two GPUs per task without sbatch", alone, "", two, pairs}}
+	line := strings.Fields(s.command(launches[0], 0))
+	result, err := s.Run(s.ctx, s.user, line[0], line[1:]...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.judge(launches, result.Stdout+result.Stderr)
 }
 
 // ofDaemon returns how many of a job's GPUs on a node the launcher's daemon has. The daemon is a task for Slurm. With

@@ -426,7 +426,7 @@ var planted = []faultPlanted{
 	{name: "a folder of programs for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(w.Bin, 0o777)) }, where: "BIN", do: "chown root:root BIN && chmod go-w BIN", mends: true},
 	{name: "a folder of scripts of another user", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), uid, gid)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
 
-	{name: "a policy with a mistake", kind: "policy", plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "overlap        = 2", "overlap        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
+	{name: "a policy with a mistake", kind: "policy", plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
 	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
 	{name: "a policy of another user", kind: "policy", plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
 	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},

@@ -623,6 +623,22 @@ func TestStatusForAUser(t *testing.T) {
 	if code, out := p.mpsctlAs(uid, "audit"); code != 1 || !strings.Contains(out, "\nnot seen\n  the leases of other users: root's to read (jobs 8, 9)\n") {
 		t.Errorf("a user's audit: code %d\n%s", code, out)
 	}
+	// While an epilog works, the ticket is withdrawn, and the job's own user cannot read its lease.
+	ticket := filepath.Join(p.Paths().Run(), "tickets", "7.json")
+	if err := os.Rename(ticket, ticket+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := p.mpsctlAs(uid, "status"); code != 0 || strings.Contains(out, "! ") || !strings.Contains(out, "jobs 7, 8, 9") {
+		t.Errorf("status beside an epilog: code %d\n%s", code, out)
+	}
+	if err := os.Rename(ticket+".away", ticket); err != nil {
+		t.Fatal(err)
+	}
+	// A user may not read the copy of the policy that is used in place of a broken one.
+	p.write(p.Paths().Policy(), "version = 1\nrule {")
+	if code, out := p.mpsctlAs(uid, "status"); code != 1 || strings.Contains(out, "was kept:") || !strings.Contains(out, "which root can see") {
+		t.Errorf("status with a broken policy: code %d\n%s", code, out)
+	}
 	p.must(0, p.job(7, "0"), "epilog")
 	p.must(0, other, "epilog")
 	p.must(0, refused, "epilog")

@@ -30,8 +30,8 @@ rule "chemistry" {
   when  = startswith(job.account, "chem")
   allow = ["share", "ceiling"]
   grant {
-    scope   = "gpu"
-    overlap = 3
+    scope = "gpu"
+    share = "overlap:3"
   }
 }
 
@@ -73,16 +73,16 @@ func (p testNode) explained(args ...string) explained {
 func TestExplainAgreesWithTheProlog(t *testing.T) {
 	p := newTestNode(t, teaching, node.H200, node.H200)
 	for i, c := range []struct {
-		gpus                         string
-		partition, account, mps      string
-		rule, denied, scope, overlap string
+		gpus                       string
+		partition, account, mps    string
+		rule, denied, scope, share string
 	}{
 		{"0,1", "edu", "", "", "teaching", "MPS on the edu partition is for one GPU at a time", "", ""},
-		{"0", "edu", "", "", "all", "", "job", "2"},
-		{"0,1", "gpu", "chem-a", "", "chemistry", "", "gpu", "3"},
-		{"1", "gpu", "chem-a", "share=even,ceiling=50", "chemistry", "", "gpu", "1"},
+		{"0", "edu", "", "", "all", "", "job", "overlap:2"},
+		{"0,1", "gpu", "chem-a", "", "chemistry", "", "gpu", "overlap:3"},
+		{"1", "gpu", "chem-a", "share=even,ceiling=50", "chemistry", "", "gpu", "even"},
 		{"1", "gpu", "chem-a", "scope=job", "chemistry", "cannot take scope=job: this site's policy lets this job set share, ceiling alone", "", ""},
-		{"0,1", "gpu", "bio", "", "all", "", "job", "2"},
+		{"0,1", "gpu", "bio", "", "all", "", "job", "overlap:2"},
 	} {
 		job := p.job(uint32(20+i), c.gpus)
 		job.Extra = append(job.Extra, "SLURM_JOB_PARTITION="+c.partition, "SLURM_JOB_ACCOUNT="+c.account)
@@ -100,7 +100,7 @@ func TestExplainAgreesWithTheProlog(t *testing.T) {
 			t.Errorf("%d: the prolog has rule %q, refused %q; explain has %+v", i, ticket.Rule, ticket.RefusalReason, x.Verdict)
 		}
 		for _, setting := range x.Grant {
-			if want := map[string]string{"scope": c.scope, "overlap": c.overlap}[setting.Name]; want != "" && setting.Value != want {
+			if want := map[string]string{"scope": c.scope, "share": c.share}[setting.Name]; want != "" && setting.Value != want {
 				t.Errorf("%d: %s is %s, want %s", i, setting.Name, setting.Value, want)
 			}
 		}
@@ -295,8 +295,8 @@ rule "chemistry" {
   when  = startswith(job.account, "chem")
   allow = ["share", "ceiling"]
   grant {
-    scope   = "gpu"
-    overlap = 4
+    scope = "gpu"
+    share = "overlap:4"
   }
 }
 
@@ -316,7 +316,7 @@ rule "new" {
 	want := `- rule "teaching"
 + rule "new"
 - trigger: option = true
-~ rule "chemistry": overlap: 3 -> 4
+~ rule "chemistry": share: "overlap:3" -> "overlap:4"
 + rule "all": memory = "even"
 ~ order of the rules: rule "chemistry", rule "all" -> rule "all", rule "chemistry"
 1 case passed

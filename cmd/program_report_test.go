@@ -120,13 +120,22 @@ func TestAReportOfAJob(t *testing.T) {
 
 // ctlAs runs mpsctl as a user, in a job or outside of jobs.
 func (p testNode) ctlAs(user uint32, job string, args ...string) (out string, code int) {
+	return p.ctlWith(user, user, job, args...)
+}
+
+// ctlOf runs mpsctl as a user of a group.
+func (p testNode) ctlOf(user, group uint32, args ...string) (out string, code int) {
+	return p.ctlWith(user, group, "", args...)
+}
+
+func (p testNode) ctlWith(user, group uint32, job string, args ...string) (out string, code int) {
 	line := p.Command("mpsctl", args...)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin"}
 	if job != "" {
 		cmd.Env = append(cmd.Env, "SLURM_JOB_ID="+job)
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: []uint32{user}}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: group, Groups: []uint32{group}}}
 	said, _ := cmd.CombinedOutput()
 	return string(said), cmd.ProcessState.ExitCode()
 }
@@ -145,15 +154,21 @@ func TestWhoReadsAReport(t *testing.T) {
 	}
 	p.must(0, p.job(7, "0"), "prolog")
 	expect(uid, "7", 1, "has no report yet")
-	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
+	client := p.client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+	p.report(p.runningReport(), "report of a client", func(r usage.Report) bool { return r.ClientsSeen > 0 })
 	both := func(ended string) {
 		t.Helper()
 		expect(uid, "7", 0, ended)
 		expect(0, "", 0, ended, "7")
 		expect(uid, "", 0, `"advice":""`, "7", "--json")
 		expect(uid+1, "", 1, "cannot report job 7: it is another user's", "7")
+		if out, code := p.ctlOf(uid+1, gid, "report", "7"); code != 1 || !strings.Contains(out, "it is another user's") {
+			t.Errorf("a member of the user's group: code %d\n%s", code, out)
+		}
 	}
 	both("runs, ")
+	_ = client.Process.Signal(syscall.SIGTERM)
+	_ = client.Wait()
 	p.must(0, p.job(7, "0"), "epilog")
 	both("ended ")
 	folder := publicDir(t)
@@ -294,6 +309,47 @@ func TestAJobWithoutItsRecorder(t *testing.T) {
 			p.quiet()
 		})
 	}
+}
+
+// A report that a full disk does not take is lost, and mpsctl report says so. A job without a client leaves no report,
+// so that a user's empty jobs push out no other report.
+//
+// Contract: U2
+func TestAReportThatIsNotKept(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	p.must(0, p.job(7, "0"), "prolog")
+	p.report(p.runningReport(), "report", func(usage.Report) bool { return true })
+	p.must(0, p.job(7, "0"), "epilog")
+	if _, err := os.Stat(p.keptReport()); err == nil {
+		t.Error("a job without a client has left a report")
+	}
+	if err := os.MkdirAll(p.Paths().Reports(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, options, want string }{
+		{"no inode", "nr_inodes=1,mode=0755", "no inode left: the file system at " + p.Paths().Reports()},
+		{"no block", "size=4k,mode=0755", "no space left on device: the file system at " + p.Paths().Reports() + " is full"},
+	} {
+		if err := unix.Mount("small", p.Paths().Reports(), "tmpfs", 0, c.options); err != nil {
+			t.Skipf("cannot mount a tmpfs: %v", err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(p.Paths().Reports(), unix.MNT_DETACH) })
+		if c.name == "no block" {
+			p.write(filepath.Join(p.Paths().Reports(), "full"), strings.Repeat("x", os.Getpagesize()))
+		}
+		p.must(0, p.job(7, "0"), "prolog")
+		client := p.client(7, "spin", "-ms", "1", "-for", "60", "-exit-idle")
+		p.report(p.runningReport(), "report of a client", func(r usage.Report) bool { return r.ClientsSeen > 0 })
+		_ = client.Process.Signal(syscall.SIGTERM)
+		_ = client.Wait()
+		p.must(0, p.job(7, "0"), "epilog")
+		out, code := p.ctlAs(uid, "", "report", "7")
+		if code != 1 || !strings.Contains(out, "cannot report job 7: its report was lost at its end") || !strings.Contains(out, c.want) {
+			t.Errorf("%s: code %d, want %q\n%s", c.name, code, c.want, out)
+		}
+		_ = unix.Unmount(p.Paths().Reports(), unix.MNT_DETACH)
+	}
+	p.quiet()
 }
 
 // A site can switch the recorder off.

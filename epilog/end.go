@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others. It
@@ -43,7 +44,7 @@ func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
 		there, err := c.Daemons.Processes(l.Job, d)
-		if err != nil || len(there) == 0 {
+		if len(there) == 0 {
 			return false, err
 		}
 	}
@@ -154,6 +155,6 @@ func (c Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace 
 }
 
 func stopped(pid int) bool {
-	stat, err := site.ReadStat(pid)
-	return err == nil && (stat.State == 'T' || stat.State == 't')
+	status, err := proc.ReadStatus(pid)
+	return err == nil && status.Stopped()
 }

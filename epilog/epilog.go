@@ -54,6 +54,7 @@ type Epilog struct {
 	Log     zerolog.Logger
 	Logs    string // the folder of the logs that outlive their job
 	Reports string // the folder of the reports that are kept
+	Lost    string // the folder that names the reports that could not be kept
 	// Again is the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
 }
@@ -161,7 +162,7 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
-		c.logSummary(l, summary, c.wait(kept), failed == nil)
+		c.logSummary(l, summary, c.wait(l, kept), failed == nil)
 	}
 	if failed != nil {
 		return c.logRepair(errors.Join(failed, noted), l)

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -37,7 +39,7 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 func (c Epilog) keepLogs(l lease.Lease) {
 	kept, err := keep(c.Logs, l)
 	if err == nil {
-		err = prune(c.Logs, maxKeptJobs, 0)
+		err = prune(c.Logs, maxKeptJobs, 0, logsOwner)
 	}
 	if err != nil {
 		c.Log.Warn().Err(err).Msg("logs are not kept")
@@ -74,11 +76,20 @@ func keep(dir string, l lease.Lease) (int64, error) {
 	return kept, nil
 }
 
-// madeFile identifies the lease of the logs. A job that is requeued has another lease, and the clock may have gone
-// back since.
+// madeFile identifies the lease of the logs, and its user. A job that is requeued has another lease, and the clock may
+// have gone back since.
 const madeFile = "lease-made"
 
-func madeOf(l lease.Lease) string { return l.CreatedAt.Format(time.RFC3339Nano) + "\n" }
+func madeOf(l lease.Lease) string {
+	return fmt.Sprintf("%s\n%d\n", l.CreatedAt.Format(time.RFC3339Nano), l.Job.UID)
+}
+
+// logsOwner returns the uid of the user whose logs a folder has.
+func logsOwner(path string) string {
+	made, _ := os.ReadFile(filepath.Join(path, madeFile))
+	_, uid, _ := strings.Cut(string(made), "\n")
+	return uid
+}
 
 func copyAll(dir string, l lease.Lease) (kept int64, err error) {
 	if err := groupDir(dir, l.Job.GID); err != nil {
@@ -136,33 +147,57 @@ func copyLog(from, name, to string, job lease.Job, limit int64) (int64, error) {
 	return io.Copy(file, io.LimitReader(log, limit))
 }
 
-// prune removes the oldest entries of a folder until the maximum is left, and those that are older than age, if that
-// is not 0. Another epilog may do the same at the same time.
-func prune(dir string, limit int, age time.Duration) error {
+// keptJob is an entry of a folder with files of ended jobs.
+type keptJob struct {
+	path, owner string
+	at          time.Time
+}
+
+// prune removes the entries of a folder that are older than age, if that is not 0. Then it removes entries until the
+// maximum is left: always the oldest of the user with the most. So no user pushes out what another one has, as long as
+// that one has less. Another epilog may do the same at the same time.
+func prune(dir string, limit int, age time.Duration, ownerOf func(path string) string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("cannot prune %s: %w", dir, err)
 	}
-	type job struct {
-		name string
-		at   int64
-	}
-	var jobs []job
+	var jobs, old []keptJob
 	for _, entry := range entries {
-		if info, err := entry.Info(); err == nil {
-			jobs = append(jobs, job{entry.Name(), info.ModTime().UnixNano()})
+		info, err := entry.Info()
+		if err != nil {
+			continue
+		}
+		job := keptJob{path: filepath.Join(dir, entry.Name()), at: info.ModTime()}
+		if age != 0 && time.Since(job.at) > age {
+			old = append(old, job)
+		} else {
+			jobs = append(jobs, job)
 		}
 	}
-	slices.SortFunc(jobs, func(a, b job) int { return int(min(max(a.at-b.at, -1), 1)) })
-	surplus := max(len(jobs)-limit, 0)
-	oldest := time.Now().Add(-age).UnixNano()
-	for n, old := range jobs {
-		if n >= surplus && (age == 0 || old.at >= oldest) {
-			break
-		}
-		if err := os.RemoveAll(filepath.Join(dir, old.name)); err != nil {
+	for _, job := range append(old, surplus(jobs, limit, ownerOf)...) {
+		if err := os.RemoveAll(job.path); err != nil {
 			return fmt.Errorf("cannot prune %s: %w", dir, err)
 		}
 	}
 	return nil
+}
+
+// surplus returns the entries above the limit: the oldest of the user with the most, one after the other.
+func surplus(jobs []keptJob, limit int, ownerOf func(path string) string) (out []keptJob) {
+	if len(jobs) <= limit {
+		return nil
+	}
+	slices.SortFunc(jobs, func(a, b keptJob) int { return a.at.Compare(b.at) })
+	has := map[string]int{}
+	for i, job := range jobs {
+		jobs[i].owner = ownerOf(job.path)
+		has[jobs[i].owner]++
+	}
+	for len(jobs) > limit {
+		maximum := slices.Max(slices.Collect(maps.Values(has)))
+		at := slices.IndexFunc(jobs, func(job keptJob) bool { return has[job.owner] == maximum })
+		has[jobs[at].owner]--
+		out, jobs = append(out, jobs[at]), slices.Delete(jobs, at, at+1)
+	}
+	return out
 }

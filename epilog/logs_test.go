@@ -29,7 +29,7 @@ func TestPrune(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := prune(dir, 3, 0); err != nil {
+		if err := prune(dir, 3, 0, func(string) string { return "" }); err != nil {
 			t.Fatal(err)
 		}
 		entries, err := os.ReadDir(dir)
@@ -40,6 +40,37 @@ func TestPrune(t *testing.T) {
 			if entries[i].Name() != want {
 				t.Errorf("left: %s, want %s", entries[i].Name(), want)
 			}
+		}
+	}
+}
+
+// A user with many jobs pushes out only the user's own entries. Entries that are too old go, whoever has them.
+func TestPruneIsFair(t *testing.T) {
+	dir := t.TempDir()
+	add := func(job int, user string, age time.Duration) {
+		path := filepath.Join(dir, fmt.Sprint(job, ".json"))
+		at := time.Now().Add(-age)
+		content := fmt.Sprintf(`{"schema":1,"job":%d,"node":"\"user\"","user":%q,"begin":"x"}`, job, user)
+		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(1, "old", 31*24*time.Hour)
+	add(2, "few", 29*24*time.Hour)
+	add(3, "few", 28*24*time.Hour)
+	for job := 10; job < 30; job++ {
+		add(job, "many", time.Duration(30-job)*time.Hour)
+	}
+	for range 2 {
+		if err := prune(dir, 6, maxReportAge, reportOwner); err != nil {
+			t.Fatal(err)
+		}
+		left, err := filepath.Glob(filepath.Join(dir, "*"))
+		for i := range left {
+			left[i] = filepath.Base(left[i])
+		}
+		if got := fmt.Sprint(left); err != nil || got != "[2.json 26.json 27.json 28.json 29.json 3.json]" {
+			t.Errorf("left: %s, %v", got, err)
 		}
 	}
 }

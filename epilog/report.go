@@ -3,8 +3,10 @@
 package epilog
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -44,8 +46,12 @@ func (c Epilog) keepReport(l lease.Lease) *keeping {
 		}
 		k.err = err
 		close(k.read)
-		if err == nil {
-			k.err = keepReportIn(c.Reports, k.report, l.Job.GID)
+		switch {
+		case err != nil:
+		case k.report.ClientsSeen == 0:
+			k.err = fs.ErrNotExist // a job without a client has used nothing, and its report would push another one out
+		default:
+			k.err = c.keepReportOf(l.Job.UID, k.report)
 		}
 	}()
 	return k
@@ -64,32 +70,67 @@ func finished(r usage.Report, now time.Time) usage.Report {
 	return r
 }
 
-func keepReportIn(folder string, r usage.Report, gid uint32) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("cannot keep report: %w", err)
+func (c Epilog) keepReportOf(uid uint32, r usage.Report) error {
+	if err := os.MkdirAll(c.Reports, 0o755); err != nil {
+		return fmt.Errorf("cannot keep report: %w", site.ExplainFull(c.Reports, err))
 	}
-	dir, err := site.OpenFolder(folder)
+	dir, err := site.OpenFolder(c.Reports)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	err = r.Write(dir, strconv.FormatUint(uint64(r.Job), 10)+".json", gid)
-	return errors.Join(err, prune(folder, maxReports, maxReportAge))
+	err = r.Write(dir, strconv.FormatUint(uint64(r.Job), 10)+".json", uid)
+	return errors.Join(err, prune(c.Reports, maxReports, maxReportAge, reportOwner))
+}
+
+// reportOwner returns the user of a kept report. It reads the beginning only, because a node has many reports.
+func reportOwner(path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	fields := json.NewDecoder(io.LimitReader(file, 1024))
+	for {
+		token, err := fields.Token()
+		if err != nil {
+			return ""
+		}
+		if token == "user" {
+			user, _ := fields.Token()
+			name, _ := user.(string)
+			return name
+		}
+	}
 }
 
 // wait waits until the report is kept, and logs a failure. If there is no report, the job of the result is 0.
-func (c Epilog) wait(k *keeping) usage.Report {
+func (c Epilog) wait(l lease.Lease, k *keeping) usage.Report {
 	if k == nil {
 		return usage.Report{}
 	}
 	select {
 	case <-k.kept:
 	case <-time.After(reportWait):
-		c.Log.Warn().Msg("the job's report is not kept: the disk does not take it")
+		c.lose(l, fmt.Errorf("the disk of %s does not take it within %v", c.Reports, reportWait))
 		return usage.Report{}
 	}
 	if k.err != nil && !errors.Is(k.err, fs.ErrNotExist) {
-		c.Log.Warn().Err(k.err).Msg("the job's report is not kept")
+		c.lose(l, k.err)
 	}
 	return k.report
+}
+
+// maxLost limits the notes about lost reports on a node.
+const maxLost = 100
+
+// lose logs that a job's report is not kept, and notes it for mpsctl report, because the log may be on the same full
+// disk.
+func (c Epilog) lose(l lease.Lease, why error) {
+	c.Log.Warn().Err(why).Msg("the job's report is not kept")
+	path := filepath.Join(c.Lost, strconv.FormatUint(uint64(l.Job.ID), 10))
+	err := errors.Join(os.MkdirAll(c.Lost, 0o755), os.WriteFile(path, []byte(site.OneLine(why)+"\n"), 0o644))
+	if err = errors.Join(err, prune(c.Lost, maxLost, maxReportAge, logsOwner)); err != nil {
+		c.Log.Warn().Err(err).Msg("no note that the job's report is lost")
+	}
 }

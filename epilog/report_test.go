@@ -5,6 +5,7 @@ package epilog
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
 )
 
 // At most 1,000 reports are kept, for 30 days.
@@ -41,7 +43,7 @@ func TestReportsAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := keepReportIn(folder, usage.Report{Job: 7}, 2001); err != nil {
+		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); err != nil {
 			t.Fatal(err)
 		}
 		entries, err := os.ReadDir(folder)
@@ -72,7 +74,7 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 		if err := prepare(folder); err != nil {
 			t.Fatal(err)
 		}
-		if err := keepReportIn(folder, usage.Report{Job: 7}, 2001); !errors.Is(err, site.ErrNotRootOwned) {
+		if err := (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}); !errors.Is(err, site.ErrNotRootOwned) {
 			t.Errorf("a folder %s: %v", name, err)
 		}
 		if entries, _ := os.ReadDir(folder); len(entries) > 0 {
@@ -81,21 +83,35 @@ func TestReportsInAFolderOfAUser(t *testing.T) {
 	}
 }
 
-// A report belongs to root and the job's group.
+// The job's user reads a kept report, and no other user does, also none of the same group.
 //
 // Contract: U2
 func TestWhoReadsAKeptReport(t *testing.T) {
 	needsRoot(t)
-	folder := t.TempDir()
-	if err := keepReportIn(folder, usage.Report{Job: 7}, 2001); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Lstat(filepath.Join(folder, "7.json"))
+	folder, err := os.MkdirTemp("", "reports")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st := info.Sys().(*syscall.Stat_t); st.Mode&0o7777 != 0o640 || st.Uid != 0 || st.Gid != 2001 {
-		t.Errorf("mode %o, owner %d, group %d", st.Mode, st.Uid, st.Gid)
+	defer os.RemoveAll(folder)
+	err = errors.Join(os.Chmod(folder, 0o755), (Epilog{Reports: folder}).keepReportOf(2001, usage.Report{Job: 7}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(folder, "7.json")
+	info, err := os.Lstat(path)
+	if err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 || info.Mode()&0o007 != 0 {
+		t.Errorf("%v, %v", info, err)
+	}
+	reads := func(uid, gid uint32) bool {
+		cmd := exec.Command("/bin/cat", path)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+		return cmd.Run() == nil
+	}
+	if size, _ := unix.Lgetxattr(path, "system.posix_acl_access", nil); size > 0 && !reads(2001, 2001) {
+		t.Error("the job's user cannot read it")
+	}
+	if reads(61050, 2001) || reads(61050, 61050) {
+		t.Error("another user can read it")
 	}
 }
 

@@ -188,10 +188,6 @@ func environmentOf(t *testing.T, launcher string, rank, ranks int) []string {
 		return srun
 	case "srun-inside-mpirun": // the outer launcher's variables are stale
 		return append(srun, "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2")
-	case "srun-gpus-per-task":
-		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d", rank), "SLURM_GPUS_PER_TASK=1")
-	case "srun-gpus-per-task-2":
-		return append(srun, fmt.Sprintf("SLURM_STEP_GPUS=%d,%d", 2*rank, 2*rank+1), "SLURM_GPUS_PER_TASK=2")
 	case "openmpi-gpus-per-task-2": // the binding of the batch step, which is all GPUs of the job, and its request
 		return append(pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), "SLURM_GPUS_PER_TASK=h200:2")
 	case "srun-gpu-bind-single-2": // --gpu-bind=single:2

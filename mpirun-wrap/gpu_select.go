@@ -38,7 +38,8 @@ type HostInfo struct {
 // GPU never exceed what was granted.
 //
 // A task that requested several GPUs (--gpus-per-task=2) gets that many: the devices are divided into groups of this
-// size.
+// size. The task of a step with one task on each node gets all of the step's GPUs, because no other task can use them.
+// For such a step, Slurm 22.05 gives the same variables for --gpus-per-task=2 and for --gres=gpu:2 (recorded).
 func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Binding, choice Choice, at HostInfo) position {
 	if task.Source == slurm.SourceSlot {
 		return slotPosition(len(devices), task, choice)
@@ -59,7 +60,7 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 		at.sees = all
 		return at
 	}
-	each := min(max(binding.GPUsPerTask, 1), len(all))
+	each := min(perTask(task, binding), len(all))
 	groups := grouped(all, each)
 	switch choice {
 	case Block:
@@ -73,11 +74,28 @@ func chooseGPU(devices []lease.TicketDevice, task slurm.Task, binding slurm.Bind
 		}
 		return bounded(grouped(near, each), task, spread(task.LocalSize, len(groups)))
 	}
+	if each == 1 && binding.OneTask && task.BySlurm() && sameDaemon(devices, bound) {
+		return position{devices: bound, beside: 1}
+	}
 	beside := besideOn(len(groups), task, binding)
 	if len(bound) == len(all) && beside <= spread(task.LocalSize, len(groups)) {
 		return cyclic(groups, task)
 	}
 	return bounded(grouped(bound, min(each, len(bound))), task, beside)
+}
+
+// perTask returns how many GPUs Slurm gives each task. What the step binds comes before what the job requested: the
+// variables of the request are inherited from the batch script.
+func perTask(task slurm.Task, binding slurm.Binding) int {
+	if task.BySlurm() && binding.OwnGPUs > 0 {
+		return binding.OwnGPUs
+	}
+	return max(binding.GPUsPerTask, 1)
+}
+
+// sameDaemon reports whether one process can use all of these devices.
+func sameDaemon(devices []lease.TicketDevice, some []int) bool {
+	return !slices.ContainsFunc(some, func(i int) bool { return devices[i].Daemon != devices[some[0]].Daemon })
 }
 
 // besideOn returns the maximum number of ranks that share a GPU with this one.

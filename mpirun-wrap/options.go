@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -62,6 +63,7 @@ type Setting struct {
 	Value string // the name of its value, "" for a switch
 	Usage string
 	set   func(*Options, string) error
+	words []string // values from which a mistyped one is guessed
 }
 
 // prefix begins the names of all options' variables.
@@ -83,40 +85,48 @@ func Settings() []Setting {
 				return nil
 			}
 			return errors.New("want auto, block, cyclic, nearest, all or inherit")
-		}},
+		}, []string{"auto", "block", "cyclic", "nearest", "all", "inherit"}},
 		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", func(o *Options, v string) error {
 			return o.setShare(v)
-		}},
-		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error { return parseBool(v, &o.Meet) }},
+		}, []string{"none", "even", "overlap", "weight", "tuned"}},
+		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error {
+			return parseBool(v, &o.Meet)
+		}, nil},
 		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
 			rule, err := policy.ParseMemory(v)
 			o.Memory = &rule
 			return err
-		}},
-		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error { return parseEither(v, "normal", "low", &o.Low) }},
+		}, []string{"none", "even"}},
+		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error {
+			return parseEither(v, "normal", "low", &o.Low)
+		}, []string{"normal", "low"}},
 		{"local-rank", "N", "the rank's place on its node, if the launcher does not set it", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalRank)
-		}},
+		}, nil},
 		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
 			return parsePositive(v, &o.LocalSize)
-		}},
+		}, nil},
 		{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)", func(o *Options, v string) error {
 			return parseSlots(v, &o.Slots)
-		}},
+		}, nil},
 		{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends", func(o *Options, v string) (err error) {
 			if o.SlotsWait, err = time.ParseDuration(v); err != nil || o.SlotsWait < 0 {
 				return errors.New("want a time like 30s or 10m, or 0")
 			}
 			return nil
-		}},
-		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error { return parseBool(v, &o.Report) }},
+		}, nil},
+		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error {
+			return parseBool(v, &o.Report)
+		}, nil},
 		{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", func(o *Options, v string) error {
 			err := parseBool(v, &o.Verbose)
 			o.Report = o.Report || o.Verbose
 			return err
-		}},
-		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error { return parseBool(v, &o.DryRun) }},
-		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }},
+		}, nil},
+		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error {
+			return parseBool(v, &o.DryRun)
+		}, nil},
+		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }, nil},
 	}
 }
 
@@ -159,7 +169,7 @@ func ReadOptions(env slurm.Env) (Options, error) {
 			continue
 		}
 		if err := s.set(&o, value); err != nil {
-			return o, invalid(s.Variable(), value, err)
+			return o, s.invalid(s.Variable(), value, err)
 		}
 	}
 	return o, nil
@@ -172,18 +182,28 @@ func (o *Options) Set(flag, value string) error {
 			continue
 		}
 		if err := s.set(o, value); err != nil {
-			return invalid("--"+flag, value, err)
+			return s.invalid("--"+flag, value, err)
 		}
 		o.Own = o.Own || flag == "share"
 	}
 	return nil
 }
 
-// invalid names an option with its value, and what is wanted instead. The parsers of package policy name the value
-// too.
-func invalid(name, value string, err error) error {
+// invalid names an option with its value, what is wanted instead, and the word that was probably meant. The parsers of
+// package policy name the value too.
+func (s Setting) invalid(name, value string, err error) error {
 	text := err.Error()
-	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text[max(strings.LastIndex(text, "want "), 0):])
+	text = text[max(strings.LastIndex(text, "want "), 0):]
+	word, rest, found := strings.Cut(value, ":")
+	like := site.Nearest(word, s.words)
+	needs := like == "overlap" || like == "weight" // a number
+	switch {
+	case like != "" && like != word && found:
+		text += ": did you mean " + like + ":" + rest + "?"
+	case like != "" && like != word && !needs:
+		text += ": did you mean " + like + "?"
+	}
+	return fmt.Errorf("cannot read %s: it is %q: %s", name, value, text)
 }
 
 // Check refuses options that exclude each other.
@@ -224,6 +244,9 @@ func (o *Options) setShare(value string) (err error) {
 	default:
 		o.Tuned = ""
 		o.Share, err = policy.ParseShare(value)
+		if err != nil && strings.HasSuffix(err.Error(), " or Nsm") { // the value has none of the forms
+			err = errors.New("want none, even, overlap:F, weight:W, PCT%, Nsm or tuned")
+		}
 	}
 	return err
 }

@@ -57,7 +57,14 @@ func TestBadOptions(t *testing.T) {
 		{"SLURM_MPS_LOCAL_RANK", "local-rank", "-1", "want a whole number"},
 		{"SLURM_MPS_REPORT", "report", "maybe", "want true or false"},
 		{"SLURM_MPS_SHARE", "share", "0%", `want a percentage above 0 and up to 100, with at most six decimals, like 12.5%`},
-		{"SLURM_MPS_SHARE", "share", "want ", "want none, even, overlap:F, weight:W, PCT% or Nsm"},
+		{"SLURM_MPS_SHARE", "share", "want ", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned"},
+		{"SLURM_MPS_SHARE", "share", "evn", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean even?"},
+		{"SLURM_MPS_SHARE", "share", "tunde", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean tuned?"},
+		{"SLURM_MPS_SHARE", "share", "overlp:2", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean overlap:2?"},
+		{"SLURM_MPS_SHARE", "share", "overlp", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned"},
+		{"SLURM_MPS_GPU", "gpu", "nearst", "want auto, block, cyclic, nearest, all or inherit: did you mean nearest?"},
+		{"SLURM_MPS_PRIORITY", "priority", "norml", "want normal or low: did you mean normal?"},
+		{"SLURM_MPS_MEM", "mem", "evne", "want none, even, or a size of whole MiB, like 8G or 16384M: did you mean even?"},
 		{"SLURM_MPS_MEM", "mem", "8", "want none, even, or a size of whole MiB, like 8G or 16384M"},
 	} {
 		_, err := ReadOptions(slurm.Env{c.variable: c.value})

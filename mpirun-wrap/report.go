@@ -124,6 +124,8 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 		return fmt.Sprintf("--gpu or SLURM_MPS_GPU: %s", r.Options.GPU)
 	case len(bound) < len(devices) && alone:
 		return "Slurm: it is bound to the task"
+	case r.Binding.OneTask && r.Task.BySlurm():
+		return "Slurm: the step has no other task on this node"
 	}
 	return fmt.Sprintf("the rank's number: ranks go round the %d GPUs", len(bound))
 }

@@ -35,6 +35,12 @@ func TestReport(t *testing.T) {
 			"#   GPU by Slurm: it is bound to the task\n" +
 			"#   share even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
+		{1, map[string]string{"verbose": "true"}, slurm.Binding{OneTask: true}, "# rank 0 of 1: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it; " +
+			"GPU 1 (GPU-1), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
+			"#   rank and number of ranks by slurmstepd\n" +
+			"#   GPU by Slurm: the step has no other task on this node\n" +
+			"#   share even by rule \"students\" of the policy\n" +
+			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
 	} {
 		rank := Rank{Task: slurm.Task{LocalSize: c.ranks, Source: slurm.SourceStepd}, Binding: c.binding}
 		for flag, value := range c.options {

@@ -134,7 +134,7 @@ var attributes = []attribute{
 		g.Compute, err = atMost(value, given.Compute, ComputeExclusive, ComputeUnchanged)
 		return err
 	}},
-	{"share", func(g Grant) string { return string(g.Share) }, narrowShare},
+	{"share", Grant.shareText, narrowShare},
 	{"overlap", func(g Grant) string { return number(g.Overlap) }, func(value string, given Grant, g *Grant) (err error) {
 		most := given.Overlap
 		if given.Share == ShareNone {
@@ -184,15 +184,28 @@ var attributes = []attribute{
 	}},
 }
 
+// shareText is the whole rule in one word, so that a policy that contains the default is the default: "even" alone has
+// overlap 1.
+func (g Grant) shareText() string {
+	if g.Share == "" {
+		return ""
+	}
+	return g.Rule().String()
+}
+
+// isPartOfShare reports whether the text of share contains the attribute. It stays for older policies and tickets.
+func (a attribute) isPartOfShare() bool { return a.name == "overlap" }
+
 // isOption reports whether a user can set the attribute. A user cannot set what a node does after a failure, because
 // that drains nodes or hides a fault. A user who wants no access for unplaced processes need not start any.
 func (a attribute) isOption() bool { return a.name != "on_failure" && a.name != "unplaced" }
 
-// Settings returns the grant's attributes in the order of the documents.
-func (g Grant) Settings() []Setting {
-	settings := make([]Setting, len(attributes))
-	for i, a := range attributes {
-		settings[i] = Setting{a.name, a.text(g)}
+// Settings returns the grant's attributes in the order of the documents. The share contains the overlap.
+func (g Grant) Settings() (settings []Setting) {
+	for _, a := range attributes {
+		if !a.isPartOfShare() {
+			settings = append(settings, Setting{a.name, a.text(g)})
+		}
 	}
 	return settings
 }

@@ -27,7 +27,7 @@ func ClientsOf(driver string) int {
 	return Clients
 }
 
-// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Hopper. On
+// DefaultSMsPerTPC is the SMs in a TPC of every model here: two, by NVIDIA's white papers from Pascal to Blackwell. On
 // an H200 shares were measured to go in steps of two.
 const DefaultSMsPerTPC = 2
 
@@ -59,10 +59,15 @@ var models = []Model{
 	model("A40", "NVIDIA A40", 84, 46068),
 	model("RTX A6000", "NVIDIA RTX A6000", 84, 49140),
 	model("A10", "NVIDIA A10", 72, 23028),
+	// A2 and A16 data sheets: 1280 cores a GPU, 128 an SM; a board A16 has four GPUs. The memory is that with ECC on.
+	model("A2", "NVIDIA A2", 10, 15356),
+	model("A16", "NVIDIA A16", 10, 15356),
 	model("RTX 3090", "NVIDIA GeForce RTX 3090", 82, 24576),
 	// Ada white paper and data sheets: the L4 has 7424 cores, the L40 and the L40S and the RTX 6000 Ada 18176, the
 	// RTX 4090 16384, 128 an SM.
 	model("L4", "NVIDIA L4", 58, 23034),
+	// The L20 has 11776 cores; 46068 MiB by nvidia-smi.
+	model("L20", "NVIDIA L20", 92, 46068),
 	model("L40", "NVIDIA L40", 142, 46068),
 	model("L40S", "NVIDIA L40S", 142, 46068),
 	model("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 142, 49140),
@@ -71,10 +76,18 @@ var models = []Model{
 	model("H100 PCIe", "NVIDIA H100 PCIe", 114, 81559),
 	model("H100 NVL", "NVIDIA H100 NVL", 132, 95830),
 	model("H100 SXM", "NVIDIA H100 80GB HBM3", 132, 81559),
+	// The H20 has no public data sheet: 78 SMs by CUDA, as reviews print it, and 97871 MiB by nvidia-smi.
+	model("H20", "NVIDIA H20", 78, 97871),
 	// Measured: 16896 cores, 128 an SM, 143771 MiB by NVML.
 	model("H200", "NVIDIA H200", 132, 143771),
-	// CUDA's device query: 148 SMs, 74 on each of two dies.
+	// CUDA's device query: 148 SMs, 74 on each of two dies. The B300 has as many, and the GB200 152 (both by CUDA, in
+	// public logs).
 	model("B200", "NVIDIA B200", 148, 183359),
+	model("GB200", "NVIDIA GB200", 152, 189471),
+	model("B300", "NVIDIA B300 SXM6 AC", 148, 275040),
+	// RTX Blackwell white paper and data sheets: 21760 and 24064 cores, 128 an SM, two SMs a TPC.
+	model("RTX 5090", "NVIDIA GeForce RTX 5090", 170, 32607),
+	model("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 188, 97887),
 	// GH200 data sheet: the GPU is the SXM5's; this is the product with 96 GB of HBM3.
 	model("GH200", "NVIDIA GH200 480GB", 132, 97871),
 }

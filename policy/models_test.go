@@ -21,7 +21,12 @@ func TestModels(t *testing.T) {
 		"A10": {GPU: GPU{72, 2}, Clients: 48, MemoryMiB: 23028}, "RTX 3090": {GPU: GPU{82, 2}, Clients: 48, MemoryMiB: 24576},
 		"L40": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 46068}, "RTX 6000 Ada": {GPU: GPU{142, 2}, Clients: 48, MemoryMiB: 49140},
 		"RTX 4090": {GPU: GPU{128, 2}, Clients: 48, MemoryMiB: 24564}, "H100 NVL": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 95830},
-		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871},
+		"GH200": {GPU: GPU{132, 2}, Clients: 48, MemoryMiB: 97871}, "A2": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356},
+		"A16": {GPU: GPU{10, 2}, Clients: 48, MemoryMiB: 15356}, "L20": {GPU: GPU{92, 2}, Clients: 48, MemoryMiB: 46068},
+		"H20": {GPU: GPU{78, 2}, Clients: 48, MemoryMiB: 97871}, "GB200": {GPU: GPU{152, 2}, Clients: 48, MemoryMiB: 189471},
+		"B300":         {GPU: GPU{148, 2}, Clients: 48, MemoryMiB: 275040},
+		"RTX 5090":     {GPU: GPU{170, 2}, Clients: 48, MemoryMiB: 32607},
+		"RTX PRO 6000": {GPU: GPU{188, 2}, Clients: 48, MemoryMiB: 97887},
 	}
 	for _, m := range Models() {
 		w, ok := want[m.Name]
@@ -62,8 +67,8 @@ func TestFindModel(t *testing.T) {
 	for given, want := range map[string]string{
 		"H100":        `cannot find GPU "H100": say H100 PCIe or H100 NVL or H100 SXM`,
 		"NVIDIA A100": `cannot find GPU "NVIDIA A100": say A100-40 or A100-80`,
-		"rtx2080":     `cannot find GPU "rtx2080": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200`,
-		"":            `cannot find GPU "": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200`,
+		"rtx2080":     `cannot find GPU "rtx2080": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
+		"":            `cannot find GPU "": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200`,
 	} {
 		if _, err := FindModel(given); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
@@ -74,7 +79,7 @@ func TestFindModel(t *testing.T) {
 func TestModelName(t *testing.T) {
 	for product, want := range map[string]string{
 		"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100 SXM", "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "A100-40", "H200": "H200",
-		"NVIDIA RTX PRO 6000": "NVIDIA RTX PRO 6000", "NVIDIA A100 80GB PCIe MIG 1g.10gb": "NVIDIA A100 80GB PCIe", "": "",
+		"NVIDIA RTX PRO 4500": "NVIDIA RTX PRO 4500", "NVIDIA A100 80GB PCIe MIG 1g.10gb": "NVIDIA A100 80GB PCIe", "": "",
 	} {
 		if got := ModelName(product); got != want {
 			t.Errorf("%q is %q, want %q", product, got, want)

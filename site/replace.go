@@ -3,6 +3,7 @@
 package site
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -64,20 +65,20 @@ func openFolder(above int, name, path string) (*os.File, error) {
 // file. No other user can put a link into the folder. Several processes may replace the same file: each process has a
 // temporary file with its own pid, and the last rename wins.
 func Replace(dir *os.File, name string, content []byte, mode fs.FileMode) error {
-	return replace(dir, name, newFile{content: content, mode: mode, gid: -1, sync: true})
+	return replace(dir, name, newFile{content: content, mode: mode, sync: true})
 }
 
-// ReplaceForGroup is Replace for a file that a group may read. It does not wait for the disk: a crash of the node may
-// lose the file.
-func ReplaceForGroup(dir *os.File, name string, content []byte, mode fs.FileMode, gid uint32) error {
-	return replace(dir, name, newFile{content: content, mode: mode, gid: int(gid)})
+// ReplaceForUser is Replace for a file of root's that one user may read, by an ACL. In a file system without ACLs, only
+// root may read it. It does not wait for the disk: a crash of the node may lose the file.
+func ReplaceForUser(dir *os.File, name string, content []byte, uid uint32) error {
+	return replace(dir, name, newFile{content: content, mode: 0o600, reader: uid})
 }
 
 // newFile is a file to be written.
 type newFile struct {
 	content []byte
 	mode    fs.FileMode
-	gid     int // -1 for the process's own group
+	reader  uint32 // a user who may read it; 0 for none
 	sync    bool
 }
 
@@ -88,6 +89,7 @@ func replace(dir *os.File, name string, f newFile) error {
 		err = unix.Renameat(int(dir.Fd()), temporary, int(dir.Fd()), name)
 	}
 	if err != nil {
+		err = ExplainFull(dir.Name(), err)
 		_ = unix.Unlinkat(int(dir.Fd()), temporary, 0)
 		return fmt.Errorf("cannot write %s: %w", filepath.Join(dir.Name(), name), err)
 	}
@@ -109,14 +111,45 @@ func writeTemporary(dir *os.File, name string, f newFile) error {
 	}
 	file := os.NewFile(uintptr(fd), name)
 	defer file.Close()
-	if err := file.Chown(-1, f.gid); f.gid >= 0 && err != nil {
+	if err := file.Chmod(f.mode); err != nil {
 		return err
 	}
-	if err := file.Chmod(f.mode); err != nil {
+	if err := letRead(fd, f.reader); err != nil {
 		return err
 	}
 	if _, err := file.Write(f.content); err != nil || !f.sync {
 		return err
 	}
 	return file.Sync()
+}
+
+// The entries of an ACL in the form of the kernel's extended attribute: a tag, permissions and an id.
+const (
+	aclVersion                                               = 2
+	aclOwner, aclUser, aclGroup, aclMask, aclEveryone        = 0x01, 0x02, 0x04, 0x10, 0x20
+	aclRead, aclReadWrite, aclNone                    uint16 = 4, 6, 0
+	aclNoID                                           uint32 = 1<<32 - 1
+)
+
+// letRead lets one user read a file of mode 0600. A file system without ACLs leaves the file as it is.
+func letRead(fd int, uid uint32) error {
+	if uid == 0 {
+		return nil
+	}
+	acl := binary.LittleEndian.AppendUint32(nil, aclVersion)
+	for _, e := range []struct {
+		tag, may uint16
+		id       uint32
+	}{
+		{aclOwner, aclReadWrite, aclNoID}, {aclUser, aclRead, uid}, {aclGroup, aclNone, aclNoID},
+		{aclMask, aclRead, aclNoID}, {aclEveryone, aclNone, aclNoID},
+	} {
+		acl = binary.LittleEndian.AppendUint16(acl, e.tag)
+		acl = binary.LittleEndian.AppendUint16(acl, e.may)
+		acl = binary.LittleEndian.AppendUint32(acl, e.id)
+	}
+	if err := unix.Fsetxattr(fd, "system.posix_acl_access", acl, 0); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("cannot let uid %d read it: %w", uid, err)
+	}
+	return nil
 }

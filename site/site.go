@@ -6,7 +6,6 @@ package site
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 )
 
@@ -52,15 +51,6 @@ type Device struct {
 	NUMA      int    `json:"numa"`       // the nearest NUMA node, -1 if unknown
 	MIGMode   bool   `json:"mig_mode"`   // the GPU is divided into instances, and no job can use the whole GPU
 }
-
-// Process identifies a process by its pid and start time, because the kernel uses pids again.
-type Process struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since the boot
-}
-
-// String returns "pid 123".
-func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
 
 // Client is a client process of an MPS server.
 type Client struct {

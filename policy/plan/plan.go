@@ -162,7 +162,11 @@ func (q Request) named() (policy.Model, error) {
 	case q.SMs < 0 || q.SMs > maxSMs:
 		return policy.Model{}, fmt.Errorf("cannot plan for a GPU of %d SMs: give --sms 1 to %d", q.SMs, maxSMs)
 	case q.SMs == 0:
-		return policy.FindModel(q.GPU)
+		model, err := policy.FindModel(q.GPU)
+		if err != nil {
+			err = fmt.Errorf("%w; for another GPU, give --sms N in place of --gpu", err)
+		}
+		return model, err
 	}
 	known, err := policy.FindModel(q.GPU)
 	if err == nil && known.GPU.SMs != q.SMs {

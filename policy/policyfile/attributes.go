@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -44,7 +45,8 @@ var grantAttributes = []attribute[policy.Grant]{
 
 func setShare(g *policy.Grant, v cty.Value) (summary, detail string) {
 	if err := g.SetShare(v.AsString()); err != nil {
-		return fmt.Sprintf("Unknown value %q", v.AsString()), "share: " + err.Error()
+		word := v.AsString()
+		return fmt.Sprintf("Unknown value %q", word), "share: " + err.Error() + meant(word, []string{"none", "even"})
 	}
 	return "", ""
 }
@@ -63,11 +65,27 @@ func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribut
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
 		word := W(v.AsString())
 		if !slices.Contains(words, word) {
-			return fmt.Sprintf("Unknown value %q", word), fmt.Sprintf("%s is %s", name, oneOf(words))
+			detail = fmt.Sprintf("%s is %s", name, oneOf(words)) + meant(string(word), spelled(words))
+			return fmt.Sprintf("Unknown value %q", word), detail
 		}
 		set(into, word)
 		return "", ""
 	}}
+}
+
+// meant is the word that was probably meant, as a sentence behind another.
+func meant(word string, words []string) string {
+	if like := site.Nearest(word, words); like != "" {
+		return fmt.Sprintf(". Did you mean %q?", like)
+	}
+	return ""
+}
+
+func spelled[W ~string](words []W) (all []string) {
+	for _, word := range words {
+		all = append(all, string(word))
+	}
+	return all
 }
 
 // oneOf is the words to choose from.

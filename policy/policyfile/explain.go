@@ -100,7 +100,7 @@ func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 	for i, setting := range g.Settings() {
 		a := AttributeTrace{Setting: setting, Default: setting == usual[i]}
 		for _, s := range r.grant { // the last one counts
-			if s.name == a.Name {
+			if s.name == a.Name || s.name == "overlap" && a.Name == "share" {
 				a.With = variablesIn(s.expr, e.ctx)
 			}
 		}

@@ -74,7 +74,7 @@ policy.hcl:13 odd false
       job.comment == "a  b" is false [{job.comment "mps:overlap=1"}]
 policy.hcl:18 rest true
   true is true []
--> rule "rest": granted overlap=1
+-> rule "rest": granted share=even
 `
 	if got := shown(x); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -121,7 +121,7 @@ rule "r" {
 	x := compiled.Explain(policy.Request{Requested: []string{"mps"}, Account: "chem", GPUs: []int{0, 1}, GPU: policy.GPUFacts{Product: "NVIDIA H200"}})
 	want := map[string]string{
 		"memory": `16384M [{gpu.model "H200"} {local.sizes {chem = "16G"}} {job.account "chem"}] false`, "max_clients": "8 [{job.gpus [0, 1]}] false",
-		"priority": "normal [] true", "hold": "5s [] false", "on_failure": "run_without [] false", "share": "even [] true",
+		"priority": "normal [] true", "hold": "5s [] false", "on_failure": "run_without [] false", "share": "overlap:2 [] true",
 	}
 	for _, a := range x.Grant {
 		if got := fmt.Sprint(a.Value, " ", a.With, " ", a.Default); want[a.Name] != "" && got != want[a.Name] {
@@ -129,7 +129,7 @@ rule "r" {
 		}
 		delete(want, a.Name)
 	}
-	if len(want) > 0 || len(x.Grant) != len(grantAttributes) {
+	if len(want) > 0 || len(x.Grant) != len(grantAttributes)-1 { // share has overlap
 		t.Errorf("%d attributes, and not %v", len(x.Grant), want)
 	}
 }

@@ -19,10 +19,15 @@ import (
 type FileStatus struct {
 	Err  error     // why it cannot be used, nil if it can
 	Kept time.Time // when the copy in use was kept; zero if there is none
+	// Hidden is true if this user may not read the copy, so that Kept is not known.
+	Hidden bool
 }
 
 // Instead returns what is used instead of a file that cannot be used. without describes the case without a copy.
 func (s FileStatus) Instead(without string) string {
+	if s.Hidden {
+		return "the last one that could be used is used if it was kept, which root can see"
+	}
 	if s.Kept.IsZero() {
 		return "no copy of one that could be used was kept: " + without
 	}
@@ -55,7 +60,7 @@ func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 		compiled, keptErr = ParseAll(kept.Files)
 	}
 	if keptErr != nil {
-		return nil, FileStatus{Err: err}
+		return nil, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
 	}
 	return compiled, FileStatus{Err: err, Kept: at}
 }
@@ -89,7 +94,7 @@ func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
 			return facts, FileStatus{Err: err, Kept: at}
 		}
 	}
-	return site.DefaultConfig(), FileStatus{Err: err}
+	return site.DefaultConfig(), FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
 }
 
 // KeepConfig keeps a copy of the site's file, which can be used. If the file does not exist, the copy is removed.

@@ -167,9 +167,11 @@ func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
 	var grant policy.Grant
 	constants(j, grantAttributes, block.Body, &grant)
 	content, _ := block.Body.Content(schemaOf(grantAttributes))
-	overlapped := content.Attributes["share"] != nil && grant.Overlap > 1 // share = "overlap:F"
+	if content.Attributes["overlap"] != nil && content.Attributes["share"] == nil {
+		grant.Share = policy.ShareEven // overlap = F alone expects overlap:F
+	}
 	for _, s := range grant.Settings() {
-		if content.Attributes[s.Name] != nil || s.Name == "overlap" && overlapped {
+		if content.Attributes[s.Name] != nil || s.Name == "share" && grant.Share != "" {
 			e.grant = append(e.grant, s)
 		}
 	}

@@ -4,14 +4,17 @@ package policyfile
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/zclconf/go-cty/cty"
 )
 
 func parsed(t *testing.T, source string) *Compiled {
@@ -40,6 +43,44 @@ func TestTheShippedPolicyIsTheDefaults(t *testing.T) {
 	}
 	if needs := compiled.Policy().Lookups; needs != (policy.Lookups{}) {
 		t.Errorf("the shipped policy takes look-ups: %+v", needs)
+	}
+}
+
+// A default that is written down changes nothing: neither alone, nor with any line of the shipped policy left out.
+func TestADefaultWrittenDownChangesNothing(t *testing.T) {
+	source := "version = 1\ntrigger {\n  constraint = \"mps\"\n}\nrule \"mps\" {\n  when = true\n  grant {\n%s\n  }\n}\n"
+	var policies []string
+	for _, s := range policy.DefaultGrant().Settings() {
+		value := s.Value
+		i := slices.IndexFunc(grantAttributes, func(a attribute[policy.Grant]) bool { return a.name == s.Name })
+		if grantAttributes[i].typ == cty.String {
+			value = strconv.Quote(value)
+		}
+		policies = append(policies, fmt.Sprintf(source, s.Name+" = "+value))
+	}
+	content, err := os.ReadFile("../../site/etc/policy.hcl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start, grant, _ := strings.Cut(string(content), "  grant {\n")
+	grant, end, _ := strings.Cut(grant, "  }\n")
+	lines := strings.SplitAfter(strings.TrimSuffix(grant, "\n"), "\n")
+	for i := range lines {
+		without := strings.Join(slices.Delete(slices.Clone(lines), i, i+1), "")
+		policies = append(policies, start+"  grant {\n"+without+"\n  }\n"+end)
+	}
+	if len(lines) < 10 || len(policies) != 2*len(lines) {
+		t.Errorf("%d policies and %d lines: the shipped policy has not each attribute", len(policies), len(lines))
+	}
+	for _, text := range policies {
+		compiled := parsed(t, text)
+		verdict := compiled.Decide(policy.Request{JobID: 7, Requested: []string{"mps"}})
+		if !verdict.Granted() || verdict.Grant != policy.DefaultGrant() {
+			t.Errorf("it grants %+v, the defaults are %+v:\n%s", verdict, policy.DefaultGrant(), text)
+		}
+		if warnings := compiled.Warnings(); len(warnings) > 0 {
+			t.Errorf("%v in\n%s", warnings, text)
+		}
 	}
 }
 
@@ -123,7 +164,7 @@ case "another grant" {
 		`another reason: denied is "at most 2", expected "at most 3"`,
 		"not denied: denied is none, expected true",
 		"no grant: nothing is granted; the job does not ask for MPS: it would by --mps",
-		"another grant: overlap is 2, expected 3; memory is none, expected 2048M",
+		"another grant: share is overlap:2, expected overlap:3; memory is none, expected 2048M",
 	}
 	for i, r := range compiled.Run(cases) {
 		if got := r.Name + ": " + strings.Join(r.Wrong, "; "); got != want[i] || r.Passed {

@@ -14,12 +14,13 @@ import (
 )
 
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
-// job can meet.
+// job can meet. It also returns each overlap, because share has it.
 func (l *Compiled) Warnings() []Diagnostic {
 	found := l.neverTried()
 	for _, f := range l.files {
 		_ = hclsyntax.VisitAll(f.hcl.Body.(*hclsyntax.Body), func(n hclsyntax.Node) hcl.Diagnostics {
 			found = append(found, l.neverEqual(n)...)
+			found = append(found, l.olderWord(n)...)
 			return nil
 		})
 	}
@@ -47,6 +48,19 @@ func (l *Compiled) neverTried() (found hcl.Diagnostics) {
 		}
 	}
 	return found
+}
+
+// olderWord returns a grant's attribute overlap.
+func (l *Compiled) olderWord(n hclsyntax.Node) hcl.Diagnostics {
+	a, ok := n.(*hclsyntax.Attribute)
+	if !ok || a.Name != "overlap" {
+		return nil
+	}
+	factor := "${" + lineBreaks.ReplaceAllString(l.sourceOf(a.Expr), " ") + "}"
+	if v, ok := l.constant(a.Expr); ok {
+		factor = decimal(float(v))
+	}
+	return hcl.Diagnostics{mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
 }
 
 // constant returns the value of an expression that names no variable of a job.

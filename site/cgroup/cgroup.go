@@ -181,26 +181,44 @@ func endFrozen(dir string) error {
 	return errors.Join(signalAll(dir), write(dir, file, thawed))
 }
 
-// signalAll sends SIGKILL to the processes of a group. It reads each start time between two lists, so a process in the
-// second list is proved to be in the group.
+// maxOpen limits the pidfds that are open at once, because a site may give slurmd few descriptors.
+const maxOpen = 32
+
+// signalAll sends SIGKILL to the processes of a group.
 func signalAll(dir string) error {
-	first, err := members(dir)
-	if err != nil {
-		return err
-	}
-	var found []site.Process
-	for _, pid := range first {
-		if stat, err := site.ReadStat(pid); err == nil {
-			found = append(found, stat.Process)
-		}
-	}
-	second, err := members(dir)
-	for _, p := range found {
-		if slices.Contains(second, p.PID) {
-			err = errors.Join(err, p.Kill(unix.SIGKILL))
-		}
+	pids, err := members(dir)
+	for some := range slices.Chunk(pids, maxOpen) {
+		err = errors.Join(err, signalSome(dir, some))
 	}
 	return err
+}
+
+// signalSome sends SIGKILL to processes of a group. It opens their pidfds before it lists the group a second time. If
+// the second list has a pid, and the process of the pidfd lives, that process is proved to be in the group.
+func signalSome(dir string, pids []int) (failed error) {
+	opened := map[int]int{}
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("cannot open pidfd of pid %d: %w", pid, err))
+			continue
+		}
+		defer unix.Close(fd)
+		opened[pid] = fd
+	}
+	second, err := members(dir)
+	for pid, fd := range opened {
+		if !slices.Contains(second, pid) {
+			continue
+		}
+		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			failed = errors.Join(failed, fmt.Errorf("cannot send SIGKILL to pid %d: %w", pid, err))
+		}
+	}
+	return errors.Join(failed, err)
 }
 
 func write(dir, name, content string) error {

@@ -18,8 +18,7 @@ rule "mps" {
   grant {
     scope          = "job"               # or "gpu": a daemon for each GPU, so that a fault stays on its GPU
     compute_mode   = "exclusive_process" # or "unchanged"
-    share          = "even"              # or "none", "25%"
-    overlap        = 2                   # every SM is dealt twice: best on real programs
+    share          = "overlap:2"         # or "even", "none", "25%"; every SM is given twice: best on real programs
     ceiling        = 100                 # percent of a GPU that no rank can exceed
     memory         = "none"              # or "even", or a size like "8G": what a rank may have
     memory_overlap = 1                   # how many times over "even" promises it

@@ -10,8 +10,7 @@ case "a constraint asks" {
     rule = "mps"
     grant {
       scope       = "job"
-      share       = "even"
-      overlap     = 2
+      share       = "overlap:2"
       max_clients = 60
     }
   }
@@ -30,8 +29,8 @@ case "a comment asks, with options" {
   expect {
     rule = "mps"
     grant {
-      scope   = "gpu"
-      overlap = 1
+      scope = "gpu"
+      share = "even"
     }
   }
 }
@@ -47,12 +46,12 @@ case "the option asks" {
 }
 
 case "options narrow" {
-  job { option = "ceiling=50,overlap=1.5,mem=8G,priority=low,max_clients=8" }
+  job { option = "ceiling=50,share=overlap:1.5,mem=8G,priority=low,max_clients=8" }
   expect {
     rule = "mps"
     grant {
       ceiling     = 50
-      overlap     = 1.5
+      share       = "overlap:1.5"
       memory      = "8G"
       priority    = "low"
       max_clients = 8
@@ -61,7 +60,7 @@ case "options narrow" {
 }
 
 case "options do not widen" {
-  job { option = "overlap=3" }
+  job { option = "share=overlap:3" }
   expect {
     rule   = "mps"
     denied = "an option can only narrow"

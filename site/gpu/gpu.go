@@ -44,7 +44,7 @@ var required = []string{
 	"nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetMigMode", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
 	"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization",
+	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetSamples",
 }
 
 // forGPM are the functions of GPM, which drivers before 525 lack. They are not required.

@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"encoding/binary"
 	"errors"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,9 +16,16 @@ type Usage struct {
 	TotalMiB int
 	FreeMiB  int
 	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
-	// Busy is each process's part of the SMs, in the samples since the last call. A server's sample covers all of its
-	// clients, and a client has no sample (measured on an H200: docs/measurements/12-h200).
-	Busy []Busy
+	// Activity are the samples of the whole GPU since the last call. A GPU without work has samples of 0. The driver's
+	// samples of processes are not used here, because they cease in some states without work (docs/decisions/037).
+	Activity []GPUSample
+}
+
+// GPUSample is the part of a time in which a kernel was on the GPU. The driver takes a sample every 200 ms (measured on
+// an H200).
+type GPUSample struct {
+	Percent int
+	Micros  uint64 // the end of the time, in microseconds since 1970
 }
 
 // Busy is one sample of the driver. The driver takes a sample every 200 ms (measured on an H200).
@@ -39,9 +47,26 @@ func (n *NVML) Usage(uuid site.UUID, since uint64) (Usage, error) {
 		if err != nil {
 			return Usage{}, err
 		}
-		busy, _ := busySince(handle, since) // without samples, the memory is still useful
-		return Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients, Busy: busy}, nil
+		activity, _ := activitySince(handle, since) // without samples, the memory is still useful
+		return Usage{TotalMiB: int(memory.Total >> 20), FreeMiB: int(memory.Free >> 20), Clients: clients, Activity: activity}, nil
 	})
+}
+
+// activitySince returns the driver's samples of a GPU after since. If there is no new sample, it returns none.
+func activitySince(handle nvml.Device, since uint64) (all []GPUSample, err error) {
+	kind, samples, ret := handle.GetSamples(nvml.GPU_UTILIZATION_SAMPLES, since)
+	if err := because(ret); err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if kind != nvml.VALUE_TYPE_UNSIGNED_INT {
+		return nil, nil
+	}
+	for _, s := range samples {
+		if s.TimeStamp > since {
+			all = append(all, GPUSample{int(binary.NativeEndian.Uint32(s.SampleValue[:])), s.TimeStamp})
+		}
+	}
+	return all, nil
 }
 
 // memoryOf reads the memory of a device, and the MiB of each MPS client by its pid.

@@ -33,6 +33,8 @@ type client struct {
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort bool
 	needed    bool // its room has been needed, so newcomers may be on their way
+	announced bool // the job was told of its end
+	lives     bool // it has closed these files and lives on
 	wasRoomy  bool // the GPU had plenty of room when the files were closed
 	verify    time.Time
 	missed    bool      // the last check found no pipes to a server
@@ -169,16 +171,23 @@ func (c *client) ofOthers() bool { return c.gpus == 0 && c.others }
 // files.
 func (g *Guard) dismiss(c *client) {
 	g.dismissed[c.proc] = true
-	if g.living[c.proc.PID] == c && c.seen {
+	g.forget(c)
+	delete(g.living, c.proc.PID)
+	unix.Close(c.pidfd)
+	g.close(c)
+}
+
+// forget removes a process from the counts of clients.
+func (g *Guard) forget(c *client) {
+	if c.seen {
+		c.seen = false
 		g.state.Seen--
 		g.changed = true
 	}
 	if c.told {
+		c.told = false
 		g.recorder.tell(usage.Event{Proc: c.proc, NoClient: true})
 	}
-	delete(g.living, c.proc.PID)
-	unix.Close(c.pidfd)
-	g.close(c)
 }
 
 // errNotOurs means that a process is not a client of this job.
@@ -216,6 +225,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 	if len(jobs) == 0 {
 		go g.checkJob(stat.Process)
 	}
+	g.name(stat.Process)
 	now := time.Now()
 	return &client{
 		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
@@ -306,12 +316,7 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 	}
 	f.owner = c.proc
 	if other.seen && other.inherits() {
-		other.seen = false
-		g.state.Seen--
-		if other.told {
-			other.told = false
-			g.recorder.tell(usage.Event{Proc: other.proc, NoClient: true})
-		}
+		g.forget(other)
 	}
 }
 
@@ -401,11 +406,13 @@ func (g *Guard) addClosed(c *client, now time.Time) {
 	if len(closed) == 0 {
 		return
 	}
-	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' { // the descriptors cannot be read if the first thread has ended
+	// A process that is killed has closed its files some time before its end is reported. They are the files of a dead
+	// client then: its work may be in flight. The descriptors cannot be read either if the first thread has ended.
+	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' || stat.Exiting {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
-	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident, inOrder: true}, now)
+	g.addDead(&client{proc: c.proc, files: closed, gpus: c.gpus, opened: c.opened, group: c.group, resident: c.resident, inOrder: true, lives: true}, now)
 }
 
 // findClosed calls addClosed for all living clients. A process that has closed all files is no longer a client.

@@ -44,9 +44,10 @@ type Options struct {
 	// Recorder is the path of the program that records what the job uses, or "" for none. RecorderArgs are its arguments.
 	Recorder     string
 	RecorderArgs []string
-	Leased       func() bool            // whether the job's lease exists; a guard without a lease ends
-	Save         func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
-	SaveRoom     func(lease.Room)       // called by another goroutine than Run's, after each change
+	NameOf       func(site.Process) string // what a client is called, as in "rank 3"; it may take a second
+	Leased       func() bool               // whether the job's lease exists; a guard without a lease ends
+	Save         func(lease.GuardState)    // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom     func(lease.Room)          // called by another goroutine than Run's, after each change
 	Log          zerolog.Logger
 }
 
@@ -77,12 +78,12 @@ type Guard struct {
 	Options
 	kernel  *kernel
 	events  *events
-	living  map[int]*client  // by pid
-	dead    []*client        // in the order of their deaths
-	ends    []end            // of clients, lately
-	files   int              // open duplicates
-	closed  chan closing     // from the goroutines that close files
-	closing map[*client]bool // clients whose files are being closed
+	living  map[int]*client       // by pid
+	dead    []*client             // in the order of their deaths
+	ends    []end                 // of clients, lately
+	files   int                   // open duplicates
+	closed  chan closing          // from the goroutines that close files
+	closing map[*client]time.Time // clients whose files are being closed, and when that was done
 	exits   exits
 	pauses  pauses
 	rooms   rooms
@@ -96,6 +97,10 @@ type Guard struct {
 	outside   chan lease.Outside    // from the goroutines that look for the cause
 	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
 	takers    takers
+	names     map[site.Process]string // of living clients and of dead ones with files
+	named     chan named
+	notices   chan notice
+	told      int       // notices
 	recorder  *recorder // nil for none
 
 	unleased           bool
@@ -122,10 +127,11 @@ func New(o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{
-		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]bool{},
+		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
 		exits: openExits(), pauses: pauses{never: o.Pause == 0},
 		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{},
 		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
+		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
 	}
 	g.takers.line, g.takers.wait = o.Taker, takerWait
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
@@ -154,6 +160,7 @@ func (g *Guard) Stop() { g.events.stop() }
 // Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
 	go g.saveAll()
+	go g.tellAll()
 	g.rooms.start(g.SaveRoom)
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
@@ -172,6 +179,7 @@ func (g *Guard) Run() {
 		}
 		g.verifyClients(now)
 		g.noteOutside()
+		g.noteNames()
 		g.dismissStrangers()
 		needing := g.release(now)
 		g.pauseFor(needing, now)
@@ -194,6 +202,7 @@ func (g *Guard) Run() {
 	case <-g.saved:
 	case <-time.After(saveWait):
 	}
+	close(g.notices)
 	g.rooms.end()
 	g.recorder.end()
 	g.exits.close()
@@ -204,7 +213,7 @@ func (g *Guard) Run() {
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp(now time.Time) time.Time {
 	next := g.nextLook
-	if len(g.dead) > 0 && g.nextCheck.Before(next) {
+	if len(g.dead)+len(g.closing) > 0 && g.nextCheck.Before(next) {
 		next = g.nextCheck
 	}
 	if stays := g.usage.lastUse.Add(usageStays + time.Millisecond); g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 && stays.Before(next) {

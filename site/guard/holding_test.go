@@ -207,11 +207,11 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 		{"its files are being closed, and there was room", nil, closing(1, true), false, nil},
 		{"the latest time counts", []*client{short(1)}, closing(1, false), false, []lease.FullGPU{{Minor: 3, Dead: 2, Until: now.Add(hold - time.Second)}}},
 	} {
-		g := &Guard{Options: Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}, dead: c.dead, closing: map[*client]bool{}}
+		g := &Guard{Options: Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}, dead: c.dead, closing: map[*client]time.Time{}}
 		g.rooms.next = make(chan lease.Room, 1)
 		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}} // so that each room is published
 		if c.closing != nil {
-			g.closing[c.closing] = true
+			g.closing[c.closing] = time.Time{}
 		}
 		if c.pending {
 			g.usage.coming = make(chan *gauge)

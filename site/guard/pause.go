@@ -218,6 +218,7 @@ func (p *pauses) over(hold time.Time) bool { return p.never || p.now == nil && p
 // pause is one pause of neighbours.
 type pause struct {
 	began   time.Time
+	done    time.Time    // when the last dead client's files were closed, zero before that
 	asked   map[int]bool // the pids of the neighbours that are to stop
 	stopped int          // neighbours that have stopped
 	add     chan site.Process
@@ -244,7 +245,13 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 			return
 		}
 		p.stopped++
-	case len(needing) == 0 && len(g.closing) == 0: // the memory is free
+	case len(needing) > 0:
+		p.done = time.Time{}
+	case p.done.IsZero():
+		p.done = now
+	}
+	switch {
+	case len(needing) == 0 && (len(g.closing) == 0 || now.Sub(p.done) >= freeWait): // the memory is free
 		g.endPause(now, true)
 		return
 	case now.Sub(p.began) >= g.Pause:

@@ -14,7 +14,7 @@ import (
 // pausing is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
 // and 4 is a fork of neighbour 1.
 func pausing(began time.Time) (*Guard, *pause, *client) {
-	g := &Guard{Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()}, living: map[int]*client{}, closing: map[*client]bool{}, logged: map[string]bool{}}
+	g := &Guard{Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()}, living: map[int]*client{}, closing: map[*client]time.Time{}, logged: map[string]bool{}}
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
 		is := site.Process{PID: pid, Start: 1}
 		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}
@@ -85,7 +85,7 @@ func TestTheEndOfAPause(t *testing.T) {
 			needing = append(needing, dead)
 		}
 		if c.closing {
-			g.closing[dead] = true
+			g.closing[dead] = time.Time{}
 		}
 		if c.fails {
 			p.answers <- errors.New("a debugger traces it")
@@ -107,6 +107,28 @@ func TestTheEndOfAPause(t *testing.T) {
 		if rest := g.pauses.next.Sub(at); !c.idle && rest != c.rest {
 			t.Errorf("%s: a rest of %v, want %v", c.name, rest, c.rest)
 		}
+	}
+}
+
+// A pause waits a short time for the driver to free the memory, after the last files were let go.
+func TestAPauseUntilMemoryIsFree(t *testing.T) {
+	now := time.Now()
+	g, p, dead := pausing(now)
+	g.closing[dead] = time.Time{}
+	for _, c := range []struct {
+		after   time.Duration
+		needing []*client
+		ends    bool
+	}{
+		{0, nil, false}, {freeWait - 1, nil, false}, {freeWait, []*client{dead}, false}, // another client needs it
+		{2 * freeWait, nil, false}, {3*freeWait - 1, nil, false}, {3 * freeWait, nil, true},
+	} {
+		if g.pauseFor(c.needing, now.Add(c.after)); p.ended() != c.ends {
+			t.Fatalf("after %v: ended %v", c.after, p.ended())
+		}
+	}
+	if !g.pauses.failed.IsZero() {
+		t.Error("the pause counts as one that did not help")
 	}
 }
 

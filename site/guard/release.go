@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 const (
 	noNeighbour = lease.NoNeighbour
 	workDone    = "work done"      // the GPUs were idle after its death
+	noContext   = "no context"     // it has used CUDA or NVML for questions only
 	endedWell   = "ended in order" // its status was 0, and the GPU has not plenty of room
 	holdOver    = "hold over"      // the room was needed for the time of the policy's hold, and no pause has helped
 	atBound     = "bound"          // the limit of files was reached, and another client needed some
@@ -31,6 +33,11 @@ const (
 	// the others, and then no pause is needed. A newer client is paused at once, before it allocates memory: that is
 	// 80 ms after it has opened its first file, or later (measured on an H200).
 	pauseAfter = 250 * time.Millisecond
+	// freeWait is the maximum time from the close of a client's files until the driver has freed its memory. That is
+	// an assumption: on an H200 the memory was free when the close returned.
+	freeWait = 500 * time.Millisecond
+	// busyAlone is a time in which the GPU of the last client should have got idle.
+	busyAlone = 3 * time.Second
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
 )
@@ -44,6 +51,7 @@ type situation struct {
 	pending    bool          // the GPUs' usage will be known soon
 	gpuKnown   bool          // the GPUs' free memory and utilisation are known
 	idle       bool          // the GPUs have done no work since its death
+	noContext  bool          // the driver lists no context of it
 	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
 	short      bool          // a program may need the room that dead clients take
 	paused     bool          // a pause is not allowed, or one after hold has ended without an idle GPU
@@ -57,6 +65,8 @@ func (s situation) releaseReason(hold time.Duration) string {
 	switch {
 	case s.idle:
 		return workDone
+	case s.inOrder && s.noContext:
+		return noContext
 	case s.inOrder && !s.roomy && (!s.pending || s.age >= knowBy):
 		return endedWell
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
@@ -79,11 +89,12 @@ func (s situation) needsPause() bool {
 // release closes the dead clients' files that are due. It returns the clients for which the neighbours must be paused.
 func (g *Guard) release(now time.Time) (needing []*client) {
 	for len(g.closed) > 0 {
-		g.noteClosed(<-g.closed)
+		g.noteClosed(<-g.closed, now)
 	}
 	g.readUsage(now)
 	g.wantUsage(now)
-	if len(g.dead) == 0 {
+	g.noteFreed(now)
+	if len(g.dead)+len(g.closing) == 0 {
 		return nil
 	}
 	if !now.Before(g.nextCheck) {
@@ -98,8 +109,14 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 		if reason := s.releaseReason(g.Hold); reason != "" {
 			c.wasRoomy = s.roomy
 			g.releaseClient(c, reason)
-		} else if s.needsPause() {
+			continue
+		}
+		if s.needsPause() {
 			needing = append(needing, c)
+		}
+		g.tellEnd(c, s, now)
+		if !s.neighbours && s.gpuKnown && s.age > busyAlone {
+			g.logBusy(c, now)
 		}
 	}
 	return needing
@@ -153,12 +170,18 @@ func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b
 // releaseClient closes a dead client's files.
 func (g *Guard) releaseClient(c *client, reason string) {
 	g.dead = slices.DeleteFunc(g.dead, func(other *client) bool { return other == c })
+	if reason == noContext {
+		g.forget(c)
+	}
 	g.tellReleased(c, reason)
 	g.close(c)
+	if !c.lives {
+		delete(g.names, c.proc)
+	}
 	g.state.Released[reason]++
 	g.changed = true
 	if reason != atEnd {
-		g.often().Info().Int("pid", c.proc.PID).Str("reason", reason).Dur("held_ms", time.Since(c.died)).Msg("let go of a dead client's files")
+		g.often().Info().Int("pid", c.proc.PID).Str("end", c.exit.String()).Str("reason", reason).Dur("held_ms", time.Since(c.died)).Msg("let go of a dead client's files")
 	}
 }
 
@@ -176,7 +199,7 @@ func (g *Guard) close(c *client) {
 		}
 	}
 	c.files = nil
-	g.closing[c] = true
+	g.closing[c] = time.Time{}
 	go func() {
 		for _, fd := range slices.Concat(memory, control) {
 			_ = unix.Close(fd)
@@ -192,10 +215,23 @@ type closing struct {
 	files  int
 }
 
-func (g *Guard) noteClosed(c closing) {
+func (g *Guard) noteClosed(c closing, now time.Time) {
 	g.files -= c.files
-	delete(g.closing, c.client)
+	g.closing[c.client] = now
 	g.changed = true
+}
+
+// noteFreed forgets the clients whose memory is free. The driver may free it some time after the close.
+func (g *Guard) noteFreed(now time.Time) {
+	maps.DeleteFunc(g.closing, func(c *client, closed time.Time) bool {
+		switch {
+		case closed.IsZero(): // the close has not returned
+			return false
+		case c.lives || g.usage.gauge == nil || now.Sub(closed) > freeWait:
+			return true
+		}
+		return g.usage.of.After(closed) && !g.usage.lists(c)
+	})
 }
 
 // makeRoom closes the files of the longest dead client, if there is one.
@@ -222,7 +258,7 @@ func (g *Guard) releaseAll() {
 	for g.files > 0 {
 		select {
 		case c := <-g.closed:
-			g.noteClosed(c)
+			g.noteClosed(c, time.Now())
 		case <-deadline:
 			g.Log.Warn().Int("files", g.files).Msg("the driver does not close all files")
 			return

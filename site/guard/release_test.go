@@ -43,6 +43,8 @@ func TestReleaseReason(t *testing.T) {
 		{"after hold and a pause", beside(func(s *situation) { s.age, s.short, s.paused = hold, true, true }), holdOver, false},
 		{"after hold and a pause, with room", beside(func(s *situation) { s.age, s.paused = hold, true }), "", false},
 
+		{"in order, and it never had a context", beside(func(s *situation) { s.inOrder, s.noContext = true, true }), noContext, false},
+		{"killed, and its context is not listed", beside(func(s *situation) { s.noContext = true }), "", false},
 		{"in order, with room", beside(func(s *situation) { s.inOrder = true }), "", false},
 		{"in order, with less than half of the room", beside(func(s *situation) { s.inOrder, s.roomy = true, false }), endedWell, false},
 		{"in order, and the room is known soon", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = 0, true, false, true }), "", false},
@@ -206,11 +208,11 @@ func TestShortHostMemory(t *testing.T) {
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
 	now := time.Now()
 	r.living[0] = &client{gpus: 1, pidfd: -1, files: []*file{{fd: -1}}}
-	killed := &client{gpus: 1, group: full, died: now.Add(-time.Second)}
-	well := &client{gpus: 1, group: full, died: now.Add(-time.Second), inOrder: true}
+	killed := &client{proc: site.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second)}
+	well := &client{proc: site.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second), inOrder: true}
 	r.dead = []*client{killed, well}
 	r.usage.gauge, r.usage.of, r.usage.asked = &gauge{}, now, now
-	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
+	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
 	r.usage.answered = false
 	needing := r.release(now)
 	if len(needing) != 1 || needing[0] != killed || len(r.dead) != 1 || r.Guard.state.Released[endedWell] != 1 {

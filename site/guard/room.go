@@ -71,7 +71,7 @@ func (g *Guard) publishRoom(now time.Time) {
 			add(c, c.died.Add(g.Hold))
 		}
 	}
-	for c := range g.closing {
+	for c := range g.closing { // the memory may not be free yet
 		if !c.wasRoomy {
 			add(c, c.died.Add(g.Hold))
 		}

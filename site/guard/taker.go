@@ -111,7 +111,7 @@ func startTaker(line []string) (*taker, error) {
 
 // ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.
 func (t *taker) ask(pidfd int, r request, wait time.Duration) (fd int, code unix.Errno, err error) {
-	question, err := binary.Append(nil, binary.NativeEndian, r)
+	question, err := r.encode()
 	if err != nil {
 		return -1, 0, err
 	}
@@ -149,13 +149,6 @@ func readable(socket int, wait time.Duration) error {
 // hasChanged is the code for errChanged. pidfd_getfd does not return it.
 const hasChanged = unix.ESTALE
 
-// request asks for a duplicate of a descriptor if it is still the wanted file. The process's pidfd is sent with the
-// request.
-type request struct {
-	Number uint32
-	Wanted identity
-}
-
 // Take runs a taker: it receives requests and sends duplicates until its socket closes.
 func Take(socket int) error {
 	for {
@@ -180,11 +173,14 @@ func take(pidfd int, question []byte) (fd int, code unix.Errno) {
 		return -1, unix.EINVAL
 	}
 	defer unix.Close(pidfd)
-	var r request
-	if _, err := binary.Decode(question, binary.NativeEndian, &r); err != nil {
+	r, err := decodeRequest(question)
+	switch {
+	case err != nil:
 		return -1, unix.EINVAL
+	case r.Text != "":
+		return -1, tell(pidfd, int(r.Number), []byte(r.Text))
 	}
-	fd, err := unix.PidfdGetfd(pidfd, int(r.Number), 0)
+	fd, err = unix.PidfdGetfd(pidfd, int(r.Number), 0)
 	if err != nil {
 		errors.As(err, &code)
 		return -1, code
@@ -208,7 +204,7 @@ func reply(socket, fd int, code unix.Errno) error {
 
 // receive receives a message and the file sent with it, or -1.
 func receive(socket, flags int) (message []byte, fd int, err error) {
-	message, rights := make([]byte, 64), make([]byte, unix.CmsgSpace(4))
+	message, rights := make([]byte, 512), make([]byte, unix.CmsgSpace(4))
 	n, with := 0, 0
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		n, with, _, _, err = unix.Recvmsg(socket, message, rights, flags|unix.MSG_CMSG_CLOEXEC)

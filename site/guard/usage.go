@@ -118,6 +118,7 @@ type usages struct {
 	gpus     []Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
+	percent  []int    // for each GPU, of that sample
 }
 
 // span is the time from the first to the last of the latest samples that are all 0, in microseconds since 1970. It is
@@ -149,19 +150,39 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.gauge.stop()
 		u.gauge = nil
 	}
-	if u.gauge != nil && len(g.dead) > 0 {
-		u.ask(g.dead[len(g.dead)-1].died, now)
+	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
+		u.ask(g.lastChange(), now)
 	}
 }
 
-// ask asks gpu-usage for a line: at once after a death, and every 100 ms. A line that does not come is asked for again.
-func (u *usages) ask(lastDeath, now time.Time) {
+// lastChange returns the time of the last death or close.
+func (g *Guard) lastChange() (last time.Time) {
+	if len(g.dead) > 0 {
+		last = g.dead[len(g.dead)-1].died
+	}
+	for _, closed := range g.closing {
+		if closed.After(last) {
+			last = closed
+		}
+	}
+	return last
+}
+
+// lists reports whether the driver lists a context of a client on any GPU. A dead client is listed until its memory is
+// free.
+func (u *usages) lists(c *client) bool {
+	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, is := gpu.Clients[c.proc.PID]; return is || !gpu.Known })
+}
+
+// ask asks gpu-usage for a line: at once after a death or a close, and every 100 ms. A line that does not come is asked
+// for again.
+func (u *usages) ask(change, now time.Time) {
 	age := now.Sub(u.asked)
 	switch {
 	case u.asked.IsZero():
 	case !u.answered && age < usageAge:
 		return
-	case u.asked.After(lastDeath) && age < usageEvery:
+	case u.asked.After(change) && age < usageEvery:
 		return
 	}
 	if _, err := u.gauge.ask.Write([]byte{'\n'}); err == nil {
@@ -204,13 +225,13 @@ func (g *Guard) readUsage(now time.Time) {
 func (u *usages) take(line []Usage) {
 	u.answered, u.of, u.gpus = true, u.asked, line
 	if len(u.idle) != len(line) {
-		u.idle, u.busy = make([]span, len(line)), make([]uint64, len(line))
+		u.idle, u.busy, u.percent = make([]span, len(line)), make([]uint64, len(line)), make([]int, len(line))
 	}
 	for i, usage := range line {
 		for _, s := range usage.Samples {
 			switch {
 			case s.Percent > 0:
-				u.idle[i], u.busy[i] = span{}, s.Micros
+				u.idle[i], u.busy[i], u.percent[i] = span{}, s.Micros, s.Percent
 			case u.idle[i].first == 0:
 				u.idle[i] = span{s.Micros, s.Micros}
 			default:
@@ -246,7 +267,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.roomy = false
 		return
 	}
-	s.gpuKnown, s.idle = true, true
+	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !u.lists(c)
 	for i, usage := range u.gpus {
 		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
 			continue
@@ -336,4 +357,18 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 func (u Usage) judge(d demand) (roomy, short bool) {
 	roomy = 2*u.FreeMiB >= u.TotalMiB && (d.living+2*d.dead)*d.largest <= u.TotalMiB
 	return roomy, u.FreeMiB < d.grow+max(d.successors, d.inFlight)
+}
+
+// logBusy logs once what the samples of a GPU say that should be idle.
+func (g *Guard) logBusy(c *client, now time.Time) {
+	const message = "a GPU does not get idle after the death of its last client"
+	if g.logged[message] {
+		return
+	}
+	g.logged[message] = true
+	since := func(micros uint64) float64 { return time.UnixMicro(int64(micros)).Sub(c.died).Seconds() }
+	for i, idle := range g.usage.idle {
+		g.Log.Warn().Int("pid", c.proc.PID).Float64("line_s", now.Sub(g.usage.of).Seconds()).Float64("idle_from_s", since(idle.first)).
+			Float64("idle_to_s", since(idle.last)).Float64("busy_s", since(g.usage.busy[i])).Int("percent", g.usage.percent[i]).Msg(message)
+	}
 }

@@ -139,31 +139,39 @@ const (
 func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environment {
 	known := map[int]Environment{}
 	without := func(why string) Environment { return Environment{Rank: -1, Unknown: why} }
-	var procs []site.Process
+	var own []int
 	for _, pid := range pids {
 		if _, twice := known[pid]; twice {
 			continue
 		}
 		known[pid] = without("the process has ended")
-		stat, err := site.ReadStat(pid)
-		if err != nil {
-			continue
-		}
-		if uids, err := proc.UIDs(pid); err != nil || uids[0] != uid {
+		uids, err := proc.UIDs(pid)
+		switch {
+		case err != nil:
+		case uids[0] != uid:
 			known[pid] = without(fmt.Sprintf("it is no process of uid %d", uid))
-			continue
+		default:
+			own = append(own, pid)
 		}
-		procs = append(procs, stat.Process)
+	}
+	var procs []site.Process
+	for i, stat := range proc.ReadStats(ctx, own) {
+		if stat.Err == nil {
+			procs = append(procs, stat.Process)
+		} else if errors.Is(stat.Err, proc.ErrSilent) {
+			known[own[i]] = without(proc.ErrSilent.Error())
+		}
 	}
 	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable)
-	for i, environment := range proc.Environments(ctx, procs, names...) {
-		switch err := environment.Err; {
+	environments := proc.Environments(ctx, procs, names...)
+	for i, runs := range proc.Ran(procs) {
+		switch err := environments[i].Err; {
 		case errors.Is(err, fs.ErrPermission):
 			known[procs[i].PID] = without("not yours to read")
 		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
 			known[procs[i].PID] = without(err.Error())
-		case err == nil && procs[i].Running():
-			known[procs[i].PID] = environmentIn(environment.Values)
+		case err == nil && runs:
+			known[procs[i].PID] = environmentIn(environments[i].Values)
 		}
 	}
 	return known

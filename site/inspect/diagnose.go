@@ -269,6 +269,9 @@ func (b *diagnosis) claims(n Node) {
 	for _, j := range n.Jobs {
 		settled[j.ID] = j.leased || j.Acting != 0
 	}
+	for _, job := range n.hidden {
+		settled[job] = true
+	}
 	for _, c := range n.claims {
 		if c.Err != nil || settled[c.Job] {
 			continue
@@ -344,9 +347,12 @@ func (n Node) jobBelow(pipeDir string) (job uint32, below bool) {
 }
 
 // ofLease reports whether a daemon belongs to a lease: the recorded daemon, or one with the lease's pipe folder,
-// which is judged there. A lease that cannot be read may name any daemon below its job's folder, so all of them
-// count.
+// which is judged there. A lease that cannot be read, or that is root's to read, may name any daemon below its job's
+// folder, so all of them count.
 func (n Node) ofLease(p mps.Process) bool {
+	if job, below := n.jobBelow(p.PipeDir); below && slices.Contains(n.hidden, job) {
+		return true
+	}
 	for _, j := range n.Jobs {
 		if !j.leased {
 			continue

@@ -362,6 +362,19 @@ func TestADaemonIsReplacedByItsUserAlone(t *testing.T) {
 	}
 }
 
+// What a lease may name that this user cannot read is no finding.
+func TestHiddenJobs(t *testing.T) {
+	n := good()
+	n.Root, n.Jobs, n.claims = false, nil, []lease.Claim{{UUID: gpuA, Job: 7}}
+	if found := Diagnose(n); len(found) != 2 {
+		t.Fatalf("without job 7 the daemon and the claim are findings: %+v", found)
+	}
+	n.hidden = []uint32{7}
+	if found := Diagnose(n); len(found) != 0 {
+		t.Errorf("%+v", found)
+	}
+}
+
 // What an admin has written is judged by whether it can be used.
 func TestFilesOfTheSite(t *testing.T) {
 	n := good()
@@ -370,6 +383,11 @@ func TestFilesOfTheSite(t *testing.T) {
 	found := Diagnose(n)
 	if len(found) != 2 || found[0].Kind != PolicyUnusable || !strings.HasSuffix(found[0].What, "the one that was kept on 2026-03-12 14:00:00 is used") ||
 		found[1].Kind != ConfigUnusable || !strings.HasSuffix(found[1].What, "the defaults hold") {
+		t.Errorf("%+v", found)
+	}
+	n.policy, n.facts = policyfile.FileStatus{Err: errors.New("cannot read it"), Hidden: true}, policyfile.FileStatus{}
+	found = Diagnose(n)
+	if len(found) != 1 || !strings.HasSuffix(found[0].What, "the last one that could be used is used if it was kept, which root can see") {
 		t.Errorf("%+v", found)
 	}
 }

@@ -28,6 +28,7 @@ type Node struct {
 	// Unseen is what could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
+	hidden  []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	claims  []lease.Claim
 	records string // a digest of the records, to notice a change
 	census  []mps.Process

@@ -137,6 +137,10 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 		n.missed("the processes of MPS: %v", err)
 		return
 	}
+	proc.ReadStats(ctx, n.recorded()) // all at once, because each that does not answer would take a second
+	if silence := proc.Silence(); silence != "" {
+		n.missed("%s", silence)
+	}
 	hidden := 0
 	for _, p := range n.census {
 		if p.Err != nil && p.Role == mps.RoleDaemon && !n.ofLease(p) {
@@ -151,6 +155,21 @@ func (r *Reader) readCensus(ctx context.Context, n *Node) {
 			n.Jobs[i].Daemons[k].look(n.census, n.Jobs[i].UID)
 		}
 	}
+}
+
+// recorded returns the pids of the recorded daemons and of the processes that the guards have seen outside of MPS.
+func (n *Node) recorded() (pids []int) {
+	for _, j := range n.Jobs {
+		for _, d := range j.Daemons {
+			pids = append(pids, d.record.Proc.PID)
+		}
+		if j.Guard != nil {
+			for _, o := range j.Guard.Outside {
+				pids = append(pids, o.Proc.PID)
+			}
+		}
+	}
+	return pids
 }
 
 // look compares the recorded process with those that run. A process with its pipe folder counts as a replacement only
@@ -246,7 +265,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 		}
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
-			if !ended(p.PID) { // the driver may list a dead process while the guard holds its files
+			if proc.Exists(p.PID) { // the driver may list a dead process while the guard holds its files
 				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: commandOf(p.PID), UsedMiB: p.MiB})
 			}
 		}
@@ -352,12 +371,6 @@ func commandOf(pid int) string {
 		}
 		return '?'
 	}, name)
-}
-
-// ended reports whether no process has this pid.
-func ended(pid int) bool {
-	_, err := site.ReadStat(pid)
-	return errors.Is(err, fs.ErrNotExist)
 }
 
 func servingOf(err error) DaemonState {

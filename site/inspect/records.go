@@ -29,10 +29,15 @@ func (r *Reader) readRecords(n *Node) {
 		n.missed("the records: %v", err)
 	}
 	n.claims = claims
-	var hidden []string
+	var hidden, acting []string
 	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {
 		if job.hidden() {
-			hidden = append(hidden, fmt.Sprint(job.ID))
+			n.hidden = append(n.hidden, job.ID)
+			if job.Acting != 0 {
+				acting = append(acting, fmt.Sprint(job.ID))
+			} else {
+				hidden = append(hidden, fmt.Sprint(job.ID))
+			}
 			continue
 		}
 		if job.nothing() {
@@ -41,6 +46,9 @@ func (r *Reader) readRecords(n *Node) {
 		n.Jobs = append(n.Jobs, job)
 	}
 	n.sign()
+	if len(acting) > 0 {
+		n.missed("the leases of jobs on which a prolog or an epilog works: root's to read (%s)", numbered("job", acting))
+	}
 	if len(hidden) > 0 {
 		n.missed("the leases of other users: root's to read (%s)", numbered("job", hidden))
 	}

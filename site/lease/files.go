@@ -32,6 +32,7 @@ func replace(path string, content []byte, mode fs.FileMode, gid int, sync bool) 
 		err = os.Rename(temporary, path)
 	}
 	if err != nil {
+		err = site.ExplainFull(path, err)
 		_ = os.Remove(temporary) // on a full disk its blocks are needed
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
@@ -141,7 +142,7 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("cannot lock %s: %w", path, errors.Unwrap(err))
+			return nil, fmt.Errorf("cannot lock %s: %w", path, site.ExplainFull(path, errors.Unwrap(err)))
 		}
 		if err := site.Flock(ctx, file); err != nil {
 			holder := readHolder(file)

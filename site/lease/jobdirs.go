@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,7 +57,7 @@ func (j *Store) makeFolders(l Lease) error {
 // folder.
 func mkdir(path string, uid, gid uint32, mode fs.FileMode) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("cannot make %s: %w", path, errors.Unwrap(err))
+		return fmt.Errorf("cannot make %s: %w", path, site.ExplainFull(path, errors.Unwrap(err)))
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -115,11 +116,11 @@ func inOtherMountNamespace() bool {
 		if err == nil && other != own {
 			return true
 		}
-		stat, err := site.ReadStat(pid)
+		status, err := proc.ReadStatus(pid)
 		if err != nil {
 			return false
 		}
-		pid = stat.Parent
+		pid = status.Parent
 	}
 	return false
 }

@@ -28,7 +28,7 @@ func Open(dir, boot string) (*Store, error) {
 	for _, sub := range []string{"", "leases", "claims", "tickets", "jobs", "locks", "guards"} {
 		path := filepath.Join(dir, sub)
 		if err := os.MkdirAll(path, 0o755); err != nil {
-			return nil, fmt.Errorf("cannot make state folder: %w", err)
+			return nil, fmt.Errorf("cannot make state folder: %w", site.ExplainFull(path, err))
 		}
 		if err := ownDir(path); err != nil {
 			return nil, err
@@ -203,7 +203,7 @@ func (j *Store) claim(l Lease) error {
 	}
 	temporary := j.claimTemporary(l.Job.ID)
 	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
-		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
+		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, site.ExplainFull(temporary, err))
 	}
 	for _, held := range l.Held {
 		if err := j.claimOne(temporary, held.UUID, l.Job.ID); err != nil {
@@ -225,7 +225,7 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 	err := os.Link(complete, path)
 	if !errors.Is(err, fs.ErrExist) {
 		if err != nil {
-			return fmt.Errorf("cannot claim %s: %w", uuid, err)
+			return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
 		}
 		return nil
 	}
@@ -241,7 +241,7 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 		return err
 	}
 	if err := os.Link(complete, path); err != nil {
-		return fmt.Errorf("cannot claim %s: %w", uuid, err)
+		return fmt.Errorf("cannot claim %s: %w", uuid, site.ExplainFull(path, err))
 	}
 	return nil
 }

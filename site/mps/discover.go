@@ -5,12 +5,10 @@ package mps
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -34,52 +32,62 @@ type Process struct {
 	Role    Role
 	PipeDir string // "" if Err is set, or the process uses the default
 	Err     error  // why the folder is unknown: only root can read another user's process
+
+	rootsProgram bool // it runs a file of root's, as far as this process may see that
 }
 
-// FindAll finds all processes of MPS on the node in one pass. All processes that delay their
-// readers cost two seconds at most together.
+// findTime limits FindAll, and a third of it limits the first look at the processes.
+const findTime = 1500 * time.Millisecond
+
+// FindAll finds all processes of MPS on the node in one pass. All processes that delay their readers cost 1.5 seconds
+// at most together. A process that does not answer is not found: proc.Silence describes these.
 func FindAll(ctx context.Context) ([]Process, error) {
+	ctx, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
 	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, err
 	}
-	var found []Process
-	var procs []site.Process
-	for _, pid := range pids {
-		if name, err := proc.Name(pid); err != nil || !strings.HasPrefix(name, comm) {
-			continue
+	pids = slices.DeleteFunc(pids, func(pid int) bool {
+		name, err := proc.Name(pid)
+		return err != nil || !strings.HasPrefix(name, comm)
+	})
+	found, procs := living(ctx, pids)
+	programs, lines := proc.Programs(ctx, procs), proc.CommandLines(ctx, procs)
+	environments := proc.Environments(ctx, procs, pipeVariable)
+	runs := proc.Ran(procs)
+	all := found[:0]
+	for i, p := range found {
+		p.Role, p.rootsProgram = roleOf(programs[i].Path, lines[i].Args), programs[i].Path == "" || programs[i].RootsOwn
+		p.PipeDir, p.Err = environments[i].Values[pipeVariable], cmp.Or(environments[i].Err, lines[i].Err)
+		if runs[i] { // the start time is read again after the rest, so all of it is about one process
+			all = append(all, p)
 		}
-		stat, err := site.ReadStat(pid)
-		if err != nil || !stat.Process.Running() {
-			continue
-		}
-		if uids, err := proc.UIDs(pid); err == nil {
+	}
+	return all, nil
+}
+
+// living returns the processes that live and answer.
+func living(ctx context.Context, pids []int) (found []Process, procs []site.Process) {
+	ctx, cancel := context.WithTimeout(ctx, findTime/3)
+	defer cancel()
+	for i, stat := range proc.ReadStats(ctx, pids) {
+		uids, err := proc.UIDs(pids[i])
+		if stat.Err == nil && err == nil && stat.Running() {
 			found = append(found, Process{Process: stat.Process, UID: uids[0], Parent: stat.Parent})
 			procs = append(procs, stat.Process)
 		}
 	}
-	lines, environments := proc.CommandLines(ctx, procs), proc.Environments(ctx, procs, pipeVariable)
-	for i := range found {
-		found[i].Role = roleOf(program(found[i].PID), lines[i].Args)
-		found[i].PipeDir = environments[i].Values[pipeVariable]
-		found[i].Err = cmp.Or(environments[i].Err, lines[i].Err)
-	}
-	// The start time is read again after the rest, so all of it is about one process.
-	return slices.DeleteFunc(found, func(p Process) bool { return !p.Running() }), nil
-}
-
-// program returns the name of the file that a process runs. It is "." if this process may not read the link.
-func program(pid int) string {
-	path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	return filepath.Base(strings.TrimSuffix(path, " (deleted)"))
+	return found, procs
 }
 
 // roleOf distinguishes daemon and server, which have the same name. It uses the file that runs, or else the
 // arguments.
 func roleOf(file string, line []string) Role {
-	if file == "." && len(line) > 0 { // not readable
-		file = filepath.Base(line[0])
+	if file == "" && len(line) > 0 { // not readable
+		file = line[0]
 	}
+	file = filepath.Base(file)
 	switch {
 	case strings.HasPrefix(file, "nvidia-cuda-mps-server"):
 		return RoleServer
@@ -92,17 +100,5 @@ func roleOf(file string, line []string) Role {
 // IsServerOf reports whether a process is a server that a daemon started. A server is the daemon's child and runs a
 // file of root's, if this process can see the file. A process can give itself a server's name, but neither of these.
 func IsServerOf(p Process, daemon site.Process) bool {
-	if p.Role != RoleServer || p.Parent != daemon.PID || !daemon.Running() {
-		return false
-	}
-	info, err := os.Stat(fmt.Sprintf("/proc/%d/exe", p.PID))
-	if err != nil {
-		return true // this process may not see it
-	}
-	return rootsOwn(info)
-}
-
-func rootsOwn(info os.FileInfo) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Uid == 0 && st.Mode&0o022 == 0
+	return p.Role == RoleServer && p.Parent == daemon.PID && p.rootsProgram && daemon.Running()
 }

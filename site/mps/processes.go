@@ -31,6 +31,8 @@ const maxPasses = 10
 // folder in their environment. A user can make such a process, too. It is then ended with the others, because it is
 // the user's own and claims to belong to this job.
 //
+// The list is valid beside an error, too: the error may be that the daemon's end is not proved.
+//
 // A list of processes is outdated when it is read. A process that has ended since then may have left a child that is
 // not in the list; the program that starts a daemon does that. So the processes are listed again until none has ended
 // unseen.
@@ -56,7 +58,19 @@ func (c ControlProgram) Processes(job lease.Job, d lease.Daemon) ([]site.Process
 			break
 		}
 	}
-	return processes, nil
+	return processes, provedEnded(job, d)
+}
+
+// provedEnded returns an error if a daemon without a control group may still run, because the process with its pid
+// does not answer. A daemon with a control group ends with the group at the latest.
+func provedEnded(job lease.Job, d lease.Daemon) error {
+	if d.Group != "" || d.Proc.PID == 0 || !runBy(d.Proc.PID, job.UID) {
+		return nil
+	}
+	if _, err := site.ReadStat(d.Proc.PID); errors.Is(err, proc.ErrSilent) {
+		return fmt.Errorf("cannot see whether the daemon of %s has ended: uid %d has its pid: %w", d.PipeDir, job.UID, err)
+	}
+	return nil
 }
 
 // relation is the relation of a process to a daemon.
@@ -97,33 +111,49 @@ func newSearch(uid uint32, d lease.Daemon) search { return search{uid, d, time.N
 func (l search) at(pids []int) []candidate {
 	all := make([]candidate, len(pids))
 	var own, others []int // indices; the daemon's own processes are read first, so that no other can use up the time
-	states := make([]site.Stat, len(pids))
 	for i, pid := range pids {
-		if all[i].relation = l.quickCheck(pid); all[i].relation != member {
-			continue
-		}
-		var err error
-		states[i], err = site.ReadStat(pid)
-		switch {
-		case err != nil:
-			all[i].relation = gone
-		case startedBy(states[i], l.daemon):
+		switch all[i].relation = l.quickCheck(pid); {
+		case all[i].relation != member:
+		case pid == l.daemon.Proc.PID || startedBy(pid, l.daemon):
 			own = append(own, i)
 		default:
 			others = append(others, i)
 		}
 	}
-	asked := append(own, others...)
-	procs := make([]site.Process, len(asked))
-	for k, i := range asked {
-		procs[k] = states[i].Process
+	l.read(pids, own, all)
+	l.read(pids, others, all)
+	return all
+}
+
+// read finds the relations of the processes with these indices. A process that does not answer is unrelated.
+func (l search) read(pids, indices []int, all []candidate) {
+	if len(indices) == 0 {
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), max(time.Until(l.until), minLookTime))
 	defer cancel()
-	for k, environment := range proc.Environments(ctx, procs, pipeVariable) {
-		all[asked[k]] = candidate{procs[k], l.relationOf(procs[k], environment)}
+	named := make([]int, len(indices))
+	for k, i := range indices {
+		named[k] = pids[i]
 	}
-	return all
+	half, stop := context.WithTimeout(ctx, time.Until(l.until)/2)
+	defer stop()
+	var procs []site.Process
+	var asked []int
+	for k, stat := range proc.ReadStats(half, named) {
+		switch i := indices[k]; {
+		case errors.Is(stat.Err, proc.ErrSilent):
+			all[i].relation = unrelated
+		case stat.Err != nil:
+			all[i].relation = gone
+		default:
+			procs, asked = append(procs, stat.Process), append(asked, i)
+		}
+	}
+	environments := proc.Environments(ctx, procs, pipeVariable)
+	for k, runs := range proc.Ran(procs) {
+		all[asked[k]] = candidate{procs[k], l.relationOf(procs[k], environments[k], runs)}
+	}
 }
 
 // quickCheck checks the user and the name, which is cheap. A process that has changed its uid and not yet run its
@@ -148,20 +178,26 @@ func (l search) quickCheck(pid int) relation {
 
 // hasName reports whether a process lives and may be a member by its name and user.
 func (l search) hasName(pid int) bool {
-	stat, err := site.ReadStat(pid)
-	return err == nil && stat.Running() && l.quickCheck(pid) == member
+	status, err := proc.ReadStatus(pid)
+	return err == nil && status.Running() && l.quickCheck(pid) == member
 }
 
-// startedBy reports whether a process is the daemon, its child, or in its session, which no other process can join.
-func startedBy(s site.Stat, d lease.Daemon) bool {
-	return d.Proc.PID != 0 && (s.Process == d.Proc || s.Parent == d.Proc.PID || s.Session == d.Proc.PID)
+// startedBy reports whether a process is the daemon's child or in its session, which no other process can join.
+func startedBy(pid int, d lease.Daemon) bool {
+	if d.Proc.PID == 0 {
+		return false
+	}
+	status, err := proc.ReadStatus(pid)
+	session, err2 := unix.Getsid(pid)
+	return err == nil && status.Parent == d.Proc.PID || err2 == nil && session == d.Proc.PID
 }
 
-func (l search) relationOf(p site.Process, environment proc.Environment) relation {
+// relationOf judges a process by its environment, and by whether it still ran after that was read.
+func (l search) relationOf(p site.Process, environment proc.Environment, runs bool) relation {
 	switch err := environment.Err; {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
 		return unrelated
-	case err != nil || !p.Running():
+	case err != nil || !runs:
 		return gone
 	case environment.Empty:
 		return undecided
@@ -200,7 +236,7 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 			break
 		}
 		processes, err := c.livingProcesses(job, d)
-		if err != nil || len(processes) == 0 {
+		if len(processes) == 0 {
 			return err
 		}
 		genuine, impostors := sorted(processes, d)
@@ -221,12 +257,11 @@ func (c ControlProgram) Kill(ctx context.Context, job lease.Job, d lease.Daemon)
 // sorted separates the daemon, its children and the members of its session, which no other process can join, from
 // processes that only have the name. If the daemon's pid is unknown, all are taken for genuine.
 func sorted(processes []site.Process, d lease.Daemon) (genuine, impostors []site.Process) {
-	for _, proc := range processes {
-		stat, err := site.ReadStat(proc.PID)
-		if err != nil || d.Proc.PID == 0 || startedBy(stat, d) {
-			genuine = append(genuine, proc)
+	for _, p := range processes {
+		if d.Proc.PID == 0 || p == d.Proc || startedBy(p.PID, d) || !proc.Exists(p.PID) {
+			genuine = append(genuine, p)
 		} else {
-			impostors = append(impostors, proc)
+			impostors = append(impostors, p)
 		}
 	}
 	return genuine, impostors
@@ -234,8 +269,8 @@ func sorted(processes []site.Process, d lease.Daemon) (genuine, impostors []site
 
 func kill(processes []site.Process) error {
 	var failed error
-	for _, proc := range processes {
-		failed = errors.Join(failed, proc.Kill(unix.SIGKILL))
+	for _, p := range processes {
+		failed = errors.Join(failed, p.Kill(unix.SIGKILL))
 	}
 	return failed
 }
@@ -254,7 +289,7 @@ func awaitKilled(ctx context.Context, procs []site.Process, refused error) (left
 // await waits until processes have ended. It returns those that are left when ctx ends.
 func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 	for {
-		left = slices.DeleteFunc(slices.Clone(procs), func(p site.Process) bool { return !p.Running() })
+		left = proc.Left(procs)
 		if len(left) == 0 || !site.Sleep(ctx, time.Millisecond) {
 			return left
 		}
@@ -264,16 +299,8 @@ func await(ctx context.Context, procs []site.Process) (left []site.Process) {
 // livingProcesses returns the daemon's processes and the recorded one, whatever its environment is now.
 func (c ControlProgram) livingProcesses(job lease.Job, d lease.Daemon) ([]site.Process, error) {
 	processes, err := c.Processes(job, d)
-	if err != nil {
-		return nil, err
+	if !slices.Contains(processes, d.Proc) && d.Proc.Running() {
+		processes = append(processes, d.Proc)
 	}
-	if !d.Proc.Running() {
-		return processes, nil
-	}
-	for _, proc := range processes {
-		if proc == d.Proc {
-			return processes, nil
-		}
-	}
-	return append(processes, d.Proc), nil
+	return processes, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,11 +25,11 @@ const startDeadline = 10 * time.Second
 // by a file that the user could write. The daemon listens when Start returns. The error of a failed start contains
 // the end of the daemon's log.
 func (c ControlProgram) Start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
-	proc, err := c.start(ctx, job, d)
+	started, err := c.start(ctx, job, d)
 	if err != nil {
-		return proc, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, logTail(d.LogDir, job.UID))
+		return started, fmt.Errorf("cannot start %s -d: %w%s", c.Path, err, logTail(d.LogDir, job.UID))
 	}
-	return proc, nil
+	return started, nil
 }
 
 func (c ControlProgram) start(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, error) {
@@ -71,7 +72,7 @@ func child(ctx context.Context, job lease.Job, d lease.Daemon) (site.Process, er
 	bound, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, childDeadline))
 	defer cancel()
 	for {
-		s, children := newSearch(job.UID, d), site.Children(os.Getpid())
+		s, children := newSearch(job.UID, d), proc.Children(os.Getpid())
 		for _, c := range s.at(children) {
 			if c.relation == member {
 				return c.proc, nil

@@ -102,9 +102,9 @@ func TestRoleOf(t *testing.T) {
 		{"nvidia-cuda-mps-control", "nvidia-cuda-mps-control", RoleQuery},
 		{"nvidia-cuda-mps-server", "nvidia-cuda-mps-server", RoleServer},
 		{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", RoleQuery},
-		{".", "/opt/nvidia-cuda-mps-server", RoleServer},
-		{".", "nvidia-cuda-mps-control -d", RoleDaemon},
-		{".", "", RoleQuery},
+		{"", "/opt/nvidia-cuda-mps-server", RoleServer},
+		{"", "nvidia-cuda-mps-control -d", RoleDaemon},
+		{"", "", RoleQuery},
 	} {
 		if got := roleOf(c.file, strings.Fields(c.line)); got != c.want {
 			t.Errorf("%s, %q: %s, want %s", c.file, c.line, got, c.want)

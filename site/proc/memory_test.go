@@ -15,8 +15,6 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
-
-	"github.com/slurm-mps/slurm-mps/site"
 )
 
 func TestSearch(t *testing.T) {
@@ -95,21 +93,21 @@ func TestVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	stat, err := site.ReadStat(cmd.Process.Pid)
+	stat, err := ReadStat(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for Variables(ctx, stat.Process, "A").Values["A"] != "here" { // between fork and exec the child has this process's environment
-		if !site.Sleep(ctx, time.Millisecond) {
+		if time.Sleep(time.Millisecond); ctx.Err() != nil {
 			t.Fatalf("the environment is not read: %+v", Variables(t.Context(), stat.Process, "A"))
 		}
 	}
-	if line := CommandLines(ctx, []site.Process{stat.Process})[0]; line.Err != nil || strings.Join(line.Args, " ") != "sleep 60" {
+	if line := CommandLines(ctx, []Process{stat.Process})[0]; line.Err != nil || strings.Join(line.Args, " ") != "sleep 60" {
 		t.Errorf("command line %q, %v", line.Args, line.Err)
 	}
-	if got := Variables(ctx, site.Process{PID: 1 << 30}, "A"); !errors.Is(got.Err, fs.ErrNotExist) {
+	if got := Variables(ctx, Process{PID: 1 << 30}, "A"); !errors.Is(got.Err, fs.ErrNotExist) {
 		t.Errorf("the variables of a process that does not exist: %+v", got)
 	}
 }
@@ -137,18 +135,20 @@ func (h held) open(path string) (io.ReadCloser, error) {
 
 func newHeld() (*readers, held) {
 	h := held{make(chan struct{})}
-	return &readers{slots: make(chan struct{}, maxAtWork), left: map[site.Process]int{}, open: h.open}, h
+	r := newReaders(maxReaders)
+	r.open = h.open
+	return r, h
 }
 
 // Processes that block their readers cost one deadline together, however many there are. Other processes are read at
 // the same time. A blocked process is not read again before its readers have returned.
 func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 	r, h := newHeld()
-	var procs []site.Process
+	var procs []Process
 	for pid := range 100 {
-		procs = append(procs, site.Process{PID: pid + 2})
+		procs = append(procs, Process{PID: pid + 2})
 	}
-	procs = append(procs, site.Process{PID: 1})
+	procs = append(procs, Process{PID: 1})
 	for round, wait := range []time.Duration{deadline, 0} {
 		began := time.Now()
 		found := r.environments(t.Context(), procs, []string{"A"})
@@ -179,9 +179,9 @@ func TestProcessesThatHoldUpTheirReaders(t *testing.T) {
 func TestReadersHaveABound(t *testing.T) {
 	r, h := newHeld()
 	defer close(h.letGo)
-	var procs []site.Process
+	var procs []Process
 	for pid := range 2 * maxReaders {
-		procs = append(procs, site.Process{PID: pid + 2})
+		procs = append(procs, Process{PID: pid + 2})
 	}
 	for range 3 {
 		r.environments(t.Context(), procs, []string{"A"})

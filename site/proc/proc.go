@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proc reads /proc. A user can make a process's memory long or slow, so memory.go reads it with limits. The
-// kernel itself writes the other files, which are short.
+// Package proc identifies processes and reads /proc. Every read has a limit in bytes and in time, because a user
+// decides how long some of them take: those of a process's memory (memory.go), and those of a process that is in the
+// middle of an exec (stat.go). The other files are short, and their readers wait for no process.
 package proc
 
 import (
-	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // PIDs returns the pids of all processes.
@@ -33,17 +36,87 @@ func Name(pid int) (string, error) {
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
-// UIDs returns the real, effective, saved and file system uid of a process. It does not use the owner of /proc/PID,
-// because root is the owner if the process may not be dumped.
-func UIDs(pid int) ([4]uint32, error) {
-	var uids [4]uint32
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+// Exists reports whether there is a process with this pid, or a thread with this number.
+func Exists(pid int) bool {
+	var st unix.Stat_t
+	return unix.Lstat("/proc/"+strconv.Itoa(pid), &st) == nil
+}
+
+// Status is the part of /proc/PID/status that this project uses. Its readers never wait for the process.
+type Status struct {
+	State   byte // as in Stat
+	Parent  int
+	Threads int
+	UIDs    [4]uint32 // real, effective, saved, of the file system
+}
+
+// Running reports whether the process is no zombie.
+func (s Status) Running() bool { return !dead(s.State, s.Threads) }
+
+// Stopped reports whether the process is stopped, by a signal or a tracer.
+func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
+
+// maxStatus is above the length of the file, which has some 60 lines.
+const maxStatus = 16 << 10
+
+// ReadStatus reads /proc/PID/status.
+func ReadStatus(pid int) (Status, error) {
+	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/status", maxStatus)
 	if err != nil {
-		return uids, fmt.Errorf("cannot read owner of pid %d: %w", pid, err)
+		return Status{}, fmt.Errorf("cannot read status of pid %d: %w", pid, err)
 	}
-	_, rest, _ := bytes.Cut(status, []byte("\nUid:"))
-	if _, err := fmt.Sscan(string(rest), &uids[0], &uids[1], &uids[2], &uids[3]); err != nil {
-		return uids, fmt.Errorf("cannot read owner of pid %d: its status names none", pid)
+	var s Status
+	fields := map[string][]any{
+		"State": {&s.State}, "PPid": {&s.Parent}, "Threads": {&s.Threads},
+		"Uid": {&s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3]},
 	}
-	return uids, nil
+	for line := range strings.Lines(string(content)) {
+		name, value, _ := strings.Cut(line, ":") // a process's own name is escaped, so it makes no line
+		into := fields[name]
+		if into == nil {
+			continue
+		}
+		if value = strings.TrimSpace(value); name == "State" && value != "" {
+			s.State = value[0]
+		} else if _, err := fmt.Sscan(value, into...); err != nil {
+			return Status{}, fmt.Errorf("cannot read status of pid %d: unexpected line %q", pid, line)
+		}
+		delete(fields, name)
+	}
+	if len(fields) > 0 {
+		return Status{}, fmt.Errorf("cannot read status of pid %d: it lacks a line", pid)
+	}
+	return s, nil
+}
+
+// UIDs returns the real, effective, saved and file system uid of a process.
+func UIDs(pid int) ([4]uint32, error) {
+	status, err := ReadStatus(pid)
+	return status.UIDs, err
+}
+
+// Program is the file that a process runs.
+type Program struct {
+	Path     string // "" if this process may not see it, or it does not answer
+	RootsOwn bool   // the file is root's, and only root may write it; false if Path is ""
+}
+
+// Programs finds the files that processes run, within a second for all of them. No file system is asked.
+func Programs(ctx context.Context, procs []Process) []Program {
+	programs := make([]Program, len(procs))
+	for i, a := range each(ctx, states, procs, programOf) {
+		programs[i] = a.value
+	}
+	return programs
+}
+
+func programOf(_ context.Context, p Process) (Program, error) {
+	link := "/proc/" + strconv.Itoa(p.PID) + "/exe"
+	path, err := os.Readlink(link)
+	if err != nil {
+		return Program{}, err
+	}
+	var st unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_UID|unix.STATX_MODE, &st)
+	return Program{strings.TrimSuffix(path, " (deleted)"), err == nil && st.Uid == 0 && st.Mode&0o022 == 0}, nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm/steps"
 )
 
@@ -335,6 +336,9 @@ func (r *Reaper) takeCensus(ctx context.Context) {
 		r.unseen = err
 		r.lines = append(r.lines, Result{Where: "processes of MPS"}.leave("they cannot be seen: "+site.OneLine(err), "look for them: pgrep -a nvidia-cuda-mps"))
 		return
+	}
+	if silence := proc.Silence(); silence != "" {
+		r.lines = append(r.lines, Result{Where: "processes"}.leave(silence, "ask their user: ps waits for them, too"))
 	}
 	for _, p := range census {
 		if p.Role == mps.RoleQuery || p.PipeDir != r.paths.Run() && !strings.HasPrefix(p.PipeDir, r.paths.Run()+"/") {

@@ -19,7 +19,13 @@ type Binding struct {
 
 	AllOfStep   bool // GPUs are all GPUs of the step on this node, so all of its tasks here have the same
 	TasksPerGPU int  // maximum number of this step's tasks on this node that share a GPU, 0 if unknown
-	GPUsPerTask int  // --gpus-per-task, the sum of all types, 0 if it was not given
+	GPUsPerTask int  // --gpus-per-task of the job, the sum of all types, 0 if it was not given
+
+	// OwnGPUs is the number of GPUs that the step's own binding gives this task: with --gpus-per-task on srun, or with
+	// a mask. It is 0 if the step has no such binding. Slurm 22.05 tells the tasks of srun --gpus-per-task nothing
+	// else (recorded).
+	OwnGPUs int
+	OneTask bool // srun's step has one task on each node, so that no other task can use the step's GPUs
 }
 
 // ReadBinding reads the binding from a task's environment. With --gpus-per-task or --gpu-bind, the task has fewer
@@ -52,6 +58,11 @@ func readBinding(env Env) (binding Binding, err error) {
 	onNode, _ := strconv.Atoi(env["SLURM_GPUS_ON_NODE"]) // the step's number, whatever is bound to the task (recorded)
 	way, list := bindWay(env["SLURMD_TRES_BIND"])
 	binding.AllOfStep = onNode > 0 && len(binding.GPUs) == onNode && (way == "" || way == "none" || way == "closest")
+	if way == "per_task" || way == "mask_gpu" {
+		binding.OwnGPUs = len(binding.GPUs)
+	}
+	step, _ := stepOf(env) // ReadTask reports the error
+	binding.OneTask = step != "" && onePerNode(env["SLURM_STEP_TASKS_PER_NODE"])
 	if tasks := maxPerGPU(way, list, taskOf(env), onNode); tasks > 0 {
 		binding.TasksPerGPU = tasks
 	}

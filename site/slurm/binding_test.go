@@ -13,9 +13,9 @@ import (
 func TestReadBindingRecorded(t *testing.T) {
 	for folder, want := range map[string]func(rank int) Binding{
 		"a-gres2-n4": func(int) Binding { return Binding{GPUs: []int{0, 1}, AllOfStep: true} },
-		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1, GPUsPerTask: 1} },
+		"b-gpt1":     func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1, GPUsPerTask: 1, OwnGPUs: 1} },
 		"c-gpubind":  func(rank int) Binding { return Binding{GPUs: []int{rank}, TasksPerGPU: 1} },
-		"i-nogpu":    func(int) Binding { return Binding{} },
+		"i-nogpu":    func(int) Binding { return Binding{OneTask: true} },
 	} {
 		for _, path := range recordings(t, "slurm-env/"+folder+"/*.task.n1.s0.p*", 1) {
 			got, err := ReadBinding(recording(t, path))
@@ -76,6 +76,46 @@ func TestReadBindingRecordedLaunches(t *testing.T) {
 			got, err := ReadBinding(env)
 			if err != nil || got.AllOfStep != want.whole || got.TasksPerGPU != want.highest(rank) {
 				t.Errorf("%s, rank %d: %+v, %v; want %v, %d", name, rank, got, err, want.whole, want.highest(rank))
+			}
+		}
+	}
+}
+
+// How many GPUs each task of a recorded launch has for itself: by srun's own binding, and as the only task of its step.
+func TestReadBindingOwnGPUs(t *testing.T) {
+	for name, want := range map[string]struct {
+		own int
+		one bool
+	}{
+		"one.srun.n1":                                     {0, false},
+		"bound.a-GPU-per-task.n1":                         {1, false},
+		"bound.bind-map_gpu-1-0.n1":                       {0, false},
+		"bound.bind-mask_gpu-3-c.n1":                      {2, false},
+		"bound.two-GPUs-per-task.n1":                      {2, false},
+		"bound.two-GPUs-per-task-by-srun.n1":              {2, false},
+		"bound.two-GPUs-per-task-by-both.n1":              {2, false},
+		"bound.two-GPUs-per-task-without-sbatch.n1":       {2, false},
+		"bound.one-GPU-per-task-of-two.n1":                {1, false},
+		"bound.all-GPUs-for-one-task.n1":                  {0, true},
+		"bound.two-GPUs-per-task-mpirun.n1":               {0, false}, // the batch script's task
+		"confined.two-GPUs-per-task-by-srun.n1":           {2, false},
+		"24.11/bound.two-GPUs-per-task-by-srun.n1":        {2, false},
+		"24.11/bound.two-GPUs-per-task-without-sbatch.n1": {2, false},
+		"24.11/bound.all-GPUs-for-one-task.n1":            {0, true},
+		"24.11/confined.two-GPUs-per-task-by-srun.n1":     {2, false},
+		"26.05/bound.two-GPUs-per-task-by-srun.n1":        {2, false},
+		"26.05/bound.two-GPUs-per-task-without-sbatch.n1": {2, false},
+		"26.05/bound.all-GPUs-for-one-task.n1":            {4, true},
+		"26.05/confined.two-GPUs-per-task-by-srun.n1":     {2, false},
+		"interactive.mpirun.n1":                           {0, false},
+	} {
+		ranks := launchRecordings(t)[name]
+		if len(ranks) == 0 {
+			t.Errorf("%s is not recorded", name)
+		}
+		for rank, env := range ranks {
+			if got, err := ReadBinding(env); err != nil || got.OwnGPUs != want.own || got.OneTask != want.one {
+				t.Errorf("%s, rank %d: %+v, %v; want %+v", name, rank, got, err, want)
 			}
 		}
 	}

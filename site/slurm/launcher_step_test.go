@@ -68,16 +68,23 @@ func launchRecordings(t *testing.T) map[string][]Env {
 	t.Helper()
 	found := map[string][]Env{}
 	for _, path := range slices.Concat(recordings(t, "launches/*.n[1-3]", 50), recordings(t, "launches/2*/*.n[1-3]", 20)) {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
-			name := strings.TrimPrefix(path, "testdata/launches/")
-			found[name] = append(found[name], NewEnv(strings.Split(block, "\n")))
-		}
+		name := strings.TrimPrefix(path, "testdata/launches/")
+		found[name] = recordedRanks(t, path)
 	}
 	return found
+}
+
+// recordedRanks returns the environments of the ranks in a file, in order.
+func recordedRanks(t *testing.T, path string) (ranks []Env) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := range strings.SplitSeq(strings.TrimSpace(string(content)), "\n\n") {
+		ranks = append(ranks, NewEnv(strings.Split(block, "\n")))
+	}
+	return ranks
 }
 
 // Each recorded rank has this source and rank. The ranks are in order, and each file is named after its launcher.

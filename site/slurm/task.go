@@ -57,7 +57,7 @@ func Launchers() []Launcher {
 		{"PALS", "", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_RANKID", "documented: HPE Cray"},
 		{"jsrun", "", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "JSM_NAMESPACE_RANK", "documented: IBM Spectrum LSF"},
 		{"Flux", "", "FLUX_TASK_LOCAL_ID", "", "FLUX_TASK_RANK", "documented; has no variable for the size"},
-		{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "documented; no size, and Slurm does not set it"},
+		{"PMIx", "", "PMIX_LOCAL_RANK", "", "PMIX_RANK", "Slurm's pmix sets PMIX_RANK too, and prun sets no more"},
 		{"LOCAL_RANK", "", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "scripts that follow torchrun's names"},
 	}
 }
@@ -68,6 +68,19 @@ func Launchers() []Launcher {
 //     does not remove mpirun's variables.
 //  2. The launchers' variables, because under an mpirun Slurm's variables are those of the launcher's own step.
 //  3. Slurm's variables. If there is no sign of a launch, the process is rank 0 of 1.
+//
+// A process has Slurm's variables of the task to which it belongs (recorded: 22.05.8, 24.11.5, 26.05.5):
+//
+//	process           SLURM_STEP_ID              SLURM_LOCALID, SLURM_GTIDS  SLURM_TASK_PID
+//	srun's task       the step's number          its own place               itself, or its shell
+//	batch script      absent; -5 with 26.05      0 of 1                      the script
+//	interactive step  4294967290; -6 with 26.05  0 of 1                      the shell
+//	launcher's rank   those of the task that started it: the batch script, an srun's task that runs the launcher,
+//	                  or the launcher's daemon. That is 0 of 1 in every rank
+//
+// So a launcher's rank whose launcher tells no place looks like rank 0 of 1 in Slurm's variables. It is refused: each
+// rank would take the whole GPU. A launcher is known by its variable of the rank in the world, if the variable is not
+// from Slurm's own MPI plugins.
 //
 // A malformed or incomplete index is an error. ReadTask is for ranks and TaskPrologs. A TaskEpilog has other values
 // (SLURM_GTIDS=0 in every task, measured with Slurm 22.05.8).
@@ -243,7 +256,41 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 	if half != "" {
 		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
 	}
+	for _, l := range Launchers() {
+		if _, ok := env[l.World]; ok && !bySlurmsPlugin(env, l.World) {
+			return Task{}, false, withoutPlace(l)
+		}
+	}
 	return Task{}, false, nil
+}
+
+// bySlurmsPlugin reports whether one of Slurm's MPI plugins set this variable of the rank in the world: pmix, pmi2 or
+// cray_shasta. pmi2 and cray_shasta number a job as JOB.STEP, and give each task of a step its own rank (recorded: pmix
+// and pmi2; cray_shasta by its source).
+func bySlurmsPlugin(env Env, world string) bool {
+	switch world {
+	case "PMIX_RANK":
+		return strings.HasPrefix(env["PMIX_NAMESPACE"], "slurm.pmix.")
+	case "PMI_RANK", "PALS_RANKID":
+		job, step, _ := strings.Cut(env["PMI_JOBID"], ".")
+		if job != "" && step != "" && strings.Trim(job+step, "0123456789") == "" {
+			return true
+		}
+		size := env["PMI_SIZE"]
+		return size != "" && size == env["SLURM_STEP_NUM_TASKS"] && env[world] == env["SLURM_PROCID"]
+	}
+	return false
+}
+
+// withoutPlace is the error for a rank whose launcher tells it no place on its node. It is the same for all ranks, so
+// that one of them can print it.
+func withoutPlace(l Launcher) error {
+	repair := "export LOCAL_RANK and LOCAL_WORLD_SIZE"
+	if l.World == "PMIX_RANK" { // PRRTE's own personality has no place; that of Open MPI has (run with PRRTE of 5.0.7)
+		repair = "give prun or prterun --personality ompi, or " + repair
+	}
+	return fmt.Errorf("%s is set, so a launcher started this rank, but no variable has its place on this node: %s",
+		l.World, repair)
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
@@ -282,8 +329,8 @@ func parsePlace(task Task, source, rankName, rank, sizeName, size string) (Task,
 // would take the whole GPU.
 func alone(task Task, env Env) (Task, error) {
 	for _, l := range Launchers() {
-		if world, ok := env[l.World]; ok && l.World != "" {
-			return Task{}, fmt.Errorf("%s is %s, so a launcher started this rank, but no variable has its place on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", l.World, quote(world))
+		if _, ok := env[l.World]; ok {
+			return Task{}, withoutPlace(l)
 		}
 	}
 	task.LocalRank, task.LocalSize, task.Source = 0, 1, SourceSingle

@@ -96,6 +96,11 @@ func TestReadTaskRecordedLaunchers(t *testing.T) {
 func TestReadTask(t *testing.T) {
 	stepTwoOfFour := Env{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "2", "SLURM_GTIDS": "4,5,6,7", "SLURM_TASK_PID": "100"}
 	ompi := Env{"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+	batch := Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURM_TASK_PID": "100"}
+	slurmPMIx := Env{"PMIX_RANK": "6", "PMIX_NAMESPACE": "slurm.pmix.7.3"}
+	slurmPMI2 := Env{"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_JOBID": "7.3"}
+	bare := Env{"PMI_RANK": "6", "PMI_SIZE": "8", "SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8"}
+	prun := Env{"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-n1-7@1"}
 	tests := []struct {
 		name   string
 		env    Env
@@ -116,6 +121,12 @@ func TestReadTask(t *testing.T) {
 		{"Flux on one node", Env{"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "1"}, 1, 1, 4, "Flux"},
 		{"Flux, told the size", Env{"FLUX_TASK_LOCAL_ID": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, 1, 2, "LOCAL_RANK"},
 		{"PMIx beside Open MPI", Env{"PMIX_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 1, 2, "Open MPI"},
+		{"srun --mpi=pmix in a pid namespace", with(stepTwoOfFour, slurmPMIx), 2, 2, 4, SourceInherited},
+		{"srun --mpi=pmi2 in a pid namespace", with(stepTwoOfFour, slurmPMI2), 2, 2, 4, SourceInherited},
+		{"srun --mpi=pmi2 without PMI_JOBID", with(stepTwoOfFour, bare), 2, 2, 4, SourceInherited},
+		{"a batch script that an srun --mpi=pmix submitted", with(batch, slurmPMIx), 2, 0, 1, SourceInherited},
+		{"a batch script that an srun --mpi=pmi2 submitted", with(batch, slurmPMI2), 2, 0, 1, SourceInherited},
+		{"srun within a prun", with(stepTwoOfFour, prun), 100, 2, 4, SourceStepd},
 		{"torchrun in a rank of srun", with(stepTwoOfFour, Env{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 0, 8, "torchrun"},
 		{"torchrun in a rank of mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}), 101, 3, 8, "torchrun"},
 		{"a script's LOCAL_RANK under mpirun", with(ompi, Env{"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}), 101, 0, 1, "Open MPI"},
@@ -130,6 +141,25 @@ func TestReadTask(t *testing.T) {
 				t.Errorf("got %+v, want rank %d of %d by %s", got, tt.rank, tt.size, tt.source)
 			}
 		})
+	}
+}
+
+// A rank of prterun inherits the place of the batch script. Without --personality ompi it has no other.
+func TestReadTaskOfPRRTE(t *testing.T) {
+	for name, want := range map[string]string{"own": "--personality ompi", "ompi": ""} {
+		ranks := recordedRanks(t, filepath.Join("testdata/prterun", name))
+		if len(ranks) != 3 {
+			t.Fatalf("%d ranks of %s", len(ranks), name)
+		}
+		for i, env := range ranks {
+			got, err := ReadTask(env, taskPID(t, env)+1)
+			if want == "" && (err != nil || got.LocalRank != i || got.LocalSize != 3 || got.Source != "Open MPI") {
+				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
+			}
+			if want != "" && !strings.Contains(message(err), want) {
+				t.Errorf("%s, rank %d: %+v, %v", name, i, got, err)
+			}
+		}
 	}
 }
 
@@ -201,6 +231,10 @@ func TestReadTaskStep(t *testing.T) {
 
 func TestReadTaskRefuses(t *testing.T) {
 	const export = ": export LOCAL_RANK and LOCAL_WORLD_SIZE"
+	const personality = ": give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE"
+	foreign := func(world, repair string) string {
+		return "cannot read task: " + world + ` is set, so a launcher started this rank, but no variable has its place on this node` + repair
+	}
 	tests := []struct {
 		env  Env
 		want string
@@ -222,13 +256,25 @@ func TestReadTaskRefuses(t *testing.T) {
 		{Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0,"}, `cannot read task: SLURM_GTIDS is "0,", want the numbers of this node's ranks`},
 		{Env{"SLURM_LOCALID": "2", "SLURM_GTIDS": "0,1"}, `cannot read task: SLURM_LOCALID is 2, want a rank below 2 (the items of SLURM_GTIDS)`},
 		{Env{"SLURM_LOCALID": "x\n", "SLURM_GTIDS": "0,1", "SLURM_TASK_PID": "1"}, `cannot read task: SLURM_LOCALID is "x\n", want a number from 0`},
-		{Env{"PMI_RANK": "3"}, `cannot read task: PMI_RANK is "3", so a launcher started this rank, but no variable has its place on this node` + export},
-		{Env{"PMIX_RANK": "3"}, `cannot read task: PMIX_RANK is "3", so a launcher started this rank, but no variable has its place on this node` + export},
+		{Env{"OMPI_COMM_WORLD_RANK": "3"}, foreign("OMPI_COMM_WORLD_RANK", export)},
+		{Env{"MV2_COMM_WORLD_RANK": "3"}, foreign("MV2_COMM_WORLD_RANK", export)},
+		{Env{"PALS_RANKID": "3"}, foreign("PALS_RANKID", export)},
+		{Env{"JSM_NAMESPACE_RANK": "3"}, foreign("JSM_NAMESPACE_RANK", export)},
+		{Env{"FLUX_TASK_RANK": "3"}, foreign("FLUX_TASK_RANK", export)},
+		{Env{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, foreign("PMI_RANK", export)},
+		{Env{"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-n1-7@1"}, foreign("PMIX_RANK", personality)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
 			if _, err := ReadTask(tt.env, 1); message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+			if !strings.Contains(tt.want, "so a launcher started this rank") {
+				return
+			}
+			// The same rank, with the variables that it inherits from a batch script.
+			if _, err := ReadTask(with(tt.env, Env{"SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}), 1); message(err) != tt.want {
+				t.Errorf("in a batch script: got  %v\nwant %s", err, tt.want)
 			}
 		})
 	}

@@ -48,12 +48,13 @@ func (r Report) sound() bool {
 	return r.Schema == Schema && r.Job > 0
 }
 
-// Write writes a report into an open folder of root. The job's group may read the file, as it may read the ticket. A
-// reader sees the old report or the new report. After a crash of the node, the file may be missing.
-func (r Report) Write(dir *os.File, name string, gid uint32) error {
+// Write writes a report into an open folder of root. The job's user may read the file, and no group, because at some
+// sites all users have one group. A reader sees the old report or the new report. After a crash of the node, the file
+// may be missing.
+func (r Report) Write(dir *os.File, name string, uid uint32) error {
 	content, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("cannot write report of job %d: %w", r.Job, err)
 	}
-	return site.ReplaceForGroup(dir, name, append(content, '\n'), 0o640, gid)
+	return site.ReplaceForUser(dir, name, append(content, '\n'), uid)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"golang.org/x/sys/unix"
 )
 
@@ -181,6 +182,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
+		NameOf:  nameOf,
 		Daemons: r.daemons, Leased: r.leased, Log: log,
 		Save: func(s lease.GuardState) {
 			if err := journal.SaveGuard(job, s); err != nil {
@@ -218,6 +220,19 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
+}
+
+// nameOf returns what a client is called, from its environment: "rank 3", or "" without a launcher.
+func nameOf(p site.Process) string {
+	environment := proc.Variables(context.Background(), p, slurm.RankVariables()...)
+	rank, step := slurm.RankOf(environment.Values)
+	switch {
+	case environment.Err != nil || rank < 0:
+		return ""
+	case step != "" && step != "batch":
+		return fmt.Sprintf("rank %d of step %s", rank, step)
+	}
+	return fmt.Sprintf("rank %d", rank)
 }
 
 // beside returns the path of another program in the folder of this program.

@@ -71,7 +71,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 func (n node) closer() epilog.Epilog {
 	return epilog.Epilog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
-		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(),
+		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(), Lost: n.paths.LostReports(),
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -38,6 +39,7 @@ func runProlog(p cli.Process, paths site.Paths) error {
 	if err == nil {
 		outcome, err = openJob(paths, out, log, job)
 	}
+	logSilence(log)
 	if err != nil && outcome != prolog.RanWithoutMPS {
 		log.Error().Str("outcome", string(prolog.Failed)).Err(err).Dur("ms", time.Since(began)).Send()
 		return err
@@ -113,6 +115,13 @@ func shippedTrigger() *policy.Trigger {
 	return compiled.Policy().Trigger
 }
 
+// logSilence logs the processes that this program has passed over because they do not answer.
+func logSilence(log zerolog.Logger) {
+	if silence := proc.Silence(); silence != "" {
+		log.Warn().Msg(silence)
+	}
+}
+
 func warn(log zerolog.Logger, err error, what string) {
 	if err != nil {
 		log.Warn().Err(err).Msg(what)
@@ -135,6 +144,7 @@ func runEpilog(p cli.Process, paths site.Paths) error {
 	if err == nil {
 		err = closeJob(paths, out, log, job.ID)
 	}
+	logSilence(log)
 	log.Info().Bool("closed", err == nil).AnErr("error", err).Dur("ms", time.Since(began)).Send()
 	return err
 }

@@ -173,9 +173,9 @@ func usageOf(driver *gpu.NVML, uuid site.UUID, since *uint64) guard.Usage {
 		return guard.Usage{Hung: errors.Is(err, gpu.ErrHung)}
 	}
 	usage := guard.Usage{Known: true, TotalMiB: u.TotalMiB, FreeMiB: u.FreeMiB, Clients: u.Clients}
-	for _, b := range u.Busy {
-		usage.Samples = append(usage.Samples, guard.Sample{Micros: b.Micros, Percent: b.Percent})
-		*since = max(*since, b.Micros)
+	for _, s := range u.Activity {
+		usage.Samples = append(usage.Samples, guard.Sample{Micros: s.Micros, Percent: s.Percent})
+		*since = max(*since, s.Micros)
 	}
 	return usage
 }

@@ -72,7 +72,7 @@ func TestPlanJSON(t *testing.T) {
 	}
 }
 
-const models = "V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200"
+const models = "V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200"
 
 func TestBadQuestions(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
@@ -82,7 +82,7 @@ func TestBadQuestions(t *testing.T) {
 		{"plan", "cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms"},
 		{"plan H200", `cannot take "H200": mpsctl plan takes flags alone: see mpsctl plan --help`},
 		{"plan --gpu", "cannot read flags: flag needs an argument: --gpu: see mpsctl plan --help"},
-		{"plan --gpu H300 --ranks 2", `cannot find GPU "H300": known are ` + models},
+		{"plan --gpu H300 --ranks 2", `cannot find GPU "H300": known are ` + models + "; for another GPU, give --sms N in place of --gpu"},
 		{"plan --gpu H200", "cannot plan for 0 ranks: give --ranks, the number of ranks on the node"},
 		{"plan --gpu H200 --ranks -1", "cannot plan for -1 ranks: give --ranks, the number of ranks on the node"},
 		{"plan --gpu H200 --ranks x", `cannot read --ranks: it is "x": want a whole number: see mpsctl plan --help`},

@@ -29,8 +29,10 @@ how much memory was in use, which clients ended beside others, and fatal GPU err
 sentence of advice about the number of ranks follows.
 
 JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
-script. A report is there from the first second of a job until 30 days after its end. It is sampled every 10 s, so the
-last seconds of a running job may be missing. The job's user and root can read it.
+script. A report is there from the first second of a job until 30 days after its end, if the job had a client of MPS.
+If a node has more than 1,000 reports, the oldest of the user with the most are removed. It is sampled every 10 s, so
+the last seconds of a running job may be missing. The job's user and root can read it, and no other member of a group.
+If the file system has no ACLs, only root can.
 
 "SMs active" is the part of the SMs that had work, averaged over the job's time. "kernel" is the part of the time in
 which a kernel was on the GPU. GPUs before Hopper have the second value only, and MIG instances have neither. A value
@@ -119,7 +121,8 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 	case err == nil:
 		return r, nil
 	case errors.Is(err, fs.ErrPermission):
-		return r, fmt.Errorf("cannot report job %d: it is another user's: that user and root can read its report", job)
+		return r, fmt.Errorf("cannot report job %d: it is another user's: that user and root can read its report, "+
+			"and root alone if the file system has no ACLs", job)
 	case !errors.Is(err, fs.ErrNotExist):
 		return r, fmt.Errorf("cannot report job %d: %w", job, err)
 	}
@@ -127,8 +130,12 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 		return r, fmt.Errorf("cannot report job %d: it has no report yet: "+
 			"the first sample comes after a second, if the policy's hold and usage_interval in site.hcl are not 0", job)
 	}
+	lost := filepath.Join(paths.LostReports(), strconv.FormatUint(uint64(job), 10))
+	if why, err := site.ReadRootOwnedInContainer(lost); err == nil {
+		return r, fmt.Errorf("cannot report job %d: its report was lost at its end: %s", job, strings.TrimSpace(string(why)))
+	}
 	return r, fmt.Errorf("cannot report job %d: this node has no report of it: "+
-		"see whether it ran here with MPS, for a second at least and in the last 30 days", job)
+		"see whether it ran here with a client of MPS, for a second at least and in the last 30 days", job)
 }
 
 // reportText returns a report as text for people.

@@ -3,6 +3,9 @@
 package record
 
 import (
+	"context"
+	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -34,9 +38,10 @@ func (c *client) gpus() uint64 {
 	return c.GPUs
 }
 
-// clients are the clients of a job. The latest usage.MaxClients of them are kept.
+// clients are the clients of a job. The latest usage.MaxClients of them are kept, and the living before the ended.
 type clients struct {
 	all        []*client
+	others     map[site.Process]bool // living clients without room in all, which are only counted
 	seen, peak int
 	read       func(pid int) inspect.Environment
 }
@@ -54,13 +59,18 @@ func (all *clients) tell(e usage.Event) {
 	c := all.find(func(c *client) bool { return c.Proc == e.Proc })
 	switch {
 	case e.NoClient:
-		if c != nil {
+		if c != nil || all.others[e.Proc] {
 			all.all = slices.DeleteFunc(all.all, func(other *client) bool { return other == c })
+			delete(all.others, e.Proc)
 			all.seen--
 		}
 		return
 	case c == nil:
 		c = all.admit(e)
+	}
+	all.peak = max(all.peak, all.living())
+	if c == nil {
+		return
 	}
 	c.Event = e
 	switch {
@@ -73,22 +83,40 @@ func (all *clients) tell(e usage.Event) {
 	all.peak = max(all.peak, all.living())
 }
 
-// admit adds a client. If there is no room, the oldest client that has ended is removed.
+// admit adds a client. If there is no room, the oldest client that has ended is removed. If all live, the new client
+// is only counted, once, and admit returns nil.
 func (all *clients) admit(e usage.Event) *client {
-	all.seen++
-	c := &client{Event: e, own: all.read(e.Proc.PID), peaks: map[int]int{}}
+	if !all.others[e.Proc] {
+		all.seen++
+	}
 	if len(all.all) >= usage.MaxClients {
 		at := slices.IndexFunc(all.all, func(c *client) bool { return !c.lives() })
 		if at < 0 {
-			return c
+			all.count(e)
+			return nil
 		}
 		all.all = slices.Delete(all.all, at, at+1)
 	}
+	delete(all.others, e.Proc)
+	c := &client{Event: e, own: all.read(e.Proc.PID), peaks: map[int]int{}}
 	all.all = append(all.all, c)
 	return c
 }
 
+// count keeps a client without room among the living until its end.
+func (all *clients) count(e usage.Event) {
+	if !e.End.IsZero() {
+		delete(all.others, e.Proc)
+		return
+	}
+	if all.others == nil {
+		all.others = map[site.Process]bool{}
+	}
+	all.others[e.Proc] = true
+}
+
 func (all *clients) living() (n int) {
+	n = len(all.others)
 	for _, c := range all.all {
 		if c.lives() {
 			n++
@@ -99,16 +127,22 @@ func (all *clients) living() (n int) {
 
 // onGPU takes the driver's list of a GPU's clients, and returns how many of them still run.
 func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
-	for pid, mib := range memory {
+	pids := slices.Collect(maps.Keys(memory))
+	for i, stat := range proc.ReadStats(context.Background(), pids) {
+		pid := pids[i]
 		c := all.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
-		stat, err := site.ReadStat(pid)
-		if err != nil || !stat.Running() {
+		switch {
+		case errors.Is(stat.Err, proc.ErrSilent) && c != nil: // it is in the middle of an exec, and still there
+		case stat.Err != nil || !stat.Running():
 			continue // the guard holds the files of a dead client
-		}
-		living++
-		if c == nil || c.Proc != stat.Process {
+		case c == nil || c.Proc != stat.Process:
 			c = all.admit(usage.Event{Proc: stat.Process, Begin: now})
 		}
+		living++
+		if c == nil {
+			continue
+		}
+		mib := memory[pid]
 		c.on |= 1 << gpu
 		c.peaks[gpu] = max(c.peaks[gpu], mib)
 	}
@@ -118,11 +152,22 @@ func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living in
 
 // endGone sets the end of clients that are gone, if the guard has not reported their end.
 func (all *clients) endGone(now time.Time) {
+	var lived []site.Process
 	for _, c := range all.all {
-		if c.lives() && !c.Proc.Running() {
+		if c.lives() {
+			lived = append(lived, c.Proc)
+		}
+	}
+	left := map[site.Process]bool{}
+	for _, p := range proc.Left(slices.AppendSeq(lived, maps.Keys(all.others))) {
+		left[p] = true
+	}
+	for _, c := range all.all {
+		if c.lives() && !left[c.Proc] {
 			c.End = now
 		}
 	}
+	maps.DeleteFunc(all.others, func(p site.Process, _ bool) bool { return !left[p] })
 }
 
 // stay marks the clients that live at the end of the job.

@@ -191,7 +191,7 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 func (r *Recorder) write() {
 	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
 	r.report.ClientsSeen, r.report.ClientsPeak = r.clients.seen, r.clients.peak
-	err := r.report.Write(r.Folder, usage.Running, r.Lease.Job.GID)
+	err := r.report.Write(r.Folder, usage.Running, r.Lease.Job.UID)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.warn(err, "cannot write the job's report")
 	}

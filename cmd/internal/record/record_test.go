@@ -39,6 +39,42 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 }
 
+// Clients for which there is no room are counted once, however many events name them, and their environment is not
+// read.
+func TestClientsWithoutRoom(t *testing.T) {
+	read := 0
+	all := clients{read: func(pid int) inspect.Environment { read++; return nothing(pid) }}
+	const living = usage.MaxClients + 8
+	event := func(pid int) usage.Event {
+		return usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
+	}
+	for pid := 1; pid <= living; pid++ {
+		all.tell(event(pid))
+	}
+	for range 10 {
+		for pid := usage.MaxClients + 1; pid <= living; pid++ {
+			all.tell(event(pid))
+		}
+	}
+	if all.seen != living || all.peak != living || read != usage.MaxClients || len(all.all) != usage.MaxClients {
+		t.Errorf("%d clients live: %d seen, peak %d, %d environments read, %d kept", living, all.seen, all.peak, read, len(all.all))
+	}
+	ended := event(living)
+	ended.End, ended.Ending = time.Now(), usage.Ended
+	all.tell(ended)
+	all.tell(usage.Event{Proc: event(living - 1).Proc, NoClient: true})
+	if all.seen != living-1 || all.living() != living-2 {
+		t.Errorf("one has ended and one is no client: %d seen, %d live", all.seen, all.living())
+	}
+	first := event(1)
+	first.End, first.Ending = time.Now(), usage.Ended
+	all.tell(first)
+	all.tell(event(living - 2))
+	if all.seen != living-1 || all.living() != living-3 || all.find(func(c *client) bool { return c.Proc == event(living-2).Proc }) == nil {
+		t.Errorf("a client takes the room of one that has ended: %d seen, %d live", all.seen, all.living())
+	}
+}
+
 // A client that has just ended began the fault, not the neighbour that the server names (recorded on an H200).
 func TestWhoBeganAFault(t *testing.T) {
 	const killed = `[2026-11-21 05:26:27.674 Server   829] Client process 905 disconnected

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,22 +28,32 @@ script, or in the shell of salloc. Before the first run, it prints the number of
 
 A run starts several copies of the program, each under mpirun-wrap, or it starts --launcher. {ranks} in the launcher
 is the number of ranks: "srun -n {ranks}", "mpirun -np {ranks}". A launcher with its own number, like srun -n8, is
-run with that number only. Without --ranks, the numbers are the job's tasks on the node, a half and a quarter of
-them.
+run with that number only. Quotes in the launcher are as in a shell: 'srun --export="A B" -n {ranks}'. Without --ranks,
+the numbers are the job's tasks on the node, a half and a quarter of them.
 
-With --rate, mps-tune ends a run after --seconds. The rate of a copy is the last number that the pattern's group
-finds in its output. The rates of all copies are added up. With a launcher, the last number in the output of all
-ranks counts. Without --rate, a run lasts until the program ends. Its rate is the number of copies in an hour, or of
+The rate of a rank is the last number that --rate finds in its stdout or stderr. A line may end with a carriage return,
+as that of a progress bar does. gromacs, lammps, namd and amber run until the program ends, because they print the
+rate at their end: give a short input. With tqdm, lightning and a pattern of your own, mps-tune ends a run after
+--seconds. Without --rate, a run lasts until the program ends, and its rate is the number of copies in an hour, or of
 launches.
 
-mps-tune tries each number of ranks with each share once, then again, --repeats times in all. If a try fails, it is
-not repeated, and it cannot be the best. If the first run fails, mps-tune stops. One try counts as faster than
-another if each of its runs was faster, or if its median is more than 3 % higher. If none is faster than the site's
-own share, the best is the site's own share.
+The rates of all ranks that print one are added up, so independent copies count as what they are. If one rank prints
+the rate of all, that rate counts. If each rank prints the rate of the whole program, give --one-rate. srun and Open
+MPI label the ranks. With other launchers, the last rate in the output of all ranks counts.
 
---save stores the best share for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
+mps-tune makes one run to warm up, and stops if it fails. Then it tries each number of ranks with each share once, in
+an order by chance, and again, --repeats times in all. The site's own share is always among them. If a try fails, it
+is not repeated, and it cannot be the best.
+
+Another share is called faster if a test proves it: a one-sided t-test for pairs, on the logarithms of the rates. A
+pair is the two rates of one round. The gain must be 1 % or more. The chance that a trial calls any share faster that
+is not is 0.5 % at most, for all comparisons together (Bonferroni). The test assumes that the noise of the pairs is
+normal and independent. If nothing is proved, the site's own share stays. More --repeats prove smaller gains.
+
+--save stores the share that is proved to be faster, for each number of ranks, in $XDG_CONFIG_HOME/slurm-mps/tuned or
 ~/.config/slurm-mps/tuned. mpirun-wrap --share=tuned then finds the share by the program's file name, the ranks on a
-GPU and the GPU's model. A site's shares are in /etc/slurm-mps/tuned, with the same lines.
+GPU and the GPU's model. If nothing is proved, nothing is stored: leave out --share=tuned. A site's shares are in
+/etc/slurm-mps/tuned, with the same lines.
 
 The exit code is 0 if mps-tune finds a best share. It is 1 if no share could be run or something failed, and 2 if the
 command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
@@ -52,9 +61,8 @@ command line has a mistake. --json prints JSON in place of text; text has no col
 // request is the command line.
 type request struct {
 	question
-	save     bool
-	name     string // the shares are saved under this name
-	htmlFile string
+	save bool
+	name string // the shares are saved under this name
 }
 
 // Command is the program mps-tune.
@@ -65,8 +73,8 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	c := &cobra.Command{
 		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program", Long: help,
 		Example: "  mps-tune --rate 'speed: ([0-9.]+)' -- ./app\n" +
-			"  mps-tune --ranks 4,8,16 --save --html app.html -- ./app input.dat\n" +
-			"  mps-tune --launcher 'srun -n {ranks}' --rate 'ns/day: ([0-9.]+)' -- ./app",
+			"  mps-tune --ranks 4,8,16 --save -- ./app input.dat\n" +
+			"  mps-tune --launcher 'srun -n {ranks}' --rate gromacs -- gmx_mpi mdrun -nsteps 20000",
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -74,13 +82,20 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) (err error) {
-			q.program, q.launcher = args, strings.Fields(launcher)
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			q.program = args
+			if q.launcher, err = splitWords(launcher); err != nil {
+				return err
+			}
 			if q.rules, err = readRules(rules); err != nil {
 				return err
 			}
-			if q.rate, err = readPattern(pattern); err != nil {
+			if q.rate, err = readRate(pattern); err != nil {
 				return err
+			}
+			if q.rate != nil && q.rate.atEnd && c.Flags().Changed("seconds") {
+				return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: "+
+					"leave out --seconds, and give a short input", pattern, q.lasts)
 			}
 			q.save = q.save || q.name != ""
 			q.name = cmp.Or(q.name, args[0])
@@ -95,14 +110,17 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	flags.IntSliceVar(&q.counts, "ranks", nil, "try these `NUMBERS` of ranks on this node, with commas")
 	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
 	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
-	flags.StringVar(&pattern, "rate", "", "a regular expression `PATTERN` with one group, which is a number: more is better")
-	flags.DurationVar(&q.lasts, "seconds", 10*time.Second, "end a run after this `DURATION`, with --rate")
-	flags.IntVar(&q.repeats, "repeats", 3, "run each `N` times")
+	flags.StringVar(&pattern, "rate", "",
+		"gromacs, lammps, namd, amber, tqdm, lightning, or a `PATTERN` with one group: the rate")
+	flags.BoolVar(&q.oneRate, "one-rate", false, "the ranks of a launch print the same rate: do not add them up")
+	q.lasts = 10 * time.Second
+	flags.Var(seconds{&q.lasts}, "seconds", "end a run after this `TIME`, with --rate")
+	flags.IntVar(&q.repeats, "repeats", 5, "run each `N` times")
 	flags.DurationVar(&q.limit, "limit", 10*time.Minute, "end a run that takes this `DURATION`")
 	flags.DurationVar(&q.within, "within", 30*time.Minute, "end all after this `DURATION`, or a minute before the job ends")
-	flags.BoolVar(&q.save, "save", false, "remember the best shares by the name of the program's file")
+	flags.BoolVar(&q.save, "save", false,
+		"remember the shares that are proved to be faster, by the name of the program's file")
 	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
-	flags.StringVar(&q.htmlFile, "html", "", "write the table and a picture to this `FILE` too")
 	return c
 }
 
@@ -117,18 +135,19 @@ func readRules(texts []string) (rules []policy.ShareRule, err error) {
 	return rules, nil
 }
 
-func readPattern(text string) (*regexp.Regexp, error) {
-	if text == "" {
-		return nil, nil
+// seconds is a flag that takes a number of seconds, or a time with a unit.
+type seconds struct{ d *time.Duration }
+
+func (s seconds) String() string { return s.d.String() }
+func (s seconds) Type() string   { return "duration" }
+
+func (s seconds) Set(text string) error {
+	if _, err := strconv.ParseFloat(text, 64); err == nil {
+		text += "s"
 	}
-	pattern, err := regexp.Compile(text)
-	if err == nil && pattern.NumSubexp() != 1 {
-		err = errors.New("it needs one group, around the number")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot read --rate %q: %w", text, err)
-	}
-	return pattern, nil
+	d, err := time.ParseDuration(text)
+	*s.d = d
+	return err
 }
 
 // maxRuns bounds the number of runs, because each run may take --limit.
@@ -145,9 +164,11 @@ func (q request) check() error {
 	switch {
 	case own && len(q.counts) > 0:
 		return errors.New("cannot tune: --launcher has a number of ranks of its own: write {ranks} in its place, or leave out --ranks")
+	case q.oneRate && (q.rate == nil || len(q.launcher) == 0):
+		return errors.New("cannot tune with --one-rate: it needs --rate and --launcher")
 	case own && q.save:
 		return errors.New("cannot save: --launcher has a number of ranks of its own: write {ranks} in its place, and give --ranks")
-	case len(q.rules)*max(len(q.counts), 1) < 2:
+	case len(q.rules) == 0 || len(q.rules)*max(len(q.counts), 1) < 2:
 		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share, or two numbers with --ranks")
 	case q.repeats < 1 || q.repeats > 100:
 		return fmt.Errorf("cannot repeat %d times: give --repeats 1 to 100", q.repeats)
@@ -164,7 +185,7 @@ func (q request) check() error {
 	return nil
 }
 
-// answer measures and prints. It opens the output files before the runs, because the runs take minutes.
+// answer measures and prints. It proves that it can save before the runs, because the runs take minutes.
 func (q request) answer(call *mpsctl.Invocation) (err error) {
 	ticket, err := q.prepare(call)
 	if err != nil {
@@ -176,25 +197,15 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 			return cli.RuntimeError{Err: err}
 		}
 	}
-	var html mpsctl.Draft
-	if q.htmlFile != "" {
-		if html, err = mpsctl.NewDraft(q.htmlFile); err != nil {
-			return cli.RuntimeError{Err: err}
-		}
-		defer html.Drop()
-	}
 	ctx, stop := mpsctl.SignalContext()
 	defer stop()
-	samples, err := q.measure(ctx, func(line string) { fmt.Fprintln(call.Err, line) })
+	samples, err := q.measure(ctx, newProgress(call.Err, isTerminal(call.Err, call.Variable("TERM")), q.question))
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	r := newReport(q.question, samples, ticket)
 	if q.save {
 		err = r.save(file, q.entries(r, q.name))
-	}
-	if q.htmlFile != "" {
-		err = errors.Join(err, r.finish(html))
 	}
 	if printed := mpsctl.WriteError("table", r.write(call)); err == nil {
 		err = printed
@@ -213,6 +224,9 @@ func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
 	ticket, err := readTicket(call)
 	if err != nil {
 		return ticket, err
+	}
+	if site := ticket.Grant.Rule(); !slices.Contains(q.rules, site) { // the others are compared with it
+		q.rules = append([]policy.ShareRule{site}, q.rules...)
 	}
 	env := slurm.NewEnv(call.Env)
 	q.env, q.nodes = call.Env, 1
@@ -274,14 +288,6 @@ func (r *report) save(path string, entries []tuned.Entry) error {
 		r.Saved = append(r.Saved, e.String())
 	}
 	return nil
-}
-
-func (r report) finish(html mpsctl.Draft) error {
-	text, err := r.html()
-	if err != nil {
-		return err
-	}
-	return html.Finish([]byte(text))
 }
 
 func (r report) write(call *mpsctl.Invocation) error {

@@ -3,16 +3,13 @@
 package tune
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,8 +27,9 @@ type question struct {
 	counts   []int    // of ranks, each once, ascending; unknown if the launcher has its own number
 	launcher []string // starts the ranks itself; their number replaces ranksMark
 	rules    []policy.ShareRule
-	rate     *regexp.Regexp // if nil, the time of a whole run counts
-	lasts    time.Duration  // of a run, with a rate
+	rate     *rate         // if nil, the time of a whole run counts
+	oneRate  bool          // the ranks of a launch print the same rate
+	lasts    time.Duration // of a run, with a rate that is not printed at the end
 	repeats  int
 	limit    time.Duration // of any run
 	within   time.Duration // of all runs
@@ -46,6 +44,9 @@ const ranksMark = "{ranks}"
 
 // unknown is the number of ranks of a launcher without ranksMark.
 const unknown = 0
+
+// ends reports whether a run is ended after its time.
+func (q question) ends() bool { return q.rate != nil && !q.rate.atEnd }
 
 // onNodes returns how many nodes the ranks of a run use.
 func (q question) onNodes() int {
@@ -78,67 +79,89 @@ func (q question) cells() (all []cell) {
 	return all
 }
 
+// runs returns how many runs there are. The first one warms up.
+func (q question) runs() int { return 1 + len(q.cells())*q.repeats }
+
 // plan describes how many runs there are and how long they take.
 func (q question) plan() string {
-	runs, each, about := len(q.cells())*q.repeats, "each until the program ends", ""
-	if q.rate != nil {
+	runs, each, about := q.runs(), "each until the program ends", ""
+	if q.ends() {
 		each, about = fmt.Sprintf("%v each", q.lasts), fmt.Sprintf("about %v, ", time.Duration(runs)*q.lasts)
 	}
 	ranks := ""
 	if q.counts[0] != unknown {
 		ranks = strings.Trim(strings.ReplaceAll(fmt.Sprint(q.counts), " ", ", "), "[]") + " ranks × "
 	}
-	return fmt.Sprintf("%s: %s%s × %s, %s: %sat most %v (--within)", site.Count(runs, "run"), ranks,
+	return fmt.Sprintf("%s: %s%s × %s and one to warm up, %s: %sat most %v (--within)", site.Count(runs, "run"), ranks,
 		site.Count(len(q.rules), "share"), site.Count(q.repeats, "time"), each, about, q.within)
 }
 
 // sample is one run.
 type sample struct {
 	cell
-	rate float64 // of all copies; runs per hour without a pattern
-	err  error   // why there is no rate
+	rate    float64 // of all copies; runs per hour without a pattern
+	printed int     // ranks of a launcher that have printed a rate; 0 if they are not known
+	err     error   // why there is no rate
 }
 
-// measure runs each cell once in each round. Each round begins with another cell, so that a drift of the machine
-// affects all cells alike. A cell that has failed is not run again. If the first run fails, measure stops, because
-// all runs would fail. When the time is over, the samples that exist count.
-func (q question) measure(ctx context.Context, tell func(string)) (samples []sample, err error) {
-	tell(q.plan())
+// measure runs each cell once in each round. Each round has an order of its own, by chance, so that a drift of the
+// machine favours no cell. The first run of all warms the machine up and does not count. If it fails, measure stops,
+// because all runs would fail. A cell that has failed is not run again. When the time is over, the samples that exist
+// count.
+func (q question) measure(ctx context.Context, p *progress) (samples []sample, err error) {
+	p.line(q.plan())
+	defer p.end()
 	timed, cancel := context.WithTimeout(ctx, q.within)
 	defer cancel()
 	cells, failed := q.cells(), map[cell]bool{}
-	for round := range q.repeats {
-		for i := range cells {
-			c := cells[(i+round)%len(cells)]
+	first, err := q.warmUp(ctx, timed, cells[0], p)
+	if err != nil {
+		return nil, err
+	}
+	printed := map[int]int{first.ranks: first.printed} // ranks that print, by the ranks of a run
+	for range q.repeats {
+		for _, i := range rand.Perm(len(cells)) {
+			c := cells[i]
 			if failed[c] {
+				p.skip()
 				continue
 			}
+			p.begin(c)
 			s := q.run(timed, c)
 			switch {
 			case ctx.Err() != nil:
 				return nil, errors.New("cannot tune: interrupted")
-			case timed.Err() != nil && len(samples) == 0:
-				return nil, fmt.Errorf("cannot tune: the first run did not end within %v: give a shorter input, a --rate, or a longer --within", q.within)
 			case timed.Err() != nil:
-				tell(fmt.Sprintf("the %v of --within are over: what has been measured counts", q.within))
+				p.line(fmt.Sprintf("the %v of --within are over: what has been measured counts", q.within))
 				return samples, nil
-			case s.err != nil && len(samples) == 0:
-				return nil, fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
+			case s.err == nil && s.printed < printed[c.ranks]:
+				s.err = fmt.Errorf("only %s printed a rate, and %d did in an earlier run: give a longer --seconds",
+					site.Count(s.printed, "rank"), printed[c.ranks])
 			}
+			printed[c.ranks] = max(printed[c.ranks], s.printed)
 			samples = append(samples, s)
 			failed[c] = s.err != nil
-			tell(fmt.Sprintf("run %d of %d, %s: %s", len(samples), len(cells)*q.repeats, c, s.outcome()))
+			p.did(s)
 		}
 	}
 	return samples, nil
 }
 
-// outcome describes a run in a few words. The table has the reason of a failure.
-func (s sample) outcome() string {
-	if s.err != nil {
-		return "failed"
+// warmUp is the first run, which does not count.
+func (q question) warmUp(ctx, timed context.Context, c cell, p *progress) (sample, error) {
+	p.begin(c)
+	s := q.run(timed, c)
+	switch {
+	case ctx.Err() != nil:
+		return s, errors.New("cannot tune: interrupted")
+	case timed.Err() != nil:
+		return s, fmt.Errorf("cannot tune: the first run did not end within %v: "+
+			"give a shorter input, a --rate, or a longer --within", q.within)
+	case s.err != nil:
+		return s, fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
 	}
-	return fmt.Sprintf("%.5g", s.rate)
+	p.did(s)
+	return s, nil
 }
 
 // run runs the program once.
@@ -147,10 +170,10 @@ func (q question) run(ctx context.Context, c cell) sample {
 	defer cancel()
 	began := time.Now()
 	copies, err := q.start(c)
-	if err == nil && q.rate != nil {
+	if err == nil && q.ends() {
 		err = q.mayRun(ctx, copies)
 	}
-	if failed := q.end(ctx, copies, err != nil || q.rate != nil); err == nil {
+	if failed := q.end(ctx, copies, err != nil || q.ends()); err == nil {
 		err = failed
 	}
 	if err != nil {
@@ -159,7 +182,7 @@ func (q question) run(ctx context.Context, c cell) sample {
 	if q.rate == nil {
 		return sample{cell: c, rate: float64(len(copies)) * time.Hour.Seconds() / time.Since(began).Seconds()}
 	}
-	return q.rated(c, copies)
+	return q.rated(c, copies, time.Since(began))
 }
 
 // start starts the copies of a run, or its launcher.
@@ -194,7 +217,7 @@ func launch(line []string, ranks int) []string {
 // timed returns a command that ends each rank of a launcher after the time of a run. It sends SIGTERM to the rank
 // only. A signal to the launcher has another effect: srun kills all ranks at once, while kernels run.
 func (q question) timed() []string {
-	if q.rate == nil {
+	if !q.ends() {
 		return nil
 	}
 	return []string{"timeout", "--foreground", "--signal=TERM", fmt.Sprintf("%.3f", q.lasts.Seconds())}
@@ -211,11 +234,17 @@ type ranks struct {
 
 // begin starts a command line in its own process group, so that all of its processes can be ended.
 func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
-	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: &listener{pattern: q.rate, keep: 1}, ended: make(chan struct{})}
+	output := &listener{rate: q.rate, keep: 1}
+	r := &ranks{cmd: exec.Command(line[0], line[1:]...), heard: output, ended: make(chan struct{})}
+	r.cmd.Env = append(q.env[:len(q.env):len(q.env)], "SLURM_MPS_SHARE="+rule.String())
 	if len(q.launcher) > 0 {
 		r.heard.keep = maxLines
 	}
-	r.cmd.Env = append(q.env[:len(q.env):len(q.env)], "SLURM_MPS_SHARE="+rule.String())
+	if q.rate != nil {
+		if r.heard.labels = labelsOf(q.launcher); r.heard.labels.variable != "" {
+			r.cmd.Env = append(r.cmd.Env, r.heard.labels.variable)
+		}
+	}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, in, err := pipes()
 	if err != nil {
@@ -352,84 +381,34 @@ func (r *ranks) failure() error {
 }
 
 // rated adds up the rates of the copies.
-func (q question) rated(c cell, copies []*ranks) sample {
+func (q question) rated(c cell, copies []*ranks, took time.Duration) sample {
 	s := sample{cell: c}
 	for _, r := range copies {
-		if !r.heard.any && len(q.launcher) > 0 && r.err != nil && r.cmd.ProcessState.ExitCode() != timedOut {
+		if r.heard.count == 0 && len(q.launcher) > 0 && r.err != nil && r.cmd.ProcessState.ExitCode() != timedOut {
 			return sample{cell: c, err: r.failure()}
 		}
-		if !r.heard.any {
-			return sample{cell: c, err: fmt.Errorf("--rate %q found no number within %v; the last line of stdout is %s: correct the pattern, or give a longer --seconds",
-				q.rate, q.lasts, strconv.QuoteToGraphic(r.heard.last))}
+		if r.heard.count == 0 {
+			return sample{cell: c, err: q.noRate(r, took)}
 		}
-		s.rate += r.heard.found
+		s.rate += r.heard.total(q.oneRate)
+		s.printed += r.heard.ranks()
 	}
 	return s
 }
 
+// noRate is the error of a copy that has printed no rate.
+func (q question) noRate(r *ranks, took time.Duration) error {
+	advice := "correct the pattern"
+	when := fmt.Sprintf("before the program ended after %v", took.Round(100*time.Millisecond))
+	if q.ends() && took >= q.lasts {
+		when, advice = fmt.Sprintf("within %v", q.lasts), "correct the pattern, or give a longer --seconds"
+	}
+	return fmt.Errorf("--rate %q found no number %s; the last line of stdout is %s: %s", q.rate.text, when,
+		strconv.QuoteToGraphic(r.heard.last), advice)
+}
+
 // timedOut is the exit code of timeout(1) if it has ended the rank.
 const timedOut = 124
-
-// maxLine is the largest part of a line that is searched at once, in bytes.
-const maxLine = 64 << 10
-
-// maxLines is how many lines of a launcher's stderr are kept. A launcher prints the reason of a failure first, and
-// then that it failed.
-const maxLines = 16
-
-// listener reads what a copy prints, and keeps the last rate and the last lines. Its fields may be read when the copy
-// has ended.
-type listener struct {
-	pattern *regexp.Regexp
-	keep    int // the number of lines of stderr to keep
-	mutex   sync.Mutex
-	errors  []string // the last lines of stderr
-	last    string   // the last line of stdout
-	found   float64
-	any     bool
-}
-
-func (l *listener) listen(from io.Reader, stderr bool) {
-	lines := bufio.NewReaderSize(from, maxLine)
-	for {
-		line, err := lines.ReadSlice('\n')
-		l.hear(bytes.TrimSpace(line), stderr)
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
-		}
-	}
-}
-
-func (l *listener) hear(line []byte, stderr bool) {
-	if len(line) == 0 {
-		return
-	}
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	text := string(line[:min(len(line), 200)])
-	if stderr {
-		l.errors = append(l.errors, text)
-		l.errors = l.errors[max(0, len(l.errors)-l.keep):]
-	} else {
-		l.last = text
-	}
-	if l.pattern == nil {
-		return
-	}
-	for _, match := range l.pattern.FindAllSubmatch(line, -1) {
-		if rate, err := strconv.ParseFloat(string(match[1]), 64); err == nil && rate >= 0 && rate < 1e300 {
-			l.found, l.any = rate, true
-		}
-	}
-}
-
-// why returns the last lines of stderr, or the last line of stdout if stderr is empty.
-func (l *listener) why() string {
-	if len(l.errors) > 0 {
-		return strings.Join(l.errors, "\n")
-	}
-	return l.last
-}
 
 // wrapper returns the command line of mpirun-wrap. The file in the folder of this program comes before the installed
 // file.

@@ -3,7 +3,7 @@
 // Package tune is the program mps-tune. By trial, it finds how many ranks and which share make a program fastest.
 //
 // mps-tune runs inside a job as the job's user, under the same wrapper as any rank, for a bounded time. It leaves no
-// process behind. If the runs show no difference, it reports that there is none.
+// process behind. It calls a share faster only if a test proves that (proof.go).
 package tune
 
 import (
@@ -22,7 +22,8 @@ import (
 
 // report is the result of all runs.
 type report struct {
-	Unit    string   `json:"unit"`    // of the rates
+	Unit    string   `json:"unit"`    // of the rates; a pattern of the user stands for its unit
+	Sum     string   `json:"sum"`     // how the rates of several ranks were put together
 	Program string   `json:"program"` // the command line
 	GPU     string   `json:"gpu"`     // the product name
 	GPUs    int      `json:"gpus"`    // the job's GPUs on this node
@@ -30,6 +31,7 @@ type report struct {
 	Site    string   `json:"site"`    // the rule that the job has if the user gives none
 	Ranks   int      `json:"ranks"`   // to use; 0 if a launcher has its own number
 	Use     string   `json:"use"`     // the rule to use; "" if none could be run
+	Proved  bool     `json:"proved"`  // Use is proved to be faster than Site, with this number of ranks
 	Why     string   `json:"why"`
 	Command string   `json:"command"`         // runs the program with Ranks and Use
 	Saved   []string `json:"saved,omitempty"` // the lines that were saved
@@ -75,20 +77,45 @@ const runsPerHour = "runs/h"
 // newReport builds the report from the samples.
 func newReport(q question, samples []sample, ticket lease.Ticket) report {
 	r := report{
-		Unit: runsPerHour, Program: quoted(q.program), GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices), Site: ticket.Grant.Rule().String(),
+		Unit: q.unit(), Sum: q.sum(samples), Program: quoted(q.program),
+		GPU: ticket.Devices[0].Name, GPUs: len(ticket.Devices), Site: ticket.Grant.Rule().String(),
 	}
-	if q.rate != nil {
-		r.Unit = q.rate.String()
+	if r.Unit == "" {
+		r.Unit = q.rate.text
 	}
 	for _, c := range q.cells() {
 		r.Rules = append(r.Rules, newRow(c, samples))
 	}
-	best, why := choose(r.Rules, r.Site)
-	r.Ranks, r.Use, r.Why = best.Ranks, best.Rule, why
+	best := q.choose(r)
+	r.Ranks, r.Use, r.Proved, r.Why = best.Ranks, best.Rule, best.proved, best.why
 	if r.Use != "" {
-		r.Command = q.command(best, r.Site)
+		r.Command = q.command(best.row, r.Site)
 	}
 	return r
+}
+
+// unit returns the unit of the rates. It is "" for a pattern of the user.
+func (q question) unit() string {
+	if q.rate == nil {
+		return runsPerHour
+	}
+	return q.rate.unit
+}
+
+// sum describes how the rates of several ranks were put together.
+func (q question) sum(samples []sample) string {
+	labelled := slices.ContainsFunc(samples, func(s sample) bool { return s.printed > 0 })
+	switch {
+	case len(q.launcher) == 0:
+		return "the rates of all copies are added up"
+	case q.rate == nil:
+		return "a run is a launch"
+	case q.oneRate:
+		return "the last rate of a launch counts (--one-rate)"
+	case labelled:
+		return "the rates of all ranks that print one are added up"
+	}
+	return "the last rate of a launch counts, because this launcher does not label the ranks"
 }
 
 func newRow(c cell, samples []sample) row {
@@ -119,47 +146,81 @@ func median(rates []float64) float64 {
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-// near is the part of the best rate above which a rule counts as equally good. A smaller difference is not worth a
-// flag.
-const near = 0.97
+// choice is the row to use for a number of ranks, or for all.
+type choice struct {
+	row
+	proved bool // faster than the row with the site's share
+	saves  bool // another share than the site's has to be remembered
+	why    string
+}
 
-// choose returns the row to use. If no other rule is proved to be faster, this is a row with the site's rule.
-// Otherwise it is the fastest row. If no row has a rate, choose returns the zero row.
-func choose(rows []row, site string) (best row, why string) {
-	for _, w := range rows {
-		if w.Median > best.Median {
-			best = w
+// choose returns the row to use. If no row has a rate, choose returns a zero row.
+func (q question) choose(r report) choice {
+	test := q.proof(r)
+	var best choice
+	var chosen []choice
+	for _, ranks := range q.counts {
+		c := q.chooseShare(r, ranks)
+		if c.Median > best.Median {
+			best = c
 		}
+		chosen = append(chosen, c)
 	}
 	if best.Median == 0 {
-		return best, "no share could be run: the reasons are above"
+		return choice{why: "no share could be run: the reasons are above"}
 	}
-	var alike []string
-	var own row // the fastest row with the site's rule
-	for _, w := range rows {
-		if w.Median == 0 || best.beats(w) {
-			continue
+	var slower, alike []string
+	for _, c := range chosen {
+		switch {
+		case c.Ranks == best.Ranks || c.Median == 0:
+		case test.faster(best.row, c.row):
+			slower = append(slower, strconv.Itoa(c.Ranks))
+		default:
+			alike = append(alike, strconv.Itoa(c.Ranks))
 		}
-		alike = append(alike, w.name())
-		if w.Rule == site && w.Median > own.Median {
+	}
+	if len(slower) > 0 {
+		best.why += fmt.Sprintf("; %d ranks are faster than %s", best.Ranks, strings.Join(slower, ", "))
+	}
+	if len(alike) > 0 {
+		best.why += fmt.Sprintf("; not proved to be faster than with %s ranks", strings.Join(alike, ", "))
+	}
+	return best
+}
+
+// chooseShare returns the row to use for a number of ranks: the fastest of those that are proved to be faster than
+// the site's share, or else the row of the site's share.
+func (q question) chooseShare(r report, ranks int) choice {
+	test := q.proof(r)
+	var own, best, fastest row
+	for _, w := range r.Rules {
+		if w.Ranks == ranks && w.Rule == r.Site {
 			own = w
 		}
 	}
-	among := "no difference was seen among " + strings.Join(alike, "; ")
-	switch {
-	case len(alike) == 1 && len(best.Rates) == 1:
-		return best, "it was the fastest in one run each, which is no proof: --repeats 3 measures again"
-	case len(alike) == 1:
-		return best, "it is faster than all others"
-	case own.Median > 0:
-		return own, "the site's own share; " + among
+	for _, w := range r.Rules {
+		if w.Ranks != ranks || w.Median == 0 {
+			continue
+		}
+		if w.Median > fastest.Median {
+			fastest = w
+		}
+		if w.Rule != r.Site && w.Median > best.Median && test.faster(w, own) {
+			best = w
+		}
 	}
-	return best, among
-}
-
-// beats reports whether a row is faster than another row: in all of its runs, or by more than near allows.
-func (w row) beats(other row) bool {
-	return other.Median < near*w.Median || w.Min > other.Max && len(w.Rates) > 1
+	switch {
+	case best.Median > 0:
+		why := "it is proved to be faster than the site's own share, %s, by %.0f %%"
+		return choice{best, true, true, fmt.Sprintf(why, r.Site, 100*(best.Median/own.Median-1))}
+	case own.Failed != "" && fastest.Median > 0:
+		return choice{fastest, false, true, "the site's own share failed, and this one was the fastest of the others"}
+	case own.Median == 0:
+		return choice{row: fastest, why: "the site's own share was not run: give a longer --within"}
+	case len(own.Rates) == 1:
+		return choice{row: own, why: "the site's own share, because one run of each proves nothing: --repeats 5 measures again"}
+	}
+	return choice{row: own, why: "the site's own share, because no other is proved to be faster"}
 }
 
 // command returns the command line that runs the program as in a row. The site's own share needs no flag.
@@ -187,11 +248,10 @@ func quoted(words []string) string {
 	return strings.Join(line, " ")
 }
 
-// entries returns the lines to save: the best share for each number of ranks that was tried.
+// entries returns the lines to save: for each number of ranks, the share that is proved to be faster than the site's.
 func (q question) entries(r report, name string) (all []tuned.Entry) {
 	for _, ranks := range q.counts {
-		rows := slices.DeleteFunc(slices.Clone(r.Rules), func(w row) bool { return w.Ranks != ranks })
-		if best, _ := choose(rows, r.Site); best.Rule != "" {
+		if best := q.chooseShare(r, ranks); best.saves {
 			all = append(all, tuned.Entry{Key: tuned.NewKey(name, ranks, r.GPUs*q.onNodes(), r.GPU), Rule: best.rule})
 		}
 	}
@@ -224,7 +284,7 @@ func (r report) text(screen mpsctl.Screen) string {
 		fmt.Fprintf(&b, "%s %10.5g %10.5g %10.5g %3d %6.1f %%  %s\n", name, w.Median, w.Min, w.Max, len(w.Rates), 100*part,
 			mpsctl.Bar(int(part*1000), 1000, barCells))
 	}
-	fmt.Fprintf(&b, "\nIn %s; n is the number of runs.\n", r.unit())
+	fmt.Fprintf(&b, "\nIn %s; %s; n is the number of runs.\n", r.unit(), r.Sum)
 	if r.Use == "" {
 		b.WriteString(r.Why + "\n")
 		return b.String()
@@ -254,10 +314,13 @@ func (w row) ranks() string {
 	return strconv.Itoa(w.Ranks)
 }
 
-// unit describes the unit of the rates.
+// unit describes the unit of the rates, for a sentence.
 func (r report) unit() string {
 	if r.Unit == runsPerHour {
+		return "runs an hour"
+	}
+	if slices.ContainsFunc(named, func(n rate) bool { return n.unit == r.Unit }) {
 		return r.Unit
 	}
-	return "what --rate '" + r.Unit + "' finds"
+	return "numbers of --rate '" + r.Unit + "'"
 }

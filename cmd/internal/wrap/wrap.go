@@ -125,7 +125,7 @@ func Wrap(p cli.Process) int {
 func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err error) {
 	task, unknown := readTask(env, p.PID, options)
 	launch, noLaunch := launchOf(env, p.PID, task)
-	if unknown != nil || noLaunch != nil || options.LocalSize > 0 || task.LocalSize == 1 {
+	if noLaunch != nil || options.LocalSize > 0 || unknown == nil && task.LocalSize == 1 {
 		p.PrintError("mpirun-wrap", err)
 		return
 	}
@@ -255,6 +255,9 @@ func readTask(env slurm.Env, pid int, options mpirunwrap.Options) (slurm.Task, e
 		env = slurm.WithoutInheritedLauncher(env, proc.Variables(context.Background(), site.Process{PID: first}, slurm.LauncherVariables()...).Values)
 	}
 	task, err := slurm.ReadTask(env, pid)
+	if err != nil && options.Slots != 0 { // the slot is the place
+		return slurm.ManualTask(env, 0, 1)
+	}
 	if err != nil {
 		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
 	}

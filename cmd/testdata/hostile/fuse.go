@@ -1,13 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // The attack on programs that read the environment of a process. The kernel reads the environment from the process's
@@ -27,12 +31,13 @@ const (
 )
 
 // fuse is a file system with one file. It answers this many reads of the file with an error, and no read after that.
-// If errors is negative, it does not answer a close of the file either. The test has mounted the file system, as
-// fusermount does for users, and passes it as descriptor 3.
-func fuse(errors int) error {
+// If errors is negative, it does not answer a close of the file either. It ends after a time. The test has mounted the
+// file system, as fusermount does for users, and passes it as descriptor 3.
+func fuse(errors int, seconds time.Duration) error {
 	device := os.NewFile(3, "fuse")
 	reads := 0
 	request := make([]byte, 1<<20)
+	time.AfterFunc(seconds, func() { os.Exit(0) }) // a test that fails must not block readers of /proc for long
 	fmt.Println("ready")
 	for {
 		n, err := device.Read(request)
@@ -125,4 +130,45 @@ func unkillable(dir string) error {
 	fmt.Println("ready")
 	_, err = file.Read(make([]byte, 1))
 	return err
+}
+
+// execs starts this many processes of each name that never finish their exec. They end with this process, as soon as
+// their file system lets them.
+func execs(dir string, count int, names []string) error {
+	runtime.LockOSThread() // the processes end with this thread
+	for _, name := range names {
+		for range count {
+			process := exec.Command(os.Args[0], "exec", dir, name)
+			process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			out, err := process.StdoutPipe()
+			if err != nil {
+				return err
+			}
+			if err := process.Start(); err != nil {
+				return err
+			}
+			if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+				return fmt.Errorf("%s prints %q: %v", name, line, err)
+			}
+		}
+	}
+	return sleep()
+}
+
+// execute is a process in the middle of an exec. The kernel closes its file during the exec, while it holds the lock
+// that every reader of /proc/PID/stat takes. The file system does not answer the close.
+func execute(dir, name string) error {
+	runtime.LockOSThread()
+	text, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_NAME, uintptr(unsafe.Pointer(text)), 0); errno != 0 {
+		return errno
+	}
+	if _, err := os.OpenFile(filepath.Join(dir, "file"), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	return syscall.Exec("/bin/sleep", []string{"sleep", "100"}, os.Environ())
 }

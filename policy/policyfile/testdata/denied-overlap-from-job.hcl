@@ -5,8 +5,16 @@ rule "r" {
     overlap = job.ntasks
   }
 }
+=== warned
+Warning: Older word
+
+  on policy.hcl line 5, column 5, in rule "r":
+   5:     overlap = job.ntasks
+          ^^^^^^^
+
+  write share = "overlap:${job.ntasks}"
 === job {"NTasks": 3}
-rule "r": granted overlap=3
+rule "r": granted share=overlap:3
 === job {}
 rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0: tell the site's admins
 === job {"NTasks": 49}

@@ -5,9 +5,17 @@ rule "r" {
     overlap = min(job.ntasks, 48)
   }
 }
+=== warned
+Warning: Older word
+
+  on policy.hcl line 5, column 5, in rule "r":
+   5:     overlap = min(job.ntasks, 48)
+          ^^^^^^^
+
+  write share = "overlap:${min(job.ntasks, 48)}"
 === job {"NTasks": 3}
-rule "r": granted overlap=3
+rule "r": granted share=overlap:3
 === job {"NTasks": 4000}
-rule "r": granted overlap=48
+rule "r": granted share=overlap:48
 === job {}
 rule "r": denied: this site's policy cannot decide: policy.hcl:5:15: Out of range: overlap is 1 to 48, not 0: tell the site's admins

@@ -23,9 +23,25 @@ rule "all" {
   when = true
   grant {}
 }
+=== warned
+Warning: Older word
+
+  on policy.hcl line 6, column 3, in defaults:
+   6:   overlap     = 1
+        ^^^^^^^
+
+  write share = "overlap:1"
+
+Warning: Older word
+
+  on policy.hcl line 13, column 5, in rule "own":
+  13:     overlap = 3
+          ^^^^^^^
+
+  write share = "overlap:3"
 === job {"HasOption": true, "User": "a"}
-rule "own": granted overlap=3 max_clients=16 keep_logs=on_failure
+rule "own": granted share=overlap:3 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "User": "b"}
-rule "fixed": granted overlap=1 max_clients=4 keep_logs=on_failure
+rule "fixed": granted share=even max_clients=4 keep_logs=on_failure
 === job {"HasOption": true, "User": "c", "GPUs": [0, 1]}
-rule "all": granted overlap=1 max_clients=8 keep_logs=on_failure
+rule "all": granted share=even max_clients=8 keep_logs=on_failure

@@ -16,11 +16,19 @@ rule "r" {
     overlap     = try(local.limit[job.account], 1)
   }
 }
+=== warned
+Warning: Older word
+
+  on policy.hcl line 16, column 5, in rule "r":
+  16:     overlap     = try(local.limit[job.account], 1)
+          ^^^^^^^
+
+  write share = "overlap:${try(local.limit[job.account], 1)}"
 === job {"HasOption": true, "User": "anna", "Account": "chem"}
-rule "r": granted overlap=4 max_clients=4
+rule "r": granted share=overlap:4 max_clients=4
 === job {"HasOption": true, "User": "eve", "NTasks": 17, "Account": "phys"}
-rule "r": granted overlap=8 max_clients=8
+rule "r": granted share=overlap:8 max_clients=8
 === job {"HasOption": true, "User": "eve", "NTasks": 16}
 rule "": denied: no rule of this site's policy is for this job
 === job {"HasOption": true, "User": "bob"}
-rule "r": granted overlap=1 max_clients=2
+rule "r": granted share=even max_clients=2

@@ -14,13 +14,13 @@ rule "r" {
 === job {"HasOption": true, "Option": "share=none"}
 rule "r": granted compute_mode=unchanged share=none priority=low
 === job {"HasOption": true, "Option": "share=even"}
-rule "r": granted compute_mode=unchanged overlap=1 priority=low
+rule "r": granted compute_mode=unchanged share=even priority=low
 === job {"HasOption": true, "Option": "share=overlap:48"}
-rule "r": granted compute_mode=unchanged overlap=48 priority=low
+rule "r": granted compute_mode=unchanged share=overlap:48 priority=low
 === job {"HasOption": true, "Option": "overlap=5"}
-rule "r": granted compute_mode=unchanged share=none overlap=5 priority=low
+rule "r": granted compute_mode=unchanged share=none priority=low
 === job {"HasOption": true, "Option": "share=even,overlap=5"}
-rule "r": granted compute_mode=unchanged overlap=5 priority=low
+rule "r": granted compute_mode=unchanged share=overlap:5 priority=low
 === job {"HasOption": true, "Option": "mem=even"}
 rule "r": granted compute_mode=unchanged share=none memory=even priority=low
 === job {"HasOption": true, "Option": "mem=1G"}

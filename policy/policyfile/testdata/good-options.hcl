@@ -17,9 +17,9 @@ rule "r" {
 === job {"HasOption": true, "Option": ""}
 rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=even"}
-rule "r": granted overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
+rule "r": granted share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=overlap:1.5"}
-rule "r": granted overlap=1.5 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
+rule "r": granted share=overlap:1.5 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=overlap:3"}
 rule "r": denied: cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "share=none"}
@@ -27,7 +27,7 @@ rule "r": denied: cannot take share=none: the rule gives shares, and an option c
 === job {"HasOption": true, "Option": "share=50%"}
 rule "r": denied: cannot take share=50%: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "overlap=1"}
-rule "r": granted overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
+rule "r": granted share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "overlap=2"}
 rule "r": granted ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "overlap=2.000001"}
@@ -71,7 +71,7 @@ rule "r": denied: cannot take memory_overlap=3: the rule gives 2, and an option 
 === job {"HasOption": true, "Option": "compute_mode=unchanged"}
 rule "r": denied: cannot take compute_mode=unchanged: this site's policy lets this job set scope, share, overlap, memory, priority, max_clients, drain_grace, hold, keep_logs, ceiling, memory_overlap alone
 === job {"HasOption": true, "Option": "scope=gpu, share=even"}
-rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
+rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"HasOption": true, "Option": "share=even,share=even"}
 rule "r": denied: cannot read options "share=even,share=even": share is given twice
 === job {"HasOption": true, "Option": "nonsense"}
@@ -83,7 +83,7 @@ rule "r": denied: cannot read options "=": there is no option "": want scope, co
 === job {"HasOption": true, "Option": "on_failure=run_without"}
 rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "overlap=1"}
-rule "r": granted scope=gpu overlap=1 ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
+rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=gpu"}
 rule "r": granted scope=gpu ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=job"}

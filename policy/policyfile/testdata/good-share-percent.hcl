@@ -25,21 +25,37 @@ rule "overlap" {
   when = true
   grant { share = "overlap:1.5" }
 }
+=== warned
+Warning: Older word
+
+  on policy.hcl line 6, column 3, in defaults:
+   6:   overlap = 3
+        ^^^^^^^
+
+  write share = "overlap:3"
+
+Warning: Older word
+
+  on policy.hcl line 21, column 5, in rule "twice":
+  21:     overlap = 2
+          ^^^^^^^
+
+  write share = "overlap:2"
 === job {"HasOption": true, "User": "ada"}
-rule "courses": granted share=25% overlap=3
+rule "courses": granted share=25%
 === job {"HasOption": true, "User": "bob", "GPUs": [0]}
-rule "pairs": granted overlap=1
+rule "pairs": granted share=even
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1]}
-rule "pairs": granted share=33.3% overlap=3
+rule "pairs": granted share=33.3%
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=20%"}
-rule "pairs": granted share=20% overlap=3
+rule "pairs": granted share=20%
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=40%"}
 rule "pairs": denied: cannot take share=40%: the rule gives 33.3%, and an option can only narrow that
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=even"}
-rule "pairs": granted overlap=1
+rule "pairs": granted share=even
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=none"}
 rule "pairs": denied: cannot take share=none: the rule gives shares, and an option can only narrow that
 === job {"HasOption": true, "User": "eve"}
 rule "twice": granted
 === job {"HasOption": true}
-rule "overlap": granted overlap=1.5
+rule "overlap": granted share=overlap:1.5

@@ -15,7 +15,7 @@ rule "models" {
   deny = "no"
 }
 rule "right" {
-  when = gpu.model == "H200" || gpu.model == "NVIDIA RTX PRO 6000" || gpu.product == "NVIDIA H200" || job.comment == "a?" || can(regex("a*", job.user)) || !can(regex("b*", job.user))
+  when = gpu.model == "H200" || gpu.model == "NVIDIA RTX PRO 4500" || gpu.product == "NVIDIA H200" || job.comment == "a?" || can(regex("a*", job.user)) || !can(regex("b*", job.user))
   deny = "no"
 }
 rule "rest" {
@@ -95,7 +95,7 @@ Warning: Never equal
   14:   when = gpu.model == "NVIDIA H200" || contains(["A100", "H200", "h200"], gpu.model) || gpu.model == "h300"
                                                                                                            ^^^^^^
 
-  cannot find GPU "h300": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200
+  cannot find GPU "h300": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200
 
 Warning: Never equal
 
@@ -103,7 +103,7 @@ Warning: Never equal
   24:     memory = gpu.model == "A30X" ? "16G" : "8G"
                                 ^^^^^^
 
-  cannot find GPU "A30X": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, RTX 3090, L4, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H200, B200, GH200
+  cannot find GPU "A30X": known are V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A2, A16, RTX 3090, L4, L20, L40, L40S, RTX 6000 Ada, RTX 4090, H100 PCIe, H100 NVL, H100 SXM, H20, H200, B200, GB200, B300, RTX 5090, RTX PRO 6000, GH200
 
 Warning: Never tried
 

@@ -759,6 +759,71 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 	return samples && found <= capacity ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
+typedef union {
+	double d;
+	unsigned ui;
+	unsigned long long ull;
+} nvmlValue_t;
+
+typedef struct {
+	unsigned long long timeStamp;
+	nvmlValue_t sampleValue;
+} nvmlSample_t;
+
+enum { GPU_UTILIZATION_SAMPLES = 1, VALUE_TYPE_UNSIGNED_INT = 1, SAMPLES_MAX = 120 };
+
+static int by_time(const void *a, const void *b)
+{
+	unsigned long long one = ((const nvmlSample_t *)a)->timeStamp, other = ((const nvmlSample_t *)b)->timeStamp;
+	return one < other ? -1 : one > other;
+}
+
+/* Reads all samples of the servers of a GPU that are later than since. With several servers, the samples of all of them
+ * are returned, so the GPU has work if one of them has. */
+static unsigned all_samples(const char *gpu, const struct node_context *held, int processes, unsigned long long since,
+			    nvmlSample_t *samples)
+{
+	unsigned found = 0;
+	for (int i = 0; i < processes; i++) {
+		char path[PATH_MAX], name[40];
+		snprintf(name, sizeof name, "samples/%d", held[i].pid);
+		FILE *file = strcmp(held[i].type, "S") || node_join(path, gpu, name) ? NULL : fopen(path, "re");
+		nvmlSample_t next = { 0 };
+		while (file && found < SAMPLES_MAX && fscanf(file, "%llu %u", &next.timeStamp, &next.sampleValue.ui) == 2)
+			if (next.timeStamp > since)
+				samples[found++] = next;
+		if (file)
+			fclose(file);
+	}
+	qsort(samples, found, sizeof *samples, by_time);
+	return found;
+}
+
+/* The samples of a whole GPU, in the order of time. The real driver has samples of a GPU without a server, too. */
+API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsigned long long since, unsigned *value_type, unsigned *count,
+				      nvmlSample_t *samples)
+{
+	static __thread struct node_context held[NODE_CONTEXTS_MAX];
+	nvmlSample_t all[SAMPLES_MAX];
+	char gpu[PATH_MAX];
+	nvmlReturn_t ret = enter_device(__func__, device, count, gpu);
+	if (ret)
+		return ret;
+	if (type != GPU_UTILIZATION_SAMPLES || device->instance != WHOLE || in_mig_mode(gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	int processes = select_contexts(gpu, device, 0, held);
+	if (processes < 0)
+		return NVML_ERROR_UNKNOWN;
+	unsigned found = all_samples(gpu, held, processes, since, all);
+	*value_type = VALUE_TYPE_UNSIGNED_INT;
+	if (!found)
+		return NVML_ERROR_NOT_FOUND;
+	if (samples)
+		memcpy(samples, all, (found < *count ? found : *count) * sizeof *all);
+	*count = found;
+	return NVML_SUCCESS;
+}
+
 /* ---- GPM: the GPU's own counters. A metric is the difference between two samples. ---- */
 
 /* gpm_sample holds the time at which the counters were read. The counters themselves are in the folder of the GPU. */

@@ -86,11 +86,13 @@ var stepSocket = regexp.MustCompile(`^/.*_([0-9]+)\.[0-9]+(\.[0-9]+)?$`)
 
 // socket reads a line of /proc/net/unix. Every user can listen at such a path, so the file must belong to root.
 func (s Steps) socket(line string) {
-	at := strings.IndexByte(line, '/')
-	if at < 0 {
+	path := line
+	for range 7 { // address, references, protocol, flags, type, state, inode
+		_, path, _ = strings.Cut(strings.TrimLeft(path, " "), " ")
+	}
+	if !strings.HasPrefix(path, "/") { // an abstract socket's name begins with @, and is no path
 		return
 	}
-	path := line[at:]
 	match := stepSocket.FindStringSubmatch(path)
 	if match == nil {
 		return
@@ -118,7 +120,7 @@ func (s Steps) group(pid int) {
 	if number == "" && sluid == "" {
 		return
 	}
-	if stat, err := site.ReadStat(pid); err == nil && stat.Running() {
+	if status, err := proc.ReadStatus(pid); err == nil && status.Running() {
 		sign := fmt.Sprintf("pid %d is in its control group", pid)
 		s.note(number, sign)
 		if sluid != "" {

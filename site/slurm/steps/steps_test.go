@@ -2,7 +2,34 @@
 
 package steps
 
-import "testing"
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A socket of root's at the path of a step daemon is a sign. An abstract socket is not, because every user can give it
+// such a name, and the path in it may be in a file system of the user's.
+func TestSocket(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("step daemons are root's")
+	}
+	path := filepath.Join(t.TempDir(), "n1_7.0")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	const line = "0000000000000000: 00000002 00000000 00010000 0001 01    45 "
+	for name, runs := range map[string]bool{path: true, "@" + path: false, "@x " + path: false, path + ".1x": false} {
+		s := Steps{of: map[uint32]string{}}
+		s.socket(line + name)
+		if (s.of[7] != "") != runs {
+			t.Errorf("%s: %q, want a sign: %v", name, s.of[7], runs)
+		}
+	}
+}
 
 func TestGroupOf(t *testing.T) {
 	for content, want := range map[string]string{

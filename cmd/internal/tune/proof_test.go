@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tune
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// The chances are those of a printed table of Student's t.
+func TestTail(t *testing.T) {
+	for _, c := range []struct {
+		t       float64
+		degrees int
+		want    float64
+	}{
+		{1, 1, 0.25}, {6.314, 1, 0.05}, {63.66, 1, 0.005},
+		{2.920, 2, 0.05}, {9.925, 2, 0.005}, {2.353, 3, 0.05}, {10.215, 3, 0.001},
+		{4.604, 4, 0.005}, {7.173, 4, 0.001}, {4.032, 5, 0.005}, {4.144, 10, 0.001},
+		{2.845, 20, 0.005}, {0, 7, 0.5}, {math.Inf(1), 4, 0},
+	} {
+		if got := tail(c.t, c.degrees); math.Abs(got-c.want) > 0.002*c.want+1e-12 {
+			t.Errorf("t %v, %d degrees: %v, want %v", c.t, c.degrees, got, c.want)
+		}
+	}
+}
+
+type noise func(r *rand.Rand, cell, at int) float64
+
+// noises are models of the noise of a run, as factors of its rate. The index of the cell is that of the share, and at
+// is the number of the run in the trial. A trial has its own source.
+var noises = map[string]noise{
+	"2 %":  func(r *rand.Rand, _, _ int) float64 { return 1 + 0.02*r.NormFloat64() },
+	"10 %": func(r *rand.Rand, _, _ int) float64 { return math.Exp(0.1 * r.NormFloat64()) },
+	"noisy without a cap": func(r *rand.Rand, c, _ int) float64 {
+		return 1 + []float64{0.05, 0.001, 0.001, 0.001, 0.001}[c]*r.NormFloat64()
+	},
+	"noisy with the site's": func(r *rand.Rand, c, _ int) float64 {
+		return 1 + []float64{0.001, 0.001, 0.001, 0.05, 0.001}[c]*r.NormFloat64()
+	},
+	"a slow run in eight": func(r *rand.Rand, _, _ int) float64 {
+		f := 1 + 0.01*r.NormFloat64()
+		if r.IntN(8) == 0 {
+			f *= 0.8
+		}
+		return f
+	},
+	"slower with time": func(r *rand.Rand, _, at int) float64 {
+		return (1 - 0.004*float64(at)) * (1 + 0.005*r.NormFloat64())
+	},
+	"waves": func(r *rand.Rand, _, at int) float64 {
+		return 1 + 0.05*math.Sin(float64(at)/3) + 0.005*r.NormFloat64()
+	},
+	"digits": func(r *rand.Rand, _, _ int) float64 { return math.Round(90+2*r.NormFloat64()) / 90 },
+}
+
+// trial makes the report of a trial on a program whose rate with each share is the given one, times the noise.
+func trial(t *testing.T, seed uint64, counts []int, repeats int, noise noise, rates [5]float64) report {
+	rules := mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3")
+	q := question{counts: counts, rules: rules, repeats: repeats, nodes: 1}
+	r := rand.New(rand.NewPCG(seed, 1))
+	var samples []sample
+	cells := q.cells()
+	for range repeats {
+		for _, i := range r.Perm(len(cells)) {
+			share := i % len(q.rules)
+			samples = append(samples, sample{cell: cells[i], rate: rates[share] * noise(r, share, len(samples))})
+		}
+	}
+	return newReport(q, samples, h200(1))
+}
+
+// A program whose rate does not depend on the share has no winner: at most one in a hundred trials, with any noise.
+// A thousand trials: the error rate stays below the one that the help states.
+func TestNoFalseWinner(t *testing.T) {
+	const many = 1000
+	for name, noise := range noises {
+		for _, counts := range [][]int{{8}, {2, 4, 8}} {
+			for _, repeats := range []int{2, 3, 5, 10} {
+				t.Run(fmt.Sprintf("%s/%d/%d", name, len(counts), repeats), func(t *testing.T) {
+					t.Parallel()
+					first, all := 0, 0
+					for seed := range uint64(many) {
+						if trial(t, seed, counts, repeats, noise, [5]float64{90, 90, 90, 90, 90}).Proved {
+							all++
+							if seed < 100 {
+								first++
+							}
+						}
+					}
+					t.Logf("%d of %d", all, many)
+					if first > 1 || float64(all) > errorRate*many {
+						t.Errorf("%d of 100 trials, %d of %d name a winner", first, all, many)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A share that is really faster is found, and the fastest of several.
+func TestAWinnerIsFound(t *testing.T) {
+	quiet := func(r *rand.Rand, _, _ int) float64 { return 1 + 0.01*r.NormFloat64() }
+	for _, c := range []struct {
+		gain    float64
+		repeats int
+		atLeast int
+	}{{1.25, 3, 60}, {1.06, 5, 80}, {1.10, 5, 97}, {1.03, 10, 80}} {
+		found := 0
+		for seed := range uint64(100) {
+			r := trial(t, seed, []int{8}, c.repeats, quiet, [5]float64{80, 90, 90, 90, 90 * c.gain})
+			if r.Proved && r.Use == "overlap:3" {
+				found++
+			}
+		}
+		t.Logf("%+v: %d", c, found)
+		if found < c.atLeast {
+			t.Errorf("%+v: found in %d of 100 trials", c, found)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// If a rank ends badly while its neighbours live, the job is told once: "rank 3 ended by signal 9 with work on GPU 0;
+// its 3 neighbours go on". The guard is outside of the job and has no output there. So a taker writes the line into the
+// standard error of one of the neighbours, which the launcher shows.
+//
+// Only pipes, sockets and terminals are written to, because a file of the user's may delay the writer. The standard
+// error of a program that no launcher has started is often a file.
+
+// maxTold limits the lines of a job.
+const maxTold = 64
+
+// notice is a line for the standard error of a process.
+type notice struct {
+	pidfd int // the notice's own
+	text  string
+}
+
+// tellEnd tells the job that a client has ended badly, when it is known that its neighbours have outlived that.
+func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
+	if c.announced || c.inOrder || !c.exit.known || !s.neighbours || now.Sub(c.died) < harmTime || !g.usage.workedAfter(c) {
+		return
+	}
+	c.announced = true
+	neighbours := g.neighboursOf(c)
+	near := neighbours[0]
+	for _, other := range neighbours { // the launcher's own, if possible
+		if mine, best := other.group == c.group, near.group == c.group; mine && !best || mine == best && other.proc.PID < near.proc.PID {
+			near = other
+		}
+	}
+	pidfd, err := unix.FcntlInt(uintptr(near.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil || g.told >= maxTold {
+		return
+	}
+	g.told++
+	select {
+	case g.notices <- notice{pidfd, g.endText(c, len(neighbours))}:
+	default: // the output of an earlier one is slow
+		unix.Close(pidfd)
+	}
+}
+
+// endText is the line about a client's end.
+func (g *Guard) endText(c *client, neighbours int) string {
+	name := g.names[c.proc]
+	if name == "" {
+		name = fmt.Sprintf("process %d", c.proc.PID)
+	}
+	how, where := "with ", "its GPU"
+	if c.exit.raw&0x7f != 0 {
+		how = "by "
+	}
+	if i := bits.TrailingZeros64(c.gpus); i < len(g.Minors) {
+		where = fmt.Sprintf("GPU %d", g.Minors[i])
+	}
+	verb := "go"
+	if neighbours == 1 {
+		verb = "goes"
+	}
+	return fmt.Sprintf("slurm-mps: %s ended %s%s while %s had work; its %s %s on\n", name, how, c.exit, where, site.Count(neighbours, "neighbour"), verb)
+}
+
+// tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
+// second is left.
+func (g *Guard) tellAll() {
+	t := takers{line: g.Taker, wait: takerWait}
+	for n := range g.notices {
+		if err := t.start(); err == nil {
+			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text}, t.wait)
+		}
+		t.abandon() // lines are rare, and an abandoned taker ends
+		unix.Close(n.pidfd)
+	}
+}
+
+// name learns the name of a new client from its environment, which the user can write and may delay.
+func (g *Guard) name(p site.Process) {
+	if g.NameOf == nil {
+		return
+	}
+	go func() {
+		if name := g.NameOf(p); name != "" {
+			g.named <- named{p, name}
+		}
+	}()
+}
+
+// named is a client with its name, as in "rank 3".
+type named struct {
+	proc site.Process
+	name string
+}
+
+func (g *Guard) noteNames() {
+	for len(g.named) > 0 {
+		if n := <-g.named; g.living[n.proc.PID] != nil {
+			g.names[n.proc] = n.name
+		}
+	}
+}
+
+// tell writes a line into a descriptor of another process, if it is a pipe, a socket or a terminal that takes the line
+// at once.
+func tell(pidfd, number int, text []byte) unix.Errno {
+	var code unix.Errno
+	fd, err := unix.PidfdGetfd(pidfd, number, 0)
+	if err != nil {
+		errors.As(err, &code)
+		return code
+	}
+	defer unix.Close(fd) // of another kind of file, this may take for ever
+	var st unix.Statx_t
+	if statx(fd, "", unix.AT_EMPTY_PATH, &st) != nil || !shownAtOnce(&st) {
+		return unix.ENOTTY
+	}
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if n, _ := unix.Poll(ready, 0); n != 1 || ready[0].Revents&unix.POLLOUT == 0 {
+		return unix.EAGAIN
+	}
+	if _, err := unix.Write(fd, text); err != nil {
+		errors.As(err, &code)
+	}
+	return code
+}
+
+// shownAtOnce reports whether a file is a pipe, a socket or a terminal of a user's session.
+func shownAtOnce(st *unix.Statx_t) bool {
+	const firstTerminal, lastTerminal = 136, 143 // the major numbers of /dev/pts
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFIFO, unix.S_IFSOCK:
+		return true
+	case unix.S_IFCHR:
+		return st.Rdev_major >= firstTerminal && st.Rdev_major <= lastTerminal
+	}
+	return false
+}
+
+// maxTextLine limits a line. A pipe takes a line of this length whole or not at all.
+const maxTextLine = 256
+
+// request asks a taker for a duplicate of a descriptor if it is still the wanted file. If there is a text, it asks the
+// taker to write the text into the descriptor instead. The process's pidfd is sent with the request.
+type request struct {
+	Number uint32
+	Wanted identity
+	Text   string
+}
+
+// encode returns a request as a message: fields of fixed size, and then the text.
+func (r request) encode() ([]byte, error) {
+	message, err := binary.Append(nil, binary.NativeEndian, fixed{r.Number, r.Wanted})
+	if len(r.Text) > maxTextLine {
+		r.Text = r.Text[:maxTextLine-1] + "\n"
+	}
+	return append(message, r.Text...), err
+}
+
+// fixed is the part of a request that has a fixed size.
+type fixed struct {
+	Number uint32
+	Wanted identity
+}
+
+func decodeRequest(message []byte) (r request, err error) {
+	var f fixed
+	n, err := binary.Decode(message, binary.NativeEndian, &f)
+	if err != nil {
+		return r, err
+	}
+	return request{f.Number, f.Wanted, string(message[n:])}, nil
+}

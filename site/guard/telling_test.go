@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+)
+
+// The job is told of an end once, if a client ended badly with work on the GPU and its neighbours have outlived that.
+func TestWhichEndsAreTold(t *testing.T) {
+	died := time.Now()
+	for _, c := range []struct {
+		name   string
+		change func(g *Guard, dead *client, s *situation)
+		after  time.Duration
+		want   int
+	}{
+		{"killed, with work", func(*Guard, *client, *situation) {}, harmTime, 1},
+		{"too early", func(*Guard, *client, *situation) {}, harmTime - 1, 0},
+		{"in order", func(_ *Guard, dead *client, _ *situation) { dead.exit, dead.inOrder = exitStatus{0, true}, true }, harmTime, 0},
+		{"of unknown end", func(_ *Guard, dead *client, _ *situation) { dead.exit = exitStatus{} }, harmTime, 0},
+		{"without a neighbour", func(_ *Guard, _ *client, s *situation) { s.neighbours = false }, harmTime, 0},
+		{"without work", func(g *Guard, _ *client, _ *situation) { g.usage.busy[0] = 0 }, harmTime, 0},
+		{"the job was told often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold }, harmTime, 0},
+		{"the job was told less often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold - 1 }, harmTime, 1},
+	} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		neighbour := r.child(opens + waits)
+		r.looksAt(neighbour.Process.Pid)
+		dead := clientOf(1<<30, 1)
+		dead.died, dead.exit = died, exitStatus{9, true}
+		r.usage.busy = []uint64{uint64(died.Add(time.Second).UnixMicro()), 0}
+		s := situation{neighbours: true}
+		c.change(r.Guard, dead, &s)
+		for range 2 {
+			r.tellEnd(dead, s, died.Add(c.after))
+		}
+		if len(r.notices) != c.want {
+			t.Errorf("%s: %d lines, want %d", c.name, len(r.notices), c.want)
+		}
+	}
+}
+
+// The memory of a client is free when the driver does not list it any more, or freeWait after the close at the latest.
+func TestWhenMemoryIsFree(t *testing.T) {
+	closed := time.Now()
+	const pid = 42
+	for _, c := range []struct {
+		name   string
+		closed time.Time
+		after  time.Duration
+		line   time.Duration // since the close, of the last line of gpu-usage
+		listed bool
+		lives  bool
+		want   bool
+	}{
+		{"the close has not returned", time.Time{}, time.Hour, time.Second, false, false, false},
+		{"no line since", closed, time.Millisecond, -time.Millisecond, false, false, false},
+		{"the driver lists it", closed, 20 * time.Millisecond, 10 * time.Millisecond, true, false, false},
+		{"the driver does not list it", closed, 20 * time.Millisecond, 10 * time.Millisecond, false, false, true},
+		{"the driver lists it for long", closed, freeWait + 1, 10 * time.Millisecond, true, false, true},
+		{"it lives on", closed, time.Millisecond, -time.Millisecond, true, true, true},
+	} {
+		dead := clientOf(pid, 1)
+		dead.lives = c.lives
+		g := &Guard{closing: map[*client]time.Time{dead: c.closed}, usage: usages{gauge: &gauge{}, of: closed.Add(c.line)}}
+		g.usage.gpus = []Usage{{Known: true, Clients: map[int]int{}}}
+		if c.listed {
+			g.usage.gpus[0].Clients[pid] = 100
+		}
+		g.noteFreed(closed.Add(c.after))
+		if free := len(g.closing) == 0; free != c.want {
+			t.Errorf("%s: free %v", c.name, free)
+		}
+	}
+}
+
+// A process that ended in order and never had a context does not count as a client.
+func TestAProcessThatOnlyAsks(t *testing.T) {
+	for reason, want := range map[string]int{noContext: 1, endedWell: 2} {
+		r := newTestGuard(t, time.Minute)
+		r.still()
+		c := &client{proc: site.Process{PID: 1 << 30}, seen: true}
+		r.dead, r.Guard.state.Seen = []*client{c}, 2
+		if r.releaseClient(c, reason); r.Guard.state.Seen != want || len(r.dead) != 0 {
+			t.Errorf("%s: %d clients seen, want %d", reason, r.Guard.state.Seen, want)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package site
+
+import "strings"
+
+// Nearest returns the known name that differs from name by at most two letters, where two swapped letters count as one.
+// It also returns a known name with which name begins, and "" if there is none.
+func Nearest(name string, known []string) (like string) {
+	const begins = 2
+	smallest := 3
+	for _, k := range known {
+		d := distance(name, k)
+		if len(k) > 1 && strings.HasPrefix(name, k) {
+			d = min(d, begins)
+		}
+		if d < min(smallest, len(k)) {
+			like, smallest = k, d
+		}
+	}
+	return like
+}
+
+// distance returns how many letters must be inserted, deleted or replaced, or swapped with the next one, to make b from
+// a.
+func distance(a, b string) int {
+	before, last, row := []int{}, make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := last[j]
+			if a[i] != b[j] {
+				replaced++
+			}
+			row[j+1] = min(replaced, row[j]+1, last[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+		before, last, row = last, row, make([]int, len(b)+1)
+	}
+	return last[len(b)]
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process with the same pid and another start time is another process: it gets no signal.
+//
+// Contract: I2
+func TestKillOfAnotherProcess(t *testing.T) {
+	cmd := exec.Command("/bin/sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := ReadStat(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, start := range []uint64{stat.Start - 1, stat.Start + 1} {
+		if err := (Process{PID: cmd.Process.Pid, Start: start}).Kill(unix.SIGTERM); err != nil {
+			t.Errorf("a later process with its pid: %v", err)
+		}
+	}
+	if err := stat.Kill(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the process itself gets no signal")
+	}
+	// A signal to another process would be the first.
+	if by := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); by != unix.SIGKILL {
+		t.Errorf("ended by %v, want %v", by, unix.SIGKILL)
+	}
+	if err := stat.Kill(unix.SIGKILL); err != nil {
+		t.Errorf("of a process that has ended: %v", err)
+	}
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process identifies a process by its pid and start time, because the kernel uses pids again.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // field 22 of /proc/PID/stat, in clock ticks since the boot
+}
+
+// String returns "pid 123".
+func (p Process) String() string { return fmt.Sprintf("pid %d", p.PID) }
+
+// Stat is the part of /proc/PID/stat that this project uses.
+type Stat struct {
+	Process
+	State   byte // R, S, D, T (stopped), Z (zombie), …
+	Parent  int
+	Session int
+	Threads int
+	Exiting bool // the kernel is ending its first thread
+}
+
+// ErrSilent means that the kernel's account of a process did not come in time, or that too many others are awaited.
+// Such a process is in the middle of an exec. The kernel closes files then, and holds the lock that every reader of
+// /proc/PID/stat takes. If such a file is in a file system of the user's, the user decides how long readers wait, also
+// those of root. Of the files that this package reads, stat, environ, exe and the links of fd wait for the lock. comm,
+// status, cgroup and the folder itself do not (measured on Linux 6.18).
+var ErrSilent = errors.New("it does not answer")
+
+const (
+	// statTime is the time for one process that a record names, or for all processes of a list.
+	statTime = time.Second
+	// maxSilent limits the abandoned readers of processes in an exec. The readers of recorded processes have some of
+	// their own, so that no number of other processes uses them up.
+	maxSilent, maxSilentRecorded = 128, 32
+)
+
+// states are the readers of /proc/PID/stat and exe. A reader is known by its pid, because the kernel does not use the
+// pid again while the reader waits.
+var states = newReaders(maxSilent)
+
+// ReadStat reads /proc/PID/stat, within a second. The error wraps fs.ErrNotExist if there is no such process, and
+// ErrSilent if the process does not answer.
+func ReadStat(pid int) (Stat, error) {
+	if pid == os.Getpid() { // a process that reads is not in an exec
+		return readStat(pid)
+	}
+	found := readStats(context.Background(), []int{pid}, maxSilent+maxSilentRecorded)[0]
+	return found.Stat, found.Err
+}
+
+// StatResult is the result of reading one of several processes.
+type StatResult struct {
+	Stat
+	Err error
+}
+
+// ReadStats reads /proc/PID/stat of several processes, within a second for all of them.
+func ReadStats(ctx context.Context, pids []int) []StatResult { return readStats(ctx, pids, maxSilent) }
+
+func readStats(ctx context.Context, pids []int, limit int) []StatResult {
+	found := make([]StatResult, len(pids))
+	var procs []Process
+	var of []int
+	for i, pid := range pids {
+		if !Exists(pid) {
+			found[i].Err = fmt.Errorf("cannot read state of pid %d: %w", pid, fs.ErrNotExist)
+			continue
+		}
+		procs, of = append(procs, Process{PID: pid}), append(of, i)
+	}
+	for k, a := range eachUpTo(ctx, states, limit, statTime, procs, statOf) {
+		if errors.Is(a.err, ErrLate) {
+			a.err = fmt.Errorf("cannot read state of pid %d: %w", procs[k].PID, ErrSilent)
+		}
+		found[of[k]] = StatResult{a.value, a.err}
+	}
+	return found
+}
+
+func statOf(_ context.Context, p Process) (Stat, error) { return readStat(p.PID) }
+
+// Silent returns the processes that have not answered and still do not.
+func Silent() []int {
+	states.mutex.Lock()
+	defer states.mutex.Unlock()
+	var pids []int
+	for p := range states.left {
+		pids = append(pids, p.PID)
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// Silence describes the processes that do not answer in one line, "" if there are none.
+func Silence() string {
+	pids := Silent()
+	if len(pids) == 0 {
+		return ""
+	}
+	first := fmt.Sprintf("pid %d", pids[0])
+	if uids, err := UIDs(pids[0]); err == nil {
+		first += fmt.Sprintf(" of uid %d", uids[0])
+	}
+	if len(pids) == 1 {
+		const line = "1 process does not answer (%s): it is in the middle of an exec, and is not taken for one of MPS"
+		return fmt.Sprintf(line, first)
+	}
+	return fmt.Sprintf("%d processes do not answer (%s and others): "+
+		"they are in the middle of an exec, and are not taken for those of MPS", len(pids), first)
+}
+
+// readStat waits as long as the process is in an exec.
+func readStat(pid int) (Stat, error) {
+	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/stat", 4096)
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return Stat{}, fmt.Errorf("cannot read state of pid %d: %w", pid, err)
+	}
+	stat, ok := parseStat(content)
+	if !ok || stat.PID != pid {
+		return Stat{}, fmt.Errorf("cannot read state of pid %d: unexpected form %q", pid, content)
+	}
+	return stat, nil
+}
+
+// readFile reads a file up to limit bytes. It does not use os.File, whose poller costs six system calls at the start
+// of every rank.
+func readFile(path string, limit int) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	content := make([]byte, limit)
+	for {
+		n, err := unix.Read(fd, content) // the kernel gives all of a short file at once
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		return content[:n], nil
+	}
+}
+
+// parseStat splits the line after the last ')', because the command's name before it may contain any character.
+func parseStat(content []byte) (Stat, bool) {
+	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
+	if open < 0 || end < open {
+		return Stat{}, false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content[:open])))
+	fields := strings.Fields(string(content[end+1:]))
+	if err != nil || len(fields) < 20 {
+		return Stat{}, false
+	}
+	parent, err1 := strconv.Atoi(fields[1])
+	session, err2 := strconv.Atoi(fields[3])
+	threads, err3 := strconv.Atoi(fields[17])
+	start, err4 := strconv.ParseUint(fields[19], 10, 64)
+	flags, err5 := strconv.ParseUint(fields[6], 10, 64)
+	const exiting = 4 // PF_EXITING
+	stat := Stat{Process{pid, start}, fields[0][0], parent, session, threads, flags&exiting != 0}
+	return stat, errors.Join(err1, err2, err3, err4, err5) == nil
+}
+
+// Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A
+// process that does not answer is not proved to be p, and counts as another one.
+func (p Process) Running() bool {
+	if p.PID <= 0 {
+		return false
+	}
+	stat, err := ReadStat(p.PID)
+	return err == nil && p.is(stat)
+}
+
+func (p Process) is(stat Stat) bool { return stat.Process == p && !dead(stat.State, stat.Threads) }
+
+// Left returns the processes that run or do not answer, within a second for all of them. All have answered before.
+func Left(procs []Process) (left []Process) {
+	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
+		if errors.Is(found.Err, ErrSilent) || found.Err == nil && procs[i].is(found.Stat) {
+			left = append(left, procs[i])
+		}
+	}
+	return left
+}
+
+// Ran reports for each process whether it runs, within a second for all of them. All have answered before. A process
+// that does not answer now counts as another one.
+func Ran(procs []Process) []bool {
+	running := make([]bool, len(procs))
+	for i, found := range readStats(context.Background(), pidsOf(procs), maxSilent+maxSilentRecorded) {
+		running[i] = found.Err == nil && procs[i].is(found.Stat)
+	}
+	return running
+}
+
+func pidsOf(procs []Process) []int {
+	pids := make([]int, len(procs))
+	for i, p := range procs {
+		pids[i] = p.PID
+	}
+	return pids
+}
+
+// dead reports whether a process has ended. If its first thread has ended and other threads run, a process looks like
+// a zombie. A user can bring the daemon into that state.
+func dead(state byte, threads int) bool { return (state == 'Z' || state == 'X') && threads <= 1 }
+
+// Running reports whether the process of a Stat is no zombie.
+func (s Stat) Running() bool { return !dead(s.State, s.Threads) }
+
+// Current returns this process.
+func Current() (Process, error) {
+	stat, err := readStat(os.Getpid())
+	return stat.Process, err
+}
+
+// Kill sends a signal to p and to no other process. It opens a pidfd first and then reads the start time, so a later
+// process with the same pid gets no signal. It returns nil if p has ended.
+func (p Process) Kill(signal unix.Signal) error {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open pidfd of pid %d: %w", p.PID, err)
+	}
+	defer unix.Close(fd)
+	stat, err := ReadStat(p.PID)
+	switch {
+	case errors.Is(err, ErrSilent):
+		return fmt.Errorf("cannot send %s to pid %d: %w", unix.SignalName(signal), p.PID, ErrSilent)
+	case err != nil || !p.is(stat):
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("cannot send %s to pid %d: %w", unix.SignalName(signal), p.PID, err)
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The status file tells the same as the stat file, whose readers may have to wait.
+func TestReadStatus(t *testing.T) {
+	child := exec.Command("sleep", "60")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := child.Process.Pid
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	agree := func(state byte) Status {
+		t.Helper()
+		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+			status, err := ReadStatus(pid)
+			stat, err2 := ReadStat(pid)
+			if err != nil || err2 != nil || time.Since(began) > 5*time.Second {
+				t.Fatalf("%+v, %v; %+v, %v: want state %c", status, err, stat, err2, state)
+			}
+			if status.State == state && stat.State == state {
+				if status.Parent != stat.Parent || status.Parent != os.Getpid() || status.Threads != stat.Threads || status.Running() != stat.Running() {
+					t.Fatalf("status %+v, stat %+v", status, stat)
+				}
+				return status
+			}
+		}
+	}
+	if s := agree('S'); s.Stopped() || !s.Running() || s.UIDs[1] != uint32(os.Geteuid()) {
+		t.Errorf("a sleeping process: %+v", s)
+	}
+	_ = unix.Kill(pid, unix.SIGSTOP)
+	if s := agree('T'); !s.Stopped() || !s.Running() {
+		t.Errorf("a stopped process: %+v", s)
+	}
+	_ = unix.Kill(pid, unix.SIGKILL)
+	if s := agree('Z'); s.Running() {
+		t.Errorf("a zombie runs: %+v", s)
+	}
+	if _, err := ReadStatus(1 << 30); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a process that does not exist: %v", err)
+	}
+	if _, err := ReadStat(1 << 30); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a process that does not exist: %v", err)
+	}
+}
+
+// However many processes do not answer, some readers are left for a recorded process.
+func TestReadersOfRecordedProcesses(t *testing.T) {
+	r, letGo := newReaders(maxSilent), make(chan struct{})
+	defer close(letGo)
+	take := func(_ context.Context, p Process) (Stat, error) {
+		if p.PID > 1 {
+			<-letGo
+		}
+		return Stat{Process: p}, nil
+	}
+	var others []Process
+	for pid := range 2 * maxSilent {
+		others = append(others, Process{PID: pid + 2})
+	}
+	for range 4 { // each round has time for some
+		eachUpTo(t.Context(), r, maxSilent, statTime, others, take)
+	}
+	if r.running != maxSilent {
+		t.Errorf("%d readers wait, want %d", r.running, maxSilent)
+	}
+	recorded := []Process{{PID: 1}}
+	if a := eachUpTo(t.Context(), r, maxSilent, statTime, recorded, take)[0]; !errors.Is(a.err, ErrLate) {
+		t.Errorf("a list has a reader: %+v", a)
+	}
+	if a := eachUpTo(t.Context(), r, maxSilent+maxSilentRecorded, statTime, recorded, take)[0]; a.err != nil || a.value.PID != 1 {
+		t.Errorf("a recorded process has no reader: %+v", a)
+	}
+}
