@@ -19,7 +19,8 @@ func TestATaskThatIsConfinedToItsGPU(t *testing.T) {
 	task := slurm.Task{LocalRank: 0, LocalSize: 4, Source: slurm.SourceStepd}
 	for _, choice := range []Choice{Auto, Cyclic, Block, Nearest} {
 		for own := range devices {
-			at := chooseGPU(devices, task, slurm.Binding{}, choice, HostInfo{NUMA: -1, CanOpen: func(minor int) bool { return minor == own }})
+			host := HostInfo{NUMA: -1, CanOpen: func(minor int) bool { return minor == own }}
+			at := chooseGPU(devices, task, slurm.Binding{}, choice, host)
 			if !slices.Equal(at.devices, []int{own}) {
 				t.Errorf("--gpu=%s: GPU %v of a task that can open %d", choice, at.devices, own)
 			}

@@ -261,8 +261,8 @@ func TestAnUndoHasItsOwnTime(t *testing.T) {
 	}
 }
 
-// The lease of a trial names no mode and no job file, because the undo of the trial must not change a mode that an admin
-// sets at that time.
+// The lease of a trial names no mode and no job file, because the undo of the trial must not change a mode that an
+// admin sets at that time.
 //
 // Contract: M2
 func TestATrialChangesNoMode(t *testing.T) {

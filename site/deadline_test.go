@@ -15,8 +15,8 @@ import (
 func TestAtMostThird(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct{ left, step, want time.Duration }{
-			{0, time.Hour, time.Hour}, {60 * time.Second, 10 * time.Second, 10 * time.Second}, {60 * time.Second, time.Hour, 20 * time.Second},
-			{3 * time.Second, 10 * time.Second, time.Second},
+			{0, time.Hour, time.Hour}, {60 * time.Second, 10 * time.Second, 10 * time.Second},
+			{60 * time.Second, time.Hour, 20 * time.Second}, {3 * time.Second, 10 * time.Second, time.Second},
 		} {
 			ctx, cancel := t.Context(), context.CancelFunc(func() {})
 			if c.left > 0 {

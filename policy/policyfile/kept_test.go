@@ -34,7 +34,8 @@ func keptNode(t *testing.T) site.Paths {
 	}
 	paths := site.Paths{Root: t.TempDir()}
 	write := func(path, content string) {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err = errors.Join(err, os.WriteFile(path, []byte(content), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,8 +71,10 @@ func TestACopyThatRootDidNotWrite(t *testing.T) {
 		{"torn", func(path string) error { return os.Truncate(path, 5) }, false},
 	} {
 		paths := keptNode(t)
-		if err := errors.Join(c.change(filepath.Join(paths.Kept(), keptPolicy)), c.change(filepath.Join(paths.Kept(), keptConfig))); err != nil {
-			t.Fatal(err)
+		for _, name := range []string{keptPolicy, keptConfig} {
+			if err := c.change(filepath.Join(paths.Kept(), name)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		compiled, status := ReadPolicy(paths)
 		if (compiled != nil) != c.want || status.Err == nil || status.Kept.IsZero() == c.want {

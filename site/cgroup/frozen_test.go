@@ -65,12 +65,13 @@ func TestAProcessThatLeftTheGroup(t *testing.T) {
 //
 // Contract: D5
 func TestAThreadedGroupIsNotUsed(t *testing.T) {
-	for kind, want := range map[string]bool{"domain\n": true, "threaded\n": false, "domain invalid\n": false, "domain threaded\n": false} {
+	kinds := map[string]bool{"domain": true, "threaded": false, "domain invalid": false, "domain threaded": false}
+	for kind, want := range kinds {
 		dir := filepath.Join(t.TempDir(), "group")
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte(kind), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte(kind+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if err := (Tree{}).Make(dir); (err == nil) != want {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,7 +52,8 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 			one.beside.opened = died.Add(one.opened)
 			g.living[one.beside.proc.PID] = one.beside
 		}
-		if s := g.situation(c, now); s.neighbours != one.neighbours || s.newer != one.newer || s.age != time.Minute || s.short {
+		s := g.situation(c, now)
+		if s.neighbours != one.neighbours || s.newer != one.newer || s.age != time.Minute || s.short {
 			t.Errorf("%s: %+v", one.name, s)
 		}
 	}
@@ -67,15 +69,16 @@ func TestTheSituationOfADeadClient(t *testing.T) {
 // What is known of one GPU says nothing about another GPU of the same client.
 func TestAClientOfTwoGPUs(t *testing.T) {
 	now := time.Now()
+	empty, full := Usage{Known: true, TotalMiB: 100, FreeMiB: 100}, Usage{Known: true, TotalMiB: 100}
 	for _, c := range []struct {
 		name        string
 		usage       []Usage
 		known, room bool
 	}{
-		{"both are known", []Usage{{Known: true, TotalMiB: 100, FreeMiB: 100}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, true, true},
-		{"the first is not known", []Usage{{}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, false, false},
-		{"the second is not known", []Usage{{Known: true, TotalMiB: 100, FreeMiB: 100}, {}}, false, false},
-		{"the first is full", []Usage{{Known: true, TotalMiB: 100}, {Known: true, TotalMiB: 100, FreeMiB: 100}}, true, false},
+		{"both are known", []Usage{empty, empty}, true, true},
+		{"the first is not known", []Usage{{}, empty}, false, false},
+		{"the second is not known", []Usage{empty, {}}, false, false},
+		{"the first is full", []Usage{full, empty}, true, false},
 	} {
 		g := Guard{usage: usages{gauge: &gauge{}, asked: now}}
 		g.usage.take(c.usage)
@@ -145,7 +148,10 @@ func TestAnEndThatIsNotKnown(t *testing.T) {
 	for _, c := range []struct {
 		s    exitStatus
 		want bool
-	}{{exitStatus{0, true}, true}, {exitStatus{0, false}, false}, {exitStatus{9, true}, false}, {exitStatus{1 << 8, true}, false}, {exitStatus{0x8b, true}, false}} {
+	}{
+		{exitStatus{0, true}, true}, {exitStatus{0, false}, false}, {exitStatus{9, true}, false},
+		{exitStatus{1 << 8, true}, false}, {exitStatus{0x8b, true}, false},
+	} {
 		if got := c.s.inOrder(); got != c.want {
 			t.Errorf("%+v: in order %v", c.s, got)
 		}
@@ -190,6 +196,9 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 		return c
 	}
 	const hold = 10 * time.Second
+	full := func(minor, dead int, ago time.Duration) lease.FullGPU {
+		return lease.FullGPU{Minor: minor, Dead: dead, Until: now.Add(hold - ago)}
+	}
 	for _, c := range []struct {
 		name    string
 		dead    []*client
@@ -199,15 +208,16 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 	}{
 		{"no client is dead", nil, nil, false, nil},
 		{"with room", []*client{{gpus: 1, died: now}}, nil, false, nil},
-		{"not known yet", []*client{{gpus: 1, died: now}}, nil, true, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold)}}},
-		{"on the second GPU", []*client{short(2)}, nil, false, []lease.FullGPU{{Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
-		{"on both GPUs", []*client{short(3)}, nil, false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - time.Second)}, {Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
-		{"on an unknown GPU", []*client{short(0)}, nil, false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - time.Second)}, {Minor: 5, Dead: 1, Until: now.Add(hold - time.Second)}}},
-		{"its files are being closed", nil, closing(1, false), false, []lease.FullGPU{{Minor: 3, Dead: 1, Until: now.Add(hold - 3*time.Second)}}},
+		{"not known yet", []*client{{gpus: 1, died: now}}, nil, true, []lease.FullGPU{full(3, 1, 0)}},
+		{"on the second GPU", []*client{short(2)}, nil, false, []lease.FullGPU{full(5, 1, time.Second)}},
+		{"on both GPUs", []*client{short(3)}, nil, false, []lease.FullGPU{full(3, 1, time.Second), full(5, 1, time.Second)}},
+		{"on any GPU", []*client{short(0)}, nil, false, []lease.FullGPU{full(3, 1, time.Second), full(5, 1, time.Second)}},
+		{"its files are being closed", nil, closing(1, false), false, []lease.FullGPU{full(3, 1, 3*time.Second)}},
 		{"its files are being closed, and there was room", nil, closing(1, true), false, nil},
-		{"the latest time counts", []*client{short(1)}, closing(1, false), false, []lease.FullGPU{{Minor: 3, Dead: 2, Until: now.Add(hold - time.Second)}}},
+		{"the latest time counts", []*client{short(1)}, closing(1, false), false, []lease.FullGPU{full(3, 2, time.Second)}},
 	} {
-		g := &Guard{Options: Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}, dead: c.dead, closing: map[*client]time.Time{}}
+		options := Options{Hold: hold, Clients: 48, Minors: []int{3, 5}}
+		g := &Guard{Options: options, dead: c.dead, closing: map[*client]time.Time{}}
 		g.rooms.next = make(chan lease.Room, 1)
 		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}} // so that each room is published
 		if c.closing != nil {
@@ -330,7 +340,7 @@ func TestALookThatTakesLong(t *testing.T) {
 	r.child(opens + waits)
 	r.look(time.Now())
 	if rest := time.Until(r.rested); rest < restLooks*work-10*time.Millisecond || r.nextLook.Before(r.rested) {
-		t.Errorf("after a look of %v or more, a rest of %v, and the next look is %v later", work, rest, r.nextLook.Sub(r.rested))
+		t.Errorf("after a look of %v or more, a rest of %v; the next look is %v later", work, rest, r.nextLook.Sub(r.rested))
 	}
 }
 
@@ -365,8 +375,8 @@ func TestWhoIsAdmitted(t *testing.T) {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		child := r.child(waits)
-		uid := strconv.Itoa(os.Geteuid() + c.uid)
-		r.procOf(child.Process.Pid, map[string]string{"cgroup": c.groups, "status": "Name:\tsh\nUid:\t" + uid + "\t" + uid + "\t" + uid + "\t" + uid + "\n"})
+		status := "Name:\tsh\nUid:" + strings.Repeat("\t"+strconv.Itoa(os.Geteuid()+c.uid), 4) + "\n"
+		r.procOf(child.Process.Pid, map[string]string{"cgroup": c.groups, "status": status})
 		admitted, err := r.admit(child.Process.Pid)
 		if (err == nil) != c.want {
 			t.Errorf("%s: %v", c.name, err)
@@ -482,8 +492,10 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 		case <-time.After(soon):
 			t.Fatalf("%d pipes: not reported", c.pipes)
 		}
-		if r.noteOutside(); r.Guard.state.OutsideSeen != 1 || len(r.Guard.state.Outside) != 1 || r.Guard.state.Outside[0].Proc.PID != cmd.Process.Pid {
-			t.Errorf("%d pipes: %+v", c.pipes, r.Guard.state)
+		r.noteOutside()
+		state := r.Guard.state
+		if state.OutsideSeen != 1 || len(state.Outside) != 1 || state.Outside[0].Proc.PID != cmd.Process.Pid {
+			t.Errorf("%d pipes: %+v", c.pipes, state)
 		}
 	}
 }

@@ -14,14 +14,18 @@ import (
 // pausing is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
 // and 4 is a fork of neighbour 1.
 func pausing(began time.Time) (*Guard, *pause, *client) {
-	g := &Guard{Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()}, living: map[int]*client{}, closing: map[*client]time.Time{}, logged: map[string]bool{}}
+	g := &Guard{
+		Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()},
+		living:  map[int]*client{}, closing: map[*client]time.Time{}, logged: map[string]bool{},
+	}
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
 		is := site.Process{PID: pid, Start: 1}
 		g.living[pid] = &client{proc: is, gpus: gpus, files: []*file{{owner: is}}}
 	}
 	g.living[4] = &client{proc: site.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
 	g.pauses.now = &pause{
-		began: began, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1), end: make(chan struct{}),
+		began: began, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1),
+		end: make(chan struct{}),
 	}
 	return g, g.pauses.now, &client{gpus: 1}
 }
@@ -184,7 +188,8 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.Pause = time.Minute // much longer than this test waits
 	neighbour := newCounter(t)
-	r.living[neighbour.Process.Pid] = &client{proc: neighbour.process(t), gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: neighbour.process(t)}}}
+	is := neighbour.process(t)
+	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
 	r.pauseFor([]*client{{gpus: 1}}, time.Now())
 	if err := <-r.pauses.now.answers; err != nil {
 		t.Fatal(err)

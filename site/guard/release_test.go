@@ -50,7 +50,9 @@ func TestReleaseReason(t *testing.T) {
 		{"in order, and the room is known soon", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = 0, true, false, true }), "", false},
 		{"in order, and the room is not known in time", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
 
-		{"in order, and the room is needed, and known soon", situation{neighbours: true, newer: true, gpuKnown: true, pending: true, inOrder: true, short: true}, "", false},
+		{"in order, and the room is needed, and known soon", beside(func(s *situation) {
+			s.age, s.newer, s.pending, s.inOrder, s.roomy, s.short = 0, true, true, true, false, true
+		}), "", false},
 
 		{"nothing is known, beside a newer client", situation{age: newcomerHold - 1, neighbours: true, newer: true, short: true}, "", false},
 		{"nothing is known, beside a newer client, later", situation{age: newcomerHold, neighbours: true, newer: true}, holdOver, false},

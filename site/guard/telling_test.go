@@ -20,7 +20,7 @@ func TestWhichEndsAreTold(t *testing.T) {
 	}{
 		{"killed, with work", func(*Guard, *client, *situation) {}, harmTime, 1},
 		{"too early", func(*Guard, *client, *situation) {}, harmTime - 1, 0},
-		{"in order", func(_ *Guard, dead *client, _ *situation) { dead.exit, dead.inOrder = exitStatus{0, true}, true }, harmTime, 0},
+		{"in order", func(_ *Guard, dead *client, _ *situation) { dead.inOrder = true }, harmTime, 0},
 		{"of unknown end", func(_ *Guard, dead *client, _ *situation) { dead.exit = exitStatus{} }, harmTime, 0},
 		{"without a neighbour", func(_ *Guard, _ *client, s *situation) { s.neighbours = false }, harmTime, 0},
 		{"without work", func(g *Guard, _ *client, _ *situation) { g.usage.busy[0] = 0 }, harmTime, 0},

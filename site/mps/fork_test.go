@@ -49,7 +49,8 @@ func TestWhatAControlProgramHas(t *testing.T) {
 	}
 	// A shell may unblock signals when it starts, so this is another program.
 	const none = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"
-	said, err = ControlProgram{Path: "/bin/grep"}.run(t.Context(), job, daemon, "", "-E", "^Sig(Blk|Ign)", "/proc/self/status")
+	grep := ControlProgram{Path: "/bin/grep"}
+	said, err = grep.run(t.Context(), job, daemon, "", "-E", "^Sig(Blk|Ign)", "/proc/self/status")
 	if err != nil || said != none {
 		t.Errorf("%v: %q", err, said)
 	}

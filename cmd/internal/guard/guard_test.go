@@ -29,7 +29,10 @@ func newStore(t *testing.T) (*lease.Store, string, lease.Lease) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := lease.Lease{Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Phase: lease.Opening, Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}}}
+	l := lease.Lease{
+		Job: lease.Job{ID: 7, UID: 2001, GID: 2001, User: "hpc1"}, Phase: lease.Opening,
+		Daemons: []lease.Daemon{{PipeDir: "/p", LogDir: "/l"}},
+	}
 	if err := store.Create(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +57,9 @@ func TestWhichJobsAreGuarded(t *testing.T) {
 			l.Phase = lease.Closing
 			return store.Save(l)
 		}, "the epilog closes job 7"},
-		{"it has no lease", func(store *lease.Store, _ string, l lease.Lease) error { return store.Delete(t.Context(), l) }, "no lease"},
+		{"it has no lease", func(store *lease.Store, _ string, l lease.Lease) error {
+			return store.Delete(t.Context(), l)
+		}, "no lease"},
 		{"its lease is torn", func(_ *lease.Store, folder string, _ lease.Lease) error {
 			return os.Truncate(filepath.Join(folder, "leases", "7.json"), 10)
 		}, "cannot"},

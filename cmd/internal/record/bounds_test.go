@@ -20,7 +20,8 @@ import (
 func serverLog(t *testing.T, content []byte) *log {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "log")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, serverlog.Name), content, 0o600)); err != nil {
+	path := filepath.Join(dir, serverlog.Name)
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(path, content, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return &log{dir: dir, uid: uint32(os.Getuid())}
@@ -31,7 +32,8 @@ func serverLog(t *testing.T, content []byte) *log {
 // Contract: U2
 func TestFaultsAreBounded(t *testing.T) {
 	const line = "[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.\n"
-	r := New(Options{Ticket: lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-1"}}}}, Read: nothing, Interval: time.Second})
+	ticket := lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-1"}}}}
+	r := New(Options{Ticket: ticket, Read: nothing, Interval: time.Second})
 	r.readLog(0, serverLog(t, bytes.Repeat([]byte(line), 3*usage.MaxFaults)))
 	if len(r.report.Faults) != usage.MaxFaults || usage.MaxFaults != 64 {
 		t.Errorf("%d faults, want %d", len(r.report.Faults), usage.MaxFaults)

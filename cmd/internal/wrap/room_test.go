@@ -59,7 +59,8 @@ func full(t *testing.T, store *lease.Store, minor int, wait time.Duration) {
 	if wait == 0 {
 		return
 	}
-	if err := store.SaveRoom(7, lease.Room{GPUs: []lease.FullGPU{{Minor: minor, Dead: 1, Until: time.Now().Add(wait)}}}); err != nil {
+	room := lease.Room{GPUs: []lease.FullGPU{{Minor: minor, Dead: 1, Until: time.Now().Add(wait)}}}
+	if err := store.SaveRoom(7, room); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -84,7 +85,7 @@ func TestATaskWaitsForRoom(t *testing.T) {
 			full(t, store, c.minor, c.wait)
 			var out bytes.Buffer
 			env := []string{
-				"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", c.localID), "SLURM_TASKS_PER_NODE=2",
+				"SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", c.localID),
 				"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 			}
 			began := time.Now()
@@ -93,8 +94,10 @@ func TestATaskWaitsForRoom(t *testing.T) {
 				t.Errorf("%s: code %d after %v", c.name, code, took)
 			}
 			const line = "print slurm-mps: waited 3s for ranks that ended and may have work on the GPU\n"
-			if says := strings.Contains(out.String(), line); says != c.says || !strings.Contains(out.String(), "export CUDA_MPS_PIPE_DIRECTORY=") {
-				t.Errorf("%s: it prints %s", c.name, out.String())
+			printed := out.String()
+			placed := strings.Contains(printed, "export CUDA_MPS_PIPE_DIRECTORY=")
+			if strings.Contains(printed, line) != c.says || !placed {
+				t.Errorf("%s: it prints %s", c.name, printed)
 			}
 		})
 	}
@@ -123,9 +126,10 @@ func TestRanksWaitForRoom(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
+		const line = "mpirun-wrap: waiting for GPU 3: 1 rank that ended may have work there (3s more at most)"
 		lines := 0
 		for rank := range printed {
-			lines += strings.Count(printed[rank].String(), "mpirun-wrap: waiting for GPU 3: 1 rank that ended may have work there (3s more at most)")
+			lines += strings.Count(printed[rank].String(), line)
 		}
 		if lines != 1 {
 			t.Errorf("%d ranks print that they wait", lines)

@@ -40,15 +40,16 @@ func TestATaskWithoutMPS(t *testing.T) {
 			id = 0
 		}
 		env := []string{
-			fmt.Sprintf("SLURM_JOB_ID=%d", c.job), "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", id), "SLURM_GTIDS=0,1",
-			"SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
+			fmt.Sprintf("SLURM_JOB_ID=%d", c.job), "SLURM_STEP_ID=0", "SLURM_PROCID=0", fmt.Sprintf("SLURM_LOCALID=%d", id),
+			"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 		}
 		var out, failed bytes.Buffer
 		code := TaskProlog(cli.Process{Args: []string{"--root", paths.Root}, Env: env, Out: &out, Err: &failed})
 		if code != cli.ExitOK || failed.Len() > 0 {
 			t.Errorf("%s: code %d, stderr %s", c.name, code, failed.String())
 		}
-		if prints := strings.HasPrefix(out.String(), "print slurm-mps: cannot use MPS on GPU-3"); prints != c.prints || !prints && out.Len() > 0 {
+		prints := strings.HasPrefix(out.String(), "print slurm-mps: cannot use MPS on GPU-3")
+		if prints != c.prints || !prints && out.Len() > 0 {
 			t.Errorf("%s: it prints %q", c.name, out.String())
 		}
 	}

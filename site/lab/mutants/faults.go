@@ -55,7 +55,8 @@ func readFaults() (all []fault, err error) {
 
 func parse(content string) (all []fault, wrong error) {
 	for block := range strings.SplitSeq(content, "\n\n") {
-		lines := slices.DeleteFunc(strings.Split(block, "\n"), func(l string) bool { return l == "" || strings.HasPrefix(l, "#") })
+		isEmpty := func(line string) bool { return line == "" || strings.HasPrefix(line, "#") }
+		lines := slices.DeleteFunc(strings.Split(block, "\n"), isEmpty)
 		if len(lines) == 0 {
 			continue
 		}

@@ -55,8 +55,8 @@ func TestListsThatAreWrong(t *testing.T) {
 		t.Errorf("%+v, %v", found, err)
 	}
 	for _, text := range []string{
-		"a\nf.go\n- x\n+ y\n./f TestA", "a: R1\nf.go\n- x\n+ y\n./f", "a: R1\nf.go\n+ y\n./f TestA", "a: R1\nf.go\n- x\n./f TestA",
-		"a: R1\nf.go\n- x\n+ y\n./f TestA\nb: R1",
+		"a\nf.go\n- x\n+ y\n./f TestA", "a: R1\nf.go\n- x\n+ y\n./f", "a: R1\nf.go\n+ y\n./f TestA",
+		"a: R1\nf.go\n- x\n./f TestA", "a: R1\nf.go\n- x\n+ y\n./f TestA\nb: R1",
 	} {
 		if found, err := parse(text); err == nil {
 			t.Errorf("%q: %+v", text, found)
