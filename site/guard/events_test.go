@@ -74,10 +74,15 @@ func TestClientsAreFoundWithoutAWatch(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	unix.Close(r.events.inotify)
 	r.events.inotify, r.events.watched = -1, map[string]bool{}
-	r.runs()
-	time.Sleep(100 * time.Millisecond)
-	r.child(opens + waits)
-	r.becomes(3, soon/2) // before the next look without an event
+	r.still()
+	r.look(time.Now())
+	if wait := time.Until(r.nextLook); wait > rareLook/2 {
+		t.Errorf("the next look is in %v", wait)
+	}
+	c := r.child(opens + waits)
+	if r.look(time.Now()); r.living[c.Process.Pid] == nil {
+		t.Error("a client is not found")
+	}
 }
 
 // An event does not shorten the pause after a long look.

@@ -200,16 +200,31 @@ func TestADeviceThatComesLate(t *testing.T) {
 	delete(r.events.watched, device) // as if the file had never existed
 	r.kernel.findDevices()
 	r.watch()
-	r.runs()
-	time.Sleep(100 * time.Millisecond) // wait for the end of the first look
+	r.still()
+	r.look(time.Now())
 	for _, path := range []string{device, filepath.Join(logs, "server.log")} {
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(2 * lookingFor)
-	r.child(opens + waits)
-	r.becomes(3, rareLook/2)
+	r.isWoken("the server's log does not wake the guard")
+	r.look(time.Now())
+	c := r.child(opens + waits)
+	r.isWoken("the new device's opening does not wake the guard")
+	r.look(time.Now())
+	if held := r.living[c.Process.Pid]; held == nil || len(held.files) != 3 {
+		t.Errorf("held: %+v", held)
+	}
+}
+
+// isWoken waits until an event wakes the guard for a look.
+func (r *testGuard) isWoken(otherwise string) {
+	r.t.Helper()
+	for end := time.Now().Add(soon); !r.events.wait(end).opened; {
+		if time.Now().After(end) {
+			r.t.Fatal(otherwise)
+		}
+	}
 }
 
 // A disk that does not answer delays neither the guard nor its end.
@@ -236,22 +251,26 @@ func TestAStateThatIsNotSaved(t *testing.T) {
 func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	const hold = 500 * time.Millisecond
 	r := newTestGuard(t, hold)
-	r.runs()
-	neighbour := r.child(opens + waits)
-	r.becomes(3, soon)
-	victim := r.child(opens + waits)
-	r.becomes(6, soon)
-	died := time.Now()
+	r.still()
+	neighbour, victim := r.child(opens+waits), r.child(opens+waits)
+	r.looksAt(neighbour.Process.Pid)
+	r.looksAt(victim.Process.Pid)
 	victim.kill()
-	for time.Since(died) < hold-50*time.Millisecond {
-		if files := own(r.folder); len(files) != 6 && time.Since(died) < hold {
-			t.Fatalf("after %v the guard holds %q", time.Since(died), files)
-		}
-		time.Sleep(10 * time.Millisecond)
+	died := time.Now()
+	r.clientDied(victim.Process.Pid, died)
+	for _, c := range []struct {
+		after time.Duration
+		files int
+	}{{0, 6}, {hold - 1, 6}, {hold, 3}} {
+		r.release(died.Add(c.after))
+		r.becomes(c.files, soon)
 	}
-	r.becomes(3, soon)
-	r.reports("released", func(s lease.GuardState) bool { return s.Released[holdOver] == 1 && s.Clients == 1 && s.Peak == 2 })
+	if s := r.Guard.state; s.Released[holdOver] != 1 || s.Peak != 2 {
+		t.Errorf("%+v", s)
+	}
 	neighbour.kill()
+	r.clientDied(neighbour.Process.Pid, died.Add(hold))
+	r.release(died.Add(hold))
 	r.becomes(0, soon)
 }
 
@@ -271,16 +290,28 @@ func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
 // rareLook.
 func TestAGPUThatIsOpenedLate(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
-	r.runs()
+	r.still()
 	victim := r.child(opens + waits)
-	late := r.child("exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm; echo ready; read x; exec 8<nvidia1; echo open; read x; ")
-	r.becomes(6, soon)
-	time.Sleep(2 * lookingFor)
+	const script = "exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm; echo ready; read x; exec 8<nvidia1; echo open; read x; "
+	late := r.child(script)
+	r.looksAt(victim.Process.Pid)
+	r.looksAt(late.Process.Pid)
 	late.enter()
 	late.says("open")
 	victim.kill()
-	r.becomes(3, rareLook/2)
-	r.reports("released", func(s lease.GuardState) bool { return s.Released[noNeighbour] == 1 })
+	r.clientDied(victim.Process.Pid, time.Now())
+	at := r.living[late.Process.Pid].opened.Add(verifyAfter)
+	r.nextLook, r.rested = at.Add(rareLook), time.Time{}
+	if r.release(at); len(r.dead) != 1 || r.nextVerify().After(at) {
+		t.Fatalf("%d are dead, and the next check is at %v", len(r.dead), r.nextVerify())
+	}
+	if r.verifyClients(at); r.nextLook.After(at) {
+		t.Fatalf("the next look is %v late", r.nextLook.Sub(at))
+	}
+	r.look(at)
+	if r.release(at); r.Guard.state.Released[noNeighbour] != 1 {
+		t.Errorf("%+v", r.Guard.state)
+	}
 }
 
 // A fork has its parent's files. The guard holds them once, until both processes have ended. Both count as one

@@ -133,8 +133,15 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}
+	ended, err := unix.PidfdOpen(taken.current.process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ended)
 	_ = taken.current.process.Kill()
-	time.Sleep(20 * time.Millisecond)
+	if err := readable(ended, soon); err != nil {
+		t.Fatal(err)
+	}
 	if fd, err := taken.duplicate(pidfd, number, wanted); fd != -1 || err == nil {
 		t.Errorf("%d, %v", fd, err)
 	}
