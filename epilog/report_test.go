@@ -110,7 +110,7 @@ func TestWhoReadsAKeptReport(t *testing.T) {
 	if size, _ := unix.Lgetxattr(path, "system.posix_acl_access", nil); size > 0 && !reads(2001, 2001) {
 		t.Error("the job's user cannot read it")
 	}
-	if reads(61050, 2001) || reads(61050, 61050) {
+	if reads(61050, 2001) || reads(61050, 61050) || reads(61050, 0) {
 		t.Error("another user can read it")
 	}
 }

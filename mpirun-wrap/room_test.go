@@ -69,7 +69,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			if len(lines) != c.lines {
 				t.Errorf("%s: %q", c.name, lines)
 			}
-			if c.lines > 0 && lines[0] != "waiting for GPU 3: 2 ranks that ended may have work there (4s more at most)" {
+			if c.lines > 0 && len(lines) > 0 && lines[0] != "waiting for GPU 3: 2 ranks that ended may have work there (4s more at most)" {
 				t.Errorf("%s: %q", c.name, lines)
 			}
 			if c.want == 0 && reads != 1 {
@@ -86,6 +86,11 @@ func TestAWaitForRoomWithoutALine(t *testing.T) {
 		read := func() (lease.Room, error) {
 			return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: until}}}, nil
 		}
+		defer func() {
+			if wrong := recover(); wrong != nil {
+				t.Error(wrong)
+			}
+		}()
 		if waited := on(3).WaitRoom(t.Context(), read, nil); waited < 3*time.Second {
 			t.Errorf("waited %v", waited)
 		}
