@@ -71,8 +71,8 @@ func (g *Guard) publishRoom(now time.Time) {
 			add(c, c.died.Add(g.Hold))
 		}
 	}
-	for c := range g.closing { // the memory may not be free yet
-		if !c.wasRoomy {
+	for c, closed := range g.closing {
+		if closed.IsZero() && !c.wasRoomy {
 			add(c, c.died.Add(g.Hold))
 		}
 	}

@@ -45,7 +45,9 @@ const (
 	// usageEvery is half of the interval at which the driver takes samples (measured on an H200: 200 ms). Reading the
 	// samples takes 2 ms.
 	usageEvery = 100 * time.Millisecond
-	maxLine    = 256 << 10
+	// closingEvery is usageEvery after the close of a client's files, until the driver has freed its memory.
+	closingEvery = 20 * time.Millisecond
+	maxLine      = 256 << 10
 )
 
 // gauge is a running gpu-usage.
@@ -151,7 +153,11 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.gauge = nil
 	}
 	if u.gauge != nil && len(g.dead)+len(g.closing) > 0 {
-		u.ask(g.lastChange(), now)
+		every := usageEvery
+		if len(g.closing) > 0 { // the neighbours may be paused until the memory is free
+			every = closingEvery
+		}
+		u.ask(g.lastChange(), now, every)
 	}
 }
 
@@ -174,15 +180,15 @@ func (u *usages) lists(c *client) bool {
 	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, is := gpu.Clients[c.proc.PID]; return is || !gpu.Known })
 }
 
-// ask asks gpu-usage for a line: at once after a death or a close, and every 100 ms. A line that does not come is asked
+// ask asks gpu-usage for a line: at once after a death or a close, and after a time. A line that does not come is asked
 // for again.
-func (u *usages) ask(change, now time.Time) {
+func (u *usages) ask(change, now time.Time, every time.Duration) {
 	age := now.Sub(u.asked)
 	switch {
 	case u.asked.IsZero():
 	case !u.answered && age < usageAge:
 		return
-	case u.asked.After(change) && age < usageEvery:
+	case u.asked.After(change) && age < every:
 		return
 	}
 	if _, err := u.gauge.ask.Write([]byte{'\n'}); err == nil {

@@ -126,7 +126,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 			death = at
 		}
 		before := u.asked
-		if u.ask(death, at); (u.asked != before) != c.want {
+		if u.ask(death, at, usageEvery); (u.asked != before) != c.want {
 			t.Errorf("%d: asked %v", i, !c.want)
 		}
 	}
