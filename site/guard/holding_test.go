@@ -233,6 +233,22 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 	}
 }
 
+// A new rank does not wait for a client whose files are closed.
+func TestNoRankWaitsForClosedFiles(t *testing.T) {
+	now := time.Now()
+	c := clientOf(2, 1)
+	c.died = now
+	for _, closed := range []time.Time{{}, now} {
+		g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}}, closing: map[*client]time.Time{c: closed}}
+		g.rooms.next = make(chan lease.Room, 1)
+		g.rooms.last.GPUs = []lease.FullGPU{{Minor: 99}}
+		g.publishRoom(now)
+		if room := <-g.rooms.next; (len(room.GPUs) == 0) != (closed == now) {
+			t.Errorf("closed %v: %+v", closed, room.GPUs)
+		}
+	}
+}
+
 // A disk that does not answer delays no room but the one that it has, and at the end no rank waits for room.
 func TestRoomsOnASlowDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
