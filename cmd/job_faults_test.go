@@ -206,7 +206,7 @@ func TestTheControlProgramEndsWithItsParent(t *testing.T) {
 	}
 	_ = prolog.Process.Kill()
 	_ = prolog.Wait()
-	for began := time.Now(); control.Running(); time.Sleep(time.Millisecond) {
+	for began := time.Now(); control.Process.Running(); time.Sleep(time.Millisecond) {
 		if time.Since(began) > 2*time.Second {
 			_ = control.Kill(unix.SIGKILL)
 			t.Fatal("the control program still runs after the prolog")
