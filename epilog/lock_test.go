@@ -17,8 +17,8 @@ import (
 )
 
 // holdsLock is the variable with the folder of a store. The test's own program then holds the lock of job 7 until its
-// stdin ends.
-const holdsLock = "EPILOG_TEST_HOLDS_LOCK"
+// stdin ends. closes says whether it closes the job.
+const holdsLock, closes = "EPILOG_TEST_HOLDS_LOCK", "EPILOG_TEST_CLOSES"
 
 // An epilog ends a prolog that still runs, and never another epilog.
 //
@@ -32,7 +32,7 @@ func TestWhatAnEpilogEnds(t *testing.T) {
 		n := newNode(t)
 		n.leased(nil)
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestWhatAnEpilogEnds$")
-		cmd.Env = append(os.Environ(), holdsLock+"="+n.Dir, fmt.Sprintf("CLOSING=%v", closing))
+		cmd.Env = append(os.Environ(), holdsLock+"="+n.Dir, fmt.Sprintf("%s=%v", closes, closing))
 		in, err1 := cmd.StdinPipe()
 		out, err2 := cmd.StdoutPipe()
 		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
@@ -73,7 +73,7 @@ func holdLock(t *testing.T, folder string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("CLOSING") == "true" {
+	if os.Getenv(closes) == "true" {
 		lock.MarkClosing()
 	}
 	fmt.Println("holds")

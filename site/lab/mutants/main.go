@@ -165,7 +165,8 @@ func (t tree) noticed(ctx context.Context, f fault) error {
 		}
 	}
 	// Tests that build a program themselves build it with the fault, too.
-	flags := "GOFLAGS=" + os.Getenv("GOFLAGS") + " -overlay=" + overlay
+	const variable = "GOFLAGS"
+	flags := variable + "=" + os.Getenv(variable) + " -overlay=" + overlay
 	failed, out, err := t.test(ctx, f.folder, strings.Fields(f.tests), flags)
 	if err != nil {
 		return err
