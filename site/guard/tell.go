@@ -35,6 +35,9 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 		return
 	}
 	c.announced = true
+	if g.told >= maxTold {
+		return
+	}
 	neighbours := g.neighboursOf(c)
 	near := neighbours[0]
 	for _, other := range neighbours { // the launcher's own, if possible
@@ -43,7 +46,7 @@ func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
 		}
 	}
 	pidfd, err := unix.FcntlInt(uintptr(near.pidfd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil || g.told >= maxTold {
+	if err != nil {
 		return
 	}
 	g.told++
