@@ -141,13 +141,16 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	byItself, ended := c.endDaemons(ctx, l, was)
 	failed = errors.Join(failed, ended)
 	summary := summarise(l, before)
-	summary.guarded(c.Store.ReadGuard(l.Job.ID))
 	c.removeJobFiles(l)
-	var kept *keeping
 	if ended == nil {
 		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID))
+	}
+	guard, err := c.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
+	summary.guarded(guard, err)
+	var kept *keeping
+	if ended == nil {
 		if was != lease.Opening {
-			kept = c.keepReport(l)
+			kept = c.keepReport(l, guard)
 		}
 		failed = errors.Join(failed, c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {

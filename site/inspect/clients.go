@@ -61,7 +61,7 @@ func (n *Node) readUse(j *Job) {
 	if err != nil {
 		return
 	}
-	j.Report = report
+	j.Report, j.Totals = report, &report.Totals
 	for k := range j.Devices {
 		for _, g := range report.GPUs {
 			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {

@@ -70,8 +70,10 @@ type Job struct {
 	Guard   *Guard         `json:"guard"` // null for a job without a guard, and if the caller may not read the lease
 	// Acting is the prolog or epilog that works on the job now.
 	Acting int `json:"locked_by,omitempty"`
-	// Report is the job's report, if it runs and the caller may read it. Job is 0 if there is none.
-	Report usage.Report `json:"-"`
+	// Report is the job's report, if it runs and the caller may read it. Job is 0 if there is none. Totals are those of
+	// the report, null if there is none.
+	Report usage.Report  `json:"-"`
+	Totals *usage.Totals `json:"totals"`
 
 	owner   lease.Job
 	err     error // why its lease cannot be read

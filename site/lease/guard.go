@@ -21,7 +21,7 @@ type GuardState struct {
 	Schema   int            `json:"schema"`
 	Boot     string         `json:"boot"`
 	Clients  int            `json:"clients"`                  // alive now
-	Peak     int            `json:"peak"`                     // maximum alive at the same time
+	Peak     int            `json:"clients_peak"`             // maximum alive at the same time
 	Seen     int            `json:"clients_seen"`             // since the job began
 	Dead     int            `json:"clients_dead"`             // dead clients whose files are held now
 	Files    int            `json:"files"`                    // duplicates that are open

@@ -4,6 +4,7 @@
 package usage
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -26,11 +27,28 @@ type Report struct {
 	End       time.Time `json:"end,omitzero"`
 	GPUs      []GPU     `json:"gpus"`
 	Clients   []Client  `json:"clients"`
+	Totals
+	Faults []Fault `json:"faults,omitempty"`
+}
+
+// Totals are the counts of a job. mpsctl status, report and metrics and the epilog's summary have them by these names.
+type Totals struct {
 	// ClientsSeen counts all clients. It is larger than len(Clients) if there were more than MaxClients.
 	ClientsSeen int `json:"clients_seen"`
 	// ClientsPeak is the maximum number of clients at the same time.
-	ClientsPeak int     `json:"clients_peak"`
-	Faults      []Fault `json:"faults,omitempty"`
+	ClientsPeak int `json:"clients_peak"`
+	// Pauses counts how often the guard paused the neighbours of a dead client. PausedMillis is the time of all pauses,
+	// in milliseconds.
+	Pauses       int   `json:"pauses,omitempty"`
+	PausedMillis int64 `json:"paused_ms,omitempty"`
+}
+
+// PauseText returns a sentence about the pauses, or "" if there was none.
+func (t Totals) PauseText() string {
+	if t.Pauses == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", site.Count(t.Pauses, "time"), float64(t.PausedMillis)/1000)
 }
 
 // These bounds keep a report short, even if a job has many clients or runs for many days.

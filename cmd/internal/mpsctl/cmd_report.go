@@ -197,6 +197,9 @@ func incidents(r usage.Report) (lines []string) {
 	if more > 0 {
 		lines = append(lines, fmt.Sprintf("%s more: see --json.", site.Count(more, "event")))
 	}
+	if text := r.PauseText(); text != "" {
+		lines = append(lines, text)
+	}
 	return lines
 }
 

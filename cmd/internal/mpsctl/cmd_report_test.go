@@ -18,7 +18,7 @@ func reported() usage.Report {
 	at := func(minutes int) time.Time { return began.Add(time.Duration(minutes) * time.Minute) }
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4711, Node: "gpu01", User: "hpc1", Partition: "gpu", Rule: "ensembles", Share: "overlap:2", Begin: began, End: at(75),
-		ClientsSeen: 9, ClientsPeak: 8,
+		Totals: usage.Totals{ClientsSeen: 9, ClientsPeak: 8, Pauses: 2, PausedMillis: 1340},
 		Clients: []usage.Client{
 			{PID: 4301, Rank: 2, Step: "0", SMs: 66, Begin: at(1), End: at(31), Ending: usage.InFlight, Unharmed: 3},
 			{PID: 4302, Rank: -1, Begin: at(1), End: at(75), Ending: usage.Ended},
@@ -52,7 +52,7 @@ func TestReportGoldens(t *testing.T) {
 	for range 20 {
 		many.Clients = append(many.Clients, many.Clients[0])
 	}
-	if lines := incidents(many); len(lines) != maxIncidents+1 || lines[maxIncidents] != "17 events more: see --json." {
+	if lines := incidents(many); len(lines) != maxIncidents+2 || lines[maxIncidents] != "17 events more: see --json." {
 		t.Errorf("%q", lines)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // view is the text of mpsctl status, to which its methods append.
@@ -71,9 +72,20 @@ func (p *view) job(j inspect.Job) {
 	if j.Guard != nil {
 		p.guard(j, *j.Guard)
 	}
+	if text := pausesOf(j).PauseText(); text != "" {
+		p.WriteString(p.screen.Wrap("  ", text))
+	}
 	for _, held := range j.Devices {
 		p.device(j, held)
 	}
+}
+
+// pausesOf returns the pauses of a job's ranks. The guard's state is the latest, but only root can read it.
+func pausesOf(j inspect.Job) usage.Totals {
+	if j.Guard != nil {
+		return usage.Totals{Pauses: j.Guard.Pauses, PausedMillis: j.Guard.PausedMillis}
+	}
+	return j.Report.Totals
 }
 
 // guard appends the line of a job's guard.

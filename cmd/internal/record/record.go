@@ -96,7 +96,7 @@ func Events(from io.Reader) <-chan usage.Event {
 // Run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
 func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 	for _, e := range r.Early {
-		r.clients.tell(e)
+		r.tell(e)
 	}
 	r.last = time.Now()
 	timer := time.NewTimer(min(firstSample, r.Interval))
@@ -108,7 +108,7 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 				return
 			}
 			before := r.clients.living()
-			r.clients.tell(e)
+			r.tell(e)
 			if before > 0 && r.clients.living() == 0 && r.report.End.IsZero() {
 				timer.Reset(max(time.Until(r.last.Add(r.Interval/restSamples)), 0))
 			}
@@ -121,6 +121,15 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 			r.end(time.Now())
 		}
 	}
+}
+
+// tell takes an event of the guard. A lost event about pauses does no harm, because the next one has the totals.
+func (r *Recorder) tell(e usage.Event) {
+	if e.Pauses > 0 {
+		r.report.Pauses, r.report.PausedMillis = e.Pauses, e.PausedMillis
+		return
+	}
+	r.clients.tell(e)
 }
 
 // end takes the last sample. A client that still lives has outlived the job.

@@ -135,3 +135,14 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// An event about pauses has the totals, and is about no client.
+func TestPausesAreRecorded(t *testing.T) {
+	r := New(Options{Read: nothing, Interval: time.Second})
+	for n := range 3 {
+		r.tell(usage.Event{Pauses: n + 1, PausedMillis: int64(n+1) * 400})
+	}
+	if r.report.Pauses != 3 || r.report.PausedMillis != 1200 || r.clients.seen != 0 {
+		t.Errorf("%+v, %d clients", r.report.Totals, r.clients.seen)
+	}
+}

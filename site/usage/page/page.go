@@ -196,6 +196,9 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 	} else if len(inFlight) > 1 {
 		all = append(all, fmt.Sprintf("%d clients ended while their GPUs had work. The table has how many neighbours lived on.", len(inFlight)))
 	}
+	if text := r.PauseText(); text != "" {
+		all = append(all, text)
+	}
 	if n := len(r.Faults); n > 0 {
 		all = append(all, "The job had "+site.Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
 	}

@@ -53,7 +53,7 @@ func gpuOf(index int, uuid site.UUID, end float64) usage.GPU {
 func eightRanks() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4711, Node: "gpu01", User: "hpc1", Partition: "gpu", Account: "proteins", Rule: "ensembles",
-		Share: "even", Begin: minute(0), End: minute(72), ClientsSeen: 8, ClientsPeak: 8,
+		Share: "even", Begin: minute(0), End: minute(72), Totals: usage.Totals{ClientsSeen: 8, ClientsPeak: 8},
 		GPUs: []usage.GPU{gpuOf(0, gpu0, 72), gpuOf(1, gpu1, 72)},
 	}
 	for i := range 8 {
@@ -71,7 +71,7 @@ func eightRanks() usage.Report {
 // unknownValues is a report with as few values as possible: only process utilisation, no times, no ranks.
 func unknownValues() usage.Report {
 	return usage.Report{
-		Schema: usage.Schema, Job: 4712, Node: "gpu01", User: "hpc1", Rule: "all", Begin: minute(0), End: minute(3), ClientsSeen: 4, ClientsPeak: 2,
+		Schema: usage.Schema, Job: 4712, Node: "gpu01", User: "hpc1", Rule: "all", Begin: minute(0), End: minute(3), Totals: usage.Totals{ClientsSeen: 4, ClientsPeak: 2},
 		GPUs: []usage.GPU{
 			{Index: 2, UUID: gpu0, Name: "NVIDIA A30", SMs: 56, MemoryMiB: 24576, Source: "process utilization", Samples: []usage.Sample{
 				{At: minute(1), SMUtil: 40, SMActive: -1, DRAM: -1, UsedMiB: 2000}, {At: minute(2), SMUtil: -1, SMActive: -1, DRAM: -1, UsedMiB: 0},
@@ -89,7 +89,7 @@ func unknownValues() usage.Report {
 func runningJob() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4713, Node: "gpu01", User: `<script>alert("user")</script>`, Rule: "all", Share: "overlap:2",
-		Begin: minute(0), ClientsSeen: 900, ClientsPeak: 6, GPUs: []usage.GPU{gpuOf(0, gpu0, 12)}, Faults: []usage.Fault{{At: minute(8), PID: 203}},
+		Begin: minute(0), Totals: usage.Totals{ClientsSeen: 900, ClientsPeak: 6}, GPUs: []usage.GPU{gpuOf(0, gpu0, 12)}, Faults: []usage.Fault{{At: minute(8), PID: 203}},
 	}
 	for i, ending := range []usage.Ending{"", usage.Ended, usage.InFlight, usage.Faulted, usage.AtEpilog} {
 		c := usage.Client{PID: 200 + i, Rank: i, Step: "\u202e<b>" + strings.Repeat("x", 200), Begin: minute(1), End: minute(4 + float64(i)), Ending: ending}
