@@ -3,11 +3,13 @@
 package cmd_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -74,13 +76,15 @@ func TestAReportOfAJob(t *testing.T) {
 		}
 	}
 	s := openShared(p)
-	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "SLURM_JOB_NAME=relax\x1b[31m",
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
 	first, second, outlives := s.start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.neighbour(), s.start("spin", "-ms", "0", "-for", "100")
 	first.kill()
 	r := p.report(p.runningReport(), "end of a client", func(r usage.Report) bool {
 		return len(r.Clients) == 3 && !r.Clients[0].End.IsZero() && r.Clients[1].PeakMiB > 0
 	})
-	if r.Job != 7 || r.User != "hpc1" || r.Rule != "mps" || r.Share != "overlap:2" || !r.End.IsZero() || r.ClientsSeen != 3 || r.ClientsPeak != 3 {
+	if r.Job != 7 || r.User != "hpc1" || r.Rule != "mps" || r.Share != "overlap:2" || r.Name != "relax?[31m" ||
+		r.BadEnds != 1 || !r.End.IsZero() || r.ClientsSeen != 3 || r.ClientsPeak != 3 {
 		t.Errorf("%+v", r)
 	}
 	g := r.GPUs[0]
@@ -90,8 +94,9 @@ func TestAReportOfAJob(t *testing.T) {
 	if at := g.Samples[0]; at.SMUtil != 96 || at.SMActive != 31 || at.DRAM != 12.5 || at.UsedMiB == 0 || at.Clients == 0 {
 		t.Errorf("%+v", at)
 	}
-	if c := r.Clients[0]; c.PID != first.pid || c.Rank != 5 || c.Step != "3" || c.SMs != 32 {
-		t.Errorf("%+v, want rank 5 of step 3 with 32 SMs, pid %d", c, first.pid)
+	if c := r.Clients[0]; c.PID != first.pid || c.Rank != 5 || c.Step != "3" || c.SMs != 32 ||
+		c.Program != "cuda-client" || c.Exit != "signal 9" {
+		t.Errorf("%+v, want rank 5 of step 3 with 32 SMs, pid %d, cuda-client, signal 9", c, first.pid)
 	}
 	_ = second.Process.Signal(syscall.SIGTERM)
 	second.ends()
@@ -103,10 +108,11 @@ func TestAReportOfAJob(t *testing.T) {
 	for _, c := range r.Clients {
 		endings[c.PID] = c.Ending
 	}
-	if endings[first.pid] == "" || endings[second.pid] == "" || endings[outlives.pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
+	if r.BadEnds != 1 || endings[first.pid] == "" || endings[second.pid] == "" ||
+		endings[outlives.pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
 		t.Errorf("endings %v, faults %v, end %v", endings, r.Faults, r.End)
 	}
-	if summary := p.log(); !strings.Contains(summary, `"sm_util":96,"sm_active":31,"dram":12.5,"max_used_mib":`) {
+	if summary := p.log(); !strings.Contains(summary, `"sm_active":31,"sm_util":96,"dram":12.5,"max_used_mib":`) {
 		t.Errorf("the summary has no figures:\n%s", summary)
 	}
 	for path, mode := range map[string]fs.FileMode{p.keptReport(): 0o640, p.Paths().Reports(): 0o755} {
@@ -181,7 +187,10 @@ func TestWhoReadsAReport(t *testing.T) {
 		t.Errorf("the page:\n%s", html)
 	}
 	expect(uid, "", 1, "cannot write /etc/report.html: permission denied", "7", "--html", "/etc/report.html")
-	expect(uid, "", 2, "SLURM_JOB_ID is not set")
+	expect(uid, "", 2, "cannot write a page: no job is given", "--html", page)
+	expect(uid, "", 0, "\n7          ")
+	expect(0, "", 0, `[{"job":7,`, "--json")
+	expect(uid+1, "", 0, "no report that you may read")
 	expect(uid, "", 2, `cannot report job "x"`, "x")
 	expect(uid, "", 2, "takes one job", "7", "8")
 	expect(uid, "", 1, "this node has no report of it", "8")
@@ -364,6 +373,113 @@ func TestAJobThatIsNotRecorded(t *testing.T) {
 	p.must(0, p.job(7, "0"), "epilog")
 	if _, err := os.Stat(p.keptReport()); err == nil {
 		t.Error("there is a report")
+	}
+	p.quiet()
+}
+
+// The report of a running job has a bad end a second later, long before the next sample. So mpsctl report can be the
+// last line of a batch script.
+//
+// Contract: U2
+func TestABadEndIsReportedAtOnce(t *testing.T) {
+	p := newTestNode(t, testnode.Default(`drain_grace = "0s"`), node.H200)
+	p.facts(`usage_interval = "1h"`)
+	s := openShared(p)
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=1", "SLURM_PROCID=3")
+	neighbour, victim := s.neighbour(), s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	p.report(p.runningReport(), "both clients", func(r usage.Report) bool { return r.ClientsSeen == 2 })
+	victim.kill()
+	p.report(p.runningReport(), "bad end", func(r usage.Report) bool { return r.BadEnds == 1 })
+	out, code := p.ctlAs(uid, "7", "report")
+	for _, want := range []string{"1 of 2 clients ended badly",
+		fmt.Sprintf("rank 3 of step 1 (cuda-client, pid %d) ended by signal 9 (SIGKILL).", victim.pid)} {
+		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("code %d, no %q in\n%s", code, want, out)
+		}
+	}
+	s.lives(neighbour)
+	p.must(0, s.job, "epilog")
+	p.quiet()
+}
+
+// status, metrics, report and the summary have the same names and the same values for a job's numbers.
+//
+// Contract: U2
+func TestTheNumbersOfAJobAgree(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5", "energy_mj": "5000000"} {
+		if err := p.Sim.Node.GPU(0).Set(name, percent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := openShared(p)
+	neighbour, victim := s.neighbour(), s.start("spin", "-ms", "1", "-for", "60")
+	victim.kill()
+	p.report(p.runningReport(), "bad end", func(r usage.Report) bool {
+		return r.BadEnds == 1 && len(r.GPUs[0].Samples) > 0
+	})
+	if err := p.Sim.Node.GPU(0).Set("energy_mj", "12000000"); err != nil {
+		t.Fatal(err)
+	}
+	p.report(p.runningReport(), "energy", func(r usage.Report) bool { return r.EnergyJ == 7000 })
+	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 2, "clients_peak": 2,
+		"bad_ends": 1, "energy_j": 7000}
+
+	object := func(text string) (all map[string]any) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &all); err != nil {
+			t.Fatalf("%v in %s", err, text)
+		}
+		return all
+	}
+	agree := func(of string, found map[string]any, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if found[name] != want[name] {
+				t.Errorf("%s: %s is %v, want %v", of, name, found[name], want[name])
+			}
+		}
+	}
+	totals := []string{"clients_seen", "clients_peak", "bad_ends", "energy_j"}
+	percentages := []string{"sm_active", "sm_util", "dram"}
+	job := object(p.ctl("status", "--json").Output)["jobs"].([]any)[0].(map[string]any)
+	agree("status", job["totals"].(map[string]any), totals...)
+	agree("the guard in status", job["guard"].(map[string]any), "clients_seen", "clients_peak")
+	agree("the use in status", job["gpus"].([]any)[0].(map[string]any)["use"].(map[string]any), percentages...)
+	out, _ := p.ctlAs(uid, "7", "report", "--json")
+	report := object(out)
+	agree("report", report, totals...)
+	agree("the mean in report", report["mean"].(map[string]any), percentages...)
+	metrics := p.ctl("metrics").Output
+	ofJob := `jobid="7",user="hpc1",partition="main"} `
+	for _, line := range []string{"job_clients_seen{" + ofJob + "2", "job_clients_peak{" + ofJob + "2",
+		"job_bad_ends{" + ofJob + "1", "job_energy_joules{" + ofJob + "7000"} {
+		if !strings.Contains(metrics, "\nslurm_mps_"+line+"\n") {
+			t.Errorf("metrics: no %s in\n%s", line, metrics)
+		}
+	}
+	for name, ratio := range map[string]string{"gpu_sm_active_ratio": "0.31", "gpu_sm_util_ratio": "0.96",
+		"gpu_dram_ratio": "0.125"} {
+		if !regexp.MustCompile(`(?m)^slurm_mps_` + name + `\{.*` + ofJob + ratio + `$`).MatchString(metrics) {
+			t.Errorf("metrics: %s is not %s in\n%s", name, ratio, metrics)
+		}
+	}
+	_ = neighbour.Process.Signal(syscall.SIGTERM)
+	neighbour.ends()
+	p.must(0, s.job, "epilog")
+	out, _ = p.ctlAs(uid, "7", "report", "--json")
+	agree("the kept report", object(out), totals...)
+	for line := range strings.Lines(p.log()) {
+		if strings.Contains(line, `"step":"summary"`) {
+			summary := object(line)
+			agree("summary", summary, append(percentages, "bad_ends", "energy_j")...)
+		}
+	}
+	after := p.ctl("metrics").Output
+	for _, line := range []string{"bad_ends_total 1", "energy_joules_total 7000", "pauses_total 0"} {
+		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
+			t.Errorf("after the job: no %s in\n%s", line, after)
+		}
 	}
 	p.quiet()
 }

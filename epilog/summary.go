@@ -101,15 +101,12 @@ func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool
 		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).
 		Int("pauses", s.Pauses).Int64("paused_ms", s.PausedMillis).Float64("seconds", s.Seconds).Bool("closed", closed)
 	if mean := r.Mean(); r.Job != 0 {
-		for _, figure := range []struct {
-			name    string
-			percent float64
-		}{{"sm_util", mean.SMUtil}, {"sm_active", mean.SMActive}, {"dram", mean.DRAM}} {
-			if figure.percent >= 0 {
-				line = line.Float64(figure.name, math.Round(figure.percent*10)/10)
+		for _, f := range usage.Percentages {
+			if percent := f.Of(mean); percent >= 0 {
+				line = line.Float64(f.Key, math.Round(percent*10)/10)
 			}
 		}
-		line = line.Int("max_used_mib", mean.UsedMiB)
+		line = line.Int("max_"+usage.MemoryUsed.Key, mean.UsedMiB).Int("bad_ends", r.BadEnds).Int("energy_j", r.EnergyJ)
 	}
 	line.Send()
 }

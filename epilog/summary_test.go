@@ -90,7 +90,8 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 	l := n.leased(nil)
 	path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
 	err := errors.Join(os.WriteFile(path, []byte(serverSaid), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)),
-		n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9}, OutsideSeen: 2, Pauses: 2, PausedMillis: 1300}))
+		n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9},
+			OutsideSeen: 2, Pauses: 2, PausedMillis: 1300}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ type Event struct {
 	GPUs  uint64       `json:"gpus"` // bit n: the client has the job's n-th GPU open; 0 if no GPU is known
 	Begin time.Time    `json:"begin"`
 	End   time.Time    `json:"end,omitzero"`
+	Exit  string       `json:"exit,omitempty"` // as in Client
 	// Ending and Unharmed are as in Client. They are known later than End.
 	Ending   Ending `json:"ending,omitempty"`
 	Unharmed int    `json:"unharmed,omitempty"`

@@ -72,6 +72,10 @@ func (p *view) job(j inspect.Job) {
 	if j.Guard != nil {
 		p.guard(j, *j.Guard)
 	}
+	if j.Report.BadEnds > 0 {
+		p.line("  ended    %s", p.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
+			site.Count(j.Report.ClientsSeen, "client"), j.ID)))
+	}
 	if text := pausesOf(j).PauseText(); text != "" {
 		p.WriteString(p.screen.Wrap("  ", text))
 	}
@@ -254,8 +258,14 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 	if held.Use.SMActive < 0 {
 		load = max(held.Use.SMUtil, 0)
 	}
-	line := fmt.Sprintf("  in use   SMs %s  kernel %s  DRAM %s  memory %d GiB", share(held.Use.SMActive), share(held.Use.SMUtil), share(held.Use.DRAM),
-		(held.Use.UsedMiB+512)>>10)
+	line := ""
+	for _, f := range usage.Percentages {
+		line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
+	}
+	const title = "  in use   "
+	line = p.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
+		(held.Use.UsedMiB+512)>>10))
+	line = title + strings.TrimSuffix(line[len(title):], "\n")
 	if cells := min(p.screen.Columns-len(line)-2, 30); cells >= 8 {
 		line += "  " + Bar(int(load+0.5), 100, cells)
 	}
