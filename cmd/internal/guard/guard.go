@@ -185,7 +185,7 @@ func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Pat
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf:  nameOf,
-		Daemons: r.daemons, Leased: r.leased, Log: log,
+		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
 		Save: func(s lease.GuardState) {
 			if err := journal.SaveGuard(job, s); err != nil {
 				log.Warn().Err(err).Send()
@@ -273,6 +273,12 @@ func (r *record) daemons() (all []site.Process) {
 func (r *record) leased() bool {
 	_, err := r.store.Read(r.lease.Job.ID)
 	return !errors.Is(err, lease.ErrNotFound) && !errors.Is(err, lease.ErrStaleBoot)
+}
+
+// guards returns the number of jobs with a lease. Each has a guard, unless its policy wants none.
+func (r *record) guards() int {
+	jobs, _ := r.store.Jobs()
+	return len(jobs)
 }
 
 // detach points stdout to /dev/null, because the prolog has read all that it needs.
