@@ -3,6 +3,7 @@
 package mpsctl
 
 import (
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -80,5 +81,32 @@ func TestText(t *testing.T) {
 	}
 	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)
+	}
+}
+
+// docs/reference.md has each metric.
+func TestMetricsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil), totals{}.families()) {
+		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
+			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
+		}
+	}
+}
+
+// The names and meanings of the figures in docs/reference.md are those that mpsctl report prints.
+func TestFiguresAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		row := regexp.MustCompile("(?m)^\\| " + f.Name + " \\| `" + f.Key + "`.*\\| " + regexp.QuoteMeta(f.Means) + " \\|$")
+		if !row.Match(text) {
+			t.Errorf("docs/reference.md has no row %s", row)
+		}
 	}
 }
