@@ -377,8 +377,8 @@ func TestAJobThatIsNotRecorded(t *testing.T) {
 	p.quiet()
 }
 
-// The report of a running job has a bad end a second later, long before the next sample. So mpsctl report can be the
-// last line of a batch script.
+// mpsctl report has the end of a client that has just ended, long before the next sample. So it can be the last line of
+// a batch script.
 //
 // Contract: U2
 func TestABadEndIsReportedAtOnce(t *testing.T) {
@@ -389,7 +389,6 @@ func TestABadEndIsReportedAtOnce(t *testing.T) {
 	neighbour, victim := s.neighbour(), s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
 	p.report(p.runningReport(), "both clients", func(r usage.Report) bool { return r.ClientsSeen == 2 })
 	victim.kill()
-	p.report(p.runningReport(), "bad end", func(r usage.Report) bool { return r.BadEnds == 1 })
 	out, code := p.ctlAs(uid, "7", "report")
 	for _, want := range []string{"1 of 2 clients ended badly",
 		fmt.Sprintf("rank 3 of step 1 (cuda-client, pid %d) ended by signal 9 (SIGKILL).", victim.pid)} {
@@ -413,17 +412,18 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 		}
 	}
 	s := openShared(p)
-	neighbour, victim := s.neighbour(), s.start("spin", "-ms", "1", "-for", "60")
-	victim.kill()
-	p.report(p.runningReport(), "bad end", func(r usage.Report) bool {
-		return r.BadEnds == 1 && len(r.GPUs[0].Samples) > 0
-	})
+	neighbour := s.neighbour()
+	// The victim's memory may be needed by a successor, so the guard pauses the neighbour.
+	s.start("spin", "-ms", "0", "-for", "100", "-mib", "80000", "-end", "signal:9", "-after", "0.3").ends()
+	paused := p.report(p.runningReport(), "bad end and pause", func(r usage.Report) bool {
+		return r.BadEnds == 1 && r.Pauses == 1 && len(r.GPUs[0].Samples) > 0
+	}).PausedMillis
 	if err := p.Sim.Node.GPU(0).Set("energy_mj", "12000000"); err != nil {
 		t.Fatal(err)
 	}
 	p.report(p.runningReport(), "energy", func(r usage.Report) bool { return r.EnergyJ == 7000 })
 	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 2, "clients_peak": 2,
-		"bad_ends": 1, "energy_j": 7000}
+		"bad_ends": 1, "energy_j": 7000, "pauses": 1, "paused_ms": float64(paused)}
 
 	object := func(text string) (all map[string]any) {
 		t.Helper()
@@ -440,11 +440,11 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 			}
 		}
 	}
-	totals := []string{"clients_seen", "clients_peak", "bad_ends", "energy_j"}
+	totals := []string{"clients_seen", "clients_peak", "bad_ends", "energy_j", "pauses", "paused_ms"}
 	percentages := []string{"sm_active", "sm_util", "dram"}
 	job := object(p.ctl("status", "--json").Output)["jobs"].([]any)[0].(map[string]any)
 	agree("status", job["totals"].(map[string]any), totals...)
-	agree("the guard in status", job["guard"].(map[string]any), "clients_seen", "clients_peak")
+	agree("the guard in status", job["guard"].(map[string]any), "clients_seen", "clients_peak", "pauses", "paused_ms")
 	agree("the use in status", job["gpus"].([]any)[0].(map[string]any)["use"].(map[string]any), percentages...)
 	out, _ := p.ctlAs(uid, "7", "report", "--json")
 	report := object(out)
@@ -453,7 +453,8 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 	metrics := p.ctl("metrics").Output
 	ofJob := `jobid="7",user="hpc1",partition="main"} `
 	for _, line := range []string{"job_clients_seen{" + ofJob + "2", "job_clients_peak{" + ofJob + "2",
-		"job_bad_ends{" + ofJob + "1", "job_energy_joules{" + ofJob + "7000"} {
+		"job_bad_ends{" + ofJob + "1", "job_energy_joules{" + ofJob + "7000",
+		"job_pauses{" + ofJob + "1", fmt.Sprintf("job_paused_seconds{%s%v", ofJob, float64(paused)/1000)} {
 		if !strings.Contains(metrics, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("metrics: no %s in\n%s", line, metrics)
 		}
@@ -464,6 +465,14 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 			t.Errorf("metrics: %s is not %s in\n%s", name, ratio, metrics)
 		}
 	}
+	sentence := fmt.Sprintf("The guard paused the ranks 1 time, %.1f s in all.", float64(paused)/1000)
+	for _, command := range []string{"status", "report"} {
+		for _, user := range []uint32{0, uid} {
+			if out, _ := p.ctlAs(user, "7", command); !strings.Contains(out, sentence) {
+				t.Errorf("%s of uid %d lacks %q:\n%s", command, user, sentence, out)
+			}
+		}
+	}
 	_ = neighbour.Process.Signal(syscall.SIGTERM)
 	neighbour.ends()
 	p.must(0, s.job, "epilog")
@@ -472,11 +481,12 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 	for line := range strings.Lines(p.log()) {
 		if strings.Contains(line, `"step":"summary"`) {
 			summary := object(line)
-			agree("summary", summary, append(percentages, "bad_ends", "energy_j")...)
+			agree("summary", summary, append(percentages, "bad_ends", "energy_j", "pauses", "paused_ms")...)
 		}
 	}
 	after := p.ctl("metrics").Output
-	for _, line := range []string{"bad_ends_total 1", "energy_joules_total 7000", "pauses_total 0"} {
+	for _, line := range []string{"bad_ends_total 1", "energy_joules_total 7000", "pauses_total 1",
+		fmt.Sprintf("paused_seconds_total %v", float64(paused)/1000)} {
 		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("after the job: no %s in\n%s", line, after)
 		}

@@ -32,9 +32,9 @@ a sentence of advice about the number of ranks follows.
 JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
 script. Outside of a job, it is a list of your jobs that have a report here; root gets those of all users. A report is
 there from the first second of a job until 30 days after its end, if the job had a client of MPS. If a node has more
-than 1,000 reports, the oldest of the user with the most are removed. The clients and their ends are those of a second
-ago. The GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user and root can
-read it, and no other member of a group. If the file system has no ACLs, only root can.
+than 1,000 reports, the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that
+have just ended. The GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user
+and root can read it, and no other member of a group. If the file system has no ACLs, only root can.
 
 A client ended badly if it ended by a signal, with a status other than 0, or by a fatal GPU error. Each such end is
 printed with the client's rank, step and program, and the worst comes first. Clients that ended alike share a line.
@@ -69,7 +69,7 @@ func reportCommand(call *Invocation) *cobra.Command {
 			case job == 0:
 				return printReports(call)
 			}
-			r, err := findReport(call.Paths, job)
+			r, err := latestReport(call.Paths, job)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
@@ -126,6 +126,26 @@ func reportedJob(args []string, own string) (uint32, error) {
 		return 0, fmt.Errorf("cannot report job %.40q: it is not a job's number: squeue -O JobID prints it, of a job array too", text)
 	}
 	return uint32(job), nil
+}
+
+// endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
+const endsWait = 2 * time.Second
+
+// latestReport reads the report of a job. If processes of it have just ended, as before the last line of a batch script,
+// it waits until the report has their ends.
+func latestReport(paths site.Paths, job uint32) (usage.Report, error) {
+	for until := time.Now().Add(endsWait); ; time.Sleep(endsWait / 20) {
+		r, err := findReport(paths, job)
+		if err != nil || time.Now().After(until) || !slices.ContainsFunc(r.Clients, hasGone) {
+			return r, err
+		}
+	}
+}
+
+// hasGone reports whether a client that lives in its report has ended.
+func hasGone(c usage.Client) bool {
+	_, err := os.Stat("/proc/" + strconv.Itoa(c.PID))
+	return c.End.IsZero() && errors.Is(err, fs.ErrNotExist)
 }
 
 // findReport reads the report of a running job, or else of an ended job.
