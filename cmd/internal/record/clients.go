@@ -207,12 +207,12 @@ func (all *clients) fault(gpus uint64, at time.Time) {
 	}
 }
 
-// rows returns the clients in the form of a report: a row for each client and GPU.
+// rows returns the clients in the form of a report: a row for each client and GPU, the latest usage.MaxClients of them.
 func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
 	for _, c := range all.all {
 		for n, gpu := range gpus {
-			if c.gpus()&(1<<n) == 0 || len(rows) == usage.MaxClients {
+			if c.gpus()&(1<<n) == 0 {
 				continue
 			}
 			row := usage.Client{
@@ -225,7 +225,7 @@ func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []us
 			rows = append(rows, row)
 		}
 	}
-	return rows
+	return rows[max(len(rows)-usage.MaxClients, 0):]
 }
 
 // shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.

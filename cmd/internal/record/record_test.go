@@ -4,8 +4,10 @@ package record
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,5 +146,42 @@ func TestPausesAreRecorded(t *testing.T) {
 	}
 	if r.report.Pauses != 3 || r.report.PausedMillis != 1200 || r.clients.seen != 0 {
 		t.Errorf("%+v, %d clients", r.report.Totals, r.clients.seen)
+	}
+}
+
+// A bad end counts once, also after the client has made room for others. A client that outlived the job does not count.
+func TestBadEndsAreCounted(t *testing.T) {
+	all := clients{read: nothing}
+	now := time.Now()
+	end := func(pid int, exit string) {
+		e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 3, Begin: now}
+		all.tell(e)
+		e.End, e.Exit = now, exit
+		all.tell(e)
+		e.Ending = usage.Ended
+		all.tell(e)
+	}
+	for pid, exit := range map[int]string{1: "signal 9", 2: "status 1", 3: usage.InOrder, 4: ""} {
+		end(pid, exit)
+	}
+	if n := all.badEnds(); n != 2 {
+		t.Errorf("%d bad ends, want 2", n)
+	}
+	for pid := 5; pid < 5+usage.MaxClients; pid++ {
+		end(pid, usage.InOrder)
+	}
+	if n := all.badEnds(); n != 2 || len(all.all) != usage.MaxClients || all.find(func(c *client) bool { return c.bad() }) != nil {
+		t.Errorf("after %d other clients: %d bad ends, want 2", usage.MaxClients, n)
+	}
+	late := usage.Event{Proc: site.Process{PID: 1000, Start: 1}, GPUs: 1, Begin: now}
+	all.tell(late)
+	all.stay()
+	late.End, late.Exit = now, "signal 9"
+	all.tell(late)
+	if n := all.badEnds(); n != 2 {
+		t.Errorf("with a client that outlived the job: %d bad ends, want 2", n)
+	}
+	if n := strings.Count(fmt.Sprint(all.rows([]lease.TicketDevice{{}, {}}, 0)), "signal 9"); n != 1 {
+		t.Errorf("%d rows have the exit of the last client, want 1", n)
 	}
 }
