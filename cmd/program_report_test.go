@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -492,4 +493,31 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 		}
 	}
 	p.quiet()
+}
+
+// mpsctl report as the last line of a batch script: the killed rank is there with its step, and normal ends are not.
+//
+// Contract: U2
+func TestAReportAtTheEndOfABatchScript(t *testing.T) {
+	c := newCluster(t, testnode.Default("overlap = 2"), lab.Options{PrologFlags: "Alloc"})
+	ranks := c.client() + " spin -ms 5 -for 3"
+	id := c.batch(strings.Join([]string{
+		"srun -n4 " + c.wrap("info"),
+		"srun -n4 --kill-on-bad-exit=0 " + filepath.Join(c.dir, "mpirun-wrap") + " bash -c '" +
+			"[ $SLURM_PROCID = 3 ] && exec " + ranks + " -queue 50 -end signal:9 -after 1; exec " + ranks + "'",
+		strings.Join(c.first().Command("mpsctl", "report"), " "),
+	}, "\n"), "-n4", "--gres=gpu:1", "--job-name=relax")
+	c.ended(id)
+	_, report, _ := strings.Cut(c.output(id), fmt.Sprintf("job %d ", id))
+	text := strings.Join(strings.Fields(report), " ")
+	for _, want := range []string{`"relax" of `, "1 of 8 clients ended badly", "rank 3 of step 1 (cuda-client, pid ",
+		"ended by signal 9 (SIGKILL)", "the clients had 66 SMs"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s\n%s", want, c.output(id), c.log())
+		}
+	}
+	if n := strings.Count(report, "pid "); n != 1 {
+		t.Errorf("%d incidents, want 1:\n%s", n, report)
+	}
+	c.quiet()
 }

@@ -97,7 +97,7 @@ type Incident struct {
 func (r Report) Incidents() []Incident {
 	all := []Incident{}
 	for _, f := range r.Faults {
-		all = append(all, Incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.nameOf(f.GPU), r.who(f.PID))})
+		all = append(all, Incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
 	}
 	type kind struct {
 		text, step, program string
@@ -142,7 +142,7 @@ func (r Report) ended(alike []Client) string {
 			Client{PID: first.PID, Rank: first.Rank}.Who())
 	}
 	text := first.Who() + " " + first.EndText() + "."
-	if lived := first.Neighbours(r.nameOf(first.GPU)); lived != "" {
+	if lived := first.Neighbours(r.GPUName(first.GPU)); lived != "" {
 		text += " " + lived + "."
 	} else if first.Ending == "" && r.End.IsZero() {
 		text += " The guard holds its files."
@@ -150,9 +150,10 @@ func (r Report) ended(alike []Client) string {
 	return text
 }
 
-func (r Report) nameOf(gpu int) string {
-	if gpu >= len(r.GPUs) {
-		return "a GPU"
+// GPUName returns the name of a GPU of the report, as in "GPU 3".
+func (r Report) GPUName(gpu int) string {
+	if gpu < 0 || gpu >= len(r.GPUs) {
+		return "Its GPU"
 	}
 	return fmt.Sprintf("GPU %d", r.GPUs[gpu].Index)
 }
@@ -247,7 +248,7 @@ func (r Report) GPUHours(now time.Time) float64 {
 func (r Report) Shares() string {
 	var all []int
 	for _, c := range r.Clients {
-		if c.GPU >= len(r.GPUs) {
+		if c.GPU < 0 || c.GPU >= len(r.GPUs) {
 			continue
 		}
 		if sms := cmp.Or(c.SMs, r.GPUs[c.GPU].SMs); sms > 0 {

@@ -48,7 +48,7 @@ func TestIncidents(t *testing.T) {
 		{PID: 3, Rank: 1, Step: "1", Begin: began, End: after(4), Exit: "signal 15"},
 		{PID: 4, Rank: 0, Step: "1", Begin: began, End: after(3), Exit: "signal 15"},
 		{PID: 5, Rank: -1, Step: "batch", Program: "sh", Begin: began, End: after(1), Ending: AtEpilog},
-		{PID: 6, Rank: -1, Program: "sh", Begin: began, End: after(1), Exit: "status 2", Ending: InFlight, Unharmed: 1},
+		{PID: 6, GPU: -1, Rank: -1, Program: "sh", Begin: began, End: after(1), Exit: "status 2", Ending: InFlight, Unharmed: 1},
 		{PID: 7, GPU: 1, Rank: -1, Begin: began, End: after(5), Exit: "status 1", Ending: Faulted},
 	}}
 	var got []string
@@ -57,7 +57,7 @@ func TestIncidents(t *testing.T) {
 	}
 	want := []string{
 		"GPU 6 had a fatal error, which ends all of its clients. It began with pid 7.",
-		"pid 6 (sh) ended with status 2. GPU 4 had work, and its neighbour lived on.",
+		"pid 6 (sh) ended with status 2. Its GPU had work, and its neighbour lived on.",
 		"rank 3 of step 0 (app, pid 2) ended by signal 9 (SIGKILL). GPU 4 had work, and its 2 neighbours lived on.",
 		"2 clients of step 1 ended by signal 15 (SIGTERM), rank 0 (pid 4) first.",
 		"pid 5 of the batch script (sh) outlived the job, and was ended by the epilog.",

@@ -99,7 +99,7 @@ type Sample struct {
 // Client is a process that was a client of MPS on one GPU.
 type Client struct {
 	PID int `json:"pid"`
-	GPU int `json:"gpu"` // an index into Report.GPUs
+	GPU int `json:"gpu"` // an index into Report.GPUs, -1 if it is not known
 	// Rank and Step are from the process's environment, and Program is the kernel's name for it. Its user can write all
 	// of them. -1 and "" mean not known.
 	Rank    int    `json:"rank"`

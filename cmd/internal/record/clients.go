@@ -211,14 +211,18 @@ func (all *clients) fault(gpus uint64, at time.Time) {
 func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
 	for _, c := range all.all {
+		on := c.gpus()
+		switch {
+		case on == 0 && len(gpus) == 1:
+			on = 1
+		case on == 0:
+			rows = append(rows, c.row(-1))
+		}
 		for n, gpu := range gpus {
-			if c.gpus()&(1<<n) == 0 {
+			if on&(1<<n) == 0 {
 				continue
 			}
-			row := usage.Client{
-				PID: c.Proc.PID, GPU: n, Rank: c.own.Rank, Step: c.own.Step, Program: c.program, PeakMiB: c.peaks[n],
-				Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
-			}
+			row := c.row(n)
 			if c.own.Unknown == "" {
 				row.SMs, row.LimitMiB = shareOf(c.own, gpu.Device, ceiling), c.own.MemoryMiB(gpu.UUID)
 			}
@@ -226,6 +230,14 @@ func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []us
 		}
 	}
 	return rows[max(len(rows)-usage.MaxClients, 0):]
+}
+
+// row returns a client's row for a GPU, without its limits.
+func (c *client) row(gpu int) usage.Client {
+	return usage.Client{
+		PID: c.Proc.PID, GPU: gpu, Rank: c.own.Rank, Step: c.own.Step, Program: c.program, PeakMiB: c.peaks[gpu],
+		Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
+	}
 }
 
 // shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.

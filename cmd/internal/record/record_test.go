@@ -185,3 +185,16 @@ func TestBadEndsAreCounted(t *testing.T) {
 		t.Errorf("%d rows have the exit of the last client, want 1", n)
 	}
 }
+
+// A client whose GPU no one knows is in the report, without a GPU or with the job's only one.
+func TestAClientWithoutAKnownGPU(t *testing.T) {
+	all := clients{read: nothing}
+	e := usage.Event{Proc: site.Process{PID: 7, Start: 1}, Begin: time.Now(), End: time.Now(), Exit: "signal 9"}
+	all.tell(e)
+	for gpus, want := range map[int]int{1: 0, 2: -1} {
+		rows := all.rows(make([]lease.TicketDevice, gpus), 0)
+		if len(rows) != 1 || rows[0].GPU != want || rows[0].Exit != "signal 9" {
+			t.Errorf("of %d GPUs: %+v, want GPU %d", gpus, rows, want)
+		}
+	}
+}

@@ -236,7 +236,7 @@ func rowOf(r usage.Report, c usage.Client, axis timeAxis) clientRow {
 		Rank: notKnown, Step: cmp.Or(shown(c.Step, 64), notKnown), PID: known0(c.PID), GPU: numberOf(r, c.GPU), SMs: "all",
 		Limit: "none", Peak: ofMemory(c.PeakMiB, 0), Begin: axis.clock(c.Begin), Lasted: notKnown,
 		Program: cmp.Or(shown(c.Program, 64), notKnown),
-		Ending:  capital(c.EndText() + behind(". ", c.Neighbours("GPU "+numberOf(r, c.GPU)))),
+		Ending:  capital(c.EndText() + behind(". ", c.Neighbours(r.GPUName(c.GPU)))),
 	}
 	if c.Rank >= 0 {
 		row.Rank = strconv.Itoa(c.Rank)
