@@ -11,8 +11,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// A stranger opens the driver's device 10,000 times a second. The guard may use 10 % of a core for its looks, not 27 %
-// as before. It finds a client nevertheless, because the daemon writes a line when the client connects.
+// A stranger opens the driver's device 10,000 times a second. That costs a guard some 3 % of a core. It finds a client nevertheless, because the daemon writes a line when the client connects.
 //
 // Contract: G3
 func TestHostileOpeningsCostLittle(t *testing.T) {
@@ -49,7 +48,7 @@ func TestHostileOpeningsCostLittle(t *testing.T) {
 	if opened < 10000 {
 		t.Errorf("only %d openings", opened)
 	}
-	if used > window/10 {
+	if used > window/16 {
 		t.Errorf("%v of processor time in %v", used, window)
 	}
 	client.kill()

@@ -138,15 +138,12 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	noted := c.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	c.startNVML(l)
 	before := logSizes(l)
-	byItself, ended := c.endDaemons(ctx, l, was)
-	failed = errors.Join(failed, ended)
-	summary := summarise(l, before)
-	c.removeJobFiles(l)
-	if ended == nil {
-		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID))
-	}
+	byItself, ended, guardEnded := c.endAll(ctx, l, was)
+	failed = errors.Join(failed, ended, guardEnded)
 	guard, err := c.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
+	summary := summarise(l, before)
 	summary.guarded(guard, err)
+	c.removeJobFiles(l)
 	var kept *keeping
 	if ended == nil {
 		if was != lease.Opening {
