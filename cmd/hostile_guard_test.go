@@ -26,8 +26,14 @@ type watch struct {
 
 func newWatch(t *testing.T) *watch {
 	t.Helper()
+	return newWatchOf(t, uid, gid)
+}
+
+// newWatchOf is newWatch for a job of another user, who has no processes in other tests.
+func newWatchOf(t *testing.T, user, group uint32) *watch {
+	t.Helper()
 	a := newAttack(t, "", 1)
-	w := &watch{shared: openShared(a.testNode), a: a}
+	w := &watch{shared: openSharedOf(a.testNode, user, group), a: a}
 	w.before = w.files()
 	return w
 }

@@ -55,7 +55,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 		t.Fatal(err)
 	}
 	taken = &takers{line: takerLine, wait: soon}
-	t.Cleanup(func() { taken.abandon(); unix.Close(pidfd) })
+	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
 
@@ -74,7 +74,7 @@ func TestTakers(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	for range 20 {
-		fd, err := taken.duplicate(pidfd, number, wanted)
+		fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -82,12 +82,12 @@ func TestTakers(t *testing.T) {
 			t.Fatalf("%q, %v", target, err)
 		}
 		unix.Close(fd)
-		if fd, err := taken.duplicate(pidfd, number, identity{}); fd != -1 || !errors.Is(err, errChanged) {
+		if fd, err := taken.duplicate(os.Getpid(), pidfd, number, identity{}); fd != -1 || !errors.Is(err, errChanged) {
 			t.Fatalf("%d, %v", fd, err)
 		}
 	}
 	first := taken.current
-	if fd, err := taken.duplicate(pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
 		t.Errorf("%d, %v", fd, err)
 	}
 	if taken.current != first || taken.stuck.Load() > 0 {
@@ -98,35 +98,26 @@ func TestTakers(t *testing.T) {
 	}
 }
 
-// A taker that does not answer, or has ended, is replaced by another. At most maxStuck takers are abandoned at a time.
+// A taker that does not answer is ended, and a taker that has ended is replaced.
 func TestTakersThatDoNotAnswer(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	taken.wait = 50 * time.Millisecond
-	var stopped []*os.Process
-	for range maxStuck {
+	for range maxStuck + 1 {
 		if err := taken.start(); err != nil {
 			t.Fatal(err)
 		}
-		process := taken.current.process
-		if err := process.Signal(unix.SIGSTOP); err != nil {
+		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		stopped = append(stopped, process)
-		if _, err := taken.duplicate(pidfd, number, wanted); !errors.Is(err, errChanged) {
+		if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errChanged) {
 			t.Fatal(err)
 		}
-	}
-	if _, err := taken.duplicate(pidfd, number, wanted); !errors.Is(err, errStuck) {
-		t.Error(err)
-	}
-	for _, process := range stopped {
-		_ = process.Signal(unix.SIGCONT)
-	}
-	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > soon {
-			t.Fatalf("%d have not ended", taken.stuck.Load())
+		for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+			if time.Since(began) > soon {
+				t.Fatalf("%d have not ended", taken.stuck.Load())
+			}
 		}
 	}
 	taken.wait = soon
@@ -142,10 +133,62 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	if err := readable(ended, soon); err != nil {
 		t.Fatal(err)
 	}
-	if fd, err := taken.duplicate(pidfd, number, wanted); fd != -1 || err == nil {
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); fd != -1 || err == nil {
 		t.Errorf("%d, %v", fd, err)
 	}
-	fd, err := taken.duplicate(pidfd, number, wanted)
+	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatal("the one that has ended still counts")
+		}
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+}
+
+// While takers hang that no signal ends, no other one is asked about the same process, and there are maxStuck at most.
+// Late answers of one round take no longer than one answer may take, and a little for each.
+func TestTakersThatHang(t *testing.T) {
+	taken, pidfd, file := takes(t)
+	number := int(file.Fd())
+	wanted := identityAt(t, number)
+	taken.note(os.Getpid(), 1)
+	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errSilent) || taken.current != nil {
+		t.Fatalf("a taker is asked about a process that has made one hang: %v", err)
+	}
+	taken.note(os.Getpid(), -1)
+	taken.wait = 200 * time.Millisecond
+	began := time.Now()
+	for other := range maxStuck {
+		if err := taken.start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := taken.duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, errChanged) {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took < taken.wait || took > 6*taken.wait {
+		t.Errorf("%d late answers took %v", maxStuck, took)
+	}
+	for other := range maxStuck {
+		taken.note(-100-other, 1)
+	}
+	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errStuck) {
+		t.Error(err)
+	}
+	for other := range maxStuck {
+		taken.note(-100-other, -1)
+	}
+	taken.begin()
+	taken.wait = soon
+	for began := time.Now(); taken.stuck.Load() > 0 && time.Since(began) < soon; time.Sleep(time.Millisecond) {
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
