@@ -225,7 +225,7 @@ func (g *Guard) admit(pid int) (*client, error) {
 const (
 	// maxUnguarded limits the processes that are remembered because they could not be admitted.
 	maxUnguarded = 4096
-	// maxCauses limits the causes that are told apart.
+	// maxCauses limits the causes that are told apart. There is one more for all others.
 	maxCauses = 4
 )
 
@@ -239,13 +239,17 @@ func (g *Guard) noteUnguarded(pid int, err error) {
 	}
 	g.unguarded[pid], g.changed = true, true
 	cause := site.OneLine(err)
-	at := slices.IndexFunc(g.state.Unguarded, func(u lease.Unguarded) bool { return u.Cause == cause })
-	if at < 0 && len(g.state.Unguarded) < maxCauses {
+	of := func(u lease.Unguarded) bool { return u.Cause == cause }
+	if !slices.ContainsFunc(g.state.Unguarded, of) && len(g.state.Unguarded) >= maxCauses {
+		cause = "other causes"
+	}
+	at := slices.IndexFunc(g.state.Unguarded, of)
+	if at < 0 {
 		g.logOnce("cannot watch a process of the job: if it is a client, its end harms its neighbours: "+cause, nil)
 		at = len(g.state.Unguarded)
 		g.state.Unguarded = append(g.state.Unguarded, lease.Unguarded{Cause: cause})
 	}
-	g.state.Unguarded[max(at, 0)].Processes++
+	g.state.Unguarded[at].Processes++
 }
 
 // newClient checks a process of the job's user, and returns it as a client without files.
