@@ -55,6 +55,32 @@ func TestHostileExecsBesideAGuard(t *testing.T) {
 	}
 }
 
+// More processes are in the middle of an exec than the guard asks at once. It tells that it cannot watch the others,
+// uses no processor time, and ends when it is asked.
+//
+// Contract: G3
+func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
+	const user, count = stormy + 44, 90
+	w := newWatchOf(t, user, user)
+	w.a.inExec(user, count, "rank")
+	w.group(w.a.as(user, w.a.program, "opens", w.device("nvidia-uvm"))) // so that the guard looks now
+	w.until("finding", func() bool {
+		_, out := w.mpsctlAs(0, "status")
+		return strings.Contains(out, "clients-unguarded")
+	})
+	if state := w.state(); state.Silent >= count || state.Silent == 0 || len(state.Unguarded) != 1 ||
+		!strings.Contains(state.Unguarded[0].Cause, "in the middle of an exec") {
+		t.Errorf("%+v", state)
+	}
+	if mib := resident(t, w.guard.PID); mib > 20 {
+		t.Errorf("the guard uses %.1f MiB", mib)
+	}
+	w.ends()
+	if left := w.a.waiting(user); left < count {
+		t.Errorf("only %d processes are still in their exec, so the test proves little", left)
+	}
+}
+
 // takersOf returns the pids of root's processes that duplicate files for a guard.
 func (w *watch) takersOf(guard site.Process) (pids []int) {
 	w.t.Helper()

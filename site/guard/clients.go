@@ -234,7 +234,8 @@ const (
 func (g *Guard) noteUnguarded(pid int, err error) {
 	silent := errors.Is(err, errSilent) && !errors.Is(err, errCrowd)
 	ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
-	if err == nil || silent || ended || errors.Is(err, errNotOurs) || g.unguarded[pid] || len(g.unguarded) >= maxUnguarded {
+	known := g.living[pid] != nil || g.unguarded[pid] || len(g.unguarded) >= maxUnguarded
+	if err == nil || silent || ended || known || errors.Is(err, errNotOurs) {
 		return
 	}
 	g.unguarded[pid], g.changed = true, true

@@ -171,7 +171,10 @@ func (g *Guard) Run() {
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		until := g.wakeUp(time.Now())
+		until := time.Now()
+		if next := g.wakeUp(until); next.After(until) {
+			until = next
+		}
 		if g.Promise != nil {
 			g.Promise(until)
 		}
