@@ -115,12 +115,17 @@ func computed(t *testing.T, pid int) time.Duration {
 // ends checks that the guard ends soon after SIGTERM, and that the epilog leaves nothing behind.
 func (w *watch) ends() {
 	w.t.Helper()
+	w.endsWithin(slack)
+}
+
+func (w *watch) endsWithin(limit time.Duration) {
+	w.t.Helper()
 	asked := time.Now()
 	if err := w.guard.Kill(unix.SIGTERM); err != nil {
 		w.t.Fatal(err)
 	}
 	w.gone(w.guard)
-	if took := time.Since(asked); took > slack {
+	if took := time.Since(asked); took > limit {
 		w.t.Errorf("the guard ended %v after SIGTERM", took)
 	}
 	w.a.withstands(w.shared.job, "epilog")

@@ -24,30 +24,38 @@ import (
 // Contract: G2, G3
 func TestHostileExecsBesideAGuard(t *testing.T) {
 	for name, c := range map[string]struct {
-		user  uint32
-		count int
-	}{"one": {stormy + 40, 1}, "some": {stormy + 41, 50}} {
+		user    uint32
+		count   int
+		clients bool
+	}{"one": {stormy + 40, 1, false}, "some": {stormy + 41, 50, false}, "clients": {stormy + 45, 3, true}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWatchOf(t, c.user, c.user)
 			neighbour := w.neighbour()
 			w.holds(2, slack)
-			w.a.inExec(c.user, c.count, "rank")
+			var devices []string
+			files := 2
+			if c.clients {
+				devices = []string{w.device("nvidiactl"), w.device("nvidia-uvm")}
+				files += c.count
+			}
+			w.a.inExecWith(devices, c.user, c.count, "rank")
+			w.holds(files, slack)
 			w.until("the guard's note", func() bool { return w.state().Silent >= c.count })
+			computing := computed(t, w.guard.PID)
+			site.Sleep(w.ctx, 2*time.Second)
+			if used := computed(t, w.guard.PID) - computing; used > 100*time.Millisecond { // a look is every 10 s
+				t.Errorf("the guard has computed for %v in 2 s", used)
+			}
 			began := time.Now()
 			victim := w.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
-			w.holds(4, 2*time.Second)
+			w.holds(files+2, 2*time.Second)
 			t.Logf("a new client is found after %v", time.Since(began))
 			victim.kill()
 			w.lives(neighbour)
 			if _, status := w.mpsctlAs(0, "status"); !strings.Contains(status, "no answer of ") {
 				t.Errorf("mpsctl status:\n%s", status)
 			}
-			computing := computed(t, w.guard.PID)
-			site.Sleep(w.ctx, time.Second)
-			if used := computed(t, w.guard.PID) - computing; used > 200*time.Millisecond {
-				t.Errorf("the guard has computed for %v in a second", used)
-			}
-			w.ends()
+			w.endsWithin(2 * time.Second) // after that, an epilog would kill it
 			if left := w.a.waiting(c.user); left < c.count {
 				t.Errorf("only %d processes are still in their exec, so the test proves little", left)
 			}
