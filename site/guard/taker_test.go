@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
@@ -193,4 +194,109 @@ func TestTakersThatHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
+}
+
+// A taker has a place among the node's takers, with a descriptor that it keeps.
+func TestTakersHavePlaces(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the store's folders are root's")
+	}
+	folder := t.TempDir()
+	store, err := lease.Open(folder, "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, pidfd, file := takes(t)
+	full := false
+	taken.place = func() (*lease.TakerPlace, error) {
+		if full {
+			return nil, lease.ErrTakers
+		}
+		return store.TakerPlace(lease.Taker{Job: 7, UID: 2001})
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	pid := taken.current.process.Pid
+	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
+		t.Errorf("the taker's place is %q, %v", kept, err)
+	}
+	if left, err := store.TakersLeft(); err != nil || len(left) != 1 || left[0].Proc.PID != pid { // its guard, pid 0, does not run
+		t.Errorf("%+v, %v", left, err)
+	}
+	taken.abandon(0)
+	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatal("it does not end")
+		}
+	}
+	if left, err := store.TakersLeft(); err != nil || len(left) != 0 {
+		t.Errorf("%+v, %v", left, err)
+	}
+	full = true
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identity{}); !errors.Is(err, lease.ErrTakers) {
+		t.Errorf("%d, %v", fd, err)
+	}
+}
+
+// A taker that is given up has no raised priority.
+func TestLower(t *testing.T) {
+	taken, _, _ := takes(t)
+	if err := taken.start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := taken.current.process.Pid
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nice := func(thread os.DirEntry, raise bool) int {
+		id, _ := strconv.Atoi(thread.Name())
+		if raise {
+			if err := unix.Setpriority(unix.PRIO_PROCESS, id, -5); err != nil {
+				t.Skipf("this process may raise no priority: %v", err)
+			}
+		}
+		raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return 20 - raw // the system call's answer is never negative
+	}
+	for _, thread := range threads {
+		if got := nice(thread, true); got != -5 {
+			t.Fatalf("nice %d", got)
+		}
+	}
+	lower(pid)
+	for _, thread := range threads {
+		if got := nice(thread, false); got != 0 {
+			t.Errorf("thread %s has nice %d", thread.Name(), got)
+		}
+	}
+}
+
+// If this process may open no other file, the kernel drops the duplicate that the taker sends. That is an error.
+func TestADuplicateThatIsDropped(t *testing.T) {
+	taken, pidfd, file := takes(t)
+	number := int(file.Fd())
+	wanted := identityAt(t, number)
+	next, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(next)
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%d, %v", fd, err)
+	}
 }
