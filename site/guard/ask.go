@@ -5,9 +5,7 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,11 +32,9 @@ const (
 	// roundTime limits what one round of the guard waits for slow answers. After that, it waits for lateTime each.
 	roundTime = 200 * time.Millisecond
 	lateTime  = time.Millisecond
-	// maxSilent limits the questions that have not returned. If there are as many, the guard asks no process, because any
-	// other may be in the middle of an exec, too.
+	// maxSilent limits the questions that have not returned, because each takes a thread, with 96 KiB of stacks. If there
+	// are as many, the guard asks no process, because any other may be in the middle of an exec, too.
 	maxSilent = 64
-	// threadMemory is what a question takes that has not returned: the thread's two stacks and the goroutine's.
-	threadMemory = 96 << 10
 )
 
 // asker asks questions about processes, one at a time, for one goroutine.
@@ -162,7 +158,6 @@ func (a *asker) end(q *question) (awaited bool) {
 		return true
 	}
 	delete(a.silent, q.pid)
-	allow(-threadMemory)
 	a.returned.Store(true)
 	if a.nudge != nil {
 		a.nudge()
@@ -176,17 +171,8 @@ func (a *asker) leave(q *question) bool {
 	defer a.mutex.Unlock()
 	if !q.done {
 		q.left, a.silent[q.pid] = true, true
-		allow(threadMemory)
 	}
 	return q.left
-}
-
-// allow changes the limit of this process's memory, if there is one. Beyond the limit, Go would collect garbage all the
-// time.
-func allow(more int64) {
-	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
-		debug.SetMemoryLimit(limit + more)
-	}
 }
 
 // unanswered returns how many processes do not answer.
