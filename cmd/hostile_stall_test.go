@@ -93,7 +93,8 @@ func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
 func (w *watch) takersOf(guard site.Process) (pids []int) {
 	w.t.Helper()
 	for _, pid := range proc.Children(guard.PID) {
-		if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(line), "--take") {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil && strings.Contains(string(line), "--take") {
 			pids = append(pids, pid)
 		}
 	}

@@ -162,7 +162,8 @@ func TestProcessesThatCannotBeWatched(t *testing.T) {
 		r.noteUnguarded(pid, fmt.Errorf("cause %d", pid))
 	}
 	want := []lease.Unguarded{
-		{Cause: "cannot open a pidfd: too many open files", Processes: 2}, {Cause: "cannot open a pidfd: operation not permitted", Processes: 1},
+		{Cause: "cannot open a pidfd: too many open files", Processes: 2},
+		{Cause: "cannot open a pidfd: operation not permitted", Processes: 1},
 		{Cause: errCrowd.Error(), Processes: 1}, {Cause: "cause 20", Processes: 1}, {Cause: "other causes", Processes: 9},
 	}
 	if got := fmt.Sprint(r.state.Unguarded); got != fmt.Sprint(want) {
@@ -235,7 +236,8 @@ func TestEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.kernel.ended(self) || !r.kernel.ended(site.Process{PID: self.PID, Start: 1}) || !r.kernel.ended(site.Process{PID: 1 << 22, Start: 1}) {
+	reused, none := site.Process{PID: self.PID, Start: 1}, site.Process{PID: 1 << 22, Start: 1}
+	if r.kernel.ended(self) || !r.kernel.ended(reused) || !r.kernel.ended(none) {
 		t.Error("wrong")
 	}
 	until := make(chan struct{})

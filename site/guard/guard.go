@@ -145,7 +145,8 @@ func New(o Options) (*Guard, error) {
 	g := &Guard{
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
 		exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true,
+		dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
 		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
 		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
 	}

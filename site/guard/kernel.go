@@ -66,7 +66,10 @@ func openKernel(o Options) (*kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open /proc: %w", err)
 	}
-	k := &kernel{folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(), memories: map[string]memory{}}
+	k := &kernel{
+		folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
+		memories: map[string]memory{},
+	}
 	k.findDevices()
 	return k, nil
 }
@@ -305,7 +308,8 @@ const spareFiles = 32
 func (k *kernel) pidfd(pid int) (int, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	var limit unix.Rlimit
-	if err == nil && unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(fd)+min(spareFiles, limit.Cur/4) >= limit.Cur {
+	limited := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil
+	if err == nil && limited && uint64(fd)+min(spareFiles, limit.Cur/4) >= limit.Cur {
 		unix.Close(fd)
 		err = unix.EMFILE
 	}
@@ -318,7 +322,10 @@ func (k *kernel) pidfd(pid int) (int, error) {
 // ended reports whether a process is known to have ended.
 func (k *kernel) ended(p site.Process) bool {
 	stat, err := k.stat(p.PID)
-	return !errors.Is(err, errSilent) && !errors.Is(err, proc.ErrSilent) && (err != nil || stat.Process != p || !stat.Running())
+	if errors.Is(err, errSilent) || errors.Is(err, proc.ErrSilent) {
+		return false
+	}
+	return err != nil || stat.Process != p || !stat.Running()
 }
 
 // stat returns the state of a process.

@@ -223,7 +223,8 @@ func TestTakersHavePlaces(t *testing.T) {
 	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
 		t.Errorf("the taker's place is %q, %v", kept, err)
 	}
-	if left, err := store.TakersLeft(); err != nil || len(left) != 1 || left[0].Proc.PID != pid { // its guard, pid 0, does not run
+	left, err := store.TakersLeft()
+	if err != nil || len(left) != 1 || left[0].Proc.PID != pid { // its guard, pid 0, does not run
 		t.Errorf("%+v, %v", left, err)
 	}
 	taken.abandon(0)

@@ -142,8 +142,8 @@ func (g *Guard) causeOf(p site.Process) string {
 	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
 }
 
-// serverPipes returns the pipes of all servers, which are the daemons' children. The error is errSilent if a server does
-// not answer.
+// serverPipes returns the pipes of all servers, which are the daemons' children. The error is errSilent if a server
+// does not answer.
 func (g *Guard) serverPipes() (all map[string]bool, err error) {
 	daemons := g.Daemons()
 	all = map[string]bool{}

@@ -114,14 +114,16 @@ func (b *diagnosis) guard(j Job, g Guard) {
 		b.add(f)
 	}
 	if g.Stalled != nil {
-		f := j.finding(GuardStalled, fmt.Sprintf("pid %d has not looked since %s: new clients are not protected", g.PID, g.Stalled.Format("15:04:05")),
-			fmt.Sprintf("look for state T or D: ps -o pid,stat,wchan,args -p %d; to have a guard again requeue the job: scontrol requeue %d", g.PID, j.ID))
+		const what = "pid %d has not looked since %s: new clients are not protected"
+		const do = "look for state T or D: ps -o pid,stat,wchan,args -p %d; to have a guard again requeue the job: scontrol requeue %d"
+		f := j.finding(GuardStalled, fmt.Sprintf(what, g.PID, g.Stalled.Format("15:04:05")), fmt.Sprintf(do, g.PID, j.ID))
 		f.PID = g.PID
 		b.add(f)
 	}
 	for _, u := range g.Unguarded {
-		f := j.finding(ClientsUnguarded, fmt.Sprintf("the guard could not watch %s of the job: %s", site.Count(u.Processes, "process"), u.Cause),
-			"see docs/operator.md: the limits of slurmd, or fewer processes; one that ends with work in flight kills its neighbours")
+		const what = "the guard could not watch %s of the job: %s: one that ends with work in flight kills its neighbours"
+		f := j.finding(ClientsUnguarded, fmt.Sprintf(what, site.Count(u.Processes, "process"), u.Cause),
+			"see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, or the file system of an exec")
 		f.PID, f.Where = g.PID, f.Where+": "+u.Cause
 		b.add(f)
 	}
@@ -147,7 +149,9 @@ func (b *diagnosis) takers(n Node) {
 		users[t.UID] = append(users[t.UID], t)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(users)) {
-		b.add(Finding{Kind: TakersStuck, Where: fmt.Sprintf("uid %d", uid), What: takersSentence(users[uid]), Do: endOfTakers(uid)})
+		const do = "end the user's processes: ps -fU %d; with 8 of root's, no guard of the user's jobs holds files"
+		where := fmt.Sprintf("uid %d", uid)
+		b.add(Finding{Kind: TakersStuck, Where: where, What: takersSentence(users[uid]), Do: fmt.Sprintf(do, uid)})
 	}
 }
 
@@ -165,12 +169,8 @@ func takersSentence(left []lease.Taker) string {
 	if len(left) == 1 {
 		verb = "waits"
 	}
-	return fmt.Sprintf("%s of root's (%s first), started by the guard of %s, %s for a file system or a process of the user's that does not answer",
-		site.Count(len(left), "process"), left[0].Proc, numbered("job", numbers), verb)
-}
-
-func endOfTakers(uid uint32) string {
-	return fmt.Sprintf("they end with the user's processes: see them by ps -fU %d; with too many of them, no guard of the user's jobs holds files", uid)
+	const what = "%s of root's (%s first), started by the guard of %s, %s for a file system of the user's that does not answer"
+	return fmt.Sprintf(what, site.Count(len(left), "process"), left[0].Proc, numbered("job", numbers), verb)
 }
 
 // held judges a device of a job.

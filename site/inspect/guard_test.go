@@ -23,7 +23,9 @@ func TestFindingsOfAGuard(t *testing.T) {
 		t.Fatalf("%+v", found)
 	}
 	n.Jobs[0].Guard.Stalled = &since
-	n.Jobs[0].Guard.Unguarded = []lease.Unguarded{{Cause: "cannot open a pidfd: too many open files", Processes: 34}, {Cause: "other causes", Processes: 1}}
+	n.Jobs[0].Guard.Unguarded = []lease.Unguarded{
+		{Cause: "cannot open a pidfd: too many open files", Processes: 34}, {Cause: "other causes", Processes: 1},
+	}
 	taker := func(uid, job uint32, pid int) lease.Taker {
 		return lease.Taker{UID: uid, Job: job, Proc: site.Process{PID: pid}, Left: true}
 	}
@@ -31,7 +33,7 @@ func TestFindingsOfAGuard(t *testing.T) {
 	want := []string{
 		"guard-stalled 7 50 job 7: pid 50 has not looked since 12:30:15",
 		"clients-unguarded 7 50 job 7: cannot open a pidfd: too many open files: the guard could not watch 34 processes",
-		"clients-unguarded 7 50 job 7: other causes: the guard could not watch 1 process of",
+		"clients-unguarded 7 50 job 7: other causes: the guard could not watch 1 process of the",
 		"takers-stuck 0 0 uid 2001: 3 processes of root's (pid 93 first), started by the guard of jobs 7, 8, wait for",
 		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started by the guard of job 9, waits for",
 	}
@@ -40,7 +42,8 @@ func TestFindingsOfAGuard(t *testing.T) {
 		t.Fatalf("%+v", found)
 	}
 	for i, f := range found {
-		if got := fmt.Sprintf("%s %d %d %s: %s", f.Kind, f.Job, f.PID, f.Where, f.What); !strings.HasPrefix(got, want[i]) || f.Do == "" {
+		got := fmt.Sprintf("%s %d %d %s: %s", f.Kind, f.Job, f.PID, f.Where, f.What)
+		if !strings.HasPrefix(got, want[i]) || f.Do == "" {
 			t.Errorf("%s, fix %q\nwant %s", got, f.Do, want[i])
 		}
 	}
@@ -71,7 +74,8 @@ func TestWhetherAGuardIsStalled(t *testing.T) {
 		process site.Process
 		stalled bool
 	}{
-		{time.Hour, self, false}, {0, self, false}, {-lateGuard + time.Second, self, false}, {-lateGuard - time.Second, self, true},
+		{time.Hour, self, false}, {0, self, false},
+		{-lateGuard + time.Second, self, false}, {-lateGuard - time.Second, self, true},
 		{-time.Hour, site.Process{PID: 1 << 22, Start: 1}, false}, // it has ended
 	} {
 		if err := lock.Promise(now.Add(c.by)); err != nil {

@@ -85,8 +85,8 @@ func (j *Store) HasGuard(job uint32) (bool, error) {
 // Signed reports whether the lock file names its holder. On a full file system it does not.
 func (t *JobLock) Signed() bool { return readHolder(t.file).PID > 0 }
 
-// Promise records by when the holder of a guard's lock acts again. A guard that does nothing needs no more than that: it
-// costs no wake-up, and a reader sees whether the time is over.
+// Promise records by when the holder of a guard's lock acts again. So a reader sees whether that time is over, and a
+// guard that has nothing to do need not wake up.
 func (t *JobLock) Promise(by time.Time) error {
 	when := unix.NsecToTimeval(by.UnixNano())
 	return unix.Futimes(int(t.file.Fd()), []unix.Timeval{when, when})

@@ -123,7 +123,8 @@ func TestPlacesOfTakers(t *testing.T) {
 	if _, err := j.TakerPlace(Taker{Job: 1, UID: 1 << 20, Guard: self}); !errors.Is(err, ErrTakers) {
 		t.Error(err)
 	}
-	if info, err := os.Stat(j.takersPath()); err != nil || info.Size() > maxTakers*takerSize || info.Mode().Perm() != 0o600 {
+	info, err := os.Stat(j.takersPath())
+	if err != nil || info.Size() > maxTakers*takerSize || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
 }

@@ -405,9 +405,10 @@ func (r *Reaper) lookAtTakers(ctx context.Context) {
 		users[t.UID]++
 	}
 	for _, uid := range slices.Sorted(maps.Keys(users)) {
-		const why = "%s of root's that guards of its jobs have started cannot be ended: a file system or a process of the user's does not answer"
-		r.lines = append(r.lines, Result{Where: fmt.Sprintf("uid %d", uid)}.leave(
-			fmt.Sprintf(why, site.Count(users[uid], "process")), fmt.Sprintf("end the user's processes: see them by ps -fU %d", uid)))
+		const why = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
+		line := Result{Where: fmt.Sprintf("uid %d", uid)}
+		r.lines = append(r.lines, line.leave(
+			fmt.Sprintf(why, site.Count(users[uid], "process")), fmt.Sprintf("end the user's processes: ps -fU %d", uid)))
 	}
 }
 

@@ -166,8 +166,9 @@ func TestTakersThatAreLeft(t *testing.T) {
 	got := lines()
 	_ = taker.Process.Kill()
 	_ = taker.Wait()
-	if len(r.lines) != 1 || r.lines[0].Act != Leave || r.lines[0].Where != "uid 2001" || !strings.Contains(got, "1 process of root's") {
-		t.Error(got)
+	want := "{0 uid 2001 leave 1 process of root's"
+	if len(r.lines) != 1 || !strings.Contains(got, want) {
+		t.Errorf("%s, want %s", got, want)
 	}
 	if got := lines(); got != "[]" {
 		t.Errorf("after its end: %s", got)

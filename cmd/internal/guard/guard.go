@@ -178,7 +178,9 @@ func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
 	return journal.LockGuard(ctx, job)
 }
 
-func guardJob(p cli.Process, journal *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger) error {
+func guardJob(
+	p cli.Process, journal *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
+) error {
 	job := l.Job.ID
 	r := record{store: journal, lease: l}
 	self, err := site.CurrentProcess()
