@@ -89,7 +89,7 @@ func TestAskingManySilentProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(began); took > 5*roundTime {
+	if took := time.Since(began); took > 15*roundTime {
 		t.Errorf("%d silent processes took %v", maxSilent, took)
 	}
 	if err := a.answers(maxSilent); !errors.Is(err, errCrowd) {
@@ -131,9 +131,14 @@ func TestAskingForALongAnswer(t *testing.T) {
 	}
 	a := newAsker()
 	defer a.close()
-	a.spare = soon
-	if got, err := ask(a, 1, slow(12)); err != nil || got != 12 {
-		t.Errorf("%d, %v", got, err)
+	awaited := false
+	for pid := 10; pid < 15 && !awaited; pid++ { // on a machine that is overloaded, a part may be late
+		a.spare = soon
+		got, err := ask(a, pid, slow(12))
+		awaited = err == nil && got == 12
+	}
+	if !awaited {
+		t.Error("an answer that makes progress is not awaited")
 	}
 	a.begin()
 	endless := 20 * int(roundTime/answerTime)

@@ -26,6 +26,8 @@ const (
 	takerWait = 300 * time.Millisecond
 	// leastWait is the time for an answer if the round has no time left.
 	leastWait = 25 * time.Millisecond
+	// placeEvery is the time between two tries to get a place on the node, because a try reads all takers.
+	placeEvery = time.Second
 )
 
 var (
@@ -46,6 +48,8 @@ type takers struct {
 	wait    time.Duration // how long an answer may take
 	spent   time.Duration // of that, in this round, on answers that did not come
 	place   func() (*lease.TakerPlace, error)
+	refused error     // why there was no place
+	again   time.Time // the next try for a place is not before this time
 	current *taker
 	stuck   atomic.Int32 // abandoned takers that have not ended
 	mutex   sync.Mutex
@@ -117,8 +121,12 @@ func (t *takers) start() (err error) {
 		return errStuck
 	}
 	var place *lease.TakerPlace
-	if t.place != nil {
+	if now := time.Now(); t.place != nil {
+		if now.Before(t.again) {
+			return t.refused
+		}
 		if place, err = t.place(); err != nil {
+			t.refused, t.again = err, now.Add(placeEvery)
 			return err
 		}
 	}
