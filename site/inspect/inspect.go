@@ -30,7 +30,8 @@ type Node struct {
 
 	hidden  []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	claims  []lease.Claim
-	records string // a digest of the records, to notice a change
+	takers  []lease.Taker // processes of guards that are left
+	records string        // a digest of the records, to notice a change
 	census  []mps.Process
 	run     string     // the folder of state; only our daemons are below it
 	paths   site.Paths // for the commands in findings
@@ -96,6 +97,8 @@ type Held struct {
 type Guard struct {
 	PID     int  `json:"pid"`
 	Running bool `json:"running"`
+	// Stalled is since when it has not done what it had to do; null if it does.
+	Stalled *time.Time `json:"stalled_since,omitempty"`
 	lease.GuardState
 }
 

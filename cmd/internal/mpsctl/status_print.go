@@ -95,8 +95,11 @@ func pausesOf(j inspect.Job) usage.Totals {
 // guard appends the line of a job's guard.
 func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	state := p.screen.Green("running")
-	if !g.Running {
+	switch {
+	case !g.Running:
 		state = p.screen.Red("gone")
+	case g.Stalled != nil:
+		state = p.screen.Red("stalled since " + g.Stalled.In(p.Time.Location()).Format("15:04:05"))
 	}
 	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
 	if g.Dead > 0 {
@@ -104,6 +107,9 @@ func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	}
 	if g.OutsideSeen > 0 {
 		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", site.Count(g.OutsideSeen, "process"))
+	}
+	if g.Silent > 0 {
+		line += fmt.Sprintf("  no answer of %s in an exec", site.Count(g.Silent, "process"))
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
 }
