@@ -68,13 +68,6 @@ const (
 	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
 	// processes makes looks slow.
 	restLooks = 2
-	// fewLooks is the number of looks in a row that may find nothing new: those of two starts. Then somebody opens the
-	// device who is no client, maybe 10,000 times a second, and the rest after a look is restFruitless times its
-	// processor time for each guard of the node. So all guards take 2 % of a core. A daemon's line means that a client
-	// connects, so it ends that, but not more often than linesEvery, because the job's user can write lines.
-	fewLooks      = 2 * int(lookingFor/eventLook)
-	restFruitless = 50
-	linesEvery    = 2 * time.Second
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
@@ -122,8 +115,7 @@ type Guard struct {
 	rested             time.Time // the next look is not before this time
 	lookUntil          time.Time // looks are frequent until this time
 	ofNode             int       // guards of the node at the last full look
-	fruitless          int       // looks in a row that have found nothing new
-	line               time.Time // the last line of a daemon that made looks frequent again
+	budget             lookBudget
 	nextCheck          time.Time
 	lastSave           time.Time
 	changed            bool            // since the last save
@@ -202,8 +194,8 @@ func (g *Guard) Run() {
 		}
 		if seen.opened {
 			g.lookUntil = now.Add(lookingFor)
-			if seen.line {
-				g.noteLine(now)
+			if seen.line && g.budget.allow(now) {
+				g.rested = now
 			}
 			g.lookBy(now.Add(eventLook))
 		}
@@ -291,11 +283,11 @@ func (g *Guard) look(began time.Time) {
 	g.find(full)
 	g.noteSilent()
 	g.exits.follow(g.living)
-	if g.fruitless++; g.state.Seen+g.files != known {
-		g.fruitless = 0
-	}
 	ended := time.Now()
-	rest := max(eventLook, g.restRatio()*(computed()-before))
+	if g.state.Seen+g.files != known {
+		g.budget.found(ended)
+	}
+	rest := max(eventLook, g.budget.rest(computed()-before, g.ofNode, ended))
 	g.rested = ended.Add(rest)
 	switch {
 	case !g.events.watches():
@@ -304,21 +296,6 @@ func (g *Guard) look(began time.Time) {
 		g.nextLook = ended.Add(rest)
 	default:
 		g.nextLook = ended.Add(max(rareLook, rest))
-	}
-}
-
-// restRatio returns the minimum ratio of the rest after a look to the look's processor time.
-func (g *Guard) restRatio() time.Duration {
-	if g.fruitless < fewLooks {
-		return restLooks
-	}
-	return restFruitless * time.Duration(max(1, g.ofNode))
-}
-
-// noteLine makes looks frequent again after a line in a daemon's log.
-func (g *Guard) noteLine(now time.Time) {
-	if g.fruitless >= fewLooks && now.Sub(g.line) >= linesEvery {
-		g.line, g.fruitless, g.rested = now, 0, now
 	}
 }
 

@@ -13,6 +13,8 @@
  * (testdata/).
  */
 #define _GNU_SOURCE
+/* The driver's files that a process keeps open: some for each simulated node that it asks. */
+#define NODE_KEEPS_DEVICES 512
 #include "../node/node.h"
 
 #include <pthread.h>
