@@ -91,8 +91,8 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=points REQUIRE_LAB=1 go test -timeout 120m -v ./cmd
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd
 
-# Plants one fault at a time in a copy of the source, and checks that the tests named for the fault fail. This takes
-# 15 minutes on two cores. MUTANTS names some of the faults.
+# Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
+# 235 faults (docs/faults.md). MUTANTS names some of them.
 mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 

@@ -14,9 +14,33 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
+// endAll ends a lease's daemons and its guard. When no daemon has a client any more, nothing needs the guard, and it
+// may take a while to close the files of dead clients. So it then ends beside the daemons. If a daemon may have clients,
+// the guard ends after the daemons, and stays if one of them stays. byItself is that of endDaemons.
+func (c Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, daemons, guard error) {
+	drained, beside := make(chan bool, len(l.Daemons)), make(chan error, 1)
+	go func() {
+		all := true
+		for range l.Daemons {
+			all = <-drained && all
+		}
+		if all {
+			beside <- c.Guards.End(ctx, l.Job.ID)
+		}
+		close(beside)
+	}()
+	byItself, daemons = c.endDaemons(ctx, l, was, drained)
+	guard, ended := <-beside
+	if !ended && daemons == nil {
+		guard = c.Guards.End(ctx, l.Job.ID)
+	}
+	return byItself, daemons, guard
+}
+
 // endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others. It
-// reports whether all of them were alive and ended when they were asked, without a terminated client.
-func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, failed error) {
+// reports whether all of them were alive and ended when they were asked, without a terminated client. Each daemon sends
+// to drained whether it has no client any more.
+func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool) (byItself bool, failed error) {
 	type end struct {
 		byItself bool
 		err      error
@@ -24,7 +48,7 @@ func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) 
 	results := make(chan end, len(l.Daemons))
 	for _, d := range l.Daemons {
 		go func() {
-			byItself, err := c.endDaemon(ctx, l, was, d)
+			byItself, err := c.endDaemon(ctx, l, was, d, drained)
 			results <- end{byItself, errors.Join(err, c.emptyGroup(ctx, d))}
 		}()
 	}
@@ -39,18 +63,21 @@ func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase) 
 // endDaemon drains a daemon's clients, tells it to quit, and kills it if it stays. Only a failure of the last step is
 // returned; the others are logged. A daemon of a lease that never opened is not asked anything: no rank knows it, and
 // the lease may have failed because it does not answer.
-func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon) (byItself bool, err error) {
+func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon, drained chan<- bool) (byItself bool, err error) {
 	began := time.Now()
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
 		there, err := c.Daemons.Processes(l.Job, d)
 		if len(there) == 0 {
+			drained <- err == nil
 			return false, err
 		}
 	}
 	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
-	if was != lease.Opening {
-		terminated, err := c.drainAndQuit(ctx, l, d, log)
+	if was == lease.Opening {
+		drained <- true
+	} else {
+		terminated, err := c.drainAndQuit(ctx, l, d, log, drained)
 		byItself = lived && terminated == 0 && err == nil
 		if err != nil {
 			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
@@ -78,11 +105,11 @@ func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
 }
 
 // drainAndQuit tells a daemon to end its remaining clients, and then to quit.
-func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool) (terminated int, err error) {
 	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
 	terminated, err = c.drain(gentle, l, d, log)
-	if err == nil {
+	if drained <- err == nil; err == nil {
 		err = c.quit(gentle, l, d)
 	}
 	return terminated, err

@@ -64,7 +64,7 @@ func TestADaemonThatDoesNotEndByItselfIsKilled(t *testing.T) {
 	}
 }
 
-// Modes, folders and guard stay while a daemon may still use them. The lease is kept, and another epilog finishes the
+// Modes and folders stay while a daemon may still use them. The lease is kept, and another epilog finishes the
 // undo.
 //
 // Contract: R1, R9
@@ -79,7 +79,7 @@ func TestNothingElseIsUndoneWhileADaemonRuns(t *testing.T) {
 			if n.Modes[fakenode.GPUA] != site.ModeExclusiveProcess || n.Modes[fakenode.GPUB] != site.ModeExclusiveProcess {
 				t.Errorf("modes: %v", n.Modes)
 			}
-			if last := n.Events[len(n.Events)-1]; last != "empty group-7-0: lease closing, claims, folders" {
+			if last := n.Events[len(n.Events)-1]; last != "end guard: lease closing, claims, folders" {
 				t.Errorf("the last step was %q", last)
 			}
 			n.works(step)
@@ -150,6 +150,39 @@ func TestADaemonThatTheLeaseDoesNotNameIsEnded(t *testing.T) {
 		t.Errorf("done: %q", n.Events)
 	}
 	n.IsAsBefore()
+}
+
+// The guard closes a dead client's files while the daemon quits, because both take time.
+//
+// Contract: G1
+func TestAGuardEndsBesideTheDaemon(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	n.beside = "end guard"
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	n.Did(
+		"ask for clients: lease closing, claims, folders",
+		"end guard: lease closing, claims, folders",
+		"quit daemon: lease closing, claims, folders",
+		"empty group-7-0: lease closing, claims, folders",
+		"set mode of a to default: lease closing, claims, folders",
+		"set mode of b to default: lease closing, claims, folders",
+	)
+	n.IsAsBefore()
+}
+
+// A guard stays while the daemon may have clients.
+func TestAGuardStaysWhileThereMayBeClients(t *testing.T) {
+	n := newNode(t)
+	n.leased(nil)
+	stuck := errors.New("a process does not end")
+	n.Fail["ask for clients"], n.Fail["kill daemon"] = site.ErrNoAnswer, stuck
+	n.keepsTheLease(n.close(), "lease closing, claims, folders", stuck)
+	if n.has("end guard") {
+		t.Errorf("done: %q", n.Events)
+	}
 }
 
 // If a guard does not end, the lease is kept, although the modes are restored.

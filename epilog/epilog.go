@@ -138,14 +138,13 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	noted := c.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	c.startNVML(l)
 	before := logSizes(l)
-	byItself, ended := c.endDaemons(ctx, l, was)
-	failed = errors.Join(failed, ended)
+	byItself, ended, guard := c.endAll(ctx, l, was)
+	failed = errors.Join(failed, ended, guard)
 	summary := summarise(l, before)
 	summary.guarded(c.Store.ReadGuard(l.Job.ID))
 	c.removeJobFiles(l)
 	var kept *keeping
 	if ended == nil {
-		failed = errors.Join(failed, c.Guards.End(ctx, l.Job.ID))
 		if was != lease.Opening {
 			kept = c.keepReport(l)
 		}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ type node struct {
 	pretend  bool           // SetMode gives no error and sets nothing
 	clients  []site.Client  // of each daemon
 	leftover []site.Process // processes of daemons that do not run any more
+	beside   string         // the event that the daemon waits for before it quits, "" for none
 }
 
 func newNode(t *testing.T) *node {
@@ -141,7 +143,9 @@ func (d daemons) Terminate(_ context.Context, _ lease.Job, _ lease.Daemon, clien
 	return d.n.Event("terminate client %d", client.PID)
 }
 
-func (d daemons) Quit(context.Context, lease.Job, lease.Daemon) error {
+func (d daemons) Quit(ctx context.Context, _ lease.Job, _ lease.Daemon) error {
+	for d.n.beside != "" && !d.n.has(d.n.beside) && site.Sleep(ctx, time.Millisecond) {
+	}
 	return d.n.Event("quit daemon")
 }
 func (d daemons) Kill(context.Context, lease.Job, lease.Daemon) error {
@@ -154,7 +158,19 @@ func (d daemons) Processes(lease.Job, lease.Daemon) ([]site.Process, error) {
 
 type guards struct{ n *node }
 
-func (g guards) End(context.Context, uint32) error { return g.n.Event("end guard") }
+// End takes longer than the end of the daemon, so that the order of the events is known.
+func (g guards) End(ctx context.Context, _ uint32) error {
+	for g.n.beside == "" && g.n.Records() != "nothing" && !g.n.has("empty group-7-0") && site.Sleep(ctx, time.Millisecond) {
+	}
+	return g.n.Event("end guard")
+}
+
+// has reports whether there was an event.
+func (n *node) has(event string) bool {
+	n.Lock()
+	defer n.Unlock()
+	return slices.ContainsFunc(n.Events, func(done string) bool { return strings.HasPrefix(done, event+":") })
+}
 
 type controlGroups struct{ n *node }
 

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -15,17 +16,19 @@ import (
 type events struct {
 	epoll, inotify, wake int
 	watched              map[string]bool
+	logs                 map[int32]bool // the watches of log folders
 	stopping             atomic.Bool
 }
 
 // seen is the result of one wait.
 type seen struct {
-	opened, stopped bool
+	opened, stopped bool  // opened: a file of the driver, or a line in a daemon's log
+	line            bool  // a line in a daemon's log
 	died            []int // pids
 }
 
 func openEvents() (*events, error) {
-	e := &events{watched: map[string]bool{}}
+	e := &events{watched: map[string]bool{}, logs: map[int32]bool{}}
 	var err1, err2, err3 error
 	e.epoll, err1 = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	e.wake, err2 = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
@@ -68,10 +71,11 @@ func (e *events) watch(path string, mask uint32) error {
 	if e.inotify < 0 {
 		return fmt.Errorf("cannot watch %s: no inotify instance is left: raise fs.inotify.max_user_instances", path)
 	}
-	if _, err := unix.InotifyAddWatch(e.inotify, path, mask); err != nil {
+	id, err := unix.InotifyAddWatch(e.inotify, path, mask)
+	if err != nil {
 		return fmt.Errorf("cannot watch %s: %w", path, err)
 	}
-	e.watched[path] = true
+	e.watched[path], e.logs[int32(id)] = true, mask&unix.IN_ONLYDIR != 0
 	return nil
 }
 
@@ -91,8 +95,7 @@ func (e *events) wait(until time.Time) (s seen) {
 			var count [8]byte
 			_, _ = unix.Read(e.wake, count[:])
 		case e.inotify:
-			s.opened = true
-			e.drain()
+			s.opened, s.line = true, e.drain()
 		default:
 			s.died = append(s.died, int(event.Pad))
 		}
@@ -106,15 +109,22 @@ func milliseconds(d time.Duration) int {
 	return int(max(0, (d+time.Millisecond-1)/time.Millisecond))
 }
 
-// drain discards inotify's events. The guard needs no more than their occurrence, so nothing is lost if a user has
-// filled the queue.
-func (e *events) drain() {
+// drain discards inotify's events, and reports whether one was of a daemon's log. The guard needs no more than their
+// occurrence, so nothing is lost if a user has filled the queue.
+func (e *events) drain() (line bool) {
 	var buffer [8192]byte
 	for range 64 {
-		if n, err := unix.Read(e.inotify, buffer[:]); n <= 0 || err != nil {
-			return
+		n, err := unix.Read(e.inotify, buffer[:])
+		if n <= 0 || err != nil {
+			break
+		}
+		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
+			id, name := int32(binary.NativeEndian.Uint32(rest)), binary.NativeEndian.Uint32(rest[12:])
+			line = line || e.logs[id]
+			rest = rest[min(len(rest), unix.SizeofInotifyEvent+int(name)):]
 		}
 	}
+	return line
 }
 
 func (e *events) stop() {

@@ -96,3 +96,55 @@ func TestTheRestAfterALook(t *testing.T) {
 		t.Error("a later look replaces an earlier look")
 	}
 }
+
+// Looks that find nothing new take 2 % of a core for all guards of a node. A daemon's line ends that, once in a while.
+func TestTheRestAfterLooksThatFindNothing(t *testing.T) {
+	now := time.Now()
+	g := &Guard{ofNode: 4, rested: now.Add(time.Second)}
+	for _, c := range []struct {
+		fruitless int
+		want      time.Duration
+	}{{0, restLooks}, {fewLooks - 1, restLooks}, {fewLooks, 4 * restFruitless}} {
+		if g.fruitless = c.fruitless; g.restRatio() != c.want {
+			t.Errorf("after %d looks: %d", c.fruitless, g.restRatio())
+		}
+	}
+	if g.noteLine(now); g.fruitless != 0 || g.rested != now {
+		t.Error("a daemon's line does not make looks frequent")
+	}
+	g.fruitless, g.rested = fewLooks, now.Add(time.Second)
+	if g.noteLine(now.Add(linesEvery - 1)); g.fruitless == 0 {
+		t.Error("a user's lines make looks frequent all the time")
+	}
+	if g.noteLine(now.Add(linesEvery)); g.fruitless != 0 {
+		t.Error("a later line does not make looks frequent")
+	}
+}
+
+// A wait tells a daemon's line from an opening.
+func TestLinesAreTold(t *testing.T) {
+	e, err := openEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	path, logs := filepath.Join(devices(t), "nvidia-uvm"), t.TempDir()
+	err1 := e.watch(path, unix.IN_OPEN)
+	if err2 := e.watch(logs, unix.IN_MODIFY|unix.IN_CREATE|unix.IN_ONLYDIR); err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	for _, c := range []struct {
+		path string
+		line bool
+	}{{path, false}, {filepath.Join(logs, "a-long-name-of-a-log"), true}, {path, false}} {
+		file, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+		if s := e.wait(time.Now().Add(soon)); !s.opened || s.line != c.line {
+			t.Errorf("%s: %+v", c.path, s)
+		}
+		e.rearm()
+	}
+}

@@ -45,6 +45,7 @@ type Options struct {
 	Recorder     string
 	RecorderArgs []string
 	NameOf       func(site.Process) string // what a client is called, as in "rank 3"; it may take a second
+	Guards       func() int                // how many guards run on the node, about
 	Leased       func() bool               // whether the job's lease exists; a guard without a lease ends
 	Save         func(lease.GuardState)    // called by another goroutine than Run's, after changes, once a second at most
 	SaveRoom     func(lease.Room)          // called by another goroutine than Run's, after each change
@@ -63,6 +64,13 @@ const (
 	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
 	// processes makes looks slow.
 	restLooks = 2
+	// fewLooks is the number of looks in a row that may find nothing new: those of two starts. Then somebody opens the
+	// device who is no client, maybe 10,000 times a second, and the rest after a look is restFruitless times its
+	// processor time for each guard of the node. So all guards take 2 % of a core. A daemon's line means that a client
+	// connects, so it ends that, but not more often than linesEvery, because the job's user can write lines.
+	fewLooks      = 2 * int(lookingFor/eventLook)
+	restFruitless = 50
+	linesEvery    = 2 * time.Second
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
@@ -108,6 +116,9 @@ type Guard struct {
 	nextLook, nextFull time.Time
 	rested             time.Time // the next look is not before this time
 	lookUntil          time.Time // looks are frequent until this time
+	ofNode             int       // guards of the node at the last full look
+	fruitless          int       // looks in a row that have found nothing new
+	line               time.Time // the last line of a daemon that made looks frequent again
 	nextCheck          time.Time
 	lastSave           time.Time
 	changed            bool            // since the last save
@@ -172,6 +183,9 @@ func (g *Guard) Run() {
 		}
 		if seen.opened {
 			g.lookUntil = now.Add(lookingFor)
+			if seen.line {
+				g.noteLine(now)
+			}
 			g.lookBy(now.Add(eventLook))
 		}
 		if !now.Before(g.nextLook) {
@@ -245,7 +259,7 @@ func (g *Guard) look(began time.Time) {
 	full := !began.Before(g.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return !p.Running() })
-		g.unleased = !g.Leased()
+		g.unleased, g.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
 		g.nextFull = began.Add(rareLook)
 	}
@@ -253,11 +267,14 @@ func (g *Guard) look(began time.Time) {
 		g.kernel.findDevices()
 		g.watch()
 	}
-	before := computed()
+	before, known := computed(), g.state.Seen+g.files
 	g.find(full)
 	g.exits.follow(g.living)
+	if g.fruitless++; g.state.Seen+g.files != known {
+		g.fruitless = 0
+	}
 	ended := time.Now()
-	rest := max(eventLook, restLooks*(computed()-before))
+	rest := max(eventLook, g.restRatio()*(computed()-before))
 	g.rested = ended.Add(rest)
 	switch {
 	case !g.events.watches():
@@ -266,6 +283,21 @@ func (g *Guard) look(began time.Time) {
 		g.nextLook = ended.Add(rest)
 	default:
 		g.nextLook = ended.Add(max(rareLook, rest))
+	}
+}
+
+// restRatio returns the minimum ratio of the rest after a look to the look's processor time.
+func (g *Guard) restRatio() time.Duration {
+	if g.fruitless < fewLooks {
+		return restLooks
+	}
+	return restFruitless * time.Duration(max(1, g.ofNode))
+}
+
+// noteLine makes looks frequent again after a line in a daemon's log.
+func (g *Guard) noteLine(now time.Time) {
+	if g.fruitless >= fewLooks && now.Sub(g.line) >= linesEvery {
+		g.line, g.fruitless, g.rested = now, 0, now
 	}
 }
 

@@ -36,7 +36,7 @@ const (
 	// freeWait is the maximum time from the close of a client's files until the driver has freed its memory. That is
 	// an assumption: on an H200 the memory was free when the close returned.
 	freeWait = 500 * time.Millisecond
-	// busyAlone is a time in which the GPU of the last client should have got idle.
+	// busyAlone is a time in which the GPU should have got idle after the end of its last client.
 	busyAlone = 3 * time.Second
 	// endWait limits the closing of all files at the end.
 	endWait = 1500 * time.Millisecond
@@ -115,7 +115,12 @@ func (g *Guard) release(now time.Time) (needing []*client) {
 			needing = append(needing, c)
 		}
 		g.tellEnd(c, s, now)
-		if !s.neighbours && s.gpuKnown && s.age > busyAlone {
+		switch {
+		case s.neighbours || !s.gpuKnown:
+			c.alone = time.Time{}
+		case c.alone.IsZero():
+			c.alone = now
+		case now.Sub(c.alone) > busyAlone:
 			g.logBusy(c, now)
 		}
 	}

@@ -367,7 +367,7 @@ func (u Usage) judge(d demand) (roomy, short bool) {
 
 // logBusy logs once what the samples of a GPU say that should be idle.
 func (g *Guard) logBusy(c *client, now time.Time) {
-	const message = "a GPU does not get idle after the death of its last client"
+	const message = "a GPU does not get idle after the end of its last client"
 	if g.logged[message] {
 		return
 	}

@@ -195,7 +195,7 @@ func (r *room) tryOne(ctx context.Context, p part, l *lane, trial int) bool {
 	rec.Part, rec.Method, rec.Trial, rec.Policy = p.name, l.method, trial, r.settings.policy
 	rec.Ranks = r.kind
 	rec.Time, rec.Seconds = began.UTC(), time.Since(began).Seconds()
-	rec.Released, rec.Pauses = r.copyLog(p.name, trial)
+	rec.Released, rec.Pauses = r.copyLog(r.node.Paths().Log(), p.name, trial)
 	fmt.Printf("%s %s %d: %s\n", rec.Part, rec.Method, rec.Trial, rec.text())
 	if err := r.records.add(rec); err != nil {
 		fmt.Fprintf(os.Stderr, "room: %v\n", err)

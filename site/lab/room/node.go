@@ -290,7 +290,7 @@ func (r *room) closeLane(l *lane) error {
 	if len(left) > 0 {
 		wrong = errors.Join(wrong, fmt.Errorf("the epilog of job %d left %q", l.job.ID, left))
 	}
-	r.copyLog("epilog", int(l.job.ID))
+	r.copyLog(r.node.Paths().Log(), "epilog", int(l.job.ID))
 	return errors.Join(err, wrong)
 }
 
@@ -531,9 +531,9 @@ func (l *lane) settledBeside(ctx context.Context) float64 {
 }
 
 // copyLog copies new lines of the guard from the product's log to the results. It returns the dead clients by the
-// reason why their files were closed, and the lines about pauses.
-func (r *room) copyLog(name string, trial int) (released map[string]int, pauses []json.RawMessage) {
-	file, err := os.Open(r.node.Paths().Log())
+// reason why their files were closed, and the lines of pauses.
+func (r *room) copyLog(log, name string, trial int) (released map[string]int, pauses []json.RawMessage) {
+	file, err := os.Open(log)
 	if err != nil {
 		return nil, nil
 	}
@@ -555,11 +555,14 @@ func (r *room) copyLog(name string, trial int) (released map[string]int, pauses 
 			continue
 		}
 		fmt.Fprintf(r.guardLog, `{"part":%q,"trial":%d,"line":%s}`+"\n", name, trial, line)
-		if bytes.Contains(bytes.ToLower(line), []byte("pause")) {
+		var entry guardLine
+		if json.Unmarshal(line, &entry) != nil {
+			continue
+		}
+		if entry.Paused != nil {
 			pauses = append(pauses, slices.Clone(line))
 		}
-		var entry struct{ Reason string }
-		if json.Unmarshal(line, &entry) == nil && entry.Reason != "" {
+		if entry.Reason != "" {
 			released[entry.Reason]++
 		}
 	}

@@ -32,7 +32,7 @@ type record struct {
 	// name ends in _ms.
 	Values   map[string]any    `json:"values"`
 	Released map[string]int    `json:"released,omitempty"` // dead clients by reason, during the trial
-	Pauses   []json.RawMessage `json:"pauses,omitempty"`   // lines of the guard's log
+	Pauses   []json.RawMessage `json:"pauses,omitempty"`   // lines of the guard's log with paused_ms
 }
 
 // records is the file of results.
@@ -117,8 +117,8 @@ func (one record) text() string {
 	for _, reason := range slices.Sorted(maps.Keys(one.Released)) {
 		words = append(words, fmt.Sprintf("%q:%d", reason, one.Released[reason]))
 	}
-	if len(one.Pauses) > 0 {
-		words = append(words, fmt.Sprintf("pauses=%d", len(one.Pauses)))
+	if pauses := one.pauseTimes(); len(pauses) > 0 {
+		words = append(words, fmt.Sprintf("pauses=%d", len(pauses)))
 	}
 	return strings.Join(append(words, fmt.Sprintf("(%.1f s)", one.Seconds)), " ")
 }
@@ -184,22 +184,19 @@ func (r *records) summarize(b *strings.Builder, p part, method string) {
 	fmt.Fprintln(b)
 }
 
-// pauseTimes are the lengths of a trial's pauses in ms: of each line about a pause the first number, by name, whose name
-// has "pause" or "ms" in it. A line without a number has 0.
+// guardLine has the fields of a line of the guard's log that are counted.
+type guardLine struct {
+	Reason string   `json:"reason"`    // why a dead client's files were closed
+	Paused *float64 `json:"paused_ms"` // the length of a pause; the first line of a guard has its limit, as "pause"
+}
+
+// pauseTimes are the lengths of a trial's pauses in ms.
 func (one record) pauseTimes() (times []float64) {
 	for _, line := range one.Pauses {
-		var fields map[string]any
-		if json.Unmarshal(line, &fields) != nil {
-			continue
+		var entry guardLine
+		if json.Unmarshal(line, &entry) == nil && entry.Paused != nil {
+			times = append(times, *entry.Paused)
 		}
-		took := 0.0
-		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fields))) {
-			value, isNumber := fields[name].(float64)
-			if isNumber && (strings.Contains(name, "pause") || strings.HasSuffix(name, "ms")) {
-				took = value
-			}
-		}
-		times = append(times, took)
 	}
 	return times
 }

@@ -48,16 +48,44 @@ func TestARunContinues(t *testing.T) {
 	}
 }
 
-// The length of a pause is found whatever the guard calls it.
+// A pause is a line with paused_ms. The guard's first line has the limit of a pause, which is no pause.
 func TestPauseTimes(t *testing.T) {
 	var one record
 	for _, line := range []string{
-		`{"job":7,"paused_ms":812.5,"pid":3}`, `{"gpu":0,"ms":40,"message":"paused the neighbours"}`, `{"message":"pause over"}`,
+		`{"program":"guard","job":7,"hold":30000,"pause":5000,"gpus":1}`,
+		`{"program":"guard","job":7,"neighbours":6,"paused_ms":812.5,"idle":true,"message":"paused the neighbours of a dead client"}`,
+		`{"program":"guard","job":7,"held_ms":40,"message":"let go of a dead client's files"}`,
 	} {
 		one.Pauses = append(one.Pauses, []byte(line))
 	}
-	if got := one.pauseTimes(); !slices.Equal(got, []float64{812.5, 40, 0}) {
+	if got := one.pauseTimes(); !slices.Equal(got, []float64{812.5}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// The lines of pauses are copied from the log into the record, and no other lines.
+func TestALogsPauses(t *testing.T) {
+	folder := t.TempDir()
+	log := filepath.Join(folder, "log")
+	lines := `{"program":"guard","job":7,"hold":30000,"pause":5000,"gpus":1}` + "\n" +
+		`{"program":"guard","pid":3,"reason":"work done","held_ms":40,"message":"let go of a dead client's files"}` + "\n" +
+		`{"program":"guard","job":7,"error":"x","message":"cannot pause the neighbours of a dead client"}` + "\n" +
+		`{"program":"guard","job":7,"neighbours":6,"paused_ms":812.5,"idle":true}` + "\n"
+	if err := os.WriteFile(log, []byte(lines), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := appendTo(filepath.Join(folder, "copy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer copied.Close()
+	r := &room{guardLog: copied}
+	released, pauses := r.copyLog(log, "oom", 0)
+	if len(pauses) != 1 || !strings.Contains(string(pauses[0]), "812.5") {
+		t.Errorf("the pauses are %s", pauses)
+	}
+	if released["work done"] != 1 || len(released) != 1 {
+		t.Errorf("the reasons are %v", released)
 	}
 }
 

@@ -138,10 +138,10 @@ func (d data) endsPlot() []byte {
 		rows, below = d.turns, "One H200, driver 580.159.04, two neighbours. Thin line: 95 % interval"
 		notes = []string{"PyTorch with 0.7 s of matrix products in flight ends in ten ways, in turns with the guard and without."}
 	}
-	pic := begin("Clients that ended with work in flight, and a neighbour died", below)
 	const x0, x1, rowStep = 170.0, 540.0, 52.0
 	x := func(part float64) float64 { return x0 + (x1-x0)*part }
 	bottom := 54 + rowStep*float64(len(rows))
+	pic := beginOf(int(bottom)+38+16*len(notes), "Clients that ended with work in flight, and a neighbour died", below)
 	for percent := 0; percent <= 100; percent += 25 {
 		at := x(float64(percent) / 100)
 		pic.add(`<path class="grid" d="M%.1f 56V%g"/><text x="%.1f" y="%g" text-anchor="middle">%d %%</text>`, at, bottom, at, bottom+16, percent)

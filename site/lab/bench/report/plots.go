@@ -39,7 +39,10 @@ const (
 // picture is an SVG with a title and a line of text below it.
 type picture struct{ strings.Builder }
 
-func begin(title, below string) *picture {
+func begin(title, below string) *picture { return beginOf(height, title, below) }
+
+// beginOf begins a picture of another height.
+func beginOf(height int, title, below string) *picture {
 	p := &picture{}
 	p.add(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t" font-family="sans-serif" font-size="11">`,
 		width, height)
