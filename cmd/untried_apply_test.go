@@ -18,16 +18,21 @@ import (
 // its place, is not installed, and root's command ends soon, with one sentence.
 func TestAPolicyInAFolderOfOthers(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
+	fifo := func(path string) error { return unix.Mkfifo(path, 0o666) }
+	link := func(to string) func(string) error {
+		return func(path string) error { return os.Symlink(to, path) }
+	}
+	const cases, foreign = "policy_test.hcl", "the owner of "
 	for _, c := range []struct {
 		name, file, want string
 		plant            func(path string) error
 	}{
-		{"cases that are a fifo", "policy_test.hcl", "the owner of ", func(path string) error { return unix.Mkfifo(path, 0o666) }},
-		{"cases without end", "policy_test.hcl", "the owner of ", func(path string) error { return os.Symlink("/dev/zero", path) }},
-		{"cases of another user", "policy_test.hcl", "the owner of ", func(path string) error { return os.WriteFile(path, nil, 0o644) }},
-		{"cases that are a link to root's file", "policy_test.hcl", "the owner of ", func(path string) error { return os.Symlink("/etc/shadow", path) }},
-		{"a policy that is a fifo", "policy.hcl", "Missing version", func(path string) error { return unix.Mkfifo(path, 0o666) }},
-		{"a policy without end", "policy.hcl", "larger than 4194304 bytes", func(path string) error { return os.Symlink("/dev/zero", path) }},
+		{"cases that are a fifo", cases, foreign, fifo},
+		{"cases without end", cases, foreign, link("/dev/zero")},
+		{"cases of another user", cases, foreign, func(path string) error { return os.WriteFile(path, nil, 0o644) }},
+		{"cases that are a link to root's file", cases, foreign, link("/etc/shadow")},
+		{"a policy that is a fifo", "policy.hcl", "Missing version", fifo},
+		{"a policy without end", "policy.hcl", "larger than 4194304 bytes", link("/dev/zero")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()

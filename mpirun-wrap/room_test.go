@@ -45,7 +45,8 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 		{name: "its second GPU", rank: on(1, 3), minor: 3, want: until, lines: 1},
 		{name: "until there is room", rank: on(3), minor: 3, freed: 3 * time.Second, want: 3 * time.Second, lines: 1},
 		{name: "for less than a second", rank: on(3), minor: 3, freed: 900 * time.Millisecond, want: 900 * time.Millisecond},
-		{name: "the clock was set back, and the guard has died", rank: on(3), minor: 3, back: 24 * time.Hour, want: policy.MaxHold, lines: 1},
+		{name: "the clock was set back, and the guard has died", rank: on(3), minor: 3, back: 24 * time.Hour,
+			want: policy.MaxHold, lines: 1},
 		{name: "the room is not known", rank: on(3), minor: 3, err: errors.New("torn")},
 		{name: "it is told to end", rank: on(3), minor: 3, cancel: 2 * time.Second, want: 2 * time.Second, lines: 1},
 	} {
@@ -74,7 +75,8 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 				t.Errorf("%s: %q", c.name, lines)
 			}
 			more := (min(until+c.back, policy.MaxHold) - tellRoom).Round(time.Second)
-			if c.lines > 0 && len(lines) > 0 && lines[0] != fmt.Sprintf("waiting for GPU 3: 2 ranks that ended may have work there (%v more at most)", more) {
+			want := fmt.Sprintf("waiting for GPU 3: 2 ranks that ended may have work there (%v more at most)", more)
+			if c.lines > 0 && len(lines) > 0 && lines[0] != want {
 				t.Errorf("%s: %q", c.name, lines)
 			}
 			if c.want == 0 && reads != 1 {

@@ -96,9 +96,9 @@ func besidePolicy(policy string) string {
 	return filepath.Join(filepath.Dir(policy), "policy_test.hcl")
 }
 
-// casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none. In
-// a folder such as /tmp, another user may have put the file there. Only the cases of root, or of the policy's owner, are
-// installed.
+// casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none.
+// In a folder such as /tmp, another user may have put the file there. So only the cases of root, or of the policy's
+// owner, are installed.
 func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
 	file := besidePolicy(policy)
 	var beside, owned unix.Stat_t
@@ -112,7 +112,8 @@ func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error
 		if uid == 0 || uid == owned.Uid {
 			return nil
 		}
-		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: remove the file, or change its owner", file, uid, policy, owned.Uid)
+		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
+			"remove the file, or change its owner", file, uid, policy, owned.Uid)
 	}
 	if err := foreign(beside.Uid); err != nil { // it may be a link
 		return nil, nil, err
