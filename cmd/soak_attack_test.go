@@ -58,26 +58,66 @@ func (v *jobRun) attacked() error {
 		v.judging.Unlock()
 		return err
 	}
-	line := []string{program, "execs", files.dir, "5", mpsNames[0], mpsNames[1]}
+	line, processes := []string{program, "execs", files.dir, "5", mpsNames[0], mpsNames[1]}, 1
 	switch v.fault.name {
 	case noClose:
 		file := filepath.Join(files.dir, "file")
 		line = []string{program, "flipping", device("nvidiactl"), device("nvidia-uvm"), file}
+		processes = 3 // each succeeds by chance
 	case stalled:
 		open := `exec 5<"$0" 6<"$1"; shift; exec "$@"`
 		line = []string{"/bin/sh", "-c", open, device("nvidiactl"), device("nvidia-uvm"), program, "execs", files.dir, "1", "client"}
 	}
-	attack, err := v.attackAs(user, nil, line...)
+	var groups []*attackGroup
+	for range processes {
+		group, failed := v.attackAs(user, nil, line...)
+		if err = errors.Join(err, failed); failed == nil {
+			groups = append(groups, group)
+		}
+	}
 	v.attacks.Go(func() {
 		defer v.judging.Unlock()
 		site.Sleep(v.soak.ctx, attackLasts)
+		v.countTakers()
 		files.end() // before the processes, which cannot end without it
-		if attack != nil {
-			attack.end()
+		for _, group := range groups {
+			group.end()
 		}
 		site.Sleep(v.soak.ctx, afterAttack)
 	})
 	return err
+}
+
+// countTakers notes how many processes of guards wait for a user's file system.
+func (s *soak) countTakers() {
+	stuck := 0
+	for _, p := range roots() {
+		if strings.HasSuffix(p.line, " --take ") && strings.Contains(p.status, "\nState:\tD") {
+			stuck++
+		}
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.stuck = max(s.stuck, stuck)
+}
+
+// rootProcess is a process of root.
+type rootProcess struct{ pid, line, exe, status string }
+
+// roots returns root's processes. It reads no others, because a process in its exec holds up its readers.
+func roots() (all []rootProcess) {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		if info, err := os.Stat(folder); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+			continue
+		}
+		line, _ := os.ReadFile(folder + "/cmdline")
+		status, _ := os.ReadFile(folder + "/status")
+		exe, _ := os.Readlink(folder + "/exe")
+		text := strings.ReplaceAll(string(line), "\x00", " ")
+		all = append(all, rootProcess{filepath.Base(folder), text, exe, string(status)})
+	}
+	return all
 }
 
 // attackGroup is a process of a user with its children, which are one process group.
@@ -178,20 +218,15 @@ func ofSoak(stranger string) bool {
 	return strings.Contains(stranger, `/hostile\x00`) || strings.Contains(stranger, `metrics\x00--out`)
 }
 
-// rootsLeft are processes of our programs that root has, after all jobs have ended. They get a moment to end.
+// rootsLeft are root's processes of our programs after all jobs have ended. They get a moment to end.
 func (s *soak) rootsLeft() (found []string) {
+	bin := s.first().Bin
 	for deadline := time.Now().Add(lateGuardEnds); ; time.Sleep(50 * time.Millisecond) {
 		found = nil
-		folders, _ := filepath.Glob("/proc/[0-9]*")
-		for _, folder := range folders {
-			if info, err := os.Stat(folder); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
-				continue // only root's processes are never in a user's exec
-			}
-			line, _ := os.ReadFile(folder + "/cmdline")
-			text := strings.ReplaceAll(string(line), "\x00", " ")
-			exe, _ := os.Readlink(folder + "/exe")
-			if exe == filepath.Join(s.first().Bin, "guard") || strings.Contains(text, s.dir+"/") && strings.Contains(exe, s.first().Bin) {
-				found = append(found, filepath.Base(folder)+" "+text)
+		for _, p := range roots() {
+			taker := p.exe == filepath.Join(bin, "guard") && strings.HasSuffix(p.line, " --take ")
+			if taker || strings.HasPrefix(p.exe, bin+"/") && strings.Contains(p.line, s.dir+"/") {
+				found = append(found, p.pid+" "+p.line)
 			}
 		}
 		if len(found) == 0 || time.Now().After(deadline) {

@@ -22,7 +22,8 @@ import (
 
 // Many random jobs run on a real Slurm whose hooks are the production binaries. Most jobs have a random fault. After
 // each job, nothing of the job is left, and its node is in service unless the fault is a reason for a drain. The
-// neighbours of an ended rank continue to compute. Every client that computes does so under MPS.
+// neighbours of an ended rank continue to compute. Every client that computes does so under MPS. Some faults are attacks
+// (soak_attack_test.go). At the end, no process of root is left. The report has the greatest age of the metrics.
 //
 //	SOAK_JOBS     number of jobs; 50
 //	SOAK_SEED     seed of the jobs and their faults; 1
@@ -129,6 +130,7 @@ type soak struct {
 	repaired  int            // drained nodes that were resumed, with or without a reason for the drain
 	given     int            // jobs as Slurm counts them
 	oldest    time.Duration  // the greatest age of a file of metrics
+	stuck     int            // the most processes of guards that waited for a user's file system
 }
 
 // The kinds of failures, as the report names them.
