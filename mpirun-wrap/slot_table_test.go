@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
@@ -70,8 +72,12 @@ func TestWhichSlotIsTaken(t *testing.T) {
 			}
 			defer file.Close()
 		}
-		if slot, err := table.take(); err != nil || slot != c.want {
+		slot, err := table.take()
+		if err != nil || slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
+		}
+		if slot >= 0 {
+			_ = unix.Close(slotFD) // processes of other tests would inherit it
 		}
 	}
 }
