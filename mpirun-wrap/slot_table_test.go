@@ -6,10 +6,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // A slot's file has one name, because root may run a rank, and a user can link to a file of root's.
@@ -72,12 +72,19 @@ func TestWhichSlotIsTaken(t *testing.T) {
 			}
 			defer file.Close()
 		}
-		slot, err := table.take()
-		if err != nil || slot != c.want {
+		if slot, err := table.take(); err != nil || slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
 		}
-		if slot >= 0 {
-			_ = unix.Close(slotFD) // processes of other tests would inherit it
+		closeKept(table.folder)
+	}
+}
+
+// closeKept closes the descriptors that a taken slot leaves open for the program. The programs of later tests would
+// inherit them.
+func closeKept(folder string) {
+	for fd := slotFD; fd < slotFD+16; fd++ {
+		if link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil && strings.HasPrefix(link, folder) {
+			syscall.Close(fd)
 		}
 	}
 }
