@@ -37,7 +37,9 @@ type Options struct {
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []site.Process
 	Taker   []string // the command line of a process that calls Take(0)
-	Pauser  []string // the command line of a process that calls Pause
+	// TakerPlace takes a place among the node's takers; nil for takers that are not counted.
+	TakerPlace func() (*lease.TakerPlace, error)
+	Pauser     []string // the command line of a process that calls Pause
 	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
 	Usage     string
 	UsageArgs []string
@@ -45,11 +47,13 @@ type Options struct {
 	Recorder     string
 	RecorderArgs []string
 	NameOf       func(site.Process) string // what a client is called, as in "rank 3"; it may take a second
-	Guards       func() int                // how many guards run on the node, about
-	Leased       func() bool               // whether the job's lease exists; a guard without a lease ends
-	Save         func(lease.GuardState)    // called by another goroutine than Run's, after changes, once a second at most
-	SaveRoom     func(lease.Room)          // called by another goroutine than Run's, after each change
-	Log          zerolog.Logger
+	// Promise is told before each wait by when the guard acts again; nil for no one.
+	Promise  func(time.Time)
+	Guards   func() int             // how many guards run on the node, about
+	Leased   func() bool            // whether the job's lease exists; a guard without a lease ends
+	Save     func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom func(lease.Room)       // called by another goroutine than Run's, after each change
+	Log      zerolog.Logger
 }
 
 const (
@@ -99,6 +103,7 @@ type Guard struct {
 	states  chan lease.GuardState // the latest state to be saved
 	saved   chan struct{}         // closed when the last state is saved
 
+	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs
 	ofRoot    map[int]bool          // root's processes at the last look
 	resume    int                   // the process with which the next look begins, 0 for the first
@@ -140,11 +145,13 @@ func New(o Options) (*Guard, error) {
 	g := &Guard{
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
 		exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{},
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true,
+		dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
 		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
 		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
 	}
-	g.takers.line, g.takers.wait = o.Taker, takerWait
+	g.takers.line, g.takers.wait, g.takers.place = o.Taker, takerWait, o.TakerPlace
+	k.asks.nudge = e.nudge
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil
@@ -176,10 +183,22 @@ func (g *Guard) Run() {
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		seen := g.events.wait(g.wakeUp(time.Now()))
+		until := time.Now()
+		if next := g.wakeUp(until); next.After(until) {
+			until = next
+		}
+		if g.Promise != nil {
+			g.Promise(until)
+		}
+		seen := g.events.wait(until)
 		now := time.Now()
+		g.kernel.asks.begin()
+		g.takers.begin()
 		for _, pid := range seen.died {
 			g.clientDied(pid, now)
+		}
+		if g.kernel.asks.returned.Swap(false) {
+			g.lookBy(now.Add(eventLook))
 		}
 		if seen.opened {
 			g.lookUntil = now.Add(lookingFor)
@@ -258,7 +277,8 @@ func (g *Guard) look(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.nextFull)
 	if full {
-		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return !p.Running() })
+		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
+		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
 		g.unleased, g.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
 		g.nextFull = began.Add(rareLook)
@@ -269,6 +289,7 @@ func (g *Guard) look(began time.Time) {
 	}
 	before, known := computed(), g.state.Seen+g.files
 	g.find(full)
+	g.noteSilent()
 	g.exits.follow(g.living)
 	if g.fruitless++; g.state.Seen+g.files != known {
 		g.fruitless = 0
@@ -322,6 +343,7 @@ func (g *Guard) save(now time.Time, last bool) {
 	}
 	state := g.state
 	state.Released, state.Outside = maps.Clone(state.Released), slices.Clone(state.Outside)
+	state.Unguarded = slices.Clone(state.Unguarded)
 	g.states <- state
 	g.changed, g.lastSave = false, now
 }
