@@ -7,7 +7,7 @@ import "testing"
 // When the wall clock is set back, samples of 0 from before are later than each death, so they would prove an idle GPU.
 // gpu-usage then reports one sample that is not 0, which may have an earlier time. The guard forgets the samples of 0.
 //
-// Contract: G1
+// Contract: G2
 func TestSamplesFromBeforeTheClockWasSetBack(t *testing.T) {
 	const hour = 3_600_000_000
 	var u usages
