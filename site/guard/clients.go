@@ -34,17 +34,18 @@ type client struct {
 	group    string // the memory control group, "" for none
 	resident uint64 // bytes of host memory at the last look
 	// hostShort is the result of the last check: its control group or the node has little memory left.
-	hostShort bool
-	needed    bool      // its room has been needed, so newcomers may be on their way
-	announced bool      // the job was told of its end
-	lives     bool      // it has closed these files and lives on
-	alone     time.Time // dead without a neighbour since then
-	wasRoomy  bool      // the GPU had plenty of room when the files were closed
-	verify    time.Time
-	missed    bool      // the last check found no pipes to a server
-	beside    []*client // the neighbours at the client's death
-	told      bool      // the recorder knows the client
-	toldGPUs  uint64    // the GPUs that the recorder knows
+	hostShort  bool
+	needed     bool      // its room has been needed, so newcomers may be on their way
+	announced  bool      // the job was told of its end
+	lives      bool      // it has closed these files and lives on
+	namespaced bool      // the driver may know it by another pid
+	alone      time.Time // dead without a neighbour since then
+	wasRoomy   bool      // the GPU had plenty of room when the files were closed
+	verify     time.Time
+	missed     bool      // the last check found no pipes to a server
+	beside     []*client // the neighbours at the client's death
+	told       bool      // the recorder knows the client
+	toldGPUs   uint64    // the GPUs that the recorder knows
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -278,6 +279,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	now := time.Now()
 	return &client{
 		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		namespaced: g.kernel.namespaced(pid),
 	}, nil
 }
 

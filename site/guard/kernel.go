@@ -146,6 +146,15 @@ func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
+// namespaced reports whether a process has a pid of its own namespace, as in a container. The driver may know it by
+// that pid.
+func (k *kernel) namespaced(pid int) bool {
+	content, _ := k.read(pid, "status")
+	_, rest, _ := bytes.Cut(content, []byte("\nNSpid:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return len(bytes.Fields(line)) > 1
+}
+
 // maxText limits the read of one of the kernel's text files about a process.
 const maxText = 8 << 10
 

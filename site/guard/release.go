@@ -232,7 +232,7 @@ func (g *Guard) noteFreed(now time.Time) {
 		switch {
 		case closed.IsZero(): // the close has not returned
 			return false
-		case c.lives || g.usage.gauge == nil || now.Sub(closed) > freeWait:
+		case c.lives || c.namespaced || g.usage.gauge == nil || now.Sub(closed) > freeWait:
 			return true
 		}
 		return g.usage.of.After(closed) && !g.usage.lists(c)
