@@ -15,7 +15,7 @@ import (
 
 // on is a rank on GPUs.
 func on(minors ...int) (p Placement) {
-	p.Device = site.Device{Minor: minors[0]}
+	p.Device, p.Ticket.Grant.Hold = site.Device{Minor: minors[0]}, 30*time.Second
 	for _, minor := range minors[1:] {
 		p.OtherGPUs = append(p.OtherGPUs, GPUShare{Device: site.Device{Minor: minor}})
 	}
@@ -74,6 +74,30 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			}
 			if c.want == 0 && reads != 1 {
 				t.Errorf("%s: %d reads", c.name, reads)
+			}
+		})
+	}
+}
+
+// A rank waits for the policy's hold at most, whatever the room says: clients may die again and again, and the node's
+// clock may be set back.
+//
+// Contract: G2
+func TestARankWaitsNoLongerThanHold(t *testing.T) {
+	for name, until := range map[string]func(began time.Time) time.Time{
+		"clients die again and again": func(time.Time) time.Time { return time.Now().Add(30 * time.Second) },
+		"the clock was set back":      func(began time.Time) time.Time { return began.Add(24 * time.Hour) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			read := func() (lease.Room, error) {
+				if time.Since(began) > time.Hour {
+					t.Fatalf("%s: it waits without end", name)
+				}
+				return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: until(began)}}}, nil
+			}
+			if waited := on(3).WaitRoom(t.Context(), read, nil); waited < 30*time.Second || waited > 30*time.Second+roomPause {
+				t.Errorf("%s: waited %v", name, waited)
 			}
 		})
 	}
