@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,14 +27,17 @@ type counter struct {
 	out *os.File
 }
 
+// startsThreads makes a counter start threads all the time.
+const startsThreads = "--threads"
+
 // newCounter starts a process with some threads. Each thread writes bytes into a pipe without an end.
-func newCounter(t *testing.T) *counter {
+func newCounter(t *testing.T, more ...string) *counter {
 	t.Helper()
 	reads, writes, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", "--count")
+	cmd := exec.Command("/proc/self/exe", append([]string{"--count"}, more...)...)
 	cmd.Stdout = writes
 	err = cmd.Start()
 	writes.Close()
@@ -47,8 +52,19 @@ func newCounter(t *testing.T) *counter {
 	return c
 }
 
-// count is the counter's program: threads that print a byte each millisecond, and start another thread now and then.
+// count is the counter's program: threads that print a byte each millisecond.
 func count() {
+	if slices.Contains(os.Args, startsThreads) {
+		for range 4 {
+			go func() {
+				for {
+					ended := make(chan struct{})
+					go func() { runtime.LockOSThread(); close(ended) }() // the thread ends with this function
+					<-ended
+				}
+			}()
+		}
+	}
 	for range 8 {
 		go func() {
 			for {
@@ -116,7 +132,12 @@ func newPauser(t *testing.T, limit string) *pauser {
 // asks asks for the pause of a process and returns the answer.
 func (p *pauser) asks(t *testing.T, of site.Process) string {
 	t.Helper()
-	fmt.Fprintln(p.in, of.PID, of.Start)
+	return p.asksOf(t, of, os.Geteuid())
+}
+
+func (p *pauser) asksOf(t *testing.T, of site.Process, uid int) string {
+	t.Helper()
+	fmt.Fprintln(p.in, of.PID, of.Start, uid)
 	line, err := p.out.ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +221,27 @@ func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
 	}
 }
 
-// Another process with the same pid, a process that is gone, and a process that another one traces are not paused.
+// A process whose threads start threads during the pause is paused like any other.
+func TestAPauseOfThreadsThatStartThreads(t *testing.T) {
+	c := newCounter(t, startsThreads)
+	for range 20 {
+		p := newPauser(t, "1m")
+		if answer := p.asks(t, c.process(t)); answer != pauseDone {
+			t.Fatalf("the answer is %q", answer)
+		}
+		if c.counts() {
+			t.Error("a paused process counts")
+		}
+		p.in.Close()
+		_ = p.Wait()
+	}
+	c.resumes(t, "after the pauses")
+}
+
+// Another process with the same pid, a process that runs as another user by now, a process that is gone, and a process
+// that another one traces are not paused.
+//
+// Contract: G3
 func TestWhatIsNotPaused(t *testing.T) {
 	c := newCounter(t)
 	p := newPauser(t, "1m")
@@ -212,8 +253,10 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := p.asks(t, site.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
 		t.Errorf("of a process that is gone: %q", answer)
 	}
-	p.in.Close()
-	c.resumes(t, "the pause of another process")
+	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != pauseDone {
+		t.Errorf("of another user's process: %q", answer)
+	}
+	c.resumes(t, "the pause of another process, while it lasts")
 
 	first, second := newPauser(t, "1m"), newPauser(t, "1m")
 	first.asks(t, c.process(t))
