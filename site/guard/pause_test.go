@@ -4,12 +4,12 @@ package guard
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,17 +27,14 @@ type counter struct {
 	out *os.File
 }
 
-// startsThreads makes a counter start threads all the time.
-const startsThreads = "--threads"
-
 // newCounter starts a process with some threads. Each thread writes bytes into a pipe without an end.
-func newCounter(t *testing.T, more ...string) *counter {
+func newCounter(t *testing.T) *counter {
 	t.Helper()
 	reads, writes, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe", append([]string{"--count"}, more...)...)
+	cmd := exec.Command("/proc/self/exe", "--count")
 	cmd.Stdout = writes
 	err = cmd.Start()
 	writes.Close()
@@ -46,25 +43,12 @@ func newCounter(t *testing.T, more ...string) *counter {
 	}
 	t.Cleanup(func() { reads.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	c := &counter{cmd, reads}
-	if !c.counts() {
-		t.Fatal("the counter does not count")
-	}
+	c.resumes(t, "at its start")
 	return c
 }
 
 // count is the counter's program: threads that print a byte each millisecond.
 func count() {
-	if slices.Contains(os.Args, startsThreads) {
-		for range 4 {
-			go func() {
-				for {
-					ended := make(chan struct{})
-					go func() { runtime.LockOSThread(); close(ended) }() // the thread ends with this function
-					<-ended
-				}
-			}()
-		}
-	}
 	for range 8 {
 		go func() {
 			for {
@@ -221,21 +205,22 @@ func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
 	}
 }
 
-// A process whose threads start threads during the pause is paused like any other.
-func TestAPauseOfThreadsThatStartThreads(t *testing.T) {
-	c := newCounter(t, startsThreads)
-	for range 20 {
-		p := newPauser(t, "1m")
-		if answer := p.asks(t, c.process(t)); answer != pauseDone {
-			t.Fatalf("the answer is %q", answer)
-		}
-		if c.counts() {
-			t.Error("a paused process counts")
-		}
-		p.in.Close()
-		_ = p.Wait()
+// A thread that a traced thread starts is traced from its first instruction. It may be seen before it has stopped, and
+// the pause goes on.
+func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
+	c := newCounter(t)
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this function, and the process continues
+		tr := tracer{stopped: map[int]bool{}}
+		err := tr.seizeAll(c.Process.Pid)
+		clear(tr.stopped)
+		result <- errors.Join(err, tr.seizeAll(c.Process.Pid))
+	}()
+	if err := <-result; err != nil {
+		t.Error(err)
 	}
-	c.resumes(t, "after the pauses")
+	c.resumes(t, "after the pause")
 }
 
 // Another process with the same pid, a process that runs as another user by now, a process that is gone, and a process
