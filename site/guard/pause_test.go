@@ -4,7 +4,6 @@ package guard
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -209,16 +208,20 @@ func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
 // the pause goes on.
 func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
 	c := newCounter(t)
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the thread ends with this function, and the process continues
-		tr := tracer{stopped: map[int]bool{}}
-		err := tr.seizeAll(c.Process.Pid)
-		clear(tr.stopped)
-		result <- errors.Join(err, tr.seizeAll(c.Process.Pid))
-	}()
-	if err := <-result; err != nil {
+	runtime.LockOSThread() // one thread must do all that follows
+	defer runtime.UnlockOSThread()
+	first, second := tracer{stopped: map[int]bool{}}, tracer{stopped: map[int]bool{}}
+	if err := first.seizeAll(c.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.seizeAll(c.Process.Pid); err != nil {
 		t.Error(err)
+	}
+	for began := time.Now(); !first.allStopped() && time.Since(began) < soon; {
+		first.wait()
+	}
+	for thread := range first.stopped {
+		_ = unix.PtraceDetach(thread)
 	}
 	c.resumes(t, "after the pause")
 }
