@@ -214,7 +214,7 @@ func switches(ctx context.Context, pid int, some time.Duration) int {
 			text, _ := os.ReadFile(file)
 			for line := range strings.Lines(string(text)) {
 				name, value, _ := strings.Cut(line, ":")
-				if strings.HasSuffix(name, "voluntary_ctxt_switches") {
+				if name == "voluntary_ctxt_switches" {
 					number, _ := strconv.Atoi(strings.TrimSpace(value))
 					sum += number
 				}
