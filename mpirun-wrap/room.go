@@ -28,13 +28,13 @@ func (s Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error)
 		room, err := read()
 		gpu, full := s.fullGPU(room)
 		waited := time.Since(began)
-		left := min(time.Until(gpu.Until), s.Ticket.Grant.Hold-waited)
+		left := s.Ticket.Grant.Hold - waited
 		if err != nil || !full || left <= 0 {
 			return waited
 		}
 		if waits != nil && waited > tellRoom {
 			waits(fmt.Sprintf("waiting for GPU %d: %s that ended may have work there (%v more at most)",
-				gpu.Minor, site.Count(gpu.Dead, "rank"), left.Round(time.Second)))
+				gpu.Minor, site.Count(gpu.Dead, "rank"), min(left, time.Until(gpu.Until)).Round(time.Second)))
 			waits = nil
 		}
 		if !site.Sleep(ctx, roomPause) {
