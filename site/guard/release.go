@@ -142,7 +142,7 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 	s.roomy, s.short = !s.tight, s.tight
 	g.addUsage(c, &s, now)
 	c.needed = c.needed || s.short
-	s.short = c.needed
+	s.short, s.roomy = c.needed, s.roomy && !c.needed
 	return s
 }
 
