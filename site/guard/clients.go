@@ -21,6 +21,7 @@ import (
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
 	proc     site.Process
+	forkOf   int // the parent at the first look
 	parent   int // at the first look; 0 when the guard knows that the parent is no control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
@@ -283,7 +284,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	}
 	now := time.Now()
 	return &client{
-		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
 		namespaced: g.kernel.namespaced(pid),
 	}, nil
 }
@@ -382,9 +383,10 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	g.changed = true
 }
 
-// setOwner records the older of two clients as a file's owner, because a fork may be looked at before its parent.
+// setOwner records the older of two clients as a file's owner, because a fork may be looked at before its parent. Both
+// may have started in the same clock tick.
 func (g *Guard) setOwner(f *file, c, other *client) {
-	if c.proc.Start > f.owner.Start {
+	if c.proc.Start > f.owner.Start || c.proc.Start == f.owner.Start && c.forkOf == f.owner.PID {
 		return
 	}
 	f.owner = c.proc

@@ -26,6 +26,7 @@ type events struct {
 type seen struct {
 	opened, stopped bool  // opened: a file of the driver, or a line in a daemon's log
 	line            bool  // a line in a daemon's log
+	any             bool  // something has ended the wait
 	died            []int // pids
 }
 
@@ -89,7 +90,7 @@ func (e *events) wait(until time.Time) seen {
 	s := e.early
 	e.early = seen{}
 	timeout := milliseconds(time.Until(until))
-	if len(s.died) > 0 {
+	if s.any { // anyDied has taken what would end the wait
 		timeout = 0
 	}
 	e.collect(&s, timeout)
@@ -110,6 +111,7 @@ func (e *events) collect(s *seen, timeout int) {
 	if err != nil {
 		n = 0 // EINTR
 	}
+	s.any = s.any || n > 0
 	for _, event := range ready[:n] {
 		switch int(event.Fd) {
 		case e.wake:

@@ -147,3 +147,29 @@ func TestALookEndsWhenAClientDies(t *testing.T) {
 		t.Error("the next look does not go on")
 	}
 }
+
+// What a look has taken of the events ends the next wait.
+func TestEventsDuringALookAreNotLost(t *testing.T) {
+	e, err := openEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	path := filepath.Join(devices(t), "nvidia-uvm")
+	if err := e.watch(path, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	for _, happen := range []func(){e.nudge, func() {
+		if file, err := os.Open(path); err == nil {
+			file.Close()
+		}
+	}} {
+		if happen(); e.anyDied() {
+			t.Error("a client has died")
+		}
+		began := time.Now()
+		if s := e.wait(began.Add(soon)); !s.any || time.Since(began) > soon/2 {
+			t.Errorf("%+v after %v", s, time.Since(began))
+		}
+	}
+}

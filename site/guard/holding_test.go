@@ -533,7 +533,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 // process has no context, and its memory is assumed to be that of the largest client.
 func TestAClientInAPidNamespace(t *testing.T) {
 	now := time.Now()
-	u := usages{gauge: &gauge{}, of: now, idle: make([]span, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
+	u := usages{gauge: &gauge{}, of: now, idle: make([]span, 1), busy: make([]uint64, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
 	for _, in := range []bool{false, true} {
 		c := clientOf(7, 1)
 		c.died, c.namespaced = now, in
@@ -544,6 +544,24 @@ func TestAClientInAPidNamespace(t *testing.T) {
 		}
 		if want := map[bool]int{false: 0, true: 100}[in]; g.demandOf(1, u.gpus[0], now).inFlight != want {
 			t.Errorf("in a namespace %v: %+v", in, g.demandOf(1, u.gpus[0], now))
+		}
+	}
+}
+
+// A driver that gives memory and no samples never says that a GPU is idle. After a second, the use of the GPU counts as
+// unknown.
+func TestADriverWithoutSamples(t *testing.T) {
+	died := time.Now()
+	for _, c := range []struct {
+		busy  uint64
+		after time.Duration
+		known bool
+	}{{0, 0, true}, {0, usageStart, false}, {1, usageStart, true}} {
+		now := died.Add(c.after)
+		g := &Guard{usage: usages{gauge: &gauge{}, of: now, idle: make([]span, 1), busy: []uint64{c.busy}, gpus: []Usage{{Known: true}}}}
+		var s situation
+		if g.addUsage(&client{died: died, gpus: 1}, &s, now); s.gpuKnown != c.known {
+			t.Errorf("%+v: %+v", c, s)
 		}
 	}
 }

@@ -281,7 +281,9 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 			continue
 		}
 		roomy, short := usage.judge(g.demandOf(1<<i, usage, now))
-		s.gpuKnown = s.gpuKnown && usage.Known
+		// A driver that takes no samples never says that the GPU is idle.
+		sampled := u.busy[i] != 0 || u.idle[i].last != 0 || now.Sub(c.died) < usageStart
+		s.gpuKnown = s.gpuKnown && usage.Known && sampled
 		s.roomy = s.roomy && usage.Known && roomy
 		s.short = s.short || usage.Known && short
 		// A sample covers the time before it, so the first sample that counts begins after the death.
