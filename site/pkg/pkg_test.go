@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 func entries(t *testing.T) []contents.Entry {
@@ -31,7 +32,7 @@ func entries(t *testing.T) []contents.Entry {
 // TestEntries checks that every file has the mode that slurmd and users need, and that root owns every file. A file
 // that a site edits must be a configuration file, because an upgrade does not change those.
 func TestEntries(t *testing.T) {
-	programs := map[string]bool{}
+	programs, links := map[string]bool{}, map[string]string{}
 	for _, e := range entries(t) {
 		want := map[bool]fs.FileMode{true: 0o755, false: 0o644}[e.Program() || e.Kind == contents.Dir]
 		if e.Kind != contents.Symlink && e.Mode != want {
@@ -43,6 +44,9 @@ func TestEntries(t *testing.T) {
 		if e.Program() {
 			programs[e.Target] = true
 		}
+		if e.Kind == contents.Symlink && testnode.Links[filepath.Base(e.Target)] != "" {
+			links[filepath.Base(e.Target)] = filepath.Join(filepath.Dir(e.Target), e.Source)
+		}
 		if local := e.Built() == "" && e.Kind != contents.Symlink && e.Kind != contents.Dir; local {
 			if _, err := os.Stat(filepath.Join("../..", e.Source)); err != nil {
 				t.Error(err)
@@ -51,15 +55,19 @@ func TestEntries(t *testing.T) {
 	}
 	for _, path := range []string{
 		"/usr/libexec/slurm-mps/prolog", "/usr/libexec/slurm-mps/epilog", "/usr/libexec/slurm-mps/guard",
-		"/usr/libexec/slurm-mps/gpu-usage", "/usr/libexec/slurm-mps/task-prolog",
-		"/usr/bin/mpirun-wrap", "/usr/bin/mps-tune", "/usr/sbin/mpsctl",
+		"/usr/libexec/slurm-mps/task-prolog", "/usr/bin/mpirun-wrap", "/usr/sbin/mpsctl",
 	} {
 		if !programs[path] {
 			t.Errorf("%s is not packaged", path)
 		}
 	}
-	if len(programs) != 8 {
-		t.Errorf("programs %v", programs)
+	for link, program := range testnode.Links {
+		if !programs[links[link]] || filepath.Base(links[link]) != program {
+			t.Errorf("%s is a link to %q: want the installed %s", link, links[link], program)
+		}
+	}
+	if len(programs)+len(links) != len(testnode.Programs) {
+		t.Errorf("programs %v, links %v", programs, links)
 	}
 }
 

@@ -249,7 +249,7 @@ func TestRootInstallUpgradeRemove(t *testing.T) {
 func (r root) lives(m manager) {
 	t := r.t
 	r.must(0, m.install)
-	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
+	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mps-tune --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
 		t.Errorf("after the installation, the programs print %s", out)
 	}
 	r.driver()
@@ -333,6 +333,22 @@ func (r root) newerForm(m manager) {
 	}
 	r.must(0, "rm "+planted)
 	r.must(0, m.has)
+}
+
+// maxInstalledKiB is the same size as maxInstalled of package install.
+const maxInstalledKiB = 40_000_000 / 1024
+
+// TestRootSize checks what the package takes on a node, as Debian counts it.
+func TestRootSize(t *testing.T) {
+	deb := only(t, filepath.Join(built(t), "packages"), ourDeb)
+	out, err := exec.Command("dpkg-deb", "--field", deb, "Installed-Size").Output()
+	kib, err2 := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if kib > maxInstalledKiB || kib < maxInstalledKiB/4 {
+		t.Errorf("the package takes %d KiB: want %d at most", kib, maxInstalledKiB)
+	}
 }
 
 // TestRootSameBytes checks that two builds of a commit in two folders give the same bytes.
