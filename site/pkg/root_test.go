@@ -312,7 +312,8 @@ func (r root) licensed(m manager) {
 	r.t.Helper()
 	const modules = "grep -q 'github.com/hashicorp/hcl/v2' "
 	if m == dpkg {
-		r.must(0, "grep -qx 'License: Apache-2.0' /usr/share/doc/slurm-mps/copyright && "+modules+"/usr/share/doc/slurm-mps/copyright")
+		const file = "/usr/share/doc/slurm-mps/copyright"
+		r.must(0, "grep -qx 'License: Apache-2.0' "+file+" && "+modules+file)
 		r.must(0, "test -s /usr/share/common-licenses/Apache-2.0 && test ! -e /usr/share/licenses/slurm-mps")
 		return
 	}
@@ -362,7 +363,8 @@ func TestRootLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries(t) {
-		if want := " ." + e.Target + " -> " + e.Source + "\n"; e.Kind == contents.Symlink && !strings.Contains(string(out), want) {
+		want := " ." + e.Target + " -> " + e.Source + "\n"
+		if e.Kind == contents.Symlink && !strings.Contains(string(out), want) {
 			t.Errorf("the package lacks the link%s", want)
 		}
 	}
