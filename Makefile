@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -69,6 +69,14 @@ test: setup ## all tests
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
 	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
+
+# For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
+# the checks of sources and documents. What lacks root or Slurm is skipped.
+SLOW  := /cmd$$|/site/sim/conformance$$|/site/lab/(demo|room)$$
+QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion|TestImports|TestProgramsLinkNoMoreThanTheyMay|TestTheDocumentsCommands|TestTheReferenceIsWhole|TestDevelopmentHasEveryVariable|TestMakeHelp
+test-quick: ## some tests, in two minutes on two cores
+	go test -timeout 5m -skip Browser $$(go list ./... | grep -Ev '$(SLOW)')
+	go test -timeout 5m -run '^($(QUICK))$$' ./cmd
 
 # The tests that use Slurm, with the Slurm of another Debian beside the installed one. SUITE=forky has Slurm 26.05.
 SUITE ?= trixie
