@@ -40,7 +40,14 @@ func newShared(t *testing.T, attributes ...string) *shared {
 // openShared runs the prolog of job 7 on an existing node.
 func openShared(p testNode) *shared {
 	p.t.Helper()
+	return openSharedOf(p, uid, gid)
+}
+
+// openSharedOf is openShared for a job of another user.
+func openSharedOf(p testNode, user, group uint32) *shared {
+	p.t.Helper()
 	s := &shared{testNode: p, job: p.job(7, "0")}
+	s.job.UID, s.job.GID = user, group
 	p.must(0, s.job, "prolog")
 	p.t.Cleanup(func() { p.must(0, s.job, "epilog"); p.clean() })
 	ticket := p.ticket(7)
@@ -75,7 +82,8 @@ func (s *shared) launch(line ...string) *running {
 func (s *shared) asUser(line ...string) *exec.Cmd {
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = s.env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: uid, Gid: gid, Groups: []uint32{gid}}}
+	rights := &syscall.Credential{Uid: s.job.UID, Gid: s.job.GID, Groups: []uint32{s.job.GID}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: rights}
 	return cmd
 }
 

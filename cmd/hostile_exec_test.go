@@ -26,8 +26,15 @@ const execLife = 20 * time.Second
 // returns when a reader of their state would wait.
 func (a attack) inExec(user uint32, count int, names ...string) (stop func()) {
 	a.t.Helper()
+	return a.inExecWith(nil, user, count, names...)
+}
+
+// inExecWith is inExec for processes that have these files open.
+func (a attack) inExecWith(files []string, user uint32, count int, names ...string) (stop func()) {
+	a.t.Helper()
 	dir, end := a.fileSystemOf(user, -1, execLife)
 	attack := a.as(user, append([]string{a.program, "execs", dir, fmt.Sprint(count)}, names...)...)
+	attack.Env = append(attack.Env, "DEVICES="+strings.Join(files, ":"))
 	a.goesOn(attack)
 	a.t.Cleanup(end) // this runs before the cleanup of the attack, whose processes cannot end without it
 	for range 100 {

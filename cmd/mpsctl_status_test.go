@@ -742,7 +742,6 @@ func TestAThousandLeases(t *testing.T) {
 func TestMpsctlUsage(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
 	for args, want := range map[string]string{
-		"":                "cannot run: no command is given: see mpsctl --help",
 		"bogus":           `cannot run "bogus": there is no such command: see mpsctl --help`,
 		"tune":            `cannot run "tune": there is no such command: see mpsctl --help`,
 		"status 7":        `cannot take "7": mpsctl status takes flags alone: see mpsctl status --help`,

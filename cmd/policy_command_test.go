@@ -209,7 +209,6 @@ case "wrong" {
 		{[]string{"test"}, 1, "0 cases passed, 1 failed\n"},
 		{[]string{"test", alone}, 1, "mpsctl: cannot test " + alone + ": there is no policy.hcl beside it: name the policy with --policy\n"},
 		{[]string{"explain", "--gpus", "99"}, 2, "mpsctl: cannot explain a job with 99 GPUs: give --gpus 0 to 64\n"},
-		{nil, 2, "mpsctl: cannot run: no command is given: see mpsctl policy --help\n"},
 		{[]string{"judge"}, 2, "mpsctl: cannot run \"judge\": there is no such command: see mpsctl policy --help\n"},
 	} {
 		result := p.ctl(append([]string{"policy"}, c.args...)...)

@@ -3,11 +3,13 @@
 package cmd_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lab"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -74,13 +77,15 @@ func TestAReportOfAJob(t *testing.T) {
 		}
 	}
 	s := openShared(p)
-	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=3", "SLURM_PROCID=5", "SLURM_JOB_NAME=relax\x1b[31m",
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
 	first, second, outlives := s.start("spin", "-ms", "1", "-for", "60", "-mib", "2000"), s.neighbour(), s.start("spin", "-ms", "0", "-for", "100")
 	first.kill()
 	r := p.report(p.runningReport(), "end of a client", func(r usage.Report) bool {
 		return len(r.Clients) == 3 && !r.Clients[0].End.IsZero() && r.Clients[1].PeakMiB > 0
 	})
-	if r.Job != 7 || r.User != "hpc1" || r.Rule != "mps" || r.Share != "overlap:2" || !r.End.IsZero() || r.ClientsSeen != 3 || r.ClientsPeak != 3 {
+	if r.Job != 7 || r.User != "hpc1" || r.Rule != "mps" || r.Share != "overlap:2" || r.Name != "relax?[31m" ||
+		r.BadEnds != 1 || !r.End.IsZero() || r.ClientsSeen != 3 || r.ClientsPeak != 3 {
 		t.Errorf("%+v", r)
 	}
 	g := r.GPUs[0]
@@ -90,8 +95,9 @@ func TestAReportOfAJob(t *testing.T) {
 	if at := g.Samples[0]; at.SMUtil != 96 || at.SMActive != 31 || at.DRAM != 12.5 || at.UsedMiB == 0 || at.Clients == 0 {
 		t.Errorf("%+v", at)
 	}
-	if c := r.Clients[0]; c.PID != first.pid || c.Rank != 5 || c.Step != "3" || c.SMs != 32 {
-		t.Errorf("%+v, want rank 5 of step 3 with 32 SMs, pid %d", c, first.pid)
+	if c := r.Clients[0]; c.PID != first.pid || c.Rank != 5 || c.Step != "3" || c.SMs != 32 ||
+		c.Program != "cuda-client" || c.Exit != "signal 9" {
+		t.Errorf("%+v, want rank 5 of step 3 with 32 SMs, pid %d, cuda-client, signal 9", c, first.pid)
 	}
 	_ = second.Process.Signal(syscall.SIGTERM)
 	second.ends()
@@ -103,10 +109,11 @@ func TestAReportOfAJob(t *testing.T) {
 	for _, c := range r.Clients {
 		endings[c.PID] = c.Ending
 	}
-	if endings[first.pid] == "" || endings[second.pid] == "" || endings[outlives.pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
+	if r.BadEnds != 1 || endings[first.pid] == "" || endings[second.pid] == "" ||
+		endings[outlives.pid] != usage.AtEpilog || r.End.IsZero() || len(r.Faults) != 0 {
 		t.Errorf("endings %v, faults %v, end %v", endings, r.Faults, r.End)
 	}
-	if summary := p.log(); !strings.Contains(summary, `"sm_util":96,"sm_active":31,"dram":12.5,"max_used_mib":`) {
+	if summary := p.log(); !strings.Contains(summary, `"sm_active":31,"sm_util":96,"dram":12.5,"max_used_mib":`) {
 		t.Errorf("the summary has no figures:\n%s", summary)
 	}
 	for path, mode := range map[string]fs.FileMode{p.keptReport(): 0o640, p.Paths().Reports(): 0o755} {
@@ -181,7 +188,10 @@ func TestWhoReadsAReport(t *testing.T) {
 		t.Errorf("the page:\n%s", html)
 	}
 	expect(uid, "", 1, "cannot write /etc/report.html: permission denied", "7", "--html", "/etc/report.html")
-	expect(uid, "", 2, "SLURM_JOB_ID is not set")
+	expect(uid, "", 2, "cannot write a page: no job is given", "--html", page)
+	expect(uid, "", 0, "\n7          ")
+	expect(0, "", 0, `[{"job":7,`, "--json")
+	expect(uid+1, "", 0, "no report that you may read")
 	expect(uid, "", 2, `cannot report job "x"`, "x")
 	expect(uid, "", 2, "takes one job", "7", "8")
 	expect(uid, "", 1, "this node has no report of it", "8")
@@ -366,4 +376,148 @@ func TestAJobThatIsNotRecorded(t *testing.T) {
 		t.Error("there is a report")
 	}
 	p.quiet()
+}
+
+// mpsctl report has the end of a client that has just ended, long before the next sample. So it can be the last line of
+// a batch script.
+//
+// Contract: U2
+func TestABadEndIsReportedAtOnce(t *testing.T) {
+	p := newTestNode(t, testnode.Default(`drain_grace = "0s"`), node.H200)
+	p.facts(`usage_interval = "1h"`)
+	s := openShared(p)
+	s.env = append(s.env, "SLURM_JOB_ID=7", "SLURM_STEP_ID=1", "SLURM_PROCID=3")
+	neighbour, victim := s.neighbour(), s.start("spin", "-ms", "5", "-queue", "150", "-for", "60")
+	p.report(p.runningReport(), "both clients", func(r usage.Report) bool { return r.ClientsSeen == 2 })
+	victim.kill()
+	out, code := p.ctlAs(uid, "7", "report")
+	for _, want := range []string{"1 of 2 clients ended badly",
+		fmt.Sprintf("rank 3 of step 1 (cuda-client, pid %d) ended by signal 9 (SIGKILL).", victim.pid)} {
+		if code != 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("code %d, no %q in\n%s", code, want, out)
+		}
+	}
+	s.lives(neighbour)
+	p.must(0, s.job, "epilog")
+	p.quiet()
+}
+
+// status, metrics, report and the summary have the same names and the same values for a job's numbers.
+//
+// Contract: U2
+func TestTheNumbersOfAJobAgree(t *testing.T) {
+	p := sampledOften(t, node.H200)
+	for name, percent := range map[string]string{"gpm/1": "96", "gpm/2": "31", "gpm/10": "12.5", "energy_mj": "5000000"} {
+		if err := p.Sim.Node.GPU(0).Set(name, percent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := openShared(p)
+	neighbour := s.neighbour()
+	// The victim's memory may be needed by a successor, so the guard pauses the neighbour.
+	s.start("spin", "-ms", "0", "-for", "100", "-mib", "80000", "-end", "signal:9", "-after", "0.3").ends()
+	paused := p.report(p.runningReport(), "bad end and pause", func(r usage.Report) bool {
+		return r.BadEnds == 1 && r.Pauses == 1 && len(r.GPUs[0].Samples) > 0
+	}).PausedMillis
+	if err := p.Sim.Node.GPU(0).Set("energy_mj", "12000000"); err != nil {
+		t.Fatal(err)
+	}
+	p.report(p.runningReport(), "energy", func(r usage.Report) bool { return r.EnergyJ == 7000 })
+	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 2, "clients_peak": 2,
+		"bad_ends": 1, "energy_j": 7000, "pauses": 1, "paused_ms": float64(paused)}
+
+	object := func(text string) (all map[string]any) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &all); err != nil {
+			t.Fatalf("%v in %s", err, text)
+		}
+		return all
+	}
+	agree := func(of string, found map[string]any, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if found[name] != want[name] {
+				t.Errorf("%s: %s is %v, want %v", of, name, found[name], want[name])
+			}
+		}
+	}
+	totals := []string{"clients_seen", "clients_peak", "bad_ends", "energy_j", "pauses", "paused_ms"}
+	percentages := []string{"sm_active", "sm_util", "dram"}
+	job := object(p.ctl("status", "--json").Output)["jobs"].([]any)[0].(map[string]any)
+	agree("status", job["totals"].(map[string]any), totals...)
+	agree("the guard in status", job["guard"].(map[string]any), "clients_seen", "clients_peak", "pauses", "paused_ms")
+	agree("the use in status", job["gpus"].([]any)[0].(map[string]any)["use"].(map[string]any), percentages...)
+	out, _ := p.ctlAs(uid, "7", "report", "--json")
+	report := object(out)
+	agree("report", report, totals...)
+	agree("the mean in report", report["mean"].(map[string]any), percentages...)
+	metrics := p.ctl("metrics").Output
+	ofJob := `jobid="7",user="hpc1",partition="main"} `
+	for _, line := range []string{"job_clients_seen{" + ofJob + "2", "job_clients_peak{" + ofJob + "2",
+		"job_bad_ends{" + ofJob + "1", "job_energy_joules{" + ofJob + "7000",
+		"job_pauses{" + ofJob + "1", fmt.Sprintf("job_paused_seconds{%s%v", ofJob, float64(paused)/1000)} {
+		if !strings.Contains(metrics, "\nslurm_mps_"+line+"\n") {
+			t.Errorf("metrics: no %s in\n%s", line, metrics)
+		}
+	}
+	for name, ratio := range map[string]string{"gpu_sm_active_ratio": "0.31", "gpu_sm_util_ratio": "0.96",
+		"gpu_dram_ratio": "0.125"} {
+		if !regexp.MustCompile(`(?m)^slurm_mps_` + name + `\{.*` + ofJob + ratio + `$`).MatchString(metrics) {
+			t.Errorf("metrics: %s is not %s in\n%s", name, ratio, metrics)
+		}
+	}
+	sentence := fmt.Sprintf("The guard paused the ranks 1 time, %.1f s in all.", float64(paused)/1000)
+	for _, command := range []string{"status", "report"} {
+		for _, user := range []uint32{0, uid} {
+			if out, _ := p.ctlAs(user, "7", command); !strings.Contains(out, sentence) {
+				t.Errorf("%s of uid %d lacks %q:\n%s", command, user, sentence, out)
+			}
+		}
+	}
+	_ = neighbour.Process.Signal(syscall.SIGTERM)
+	neighbour.ends()
+	p.must(0, s.job, "epilog")
+	out, _ = p.ctlAs(uid, "7", "report", "--json")
+	agree("the kept report", object(out), totals...)
+	for line := range strings.Lines(p.log()) {
+		if strings.Contains(line, `"step":"summary"`) {
+			summary := object(line)
+			agree("summary", summary, append(percentages, "bad_ends", "energy_j", "pauses", "paused_ms")...)
+		}
+	}
+	after := p.ctl("metrics").Output
+	for _, line := range []string{"bad_ends_total 1", "energy_joules_total 7000", "pauses_total 1",
+		fmt.Sprintf("paused_seconds_total %v", float64(paused)/1000)} {
+		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
+			t.Errorf("after the job: no %s in\n%s", line, after)
+		}
+	}
+	p.quiet()
+}
+
+// mpsctl report as the last line of a batch script: the killed rank is there with its step, and normal ends are not.
+//
+// Contract: U2
+func TestAReportAtTheEndOfABatchScript(t *testing.T) {
+	c := newCluster(t, testnode.Default("overlap = 2"), lab.Options{PrologFlags: "Alloc"})
+	ranks := c.client() + " spin -ms 5 -for 3"
+	id := c.batch(strings.Join([]string{
+		"srun -n4 " + c.wrap("info"),
+		"srun -n4 --kill-on-bad-exit=0 " + filepath.Join(c.dir, "mpirun-wrap") + " bash -c '" +
+			"[ $SLURM_PROCID = 3 ] && exec " + ranks + " -queue 50 -end signal:9 -after 1; exec " + ranks + "'",
+		strings.Join(c.first().Command("mpsctl", "report"), " "),
+	}, "\n"), "-n4", "--gres=gpu:1", "--job-name=relax")
+	c.ended(id)
+	_, report, _ := strings.Cut(c.output(id), fmt.Sprintf("job %d ", id))
+	text := strings.Join(strings.Fields(report), " ")
+	for _, want := range []string{`"relax" of `, "1 of 8 clients ended badly", "rank 3 of step 1 (cuda-client, pid ",
+		"ended by signal 9 (SIGKILL)", "the clients had 66 SMs"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s\n%s", want, c.output(id), c.log())
+		}
+	}
+	if n := strings.Count(report, "pid "); n != 1 {
+		t.Errorf("%d incidents, want 1:\n%s", n, report)
+	}
+	c.quiet()
 }

@@ -37,6 +37,8 @@ func (v *jobRun) waitAndInject() error {
 		return v.ctx.Err()
 	}
 	if v.fault.judged == othersLive {
+		v.judging.RLock() // until release
+		v.judges = true
 		v.beside = v.besideTheVictim()
 	}
 	if err := v.inject(); err != nil {
@@ -51,6 +53,14 @@ func (v *jobRun) pause() time.Duration {
 		return v.after / 8
 	}
 	return v.after
+}
+
+// release lets attacks begin that would harm the judged neighbours.
+func (v *jobRun) release() {
+	if v.judges {
+		v.judging.RUnlock()
+	}
+	v.judges = false
 }
 
 func (v *jobRun) inject() error {
@@ -94,6 +104,8 @@ func (v *jobRun) inject() error {
 		return v.slurmdStopped()
 	case "reboot":
 		return v.reboot()
+	case midExec, noClose, stalled, manyOpen:
+		return v.attacked()
 	}
 	return v.signalled()
 }

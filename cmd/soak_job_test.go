@@ -67,6 +67,7 @@ type jobRun struct {
 	clients map[int]bool     // pids that were clients of a daemon of the job
 	running [][]site.Process // programs that compute when the fault is done, by step
 	beside  []site.Process   // programs among them that the fault must not harm
+	judges  bool             // the neighbours are being judged, so no attack hides clients from their guard
 	late    bool             // the process that the fault is for had ended
 	faulty  int              // how many failures were found
 	ended   map[int]lab.Job  // each job as Slurm reports it at the end
@@ -103,6 +104,7 @@ func (n *soakNode) runOnce(j plannedJob, again bool) (mistaken bool) {
 	if err == nil {
 		err = v.finish()
 	}
+	v.release()
 	if err == nil {
 		err = v.over()
 	}

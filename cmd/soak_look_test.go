@@ -49,13 +49,21 @@ func (v *jobRun) judgeDrain() {
 		return
 	}
 	if v.fault.judged != drains {
-		v.wrong(drained, state)
+		v.wrong(drainOf(state), state)
 	}
 	v.repair()
 }
 
 func out(state string) bool {
 	return strings.HasPrefix(state, "drain") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail")
+}
+
+// drainOf tells by the reason of a drain who has drained the node.
+func drainOf(state string) string {
+	if reason := strings.ToLower(state); strings.Contains(reason, "prolog") || strings.Contains(reason, "epilog") {
+		return drainedByUs
+	}
+	return drained
 }
 
 // epilogTimeout is the time that the epilog may take after a drain.
@@ -213,7 +221,8 @@ func (v *jobRun) judgeNeighbours() {
 // empty checks that a node without jobs is as it was before any job.
 func (n *soakNode) empty(last plannedJob) {
 	strays := slices.DeleteFunc(n.testNode.strays(), func(path string) bool { return strings.HasPrefix(path, "file "+n.testNode.Paths().Devices()+"/") })
-	found := slices.Concat(n.testNode.left(), n.testNode.locks(), strays, n.testNode.strangers())
+	strangers := slices.DeleteFunc(n.testNode.strangers(), ofSoak)
+	found := slices.Concat(n.testNode.left(), n.testNode.locks(), strays, strangers)
 	if len(found) == 0 {
 		return
 	}
@@ -248,12 +257,12 @@ func (s *soak) report(took time.Duration) {
 		jobs += s.done[f.name]
 		byFault = append(byFault, fmt.Sprintf("%s %d", f.name, s.done[f.name]))
 	}
-	for _, what := range []string{left, drained, lost, wrongEnd, outsideMPS} {
+	for _, what := range []string{left, drained, drainedByUs, lost, wrongEnd, outsideMPS, rootLeft} {
 		wrong += s.failed[what]
 		byWrong = append(byWrong, fmt.Sprintf("%s %d", what, s.failed[what]))
 	}
-	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs started again, %d pairs of jobs of gres/shard. Found: %s. Faults: %s.",
-		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
+	summary := fmt.Sprintf("seed %d, %d of %d jobs (an array being several, %d), %d neighbours of cancelled and killed ranks, %d drained nodes repaired, %d faults that came too late, %d jobs started again, %d pairs of jobs of gres/shard, %.1f s was the greatest age of metrics, %d takers were stuck at most. Found: %s. Faults: %s.",
+		s.seed, jobs, s.planned, s.given, s.judged, s.repaired, s.late, s.restarted, s.shards, s.oldest.Seconds(), s.stuck, strings.Join(byWrong, ", "), strings.Join(byFault, "; "))
 	if s.restarted*100 > jobs+100 {
 		s.t.Errorf("%d of %d jobs were started again: Slurm aborts more steps than expected", s.restarted, jobs)
 	}

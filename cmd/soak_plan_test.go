@@ -94,6 +94,10 @@ var faults = []fault{
 	{name: "a second guard", weight: 2, when: computing, judged: othersLive},
 	{name: "a policy that breaks and heals", weight: 3, when: computing, alone: true, judged: completes},
 	{name: "reboot", weight: 4, when: computing, alone: true, long: true},
+	{name: midExec, weight: 3, when: computing, alone: true, judged: completes},
+	{name: noClose, weight: 3, when: computing, alone: true, judged: completes},
+	{name: stalled, weight: 3, when: computing, alone: true, judged: completes},
+	{name: manyOpen, weight: 3, when: computing, judged: completes},
 }
 
 // planned returns the job with this number in the plan of a seed.

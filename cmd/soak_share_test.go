@@ -63,7 +63,7 @@ func (s *soak) shareOnce(name string) error {
 	}
 	s.queue.fresh()
 	if state := s.queue.node(name); out(state) {
-		s.wrong(sharing, drained, state)
+		s.wrong(sharing, drainOf(state), state)
 		return s.Resume(s.ctx, name)
 	}
 	if left := p.left(); len(left) > 0 {

@@ -22,7 +22,8 @@ import (
 
 // Many random jobs run on a real Slurm whose hooks are the production binaries. Most jobs have a random fault. After
 // each job, nothing of the job is left, and its node is in service unless the fault is a reason for a drain. The
-// neighbours of an ended rank continue to compute. Every client that computes does so under MPS.
+// neighbours of an ended rank continue to compute. Every client that computes does so under MPS. Some faults are attacks
+// (soak_attack_test.go). At the end, no process of root is left. The report has the greatest age of the metrics.
 //
 //	SOAK_JOBS     number of jobs; 50
 //	SOAK_SEED     seed of the jobs and their faults; 1
@@ -114,6 +115,9 @@ type soak struct {
 	policies map[string]string // by node
 	queue    *queue
 	began    time.Time
+	metrics  string         // the folder of the metrics' files
+	attacks  sync.WaitGroup // attacks that go on
+	judging  sync.RWMutex   // held for reading while neighbours are judged, and by attacks that would harm them
 
 	mutex     sync.Mutex
 	raw       io.Writer
@@ -125,15 +129,19 @@ type soak struct {
 	restarted int            // jobs started again, because Slurm had aborted a step by mistake
 	repaired  int            // drained nodes that were resumed, with or without a reason for the drain
 	given     int            // jobs as Slurm counts them
+	oldest    time.Duration  // the greatest age of a file of metrics
+	stuck     int            // the most processes of guards that waited for a user's file system
 }
 
 // The kinds of failures, as the report names them.
 const (
-	left       = "left behind"
-	drained    = "false drains"
-	lost       = "neighbours lost to a cancelled rank"
-	wrongEnd   = "jobs that did not end as they should"
-	outsideMPS = "ranks without MPS"
+	left        = "left behind"
+	drained     = "false drains" // those of Slurm itself
+	drainedByUs = "drains by prolog or epilog"
+	rootLeft    = "root's processes left"
+	lost        = "neighbours lost to a cancelled rank"
+	wrongEnd    = "jobs that did not end as they should"
+	outsideMPS  = "ranks without MPS"
 )
 
 func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
@@ -144,6 +152,7 @@ func newSoak(t *testing.T, seed uint64, limit time.Duration) *soak {
 	t.Cleanup(cancel)
 	c := &cluster{t: t, ctx: ctx, user: user, dir: publicDir(t), nodes: map[string]testNode{}}
 	s := &soak{cluster: c, seed: seed, folder: filepath.Join(c.dir, "out"), done: map[string]int{}, failed: map[string]int{}, policies: map[string]string{}}
+	s.metrics = publicDirIn(t, "/var/lib") // mpsctl metrics writes below no folder in which users may make files
 	if err := errors.Join(os.Mkdir(s.folder, 0o755), os.Chown(s.folder, uid, gid)); err != nil {
 		t.Fatal(err)
 	}
@@ -292,9 +301,16 @@ func (s *soak) do(plan []plannedJob, limit time.Duration) {
 	ended := make(chan struct{})
 	var beside sync.WaitGroup
 	beside.Go(func() { s.share(nodes[last], ended) })
+	for _, name := range nodes[:sharedNodes] {
+		beside.Go(func() { s.measure(name, ended) })
+	}
 	feeders.Wait()
 	all.Wait()
 	close(ended)
 	beside.Wait()
+	s.attacks.Wait()
 	s.queue.stop()
+	for _, process := range s.rootsLeft() {
+		s.wrong(plannedJob{number: -1}, rootLeft, process)
+	}
 }

@@ -138,15 +138,16 @@ func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	noted := c.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	c.startNVML(l)
 	before := logSizes(l)
-	byItself, ended, guard := c.endAll(ctx, l, was)
-	failed = errors.Join(failed, ended, guard)
+	byItself, ended, guardEnded := c.endAll(ctx, l, was)
+	failed = errors.Join(failed, ended, guardEnded)
+	guard, err := c.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
 	summary := summarise(l, before)
-	summary.guarded(c.Store.ReadGuard(l.Job.ID))
+	summary.guarded(guard, err)
 	c.removeJobFiles(l)
 	var kept *keeping
 	if ended == nil {
 		if was != lease.Opening {
-			kept = c.keepReport(l)
+			kept = c.keepReport(l, guard)
 		}
 		failed = errors.Join(failed, c.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {

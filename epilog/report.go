@@ -35,14 +35,14 @@ type keeping struct {
 
 // keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
 // has ended, because the guard ends it and has ended too.
-func (c Epilog) keepReport(l lease.Lease) *keeping {
+func (c Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	ended := time.Now()
 	go func() {
 		defer close(k.kept)
 		report, err := usage.Read(filepath.Join(c.Store.JobDir(l.Job.ID), usage.Running))
 		if err == nil {
-			k.report = finished(report, ended)
+			k.report = finished(report, guard, ended)
 		}
 		k.err = err
 		close(k.read)
@@ -57,8 +57,10 @@ func (c Epilog) keepReport(l lease.Lease) *keeping {
 	return k
 }
 
-// finished completes the report of an ended job. A client without an end has outlived the job.
-func finished(r usage.Report, now time.Time) usage.Report {
+// finished completes the report of an ended job. A client without an end has outlived the job. The guard's own count
+// of its pauses is complete, also if the recorder has ended early.
+func finished(r usage.Report, guard lease.GuardState, now time.Time) usage.Report {
+	r.Pauses, r.PausedMillis = max(r.Pauses, guard.Pauses), max(r.PausedMillis, guard.PausedMillis)
 	if r.End.IsZero() {
 		r.End = now
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -119,5 +120,17 @@ func needsRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
+	}
+}
+
+// A kept report has all pauses that the guard counted, even if the recorder missed some.
+func TestAKeptReportHasTheGuardsPauses(t *testing.T) {
+	r := usage.Report{Totals: usage.Totals{Pauses: 1, PausedMillis: 300}}
+	r = finished(r, lease.GuardState{Pauses: 2, PausedMillis: 1300}, time.Now())
+	if r.Pauses != 2 || r.PausedMillis != 1300 {
+		t.Errorf("%+v", r.Totals)
+	}
+	if r = finished(r, lease.GuardState{}, time.Now()); r.Pauses != 2 || r.PausedMillis != 1300 {
+		t.Errorf("without a state of the guard: %+v", r.Totals)
 	}
 }

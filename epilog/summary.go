@@ -17,8 +17,8 @@ import (
 )
 
 // Summary has the totals of a job for the log. It is a line of JSON that a site collects, and that mpsctl metrics
-// adds up. All totals except Seconds, Ended and Outside are from the servers' logs. The job's user can write these
-// logs, so the totals are good for a chart, but prove nothing.
+// adds up. The totals down to Faults are from the servers' logs. The job's user can write these logs, so the totals are
+// good for a chart, but prove nothing.
 type Summary struct {
 	Clients         int     // processes that were clients of MPS
 	Peak            int     // maximum of a daemon's clients at the same time, added up over the daemons
@@ -27,8 +27,10 @@ type Summary struct {
 	Faults          int     // fatal GPU errors that a server handled
 	Seconds         float64 // from the lease to now
 	// These are from the job's guard, so no user can write them.
-	Ended   int // clients that ended beside living neighbours and whose files were held
-	Outside int // processes that had a GPU open and were no client of MPS
+	Ended        int   // clients that ended beside living neighbours and whose files were held
+	Outside      int   // processes that had a GPU open and were no client of MPS
+	Pauses       int   // of the neighbours of a dead client
+	PausedMillis int64 // all pauses together
 }
 
 // maxSummed limits what is read of a log: 16000 clients (measured: 1 KiB a client). The rest of the log is not
@@ -78,6 +80,7 @@ func (s *Summary) guarded(g lease.GuardState, err error) {
 	}
 	s.Ended += g.Dead
 	s.Outside = g.OutsideSeen
+	s.Pauses, s.PausedMillis = g.Pauses, g.PausedMillis
 }
 
 func (s *Summary) add(t tally) {
@@ -95,17 +98,15 @@ func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool
 	line := c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
-		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).Float64("seconds", s.Seconds).Bool("closed", closed)
+		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).
+		Int("pauses", s.Pauses).Int64("paused_ms", s.PausedMillis).Float64("seconds", s.Seconds).Bool("closed", closed)
 	if mean := r.Mean(); r.Job != 0 {
-		for _, figure := range []struct {
-			name    string
-			percent float64
-		}{{"sm_util", mean.SMUtil}, {"sm_active", mean.SMActive}, {"dram", mean.DRAM}} {
-			if figure.percent >= 0 {
-				line = line.Float64(figure.name, math.Round(figure.percent*10)/10)
+		for _, f := range usage.Percentages {
+			if percent := f.Of(mean); percent >= 0 {
+				line = line.Float64(f.Key, math.Round(percent*10)/10)
 			}
 		}
-		line = line.Int("max_used_mib", mean.UsedMiB)
+		line = line.Int("max_"+usage.MemoryUsed.Key, mean.UsedMiB).Int("bad_ends", r.BadEnds).Int("energy_j", r.EnergyJ)
 	}
 	line.Send()
 }

@@ -90,7 +90,8 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 	l := n.leased(nil)
 	path := filepath.Join(l.Daemons[0].LogDir, serverlog.Name)
 	err := errors.Join(os.WriteFile(path, []byte(serverSaid), 0o600), os.Chown(path, int(l.Job.UID), int(l.Job.GID)),
-		n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9}, OutsideSeen: 2}))
+		n.Store.SaveGuard(7, lease.GuardState{Dead: 1, Released: map[string]int{"idle": 3, lease.NoNeighbour: 9},
+			OutsideSeen: 2, Pauses: 2, PausedMillis: 1300}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func TestAnEpilogLogsTheSummary(t *testing.T) {
 	got := n.logged(SummaryStep)
 	for key, want := range map[string]any{
 		"user": "hpc1", "rule": "mps", "gpus": 2.0, "clients": 6.0, "peak": 3.0, "clients_at_epilog": 2.0, "faults": 1.0, "held": 4.0,
-		"outside": 2.0, "closed": true,
+		"outside": 2.0, "pauses": 2.0, "paused_ms": 1300.0, "closed": true,
 	} {
 		if got[key] != want {
 			t.Errorf("%s is %v, want %v", key, got[key], want)

@@ -98,6 +98,9 @@ func rankInfoPath(folder, launch string, rank int) string {
 // because root may run a rank, and the folder's owner may have put a link there.
 func writeRankInfo(folder, launch string, own RankInfo) error {
 	content, err := json.Marshal(own)
+	if err == nil {
+		err = fits(len(content))
+	}
 	if err != nil {
 		return fmt.Errorf("cannot write rank info: %w", err)
 	}

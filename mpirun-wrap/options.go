@@ -246,6 +246,9 @@ func (o *Options) setShare(value string) (err error) {
 		o.Share, err = policy.ParseShare(value)
 		if err != nil && strings.HasSuffix(err.Error(), " or Nsm") { // the value has none of the forms
 			err = errors.New("want none, even, overlap:F, weight:W, PCT%, Nsm or tuned")
+			if value != "" && strings.Contains("0123456789", value[:1]) {
+				err = fmt.Errorf("%w (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)", err)
+			}
 		}
 	}
 	return err

@@ -61,6 +61,7 @@ func TestBadOptions(t *testing.T) {
 		{"SLURM_MPS_SHARE", "share", "evn", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean even?"},
 		{"SLURM_MPS_SHARE", "share", "tunde", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean tuned?"},
 		{"SLURM_MPS_SHARE", "share", "overlp:2", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned: did you mean overlap:2?"},
+		{"SLURM_MPS_SHARE", "share", "60./app", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned (in a file for srun --multi-prog write 60pct, because Slurm replaces the percent sign)"},
 		{"SLURM_MPS_SHARE", "share", "overlp", "want none, even, overlap:F, weight:W, PCT%, Nsm or tuned"},
 		{"SLURM_MPS_GPU", "gpu", "nearst", "want auto, block, cyclic, nearest, all or inherit: did you mean nearest?"},
 		{"SLURM_MPS_PRIORITY", "priority", "norml", "want normal or low: did you mean normal?"},

@@ -5,10 +5,12 @@ package mpirunwrap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -36,12 +38,15 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 		cancel time.Duration // when the rank is told to end, 0 for never
 		want   time.Duration
 		lines  int
+		back   time.Duration // how far the clock was set back since the guard has published its time
 	}{
 		{name: "another GPU", rank: on(3), minor: 2},
 		{name: "its GPU", rank: on(3), minor: 3, want: until, lines: 1},
 		{name: "its second GPU", rank: on(1, 3), minor: 3, want: until, lines: 1},
 		{name: "until there is room", rank: on(3), minor: 3, freed: 3 * time.Second, want: 3 * time.Second, lines: 1},
 		{name: "for less than a second", rank: on(3), minor: 3, freed: 900 * time.Millisecond, want: 900 * time.Millisecond},
+		{name: "the clock was set back, and the guard has died", rank: on(3), minor: 3, back: 24 * time.Hour,
+			want: policy.MaxHold, lines: 1},
 		{name: "the room is not known", rank: on(3), minor: 3, err: errors.New("torn")},
 		{name: "it is told to end", rank: on(3), minor: 3, cancel: 2 * time.Second, want: 2 * time.Second, lines: 1},
 	} {
@@ -54,7 +59,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 				if c.freed > 0 && time.Since(began) >= c.freed {
 					return lease.Room{}, nil
 				}
-				return lease.Room{GPUs: []lease.FullGPU{{Minor: c.minor, Dead: 2, Until: began.Add(until)}}}, c.err
+				return lease.Room{GPUs: []lease.FullGPU{{Minor: c.minor, Dead: 2, Until: began.Add(until + c.back)}}}, c.err
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -69,7 +74,9 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			if len(lines) != c.lines {
 				t.Errorf("%s: %q", c.name, lines)
 			}
-			if c.lines > 0 && len(lines) > 0 && lines[0] != "waiting for GPU 3: 2 ranks that ended may have work there (4s more at most)" {
+			more := (min(until+c.back, policy.MaxHold) - tellRoom).Round(time.Second)
+			want := fmt.Sprintf("waiting for GPU 3: 2 ranks that ended may have work there (%v more at most)", more)
+			if c.lines > 0 && len(lines) > 0 && lines[0] != want {
 				t.Errorf("%s: %q", c.name, lines)
 			}
 			if c.want == 0 && reads != 1 {

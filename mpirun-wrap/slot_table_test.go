@@ -6,7 +6,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -72,6 +74,17 @@ func TestWhichSlotIsTaken(t *testing.T) {
 		}
 		if slot, err := table.take(); err != nil || slot != c.want {
 			t.Errorf("%s: slot %d, %v, want %d", c.name, slot, err, c.want)
+		}
+		closeKept(table.folder)
+	}
+}
+
+// closeKept closes the descriptors that a taken slot leaves open for the program. The programs of later tests would
+// inherit them.
+func closeKept(folder string) {
+	for fd := slotFD; fd < slotFD+16; fd++ {
+		if link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil && strings.HasPrefix(link, folder) {
+			syscall.Close(fd)
 		}
 	}
 }

@@ -255,10 +255,26 @@ func openSlotFile(path string) (*os.File, error) {
 	return file, nil
 }
 
+// fits returns an error if the process may not write a file of this size. The write would end the process by SIGXFSZ,
+// because the wrapper catches no signal.
+func fits(size int) error {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && uint64(size) > limit.Cur {
+		return fmt.Errorf("the limit of a file's size is %d bytes: raise it (ulimit -f) where you submit the job", limit.Cur)
+	}
+	return nil
+}
+
 // writeWhole replaces the content of a short file.
 func writeWhole(file *os.File, content string) error {
-	_, err := file.WriteAt([]byte(content), 0)
-	if err = errors.Join(err, file.Truncate(int64(len(content)))); err != nil {
+	err := fits(len(content))
+	if err == nil {
+		_, err = file.WriteAt([]byte(content), 0)
+	}
+	if err == nil {
+		err = file.Truncate(int64(len(content)))
+	}
+	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", file.Name(), err)
 	}
 	return nil

@@ -180,11 +180,8 @@ func LoadFiles(paths ...string) (*Compiled, error) {
 }
 
 func readAny(path string) ([]byte, error) {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
-	}
-	return content, nil
+	content, _, err := site.ReadAny(path)
+	return content, err
 }
 
 func namesIn(path string) ([]string, error) {

@@ -464,6 +464,7 @@ func stateRoom(n Node) (found []Finding) {
 // warnings: otherwise a user could drain a node through a health check that runs doctor.
 var usersDoing = []inspect.Kind{
 	inspect.DaemonGone, inspect.DaemonReplaced, inspect.DaemonNotServing, inspect.DaemonNoAnswer, inspect.DaemonUnclear, inspect.ServerFault, inspect.CeilingLifted, inspect.FilesUnheld,
+	inspect.GuardStalled, inspect.TakersStuck, inspect.ClientsUnguarded,
 }
 
 // nothingLeft returns the findings of mpsctl status.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 )
@@ -43,6 +44,28 @@ func TestRealMachineAgreesWithNvidiaSMI(t *testing.T) {
 	none := site.UUID("GPU-00000000-0000-0000-0000-000000000000")
 	_, err = nvml.Find(none)
 	refused(t, err, ErrNotFound, "cannot find "+string(none)+" on this node: not found")
+}
+
+// TestRealEnergy compares the energy of two seconds with what a GPU can use.
+func TestRealEnergy(t *testing.T) {
+	if !real() {
+		t.Skip("runs on a machine with GPUs, with CONFORMANCE_TARGET=real")
+	}
+	nvml, err := Open("")
+	must(t, err)
+	defer nvml.Close()
+	devices, err := nvml.Devices()
+	must(t, err)
+	for _, device := range devices {
+		s, err := nvml.NewSampler(device.UUID)
+		must(t, err)
+		time.Sleep(2 * time.Second)
+		a, err := s.Read()
+		must(t, err)
+		if t.Logf("%s: %d J in 2 s", device.UUID, a.EnergyJ); a.EnergyJ < 10 || a.EnergyJ > 4000 {
+			t.Errorf("%s: %d J in 2 s, want 10 to 4000", device.UUID, a.EnergyJ)
+		}
+	}
 }
 
 // expectSame checks that every function finds the same device, and that its other values can be read.

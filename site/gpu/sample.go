@@ -27,7 +27,9 @@ type Activity struct {
 	SMActive float64 // percent of the SMs that had work; only GPM has this value
 	DRAM     float64 // percent of the memory's bandwidth; only GPM has this value
 	UsedMiB  int
-	Clients  map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
+	// EnergyJ is the energy of the GPU in joules since NewSampler, 0 if the device does not count it, as with MIG.
+	EnergyJ int
+	Clients map[int]int // MiB of memory by the pid of an MPS client; a dead client is listed while its files are held
 }
 
 // Sampler reads the activity of one GPU repeatedly. It changes no setting of the GPU.
@@ -36,6 +38,7 @@ type Sampler struct {
 	uuid  site.UUID
 	gpm   [2]nvml.GpmSample // the counters at the previous call and at this call; nil without GPM
 	since uint64            // microseconds, of the driver's latest sample of a process
+	began uint64            // the GPU's count of energy at NewSampler, in mJ, 0 if it has none
 }
 
 // NewSampler makes a sampler. The first Read reports the activity since now.
@@ -43,14 +46,27 @@ func (n *NVML) NewSampler(uuid site.UUID) (*Sampler, error) {
 	s := &Sampler{nvml: n, uuid: uuid, since: uint64(time.Now().UnixMicro())}
 	return within(n, "begin to sample "+string(uuid), func() (*Sampler, error) {
 		handle, err := n.handle(uuid)
-		if err != nil || uuid.MIG() || !hasGPM() {
+		if err != nil || uuid.MIG() {
 			return s, err
+		}
+		s.began = energyOf(handle)
+		if !hasGPM() {
+			return s, nil
 		}
 		if support, ret := handle.GpmQueryDeviceSupport(); ret != nvml.SUCCESS || support.IsSupportedDevice == 0 {
 			return s, nil
 		}
 		return s, s.beginGPM(handle)
 	})
+}
+
+// energyOf returns the GPU's count of energy since the driver was loaded, in mJ, 0 if it has none.
+func energyOf(handle nvml.Device) uint64 {
+	millijoules, ret := handle.GetTotalEnergyConsumption()
+	if ret != nvml.SUCCESS {
+		return 0
+	}
+	return millijoules
 }
 
 // beginGPM reads the counters for the first time. If the GPU refuses, the driver's samples are used instead of GPM.
@@ -82,6 +98,11 @@ func (s *Sampler) Read() (Activity, error) {
 			return a, err
 		}
 		a.UsedMiB, a.Clients = int(memory.Used>>20), clients
+		if s.began > 0 {
+			if now := energyOf(handle); now > s.began { // a driver that was loaded again counts from 0
+				a.EnergyJ = int((now - s.began) / 1000)
+			}
+		}
 		if s.gpm[0] == nil || !s.readGPM(handle, &a) {
 			s.readProcesses(handle, &a)
 		}

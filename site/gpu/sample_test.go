@@ -143,3 +143,31 @@ func TestSampleOfALostGPU(t *testing.T) {
 		t.Errorf("%v, want %v", err, ErrNotFound)
 	}
 }
+
+// The energy is that since NewSampler. A count that has begun again, a refusal and an instance have none.
+func TestEnergy(t *testing.T) {
+	made, opened := opened(t, node.H200)
+	gpu := made.Node.GPU(0)
+	uuid := uuidOf(t, gpu, "uuid")
+	setGPU(t, gpu, "energy_mj", "5000000")
+	s, err := opened.NewSampler(uuid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		count string
+		want  int
+	}{{"5000000", 0}, {"5999999", 999}, {"7000000", 2000}, {"1000", 0}} {
+		setGPU(t, gpu, "energy_mj", c.count)
+		if a := read(t, s); a.EnergyJ != c.want {
+			t.Errorf("count %s: %d J, want %d", c.count, a.EnergyJ, c.want)
+		}
+	}
+	setGPU(t, gpu, "energy_mj", "9000000")
+	if err := gpu.Fail("nvmlDeviceGetTotalEnergyConsumption", int(nvml.ERROR_NOT_SUPPORTED), 1); err != nil {
+		t.Fatal(err)
+	}
+	if a := read(t, s); a.EnergyJ != 0 {
+		t.Errorf("refused: %d J", a.EnergyJ)
+	}
+}

@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -31,17 +34,18 @@ type client struct {
 	group    string // the memory control group, "" for none
 	resident uint64 // bytes of host memory at the last look
 	// hostShort is the result of the last check: its control group or the node has little memory left.
-	hostShort bool
-	needed    bool      // its room has been needed, so newcomers may be on their way
-	announced bool      // the job was told of its end
-	lives     bool      // it has closed these files and lives on
-	alone     time.Time // dead without a neighbour since then
-	wasRoomy  bool      // the GPU had plenty of room when the files were closed
-	verify    time.Time
-	missed    bool      // the last check found no pipes to a server
-	beside    []*client // the neighbours at the client's death
-	told      bool      // the recorder knows the client
-	toldGPUs  uint64    // the GPUs that the recorder knows
+	hostShort  bool
+	needed     bool      // its room has been needed, so newcomers may be on their way
+	announced  bool      // the job was told of its end
+	lives      bool      // it has closed these files and lives on
+	namespaced bool      // the driver may know it by another pid
+	alone      time.Time // dead without a neighbour since then
+	wasRoomy   bool      // the GPU had plenty of room when the files were closed
+	verify     time.Time
+	missed     bool      // the last check found no pipes to a server
+	beside     []*client // the neighbours at the client's death
+	told       bool      // the recorder knows the client
+	toldGPUs   uint64    // the GPUs that the recorder knows
 }
 
 // file is an open file of one or more clients, because a fork shares its parent's files.
@@ -84,6 +88,7 @@ func (g *Guard) find(full bool) {
 		}
 		opened, err := g.kernel.openedBy(pid, min(left, maxDescriptors))
 		left -= opened.looked + 1
+		g.noteUnguarded(pid, err)
 		if err == nil && len(opened.memory) > 0 {
 			g.take(pid, opened)
 		}
@@ -125,6 +130,7 @@ func (g *Guard) take(pid int, opened opened) {
 	if c == nil {
 		var err error
 		if c, err = g.admit(pid); err != nil {
+			g.noteUnguarded(pid, err)
 			return
 		}
 	} else if pollable(c.pidfd) { // the process has ended and the pid may be reused; its event will come
@@ -197,60 +203,116 @@ var errNotOurs = errors.New("not a client of this job")
 // admit opens a pidfd of a process, and then checks that the process belongs to this job. It must run as the job's
 // user, be in no other job's control group, and be neither a server nor a guard.
 func (g *Guard) admit(pid int) (*client, error) {
-	pidfd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	pidfd, err := g.kernel.pidfd(pid)
 	if err != nil {
 		return nil, err
 	}
-	stat, err := site.ReadStat(pid)
-	uid, ok := g.kernel.effective(pid)
-	groups, _ := g.kernel.read(pid, "cgroup")
-	jobs := jobsOf(groups)
-	another := func(job uint32) bool { return job != g.Job }
-	switch {
-	case err != nil || !ok || uid != g.UID:
-		err = errNotOurs
-	case g.isDaemon(stat.Parent):
-		err = errNotOurs
-	case g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) || g.kernel.sameProgram(g.kernel.self, pid):
-		err = errNotOurs
-	case pollable(pidfd): // what was read may belong to another process with the same pid
+	c, err := g.newClient(pid, pidfd)
+	if err == nil && pollable(pidfd) { // what was read may belong to another process with the same pid
 		err = errNotOurs
 	}
 	if err == nil {
-		err = g.events.add(pidfd, pid, 0)
+		if err = g.events.add(pidfd, pid, 0); err != nil {
+			err = fmt.Errorf("cannot wait for its end: %w", errors.Unwrap(err)) // the same for all processes
+		}
 	}
 	if err != nil {
 		unix.Close(pidfd)
 		return nil, err
 	}
+	g.name(c.proc)
+	return c, nil
+}
+
+const (
+	// maxUnguarded limits the processes that are remembered because they could not be admitted.
+	maxUnguarded = 4096
+	// maxCauses limits the causes that are told apart. There is one more for all others.
+	maxCauses = 4
+)
+
+// noteUnguarded counts a process that may be a client and cannot be watched, once, and logs each cause once. It ignores
+// processes that have ended, that are not the job's, and that do not answer now.
+func (g *Guard) noteUnguarded(pid int, err error) {
+	silent := errors.Is(err, errSilent) && !errors.Is(err, errCrowd)
+	ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	known := g.living[pid] != nil || g.unguarded[pid] || len(g.unguarded) >= maxUnguarded
+	if err == nil || silent || ended || known || errors.Is(err, errNotOurs) {
+		return
+	}
+	g.unguarded[pid], g.changed = true, true
+	cause := site.OneLine(err)
+	of := func(u lease.Unguarded) bool { return u.Cause == cause }
+	if !slices.ContainsFunc(g.state.Unguarded, of) && len(g.state.Unguarded) >= maxCauses {
+		cause = "other causes"
+	}
+	at := slices.IndexFunc(g.state.Unguarded, of)
+	if at < 0 {
+		g.logOnce("cannot watch a process of the job: if it is a client, its end harms its neighbours: "+cause, nil)
+		at = len(g.state.Unguarded)
+		g.state.Unguarded = append(g.state.Unguarded, lease.Unguarded{Cause: cause})
+	}
+	g.state.Unguarded[at].Processes++
+}
+
+// newClient checks a process of the job's user, and returns it as a client without files.
+func (g *Guard) newClient(pid, pidfd int) (*client, error) {
+	stat, err := g.kernel.stat(pid)
+	uid, ok := g.kernel.effective(pid)
+	groups, _ := g.kernel.read(pid, "cgroup")
+	jobs := jobsOf(groups)
+	another := func(job uint32) bool { return job != g.Job }
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return nil, fmt.Errorf("cannot read its state: %w", unix.EMFILE)
+	}
+	if err != nil || !ok || uid != g.UID || g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) {
+		return nil, errNotOurs
+	}
+	isDaemon, _ := g.isDaemon(stat.Parent) // isServer asks again for a parent that does not answer
+	isGuard, err := g.kernel.sameProgram(g.kernel.self, pid)
+	if err != nil || isDaemon || isGuard {
+		return nil, errNotOurs
+	}
 	if len(jobs) == 0 {
 		go g.checkJob(stat.Process)
 	}
-	g.name(stat.Process)
 	now := time.Now()
 	return &client{
 		proc: stat.Process, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
+		namespaced: g.kernel.namespaced(pid),
 	}, nil
 }
 
-// isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients.
-func (g *Guard) isDaemon(pid int) bool {
-	return slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == pid || g.kernel.sameProgram(d.PID, pid) })
+// isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
+// is errSilent if that is not known yet.
+func (g *Guard) isDaemon(pid int) (is bool, err error) {
+	for _, d := range g.Daemons() {
+		if d.PID == pid {
+			return true, nil
+		}
+		same, failed := g.kernel.sameProgram(d.PID, pid)
+		if same {
+			return true, nil
+		}
+		if errors.Is(failed, errSilent) {
+			err = failed
+		}
+	}
+	return false, err
 }
 
 // isServer reports whether an admitted process is a server. The prolog starts the daemons at the same time as the
 // guard. So isServer checks again until all daemons have started, because the guard then knows which program a daemon
 // runs.
 func (g *Guard) isServer(c *client) bool {
-	switch {
-	case c.parent == 0:
+	if c.parent == 0 {
 		return false
-	case g.isDaemon(c.parent):
-		return true
-	case !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }):
+	}
+	is, err := g.isDaemon(c.parent)
+	if !is && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
 		c.parent = 0
 	}
-	return false
+	return is
 }
 
 // jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
@@ -290,8 +352,13 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		g.logOnce("cannot hold the files of all clients", fmt.Errorf("%d files are held already", maxFiles))
 		return
 	}
-	fd, err := g.takers.duplicate(c.pidfd, number, g.kernel.identity(k))
+	if g.kernel.asks.mayAsk(c.proc.PID) != nil {
+		return // the next look comes when the process answers
+	}
+	fd, err := g.takers.duplicate(c.proc.PID, c.pidfd, number, g.kernel.identity(k))
 	switch {
+	case errors.Is(err, errSilent):
+		return
 	case errors.Is(err, errChanged):
 		g.logOnce("a process changes its files while they are looked at", err)
 		return
@@ -324,27 +391,35 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 // sharedFile returns a file that the client shares with another client because of a fork. The file has the same
 // number in both processes.
 func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
-	of := func(other *client) *file {
+	type candidate struct {
+		file *file
+		of   *client
+	}
+	var all []candidate
+	for _, other := range slices.AppendSeq(slices.Clone(g.dead), maps.Values(g.living)) {
 		for _, f := range other.files {
-			if f.number == number && f.kind == k {
-				if same, err := g.kernel.compare(f.fd, c.proc.PID, number); same && err == nil {
-					return f
-				}
+			if f.number == number && f.kind == k && other != c {
+				all = append(all, candidate{f, other})
 			}
 		}
-		return nil
 	}
-	for _, other := range g.living {
-		if f := of(other); f != nil && other != c {
-			return f, other
+	if len(all) == 0 {
+		return nil, nil
+	}
+	pid := c.proc.PID
+	found, err := ask(g.kernel.asks, pid, func(step func()) (candidate, error) {
+		for _, other := range all {
+			step()
+			if same, err := g.kernel.compare(other.file.fd, pid, number); same && err == nil {
+				return other, nil
+			}
 		}
+		return candidate{}, nil
+	})
+	if err != nil {
+		return nil, nil
 	}
-	for _, other := range g.dead {
-		if f := of(other); f != nil {
-			return f, other
-		}
-	}
-	return nil, nil
+	return found.file, found.of
 }
 
 // aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
@@ -398,18 +473,22 @@ func (g *Guard) addDead(c *client, now time.Time) {
 // addClosed treats the files that a living client has closed like those of a dead client. A client that execs another
 // program leaves work and GPU memory behind, as a dead client does.
 func (g *Guard) addClosed(c *client, now time.Time) {
-	var closed []*file
-	for _, f := range c.files {
-		if same, err := g.kernel.compare(f.fd, c.proc.PID, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
-			closed = append(closed, f)
+	pid, files := c.proc.PID, slices.Clone(c.files)
+	closed, err := ask(g.kernel.asks, pid, func(step func()) (closed []*file, _ error) {
+		for _, f := range files {
+			step()
+			if same, err := g.kernel.compare(f.fd, pid, f.number); err == nil && !same || errors.Is(err, unix.EBADF) {
+				closed = append(closed, f)
+			}
 		}
-	}
-	if len(closed) == 0 {
+		return closed, nil
+	})
+	if err != nil || len(closed) == 0 {
 		return
 	}
 	// A process that is killed has closed its files some time before its end is reported. They are the files of a dead
 	// client then: its work may be in flight. The descriptors cannot be read either if the first thread has ended.
-	if stat, err := site.ReadStat(c.proc.PID); err != nil || stat.State == 'Z' || stat.Exiting {
+	if stat, err := g.kernel.stat(pid); err != nil || stat.State == 'Z' || stat.Exiting {
 		return
 	}
 	c.files = slices.DeleteFunc(c.files, func(f *file) bool { return slices.Contains(closed, f) })
@@ -439,13 +518,21 @@ func (g *Guard) neighbours() (count int) {
 }
 
 // sameProgram reports whether two processes run the same file. A guard of another job holds files like a client, and a
-// server of another job has its own daemon as its parent. Neither is a client.
-func (k *kernel) sameProgram(a, b int) bool {
-	file := func(pid int) (st unix.Statx_t, err error) {
-		err = statx(k.proc, strconv.Itoa(pid)+"/exe", 0, &st)
-		return st, err
+// server of another job has its own daemon as its parent. Neither is a client. A process that has ended runs no file.
+func (k *kernel) sameProgram(a, b int) (bool, error) {
+	first, err1 := k.program(a)
+	second, err2 := k.program(b)
+	if errors.Is(err1, errSilent) || errors.Is(err2, errSilent) {
+		return false, errSilent
 	}
-	first, err1 := file(a)
-	second, err2 := file(b)
-	return err1 == nil && err2 == nil && identityOf(&first) == identityOf(&second)
+	return err1 == nil && err2 == nil && first == second, nil
+}
+
+// program identifies the file that a process runs.
+func (k *kernel) program(pid int) (identity, error) {
+	return ask(k.asks, pid, func(func()) (identity, error) {
+		var st unix.Statx_t
+		err := statx(k.proc, strconv.Itoa(pid)+"/exe", 0, &st)
+		return identityOf(&st), err
+	})
 }

@@ -97,30 +97,6 @@ func TestTheRestAfterALook(t *testing.T) {
 	}
 }
 
-// Looks that find nothing new take 2 % of a core for all guards of a node. A daemon's line ends that, once in a while.
-func TestTheRestAfterLooksThatFindNothing(t *testing.T) {
-	now := time.Now()
-	g := &Guard{ofNode: 4, rested: now.Add(time.Second)}
-	for _, c := range []struct {
-		fruitless int
-		want      time.Duration
-	}{{0, restLooks}, {fewLooks - 1, restLooks}, {fewLooks, 4 * restFruitless}} {
-		if g.fruitless = c.fruitless; g.restRatio() != c.want {
-			t.Errorf("after %d looks: %d", c.fruitless, g.restRatio())
-		}
-	}
-	if g.noteLine(now); g.fruitless != 0 || g.rested != now {
-		t.Error("a daemon's line does not make looks frequent")
-	}
-	g.fruitless, g.rested = fewLooks, now.Add(time.Second)
-	if g.noteLine(now.Add(linesEvery - 1)); g.fruitless == 0 {
-		t.Error("a user's lines make looks frequent all the time")
-	}
-	if g.noteLine(now.Add(linesEvery)); g.fruitless != 0 {
-		t.Error("a later line does not make looks frequent")
-	}
-}
-
 // A wait tells a daemon's line from an opening.
 func TestLinesAreTold(t *testing.T) {
 	e, err := openEvents()

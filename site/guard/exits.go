@@ -85,7 +85,8 @@ func (e *exits) of(k *kernel, pidfd, pid int) exitStatus {
 // zombieStatus reads the status of a process that has ended and is not reaped. No other process can have its pid.
 func zombieStatus(k *kernel, pid int) exitStatus {
 	const state, exitCode = 0, 49 // behind the name, from 0
-	content, err := k.read(pid, "stat")
+	// The pid may be another process's by now, which does not answer.
+	content, err := ask(k.asks, pid, func(func()) ([]byte, error) { return k.read(pid, "stat") })
 	if err != nil {
 		return exitStatus{}
 	}

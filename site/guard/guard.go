@@ -37,7 +37,9 @@ type Options struct {
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []site.Process
 	Taker   []string // the command line of a process that calls Take(0)
-	Pauser  []string // the command line of a process that calls Pause
+	// TakerPlace takes a place among the node's takers; nil for takers that are not counted.
+	TakerPlace func() (*lease.TakerPlace, error)
+	Pauser     []string // the command line of a process that calls Pause
 	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
 	Usage     string
 	UsageArgs []string
@@ -45,11 +47,13 @@ type Options struct {
 	Recorder     string
 	RecorderArgs []string
 	NameOf       func(site.Process) string // what a client is called, as in "rank 3"; it may take a second
-	Guards       func() int                // how many guards run on the node, about
-	Leased       func() bool               // whether the job's lease exists; a guard without a lease ends
-	Save         func(lease.GuardState)    // called by another goroutine than Run's, after changes, once a second at most
-	SaveRoom     func(lease.Room)          // called by another goroutine than Run's, after each change
-	Log          zerolog.Logger
+	// Promise is told before each wait by when the guard acts again; nil for no one.
+	Promise  func(time.Time)
+	Guards   func() int             // how many guards run on the node, about
+	Leased   func() bool            // whether the job's lease exists; a guard without a lease ends
+	Save     func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom func(lease.Room)       // called by another goroutine than Run's, after each change
+	Log      zerolog.Logger
 }
 
 const (
@@ -64,13 +68,6 @@ const (
 	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
 	// processes makes looks slow.
 	restLooks = 2
-	// fewLooks is the number of looks in a row that may find nothing new: those of two starts. Then somebody opens the
-	// device who is no client, maybe 10,000 times a second, and the rest after a look is restFruitless times its
-	// processor time for each guard of the node. So all guards take 2 % of a core. A daemon's line means that a client
-	// connects, so it ends that, but not more often than linesEvery, because the job's user can write lines.
-	fewLooks      = 2 * int(lookingFor/eventLook)
-	restFruitless = 50
-	linesEvery    = 2 * time.Second
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
@@ -99,6 +96,7 @@ type Guard struct {
 	states  chan lease.GuardState // the latest state to be saved
 	saved   chan struct{}         // closed when the last state is saved
 
+	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs
 	ofRoot    map[int]bool          // root's processes at the last look
 	resume    int                   // the process with which the next look begins, 0 for the first
@@ -117,8 +115,7 @@ type Guard struct {
 	rested             time.Time // the next look is not before this time
 	lookUntil          time.Time // looks are frequent until this time
 	ofNode             int       // guards of the node at the last full look
-	fruitless          int       // looks in a row that have found nothing new
-	line               time.Time // the last line of a daemon that made looks frequent again
+	budget             lookBudget
 	nextCheck          time.Time
 	lastSave           time.Time
 	changed            bool            // since the last save
@@ -140,11 +137,13 @@ func New(o Options) (*Guard, error) {
 	g := &Guard{
 		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
 		exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true, dismissed: map[site.Process]bool{},
+		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true,
+		dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
 		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
 		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
 	}
-	g.takers.line, g.takers.wait = o.Taker, takerWait
+	g.takers.line, g.takers.wait, g.takers.place = o.Taker, takerWait, o.TakerPlace
+	k.asks.nudge = e.nudge
 	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil
@@ -176,15 +175,27 @@ func (g *Guard) Run() {
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		seen := g.events.wait(g.wakeUp(time.Now()))
+		until := time.Now()
+		if next := g.wakeUp(until); next.After(until) {
+			until = next
+		}
+		if g.Promise != nil {
+			g.Promise(until)
+		}
+		seen := g.events.wait(until)
 		now := time.Now()
+		g.kernel.asks.begin()
+		g.takers.begin()
 		for _, pid := range seen.died {
 			g.clientDied(pid, now)
 		}
+		if g.kernel.asks.returned.Swap(false) {
+			g.lookBy(now.Add(eventLook))
+		}
 		if seen.opened {
 			g.lookUntil = now.Add(lookingFor)
-			if seen.line {
-				g.noteLine(now)
+			if seen.line && g.budget.allow(now) {
+				g.rested = now
 			}
 			g.lookBy(now.Add(eventLook))
 		}
@@ -258,7 +269,8 @@ func (g *Guard) look(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.nextFull)
 	if full {
-		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return !p.Running() })
+		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
+		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
 		g.unleased, g.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
 		g.nextFull = began.Add(rareLook)
@@ -269,12 +281,13 @@ func (g *Guard) look(began time.Time) {
 	}
 	before, known := computed(), g.state.Seen+g.files
 	g.find(full)
+	g.noteSilent()
 	g.exits.follow(g.living)
-	if g.fruitless++; g.state.Seen+g.files != known {
-		g.fruitless = 0
-	}
 	ended := time.Now()
-	rest := max(eventLook, g.restRatio()*(computed()-before))
+	if g.state.Seen+g.files != known {
+		g.budget.found(ended)
+	}
+	rest := max(eventLook, g.budget.rest(computed()-before, g.ofNode, ended))
 	g.rested = ended.Add(rest)
 	switch {
 	case !g.events.watches():
@@ -283,21 +296,6 @@ func (g *Guard) look(began time.Time) {
 		g.nextLook = ended.Add(rest)
 	default:
 		g.nextLook = ended.Add(max(rareLook, rest))
-	}
-}
-
-// restRatio returns the minimum ratio of the rest after a look to the look's processor time.
-func (g *Guard) restRatio() time.Duration {
-	if g.fruitless < fewLooks {
-		return restLooks
-	}
-	return restFruitless * time.Duration(max(1, g.ofNode))
-}
-
-// noteLine makes looks frequent again after a line in a daemon's log.
-func (g *Guard) noteLine(now time.Time) {
-	if g.fruitless >= fewLooks && now.Sub(g.line) >= linesEvery {
-		g.line, g.fruitless, g.rested = now, 0, now
 	}
 }
 
@@ -322,6 +320,7 @@ func (g *Guard) save(now time.Time, last bool) {
 	}
 	state := g.state
 	state.Released, state.Outside = maps.Clone(state.Released), slices.Clone(state.Outside)
+	state.Unguarded = slices.Clone(state.Unguarded)
 	g.states <- state
 	g.changed, g.lastSave = false, now
 }

@@ -486,7 +486,7 @@ func TestAClientThatEndsWhileItIsTaken(t *testing.T) {
 	for began := time.Now(); r.files > 0 && time.Since(began) < soon; r.release(time.Now()) {
 		time.Sleep(time.Millisecond)
 	}
-	for r.takers.abandon(); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+	for r.takers.abandon(0); r.takers.stuck.Load() > 0; time.Sleep(time.Millisecond) {
 	}
 	r.events.wait(time.Now()) // the events of the closed files
 	if s := r.events.wait(time.Now().Add(50 * time.Millisecond)); len(s.died) > 0 {

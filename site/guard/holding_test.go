@@ -528,3 +528,22 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 		t.Errorf("%d seen, %d listed", r.Guard.state.OutsideSeen, len(r.Guard.state.Outside))
 	}
 }
+
+// The driver may list a process of a container by another pid. So a pid that is not listed does not prove that the
+// process has no context, and its memory is assumed to be that of the largest client.
+func TestAClientInAPidNamespace(t *testing.T) {
+	now := time.Now()
+	u := usages{gauge: &gauge{}, of: now, idle: make([]span, 1), gpus: []Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{1: 100}}}}
+	for _, in := range []bool{false, true} {
+		c := clientOf(7, 1)
+		c.died, c.namespaced = now, in
+		g := &Guard{usage: u, dead: []*client{c}}
+		var s situation
+		if g.addUsage(c, &s, now); s.noContext == in {
+			t.Errorf("in a namespace %v: %+v", in, s)
+		}
+		if want := map[bool]int{false: 0, true: 100}[in]; g.demandOf(1, u.gpus[0], now).inFlight != want {
+			t.Errorf("in a namespace %v: %+v", in, g.demandOf(1, u.gpus[0], now))
+		}
+	}
+}

@@ -4,6 +4,7 @@ package guard
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,6 +50,7 @@ type kernel struct {
 	groups string // the mount point of the control groups
 	self   int    // own pid
 	ids    map[identity]device
+	asks   *asker
 	// memories caches the memory of control groups, by their folders, since the last check.
 	memories map[string]memory
 }
@@ -63,12 +66,18 @@ func openKernel(o Options) (*kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open /proc: %w", err)
 	}
-	k := &kernel{folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), memories: map[string]memory{}}
+	k := &kernel{
+		folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
+		memories: map[string]memory{},
+	}
 	k.findDevices()
 	return k, nil
 }
 
-func (k *kernel) close() { unix.Close(k.proc) }
+func (k *kernel) close() {
+	k.asks.close()
+	unix.Close(k.proc)
+}
 
 func (k *kernel) path(of kind) string {
 	if of == controlFile {
@@ -137,11 +146,20 @@ func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
+// namespaced reports whether a process has a pid of its own namespace, as in a container. The driver may know it by
+// that pid.
+func (k *kernel) namespaced(pid int) bool {
+	content, _ := k.read(pid, "status")
+	_, rest, _ := bytes.Cut(content, []byte("\nNSpid:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return len(bytes.Fields(line)) > 1
+}
+
 // maxText limits the read of one of the kernel's text files about a process.
 const maxText = 8 << 10
 
-// read reads a file of /proc/PID that the kernel writes. It is not for environ and cmdline, which are the process's own
-// memory and may never arrive.
+// read reads a file of /proc/PID that the kernel writes. It is for files whose readers wait for no process: status,
+// statm, cgroup. Others are read within ask.
 func (k *kernel) read(pid int, name string) ([]byte, error) {
 	fd, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -163,17 +181,22 @@ type opened struct {
 	looked          int    // number of descriptors that were read
 }
 
-// openedBy reads the first descriptors of a process, up to max. It uses statx, so a user's file system cannot delay the
-// guard.
-func (k *kernel) openedBy(pid, max int) (o opened, err error) {
-	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// openedBy reads the first descriptors of a process, up to max. It uses statx, so no user's file system is asked.
+func (k *kernel) openedBy(pid, max int) (opened, error) {
+	ids := k.ids
+	return ask(k.asks, pid, func(step func()) (opened, error) { return openedBy(k.proc, ids, pid, max, step) })
+}
+
+func openedBy(proc int, ids map[identity]device, pid, max int, step func()) (o opened, err error) {
+	dir, err := unix.Openat(proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return o, err
+		return o, fmt.Errorf("cannot list its open files: %w", err)
 	}
 	defer unix.Close(dir)
 	err = eachNumber(dir, func(number int) bool {
+		step()
 		o.looked++
-		d, ok := k.deviceAt(dir, strconv.Itoa(number))
+		d, ok := deviceAt(ids, dir, strconv.Itoa(number))
 		switch {
 		case !ok:
 		case d.kind == controlFile:
@@ -191,12 +214,12 @@ func (k *kernel) openedBy(pid, max int) (o opened, err error) {
 }
 
 // deviceAt returns which of the driver's files a link in /proc/PID/fd leads to.
-func (k *kernel) deviceAt(dir int, name string) (device, bool) {
+func deviceAt(ids map[identity]device, dir int, name string) (device, bool) {
 	var st unix.Statx_t
 	if statx(dir, name, 0, &st) != nil {
 		return device{}, false
 	}
-	d, ok := k.ids[identityOf(&st)]
+	d, ok := ids[identityOf(&st)]
 	return d, ok
 }
 
@@ -207,13 +230,18 @@ func statx(dir int, name string, flags int, st *unix.Statx_t) error {
 
 // pipesOf returns the inodes of a process's pipes, from up to max descriptors.
 func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
-	dir, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return ask(k.asks, pid, func(step func()) (map[string]bool, error) { return pipesOf(k.proc, pid, max, step) })
+}
+
+func pipesOf(proc, pid, max int, step func()) (map[string]bool, error) {
+	dir, err := unix.Openat(proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(dir)
 	pipes, looked := map[string]bool{}, 0
 	err = eachNumber(dir, func(number int) bool {
+		step()
 		var target [64]byte
 		n, err := unix.Readlinkat(dir, strconv.Itoa(number), target[:])
 		if err == nil && bytes.HasPrefix(target[:n], []byte("pipe:[")) {
@@ -272,12 +300,44 @@ func parseNumber(name []byte) (int, bool) {
 }
 
 // compare reports whether a descriptor of this process and a descriptor of another process are the same open file.
-// The error is EBADF if the other process has closed its descriptor.
-func (k *kernel) compare(own, pid, number int) (same bool, err error) {
+// The error is EBADF if the other process has closed its descriptor. It is called within ask.
+func (k *kernel) compare(own, pid, number int) (bool, error) {
 	const kcmpFile = 0
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(k.self), uintptr(pid), kcmpFile, uintptr(own), uintptr(number), 0)
 	if errno != 0 {
 		return false, errno
 	}
 	return order == 0, nil
+}
+
+// spareFiles are the descriptors that the guard keeps for its own work, such as reading /proc.
+const spareFiles = 32
+
+// pidfd opens a pidfd of a process.
+func (k *kernel) pidfd(pid int) (int, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	var limit unix.Rlimit
+	limited := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil
+	if err == nil && limited && uint64(fd)+min(spareFiles, limit.Cur/4) >= limit.Cur {
+		unix.Close(fd)
+		err = unix.EMFILE
+	}
+	if err != nil {
+		return -1, fmt.Errorf("cannot open a pidfd: %w", err)
+	}
+	return fd, nil
+}
+
+// ended reports whether a process is known to have ended.
+func (k *kernel) ended(p site.Process) bool {
+	stat, err := k.stat(p.PID)
+	if errors.Is(err, errSilent) || errors.Is(err, proc.ErrSilent) {
+		return false
+	}
+	return err != nil || stat.Process != p || !stat.Running()
+}
+
+// stat returns the state of a process.
+func (k *kernel) stat(pid int) (site.Stat, error) {
+	return ask(k.asks, pid, func(func()) (site.Stat, error) { return site.ReadStat(pid) })
 }

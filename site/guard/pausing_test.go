@@ -3,12 +3,16 @@
 package guard
 
 import (
+	"encoding/json"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/usage"
+	"golang.org/x/sys/unix"
 )
 
 // pausing is a guard with a pause of its neighbours 1 and 2, which no process runs. Neighbour 3 is on another GPU,
@@ -200,4 +204,24 @@ func TestAGuardThatEndsDuringAPause(t *testing.T) {
 	r.Stop()
 	r.Run()
 	neighbour.resumes(t, "after the guard's end")
+}
+
+// The recorder learns of each pause, with the totals.
+func TestTheRecorderLearnsOfPauses(t *testing.T) {
+	now := time.Now()
+	g, _, _ := pausing(now)
+	g.state.Pauses, g.state.PausedMillis = 1, 300
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	events := os.NewFile(uintptr(ends[0]), "events")
+	defer events.Close()
+	g.recorder = &recorder{pipe: ends[1]}
+	g.endPause(now.Add(time.Second), true)
+	g.recorder.close()
+	var e usage.Event
+	if err := json.NewDecoder(events).Decode(&e); err != nil || e.Pauses != 2 || e.PausedMillis != 1300 {
+		t.Errorf("%+v, %v", e, err)
+	}
 }

@@ -140,7 +140,8 @@ func (g *Guard) tellLiving(c *client) {
 // are held is still a client.
 func (g *Guard) tellDead(c *client, ending usage.Ending, unharmed int) {
 	if c.told {
-		g.recorder.tell(usage.Event{Proc: c.proc, GPUs: c.gpus, Begin: c.opened, End: c.died, Ending: ending, Unharmed: unharmed})
+		g.recorder.tell(usage.Event{Proc: c.proc, GPUs: c.gpus, Begin: c.opened, End: c.died, Exit: c.exit.String(),
+			Ending: ending, Unharmed: unharmed})
 	}
 }
 

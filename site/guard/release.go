@@ -232,7 +232,7 @@ func (g *Guard) noteFreed(now time.Time) {
 		switch {
 		case closed.IsZero(): // the close has not returned
 			return false
-		case c.lives || g.usage.gauge == nil || now.Sub(closed) > freeWait:
+		case c.lives || c.namespaced || g.usage.gauge == nil || now.Sub(closed) > freeWait:
 			return true
 		}
 		return g.usage.of.After(closed) && !g.usage.lists(c)
@@ -250,7 +250,7 @@ func (g *Guard) makeRoom() bool {
 
 // releaseAll closes all files and waits for the end of the closing.
 func (g *Guard) releaseAll() {
-	g.takers.abandon()
+	g.takers.abandon(0)
 	for _, c := range slices.Clone(g.dead) {
 		g.releaseClient(c, atEnd)
 	}

@@ -7,18 +7,27 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// maxStuck limits the takers that hang because a user's file system does not close a file.
+	// maxStuck limits the takers of one guard that hang because a user's file system does not close a file. The node
+	// has limits, too: lease.TakerPlace.
 	maxStuck = 8
-	// takerWait is the maximum time for a taker's answer. On a node that is not overloaded, an answer comes within a
-	// millisecond.
-	takerWait = time.Second
+	// takerWait is the maximum time for a taker's answer, and for all late answers of a round. On a node that is not
+	// overloaded, an answer comes within a millisecond.
+	takerWait = 300 * time.Millisecond
+	// leastWait is the time for an answer if the round has no time left.
+	leastWait = 25 * time.Millisecond
+	// placeEvery is the time between two tries to get a place on the node, because a try reads all takers.
+	placeEvery = time.Second
 )
 
 var (
@@ -31,36 +40,76 @@ var (
 // process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks
 // the closing process with all of its files, even if it is killed. A taker gives the guard only files that it has
 // checked.
+//
+// While a process has made a taker hang, no other taker is asked about it. So each taker that hangs needs a process of
+// its own.
 type takers struct {
 	line    []string      // the command line of a taker
 	wait    time.Duration // how long an answer may take
+	spent   time.Duration // of that, in this round, on answers that did not come
+	place   func() (*lease.TakerPlace, error)
+	refused error     // why there was no place
+	again   time.Time // the next try for a place is not before this time
 	current *taker
 	stuck   atomic.Int32 // abandoned takers that have not ended
+	mutex   sync.Mutex
+	about   map[int]int // abandoned takers, by the pid of the process that they were asked about
 }
 
 // taker is a process that runs Take.
 type taker struct {
 	socket  int
 	process *os.Process
+	place   *lease.TakerPlace // among the node's takers, nil for none
 }
 
-// duplicate duplicates a descriptor of the process of a pidfd. It returns errChanged if the descriptor is no longer the
-// wanted file.
-func (t *takers) duplicate(pidfd, number int, wanted identity) (fd int, err error) {
+// begin begins a round of the guard.
+func (t *takers) begin() { t.spent = 0 }
+
+// duplicate duplicates a descriptor of a process. It returns errChanged if the descriptor is no longer the wanted file,
+// and errSilent if the process has made a taker hang.
+func (t *takers) duplicate(pid, pidfd, number int, wanted identity) (fd int, err error) {
+	if t.hangs(pid) {
+		return -1, errSilent
+	}
 	if err := t.start(); err != nil {
 		return -1, err
 	}
-	fd, code, err := t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, t.wait)
+	wait, began := max(t.wait-t.spent, min(leastWait, t.wait)), time.Now()
+	fd, code, err := t.current.ask(pidfd, request{Number: uint32(number), Wanted: wanted}, wait)
 	switch {
 	case err != nil: // no answer
-		t.abandon()
+		t.spent += time.Since(began)
+		t.abandon(pid)
 		return -1, err
 	case code == hasChanged:
 		return -1, errChanged
 	case code != 0:
 		return -1, code
+	case fd < 0: // the kernel drops the file if this process may not open another one
+		return -1, unix.EMFILE
 	}
 	return fd, nil
+}
+
+// hangs reports whether a taker hangs that was asked about a process.
+func (t *takers) hangs(pid int) bool {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return t.about[pid] > 0
+}
+
+// note counts an abandoned taker, or subtracts one that has ended.
+func (t *takers) note(pid, count int) {
+	t.stuck.Add(int32(count))
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.about == nil {
+		t.about = map[int]int{}
+	}
+	if t.about[pid] += count; t.about[pid] == 0 {
+		delete(t.about, pid)
+	}
 }
 
 // start starts a taker, unless one runs.
@@ -71,42 +120,85 @@ func (t *takers) start() (err error) {
 	if t.stuck.Load() >= maxStuck {
 		return errStuck
 	}
-	if t.current, err = startTaker(t.line); err != nil {
+	var place *lease.TakerPlace
+	if now := time.Now(); t.place != nil {
+		if now.Before(t.again) {
+			return t.refused
+		}
+		if place, err = t.place(); err != nil {
+			t.refused, t.again = err, now.Add(placeEvery)
+			return err
+		}
+	}
+	if t.current, err = startTaker(t.line, place); err != nil {
 		return fmt.Errorf("cannot start %q: %w", t.line, err)
 	}
 	return nil
 }
 
-// abandon gives up the current taker, which ends when its file is closed.
-func (t *takers) abandon() {
+// abandon gives up the current taker, which ends when its file is closed. It was asked about a process, or about none:
+// 0. A taker that waits for a process in the middle of an exec is ended by the signal.
+func (t *takers) abandon(pid int) {
 	if t.current == nil {
 		return
 	}
-	unix.Close(t.current.socket) // tells the taker to end
-	process := t.current.process
+	old := t.current
 	t.current = nil
-	t.stuck.Add(1)
+	unix.Close(old.socket) // tells the taker to end
+	_ = old.process.Kill()
+	lower(old.process.Pid)
+	if old.place != nil {
+		_ = old.place.Leave()
+	}
+	t.note(pid, 1)
 	go func() {
-		_, _ = process.Wait()
-		t.stuck.Add(-1)
+		_, _ = old.process.Wait()
+		t.note(pid, -1)
 	}()
 }
 
-func startTaker(line []string) (*taker, error) {
+// lower takes the guard's priority from a taker that may hang for long.
+func lower(pid int) {
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 0)
+		}
+	}
+}
+
+// startTaker starts a taker. The kernel may end it if the node is out of memory, unlike the guard.
+func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, leave(place))
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "taker")
 	defer theirs.Close()
 	// The taker answers on its standard input, because os.StartProcess passes a file with another number only after
-	// those before it.
-	process, err := os.StartProcess(line[0], line, &os.ProcAttr{Dir: "/", Env: []string{}, Files: []*os.File{theirs}})
+	// those before it. The lock of its place is its standard output.
+	files := []*os.File{theirs}
+	if place != nil {
+		files = append(files, place.Descriptor())
+	}
+	process, err := os.StartProcess(line[0], line, &os.ProcAttr{Dir: "/", Env: []string{}, Files: files})
 	if err != nil {
 		unix.Close(pair[0])
-		return nil, err
+		return nil, errors.Join(err, leave(place))
 	}
-	return &taker{pair[0], process}, nil
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", process.Pid), []byte("0"), 0)
+	if place != nil {
+		stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
+		place.Started(stat.Process)
+	}
+	return &taker{pair[0], process, place}, nil
+}
+
+func leave(place *lease.TakerPlace) error {
+	if place == nil {
+		return nil
+	}
+	return place.Leave()
 }
 
 // ask makes the taker duplicate a descriptor. The code is the taker's answer; the error means that there was no answer.

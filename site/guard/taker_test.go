@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,7 +56,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 		t.Fatal(err)
 	}
 	taken = &takers{line: takerLine, wait: soon}
-	t.Cleanup(func() { taken.abandon(); unix.Close(pidfd) })
+	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }
 
@@ -74,7 +75,7 @@ func TestTakers(t *testing.T) {
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	for range 20 {
-		fd, err := taken.duplicate(pidfd, number, wanted)
+		fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -82,12 +83,12 @@ func TestTakers(t *testing.T) {
 			t.Fatalf("%q, %v", target, err)
 		}
 		unix.Close(fd)
-		if fd, err := taken.duplicate(pidfd, number, identity{}); fd != -1 || !errors.Is(err, errChanged) {
+		if fd, err := taken.duplicate(os.Getpid(), pidfd, number, identity{}); fd != -1 || !errors.Is(err, errChanged) {
 			t.Fatalf("%d, %v", fd, err)
 		}
 	}
 	first := taken.current
-	if fd, err := taken.duplicate(pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, 100_000, wanted); fd != -1 || !errors.Is(err, unix.EBADF) {
 		t.Errorf("%d, %v", fd, err)
 	}
 	if taken.current != first || taken.stuck.Load() > 0 {
@@ -98,35 +99,26 @@ func TestTakers(t *testing.T) {
 	}
 }
 
-// A taker that does not answer, or has ended, is replaced by another. At most maxStuck takers are abandoned at a time.
+// A taker that does not answer is ended, and a taker that has ended is replaced.
 func TestTakersThatDoNotAnswer(t *testing.T) {
 	taken, pidfd, file := takes(t)
 	number := int(file.Fd())
 	wanted := identityAt(t, number)
 	taken.wait = 50 * time.Millisecond
-	var stopped []*os.Process
-	for range maxStuck {
+	for range maxStuck + 1 {
 		if err := taken.start(); err != nil {
 			t.Fatal(err)
 		}
-		process := taken.current.process
-		if err := process.Signal(unix.SIGSTOP); err != nil {
+		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		stopped = append(stopped, process)
-		if _, err := taken.duplicate(pidfd, number, wanted); !errors.Is(err, errChanged) {
+		if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errChanged) {
 			t.Fatal(err)
 		}
-	}
-	if _, err := taken.duplicate(pidfd, number, wanted); !errors.Is(err, errStuck) {
-		t.Error(err)
-	}
-	for _, process := range stopped {
-		_ = process.Signal(unix.SIGCONT)
-	}
-	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > soon {
-			t.Fatalf("%d have not ended", taken.stuck.Load())
+		for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+			if time.Since(began) > soon {
+				t.Fatalf("%d have not ended", taken.stuck.Load())
+			}
 		}
 	}
 	taken.wait = soon
@@ -142,12 +134,179 @@ func TestTakersThatDoNotAnswer(t *testing.T) {
 	if err := readable(ended, soon); err != nil {
 		t.Fatal(err)
 	}
-	if fd, err := taken.duplicate(pidfd, number, wanted); fd != -1 || err == nil {
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); fd != -1 || err == nil {
 		t.Errorf("%d, %v", fd, err)
 	}
-	fd, err := taken.duplicate(pidfd, number, wanted)
+	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatal("the one that has ended still counts")
+		}
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(fd)
+}
+
+// While takers hang that no signal ends, no other one is asked about the same process, and there are maxStuck at most.
+// Late answers of one round take no longer than one answer may take, and a little for each.
+func TestTakersThatHang(t *testing.T) {
+	taken, pidfd, file := takes(t)
+	number := int(file.Fd())
+	wanted := identityAt(t, number)
+	taken.note(os.Getpid(), 1)
+	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errSilent) || taken.current != nil {
+		t.Fatalf("a taker is asked about a process that has made one hang: %v", err)
+	}
+	taken.note(os.Getpid(), -1)
+	taken.wait = 500 * time.Millisecond
+	began := time.Now()
+	for other := range maxStuck {
+		if err := taken.start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := taken.current.process.Signal(unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := taken.duplicate(-1-other, pidfd, number, wanted); !errors.Is(err, errChanged) {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took < taken.wait || took > 6*taken.wait {
+		t.Errorf("%d late answers took %v", maxStuck, took)
+	}
+	for other := range maxStuck {
+		taken.note(-100-other, 1)
+	}
+	if _, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, errStuck) {
+		t.Error(err)
+	}
+	for other := range maxStuck {
+		taken.note(-100-other, -1)
+	}
+	taken.begin()
+	taken.wait = soon
+	for began := time.Now(); taken.stuck.Load() > 0 && time.Since(began) < soon; time.Sleep(time.Millisecond) {
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+}
+
+// A taker has a place among the node's takers, with a descriptor that it keeps.
+func TestTakersHavePlaces(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the store's folders are root's")
+	}
+	folder := t.TempDir()
+	store, err := lease.Open(folder, "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, pidfd, file := takes(t)
+	full, tries := false, 0
+	taken.place = func() (*lease.TakerPlace, error) {
+		if tries++; full {
+			return nil, lease.ErrTakers
+		}
+		return store.TakerPlace(lease.Taker{Job: 7, UID: 2001})
+	}
+	fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identityAt(t, int(file.Fd())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	pid := taken.current.process.Pid
+	if kept, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/1", pid)); kept != filepath.Join(folder, "takers") {
+		t.Errorf("the taker's place is %q, %v", kept, err)
+	}
+	left, err := store.TakersLeft()
+	if err != nil || len(left) != 1 || left[0].Proc.PID != pid { // its guard, pid 0, does not run
+		t.Errorf("%+v, %v", left, err)
+	}
+	taken.abandon(0)
+	for began := time.Now(); taken.stuck.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatal("it does not end")
+		}
+	}
+	if left, err := store.TakersLeft(); err != nil || len(left) != 0 {
+		t.Errorf("%+v, %v", left, err)
+	}
+	full, tries = true, 0
+	for range 10 {
+		if fd, err := taken.duplicate(os.Getpid(), pidfd, int(file.Fd()), identity{}); !errors.Is(err, lease.ErrTakers) {
+			t.Errorf("%d, %v", fd, err)
+		}
+	}
+	if tries > 5 {
+		t.Errorf("%d tries at once", tries)
+	}
+	full, taken.again = false, time.Now()
+	if err := taken.start(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A taker that is given up has no raised priority.
+func TestLower(t *testing.T) {
+	taken, _, _ := takes(t)
+	if err := taken.start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := taken.current.process.Pid
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nice := func(thread os.DirEntry, raise bool) int {
+		id, _ := strconv.Atoi(thread.Name())
+		if raise {
+			if err := unix.Setpriority(unix.PRIO_PROCESS, id, -5); err != nil {
+				t.Skipf("this process may raise no priority: %v", err)
+			}
+		}
+		raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return 20 - raw // the system call's answer is never negative
+	}
+	for _, thread := range threads {
+		if got := nice(thread, true); got != -5 {
+			t.Fatalf("nice %d", got)
+		}
+	}
+	lower(pid)
+	for _, thread := range threads {
+		if got := nice(thread, false); got != 0 {
+			t.Errorf("thread %s has nice %d", thread.Name(), got)
+		}
+	}
+}
+
+// If this process may open no other file, the kernel drops the duplicate that the taker sends. That is an error.
+func TestADuplicateThatIsDropped(t *testing.T) {
+	taken, pidfd, file := takes(t)
+	number := int(file.Fd())
+	wanted := identityAt(t, number)
+	next, err := taken.duplicate(os.Getpid(), pidfd, number, wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(next)
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if fd, err := taken.duplicate(os.Getpid(), pidfd, number, wanted); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%d, %v", fd, err)
+	}
 }

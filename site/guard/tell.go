@@ -80,12 +80,12 @@ func (g *Guard) endText(c *client, neighbours int) string {
 // tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
 // second is left.
 func (g *Guard) tellAll() {
-	t := takers{line: g.Taker, wait: takerWait}
+	t := takers{line: g.Taker, wait: takerWait, place: g.TakerPlace}
 	for n := range g.notices {
 		if err := t.start(); err == nil {
 			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text}, t.wait)
 		}
-		t.abandon() // lines are rare, and an abandoned taker ends
+		t.abandon(0) // lines are rare, and an abandoned taker ends
 		unix.Close(n.pidfd)
 	}
 }

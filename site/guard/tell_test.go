@@ -29,7 +29,7 @@ func told(t *testing.T, stderr *os.File, text string) unix.Errno {
 	}
 	defer unix.Close(pidfd)
 	taken := takers{line: takerLine, wait: soon}
-	defer taken.abandon()
+	defer taken.abandon(0)
 	if err := taken.start(); err != nil {
 		t.Fatal(err)
 	}

@@ -273,7 +273,7 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.roomy = false
 		return
 	}
-	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !u.lists(c)
+	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !c.namespaced && !u.lists(c)
 	for i, usage := range u.gpus {
 		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
 			continue
@@ -349,9 +349,14 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 			continue
 		}
 		d.dead++
-		if !c.inOrder {
-			d.inFlight += usage.Clients[c.proc.PID]
+		if c.inOrder {
+			continue
 		}
+		mib, listed := usage.Clients[c.proc.PID]
+		if !listed && c.namespaced {
+			mib = d.largest
+		}
+		d.inFlight += mib
 	}
 	d.successors = max(0, g.lately(gpu, now)-d.living) * d.largest
 	return d

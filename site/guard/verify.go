@@ -4,6 +4,8 @@ package guard
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -37,12 +39,17 @@ func (g *Guard) nextVerify() (next time.Time) {
 // verifyClients checks whether the clients that are due use MPS.
 func (g *Guard) verifyClients(now time.Time) {
 	var servers map[string]bool
+	var err error
 	for _, c := range g.living {
 		if c.verify.IsZero() || now.Before(c.verify) {
 			continue
 		}
 		if servers == nil {
-			servers = g.serverPipes()
+			servers, err = g.serverPipes()
+		}
+		if err != nil { // without the pipes of all servers, a client is not known to be outside of MPS
+			c.verify = now.Add(verifyAgain)
+			continue
 		}
 		g.verifyOne(c, servers, now)
 	}
@@ -135,24 +142,27 @@ func (g *Guard) causeOf(p site.Process) string {
 	return "it changes " + pipeVariable + " itself, or its container has no such folder: mount /run/slurm-mps there"
 }
 
-// serverPipes returns the pipes of all servers, which are the daemons' children.
-func (g *Guard) serverPipes() map[string]bool {
-	daemons, all := g.Daemons(), map[string]bool{}
+// serverPipes returns the pipes of all servers, which are the daemons' children. The error is errSilent if a server
+// does not answer.
+func (g *Guard) serverPipes() (all map[string]bool, err error) {
+	daemons := g.Daemons()
+	all = map[string]bool{}
 	_ = g.kernel.processes(func(pid int) bool {
 		if uid, ok := g.kernel.owner(pid); !ok || uid != g.UID && uid != 0 {
 			return true
 		}
-		stat, err := site.ReadStat(pid)
-		if err != nil || !slices.ContainsFunc(daemons, func(d site.Process) bool { return d.PID == stat.Parent }) {
+		status, failed := proc.ReadStatus(pid)
+		if failed != nil || !slices.ContainsFunc(daemons, func(d site.Process) bool { return d.PID == status.Parent }) {
 			return true
 		}
-		pipes, _ := g.kernel.pipesOf(pid, maxServerFiles)
-		for pipe := range pipes {
-			all[pipe] = true
+		pipes, failed := g.kernel.pipesOf(pid, maxServerFiles)
+		if errors.Is(failed, errSilent) {
+			err = failed
 		}
+		maps.Copy(all, pipes)
 		return true
 	})
-	return all
+	return all, err
 }
 
 // maxServerFiles limits the descriptors that are read of a server, which has about 80 for each client.

@@ -61,7 +61,7 @@ func (n *Node) readUse(j *Job) {
 	if err != nil {
 		return
 	}
-	j.Report = report
+	j.Report, j.Totals = report, &report.Totals
 	for k := range j.Devices {
 		for _, g := range report.GPUs {
 			if g.UUID == j.Devices[k].UUID && len(g.Samples) > 0 {
@@ -120,6 +120,7 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 type Environment struct {
 	Rank    int            // in the whole step, -1 if it is none
 	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
+	JobName string         // cut at 64 bytes, printable
 	Unknown string         // why nothing is known
 	percent policy.Percent // 0 for none
 	ignored string         // a percentage that CUDA ignores, as it was written
@@ -131,8 +132,11 @@ type Environment struct {
 const (
 	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	visibleVariable = "CUDA_VISIBLE_DEVICES"
+	nameVariable    = "SLURM_JOB_NAME" // limits nothing
 	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
+
+const maxJobName = 64
 
 // EnvironmentsOf reads the environments of processes that must belong to the job's user, because that user's daemon
 // reports the pids.
@@ -162,7 +166,7 @@ func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environ
 			known[own[i]] = without(proc.ErrSilent.Error())
 		}
 	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable)
+	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable)
 	environments := proc.Environments(ctx, procs, names...)
 	for i, runs := range proc.Ran(procs) {
 		switch err := environments[i].Err; {
@@ -181,6 +185,7 @@ func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environ
 func environmentIn(variables map[string]string) Environment {
 	var l Environment
 	l.Rank, l.Step = slurm.RankOf(variables)
+	l.JobName = printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
 	if text, set := variables[percentVariable]; set {
 		l.percent, l.ignored = parsePercent(text)
 	}

@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -28,6 +29,7 @@ func Diagnose(n Node) []Finding {
 	b.claims(n)
 	b.gpus(n)
 	b.daemons(n)
+	b.takers(n)
 	return b.found
 }
 
@@ -111,6 +113,20 @@ func (b *diagnosis) guard(j Job, g Guard) {
 		f.PID = g.PID
 		b.add(f)
 	}
+	if g.Stalled != nil {
+		const what = "pid %d has not looked since %s: new clients are not protected"
+		const do = "look for state T or D: ps -o pid,stat,wchan,args -p %d; to have a guard again requeue the job: scontrol requeue %d"
+		f := j.finding(GuardStalled, fmt.Sprintf(what, g.PID, g.Stalled.Format("15:04:05")), fmt.Sprintf(do, g.PID, j.ID))
+		f.PID = g.PID
+		b.add(f)
+	}
+	for _, u := range g.Unguarded {
+		const what = "the guard could not watch %s of the job: %s: one that ends with work in flight kills its neighbours"
+		f := j.finding(ClientsUnguarded, fmt.Sprintf(what, site.Count(u.Processes, "process"), u.Cause),
+			"see docs/operator.md, clients-unguarded: LimitNOFILE= of slurmd, or the file system of an exec")
+		f.PID, f.Where = g.PID, f.Where+": "+u.Cause
+		b.add(f)
+	}
 	if g.Unheld > 0 {
 		f := j.finding(FilesUnheld, fmt.Sprintf("the guard could not hold %d driver files of the job's clients", g.Unheld), "the log has the reason")
 		f.PID = g.PID
@@ -124,6 +140,37 @@ func (b *diagnosis) guard(j Job, g Guard) {
 			b.add(f)
 		}
 	}
+}
+
+// takers judges processes of guards that no signal ends. Each waits for a file system of a user.
+func (b *diagnosis) takers(n Node) {
+	users := map[uint32][]lease.Taker{}
+	for _, t := range n.takers {
+		users[t.UID] = append(users[t.UID], t)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(users)) {
+		const do = "end the user's processes: ps -fU %d; with 8 of root's, no guard of the user's jobs holds files"
+		where := fmt.Sprintf("uid %d", uid)
+		b.add(Finding{Kind: TakersStuck, Where: where, What: takersSentence(users[uid]), Do: fmt.Sprintf(do, uid)})
+	}
+}
+
+// takersSentence describes the takers of one user's jobs that are left.
+func takersSentence(left []lease.Taker) string {
+	jobs := map[uint32]bool{}
+	for _, t := range left {
+		jobs[t.Job] = true
+	}
+	var numbers []string
+	for _, job := range slices.Sorted(maps.Keys(jobs)) {
+		numbers = append(numbers, fmt.Sprint(job))
+	}
+	verb := "wait"
+	if len(left) == 1 {
+		verb = "waits"
+	}
+	const what = "%s of root's (%s first), started by the guard of %s, %s for a file system of the user's that does not answer"
+	return fmt.Sprintf(what, site.Count(len(left), "process"), left[0].Proc, numbered("job", numbers), verb)
 }
 
 // held judges a device of a job.

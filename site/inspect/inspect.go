@@ -30,7 +30,8 @@ type Node struct {
 
 	hidden  []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding
 	claims  []lease.Claim
-	records string // a digest of the records, to notice a change
+	takers  []lease.Taker // processes of guards that are left
+	records string        // a digest of the records, to notice a change
 	census  []mps.Process
 	run     string     // the folder of state; only our daemons are below it
 	paths   site.Paths // for the commands in findings
@@ -70,8 +71,10 @@ type Job struct {
 	Guard   *Guard         `json:"guard"` // null for a job without a guard, and if the caller may not read the lease
 	// Acting is the prolog or epilog that works on the job now.
 	Acting int `json:"locked_by,omitempty"`
-	// Report is the job's report, if it runs and the caller may read it. Job is 0 if there is none.
-	Report usage.Report `json:"-"`
+	// Report is the job's report, if it runs and the caller may read it. Job is 0 if there is none. Totals are those of
+	// the report, null if there is none.
+	Report usage.Report  `json:"-"`
+	Totals *usage.Totals `json:"totals"`
 
 	owner   lease.Job
 	err     error // why its lease cannot be read
@@ -94,6 +97,8 @@ type Held struct {
 type Guard struct {
 	PID     int  `json:"pid"`
 	Running bool `json:"running"`
+	// Stalled is since when it has not done what it had to do; null if it does.
+	Stalled *time.Time `json:"stalled_since,omitempty"`
 	lease.GuardState
 }
 

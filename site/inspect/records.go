@@ -29,6 +29,12 @@ func (r *Reader) readRecords(n *Node) {
 		n.missed("the records: %v", err)
 	}
 	n.claims = claims
+	if r.Root {
+		var err error
+		if n.takers, err = r.Store.TakersLeft(); err != nil {
+			n.missed("the processes of guards: %v", err)
+		}
+	}
 	var hidden, acting []string
 	for _, job := range r.readJobs(merge(leased, tickets, dirs, locked)) {
 		if job.hidden() {
@@ -185,8 +191,16 @@ func (r *Reader) guardOf(l lease.Lease) *Guard {
 		return nil
 	}
 	state, _ := r.Store.ReadGuard(l.Job.ID)
-	return &Guard{PID: l.Guard.PID, Running: l.Guard.Running(), GuardState: state}
+	g := &Guard{PID: l.Guard.PID, Running: l.Guard.Running(), GuardState: state}
+	promised, err := r.Store.GuardPromise(l.Job.ID)
+	if err == nil && g.Running && r.Clock().Sub(promised) > lateGuard {
+		g.Stalled = &promised
+	}
+	return g
 }
+
+// lateGuard is longer than a guard takes for anything on a busy node.
+const lateGuard = 5 * time.Second
 
 // granted takes the limits from a ticket.
 func (j *Job) granted(t lease.Ticket) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
 )
 
 // GuardState is what a job's guard reports to people and to the job's summary. No undo reads it.
@@ -21,13 +22,17 @@ type GuardState struct {
 	Schema   int            `json:"schema"`
 	Boot     string         `json:"boot"`
 	Clients  int            `json:"clients"`                  // alive now
-	Peak     int            `json:"peak"`                     // maximum alive at the same time
+	Peak     int            `json:"clients_peak"`             // maximum alive at the same time
 	Seen     int            `json:"clients_seen"`             // since the job began
 	Dead     int            `json:"clients_dead"`             // dead clients whose files are held now
 	Files    int            `json:"files"`                    // duplicates that are open
 	Released map[string]int `json:"released,omitempty"`       // dead clients, by the reason why their files were closed
 	Unheld   int            `json:"files_not_held,omitempty"` // files that could not be held
-	Pauses   int            `json:"pauses,omitempty"`         // of neighbours, until the GPU was idle
+	// Unguarded are the processes that the guard could not watch, by cause.
+	Unguarded []Unguarded `json:"not_guarded,omitempty"`
+	// Silent counts the processes of the job's user that are in the middle of an exec and do not answer the guard now.
+	Silent int `json:"processes_silent,omitempty"`
+	Pauses int `json:"pauses,omitempty"` // of neighbours, until the GPU was idle
 	// PausedMillis is the time of all pauses, in milliseconds.
 	PausedMillis int64 `json:"paused_ms,omitempty"`
 	// OutsideSeen counts the processes that had a GPU open and were not clients of MPS; Outside names the first of
@@ -39,6 +44,12 @@ type GuardState struct {
 // NoNeighbour is a reason in GuardState.Released: the files were closed at once, because no other client of the GPU
 // lived.
 const NoNeighbour = "no neighbour"
+
+// Unguarded counts the processes that a guard could not watch for one cause.
+type Unguarded struct {
+	Cause     string `json:"cause"`
+	Processes int    `json:"processes"`
+}
 
 // Outside is a process of the job that has a GPU open and is not a client of the job's MPS daemon.
 type Outside struct {
@@ -73,6 +84,22 @@ func (j *Store) HasGuard(job uint32) (bool, error) {
 
 // Signed reports whether the lock file names its holder. On a full file system it does not.
 func (t *JobLock) Signed() bool { return readHolder(t.file).PID > 0 }
+
+// Promise records by when the holder of a guard's lock acts again. So a reader sees whether that time is over, and a
+// guard that has nothing to do need not wake up.
+func (t *JobLock) Promise(by time.Time) error {
+	when := unix.NsecToTimeval(by.UnixNano())
+	return unix.Futimes(int(t.file.Fd()), []unix.Timeval{when, when})
+}
+
+// GuardPromise returns by when a job's guard has promised to act again.
+func (j *Store) GuardPromise(job uint32) (time.Time, error) {
+	info, err := os.Lstat(j.guardPath(job))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("cannot look for guard of job %d: %w", job, err)
+	}
+	return info.ModTime(), nil
+}
 
 // SaveGuard writes the state of a job's guard.
 func (j *Store) SaveGuard(job uint32, s GuardState) error {

@@ -141,6 +141,25 @@ func TestScripts(t *testing.T) {
 	}
 }
 
+// TestPurgeOfAMountPoint checks that a purge succeeds if a site has a file system of its own at a folder of the package. Its files are removed.
+func TestPurgeOfAMountPoint(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts are root's")
+	}
+	const script = `set -e
+mount --make-rprivate /
+mount -t tmpfs none /var/log # the machine's own folders stay as they are
+mount -t tmpfs none /var/lib
+mkdir /var/log/slurm-mps /var/lib/slurm-mps
+mount -t tmpfs none /var/log/slurm-mps
+touch /var/log/slurm-mps/log /var/lib/slurm-mps/file
+sh scripts/postremove purge
+[ -z "$(ls -A /var/log/slurm-mps)" ] && [ ! -e /var/lib/slurm-mps ]`
+	if out, err := exec.Command("unshare", "-m", "sh", "-c", script).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // TestSpankEntries checks that the package of the SPANK plugin installs the plugin and its line at the paths that
 // docs/operator.md names.
 func TestSpankEntries(t *testing.T) {

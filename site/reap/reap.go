@@ -103,6 +103,7 @@ func (r *Reaper) Run(ctx context.Context) ([]Result, error) {
 		}
 	}
 	if r.only == 0 {
+		r.lookAtTakers(ctx)
 		r.lookAtClaims()
 		r.lookAtGPUs()
 	}
@@ -385,6 +386,30 @@ func (r *Reaper) living(job uint32) []lease.OrphanDaemon {
 		}
 	}
 	return there
+}
+
+// takerEnds is the time in which a process of a guard ends that waits for nothing.
+const takerEnds = 100 * time.Millisecond
+
+// lookAtTakers reports processes of root's that guards have left, because they wait for a user. No signal ends them.
+func (r *Reaper) lookAtTakers(ctx context.Context) {
+	left, err := r.store.TakersLeft()
+	if len(left) > 0 && site.Sleep(ctx, takerEnds) { // one whose guard has just ended is about to end
+		left, err = r.store.TakersLeft()
+	}
+	if err != nil {
+		r.lines = append(r.lines, Result{Where: "processes of guards"}.leave(site.OneLine(err), "look again"))
+	}
+	users := map[uint32]int{}
+	for _, t := range left {
+		users[t.UID]++
+	}
+	for _, uid := range slices.Sorted(maps.Keys(users)) {
+		const why = "%s of root's, started by guards, cannot be ended: a file system of the user's does not answer"
+		line := Result{Where: fmt.Sprintf("uid %d", uid)}
+		r.lines = append(r.lines, line.leave(
+			fmt.Sprintf(why, site.Count(users[uid], "process")), fmt.Sprintf("end the user's processes: ps -fU %d", uid)))
+	}
 }
 
 // lookAtClaims reports claims that cannot be read. Their devices stay claimed.

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -130,5 +132,45 @@ func TestAJobThatAnotherProgramWorksOn(t *testing.T) {
 	r.only = 0
 	if line, _ := r.judge(7, steps.Steps{}); line.Act != Keep {
 		t.Errorf("%+v", line)
+	}
+}
+
+// A process of a guard that no signal ends is reported, with its user. One that has ended is not.
+func TestTakersThatAreLeft(t *testing.T) {
+	r := newReaper(t, 0)
+	lines := func() string {
+		r.lines = nil
+		r.lookAtTakers(t.Context())
+		return fmt.Sprint(r.lines)
+	}
+	if got := lines(); got != "[]" {
+		t.Errorf("of none: %s", got)
+	}
+	place, err := r.store.TakerPlace(lease.Taker{Job: 7, UID: 2001, Guard: site.Process{PID: 1 << 22}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	taker := exec.Command("/bin/sleep", "100")
+	taker.Stdout = place.Descriptor()
+	if err := taker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := site.ReadStat(taker.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place.Started(stat.Process)
+	if err := place.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	got := lines()
+	_ = taker.Process.Kill()
+	_ = taker.Wait()
+	want := "{0 uid 2001 leave 1 process of root's"
+	if len(r.lines) != 1 || !strings.Contains(got, want) {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := lines(); got != "[]" {
+		t.Errorf("after its end: %s", got)
 	}
 }

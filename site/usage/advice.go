@@ -19,18 +19,24 @@ const (
 )
 
 // Advice returns a sentence about the number of ranks, or "" if the figures justify no advice.
+func (r Report) Advice() string {
+	_, why := r.advise()
+	return why
+}
+
+// advise returns an advice without and with its reasons. Both are "" if the figures justify none.
 //
 // The part of the SMs that had work shows whether there is room, and only GPM measures it. Without GPM, the time
 // without any kernel shows room, but no figure shows that a GPU is full. Only a trial shows whether more ranks are
 // faster.
-func (r Report) Advice() string {
+func (r Report) advise() (short, why string) {
 	unused, room, most := 0, 0, Sample{SMUtil: Unknown, SMActive: Unknown, DRAM: Unknown}
 	var fullest GPU
 	for _, g := range r.GPUs {
 		s, busy := g.busy(r.Begin)
 		switch {
 		case busy < adviceAfter && g.Mean(r.Begin).Clients > 0 || g.lasts(r.Begin) < adviceAfter:
-			return ""
+			return "", ""
 		case s.Clients == 0:
 			if all := g.Mean(r.Begin); all.SMUtil >= 0 && all.SMUtil < idlePercent {
 				unused++
@@ -46,17 +52,22 @@ func (r Report) Advice() string {
 	}
 	switch {
 	case unused > 0:
-		return fmt.Sprintf("%d of %d GPUs had no work: ask for fewer GPUs, or see where the ranks are (mpirun-wrap -v).", unused, len(r.GPUs))
+		short = fmt.Sprintf("%d of %d GPUs had no work", unused, len(r.GPUs))
+		return short, short + ": ask for fewer GPUs, or see where the ranks are (mpirun-wrap -v)."
 	case fullest.UUID == "":
-		return ""
+		return "", ""
 	case fullest.MemoryMiB > 0 && float64(most.UsedMiB) > fullMemory*float64(fullest.MemoryMiB):
-		return fmt.Sprintf("The memory was nearly full, %s: more ranks would not fit.", gibOf(most, fullest))
+		return "the memory was nearly full", fmt.Sprintf("The memory was nearly full, %s: more ranks would not fit.",
+			gibOf(most, fullest))
 	case most.SMActive > fullPercent || most.DRAM > fullPercent:
-		return fmt.Sprintf("%s: the GPU was busy, and more ranks would hardly help.", most.figures())
+		return "the GPU was busy", fmt.Sprintf("While clients ran, %s: the GPU was busy, and more ranks would hardly help.",
+			most.figures())
 	case most.load() < 0 || most.load() >= roomPercent || room <= most.Clients:
-		return ""
+		return "", ""
 	}
-	return fmt.Sprintf("%s, memory %s: %d ranks a GPU would fit; try mps-tune.", most.figures(), gibOf(most, fullest), room)
+	short = fmt.Sprintf("%d ranks a GPU would fit", room)
+	return short, fmt.Sprintf("While clients ran, %s and memory %s: %s; try mps-tune.", most.figures(),
+		gibOf(most, fullest), short)
 }
 
 // lasts returns the time that all samples cover.
@@ -100,11 +111,11 @@ func (g GPU) fits(s Sample) int {
 func (s Sample) figures() string {
 	switch {
 	case s.SMActive < 0:
-		return fmt.Sprintf("A kernel on the GPU %.0f %% of the time", s.SMUtil)
+		return "SM util was " + Percent(s.SMUtil)
 	case s.DRAM > s.SMActive:
-		return fmt.Sprintf("SMs active %.0f %%, memory bandwidth %.0f %%", s.SMActive, s.DRAM)
+		return fmt.Sprintf("SM active was %s, DRAM %s", Percent(s.SMActive), Percent(s.DRAM))
 	}
-	return fmt.Sprintf("SMs active %.0f %%", s.SMActive)
+	return "SM active was " + Percent(s.SMActive)
 }
 
 func gibOf(s Sample, g GPU) string {

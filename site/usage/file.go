@@ -36,7 +36,7 @@ func Read(path string) (r Report, err error) {
 func (r Report) sound() bool {
 	is := func(gpu int) bool { return gpu >= 0 && gpu < len(r.GPUs) }
 	for _, c := range r.Clients {
-		if !is(c.GPU) {
+		if c.GPU != -1 && !is(c.GPU) {
 			return false
 		}
 	}

@@ -4,6 +4,7 @@
 package usage
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -14,23 +15,47 @@ const Schema = 1
 
 // Report is what one job used on one node. End is zero while the job runs.
 type Report struct {
-	Schema    int       `json:"schema"`
-	Job       uint32    `json:"job"`
-	Node      string    `json:"node"`
-	User      string    `json:"user"`
-	Partition string    `json:"partition,omitempty"`
-	Account   string    `json:"account,omitempty"`
-	Rule      string    `json:"rule"`
-	Share     string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
-	Begin     time.Time `json:"begin"`
-	End       time.Time `json:"end,omitzero"`
-	GPUs      []GPU     `json:"gpus"`
-	Clients   []Client  `json:"clients"`
+	Schema    int    `json:"schema"`
+	Job       uint32 `json:"job"`
+	Node      string `json:"node"`
+	User      string `json:"user"`
+	Partition string `json:"partition,omitempty"`
+	Account   string `json:"account,omitempty"`
+	// Name is the job's name, from the environment of its first client.
+	Name    string    `json:"name,omitempty"`
+	Rule    string    `json:"rule"`
+	Share   string    `json:"share,omitempty"` // the rule's share, as in the policy: even, overlap:2, weight, none
+	Begin   time.Time `json:"begin"`
+	End     time.Time `json:"end,omitzero"`
+	GPUs    []GPU     `json:"gpus"`
+	Clients []Client  `json:"clients"`
+	Totals
+	Faults []Fault `json:"faults,omitempty"`
+}
+
+// Totals are the counts of a job. mpsctl status, report and metrics and the epilog's summary have them by these names.
+type Totals struct {
 	// ClientsSeen counts all clients. It is larger than len(Clients) if there were more than MaxClients.
 	ClientsSeen int `json:"clients_seen"`
 	// ClientsPeak is the maximum number of clients at the same time.
-	ClientsPeak int     `json:"clients_peak"`
-	Faults      []Fault `json:"faults,omitempty"`
+	ClientsPeak int `json:"clients_peak"`
+	// BadEnds counts the clients that ended badly before the job's end, as BadEnd says.
+	BadEnds int `json:"bad_ends"`
+	// EnergyJ is the energy of the job's GPUs in joules, 0 if it is not known. MIG instances have no energy of their own.
+	EnergyJ int `json:"energy_j,omitempty"`
+	// Pauses counts how often the guard paused the neighbours of a dead client. PausedMillis is the time of all pauses,
+	// in milliseconds.
+	Pauses       int   `json:"pauses,omitempty"`
+	PausedMillis int64 `json:"paused_ms,omitempty"`
+}
+
+// PauseText returns a sentence about the pauses, or "" if there was none.
+func (t Totals) PauseText() string {
+	if t.Pauses == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", site.Count(t.Pauses, "time"),
+		float64(t.PausedMillis)/1000)
 }
 
 // These bounds keep a report short, even if a job has many clients or runs for many days.
@@ -52,6 +77,7 @@ type GPU struct {
 	// Each sample covers at least Resolution seconds, except the first and the last. The recorder doubles Resolution
 	// when there are MaxSamples.
 	Resolution int      `json:"resolution"`
+	EnergyJ    int      `json:"energy_j,omitempty"` // as in Totals, of this GPU
 	Samples    []Sample `json:"samples"`
 }
 
@@ -73,24 +99,28 @@ type Sample struct {
 // Client is a process that was a client of MPS on one GPU.
 type Client struct {
 	PID int `json:"pid"`
-	GPU int `json:"gpu"` // an index into Report.GPUs
-	// Rank and Step are from the process's environment, so its user can write them. -1 and "" mean not known.
-	Rank int    `json:"rank"`
-	Step string `json:"step,omitempty"`
+	GPU int `json:"gpu"` // an index into Report.GPUs, -1 if it is not known
+	// Rank and Step are from the process's environment, and Program is the kernel's name for it. Its user can write all
+	// of them. -1 and "" mean not known.
+	Rank    int    `json:"rank"`
+	Step    string `json:"step,omitempty"`
+	Program string `json:"program,omitempty"`
 	// SMs is the share: 0 is the whole GPU, -1 means not known. LimitMiB is the memory limit: 0 means no limit.
 	SMs      int       `json:"sms"`
 	LimitMiB int       `json:"limit_mib"`
 	PeakMiB  int       `json:"peak_mib"` // the maximum of the measured memory
 	Begin    time.Time `json:"begin"`
 	End      time.Time `json:"end,omitzero"`
-	// Ending is how the client ended, as far as the guard and the server know. It is "" until the guard has closed
-	// the files.
+	// Exit is how the process ended, as in "status 3" or "signal 9". It is "" if that is not known.
+	Exit string `json:"exit,omitempty"`
+	// Ending is what the end meant for the GPU, as far as the guard and the server know. It is "" until the guard has
+	// closed the files.
 	Ending Ending `json:"ending,omitempty"`
 	// Unharmed counts the other clients of the GPU that lived on after this client's end, while its files were held.
 	Unharmed int `json:"unharmed,omitempty"`
 }
 
-// Ending is how a client ended.
+// Ending is what a client's end meant for its GPU.
 type Ending string
 
 const (

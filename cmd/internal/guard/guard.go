@@ -133,7 +133,7 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	defer closeLog()
 	lines := diode.NewWriter(out, maxLines, 0, nil)
 	defer closeLines(lines)
-	return guardJob(p, journal, l, paths, logfile.Of(lines, "guard", job))
+	return guardJob(p, journal, lock, l, paths, logfile.Of(lines, "guard", job))
 }
 
 const (
@@ -178,12 +178,22 @@ func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
 	return journal.LockGuard(ctx, job)
 }
 
-func guardJob(p cli.Process, journal *lease.Store, l lease.Lease, paths site.Paths, log zerolog.Logger) error {
+func guardJob(
+	p cli.Process, journal *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
+) error {
 	job := l.Job.ID
 	r := record{store: journal, lease: l}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		return err
+	}
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
+		TakerPlace: func() (*lease.TakerPlace, error) {
+			return journal.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
+		},
+		Promise: func(by time.Time) { _ = lock.Promise(by) }, // without it, mpsctl status marks this guard as stalled
 		NameOf:  nameOf,
 		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
 		Save: func(s lease.GuardState) {

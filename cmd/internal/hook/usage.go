@@ -65,10 +65,19 @@ func printUsage(p cli.Process, paths site.Paths, devices []string) error {
 		os.Exit(cli.ExitOK)
 	}()
 	since := make([]uint64, len(devices))
+	clock := wallClock{began: time.Now()}
 	for range questions {
 		line := make([]guard.Usage, len(devices))
+		now := time.Now()
+		stepped := clock.stepped(now.UnixNano(), now.Sub(clock.began))
 		for i, device := range devices {
+			if stepped {
+				since[i] = uint64(now.UnixMicro())
+			}
 			line[i] = usageOf(driver, site.UUID(device), &since[i])
+			if stepped {
+				line[i].Samples = forget(now)
+			}
 		}
 		text, err := json.Marshal(line)
 		if err == nil {
@@ -79,6 +88,29 @@ func printUsage(p cli.Process, paths site.Paths, devices []string) error {
 		}
 	}
 	return nil
+}
+
+// wallClock notices when the wall clock is set. The driver's samples have its times.
+type wallClock struct {
+	began  time.Time
+	offset int64 // what the wall clock was ahead of the monotonic one at the last call, in nanoseconds
+}
+
+// maxSlew is more than NTP turns the clock by between two questions.
+const maxSlew = 50 * time.Millisecond
+
+// stepped reports whether the wall clock was set since the last call. It takes nanoseconds since 1970, and the time
+// since the beginning by the monotonic clock.
+func (c *wallClock) stepped(wall int64, elapsed time.Duration) bool {
+	before := c.offset
+	c.offset = wall - int64(elapsed)
+	return before != 0 && time.Duration(c.offset-before).Abs() > maxSlew
+}
+
+// forget makes the guard forget the samples from before the clock was set, because their times would be after a death
+// that comes later. A sample that is not 0 does that.
+func forget(now time.Time) []guard.Sample {
+	return []guard.Sample{{Micros: uint64(now.UnixMicro()), Percent: 100}}
 }
 
 // recordUsage writes the report of a job until the guard ends.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
@@ -59,5 +60,36 @@ func TestTheRecorderIsModest(t *testing.T) {
 		if nice, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && 20-nice != 10 { // some thread may have ended
 			t.Errorf("thread %d has priority %d", id, 20-nice)
 		}
+	}
+}
+
+// The times of the driver's samples are a wall clock's. When that clock is set, also by a little, the samples before it
+// prove nothing about a death after it. A clock that NTP turns slowly is not set.
+func TestAClockThatIsSet(t *testing.T) {
+	began := time.Unix(1_700_000_000, 0)
+	clock := wallClock{began: began}
+	wall, elapsed := began, time.Duration(0)
+	for _, c := range []struct {
+		name          string
+		passes, added time.Duration // by the monotonic clock, and what the wall clock is set ahead
+		want          bool
+	}{
+		{"the first question", 0, 0, false},
+		{"100 ms later", 100 * time.Millisecond, 0, false},
+		{"NTP turns it", 100 * time.Millisecond, 50 * time.Microsecond, false},
+		{"a long pause", time.Hour, 0, false},
+		{"it is set back", 100 * time.Millisecond, -time.Hour, true},
+		{"after that", 100 * time.Millisecond, 0, false},
+		{"it is set ahead", 100 * time.Millisecond, 300 * time.Millisecond, true},
+		{"it is set back by a little", 100 * time.Millisecond, -100 * time.Millisecond, true},
+	} {
+		elapsed += c.passes
+		wall = wall.Add(c.passes + c.added)
+		if got := clock.stepped(wall.UnixNano(), elapsed); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	if samples := forget(wall); len(samples) != 1 || samples[0].Percent == 0 || samples[0].Micros != uint64(wall.UnixMicro()) {
+		t.Errorf("%+v does not end the time without work", samples)
 	}
 }

@@ -3,6 +3,7 @@
 package mpsctl
 
 import (
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,7 +15,7 @@ import (
 )
 
 const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
-{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"closed":true}
+{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"bad_ends":3,"energy_j":9000,"pauses":2,"paused_ms":1300,"closed":true}
 {"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"clients_at_epilog":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
 {"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"clients_at_epilog":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
 {"step":"summary","job":10,"clients":4,"clients_at_epilog":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
@@ -26,7 +27,8 @@ const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
 
 func TestTotals(t *testing.T) {
 	got, err := addUp(strings.NewReader(strings.Repeat("y", 200<<10) + "\n" + log))
-	if want := (totals{3, 3, jobFigures{8 + 5 + 4, 0 + 5 + 4, 1 + 5, 1, 10.5 + 3 + 4}}); err != nil || got != want {
+	if want := (totals{3, 3, jobFigures{8 + 5 + 4, 0 + 5 + 4, 1 + 5, 1, 10.5 + 3 + 4, 3, 9000, 2, 1300}}); err != nil ||
+		got != want {
 		t.Errorf("%+v, want %+v, %v", got, want, err)
 	}
 }
@@ -47,7 +49,8 @@ func TestText(t *testing.T) {
 	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
 		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports), ended.families()))
 	}
-	r := usage.Report{Job: 7, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+	r := usage.Report{Job: 7, Totals: usage.Totals{ClientsSeen: 9, ClientsPeak: 4, BadEnds: 3, EnergyJ: 5000, Pauses: 2,
+		PausedMillis: 1300}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
 		{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
 	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
 	for _, want := range []string{
@@ -56,6 +59,12 @@ func TestText(t *testing.T) {
 		`slurm_mps_gpu_allocated{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_inspection_errors 1`,
 		`slurm_mps_gpu_sm_util_ratio{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 0.96`,
 		`slurm_mps_gpu_memory_used_bytes{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 2.097152e+06`,
+		`slurm_mps_job_clients_seen{jobid="7",user="a\"b",partition="gpu"} 9`,
+		`slurm_mps_job_clients_peak{jobid="7",user="a\"b",partition="gpu"} 4`,
+		`slurm_mps_job_bad_ends{jobid="7",user="a\"b",partition="gpu"} 3`,
+		`slurm_mps_job_energy_joules{jobid="7",user="a\"b",partition="gpu"} 5000`,
+		`slurm_mps_job_pauses{jobid="7",user="a\"b",partition="gpu"} 2`,
+		`slurm_mps_job_paused_seconds{jobid="7",user="a\"b",partition="gpu"} 1.3`,
 		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {
@@ -72,5 +81,32 @@ func TestText(t *testing.T) {
 	}
 	if empty := said(inspect.Node{}, nil, nil, totals{}); !strings.Contains(empty, "slurm_mps_jobs{phase=\"open\"} 0\n") {
 		t.Errorf("of a node without jobs:\n%s", empty)
+	}
+}
+
+// docs/reference.md has each metric.
+func TestMetricsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range slices.Concat(nodeMetrics(inspect.Node{}, nil), useMetrics(nil), totals{}.families()) {
+		if !strings.Contains(string(text), "`slurm_mps_"+f.name+"`") {
+			t.Errorf("docs/reference.md lacks slurm_mps_%s", f.name)
+		}
+	}
+}
+
+// The names and meanings of the figures in docs/reference.md are those that mpsctl report prints.
+func TestFiguresAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		row := regexp.MustCompile("(?m)^\\| " + f.Name + " \\| `" + f.Key + "`.*\\| " + regexp.QuoteMeta(f.Means) + " \\|$")
+		if !row.Match(text) {
+			t.Errorf("docs/reference.md has no row %s", row)
+		}
 	}
 }

@@ -76,7 +76,6 @@ const models = "V100, V100-32, T4, A100-40, A100-80, A30, A40, RTX A6000, A10, A
 
 func TestBadQuestions(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"", "cannot run: no command is given: see mpsctl --help"},
 		{"plann", `cannot run "plann": there is no such command: did you mean plan?`},
 		{"--frob", "cannot read flags: unknown flag: --frob: see mpsctl --help"},
 		{"plan", "cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms"},

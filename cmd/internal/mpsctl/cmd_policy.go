@@ -21,9 +21,7 @@ func policyCommand(call *Invocation) *cobra.Command {
 		Use: "policy", Short: "check, apply, format, explain and test the policy", Long: policyHelp,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
 		Args:    NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("cannot run: no command is given: see mpsctl policy --help")
-		},
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(check(call), apply(call), format(call), explain(call), test(call))
 	return c

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,19 +25,24 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const reportHelp = `report prints what a job used of its GPUs on this node: how much of the SMs and of the memory's bandwidth was busy,
-how much memory was in use, which clients ended beside others, and fatal GPU errors. If the figures justify one, a
-sentence of advice about the number of ranks follows.
+const reportHelp = `report prints what a job used of its GPUs on this node: how its clients ended, how busy the GPUs
+were, how much memory was in use, and fatal GPU errors. The first sentence is the result. If the figures justify one,
+a sentence of advice about the number of ranks follows.
 
 JOB is the number of a job. Without it, it is the job of $SLURM_JOB_ID: mpsctl report may be the last line of a batch
-script. A report is there from the first second of a job until 30 days after its end, if the job had a client of MPS.
-If a node has more than 1,000 reports, the oldest of the user with the most are removed. It is sampled every 10 s, so
-the last seconds of a running job may be missing. The job's user and root can read it, and no other member of a group.
-If the file system has no ACLs, only root can.
+script. Outside of a job, it is a list of your jobs that have a report here; root gets those of all users. A report is
+there from the first second of a job until 30 days after its end, if the job had a client of MPS. If a node has more
+than 1,000 reports, the oldest of the user with the most are removed. It waits up to 2 s for the ends of clients that
+have just ended. The GPUs are sampled every 10 s, so the last seconds of a running job may be missing. The job's user
+and root can read it, and no other member of a group. If the file system has no ACLs, only root can.
 
-"SMs active" is the part of the SMs that had work, averaged over the job's time. "kernel" is the part of the time in
-which a kernel was on the GPU. GPUs before Hopper have the second value only, and MIG instances have neither. A value
-that is not known is printed as -. The client with which a fatal error began is the one that the server's log names.
+A client ended badly if it ended by a signal, with a status other than 0, or by a fatal GPU error. Each such end is
+printed with the client's rank, step and program, and the worst comes first. Clients that ended alike share a line.
+The client with which a fatal error began is the one that the server's log names.
+
+The legend below the table explains the figures. They have the same names in mpsctl status, in mpsctl metrics, in the
+page of --html and in --json. GPUs before Hopper have no SM active and no DRAM, and MIG instances have no percentage
+and no energy. A value that is not known is printed as -.
 
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
@@ -55,10 +61,15 @@ func reportCommand(call *Invocation) *cobra.Command {
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			job, err := reportedJob(args, call.Variable("SLURM_JOB_ID"))
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
+			case job == 0 && html != "":
+				return errors.New("cannot write a page: no job is given, and SLURM_JOB_ID is not set: mpsctl report JOB --html FILE")
+			case job == 0:
+				return printReports(call)
 			}
-			r, err := findReport(call.Paths, job)
+			r, err := latestReport(call.Paths, job)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
@@ -66,7 +77,7 @@ func reportCommand(call *Invocation) *cobra.Command {
 				return writePage(html, r)
 			}
 			if call.JSON {
-				return WriteError("report", cli.WriteJSON(call.Out, advisedReport{r, r.Advice()}))
+				return WriteError("report", cli.WriteJSON(call.Out, judgedOf(r, time.Now())))
 			}
 			_, err = io.WriteString(call.Out, reportText(r, call.Screen(), time.Now()))
 			return WriteError("report", err)
@@ -88,26 +99,53 @@ func writePage(path string, r usage.Report) error {
 	return nil
 }
 
-// advisedReport is the JSON of the command.
-type advisedReport struct {
+// judged is the JSON of the command.
+type judged struct {
 	usage.Report
-	Advice string `json:"advice"` // "" if the figures justify none
+	Verdict   string           `json:"verdict"`
+	Advice    string           `json:"advice"` // "" if the figures justify none
+	Incidents []usage.Incident `json:"incidents"`
+	GPUHours  float64          `json:"gpu_hours"`
+	Mean      usage.Sample     `json:"mean"` // of all GPUs; memory and clients are the maximum
 }
 
-// reportedJob returns the job of the argument, or else the job of the environment.
+func judgedOf(r usage.Report, now time.Time) judged {
+	return judged{r, r.Verdict(), r.Advice(), r.Incidents(), r.GPUHours(now), r.Mean()}
+}
+
+// reportedJob returns the job of the argument, or else the job of the environment, or 0 if there is neither.
 func reportedJob(args []string, own string) (uint32, error) {
 	text := own
 	if len(args) == 1 {
 		text = args[0]
-	}
-	if text == "" {
-		return 0, errors.New("cannot report: no job is given, and SLURM_JOB_ID is not set: mpsctl report JOB")
+	} else if own == "" {
+		return 0, nil
 	}
 	job, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || job == 0 {
 		return 0, fmt.Errorf("cannot report job %.40q: it is not a job's number: squeue -O JobID prints it, of a job array too", text)
 	}
 	return uint32(job), nil
+}
+
+// endsWait is how long a report may lack the end of a client. The recorder writes it 1.3 s after the end, or earlier.
+const endsWait = 2 * time.Second
+
+// latestReport reads the report of a job. If processes of it have just ended, as before the last line of a batch script,
+// it waits until the report has their ends.
+func latestReport(paths site.Paths, job uint32) (usage.Report, error) {
+	for until := time.Now().Add(endsWait); ; time.Sleep(endsWait / 20) {
+		r, err := findReport(paths, job)
+		if err != nil || time.Now().After(until) || !slices.ContainsFunc(r.Clients, hasGone) {
+			return r, err
+		}
+	}
+}
+
+// hasGone reports whether a client that lives in its report has ended.
+func hasGone(c usage.Client) bool {
+	_, err := os.Stat("/proc/" + strconv.Itoa(c.PID))
+	return c.End.IsZero() && errors.Is(err, fs.ErrNotExist)
 }
 
 // findReport reads the report of a running job, or else of an ended job.
@@ -143,72 +181,83 @@ func reportText(r usage.Report, screen Screen, now time.Time) string {
 	var b strings.Builder
 	ended, until := "runs", now
 	if !r.End.IsZero() {
-		ended, until = "ended "+r.End.Local().Format("2006-01-02 15:04:05"), r.End
+		ended, until = "ended "+r.End.Local().Format(time.DateTime), r.End
 	}
-	b.WriteString(screen.Wrap("", fmt.Sprintf("job %d  %s  rule %q (%s)  on %s  %s, %s", r.Job, r.User, r.Rule, r.Share, r.Node, ended, age(until.Sub(r.Begin)))))
-	fmt.Fprintf(&b, "%s in all, at most %d at the same time\n\n", site.Count(r.ClientsSeen, "client"), r.ClientsPeak)
-	fmt.Fprintf(&b, "%s\n", screen.Faint("GPU   SMs active  kernel  memory bandwidth  memory in use"))
-	for _, g := range r.GPUs {
-		s := g.Mean(r.Begin)
-		fmt.Fprintf(&b, "%-4d  %10s  %6s  %16s  %d of %d GiB\n", g.Index, share(s.SMActive), share(s.SMUtil), share(s.DRAM), (s.UsedMiB+512)>>10, g.MemoryMiB>>10)
+	name := ""
+	if r.Name != "" {
+		name = fmt.Sprintf(" %q", r.Name)
 	}
-	for n, line := range incidents(r) {
+	b.WriteString(screen.Wrap("", fmt.Sprintf("job %d%s of %s on %s: %s, %s", r.Job, name, r.User, r.Node, ended,
+		age(until.Sub(r.Begin)))))
+	b.WriteString(screen.Wrap("", screen.Bold(r.Verdict())) + "\n")
+	shares := ""
+	if had := r.Shares(); had != "" {
+		shares = "; the clients had " + had
+	}
+	b.WriteString(screen.Wrap("", fmt.Sprintf("%s, at most %d at the same time. Rule %q grants share %s%s.",
+		site.Count(r.ClientsSeen, "client"), r.ClientsPeak, r.Rule, r.Share, shares)))
+	energy := ""
+	if r.EnergyJ > 0 {
+		energy = ", " + usage.Energy(r.EnergyJ)
+	}
+	fmt.Fprintf(&b, "%.2f GPU hours%s.\n\n", r.GPUHours(now), energy)
+	b.WriteString(figuresTable(r, screen))
+	for n, incident := range r.Incidents() {
 		if n == 0 {
 			b.WriteString("\n")
 		}
-		b.WriteString(screen.Wrap("", line))
+		if n == maxIncidents {
+			fmt.Fprintf(&b, "%s more: see --json.\n", site.Count(len(r.Incidents())-n, "incident"))
+			break
+		}
+		b.WriteString(screen.Wrap("", clockOf(incident.At, r.Begin)+"  "+incident.Text))
 	}
-	if advice := r.Advice(); advice != "" {
-		b.WriteString("\n" + screen.Wrap("", advice))
+	for _, text := range []string{r.PauseText(), r.Advice()} {
+		if text != "" {
+			b.WriteString("\n" + screen.Wrap("", text))
+		}
 	}
-	return b.String()
+	return b.String() + "\n" + legend(screen)
 }
 
-func share(percent float64) string {
-	if percent < 0 {
-		return "-"
+// figuresTable returns the means of each GPU.
+func figuresTable(r usage.Report, screen Screen) string {
+	const row = "%-4s  %9s  %7s  %5s  %14s  %8s"
+	names := []any{"GPU"}
+	for _, f := range usage.Percentages {
+		names = append(names, f.Name)
 	}
-	return fmt.Sprintf("%.0f %%", percent)
+	table := screen.Faint(fmt.Sprintf(row, append(names, usage.MemoryUsed.Name, "energy")...)) + "\n"
+	for _, g := range r.GPUs {
+		mean := g.Mean(r.Begin)
+		values := []any{strconv.Itoa(g.Index)}
+		for _, f := range usage.Percentages {
+			values = append(values, usage.Percent(f.Of(mean)))
+		}
+		memory := fmt.Sprintf("%d of %d GiB", (mean.UsedMiB+512)>>10, g.MemoryMiB>>10)
+		table += fmt.Sprintf(row+"\n", append(values, memory, usage.Energy(g.EnergyJ))...)
+	}
+	return table
+}
+
+// legend returns the meanings of the figures.
+func legend(screen Screen) string {
+	const column = 13
+	text := ""
+	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		text += fmt.Sprintf("%-*s%s", column, f.Name, screen.Wrap(strings.Repeat(" ", column), f.Means)[column:])
+	}
+	return screen.Faint(strings.TrimSuffix(text, "\n")) + "\n"
+}
+
+// clockOf returns a time of a job, with the day if that is not the day of its begin.
+func clockOf(at, begin time.Time) string {
+	at, begin = at.Local(), begin.Local()
+	if at.YearDay() != begin.YearDay() || at.Year() != begin.Year() {
+		return at.Format(time.DateTime)
+	}
+	return at.Format(time.TimeOnly)
 }
 
 // maxIncidents is the number of incidents that are printed one by one. The others are only counted.
 const maxIncidents = 5
-
-// incidents returns a sentence for each fatal error, and for each client that ended beside others.
-func incidents(r usage.Report) (lines []string) {
-	more := 0
-	add := func(line string) {
-		if len(lines) < maxIncidents {
-			lines = append(lines, line)
-			return
-		}
-		more++
-	}
-	for _, f := range r.Faults {
-		add(fmt.Sprintf("%s  GPU %d had a fatal error, which ends all of its clients. It began with %s.",
-			f.At.Local().Format("15:04:05"), r.GPUs[f.GPU].Index, who(r, f.PID)))
-	}
-	for _, c := range r.Clients {
-		if c.Ending == usage.InFlight && c.Unharmed > 0 {
-			add(fmt.Sprintf("%s  %s ended while GPU %d had work. Its files were held, and %s lived on.",
-				c.End.Local().Format("15:04:05"), who(r, c.PID), r.GPUs[c.GPU].Index, site.Count(c.Unharmed, "neighbour")))
-		}
-	}
-	if more > 0 {
-		lines = append(lines, fmt.Sprintf("%s more: see --json.", site.Count(more, "event")))
-	}
-	return lines
-}
-
-// who names a client by its rank, or by its pid if the rank is not known.
-func who(r usage.Report, pid int) string {
-	if pid == 0 {
-		return "a client that the server did not name"
-	}
-	for _, c := range r.Clients {
-		if c.PID == pid && c.Rank >= 0 {
-			return fmt.Sprintf("rank %d (pid %d)", c.Rank, pid)
-		}
-	}
-	return fmt.Sprintf("pid %d", pid)
-}

@@ -19,6 +19,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -66,6 +67,8 @@ func busy() inspect.Node {
 			},
 			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
 				Ceiling: &ceiling, Servers: []inspect.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, Limits: []string{"", ""}}}}},
+			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8, Pauses: 2,
+				PausedMillis: 1340}},
 		}},
 		GPUs: []inspect.GPU{gpu(0, gpu0, 4301), gpu(1, gpu1, 4401)},
 	}

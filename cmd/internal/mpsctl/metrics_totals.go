@@ -25,6 +25,10 @@ type jobFigures struct {
 	Terminated int     `json:"terminated"`
 	Faults     int     `json:"faults"`
 	Seconds    float64 `json:"seconds"`
+	BadEnds    int     `json:"bad_ends"`
+	EnergyJ    int     `json:"energy_j"`
+	Pauses     int     `json:"pauses"`
+	PausedMS   int     `json:"paused_ms"`
 }
 
 // addUp adds up the summaries of a log. It skips other lines, and lines that are longer than a summary.
@@ -70,10 +74,16 @@ func (t *totals) add(line []byte, unclosed map[uint32]jobFigures) {
 	t.Terminated += job.Terminated
 	t.Faults += job.Faults
 	t.Seconds += job.Seconds
+	t.BadEnds += job.BadEnds
+	t.EnergyJ += job.EnergyJ
+	t.Pauses += job.Pauses
+	t.PausedMS += job.PausedMS
 }
 
 func (f jobFigures) larger(g jobFigures) jobFigures {
-	return jobFigures{max(f.Clients, g.Clients), max(f.Left, g.Left), max(f.Terminated, g.Terminated), max(f.Faults, g.Faults), max(f.Seconds, g.Seconds)}
+	return jobFigures{max(f.Clients, g.Clients), max(f.Left, g.Left), max(f.Terminated, g.Terminated),
+		max(f.Faults, g.Faults), max(f.Seconds, g.Seconds), max(f.BadEnds, g.BadEnds), max(f.EnergyJ, g.EnergyJ),
+		max(f.Pauses, g.Pauses), max(f.PausedMS, g.PausedMS)}
 }
 
 func (t totals) families() []family {
@@ -88,5 +98,11 @@ func (t totals) families() []family {
 		counter("clients_at_epilog_total", "Clients that were still there when the epilog began.", float64(t.Left)),
 		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.Terminated)),
 		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.Faults)),
+		counter("bad_ends_total", "Clients that ended by a signal, with a status other than 0, or by a fatal GPU error.",
+			float64(t.BadEnds)),
+		counter("energy_joules_total", "Energy of the GPUs of closed jobs, as far as it is known.", float64(t.EnergyJ)),
+		counter("pauses_total", "Times that the guards of closed jobs paused the neighbours of a dead client.",
+			float64(t.Pauses)),
+		counter("paused_seconds_total", "Time of all pauses of closed jobs.", float64(t.PausedMS)/1000),
 	}
 }

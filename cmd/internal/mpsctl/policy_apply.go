@@ -15,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 const applyHelp = `apply replaces this node's policy.hcl by the given file, if the new policy can be used together with the node's own
@@ -96,14 +97,33 @@ func besidePolicy(policy string) string {
 }
 
 // casesBeside returns the text and the cases of the policy_test.hcl beside a policy. Both are nil if there is none.
+// In a folder such as /tmp, another user may have put the file there. So only the cases of root, or of the policy's
+// owner, are installed.
 func casesBeside(policy string) (text []byte, cases []policyfile.Case, err error) {
 	file := besidePolicy(policy)
-	text, err = os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
+	var beside, owned unix.Stat_t
+	if err := unix.Lstat(file, &beside); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
+	if err := unix.Stat(policy, &owned); err != nil {
+		return nil, nil, fmt.Errorf("cannot read cases: cannot read %s: %w", policy, err)
+	}
+	foreign := func(uid uint32) error {
+		if uid == 0 || uid == owned.Uid {
+			return nil
+		}
+		return fmt.Errorf("cannot read cases: the owner of %s is uid %d, and that of %s is uid %d: "+
+			"remove the file, or change its owner", file, uid, policy, owned.Uid)
+	}
+	if err := foreign(beside.Uid); err != nil { // it may be a link
+		return nil, nil, err
+	}
+	text, owner, err := site.ReadAny(file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot read cases: %w", err)
+	}
+	if err := foreign(owner); err != nil {
+		return nil, nil, err
 	}
 	cases, err = policyfile.ParseCases(text, file)
 	return text, cases, err

@@ -142,11 +142,8 @@ func readFrom(path string) ([]byte, error) {
 	if path == "-" {
 		return io.ReadAll(os.Stdin)
 	}
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", path, errors.Unwrap(err))
-	}
-	return content, nil
+	content, _, err := site.ReadAny(path)
+	return content, err
 }
 
 // replace writes a file whole and keeps its mode.

@@ -93,9 +93,7 @@ func newRoot() *cobra.Command {
 		Use: "mpsctl", Short: "look at a node, and print what slurm-mps would do", Long: rootHelp,
 		Example: "  mpsctl doctor\n  mpsctl status --watch\n  mpsctl audit --json\n  mpsctl plan --gpu H200 --ranks 8",
 		Args:    NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("cannot run: no command is given: see mpsctl --help")
-		},
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	return root
 }

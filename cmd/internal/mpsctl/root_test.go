@@ -56,7 +56,6 @@ func TestExitCodes(t *testing.T) {
 // A wrong command line gives exit code 2 and one sentence, and prints nothing on stdout.
 func TestUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                    "cannot run: no command is given: see mpsctl --help",
 		"bogus":               `cannot run "bogus": there is no such command: see mpsctl --help`,
 		"en":                  `cannot run "en": there is no such command: did you mean end?`,
 		"versoin":             `cannot run "versoin": there is no such command: did you mean version?`,
@@ -263,6 +262,16 @@ func TestBar(t *testing.T) {
 	for sms := range 133 {
 		if n := utf8.RuneCountInString(Bar(sms, 132, 38)); n != 38 {
 			t.Errorf("%d of 132: %d cells", sms, n)
+		}
+	}
+}
+
+// Without a command, mpsctl prints its help, as git and kubectl do.
+func TestABareCommandPrintsHelp(t *testing.T) {
+	for _, line := range []string{"", "policy"} {
+		code, out, complaint := runRoot(policyCommand, strings.Fields(line)...)
+		if code != 0 || complaint != "" || !strings.Contains(out, "Usage:") {
+			t.Errorf("%q: code %d, %q, %q", line, code, out, complaint)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // view is the text of mpsctl status, to which its methods append.
@@ -71,16 +72,34 @@ func (p *view) job(j inspect.Job) {
 	if j.Guard != nil {
 		p.guard(j, *j.Guard)
 	}
+	if j.Report.BadEnds > 0 {
+		p.line("  ended    %s", p.screen.Red(fmt.Sprintf("%d of %s badly: mpsctl report %d", j.Report.BadEnds,
+			site.Count(j.Report.ClientsSeen, "client"), j.ID)))
+	}
+	if text := pausesOf(j).PauseText(); text != "" {
+		p.WriteString(p.screen.Wrap("  ", text))
+	}
 	for _, held := range j.Devices {
 		p.device(j, held)
 	}
 }
 
+// pausesOf returns the pauses of a job's ranks. The guard's state is the latest, but only root can read it.
+func pausesOf(j inspect.Job) usage.Totals {
+	if j.Guard != nil {
+		return usage.Totals{Pauses: j.Guard.Pauses, PausedMillis: j.Guard.PausedMillis}
+	}
+	return j.Report.Totals
+}
+
 // guard appends the line of a job's guard.
 func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	state := p.screen.Green("running")
-	if !g.Running {
+	switch {
+	case !g.Running:
 		state = p.screen.Red("gone")
+	case g.Stalled != nil:
+		state = p.screen.Red("stalled since " + g.Stalled.In(p.Time.Location()).Format("15:04:05"))
 	}
 	line := fmt.Sprintf("  guard    pid %d  %s  %s", g.PID, state, site.Count(g.Clients, "client"))
 	if g.Dead > 0 {
@@ -88,6 +107,9 @@ func (p *view) guard(j inspect.Job, g inspect.Guard) {
 	}
 	if g.OutsideSeen > 0 {
 		line += fmt.Sprintf("  %s outside of MPS: see mpsctl audit", site.Count(g.OutsideSeen, "process"))
+	}
+	if g.Silent > 0 {
+		line += fmt.Sprintf("  no answer of %s in an exec", site.Count(g.Silent, "process"))
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == g.PID && f.GPU == "" }))
 }
@@ -242,8 +264,14 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 	if held.Use.SMActive < 0 {
 		load = max(held.Use.SMUtil, 0)
 	}
-	line := fmt.Sprintf("  in use   SMs %s  kernel %s  DRAM %s  memory %d GiB", share(held.Use.SMActive), share(held.Use.SMUtil), share(held.Use.DRAM),
-		(held.Use.UsedMiB+512)>>10)
+	line := ""
+	for _, f := range usage.Percentages {
+		line += f.Name + " " + usage.Percent(f.Of(*held.Use)) + ", "
+	}
+	const title = "  in use   "
+	line = p.screen.Wrap(strings.Repeat(" ", len(title)), fmt.Sprintf("%s%s %d GiB", line, usage.MemoryUsed.Name,
+		(held.Use.UsedMiB+512)>>10))
+	line = title + strings.TrimSuffix(line[len(title):], "\n")
 	if cells := min(p.screen.Columns-len(line)-2, 30); cells >= 8 {
 		line += "  " + Bar(int(load+0.5), 100, cells)
 	}

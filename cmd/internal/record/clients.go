@@ -21,6 +21,7 @@ import (
 type client struct {
 	usage.Event
 	own     inspect.Environment
+	program string
 	on      uint64      // bit n: the driver lists the client on the job's n-th GPU
 	peaks   map[int]int // MiB by GPU
 	faulted bool
@@ -28,6 +29,8 @@ type client struct {
 }
 
 func (c *client) lives() bool { return c.End.IsZero() }
+
+func (c *client) bad() bool { return !c.lives() && usage.BadEnd(c.Exit, c.Ending) }
 
 // gpus returns the GPUs of a client, as bits. If the driver has listed the client, the list counts, because cuInit
 // opens all GPUs that a client sees.
@@ -43,6 +46,7 @@ type clients struct {
 	all        []*client
 	others     map[site.Process]bool // living clients without room in all, which are only counted
 	seen, peak int
+	bad        int // bad ends of clients that are no longer in all
 	read       func(pid int) inspect.Environment
 }
 
@@ -95,10 +99,13 @@ func (all *clients) admit(e usage.Event) *client {
 			all.count(e)
 			return nil
 		}
+		if all.all[at].bad() {
+			all.bad++
+		}
 		all.all = slices.Delete(all.all, at, at+1)
 	}
 	delete(all.others, e.Proc)
-	c := &client{Event: e, own: all.read(e.Proc.PID), peaks: map[int]int{}}
+	c := &client{Event: e, own: all.read(e.Proc.PID), program: inspect.Command(e.Proc.PID), peaks: map[int]int{}}
 	all.all = append(all.all, c)
 	return c
 }
@@ -113,6 +120,17 @@ func (all *clients) count(e usage.Event) {
 		all.others = map[site.Process]bool{}
 	}
 	all.others[e.Proc] = true
+}
+
+// badEnds counts the clients that ended badly.
+func (all *clients) badEnds() int {
+	n := all.bad
+	for _, c := range all.all {
+		if c.bad() {
+			n++
+		}
+	}
+	return n
 }
 
 func (all *clients) living() (n int) {
@@ -189,25 +207,37 @@ func (all *clients) fault(gpus uint64, at time.Time) {
 	}
 }
 
-// rows returns the clients in the form of a report: a row for each client and GPU.
+// rows returns the clients in the form of a report: a row for each client and GPU, the latest usage.MaxClients of them.
 func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
 	for _, c := range all.all {
+		on := c.gpus()
+		switch {
+		case on == 0 && len(gpus) == 1:
+			on = 1
+		case on == 0:
+			rows = append(rows, c.row(-1))
+		}
 		for n, gpu := range gpus {
-			if c.gpus()&(1<<n) == 0 || len(rows) == usage.MaxClients {
+			if on&(1<<n) == 0 {
 				continue
 			}
-			row := usage.Client{
-				PID: c.Proc.PID, GPU: n, Rank: c.own.Rank, Step: c.own.Step, PeakMiB: c.peaks[n], Begin: c.Begin, End: c.End,
-				Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
-			}
+			row := c.row(n)
 			if c.own.Unknown == "" {
 				row.SMs, row.LimitMiB = shareOf(c.own, gpu.Device, ceiling), c.own.MemoryMiB(gpu.UUID)
 			}
 			rows = append(rows, row)
 		}
 	}
-	return rows
+	return rows[max(len(rows)-usage.MaxClients, 0):]
+}
+
+// row returns a client's row for a GPU, without its limits.
+func (c *client) row(gpu int) usage.Client {
+	return usage.Client{
+		PID: c.Proc.PID, GPU: gpu, Rank: c.own.Rank, Step: c.own.Step, Program: c.program, PeakMiB: c.peaks[gpu],
+		Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
+	}
 }
 
 // shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.

@@ -4,8 +4,10 @@ package record
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,5 +135,66 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	got, err := usage.Read(filepath.Join(folder.Name(), usage.Running))
 	if err != nil || len(got.GPUs[0].Samples) != 0 || got.ClientsSeen != 1 || len(got.Clients) != 1 || got.Clients[0].SMs != -1 {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// An event about pauses has the totals, and is about no client.
+func TestPausesAreRecorded(t *testing.T) {
+	r := New(Options{Read: nothing, Interval: time.Second})
+	for n := range 3 {
+		r.tell(usage.Event{Pauses: n + 1, PausedMillis: int64(n+1) * 400})
+	}
+	if r.report.Pauses != 3 || r.report.PausedMillis != 1200 || r.clients.seen != 0 {
+		t.Errorf("%+v, %d clients", r.report.Totals, r.clients.seen)
+	}
+}
+
+// A bad end counts once, also after the client has made room for others. A client that outlived the job does not count.
+func TestBadEndsAreCounted(t *testing.T) {
+	all := clients{read: nothing}
+	now := time.Now()
+	end := func(pid int, exit string) {
+		e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 3, Begin: now}
+		all.tell(e)
+		e.End, e.Exit = now, exit
+		all.tell(e)
+		e.Ending = usage.Ended
+		all.tell(e)
+	}
+	for pid, exit := range map[int]string{1: "signal 9", 2: "status 1", 3: usage.InOrder, 4: ""} {
+		end(pid, exit)
+	}
+	if n := all.badEnds(); n != 2 {
+		t.Errorf("%d bad ends, want 2", n)
+	}
+	for pid := 5; pid < 5+usage.MaxClients; pid++ {
+		end(pid, usage.InOrder)
+	}
+	if n := all.badEnds(); n != 2 || len(all.all) != usage.MaxClients || all.find(func(c *client) bool { return c.bad() }) != nil {
+		t.Errorf("after %d other clients: %d bad ends, want 2", usage.MaxClients, n)
+	}
+	late := usage.Event{Proc: site.Process{PID: 1000, Start: 1}, GPUs: 1, Begin: now}
+	all.tell(late)
+	all.stay()
+	late.End, late.Exit = now, "signal 9"
+	all.tell(late)
+	if n := all.badEnds(); n != 2 {
+		t.Errorf("with a client that outlived the job: %d bad ends, want 2", n)
+	}
+	if n := strings.Count(fmt.Sprint(all.rows([]lease.TicketDevice{{}, {}}, 0)), "signal 9"); n != 1 {
+		t.Errorf("%d rows have the exit of the last client, want 1", n)
+	}
+}
+
+// A client whose GPU no one knows is in the report, without a GPU or with the job's only one.
+func TestAClientWithoutAKnownGPU(t *testing.T) {
+	all := clients{read: nothing}
+	e := usage.Event{Proc: site.Process{PID: 7, Start: 1}, Begin: time.Now(), End: time.Now(), Exit: "signal 9"}
+	all.tell(e)
+	for gpus, want := range map[int]int{1: 0, 2: -1} {
+		rows := all.rows(make([]lease.TicketDevice, gpus), 0)
+		if len(rows) != 1 || rows[0].GPU != want || rows[0].Exit != "signal 9" {
+			t.Errorf("of %d GPUs: %+v, want GPU %d", gpus, rows, want)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -168,6 +169,14 @@ func execute(dir, name string) error {
 	}
 	if _, err := os.OpenFile(filepath.Join(dir, "file"), os.O_RDWR, 0); err != nil {
 		return err
+	}
+	if devices := os.Getenv("DEVICES"); devices != "" { // the process is a client, and then execs
+		for path := range strings.SplitSeq(devices, ":") {
+			if _, err := syscall.Open(path, syscall.O_RDONLY, 0); err != nil {
+				return err
+			}
+		}
+		time.Sleep(time.Second)
 	}
 	fmt.Println("ready")
 	return syscall.Exec("/bin/sleep", []string{"sleep", "100"}, os.Environ())

@@ -35,6 +35,10 @@ var soakCounts = []struct {
 	{"found: false drains", regexp.MustCompile(`false drains (\d+)`)},
 	{"found: neighbours lost to a cancelled rank", regexp.MustCompile(`lost to a cancelled rank (\d+)`)},
 	{"found: jobs that did not end as they should", regexp.MustCompile(`did not end as they should (\d+)`)},
+	{"found: drains by prolog or epilog", regexp.MustCompile(`drains by prolog or epilog (\d+)`)},
+	{"found: root's processes left", regexp.MustCompile(`root's processes left (\d+)`)},
+	{"greatest age of metrics, in seconds", regexp.MustCompile(`([\d.]+) s was the greatest age`)},
+	{"takers stuck at most", regexp.MustCompile(`(\d+) takers were stuck`)},
 	{"found: ranks without MPS", regexp.MustCompile(`ranks without MPS (\d+)`)},
 }
 

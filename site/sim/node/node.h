@@ -16,6 +16,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#ifdef NODE_KEEPS_DEVICES
+#include <pthread.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,16 +172,45 @@ static inline int node_locks(int file, long byte)
 	return fcntl(file, F_OFD_SETLK, &lock);
 }
 
+#ifdef NODE_KEEPS_DEVICES
+/* A process that uses NVML opens a driver's file once and keeps it (seen on an H200). */
+static inline int node_device(const char *path)
+{
+	static struct { char path[PATH_MAX]; int file; } kept[NODE_KEEPS_DEVICES];
+	static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+	int file = -1;
+	pthread_mutex_lock(&mutex);
+	for (int i = 0; i < NODE_KEEPS_DEVICES; i++) {
+		if (!*kept[i].path) {
+			kept[i].file = open(path, O_RDONLY | O_CLOEXEC);
+			strcpy(kept[i].path, kept[i].file < 0 ? "" : path);
+		}
+		if (!*kept[i].path || !strcmp(kept[i].path, path)) {
+			file = *kept[i].path ? kept[i].file : -1;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&mutex);
+	return file;
+}
+
+static inline void node_done(int file) { (void)file; }
+#else
+static inline int node_device(const char *path) { return open(path, O_RDONLY | O_CLOEXEC); }
+
+static inline void node_done(int file) { close(file); }
+#endif
+
 static inline int node_locked(const char *gpu, const char *name, long byte)
 {
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1 };
 	char path[PATH_MAX];
 	int length = snprintf(path, sizeof path, "%s/../dev/%s", gpu, name);
-	int file = length < PATH_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	int file = length < PATH_MAX ? node_device(path) : -1;
 	if (file < 0)
 		return 0;
 	int held = fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-	close(file);
+	node_done(file);
 	return held;
 }
 

@@ -13,6 +13,8 @@
  * (testdata/).
  */
 #define _GNU_SOURCE
+/* The driver's files that a process keeps open: some for each simulated node that it asks. */
+#define NODE_KEEPS_DEVICES 512
 #include "../node/node.h"
 
 #include <pthread.h>
@@ -821,6 +823,25 @@ API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsign
 	if (samples)
 		memcpy(samples, all, (found < *count ? found : *count) * sizeof *all);
 	*count = found;
+	return NVML_SUCCESS;
+}
+
+/* nvml.h: "for Volta or newer fully supported devices", in mJ since the driver was loaded. A simulated GPU uses 100 W all
+ * the time, unless the file energy_mj has a count. */
+API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy)
+{
+	char gpu[PATH_MAX], text[40];
+	long major;
+	struct timespec now;
+	nvmlReturn_t ret = enter_device(__func__, device, energy, gpu);
+	if (ret)
+		return ret;
+	if (device->instance != WHOLE || node_number(gpu, "cc_major", &major) || major < 7)
+		return NVML_ERROR_NOT_SUPPORTED;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	*energy = ((unsigned long long)now.tv_sec * 1000 + (unsigned long long)now.tv_nsec / 1000000) * 100;
+	if (node_read(gpu, "energy_mj", text, sizeof text) == 0)
+		*energy = strtoull(text, NULL, 10);
 	return NVML_SUCCESS;
 }
 

@@ -375,7 +375,7 @@ func (s Node) leftFiles() ([]string, error) {
 
 func known(name string) bool {
 	switch name {
-	case ".", "lock", "leases", "claims", "tickets", "jobs", "locks", "guards":
+	case ".", "lock", "takers", "leases", "claims", "tickets", "jobs", "locks", "guards":
 		return true
 	}
 	return false

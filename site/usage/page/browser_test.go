@@ -79,7 +79,7 @@ func TestPagesInABrowser(t *testing.T) {
 				t.Error(line)
 			}
 			checkElements(t, dom, r)
-			for _, width := range []int{600, 1400} {
+			for _, width := range []int{390, 600, 1400} {
 				if wider := b.overflow(t, page, width); wider != 0 {
 					t.Errorf("the page is %d pixels wider than a window of %d", wider, width)
 				}
@@ -98,7 +98,7 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 		if cell := fmt.Sprintf(`<td class="n">%d</td>`, c.PID); !strings.Contains(dom, cell) {
 			t.Errorf("the table lacks PID %d", c.PID)
 		}
-		if said := livedOn(c.Unharmed); !strings.Contains(dom, said) {
+		if said := c.EndText(); !strings.Contains(dom, said[1:]) {
 			t.Errorf("PID %d lacks %q", c.PID, said)
 		}
 	}
@@ -106,8 +106,9 @@ func checkElements(t *testing.T, dom string, r usage.Report) {
 		t.Errorf("%d lanes, want %d", n, lanes)
 	}
 	for _, g := range r.GPUs {
-		if m := measureOf(r.Begin, g.Samples, smActive); m.known && !strings.Contains(dom, ">mean "+asPercent(m.mean)+"<") {
-			t.Errorf("GPU %d lacks its mean of %s", g.Index, asPercent(m.mean))
+		m := measureOf(r.Begin, g.Samples, usage.Percentages[0].Of)
+		if m.known && !strings.Contains(dom, ">mean "+usage.Percent(m.mean)+"<") {
+			t.Errorf("GPU %d lacks its mean of %s", g.Index, usage.Percent(m.mean))
 		}
 	}
 	if strings.Contains(dom, "ZgotmplZ") {

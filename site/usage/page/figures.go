@@ -5,12 +5,14 @@
 package page
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -107,11 +109,6 @@ type measure struct {
 	mean, max float64 // the mean is weighted by time
 }
 
-func smActive(s usage.Sample) float64 { return s.SMActive }
-func smUtil(s usage.Sample) float64   { return s.SMUtil }
-func dram(s usage.Sample) float64     { return s.DRAM }
-func usedMiB(s usage.Sample) float64  { return float64(s.UsedMiB) }
-
 // measureOf weights each sample by its time, because the samples of a long job have different lengths.
 func measureOf(begin time.Time, samples []usage.Sample, of func(usage.Sample) float64) (m measure) {
 	var sum, weights, plain, n float64
@@ -175,31 +172,25 @@ const (
 )
 
 func plotOf(begin time.Time, g usage.GPU, faults []usage.Fault, axis timeAxis) (f plotFigure) {
-	memory := measureOf(begin, g.Samples, usedMiB)
+	memory := measureOf(begin, g.Samples, usage.MemoryUsed.Of)
 	full := max(float64(g.MemoryMiB), memory.max, 1)
 	var absent []string
-	for _, q := range []struct {
-		name, scale string
-		full        float64
-		of          func(usage.Sample) float64
-		format      func(float64) string
-	}{
-		{"SM active", "0 to 100 %", 100, smActive, asPercent},
-		{"SM utilisation", "0 to 100 %", 100, smUtil, asPercent},
-		{"DRAM", "0 to 100 %", 100, dram, asPercent},
-		{"memory used", "0 to " + ofMemory(int(full), 0), full, usedMiB, gib},
-	} {
-		m := measureOf(begin, g.Samples, q.of)
+	for _, q := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		scale, whole, format := "0 to 100 %", 100.0, usage.Percent
+		if q.Key == usage.MemoryUsed.Key {
+			scale, whole, format = "0 to "+ofMemory(int(full), 0), full, gib
+		}
+		m := measureOf(begin, g.Samples, q.Of)
 		if !m.known {
-			absent = append(absent, q.name)
+			absent = append(absent, q.Name)
 			continue
 		}
-		s := strip{Name: q.name, Scale: q.scale, First: "mean " + q.format(m.mean), Other: "max " + q.format(m.max)}
+		s := strip{Name: q.Name, Scale: scale, First: "mean " + format(m.mean), Other: "max " + format(m.max)}
 		s.Top = stripTop + px(len(f.Strips))*(stripHeight+stripGap)
 		s.Base = s.Top + stripHeight
 		s.Summary = fmt.Sprintf("%s: %s, %s.", s.Name, s.First, s.Other)
 		s.Path = stepsOf(begin, g.Samples, axis, func(at usage.Sample) (y px, ok bool) {
-			part := q.of(at) / q.full
+			part := q.Of(at) / whole
 			return s.Base - stripHeight*px(min(part, 1)), part >= 0
 		}, s.Base)
 		f.Strips = append(f.Strips, s)
@@ -257,8 +248,10 @@ type laneFigure struct {
 // lane is a client's time on its GPU.
 type lane struct {
 	Name, SMs, Peak, Word string
+	Program               string // inside of the bar, "" if the bar is too short
+	Text                  string // all of it, for a reader that points at it
 	Lived                 string // how many neighbours survived its end, as text
-	Y                     px     // of its middle
+	Y, ProgramX           px     // of its middle, and of the program's begin
 	Bar                   string // the path of its bar
 	Mark                  string // the path of its end
 	Class                 string // of its end
@@ -303,10 +296,15 @@ func laneOf(c usage.Client, g usage.GPU, running bool, y px, axis timeAxis) lane
 		to = axis.x(c.End)
 	}
 	to = max(to, from)
-	end := laneEndOf(c, running)
-	l := lane{Name: laneName(c), SMs: "all SMs", Peak: "–", Word: end.word, Lived: livedOn(c.Unharmed), Y: y}
+	word, shape := laneEndOf(c, running)
+	l := lane{Name: laneName(c), SMs: "all SMs", Peak: "–", Word: word, Lived: capital(c.Neighbours("the GPU")), Y: y}
+	l.Text = fmt.Sprintf("%s, pid %d, %s", cmp.Or(shown(c.Program, 24), "program not known"), c.PID,
+		shown(c.EndText(), 60))
+	if program := shown(c.Program, 24); to-from > 8*px(utf8.RuneCountInString(program))+12 {
+		l.Program, l.ProgramX = program, from+5
+	}
 	l.Bar = fmt.Sprintf("M%v %vh%vv%vh-%vz", from, y-barHalf, max(to-from, 1), 2*barHalf, max(to-from, 1))
-	l.Mark, l.Class = end.mark.at(to, y), end.mark.class
+	l.Mark, l.Class = shape.at(to, y), shape.class
 	if c.SMs > 0 {
 		l.SMs = fmt.Sprintf("%d SMs", c.SMs)
 	}
@@ -334,12 +332,12 @@ type mark struct {
 }
 
 var (
-	markEnded    = mark{"end", "m-1-8h2v16h-2z"}
-	markInFlight = mark{"flight", "m0-8l8 8-8 8-8-8z"}
-	markFault    = mark{"fault", "m-7-5l2-2 5 5 5-5 2 2-5 5 5 5-2 2-5-5-5 5-2-2 5-5z"}
-	markEpilog   = mark{"epilog", "m-6-6h12v12h-12z"}
-	markRuns     = mark{"end", "m0-8l9 8-9 8z"}
-	markUnknown  = mark{"unknown", "m-5 0a5 5 0 0 1 10 0a5 5 0 0 1-10 0z"}
+	markEnded   = mark{"end", "m-1-8h2v16h-2z"}
+	markBad     = mark{"bad", "m0-8l8 8-8 8-8-8z"}
+	markFault   = mark{"fault", "m-7-5l2-2 5 5 5-5 2 2-5 5 5 5-2 2-5-5-5 5-2-2 5-5z"}
+	markEpilog  = mark{"epilog", "m-6-6h12v12h-12z"}
+	markRuns    = mark{"end", "m0-8l9 8-9 8z"}
+	markUnknown = mark{"unknown", "m-5 0a5 5 0 0 1 10 0a5 5 0 0 1-10 0z"}
 )
 
 func (m mark) at(x, y px) string { return fmt.Sprintf("M%v %v%s", x, y, m.shape) }

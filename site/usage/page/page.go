@@ -38,13 +38,18 @@ func Write(w io.Writer, r usage.Report) error {
 
 // contents is the input of the template.
 type contents struct {
-	Job     uint32
-	Outcome string
-	Remarks []string
-	Facts   []fact
-	GPUs    []gpuPart
-	Clients []clientRow
-	Faults  []faultRow
+	Job       uint32
+	Verdict   string
+	Outcome   string
+	Advice    string
+	Remarks   []string
+	Incidents []incidentRow
+	Marks     []markRow
+	Words     []fact
+	Facts     []fact
+	GPUs      []gpuPart
+	Clients   []clientRow
+	Faults    []faultRow
 }
 
 // fact is a name with a value.
@@ -52,26 +57,40 @@ type fact struct{ Name, Value string }
 
 // gpuPart is a GPU with its figures.
 type gpuPart struct {
-	Index              int
-	Facts              []fact
-	Plot               plotFigure
-	Lanes              []laneFigure
-	Active, Util, DRAM string
-	Peak               string
-	Clients            int
+	Index   int
+	Facts   []fact
+	Plot    plotFigure
+	Lanes   []laneFigure
+	Values  []fact // the means, the maximum memory, the energy
+	Clients int
 }
 
 // clientRow is a client in the table.
 type clientRow struct {
-	Rank, Step, PID, GPU, SMs, Limit, Peak, Begin, Lasted, Ending string
+	Rank, Step, Program, PID, GPU, SMs, Limit, Peak, Begin, Lasted, Ending string
 }
+
+// incidentRow is something that went wrong.
+type incidentRow struct{ At, Text string }
+
+// markRow is a mark of the lanes in the legend.
+type markRow struct{ Path, Class, Means string }
 
 // faultRow is a fatal GPU error in the table.
 type faultRow struct{ At, GPU, PID string }
 
 func contentsOf(r usage.Report) contents {
 	axis := axisOf(r)
-	page := contents{Job: r.Job, Outcome: outcome(r, axis), Remarks: remarks(r, axis), Facts: facts(r, axis)}
+	page := contents{Job: r.Job, Verdict: r.Verdict(), Outcome: outcome(r, axis), Advice: r.Advice(),
+		Remarks: remarks(r, axis), Facts: facts(r, axis), Marks: legend(), Words: words()}
+	for n, i := range r.Incidents() {
+		if n == maxIncidents {
+			page.Remarks = append(page.Remarks, fmt.Sprintf("%s more: see the table of the clients.",
+				site.Count(len(r.Incidents())-n, "incident")))
+			break
+		}
+		page.Incidents = append(page.Incidents, incidentRow{axis.clock(i.At), shown(i.Text, 400)})
+	}
 	clients := inLanes(r.Clients)
 	for i, g := range r.GPUs {
 		page.GPUs = append(page.GPUs, partOf(r, i, g, clients, axis))
@@ -83,6 +102,18 @@ func contentsOf(r usage.Report) contents {
 		page.Faults = append(page.Faults, faultRow{axis.clock(f.At), numberOf(r, f.GPU), known0(f.PID)})
 	}
 	return page
+}
+
+// maxIncidents limits the incidents on the page. The table has the ends of all clients.
+const maxIncidents = 20
+
+// words returns the meanings of the figures and of other words on the page.
+func words() (all []fact) {
+	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {
+		all = append(all, fact{f.Name, f.Means})
+	}
+	return append(all, fact{"share", "the maximum number of SMs that a client's kernels use at the same time"},
+		fact{"neighbour", "another client on the same GPU"})
 }
 
 // notKnown is what the page shows for an unknown value.
@@ -107,21 +138,27 @@ func inLanes(clients []usage.Client) []usage.Client {
 func facts(r usage.Report, axis timeAxis) []fact {
 	rule := shown(r.Rule, 64)
 	if r.Share != "" {
-		rule += " (share " + shown(r.Share, 64) + ")"
+		rule += ", which grants share " + shown(r.Share, 64)
+	}
+	energy := ""
+	if r.EnergyJ > 0 {
+		energy = usage.Energy(r.EnergyJ)
 	}
 	end := axis.clock(r.End)
 	if r.End.IsZero() {
 		end = "still runs"
 	}
 	all := []fact{
-		{"user", shown(r.User, 64)}, {"node", shown(r.Node, 64)}, {"partition", shown(r.Partition, 64)},
+		{"job name", shown(r.Name, 64)}, {"user", shown(r.User, 64)}, {"node", shown(r.Node, 64)},
+		{"partition", shown(r.Partition, 64)},
 		{"account", shown(r.Account, 64)}, {"rule", rule}, {"begin", axis.clock(r.Begin)}, {"end", end},
 		{"clients", fmt.Sprintf("%d, at most %d at the same time", r.ClientsSeen, r.ClientsPeak)},
+		{"share of a client", r.Shares()}, {"GPU hours", fmt.Sprintf("%.2f", r.GPUHours(axis.end))}, {"energy", energy},
 	}
 	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })
 }
 
-// outcome returns the result of the job in one sentence.
+// outcome returns what the job used, in one sentence.
 func outcome(r usage.Report, axis timeAxis) string {
 	var s strings.Builder
 	if time := timeSpent(r, axis); time != "" {
@@ -131,9 +168,9 @@ func outcome(r usage.Report, axis timeAxis) string {
 		s.WriteString("no client of MPS was seen.")
 		return capital(s.String())
 	}
-	fmt.Fprintf(&s, "%s %s", site.Count(r.ClientsSeen, "client"), howBusy(r))
+	fmt.Fprintf(&s, "%s used %s", site.Count(r.ClientsSeen, "client"), site.Count(len(r.GPUs), "GPU"))
 	if peak, of := peakMemory(r); peak > 0 {
-		fmt.Fprintf(&s, ", and at most %s of a GPU's memory", ofMemory(peak, of))
+		fmt.Fprintf(&s, " and at most %s of a GPU's memory", ofMemory(peak, of))
 	}
 	return capital(s.String() + ".")
 }
@@ -149,33 +186,9 @@ func timeSpent(r usage.Report, axis timeAxis) string {
 	return "in " + lasting(r.End.Sub(r.Begin))
 }
 
-// howBusy returns the use of all GPUs, by the best measure that each GPU has.
-func howBusy(r usage.Report) string {
-	gpus := site.Count(len(r.GPUs), "GPU")
-	if active, ok := meanOf(r, smActive); ok {
-		return "used " + asPercent(active) + " of the SMs of " + gpus + " on average"
-	}
-	if util, ok := meanOf(r, smUtil); ok {
-		return "kept " + gpus + " busy for " + asPercent(util) + " of the time"
-	}
-	return "used " + gpus + " (how busy is not known)"
-}
-
-// meanOf returns the mean of a measure over all GPUs. ok is false if a GPU has no value.
-func meanOf(r usage.Report, measure func(usage.Sample) float64) (mean float64, ok bool) {
-	for _, g := range r.GPUs {
-		m := measureOf(r.Begin, g.Samples, measure)
-		if !m.known {
-			return 0, false
-		}
-		mean += m.mean / float64(len(r.GPUs))
-	}
-	return mean, len(r.GPUs) > 0
-}
-
 func peakMemory(r usage.Report) (peak, of int) {
 	for _, g := range r.GPUs {
-		if m := measureOf(r.Begin, g.Samples, usedMiB); m.known && int(m.max) > peak {
+		if m := measureOf(r.Begin, g.Samples, usage.MemoryUsed.Of); m.known && int(m.max) > peak {
 			peak, of = int(m.max), g.MemoryMiB
 		}
 	}
@@ -187,20 +200,8 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 	if r.End.IsZero() {
 		all = append(all, "The job still runs: the page shows it until "+axis.clock(axis.end)+".")
 	}
-	ended := map[usage.Ending][]usage.Client{}
-	for _, c := range r.Clients {
-		ended[c.Ending] = append(ended[c.Ending], c)
-	}
-	if inFlight := ended[usage.InFlight]; len(inFlight) == 1 {
-		all = append(all, capital("1 client ended while its GPU had work"+behind(": ", livedOn(inFlight[0].Unharmed))+"."))
-	} else if len(inFlight) > 1 {
-		all = append(all, fmt.Sprintf("%d clients ended while their GPUs had work. The table has how many neighbours lived on.", len(inFlight)))
-	}
-	if n := len(r.Faults); n > 0 {
-		all = append(all, "The job had "+site.Count(n, "fatal GPU error")+". Such an error ends all clients of its GPU.")
-	}
-	if n := len(ended[usage.AtEpilog]); n > 0 {
-		all = append(all, "The epilog ended "+site.Count(n, "client")+" that outlived the job.")
+	if text := r.PauseText(); text != "" {
+		all = append(all, text)
 	}
 	if r.ClientsSeen > len(r.Clients) {
 		all = append(all, fmt.Sprintf("The page has %d of %d clients.", len(r.Clients), r.ClientsSeen))
@@ -208,30 +209,25 @@ func remarks(r usage.Report, axis timeAxis) (all []string) {
 	return all
 }
 
-// livedOn returns a text with the number of neighbours that lived on, "" for none.
-func livedOn(n int) string {
-	switch {
-	case n <= 0:
-		return ""
-	case n == 1:
-		return "its neighbour lived on"
-	}
-	return fmt.Sprintf("its %d neighbours lived on", n)
-}
-
 func partOf(r usage.Report, i int, g usage.GPU, clients []usage.Client, axis timeAxis) gpuPart {
 	own := slices.DeleteFunc(slices.Clone(clients), func(c usage.Client) bool { return c.GPU != i })
 	faults := slices.DeleteFunc(slices.Clone(r.Faults), func(f usage.Fault) bool { return f.GPU != i })
 	part := gpuPart{
 		Index: g.Index, Clients: len(own), Plot: plotOf(r.Begin, g, faults, axis), Lanes: laneFigures(r, g, own, faults, axis),
-		Active: meanText(measureOf(r.Begin, g.Samples, smActive)), Util: meanText(measureOf(r.Begin, g.Samples, smUtil)),
-		DRAM: meanText(measureOf(r.Begin, g.Samples, dram)), Peak: notKnown,
 		Facts: []fact{{"model", shown(g.Name, 64)}, {"SMs", known0(g.SMs)}, {"memory", ofMemory(g.MemoryMiB, 0)},
 			{"UUID", shown(string(g.UUID), 64)}, {"percentages from", cmp.Or(shown(g.Source, 64), "nothing: there are none")}},
 	}
-	if m := measureOf(r.Begin, g.Samples, usedMiB); m.known {
-		part.Peak = ofMemory(int(m.max), g.MemoryMiB)
+	for _, f := range usage.Percentages {
+		part.Values = append(part.Values, fact{f.Name, meanText(measureOf(r.Begin, g.Samples, f.Of))})
 	}
+	peak, energy := notKnown, notKnown
+	if m := measureOf(r.Begin, g.Samples, usage.MemoryUsed.Of); m.known {
+		peak = ofMemory(int(m.max), g.MemoryMiB)
+	}
+	if g.EnergyJ > 0 {
+		energy = usage.Energy(g.EnergyJ)
+	}
+	part.Values = append(part.Values, fact{usage.MemoryUsed.Name, peak}, fact{"energy", energy})
 	return part
 }
 
@@ -239,7 +235,8 @@ func rowOf(r usage.Report, c usage.Client, axis timeAxis) clientRow {
 	row := clientRow{
 		Rank: notKnown, Step: cmp.Or(shown(c.Step, 64), notKnown), PID: known0(c.PID), GPU: numberOf(r, c.GPU), SMs: "all",
 		Limit: "none", Peak: ofMemory(c.PeakMiB, 0), Begin: axis.clock(c.Begin), Lasted: notKnown,
-		Ending: laneEndOf(c, r.End.IsZero()).long + behind(": ", livedOn(c.Unharmed)),
+		Program: cmp.Or(shown(c.Program, 64), notKnown),
+		Ending:  capital(c.EndText() + behind(". ", c.Neighbours(r.GPUName(c.GPU)))),
 	}
 	if c.Rank >= 0 {
 		row.Rank = strconv.Itoa(c.Rank)
@@ -256,27 +253,39 @@ func rowOf(r usage.Report, c usage.Client, axis timeAxis) clientRow {
 	return row
 }
 
-// laneEnd is a client's end: as a short text for the lane, as a long text for the table, and as a mark.
-type laneEnd struct {
-	word, long string
-	mark       mark
+// laneEndOf returns a client's end as a short text for the lane, and as a mark.
+func laneEndOf(c usage.Client, running bool) (word string, shape mark) {
+	switch {
+	case c.Ending == usage.Faulted:
+		return "GPU error", markFault
+	case c.Ending == usage.AtEpilog:
+		return "at epilog", markEpilog
+	case c.Bad():
+		return shown(c.Exit, 12), markBad
+	case c.End.IsZero() && running:
+		return "runs", markRuns
+	case c.Exit == usage.InOrder:
+		return c.Exit, markEnded
+	}
+	return notKnown, markUnknown
 }
 
-func laneEndOf(c usage.Client, running bool) laneEnd {
-	switch c.Ending {
-	case usage.Ended:
-		return laneEnd{"ended", "ended", markEnded}
-	case usage.InFlight:
-		return laneEnd{"at work", "ended while the GPU had work", markInFlight}
-	case usage.Faulted:
-		return laneEnd{"GPU error", "fatal GPU error", markFault}
-	case usage.AtEpilog:
-		return laneEnd{"at epilog", "outlived the job: ended by the epilog", markEpilog}
+// legend returns the marks of the lanes with their meanings.
+func legend() (all []markRow) {
+	for _, m := range []struct {
+		mark  mark
+		means string
+	}{
+		{markEnded, "ended with status 0"},
+		{markBad, "ended by a signal, or with another status"},
+		{markFault, "ended by a fatal GPU error"},
+		{markEpilog, "outlived the job, and was ended by the epilog"},
+		{markUnknown, "how it ended is not known"},
+		{markRuns, "runs"},
+	} {
+		all = append(all, markRow{m.mark.at(10, 10), m.mark.class, m.means})
 	}
-	if running && c.End.IsZero() {
-		return laneEnd{"runs", "still runs", markRuns}
-	}
-	return laneEnd{notKnown, notKnown, markUnknown}
+	return all
 }
 
 // numberOf returns the node's number of a GPU in the report.
@@ -310,10 +319,8 @@ func meanText(m measure) string {
 	if !m.known {
 		return notKnown
 	}
-	return asPercent(m.mean)
+	return usage.Percent(m.mean)
 }
-
-func asPercent(v float64) string { return fmt.Sprintf("%.0f %%", v) }
 
 // lasting returns a duration in its two largest units.
 func lasting(d time.Duration) string {
@@ -344,7 +351,13 @@ func behind(before, text string) string {
 	return before + text
 }
 
-func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+// capital returns a text with a capital first letter.
+func capital(text string) string {
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
 
 // shown returns a text with at most this many characters. A character that is not printable, or that changes the
 // direction of the text, is shown as "·".

@@ -107,7 +107,7 @@ func niceStep(length float64) float64 {
 // series is a rule's line in a plot. At each number of ranks it has the median, the minimum and the maximum of the
 // windows.
 type series struct {
-	name              string
+	name, class       string
 	xs, ys, low, high []float64
 }
 
@@ -115,14 +115,13 @@ type series struct {
 func (f *frame) draw(row, rows int, s series) {
 	var path strings.Builder
 	beside := 3.4 * (float64(row) - float64(rows-1)/2)
-	class := classes[s.name]
 	for i := range s.xs {
 		x := f.x(s.xs[i]) + beside
 		fmt.Fprintf(&path, "%c%.1f %.1f", map[bool]rune{true: 'M', false: 'L'}[i == 0], x, f.y(s.ys[i]))
-		f.add(`<path class="line %s" d="M%.1f %.1fV%.1f"/><circle class="dot %s" cx="%.1f" cy="%.1f" r="2"/>`, class, x, f.y(s.low[i]), f.y(s.high[i]),
-			class, x, f.y(s.ys[i]))
+		f.add(`<path class="line %s" d="M%.1f %.1fV%.1f"/><circle class="dot %s" cx="%.1f" cy="%.1f" r="2"/>`, s.class, x, f.y(s.low[i]), f.y(s.high[i]),
+			s.class, x, f.y(s.ys[i]))
 	}
-	f.add(`<path class="line %s" stroke-opacity=".6" d="%s"/>`, class, path.String())
+	f.add(`<path class="line %s" stroke-opacity=".6" d="%s"/>`, s.class, path.String())
 }
 
 // names writes the name of each series beside its last point, if there is enough space.
@@ -134,8 +133,8 @@ func (f *frame) names(all []series) {
 	for i, s := range byEnd {
 		y = max(y, min(last(s), f.bottom-float64(rowHeight*(len(byEnd)-1-i))))
 		x := f.x(s.xs[len(s.xs)-1]) + 14
-		f.add(`<path class="lead %s" d="M%.1f %.1fL%d %.1f"/><path class="line %s" d="M%d %.1fh10"/><text x="%d" y="%.1f">%s</text>`, classes[s.name], x, last(s),
-			width-right+4, y, classes[s.name], width-right+4, y, width-right+18, y+4, s.name)
+		f.add(`<path class="lead %s" d="M%.1f %.1fL%d %.1f"/><path class="line %s" d="M%d %.1fh10"/><text x="%d" y="%.1f">%s</text>`, s.class, x, last(s),
+			width-right+4, y, s.class, width-right+4, y, width-right+18, y+4, s.name)
 		y += rowHeight
 	}
 }
@@ -145,14 +144,32 @@ func (d data) plots() map[string][]byte {
 	all := map[string][]byte{"plots/sweep.svg": d.sweepPlot(), "plots/ends.svg": d.endsPlot()}
 	for _, p := range programs {
 		if len(d.ranksOf(p.name)) > 1 {
-			all["plots/"+p.name+".svg"] = d.programPlot(p)
+			all["plots/"+p.name+".svg"] = d.programPlot(p, p.title, allRules())
+		}
+		if p.name == frontProgram {
+			all["plots/front.svg"] = d.programPlot(p, p.title+", on one H200", front)
 		}
 	}
 	return all
 }
 
-// programPlot shows the total under each rule, in multiples of the total of one rank alone.
-func (d data) programPlot(p program) []byte {
+// line is a rule with its name and colour in a picture.
+type line struct{ rule, name, class string }
+
+// front is what the README's picture compares, in words of somebody who knows no rule.
+var front = []line{{"overlap 2", "slurm-mps", "blue"}, {"integer 100/n", "MPS, 100/n %", "orange"}, {"time-slicing", "without MPS", "grey"}}
+
+const frontProgram = "nbody"
+
+func allRules() (all []line) {
+	for _, rule := range rules {
+		all = append(all, line{rule, rule, classes[rule]})
+	}
+	return all
+}
+
+// programPlot shows the total under some rules, in multiples of the total of one rank alone.
+func (d data) programPlot(p program, title string, lines []line) []byte {
 	alone, _, _ := d.at(p.name, 1, "uncapped")
 	one := record.Median(alone.total)
 	f := frame{steps: true, top: top, bottom: height - bottom}
@@ -161,10 +178,10 @@ func (d data) programPlot(p program) []byte {
 	}
 	var all []series
 	fewest, most := math.MaxInt, 0
-	for _, rule := range rules {
-		s := series{name: rule}
+	for _, l := range lines {
+		s := series{name: l.name, class: l.class}
 		for _, n := range d.ranksOf(p.name) {
-			c, _, ok := d.at(p.name, n, rule)
+			c, _, ok := d.at(p.name, n, l.rule)
 			if !ok {
 				continue
 			}
@@ -179,7 +196,7 @@ func (d data) programPlot(p program) []byte {
 	if most > fewest {
 		windows += " to " + strconv.Itoa(most)
 	}
-	f.picture = begin(p.title, fmt.Sprintf("Total, in multiples of one rank alone: median of %s windows, and a line from the least to the most", windows))
+	f.picture = begin(title, fmt.Sprintf("Total, in multiples of one rank alone: median of %s windows, and a line from the least to the most", windows))
 	f.axes()
 	f.xAxis("ranks on the GPU (not to scale)")
 	for row, s := range all {

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"golang.org/x/sys/unix"
+)
+
+// answers asks a question that returns at once.
+func (a *asker) answers(pid int) error {
+	_, err := ask(a, pid, func(func()) (int, error) { return pid, nil })
+	return err
+}
+
+// hangs asks a question that returns when the channel is closed.
+func (a *asker) hangs(pid int, until chan struct{}) error {
+	_, err := ask(a, pid, func(func()) (int, error) { <-until; return pid, nil })
+	return err
+}
+
+// becomes waits until this many processes do not answer.
+func (a *asker) becomes(t *testing.T, silent int) {
+	t.Helper()
+	for began := time.Now(); a.unanswered() != silent; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatalf("%d processes do not answer: want %d", a.unanswered(), silent)
+		}
+	}
+}
+
+// A process that does not answer is not asked again until its question has returned. Others are asked.
+func TestAskingASilentProcess(t *testing.T) {
+	a, until := newAsker(), make(chan struct{})
+	defer a.close()
+	var nudges atomic.Int32
+	a.nudge = func() { nudges.Add(1) }
+	if err := a.hangs(1, until); !errors.Is(err, errSilent) {
+		t.Fatal(err)
+	}
+	if err := a.answers(1); !errors.Is(err, errSilent) || errors.Is(err, errCrowd) {
+		t.Errorf("a silent process is asked again: %v", err)
+	}
+	if err := a.answers(2); err != nil {
+		t.Error(err)
+	}
+	if a.unanswered() != 1 || a.returned.Load() || nudges.Load() != 0 {
+		t.Errorf("%d silent, returned %v, %d nudges", a.unanswered(), a.returned.Load(), nudges.Load())
+	}
+	close(until)
+	a.becomes(t, 0)
+	if err := a.answers(1); err != nil || !a.returned.Load() || nudges.Load() != 1 {
+		t.Errorf("%v, returned %v, %d nudges", err, a.returned.Load(), nudges.Load())
+	}
+}
+
+// Many silent processes take a bounded time of one round. If there are too many, no process is asked. Their threads end
+// with their questions.
+func TestAskingManySilentProcesses(t *testing.T) {
+	threads := func() int {
+		all, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	a, until := newAsker(), make(chan struct{})
+	defer a.close()
+	before, began := threads(), time.Now()
+	fds := []int{0, 0}
+	if err := unix.Pipe(fds); err != nil {
+		t.Fatal(err)
+	}
+	for pid := range maxSilent {
+		_, err := ask(a, pid, func(func()) (int, error) { // waits in a system call, as for a process
+			<-readOne(fds[0])
+			<-until
+			return 0, nil
+		})
+		if !errors.Is(err, errSilent) {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took > 15*roundTime {
+		t.Errorf("%d silent processes took %v", maxSilent, took)
+	}
+	if err := a.answers(maxSilent); !errors.Is(err, errCrowd) {
+		t.Errorf("one more is asked: %v", err)
+	}
+	close(until)
+	unix.Close(fds[1])
+	a.becomes(t, 0)
+	a.begin()
+	if err := a.answers(maxSilent); err != nil {
+		t.Error(err)
+	}
+	for began := time.Now(); threads() > before+maxSilent/2; time.Sleep(time.Millisecond) {
+		if time.Since(began) > soon {
+			t.Fatalf("%d threads: there were %d", threads(), before)
+		}
+	}
+	unix.Close(fds[0])
+}
+
+// readOne reads from a pipe in this goroutine's thread.
+func readOne(fd int) chan struct{} {
+	_, _ = unix.Read(fd, make([]byte, 1))
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// A long answer is awaited as long as it makes progress, but no longer than a round.
+func TestAskingForALongAnswer(t *testing.T) {
+	slow := func(parts int) func(step func()) (int, error) {
+		return func(step func()) (int, error) {
+			for range parts {
+				time.Sleep(answerTime / 4)
+				step()
+			}
+			return parts, nil
+		}
+	}
+	a := newAsker()
+	defer a.close()
+	awaited := false
+	for pid := 10; pid < 15 && !awaited; pid++ { // on a machine that is overloaded, a part may be late
+		a.spare = soon
+		got, err := ask(a, pid, slow(12))
+		awaited = err == nil && got == 12
+	}
+	if !awaited {
+		t.Error("an answer that makes progress is not awaited")
+	}
+	a.begin()
+	endless := 20 * int(roundTime/answerTime)
+	if _, err := ask(a, 2, slow(endless)); !errors.Is(err, errSilent) {
+		t.Errorf("an answer without end is awaited: %v", err)
+	}
+	a.becomes(t, 0)
+}
+
+// A process that cannot be watched is counted once, and each cause has one line. Those that have ended do not count.
+func TestProcessesThatCannotBeWatched(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	for range 3 {
+		r.noteUnguarded(11, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE))
+		r.noteUnguarded(12, fmt.Errorf("cannot open a pidfd: %w", unix.EMFILE))
+		r.noteUnguarded(13, fmt.Errorf("cannot open a pidfd: %w", unix.EPERM))
+		r.noteUnguarded(14, unix.ESRCH)
+		r.noteUnguarded(15, errSilent)
+		r.noteUnguarded(16, errNotOurs)
+		r.noteUnguarded(17, nil)
+		r.noteUnguarded(18, fmt.Errorf("cannot list its open files: %w", unix.ENOENT))
+	}
+	r.noteUnguarded(19, errCrowd)
+	for pid := 20; pid < 30; pid++ {
+		r.noteUnguarded(pid, fmt.Errorf("cause %d", pid))
+	}
+	want := []lease.Unguarded{
+		{Cause: "cannot open a pidfd: too many open files", Processes: 2},
+		{Cause: "cannot open a pidfd: operation not permitted", Processes: 1},
+		{Cause: errCrowd.Error(), Processes: 1}, {Cause: "cause 20", Processes: 1}, {Cause: "other causes", Processes: 9},
+	}
+	if got := fmt.Sprint(r.state.Unguarded); got != fmt.Sprint(want) {
+		t.Errorf("%s\nwant %v", got, want)
+	}
+	if len(r.logged) != maxCauses+1 {
+		t.Errorf("%d lines", len(r.logged))
+	}
+}
+
+// A guard keeps descriptors for its own work.
+func TestPidfdsAtTheLimit(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	first, err := r.kernel.pidfd(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(first)
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) })
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first) * 4 / 3, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if fd, err := r.kernel.pidfd(os.Getpid()); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%d, %v", fd, err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.kernel.pidfd(os.Getpid())
+	if err != nil || again != first {
+		t.Errorf("%d, %v: want %d, because none is left open", again, err, first)
+	}
+	unix.Close(again)
+}
+
+// A guard tells before each wait by when it acts again.
+func TestPromises(t *testing.T) {
+	r := newTestGuard(t, 0)
+	promises := make(chan time.Time, 1000)
+	r.Promise = func(by time.Time) {
+		select {
+		case promises <- by:
+		default:
+		}
+	}
+	r.runs()
+	for range 3 {
+		select {
+		case by := <-promises:
+			if ahead := time.Until(by); ahead > rareLook || ahead < -soon {
+				t.Errorf("it acts again in %v", ahead)
+			}
+		case <-time.After(rareLook + soon):
+			t.Fatal("no promise")
+		}
+		r.events.nudge()
+	}
+}
+
+// A dismissed process that has ended is forgotten, and one that runs is not.
+func TestEnded(t *testing.T) {
+	r := newTestGuard(t, 0)
+	r.still()
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reused, none := site.Process{PID: self.PID, Start: 1}, site.Process{PID: 1 << 22, Start: 1}
+	if r.kernel.ended(self) || !r.kernel.ended(reused) || !r.kernel.ended(none) {
+		t.Error("wrong")
+	}
+	until := make(chan struct{})
+	defer close(until)
+	_ = r.kernel.asks.hangs(self.PID, until)
+	if r.kernel.ended(site.Process{PID: self.PID, Start: 1}) {
+		t.Error("a process that does not answer counts as ended")
+	}
+}

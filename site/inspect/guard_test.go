@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+)
+
+// A guard that does not look, processes that it cannot watch, and takers that no signal ends are findings. They are
+// disagreements that status marks, and no violations of the policy.
+func TestFindingsOfAGuard(t *testing.T) {
+	since := time.Date(2026, 11, 20, 12, 30, 15, 0, time.UTC)
+	n := good()
+	n.Jobs[0].Guard = &Guard{PID: 50, Running: true}
+	if found := Diagnose(n); len(found) > 0 {
+		t.Fatalf("%+v", found)
+	}
+	n.Jobs[0].Guard.Stalled = &since
+	n.Jobs[0].Guard.Unguarded = []lease.Unguarded{
+		{Cause: "cannot open a pidfd: too many open files", Processes: 34}, {Cause: "other causes", Processes: 1},
+	}
+	taker := func(uid, job uint32, pid int) lease.Taker {
+		return lease.Taker{UID: uid, Job: job, Proc: site.Process{PID: pid}, Left: true}
+	}
+	n.takers = []lease.Taker{taker(2002, 9, 94), taker(2001, 8, 93), taker(2001, 7, 91), taker(2001, 7, 92)}
+	want := []string{
+		"guard-stalled 7 50 job 7: pid 50 has not looked since 12:30:15",
+		"clients-unguarded 7 50 job 7: cannot open a pidfd: too many open files: the guard could not watch 34 processes",
+		"clients-unguarded 7 50 job 7: other causes: the guard could not watch 1 process of the",
+		"takers-stuck 0 0 uid 2001: 3 processes of root's (pid 93 first), started by the guard of jobs 7, 8, wait for",
+		"takers-stuck 0 0 uid 2002: 1 process of root's (pid 94 first), started by the guard of job 9, waits for",
+	}
+	found := Diagnose(n)
+	if len(found) != len(want) || len(Disagreements(found)) != len(want) || len(Violations(found)) > 0 {
+		t.Fatalf("%+v", found)
+	}
+	for i, f := range found {
+		got := fmt.Sprintf("%s %d %d %s: %s", f.Kind, f.Job, f.PID, f.Where, f.What)
+		if !strings.HasPrefix(got, want[i]) || f.Do == "" {
+			t.Errorf("%s, fix %q\nwant %s", got, f.Do, want[i])
+		}
+	}
+}
+
+// A guard is stalled if it runs and has not acted by the time that it has promised, and some time more.
+func TestWhetherAGuardIsStalled(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the store's folders are root's")
+	}
+	store, err := lease.Open(t.TempDir(), "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := store.LockGuard(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	r := Reader{Store: store, Clock: func() time.Time { return now }}
+	l := lease.Lease{Job: lease.Job{ID: 7}, Guard: self, Hold: lease.Duration(time.Second)}
+	for _, c := range []struct {
+		by      time.Duration // from now
+		process site.Process
+		stalled bool
+	}{
+		{time.Hour, self, false}, {0, self, false},
+		{-lateGuard + time.Second, self, false}, {-lateGuard - time.Second, self, true},
+		{-time.Hour, site.Process{PID: 1 << 22, Start: 1}, false}, // it has ended
+	} {
+		if err := lock.Promise(now.Add(c.by)); err != nil {
+			t.Fatal(err)
+		}
+		l.Guard = c.process
+		if g := r.guardOf(l); (g.Stalled != nil) != c.stalled {
+			t.Errorf("%+v: stalled since %v", c, g.Stalled)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// takes takes a place and starts a process that keeps it, as a guard does.
+func takes(t *testing.T, j *Store, of Taker) (*TakerPlace, *os.Process) {
+	t.Helper()
+	place, err := j.TakerPlace(of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taker := exec.Command("/bin/sleep", "100")
+	taker.Stdout = place.Descriptor()
+	if err := taker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = taker.Process.Kill(); _ = taker.Wait() })
+	stat, err := site.ReadStat(taker.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place.Started(stat.Process)
+	return place, taker.Process
+}
+
+// left returns how many takers are left.
+func left(t *testing.T, j *Store) int {
+	t.Helper()
+	all, err := j.TakersLeft()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// A taker keeps its place until it ends, also after its guard. With maxTakersLeft of them, the user gets no place, and
+// other users do. When one ends, its user gets a place again.
+func TestTakersThatAreLeft(t *testing.T) {
+	j := OpenReadOnly(t.TempDir(), "boot")
+	if left(t, j) != 0 {
+		t.Error("takers without a file")
+	}
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := Taker{Job: 7, UID: 2001, Guard: self}
+	ofEnded := Taker{Job: 8, UID: 2001, Guard: site.Process{PID: 1 << 22, Start: 1}}
+	used, _ := takes(t, j, mine)
+	defer used.Leave()
+	if n := left(t, j); n != 0 {
+		t.Errorf("%d: the guard uses it", n)
+	}
+	var processes []*os.Process
+	for i := range maxTakersLeft {
+		of := mine
+		if i%2 == 0 { // its guard is killed
+			of = ofEnded
+		}
+		place, taker := takes(t, j, of)
+		processes = append(processes, taker)
+		if i%2 == 0 {
+			place.file.Close()
+		} else if err := place.Leave(); err != nil {
+			t.Fatal(err)
+		}
+		if n := left(t, j); n != i+1 {
+			t.Fatalf("%d are left: want %d", n, i+1)
+		}
+	}
+	if place, err := j.TakerPlace(mine); !errors.Is(err, ErrTakers) {
+		t.Fatalf("%v, %v", place, err)
+	}
+	other, err := j.TakerPlace(Taker{Job: 9, UID: 2002, Guard: self})
+	if err != nil {
+		t.Fatalf("another user gets no place: %v", err)
+	}
+	_ = other.Leave()
+	if err := processes[3].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); left(t, j) == maxTakersLeft; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("one that has ended keeps its place")
+		}
+	}
+	again, err := j.TakerPlace(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = again.Leave()
+}
+
+// A node has a limit of places for all users.
+func TestPlacesOfTakers(t *testing.T) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil || files.Cur < 2*maxTakers {
+		t.Skipf("this process may open %d files: %v", files.Cur, err)
+	}
+	j := OpenReadOnly(t.TempDir(), "boot")
+	self, err := site.CurrentProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for user := range uint32(maxTakers) {
+		place, err := j.TakerPlace(Taker{Job: user, UID: user, Guard: self})
+		if err != nil {
+			t.Fatalf("place %d: %v", user, err)
+		}
+		defer place.Leave()
+	}
+	if _, err := j.TakerPlace(Taker{Job: 1, UID: 1 << 20, Guard: self}); !errors.Is(err, ErrTakers) {
+		t.Error(err)
+	}
+	info, err := os.Stat(j.takersPath())
+	if err != nil || info.Size() > maxTakers*takerSize || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+// A guard's promise is read as it was written.
+func TestAGuardsPromise(t *testing.T) {
+	s := newStore(t)
+	lock, err := s.LockGuard(t.Context(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := time.Now().Add(7 * time.Second)
+	if err := lock.Promise(by); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.GuardPromise(7); err != nil || got.Sub(by).Abs() > time.Millisecond {
+		t.Errorf("%v, %v: want %v", got, err, by)
+	}
+	if _, err := s.GuardPromise(8); err == nil {
+		t.Error("a promise of no guard")
+	}
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// This file tells how clients ended, and what went wrong in a job.
+
+package usage
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"golang.org/x/sys/unix"
+)
+
+// InOrder is the exit of a client that ended with status 0.
+const InOrder = "status 0"
+
+// BadEnd reports whether a client is known to have ended badly: with a fatal GPU error, by a signal, or with a status
+// other than 0. A client that outlived the job was ended by the epilog, and does not count.
+func BadEnd(exit string, ending Ending) bool {
+	return ending == Faulted || exit != "" && exit != InOrder && ending != AtEpilog
+}
+
+// Bad reports whether a client ended badly.
+func (c Client) Bad() bool { return BadEnd(c.Exit, c.Ending) }
+
+// EndText returns how a client ended, as in "ended by signal 9 (SIGKILL)".
+func (c Client) EndText() string {
+	switch {
+	case c.Ending == Faulted:
+		return "ended by a fatal GPU error"
+	case c.Ending == AtEpilog:
+		return "outlived the job, and was ended by the epilog"
+	case c.End.IsZero():
+		return "runs"
+	case c.Exit == "":
+		return "ended (status not known)"
+	}
+	var signal int
+	if _, err := fmt.Sscanf(c.Exit, "signal %d", &signal); err == nil {
+		if name := unix.SignalName(unix.Signal(signal)); name != "" {
+			return fmt.Sprintf("ended by %s (%s)", c.Exit, name)
+		}
+		return "ended by " + c.Exit
+	}
+	return "ended with " + c.Exit
+}
+
+// Neighbours returns what is known of the neighbours of a client that ended badly, or "".
+func (c Client) Neighbours(gpu string) string {
+	switch {
+	case !c.Bad() || c.Unharmed <= 0:
+		return ""
+	case c.Unharmed == 1:
+		return fmt.Sprintf("%s had work, and its neighbour lived on", gpu)
+	}
+	return fmt.Sprintf("%s had work, and its %d neighbours lived on", gpu, c.Unharmed)
+}
+
+// Who names a client by its rank, step and program, as far as they are known.
+func (c Client) Who() string {
+	name, in := fmt.Sprintf("pid %d", c.PID), []string{}
+	if c.Rank >= 0 {
+		name, in = fmt.Sprintf("rank %d", c.Rank), []string{name}
+	}
+	if c.Program != "" {
+		in = slices.Insert(in, 0, c.Program)
+	}
+	name += ofStep(c.Step)
+	if len(in) > 0 {
+		name += " (" + strings.Join(in, ", ") + ")"
+	}
+	return name
+}
+
+func ofStep(step string) string {
+	switch step {
+	case "":
+		return ""
+	case "batch":
+		return " of the batch script"
+	}
+	return " of step " + step
+}
+
+// Incident is something that went wrong in a job.
+type Incident struct {
+	At   time.Time `json:"at"`
+	Text string    `json:"text"`
+}
+
+// Incidents returns what went wrong, the worst first: fatal GPU errors, then bad ends in the order of time, then
+// clients that outlived the job. Clients of one step and program that ended alike are one incident.
+func (r Report) Incidents() []Incident {
+	all := []Incident{}
+	for _, f := range r.Faults {
+		all = append(all, Incident{f.At, fmt.Sprintf("%s had a fatal error, which ends all of its clients. It began with %s.", r.GPUName(f.GPU), r.who(f.PID))})
+	}
+	type kind struct {
+		text, step, program string
+		outlived            bool
+	}
+	alike, kinds := map[kind][]Client{}, []kind{}
+	for _, c := range r.eachOnce() {
+		if !c.Bad() && c.Ending != AtEpilog || c.Ending == Faulted && len(r.Faults) > 0 {
+			continue
+		}
+		k := kind{c.EndText(), c.Step, c.Program, c.Ending == AtEpilog}
+		if alike[k] == nil {
+			kinds = append(kinds, k)
+		}
+		alike[k] = append(alike[k], c)
+	}
+	for _, clients := range alike {
+		slices.SortStableFunc(clients, func(a, b Client) int { return a.End.Compare(b.End) })
+	}
+	slices.SortStableFunc(kinds, func(a, b kind) int {
+		if a.outlived != b.outlived {
+			return map[bool]int{true: 1, false: -1}[a.outlived]
+		}
+		return alike[a][0].End.Compare(alike[b][0].End)
+	})
+	for _, k := range kinds {
+		all = append(all, Incident{alike[k][0].End, r.ended(alike[k])})
+	}
+	return all
+}
+
+// ended returns a sentence about clients that ended alike, in the order of their ends.
+func (r Report) ended(alike []Client) string {
+	first := alike[0]
+	if len(alike) > 1 {
+		program := ""
+		if first.Program != "" {
+			program = " (" + first.Program + ")"
+		}
+		return fmt.Sprintf("%s%s%s %s, %s first.", site.Count(len(alike), "client"), ofStep(first.Step), program,
+			strings.Replace(first.EndText(), "was ended", "were ended", 1),
+			Client{PID: first.PID, Rank: first.Rank}.Who())
+	}
+	text := first.Who() + " " + first.EndText() + "."
+	if lived := first.Neighbours(r.GPUName(first.GPU)); lived != "" {
+		text += " " + lived + "."
+	} else if first.Ending == "" && r.End.IsZero() {
+		text += " The guard holds its files."
+	}
+	return text
+}
+
+// GPUName returns the name of a GPU of the report, as in "GPU 3".
+func (r Report) GPUName(gpu int) string {
+	if gpu < 0 || gpu >= len(r.GPUs) {
+		return "Its GPU"
+	}
+	return fmt.Sprintf("GPU %d", r.GPUs[gpu].Index)
+}
+
+// eachOnce returns one row for each client. A client of several GPUs has several rows.
+func (r Report) eachOnce() []Client {
+	type one struct {
+		pid   int
+		begin int64
+	}
+	seen := map[one]bool{}
+	return slices.DeleteFunc(slices.Clone(r.Clients), func(c Client) bool {
+		is := one{c.PID, c.Begin.UnixNano()}
+		twice := seen[is]
+		seen[is] = true
+		return twice
+	})
+}
+
+// who names the client of a pid that began a fatal error.
+func (r Report) who(pid int) string {
+	if pid == 0 {
+		return "a client that the server did not name"
+	}
+	at := slices.IndexFunc(r.Clients, func(c Client) bool { return c.PID == pid })
+	if at < 0 {
+		return fmt.Sprintf("pid %d", pid)
+	}
+	return r.Clients[at].Who()
+}
+
+// Verdict returns the result of a job in one sentence: how its clients ended, and how busy its GPUs were.
+func (r Report) Verdict() string {
+	if r.ClientsSeen == 0 {
+		return "No client of MPS was seen."
+	}
+	use, _ := r.advise()
+	if use == "" {
+		use = r.average()
+	}
+	text := r.endings()
+	if use != "" {
+		text += ", and " + use
+	}
+	return strings.ToUpper(text[:1]) + text[1:] + "."
+}
+
+// endings returns how the clients ended, all together.
+func (r Report) endings() string {
+	unknown := r.ClientsSeen > len(r.Clients)
+	for _, c := range r.Clients {
+		unknown = unknown || c.Exit != InOrder
+	}
+	switch {
+	case r.BadEnds > 0 && len(r.Faults) > 0:
+		return fmt.Sprintf("%d of %s ended badly, with %s", r.BadEnds, site.Count(r.ClientsSeen, "client"),
+			site.Count(len(r.Faults), "fatal GPU error"))
+	case r.BadEnds > 0:
+		return fmt.Sprintf("%d of %s ended badly", r.BadEnds, site.Count(r.ClientsSeen, "client"))
+	case len(r.Faults) > 0:
+		return "the job had " + site.Count(len(r.Faults), "fatal GPU error")
+	case r.End.IsZero():
+		return "no client has ended badly"
+	case unknown:
+		return "no client is known to have ended badly"
+	case r.ClientsSeen == 1:
+		return "the client ended in order"
+	}
+	return fmt.Sprintf("all %d clients ended in order", r.ClientsSeen)
+}
+
+// average returns the mean of the best percentage that is known, or "".
+func (r Report) average() string {
+	mean := r.Mean()
+	for _, f := range Percentages {
+		if f.Of(mean) >= 0 {
+			return fmt.Sprintf("%s was %s on average", f.Name, Percent(f.Of(mean)))
+		}
+	}
+	return ""
+}
+
+// GPUHours returns the time of the job on all of its GPUs, in hours. now counts for a job that runs.
+func (r Report) GPUHours(now time.Time) float64 {
+	if !r.End.IsZero() {
+		now = r.End
+	}
+	return float64(len(r.GPUs)) * max(now.Sub(r.Begin).Hours(), 0)
+}
+
+// Shares returns the shares that the clients had, as in "66 SMs" or "16 to 66 SMs", or "" if none is known.
+func (r Report) Shares() string {
+	var all []int
+	for _, c := range r.Clients {
+		if c.GPU < 0 || c.GPU >= len(r.GPUs) {
+			continue
+		}
+		if sms := cmp.Or(c.SMs, r.GPUs[c.GPU].SMs); sms > 0 {
+			all = append(all, sms)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	if least, most := slices.Min(all), slices.Max(all); least != most {
+		return fmt.Sprintf("%d to %d SMs", least, most)
+	}
+	return fmt.Sprintf("%d SMs", all[0])
+}
