@@ -74,7 +74,7 @@ test: setup ## all tests
 # the checks of sources and documents. What lacks root or Slurm is skipped.
 SLOW  := /cmd$$|/site/sim/conformance$$|/site/lab/(demo|room)$$
 QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion|TestImports|TestProgramsLinkNoMoreThanTheyMay|TestTheDocumentsCommands|TestTheReferenceIsWhole|TestDevelopmentHasEveryVariable|TestMakeHelp
-test-quick: ## some tests, in two minutes on two cores
+test-quick: ## the unit tests and some end-to-end tests: 2 min
 	go test -timeout 5m -skip Browser $$(go list ./... | grep -Ev '$(SLOW)')
 	go test -timeout 5m -run '^($(QUICK))$$' ./cmd
 
