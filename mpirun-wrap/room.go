@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
@@ -21,21 +20,21 @@ const (
 
 // WaitRoom waits while dead clients take room on the rank's GPUs that the rank may need: memory, or one of the GPU's
 // places. The job's guard publishes that, and says until when. read returns what it has published. WaitRoom calls
-// waits once, after a second. It returns the time that it has waited. If the room is not known, it does not wait. The
-// published time is a wall clock's, which may be set back while no guard lives that could publish another one. So no
-// wait is longer than the maximum hold.
+// waits once, after a second. It returns the time that it has waited: the policy's hold at most, also if clients die
+// again and again, or if the node's clock is set back. If the room is not known, it does not wait.
 func (s Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
 	began := time.Now()
 	for {
 		room, err := read()
 		gpu, full := s.fullGPU(room)
 		waited := time.Since(began)
-		if err != nil || !full || waited >= policy.MaxHold {
+		left := s.Ticket.Grant.Hold - waited
+		if err != nil || !full || left <= 0 {
 			return waited
 		}
 		if waits != nil && waited > tellRoom {
 			waits(fmt.Sprintf("waiting for GPU %d: %s that ended may have work there (%v more at most)",
-				gpu.Minor, site.Count(gpu.Dead, "rank"), min(time.Until(gpu.Until), policy.MaxHold-waited).Round(time.Second)))
+				gpu.Minor, site.Count(gpu.Dead, "rank"), min(left, time.Until(gpu.Until)).Round(time.Second)))
 			waits = nil
 		}
 		if !site.Sleep(ctx, roomPause) {

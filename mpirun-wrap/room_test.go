@@ -10,14 +10,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
+// hold is the policy's hold in the tests of this file.
+const hold = 30 * time.Second
+
 // on is a rank on GPUs.
 func on(minors ...int) (p Placement) {
-	p.Device = site.Device{Minor: minors[0]}
+	p.Device, p.Ticket.Grant.Hold = site.Device{Minor: minors[0]}, hold
 	for _, minor := range minors[1:] {
 		p.OtherGPUs = append(p.OtherGPUs, GPUShare{Device: site.Device{Minor: minor}})
 	}
@@ -46,7 +48,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 		{name: "until there is room", rank: on(3), minor: 3, freed: 3 * time.Second, want: 3 * time.Second, lines: 1},
 		{name: "for less than a second", rank: on(3), minor: 3, freed: 900 * time.Millisecond, want: 900 * time.Millisecond},
 		{name: "the clock was set back, and the guard has died", rank: on(3), minor: 3, back: 24 * time.Hour,
-			want: policy.MaxHold, lines: 1},
+			want: hold, lines: 1},
 		{name: "the room is not known", rank: on(3), minor: 3, err: errors.New("torn")},
 		{name: "it is told to end", rank: on(3), minor: 3, cancel: 2 * time.Second, want: 2 * time.Second, lines: 1},
 	} {
@@ -74,7 +76,7 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			if len(lines) != c.lines {
 				t.Errorf("%s: %q", c.name, lines)
 			}
-			more := (min(until+c.back, policy.MaxHold) - tellRoom).Round(time.Second)
+			more := (min(until+c.back, hold) - tellRoom).Round(time.Second)
 			want := fmt.Sprintf("waiting for GPU 3: 2 ranks that ended may have work there (%v more at most)", more)
 			if c.lines > 0 && len(lines) > 0 && lines[0] != want {
 				t.Errorf("%s: %q", c.name, lines)
@@ -84,6 +86,24 @@ func TestHowLongARankWaitsForRoom(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A rank waits for the policy's hold at most, also if clients die again and again.
+//
+// Contract: G2
+func TestARankWaitsNoLongerThanHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		read := func() (lease.Room, error) {
+			if time.Since(began) > time.Hour {
+				t.Fatal("it waits without end")
+			}
+			return lease.Room{GPUs: []lease.FullGPU{{Minor: 3, Dead: 1, Until: time.Now().Add(hold)}}}, nil
+		}
+		if waited := on(3).WaitRoom(t.Context(), read, nil); waited < hold || waited > hold+roomPause {
+			t.Errorf("waited %v", waited)
+		}
+	})
 }
 
 // Without a function for the line, a rank waits as well.

@@ -74,13 +74,18 @@ const (
 // find looks at all processes of the job's user. It also looks at known clients, because PyTorch opens the memory
 // device a second time.
 func (g *Guard) find(full bool) {
+	g.cut = false
 	candidates, err := g.candidates(full)
 	if err != nil {
 		g.logOnce("cannot see the processes of this node", err)
 		return
 	}
 	left := maxLooked
-	for _, pid := range candidates {
+	for at, pid := range candidates {
+		if at > 0 && g.events.anyDied() { // a successor may need the dead client's place
+			g.resume, g.cut = pid, true
+			return
+		}
 		if left <= 0 {
 			g.resume = pid
 			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxLooked))

@@ -5,6 +5,7 @@ package guard
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ type events struct {
 	epoll, inotify, wake int
 	watched              map[string]bool
 	logs                 map[int32]bool // the watches of log folders
+	early                seen           // what anyDied has collected
 	stopping             atomic.Bool
 }
 
@@ -83,9 +85,28 @@ func (e *events) watch(path string, mask uint32) error {
 func (e *events) watches() bool { return len(e.watched) > 0 }
 
 // wait waits for an event, until a given time.
-func (e *events) wait(until time.Time) (s seen) {
+func (e *events) wait(until time.Time) seen {
+	s := e.early
+	e.early = seen{}
+	timeout := milliseconds(time.Until(until))
+	if len(s.died) > 0 {
+		timeout = 0
+	}
+	e.collect(&s, timeout)
+	s.stopped = e.stopping.Load()
+	return s
+}
+
+// anyDied reports at once whether a client has died. The next wait returns the deaths.
+func (e *events) anyDied() bool {
+	e.collect(&e.early, 0)
+	return len(e.early.died) > 0
+}
+
+// collect adds the events of some milliseconds at most.
+func (e *events) collect(s *seen, timeout int) {
 	var ready [64]unix.EpollEvent
-	n, err := unix.EpollWait(e.epoll, ready[:], milliseconds(time.Until(until)))
+	n, err := unix.EpollWait(e.epoll, ready[:], timeout)
 	if err != nil {
 		n = 0 // EINTR
 	}
@@ -95,13 +116,14 @@ func (e *events) wait(until time.Time) (s seen) {
 			var count [8]byte
 			_, _ = unix.Read(e.wake, count[:])
 		case e.inotify:
-			s.opened, s.line = true, e.drain()
+			s.opened = true
+			s.line = e.drain() || s.line
 		default:
-			s.died = append(s.died, int(event.Pad))
+			if pid := int(event.Pad); !slices.Contains(s.died, pid) {
+				s.died = append(s.died, pid)
+			}
 		}
 	}
-	s.stopped = e.stopping.Load()
-	return s
 }
 
 // milliseconds rounds up, so that no wait ends too early.

@@ -5,6 +5,7 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -122,5 +123,27 @@ func TestLinesAreTold(t *testing.T) {
 			t.Errorf("%s: %+v", c.path, s)
 		}
 		e.rearm()
+	}
+}
+
+// A look ends when a client dies, and the next look goes on from there. A death is told once.
+func TestALookEndsWhenAClientDies(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	first, second := r.child(opens+waits), r.child(opens+waits)
+	if r.look(time.Now()); len(r.living) != 2 {
+		t.Fatalf("%d clients", len(r.living))
+	}
+	_ = first.Process.Kill()
+	_ = first.Wait()
+	if r.look(time.Now()); !r.cut || !r.nextLook.Equal(r.looked) {
+		t.Errorf("cut %v, the next look is in %v", r.cut, r.nextLook.Sub(r.looked))
+	}
+	if s := r.events.wait(time.Now()); !slices.Equal(s.died, []int{first.Process.Pid}) {
+		t.Errorf("%+v", s)
+	} else {
+		r.clientDied(s.died[0], time.Now())
+	}
+	if r.look(time.Now()); r.cut || r.living[second.Process.Pid] == nil {
+		t.Error("the next look does not go on")
 	}
 }

@@ -112,6 +112,8 @@ type Guard struct {
 	unleased           bool
 	usage              usages
 	nextLook, nextFull time.Time
+	looked             time.Time // the last look's end
+	cut                bool      // the last look ended early, because a client had died
 	rested             time.Time // the next look is not before this time
 	lookUntil          time.Time // looks are frequent until this time
 	ofNode             int       // guards of the node at the last full look
@@ -199,7 +201,7 @@ func (g *Guard) Run() {
 			}
 			g.lookBy(now.Add(eventLook))
 		}
-		if !now.Before(g.nextLook) {
+		if !now.Before(g.nextLook) && (len(seen.died) == 0 || now.Sub(g.looked) > lookingFor/4) {
 			g.look(now)
 		}
 		g.verifyClients(now)
@@ -284,12 +286,15 @@ func (g *Guard) look(began time.Time) {
 	g.noteSilent()
 	g.exits.follow(g.living)
 	ended := time.Now()
+	g.looked = ended
 	if g.state.Seen+g.files != known {
 		g.budget.found(ended)
 	}
 	rest := max(eventLook, g.budget.rest(computed()-before, g.ofNode, ended))
 	g.rested = ended.Add(rest)
 	switch {
+	case g.cut:
+		g.rested, g.nextLook = ended, ended
 	case !g.events.watches():
 		g.nextLook = ended.Add(max(unwatchedLook, rest))
 	case ended.Before(g.lookUntil):

@@ -136,7 +136,12 @@ func (k *kernel) effective(pid int) (uid uint32, ok bool) {
 	if err != nil {
 		return 0, false
 	}
-	_, rest, found := bytes.Cut(content, []byte("\nUid:"))
+	return effectiveIn(content)
+}
+
+// effectiveIn returns the effective uid from the content of a status file.
+func effectiveIn(status []byte) (uid uint32, ok bool) {
+	_, rest, found := bytes.Cut(status, []byte("\nUid:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	fields := bytes.Fields(line) // real, effective, saved, of the file system
 	if !found || len(fields) < 2 {

@@ -25,7 +25,7 @@ import (
 // A process of its own stops the neighbours by ptrace (docs/decisions/037):
 //
 //	guard                     guard --pause 6s
-//	  |--- "pid start" ------->| PTRACE_SEIZE and PTRACE_INTERRUPT of each thread
+//	  |--- "pid start uid" --->| PTRACE_SEIZE and PTRACE_INTERRUPT of each thread
 //	  |<-- "paused" -----------| all threads have stopped
 //	  |   (the GPU gets idle)
 //	  |--- end of stdin ------>| exits: the kernel continues all threads
@@ -35,8 +35,8 @@ import (
 // not told, and a process that a user has stopped stays stopped.
 
 const (
-	// pauseAck is how long the pausing process may take until all threads have stopped. A thread that is in the
-	// driver stops when it returns from there.
+	// pauseAck is how long the pausing process waits until all threads have stopped. A thread that is in the kernel for
+	// longer, as in vfork or in a file system that does not answer, stops before it runs code of its program again.
 	pauseAck = 500 * time.Millisecond
 	// pauseSlack is the time after the policy's limit at which the kernel kills the pausing process. The guard itself
 	// ends a pause at the limit.
@@ -50,7 +50,8 @@ const (
 	maxThreads = 16384
 )
 
-// Pause stops processes until its stdin ends. Each line of stdin is "PID START". It answers a line on stdout for each
+// Pause stops processes until its stdin ends. Each line of stdin is "PID START UID": the process with this effective
+// uid. A process that is another one by now, or runs as another user, is not stopped. It answers a line on stdout for each
 // line. The kernel kills this process after limit, and continues the processes when this process ends, however it
 // ends.
 func Pause(limit time.Duration) error {
@@ -74,8 +75,8 @@ func Pause(limit time.Duration) error {
 			return nil // the end of the pause
 		}
 		answer := pauseDone
-		var p site.Process
-		if _, err := fmt.Sscan(line, &p.PID, &p.Start); err != nil {
+		var p paused
+		if _, err := fmt.Sscan(line, &p.PID, &p.Start, &p.uid); err != nil {
 			answer = fmt.Sprintf("cannot read %.40q: %v", line, err)
 		} else if err := t.pause(p); err != nil {
 			answer = site.OneLine(err)
@@ -108,22 +109,37 @@ type tracer struct {
 	stopped map[int]bool // by thread ID; false until the thread has stopped
 }
 
+// paused is a process that is to stop, with its user. A client may exec a set-user-id program and keep its files open.
+// That program is root's, and must not stop.
+type paused struct {
+	site.Process
+	uid uint32
+}
+
+// foreign reports whether the pid is another process's by now, or the process runs as another user.
+func (p paused) foreign() bool {
+	stat, err1 := site.ReadStat(p.PID)
+	status, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	uid, ok := effectiveIn(status)
+	return err1 == nil && err2 == nil && ok && (stat.Process != p.Process || uid != p.uid)
+}
+
 // pause stops all threads of a process, and returns when they have stopped.
-func (t *tracer) pause(p site.Process) error {
+func (t *tracer) pause(p paused) error {
+	if p.foreign() {
+		return nil
+	}
 	if err := t.seizeAll(p.PID); err != nil {
 		return err
 	}
-	// The process is traced now, so its pid is not used again before this process has waited for it.
-	if stat, err := site.ReadStat(p.PID); err != nil || stat.Process != p {
-		return nil // it has ended, and what has its pid now continues when this process ends
-	}
-	for end := time.Now().Add(pauseAck); !t.allStopped(); {
-		if time.Now().After(end) {
-			return fmt.Errorf("cannot pause process %d: a thread of it does not stop within %v", p.PID, pauseAck)
-		}
+	for end := time.Now().Add(pauseAck); !t.allStopped() && time.Now().Before(end); {
 		if !t.wait() {
 			time.Sleep(time.Millisecond)
 		}
+	}
+	// The process is traced now, so its pid is not used again before this process has waited for it.
+	if p.foreign() {
+		return fmt.Errorf("cannot pause process %d: it runs as another user now", p.PID)
 	}
 	return nil
 }
@@ -159,6 +175,8 @@ func (t *tracer) seizeNew(pid int) (found bool, err error) {
 			found = true
 		case errors.Is(err, unix.ESRCH):
 		case zombieThread(pid, thread): // the first thread of a process may have ended before the others
+		case tracedHere(pid, thread): // a traced thread has just started it
+			t.stopped[thread], found = false, true
 		default:
 			return found, fmt.Errorf("cannot pause process %d: %w (a debugger may trace it)", pid, err)
 		}
@@ -183,6 +201,12 @@ func zombieThread(pid, thread int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, thread))
 	_, rest, found := strings.Cut(string(stat), ") ")
 	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
+}
+
+// tracedHere reports whether the calling thread traces a thread.
+func tracedHere(pid, thread int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", pid, thread))
+	return err == nil && strings.Contains(string(status), fmt.Sprintf("\nTracerPid:\t%d\n", unix.Gettid()))
 }
 
 // wait notes one thread that has stopped or ended.
@@ -221,8 +245,7 @@ type pause struct {
 	began   time.Time
 	done    time.Time    // when the last dead client's files were closed, zero before that
 	asked   map[int]bool // the pids of the neighbours that are to stop
-	stopped int          // neighbours that have stopped
-	add     chan site.Process
+	add     chan paused
 	answers chan error
 	end     chan struct{}
 }
@@ -245,7 +268,8 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 			g.endPause(now, false)
 			return
 		}
-		p.stopped++
+	}
+	switch {
 	case len(needing) > 0:
 		p.done = time.Time{}
 	case p.done.IsZero():
@@ -264,7 +288,7 @@ func (g *Guard) pauseFor(needing []*client, now time.Time) {
 
 func (g *Guard) beginPause(needing []*client, now time.Time) {
 	p := &pause{
-		began: now, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1),
+		began: now, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
 		end: make(chan struct{}),
 	}
 	g.pauses.now = p
@@ -282,7 +306,7 @@ func (g *Guard) pauseMore(needing []*client) {
 		for _, c := range needing {
 			if shareGPU(c, other) {
 				p.asked[pid] = true
-				p.add <- other.proc
+				p.add <- paused{other.proc, g.UID}
 				break
 			}
 		}
@@ -335,19 +359,22 @@ func (p *pause) run(line []string, limit time.Duration, nudge func()) {
 		<-p.end
 		_ = process.proc.Kill(unix.SIGKILL) // its end continues what it has stopped
 	}()
-	p.talk(in, answer, nudge)
+	p.talk(in, answer, process.reaped, nudge)
 	<-process.reaped
 }
 
-// talk passes on each neighbour and waits for the answer.
-func (p *pause) talk(in, answer *os.File, nudge func()) {
+// talk passes on each neighbour and waits for the answer, until the pause or the pausing process ends.
+func (p *pause) talk(in, answer *os.File, ended <-chan struct{}, nudge func()) {
 	answers := bufio.NewReader(answer)
 	for {
 		select {
 		case <-p.end:
 			return
+		case <-ended:
+			p.answers <- errors.New("the process that pauses them has ended")
+			return
 		case neighbour := <-p.add:
-			_, err := fmt.Fprintln(in, neighbour.PID, neighbour.Start)
+			_, err := fmt.Fprintln(in, neighbour.PID, neighbour.Start, neighbour.uid)
 			_ = answer.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
 			line, wrong := answers.ReadString('\n')
 			if err = errors.Join(err, wrong); err == nil && strings.TrimSpace(line) != pauseDone {

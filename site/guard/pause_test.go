@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -41,13 +42,11 @@ func newCounter(t *testing.T) *counter {
 	}
 	t.Cleanup(func() { reads.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	c := &counter{cmd, reads}
-	if !c.counts() {
-		t.Fatal("the counter does not count")
-	}
+	c.resumes(t, "at its start")
 	return c
 }
 
-// count is the counter's program: threads that print a byte each millisecond, and start another thread now and then.
+// count is the counter's program: threads that print a byte each millisecond.
 func count() {
 	for range 8 {
 		go func() {
@@ -116,7 +115,12 @@ func newPauser(t *testing.T, limit string) *pauser {
 // asks asks for the pause of a process and returns the answer.
 func (p *pauser) asks(t *testing.T, of site.Process) string {
 	t.Helper()
-	fmt.Fprintln(p.in, of.PID, of.Start)
+	return p.asksOf(t, of, os.Geteuid())
+}
+
+func (p *pauser) asksOf(t *testing.T, of site.Process, uid int) string {
+	t.Helper()
+	fmt.Fprintln(p.in, of.PID, of.Start, uid)
 	line, err := p.out.ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +204,32 @@ func TestAProcessThatIsKilledDuringAPause(t *testing.T) {
 	}
 }
 
-// Another process with the same pid, a process that is gone, and a process that another one traces are not paused.
+// A thread that a traced thread starts is traced from its first instruction. It may be seen before it has stopped, and
+// the pause goes on.
+func TestAPauseOfAThreadThatHasJustStarted(t *testing.T) {
+	c := newCounter(t)
+	runtime.LockOSThread() // one thread must do all that follows
+	defer runtime.UnlockOSThread()
+	first, second := tracer{stopped: map[int]bool{}}, tracer{stopped: map[int]bool{}}
+	if err := first.seizeAll(c.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.seizeAll(c.Process.Pid); err != nil {
+		t.Error(err)
+	}
+	for began := time.Now(); !first.allStopped() && time.Since(began) < soon; {
+		first.wait()
+	}
+	for thread := range first.stopped {
+		_ = unix.PtraceDetach(thread)
+	}
+	c.resumes(t, "after the pause")
+}
+
+// Another process with the same pid, a process that runs as another user by now, a process that is gone, and a process
+// that another one traces are not paused.
+//
+// Contract: G3
 func TestWhatIsNotPaused(t *testing.T) {
 	c := newCounter(t)
 	p := newPauser(t, "1m")
@@ -212,8 +241,10 @@ func TestWhatIsNotPaused(t *testing.T) {
 	if answer := p.asks(t, site.Process{PID: 1 << 30, Start: 1}); answer != pauseDone {
 		t.Errorf("of a process that is gone: %q", answer)
 	}
-	p.in.Close()
-	c.resumes(t, "the pause of another process")
+	if answer := p.asksOf(t, c.process(t), os.Geteuid()+1); answer != pauseDone {
+		t.Errorf("of another user's process: %q", answer)
+	}
+	c.resumes(t, "the pause of another process, while it lasts")
 
 	first, second := newPauser(t, "1m"), newPauser(t, "1m")
 	first.asks(t, c.process(t))

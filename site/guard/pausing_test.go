@@ -5,7 +5,9 @@ package guard
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +30,7 @@ func pausing(began time.Time) (*Guard, *pause, *client) {
 	}
 	g.living[4] = &client{proc: site.Process{PID: 4}, gpus: 1, files: []*file{{owner: g.living[1].proc}}}
 	g.pauses.now = &pause{
-		began: began, asked: map[int]bool{}, add: make(chan site.Process, maxPaused), answers: make(chan error, maxPaused+1),
+		began: began, asked: map[int]bool{}, add: make(chan paused, maxPaused), answers: make(chan error, maxPaused+1),
 		end: make(chan struct{}),
 	}
 	return g, g.pauses.now, &client{gpus: 1}
@@ -118,11 +120,13 @@ func TestTheEndOfAPause(t *testing.T) {
 	}
 }
 
-// A pause waits a short time for the driver to free the memory, after the last files were let go.
+// A pause waits a short time for the driver to free the memory, after the last files were let go. A neighbour that has
+// stopped just then changes nothing.
 func TestAPauseUntilMemoryIsFree(t *testing.T) {
 	now := time.Now()
 	g, p, dead := pausing(now)
 	g.closing[dead] = time.Time{}
+	p.answers <- nil
 	for _, c := range []struct {
 		after   time.Duration
 		needing []*client
@@ -184,6 +188,37 @@ func TestWhetherAPauseIsOver(t *testing.T) {
 		if got := c.p.over(hold); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
+	}
+}
+
+// A pause ends when its process has ended, whatever ended it. The next one comes after a rest.
+func TestAPauseWhoseProcessIsKilled(t *testing.T) {
+	r := newTestGuard(t, time.Minute)
+	r.Pause = time.Minute // much longer than this test waits
+	neighbour := newCounter(t)
+	is := neighbour.process(t)
+	r.living[is.PID] = &client{proc: is, gpus: 1, pidfd: -1, files: []*file{{fd: -1, users: 2, owner: is}}}
+	needing := []*client{{gpus: 1}}
+	r.pauseFor(needing, time.Now())
+	p := r.pauses.now
+	if err := <-p.answers; err != nil {
+		t.Fatal(err)
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", is.PID))
+	_, rest, _ := strings.Cut(string(status), "\nTracerPid:")
+	pauser := 0
+	if _, err := fmt.Sscan(rest, &pauser); err != nil || pauser == 0 {
+		t.Fatalf("the neighbour is traced by %d, %v", pauser, err)
+	}
+	_ = unix.Kill(pauser, unix.SIGKILL) // a thread's id names its process, too
+	neighbour.resumes(t, "after the death of the process that pauses")
+	for began := time.Now(); r.pauses.now == p; time.Sleep(time.Millisecond) {
+		if r.pauseFor(needing, time.Now()); time.Since(began) > soon {
+			t.Fatal("the guard goes on with a pause whose process has ended")
+		}
+	}
+	if rest := time.Until(r.pauses.next); rest <= 0 || rest > minRest+soon {
+		t.Errorf("the next pause comes after %v", rest)
 	}
 }
 

@@ -52,6 +52,7 @@ type situation struct {
 	gpuKnown   bool          // the GPUs' free memory and utilisation are known
 	idle       bool          // the GPUs have done no work since its death
 	noContext  bool          // the driver lists no context of it
+	tight      bool          // places or host memory are not plentiful, whatever the GPUs' memory is
 	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
 	short      bool          // a program may need the room that dead clients take
 	paused     bool          // a pause is not allowed, or one after hold has ended without an idle GPU
@@ -67,7 +68,7 @@ func (s situation) releaseReason(hold time.Duration) string {
 		return workDone
 	case s.inOrder && s.noContext:
 		return noContext
-	case s.inOrder && !s.roomy && (!s.pending || s.age >= knowBy):
+	case s.inOrder && !s.roomy && (s.tight || !s.pending || s.age >= knowBy):
 		return endedWell
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
 		return noNeighbour
@@ -137,11 +138,11 @@ func (g *Guard) situation(c *client, now time.Time) situation {
 			s.newer = s.newer || other.opened.After(c.died)
 		}
 	}
-	crowded := g.places(c) > g.Clients/2
-	s.roomy, s.short = !crowded && !c.hostShort, crowded || c.hostShort
+	s.tight = g.places(c) > g.Clients/2 || c.hostShort
+	s.roomy, s.short = !s.tight, s.tight
 	g.addUsage(c, &s, now)
 	c.needed = c.needed || s.short
-	s.short = c.needed
+	s.short, s.roomy = c.needed, s.roomy && !c.needed
 	return s
 }
 

@@ -222,3 +222,23 @@ func TestShortHostMemory(t *testing.T) {
 	}
 	r.usage.gauge = nil
 }
+
+// A client that has ended in order does not keep newcomers waiting until hold is over, if its room was needed for a
+// moment and there is plenty of room now.
+//
+// Contract: G2
+func TestRoomThatWasNeededForAMoment(t *testing.T) {
+	now := time.Now()
+	g := &Guard{Options: Options{Hold: time.Minute, Minors: []int{3}, Clients: 48}, kernel: &kernel{memories: map[string]memory{}}}
+	g.usage.gauge, g.usage.asked = &gauge{}, now
+	died := now.Add(-10 * time.Millisecond)
+	g.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 10, 9: 10}}})
+	c := &client{proc: site.Process{PID: 9}, gpus: 1, died: died, inOrder: true}
+	if s := g.situation(c, now); s.short || !s.roomy {
+		t.Fatalf("%+v: want plenty of room", s)
+	}
+	c.needed = true
+	if s := g.situation(c, now); !s.short || s.releaseReason(g.Hold) != endedWell {
+		t.Errorf("%+v: %q", s, s.releaseReason(g.Hold))
+	}
+}

@@ -221,7 +221,9 @@ func (g *Guard) readUsage(now time.Time) {
 				u.gauge, u.failed = nil, now
 				return
 			}
-			u.take(line)
+			if len(line) == len(g.Minors) { // what is not known of a GPU is never "idle"
+				u.take(line)
+			}
 		default:
 			return
 		}

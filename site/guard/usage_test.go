@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"encoding/json"
 	"os"
 	"testing"
 	"time"
@@ -40,6 +41,25 @@ func TestIdle(t *testing.T) {
 		g.addUsage(&client{died: died, gpus: 1}, &s, now)
 		if s.idle != c.want {
 			t.Errorf("%s: idle %v", c.name, s.idle)
+		}
+	}
+}
+
+// A line of gpu-usage that is not about all GPUs proves nothing.
+func TestALineWithoutAllGPUs(t *testing.T) {
+	for _, line := range []string{"[]", "null", `[{"known":true,"total_mib":1000,"free_mib":900}]`} {
+		var usage []Usage
+		if err := json.Unmarshal([]byte(line), &usage); err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		lines := make(chan []Usage, 1)
+		g := Guard{Options: Options{Minors: []int{3, 5}}, usage: usages{gauge: &gauge{lines: lines}, asked: now}}
+		lines <- usage
+		g.readUsage(now)
+		var s situation
+		if g.addUsage(&client{died: now.Add(-time.Second), gpus: 2}, &s, now); s.idle || s.gpuKnown {
+			t.Errorf("%s: idle %v, known %v", line, s.idle, s.gpuKnown)
 		}
 	}
 }
