@@ -2,10 +2,11 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play test test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
-LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT)
+LDEXTRA := # more options for the linker
+LDFLAGS := -X github.com/slurm-mps/slurm-mps/cmd/internal/cli.commit=$(COMMIT) $(LDEXTRA)
 FOLDERS := cmd epilog mpirun-wrap policy prolog site
 BUILT   := $(CURDIR)/.build
 BENCH   := site/lab/bench
@@ -18,16 +19,20 @@ all: build ## the same as build
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r target what; do printf '%-16s%s\n' "$$target" "$$what"; done
 
-# The programs that ranks run are static. The others load libnvidia-ml.so.1 when they need it.
+# The programs that ranks run are static. The others load libnvidia-ml.so.1 when they need it. gpu-usage and mps-tune
+# are links (docs/decisions/038-size.md).
 build: ## the programs, in .build/bin
 	@mkdir -p $(BUILT)/bin
-	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/gpu-usage ./cmd/mpsctl ./cmd/mps-tune
+	CGO_ENABLED=1 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/prolog ./cmd/epilog ./cmd/mpsctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILT)/bin/ ./cmd/guard ./cmd/mpirun-wrap ./cmd/task-prolog
+	ln -sf epilog $(BUILT)/bin/gpu-usage
+	ln -sf mpsctl $(BUILT)/bin/mps-tune
 
 # The contents of a package: the programs, man pages, completions and NOTICES, in .build/package. The programs have
-# their own folder, because the tests build theirs without a commit into .build/bin.
+# their own folder, because the tests build theirs without a commit into .build/bin. They have no symbols and no debug
+# information. A Go traceback needs neither.
 parts: ## the programs with man pages, completions and documents, in .build/package
-	$(MAKE) build BUILT=$(BUILT)/package
+	$(MAKE) build BUILT=$(BUILT)/package LDEXTRA='-s -w'
 	site/pkg/parts.sh $(BUILT)/package
 
 # Installs the files of the packages. Without DESTDIR, it also runs the scripts of the packages. A lease of another
@@ -64,6 +69,14 @@ test: setup ## all tests
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
 	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
+
+# For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
+# the checks of sources and documents. What lacks root or Slurm is skipped.
+SLOW  := /cmd$$|/site/sim/conformance$$|/site/lab/(demo|room)$$
+QUICK := TestAJobsLife|TestAJobsGuard|TestRanksUnderSlurm|TestEveryProgramSaysItsVersion|TestImports|TestProgramsLinkNoMoreThanTheyMay|TestTheDocumentsCommands|TestTheReferenceIsWhole|TestDevelopmentHasEveryVariable|TestMakeHelp
+test-quick: ## the unit tests and some end-to-end tests: 2 min
+	go test -timeout 5m -skip Browser $$(go list ./... | grep -Ev '$(SLOW)')
+	go test -timeout 5m -run '^($(QUICK))$$' ./cmd
 
 # The tests that use Slurm, with the Slurm of another Debian beside the installed one. SUITE=forky has Slurm 26.05.
 SUITE ?= trixie

@@ -33,12 +33,12 @@ var raced = sync.OnceValues(func() (string, error) {
 	}
 	dir := filepath.Join(shared, "race")
 	build := exec.Command("go", "build", "-race", "-o", dir+"/",
-		module+"cmd/prolog", module+"cmd/epilog", module+"cmd/guard", module+"cmd/gpu-usage", module+"cmd/mpsctl")
+		module+"cmd/prolog", module+"cmd/epilog", module+"cmd/guard", module+"cmd/mpsctl")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cannot build with the race detector: %w: %s", err, out)
 	}
-	return dir, nil
+	return dir, testnode.Link(dir)
 })
 
 // newCrowd returns a node on which many programs run at the same time.

@@ -144,3 +144,22 @@ func TestMakeHelp(t *testing.T) {
 		t.Errorf("make help prints %q, and .PHONY has %q", printed, phony)
 	}
 }
+
+// make test-quick names tests of this package. go test does not complain of a name that no test has.
+func TestQuickNamesTests(t *testing.T) {
+	_, names, found := strings.Cut(read(t, "../Makefile"), "\nQUICK := ")
+	names, _, _ = strings.Cut(names, "\n")
+	files, err := filepath.Glob("*_test.go")
+	if err != nil || !found {
+		t.Fatalf("Makefile has QUICK: %v; files: %v", found, err)
+	}
+	var source strings.Builder
+	for _, file := range files {
+		source.WriteString(read(t, file))
+	}
+	for name := range strings.SplitSeq(names, "|") {
+		if !strings.Contains(source.String(), "\nfunc "+name+"(t *testing.T) {\n") {
+			t.Errorf("make test-quick names %s, and there is no such test", name)
+		}
+	}
+}

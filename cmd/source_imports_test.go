@@ -38,7 +38,6 @@ var packages = map[string][]string{
 	"cmd/internal/logfile": {"github.com/rs/zerolog"},
 	"cmd/internal/record":  {"policy", "site", "site/gpu", "site/inspect", "site/lease", "site/proc", "site/serverlog", "site/usage", "github.com/rs/zerolog", "golang.org/x/sys/unix"},
 	"cmd/internal/guard":   {"cmd/internal/cli", "cmd/internal/logfile", "site", "site/guard", "site/lease", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/rs/zerolog/diode", "golang.org/x/sys/unix"},
-	"cmd/gpu-usage":        {"cmd/internal/cli", "cmd/internal/hook"},
 	"cmd/guard":            {"cmd/internal/cli", "cmd/internal/guard"},
 	"cmd/internal/hook":    {"cmd/internal/cli", "cmd/internal/logfile", "cmd/internal/record", "epilog", "policy", "policy/policyfile", "prolog", "site", "site/cgroup", "site/etc", "site/gpu", "site/guard", "site/inspect", "site/lease", "site/mps", "site/proc", "site/slurm", "github.com/rs/zerolog", "github.com/spf13/cobra", "golang.org/x/sys/unix"},
 	"cmd/internal/wrap":    {"cmd/internal/cli", "mpirun-wrap", "policy", "site", "site/lease", "site/proc", "site/slurm", "site/tuned"},
@@ -53,8 +52,7 @@ var packages = map[string][]string{
 	"site/reap":            {"policy/policyfile", "site", "site/lease", "site/mps", "site/proc", "site/slurm/steps"},
 	"cmd/internal/mpsctl":  {"cmd/internal/cli", "cmd/internal/hook", "epilog", "policy", "policy/plan", "policy/policyfile", "site", "site/doctor", "site/etc", "site/inspect", "site/lease", "site/reap", "site/slurm", "site/tuned", "site/usage", "site/usage/page", "github.com/hashicorp/hcl/v2/hclwrite", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix", "os/exec"},
 	"cmd/internal/tune":    {"cmd/internal/cli", "cmd/internal/mpsctl", "policy", "site", "site/lease", "site/slurm", "site/tuned", "github.com/spf13/cobra", "golang.org/x/sys/unix", "os/exec"}, // a user's own program, as the user
-	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl"},
-	"cmd/mps-tune":         {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},
+	"cmd/mpsctl":           {"cmd/internal/cli", "cmd/internal/mpsctl", "cmd/internal/tune"},
 }
 
 // outside are folders of tools and tests, which are not installed on a node. They may import anything, and no installed

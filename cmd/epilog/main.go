@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command epilog is slurmd's Epilog= on a node that shares GPUs through MPS.
+// Command epilog is slurmd's Epilog= on a node that shares GPUs through MPS. Under the name gpu-usage, it reports the
+// GPUs' free memory and utilisation to a guard.
 package main
 
 import (
 	"os"
+	"path/filepath"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 )
 
-func main() { os.Exit(hook.Epilog(cli.ThisProcess())) }
+func main() {
+	if filepath.Base(os.Args[0]) == "gpu-usage" {
+		os.Exit(hook.Usage(cli.ThisProcess()))
+	}
+	os.Exit(hook.Epilog(cli.ThisProcess()))
+}

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mpsctl shows the state of a node, and what slurm-mps would do on it or on any machine.
+// Command mpsctl shows the state of a node, and what slurm-mps would do on it or on any machine. Under the name
+// mps-tune, it finds the number of ranks and the share that are the fastest for a user's program.
 package main
 
 import (
 	"os"
+	"path/filepath"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == "mps-tune" {
+		os.Exit(mpsctl.RunAlone(cli.ThisProcess(), tune.Command))
+	}
 	os.Exit(mpsctl.Run(cli.ThisProcess(), mpsctl.Commands()...))
 }

@@ -19,7 +19,7 @@ fail() {
 . site/pkg/version.sh
 
 # The newest version of glibc that a program which is not static needs for one of its symbols.
-GLIBC=$(glibc_of "$BUILT"/bin/{prolog,epilog,gpu-usage,mpsctl,mps-tune})
+GLIBC=$(glibc_of "$BUILT"/bin/{prolog,epilog,mpsctl})
 [ -n "$GLIBC" ] || fail "cannot package: $BUILT/bin/prolog names no version of glibc"
 export GLIBC BUILT
 

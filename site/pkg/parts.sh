@@ -15,6 +15,8 @@ go run ./site/pkg/man -bin "$BUILT/bin" -docs docs -date "$(date -u -d "@$SOURCE
 go run ./site/pkg/docs -out "$BUILT/doc"
 mapfile -t programs < <(sed -n 's|.*{BUILT}/bin/\([a-z-]*\)".*|./cmd/\1|p' site/pkg/nfpm.yaml)
 go run ./site/pkg/notices "${programs[@]}" >"$BUILT/NOTICES"
-for shell in bash zsh fish; do "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/$shell"; done
-# mps-tune is a single command and cannot print its completion. It completes in the same way as mpsctl.
-sed 's/mpsctl/mps-tune/g' "$BUILT/completion/bash" >"$BUILT/completion/mps-tune"
+cat site/pkg/copyright "$BUILT/NOTICES" >"$BUILT/copyright"
+for shell in bash zsh fish; do
+    "$BUILT/bin/mpsctl" completion $shell >"$BUILT/completion/mpsctl.$shell"
+    "$BUILT/bin/mpsctl" completion $shell mps-tune >"$BUILT/completion/mps-tune.$shell"
+done

@@ -17,6 +17,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
+	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 func entries(t *testing.T) []contents.Entry {
@@ -31,7 +32,7 @@ func entries(t *testing.T) []contents.Entry {
 // TestEntries checks that every file has the mode that slurmd and users need, and that root owns every file. A file
 // that a site edits must be a configuration file, because an upgrade does not change those.
 func TestEntries(t *testing.T) {
-	programs := map[string]bool{}
+	programs, links := map[string]bool{}, map[string]string{}
 	for _, e := range entries(t) {
 		want := map[bool]fs.FileMode{true: 0o755, false: 0o644}[e.Program() || e.Kind == contents.Dir]
 		if e.Kind != contents.Symlink && e.Mode != want {
@@ -43,6 +44,13 @@ func TestEntries(t *testing.T) {
 		if e.Program() {
 			programs[e.Target] = true
 		}
+		// nfpm makes a folder of a link if the link's target, seen from the source, is one: "epilog".
+		if _, err := os.Stat(filepath.Join("../..", e.Source)); e.Kind == contents.Symlink && err == nil {
+			t.Errorf("the target of the link %s is also a path in the source: %s", e.Target, e.Source)
+		}
+		if e.Kind == contents.Symlink && testnode.Links[filepath.Base(e.Target)] != "" {
+			links[filepath.Base(e.Target)] = filepath.Join(filepath.Dir(e.Target), e.Source)
+		}
 		if local := e.Built() == "" && e.Kind != contents.Symlink && e.Kind != contents.Dir; local {
 			if _, err := os.Stat(filepath.Join("../..", e.Source)); err != nil {
 				t.Error(err)
@@ -51,25 +59,37 @@ func TestEntries(t *testing.T) {
 	}
 	for _, path := range []string{
 		"/usr/libexec/slurm-mps/prolog", "/usr/libexec/slurm-mps/epilog", "/usr/libexec/slurm-mps/guard",
-		"/usr/libexec/slurm-mps/gpu-usage", "/usr/libexec/slurm-mps/task-prolog",
-		"/usr/bin/mpirun-wrap", "/usr/bin/mps-tune", "/usr/sbin/mpsctl",
+		"/usr/libexec/slurm-mps/task-prolog", "/usr/bin/mpirun-wrap", "/usr/sbin/mpsctl",
 	} {
 		if !programs[path] {
 			t.Errorf("%s is not packaged", path)
 		}
 	}
-	if len(programs) != 8 {
-		t.Errorf("programs %v", programs)
+	for link, program := range testnode.Links {
+		if !programs[links[link]] || filepath.Base(links[link]) != program {
+			t.Errorf("%s is a link to %q: want the installed %s", link, links[link], program)
+		}
+	}
+	if len(programs)+len(links) != len(testnode.Programs) {
+		t.Errorf("programs %v, links %v", programs, links)
 	}
 }
 
 // TestLicenses checks that the packages contain the license of slurm-mps and the licenses of all modules in the
-// programs.
+// programs. They must be where Debian and rpm keep licenses, because both can be told to install no documents.
 func TestLicenses(t *testing.T) {
 	all := entries(t)
-	for src, dst := range map[string]string{"LICENSE": "/usr/share/doc/slurm-mps/LICENSE", "${BUILT}/NOTICES": "/usr/share/doc/slurm-mps/NOTICES"} {
-		if !slices.Contains(all, contents.Entry{Source: src, Target: dst, Mode: 0o644}) {
-			t.Errorf("%s is not packaged as %s", src, dst)
+	const doc, licenses, notices = "/usr/share/doc/slurm-mps/", "/usr/share/licenses/slurm-mps/", "${BUILT}/NOTICES"
+	for _, want := range []contents.Entry{
+		{Source: "LICENSE", Target: doc + "LICENSE"},
+		{Source: notices, Target: doc + "NOTICES"},
+		{Source: "${BUILT}/copyright", Target: doc + "copyright", Packager: "deb"},
+		{Source: "LICENSE", Target: licenses + "LICENSE", Kind: contents.License, Packager: "rpm"},
+		{Source: notices, Target: licenses + "NOTICES", Kind: contents.License, Packager: "rpm"},
+	} {
+		want.Mode = 0o644
+		if !slices.Contains(all, want) {
+			t.Errorf("not packaged: %+v", want)
 		}
 	}
 	content, err := os.ReadFile("../../LICENSE")
@@ -148,12 +168,15 @@ func TestSpankEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	const plugin = "/usr/lib/slurm-mps/slurm_mps.so"
+	const doc, licenses = "/usr/share/doc/slurm-mps-spank-${RELEASE}", "/usr/share/licenses/slurm-mps-spank-${RELEASE}"
 	want := []contents.Entry{
 		{Target: "/usr/lib/slurm-mps", Kind: contents.Dir, Mode: 0o755},
 		{Source: "${PLUGIN}/slurm_mps.so", Target: plugin, Mode: 0o644},
 		{Source: "site/spank/plugstack.conf", Target: "/etc/slurm/plugstack.conf.d/slurm-mps.conf", Kind: contents.Config, Mode: 0o644},
-		{Target: "/usr/share/doc/slurm-mps-spank-${RELEASE}", Kind: contents.Dir, Mode: 0o755},
-		{Source: "LICENSE", Target: "/usr/share/doc/slurm-mps-spank-${RELEASE}/LICENSE", Mode: 0o644},
+		{Target: doc, Kind: contents.Dir, Mode: 0o755},
+		{Source: "LICENSE", Target: doc + "/LICENSE", Mode: 0o644},
+		{Source: "site/pkg/copyright", Target: doc + "/copyright", Packager: "deb", Mode: 0o644},
+		{Source: "LICENSE", Target: licenses + "/LICENSE", Kind: contents.License, Packager: "rpm", Mode: 0o644},
 	}
 	if !slices.Equal(all, want) {
 		t.Errorf("got %+v, want %+v", all, want)

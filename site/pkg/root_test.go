@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/pkg/contents"
 	"github.com/slurm-mps/slurm-mps/site/sim"
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
@@ -249,9 +251,10 @@ func TestRootInstallUpgradeRemove(t *testing.T) {
 func (r root) lives(m manager) {
 	t := r.t
 	r.must(0, m.install)
-	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
+	if out := r.must(0, "mpsctl policy check && mpirun-wrap --version && mps-tune --version && /usr/libexec/slurm-mps/gpu-usage --version && mpsctl policy test /etc/slurm-mps/policy_test.hcl"); !strings.Contains(out, "slurm-mps ") {
 		t.Errorf("after the installation, the programs print %s", out)
 	}
+	r.licensed(m)
 	r.driver()
 	r.must(0, "echo '# ours' >>/etc/slurm-mps/policy.hcl")
 	if code, out := r.hook("prolog"); code != 0 {
@@ -304,6 +307,23 @@ func (r root) lives(m manager) {
 	}
 }
 
+// licensed checks that the licenses are installed where Debian and rpm look for them.
+func (r root) licensed(m manager) {
+	r.t.Helper()
+	const modules = "grep -q 'github.com/hashicorp/hcl/v2' "
+	if m == dpkg {
+		const file = "/usr/share/doc/slurm-mps/copyright"
+		r.must(0, "grep -qx 'License: Apache-2.0' "+file+" && "+modules+file)
+		r.must(0, "test -s /usr/share/common-licenses/Apache-2.0 && test ! -e /usr/share/licenses/slurm-mps")
+		return
+	}
+	got := strings.Fields(r.must(0, "rpm -q --licensefiles slurm-mps"))
+	if want := []string{"/usr/share/licenses/slurm-mps/LICENSE", "/usr/share/licenses/slurm-mps/NOTICES"}; !slices.Equal(got, want) {
+		r.t.Errorf("license files %q, want %q", got, want)
+	}
+	r.must(0, modules+got[1]+" && test ! -e /usr/share/doc/slurm-mps/copyright")
+}
+
 // collects runs the command line of slurm-mps-metrics.service.
 func (r root) collects() {
 	r.t.Helper()
@@ -333,6 +353,37 @@ func (r root) newerForm(m manager) {
 	}
 	r.must(0, "rm "+planted)
 	r.must(0, m.has)
+}
+
+// TestRootLinks checks that the links of the list are links in the package.
+func TestRootLinks(t *testing.T) {
+	deb := only(t, filepath.Join(built(t), "packages"), ourDeb)
+	out, err := exec.Command("dpkg-deb", "--contents", deb).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries(t) {
+		want := " ." + e.Target + " -> " + e.Source + "\n"
+		if e.Kind == contents.Symlink && !strings.Contains(string(out), want) {
+			t.Errorf("the package lacks the link%s", want)
+		}
+	}
+}
+
+// maxInstalledKiB is the same size as maxInstalled of package install.
+const maxInstalledKiB = 40_000_000 / 1024
+
+// TestRootSize checks what the package takes on a node, as Debian counts it.
+func TestRootSize(t *testing.T) {
+	deb := only(t, filepath.Join(built(t), "packages"), ourDeb)
+	out, err := exec.Command("dpkg-deb", "--field", deb, "Installed-Size").Output()
+	kib, err2 := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if kib > maxInstalledKiB || kib < maxInstalledKiB/4 {
+		t.Errorf("the package takes %d KiB: want %d at most", kib, maxInstalledKiB)
+	}
 }
 
 // TestRootSameBytes checks that two builds of a commit in two folders give the same bytes.

@@ -9,6 +9,7 @@ export LC_ALL=C
 umask 022
 
 BUILT=$(realpath -m "$1")
+mkdir -p "$BUILT"
 out=$(realpath -m "$2")
 cd "$(dirname "$0")/../.."
 . site/pkg/version.sh
@@ -65,9 +66,10 @@ else
     echo "spank.sh: no package of the SPANK plugin for the Slurm of this machine: there is no $include/slurm/spank.h (Debian: libslurm-dev; elsewhere: SLURM_INCLUDE=FOLDER)"
 fi
 for suite in $suites; do
-    if headers=$(headers_of "$suite"); then
+    if headers=$(headers_of "$suite" 2>"$BUILT/headers.log"); then
         plugin "$headers"
     else
-        echo "spank.sh: no package of the SPANK plugin for the Slurm of Debian $suite: its headers cannot be had"
+        echo "spank.sh: skipped the SPANK plugin for the Slurm of Debian $suite: $(tail -n 1 "$BUILT/headers.log")"
     fi
 done
+[ "$made" = ' ' ] || echo "spank.sh: the SPANK plugin is packaged for Slurm$made"

@@ -17,10 +17,21 @@ glibc_of() {
     for file; do objdump -T "$file"; done | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d_ -f2
 }
 
+# quietly COMMAND...: runs a command, and prints its output only if it fails.
+quietly() {
+    local printed
+    printed=$("$@" 2>&1) || {
+        printf '%s: cannot run %s: %s\n' "$(basename "$0")" "$*" "$printed" >&2
+        exit 1
+    }
+}
+
 # package CONFIG COPY OUT: makes the .deb and the .rpm. All times in them are those of the commit.
 package() {
+    local tools=$BUILT/tools-${nfpm##*@}
+    [ -x "$tools/nfpm" ] || quietly env GOBIN="$tools" go install $nfpm
     sed "s/^mtime:.*/mtime: $COMMITTED/; s|@HERE@|$(dirname "$2")|" "$1" >"$2" # nfpm expands no variables there
     for kind in deb rpm; do
-        go run $nfpm package --config "$2" --packager $kind --target "$3/" >/dev/null
+        "$tools/nfpm" package --config "$2" --packager $kind --target "$3/" >/dev/null
     done
 }

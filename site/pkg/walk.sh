@@ -113,7 +113,7 @@ walk() {
     release=$(slurmd -V | sed 's/.* \([0-9]*\.[0-9]*\)\..*/\1/')
     step "apt-get install ./slurm-mps-spank-$release*.deb"
     quietly apt-get -q -y install /walk/slurm-mps-spank-"$release"_*.deb
-    step "slurm.conf and gres.conf: the lines of docs/operator.md; site.hcl: where this driver is"
+    step "slurm.conf and gres.conf: the lines of docs/operator.md, without Contain, because this root has no control groups, of which doctor will warn; site.hcl: where this driver is"
     document | grep -v -e '^NodeName=' -e '^Name=' | sed 's/,Contain$//' >>/etc/slurm/slurm.conf # there is no control group
     document | sed -n 's/^NodeName=.* Gres=gpu:4 \(.*\) \.\.\.$/NodeName=gpu01 CPUs=16 RealMemory=1000 Gres=gpu:2 \1/p' >>/etc/slurm/slurm.conf
     document | sed -n 's/^\(Name=gpu .*\)\[0-3\]$/\1[0-1]/p' >/etc/slurm/gres.conf

@@ -43,14 +43,43 @@ func (p Process) PrintError(program string, err error) {
 	fmt.Fprintf(p.Err, "%s: %s\n", program, site.OneLine(err))
 }
 
+// unknown is the commit of a build that was told none.
+const unknown = "unknown"
+
 // commit is set by the linker: make build.
-var commit = "unknown"
+var commit = unknown
 
 // Version returns "slurm-mps COMMIT (GO)".
 func Version() string {
-	goVersion := "go"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		goVersion = info.GoVersion
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{GoVersion: "go"}
 	}
-	return fmt.Sprintf("slurm-mps %s (%s)", commit, goVersion)
+	return fmt.Sprintf("slurm-mps %s (%s)", commitOf(commit, info), info.GoVersion)
+}
+
+// commitDigits is the length of an abbreviated commit, as in the versions of Go modules.
+const commitDigits = 12
+
+// commitOf returns the commit that the linker was told. Without one, it returns what Go has stamped: the commit of a
+// build in a clone, or the version of a module that go install has fetched.
+func commitOf(linked string, info *debug.BuildInfo) string {
+	if linked != unknown {
+		return linked
+	}
+	stamps := map[string]string{}
+	for _, s := range info.Settings {
+		stamps[s.Key] = s.Value
+	}
+	version := info.Main.Version
+	if revision := stamps["vcs.revision"]; revision != "" {
+		version = revision[:min(len(revision), commitDigits)]
+		if stamps["vcs.modified"] == "true" {
+			version += "-dirty"
+		}
+	}
+	if version == "" || version == "(devel)" {
+		return unknown
+	}
+	return version
 }

@@ -163,7 +163,8 @@ func NoArgs(c *cobra.Command, args []string) error {
 	return fmt.Errorf("cannot take %q: %s takes flags alone: see %s --help", args[0], c.CommandPath(), c.CommandPath())
 }
 
-const completionHelp = `completion prints a script for a shell, which then completes mpsctl's commands and flags.`
+const completionHelp = `completion prints a script for a shell, which then completes the commands and flags of mpsctl, or the
+flags of mps-tune. The packages install these scripts, and one for mpirun-wrap.`
 
 // shells are the shells that completion supports. Each script is in that shell's language.
 var shells = map[string]func(*cobra.Command, *Invocation) error{
@@ -174,17 +175,22 @@ var shells = map[string]func(*cobra.Command, *Invocation) error{
 
 func completion(call *Invocation) *cobra.Command {
 	return &cobra.Command{
-		Use: "completion bash|zsh|fish", Short: "print a completion script for a shell", Long: completionHelp,
+		Use: "completion bash|zsh|fish [mps-tune]", Short: "print a completion script for a shell", Long: completionHelp,
 		Example:               "  mpsctl completion bash >/etc/bash_completion.d/mpsctl\n  mpsctl completion zsh >\"${fpath[1]}/_mpsctl\"\n  mpsctl completion fish >~/.config/fish/completions/mpsctl.fish",
 		DisableFlagsInUseLine: true, ValidArgs: []string{"bash", "zsh", "fish"},
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 && shells[args[0]] != nil {
+			alone := len(args) == 1 || len(args) == 2 && args[1] == "mps-tune"
+			if alone && shells[args[0]] != nil {
 				return nil
 			}
 			return fmt.Errorf("cannot complete for %q: name one shell: bash, zsh or fish", args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
-			return WriteError("completion", shells[args[0]](c.Root(), call))
+			program := c.Root()
+			if len(args) == 2 {
+				program = &cobra.Command{Use: args[1]} // a script asks the program, so it has only its name
+			}
+			return WriteError("completion", shells[args[0]](program, call))
 		},
 	}
 }

@@ -69,6 +69,7 @@ func TestUsage(t *testing.T) {
 		"--root tmp end":      `cannot use --root "tmp": give an absolute path`,
 		"completion":          `cannot complete for []: name one shell: bash, zsh or fish`,
 		"completion tcsh":     `cannot complete for ["tcsh"]: name one shell: bash, zsh or fish`,
+		"completion bash 1 2": `cannot complete for ["bash" "1" "2"]: name one shell: bash, zsh or fish`,
 		"completion bash zsh": `cannot complete for ["bash" "zsh"]: name one shell: bash, zsh or fish`,
 	} {
 		code, out, complaint := runRoot(ends(nil), strings.Fields(args)...)
@@ -138,6 +139,12 @@ func TestCompletion(t *testing.T) {
 		check.Stdin = strings.NewReader(out)
 		if said, err := check.CombinedOutput(); err != nil || len(said) > 0 {
 			t.Errorf("%s cannot parse its script: %v: %s", shell, err, said)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, _ := runRoot(ends(nil), "completion", shell, "mps-tune")
+		if code != 0 || !strings.Contains(out, " for mps-tune ") || strings.Contains(out, "mpsctl") {
+			t.Errorf("%s: code %d: this does not complete mps-tune:\n%.200s", shell, code, out)
 		}
 	}
 	if _, out, _ := runRoot(ends(nil), "__complete", "completion", ""); !strings.HasPrefix(out, "bash\nzsh\nfish\n") {

@@ -410,13 +410,10 @@ func (q question) noRate(r *ranks, took time.Duration) error {
 // timedOut is the exit code of timeout(1) if it has ended the rank.
 const timedOut = 124
 
-// wrapper returns the command line of mpirun-wrap. The file in the folder of this program comes before the installed
-// file.
+// wrapper returns the command line of mpirun-wrap.
 func wrapper(root string) ([]string, error) {
-	candidates := []string{"/usr/bin/mpirun-wrap"}
-	if self, err := os.Executable(); err == nil {
-		candidates = append([]string{filepath.Join(filepath.Dir(self), "mpirun-wrap")}, candidates...)
-	}
+	self, err := os.Executable()
+	candidates := wrappers(self, err)
 	for _, path := range candidates {
 		if _, err := os.Stat(path); err == nil {
 			if root != "" {
@@ -426,4 +423,15 @@ func wrapper(root string) ([]string, error) {
 		}
 	}
 	return nil, fmt.Errorf("cannot find mpirun-wrap: it is none of %s", strings.Join(candidates, ", "))
+}
+
+// wrappers returns where mpirun-wrap can be, the best place first: in the folder of this program, in the bin folder
+// beside that, because an installed mps-tune is a link to sbin/mpsctl, or where the packages install it.
+func wrappers(self string, err error) []string {
+	const installed = "/usr/bin/mpirun-wrap"
+	if err != nil {
+		return []string{installed}
+	}
+	here := filepath.Dir(self)
+	return []string{filepath.Join(here, "mpirun-wrap"), filepath.Join(here, "../bin/mpirun-wrap"), installed}
 }

@@ -378,3 +378,14 @@ func TestOpenMPILabels(t *testing.T) {
 		}
 	}
 }
+
+// The packages install mps-tune as a link to sbin/mpsctl, and mpirun-wrap in bin. The tests have all in one folder.
+func TestWrappers(t *testing.T) {
+	want := []string{"/opt/mps/sbin/mpirun-wrap", "/opt/mps/bin/mpirun-wrap", "/usr/bin/mpirun-wrap"}
+	if got := wrappers("/opt/mps/sbin/mpsctl", nil); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := wrappers("", errors.New("no /proc")); !slices.Equal(got, want[2:]) {
+		t.Errorf("without /proc: got %q, want %q", got, want[2:])
+	}
+}

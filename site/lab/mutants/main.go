@@ -281,8 +281,9 @@ func (t tree) build(ctx context.Context, options ...string) error {
 		return t.do(ctx, line...)
 	}
 	isStatic := func(program string) bool { return slices.Contains(static, program) }
-	others := slices.DeleteFunc(slices.Clone(testnode.Programs), isStatic)
-	return errors.Join(some("0", static), some("1", others))
+	isNoFile := func(program string) bool { return isStatic(program) || testnode.Links[program] != "" }
+	others := slices.DeleteFunc(slices.Clone(testnode.Programs), isNoFile)
+	return errors.Join(some("0", static), some("1", others), testnode.Link(filepath.Join(t.folder, "bin")))
 }
 
 func (t tree) do(ctx context.Context, line ...string) error {

@@ -18,16 +18,17 @@ import (
 type Entry struct {
 	Source   string      // path in the source, or, after "${BUILT}/", in the build folder; for a link, its target
 	Target   string      // absolute path on a node
-	Kind     string      // Dir, Config, Symlink, or "" for another file
+	Kind     string      // Dir, Config, Symlink, License, or "" for another file
 	Mode     fs.FileMode // 0 for a link
 	Packager string      // "deb" or "rpm" if only this packager uses the entry
 }
 
-// Dir, Config and Symlink are the kinds of an entry, in nfpm's words.
+// Dir, Config, Symlink and License are the kinds of an entry, in nfpm's words.
 const (
 	Dir     = "dir"
 	Config  = "config|noreplace" // an upgrade does not overwrite an existing file
 	Symlink = "symlink"
+	License = "license" // rpm marks it as %license
 )
 
 var field = regexp.MustCompile(`(src|dst|type|mode|packager): (?:"([^"]+)"|([^,}\s]+))`)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"debug/elf"
 	"errors"
 	"io/fs"
 	"maps"
@@ -130,7 +131,7 @@ func TestInstall(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"usr/sbin/mpsctl":  "bin/mpsctl",
-		"usr/bin/mps-tune": "bin/mps-tune",
+		"usr/bin/mps-tune": "bin/mpsctl",
 		"usr/lib/systemd/system/slurm-mps-reap.service": "site/etc/reap.service",
 	} {
 		content, err := os.ReadFile(filepath.Join(d.destdir, path))
@@ -197,8 +198,42 @@ func TestMakeInstall(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	same(t, dir, "/usr")
-	out, err := exec.Command(filepath.Join(dir, "usr/sbin/mpsctl"), "--version").Output()
-	if err != nil || !strings.Contains(string(out), "slurm-mps ") {
-		t.Errorf("the installed mpsctl prints %q, %v", out, err)
+	for _, program := range []string{"usr/sbin/mpsctl", "usr/bin/mps-tune", "usr/libexec/slurm-mps/gpu-usage"} {
+		out, err := exec.Command(filepath.Join(dir, program), "--version").Output()
+		name, _, _ := strings.Cut(string(out), " ")
+		if err != nil || name != "slurm-mps" && name != filepath.Base(program) {
+			t.Errorf("the installed %s prints %q, %v", program, out, err)
+		}
 	}
+	small(t, dir)
+}
+
+// maxInstalled is the size of an installation in bytes. A node that boots from the network has it in its memory.
+const maxInstalled = 40e6
+
+// small checks the size of an installation, and that the programs have no symbols.
+func small(t *testing.T, dir string) {
+	t.Helper()
+	size := int64(0)
+	for path, mode := range got(t, dir, nil) {
+		info, err := os.Lstat(filepath.Join(dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size += info.Size()
+		if mode.IsRegular() && mode&0o111 != 0 {
+			program, err := elf.Open(filepath.Join(dir, path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer program.Close()
+			if program.Section(".symtab") != nil || program.Section(".debug_info") != nil {
+				t.Errorf("%s has symbols or debug information", path)
+			}
+		}
+	}
+	if size > maxInstalled || size < maxInstalled/4 {
+		t.Errorf("%d bytes are installed: want %d at most", size, int64(maxInstalled))
+	}
+	t.Logf("%.1f MB are installed", float64(size)/1e6)
 }

@@ -30,6 +30,26 @@ import (
 // Programs are the production binaries.
 var Programs = []string{"prolog", "epilog", "guard", "gpu-usage", "task-prolog", "mpirun-wrap", "mpsctl", "mps-tune"}
 
+// Links are the programs that are links to another one, as in the packages.
+var Links = map[string]string{"gpu-usage": "epilog", "mps-tune": "mpsctl"}
+
+// Link makes the links in a folder with the other programs. A link that is there already stays.
+func Link(bin string) error {
+	for link, program := range Links {
+		path := filepath.Join(bin, link)
+		if at, err := os.Readlink(path); err == nil && at == program {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("cannot link %s: %w", link, err)
+		}
+		if err := os.Symlink(program, path); err != nil {
+			return fmt.Errorf("cannot link %s: %w", link, err)
+		}
+	}
+	return nil
+}
+
 // Node is one node for tests: a root folder with a configuration, the production binaries, and simulated or real
 // GPUs.
 type Node struct {
@@ -59,11 +79,14 @@ func Build(dir string) (string, error) {
 	}
 	defer unlock()
 	for _, program := range Programs {
+		if Links[program] != "" {
+			continue
+		}
 		if err := goBuild(module, filepath.Join(dir, "bin", program), program); err != nil {
 			return "", err
 		}
 	}
-	return dir, sim.Build(filepath.Join(dir, "sim"))
+	return dir, errors.Join(Link(filepath.Join(dir, "bin")), sim.Build(filepath.Join(dir, "sim")))
 }
 
 // lockBuild makes test programs that share the folder build one after the other.

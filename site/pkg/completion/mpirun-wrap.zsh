@@ -1,0 +1,22 @@
+#compdef mpirun-wrap
+# SPDX-License-Identifier: Apache-2.0
+# zsh completion of mpirun-wrap: the flags and their values, and then the program with the program's own completion.
+_arguments -S -A '-*' \
+    '--gpu=[the GPU]:choice:(auto block cyclic nearest all inherit)' \
+    '--share=[the share]:share:(none even overlap\: weight\: tuned)' \
+    '--meet[ranks of the launch have a --share of their own]' \
+    '--mem=[device memory that the rank can have]:size:(none even)' \
+    '--priority=[the priority]:priority:(normal low)' \
+    '--local-rank=[place on the node]:number:' \
+    '--local-size=[number of ranks on the node]:number:' \
+    '--slots=-[take a free slot]::number:' \
+    '--slots-wait=[wait so long for a free slot]:time:' \
+    '--report[print GPU and share]' \
+    '(-v --verbose)'{-v,--verbose}'[--report, with the reasons]' \
+    '--dry-run[print and run nothing]' \
+    '--json[print JSON]' \
+    '--root=[folder of the ticket]:folder:_files -/' \
+    '--version[print the version]' \
+    '--help[print the usage]' \
+    '(-):program: _command_names -e' \
+    '*:: : _normal'
