@@ -210,8 +210,8 @@ func TestShortHostMemory(t *testing.T) {
 	group(t, full, map[string]string{"memory.max": "64000", "memory.current": "63999", "cgroup.procs": strconv.Itoa(os.Getpid()) + "\n"})
 	now := time.Now()
 	r.living[0] = &client{gpus: 1, pidfd: -1, files: []*file{{fd: -1}}}
-	killed := &client{proc: site.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second/2)}
-	well := &client{proc: site.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second/2), inOrder: true}
+	killed := &client{proc: site.Process{PID: 8}, gpus: 1, group: full, died: now.Add(-time.Second / 2)}
+	well := &client{proc: site.Process{PID: 9}, gpus: 1, group: full, died: now.Add(-time.Second / 2), inOrder: true}
 	r.dead = []*client{killed, well}
 	r.usage.gauge, r.usage.of, r.usage.asked = &gauge{}, now, now
 	r.usage.take([]Usage{{Known: true, TotalMiB: 1000, FreeMiB: 900, Clients: map[int]int{8: 1, 9: 1}}, {Known: true, TotalMiB: 1000, FreeMiB: 900}})
