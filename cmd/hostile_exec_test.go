@@ -203,7 +203,10 @@ func TestHostileExecWithTheDaemonsPID(t *testing.T) {
 // The same processes of a job's user do not drain a node of a real Slurm with proctrack/cgroup, as most sites have it.
 // With proctrack/linuxproc, slurmstepd itself reads the state of all processes and waits, and slurmd drains the node
 // (measured with Slurm 22.05.8).
-func TestHostileExecsUnderSlurm(t *testing.T) {
+func TestHostileExecsUnderSlurm(t *testing.T) { t.Run("alone", hostileExecsUnderSlurm) }
+
+// hostileExecsUnderSlurm is a subtest, so that no other test runs beside it: all see processes that do not answer.
+func hostileExecsUnderSlurm(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc", ConstrainDevices: true})
 	p := c.first()
 	program, err := hostile()

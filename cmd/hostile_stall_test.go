@@ -68,6 +68,11 @@ func TestHostileExecsBesideAGuard(t *testing.T) {
 //
 // Contract: G3
 func TestHostileExecsWithoutNumberBesideAGuard(t *testing.T) {
+	t.Run("alone", hostileExecsWithoutNumber)
+}
+
+// hostileExecsWithoutNumber is a subtest, so that no other test runs beside it: all see processes that do not answer.
+func hostileExecsWithoutNumber(t *testing.T) {
 	const user, count = stormy + 44, 90
 	w := newWatchOf(t, user, user)
 	w.a.inExec(user, count, "rank")

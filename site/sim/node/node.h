@@ -176,22 +176,22 @@ static inline int node_locks(int file, long byte)
 /* A process that uses NVML opens a driver's file once and keeps it (seen on an H200). */
 static inline int node_device(const char *path)
 {
-	static struct { char path[PATH_MAX]; int file; } kept[NODE_KEEPS_DEVICES];
+	static struct { dev_t device; ino_t inode; int file; } kept[NODE_KEEPS_DEVICES];
 	static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-	int file = -1;
+	struct stat now;
+	int i = 0;
+	if (stat(path, &now))
+		return -1;
 	pthread_mutex_lock(&mutex);
-	for (int i = 0; i < NODE_KEEPS_DEVICES; i++) {
-		if (!*kept[i].path) {
-			kept[i].file = open(path, O_RDONLY | O_CLOEXEC);
-			strcpy(kept[i].path, kept[i].file < 0 ? "" : path);
-		}
-		if (!*kept[i].path || !strcmp(kept[i].path, path)) {
-			file = *kept[i].path ? kept[i].file : -1;
-			break;
-		}
+	while (i < NODE_KEEPS_DEVICES - 1 && kept[i].inode && (kept[i].inode != now.st_ino || kept[i].device != now.st_dev))
+		i++;
+	if (!kept[i].inode) {
+		kept[i].file = open(path, O_RDONLY | O_CLOEXEC);
+		kept[i].device = now.st_dev;
+		kept[i].inode = now.st_ino;
 	}
 	pthread_mutex_unlock(&mutex);
-	return file;
+	return kept[i].file;
 }
 
 static inline void node_done(int file) { (void)file; }
