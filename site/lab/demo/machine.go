@@ -41,8 +41,7 @@ rule "all" {
   when  = true
   allow = ["share", "overlap", "memory"]
   grant {
-    share   = "even"
-    overlap = 2
+    share = "overlap:2"
   }
 }
 `
