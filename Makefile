@@ -63,11 +63,13 @@ demo: setup ## show in four acts what slurm-mps does, on a real Slurm and simula
 play: setup ## open a shell of a user on that Slurm, with ten things to try
 	@go run ./site/lab/demo -play
 
-# The soak runs last, because its jobs load all cores.
+# The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone
+# (docs/decisions/041-a-failed-test-runs-again-alone.md).
+TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test
 test: setup ## all tests
-	REQUIRE_LAB=1 go test -parallel 4 -timeout 13m -skip '^TestSoak$$' ./...
+	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 4 -timeout 13m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
-	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 go test -count=1 -timeout 10m -run '^TestSoak$$' ./cmd
+	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd -- -count=1 -timeout 10m -run '^TestSoak$$'
 	FUZZTIME=6s FUZZ='FuzzParse|FuzzOptions|FuzzReadGres|FuzzReadSettings' site/lab/fuzz.sh $(BUILT)/fuzz
 
 # For the minutes between two edits: the unit tests, and from the end-to-end tests a job's life, ranks under Slurm, and
