@@ -185,10 +185,31 @@ func (v *jobRun) submit() error {
 func (v *jobRun) until(what string, is func() bool) error {
 	for !is() {
 		if !site.Sleep(v.ctx, 40*time.Millisecond) {
-			return fmt.Errorf("%s: the wait took too long; Slurm has %s", what, v.states())
+			return fmt.Errorf("%s: the wait took too long; Slurm has %s\n%s", what, v.states(), v.processes())
 		}
 	}
 	return nil
+}
+
+// processes describes the processes of the jobs that still run: what the kernel says of each, and where it waits.
+func (v *jobRun) processes() string {
+	var text strings.Builder
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range folders {
+		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		if !slices.ContainsFunc(v.ids, func(id int) bool {
+			return strings.Contains(string(environ), fmt.Sprintf("SLURM_JOB_ID=%d\x00", id))
+		}) {
+			continue
+		}
+		for _, name := range []string{"stat", "cmdline", "wchan", "syscall"} {
+			said, _ := os.ReadFile(filepath.Join(dir, name))
+			fmt.Fprintf(&text, "%s ", strings.TrimSpace(strings.ReplaceAll(string(said), "\x00", " ")))
+		}
+		status, _ := os.ReadFile(filepath.Join(dir, "status"))
+		fmt.Fprintln(&text, regexp.MustCompile(`TracerPid:\s+\d+`).FindString(string(status)))
+	}
+	return text.String()
 }
 
 // states describes the jobs and their node as Slurm reports them. If slurmd is gone, states adds that.
