@@ -121,25 +121,80 @@ func messagesOf(t *testing.T, file string) (found []string) {
 	return found
 }
 
-// The page has the words of other programs as they print them, because users search for words and not for numbers.
+// printed are 37 texts that users of slurm-mps see if something is wrong: 13 of ours, and 24 of other programs. The
+// source of ours is the file that has the text in code. The source of the others is who prints the text, and if.
+var printed = []struct{ words, source, code string }{
+	{"cannot read flags: unknown flag", "../cmd/internal/wrap/flags.go", ""},
+	{"cannot read SLURM_MPS_SHARE: it is", "../mpirun-wrap/options.go", "cannot read %s: it is %q: %s"},
+	{"cannot use MPS: this is not a Slurm job (SLURM_JOB_ID is not set)", "../mpirun-wrap/placement.go", ""},
+	{"the job did not ask for MPS", "../mpirun-wrap/placement.go", ""},
+	{"this job has no MPS: ", "../mpirun-wrap/placement.go", ""},
+	{"ranks share it, and at most 48 can", "../mpirun-wrap/placement.go", "ranks share it, and at most %d can"},
+	{"cannot agree on shares: rank 2 of this launch did not come", "../mpirun-wrap/exchange.go", "cannot agree on shares: rank %d of this launch did not come"},
+	{"in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46", "../cmd/internal/wrap/wrap.go", ""},
+	{"cannot take a slot: all 8 are taken", "../mpirun-wrap/slots.go", "cannot take a slot: all %d are taken"},
+	{"has not recovered from a fatal GPU error within", "../mpirun-wrap/ready.go", ""},
+	{"is less than a client can have: it gets", "../policy/share.go", ""},
+	{"cannot tune outside a job", "../cmd/internal/tune/tune.go", ""},
+	{"cannot report job 7: this node has no report of it", "../cmd/internal/mpsctl/cmd_report.go", "cannot report job %d: this node has no report of it"},
+
+	{"out of memory", "CUDA, cudaGetErrorString(cudaErrorMemoryAllocation)", ""},
+	{"all CUDA-capable devices are busy or unavailable", "CUDA until 11, cudaErrorDevicesUnavailable", ""},
+	{"CUDA-capable device(s) is/are busy or unavailable", "CUDA 12 and later, the same error", ""},
+	{"no CUDA-capable device is detected", "CUDA, cudaErrorNoDevice", ""},
+	{"invalid device ordinal", "CUDA, cudaErrorInvalidDevice", ""},
+	{"an illegal memory access was encountered", "CUDA, cudaErrorIllegalAddress", ""},
+	{"unspecified launch failure", "CUDA, cudaErrorLaunchFailure", ""},
+	{"MPS client failed to connect to the MPS control daemon or the MPS server", "CUDA, cudaErrorMpsConnectionFailed", ""},
+	{"MPS server is not ready to accept new MPS client requests", "CUDA, cudaErrorMpsServerNotReady", ""},
+	{"CUDA out of memory. Tried to allocate", "PyTorch, its allocator, also under --mem", ""},
+	{"No CUDA GPUs are available", "PyTorch, torch.cuda.init", ""},
+	{"Duplicate GPU detected", "NCCL, init.cc: two ranks on one GPU", ""},
+	{"ncclInvalidUsage", "NCCL, the name of that error", ""},
+	{"CUBLAS_STATUS_ALLOC_FAILED", "cuBLAS, cublasCreate on a full GPU", ""},
+	{"RESOURCE_EXHAUSTED: Out of memory", "JAX, XLA's allocator", ""},
+	{"srun: unrecognized option '--mps'", "srun without the SPANK plugin, by getopt", ""},
+	{"Invalid generic resource (gres) specification", "Slurm, slurm_errno: ESLURM_INVALID_GRES", ""},
+	{"Invalid feature specification", "Slurm, slurm_errno: ESLURM_INVALID_FEATURE", ""},
+	{"Requested node configuration is not available", "Slurm, slurm_errno: ESLURM_REQUESTED_NODE_CONFIG_UNAVAILABLE", ""},
+	{"are still not ready", "srun, if the prolog failed", ""},
+	{"launch failed requeued held", "squeue, the reason of a batch job whose prolog failed", ""},
+	{"Exited with exit code 137", "srun, if SIGKILL ended a program below a shell", ""},
+	{"(Resources)", "squeue, the reason of a job that waits", ""},
+	{"mpsctl: command not found", "bash, if PATH has no /usr/sbin", ""},
+}
+
+// docs/troubleshooting.md has each of these texts as it is printed, because users search for words and not for numbers.
+func TestTheWordsThatUsersSee(t *testing.T) {
+	page := read(t, "../docs/troubleshooting.md")
+	own := 0
+	for _, p := range printed {
+		if !strings.Contains(page, p.words) {
+			t.Errorf("docs/troubleshooting.md has no %q (%s)", p.words, p.source)
+		}
+		if !strings.HasPrefix(p.source, "../") {
+			continue
+		}
+		own++
+		if code := cmp.Or(p.code, p.words); !strings.Contains(read(t, p.source), code) {
+			t.Errorf("%s does not print %q", p.source, code)
+		}
+	}
+	if own != 13 || len(printed) != 37 {
+		t.Errorf("%d texts, of which %d are ours: want 37 and 13", len(printed), own)
+	}
+}
+
+// The page also has the names of CUDA's errors, and words that are seen less often.
 func TestTheWordsOfOtherPrograms(t *testing.T) {
 	page := read(t, "../docs/troubleshooting.md")
 	for _, words := range []string{
-		"out of memory", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY",
-		"all CUDA-capable devices are busy or unavailable", "cudaErrorDevicesUnavailable",
-		"CUDA-capable device(s) is/are busy or unavailable", "no CUDA-capable device", "cudaErrorNoDevice",
-		"invalid device ordinal", "cudaErrorInvalidDevice", "cudaErrorIllegalState",
-		"an illegal memory access was encountered", "cudaErrorIllegalAddress",
-		"unspecified launch failure", "cudaErrorLaunchFailure",
-		"MPS client failed to connect", "cudaErrorMpsConnectionFailed", "cudaErrorMpsRpcFailure",
-		"cudaErrorMpsServerNotReady", "cudaErrorMpsMaxClientsReached", "cudaErrorMpsMaxConnectionsReached",
-		"cudaErrorMpsClientTerminated",
-		"CUDA out of memory. Tried to allocate", "No CUDA GPUs are available", "Duplicate GPU detected",
-		"ncclInvalidUsage", "RESOURCE_EXHAUSTED", "CUBLAS_STATUS_ALLOC_FAILED",
-		"srun: unrecognized option '--mps'", "Invalid generic resource (gres) specification",
-		"Invalid feature specification", "Requested node configuration is not available", "Exited with exit code 125",
-		"are still not ready", "Something is wrong with the boot of the nodes", "launch failed requeued held",
-		"mpsctl: command not found", "cannot read SLURM_MPS_SHARE", "less than a client can have", "cannot tune", "cannot report",
+		"cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorDevicesUnavailable", "cudaErrorNoDevice",
+		"cudaErrorInvalidDevice", "cudaErrorIllegalState", "cudaErrorIllegalAddress", "cudaErrorLaunchFailure",
+		"cudaErrorMpsConnectionFailed", "cudaErrorMpsRpcFailure", "cudaErrorMpsServerNotReady",
+		"cudaErrorMpsMaxClientsReached", "cudaErrorMpsMaxConnectionsReached", "cudaErrorMpsClientTerminated",
+		"CUBLAS_STATUS_NOT_INITIALIZED", "failed call to cuInit", "Exited with exit code 125", "task 3: Killed",
+		"Something is wrong with the boot of the nodes", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE=false",
 	} {
 		if !strings.Contains(page, words) {
 			t.Errorf("docs/troubleshooting.md has no %q", words)

@@ -108,6 +108,19 @@ func TestTheLinksOfTheDocuments(t *testing.T) {
 	}
 }
 
+// TestTheChangelogIsShort checks that each item of the changelog has 25 words at most. Addresses of links do not count.
+func TestTheChangelogIsShort(t *testing.T) {
+	items := regexp.MustCompile(`(?m)^\* (.*)$`).FindAllStringSubmatch(read(t, filepath.Join(top, "docs", "CHANGELOG.md")), -1)
+	if len(items) < 20 {
+		t.Errorf("only %d items found", len(items))
+	}
+	for _, item := range items {
+		if n := len(strings.Fields(anyLink.ReplaceAllString(item[1], "]"))); n > 25 {
+			t.Errorf("an item of docs/CHANGELOG.md has %d words, and 25 are the limit: %s", n, item[1])
+		}
+	}
+}
+
 var (
 	fences  = regexp.MustCompile("(?ms)^```.*?^```$")
 	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// headline is a number that several pages have. Each match of form has to be one of want, which are the groups of the
+// match, divided by blanks. At least so many pages have it.
+type headline struct {
+	name, form string
+	want       []string
+	pages      int
+}
+
+// TestTheHeadlinesAreOneNumber checks that a fact has the same number on all pages, and that it is the number of the
+// measurements.
+func TestTheHeadlinesAreOneNumber(t *testing.T) {
+	module := filepath.Join("..", "..", "..")
+	pages := texts(t, module)
+	for _, h := range headlines(t, module) {
+		form := regexp.MustCompile(`(?m)` + h.form)
+		found := 0
+		for _, path := range sorted(pages) {
+			matches := form.FindAllStringSubmatch(pages[path], -1)
+			found += min(1, len(matches))
+			for _, m := range matches {
+				if got := strings.Join(m[1:], " "); !slices.Contains(h.want, got) {
+					t.Errorf("%s: %s: %q has %s, want %q", path, h.name, m[0], got, h.want)
+				}
+			}
+		}
+		if found < h.pages {
+			t.Errorf("%s: %d pages have it, want %d: %s", h.name, found, h.pages, h.form)
+		}
+	}
+}
+
+// headlines are made from the measurements, except for times that nothing measures again.
+func headlines(t *testing.T, module string) []headline {
+	t.Helper()
+	jobs, findings := sum(t, module, "03-soak.tsv")
+	ends, none := sum(t, module, "07-ends.tsv")
+	miscounted, harmed := sum(t, module, "08-ends-miscounted.tsv")
+	if none != "0" {
+		t.Fatalf("%s endings with the guard did harm", none)
+	}
+	turns := endingsInTurns(t, module)
+	body, model := rates(t, module, "All-pairs n-body"), rates(t, module, "Inference of a transformer")
+	times := fmt.Sprintf("%.1f", float64(body["overlap 2"])/float64(body["time-slicing"]))
+	return []headline{
+		{"random jobs", `(\d+,\d{3}) jobs, (?:from|simulated)`, []string{jobs}, 2},
+		{"findings of random jobs", `(\d+) findings\b`, []string{findings}, 2},
+		{"endings with earlier guards", `0 of (\d+,\d{3}) endings`, []string{ends}, 2},
+		{"endings with earlier guards, all lived", `(\d+,\d{3}) of (\d+,\d{3}) with earlier guards`, []string{ends + " " + ends}, 1},
+		{"endings with the guard that miscounted", `harmed (\d+) of (\d+)`, []string{harmed + " " + miscounted}, 1},
+		{"endings in turns", `(\d+ of 30)\b`, []string{turns["bare"] + " of 30", turns["guard"] + " of 30", "30 of 30"}, 4},
+		{"n-body in README", `^\| n-body, steps a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(body)}, 1},
+		{"transformer in README", `^\| transformer, batches a second \| (.*) \| (.*) \| (.*) \|$`, []string{three(model)}, 1},
+		{"n-body in the quick start", `from ([\d,]+) steps a second to ([\d,]+)`, []string{thousands(body["time-slicing"]) + " " + thousands(body["overlap 2"])}, 1},
+		{"n-body in the questions, without MPS", `^\| eight, time-slicing \| \d+ \| (.*) \|$`, []string{thousands(body["time-slicing"])}, 1},
+		{"n-body in the questions", `^\| eight, slurm-mps \| [\d,]+ \| (.*) \|$`, []string{thousands(body["overlap 2"])}, 1},
+		{"gain of n-body", `(?:\*\*|n-body, 8192 bodies \| )([\d.]+) times`, []string{times}, 2},
+		{"what large products lose", `(\d+) % slower`, []string{"13"}, 3},
+		{"overlap 2, part of the best rule", `overlap 2\D*?\| (\d+) %? ?\|$`, []string{"96"}, 2},
+		{"time of make test", `(\d+) minutes on two cores`, []string{"15"}, 2},
+		{"time of make demo", `^(?:make demo|demo:).*?(\d+) s\b`, []string{"20"}, 2},
+		{"time of the quick start", `\b(\d+) minutes(?:, a site| ·)`, []string{"15"}, 2},
+	}
+}
+
+// texts are README, the Makefile and the pages, by name. Measurements and decisions are of their day, and a changelog
+// is history.
+func texts(t *testing.T, module string) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(module, "docs", "*.md"))
+	if err != nil || len(paths) < 10 {
+		t.Fatalf("%d pages, %v", len(paths), err)
+	}
+	all := map[string]string{}
+	for _, path := range append(paths, filepath.Join(module, "README.md"), filepath.Join(module, "Makefile")) {
+		if filepath.Base(path) == "CHANGELOG.md" {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[filepath.Base(path)] = string(content)
+	}
+	return all
+}
+
+func sorted(pages map[string]string) (names []string) {
+	for name := range pages {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// sum returns how often something was tried and how often it failed, in one file of the measurements.
+func sum(t *testing.T, module, file string) (tried, failed string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(module, raw, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := read(string(content))
+	if err != nil || len(s.rows) == 0 {
+		t.Fatalf("%s: %d rows, %v", file, len(s.rows), err)
+	}
+	var all, wrong int
+	for _, r := range s.rows {
+		all, wrong = all+r.tried, wrong+r.failed
+	}
+	return thousands(all), thousands(wrong)
+}
+
+// endingsInTurns returns for "guard" and "bare" the number of endings that harmed a neighbour. There are 30 of each.
+func endingsInTurns(t *testing.T, module string) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(module, "docs/measurements/15-h200/room*.jsonl"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("%d files, %v", len(paths), err)
+	}
+	of, harmed := map[string]int{}, map[string]int{}
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
+			var trial struct {
+				Part, Method, Ranks string
+				Valid               bool
+				Values              struct{ Alive, Of any } // numbers in endings
+			}
+			if err := json.Unmarshal([]byte(line), &trial); err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			if trial.Part != "endings" || trial.Ranks != "torch" || !trial.Valid {
+				continue
+			}
+			of[trial.Method]++
+			if trial.Values.Alive != trial.Values.Of {
+				harmed[trial.Method]++
+			}
+		}
+	}
+	if of["guard"] != 30 || of["bare"] != 30 {
+		t.Fatalf("endings in turns: %v, want 30 of guard and of bare", of)
+	}
+	return map[string]string{"guard": strconv.Itoa(harmed["guard"]), "bare": strconv.Itoa(harmed["bare"])}
+}
+
+// rates are the totals of eight ranks of a program, by the rule of shares.
+func rates(t *testing.T, module, program string) map[string]int {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(module, "docs/measurements/4-h200/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(content), "\n**"+program)
+	_, table, _ = strings.Cut(table, "\n\n| ")
+	table, _, _ = strings.Cut(table, "\n\n")
+	lines := strings.Split(table, "\n")
+	at := slices.Index(strings.Split(strings.TrimSuffix(lines[0], " |"), " | "), "n = 8")
+	if !found || at < 0 {
+		t.Fatalf("%s: no table with n = 8", program)
+	}
+	rate := regexp.MustCompile(`^\**(\d+) `)
+	all := map[string]int{}
+	for _, line := range lines[2:] {
+		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		if m := rate.FindStringSubmatch(cells[at]); m != nil {
+			if all[cells[0]], err = strconv.Atoi(m[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return all
+}
+
+// three are the rates of a row of the README.
+func three(rates map[string]int) string {
+	return thousands(rates["time-slicing"]) + " " + thousands(rates["integer 100/n"]) + " " + thousands(rates["overlap 2"])
+}
