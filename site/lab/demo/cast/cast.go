@@ -144,6 +144,20 @@ func (p *picture) scroll() {
 	fmt.Fprintf(&p.css, "}\n.scroll{transform:translateY(-%dpx);animation-name:scroll}\n", up)
 }
 
+// Painted ends a colour that a line leaves on, and returns the code that begins it again in the next line.
+func Painted(line string) (closed, next string) {
+	begin := strings.LastIndex(line, "\x1b[")
+	if begin < 0 || strings.HasPrefix(line[begin:], off) {
+		return line, ""
+	}
+	if code, _, whole := strings.Cut(line[begin:], "m"); whole {
+		return line + off, code + "m"
+	}
+	return line, ""
+}
+
+const off = "\x1b[0m"
+
 // cells is the width of a text on the terminal.
 func cells(text string) (n int) {
 	for _, piece := range painted.FindAllStringSubmatch(text, -1) {

@@ -172,3 +172,16 @@ func TestALineThatDoesNotFit(t *testing.T) {
 		t.Errorf("a line after the end: %v", err)
 	}
 }
+
+func TestAColourOfSeveralLines(t *testing.T) {
+	for _, c := range []struct{ line, closed, next string }{
+		{"plain", "plain", ""},
+		{"a \x1b[1mb\x1b[0m c", "a \x1b[1mb\x1b[0m c", ""},
+		{"a\x1b[0m \x1b[2mb", "a\x1b[0m \x1b[2mb\x1b[0m", "\x1b[2m"},
+		{"\x1b[2mb", "\x1b[2mb\x1b[0m", "\x1b[2m"},
+	} {
+		if closed, next := Painted(c.line); closed != c.closed || next != c.next {
+			t.Errorf("%q: %q and %q, want %q and %q", c.line, closed, next, c.closed, c.next)
+		}
+	}
+}
