@@ -129,7 +129,8 @@ func (m *machine) record(ctx context.Context, s *cast.Session, c scene, line str
 
 // reportPage runs a job of four ranks, of which one is killed, and returns its page of mpsctl report.
 func (m *machine) reportPage(ctx context.Context) (file string, err error) {
-	const line = "sbatch --parsable --wait --gres=gpu:1 --constraint=mps -n4 --wrap 'sleep 5; srun mpirun-wrap --share=even ./killed 15; sleep 3'"
+	const line = "sbatch --parsable --wait --gres=gpu:1 --constraint=mps -n4 --job-name=four-ranks " +
+		"--wrap 'srun mpirun-wrap --share=even ./killed 20; sleep 12'"
 	result, err := m.shell(ctx, m.user, line)
 	job := listedJob.FindString(result.Stdout)
 	if err == nil && job == "" {
@@ -158,7 +159,7 @@ func (m *machine) photograph(ctx context.Context, page, picture string, more ...
 		"--disable-component-update", "--disable-sync", "--hide-scrollbars", "--user-data-dir=" + filepath.Join(m.dir, "chromium"),
 		"--window-size=1040,1000", "--screenshot=" + shot}, more...)
 	if out, err := exec.CommandContext(ctx, "chromium", append(args, "file://"+page)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot photograph %s: %w: %s", page, err, out)
+		return fmt.Errorf("cannot photograph %s (apt-get install chromium, if it is missing): %w: %s", page, err, out)
 	}
 	return shrink(shot, picture)
 }

@@ -29,7 +29,7 @@ if [ "$SLURM_PROCID" = $last ]; then
     trap 'rm -f $file $file.*' EXIT
     compute -ms 400 -queue 3
     until [ "$(ready)" = $last ]; do sleep 0.05; done
-    sleep ${1:-0.3}
+    sleep ${1:-1}
     kill -9 $client
     touch $file
     echo "rank $SLURM_PROCID: killed with SIGKILL while its kernel ran"
