@@ -2,7 +2,7 @@
 # "make help" prints the targets, each with the text after "##". The demo and the tests install missing packages and
 # print a message.
 
-.PHONY: all help build parts install packages spank setup demo play test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
+.PHONY: all help build parts install packages spank setup demo play pictures test test-quick test-slurm test-packages walk check lint sweep mutants soak reliability bench benchmarks fuzz slurm-bundle gpu-pack gpu-ends-pack gpu-room-pack gpu-test gpu-ends gpu-room gpu-programs gpu-bench clean
 
 COMMIT  := $(shell git describe --always --dirty --exclude='*' 2>/dev/null || echo unknown)
 LDEXTRA := # more options for the linker
@@ -62,6 +62,9 @@ demo: setup ## show in four acts what slurm-mps does, on a real Slurm and simula
 
 play: setup ## open a shell of a user on that Slurm, with ten things to try
 	@go run ./site/lab/demo -play
+
+pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
+	@go run ./site/lab/demo -pictures docs/pictures
 
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone
 # (docs/decisions/041-a-failed-test-runs-again-alone.md).

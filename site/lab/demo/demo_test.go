@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -151,7 +152,6 @@ func TestTheCard(t *testing.T) {
 	script.WriteString("sleep 1000 &\nid -un; card\n")
 	d := begin(t, strings.NewReader("exec 2>&1\n"+script.String()), nil, "-play")
 	text := d.ends(0)
-	_, text, _ = strings.Cut(text, cardText())
 	for i, c := range card {
 		printed, rest, ended := strings.Cut(text, fmt.Sprintf("[%d ends %d]\n", c.code, i+1))
 		if !ended || !strings.Contains(printed, c.want) {
@@ -161,6 +161,37 @@ func TestTheCard(t *testing.T) {
 	}
 	if !strings.HasPrefix(text, userName+"\n"+cardText()) || len(card) != 10 {
 		t.Errorf("want the user's shell and a card of ten lines, got:\n%s", text)
+	}
+}
+
+// TestTheUsersFiles changes a script of the user, and starts the programs by mpirun and again and again.
+func TestTheUsersFiles(t *testing.T) {
+	const killed = "srun --gres=gpu:1 --constraint=mps -n4 mpirun-wrap ./killed"
+	d := begin(t, strings.NewReader(`exec 2>&1
+for file in *; do echo "# changed" >>$file || echo "not mine: $file"; done
+salloc --quiet --gres=gpu:1 --constraint=mps -n4 mpirun --oversubscribe mpirun-wrap ./app </dev/null
+sbatch --quiet --wait --gres=gpu:1 --constraint=mps -n4 --output=alone.out --wrap "mpirun-wrap ./app" && cat alone.out
+`+killed+"; "+killed+`
+sbatch --quiet --wait job.sh && tail -n1 job.sh
+rm alone.out job.out
+echo "files: "$(ls -A)
+`), nil, "-play")
+	text := d.ends(0)
+	var names []string
+	for name := range programs {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, want := range []string{"rank 0: 66 SMs", "rank 3: 66 SMs", "\n# changed\n", "files: " + strings.Join(names, " ") + "\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("want %q:\n%s", want, text)
+		}
+	}
+	if n := strings.Count(text, ": finished"); n != 6 || strings.Contains(text, "not mine") || strings.Contains(text, "rank :") {
+		t.Errorf("%d neighbours finished, want 6 of two launches, and files of the user:\n%s", n, text)
+	}
+	if !regexp.MustCompile(`(?m)^process \d+: \d+ SMs`).MatchString(text) {
+		t.Errorf("a process without a launcher has no name:\n%s", text)
 	}
 }
 
@@ -199,7 +230,7 @@ func TestTheAdminsShell(t *testing.T) {
 	}
 	defer input.Close()
 	d := begin(t, stdin, nil, "-play")
-	d.prints(cardText())
+	d.prints("Ten things")
 	path := regexp.MustCompile(`/tmp/\S+/bin/admin`).FindString(d.output.String())
 	admin := exec.Command(path)
 	admin.Stdin = strings.NewReader("id -un && mpsctl status && scontrol ping && sleep 1000\n")

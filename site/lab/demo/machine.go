@@ -98,7 +98,8 @@ func (m *machine) writePrograms() error {
 		err = errors.Join(err, m.install(name, m.node.Sim.Program(name)))
 	}
 	for name, text := range programs {
-		err = errors.Join(err, node.WriteProgram(filepath.Join(home, name), []byte(text)))
+		file := filepath.Join(home, name)
+		err = errors.Join(err, node.WriteProgram(file, []byte(text)), os.Lchown(file, int(m.user.UID), int(m.user.GID)))
 	}
 	return err
 }

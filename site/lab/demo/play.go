@@ -21,8 +21,7 @@ func play(ctx context.Context, s screen, m *machine) error {
 	if err := m.writeCard(); err != nil {
 		return err
 	}
-	s.text(fmt.Sprintf(welcome, filepath.Join(m.bin(), "admin")))
-	fmt.Fprint(s.out, cardText()+"\n")
+	s.text(welcome(filepath.Join(m.bin(), "admin"), editors()))
 	shell, err := m.shellOn(ctx, isTerminal(os.Stdin), s.term)
 	if err != nil {
 		return err
@@ -35,12 +34,38 @@ func play(ctx context.Context, s screen, m *machine) error {
 	return err
 }
 
-const welcome = `You are the user hpc1 on a Slurm of your own. It has slurm-mps, and one node with 16 CPUs and four simulated H200s. ` +
-	`A job of more than 16 tasks waits for ever. The simulated GPUs show shares and errors, but no gain in speed. When you leave the shell (exit or Ctrl-D), all of it is gone.
-An admin's shell, for root in another terminal: %s
-Ten things to try. The command card prints them again:
+// welcome returns the text above the first prompt. With the prompt it fits a terminal of 24 rows, so it has only the
+// first line of the card.
+func welcome(admin, editors string) string {
+	return fmt.Sprintf(`You are the user hpc1 on a Slurm of your own, with slurm-mps. Its node has 16 CPUs and four `+
+		`simulated H200s. A job of more than 16 tasks waits for ever.
+The simulated GPUs show shares and errors, but no gain in speed.
 
-`
+The files here are yours: change them. Editors on this machine: %s.
+An admin's shell, for root in another terminal:
+%s
+When you leave the shell (exit or Ctrl-D), all of it is gone.
+
+Ten things to try: the command card prints them. The first:
+
+    %s
+
+`, editors, admin, card[0].line)
+}
+
+// editors returns the names of the editors that PATH has.
+func editors() string {
+	var found []string
+	for _, name := range []string{"nano", "vim", "vi", "emacs"} {
+		if _, err := exec.LookPath(name); err == nil {
+			found = append(found, name)
+		}
+	}
+	if len(found) == 0 {
+		return "none (apt-get install nano)"
+	}
+	return strings.Join(found, ", ")
+}
 
 // writeCard writes the programs card and admin to PATH. The shell needs them, and the acts do not.
 func (m *machine) writeCard() error {

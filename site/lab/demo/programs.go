@@ -7,33 +7,40 @@ package main
 var programs = map[string]string{
 	"app": `#!/bin/bash
 # app [SECONDS]: a program that computes on its GPU, and prints what CUDA gave it.
-who="rank $SLURM_PROCID"
-[ "${SLURM_NTASKS:-1}" = 1 ] && who="process $$"
+rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} # of Open MPI or MPICH
+[ -z "$rank" ] && [ -n "$SLURM_STEP_ID" ] && [ "$SLURM_NTASKS" != 1 ] && rank=$SLURM_PROCID
+who="rank $rank"
+[ -z "$rank" ] && who="process $$"
 had=$(cuda-client info -v) && did=$(cuda-client spin -ms 5 -for "${1:-0.5}") ||
     { echo "$who: CUDA fails: $had $did"; exit 1; }
 [[ "$had $did" =~ sm=([0-9]+).*uuid=([^ ]+).*kernels=([0-9]+) ]]
 echo "$who: ${BASH_REMATCH[1]} SMs of ${BASH_REMATCH[2]:0:12}, ${BASH_REMATCH[3]} kernels"
 `,
 	"killed": `#!/bin/bash
-# killed: every rank computes, and the last one is killed with SIGKILL while its kernel runs.
+# killed [SECONDS]: every rank computes. Then the last one is killed with SIGKILL while its kernel runs, and the others
+# go on.
 last=$((SLURM_NTASKS - 1)) file=.killed.$SLURM_JOB_ID.$SLURM_STEP_ID
+ready() { ls $file.* 2>/dev/null | wc -l; } # the number of neighbours that compute, and do not know of the end
 compute() { # from now on, in the background; the lines of the client are on descriptor 3, from the second on
     exec 3< <(exec cuda-client spin -for 60 "$@") && client=$!
     read -r -u 3
 }
 if [ "$SLURM_PROCID" = $last ]; then
+    trap 'rm -f $file $file.*' EXIT
     compute -ms 400 -queue 3
-    until [ "$(ls $file.* 2>/dev/null | wc -l)" = $last ]; do sleep 0.05; done
-    sleep 0.3
+    until [ "$(ready)" = $last ]; do sleep 0.05; done
+    sleep ${1:-1}
     kill -9 $client
     touch $file
     echo "rank $SLURM_PROCID: killed with SIGKILL while its kernel ran"
+    until [ "$(ready)" = 0 ]; do sleep 0.05; done
     exit 137
 fi
 compute -ms 5 -exit-idle
 touch $file.$SLURM_PROCID
 until [ -e $file ]; do sleep 0.05; done
-sleep 1.5
+rm $file.$SLURM_PROCID
+sleep ${1:-1.5}
 kill $client 2>/dev/null
 result=$(cat <&3)
 if [[ $result =~ done\ kernels=([0-9]+) ]]; then
