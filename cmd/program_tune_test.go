@@ -150,7 +150,7 @@ func TestTuneRefuses(t *testing.T) {
 		"--ranks 2 --save-as #x -- true":           `cannot use name "#x": want up to 100 printable bytes without blanks`,
 		"--ranks 2 --within 1ms -- true":           "cannot tune within 1ms: give --within 1s or longer",
 		"--ranks 1,2,3 --repeats 100 -- true":      "cannot tune with more than 1000 runs: give fewer --ranks, --share or --repeats",
-		"--ranks 2 --share evn,none -- true":       `cannot read share "evn"`,
+		"--ranks 2 --share evn,none -- true":       `cannot read share "evn": want none, even, overlap:F, weight:W, PCT% or Nsm: did you mean even?`,
 		"--ranks 2 --share even -- true":           "cannot tune: there is nothing to compare: give two shares or more with --share, or two numbers with --ranks",
 		"--ranks 2 --rate x -- true":               `cannot read --rate "x": it needs one group, around the number, or is one of gromacs, `,
 		"--rate gromacs --seconds 5 -- true":       "cannot end gromacs after 5s: it prints its rate at its end only: leave out --seconds",
