@@ -369,8 +369,8 @@ func (b *diagnosis) daemons(n Node) {
 // for its clients. A daemon that is killed ends its servers, and they end their clients. Only root is told to kill it,
 // because others may see a process of another node's lab or container.
 func (n Node) ending(p mps.Process) string {
-	kill := "; only if it does not answer (this ends its servers and every program that computes through them, and " +
-		fmt.Sprintf("later ones run without MPS): kill -9 %d", p.PID)
+	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
+	kill := fmt.Sprintf("; only if it does not answer (%[2]s): kill -9 %[1]d", p.PID, after)
 	whose, as := "", fmt.Sprintf("sudo -u '#%d' ", p.UID)
 	if !n.Root {
 		whose, as, kill = "if it is yours, ", "", ""
