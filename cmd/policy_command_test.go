@@ -314,6 +314,8 @@ rule "new" {
 	}
 	want := `- rule "teaching"
 + rule "new"
++ rule "new": deny = "no"
++ rule "new": when = false
 - trigger: option = true
 ~ rule "chemistry": share: "overlap:3" -> "overlap:4"
 + rule "all": memory = "even"

@@ -8,12 +8,12 @@ import (
 	"testing"
 
 	"github.com/slurm-mps/slurm-mps/site/lab"
+	"github.com/slurm-mps/slurm-mps/site/sim/node"
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
 // Without the wrapper, a program in the batch script, its children and ranks of mpirun are clients of MPS, except
-// with unplaced = "deny". In a job that was refused MPS, each step prints the reason once, although it does not use
-// the wrapper.
+// with unplaced = "deny". A job that was refused MPS prints the reason once, although it does not use the wrapper.
 func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 	for _, c := range []struct{ name, grant, script, want, without string }{
 		{"batch script", "", "CLIENT info", "err=0(cudaSuccess) sm=132 ndev=2", ""},
@@ -37,9 +37,54 @@ func TestUnplacedProcessesUnderSlurm(t *testing.T) {
 			if !strings.Contains(out, c.want) || c.without != "" && strings.Contains(out, c.without) {
 				t.Errorf("the output is\n%s", out)
 			}
-			// The batch script and the step print it. Slurm loses a step's line if its task ends at once.
-			if n := strings.Count(out, c.want); c.name == "refused" && n > 2 {
+			if n := strings.Count(out, c.want); c.name == "refused" && n != 1 {
 				t.Errorf("the message is printed %d times:\n%s", n, out)
+			}
+		})
+	}
+}
+
+// A job prints once why it has no MPS: its task prolog does, and then no step and no wrapper does. Without a task prolog,
+// the wrapper does. The program does not inherit the variable that tells the wrapper.
+func TestAReasonIsPrintedOnce(t *testing.T) {
+	const reason = "this job has no MPS: "
+	const wrong = "cannot read SLURM_MPS_MEM: "
+	const failed = "\ncode 125\n"
+	for _, c := range []struct {
+		name, script string
+		prolog       bool
+		want         []string // each once
+		not          string
+	}{
+		{"a step", "srun -n2 WRAP true", true, []string{"slurm-mps: " + reason, failed}, "mpirun-wrap:"},
+		{"the batch script", "WRAP true", true, []string{"slurm-mps: " + reason, failed}, "mpirun-wrap:"},
+		{"a wrong variable", "SLURM_MPS_MEM=x srun -n2 --gpus=1 WRAP true", true, []string{"slurm-mps: " + wrong, failed}, "mpirun-wrap:"},
+		{"a wrong flag", "srun -n2 --gpus=1 WRAP --mem=x true", true, []string{"mpirun-wrap: cannot read --mem: ", failed}, "slurm-mps:"},
+		{"the program's variables", "srun -n1 --gpus=1 env SLURM_MPS_TOLD=x WRAP env", true, []string{"SLURM_STEP_ID=", "\ncode 0\n"}, "SLURM_MPS_TOLD"},
+		{"no task prolog", "srun -n2 WRAP true", false, []string{"mpirun-wrap: " + reason, failed}, "slurm-mps:"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cl := newCluster(t, testnode.Default(""), lab.Options{PrologFlags: "Alloc"})
+			if !c.prolog {
+				if err := node.WriteProgram(filepath.Join(cl.dir, "task-prolog"), []byte("#!/bin/sh\n")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			args := []string{"-n2"}
+			if strings.Contains(c.script, "--gpus") {
+				args = append(args, "--gres=gpu:1")
+			}
+			wrapper := filepath.Join(cl.dir, "mpirun-wrap")
+			id := cl.batch(strings.ReplaceAll(c.script, "WRAP", wrapper)+"; echo code $?", args...)
+			cl.ended(id)
+			out := cl.output(id)
+			for _, want := range c.want {
+				if n := strings.Count(out, want); n != 1 {
+					t.Errorf("%q is printed %d times:\n%s", want, n, out)
+				}
+			}
+			if strings.Contains(out, c.not) {
+				t.Errorf("%q is printed:\n%s", c.not, out)
 			}
 		})
 	}

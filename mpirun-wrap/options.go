@@ -21,6 +21,7 @@ type Options struct {
 	Share     policy.ShareRule   // zero: the ticket's
 	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or Program
 	Own       bool               // Share is this rank's flag, not a variable that all ranks have
+	OwnGPU    bool               // GPU is this rank's flag, not a variable
 	Meet      bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
@@ -184,7 +185,7 @@ func (o *Options) Set(flag, value string) error {
 		if err := s.set(o, value); err != nil {
 			return s.invalid("--"+flag, value, err)
 		}
-		o.Own = o.Own || flag == "share"
+		o.Own, o.OwnGPU = o.Own || flag == "share", o.OwnGPU || flag == "gpu"
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // row is a placement in JSON: the fields of a rank in mpsctl plan, and more.
@@ -96,7 +97,7 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 	granted, own := ticket.Grant.Rule(), r.rule(ticket)
 	share := "share " + own.String()
 	if r.Options.Share != (policy.ShareRule{}) {
-		share += " by --share or SLURM_MPS_SHARE, in place of " + granted.String()
+		share += " by " + given("share", r.Options.Own) + ", in place of " + granted.String()
 	}
 	if r.tunedBy != "" {
 		share += " (tuned: " + r.tunedBy + ")"
@@ -104,11 +105,34 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 	ceiling := policy.PercentFrom(ticket.Grant.Ceiling)
 	limit := policy.GPU{SMs: part.Device.SMs, SMsPerTPC: part.Device.TPC}.SMsAt(ceiling)
 	return []string{
-		"rank and number of ranks by " + r.Task.Source,
+		"number of ranks by " + whoCounted(r.Task),
 		"GPU by " + r.whyGPU(ticket.Devices),
 		fmt.Sprintf("%s by rule %q of the policy", share, ticket.Rule),
 		fmt.Sprintf("ceiling %s %% by that rule: at most %d SMs", ceiling, limit),
 	}
+}
+
+// given names the flag that set an option, or its variable.
+func given(flag string, byFlag bool) string {
+	if byFlag {
+		return "--" + flag
+	}
+	return Setting{Flag: flag}.Variable()
+}
+
+// whoCounted names the source of a rank's number for the user.
+func whoCounted(task slurm.Task) string {
+	switch task.Source {
+	case slurm.SourceStepd:
+		return "srun"
+	case slurm.SourceInherited:
+		return "srun, whose task started this process"
+	case slurm.SourceSingle:
+		return "no launcher: this process is alone"
+	case slurm.SourceSlot:
+		return "--slots"
+	}
+	return task.Source
 }
 
 // whyGPU names what chooseGPU has followed.
@@ -121,7 +145,7 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 	case confined && alone:
 		return "Slurm: the rank can open no other"
 	case r.Options.GPU != "" && r.Options.GPU != Auto:
-		return fmt.Sprintf("--gpu or SLURM_MPS_GPU: %s", r.Options.GPU)
+		return fmt.Sprintf("%s: %s", given("gpu", r.Options.OwnGPU), r.Options.GPU)
 	case len(bound) < len(devices) && alone:
 		return "Slurm: it is bound to the task"
 	case r.Binding.OneTask && r.Task.BySlurm():

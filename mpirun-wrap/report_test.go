@@ -26,18 +26,18 @@ func TestReport(t *testing.T) {
 		{4, nil, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n"},
 		{2, map[string]string{"mem": "8G"}, slurm.Binding{}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 8192 MiB, 1 rank on it\n"},
 		{4, map[string]string{"verbose": "true", "share": "60%", "gpu": "block"}, slurm.Binding{}, "# rank 0 of 4: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 2 ranks on it\n" +
-			"#   rank and number of ranks by slurmstepd\n" +
-			"#   GPU by --gpu or SLURM_MPS_GPU: block\n" +
-			"#   share 60% by --share or SLURM_MPS_SHARE, in place of even by rule \"students\" of the policy\n" +
+			"#   number of ranks by srun\n" +
+			"#   GPU by --gpu: block\n" +
+			"#   share 60% by --share, in place of even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
 		{2, map[string]string{"verbose": "true"}, slurm.Binding{GPUs: []int{0}}, "# rank 0 of 2: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
-			"#   rank and number of ranks by slurmstepd\n" +
+			"#   number of ranks by srun\n" +
 			"#   GPU by Slurm: it is bound to the task\n" +
 			"#   share even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},
 		{1, map[string]string{"verbose": "true"}, slurm.Binding{OneTask: true}, "# rank 0 of 1: GPU 0 (GPU-92331f0a), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it; " +
 			"GPU 1 (GPU-1), 32 of 132 SMs (24.2 %, ceiling 25 %), 1 rank on it\n" +
-			"#   rank and number of ranks by slurmstepd\n" +
+			"#   number of ranks by srun\n" +
 			"#   GPU by Slurm: the step has no other task on this node\n" +
 			"#   share even by rule \"students\" of the policy\n" +
 			"#   ceiling 25 % by that rule: at most 32 SMs\n"},

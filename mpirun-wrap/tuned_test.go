@@ -50,7 +50,7 @@ func TestTunedPlacement(t *testing.T) {
 	if err != nil || placement.Share.SMs != 32 || !strings.Contains(placement.Remark, "ceiling of 25 % allows 32") {
 		t.Errorf("%+v, %v", placement.GPUShare, err)
 	}
-	if why := strings.Join(placement.Why, "\n"); !strings.Contains(why, "share overlap:3 by --share or SLURM_MPS_SHARE, in place of even (tuned: /home/u/tuned)") {
+	if why := strings.Join(placement.Why, "\n"); !strings.Contains(why, "share overlap:3 by SLURM_MPS_SHARE, in place of even (tuned: /home/u/tuned)") {
 		t.Error(why)
 	}
 	none := errors.New("none")

@@ -40,8 +40,9 @@ type Model struct {
 	MemoryMiB int // total, as NVML reports it (driver R510 and later)
 }
 
-// models lists every GPU known by name. The SMs are from NVIDIA's white papers and data sheets, named at each group.
-// The memory is what nvidia-smi prints for the product with driver R510 or later. The clients are from NVIDIA's MPS
+// models lists every GPU known by name. The SMs are from NVIDIA's white papers and data sheets, named at each group, or
+// from CUDA's device query in public logs. The product's name and the memory are what nvidia-smi prints with driver R510
+// or later, from NVIDIA's documents and public logs. Only the H200 was seen by us. The clients are from NVIDIA's MPS
 // guide.
 var models = []Model{
 	// Volta white paper: 80 SMs in 40 TPCs. This is the 16 GB product.

@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 )
 
-// Change is a difference between two policies, in the words of their files. A change of a block is only that it was
-// added or removed.
+// Change is a difference between two policies, in the words of their files. The attributes of a block that was added
+// are changes, too. Those of a block that was removed are not.
 type Change struct {
 	How  string `json:"how"`  // added, removed or changed
 	What string `json:"what"` // rule "a", or rule "a": overlap
@@ -37,8 +37,14 @@ func (l *Compiled) Changes(later *Compiled) []Change {
 		}
 	}
 	for _, block := range is.blocks {
-		if !slices.Contains(was.blocks, block) {
-			changes = append(changes, Change{How: Added, What: block})
+		if slices.Contains(was.blocks, block) {
+			continue
+		}
+		changes = append(changes, Change{How: Added, What: block})
+		for _, e := range is.entries {
+			if e.block == block {
+				changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
+			}
 		}
 	}
 	for _, e := range was.entries {

@@ -353,10 +353,10 @@ func (b *diagnosis) daemons(n Node) {
 		}
 		f := Finding{Kind: DaemonUnknown, PID: p.PID, Where: fmt.Sprintf("pid %d, uid %d, %s", p.PID, p.UID, orDefault(p.PipeDir))}
 		f.What = "an MPS control daemon that no lease names: GPUs that it uses are shared past the policy"
-		f.Do = fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, ending(p))
+		f.Do = fmt.Sprintf("see whose it is: ps -fp %d; %s", p.PID, n.ending(p))
 		if strings.HasPrefix(p.PipeDir, n.run+"/") {
 			f.Kind, f.What = DaemonWithoutLease, "a control daemon of ours, and no lease names it: nothing will end it"
-			f.Do = ending(p)
+			f.Do = n.ending(p)
 			if job, below := n.jobBelow(p.PipeDir); below {
 				f.Do = "end it: " + n.again(job)
 			}
@@ -366,18 +366,23 @@ func (b *diagnosis) daemons(n Node) {
 }
 
 // ending returns how to end a control daemon, and what ends with it. A daemon is first told to quit, and then waits
-// for its clients. A daemon that is killed ends its servers, and they end their clients.
-func ending(p mps.Process) string {
+// for its clients. A daemon that is killed ends its servers, and they end their clients. Only root is told to kill it,
+// because others may see a process of another node's lab or container.
+func (n Node) ending(p mps.Process) string {
 	const after = "that ends its servers and every program that computes through them, and later ones run without MPS"
-	kill := fmt.Sprintf("kill -9 %d: %s", p.PID, after)
+	kill := fmt.Sprintf("; only if it does not answer (%[2]s): kill -9 %[1]d", p.PID, after)
+	whose, as := "", fmt.Sprintf("sudo -u '#%d' ", p.UID)
+	if !n.Root {
+		whose, as, kill = "if it is yours, ", "", ""
+	}
 	dir := p.PipeDir
 	if dir == "" {
 		dir = defaultPipeDir
 	}
 	if !plainPath.MatchString(dir) { // its user chose it, so it must not become part of a command
-		return "to end it, have its control program tell it to quit; only if it does not answer: " + kill
+		return whose + "to end it, have its control program tell it to quit" + kill
 	}
-	return fmt.Sprintf("to end it when its clients have ended: echo quit | sudo -u '#%d' env CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control; only if it does not answer: %s", p.UID, dir, kill)
+	return fmt.Sprintf("%sto end it when its clients have ended: echo quit | %senv CUDA_MPS_PIPE_DIRECTORY=%s nvidia-cuda-mps-control%s", whose, as, dir, kill)
 }
 
 const defaultPipeDir = "/tmp/nvidia-mps"

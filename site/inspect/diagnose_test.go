@@ -344,8 +344,12 @@ func TestEndingADaemon(t *testing.T) {
 			t.Errorf("%q: %s", dir, do)
 		}
 		quit, kill := strings.Index(do, "quit"), strings.Index(do, "kill -9")
-		if kill >= 0 && (quit < 0 || quit > kill || !strings.Contains(do[kill:], "every program that computes through them")) {
+		if kill >= 0 && (quit < 0 || quit > kill || !strings.Contains(do[quit:kill], "every program that computes through them")) {
 			t.Errorf("%q: %s", dir, do)
+		}
+		n.Root = false
+		if do := Diagnose(n)[0].Do; strings.Contains(do, "kill -9") || strings.Contains(do, "sudo") {
+			t.Errorf("%q: a user reads %s", dir, do)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestAuditGoldens(t *testing.T) {
 				}
 				golden.Compare(t, filepath.Join("testdata", "audit", name+ending), out.String())
 				for line := range strings.Lines(out.String()) {
-					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !strings.HasPrefix(line, "    fix: ") {
+					if n := utf8.RuneCountInString(line); !asJSON && n > 81 && !isFix(line) {
 						t.Errorf("%d columns: %s", n-1, line)
 					}
 				}

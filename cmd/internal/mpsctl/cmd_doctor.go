@@ -142,7 +142,7 @@ func doctorText(r doctor.Report, screen Screen) string {
 		}
 		fmt.Fprintf(&b, "\n%s %s  %s\n", mark, screen.Bold(string(f.Kind)), f.Where)
 		b.WriteString(screen.Wrap("    ", f.What))
-		fmt.Fprintf(&b, "    fix: %s\n", f.Do)
+		b.WriteString(printFix(f.Do))
 	}
 	b.WriteString(printUnseen(r.Unseen, screen))
 	if faults, warnings := r.Count(doctor.Fault), r.Count(doctor.Warning); faults+warnings > 0 {

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
@@ -45,7 +47,7 @@ func planCommand(call *Invocation) *cobra.Command {
 			}
 			answer, err := q.Answer()
 			if err != nil {
-				return err
+				return SuggestShare(err, q.Share)
 			}
 			if picture != "" {
 				if err := savePicture(picture, answer); err != nil {
@@ -72,6 +74,15 @@ func planCommand(call *Invocation) *cobra.Command {
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
 	flags.StringVar(&picture, "svg", "", "write a picture of the plan to `FILE` too")
 	return c
+}
+
+// SuggestShare adds to the error of a share the word that was probably meant.
+func SuggestShare(err error, share string) error {
+	like := site.Nearest(share, []string{"none", "even"})
+	if err == nil || like == "" || !strings.HasSuffix(err.Error(), " or Nsm") { // the share has none of the forms
+		return err
+	}
+	return fmt.Errorf("%w: did you mean %s?", err, like)
 }
 
 // withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.

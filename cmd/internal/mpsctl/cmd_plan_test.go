@@ -91,6 +91,7 @@ func TestBadQuestions(t *testing.T) {
 		{"plan --gpu H200 --ranks 97 --gpus 2", "cannot place 97 ranks on 2 GPUs: GPU 0 would have 49 and MPS serves 48 at once: run at most 96 ranks, or more GPUs"},
 		{"plan --gpu H200 --ranks 61 --clients 60", "cannot place 61 ranks on 1 GPU: GPU 0 would have 61 and MPS serves 60 at once: run at most 60 ranks, or more GPUs"},
 		{"plan --gpu H200 --ranks 1 --clients -1", "cannot plan for -1 clients: give --clients 1 or more"},
+		{"plan --gpu H200 --ranks 2 --share evn", `cannot read share "evn": want none, even, overlap:F, weight:W, PCT% or Nsm: did you mean even?`},
 		{"plan --gpu H200 --ranks 2 --share half", `cannot read share "half": want none, even, overlap:F, weight:W, PCT% or Nsm`},
 		{"plan --gpu H200 --ranks 2 --share tuned", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},
 		{"plan --gpu H200 --ranks 2 --share tuned:", "cannot plan share tuned: a plan has no program: name it: --share tuned:NAME"},

@@ -110,7 +110,7 @@ func (r reapReport) text(screen Screen) string {
 			fmt.Fprintf(&b, "    %s %s\n", screen.Red("failed:"), line.Failed)
 		}
 		if line.Do != "" {
-			fmt.Fprintf(&b, "    fix: %s\n", line.Do)
+			b.WriteString(printFix(line.Do))
 		}
 	}
 	if len(r.Lines) == 0 {

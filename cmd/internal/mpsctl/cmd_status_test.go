@@ -138,7 +138,7 @@ func TestStatusGoldens(t *testing.T) {
 func fitsColumns(t *testing.T, out string) {
 	t.Helper()
 	for line := range strings.Lines(out) {
-		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && !strings.HasPrefix(line, "    fix: ") && !strings.Contains(line, "! ") {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 && !isFix(line) && !strings.Contains(line, "! ") {
 			t.Errorf("%d columns: %s", n, line)
 		}
 		if strings.Contains(line, "\x1b") {

@@ -21,7 +21,26 @@ func printFindings(found []inspect.Finding, what string, screen Screen) string {
 	for _, f := range found {
 		fmt.Fprintf(&b, "%s %s  %s\n", screen.Red("!"), screen.Bold(string(f.Kind)), f.Where)
 		b.WriteString(screen.Wrap("    ", f.What))
-		fmt.Fprintf(&b, "    fix: %s\n", f.Do)
+		b.WriteString(printFix(f.Do))
+	}
+	return b.String()
+}
+
+// printFix prints a repair for people. Its steps are separated by semicolons. If a step is a comment, a colon and a
+// command, the command stands alone on the next line, so that it can be copied.
+func printFix(do string) string {
+	var b strings.Builder
+	for i, step := range strings.Split(do, "; ") {
+		comment, command, is := strings.Cut(step, ": ")
+		begin := "         "
+		if i == 0 {
+			begin = "    fix: "
+		}
+		if is {
+			fmt.Fprintf(&b, "%s%s:\n             %s\n", begin, comment, command)
+		} else {
+			fmt.Fprintf(&b, "%s%s\n", begin, step)
+		}
 	}
 	return b.String()
 }

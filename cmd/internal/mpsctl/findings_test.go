@@ -21,3 +21,23 @@ func TestPrintFindings(t *testing.T) {
 		t.Errorf("of nothing: %q", got)
 	}
 }
+
+// A command of a repair stands alone on its line, and its comment on the line before.
+func TestPrintFix(t *testing.T) {
+	for do, want := range map[string]string{
+		"remove it":             "    fix: remove it\n",
+		"nvidia-smi -c DEFAULT": "    fix: nvidia-smi -c DEFAULT\n",
+		"end it: mpsctl reap":   "    fix: end it:\n             mpsctl reap\n",
+		"see it: ps -fp 1; a rank is there; only then: kill -9 1": "    fix: see it:\n             ps -fp 1\n" +
+			"         a rank is there\n         only then:\n             kill -9 1\n",
+	} {
+		if got := printFix(do); got != want {
+			t.Errorf("got\n%swant\n%s", got, want)
+		}
+	}
+}
+
+// isFix reports whether a line is of a repair. Repairs are not wrapped, because a person copies their commands.
+func isFix(line string) bool {
+	return strings.HasPrefix(line, "    fix: ") || strings.HasPrefix(line, "         ")
+}

@@ -300,17 +300,30 @@ func (a answer) verdict(b *strings.Builder, s Screen) {
 			fmt.Fprintf(b, ", with the user's %s", spelled(a.Options))
 		}
 		b.WriteString(":\n")
-		for _, attribute := range a.Grant {
-			line := fmt.Sprintf("  %-14s = %-17s", attribute.Name, attribute.Value)
-			if from := origin(attribute); from != "" {
-				line += "  " + s.Faint(from)
-			}
-			b.WriteString(strings.TrimRight(line, " ") + "\n")
-		}
+		a.granted(b, s)
 	case a.Verdict.Denied != "":
 		fmt.Fprintf(b, "\n%s: the job runs without MPS, and mpirun-wrap prints the reason: %s\n", s.Red("Denied"), a.Verdict.Denied)
 	default:
 		b.WriteString("\nThe job runs without MPS, as if nothing were installed.\n")
+	}
+}
+
+// granted prints the attributes of the grant: first those that the policy or the user sets, and then the defaults.
+func (a answer) granted(b *strings.Builder, s Screen) {
+	for _, defaults := range []bool{false, true} {
+		for _, attribute := range a.Grant {
+			if attribute.Default != defaults {
+				continue
+			}
+			line := fmt.Sprintf("  %-14s = %-17s", attribute.Name, attribute.Value)
+			from := origin(attribute)
+			if defaults {
+				line = s.Faint(line + "  " + from)
+			} else if from != "" {
+				line += "  " + s.Faint(from)
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
 	}
 }
 

@@ -174,11 +174,11 @@ func (p *view) daemon(j inspect.Job, d inspect.Daemon) {
 		line += "  for " + p.numbers(d.Devices)
 	}
 	if d.Ceiling != nil {
-		line += fmt.Sprintf("  ceiling reads %.1f %%", *d.Ceiling)
+		line += fmt.Sprintf("  ceiling %.1f %%", *d.Ceiling)
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == d.PID && f.GPU == "" }))
 	for _, s := range d.Servers {
-		line := fmt.Sprintf("  server   pid %d  %s  ceiling reads %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
+		line := fmt.Sprintf("  server   pid %d  %s  ceiling %.1f %%%s", s.PID, p.health(s.Status), s.Percent, memories(s.Limits))
 		p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.PID == s.PID && f.GPU == "" }))
 	}
 	if d.State == inspect.Serves && len(d.Servers) == 0 {

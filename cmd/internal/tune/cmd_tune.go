@@ -128,7 +128,7 @@ func readRules(texts []string) (rules []policy.ShareRule, err error) {
 	for _, text := range texts {
 		rule, err := policy.ParseShare(text)
 		if err != nil {
-			return nil, err
+			return nil, mpsctl.SuggestShare(err, text)
 		}
 		rules = append(rules, rule)
 	}

@@ -3,10 +3,16 @@
 package tune
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/policy"
 )
 
 // The chances are those of a printed table of Student's t.
@@ -47,6 +53,9 @@ var noises = map[string]noise{
 		}
 		return f
 	},
+	"5 % and slower with time": func(r *rand.Rand, _, at int) float64 {
+		return (1 - 0.004*float64(at)) * math.Exp(0.05*r.NormFloat64())
+	},
 	"slower with time": func(r *rand.Rand, _, at int) float64 {
 		return (1 - 0.004*float64(at)) * (1 + 0.005*r.NormFloat64())
 	},
@@ -58,7 +67,11 @@ var noises = map[string]noise{
 
 // trial makes the report of a trial on a program whose rate with each share is the given one, times the noise.
 func trial(t *testing.T, seed uint64, counts []int, repeats int, noise noise, rates [5]float64) report {
-	rules := mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3")
+	return trialOf(t, mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3"), seed, counts, repeats, noise, rates)
+}
+
+// trialOf is trial with the first of the rates for each rule.
+func trialOf(t *testing.T, rules []policy.ShareRule, seed uint64, counts []int, repeats int, noise noise, rates [5]float64) report {
 	q := question{counts: counts, rules: rules, repeats: repeats, nodes: 1}
 	r := rand.New(rand.NewPCG(seed, 1))
 	var samples []sample
@@ -97,6 +110,72 @@ func TestNoFalseWinner(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// measuredSpreads returns the spreads of the rates that mps-tune measured on H200s (docs/measurements): for each program
+// the standard deviation of the logarithm of a run's rate, by share, in the order of trial.
+func measuredSpreads(t *testing.T) (all [][]float64) {
+	files, err := filepath.Glob("../../../docs/measurements/*-h200/tune.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(content)) {
+			var measured struct {
+				Tune struct{ Report report }
+			}
+			if err := json.Unmarshal([]byte(line), &measured); err != nil {
+				t.Fatal(file, err)
+			}
+			var spreads []float64
+			for _, w := range measured.Tune.Report.Rules {
+				if w.Failed == "" && len(w.Rates) == 2 {
+					spreads = append(spreads, math.Abs(math.Log(w.Rates[0]/w.Rates[1]))/math.Sqrt2)
+				}
+			}
+			if len(spreads) == 5 {
+				all = append(all, spreads)
+			}
+		}
+	}
+	return all
+}
+
+// No share wins if the noise is as measured on H200s: of the default trial (five shares, five times), and of a trial of
+// the same share twice.
+func TestNoFalseWinnerWithMeasuredNoise(t *testing.T) {
+	const many = 10000
+	programs := measuredSpreads(t)
+	if len(programs) < 20 {
+		t.Fatalf("%d programs have the spreads of five shares", len(programs))
+	}
+	for name, rules := range map[string][]policy.ShareRule{
+		"default":    mustRules(t, "none", "even", "overlap:1.5", "overlap:2", "overlap:3"),
+		"same share": mustRules(t, "overlap:2", "overlap:2.000001"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			won := 0
+			for seed := range uint64(many) {
+				spreads := programs[seed%uint64(len(programs))]
+				noise := func(r *rand.Rand, cell, _ int) float64 { return math.Exp(spreads[cell] * r.NormFloat64()) }
+				if name == "same share" {
+					noise = func(r *rand.Rand, _, _ int) float64 { return math.Exp(spreads[3] * r.NormFloat64()) }
+				}
+				if trialOf(t, rules, seed, []int{8}, 5, noise, [5]float64{90, 90, 90, 90, 90}).Proved {
+					won++
+				}
+			}
+			t.Logf("%d of %d, with the spreads of %d programs", won, many, len(programs))
+			if float64(won) > errorRate*many {
+				t.Errorf("%d of %d trials name a winner", won, many)
+			}
+		})
 	}
 }
 

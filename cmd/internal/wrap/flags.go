@@ -19,6 +19,7 @@ type line struct {
 	options mpirunwrap.Options
 	version bool
 	program []string
+	told    string // what the task prolog has printed
 }
 
 // errHelp is the result of --help.

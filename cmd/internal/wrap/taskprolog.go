@@ -40,11 +40,28 @@ func TaskProlog(p cli.Process) int {
 		fmt.Fprintln(p.Out, cli.Version())
 	default:
 		env := slurm.NewEnv(p.Env)
-		if err := printTask(p, l.paths, env); err != nil && env["SLURM_LOCALID"] == "0" {
-			fmt.Fprintf(p.Out, "print slurm-mps: %.500s\n", site.OneLine(err))
+		if err := printTask(p, l.paths, env); err != nil {
+			printReason(p, env, err)
 		}
 	}
 	return cli.ExitOK
+}
+
+// printReason prints why a task has no placement, once for the node, and not again if the batch script's task prolog has
+// printed it. It lets mpirun-wrap know that. Slurm drops no such line, also if the task ends at once (120 of 120 steps of
+// Slurm 22.05).
+func printReason(p cli.Process, env slurm.Env, err error) {
+	id, _ := strconv.Atoi(env["SLURM_LOCALID"])
+	reason, first := reasonOf(err, slurm.Task{LocalRank: id}), env["SLURM_LOCALID"] == "0"
+	if toldByBatch(env[toldVariable], env, reason) {
+		return
+	}
+	if first {
+		fmt.Fprintf(p.Out, "print slurm-mps: %.500s\n", site.OneLine(err))
+	}
+	if first || isOfJob(err) {
+		fmt.Fprintf(p.Out, "export %s=%s\n", toldVariable, hashOf(env, env["SLURM_STEP_ID"], reason))
+	}
 }
 
 // printTask prints the placement of a task. The error is the reason why a task of a job with MPS has no placement.
@@ -64,7 +81,7 @@ func printTask(p cli.Process, paths site.Paths, env slurm.Env) error {
 	case err != nil:
 		return nil // the job has no MPS
 	case wrong != nil:
-		return wrong
+		return optionError{wrong}
 	case options.Off && ticket.Exclusive:
 		return errOff
 	case options.Off:

@@ -96,6 +96,11 @@ func Wrap(p cli.Process) int {
 	}
 	env := slurm.NewEnv(p.Env)
 	l, err := parse(p.Args, env)
+	if !isTerminal(p.Err) {
+		l.told = env[toldVariable]
+	}
+	delete(env, toldVariable)
+	p.Env = without(p.Env, toldVariable)
 	switch {
 	case errors.Is(err, errHelp):
 		usage(p.Out)
@@ -112,7 +117,7 @@ func Wrap(p cli.Process) int {
 	if err == nil {
 		return cli.ExitOK
 	}
-	complain(p, env, l.options, err)
+	complain(p, env, l, err)
 	var program *mpirunwrap.ProgramError
 	if errors.As(err, &program) {
 		return program.Code
@@ -121,15 +126,19 @@ func Wrap(p cli.Process) int {
 }
 
 // complain prints why a rank cannot run. All ranks of its launch on this node with the same reason print it once.
-// Each rank with --local-rank prints it, because the program that started it may read each rank's output.
-func complain(p cli.Process, env slurm.Env, options mpirunwrap.Options, err error) {
-	task, unknown := readTask(env, p.PID, options)
+// Each rank with --local-rank prints it, because the program that started it may read each rank's output. No rank prints
+// what its task prolog has printed.
+func complain(p cli.Process, env slurm.Env, l line, err error) {
+	task, unknown := readTask(env, p.PID, l.options)
+	reason := reasonOf(err, task)
+	if told(l.told, env, reason) {
+		return
+	}
 	launch, noLaunch := launchOf(env, p.PID, task)
-	if noLaunch != nil || options.LocalSize > 0 || unknown == nil && task.LocalSize == 1 {
+	if noLaunch != nil || l.options.LocalSize > 0 || unknown == nil && task.LocalSize == 1 {
 		p.PrintError("mpirun-wrap", err)
 		return
 	}
-	reason := strings.Replace(err.Error(), fmt.Sprintf("rank %d ", task.LocalRank), "", 1)
 	mpirunwrap.PrintOnce(strings.Join([]string{env["SLURM_JOB_ID"], launch, reason}, " "), func() {
 		p.PrintError("mpirun-wrap", fmt.Errorf("%w (printed once for this node)", err))
 	})
