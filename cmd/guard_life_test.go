@@ -156,6 +156,7 @@ func (s *shared) released(why string) {
 //
 // Contract: G2
 func TestHowLongFilesAreHeld(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name     string
 		policy   string

@@ -793,6 +793,7 @@ func terminal(t *testing.T) (ours, theirs *os.File) {
 // On a terminal, --watch draws over its last output, with colour if the terminal allows it. Ctrl-C ends it with exit
 // code 0.
 func TestWatchOnATerminal(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		env    []string
 		colour bool
