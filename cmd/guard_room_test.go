@@ -327,7 +327,7 @@ func TestRoomInTheHostsMemory(t *testing.T) {
 	}
 	full := job.used() + room
 	job.set("memory.limit_in_bytes", "memory.max", fmt.Sprint(full))
-	for range s.rounds("ROOM_KILLS", 5) {
+	for range s.rounds("ROOM_KILLS", 3) {
 		site.Sleep(s.ctx, 1200*time.Millisecond) // so that the neighbours are older than the death
 		victim := client("spin", "-ms", "5", "-queue", "220", "-for", "60", "-grow-host", "4", "-after", "0.1")
 		said := victim.ends()

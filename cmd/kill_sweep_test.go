@@ -89,7 +89,7 @@ func some[P any](t *testing.T, s shape, points []P, every int) []P {
 }
 
 // thinner makes samples smaller than the tests ask for, because make test must end within seven minutes.
-const thinner = 4
+const thinner = 6
 
 // sample returns one of each every × thinner points. It returns all of them in the sweep, and if -run names a point.
 func sample[P any](t *testing.T, points []P, every int) []P {
