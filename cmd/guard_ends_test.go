@@ -273,6 +273,7 @@ var loads = []struct {
 // A client that ends harms no neighbour, however it ends, however it was started and whatever kernels it has queued.
 // The neighbour lives while the guard holds the client's files and after it closes them, and new clients work.
 func TestClientsThatEndHarmNoNeighbour(t *testing.T) {
+	t.Parallel()
 	for _, way := range ways {
 		for _, load := range loads {
 			if way.name != "plain" && load.name != loads[0].name {
@@ -339,6 +340,7 @@ func (s *shared) state() lease.GuardState {
 // Eight clients that end together queue more kernels than one client does. The kernels are done before the guard
 // closes the clients' files, so the neighbour lives.
 func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		signals []syscall.Signal
@@ -372,6 +374,7 @@ func TestManyClientsThatEndTogetherHarmNoNeighbour(t *testing.T) {
 // Without a guard, a client that ends in one of these ways also ends its neighbour. If the neighbour lived, the other
 // tests of the guard would prove nothing.
 func TestClientsThatEndWithoutAGuardHarmTheirNeighbour(t *testing.T) {
+	t.Parallel()
 	for _, ending := range []string{"signal:9", "signal:15", "exit:0", "_exit:0"} {
 		for _, load := range loads[:2] {
 			t.Run(ending+", "+load.name, func(t *testing.T) {

@@ -199,6 +199,7 @@ func TestHostileGuard(t *testing.T) {
 // A user's file system never answers a close, and its files take the place of device files just before the guard
 // duplicates these. The guard goes on, and it ends when it is asked or killed.
 func TestHostileFilesThatDoNotClose(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		signal unix.Signal // sent to the guard before the epilog; 0 for none

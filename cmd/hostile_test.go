@@ -257,6 +257,7 @@ func (a attack) plainLog() {
 
 // The epilog removes the job's folders, whatever the user leaves in them.
 func TestHostileFolders(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		act  func(attack, folders)
@@ -412,6 +413,7 @@ func (a attack) needsBox(f folders) {
 // If the start of a daemon fails, the end of its log is a part of the error. If the policy then runs jobs without
 // MPS, it is also a part of the ticket. The log may be any file, because here the user controls the control program.
 func TestHostileLogOfAFailedStart(t *testing.T) {
+	t.Parallel()
 	const words = "the words of a user"
 	for _, c := range []struct{ name, script, want string }{
 		{"its own", `echo ` + words + ` >$CUDA_MPS_LOG_DIRECTORY/control.log`, words},
@@ -674,6 +676,7 @@ func (a attack) victim() int {
 //
 // Contract: I2, I3
 func TestHostileProcesses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		act  func(a attack, f folders) (lives []int)
@@ -905,6 +908,7 @@ func (a attack) works(pid int) bool {
 // The helpers of root run as the user. The user may send them any signal at any time, also just before they execute a
 // program. A stopped helper holds nothing that root needs, so the next job of the same user opens.
 func TestHostileSignals(t *testing.T) {
+	t.Parallel()
 	for i, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(unix.SignalName(signal), func(t *testing.T) {
 			a := newAttack(t, "", 1)
@@ -936,6 +940,7 @@ func TestHostileSignals(t *testing.T) {
 // A process of the user answers at the daemon's socket. Root waits a bounded time, and uses the answers only for the
 // user's own daemon. Root finds the daemon to end by what the kernel reports.
 func TestHostileAnswersToTheEpilog(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"silent", "drip", "endless", "reset", "escapes", "refuses", "names", "thousands"} {
 		t.Run(kind, func(t *testing.T) {
 			a := newAttack(t, testnode.Default(`drain_grace = "100ms"`), 1)
@@ -956,6 +961,7 @@ func TestHostileAnswersToTheEpilog(t *testing.T) {
 // soon as the daemon runs. The prolog may then refuse the job. It does not drain the node, because the control
 // program works without that process.
 func TestHostileAnswersToTheProlog(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, verb, answers, deadline, slow string }{
 		{"answers that are none", "usurp", "escapes", "12s", ""},
 		{"no answer", "usurp", "silent", "12s", ""},
@@ -1140,6 +1146,7 @@ func TestHostileDescriptors(t *testing.T) {
 
 // A user who writes until the job's file system is full takes no space from other users.
 func TestHostileExhaustion(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, verb, argument string }{{"bytes", "fill", ""}, {"files", "crowd", "10000000"}} {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAttack(t, "", 2)

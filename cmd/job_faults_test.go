@@ -276,6 +276,7 @@ func TestTheEpilogNeverReadsThePolicy(t *testing.T) {
 //
 // Contract: R7
 func TestAnEpilogBesideItsProlog(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		delay int

@@ -59,6 +59,7 @@ func TestAWholeGPUBesideGresMPS(t *testing.T) {
 // Under a real Slurm, two jobs that share a GPU by gres are refused and do not drain the node. A job beside them that
 // does not use MPS computes.
 func TestJobsThatShareAGPUByGresUnderSlurm(t *testing.T) {
+	t.Parallel()
 	const devices = "Name=gpu File=%D/dev/nvidia[0-3]\n"
 	for _, c := range []struct{ name, gres, conf, asks, want string }{
 		{"shard", "gpu:4,shard:8", "Name=shard Count=8\n", "--gres=shard:1", "shares its GPUs by gres/shard"},

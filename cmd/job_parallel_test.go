@@ -217,6 +217,7 @@ func TestJobsThatClaimTheSameGPUs(t *testing.T) {
 // Three epilogs of a job start while its prolog, whose slurmd has died, is still in the driver. The first epilog
 // waits for the prolog or ends it, and no epilog ends another.
 func TestEpilogsBesideAnOrphanedProlog(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		delay int

@@ -157,7 +157,7 @@ func (p testNode) opened(id uint32) {
 func TestAPrologWhoseEffectsFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	for _, s := range shapes {
+	for _, s := range shapesFor(t) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
@@ -206,7 +206,7 @@ func TestARefusalWhoseEffectsFail(t *testing.T) {
 func TestAnEpilogWhoseEffectsFail(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	for _, s := range shapes {
+	for _, s := range shapesFor(t) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)

@@ -142,6 +142,15 @@ type shape struct {
 
 var shapes = []shape{{"job", 1}, {"gpu", 1}, {"job", 4}, {"gpu", 4}}
 
+// shapesFor returns the shapes for which there is time: all of them in the sweep, and if -run names one. Otherwise it
+// returns the simplest job, and the one with the most GPUs and daemons.
+func shapesFor(t *testing.T) []shape {
+	if everything || named(t) {
+		return shapes
+	}
+	return []shape{shapes[0], shapes[len(shapes)-1]}
+}
+
 func (s shape) String() string { return fmt.Sprintf("%s-%d", s.scope, s.gpus) }
 
 // gpuList returns the value of SLURM_JOB_GPUS.
@@ -207,7 +216,7 @@ func reportEnd(t *testing.T) (begin func()) {
 func TestAPrologKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	for _, s := range shapes {
+	for _, s := range shapesFor(t) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
@@ -291,7 +300,7 @@ func (p testNode) keepsLease() {
 func TestAnEpilogKilledAnywhere(t *testing.T) {
 	joinSweep(t, "points")
 	t.Parallel()
-	for _, s := range shapes {
+	for _, s := range shapesFor(t) {
 		t.Run(s.String(), func(t *testing.T) {
 			p := s.stand(t)
 			job := s.job(p)
@@ -363,6 +372,7 @@ func TestPrologAndEpilogKilledAnywhere(t *testing.T) {
 // The epilog waits for the child; if the child does not go on, the epilog keeps the lease and the node drains.
 func TestAnOrphanThatIsLate(t *testing.T) {
 	joinSweep(t, "points")
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		moves bool

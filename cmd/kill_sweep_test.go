@@ -88,8 +88,8 @@ func some[P any](t *testing.T, s shape, points []P, every int) []P {
 	return sample(t, points, every)
 }
 
-// thinner makes samples smaller than the tests ask for, because make test must end within a quarter of an hour.
-const thinner = 2
+// thinner makes samples smaller than the tests ask for, because make test must end within seven minutes.
+const thinner = 6
 
 // sample returns one of each every × thinner points. It returns all of them in the sweep, and if -run names a point.
 func sample[P any](t *testing.T, points []P, every int) []P {
@@ -127,7 +127,10 @@ func mayMiss(n int) int {
 func sweep[P fmt.Stringer](t *testing.T, s shape, points []P, try func(testNode, P) (reached bool)) {
 	t.Helper()
 	needRoot(t) // the check is here, because a goroutine cannot skip the test
-	const sideBySide = 4
+	sideBySide := 4
+	if !everything {
+		sideBySide = 2 // because other tests run beside this one
+	}
 	began := time.Now()
 	var tried, missed, failed atomic.Int32
 	var all sync.WaitGroup

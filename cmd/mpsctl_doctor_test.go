@@ -221,6 +221,7 @@ func (w healthyNode) files() (all []string) {
 // Doctor finds nothing on other healthy nodes: hooks without a script, patterns, includes, names in any case,
 // AutoDetect, a running job.
 func TestDoctorOfOtherHealthyNodes(t *testing.T) {
+	t.Parallel()
 	for name, plant := range map[string]func(healthyNode){
 		"programs themselves": func(w healthyNode) {
 			for _, program := range []string{"prolog", "epilog", "task-prolog"} {
@@ -342,6 +343,7 @@ func (w healthyNode) folder(program string, names ...string) {
 // Doctor compares the GPUs that the real slurmd lists with those that the prolog finds. It reports a difference or an
 // empty list.
 func TestDoctorAsksSlurmd(t *testing.T) {
+	t.Parallel()
 	const slurmd = "/usr/sbin/slurmd"
 	if _, err := os.Stat(slurmd); err != nil {
 		if os.Getenv("REQUIRE_LAB") == "1" {

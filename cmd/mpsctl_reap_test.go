@@ -252,6 +252,7 @@ func (p testNode) socket(job uint32, owner int) (end func()) {
 //
 // Contract: R8
 func TestReapWhileAStepRuns(t *testing.T) {
+	t.Parallel()
 	for job, step := range map[uint32]func(testNode) func(){
 		4310007: func(p testNode) func() { return p.socket(4310007, 0) },
 		4320007: func(p testNode) func() { return p.stepd("slurmstepd: [4320007.batch]") },

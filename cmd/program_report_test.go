@@ -273,6 +273,7 @@ func TestAReportOfAFault(t *testing.T) {
 //
 // Contract: U1
 func TestAJobWithoutItsRecorder(t *testing.T) {
+	t.Parallel()
 	for name, harm := range map[string]func(t *testing.T, p testNode, recorder site.Process){
 		"killed":  func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGKILL); p.gone(r) },
 		"stopped": func(t *testing.T, p testNode, r site.Process) { _ = r.Kill(unix.SIGSTOP) },

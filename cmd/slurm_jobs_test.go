@@ -73,6 +73,7 @@ func TestRanksUnderSlurm(t *testing.T) {
 }
 
 func TestAnAllocationWithoutAStep(t *testing.T) {
+	t.Parallel()
 	for _, flags := range []string{"Alloc", ""} {
 		t.Run("PrologFlags="+flags, func(t *testing.T) {
 			c := newCluster(t, "", lab.Options{PrologFlags: flags})

@@ -15,6 +15,7 @@ import (
 // Without the wrapper, a program in the batch script, its children and ranks of mpirun are clients of MPS, except
 // with unplaced = "deny". A job that was refused MPS prints the reason once, although it does not use the wrapper.
 func TestUnplacedProcessesUnderSlurm(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, grant, script, want, without string }{
 		{"batch script", "", "CLIENT info", "err=0(cudaSuccess) sm=132 ndev=2", ""},
 		{"child that sees one of two GPUs", "", "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES##*,} CLIENT info", "err=0(cudaSuccess) sm=132 ndev=1", ""},

@@ -455,9 +455,9 @@ func TestStopLeavesNothing(t *testing.T) {
 		needLab(t)
 		dir := newDir(t)
 		s := up(t, Options{PrologFlags: "Alloc", Extra: []string{"PrologEpilogTimeout=1"},
-			Prolog: []string{script(t, dir, "prolog", "#!/bin/sh\necho $$ >"+dir+"/pid\nexec sleep 600\n")}})
+			Prolog: []string{script(t, dir, "prolog", "#!/bin/sh\ncat /proc/$$/stat >"+dir+"/stat\nexec sleep 600\n")}})
 		s.submit(t, "--wrap=true")
-		s.stopAndFind(t, s.procIn(t, filepath.Join(dir, "pid")))
+		s.stopAndFind(t, s.procIn(t, filepath.Join(dir, "stat")))
 	})
 }
 
@@ -468,19 +468,19 @@ func (s scene) stubborn(t *testing.T) (id int, p site.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id = s.submit(t, "--output=out", "--wrap=trap '' TERM; echo $$ >pid; while :; do sleep 600; done")
-	return id, s.procIn(t, filepath.Join(home, "pid"))
+	id = s.submit(t, "--output=out", "--wrap=trap '' TERM; cat /proc/$$/stat >stat; while :; do sleep 600; done")
+	return id, s.procIn(t, filepath.Join(home, "stat"))
 }
 
+// procIn returns the process that has written its stat to a file. It may have ended since, as a hook does that slurmd
+// has killed.
 func (s scene) procIn(t *testing.T, path string) site.Process {
 	t.Helper()
-	pid, err := strconv.Atoi(strings.TrimSpace(s.file(t, path)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := readStat(pid)
-	if err != nil {
-		t.Fatal(err)
+	text := s.file(t, path)
+	st, err := parseStat(text)
+	var pid int
+	if _, bad := fmt.Sscan(text, &pid); err != nil || bad != nil {
+		t.Fatal(err, bad)
 	}
 	return site.Process{PID: pid, Start: st.start}
 }
@@ -491,7 +491,7 @@ func (s scene) stopAndFind(t *testing.T, p site.Process) {
 	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
-	if st, err := readStat(p.PID); err == nil && st.start == p.Start && st.state != 'Z' {
+	if st, err := readStat(p.PID); err == nil && st.start == p.Start && st.state != 'Z' && !dying(p.PID) {
 		t.Errorf("%s (%s) still runs", p, st.name)
 	}
 	if left := commandLines(t, s.Dir()); len(left) > 0 {
@@ -499,7 +499,29 @@ func (s scene) stopAndFind(t *testing.T, p site.Process) {
 	}
 }
 
-// commandLines returns the command lines of all users that contain a word. Stop itself searches in another way.
+// dying reports whether a process runs no more code: the kernel is ending it, or SIGKILL waits for it. Such a process has
+// its command line until it gets a processor.
+func dying(pid int) bool {
+	const exiting, kill = 4, 1 << (9 - 1) // PF_EXITING of include/linux/sched.h, and the bit of SIGKILL
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])); len(f) > 6 {
+		if flags, err := strconv.ParseUint(f[6], 10, 64); err == nil && flags&exiting != 0 {
+			return true
+		}
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for _, name := range []string{"\nSigPnd:", "\nShdPnd:"} {
+		_, rest, _ := strings.Cut(string(status), name)
+		line, _, _ := strings.Cut(rest, "\n")
+		if pending, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64); err == nil && pending&kill != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// commandLines returns the command lines of all users that contain a word, without those of dying processes. Stop
+// itself searches in another way.
 func commandLines(t *testing.T, word string) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -509,7 +531,8 @@ func commandLines(t *testing.T, word string) []string {
 	var found []string
 	for _, path := range paths {
 		text, _ := os.ReadFile(path)
-		if bytes.Contains(text, []byte(word)) {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if bytes.Contains(text, []byte(word)) && !dying(pid) {
 			found = append(found, string(bytes.ReplaceAll(text, []byte{0}, []byte{' '})))
 		}
 	}
@@ -523,8 +546,8 @@ func TestStopNamesWhatAHookLeft(t *testing.T) {
 	dir := newDir(t)
 	// The hook waits until the child has left the hook's process group, because slurmd then kills the group.
 	epilog := script(t, dir, "epilog", "#!/bin/sh\nset -- "+dir+"\n"+
-		"/usr/bin/setsid /usr/bin/env -i /bin/sh -c 'cd '$2' && echo $$ >'$1'/pid; exec /bin/sleep 600' >/dev/null 2>&1 </dev/null &\n"+
-		"until [ -s $1/pid ]; do /bin/sleep 0.01; done\n")
+		"/usr/bin/setsid /usr/bin/env -i /bin/sh -c 'cd '$2' && /bin/cat /proc/$$/stat >'$1'/stat; exec /bin/sleep 600' >/dev/null 2>&1 </dev/null &\n"+
+		"until [ -s $1/stat ]; do /bin/sleep 0.01; done\n")
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
 	user, err := EnsureUser("hpc1", 2001)
@@ -537,7 +560,7 @@ func TestStopNamesWhatAHookLeft(t *testing.T) {
 	}
 	s := scene{Cluster: c, ctx: ctx, user: user}
 	s.must(t, "srun", "true")
-	left := s.procIn(t, filepath.Join(dir, "pid"))
+	left := s.procIn(t, filepath.Join(dir, "stat"))
 	defer kill(left)
 	err = c.Stop()
 	if want := fmt.Sprintf("left running: sleep (pid %d)", left.PID); err == nil || !strings.Contains(err.Error(), want) {
