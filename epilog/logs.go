@@ -36,16 +36,16 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 }
 
 // keepLogs keeps a job's logs. They are not part of the undo: a failure is logged, and has no other effect.
-func (c Epilog) keepLogs(l lease.Lease) {
-	kept, err := keep(c.Logs, l)
+func (e Epilog) keepLogs(l lease.Lease) {
+	kept, err := keep(e.Logs, l)
 	if err == nil {
-		err = prune(c.Logs, maxKeptJobs, 0, logsOwner)
+		err = prune(e.Logs, maxKeptJobs, 0, logsOwner)
 	}
 	if err != nil {
-		c.Log.Warn().Err(err).Msg("logs are not kept")
+		e.Log.Warn().Err(err).Msg("logs are not kept")
 		return
 	}
-	c.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
+	e.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
 }
 
 // keep copies the logs to a folder of the job below dir. Root owns it, and the job's group can read it, as with the

@@ -92,10 +92,10 @@ func (s *Summary) add(t tally) {
 }
 
 // logSummary puts the summary into the log, with the means of the report if there is one.
-func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
+func (e Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
 	var request policy.Request
 	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
-	line := c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
+	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
 		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).

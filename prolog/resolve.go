@@ -17,8 +17,8 @@ type resolution struct {
 }
 
 // resolve finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
-func (o Prolog) resolve(job slurm.Job) (resolution, error) {
-	gres, err := o.Slurm.Gres(job)
+func (p Prolog) resolve(job slurm.Job) (resolution, error) {
+	gres, err := p.Slurm.Gres(job)
 	if err != nil {
 		return resolution{}, err
 	}
@@ -35,16 +35,16 @@ func (o Prolog) resolve(job slurm.Job) (resolution, error) {
 	var of resolution
 	switch refs[0].By {
 	case slurm.ByUUID:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.Find(r.UUID) })
+		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
 	case slurm.ByMinor:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
+		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.ByMinor(r.N) })
 	default:
-		of.devices, of.refusal, err = o.picked(gres, refs)
+		of.devices, of.refusal, err = p.picked(gres, refs)
 	}
 	if err != nil || of.refusal != "" {
 		return resolution{refusal: of.refusal}, err
 	}
-	of.refusal, err = o.unsuitable(of.devices)
+	of.refusal, err = p.unsuitable(of.devices)
 	return of, err
 }
 
@@ -73,8 +73,8 @@ func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, er
 }
 
 // picked finds devices by their place in a list that Slurm sorted. For that it needs all devices of the node.
-func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
-	all, err := o.GPUs.Devices()
+func (p Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
+	all, err := p.GPUs.Devices()
 	if err != nil {
 		return nil, "", err
 	}
@@ -89,12 +89,12 @@ func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.
 const volta = 7
 
 // unsuitable returns why MPS cannot share one of the devices, "" if it can share all.
-func (o Prolog) unsuitable(devices []site.Device) (string, error) {
+func (p Prolog) unsuitable(devices []site.Device) (string, error) {
 	for _, d := range devices {
 		if d.MIGMode {
 			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID), nil
 		}
-		major, minor, err := o.GPUs.Capability(d.UUID)
+		major, minor, err := p.GPUs.Capability(d.UUID)
 		if err != nil {
 			return "", err
 		}

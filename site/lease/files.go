@@ -123,15 +123,15 @@ func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, e
 }
 
 // check fails if the record is of another boot or of another schema.
-func (head header) check(path, boot string) error {
-	if head.Boot == "" {
+func (h header) check(path, boot string) error {
+	if h.Boot == "" {
 		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrCorrupt)
 	}
-	if head.Boot != boot {
+	if h.Boot != boot {
 		return ErrStaleBoot
 	}
-	if head.Schema != Schema {
-		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, head.Schema, Schema)
+	if h.Schema != Schema {
+		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, h.Schema, Schema)
 	}
 	return nil
 }

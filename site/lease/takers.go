@@ -52,14 +52,14 @@ type TakerPlace struct {
 	taker Taker
 }
 
-func (j *Store) takersPath() string { return filepath.Join(j.dir, "takers") }
+func (s *Store) takersPath() string { return filepath.Join(s.dir, "takers") }
 
 // TakerPlace takes a place for a taker. The error is ErrTakers if the node has no place left, or if too many takers of
 // the user's jobs are left.
-func (j *Store) TakerPlace(t Taker) (*TakerPlace, error) {
-	file, err := os.OpenFile(j.takersPath(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func (s *Store) TakerPlace(t Taker) (*TakerPlace, error) {
+	file, err := os.OpenFile(s.takersPath(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("cannot count takers: %w", site.ExplainFull(j.takersPath(), err))
+		return nil, fmt.Errorf("cannot count takers: %w", site.ExplainFull(s.takersPath(), err))
 	}
 	p := &TakerPlace{file, -1, t}
 	left := 0
@@ -110,8 +110,8 @@ func (p *TakerPlace) write() {
 }
 
 // TakersLeft returns the takers that run and have no guard. Only root may call it.
-func (j *Store) TakersLeft() (all []Taker, err error) {
-	file, err := os.OpenFile(j.takersPath(), os.O_RDWR|unix.O_NOFOLLOW, 0)
+func (s *Store) TakersLeft() (all []Taker, err error) {
+	file, err := os.OpenFile(s.takersPath(), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

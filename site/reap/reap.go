@@ -316,14 +316,14 @@ func (r *Reaper) busy(job uint32, holder site.Process) Result {
 	return line.act(Keep, why)
 }
 
-func (l Result) act(act Action, why string) Result {
-	l.Act, l.Why = act, why
-	return l
+func (r Result) act(act Action, why string) Result {
+	r.Act, r.Why = act, why
+	return r
 }
 
-func (l Result) leave(why, do string) Result {
-	l.Act, l.Why, l.Do = Leave, why, do
-	return l
+func (r Result) leave(why, do string) Result {
+	r.Act, r.Why, r.Do = Leave, why, do
+	return r
 }
 
 func where(job uint32) string { return fmt.Sprintf("job %d", job) }

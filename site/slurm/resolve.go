@@ -258,10 +258,12 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 		return sorted, nil // the lowest files have the first positions, so the count does not matter
 	}
 	if g.Configured == nil {
-		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and how many of the %d Slurm uses is in slurm.conf: let it be read", len(sorted))
+		return nil, fmt.Errorf("PCI order differs from minor order, and slurm.conf (not read) is needed to tell how many of the %d GPUs "+
+			"Slurm uses: set SLURM_CONF", len(sorted))
 	}
 	if g.count() < len(sorted) {
-		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses %d of %d: name them by File= lines with AutoDetect=off", g.count(), len(sorted))
+		return nil, fmt.Errorf("PCI order differs from minor order, and slurm.conf uses %d of %d GPUs: name them by File= lines with "+
+			"AutoDetect=off", g.count(), len(sorted))
 	}
 	return sorted, nil
 }

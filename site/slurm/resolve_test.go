@@ -197,7 +197,7 @@ func TestPickRefuses(t *testing.T) {
 		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
 		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG"},
 		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: the GPUs' order by PCI bus id is not that of their minors, and how many of the 2 Slurm uses is in slurm.conf: let it be read"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: PCI order differs from minor order, and slurm.conf (not read) is needed to tell how many of the 2 GPUs Slurm uses: set SLURM_CONF"},
 		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
 		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre + "place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
 	}
@@ -208,7 +208,7 @@ func TestPickRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses 1 of 2: name them by File= lines with AutoDetect=off" {
+	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}
 }

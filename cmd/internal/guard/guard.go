@@ -115,12 +115,12 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return err
 	}
-	journal := lease.OpenReadOnly(paths.Run(), boot)
-	lock, err := lockFor(journal, job)
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	lock, err := lockFor(store, job)
 	if err != nil {
 		return err
 	}
-	l, err := leaseFor(journal, lock, job)
+	l, err := leaseFor(store, lock, job)
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
@@ -133,7 +133,7 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	defer closeLog()
 	lines := diode.NewWriter(out, maxLines, 0, nil)
 	defer closeLines(lines)
-	return guardJob(p, journal, lock, l, paths, logfile.Of(lines, "guard", job))
+	return guardJob(p, store, lock, l, paths, logfile.Of(lines, "guard", job))
 }
 
 const (
@@ -157,11 +157,11 @@ func closeLines(lines diode.Writer) {
 }
 
 // leaseFor reads the lease of a job that needs a guard.
-func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
+func leaseFor(store *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
 	if !lock.Signed() { // no other process could find this guard
 		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
 	}
-	l, err := journal.Read(job)
+	l, err := store.Read(job)
 	switch {
 	case errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot):
 		err = fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
@@ -172,17 +172,17 @@ func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Leas
 }
 
 // lockFor takes the lock of the job's guard.
-func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
+func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	return journal.LockGuard(ctx, job)
+	return store.LockGuard(ctx, job)
 }
 
 func guardJob(
-	p cli.Process, journal *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
+	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
 ) error {
 	job := l.Job.ID
-	r := record{store: journal, lease: l}
+	r := record{store: store, lease: l}
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return err
@@ -191,18 +191,18 @@ func guardJob(
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		TakerPlace: func() (*lease.TakerPlace, error) {
-			return journal.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
+			return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
 		},
 		Promise: func(by time.Time) { _ = lock.Promise(by) }, // without it, mpsctl status marks this guard as stalled
 		NameOf:  nameOf,
 		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
 		Save: func(s lease.GuardState) {
-			if err := journal.SaveGuard(job, s); err != nil {
+			if err := store.SaveGuard(job, s); err != nil {
 				log.Warn().Err(err).Send()
 			}
 		},
 		SaveRoom: func(r lease.Room) {
-			if err := journal.SaveRoom(job, r); err != nil {
+			if err := store.SaveRoom(job, r); err != nil {
 				log.Warn().Err(err).Send()
 			}
 		},

@@ -30,45 +30,45 @@ import (
 
 // node is this node with the parts that a program needs for one job.
 type node struct {
-	paths    site.Paths
-	config   site.Config
-	standing policyfile.FileStatus // of the site's file
-	store    *lease.Store
-	gpus     *Driver
-	control  mps.ControlProgram
-	guards   guard.Control
-	out      io.Writer // where log writes
-	log      zerolog.Logger
+	paths   site.Paths
+	config  site.Config
+	status  policyfile.FileStatus // of the site's file
+	store   *lease.Store
+	gpus    *Driver
+	control mps.ControlProgram
+	guards  guard.Control
+	out     io.Writer // where log writes
+	log     zerolog.Logger
 }
 
 // open builds a node. The caller opens and closes the log. If the site's file cannot be used, open logs the reason,
 // and no job fails because of it.
 func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
-	facts, standing := policyfile.ReadConfig(paths)
-	if standing.Err != nil {
-		log.Error().Err(standing.Err).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
+	config, status := policyfile.ReadConfig(paths)
+	if status.Err != nil {
+		log.Error().Err(status.Err).Msg("the site's file cannot be used: " + status.Instead("the defaults hold"))
 	}
 	boot, err := site.BootID()
 	if err != nil {
 		return node{}, err
 	}
-	journal, err := lease.Open(paths.Run(), boot)
+	store, err := lease.Open(paths.Run(), boot)
 	if err != nil {
 		return node{}, err
 	}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
-	gpus := &Driver{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
+	gpus := &Driver{library: config.NVMLLibrary, timeout: min(config.PrologDeadline, config.EpilogDeadline) / 2}
 	return node{
-		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
-		control: mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath},
-		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Store: journal},
+		paths: paths, config: config, status: status, store: store, gpus: gpus,
+		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},
+		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Store: store},
 		out:     out, log: log,
 	}, nil
 }
 
-// closer returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
-func (n node) closer() epilog.Epilog {
+// epilog returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
+func (n node) epilog() epilog.Epilog {
 	return epilog.Epilog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
 		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(), Lost: n.paths.LostReports(),
