@@ -30,11 +30,7 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 // adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. If
 // the policy denies the job by now, the lease stays, because the job runs already.
 func (p Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
-	held := make([]site.UUID, len(l.Held))
-	for i, h := range l.Held {
-		held[i] = h.UUID
-	}
-	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(held, uuids(of.devices)) {
+	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(l.UUIDs(), uuids(of.devices)) {
 		return false
 	}
 	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {

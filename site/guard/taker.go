@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -159,12 +159,7 @@ func (t *takers) abandon(pid int) {
 
 // lower takes the guard's priority from a taker that may hang for long.
 func lower(pid int) {
-	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 0)
-		}
-	}
+	proc.SetNice(pid, 0)
 }
 
 // startTaker starts a taker. The kernel may end it if the node is out of memory, unlike the guard.

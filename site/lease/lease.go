@@ -55,6 +55,15 @@ type Lease struct {
 // ServedClients returns how many clients MPS serves on a GPU of the lease.
 func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
 
+// UUIDs returns the devices of the lease.
+func (l Lease) UUIDs() []site.UUID {
+	list := make([]site.UUID, len(l.Held))
+	for i, held := range l.Held {
+		list[i] = held.UUID
+	}
+	return list
+}
+
 // Job is the job of a lease.
 type Job struct {
 	ID   uint32 `json:"id"`

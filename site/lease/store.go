@@ -174,7 +174,7 @@ func (s *Store) Create(ctx context.Context, l Lease) error {
 		err = s.claim(l)
 	}
 	if err != nil {
-		return errors.Join(err, s.forget(l.Job.ID, uuids(l)))
+		return errors.Join(err, s.forget(l.Job.ID, l.UUIDs()))
 	}
 	return nil
 }
@@ -326,7 +326,7 @@ func (s *Store) end(ctx context.Context, l Lease, others ...string) error {
 		return err
 	}
 	defer lock.Close()
-	return s.forget(l.Job.ID, uuids(l), others...)
+	return s.forget(l.Job.ID, l.UUIDs(), others...)
 }
 
 // forget removes a job's claims, its temporary files, the other named files, and then its lease.
@@ -400,12 +400,4 @@ func (s *Store) claimedBy(job uint32) ([]site.UUID, error) {
 		}
 	}
 	return claimed, nil
-}
-
-func uuids(l Lease) []site.UUID {
-	list := make([]site.UUID, len(l.Held))
-	for i, held := range l.Held {
-		list[i] = held.UUID
-	}
-	return list
 }

@@ -42,6 +42,17 @@ func Exists(pid int) bool {
 	return unix.Lstat("/proc/"+strconv.Itoa(pid), &st) == nil
 }
 
+// SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its
+// own, and a new thread takes that of the thread that created it.
+func SetNice(pid, nice int) {
+	threads, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, nice)
+		}
+	}
+}
+
 // Status is the part of /proc/PID/status that this project uses. Its readers never wait for the process.
 type Status struct {
 	State   byte // as in Stat

@@ -145,15 +145,9 @@ const (
 
 // closeLines waits until the last lines are written. It waits for linesWait at most, because the disk may not answer.
 func closeLines(lines diode.Writer) {
-	written := make(chan struct{})
-	go func() {
-		_ = lines.Close()
-		close(written)
-	}()
-	select {
-	case <-written:
-	case <-time.After(linesWait):
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), linesWait)
+	defer cancel()
+	_, _ = site.Within(ctx, func() (struct{}, error) { return struct{}{}, lines.Close() })
 }
 
 // leaseFor reads the lease of a job that needs a guard.
@@ -207,7 +201,7 @@ func guardJob(
 			}
 		},
 	}
-	o.Usage, o.UsageArgs = beside("gpu-usage"), []string{"--root", paths.Root}
+	o.Usage, o.UsageArgs = site.ProgramPath("gpu-usage"), []string{"--root", paths.Root}
 	o.Recorder, o.RecorderArgs = o.Usage, []string{"--root", paths.Root, "--record", strconv.FormatUint(uint64(job), 10)}
 	for _, held := range l.Held {
 		o.Minors = append(o.Minors, held.Minor)
@@ -245,15 +239,6 @@ func nameOf(p site.Process) string {
 		return fmt.Sprintf("rank %d of step %s", rank, step)
 	}
 	return fmt.Sprintf("rank %d", rank)
-}
-
-// beside returns the path of another program in the folder of this program.
-func beside(program string) string {
-	self, err := os.Executable()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(filepath.Dir(self), program)
 }
 
 // record reads the job's lease again when necessary.
@@ -320,17 +305,11 @@ func raiseFileLimit() {
 // raisePriority puts this process before the job's processes, which may use all cores. The guard must find a client
 // within some ten milliseconds.
 //
-// In Linux each thread has a priority, and a new thread takes the priority of the thread that created it. If the
-// kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
+// If the kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
 // guard has its own session, so the priority of the session is raised, too.
 func raisePriority() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, -20)
-		}
-	}
+	proc.SetNice(os.Getpid(), -20)
 }
 
 // leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these

@@ -44,7 +44,10 @@ func (c *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err err
 // Within runs a function for one job with the epilog's deadline. SIGTERM and SIGINT end the function's context
 // earlier. If the function hangs in the driver past the deadline, Within returns an error and does not wait longer.
 func (c *Cleanup) Within(run func(context.Context) error) error {
-	return within(c.n.config.EpilogDeadline, site.EpilogMargin, run)
+	_, err := within(c.n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, run(ctx)
+	})
+	return err
 }
 
 // Undo undoes a lease as the epilog does. The caller holds the job's lock.

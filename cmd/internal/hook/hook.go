@@ -62,7 +62,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 	return node{
 		paths: paths, config: config, status: status, store: store, gpus: gpus,
 		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},
-		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Store: store},
+		guards:  guard.Control{Path: site.ProgramPath("guard"), Root: paths.Root, Store: store},
 		out:     out, log: log,
 	}, nil
 }
@@ -80,28 +80,11 @@ func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
 // again returns the command with which an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
-	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, beside("epilog"))
+	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, site.ProgramPath("epilog"))
 	if n.paths.Root != "" {
 		command += " --root " + n.paths.Root
 	}
 	return command
-}
-
-// libexec is the folder into which packages install the programs that slurmd runs.
-const libexec = "/usr/libexec/slurm-mps"
-
-// beside returns the path of another program of the package: in the folder of this program if it is there, or else in
-// libexec.
-func beside(program string) string {
-	self, err := os.Executable()
-	if err != nil {
-		return filepath.Join(libexec, program)
-	}
-	path := filepath.Join(filepath.Dir(self), program)
-	if _, err := os.Stat(path); err != nil {
-		return filepath.Join(libexec, program)
-	}
-	return path
 }
 
 // Gres reads the GRES of the job's node from gres.conf and slurm.conf.
@@ -163,17 +146,13 @@ func execute(p cli.Process, c *cobra.Command) int {
 // within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function
 // hangs in the driver past the deadline and a margin, within returns an error and does not wait longer. The lease is
 // not deleted, so the next epilog finds it.
-func within(deadline, margin time.Duration, run func(context.Context) error) error {
+func within[T any](deadline, margin time.Duration, run func(context.Context) (T, error)) (T, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(deadline + margin):
-		return fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
-	}
+	hangs := fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
+	bound, cancel := context.WithTimeoutCause(context.Background(), deadline+margin, hangs)
+	defer cancel()
+	return site.Within(bound, func() (T, error) { return run(ctx) })
 }

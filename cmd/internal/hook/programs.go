@@ -3,6 +3,7 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,21 +71,13 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}
-	outcome := make(chan prolog.Outcome, 1)
-	err = within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) error {
-		ended, err := p.Open(ctx, job, rules)
-		outcome <- ended
-		return err
+	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
+		return p.Open(ctx, job, rules)
 	})
-	select {
-	case ended := <-outcome:
-		if ended == prolog.Failed {
-			err = errors.Join(err, n.status.Err)
-		}
-		return ended, err
-	default:
-		return prolog.Failed, err
+	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
+		err = errors.Join(err, n.status.Err)
 	}
+	return outcome, err
 }
 
 // readPolicy reads the policy of the node, or the last policy that could be used. If there is neither, it returns the
@@ -155,7 +148,9 @@ func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) e
 	untouched := lease.HasNothingOf(paths.Run(), job)
 	n, err := open(paths, out, "epilog", job)
 	if err == nil {
-		err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) error { return n.epilog().Close(ctx, job) })
+		_, err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, n.epilog().Close(ctx, job)
+		})
 	}
 	if err != nil && untouched && lease.HasNothingOf(paths.Run(), job) {
 		log.Warn().Err(err).Msg("no records of this job: nothing to close")

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -21,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Usage is the program gpu-usage. It reports to a guard how much memory GPUs have left and how busy they are, because
@@ -189,12 +188,7 @@ const modestNice = 10
 // beModest gives up what this process has from the guard: the priority, and the protection when memory runs out.
 func beModest() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, modestNice)
-		}
-	}
+	proc.SetNice(os.Getpid(), modestNice)
 }
 
 // usageOf returns the usage of one GPU. Known is false if the usage cannot be read. With MIG, the driver reports no
