@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,7 @@ func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) 
 // root, unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
 // cannot write into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
-	return readOwned(path, InOwnNamespace("user"))
+	return readOwned(path, proc.InOwnNamespace("user"))
 }
 
 // unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
