@@ -70,7 +70,12 @@ func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
 // maxStatus is above the length of the file, which has some 60 lines.
 const maxStatus = 16 << 10
 
-// ReadStatus reads /proc/PID/status.
+// ReadStatus reads /proc/PID/status. These are the lines that it uses:
+//
+//	State:	S (sleeping)
+//	PPid:	4100
+//	Uid:	1000	1000	1000	1000
+//	Threads:	7
 func ReadStatus(pid int) (Status, error) {
 	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/status", maxStatus)
 	if err != nil {
