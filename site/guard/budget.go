@@ -4,49 +4,49 @@ package guard
 
 import "time"
 
-// lookBudget limits the processor time of looks that find nothing new. Somebody who is no client may open the device
+// scanBudget limits the processor time of scans that find nothing new. Somebody who is no client may open the device
 // 10,000 times a second. The guards of a node run before the jobs' processes, so all of them together take a small part
 // of a core for that.
 //
-// Looks around the start of a client are not limited: those after a look that has found something, and those after a
+// Scans around the start of a client are not limited: those after a scan that has found something, and those after a
 // line of a daemon, which means that a client connects.
-type lookBudget struct {
+type scanBudget struct {
 	spent time.Duration // processor time that is not earned yet
 	as    time.Time     // of spent
-	free  time.Time     // looks before this time cost nothing
-	line  time.Time     // the last line that has made looks free
+	free  time.Time     // scans before this time cost nothing
+	line  time.Time     // the last line that has made scans free
 }
 
 const (
-	// lookBurst is the processor time of looks that find nothing before they are limited: some hundred looks.
-	lookBurst = 300 * time.Millisecond
-	// lookShare is the ratio of time to processor time at which all guards of a node then look: 4 % of a core.
-	lookShare = 25
-	// linesEvery is the minimum time between two lines that make looks free, because the job's user can write lines.
+	// scanBurst is the processor time of scans that find nothing before they are limited: some hundred scans.
+	scanBurst = 300 * time.Millisecond
+	// scanShare is the ratio of time to processor time at which all guards of a node then scan: 4 % of a core.
+	scanShare = 25
+	// linesEvery is the minimum time between two lines that make scans free, because the job's user can write lines.
 	linesEvery = 250 * time.Millisecond
 )
 
-// found notes that a look has found something new.
-func (b *lookBudget) found(now time.Time) { b.free = now.Add(lookingFor) }
+// found notes that a scan has found something new.
+func (b *scanBudget) found(now time.Time) { b.free = now.Add(scanningFor) }
 
-// allow makes looks free after a line in a daemon's log. It reports whether the line counts.
-func (b *lookBudget) allow(now time.Time) bool {
+// allow makes scans free after a line in a daemon's log. It reports whether the line counts.
+func (b *scanBudget) allow(now time.Time) bool {
 	if now.Sub(b.line) < linesEvery {
 		return false
 	}
-	b.line, b.free = now, now.Add(lookingFor)
+	b.line, b.free = now, now.Add(scanningFor)
 	return true
 }
 
-// rest returns the minimum rest after a look that took some processor time, on a node with a number of guards.
-func (b *lookBudget) rest(took time.Duration, guards int, now time.Time) time.Duration {
-	ratio := lookShare * time.Duration(max(1, guards))
+// rest returns the minimum rest after a scan that took some processor time, on a node with a number of guards.
+func (b *scanBudget) rest(took time.Duration, guards int, now time.Time) time.Duration {
+	ratio := scanShare * time.Duration(max(1, guards))
 	b.spent, b.as = max(0, b.spent-now.Sub(b.as)/ratio), now
 	if now.Before(b.free) {
-		return restLooks * took
+		return restScans * took
 	}
-	if b.spent += took; b.spent < lookBurst {
-		return restLooks * took
+	if b.spent += took; b.spent < scanBurst {
+		return restScans * took
 	}
 	return ratio * took
 }

@@ -21,8 +21,8 @@ import (
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
 	proc     site.Process
-	forkOf   int // the parent at the first look
-	parent   int // at the first look; 0 when the guard knows that the parent is no control daemon
+	forkOf   int // the parent at the first scan
+	parent   int // at the first scan; 0 when the guard knows that the parent is no control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
 	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
@@ -33,7 +33,7 @@ type client struct {
 	exit     exitStatus
 	inOrder  bool   // it has ended with status 0, or has closed its files itself
 	group    string // the memory control group, "" for none
-	resident uint64 // bytes of host memory at the last look
+	resident uint64 // bytes of host memory at the last scan
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
 	needed     bool      // its room has been needed, so newcomers may be on their way
@@ -67,12 +67,12 @@ const (
 	// maxFiles limits the duplicates. A client has three, so 60 clients on each of 16 GPUs have 2,880.
 	maxFiles = 3072
 	// maxDescriptors limits the descriptors that are read of one process, because the files of cuInit are among the
-	// first. A look ends after maxLooked descriptors in all, and the next look continues there.
+	// first. A scan ends after maxScanned descriptors in all, and the next scan continues there.
 	maxDescriptors = 4096
-	maxLooked      = 64 << 10
+	maxScanned     = 64 << 10
 )
 
-// find looks at all processes of the job's user. It also looks at known clients, because PyTorch opens the memory
+// find scans all processes of the job's user. It also scans known clients, because PyTorch opens the memory
 // device a second time.
 func (g *Guard) find(full bool) {
 	g.cut = false
@@ -81,7 +81,7 @@ func (g *Guard) find(full bool) {
 		g.logOnce("cannot see the processes of this node", err)
 		return
 	}
-	left := maxLooked
+	left := maxScanned
 	for at, pid := range candidates {
 		if at > 0 && g.events.anyDied() { // a successor may need the dead client's place
 			g.resume, g.cut = pid, true
@@ -89,11 +89,11 @@ func (g *Guard) find(full bool) {
 		}
 		if left <= 0 {
 			g.resume = pid
-			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxLooked))
+			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxScanned))
 			return
 		}
 		opened, err := g.kernel.openedBy(pid, min(left, maxDescriptors))
-		left -= opened.looked + 1
+		left -= opened.scanned + 1
 		g.noteUnguarded(pid, err)
 		if err == nil && len(opened.memory) > 0 {
 			g.take(pid, opened)
@@ -102,7 +102,7 @@ func (g *Guard) find(full bool) {
 	g.resume = 0
 }
 
-// candidates returns the processes that may be clients. It begins with those that the previous look did not reach.
+// candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
 	ofRoot := map[int]bool{}
 	err = g.kernel.processes(func(pid int) bool {
@@ -112,7 +112,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 			return true
 		case uid != g.UID && uid != 0:
 			return true
-		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full look
+		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full scan
 			ofRoot[pid] = true
 			if known := g.ofRoot[pid]; known && !full {
 				return true
@@ -359,7 +359,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		return
 	}
 	if g.kernel.asks.mayAsk(c.proc.PID) != nil {
-		return // the next look comes when the process answers
+		return // the next scan comes when the process answers
 	}
 	fd, err := g.takers.duplicate(c.proc.PID, c.pidfd, number, g.kernel.identity(k))
 	switch {
@@ -383,7 +383,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	g.changed = true
 }
 
-// setOwner records the older of two clients as a file's owner, because a fork may be looked at before its parent. Both
+// setOwner records the older of two clients as a file's owner, because a fork may be scanned before its parent. Both
 // may have started in the same clock tick.
 func (g *Guard) setOwner(f *file, c, other *client) {
 	if c.proc.Start > f.owner.Start || c.proc.Start == f.owner.Start && c.forkOf == f.owner.PID {

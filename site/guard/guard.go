@@ -57,17 +57,17 @@ type Options struct {
 }
 
 const (
-	// rareLook is the time between two looks without an event. Such a look finds clients that no event reports.
-	rareLook = 10 * time.Second
-	// An event causes repeated looks for some time. cuInit opens two files, and the first kernel comes at least 30 ms
+	// rareScan is the time between two scans without an event. Such a scan finds clients that no event reports.
+	rareScan = 10 * time.Second
+	// An event causes repeated scans for some time. cuInit opens two files, and the first kernel comes at least 30 ms
 	// later (measured). A container's own device file gives no event: its first sign is the daemon's log line.
-	eventLook  = 8 * time.Millisecond
-	lookingFor = 160 * time.Millisecond
-	// unwatchedLook is the time between two looks if the kernel allows no watch.
-	unwatchedLook = 20 * time.Millisecond
-	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
-	// processes makes looks slow.
-	restLooks = 2
+	eventScan   = 8 * time.Millisecond
+	scanningFor = 160 * time.Millisecond
+	// unwatchedScan is the time between two scans if the kernel allows no watch.
+	unwatchedScan = 20 * time.Millisecond
+	// restScans is the minimum ratio of the pause after a scan to the scan's processor time. A user with 1,000
+	// processes makes scans slow.
+	restScans = 2
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
@@ -98,9 +98,9 @@ type Guard struct {
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs
-	ofRoot    map[int]bool          // root's processes at the last look
-	resume    int                   // the process with which the next look begins, 0 for the first
-	outside   chan lease.Outside    // from the goroutines that look for the cause
+	ofRoot    map[int]bool          // root's processes at the last scan
+	resume    int                   // the process with which the next scan begins, 0 for the first
+	outside   chan lease.Outside    // from the goroutines that find the cause
 	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
 	takers    takers
 	names     map[site.Process]string // of living clients and of dead ones with files
@@ -111,13 +111,13 @@ type Guard struct {
 
 	unleased           bool
 	usage              usages
-	nextLook, nextFull time.Time
-	looked             time.Time // the last look's end
-	cut                bool      // the last look ended early, because a client had died
-	rested             time.Time // the next look is not before this time
-	lookUntil          time.Time // looks are frequent until this time
-	ofNode             int       // guards of the node at the last full look
-	budget             lookBudget
+	nextScan, nextFull time.Time
+	scanned            time.Time // the last scan's end
+	cut                bool      // the last scan ended early, because a client had died
+	rested             time.Time // the next scan is not before this time
+	scanUntil          time.Time // scans are frequent until this time
+	ofNode             int       // guards of the node at the last full scan
+	budget             scanBudget
 	nextCheck          time.Time
 	lastSave           time.Time
 	changed            bool            // since the last save
@@ -192,17 +192,17 @@ func (g *Guard) Run() {
 			g.clientDied(pid, now)
 		}
 		if g.kernel.asks.returned.Swap(false) {
-			g.lookBy(now.Add(eventLook))
+			g.scanBy(now.Add(eventScan))
 		}
 		if seen.opened {
-			g.lookUntil = now.Add(lookingFor)
+			g.scanUntil = now.Add(scanningFor)
 			if seen.line && g.budget.allow(now) {
 				g.rested = now
 			}
-			g.lookBy(now.Add(eventLook))
+			g.scanBy(now.Add(eventScan))
 		}
-		if !now.Before(g.nextLook) && (len(seen.died) == 0 || now.Sub(g.looked) > lookingFor/4) {
-			g.look(now)
+		if !now.Before(g.nextScan) && (len(seen.died) == 0 || now.Sub(g.scanned) > scanningFor/4) {
+			g.scan(now)
 		}
 		g.verifyClients(now)
 		g.noteOutside()
@@ -239,7 +239,7 @@ func (g *Guard) Run() {
 
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp(now time.Time) time.Time {
-	next := g.nextLook
+	next := g.nextScan
 	if len(g.dead)+len(g.closing) > 0 && g.nextCheck.Before(next) {
 		next = g.nextCheck
 	}
@@ -255,19 +255,19 @@ func (g *Guard) wakeUp(now time.Time) time.Time {
 	return next
 }
 
-// lookBy makes the next look no later than t, or than the end of the pause if that is later.
-func (g *Guard) lookBy(t time.Time) {
+// scanBy makes the next scan no later than t, or than the end of the pause if that is later.
+func (g *Guard) scanBy(t time.Time) {
 	if t.Before(g.rested) {
 		t = g.rested
 	}
-	if t.Before(g.nextLook) {
-		g.nextLook = t
+	if t.Before(g.nextScan) {
+		g.nextScan = t
 	}
 }
 
-// look finds new clients and new files of clients. A full look, which needs no event, also checks again what earlier
-// looks have decided.
-func (g *Guard) look(began time.Time) {
+// scan finds new clients and new files of clients. A full scan, which needs no event, also checks again what earlier
+// scans have decided.
+func (g *Guard) scan(began time.Time) {
 	g.events.rearm()
 	full := !began.Before(g.nextFull)
 	if full {
@@ -275,7 +275,7 @@ func (g *Guard) look(began time.Time) {
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
 		g.unleased, g.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
-		g.nextFull = began.Add(rareLook)
+		g.nextFull = began.Add(rareScan)
 	}
 	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver
 		g.kernel.findDevices()
@@ -286,21 +286,21 @@ func (g *Guard) look(began time.Time) {
 	g.noteSilent()
 	g.exits.follow(g.living)
 	ended := time.Now()
-	g.looked = ended
+	g.scanned = ended
 	if g.state.Seen+g.files != known {
 		g.budget.found(ended)
 	}
-	rest := max(eventLook, g.budget.rest(computed()-before, g.ofNode, ended))
+	rest := max(eventScan, g.budget.rest(computed()-before, g.ofNode, ended))
 	g.rested = ended.Add(rest)
 	switch {
 	case g.cut:
-		g.rested, g.nextLook = ended, ended
+		g.rested, g.nextScan = ended, ended
 	case !g.events.watches():
-		g.nextLook = ended.Add(max(unwatchedLook, rest))
-	case ended.Before(g.lookUntil):
-		g.nextLook = ended.Add(rest)
+		g.nextScan = ended.Add(max(unwatchedScan, rest))
+	case ended.Before(g.scanUntil):
+		g.nextScan = ended.Add(rest)
 	default:
-		g.nextLook = ended.Add(max(rareLook, rest))
+		g.nextScan = ended.Add(max(rareScan, rest))
 	}
 }
 

@@ -36,7 +36,7 @@ var (
 	errChanged = errors.New("the file has changed")
 )
 
-// takers duplicate clients' descriptors for the guard in a process of their own. Between look and duplication, a
+// takers duplicate clients' descriptors for the guard in a process of their own. Between scan and duplication, a
 // process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks
 // the closing process with all of its files, even if it is killed. A taker gives the guard only files that it has
 // checked.

@@ -138,7 +138,7 @@ func (g *Guard) wantUsage(now time.Time) {
 	switch {
 	case u.coming != nil:
 		g.takeGauge(now)
-	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareLook:
+	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareScan:
 		u.coming, u.started = make(chan *gauge, 1), now
 		go func(coming chan<- *gauge) { // on a busy node the start takes time
 			started, err := startGauge(g.Usage, g.UsageArgs, g.events.nudge)

@@ -103,7 +103,7 @@ func Main(p cli.Process) int {
 
 // collectAt keeps the guard small, because it lives as long as its job: Go collects garbage when its heap, of about 1
 // MiB, has grown by this many percent. A limit of the memory is not used. Near it, Go collects all the time (measured:
-// 700 times a second, and a look of the guard then took 0.1 s).
+// 700 times a second, and a scan of the guard then took 0.1 s).
 const collectAt = 25
 
 func run(p cli.Process, paths site.Paths, job uint32) error {
