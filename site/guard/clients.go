@@ -75,7 +75,7 @@ const (
 // find scans all processes of the job's user. It also scans known clients, because PyTorch opens the memory
 // device a second time.
 func (g *Guard) find(full bool) {
-	g.cut = false
+	g.scans.cut = false
 	candidates, err := g.candidates(full)
 	if err != nil {
 		g.logOnce("cannot see the processes of this node", err)
@@ -84,11 +84,11 @@ func (g *Guard) find(full bool) {
 	left := maxScanned
 	for at, pid := range candidates {
 		if at > 0 && g.events.anyDied() { // a successor may need the dead client's place
-			g.resume, g.cut = pid, true
+			g.scans.resume, g.scans.cut = pid, true
 			return
 		}
 		if left <= 0 {
-			g.resume = pid
+			g.scans.resume = pid
 			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxScanned))
 			return
 		}
@@ -99,7 +99,7 @@ func (g *Guard) find(full bool) {
 			g.take(pid, opened)
 		}
 	}
-	g.resume = 0
+	g.scans.resume = 0
 }
 
 // candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
@@ -126,7 +126,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 		return true
 	})
 	g.ofRoot = ofRoot
-	at, _ := slices.BinarySearch(pids, g.resume)
+	at, _ := slices.BinarySearch(pids, g.scans.resume)
 	return slices.Concat(pids[at:], pids[:at]), err
 }
 

@@ -77,7 +77,7 @@ func TestClientsAreFoundWithoutAWatch(t *testing.T) {
 	r.events.inotify, r.events.watched = -1, map[string]bool{}
 	r.still()
 	r.scan(time.Now())
-	if wait := time.Until(r.nextScan); wait > rareScan/2 {
+	if wait := time.Until(r.scans.next); wait > rareScan/2 {
 		t.Errorf("the next scan is in %v", wait)
 	}
 	c := r.child(opens + waits)
@@ -89,11 +89,11 @@ func TestClientsAreFoundWithoutAWatch(t *testing.T) {
 // An event does not shorten the pause after a long scan.
 func TestTheRestAfterAScan(t *testing.T) {
 	g, now := &Guard{}, time.Now()
-	g.nextScan, g.rested = now.Add(time.Hour), now.Add(time.Second)
-	if g.scanBy(now); g.nextScan != g.rested {
-		t.Errorf("the next scan is %v early", g.rested.Sub(g.nextScan))
+	g.scans.next, g.scans.rested = now.Add(time.Hour), now.Add(time.Second)
+	if g.scans.by(now); g.scans.next != g.scans.rested {
+		t.Errorf("the next scan is %v early", g.scans.rested.Sub(g.scans.next))
 	}
-	if g.scanBy(now.Add(time.Minute)); g.nextScan != g.rested {
+	if g.scans.by(now.Add(time.Minute)); g.scans.next != g.scans.rested {
 		t.Error("a later scan replaces an earlier scan")
 	}
 }
@@ -135,15 +135,15 @@ func TestAScanEndsWhenAClientDies(t *testing.T) {
 	}
 	_ = first.Process.Kill()
 	_ = first.Wait()
-	if r.scan(time.Now()); !r.cut || !r.nextScan.Equal(r.scanned) {
-		t.Errorf("cut %v, the next scan is in %v", r.cut, r.nextScan.Sub(r.scanned))
+	if r.scan(time.Now()); !r.scans.cut || !r.scans.next.Equal(r.scans.ended) {
+		t.Errorf("cut %v, the next scan is in %v", r.scans.cut, r.scans.next.Sub(r.scans.ended))
 	}
 	if s := r.events.wait(time.Now()); !slices.Equal(s.died, []int{first.Process.Pid}) {
 		t.Errorf("%+v", s)
 	} else {
 		r.clientDied(s.died[0], time.Now())
 	}
-	if r.scan(time.Now()); r.cut || r.living[second.Process.Pid] == nil {
+	if r.scan(time.Now()); r.scans.cut || r.living[second.Process.Pid] == nil {
 		t.Error("the next scan does not go on")
 	}
 }

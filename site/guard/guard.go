@@ -81,48 +81,52 @@ const (
 // 0.4 s to close a file (measured).
 type Guard struct {
 	Options
-	kernel  *kernel
-	events  *events
-	living  map[int]*client       // by pid
-	dead    []*client             // in the order of their deaths
-	ends    []end                 // of clients, lately
-	files   int                   // open duplicates
-	closed  chan closing          // from the goroutines that close files
-	closing map[*client]time.Time // clients whose files are being closed, and when that was done
-	exits   exits
-	pauses  pauses
-	rooms   rooms
-	state   lease.GuardState
-	states  chan lease.GuardState // the latest state to be saved
-	saved   chan struct{}         // closed when the last state is saved
+	kernel   *kernel
+	events   *events
+	scans    schedule
+	exits    exits
+	pauses   pauses
+	rooms    rooms
+	usage    usages
+	takers   takers
+	recorder *recorder // nil for none
+
+	living    map[int]*client       // by pid
+	dead      []*client             // in the order of their deaths
+	ends      []end                 // of clients, lately
+	files     int                   // open duplicates
+	closed    chan closing          // from the goroutines that close files
+	closing   map[*client]time.Time // clients whose files are being closed, and when that was done
+	nextCheck time.Time             // of the memory, while a dead client's files are held
+	unleased  bool                  // the lease was gone at the last full scan
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs
 	ofRoot    map[int]bool          // root's processes at the last scan
-	resume    int                   // the process with which the next scan begins, 0 for the first
-	outside   chan lease.Outside    // from the goroutines that find the cause
-	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
-	takers    takers
-	names     map[site.Process]string // of living clients and of dead ones with files
-	named     chan named
-	notices   chan notice
-	told      int       // notices
-	recorder  *recorder // nil for none
 
-	unleased           bool
-	usage              usages
-	nextScan, nextFull time.Time
-	scanned            time.Time // the last scan's end
-	cut                bool      // the last scan ended early, because a client had died
-	rested             time.Time // the next scan is not before this time
-	scanUntil          time.Time // scans are frequent until this time
-	ofNode             int       // guards of the node at the last full scan
-	budget             scanBudget
-	nextCheck          time.Time
-	lastSave           time.Time
-	changed            bool            // since the last save
-	logged             map[string]bool // messages that are logged only once
-	lines              int             // log lines about single clients
+	helpers
+	reporting
+}
+
+// helpers are what goroutines find out for the guard, because it may take long.
+type helpers struct {
+	outside   chan lease.Outside // processes with a GPU that are not clients, with the cause
+	strangers chan site.Process  // processes of another job
+	named     chan named
+	names     map[site.Process]string // of living clients and of dead ones with files
+}
+
+// reporting is what the guard tells others: the state on file, the job's own output and the log.
+type reporting struct {
+	state    lease.GuardState
+	changed  bool // since the last save
+	lastSave time.Time
+	states   chan lease.GuardState // the latest state to be saved
+	saved    chan struct{}         // closed when the last state is saved
+	notices  chan notice
+	told     int             // notices
+	logged   map[string]bool // messages that are logged only once
+	lines    int             // log lines about single clients
 }
 
 // New makes a guard. The guard receives events of the device files from now on.
@@ -137,16 +141,21 @@ func New(o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{
-		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
-		exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true,
-		dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
-		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
-		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
+		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
+		takers: takers{line: o.Taker, wait: takerWait, place: o.TakerPlace},
+		living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
+		unguarded: map[int]bool{}, dismissed: map[site.Process]bool{},
+		helpers: helpers{
+			outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
+			named: make(chan named, maxOutside), names: map[site.Process]string{},
+		},
+		reporting: reporting{
+			state: lease.GuardState{Released: map[string]int{}}, changed: true,
+			states: make(chan lease.GuardState, 1), saved: make(chan struct{}),
+			notices: make(chan notice, maxTold), logged: map[string]bool{},
+		},
 	}
-	g.takers.line, g.takers.wait, g.takers.place = o.Taker, takerWait, o.TakerPlace
 	k.asks.nudge = e.nudge
-	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil
 }
@@ -192,16 +201,16 @@ func (g *Guard) Run() {
 			g.clientDied(pid, now)
 		}
 		if g.kernel.asks.returned.Swap(false) {
-			g.scanBy(now.Add(eventScan))
+			g.scans.by(now.Add(eventScan))
 		}
 		if seen.opened {
-			g.scanUntil = now.Add(scanningFor)
-			if seen.line && g.budget.allow(now) {
-				g.rested = now
+			g.scans.until = now.Add(scanningFor)
+			if seen.line && g.scans.budget.allow(now) {
+				g.scans.rested = now
 			}
-			g.scanBy(now.Add(eventScan))
+			g.scans.by(now.Add(eventScan))
 		}
-		if !now.Before(g.nextScan) && (len(seen.died) == 0 || now.Sub(g.scanned) > scanningFor/4) {
+		if !now.Before(g.scans.next) && (len(seen.died) == 0 || now.Sub(g.scans.ended) > scanningFor/4) {
 			g.scan(now)
 		}
 		g.verifyClients(now)
@@ -239,7 +248,7 @@ func (g *Guard) Run() {
 
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp(now time.Time) time.Time {
-	next := g.nextScan
+	next := g.scans.next
 	if len(g.dead)+len(g.closing) > 0 && g.nextCheck.Before(next) {
 		next = g.nextCheck
 	}
@@ -255,27 +264,17 @@ func (g *Guard) wakeUp(now time.Time) time.Time {
 	return next
 }
 
-// scanBy makes the next scan no later than t, or than the end of the pause if that is later.
-func (g *Guard) scanBy(t time.Time) {
-	if t.Before(g.rested) {
-		t = g.rested
-	}
-	if t.Before(g.nextScan) {
-		g.nextScan = t
-	}
-}
-
 // scan finds new clients and new files of clients. A full scan, which needs no event, also checks again what earlier
 // scans have decided.
 func (g *Guard) scan(began time.Time) {
 	g.events.rearm()
-	full := !began.Before(g.nextFull)
+	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
-		g.unleased, g.ofNode = !g.Leased(), g.Guards()
+		g.unleased, g.scans.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
-		g.nextFull = began.Add(rareScan)
+		g.scans.nextFull = began.Add(rareScan)
 	}
 	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver
 		g.kernel.findDevices()
@@ -286,22 +285,10 @@ func (g *Guard) scan(began time.Time) {
 	g.noteSilent()
 	g.exits.follow(g.living)
 	ended := time.Now()
-	g.scanned = ended
 	if g.state.Seen+g.files != known {
-		g.budget.found(ended)
+		g.scans.budget.found(ended)
 	}
-	rest := max(eventScan, g.budget.rest(computed()-before, g.ofNode, ended))
-	g.rested = ended.Add(rest)
-	switch {
-	case g.cut:
-		g.rested, g.nextScan = ended, ended
-	case !g.events.watches():
-		g.nextScan = ended.Add(max(unwatchedScan, rest))
-	case ended.Before(g.scanUntil):
-		g.nextScan = ended.Add(rest)
-	default:
-		g.nextScan = ended.Add(max(rareScan, rest))
-	}
+	g.scans.end(ended, computed()-before, g.events.watches())
 }
 
 // computed returns the processor time that this process has used.

@@ -301,12 +301,12 @@ func TestAGPUThatIsOpenedLate(t *testing.T) {
 	victim.kill()
 	r.clientDied(victim.Process.Pid, time.Now())
 	at := r.living[late.Process.Pid].opened.Add(verifyAfter)
-	r.nextScan, r.rested = at.Add(rareScan), time.Time{}
+	r.scans.next, r.scans.rested = at.Add(rareScan), time.Time{}
 	if r.release(at); len(r.dead) != 1 || r.nextVerify().After(at) {
 		t.Fatalf("%d are dead, and the next check is at %v", len(r.dead), r.nextVerify())
 	}
-	if r.verifyClients(at); r.nextScan.After(at) {
-		t.Fatalf("the next scan is %v late", r.nextScan.Sub(at))
+	if r.verifyClients(at); r.scans.next.After(at) {
+		t.Fatalf("the next scan is %v late", r.scans.next.Sub(at))
 	}
 	r.scan(at)
 	if r.release(at); r.Guard.state.Released[noNeighbour] != 1 {

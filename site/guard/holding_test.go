@@ -346,7 +346,7 @@ func TestAScanThatTakesLong(t *testing.T) {
 	const work = 50 * time.Millisecond
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	r.nextFull = time.Now().Add(time.Hour)
+	r.scans.nextFull = time.Now().Add(time.Hour)
 	r.Daemons = func() []site.Process { // called in each scan for each new process
 		for before := computed(); computed()-before < work; {
 			continue
@@ -355,8 +355,8 @@ func TestAScanThatTakesLong(t *testing.T) {
 	}
 	r.child(opens + waits)
 	r.scan(time.Now())
-	if rest := time.Until(r.rested); rest < restScans*work-10*time.Millisecond || r.nextScan.Before(r.rested) {
-		t.Errorf("after a scan of %v or more, a rest of %v; the next scan is %v later", work, rest, r.nextScan.Sub(r.rested))
+	if rest := time.Until(r.scans.rested); rest < restScans*work-10*time.Millisecond || r.scans.next.Before(r.scans.rested) {
+		t.Errorf("after a scan of %v or more, a rest of %v; the next scan is %v later", work, rest, r.scans.next.Sub(r.scans.rested))
 	}
 }
 

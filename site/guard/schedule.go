@@ -4,6 +4,44 @@ package guard
 
 import "time"
 
+// schedule decides when the guard scans.
+type schedule struct {
+	next, nextFull time.Time
+	ended          time.Time // the last scan's end
+	until          time.Time // scans are frequent until this time
+	rested         time.Time // the next scan is not before this time
+	cut            bool      // the last scan ended early, because a client had died
+	resume         int       // the process with which the next scan begins, 0 for the first
+	ofNode         int       // guards of the node at the last full scan
+	budget         scanBudget
+}
+
+// by makes the next scan no later than t, or than the end of the pause if that is later.
+func (s *schedule) by(t time.Time) {
+	if t.Before(s.rested) {
+		t = s.rested
+	}
+	if t.Before(s.next) {
+		s.next = t
+	}
+}
+
+// end notes the end of a scan that took some processor time. Watched is whether events come from the kernel.
+func (s *schedule) end(now time.Time, took time.Duration, watched bool) {
+	rest := max(eventScan, s.budget.rest(took, s.ofNode, now))
+	s.ended, s.rested = now, now.Add(rest)
+	switch {
+	case s.cut:
+		s.rested, s.next = now, now
+	case !watched:
+		s.next = now.Add(max(unwatchedScan, rest))
+	case now.Before(s.until):
+		s.next = now.Add(rest)
+	default:
+		s.next = now.Add(max(rareScan, rest))
+	}
+}
+
 // scanBudget limits the processor time of scans that find nothing new. Somebody who is no client may open the device
 // 10,000 times a second. The guards of a node run before the jobs' processes, so all of them together take a small part
 // of a core for that.
