@@ -54,7 +54,8 @@ func shares(gres slurm.Gres, job slurm.Job) string {
 	case job.GresMPS:
 		return fmt.Sprintf("job %d has a part of a GPU by gres/mps, and MPS here takes whole GPUs: submit it with --gres=gpu:N", job.ID)
 	case slices.Contains(gres.Shared, "shard"):
-		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not report whether job %d has a whole one: submit it to a node without shards", job.Node, job.ID)
+		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not report whether job %d has a whole "+
+			"one: submit it to a node without shards", job.Node, job.ID)
 	}
 	return ""
 }

@@ -97,7 +97,8 @@ func (Tree) Make(dir string) error {
 	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
 	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // version 1 does not have this file
 		_ = unix.Rmdir(dir) // because no lease will name it
-		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
+		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of "+
+			"its own", dir, strings.TrimSpace(string(kind)))
 	}
 	return nil
 }

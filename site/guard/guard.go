@@ -8,6 +8,17 @@
 // by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
 // work is done, or when another client or the job needs the memory.
 //
+// The guard of a job, and what it hears and tells:
+//
+//	inotify of /dev/nvidia-uvm, line of a daemon ──▶ scan ──▶ take ──▶ living
+//	                    (every 10 s without either)                        │ pidfd: the process has ended
+//	                                                                       ▼
+//	closed ◀── closing ◀── release: work done, no neighbour, room ◀────── dead
+//	                         ▲               │ needed, and work in flight
+//	              gauge (gpu-usage)          └──▶ pause: the neighbours stop until the GPU is idle
+//
+// Each turn of the loop ends with the room for newcomers (room.go) and the state (save), which others read.
+//
 // The guard sends no signal to a client and opens no path of a user. It trusts only the kernel's data: process ids,
 // start times, device numbers.
 package guard
@@ -200,17 +211,7 @@ func (g *Guard) Run() {
 		for _, pid := range seen.died {
 			g.clientDied(pid, now)
 		}
-		if g.kernel.asks.returned.Swap(false) {
-			g.scans.by(now.Add(eventScan))
-		}
-		if seen.opened {
-			g.scans.until = now.Add(scanningFor)
-			if seen.line && g.scans.budget.allow(now) {
-				g.scans.rested = now
-			}
-			g.scans.by(now.Add(eventScan))
-		}
-		if !now.Before(g.scans.next) && (len(seen.died) == 0 || now.Sub(g.scans.ended) > scanningFor/4) {
+		if g.scanIsDue(seen, now) {
 			g.scan(now)
 		}
 		g.verifyClients(now)
@@ -223,6 +224,27 @@ func (g *Guard) Run() {
 		g.save(now, false)
 		stopped = seen.stopped || g.unleased
 	}
+	g.finish()
+}
+
+// scanIsDue notes in the schedule what has been seen, and reports whether the guard scans now. A death comes before a
+// scan, unless deaths have put the scan off for long.
+func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
+	if g.kernel.asks.returned.Swap(false) {
+		g.scans.by(now.Add(eventScan))
+	}
+	if seen.opened {
+		g.scans.until = now.Add(scanningFor)
+		if seen.line && g.scans.budget.allow(now) {
+			g.scans.rested = now
+		}
+		g.scans.by(now.Add(eventScan))
+	}
+	return !now.Before(g.scans.next) && (len(seen.died) == 0 || now.Sub(g.scans.ended) > scanningFor/4)
+}
+
+// finish closes all files, saves the last state and ends the helpers.
+func (g *Guard) finish() {
 	g.endPause(time.Now(), false)
 	g.releaseAll()
 	g.recorder.close()

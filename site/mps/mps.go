@@ -34,7 +34,8 @@ const sunPath = 108
 func CheckPath(pipeDir string) error {
 	longest := filepath.Join(pipeDir, "control_privileged")
 	if len(longest) >= sunPath {
-		return fmt.Errorf("cannot use pipe folder %s: %s has %d bytes, and a socket's path has at most %d: use a shorter root", pipeDir, longest, len(longest), sunPath-1)
+		return fmt.Errorf("cannot use pipe folder %s: %s has %d bytes, and a socket's path has at most %d: use a shorter "+
+			"root", pipeDir, longest, len(longest), sunPath-1)
 	}
 	return nil
 }

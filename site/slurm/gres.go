@@ -128,7 +128,8 @@ func (f *gresFile) add(at confLine) error {
 
 func (f *gresFile) addDetect(at confLine, all []pair) (err error) {
 	if len(all) > 1 {
-		return fmt.Errorf("cannot read %s: AutoDetect= for all nodes must stand on a line of its own: put NodeName= before it, or %s= on the next line", at, all[1].name)
+		return fmt.Errorf("cannot read %s: AutoDetect= for all nodes must stand on a line of its own: put NodeName= "+
+			"before it, or %s= on the next line", at, all[1].name)
 	}
 	f.global, err = parseDetect(at, all[0].value) // the last counts, as in Slurm
 	return err

@@ -254,7 +254,8 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 		return found, err == nil, err
 	}
 	if half != "" {
-		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
+		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export "+
+			"LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
 	}
 	for _, l := range Launchers() {
 		if _, ok := env[l.World]; ok && !bySlurmsPlugin(env, l.World) {
