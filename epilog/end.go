@@ -18,19 +18,19 @@ import (
 // may take a while to close the files of dead clients. So it then ends beside the daemons. If a daemon may have clients,
 // the guard ends after the daemons, and stays if one of them stays. byItself is that of endDaemons.
 func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, daemons, guard error) {
-	drained, beside := make(chan bool, len(l.Daemons)), make(chan error, 1)
+	drained, guardEnded := make(chan bool, len(l.Daemons)), make(chan error, 1)
 	go func() {
 		all := true
 		for range l.Daemons {
 			all = <-drained && all
 		}
 		if all {
-			beside <- e.Guards.End(ctx, l.Job.ID)
+			guardEnded <- e.Guards.End(ctx, l.Job.ID)
 		}
-		close(beside)
+		close(guardEnded)
 	}()
 	byItself, daemons = e.endDaemons(ctx, l, was, drained)
-	guard, ended := <-beside
+	guard, ended := <-guardEnded
 	if !ended && daemons == nil {
 		guard = e.Guards.End(ctx, l.Job.ID)
 	}
@@ -67,8 +67,8 @@ func (e Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 	began := time.Now()
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
-		there, err := e.Daemons.Processes(l.Job, d)
-		if len(there) == 0 {
+		found, err := e.Daemons.Processes(l.Job, d)
+		if len(found) == 0 {
 			drained <- err == nil
 			return false, err
 		}

@@ -122,13 +122,13 @@ func groupDir(path string, gid uint32) error {
 }
 
 // copyLog copies the end of a log. It skips a log that does not exist, or that is not a regular file of the user.
-func copyLog(from, name, to string, job lease.Job, limit int64) (int64, error) {
-	log, size, err := serverlog.Open(from, name, job.UID)
+func copyLog(source, name, target string, job lease.Job, limit int64) (int64, error) {
+	log, size, err := serverlog.Open(source, name, job.UID)
 	if err != nil {
 		return 0, nil
 	}
 	defer log.Close()
-	file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	file, err := os.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return 0, err
 	}
@@ -195,9 +195,9 @@ func surplus(jobs []keptJob, limit int, ownerOf func(path string) string) (out [
 	}
 	for len(jobs) > limit {
 		maximum := slices.Max(slices.Collect(maps.Values(has)))
-		at := slices.IndexFunc(jobs, func(job keptJob) bool { return has[job.owner] == maximum })
-		has[jobs[at].owner]--
-		out, jobs = append(out, jobs[at]), slices.Delete(jobs, at, at+1)
+		i := slices.IndexFunc(jobs, func(job keptJob) bool { return has[job.owner] == maximum })
+		has[jobs[i].owner]--
+		out, jobs = append(out, jobs[i]), slices.Delete(jobs, i, i+1)
 	}
 	return out
 }

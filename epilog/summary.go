@@ -125,11 +125,11 @@ type tally struct {
 func tallyOf(log io.Reader, began int64) tally {
 	t := tally{here: map[int]bool{}}
 	lines := bufio.NewReaderSize(io.LimitReader(log, maxSummed), 64<<10)
-	at, noted := int64(0), false
+	offset, noted := int64(0), false
 	for {
 		line, err := lines.ReadSlice('\n')
-		at += int64(len(line))
-		if last := err != nil && !errors.Is(err, bufio.ErrBufferFull); !noted && (last || at > began) {
+		offset += int64(len(line))
+		if last := err != nil && !errors.Is(err, bufio.ErrBufferFull); !noted && (last || offset > began) {
 			t.left, noted = len(t.here), true
 		}
 		switch {

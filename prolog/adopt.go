@@ -29,11 +29,11 @@ func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 
 // adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. If
 // the policy denies the job by now, the lease stays, because the job runs already.
-func (p Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
-	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(l.UUIDs(), uuids(of.devices)) {
+func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) bool {
+	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), uuids(found.devices)) {
 		return false
 	}
-	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
+	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && found.refusal != "" {
 		return false // no rank has started with it yet
 	}
 	for _, d := range l.Daemons {

@@ -54,11 +54,11 @@ func (p Prolog) countGPUs() (int, error) {
 }
 
 func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
-	of, err := v.resolve()
-	if err != nil || of.refusal != "" {
-		return facts, of.refusal, err
+	found, err := v.resolve()
+	if err != nil || found.refusal != "" {
+		return facts, found.refusal, err
 	}
-	first := of.devices[0]
+	first := found.devices[0]
 	return policy.GPUFacts{Product: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
 }
 

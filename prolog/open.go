@@ -194,11 +194,11 @@ func groups(devices []site.Device, scope policy.Scope) [][]site.UUID {
 	if scope == policy.ScopeJob && !devices[0].UUID.MIG() {
 		return [][]site.UUID{uuids(devices)}
 	}
-	var each [][]site.UUID
+	var single [][]site.UUID
 	for _, device := range devices {
-		each = append(each, []site.UUID{device.UUID})
+		single = append(single, []site.UUID{device.UUID})
 	}
-	return each
+	return single
 }
 
 // apply carries out the lease, in the order of docs/contract.md.
@@ -338,7 +338,7 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 	if l.Hold > 0 {
 		all++
 	}
-	err := each(all, func(n int) (err error) {
+	err := runAll(all, func(n int) (err error) {
 		if n == daemons {
 			l.Guard, err = p.Guards.Start(ctx, job)
 			return err
@@ -350,13 +350,13 @@ func (p Prolog) startAll(ctx context.Context, l *lease.Lease) error {
 }
 
 func (p Prolog) prepareDaemons(ctx context.Context, l lease.Lease, ceiling policy.Percent) error {
-	return each(len(l.Daemons), func(n int) error {
+	return runAll(len(l.Daemons), func(n int) error {
 		return p.Daemons.Configure(ctx, l.Job, l.Daemons[n], ceiling)
 	})
 }
 
-// each runs act for 0 to n-1 side by side and joins the errors.
-func each(n int, act func(int) error) error {
+// runAll runs act for 0 to n-1 side by side and joins the errors.
+func runAll(n int, act func(int) error) error {
 	results := make(chan error, n)
 	for i := range n {
 		go func() { results <- act(i) }()

@@ -160,26 +160,26 @@ func (p Prolog) open(ctx context.Context, v opening) (Outcome, error) {
 	if err != nil {
 		return Failed, err
 	}
-	of := resolution{refusal: v.verdict.Denied}
-	if of.refusal == "" {
+	found := resolution{refusal: v.verdict.Denied}
+	if found.refusal == "" {
 		go v.groups() // while the driver is asked for the GPUs, because both take time
-		err = p.step("gpus", func() (err error) { of, err = v.resolve(); return err })
+		err = p.step("gpus", func() (err error) { found, err = v.resolve(); return err })
 	}
 	if err != nil {
 		return Failed, err
 	}
 	if before != nil {
-		if p.adoptable(ctx, *before, of) {
+		if p.adoptable(ctx, *before, found) {
 			p.guardAgain(ctx, *before)
-			return Adopted, p.republish(*before, v, of.devices)
+			return Adopted, p.republish(*before, v, found.devices)
 		}
 		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
 		}
 	}
-	if of.refusal != "" {
-		p.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket has the reason")
-		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: of.refusal})
+	if found.refusal != "" {
+		p.Log.Warn().Str("reason", found.refusal).Msg("refused: the ticket has the reason")
+		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: found.refusal})
 	}
-	return p.openLease(ctx, v, of.devices)
+	return p.openLease(ctx, v, found.devices)
 }

@@ -32,20 +32,20 @@ func (p Prolog) resolve(job slurm.Job) (resolution, error) {
 	if len(refs) == 0 {
 		return resolution{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
 	}
-	var of resolution
+	var found resolution
 	switch refs[0].By {
 	case slurm.ByUUID:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
+		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
 	case slurm.ByMinor:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.ByMinor(r.N) })
+		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.ByMinor(r.N) })
 	default:
-		of.devices, of.refusal, err = p.picked(gres, refs)
+		found.devices, found.refusal, err = p.picked(gres, refs)
 	}
-	if err != nil || of.refusal != "" {
-		return resolution{refusal: of.refusal}, err
+	if err != nil || found.refusal != "" {
+		return resolution{refusal: found.refusal}, err
 	}
-	of.refusal, err = p.unsuitable(of.devices)
-	return of, err
+	found.refusal, err = p.unsuitable(found.devices)
+	return found, err
 }
 
 // shares returns why a job may not have whole GPUs: Slurm itself shares the node's GPUs among jobs.

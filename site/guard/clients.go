@@ -44,7 +44,7 @@ type client struct {
 	wasRoomy   bool      // the GPU had plenty of room when the files were closed
 	verify     time.Time
 	missed     bool      // the last check found no pipes to a server
-	beside     []*client // the neighbours at the client's death
+	neighbours []*client // the neighbours at the client's death
 	told       bool      // the recorder knows the client
 	toldGPUs   uint64    // the GPUs that the recorder knows
 }
@@ -82,8 +82,8 @@ func (g *Guard) find(full bool) {
 		return
 	}
 	left := maxScanned
-	for at, pid := range candidates {
-		if at > 0 && g.events.anyDied() { // a successor may need the dead client's place
+	for i, pid := range candidates {
+		if i > 0 && g.events.anyDied() { // a successor may need the dead client's place
 			g.scans.resume, g.scans.cut = pid, true
 			return
 		}
@@ -126,8 +126,8 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 		return true
 	})
 	g.ofRoot = ofRoot
-	at, _ := slices.BinarySearch(pids, g.scans.resume)
-	return slices.Concat(pids[at:], pids[:at]), err
+	start, _ := slices.BinarySearch(pids, g.scans.resume)
+	return slices.Concat(pids[start:], pids[:start]), err
 }
 
 // take duplicates the files of a process that has the memory device open. The control device's files come first.
@@ -248,17 +248,17 @@ func (g *Guard) noteUnguarded(pid int, err error) {
 	}
 	g.unguarded[pid], g.changed = true, true
 	cause := site.OneLine(err)
-	of := func(u lease.Unguarded) bool { return u.Cause == cause }
-	if !slices.ContainsFunc(g.state.Unguarded, of) && len(g.state.Unguarded) >= maxCauses {
+	sameCause := func(u lease.Unguarded) bool { return u.Cause == cause }
+	if !slices.ContainsFunc(g.state.Unguarded, sameCause) && len(g.state.Unguarded) >= maxCauses {
 		cause = "other causes"
 	}
-	at := slices.IndexFunc(g.state.Unguarded, of)
-	if at < 0 {
+	i := slices.IndexFunc(g.state.Unguarded, sameCause)
+	if i < 0 {
 		g.logOnce("cannot watch a process of the job: if it is a client, its end harms its neighbours: "+cause, nil)
-		at = len(g.state.Unguarded)
+		i = len(g.state.Unguarded)
 		g.state.Unguarded = append(g.state.Unguarded, lease.Unguarded{Cause: cause})
 	}
-	g.state.Unguarded[at].Processes++
+	g.state.Unguarded[i].Processes++
 }
 
 // newClient checks a process of the job's user, and returns it as a client without files.
@@ -291,7 +291,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
 // is errSilent if that is not known yet.
-func (g *Guard) isDaemon(pid int) (is bool, err error) {
+func (g *Guard) isDaemon(pid int) (daemon bool, err error) {
 	for _, d := range g.Daemons() {
 		if d.PID == pid {
 			return true, nil
@@ -314,11 +314,11 @@ func (g *Guard) isServer(c *client) bool {
 	if c.parent == 0 {
 		return false
 	}
-	is, err := g.isDaemon(c.parent)
-	if !is && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
+	daemon, err := g.isDaemon(c.parent)
+	if !daemon && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
 		c.parent = 0
 	}
-	return is
+	return daemon
 }
 
 // jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
@@ -347,10 +347,10 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
 		return
 	}
-	if f, of := g.sharedFile(c, number, k); f != nil {
+	if f, other := g.sharedFile(c, number, k); f != nil {
 		f.users++
 		c.files = append(c.files, f)
-		g.setOwner(f, c, of)
+		g.setOwner(f, c, other)
 		return
 	}
 	if g.files >= maxFiles && !g.makeRoom() {
@@ -399,8 +399,8 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 // number in both processes.
 func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	type candidate struct {
-		file *file
-		of   *client
+		file  *file
+		owner *client
 	}
 	var all []candidate
 	for _, other := range slices.AppendSeq(slices.Clone(g.dead), maps.Values(g.living)) {
@@ -426,7 +426,7 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	if err != nil {
 		return nil, nil
 	}
-	return found.file, found.of
+	return found.file, found.owner
 }
 
 // aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
@@ -471,7 +471,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 // addDead adds a client to the dead.
 func (g *Guard) addDead(c *client, now time.Time) {
 	c.died = now
-	c.beside = g.neighboursOf(c)
+	c.neighbours = g.neighboursOf(c)
 	g.tellDead(c, "", 0)
 	g.dead = append(g.dead, c)
 	g.nextCheck, g.changed = now, true

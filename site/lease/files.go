@@ -161,8 +161,8 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 
 func sameFile(file *os.File, path string) bool {
 	open, err1 := file.Stat()
-	there, err2 := os.Lstat(path)
-	return err1 == nil && err2 == nil && os.SameFile(open, there)
+	atPath, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(open, atPath)
 }
 
 func readHolder(file *os.File) holderNote {

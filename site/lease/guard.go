@@ -87,8 +87,8 @@ func (l *JobLock) Signed() bool { return readHolder(l.file).PID > 0 }
 
 // Promise records by when the holder of a guard's lock acts again. So a reader sees whether that time is over, and a
 // guard that has nothing to do need not wake up.
-func (l *JobLock) Promise(by time.Time) error {
-	when := unix.NsecToTimeval(by.UnixNano())
+func (l *JobLock) Promise(deadline time.Time) error {
+	when := unix.NsecToTimeval(deadline.UnixNano())
 	return unix.Futimes(int(l.file.Fd()), []unix.Timeval{when, when})
 }
 

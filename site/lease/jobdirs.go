@@ -107,13 +107,13 @@ func (s *Store) mountJobDir(job uint32) error {
 // that a restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
 // containers, is skipped.
 func inOtherMountNamespace() bool {
-	own, err := os.Readlink("/proc/self/ns/mnt")
+	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return false
 	}
 	for pid := os.Getppid(); pid > 0; {
 		other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
-		if err == nil && other != own {
+		if err == nil && other != self {
 			return true
 		}
 		status, err := proc.ReadStatus(pid)

@@ -245,12 +245,12 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 		if !ok || l.Marker != "" && !marked {
 			continue
 		}
-		size, from, ok := launcherSize(env, l)
+		size, source, ok := launcherSize(env, l)
 		if !ok {
 			half = cmp.Or(half, l.Rank)
 			continue
 		}
-		found, err := parsePlace(task, l.Name, l.Rank, rank, from, size)
+		found, err := parsePlace(task, l.Name, l.Rank, rank, source, size)
 		return found, err == nil, err
 	}
 	if half != "" {
@@ -295,7 +295,7 @@ func withoutPlace(l Launcher) error {
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
-func launcherSize(env Env, l Launcher) (size, from string, ok bool) {
+func launcherSize(env Env, l Launcher) (size, source string, ok bool) {
 	if l.Size != "" {
 		size, ok = env[l.Size]
 		return size, l.Size, ok

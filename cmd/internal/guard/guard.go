@@ -187,7 +187,7 @@ func guardJob(
 		TakerPlace: func() (*lease.TakerPlace, error) {
 			return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
 		},
-		Promise: func(by time.Time) { _ = lock.Promise(by) }, // without it, mpsctl status marks this guard as stalled
+		Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
 		NameOf:  nameOf,
 		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
 		Save: func(s lease.GuardState) {
