@@ -115,7 +115,7 @@ func (e Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon,
 	return terminated, err
 }
 
-// end kills a daemon. Processes of the user that only look like a daemon are no reason to drain a node.
+// end kills a daemon. Processes of the user that only look like a daemon are not a reason to drain a node.
 func (e Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
 	err := e.Daemons.Kill(ctx, l.Job, d)
 	if errors.Is(err, site.ErrImpostors) {

@@ -112,7 +112,7 @@ func ReadAny(path string) (content []byte, owner uint32, err error) {
 }
 
 // ListRootOwned returns the sorted names in a folder that only root can change. The error wraps fs.ErrNotExist if there
-// is no folder, and ErrNotRootOwned if another user could have added or removed a file.
+// is not a folder, and ErrNotRootOwned if another user could have added or removed a file.
 func ListRootOwned(path string) ([]string, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 type client struct {
 	proc     site.Process
 	forkOf   int // the parent at the first scan
-	parent   int // at the first scan; 0 when the guard knows that the parent is no control daemon
+	parent   int // at the first scan; 0 when the guard knows that the parent is not a control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
 	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known

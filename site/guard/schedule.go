@@ -42,7 +42,7 @@ func (s *schedule) end(now time.Time, took time.Duration, watched bool) {
 	}
 }
 
-// scanBudget limits the processor time of scans that find nothing new. Somebody who is no client may open the device
+// scanBudget limits the processor time of scans that find nothing new. Somebody who is not a client may open the device
 // 10,000 times a second. The guards of a node run before the jobs' processes, so all of them together take a small part
 // of a core for that.
 //

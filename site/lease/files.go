@@ -78,7 +78,7 @@ func syncDir(path string) error {
 	return nil
 }
 
-// remove removes path. A missing path is no error.
+// remove removes path. A missing path is not an error.
 func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove %s: %w", path, errors.Unwrap(err))
@@ -111,7 +111,7 @@ func readRecord(path, boot string, value any) error {
 	return nil
 }
 
-// readOwned returns a record's content. The error is ErrNotFound if there is no record.
+// readOwned returns a record's content. The error is ErrNotFound if there is not a record.
 func readOwned(path string) ([]byte, error) { return readOwnedBy(path, site.ReadRootOwned) }
 
 func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, error) {

@@ -29,8 +29,8 @@ type FullGPU struct {
 // roomPath is in the job's folder, which is root's.
 func (s *Store) roomPath(job uint32) string { return filepath.Join(s.JobDir(job), "room.json") }
 
-// SaveRoom writes a job's room, for all users to read. If no GPU is full, there is no file. A job without folders is no
-// error: its epilog has removed them.
+// SaveRoom writes a job's room, for all users to read. If no GPU is full, there is no file. A job without folders is
+// not an error: its epilog has removed them.
 func (s *Store) SaveRoom(job uint32, r Room) error {
 	path := s.roomPath(job)
 	if len(r.GPUs) == 0 {

@@ -61,7 +61,7 @@ type Status struct {
 	UIDs    [4]uint32 // real, effective, saved, of the file system
 }
 
-// Running reports whether the process is no zombie.
+// Running reports whether the process is not a zombie.
 func (s Status) Running() bool { return !dead(s.State, s.Threads) }
 
 // Stopped reports whether the process is stopped, by a signal or a tracer.

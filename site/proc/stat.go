@@ -235,7 +235,7 @@ func pidsOf(procs []Process) []int {
 // a zombie. A user can bring the daemon into that state.
 func dead(state byte, threads int) bool { return (state == 'Z' || state == 'X') && threads <= 1 }
 
-// Running reports whether the process of a Stat is no zombie.
+// Running reports whether the process of a Stat is not a zombie.
 func (s Stat) Running() bool { return !dead(s.State, s.Threads) }
 
 // Current returns this process.

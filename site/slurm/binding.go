@@ -144,7 +144,7 @@ func maxPerGPU(way, list string, task taskIndex, gpus int) int {
 }
 
 // entries parses "1,0*2" as 1, 0, 0. Entries are numbers, decimal or with 0x, or masks, always hexadecimal. It
-// returns nil if the text is no such list.
+// returns nil if the text is not such a list.
 func entries(list string, masks bool) []uint64 {
 	var all []uint64
 	for entry := range strings.SplitSeq(list, ",") {

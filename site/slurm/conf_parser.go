@@ -105,7 +105,7 @@ func confLines(r io.Reader, name string) ([]confLine, error) {
 		}
 		text, more := stripContinuation(stripComment(scanner.Text()))
 		if strings.ContainsRune(text, 0) {
-			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is no text file", name, number)
+			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is not a text file", name, number)
 		}
 		joined.WriteString(text)
 		if joined.Len() > confLineMax {

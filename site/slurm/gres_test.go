@@ -132,7 +132,7 @@ func TestReadGresRefuses(t *testing.T) {
 			"some do not (/g:1): slurmd does not start with it"},
 		{"Name=gpu File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia1\n", "cannot read /g:2: of the node's GPU lines " +
 			"some have Type= and some do not (/g:1): slurmd does not start with it"},
-		{"a\x00b\n", at + "a NUL byte: this is no text file"},
+		{"a\x00b\n", at + "a NUL byte: this is not a text file"},
 		{"Include\t%n.conf\n", at + `include of "%n.conf" is not understood: write the path out`},
 		{"include /none\n", "cannot read /none: open /none: file does not exist"},
 		{"include /g\n", "cannot read /g: more than 16 files include one another"},

@@ -213,7 +213,7 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 	return gpus
 }
 
-// write puts the report into the job's folder. If the folder is gone, the job is closed, and this is no error.
+// write puts the report into the job's folder. If the folder is gone, the job is closed, and this is not an error.
 func (r *Recorder) write() {
 	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
 	r.report.ClientsSeen, r.report.ClientsPeak, r.report.BadEnds = r.clients.seen, r.clients.peak, r.clients.badEnds()
