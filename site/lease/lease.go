@@ -5,12 +5,12 @@
 // next process what to finish.
 //
 // A file here is whole or absent, has one writer at a time, and is void after a reboot. A job's files are written and
-// removed in this order. The lease is first and last:
+// removed in this order. The lease is written first and removed last:
 //
 //	prolog   leases/JOB.json (opening) ─▶ claims/UUID ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json (open) ─▶ tickets/JOB.json
 //	epilog   tickets/JOB.json ─▶ leases/JOB.json (closing) ─▶ jobs/JOB/ ─▶ claims/UUID ─▶ guards/JOB ─▶ leases/JOB.json
 //
-// Both hold the lock locks/JOB. Slurm may start a prolog again, so a prolog that fails keeps the lock's file.
+// Both hold the lock locks/JOB.
 package lease
 
 import (
