@@ -17,22 +17,22 @@ import (
 // endAll ends a lease's daemons and its guard. When no daemon has a client any more, nothing needs the guard, and it
 // may take a while to close the files of dead clients. So it then ends beside the daemons. If a daemon may have clients,
 // the guard ends after the daemons, and stays if one of them stays. byItself is that of endDaemons.
-func (c Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, daemons, guard error) {
-	drained, beside := make(chan bool, len(l.Daemons)), make(chan error, 1)
+func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, daemons, guard error) {
+	drained, guardEnded := make(chan bool, len(l.Daemons)), make(chan error, 1)
 	go func() {
 		all := true
 		for range l.Daemons {
 			all = <-drained && all
 		}
 		if all {
-			beside <- c.Guards.End(ctx, l.Job.ID)
+			guardEnded <- e.Guards.End(ctx, l.Job.ID)
 		}
-		close(beside)
+		close(guardEnded)
 	}()
-	byItself, daemons = c.endDaemons(ctx, l, was, drained)
-	guard, ended := <-beside
+	byItself, daemons = e.endDaemons(ctx, l, was, drained)
+	guard, ended := <-guardEnded
 	if !ended && daemons == nil {
-		guard = c.Guards.End(ctx, l.Job.ID)
+		guard = e.Guards.End(ctx, l.Job.ID)
 	}
 	return byItself, daemons, guard
 }
@@ -40,7 +40,7 @@ func (c Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byI
 // endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others. It
 // reports whether all of them were alive and ended when they were asked, without a terminated client. Each daemon sends
 // to drained whether it has no client any more.
-func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool) (byItself bool, failed error) {
+func (e Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool) (byItself bool, failed error) {
 	type end struct {
 		byItself bool
 		err      error
@@ -48,8 +48,8 @@ func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, 
 	results := make(chan end, len(l.Daemons))
 	for _, d := range l.Daemons {
 		go func() {
-			byItself, err := c.endDaemon(ctx, l, was, d, drained)
-			results <- end{byItself, errors.Join(err, c.emptyGroup(ctx, d))}
+			byItself, err := e.endDaemon(ctx, l, was, d, drained)
+			results <- end{byItself, errors.Join(err, e.emptyGroup(ctx, d))}
 		}()
 	}
 	byItself = true
@@ -63,28 +63,28 @@ func (c Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, 
 // endDaemon drains a daemon's clients, tells it to quit, and kills it if it stays. Only a failure of the last step is
 // returned; the others are logged. A daemon of a lease that never opened is not asked anything: no rank knows it, and
 // the lease may have failed because it does not answer.
-func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon, drained chan<- bool) (byItself bool, err error) {
+func (e Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon, drained chan<- bool) (byItself bool, err error) {
 	began := time.Now()
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
-		there, err := c.Daemons.Processes(l.Job, d)
-		if len(there) == 0 {
+		found, err := e.Daemons.Processes(l.Job, d)
+		if len(found) == 0 {
 			drained <- err == nil
 			return false, err
 		}
 	}
-	log := c.Log.With().Str("pipe_dir", d.PipeDir).Logger()
+	log := e.Log.With().Str("pipe_dir", d.PipeDir).Logger()
 	if was == lease.Opening {
 		drained <- true
 	} else {
-		terminated, err := c.drainAndQuit(ctx, l, d, log, drained)
+		terminated, err := e.drainAndQuit(ctx, l, d, log, drained)
 		byItself = lived && terminated == 0 && err == nil
 		if err != nil {
 			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
 		}
 	}
 	if !byItself {
-		if err := c.end(ctx, l, d, log); err != nil {
+		if err := e.end(ctx, l, d, log); err != nil {
 			return false, err
 		}
 	}
@@ -94,30 +94,30 @@ func (c Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d
 
 // emptyGroup ends the processes in a daemon's control group. The job's user may have made the daemon start any
 // program.
-func (c Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
+func (e Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
 	bound, cancel := context.WithTimeout(ctx, emptyTimeout)
 	defer cancel()
-	ended, err := c.Groups.Empty(bound, d.Group)
+	ended, err := e.Groups.Empty(bound, d.Group)
 	if ended > 0 {
-		c.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: ended")
+		e.Log.Warn().Str("group", d.Group).Int("processes", ended).Msg("processes were left in the daemon's control group: ended")
 	}
 	return err
 }
 
 // drainAndQuit tells a daemon to end its remaining clients, and then to quit.
-func (c Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool) (terminated int, err error) {
+func (e Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool) (terminated int, err error) {
 	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
-	terminated, err = c.drain(gentle, l, d, log)
+	terminated, err = e.drain(gentle, l, d, log)
 	if drained <- err == nil; err == nil {
-		err = c.quit(gentle, l, d)
+		err = e.quit(gentle, l, d)
 	}
 	return terminated, err
 }
 
-// end kills a daemon. Processes of the user that only look like a daemon are no reason to drain a node.
-func (c Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
-	err := c.Daemons.Kill(ctx, l.Job, d)
+// end kills a daemon. Processes of the user that only look like a daemon are not a reason to drain a node.
+func (e Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) error {
+	err := e.Daemons.Kill(ctx, l.Job, d)
 	if errors.Is(err, site.ErrImpostors) {
 		log.Warn().Err(err).Uint32("uid", l.Job.UID).Msg("daemon ended: look-alike processes of the user remain")
 		return nil
@@ -125,10 +125,10 @@ func (c Epilog) end(ctx context.Context, l lease.Lease, d lease.Daemon, log zero
 	return err
 }
 
-func (c Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
+func (e Epilog) quit(ctx context.Context, l lease.Lease, d lease.Daemon) error {
 	bound, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
-	return c.Daemons.Quit(bound, l.Job, d)
+	return e.Daemons.Quit(bound, l.Job, d)
 }
 
 // withReserve returns ctx, ended early by d.
@@ -142,8 +142,8 @@ func withReserve(ctx context.Context, d time.Duration) (context.Context, context
 
 // drain gives clients their grace and then terminates those that stay. It does not terminate a stopped client,
 // because that makes the daemon hang (measured), and a stopped client has no work in flight by then.
-func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
-	clients, err := c.await(ctx, l, d, time.Duration(l.DrainGrace))
+func (e Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
+	clients, err := e.await(ctx, l, d, time.Duration(l.DrainGrace))
 	if err != nil || len(clients) == 0 {
 		return 0, err
 	}
@@ -153,7 +153,7 @@ func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 			return terminated, fmt.Errorf("client %d is stopped", client.PID)
 		}
 		bound, cancel := context.WithTimeout(ctx, terminateTimeout)
-		err := c.Daemons.Terminate(bound, l.Job, d, client)
+		err := e.Daemons.Terminate(bound, l.Job, d, client)
 		cancel()
 		if err != nil {
 			return terminated, err
@@ -165,12 +165,12 @@ func (c Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log ze
 }
 
 // await polls until no client is left or the grace is over, and returns the clients that are left.
-func (c Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
+func (e Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
 	bound, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	pause := 20 * time.Millisecond
 	for {
-		clients, err := c.Daemons.Clients(ctx, l.Job, d)
+		clients, err := e.Daemons.Clients(ctx, l.Job, d)
 		if err != nil || len(clients) == 0 {
 			return nil, err
 		}

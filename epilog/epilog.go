@@ -55,7 +55,7 @@ type Epilog struct {
 	Logs    string // the folder of the logs that outlive their job
 	Reports string // the folder of the reports that are kept
 	Lost    string // the folder that names the reports that could not be kept
-	// Again is the command that runs the epilog of a job by hand, for the log.
+	// RerunCommand returns the command that runs the epilog of a job by hand, for the log.
 	RerunCommand func(lease.Job) string
 }
 
@@ -71,116 +71,116 @@ const (
 
 // Close restores the node to its state before the job. It is safe without a prolog, twice, after a reboot, and beside
 // a prolog of the same job: it waits for that prolog and then takes over.
-func (c Epilog) Close(ctx context.Context, job uint32) error {
-	lock, err := c.lockJob(ctx, job)
+func (e Epilog) Close(ctx context.Context, job uint32) error {
+	lock, err := e.lockJob(ctx, job)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	lock.MarkClosing()
-	l, err := c.Store.Read(job)
+	l, err := e.Store.Read(job)
 	switch {
 	case errors.Is(err, lease.ErrNotFound):
-		return c.closeUnleased(ctx, job)
+		return e.closeUnleased(ctx, job)
 	case errors.Is(err, lease.ErrStaleBoot):
-		c.Log.Info().Msg("the lease is from before a reboot: only its files are left")
-		return c.Store.PurgeStale(ctx, job)
+		e.Log.Info().Msg("the lease is from before a reboot: only its files are left")
+		return e.Store.PurgeStale(ctx, job)
 	case err != nil:
-		return c.logRepair(err, lease.Lease{Job: lease.Job{ID: job}})
+		return e.logRepair(err, lease.Lease{Job: lease.Job{ID: job}})
 	}
-	return c.undo(ctx, l, c.Store.DeleteAndUnlock)
+	return e.undo(ctx, l, e.Store.DeleteAndUnlock)
 }
 
 // closeUnleased removes the ticket of a job that was refused, and the files of a prolog that died before it wrote a
 // lease.
-func (c Epilog) closeUnleased(ctx context.Context, job uint32) error {
-	if err := errors.Join(c.Guards.End(ctx, job), c.Store.PurgeStale(ctx, job)); err != nil {
+func (e Epilog) closeUnleased(ctx context.Context, job uint32) error {
+	if err := errors.Join(e.Guards.End(ctx, job), e.Store.PurgeStale(ctx, job)); err != nil {
 		return err
 	}
-	c.Log.Info().Msg("nothing to close")
+	e.Log.Info().Msg("nothing to close")
 	return nil
 }
 
 // lockJob waits for a prolog of the same job and then ends it, because the lease lists everything that it has done.
 // It waits for another epilog of the job, which an admin may have started, and never ends it.
-func (c Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
+func (e Epilog) lockJob(ctx context.Context, job uint32) (*lease.JobLock, error) {
 	first, cancel := context.WithTimeout(ctx, site.AtMostThird(ctx, lockTimeout))
-	lock, err := c.Store.Lock(first, job)
+	lock, err := e.Store.Lock(first, job)
 	cancel()
 	var busy *lease.BusyError
 	if !errors.As(err, &busy) {
 		return lock, err
 	}
 	if !busy.Holder.Running() { // it has just ended, or it could not write its pid
-		return c.Store.Lock(ctx, job)
+		return e.Store.Lock(ctx, job)
 	}
 	if busy.Closing {
-		c.Log.Warn().Int("pid", busy.Holder.PID).Msg("another epilog of this job is at work: waiting for it")
-		return c.Store.Lock(ctx, job)
+		e.Log.Warn().Int("pid", busy.Holder.PID).Msg("another epilog of this job is at work: waiting for it")
+		return e.Store.Lock(ctx, job)
 	}
-	c.Log.Warn().Int("pid", busy.Holder.PID).Msg("a prolog of this job still runs: taking over")
+	e.Log.Warn().Int("pid", busy.Holder.PID).Msg("killing the job's prolog, which still holds the lock")
 	if err := busy.Holder.Kill(unix.SIGKILL); err != nil {
 		return nil, err
 	}
-	return c.Store.Lock(ctx, job)
+	return e.Store.Lock(ctx, job)
 }
 
 // Undo undoes a lease. The caller holds the job's lock, and keeps it. Every step is tried, whatever happened before
 // it. There are two exceptions: modes and folders stay while a daemon may still use them.
-func (c Epilog) Undo(ctx context.Context, l lease.Lease) error {
-	return c.undo(ctx, l, c.Store.Delete)
+func (e Epilog) Undo(ctx context.Context, l lease.Lease) error {
+	return e.undo(ctx, l, e.Store.Delete)
 }
 
-func (c Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Context, lease.Lease) error) error {
+func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Context, lease.Lease) error) error {
 	began := time.Now()
-	failed := c.Store.RemoveTicket(l.Job.ID)
+	failed := e.Store.RemoveTicket(l.Job.ID)
 	was := l.Phase
-	noted := c.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
-	c.startNVML(l)
+	noted := e.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
+	e.startNVML(l)
 	before := logSizes(l)
-	byItself, ended, guardEnded := c.endAll(ctx, l, was)
+	byItself, ended, guardEnded := e.endAll(ctx, l, was)
 	failed = errors.Join(failed, ended, guardEnded)
-	guard, err := c.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
+	guard, err := e.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
 	summary := summarise(l, before)
 	summary.guarded(guard, err)
-	c.removeJobFiles(l)
+	e.removeJobFiles(l)
 	var kept *keeping
 	if ended == nil {
 		if was != lease.Opening {
-			kept = c.keepReport(l, guard)
+			kept = e.keepReport(l, guard)
 		}
-		failed = errors.Join(failed, c.restoreModes(l))
+		failed = errors.Join(failed, e.restoreModes(l))
 		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
-			c.keepLogs(l)
+			e.keepLogs(l)
 		}
 		if kept != nil {
 			<-kept.read // from a file system in memory, which the next line removes
 		}
-		failed = errors.Join(failed, c.Store.RemoveDirs(l.Job.ID))
+		failed = errors.Join(failed, e.Store.RemoveDirs(l.Job.ID))
 	}
 	if failed == nil {
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
-		c.logSummary(l, summary, c.wait(l, kept), failed == nil)
+		e.logSummary(l, summary, e.wait(l, kept), failed == nil)
 	}
 	if failed != nil {
-		return c.logRepair(errors.Join(failed, noted), l)
+		return e.logRepair(errors.Join(failed, noted), l)
 	}
-	c.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("lease closed")
+	e.Log.Info().Str("step", "closed").Dur("ms", time.Since(began)).Msg("lease closed")
 	return nil
 }
 
 // logRepair logs the exact commands for an admin, and returns the failure. The commands do not kill the daemon,
 // because the epilog has told it to quit and has then tried SIGKILL, and does both again.
-func (c Epilog) logRepair(failed error, l lease.Lease) error {
+func (e Epilog) logRepair(failed error, l lease.Lease) error {
 	var commands []string
 	for _, held := range l.Held {
 		if held.NewMode != "" {
 			commands = append(commands, fmt.Sprintf("nvidia-smi -i %s -c %s", held.UUID, strings.ToUpper(string(held.OriginalMode))))
 		}
 	}
-	commands = append(commands, c.RerunCommand(l.Job))
-	c.Log.Error().Err(failed).Strs("repair", commands).Msg("cannot prove that the node is clean: the lease is kept")
+	commands = append(commands, e.RerunCommand(l.Job))
+	e.Log.Error().Err(failed).Strs("repair", commands).Msg("cannot prove that the node is clean: the lease is kept")
 	return fmt.Errorf("%w: the lease is kept; to repair: %s", failed, strings.Join(commands, "; "))
 }

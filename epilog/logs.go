@@ -36,16 +36,16 @@ func wantsLogs(l lease.Lease, failed bool) bool {
 }
 
 // keepLogs keeps a job's logs. They are not part of the undo: a failure is logged, and has no other effect.
-func (c Epilog) keepLogs(l lease.Lease) {
-	kept, err := keep(c.Logs, l)
+func (e Epilog) keepLogs(l lease.Lease) {
+	kept, err := keep(e.Logs, l)
 	if err == nil {
-		err = prune(c.Logs, maxKeptJobs, 0, logsOwner)
+		err = prune(e.Logs, maxKeptJobs, 0, logsOwner)
 	}
 	if err != nil {
-		c.Log.Warn().Err(err).Msg("logs are not kept")
+		e.Log.Warn().Err(err).Msg("logs are not kept")
 		return
 	}
-	c.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
+	e.Log.Info().Str("step", "logs kept").Int64("bytes", kept).Send()
 }
 
 // keep copies the logs to a folder of the job below dir. Root owns it, and the job's group can read it, as with the
@@ -122,13 +122,13 @@ func groupDir(path string, gid uint32) error {
 }
 
 // copyLog copies the end of a log. It skips a log that does not exist, or that is not a regular file of the user.
-func copyLog(from, name, to string, job lease.Job, limit int64) (int64, error) {
-	log, size, err := serverlog.Open(from, name, job.UID)
+func copyLog(source, name, target string, job lease.Job, limit int64) (int64, error) {
+	log, size, err := serverlog.Open(source, name, job.UID)
 	if err != nil {
 		return 0, nil
 	}
 	defer log.Close()
-	file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	file, err := os.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return 0, err
 	}
@@ -195,9 +195,9 @@ func surplus(jobs []keptJob, limit int, ownerOf func(path string) string) (out [
 	}
 	for len(jobs) > limit {
 		maximum := slices.Max(slices.Collect(maps.Values(has)))
-		at := slices.IndexFunc(jobs, func(job keptJob) bool { return has[job.owner] == maximum })
-		has[jobs[at].owner]--
-		out, jobs = append(out, jobs[at]), slices.Delete(jobs, at, at+1)
+		i := slices.IndexFunc(jobs, func(job keptJob) bool { return has[job.owner] == maximum })
+		has[jobs[i].owner]--
+		out, jobs = append(out, jobs[i]), slices.Delete(jobs, i, i+1)
 	}
 	return out
 }

@@ -12,10 +12,10 @@ import (
 
 // startNVML asks for a mode before it is needed: NVML takes 8 ms to start (measured), and can do that while the
 // daemons quit.
-func (c Epilog) startNVML(l lease.Lease) {
+func (e Epilog) startNVML(l lease.Lease) {
 	for _, held := range l.Held {
 		if held.NewMode != "" {
-			go c.GPUs.Mode(held.UUID)
+			go e.GPUs.Mode(held.UUID)
 			return
 		}
 	}
@@ -23,30 +23,30 @@ func (c Epilog) startNVML(l lease.Lease) {
 
 // restoreModes restores the modes that the record lists. It leaves a device that belongs to another job by now. It
 // leaves a mode that is neither the one that was set nor the one before, because an admin has set it since.
-func (c Epilog) restoreModes(l lease.Lease) error {
+func (e Epilog) restoreModes(l lease.Lease) error {
 	var failed error
 	for _, held := range l.Held {
 		if held.NewMode == "" {
 			continue
 		}
-		if err := c.restoreMode(l.Job.ID, held); err != nil {
+		if err := e.restoreMode(l.Job.ID, held); err != nil {
 			failed = errors.Join(failed, err)
 		}
 	}
 	return failed
 }
 
-func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
-	holder, taken, err := c.Store.Owner(held.UUID)
+func (e Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
+	holder, taken, err := e.Store.Owner(held.UUID)
 	if err != nil {
 		return err
 	}
-	log, began := c.Log.With().Str("gpu", string(held.UUID)).Logger(), time.Now()
+	log, began := e.Log.With().Str("gpu", string(held.UUID)).Logger(), time.Now()
 	if taken && holder != job {
 		log.Warn().Uint32("holder", holder).Msg("the GPU belongs to another job now: its mode stays")
 		return nil
 	}
-	mode, err := c.GPUs.Mode(held.UUID)
+	mode, err := e.GPUs.Mode(held.UUID)
 	if err != nil {
 		return err
 	}
@@ -54,13 +54,13 @@ func (c Epilog) restoreMode(job uint32, held lease.ClaimedGPU) error {
 		return nil
 	}
 	if mode != held.NewMode {
-		log.Warn().Str("mode", string(mode)).Msg("the compute mode was set by someone else since: it stays")
+		log.Warn().Str("mode", string(mode)).Msg("another program changed the compute mode: leaving it")
 		return nil
 	}
-	if err := c.GPUs.SetMode(held.UUID, held.OriginalMode); err != nil {
+	if err := e.GPUs.SetMode(held.UUID, held.OriginalMode); err != nil {
 		return err
 	}
-	mode, err = c.GPUs.Mode(held.UUID)
+	mode, err = e.GPUs.Mode(held.UUID)
 	if err != nil {
 		return err
 	}

@@ -35,12 +35,12 @@ type keeping struct {
 
 // keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
 // has ended, because the guard ends it and has ended too.
-func (c Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
+func (e Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	ended := time.Now()
 	go func() {
 		defer close(k.kept)
-		report, err := usage.Read(filepath.Join(c.Store.JobDir(l.Job.ID), usage.Running))
+		report, err := usage.Read(filepath.Join(e.Store.JobDir(l.Job.ID), usage.Running))
 		if err == nil {
 			k.report = finished(report, guard, ended)
 		}
@@ -51,7 +51,7 @@ func (c Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
 		case k.report.ClientsSeen == 0:
 			k.err = fs.ErrNotExist // a job without a client has used nothing, and its report would push another one out
 		default:
-			k.err = c.keepReportOf(l.Job.UID, k.report)
+			k.err = e.keepReportOf(l.Job.UID, k.report)
 		}
 	}()
 	return k
@@ -72,17 +72,17 @@ func finished(r usage.Report, guard lease.GuardState, now time.Time) usage.Repor
 	return r
 }
 
-func (c Epilog) keepReportOf(uid uint32, r usage.Report) error {
-	if err := os.MkdirAll(c.Reports, 0o755); err != nil {
-		return fmt.Errorf("cannot keep report: %w", site.ExplainFull(c.Reports, err))
+func (e Epilog) keepReportOf(uid uint32, r usage.Report) error {
+	if err := os.MkdirAll(e.Reports, 0o755); err != nil {
+		return fmt.Errorf("cannot keep report: %w", site.ExplainFull(e.Reports, err))
 	}
-	dir, err := site.OpenFolder(c.Reports)
+	dir, err := site.OpenFolder(e.Reports)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
 	err = r.Write(dir, strconv.FormatUint(uint64(r.Job), 10)+".json", uid)
-	return errors.Join(err, prune(c.Reports, maxReports, maxReportAge, reportOwner))
+	return errors.Join(err, prune(e.Reports, maxReports, maxReportAge, reportOwner))
 }
 
 // reportOwner returns the user of a kept report. It reads the beginning only, because a node has many reports.
@@ -107,18 +107,18 @@ func reportOwner(path string) string {
 }
 
 // wait waits until the report is kept, and logs a failure. If there is no report, the job of the result is 0.
-func (c Epilog) wait(l lease.Lease, k *keeping) usage.Report {
+func (e Epilog) wait(l lease.Lease, k *keeping) usage.Report {
 	if k == nil {
 		return usage.Report{}
 	}
 	select {
 	case <-k.kept:
 	case <-time.After(reportWait):
-		c.lose(l, fmt.Errorf("the disk of %s does not take it within %v", c.Reports, reportWait))
+		e.lose(l, fmt.Errorf("the disk of %s does not take it within %v", e.Reports, reportWait))
 		return usage.Report{}
 	}
 	if k.err != nil && !errors.Is(k.err, fs.ErrNotExist) {
-		c.lose(l, k.err)
+		e.lose(l, k.err)
 	}
 	return k.report
 }
@@ -128,11 +128,11 @@ const maxLost = 100
 
 // lose logs that a job's report is not kept, and notes it for mpsctl report, because the log may be on the same full
 // disk.
-func (c Epilog) lose(l lease.Lease, why error) {
-	c.Log.Warn().Err(why).Msg("the job's report is not kept")
-	path := filepath.Join(c.Lost, strconv.FormatUint(uint64(l.Job.ID), 10))
-	err := errors.Join(os.MkdirAll(c.Lost, 0o755), os.WriteFile(path, []byte(site.OneLine(why)+"\n"), 0o644))
-	if err = errors.Join(err, prune(c.Lost, maxLost, maxReportAge, logsOwner)); err != nil {
-		c.Log.Warn().Err(err).Msg("no note that the job's report is lost")
+func (e Epilog) lose(l lease.Lease, why error) {
+	e.Log.Warn().Err(why).Msg("the job's report is not kept")
+	path := filepath.Join(e.Lost, strconv.FormatUint(uint64(l.Job.ID), 10))
+	err := errors.Join(os.MkdirAll(e.Lost, 0o755), os.WriteFile(path, []byte(site.OneLine(why)+"\n"), 0o644))
+	if err = errors.Join(err, prune(e.Lost, maxLost, maxReportAge, logsOwner)); err != nil {
+		e.Log.Warn().Err(err).Msg("no note that the job's report is lost")
 	}
 }

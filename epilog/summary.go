@@ -92,10 +92,10 @@ func (s *Summary) add(t tally) {
 }
 
 // logSummary puts the summary into the log, with the means of the report if there is one.
-func (c Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
+func (e Epilog) logSummary(l lease.Lease, s Summary, r usage.Report, closed bool) {
 	var request policy.Request
 	_ = json.Unmarshal(l.Request, &request) // a missing value is ""
-	line := c.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
+	line := e.Log.Info().Str("step", SummaryStep).Str("user", l.Job.User).Str("partition", request.Partition).
 		Str("account", request.Account).Str("rule", l.Rule).Int("gpus", len(l.Held)).
 		Int("clients", s.Clients).Int("peak", s.Peak).Int("clients_at_epilog", s.ClientsAtEpilog).Int("terminated", s.Terminated).
 		Int("faults", s.Faults).Int("held", s.Ended).Int("outside", s.Outside).
@@ -125,11 +125,11 @@ type tally struct {
 func tallyOf(log io.Reader, began int64) tally {
 	t := tally{here: map[int]bool{}}
 	lines := bufio.NewReaderSize(io.LimitReader(log, maxSummed), 64<<10)
-	at, noted := int64(0), false
+	offset, noted := int64(0), false
 	for {
 		line, err := lines.ReadSlice('\n')
-		at += int64(len(line))
-		if last := err != nil && !errors.Is(err, bufio.ErrBufferFull); !noted && (last || at > began) {
+		offset += int64(len(line))
+		if last := err != nil && !errors.Is(err, bufio.ErrBufferFull); !noted && (last || offset > began) {
 			t.left, noted = len(t.here), true
 		}
 		switch {

@@ -47,7 +47,7 @@ func (e *UnavailableError) Unwrap() error { return e.Cause }
 func (s Placement) CheckDaemon() error {
 	socket := filepath.Join(s.Daemon.PipeDir, "control")
 	if !s.Daemon.Proc.Running() {
-		if !site.InOwnNamespace("pid") {
+		if !proc.InOwnNamespace("pid") {
 			return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
 		}
 		if err := s.checkSocket(socket); err != nil {

@@ -130,7 +130,7 @@ type Rule struct {
 	Name  string
 	Allow []string // the options by which a user may narrow the grant
 	When  func(Input) (bool, error)
-	// Gives returns the grant, or the reason why the job has none.
+	// Result returns the grant, or the reason why the job has none.
 	Result func(Input) (grant Grant, denied string, err error)
 }
 

@@ -14,13 +14,13 @@ import (
 
 // earlierLease returns the lease that an earlier prolog of the same job left. It is nil if there is none, or if it is
 // void.
-func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
-	l, err := o.Store.Read(job.ID)
+func (p Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, error) {
+	l, err := p.Store.Read(job.ID)
 	switch {
 	case errors.Is(err, lease.ErrNotFound):
 		return nil, nil
 	case errors.Is(err, lease.ErrStaleBoot):
-		return nil, o.Store.PurgeStale(ctx, job.ID)
+		return nil, p.Store.PurgeStale(ctx, job.ID)
 	case err != nil:
 		return nil, dirtyError{err}
 	}
@@ -29,23 +29,19 @@ func (o Prolog) earlierLease(ctx context.Context, job slurm.Job) (*lease.Lease, 
 
 // adoptable reports whether a lease can stay as it is: open, with the same devices, and with daemons that serve. If
 // the policy denies the job by now, the lease stays, because the job runs already.
-func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) bool {
-	held := make([]site.UUID, len(l.Held))
-	for i, h := range l.Held {
-		held[i] = h.UUID
-	}
-	if l.Phase != lease.Opened || of.refusal == "" && !slices.Equal(held, uuids(of.devices)) {
+func (p Prolog) adoptable(ctx context.Context, l lease.Lease, found resolution) bool {
+	if l.Phase != lease.Opened || found.refusal == "" && !slices.Equal(l.UUIDs(), uuids(found.devices)) {
 		return false
 	}
-	if _, err := o.Store.ReadTicket(l.Job.ID); err != nil && of.refusal != "" {
+	if _, err := p.Store.ReadTicket(l.Job.ID); err != nil && found.refusal != "" {
 		return false // no rank has started with it yet
 	}
 	for _, d := range l.Daemons {
 		if !d.Proc.Running() {
 			return false
 		}
-		if err := o.Daemons.Ping(ctx, l.Job, d); err != nil {
-			o.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
+		if err := p.Daemons.Ping(ctx, l.Job, d); err != nil {
+			p.Log.Warn().Err(err).Msg("an earlier daemon of this job is not adopted")
 			return false
 		}
 	}
@@ -54,23 +50,23 @@ func (o Prolog) adoptable(ctx context.Context, l lease.Lease, of resolution) boo
 
 // guardAgain starts another guard for an adopted lease whose guard is gone. Without a guard the job continues,
 // and status reports that.
-func (o Prolog) guardAgain(ctx context.Context, l lease.Lease) {
-	if running, err := o.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
+func (p Prolog) guardAgain(ctx context.Context, l lease.Lease) {
+	if running, err := p.Guards.Running(l.Job.ID); err != nil || running.PID > 0 || l.Hold == 0 {
 		return
 	}
-	guard, err := o.Guards.Start(ctx, l.Job.ID)
+	guard, err := p.Guards.Start(ctx, l.Job.ID)
 	if err == nil {
 		l.Guard = guard
-		err = o.Store.Save(l)
+		err = p.Store.Save(l)
 	}
-	o.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
+	p.Log.Warn().AnErr("error", err).Int("pid", guard.PID).Msg("the job's guard was gone: another one is started")
 }
 
 // republish writes the ticket of an adopted lease if a prolog died before it could.
-func (o Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
-	_, err := o.Store.ReadTicket(l.Job.ID)
+func (p Prolog) republish(l lease.Lease, v opening, devices []site.Device) error {
+	_, err := p.Store.ReadTicket(l.Job.ID)
 	if errors.Is(err, lease.ErrNotFound) {
-		return o.Store.WriteTicket(o.ticket(l, v, devices))
+		return p.Store.WriteTicket(p.ticket(l, v, devices))
 	}
 	return err
 }

@@ -11,9 +11,9 @@ import (
 
 // decide asks the policy, after it has looked up what the rules mention. A look-up that fails is the node's failure.
 // No rule has matched by then, so no rule can let the job run without MPS.
-func (o Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) error {
+func (p Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) error {
 	v.request = request(v.job)
-	refusal, err := o.lookUp(ctx, v, rules.Lookups, &v.request)
+	refusal, err := p.lookUp(ctx, v, rules.Lookups, &v.request)
 	if err != nil {
 		return err
 	}
@@ -27,15 +27,15 @@ func (o Prolog) decide(ctx context.Context, v *opening, rules policy.Policy) err
 
 // lookUp adds to a request what the rules mention and Slurm does not pass. If it is not certain which GPUs the job
 // has, the job is refused, because a rule about them could only guess.
-func (o Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
+func (p Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r *policy.Request) (refusal string, err error) {
 	for _, look := range []struct {
 		needed bool
 		up     func() error
 	}{
-		{needs.Features, func() (err error) { r.Features, err = o.Slurm.Features(v.job); return err }},
-		{needs.Groups, func() (err error) { r.Groups, err = o.groupNames(ctx, v); return err }},
-		{needs.Driver, func() (err error) { r.Driver, err = o.GPUs.Driver(); return err }},
-		{needs.Devices, func() (err error) { r.NodeGPUs, err = o.countGPUs(); return err }},
+		{needs.Features, func() (err error) { r.Features, err = p.Slurm.Features(v.job); return err }},
+		{needs.Groups, func() (err error) { r.Groups, err = p.groupNames(ctx, v); return err }},
+		{needs.Driver, func() (err error) { r.Driver, err = p.GPUs.Driver(); return err }},
+		{needs.Devices, func() (err error) { r.NodeGPUs, err = p.countGPUs(); return err }},
 		{needs.GPU, func() (err error) { r.GPU, refusal, err = firstGPU(v); return err }},
 	} {
 		if !look.needed {
@@ -48,26 +48,26 @@ func (o Prolog) lookUp(ctx context.Context, v *opening, needs policy.Lookups, r 
 	return "", nil
 }
 
-func (o Prolog) countGPUs() (int, error) {
-	all, err := o.GPUs.Devices()
+func (p Prolog) countGPUs() (int, error) {
+	all, err := p.GPUs.Devices()
 	return len(all), err
 }
 
 func firstGPU(v *opening) (facts policy.GPUFacts, refusal string, err error) {
-	of, err := v.resolve()
-	if err != nil || of.refusal != "" {
-		return facts, of.refusal, err
+	found, err := v.resolve()
+	if err != nil || found.refusal != "" {
+		return facts, found.refusal, err
 	}
-	first := of.devices[0]
+	first := found.devices[0]
 	return policy.GPUFacts{Product: first.Name, SMs: first.SMs, MemoryMiB: first.MemoryMiB, MIG: first.UUID.MIG()}, "", nil
 }
 
-func (o Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
+func (p Prolog) groupNames(ctx context.Context, v *opening) ([]string, error) {
 	groups, err := v.groups()
 	if err != nil {
 		return nil, err
 	}
-	return o.GroupNames(ctx, groups)
+	return p.GroupNames(ctx, groups)
 }
 
 // positions returns the places of the job's devices in Slurm's list, nil if Slurm named the devices themselves.

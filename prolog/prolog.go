@@ -89,29 +89,29 @@ const (
 )
 
 // Open decides on a job and makes its lease. The error is nil for all outcomes except RanWithoutMPS and Failed.
-func (o Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (Outcome, error) {
+func (p Prolog) Open(ctx context.Context, job slurm.Job, rules policy.Policy) (Outcome, error) {
 	if !Requested(job, rules) {
 		return NotRequested, nil
 	}
 	v := opening{
 		job:     job,
-		groups:  sync.OnceValues(func() ([]uint32, error) { return o.Daemons.UserGroups(ctx, leaseJob(job)) }),
-		resolve: sync.OnceValues(func() (resolution, error) { return o.resolve(job) }),
+		groups:  sync.OnceValues(func() ([]uint32, error) { return p.Daemons.UserGroups(ctx, leaseJob(job)) }),
+		resolve: sync.OnceValues(func() (resolution, error) { return p.resolve(job) }),
 	}
-	if err := o.decide(ctx, &v, rules); err != nil {
+	if err := p.decide(ctx, &v, rules); err != nil {
 		return Failed, err
 	}
-	o.Log = o.Log.With().Str("rule", v.verdict.Rule).Logger()
-	lock, err := o.Store.Lock(ctx, job.ID)
+	p.Log = p.Log.With().Str("rule", v.verdict.Rule).Logger()
+	lock, err := p.Store.Lock(ctx, job.ID)
 	if err != nil {
 		return Failed, err
 	}
 	defer lock.Release()
-	outcome, err := o.open(ctx, v)
+	outcome, err := p.open(ctx, v)
 	if err == nil {
 		return outcome, nil
 	}
-	return o.onFailure(v, err)
+	return p.onFailure(v, err)
 }
 
 // Requested reports whether a job asks for MPS. Without a trigger only the rules decide that, and they need no
@@ -144,42 +144,42 @@ func isDirty(err error) bool {
 }
 
 // onFailure returns the outcome of a failure.
-func (o Prolog) onFailure(v opening, failure error) (Outcome, error) {
+func (p Prolog) onFailure(v opening, failure error) (Outcome, error) {
 	if v.verdict.Grant.OnFailure != policy.FailRunWithout || isDirty(failure) {
 		return Failed, failure
 	}
 	ticket := lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: failure.Error(), RunWithoutMPS: true}
-	if err := o.Store.WriteTicket(ticket); err != nil {
+	if err := p.Store.WriteTicket(ticket); err != nil {
 		return Failed, errors.Join(failure, err)
 	}
 	return RanWithoutMPS, failure
 }
 
-func (o Prolog) open(ctx context.Context, v opening) (Outcome, error) {
-	before, err := o.earlierLease(ctx, v.job)
+func (p Prolog) open(ctx context.Context, v opening) (Outcome, error) {
+	before, err := p.earlierLease(ctx, v.job)
 	if err != nil {
 		return Failed, err
 	}
-	of := resolution{refusal: v.verdict.Denied}
-	if of.refusal == "" {
+	found := resolution{refusal: v.verdict.Denied}
+	if found.refusal == "" {
 		go v.groups() // while the driver is asked for the GPUs, because both take time
-		err = o.step("gpus", func() (err error) { of, err = v.resolve(); return err })
+		err = p.step("gpus", func() (err error) { found, err = v.resolve(); return err })
 	}
 	if err != nil {
 		return Failed, err
 	}
 	if before != nil {
-		if o.adoptable(ctx, *before, of) {
-			o.guardAgain(ctx, *before)
-			return Adopted, o.republish(*before, v, of.devices)
+		if p.adoptable(ctx, *before, found) {
+			p.guardAgain(ctx, *before)
+			return Adopted, p.republish(*before, v, found.devices)
 		}
-		if err := o.undo(*before); err != nil {
+		if err := p.undo(*before); err != nil {
 			return Failed, dirtyError{err}
 		}
 	}
-	if of.refusal != "" {
-		o.Log.Warn().Str("reason", of.refusal).Msg("refused: the ticket has the reason")
-		return Refused, o.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: of.refusal})
+	if found.refusal != "" {
+		p.Log.Warn().Str("reason", found.refusal).Msg("refused: the ticket has the reason")
+		return Refused, p.Store.WriteTicket(lease.Ticket{Job: leaseJob(v.job), Rule: v.verdict.Rule, RefusalReason: found.refusal})
 	}
-	return o.openLease(ctx, v, of.devices)
+	return p.openLease(ctx, v, found.devices)
 }

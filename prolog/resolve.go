@@ -17,8 +17,8 @@ type resolution struct {
 }
 
 // resolve finds the devices of the job. If they are not certain, the job is refused with a sentence for the ticket.
-func (o Prolog) resolve(job slurm.Job) (resolution, error) {
-	gres, err := o.Slurm.Gres(job)
+func (p Prolog) resolve(job slurm.Job) (resolution, error) {
+	gres, err := p.Slurm.Gres(job)
 	if err != nil {
 		return resolution{}, err
 	}
@@ -32,20 +32,20 @@ func (o Prolog) resolve(job slurm.Job) (resolution, error) {
 	if len(refs) == 0 {
 		return resolution{refusal: fmt.Sprintf("job %d asks for MPS and has no GPU on node %s: submit it with --gres=gpu:N", job.ID, job.Node)}, nil
 	}
-	var of resolution
+	var found resolution
 	switch refs[0].By {
 	case slurm.ByUUID:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.Find(r.UUID) })
+		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.Find(r.UUID) })
 	case slurm.ByMinor:
-		of.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return o.GPUs.ByMinor(r.N) })
+		found.devices, err = findEach(refs, func(r slurm.DeviceRef) (site.Device, error) { return p.GPUs.ByMinor(r.N) })
 	default:
-		of.devices, of.refusal, err = o.picked(gres, refs)
+		found.devices, found.refusal, err = p.picked(gres, refs)
 	}
-	if err != nil || of.refusal != "" {
-		return resolution{refusal: of.refusal}, err
+	if err != nil || found.refusal != "" {
+		return resolution{refusal: found.refusal}, err
 	}
-	of.refusal, err = o.unsuitable(of.devices)
-	return of, err
+	found.refusal, err = p.unsuitable(found.devices)
+	return found, err
 }
 
 // shares returns why a job may not have whole GPUs: Slurm itself shares the node's GPUs among jobs.
@@ -54,7 +54,8 @@ func shares(gres slurm.Gres, job slurm.Job) string {
 	case job.GresMPS:
 		return fmt.Sprintf("job %d has a part of a GPU by gres/mps, and MPS here takes whole GPUs: submit it with --gres=gpu:N", job.ID)
 	case slices.Contains(gres.Shared, "shard"):
-		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not report whether job %d has a whole one: submit it to a node without shards", job.Node, job.ID)
+		return fmt.Sprintf("node %s shares its GPUs by gres/shard, and Slurm does not report whether job %d has a whole "+
+			"one: submit it to a node without shards", job.Node, job.ID)
 	}
 	return ""
 }
@@ -73,8 +74,8 @@ func findEach(refs []slurm.DeviceRef, one func(slurm.DeviceRef) (site.Device, er
 }
 
 // picked finds devices by their place in a list that Slurm sorted. For that it needs all devices of the node.
-func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
-	all, err := o.GPUs.Devices()
+func (p Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.Device, refusal string, err error) {
+	all, err := p.GPUs.Devices()
 	if err != nil {
 		return nil, "", err
 	}
@@ -89,12 +90,12 @@ func (o Prolog) picked(gres slurm.Gres, refs []slurm.DeviceRef) (devices []site.
 const volta = 7
 
 // unsuitable returns why MPS cannot share one of the devices, "" if it can share all.
-func (o Prolog) unsuitable(devices []site.Device) (string, error) {
+func (p Prolog) unsuitable(devices []site.Device) (string, error) {
 	for _, d := range devices {
 		if d.MIGMode {
 			return fmt.Sprintf("%s is in MIG mode, and the job has it whole: ask for an instance of it", d.UUID), nil
 		}
-		major, minor, err := o.GPUs.Capability(d.UUID)
+		major, minor, err := p.GPUs.Capability(d.UUID)
 		if err != nil {
 			return "", err
 		}

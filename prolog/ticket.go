@@ -11,18 +11,18 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
-func (o Prolog) publish(l lease.Lease, t lease.Ticket) error {
-	return errors.Join(o.Store.SetPhase(&l, lease.Opened), o.Store.WriteTicket(t))
+func (p Prolog) publish(l lease.Lease, t lease.Ticket) error {
+	return errors.Join(p.Store.SetPhase(&l, lease.Opened), p.Store.WriteTicket(t))
 }
 
-func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
+func (p Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ticket {
 	l.Job.Groups = nil // only the lease needs them
 	g, positions := v.verdict.Grant, positions(v.job)
-	g.MaxClients = o.maxClients(l, g)
+	g.MaxClients = p.maxClients(l, g)
 	t := lease.Ticket{
 		Job: l.Job, Rule: v.verdict.Rule, Grant: g, RunWithoutMPS: g.OnFailure == policy.FailRunWithout,
 		Exclusive: slices.ContainsFunc(l.Held, func(h lease.ClaimedGPU) bool { return h.NewMode == site.ModeExclusiveProcess }),
-		Daemons:   l.Daemons, ControlProgram: o.Control, ExchangeDir: o.Store.ExchangeDir(l.Job.ID),
+		Daemons:   l.Daemons, ControlProgram: p.Control, ExchangeDir: p.Store.ExchangeDir(l.Job.ID),
 	}
 	for i, device := range devices {
 		n := slices.IndexFunc(l.Daemons, func(d lease.Daemon) bool { return slices.Contains(d.Devices, device.UUID) })
@@ -37,16 +37,16 @@ func (o Prolog) ticket(l lease.Lease, v opening, devices []site.Device) lease.Ti
 
 // maxClients returns how many ranks may share a GPU: the granted number, or fewer if MPS serves fewer or the daemons
 // may not open enough files.
-func (o Prolog) maxClients(l lease.Lease, g policy.Grant) int {
+func (p Prolog) maxClients(l lease.Lease, g policy.Grant) int {
 	g.MaxClients = min(g.MaxClients, l.ServedClients())
 	clients := g.MaxClients
 	for _, d := range l.Daemons {
-		if fit, err := o.Daemons.Fit(len(d.Devices)); err == nil {
+		if fit, err := p.Daemons.Fit(len(d.Devices)); err == nil {
 			clients = min(clients, fit)
 		}
 	}
 	if clients < g.MaxClients {
-		o.Log.Warn().Int("granted", g.MaxClients).Int("max_clients", clients).Msg("fewer ranks fit on a GPU: the daemon's limit of open files is low: mpsctl doctor")
+		p.Log.Warn().Int("granted", g.MaxClients).Int("max_clients", clients).Msg("fewer ranks fit on a GPU: the daemon's limit of open files is low: mpsctl doctor")
 	}
 	return clients
 }

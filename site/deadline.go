@@ -7,6 +7,27 @@ import (
 	"time"
 )
 
+// Within runs a call that cannot be cancelled, and returns its result. If ctx ends first, Within returns ctx's cause and
+// does not wait longer. The call then goes on in the background.
+func Within[T any](ctx context.Context, call func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		value, err := call()
+		ended <- result{value, err}
+	}()
+	select {
+	case r := <-ended:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+}
+
 // AtMostThird returns d, or a third of ctx's remaining time if that is less. So the caller has time to find out why a
 // step failed, and to do the next one.
 func AtMostThird(ctx context.Context, d time.Duration) time.Duration {

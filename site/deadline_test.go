@@ -4,6 +4,7 @@ package site
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,4 +29,20 @@ func TestAtMostThird(t *testing.T) {
 			cancel()
 		}
 	})
+}
+
+// A call that ends in time gives its own result. One that hangs gives the cause of the deadline, and nothing waits.
+func TestWithin(t *testing.T) {
+	hangs := errors.New("it hangs")
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 50*time.Millisecond, hangs)
+	defer cancel()
+	failed := errors.New("it failed")
+	if n, err := Within(ctx, func() (int, error) { return 7, failed }); n != 7 || err != failed {
+		t.Errorf("%d, %v", n, err)
+	}
+	block := make(chan struct{})
+	defer close(block)
+	if n, err := Within(ctx, func() (int, error) { <-block; return 7, nil }); n != 0 || err != hangs {
+		t.Errorf("a call that hangs: %d, %v", n, err)
+	}
 }

@@ -4,6 +4,7 @@ package site
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 )
@@ -84,6 +85,23 @@ const (
 // MaxDurations returns how long a prolog and an epilog may take until they end by themselves. Slurm must wait longer.
 func (c Config) MaxDurations() (prolog, epilog time.Duration) {
 	return c.PrologDeadline + PrologMargin, c.EpilogDeadline + EpilogMargin
+}
+
+// libexec is the folder into which packages install the programs that slurmd runs.
+const libexec = "/usr/libexec/slurm-mps"
+
+// ProgramPath returns the path of another program that slurmd or the guard runs: in the folder of this program if it is
+// there, or else in libexec.
+func ProgramPath(program string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return filepath.Join(libexec, program)
+	}
+	path := filepath.Join(filepath.Dir(self), program)
+	if _, err := os.Stat(path); err != nil {
+		return filepath.Join(libexec, program)
+	}
+	return path
 }
 
 // ReapCommand returns the command that reaps one job.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,7 @@ func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) 
 // root, unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
 // cannot write into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
-	return readOwned(path, InOwnNamespace("user"))
+	return readOwned(path, proc.InOwnNamespace("user"))
 }
 
 // unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
@@ -111,7 +112,7 @@ func ReadAny(path string) (content []byte, owner uint32, err error) {
 }
 
 // ListRootOwned returns the sorted names in a folder that only root can change. The error wraps fs.ErrNotExist if there
-// is no folder, and ErrNotRootOwned if another user could have added or removed a file.
+// is not a folder, and ErrNotRootOwned if another user could have added or removed a file.
 func ListRootOwned(path string) ([]string, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

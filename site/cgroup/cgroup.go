@@ -41,12 +41,12 @@ var ErrNone = errors.New("neither version 2 of control groups nor version 1's fr
 // Of returns the folder of the group for a job's n-th daemon. The folder need not exist. With PrologFlags=RunInJob,
 // prologs run inside of the job, and Slurm itself keeps the job's processes together. Then Of returns "".
 func (t Tree) Of(job uint32, n int) (string, error) {
-	mount, own, err := here()
-	if err != nil || own.OfAJob() {
+	mount, self, err := here()
+	if err != nil || self.OfAJob() {
 		return "", err
 	}
 	node := strings.ReplaceAll(strings.Trim(t.Run, "/"), "/", "-")
-	return filepath.Join(mount, own.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
+	return filepath.Join(mount, self.Path, fmt.Sprintf("%s-%d-%d", node, job, n)), nil
 }
 
 // Mount returns the mount point of the hierarchy for these groups. This is version 2, alone or beside version 1, or
@@ -69,13 +69,13 @@ func Mount() (string, error) {
 func writable(st unix.Statfs_t) bool { return st.Flags&unix.ST_RDONLY == 0 }
 
 // here returns the mount point and this process's group below it.
-func here() (mount string, own proc.ControlGroup, err error) {
+func here() (mount string, self proc.ControlGroup, err error) {
 	if mount, err = Mount(); err != nil {
-		return "", own, err
+		return "", self, err
 	}
 	content, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return "", own, fmt.Errorf("cannot see own control group: %w", err)
+		return "", self, fmt.Errorf("cannot see own control group: %w", err)
 	}
 	wanted := ""
 	if strings.HasSuffix(mount, "/freezer") {
@@ -86,7 +86,7 @@ func here() (mount string, own proc.ControlGroup, err error) {
 			return mount, group, nil
 		}
 	}
-	return "", own, fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
+	return "", self, fmt.Errorf("cannot see own control group: /proc/self/cgroup has no line for %s", mount)
 }
 
 // Make makes a group. If the group exists, Make keeps it.
@@ -97,7 +97,8 @@ func (Tree) Make(dir string) error {
 	kind, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
 	if err == nil && strings.TrimSpace(string(kind)) != "domain" { // version 1 does not have this file
 		_ = unix.Rmdir(dir) // because no lease will name it
-		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of its own", dir, strings.TrimSpace(string(kind)))
+		return fmt.Errorf("cannot use control group %s: it is %q, because the group above has threads or controllers of "+
+			"its own", dir, strings.TrimSpace(string(kind)))
 	}
 	return nil
 }

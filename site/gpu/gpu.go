@@ -8,6 +8,7 @@
 package gpu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // These are causes to test for with errors.Is.
@@ -148,28 +150,18 @@ func hasGPM() bool {
 // within runs a call of NVML with the deadline. A hanging call cannot be cancelled and may hold the library's lock,
 // so no further call is made after a hang. action names the call in the error: "find GPU-…".
 func within[T any](n *NVML, action string, call func() (T, error)) (T, error) {
-	type outcome struct {
-		value T
-		err   error
-	}
-	var none T
 	if n.hung.Load() {
+		var none T
 		return none, cannot(action, ErrHung)
 	}
-	answered := make(chan outcome, 1)
-	go func() {
-		value, err := call()
-		answered <- outcome{value, err}
-	}()
-	alarm := time.NewTimer(n.deadline)
-	defer alarm.Stop()
-	select {
-	case answer := <-answered:
-		return answer.value, answer.err
-	case <-alarm.C:
+	ctx, cancel := context.WithTimeoutCause(context.Background(), n.deadline, ErrHung)
+	defer cancel()
+	value, err := site.Within(ctx, call)
+	if errors.Is(err, ErrHung) {
 		n.hung.Store(true)
-		return none, fmt.Errorf("cannot %s: %w (waited %v)", action, ErrHung, n.deadline)
+		err = fmt.Errorf("cannot %s: %w (waited %v)", action, ErrHung, n.deadline)
 	}
+	return value, err
 }
 
 // cannot returns nil if there is no cause.

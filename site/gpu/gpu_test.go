@@ -294,7 +294,7 @@ func TestSetModeIsRefused(t *testing.T) {
 	made, nvml := opened(t, node.H200)
 	uuid := uuidOf(t, made.Node.GPU(0), "uuid")
 	act := fmt.Sprintf("cannot set compute mode of %s", uuid)
-	refused(t, nvml.SetMode(uuid, "shared"), nil, act+`: "shared" is no compute mode`)
+	refused(t, nvml.SetMode(uuid, "shared"), nil, act+`: "shared" is not a compute mode`)
 	must(t, syscall.Seteuid(65534))
 	err := nvml.SetMode(uuid, site.ModeExclusiveProcess)
 	must(t, syscall.Seteuid(0))
@@ -378,8 +378,8 @@ func TestDivideCores(t *testing.T) {
 	}{
 		{16896, 132, capability{9, 0}, ""},
 		{5120, 80, capability{7, 0}, ""},
-		{16897, 0, capability{9, 0}, "16897 CUDA cores are no whole number of SMs of 128"},
-		{0, 0, capability{9, 0}, "0 CUDA cores are no whole number of SMs of 128"},
+		{16897, 0, capability{9, 0}, "16897 CUDA cores are not a whole number of SMs of 128"},
+		{0, 0, capability{9, 0}, "0 CUDA cores are not a whole number of SMs of 128"},
 		{16896, 0, capability{9, 9}, "compute capability 9.9 is not known to this program, add its cores per SM to site/gpu"},
 	}
 	for _, c := range cases {

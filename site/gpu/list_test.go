@@ -10,7 +10,7 @@ import (
 )
 
 // A lost GPU is reported with its error, and the others are listed with their positions.
-func TestSurveyGoesPastALostGPU(t *testing.T) {
+func TestListGoesPastALostGPU(t *testing.T) {
 	made, nvml := opened(t, node.H200, node.H200, node.L4)
 	must(t, made.Node.GPU(1).Fail("nvmlDeviceGetUUID", 15, 0))
 	must(t, made.Node.GPU(2).SetMode(node.ExclusiveProcess))
@@ -34,7 +34,7 @@ func TestSurveyGoesPastALostGPU(t *testing.T) {
 }
 
 // If one property cannot be read, the properties that were read are kept.
-func TestSurveyKeepsWhatItRead(t *testing.T) {
+func TestListKeepsWhatItRead(t *testing.T) {
 	made, nvml := opened(t, node.H200)
 	must(t, made.Node.GPU(0).Fail("nvmlDeviceGetComputeMode", 4, 0))
 	seen, err := nvml.List()
@@ -44,7 +44,7 @@ func TestSurveyKeepsWhatItRead(t *testing.T) {
 	}
 }
 
-func TestSurveyOfAnInstance(t *testing.T) {
+func TestListOfAnInstance(t *testing.T) {
 	made, nvml := opened(t, node.H100SXM.Cut(node.H100Slice3, node.H100Slice1))
 	uuid := uuidOf(t, made.Node.GPU(0), "mig/0/uuid")
 	pid := sleeper(t)

@@ -39,7 +39,7 @@ func (n *NVML) Mode(uuid site.UUID) (site.Mode, error) {
 		}
 		mode, known := modes[number]
 		if !known {
-			return "", cannotRead("compute mode", string(uuid), fmt.Errorf("NVML answers %d, which is no mode", number))
+			return "", cannotRead("compute mode", string(uuid), fmt.Errorf("NVML answers %d, which is not a mode", number))
 		}
 		return mode, nil
 	})
@@ -78,7 +78,7 @@ func numberOf(mode site.Mode) (nvml.ComputeMode, error) {
 			return number, nil
 		}
 	}
-	return 0, fmt.Errorf("%q is no compute mode", mode)
+	return 0, fmt.Errorf("%q is not a compute mode", mode)
 }
 
 func (n *NVML) processes(uuid site.UUID) ([]Process, error) {

@@ -60,7 +60,7 @@ func divideCores(cores int, version capability) (int, error) {
 		return 0, fmt.Errorf("compute capability %d.%d is not known to this program, add its cores per SM to site/gpu", version.major, version.minor)
 	}
 	if cores <= 0 || cores%each != 0 {
-		return 0, fmt.Errorf("%d CUDA cores are no whole number of SMs of %d", cores, each)
+		return 0, fmt.Errorf("%d CUDA cores are not a whole number of SMs of %d", cores, each)
 	}
 	return cores / each, nil
 }

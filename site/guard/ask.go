@@ -17,7 +17,7 @@ import (
 // ends, so no new work of it can be in flight.
 //
 // So the guard asks in another goroutine and goes on without the answer. A process that does not answer is not asked
-// again until its question has returned. The guard then looks again. Nothing wakes the guard before that.
+// again until its question has returned. The guard then scans again. Nothing wakes the guard before that.
 
 // errSilent means that a process does not answer, or that too many do not.
 var errSilent = errors.New("the process is in the middle of an exec and does not answer")

@@ -223,10 +223,10 @@ func TestPromises(t *testing.T) {
 	for range 3 {
 		select {
 		case by := <-promises:
-			if ahead := time.Until(by); ahead > rareLook || ahead < -soon {
+			if ahead := time.Until(by); ahead > rareScan || ahead < -soon {
 				t.Errorf("it acts again in %v", ahead)
 			}
-		case <-time.After(rareLook + soon):
+		case <-time.After(rareScan + soon):
 			t.Fatal("no promise")
 		}
 		r.events.nudge()

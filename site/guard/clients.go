@@ -21,8 +21,8 @@ import (
 // client is a process of the job's user that has the driver's memory device open.
 type client struct {
 	proc     site.Process
-	forkOf   int // the parent at the first look
-	parent   int // at the first look; 0 when the guard knows that the parent is no control daemon
+	forkOf   int // the parent at the first scan
+	parent   int // at the first scan; 0 when the guard knows that the parent is not a control daemon
 	pidfd    int // readable when the process has ended
 	files    []*file
 	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
@@ -33,7 +33,7 @@ type client struct {
 	exit     exitStatus
 	inOrder  bool   // it has ended with status 0, or has closed its files itself
 	group    string // the memory control group, "" for none
-	resident uint64 // bytes of host memory at the last look
+	resident uint64 // bytes of host memory at the last scan
 	// hostShort is the result of the last check: its control group or the node has little memory left.
 	hostShort  bool
 	needed     bool      // its room has been needed, so newcomers may be on their way
@@ -44,7 +44,7 @@ type client struct {
 	wasRoomy   bool      // the GPU had plenty of room when the files were closed
 	verify     time.Time
 	missed     bool      // the last check found no pipes to a server
-	beside     []*client // the neighbours at the client's death
+	neighbours []*client // the neighbours at the client's death
 	told       bool      // the recorder knows the client
 	toldGPUs   uint64    // the GPUs that the recorder knows
 }
@@ -67,42 +67,42 @@ const (
 	// maxFiles limits the duplicates. A client has three, so 60 clients on each of 16 GPUs have 2,880.
 	maxFiles = 3072
 	// maxDescriptors limits the descriptors that are read of one process, because the files of cuInit are among the
-	// first. A look ends after maxLooked descriptors in all, and the next look continues there.
+	// first. A scan ends after maxScanned descriptors in all, and the next scan continues there.
 	maxDescriptors = 4096
-	maxLooked      = 64 << 10
+	maxScanned     = 64 << 10
 )
 
-// find looks at all processes of the job's user. It also looks at known clients, because PyTorch opens the memory
+// find scans all processes of the job's user. It also scans known clients, because PyTorch opens the memory
 // device a second time.
 func (g *Guard) find(full bool) {
-	g.cut = false
+	g.scans.cut = false
 	candidates, err := g.candidates(full)
 	if err != nil {
 		g.logOnce("cannot see the processes of this node", err)
 		return
 	}
-	left := maxLooked
-	for at, pid := range candidates {
-		if at > 0 && g.events.anyDied() { // a successor may need the dead client's place
-			g.resume, g.cut = pid, true
+	left := maxScanned
+	for i, pid := range candidates {
+		if i > 0 && g.events.anyDied() { // a successor may need the dead client's place
+			g.scans.resume, g.scans.cut = pid, true
 			return
 		}
 		if left <= 0 {
-			g.resume = pid
-			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxLooked))
+			g.scans.resume = pid
+			g.logOnce("cannot look at all processes of the job's user at once", fmt.Errorf("they have more than %d files open", maxScanned))
 			return
 		}
 		opened, err := g.kernel.openedBy(pid, min(left, maxDescriptors))
-		left -= opened.looked + 1
+		left -= opened.scanned + 1
 		g.noteUnguarded(pid, err)
 		if err == nil && len(opened.memory) > 0 {
 			g.take(pid, opened)
 		}
 	}
-	g.resume = 0
+	g.scans.resume = 0
 }
 
-// candidates returns the processes that may be clients. It begins with those that the previous look did not reach.
+// candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
 	ofRoot := map[int]bool{}
 	err = g.kernel.processes(func(pid int) bool {
@@ -112,7 +112,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 			return true
 		case uid != g.UID && uid != 0:
 			return true
-		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full look
+		case uid != g.UID: // of root, or not dumpable: the latter is found when it is new, and in a full scan
 			ofRoot[pid] = true
 			if known := g.ofRoot[pid]; known && !full {
 				return true
@@ -126,8 +126,8 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 		return true
 	})
 	g.ofRoot = ofRoot
-	at, _ := slices.BinarySearch(pids, g.resume)
-	return slices.Concat(pids[at:], pids[:at]), err
+	start, _ := slices.BinarySearch(pids, g.scans.resume)
+	return slices.Concat(pids[start:], pids[:start]), err
 }
 
 // take duplicates the files of a process that has the memory device open. The control device's files come first.
@@ -248,17 +248,17 @@ func (g *Guard) noteUnguarded(pid int, err error) {
 	}
 	g.unguarded[pid], g.changed = true, true
 	cause := site.OneLine(err)
-	of := func(u lease.Unguarded) bool { return u.Cause == cause }
-	if !slices.ContainsFunc(g.state.Unguarded, of) && len(g.state.Unguarded) >= maxCauses {
+	sameCause := func(u lease.Unguarded) bool { return u.Cause == cause }
+	if !slices.ContainsFunc(g.state.Unguarded, sameCause) && len(g.state.Unguarded) >= maxCauses {
 		cause = "other causes"
 	}
-	at := slices.IndexFunc(g.state.Unguarded, of)
-	if at < 0 {
+	i := slices.IndexFunc(g.state.Unguarded, sameCause)
+	if i < 0 {
 		g.logOnce("cannot watch a process of the job: if it is a client, its end harms its neighbours: "+cause, nil)
-		at = len(g.state.Unguarded)
+		i = len(g.state.Unguarded)
 		g.state.Unguarded = append(g.state.Unguarded, lease.Unguarded{Cause: cause})
 	}
-	g.state.Unguarded[at].Processes++
+	g.state.Unguarded[i].Processes++
 }
 
 // newClient checks a process of the job's user, and returns it as a client without files.
@@ -291,7 +291,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
 // is errSilent if that is not known yet.
-func (g *Guard) isDaemon(pid int) (is bool, err error) {
+func (g *Guard) isDaemon(pid int) (daemon bool, err error) {
 	for _, d := range g.Daemons() {
 		if d.PID == pid {
 			return true, nil
@@ -314,11 +314,11 @@ func (g *Guard) isServer(c *client) bool {
 	if c.parent == 0 {
 		return false
 	}
-	is, err := g.isDaemon(c.parent)
-	if !is && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
+	daemon, err := g.isDaemon(c.parent)
+	if !daemon && err == nil && !slices.ContainsFunc(g.Daemons(), func(d site.Process) bool { return d.PID == 0 }) {
 		c.parent = 0
 	}
-	return is
+	return daemon
 }
 
 // jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
@@ -347,10 +347,10 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	if slices.ContainsFunc(c.files, func(f *file) bool { return f.number == number && f.kind == k }) {
 		return
 	}
-	if f, of := g.sharedFile(c, number, k); f != nil {
+	if f, other := g.sharedFile(c, number, k); f != nil {
 		f.users++
 		c.files = append(c.files, f)
-		g.setOwner(f, c, of)
+		g.setOwner(f, c, other)
 		return
 	}
 	if g.files >= maxFiles && !g.makeRoom() {
@@ -359,7 +359,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 		return
 	}
 	if g.kernel.asks.mayAsk(c.proc.PID) != nil {
-		return // the next look comes when the process answers
+		return // the next scan comes when the process answers
 	}
 	fd, err := g.takers.duplicate(c.proc.PID, c.pidfd, number, g.kernel.identity(k))
 	switch {
@@ -383,7 +383,7 @@ func (g *Guard) takeFile(c *client, number int, k kind) {
 	g.changed = true
 }
 
-// setOwner records the older of two clients as a file's owner, because a fork may be looked at before its parent. Both
+// setOwner records the older of two clients as a file's owner, because a fork may be scanned before its parent. Both
 // may have started in the same clock tick.
 func (g *Guard) setOwner(f *file, c, other *client) {
 	if c.proc.Start > f.owner.Start || c.proc.Start == f.owner.Start && c.forkOf == f.owner.PID {
@@ -399,8 +399,8 @@ func (g *Guard) setOwner(f *file, c, other *client) {
 // number in both processes.
 func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	type candidate struct {
-		file *file
-		of   *client
+		file  *file
+		owner *client
 	}
 	var all []candidate
 	for _, other := range slices.AppendSeq(slices.Clone(g.dead), maps.Values(g.living)) {
@@ -426,7 +426,7 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 	if err != nil {
 		return nil, nil
 	}
-	return found.file, found.of
+	return found.file, found.owner
 }
 
 // aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
@@ -471,7 +471,7 @@ func (g *Guard) clientDied(pid int, now time.Time) {
 // addDead adds a client to the dead.
 func (g *Guard) addDead(c *client, now time.Time) {
 	c.died = now
-	c.beside = g.neighboursOf(c)
+	c.neighbours = g.neighboursOf(c)
 	g.tellDead(c, "", 0)
 	g.dead = append(g.dead, c)
 	g.nextCheck, g.changed = now, true

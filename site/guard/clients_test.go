@@ -80,7 +80,7 @@ func TestTheOrderOfDuplicates(t *testing.T) {
 	for _, fd := range gaps {
 		unix.Close(fd)
 	}
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	control, memory := 0, 1<<30
 	for _, f := range r.living[c.Process.Pid].files {
 		if f.kind == controlFile {

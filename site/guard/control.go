@@ -148,7 +148,7 @@ func heard(ctx context.Context, answer *os.File) error {
 // signing is the maximum time from taking the lock to writing the pid into it.
 const signing = time.Second
 
-// End ends the guard of a job and returns when all of the guard's files are closed. A missing guard is no error. A
+// End ends the guard of a job and returns when all of the guard's files are closed. A missing guard is not an error. A
 // guard that starts later finds its lease closing and ends.
 func (c Control) End(ctx context.Context, job uint32) error {
 	if has, err := c.Store.HasGuard(job); !has { // on a full file system, no lock file could be made

@@ -42,7 +42,7 @@ func openEvents() (*events, error) {
 	if err := e.add(e.wake, 0, 0); err != nil {
 		return nil, err
 	}
-	if err3 != nil { // fs.inotify.max_user_instances is used up: the guard then looks at fixed intervals
+	if err3 != nil { // fs.inotify.max_user_instances is used up: the guard then scans at fixed intervals
 		e.inotify = -1
 		return e, nil
 	}
@@ -58,7 +58,7 @@ func (e *events) add(fd, pid int, flags uint32) error {
 	return nil
 }
 
-// rearm makes the next opening end a wait. One opening is enough until the look that it causes.
+// rearm makes the next opening end a wait. One opening is enough until the scan that it causes.
 func (e *events) rearm() {
 	if e.inotify >= 0 {
 		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(e.inotify)}

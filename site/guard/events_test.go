@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Openings wake the guard once for a look, however many there are, and again after the look.
+// Openings wake the guard once for a scan, however many there are, and again after the scan.
 func TestOpeningsWakeOnce(t *testing.T) {
 	e, err := openEvents()
 	if err != nil {
@@ -37,11 +37,11 @@ func TestOpeningsWakeOnce(t *testing.T) {
 		}
 		opens()
 		if s := e.wait(time.Now().Add(30 * time.Millisecond)); s.opened {
-			t.Errorf("round %d: an opening wakes before the look", round)
+			t.Errorf("round %d: an opening wakes before the scan", round)
 		}
 		e.rearm()
 		if s := e.wait(time.Now().Add(soon)); !s.opened {
-			t.Errorf("round %d: what was opened before the look is lost", round)
+			t.Errorf("round %d: what was opened before the scan is lost", round)
 		}
 		e.rearm()
 	}
@@ -70,31 +70,31 @@ func TestWithoutAWatch(t *testing.T) {
 	e.wait(time.Now().Add(time.Millisecond))
 }
 
-// Without a watch, the guard looks at fixed intervals.
+// Without a watch, the guard scans at fixed intervals.
 func TestClientsAreFoundWithoutAWatch(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	unix.Close(r.events.inotify)
 	r.events.inotify, r.events.watched = -1, map[string]bool{}
 	r.still()
-	r.look(time.Now())
-	if wait := time.Until(r.nextLook); wait > rareLook/2 {
-		t.Errorf("the next look is in %v", wait)
+	r.scan(time.Now())
+	if wait := time.Until(r.scans.next); wait > rareScan/2 {
+		t.Errorf("the next scan is in %v", wait)
 	}
 	c := r.child(opens + waits)
-	if r.look(time.Now()); r.living[c.Process.Pid] == nil {
+	if r.scan(time.Now()); r.living[c.Process.Pid] == nil {
 		t.Error("a client is not found")
 	}
 }
 
-// An event does not shorten the pause after a long look.
-func TestTheRestAfterALook(t *testing.T) {
+// An event does not shorten the pause after a long scan.
+func TestTheRestAfterAScan(t *testing.T) {
 	g, now := &Guard{}, time.Now()
-	g.nextLook, g.rested = now.Add(time.Hour), now.Add(time.Second)
-	if g.lookBy(now); g.nextLook != g.rested {
-		t.Errorf("the next look is %v early", g.rested.Sub(g.nextLook))
+	g.scans.next, g.scans.rested = now.Add(time.Hour), now.Add(time.Second)
+	if g.scans.by(now); g.scans.next != g.scans.rested {
+		t.Errorf("the next scan is %v early", g.scans.rested.Sub(g.scans.next))
 	}
-	if g.lookBy(now.Add(time.Minute)); g.nextLook != g.rested {
-		t.Error("a later look replaces an earlier look")
+	if g.scans.by(now.Add(time.Minute)); g.scans.next != g.scans.rested {
+		t.Error("a later scan replaces an earlier scan")
 	}
 }
 
@@ -126,30 +126,30 @@ func TestLinesAreTold(t *testing.T) {
 	}
 }
 
-// A look ends when a client dies, and the next look goes on from there. A death is told once.
-func TestALookEndsWhenAClientDies(t *testing.T) {
+// A scan ends when a client dies, and the next scan goes on from there. A death is told once.
+func TestAScanEndsWhenAClientDies(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	first, second := r.child(opens+waits), r.child(opens+waits)
-	if r.look(time.Now()); len(r.living) != 2 {
+	if r.scan(time.Now()); len(r.living) != 2 {
 		t.Fatalf("%d clients", len(r.living))
 	}
 	_ = first.Process.Kill()
 	_ = first.Wait()
-	if r.look(time.Now()); !r.cut || !r.nextLook.Equal(r.looked) {
-		t.Errorf("cut %v, the next look is in %v", r.cut, r.nextLook.Sub(r.looked))
+	if r.scan(time.Now()); !r.scans.cut || !r.scans.next.Equal(r.scans.ended) {
+		t.Errorf("cut %v, the next scan is in %v", r.scans.cut, r.scans.next.Sub(r.scans.ended))
 	}
 	if s := r.events.wait(time.Now()); !slices.Equal(s.died, []int{first.Process.Pid}) {
 		t.Errorf("%+v", s)
 	} else {
 		r.clientDied(s.died[0], time.Now())
 	}
-	if r.look(time.Now()); r.cut || r.living[second.Process.Pid] == nil {
-		t.Error("the next look does not go on")
+	if r.scan(time.Now()); r.scans.cut || r.living[second.Process.Pid] == nil {
+		t.Error("the next scan does not go on")
 	}
 }
 
-// What a look has taken of the events ends the next wait.
-func TestEventsDuringALookAreNotLost(t *testing.T) {
+// What a scan has taken of the events ends the next wait.
+func TestEventsDuringAScanAreNotLost(t *testing.T) {
 	e, err := openEvents()
 	if err != nil {
 		t.Fatal(err)

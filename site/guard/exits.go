@@ -199,12 +199,12 @@ func (e *exits) drain() {
 	}
 	var buffer [512]byte
 	for range maxFiles {
-		n, from, err := unix.Recvfrom(e.connector, buffer[:], unix.MSG_DONTWAIT)
+		n, sender, err := unix.Recvfrom(e.connector, buffer[:], unix.MSG_DONTWAIT)
 		if err != nil {
 			return
 		}
-		sender, ok := from.(*unix.SockaddrNetlink)
-		if m := buffer[:n]; ok && sender.Pid == 0 && n >= messageSize { // from the kernel
+		kernel, ok := sender.(*unix.SockaddrNetlink)
+		if m := buffer[:n]; ok && kernel.Pid == 0 && n >= messageSize { // from the kernel
 			pid, tgid := binary.NativeEndian.Uint32(m[pidAt:]), binary.NativeEndian.Uint32(m[tgidAt:])
 			if binary.NativeEndian.Uint32(m[whatAt:]) == procExit && pid == tgid {
 				e.seen[int(pid)] = binary.NativeEndian.Uint32(m[codeAt:])

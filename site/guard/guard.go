@@ -8,6 +8,17 @@
 // by itself and duplicates the client's driver files before the first kernel can run. It closes the duplicates when the
 // work is done, or when another client or the job needs the memory.
 //
+// The guard of a job, and what it hears and tells:
+//
+//	inotify of /dev/nvidia-uvm, line of a daemon ──▶ scan ──▶ take ──▶ living
+//	                    (every 10 s without either)                        │ pidfd: the process has ended
+//	                                                                       ▼
+//	closed ◀── closing ◀── release: work done, no neighbour, room ◀────── dead
+//	                         ▲               │ needed, and work in flight
+//	              gauge (gpu-usage)          └──▶ pause: the neighbours stop until the GPU is idle
+//
+// Each turn of the loop ends with the room for newcomers (room.go) and the state (save), which others read.
+//
 // The guard sends no signal to a client and opens no path of a user. It trusts only the kernel's data: process ids,
 // start times, device numbers.
 package guard
@@ -57,17 +68,17 @@ type Options struct {
 }
 
 const (
-	// rareLook is the time between two looks without an event. Such a look finds clients that no event reports.
-	rareLook = 10 * time.Second
-	// An event causes repeated looks for some time. cuInit opens two files, and the first kernel comes at least 30 ms
+	// rareScan is the time between two scans without an event. Such a scan finds clients that no event reports.
+	rareScan = 10 * time.Second
+	// An event causes repeated scans for some time. cuInit opens two files, and the first kernel comes at least 30 ms
 	// later (measured). A container's own device file gives no event: its first sign is the daemon's log line.
-	eventLook  = 8 * time.Millisecond
-	lookingFor = 160 * time.Millisecond
-	// unwatchedLook is the time between two looks if the kernel allows no watch.
-	unwatchedLook = 20 * time.Millisecond
-	// restLooks is the minimum ratio of the pause after a look to the look's processor time. A user with 1,000
-	// processes makes looks slow.
-	restLooks = 2
+	eventScan   = 8 * time.Millisecond
+	scanningFor = 160 * time.Millisecond
+	// unwatchedScan is the time between two scans if the kernel allows no watch.
+	unwatchedScan = 20 * time.Millisecond
+	// restScans is the minimum ratio of the pause after a scan to the scan's processor time. A user with 1,000
+	// processes makes scans slow.
+	restScans = 2
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
@@ -81,48 +92,52 @@ const (
 // 0.4 s to close a file (measured).
 type Guard struct {
 	Options
-	kernel  *kernel
-	events  *events
-	living  map[int]*client       // by pid
-	dead    []*client             // in the order of their deaths
-	ends    []end                 // of clients, lately
-	files   int                   // open duplicates
-	closed  chan closing          // from the goroutines that close files
-	closing map[*client]time.Time // clients whose files are being closed, and when that was done
-	exits   exits
-	pauses  pauses
-	rooms   rooms
-	state   lease.GuardState
-	states  chan lease.GuardState // the latest state to be saved
-	saved   chan struct{}         // closed when the last state is saved
+	kernel   *kernel
+	events   *events
+	scans    schedule
+	exits    exits
+	pauses   pauses
+	rooms    rooms
+	usage    usages
+	takers   takers
+	recorder *recorder // nil for none
+
+	living    map[int]*client       // by pid
+	dead      []*client             // in the order of their deaths
+	ends      []end                 // of clients, lately
+	files     int                   // open duplicates
+	closed    chan closing          // from the goroutines that close files
+	closing   map[*client]time.Time // clients whose files are being closed, and when that was done
+	nextCheck time.Time             // of the memory, while a dead client's files are held
+	unleased  bool                  // the lease was gone at the last full scan
 
 	unguarded map[int]bool          // processes that could not be admitted, by pid
 	dismissed map[site.Process]bool // processes of the same user's other jobs
-	ofRoot    map[int]bool          // root's processes at the last look
-	resume    int                   // the process with which the next look begins, 0 for the first
-	outside   chan lease.Outside    // from the goroutines that look for the cause
-	strangers chan site.Process     // processes of another job, from the goroutines that read their environment
-	takers    takers
-	names     map[site.Process]string // of living clients and of dead ones with files
-	named     chan named
-	notices   chan notice
-	told      int       // notices
-	recorder  *recorder // nil for none
+	ofRoot    map[int]bool          // root's processes at the last scan
 
-	unleased           bool
-	usage              usages
-	nextLook, nextFull time.Time
-	looked             time.Time // the last look's end
-	cut                bool      // the last look ended early, because a client had died
-	rested             time.Time // the next look is not before this time
-	lookUntil          time.Time // looks are frequent until this time
-	ofNode             int       // guards of the node at the last full look
-	budget             lookBudget
-	nextCheck          time.Time
-	lastSave           time.Time
-	changed            bool            // since the last save
-	logged             map[string]bool // messages that are logged only once
-	lines              int             // log lines about single clients
+	helpers
+	reporting
+}
+
+// helpers are what goroutines find out for the guard, because it may take long.
+type helpers struct {
+	outside   chan lease.Outside // processes with a GPU that are not clients, with the cause
+	strangers chan site.Process  // processes of another job
+	named     chan named
+	names     map[site.Process]string // of living clients and of dead ones with files
+}
+
+// reporting is what the guard tells others: the state on file, the job's own output and the log.
+type reporting struct {
+	state    lease.GuardState
+	changed  bool // since the last save
+	lastSave time.Time
+	states   chan lease.GuardState // the latest state to be saved
+	saved    chan struct{}         // closed when the last state is saved
+	notices  chan notice
+	told     int             // notices
+	logged   map[string]bool // messages that are logged only once
+	lines    int             // log lines about single clients
 }
 
 // New makes a guard. The guard receives events of the device files from now on.
@@ -137,16 +152,21 @@ func New(o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{
-		Options: o, kernel: k, events: e, living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
-		exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		state: lease.GuardState{Released: map[string]int{}}, logged: map[string]bool{}, changed: true,
-		dismissed: map[site.Process]bool{}, unguarded: map[int]bool{},
-		outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
-		names: map[site.Process]string{}, named: make(chan named, maxOutside), notices: make(chan notice, maxTold),
+		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
+		takers: takers{line: o.Taker, wait: takerWait, place: o.TakerPlace},
+		living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
+		unguarded: map[int]bool{}, dismissed: map[site.Process]bool{},
+		helpers: helpers{
+			outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
+			named: make(chan named, maxOutside), names: map[site.Process]string{},
+		},
+		reporting: reporting{
+			state: lease.GuardState{Released: map[string]int{}}, changed: true,
+			states: make(chan lease.GuardState, 1), saved: make(chan struct{}),
+			notices: make(chan notice, maxTold), logged: map[string]bool{},
+		},
 	}
-	g.takers.line, g.takers.wait, g.takers.place = o.Taker, takerWait, o.TakerPlace
 	k.asks.nudge = e.nudge
-	g.states, g.saved = make(chan lease.GuardState, 1), make(chan struct{})
 	g.watch()
 	return g, nil
 }
@@ -191,18 +211,8 @@ func (g *Guard) Run() {
 		for _, pid := range seen.died {
 			g.clientDied(pid, now)
 		}
-		if g.kernel.asks.returned.Swap(false) {
-			g.lookBy(now.Add(eventLook))
-		}
-		if seen.opened {
-			g.lookUntil = now.Add(lookingFor)
-			if seen.line && g.budget.allow(now) {
-				g.rested = now
-			}
-			g.lookBy(now.Add(eventLook))
-		}
-		if !now.Before(g.nextLook) && (len(seen.died) == 0 || now.Sub(g.looked) > lookingFor/4) {
-			g.look(now)
+		if g.scanIsDue(seen, now) {
+			g.scan(now)
 		}
 		g.verifyClients(now)
 		g.noteOutside()
@@ -214,6 +224,27 @@ func (g *Guard) Run() {
 		g.save(now, false)
 		stopped = seen.stopped || g.unleased
 	}
+	g.finish()
+}
+
+// scanIsDue notes in the schedule what has been seen, and reports whether the guard scans now. A death comes before a
+// scan, unless deaths have put the scan off for long.
+func (g *Guard) scanIsDue(seen seen, now time.Time) bool {
+	if g.kernel.asks.returned.Swap(false) {
+		g.scans.by(now.Add(eventScan))
+	}
+	if seen.opened {
+		g.scans.until = now.Add(scanningFor)
+		if seen.line && g.scans.budget.allow(now) {
+			g.scans.rested = now
+		}
+		g.scans.by(now.Add(eventScan))
+	}
+	return !now.Before(g.scans.next) && (len(seen.died) == 0 || now.Sub(g.scans.ended) > scanningFor/4)
+}
+
+// finish closes all files, saves the last state and ends the helpers.
+func (g *Guard) finish() {
 	g.endPause(time.Now(), false)
 	g.releaseAll()
 	g.recorder.close()
@@ -239,7 +270,7 @@ func (g *Guard) Run() {
 
 // wakeUp returns when the guard must act without an event.
 func (g *Guard) wakeUp(now time.Time) time.Time {
-	next := g.nextLook
+	next := g.scans.next
 	if len(g.dead)+len(g.closing) > 0 && g.nextCheck.Before(next) {
 		next = g.nextCheck
 	}
@@ -255,27 +286,17 @@ func (g *Guard) wakeUp(now time.Time) time.Time {
 	return next
 }
 
-// lookBy makes the next look no later than t, or than the end of the pause if that is later.
-func (g *Guard) lookBy(t time.Time) {
-	if t.Before(g.rested) {
-		t = g.rested
-	}
-	if t.Before(g.nextLook) {
-		g.nextLook = t
-	}
-}
-
-// look finds new clients and new files of clients. A full look, which needs no event, also checks again what earlier
-// looks have decided.
-func (g *Guard) look(began time.Time) {
+// scan finds new clients and new files of clients. A full scan, which needs no event, also checks again what earlier
+// scans have decided.
+func (g *Guard) scan(began time.Time) {
 	g.events.rearm()
-	full := !began.Before(g.nextFull)
+	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
 		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
-		g.unleased, g.ofNode = !g.Leased(), g.Guards()
+		g.unleased, g.scans.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
-		g.nextFull = began.Add(rareLook)
+		g.scans.nextFull = began.Add(rareScan)
 	}
 	if full || !g.kernel.knows(memoryFile) { // the node's first server may have loaded the memory driver
 		g.kernel.findDevices()
@@ -286,22 +307,10 @@ func (g *Guard) look(began time.Time) {
 	g.noteSilent()
 	g.exits.follow(g.living)
 	ended := time.Now()
-	g.looked = ended
 	if g.state.Seen+g.files != known {
-		g.budget.found(ended)
+		g.scans.budget.found(ended)
 	}
-	rest := max(eventLook, g.budget.rest(computed()-before, g.ofNode, ended))
-	g.rested = ended.Add(rest)
-	switch {
-	case g.cut:
-		g.rested, g.nextLook = ended, ended
-	case !g.events.watches():
-		g.nextLook = ended.Add(max(unwatchedLook, rest))
-	case ended.Before(g.lookUntil):
-		g.nextLook = ended.Add(rest)
-	default:
-		g.nextLook = ended.Add(max(rareLook, rest))
-	}
+	g.scans.end(ended, computed()-before, g.events.watches())
 }
 
 // computed returns the processor time that this process has used.

@@ -103,8 +103,8 @@ func own(folder string) (files []string) {
 // number is open twice for a moment.
 func (r *testGuard) becomes(files int, within time.Duration) {
 	r.t.Helper()
-	const looks = 3
-	for began, same := time.Now(), 0; same < looks; time.Sleep(time.Millisecond) {
+	const scans = 3
+	for began, same := time.Now(), 0; same < scans; time.Sleep(time.Millisecond) {
 		if same++; len(own(r.folder)) != files {
 			same = 0
 		}
@@ -201,23 +201,23 @@ func TestADeviceThatComesLate(t *testing.T) {
 	r.kernel.findDevices()
 	r.watch()
 	r.still()
-	r.look(time.Now())
+	r.scan(time.Now())
 	for _, path := range []string{device, filepath.Join(logs, "server.log")} {
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.isWoken("the server's log does not wake the guard")
-	r.look(time.Now())
+	r.scan(time.Now())
 	c := r.child(opens + waits)
 	r.isWoken("the new device's opening does not wake the guard")
-	r.look(time.Now())
+	r.scan(time.Now())
 	if held := r.living[c.Process.Pid]; held == nil || len(held.files) != 3 {
 		t.Errorf("held: %+v", held)
 	}
 }
 
-// isWoken waits until an event wakes the guard for a look.
+// isWoken waits until an event wakes the guard for a scan.
 func (r *testGuard) isWoken(otherwise string) {
 	r.t.Helper()
 	for end := time.Now().Add(soon); !r.events.wait(end).opened; {
@@ -236,7 +236,7 @@ func TestAStateThatIsNotSaved(t *testing.T) {
 	go func() { r.Run(); close(ended) }()
 	<-asked
 	r.child(opens + waits)
-	r.becomes(3, rareLook/2)
+	r.becomes(3, rareScan/2)
 	r.Stop()
 	select {
 	case <-ended:
@@ -253,8 +253,8 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 	r := newTestGuard(t, hold)
 	r.still()
 	neighbour, victim := r.child(opens+waits), r.child(opens+waits)
-	r.looksAt(neighbour.Process.Pid)
-	r.looksAt(victim.Process.Pid)
+	r.scanOne(neighbour.Process.Pid)
+	r.scanOne(victim.Process.Pid)
 	victim.kill()
 	died := time.Now()
 	r.clientDied(victim.Process.Pid, died)
@@ -287,28 +287,28 @@ func TestAClientOfAnotherGPUIsNoNeighbour(t *testing.T) {
 }
 
 // The GPU of a client may be opened long after its memory device. Then it is known after verifyAfter, not after
-// rareLook.
+// rareScan.
 func TestAGPUThatIsOpenedLate(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	victim := r.child(opens + waits)
 	const script = "exec 5<nvidiactl 6<nvidia-uvm 7<nvidia-uvm; echo ready; read x; exec 8<nvidia1; echo open; read x; "
 	late := r.child(script)
-	r.looksAt(victim.Process.Pid)
-	r.looksAt(late.Process.Pid)
+	r.scanOne(victim.Process.Pid)
+	r.scanOne(late.Process.Pid)
 	late.enter()
 	late.says("open")
 	victim.kill()
 	r.clientDied(victim.Process.Pid, time.Now())
 	at := r.living[late.Process.Pid].opened.Add(verifyAfter)
-	r.nextLook, r.rested = at.Add(rareLook), time.Time{}
+	r.scans.next, r.scans.rested = at.Add(rareScan), time.Time{}
 	if r.release(at); len(r.dead) != 1 || r.nextVerify().After(at) {
 		t.Fatalf("%d are dead, and the next check is at %v", len(r.dead), r.nextVerify())
 	}
-	if r.verifyClients(at); r.nextLook.After(at) {
-		t.Fatalf("the next look is %v late", r.nextLook.Sub(at))
+	if r.verifyClients(at); r.scans.next.After(at) {
+		t.Fatalf("the next scan is %v late", r.scans.next.Sub(at))
 	}
-	r.look(at)
+	r.scan(at)
 	if r.release(at); r.Guard.state.Released[noNeighbour] != 1 {
 		t.Errorf("%+v", r.Guard.state)
 	}
@@ -357,28 +357,28 @@ func TestAForkThatIsFoundFirst(t *testing.T) {
 	parent := r.child("sleep 0.2; " + opens + "sleep 60 & echo ready; read x; ")
 	for pid, p := range forks(r.folder, parent.Process.Pid) {
 		defer func() { _ = p.Kill() }()
-		r.looksAt(pid)
+		r.scanOne(pid)
 	}
-	r.looksAt(parent.Process.Pid)
+	r.scanOne(parent.Process.Pid)
 	if c := r.living[parent.Process.Pid]; len(r.living) != 2 || c == nil || c.inherits() || r.files != 3 {
 		t.Errorf("%d clients with %d files, parent %+v", len(r.living), r.files, c)
 	}
 }
 
-// A look may come while a client opens its files. Before the next look, the client may fork, and the fork may be
-// looked at first. The new file still belongs to the client.
+// A scan may come while a client opens its files. Before the next scan, the client may fork, and the fork may be
+// scanned first. The new file still belongs to the client.
 func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	parent := r.child("sleep 0.2; exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 7<nvidia-uvm; sleep 60 & echo forked; read x; ")
-	r.looksAt(parent.Process.Pid)
+	r.scanOne(parent.Process.Pid)
 	parent.enter()
 	parent.says("forked")
 	for pid, p := range forks(r.folder, parent.Process.Pid) {
 		defer func() { _ = p.Kill() }()
-		r.looksAt(pid)
+		r.scanOne(pid)
 	}
-	r.looksAt(parent.Process.Pid)
+	r.scanOne(parent.Process.Pid)
 	if r.state.Seen != 1 || r.neighbours() != 1 || r.files != 3 {
 		t.Errorf("%d clients seen, %d neighbours with %d files", r.state.Seen, r.neighbours(), r.files)
 	}
@@ -389,10 +389,10 @@ func TestAClientThatReopensTakesOnePlace(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child("exec 5<nvidiactl 6<nvidia-uvm 8<nvidia0; echo ready; read x; exec 6<&-; exec 7<nvidia-uvm; echo again; read x; ")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	c.enter()
 	c.says("again")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	living := r.living[c.Process.Pid]
 	if len(r.dead) != 1 || r.places(living) != 1 {
 		t.Errorf("%d parts of the dead, %d places", len(r.dead), r.places(living))
@@ -416,8 +416,8 @@ func TestAClientOfAnotherJobOfTheUser(t *testing.T) {
 	r.reports("and is not ours", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 && s.Files == 12 })
 }
 
-// looksAt looks at one process, as a look does.
-func (r *testGuard) looksAt(pid int) {
+// scanOne scans one process, as a scan does.
+func (r *testGuard) scanOne(pid int) {
 	r.t.Helper()
 	opened, err := r.kernel.openedBy(pid, maxDescriptors)
 	if err != nil {
@@ -432,7 +432,7 @@ func TestAClientThatClosesItsFiles(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child(opens + waits + "exec 5<&- 6<&- 7<&- 8<&-; echo closed; read x; ")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	r.findClosed(time.Now())
 	if len(r.living) != 1 || len(r.dead) != 0 {
 		t.Fatalf("%d clients live, %d are dead", len(r.living), len(r.dead))
@@ -450,10 +450,10 @@ func TestAClientThatOpensItsFilesAgain(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	c := r.child(opens + waits + opens + "echo again; read x; ")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	c.enter()
 	c.says("again")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	if r.files != 6 || len(r.dead) != 1 || len(r.dead[0].files) != 3 || len(r.living[c.Process.Pid].files) != 3 {
 		t.Errorf("%d files, dead are %+v", r.files, r.dead)
 	}
@@ -528,7 +528,7 @@ func TestAGuardIsNoClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := r.child("GUARD_TEST_OPENS=1 exec " + self + " -test.run=TestAGuardIsNoClient")
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	if len(r.living) != 0 {
 		t.Errorf("taken: %+v", r.living)
 	}
@@ -543,7 +543,7 @@ func TestAServerIsNoClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Daemons = func() []site.Process { return []site.Process{self} }
-	r.looksAt(r.child(opens + waits).Process.Pid)
+	r.scanOne(r.child(opens + waits).Process.Pid)
 	if len(r.living) != 0 {
 		t.Errorf("taken: %+v", r.living)
 	}
@@ -554,7 +554,7 @@ func TestAnotherUsersProcessIsNoClient(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	r.UID++
-	r.looksAt(r.child(opens + waits).Process.Pid)
+	r.scanOne(r.child(opens + waits).Process.Pid)
 	if len(r.living) != 0 {
 		t.Errorf("taken: %+v", r.living)
 	}
@@ -568,18 +568,18 @@ func TestTheBoundOfFiles(t *testing.T) {
 	first := r.child(opens + waits)
 	for began := time.Now(); r.living[first.Process.Pid] == nil && time.Since(began) < soon; { // an answer may be late
 		r.kernel.asks.begin()
-		r.looksAt(first.Process.Pid)
+		r.scanOne(first.Process.Pid)
 	}
 	more := maxFiles - r.files
 	r.files += more // as if the guard held them
 	second := r.child(opens + waits)
-	r.looksAt(second.Process.Pid)
+	r.scanOne(second.Process.Pid)
 	if r.Guard.state.Unheld != 3 || r.living[second.Process.Pid] != nil {
 		t.Errorf("state %+v", r.Guard.state)
 	}
 	first.kill()
 	r.clientDied(first.Process.Pid, time.Now())
-	r.looksAt(second.Process.Pid)
+	r.scanOne(second.Process.Pid)
 	if r.Guard.state.Released[atBound] != 1 || len(r.dead) != 0 {
 		t.Errorf("state %+v, dead are %+v", r.Guard.state, r.dead)
 	}

@@ -168,7 +168,7 @@ func TestHowAClientEnded(t *testing.T) {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		child := r.child(opens + waits + c.end)
-		r.looksAt(child.Process.Pid)
+		r.scanOne(child.Process.Pid)
 		pid := child.Process.Pid
 		child.enter()
 		if err := readable(r.living[pid].pidfd, soon); err != nil {
@@ -311,8 +311,8 @@ func TestAllFilesAreClosedAtTheEnd(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	dead, living := r.child(opens+waits), r.child(opens+waits)
-	r.looksAt(dead.Process.Pid)
-	r.looksAt(living.Process.Pid)
+	r.scanOne(dead.Process.Pid)
+	r.scanOne(living.Process.Pid)
 	dead.kill()
 	r.clientDied(dead.Process.Pid, time.Now())
 	if files := own(r.folder); len(files) != 6 {
@@ -341,22 +341,22 @@ func TestAGuardWithoutALeaseEnds(t *testing.T) {
 	}
 }
 
-// After a look, the guard rests twice as long as the look used the processor.
-func TestALookThatTakesLong(t *testing.T) {
+// After a scan, the guard rests twice as long as the scan used the processor.
+func TestAScanThatTakesLong(t *testing.T) {
 	const work = 50 * time.Millisecond
 	r := newTestGuard(t, time.Minute)
 	r.still()
-	r.nextFull = time.Now().Add(time.Hour)
-	r.Daemons = func() []site.Process { // called in each look for each new process
+	r.scans.nextFull = time.Now().Add(time.Hour)
+	r.Daemons = func() []site.Process { // called in each scan for each new process
 		for before := computed(); computed()-before < work; {
 			continue
 		}
 		return nil
 	}
 	r.child(opens + waits)
-	r.look(time.Now())
-	if rest := time.Until(r.rested); rest < restLooks*work-10*time.Millisecond || r.nextLook.Before(r.rested) {
-		t.Errorf("after a look of %v or more, a rest of %v; the next look is %v later", work, rest, r.nextLook.Sub(r.rested))
+	r.scan(time.Now())
+	if rest := time.Until(r.scans.rested); rest < restScans*work-10*time.Millisecond || r.scans.next.Before(r.scans.rested) {
+		t.Errorf("after a scan of %v or more, a rest of %v; the next scan is %v later", work, rest, r.scans.next.Sub(r.scans.rested))
 	}
 }
 
@@ -420,7 +420,7 @@ func TestAServerIsNotAdmitted(t *testing.T) {
 	}
 }
 
-// A process that ended while it was looked at is not admitted, because another process may have its pid.
+// A process that ended while it was scanned is not admitted, because another process may have its pid.
 //
 // Contract: I2
 func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
@@ -433,7 +433,7 @@ func TestAProcessThatEndsIsNotAdmitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	if err := readable(pidfd, soon); err != nil { // it is a zombie, which has all that a look reads
+	if err := readable(pidfd, soon); err != nil { // it is a zombie, which has all that a scan reads
 		t.Fatal(err)
 	}
 	if c, err := r.admit(child.Process.Pid); err == nil {

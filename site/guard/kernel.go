@@ -183,7 +183,7 @@ type opened struct {
 	control, memory []int
 	gpus            uint64 // bit n: GPU n of the job
 	others          bool   // a GPU of another job
-	looked          int    // number of descriptors that were read
+	scanned         int    // number of descriptors that were read
 }
 
 // openedBy reads the first descriptors of a process, up to max. It uses statx, so no user's file system is asked.
@@ -200,7 +200,7 @@ func openedBy(proc int, ids map[identity]device, pid, max int, step func()) (o o
 	defer unix.Close(dir)
 	err = eachNumber(dir, func(number int) bool {
 		step()
-		o.looked++
+		o.scanned++
 		d, ok := deviceAt(ids, dir, strconv.Itoa(number))
 		switch {
 		case !ok:
@@ -213,7 +213,7 @@ func openedBy(proc int, ids map[identity]device, pid, max int, step func()) (o o
 		case d.kind == otherGPU:
 			o.others = true
 		}
-		return o.looked < max
+		return o.scanned < max
 	})
 	return o, err
 }
@@ -244,7 +244,7 @@ func pipesOf(proc, pid, max int, step func()) (map[string]bool, error) {
 		return nil, err
 	}
 	defer unix.Close(dir)
-	pipes, looked := map[string]bool{}, 0
+	pipes, scanned := map[string]bool{}, 0
 	err = eachNumber(dir, func(number int) bool {
 		step()
 		var target [64]byte
@@ -252,8 +252,8 @@ func pipesOf(proc, pid, max int, step func()) (map[string]bool, error) {
 		if err == nil && bytes.HasPrefix(target[:n], []byte("pipe:[")) {
 			pipes[string(target[:n])] = true
 		}
-		looked++
-		return looked < max
+		scanned++
+		return scanned < max
 	})
 	return pipes, err
 }

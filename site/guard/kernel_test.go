@@ -88,7 +88,7 @@ func TestOpenedBy(t *testing.T) {
 	if err != nil || !slices.Equal(got.control, []int{4}) || !slices.Equal(got.memory, []int{5, 8}) || got.gpus != 1<<0|1<<1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err := r.kernel.openedBy(c.Process.Pid, 3); err != nil || got.looked != 3 || len(got.memory) != 0 {
+	if got, err := r.kernel.openedBy(c.Process.Pid, 3); err != nil || got.scanned != 3 || len(got.memory) != 0 {
 		t.Errorf("of three descriptors: %+v, %v", got, err)
 	}
 	c.kill()
@@ -122,7 +122,7 @@ func TestADeviceIsKnownByItsNumber(t *testing.T) {
 	if err != nil || !slices.Equal(got.memory, []int{5, 7}) || !slices.Equal(got.control, []int{4}) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	if c := r.living[c.Process.Pid]; c == nil || len(c.files) != 3 {
 		t.Errorf("held: %+v", c)
 	}
@@ -153,7 +153,7 @@ func TestFilesThatDoNotClose(t *testing.T) {
 	r.still()
 	r.takers.stuck.Store(maxStuck)
 	c := r.child(opens + waits)
-	r.looksAt(c.Process.Pid)
+	r.scanOne(c.Process.Pid)
 	if len(r.living) != 0 || r.Guard.state.Unheld != 3 {
 		t.Errorf("%+v", r.Guard.state)
 	}

@@ -76,7 +76,7 @@ const maxGroups = 256
 
 // inhabited reports whether a user has a process in a control group or below it.
 func (k *kernel) inhabited(group string, uid uint32) bool {
-	for next, looked := []string{group}, 0; len(next) > 0 && looked < maxGroups; looked++ {
+	for next, scanned := []string{group}, 0; len(next) > 0 && scanned < maxGroups; scanned++ {
 		folder := next[0]
 		next = next[1:]
 		pids, _ := readText(filepath.Join(folder, "cgroup.procs"))

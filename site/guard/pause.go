@@ -43,7 +43,7 @@ const (
 	pauseSlack = time.Second
 	// pauseDone is the answer of the pausing process.
 	pauseDone = "paused"
-	// reapEvery is the time between two looks for processes that have ended during the pause.
+	// reapEvery is the time between two checks for processes that have ended during the pause.
 	reapEvery = 50 * time.Millisecond
 	minRest   = time.Second
 	// maxThreads limits the threads of one process that are paused.
@@ -144,7 +144,7 @@ func (t *tracer) pause(p paused) error {
 	return nil
 }
 
-// seizeAll traces all threads of a process and asks them to stop. It looks again until no thread is new, because a
+// seizeAll traces all threads of a process and asks them to stop. It lists them again until no thread is new, because a
 // thread may start another one before it stops.
 func (t *tracer) seizeAll(pid int) error {
 	for {

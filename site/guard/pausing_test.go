@@ -22,7 +22,7 @@ import (
 func pausing(began time.Time) (*Guard, *pause, *client) {
 	g := &Guard{
 		Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()},
-		living:  map[int]*client{}, closing: map[*client]time.Time{}, logged: map[string]bool{},
+		living:  map[int]*client{}, closing: map[*client]time.Time{}, reporting: reporting{logged: map[string]bool{}},
 	}
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {
 		is := site.Process{PID: pid, Start: 1}

@@ -152,7 +152,7 @@ const harmTime = 500 * time.Millisecond
 // tellReleased tells the recorder how a client has ended. The client's files are closed now.
 func (g *Guard) tellReleased(c *client, reason string) {
 	unharmed := 0
-	for _, other := range c.beside {
+	for _, other := range c.neighbours {
 		if other.died.IsZero() || other.died.Sub(c.died) > harmTime {
 			unharmed++
 		}
@@ -162,12 +162,12 @@ func (g *Guard) tellReleased(c *client, reason string) {
 	} else {
 		g.tellDead(c, ending, 0)
 	}
-	c.beside = nil
+	c.neighbours = nil
 }
 
 // ending returns how a client has ended, from the reason why its files were closed.
 func (c *client) ending(reason string, worked bool) usage.Ending {
-	if len(c.beside) == 0 || reason == workDone && !worked {
+	if len(c.neighbours) == 0 || reason == workDone && !worked {
 		return usage.Ended
 	}
 	return usage.InFlight

@@ -187,7 +187,8 @@ func (g *Guard) releaseClient(c *client, reason string) {
 	g.state.Released[reason]++
 	g.changed = true
 	if reason != atEnd {
-		g.often().Info().Int("pid", c.proc.PID).Str("end", c.exit.String()).Str("reason", reason).Dur("held_ms", time.Since(c.died)).Msg("let go of a dead client's files")
+		g.often().Info().Int("pid", c.proc.PID).Str("end", c.exit.String()).Str("reason", reason).
+			Dur("held_ms", time.Since(c.died)).Msg("let go of a dead client's files")
 	}
 }
 

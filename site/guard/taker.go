@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,7 +36,7 @@ var (
 	errChanged = errors.New("the file has changed")
 )
 
-// takers duplicate clients' descriptors for the guard in a process of their own. Between look and duplication, a
+// takers duplicate clients' descriptors for the guard in a process of their own. Between scan and duplication, a
 // process may replace the file by any other file. If a user's file system delays that file's close, the kernel blocks
 // the closing process with all of its files, even if it is killed. A taker gives the guard only files that it has
 // checked.
@@ -159,12 +159,7 @@ func (t *takers) abandon(pid int) {
 
 // lower takes the guard's priority from a taker that may hang for long.
 func lower(pid int) {
-	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 0)
-		}
-	}
+	proc.SetNice(pid, 0)
 }
 
 // startTaker starts a taker. The kernel may end it if the node is out of memory, unlike the guard.

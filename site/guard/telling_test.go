@@ -30,7 +30,7 @@ func TestWhichEndsAreTold(t *testing.T) {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		neighbour := r.child(opens + waits)
-		r.looksAt(neighbour.Process.Pid)
+		r.scanOne(neighbour.Process.Pid)
 		dead := clientOf(1<<30, 1)
 		dead.died, dead.exit = died, exitStatus{9, true}
 		r.usage.busy = []uint64{uint64(died.Add(time.Second).UnixMicro()), 0}

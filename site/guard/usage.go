@@ -138,7 +138,7 @@ func (g *Guard) wantUsage(now time.Time) {
 	switch {
 	case u.coming != nil:
 		g.takeGauge(now)
-	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareLook:
+	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareScan:
 		u.coming, u.started = make(chan *gauge, 1), now
 		go func(coming chan<- *gauge) { // on a busy node the start takes time
 			started, err := startGauge(g.Usage, g.UsageArgs, g.events.nudge)
@@ -177,7 +177,7 @@ func (g *Guard) lastChange() (last time.Time) {
 // lists reports whether the driver lists a context of a client on any GPU. A dead client is listed until its memory is
 // free.
 func (u *usages) lists(c *client) bool {
-	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, is := gpu.Clients[c.proc.PID]; return is || !gpu.Known })
+	return slices.ContainsFunc(u.gpus, func(gpu Usage) bool { _, matches := gpu.Clients[c.proc.PID]; return matches || !gpu.Known })
 }
 
 // ask asks gpu-usage for a line: at once after a death or a close, and after a time. A line that does not come is asked
@@ -335,12 +335,12 @@ func (g *Guard) lately(gpu uint64, now time.Time) (clients int) {
 }
 
 func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
-	on := func(c *client) bool { return c.gpus == 0 || c.gpus&gpu != 0 }
+	listed := func(c *client) bool { return c.gpus == 0 || c.gpus&gpu != 0 }
 	for _, mib := range usage.Clients {
 		d.largest = max(d.largest, mib)
 	}
 	for _, c := range g.living {
-		if c.inherits() || !on(c) {
+		if c.inherits() || !listed(c) {
 			continue
 		}
 		d.living++
@@ -349,7 +349,7 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 		}
 	}
 	for _, c := range g.dead {
-		if !on(c) {
+		if !listed(c) {
 			continue
 		}
 		d.dead++

@@ -57,8 +57,8 @@ func (g *Guard) verifyClients(now time.Time) {
 
 func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 	c.verify = time.Time{}
-	if c.gpus == 0 { // a slow process opens its GPU after the looks that its memory device caused
-		g.lookBy(now)
+	if c.gpus == 0 { // a slow process opens its GPU after the scans that its memory device caused
+		g.scans.by(now)
 	}
 	pipes, err := g.kernel.pipesOf(c.proc.PID, maxDescriptors)
 	if err != nil || c.inherits() {

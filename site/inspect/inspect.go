@@ -25,7 +25,7 @@ type Node struct {
 	Root bool      `json:"root"` // the caller is root, and sees everything
 	Jobs []Job     `json:"jobs"`
 	GPUs []GPU     `json:"gpus"`
-	// Unseen is what could not be read, a sentence each.
+	// Incomplete is what could not be read, a sentence each.
 	Incomplete []string `json:"errors"`
 
 	hidden  []uint32 // jobs whose lease and ticket this user may not read: nothing that they may name is a finding

@@ -78,7 +78,7 @@ func syncDir(path string) error {
 	return nil
 }
 
-// remove removes path. A missing path is no error.
+// remove removes path. A missing path is not an error.
 func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove %s: %w", path, errors.Unwrap(err))
@@ -111,7 +111,7 @@ func readRecord(path, boot string, value any) error {
 	return nil
 }
 
-// readOwned returns a record's content. The error is ErrNotFound if there is no record.
+// readOwned returns a record's content. The error is ErrNotFound if there is not a record.
 func readOwned(path string) ([]byte, error) { return readOwnedBy(path, site.ReadRootOwned) }
 
 func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, error) {
@@ -123,15 +123,15 @@ func readOwnedBy(path string, read func(path string) ([]byte, error)) ([]byte, e
 }
 
 // check fails if the record is of another boot or of another schema.
-func (head header) check(path, boot string) error {
-	if head.Boot == "" {
+func (h header) check(path, boot string) error {
+	if h.Boot == "" {
 		return fmt.Errorf("cannot read %s: %w: it names no boot", path, ErrCorrupt)
 	}
-	if head.Boot != boot {
+	if h.Boot != boot {
 		return ErrStaleBoot
 	}
-	if head.Schema != Schema {
-		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, head.Schema, Schema)
+	if h.Schema != Schema {
+		return fmt.Errorf("cannot read %s: %w: %d, and this program knows %d", path, ErrSchema, h.Schema, Schema)
 	}
 	return nil
 }
@@ -161,8 +161,8 @@ func flock(ctx context.Context, path string) (*os.File, error) {
 
 func sameFile(file *os.File, path string) bool {
 	open, err1 := file.Stat()
-	there, err2 := os.Lstat(path)
-	return err1 == nil && err2 == nil && os.SameFile(open, there)
+	atPath, err2 := os.Lstat(path)
+	return err1 == nil && err2 == nil && os.SameFile(open, atPath)
 }
 
 func readHolder(file *os.File) holderNote {

@@ -59,20 +59,20 @@ type Outside struct {
 }
 
 // guardPath is the file that a job's guard locks while it runs. It contains the guard's pid.
-func (j *Store) guardPath(job uint32) string {
-	return filepath.Join(j.dir, "guards", strconv.FormatUint(uint64(job), 10))
+func (s *Store) guardPath(job uint32) string {
+	return filepath.Join(s.dir, "guards", strconv.FormatUint(uint64(job), 10))
 }
 
-func (j *Store) guardStatePath(job uint32) string { return j.path("guards", job) }
+func (s *Store) guardStatePath(job uint32) string { return s.path("guards", job) }
 
 // LockGuard takes the lock of a job's guard, and waits until ctx ends. A *BusyError then names the guard that runs.
-func (j *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
-	return j.lock(ctx, j.guardPath(job), job)
+func (s *Store) LockGuard(ctx context.Context, job uint32) (*JobLock, error) {
+	return s.lock(ctx, s.guardPath(job), job)
 }
 
 // HasGuard reports whether a job's guard has a file. A guard makes the file first when it starts; it may have ended.
-func (j *Store) HasGuard(job uint32) (bool, error) {
-	_, err := os.Lstat(j.guardPath(job))
+func (s *Store) HasGuard(job uint32) (bool, error) {
+	_, err := os.Lstat(s.guardPath(job))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
@@ -83,18 +83,18 @@ func (j *Store) HasGuard(job uint32) (bool, error) {
 }
 
 // Signed reports whether the lock file names its holder. On a full file system it does not.
-func (t *JobLock) Signed() bool { return readHolder(t.file).PID > 0 }
+func (l *JobLock) Signed() bool { return readHolder(l.file).PID > 0 }
 
 // Promise records by when the holder of a guard's lock acts again. So a reader sees whether that time is over, and a
 // guard that has nothing to do need not wake up.
-func (t *JobLock) Promise(by time.Time) error {
-	when := unix.NsecToTimeval(by.UnixNano())
-	return unix.Futimes(int(t.file.Fd()), []unix.Timeval{when, when})
+func (l *JobLock) Promise(deadline time.Time) error {
+	when := unix.NsecToTimeval(deadline.UnixNano())
+	return unix.Futimes(int(l.file.Fd()), []unix.Timeval{when, when})
 }
 
 // GuardPromise returns by when a job's guard has promised to act again.
-func (j *Store) GuardPromise(job uint32) (time.Time, error) {
-	info, err := os.Lstat(j.guardPath(job))
+func (s *Store) GuardPromise(job uint32) (time.Time, error) {
+	info, err := os.Lstat(s.guardPath(job))
 	if err != nil {
 		return time.Time{}, fmt.Errorf("cannot look for guard of job %d: %w", job, err)
 	}
@@ -102,22 +102,22 @@ func (j *Store) GuardPromise(job uint32) (time.Time, error) {
 }
 
 // SaveGuard writes the state of a job's guard.
-func (j *Store) SaveGuard(job uint32, s GuardState) error {
-	s.Schema, s.Boot = Schema, j.boot
-	content, err := json.Marshal(s)
+func (s *Store) SaveGuard(job uint32, state GuardState) error {
+	state.Schema, state.Boot = Schema, s.boot
+	content, err := json.Marshal(state)
 	if err != nil {
 		return fmt.Errorf("cannot write state of the guard of job %d: %w", job, err)
 	}
-	return replace(j.guardStatePath(job), append(content, '\n'), 0o600, -1, false) // without sync, which may take longer than a client's start
+	return replace(s.guardStatePath(job), append(content, '\n'), 0o600, -1, false) // without sync, which may take longer than a client's start
 }
 
 // ReadGuard returns the state of a job's guard. Its errors are those of Read.
-func (j *Store) ReadGuard(job uint32) (s GuardState, err error) {
-	err = readRecord(j.guardStatePath(job), j.boot, &s)
-	return s, err
+func (s *Store) ReadGuard(job uint32) (state GuardState, err error) {
+	err = readRecord(s.guardStatePath(job), s.boot, &state)
+	return state, err
 }
 
 // guardFiles returns the paths of all files of a job's guard.
-func (j *Store) guardFiles(job uint32) []string {
-	return []string{temporaryOf(j.guardStatePath(job)), j.guardStatePath(job), j.guardPath(job)}
+func (s *Store) guardFiles(job uint32) []string {
+	return []string{temporaryOf(s.guardStatePath(job)), s.guardStatePath(job), s.guardPath(job)}
 }

@@ -16,32 +16,32 @@ import (
 )
 
 // DaemonDir is the folder of a job's n-th daemon. Root owns it; the pipe and log folders in it are the user's.
-func (j *Store) DaemonDir(job uint32, n int) string {
-	return filepath.Join(j.JobDir(job), strconv.Itoa(n))
+func (s *Store) DaemonDir(job uint32, n int) string {
+	return filepath.Join(s.JobDir(job), strconv.Itoa(n))
 }
 
 // ExchangeDir is the folder through which the job's ranks exchange their shares.
-func (j *Store) ExchangeDir(job uint32) string { return filepath.Join(j.JobDir(job), "meet") }
+func (s *Store) ExchangeDir(job uint32) string { return filepath.Join(s.JobDir(job), "meet") }
 
 // MakeDirs makes the daemons' pipe and log folders and the ranks' exchange folder. They have mode 0700 and belong to
 // the user. The folders above are root's, so the user cannot replace them. All of them are in a file system of the
 // job's own.
-func (j *Store) MakeDirs(l Lease) error {
-	if err := mkdir(j.JobDir(l.Job.ID), 0, 0, 0o755); err != nil {
+func (s *Store) MakeDirs(l Lease) error {
+	if err := mkdir(s.JobDir(l.Job.ID), 0, 0, 0o755); err != nil {
 		return err
 	}
-	if err := j.mountJobDir(l.Job.ID); err != nil {
+	if err := s.mountJobDir(l.Job.ID); err != nil {
 		return err
 	}
-	return j.makeFolders(l)
+	return s.makeFolders(l)
 }
 
-func (j *Store) makeFolders(l Lease) error {
-	if err := mkdir(j.ExchangeDir(l.Job.ID), l.Job.UID, l.Job.GID, 0o700); err != nil {
+func (s *Store) makeFolders(l Lease) error {
+	if err := mkdir(s.ExchangeDir(l.Job.ID), l.Job.UID, l.Job.GID, 0o700); err != nil {
 		return err
 	}
 	for n, daemon := range l.Daemons {
-		if err := mkdir(j.DaemonDir(l.Job.ID, n), 0, 0, 0o755); err != nil {
+		if err := mkdir(s.DaemonDir(l.Job.ID, n), 0, 0, 0o755); err != nil {
 			return err
 		}
 		for _, path := range []string{daemon.PipeDir, daemon.LogDir} {
@@ -84,8 +84,8 @@ const mountOptions = "mode=0755,size=256m,nr_inodes=262144"
 //
 // The folder stays in /run's file system in two cases: this process may not mount (a container without
 // CAP_SYS_ADMIN), or no other process would see the mount.
-func (j *Store) mountJobDir(job uint32) error {
-	path := j.JobDir(job)
+func (s *Store) mountJobDir(job uint32) error {
+	path := s.JobDir(job)
 	if inOtherMountNamespace() {
 		return nil
 	}
@@ -107,13 +107,13 @@ func (j *Store) mountJobDir(job uint32) error {
 // that a restarted slurmd starts, would then find an empty folder. An ancestor that /proc does not show, as in some
 // containers, is skipped.
 func inOtherMountNamespace() bool {
-	own, err := os.Readlink("/proc/self/ns/mnt")
+	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return false
 	}
 	for pid := os.Getppid(); pid > 0; {
 		other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
-		if err == nil && other != own {
+		if err == nil && other != self {
 			return true
 		}
 		status, err := proc.ReadStatus(pid)
@@ -134,8 +134,8 @@ func otherDevice(a, b string) (bool, error) {
 }
 
 // unmountJobDir unmounts a job's file system at once, even if processes of the user are still in it.
-func (j *Store) unmountJobDir(job uint32) error {
-	path := j.JobDir(job)
+func (s *Store) unmountJobDir(job uint32) error {
+	path := s.JobDir(job)
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		switch {
@@ -150,18 +150,18 @@ func (j *Store) unmountJobDir(job uint32) error {
 
 // RemoveDirs removes the folders of a job. Usually they are in a file system that one call removes. Users own some of
 // the folders below, so no link is followed.
-func (j *Store) RemoveDirs(job uint32) error {
-	if err := j.unmountJobDir(job); err != nil {
+func (s *Store) RemoveDirs(job uint32) error {
+	if err := s.unmountJobDir(job); err != nil {
 		return err
 	}
-	if err := j.removeDirs(strconv.FormatUint(uint64(job), 10)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.removeDirs(strconv.FormatUint(uint64(job), 10)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove folders of job %d: %w", job, err)
 	}
 	return nil
 }
 
-func (j *Store) removeDirs(job string) error {
-	jobs, err := os.OpenRoot(filepath.Join(j.dir, "jobs"))
+func (s *Store) removeDirs(job string) error {
+	jobs, err := os.OpenRoot(filepath.Join(s.dir, "jobs"))
 	if err != nil {
 		return err
 	}

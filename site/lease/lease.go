@@ -4,7 +4,13 @@
 // the first effect that it names and deleted after the last undo. If a process dies in between, the record tells the
 // next process what to finish.
 //
-// A file here is whole or absent, has one writer at a time, and is void after a reboot.
+// A file here is whole or absent, has one writer at a time, and is void after a reboot. A job's files are written and
+// removed in this order. The lease is written first and removed last:
+//
+//	prolog   leases/JOB.json (opening) ─▶ claims/UUID ─▶ jobs/JOB/ ─▶ guards/JOB ─▶ leases/JOB.json (open) ─▶ tickets/JOB.json
+//	epilog   tickets/JOB.json ─▶ leases/JOB.json (closing) ─▶ jobs/JOB/ ─▶ claims/UUID ─▶ guards/JOB ─▶ leases/JOB.json
+//
+// Both hold the lock locks/JOB.
 package lease
 
 import (
@@ -54,6 +60,15 @@ type Lease struct {
 
 // ServedClients returns how many clients MPS serves on a GPU of the lease.
 func (l Lease) ServedClients() int { return cmp.Or(l.Clients, policy.Clients) }
+
+// UUIDs returns the devices of the lease.
+func (l Lease) UUIDs() []site.UUID {
+	list := make([]site.UUID, len(l.Held))
+	for i, held := range l.Held {
+		list[i] = held.UUID
+	}
+	return list
+}
 
 // Job is the job of a lease.
 type Job struct {

@@ -28,8 +28,8 @@ type Claim struct {
 }
 
 // Claims lists the claims on devices by name.
-func (j *Store) Claims() ([]Claim, error) {
-	names, err := j.list("claims")
+func (s *Store) Claims() ([]Claim, error) {
+	names, err := s.list("claims")
 	if err != nil {
 		return nil, err
 	}
@@ -40,9 +40,9 @@ func (j *Store) Claims() ([]Claim, error) {
 			continue
 		}
 		var c claim
-		err := readRecord(j.claimPath(uuid), j.boot, &c)
+		err := readRecord(s.claimPath(uuid), s.boot, &c)
 		if errors.Is(err, ErrStaleBoot) {
-			c.Job = j.claimant(uuid)
+			c.Job = s.claimant(uuid)
 		}
 		if !errors.Is(err, ErrNotFound) { // removed after the folder was listed
 			claims = append(claims, Claim{uuid, c.Job, err})
@@ -52,9 +52,9 @@ func (j *Store) Claims() ([]Claim, error) {
 }
 
 // claimant returns the job that a claim of any boot names, or 0.
-func (j *Store) claimant(uuid site.UUID) uint32 {
+func (s *Store) claimant(uuid site.UUID) uint32 {
 	var c claim
-	content, err := site.ReadRootOwned(j.claimPath(uuid))
+	content, err := site.ReadRootOwned(s.claimPath(uuid))
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		return 0
 	}
@@ -62,21 +62,21 @@ func (j *Store) claimant(uuid site.UUID) uint32 {
 }
 
 // Jobs lists the jobs that have a lease, in order. It lists none if there is no store yet.
-func (j *Store) Jobs() ([]uint32, error) { return j.jobs("leases", ".json") }
+func (s *Store) Jobs() ([]uint32, error) { return s.jobs("leases", ".json") }
 
 // Tickets lists the jobs that have a ticket, in order.
-func (j *Store) Tickets() ([]uint32, error) { return j.jobs("tickets", ".json") }
+func (s *Store) Tickets() ([]uint32, error) { return s.jobs("tickets", ".json") }
 
 // Dirs lists the jobs that have a folder for daemons, in order.
-func (j *Store) Dirs() ([]uint32, error) { return j.jobs("jobs", "") }
+func (s *Store) Dirs() ([]uint32, error) { return s.jobs("jobs", "") }
 
 // LockedJobs lists the jobs with a lock file, in order. The lock's holder may have been killed.
-func (j *Store) LockedJobs() ([]uint32, error) { return j.jobs("locks", "") }
+func (s *Store) LockedJobs() ([]uint32, error) { return s.jobs("locks", "") }
 
 // LockHolder returns the process that holds a job's lock: a running prolog or epilog. Only root can read the lock
 // file.
-func (j *Store) LockHolder(job uint32) (site.Process, bool) {
-	content, err := site.ReadRootOwned(j.jobLockPath(job))
+func (s *Store) LockHolder(job uint32) (site.Process, bool) {
+	content, err := site.ReadRootOwned(s.jobLockPath(job))
 	var holder site.Process
 	if err != nil || json.Unmarshal(content, &holder) != nil {
 		return site.Process{}, false
@@ -85,8 +85,8 @@ func (j *Store) LockHolder(job uint32) (site.Process, bool) {
 }
 
 // jobs lists the jobs whose number is the name of an entry in a folder. It skips other names.
-func (j *Store) jobs(folder, ending string) ([]uint32, error) {
-	names, err := j.list(folder)
+func (s *Store) jobs(folder, ending string) ([]uint32, error) {
+	names, err := s.list(folder)
 	var jobs []uint32
 	for _, name := range names {
 		number, ok := strings.CutSuffix(name, ending)
@@ -100,13 +100,13 @@ func (j *Store) jobs(folder, ending string) ([]uint32, error) {
 }
 
 // list lists a folder by name. A missing folder counts as empty.
-func (j *Store) list(folder string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(j.dir, folder))
+func (s *Store) list(folder string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, folder))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cannot list %s: %w", filepath.Join(j.dir, folder), errors.Unwrap(err))
+		return nil, fmt.Errorf("cannot list %s: %w", filepath.Join(s.dir, folder), errors.Unwrap(err))
 	}
 	names := make([]string, len(entries))
 	for i, entry := range entries {

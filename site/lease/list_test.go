@@ -15,7 +15,7 @@ import (
 )
 
 // The lists contain exactly the records, whatever other files are in the folders. Listing makes no file.
-func TestSurvey(t *testing.T) {
+func TestList(t *testing.T) {
 	j := newStore(t)
 	ctx := deadline(t, 5*time.Second)
 	for job, device := range map[uint32]site.UUID{7: gpuA, 100: gpuB} {
@@ -40,12 +40,12 @@ func TestSurvey(t *testing.T) {
 		t.Errorf("claims %v, %v, want %v", claims, err, want)
 	}
 	if after := everything(t, j); after != before {
-		t.Errorf("the survey changed something:\nbefore %s\nafter  %s", before, after)
+		t.Errorf("the list changed something:\nbefore %s\nafter  %s", before, after)
 	}
 }
 
 // The Err of a claim is the reason why the claim cannot be read.
-func TestSurveyOfClaimsThatSayNothing(t *testing.T) {
+func TestListOfClaimsThatNameNoJob(t *testing.T) {
 	j := newStore(t)
 	earlier := &Store{j.dir, "boot-0"}
 	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
@@ -60,7 +60,7 @@ func TestSurveyOfClaimsThatSayNothing(t *testing.T) {
 	}
 }
 
-func TestSurveyWhereNoPrologHasRun(t *testing.T) {
+func TestListBeforeTheFirstProlog(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	j := OpenReadOnly(dir, "boot-1")
 	jobs, err1 := j.Jobs()

@@ -33,10 +33,10 @@ func (p Phase) mayFollow(next Phase) bool {
 
 // SetPhase changes the phase of a lease, here and on file. If next may not follow, nothing changes. If the file
 // cannot be written, the lease in memory still gets its new phase.
-func (j *Store) SetPhase(l *Lease, next Phase) error {
+func (s *Store) SetPhase(l *Lease, next Phase) error {
 	if !l.Phase.mayFollow(next) {
 		return fmt.Errorf("cannot change phase of lease of job %d: %q may not follow %q", l.Job.ID, next, l.Phase)
 	}
 	l.Phase = next
-	return j.Save(*l)
+	return s.Save(*l)
 }

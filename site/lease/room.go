@@ -27,12 +27,12 @@ type FullGPU struct {
 }
 
 // roomPath is in the job's folder, which is root's.
-func (j *Store) roomPath(job uint32) string { return filepath.Join(j.JobDir(job), "room.json") }
+func (s *Store) roomPath(job uint32) string { return filepath.Join(s.JobDir(job), "room.json") }
 
-// SaveRoom writes a job's room, for all users to read. If no GPU is full, there is no file. A job without folders is no
-// error: its epilog has removed them.
-func (j *Store) SaveRoom(job uint32, r Room) error {
-	path := j.roomPath(job)
+// SaveRoom writes a job's room, for all users to read. If no GPU is full, there is no file. A job without folders is
+// not an error: its epilog has removed them.
+func (s *Store) SaveRoom(job uint32, r Room) error {
+	path := s.roomPath(job)
 	if len(r.GPUs) == 0 {
 		return remove(path)
 	}
@@ -47,8 +47,8 @@ func (j *Store) SaveRoom(job uint32, r Room) error {
 }
 
 // ReadRoom returns a job's room. Any user may call it.
-func (j *Store) ReadRoom(job uint32) (r Room, err error) {
-	path := j.roomPath(job)
+func (s *Store) ReadRoom(job uint32) (r Room, err error) {
+	path := s.roomPath(job)
 	content, err := site.ReadRootOwnedInContainer(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil

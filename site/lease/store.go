@@ -58,26 +58,26 @@ func ownDir(path string) error {
 	return nil
 }
 
-func (j *Store) path(folder string, job uint32) string {
-	return filepath.Join(j.dir, folder, strconv.FormatUint(uint64(job), 10)+".json")
+func (s *Store) path(folder string, job uint32) string {
+	return filepath.Join(s.dir, folder, strconv.FormatUint(uint64(job), 10)+".json")
 }
 
-func (j *Store) leasePath(job uint32) string { return j.path("leases", job) }
+func (s *Store) leasePath(job uint32) string { return s.path("leases", job) }
 
 // TicketPath is the path of a job's ticket.
-func (j *Store) TicketPath(job uint32) string { return j.path("tickets", job) }
+func (s *Store) TicketPath(job uint32) string { return s.path("tickets", job) }
 
 // JobDir is the folder for the daemons of a job.
-func (j *Store) JobDir(job uint32) string {
-	return filepath.Join(j.dir, "jobs", strconv.FormatUint(uint64(job), 10))
+func (s *Store) JobDir(job uint32) string {
+	return filepath.Join(s.dir, "jobs", strconv.FormatUint(uint64(job), 10))
 }
 
-func (j *Store) claimPath(uuid site.UUID) string {
-	return filepath.Join(j.dir, "claims", string(uuid))
+func (s *Store) claimPath(uuid site.UUID) string {
+	return filepath.Join(s.dir, "claims", string(uuid))
 }
 
-func (j *Store) jobLockPath(job uint32) string {
-	return filepath.Join(j.dir, "locks", strconv.FormatUint(uint64(job), 10))
+func (s *Store) jobLockPath(job uint32) string {
+	return filepath.Join(s.dir, "locks", strconv.FormatUint(uint64(job), 10))
 }
 
 // JobLock is the lock of one job's lease. Only one prolog or epilog of a job holds it at a time.
@@ -88,17 +88,17 @@ type JobLock struct {
 }
 
 // Lock takes a job's lock, and waits until ctx ends. A *BusyError then names the holder.
-func (j *Store) Lock(ctx context.Context, job uint32) (*JobLock, error) {
-	return j.lock(ctx, j.jobLockPath(job), job)
+func (s *Store) Lock(ctx context.Context, job uint32) (*JobLock, error) {
+	return s.lock(ctx, s.jobLockPath(job), job)
 }
 
 // lock takes a lock and writes this process's pid into its file.
-func (j *Store) lock(ctx context.Context, path string, job uint32) (*JobLock, error) {
+func (s *Store) lock(ctx context.Context, path string, job uint32) (*JobLock, error) {
 	file, err := flock(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	jobLock := &JobLock{file, path, j.leasePath(job)}
+	jobLock := &JobLock{file, path, s.leasePath(job)}
 	jobLock.writeHolder(false)
 	return jobLock, nil
 }
@@ -110,39 +110,39 @@ type holderNote struct {
 }
 
 // MarkClosing records that the holder undoes the lease, so a waiting process has no reason to end it.
-func (t *JobLock) MarkClosing() { t.writeHolder(true) }
+func (l *JobLock) MarkClosing() { l.writeHolder(true) }
 
 // writeHolder writes this process into the lock file, so that an epilog knows which process it waits for. A failure
 // is ignored: on a full file system an epilog must still get the lock, because its removals free space.
-func (t *JobLock) writeHolder(closing bool) {
+func (l *JobLock) writeHolder(closing bool) {
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return
 	}
 	name, err := json.Marshal(holderNote{self, closing})
-	if err != nil || t.file.Truncate(0) != nil {
+	if err != nil || l.file.Truncate(0) != nil {
 		return
 	}
-	_, _ = t.file.WriteAt(name, 0)
+	_, _ = l.file.WriteAt(name, 0)
 }
 
 // Release unlocks the job. It removes the lock file before it unlocks, so a waiter notices and makes a new one. It
 // keeps the file while a lease exists, because on a full file system the epilog could not make another. If
 // DeleteAndUnlock has removed the file, a file at that path belongs to another process.
-func (t *JobLock) Release() error {
-	if _, err := os.Lstat(t.lease); err == nil || !sameFile(t.file, t.path) {
-		return t.file.Close()
+func (l *JobLock) Release() error {
+	if _, err := os.Lstat(l.lease); err == nil || !sameFile(l.file, l.path) {
+		return l.file.Close()
 	}
-	err := remove(t.path)
-	return errors.Join(err, t.file.Close())
+	err := remove(l.path)
+	return errors.Join(err, l.file.Close())
 }
 
 // Read returns the lease of a job. The error is ErrNotFound or ErrStaleBoot, or it wraps ErrCorrupt, ErrSchema,
 // site.ErrNotRootOwned or an error of the file system.
-func (j *Store) Read(job uint32) (Lease, error) {
+func (s *Store) Read(job uint32) (Lease, error) {
 	var l Lease
-	path := j.leasePath(job)
-	if err := readRecord(path, j.boot, &l); err != nil {
+	path := s.leasePath(job)
+	if err := readRecord(path, s.boot, &l); err != nil {
 		return Lease{}, err
 	}
 	if l.Job.ID != job {
@@ -158,35 +158,35 @@ func (j *Store) Read(job uint32) (Lease, error) {
 
 // Create writes the lease, then a claim on each of its devices. If another job holds a device, Create removes all of
 // it again and returns an *InUseError.
-func (j *Store) Create(ctx context.Context, l Lease) error {
+func (s *Store) Create(ctx context.Context, l Lease) error {
 	for _, held := range l.Held {
 		if !held.UUID.Valid() {
 			return fmt.Errorf("cannot begin lease of job %d: %q is not the UUID of a device", l.Job.ID, held.UUID)
 		}
 	}
-	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+	lock, err := flock(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	err = j.Save(l)
+	err = s.Save(l)
 	if err == nil {
-		err = j.claim(l)
+		err = s.claim(l)
 	}
 	if err != nil {
-		return errors.Join(err, j.forget(l.Job.ID, uuids(l)))
+		return errors.Join(err, s.forget(l.Job.ID, l.UUIDs()))
 	}
 	return nil
 }
 
 // Save writes the lease. It sets the schema and the boot.
-func (j *Store) Save(l Lease) error {
-	l.Schema, l.Boot = Schema, j.boot
+func (s *Store) Save(l Lease) error {
+	l.Schema, l.Boot = Schema, s.boot
 	content, err := json.MarshalIndent(l, "", "  ")
 	if err != nil {
 		return fmt.Errorf("cannot write lease of job %d: %w", l.Job.ID, err)
 	}
-	return writeWhole(j.leasePath(l.Job.ID), append(content, '\n'), 0o600, -1)
+	return writeWhole(s.leasePath(l.Job.ID), append(content, '\n'), 0o600, -1)
 }
 
 // claim is the content of a file in claims/.
@@ -196,32 +196,32 @@ type claim struct {
 }
 
 // claim makes a hard link to one complete file for every device. So a claim is exclusive and never empty.
-func (j *Store) claim(l Lease) error {
-	content, err := json.Marshal(claim{header{Schema, j.boot}, l.Job.ID})
+func (s *Store) claim(l Lease) error {
+	content, err := json.Marshal(claim{header{Schema, s.boot}, l.Job.ID})
 	if err != nil {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, err)
 	}
-	temporary := j.claimTemporary(l.Job.ID)
+	temporary := s.claimTemporary(l.Job.ID)
 	if err := writeFile(temporary, content, 0o600, -1, true); err != nil {
 		return fmt.Errorf("cannot claim devices of job %d: %w", l.Job.ID, site.ExplainFull(temporary, err))
 	}
 	for _, held := range l.Held {
-		if err := j.claimOne(temporary, held.UUID, l.Job.ID); err != nil {
+		if err := s.claimOne(temporary, held.UUID, l.Job.ID); err != nil {
 			return err
 		}
 	}
 	if err := remove(temporary); err != nil {
 		return err
 	}
-	return syncDir(filepath.Join(j.dir, "claims"))
+	return syncDir(filepath.Join(s.dir, "claims"))
 }
 
-func (j *Store) claimTemporary(job uint32) string {
-	return filepath.Join(j.dir, "claims", fmt.Sprintf(".%d.new", job))
+func (s *Store) claimTemporary(job uint32) string {
+	return filepath.Join(s.dir, "claims", fmt.Sprintf(".%d.new", job))
 }
 
-func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
-	path := j.claimPath(uuid)
+func (s *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
+	path := s.claimPath(uuid)
 	err := os.Link(complete, path)
 	if !errors.Is(err, fs.ErrExist) {
 		if err != nil {
@@ -229,7 +229,7 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 		}
 		return nil
 	}
-	holder, held, err := j.Owner(uuid)
+	holder, held, err := s.Owner(uuid)
 	if err != nil {
 		return err
 	}
@@ -247,9 +247,9 @@ func (j *Store) claimOne(complete string, uuid site.UUID, job uint32) error {
 }
 
 // Owner returns the job that holds a device. A claim of another boot, or of a job without a lease, holds no device.
-func (j *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
+func (s *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 	var c claim
-	err = readRecord(j.claimPath(uuid), j.boot, &c)
+	err = readRecord(s.claimPath(uuid), s.boot, &c)
 	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
 		return 0, false, nil
 	}
@@ -257,7 +257,7 @@ func (j *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 		return 0, false, err
 	}
 	var head header
-	err = readRecord(j.leasePath(c.Job), j.boot, &head)
+	err = readRecord(s.leasePath(c.Job), s.boot, &head)
 	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrStaleBoot) {
 		return 0, false, nil
 	}
@@ -265,21 +265,21 @@ func (j *Store) Owner(uuid site.UUID) (job uint32, held bool, err error) {
 }
 
 // WriteTicket writes the job's ticket. Its group may read it, and only root may write it.
-func (j *Store) WriteTicket(t Ticket) error {
-	t.Schema, t.Boot = Schema, j.boot
+func (s *Store) WriteTicket(t Ticket) error {
+	t.Schema, t.Boot = Schema, s.boot
 	content, err := json.MarshalIndent(t, "", "  ")
 	if err != nil {
 		return fmt.Errorf("cannot publish ticket of job %d: %w", t.Job.ID, err)
 	}
-	if err := writeWhole(j.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID)); err != nil {
-		return errors.Join(err, j.RemoveTicket(t.Job.ID)) // the file may be in place, but not on the disk
+	if err := writeWhole(s.TicketPath(t.Job.ID), append(content, '\n'), 0o640, int(t.Job.GID)); err != nil {
+		return errors.Join(err, s.RemoveTicket(t.Job.ID)) // the file may be in place, but not on the disk
 	}
 	return nil
 }
 
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
-func (j *Store) ReadTicket(job uint32) (Ticket, error) {
-	path := j.TicketPath(job)
+func (s *Store) ReadTicket(job uint32) (Ticket, error) {
+	path := s.TicketPath(job)
 	content, err := readOwnedBy(path, site.ReadRootOwnedInContainer)
 	if err != nil {
 		return Ticket{}, err
@@ -288,7 +288,7 @@ func (j *Store) ReadTicket(job uint32) (Ticket, error) {
 	if torn != nil && t.Boot == "" {
 		return Ticket{}, fmt.Errorf("cannot read %s: %w: %w", path, ErrCorrupt, torn)
 	}
-	if err := (header{t.Schema, t.Boot}).check(path, j.boot); err != nil {
+	if err := (header{t.Schema, t.Boot}).check(path, s.boot); err != nil {
 		return Ticket{}, err
 	}
 	if torn != nil {
@@ -304,40 +304,40 @@ func (j *Store) ReadTicket(job uint32) (Ticket, error) {
 func OpenReadOnly(dir, boot string) *Store { return &Store{dir, boot} }
 
 // RemoveTicket removes a job's ticket.
-func (j *Store) RemoveTicket(job uint32) error {
-	path := j.TicketPath(job)
+func (s *Store) RemoveTicket(job uint32) error {
+	path := s.TicketPath(job)
 	return errors.Join(remove(temporaryOf(path)), remove(path))
 }
 
 // Delete removes a job's claims and then its lease. It is the last step of an undo. The devices are those of the
 // lease; claims that now belong to another job stay.
-func (j *Store) Delete(ctx context.Context, l Lease) error { return j.end(ctx, l) }
+func (s *Store) Delete(ctx context.Context, l Lease) error { return s.end(ctx, l) }
 
 // DeleteAndUnlock is Delete, and also removes the job's lock file before the lease. So a process that is killed in
 // between leaves no file without a lease. A prolog that may start again calls Delete, because a lock whose file is
 // removed excludes no other process.
-func (j *Store) DeleteAndUnlock(ctx context.Context, l Lease) error {
-	return j.end(ctx, l, j.jobLockPath(l.Job.ID))
+func (s *Store) DeleteAndUnlock(ctx context.Context, l Lease) error {
+	return s.end(ctx, l, s.jobLockPath(l.Job.ID))
 }
 
-func (j *Store) end(ctx context.Context, l Lease, others ...string) error {
-	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+func (s *Store) end(ctx context.Context, l Lease, others ...string) error {
+	lock, err := flock(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	return j.forget(l.Job.ID, uuids(l), others...)
+	return s.forget(l.Job.ID, l.UUIDs(), others...)
 }
 
 // forget removes a job's claims, its temporary files, the other named files, and then its lease.
-func (j *Store) forget(job uint32, devices []site.UUID, others ...string) error {
+func (s *Store) forget(job uint32, devices []site.UUID, others ...string) error {
 	for _, uuid := range devices {
-		if err := j.unclaim(uuid, job); err != nil {
+		if err := s.unclaim(uuid, job); err != nil {
 			return err
 		}
 	}
-	path := j.leasePath(job)
-	for _, stale := range slices.Concat([]string{j.claimTemporary(job), temporaryOf(path)}, j.guardFiles(job), others, []string{path}) {
+	path := s.leasePath(job)
+	for _, stale := range slices.Concat([]string{s.claimTemporary(job), temporaryOf(path)}, s.guardFiles(job), others, []string{path}) {
 		if err := remove(stale); err != nil {
 			return err
 		}
@@ -345,42 +345,42 @@ func (j *Store) forget(job uint32, devices []site.UUID, others ...string) error 
 	return syncDir(filepath.Dir(path))
 }
 
-func (j *Store) unclaim(uuid site.UUID, job uint32) error {
+func (s *Store) unclaim(uuid site.UUID, job uint32) error {
 	var c claim
-	err := readRecord(j.claimPath(uuid), j.boot, &c)
+	err := readRecord(s.claimPath(uuid), s.boot, &c)
 	if errors.Is(err, ErrNotFound) || err == nil && c.Job != job {
 		return nil
 	}
 	if err != nil && !errors.Is(err, ErrStaleBoot) {
 		return err
 	}
-	return remove(j.claimPath(uuid))
+	return remove(s.claimPath(uuid))
 }
 
 // PurgeStale removes the files that an earlier boot or a killed writer left of a job. No process and no mode of the
 // job is left, so there is nothing else to undo.
-func (j *Store) PurgeStale(ctx context.Context, job uint32) error {
-	lock, err := flock(ctx, filepath.Join(j.dir, "lock"))
+func (s *Store) PurgeStale(ctx context.Context, job uint32) error {
+	lock, err := flock(ctx, filepath.Join(s.dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := j.RemoveTicket(job); err != nil {
+	if err := s.RemoveTicket(job); err != nil {
 		return err
 	}
-	if err := j.RemoveDirs(job); err != nil {
+	if err := s.RemoveDirs(job); err != nil {
 		return err
 	}
-	claimed, err := j.claimedBy(job)
+	claimed, err := s.claimedBy(job)
 	if err != nil {
 		return err
 	}
-	return j.forget(job, claimed)
+	return s.forget(job, claimed)
 }
 
 // claimedBy lists the devices whose claim names job, of any boot.
-func (j *Store) claimedBy(job uint32) ([]site.UUID, error) {
-	entries, err := os.ReadDir(filepath.Join(j.dir, "claims"))
+func (s *Store) claimedBy(job uint32) ([]site.UUID, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "claims"))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list claims: %w", err)
 	}
@@ -390,7 +390,7 @@ func (j *Store) claimedBy(job uint32) ([]site.UUID, error) {
 		if !uuid.Valid() {
 			continue
 		}
-		content, err := site.ReadRootOwned(j.claimPath(uuid))
+		content, err := site.ReadRootOwned(s.claimPath(uuid))
 		if err != nil {
 			return nil, err
 		}
@@ -400,12 +400,4 @@ func (j *Store) claimedBy(job uint32) ([]site.UUID, error) {
 		}
 	}
 	return claimed, nil
-}
-
-func uuids(l Lease) []site.UUID {
-	list := make([]site.UUID, len(l.Held))
-	for i, held := range l.Held {
-		list[i] = held.UUID
-	}
-	return list
 }

@@ -52,23 +52,23 @@ type TakerPlace struct {
 	taker Taker
 }
 
-func (j *Store) takersPath() string { return filepath.Join(j.dir, "takers") }
+func (s *Store) takersPath() string { return filepath.Join(s.dir, "takers") }
 
 // TakerPlace takes a place for a taker. The error is ErrTakers if the node has no place left, or if too many takers of
 // the user's jobs are left.
-func (j *Store) TakerPlace(t Taker) (*TakerPlace, error) {
-	file, err := os.OpenFile(j.takersPath(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func (s *Store) TakerPlace(t Taker) (*TakerPlace, error) {
+	file, err := os.OpenFile(s.takersPath(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("cannot count takers: %w", site.ExplainFull(j.takersPath(), err))
+		return nil, fmt.Errorf("cannot count takers: %w", site.ExplainFull(s.takersPath(), err))
 	}
 	p := &TakerPlace{file, -1, t}
 	left := 0
-	for at := int64(0); at < maxTakers; at++ {
-		if p.at < 0 && lockByte(file, at) == nil {
-			p.at = at
+	for index := int64(0); index < maxTakers; index++ {
+		if p.at < 0 && lockByte(file, index) == nil {
+			p.at = index
 			continue
 		}
-		if other, taken := takerAt(file, at); taken && other.UID == t.UID && other.left() {
+		if other, taken := takerAt(file, index); taken && other.UID == t.UID && other.left() {
 			left++
 		}
 	}
@@ -110,8 +110,8 @@ func (p *TakerPlace) write() {
 }
 
 // TakersLeft returns the takers that run and have no guard. Only root may call it.
-func (j *Store) TakersLeft() (all []Taker, err error) {
-	file, err := os.OpenFile(j.takersPath(), os.O_RDWR|unix.O_NOFOLLOW, 0)
+func (s *Store) TakersLeft() (all []Taker, err error) {
+	file, err := os.OpenFile(s.takersPath(), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -119,31 +119,31 @@ func (j *Store) TakersLeft() (all []Taker, err error) {
 		return nil, fmt.Errorf("cannot count takers: %w", err)
 	}
 	defer file.Close()
-	for at := range int64(maxTakers) {
-		if t, taken := takerAt(file, at); taken && t.left() {
+	for index := range int64(maxTakers) {
+		if t, taken := takerAt(file, index); taken && t.left() {
 			all = append(all, t)
 		}
 	}
 	return all, nil
 }
 
-func byteLock(at int64) *unix.Flock_t {
-	return &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: at, Len: 1}
+func byteLock(index int64) *unix.Flock_t {
+	return &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: index, Len: 1}
 }
 
 // lockByte locks one byte for an open file, and for all processes that have it open.
-func lockByte(file *os.File, at int64) error {
-	return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, byteLock(at))
+func lockByte(file *os.File, index int64) error {
+	return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, byteLock(index))
 }
 
 // takerAt returns the taker at a place, and whether another open file has the place's lock.
-func takerAt(file *os.File, at int64) (t Taker, taken bool) {
-	lock := byteLock(at)
+func takerAt(file *os.File, index int64) (t Taker, taken bool) {
+	lock := byteLock(index)
 	if unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, lock) != nil || lock.Type == unix.F_UNLCK {
 		return t, false
 	}
 	record := make([]byte, takerSize)
-	n, _ := file.ReadAt(record, at*takerSize)
+	n, _ := file.ReadAt(record, index*takerSize)
 	for n > 0 && record[n-1] == 0 {
 		n--
 	}

@@ -106,6 +106,7 @@ func (o object) daemon() Daemon {
 	proc := o.object("proc")
 	return Daemon{
 		Devices: list(o, "devices", func(uuid string) site.UUID { return site.UUID(uuid) }),
-		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Group: o.text("group"), Proc: site.Process{PID: integer[int](proc, "pid"), Start: integer[uint64](proc, "start")},
+		PipeDir: o.text("pipe_dir"), LogDir: o.text("log_dir"), Group: o.text("group"),
+		Proc: site.Process{PID: integer[int](proc, "pid"), Start: integer[uint64](proc, "start")},
 	}
 }

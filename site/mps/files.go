@@ -40,7 +40,8 @@ func (c ControlProgram) Fit(devices int) (int, error) {
 	}
 	clients := Clients(files, devices)
 	if clients == 0 {
-		return 0, fmt.Errorf("cannot start a control daemon of %d GPUs: its limit of open files is %d, too few for one client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd", devices, files)
+		return 0, fmt.Errorf("cannot start a control daemon of %d GPUs: its limit of open files is %d, too few for one "+
+			"client on each: set LimitNOFILE=131072 in slurmd.service and restart slurmd", devices, files)
 	}
 	return clients, nil
 }

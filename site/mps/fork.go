@@ -157,7 +157,8 @@ func (im *image) exec() {
 	errno := im.prepare()
 	if errno == 0 {
 		syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&im.none)), 0, sigsetBytes, 0, 0)
-		_, _, errno = syscall.RawSyscall6(unix.SYS_EXECVE, uintptr(unsafe.Pointer(im.path)), uintptr(unsafe.Pointer(&im.argv[0])), uintptr(unsafe.Pointer(&im.env[0])), 0, 0, 0)
+		_, _, errno = syscall.RawSyscall6(unix.SYS_EXECVE, uintptr(unsafe.Pointer(im.path)), uintptr(unsafe.Pointer(&im.argv[0])),
+			uintptr(unsafe.Pointer(&im.env[0])), 0, 0, 0)
 	}
 	im.cause |= uint64(errno)
 	syscall.RawSyscall6(unix.SYS_WRITE, uintptr(im.report), uintptr(unsafe.Pointer(&im.cause)), 8, 0, 0, 0)

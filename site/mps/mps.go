@@ -34,7 +34,8 @@ const sunPath = 108
 func CheckPath(pipeDir string) error {
 	longest := filepath.Join(pipeDir, "control_privileged")
 	if len(longest) >= sunPath {
-		return fmt.Errorf("cannot use pipe folder %s: %s has %d bytes, and a socket's path has at most %d: use a shorter root", pipeDir, longest, len(longest), sunPath-1)
+		return fmt.Errorf("cannot use pipe folder %s: %s has %d bytes, and a socket's path has at most %d: use a shorter "+
+			"root", pipeDir, longest, len(longest), sunPath-1)
 	}
 	return nil
 }
@@ -70,26 +71,13 @@ const lookupDeadline = 10 * time.Second
 // UserGroups returns the groups of a job's user, the job's group first. For a user unknown to the node it returns
 // only that one.
 func (c ControlProgram) UserGroups(ctx context.Context, job lease.Job) ([]uint32, error) {
-	type answer struct {
-		groups []uint32
-		err    error
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookupDeadline)
+	ctx, cancel := context.WithTimeoutCause(ctx, lookupDeadline, fmt.Errorf("no answer within %v", lookupDeadline))
 	defer cancel()
-	answered := make(chan answer, 1)
-	go func() {
-		groups, err := lookUpGroups(job)
-		answered <- answer{groups, err}
-	}()
-	select {
-	case a := <-answered:
-		if a.err != nil {
-			return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, a.err)
-		}
-		return a.groups, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("cannot look up groups of uid %d: no answer within %v", job.UID, lookupDeadline)
+	groups, err := site.Within(ctx, func() ([]uint32, error) { return lookUpGroups(job) })
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up groups of uid %d: %w", job.UID, err)
 	}
+	return groups, nil
 }
 
 func lookUpGroups(job lease.Job) ([]uint32, error) {

@@ -108,35 +108,35 @@ func newSearch(uid uint32, d lease.Daemon) search { return search{uid, d, time.N
 // user with all its uids. So a set-user-id program that the user started under such a name is not a member. The start
 // time is read before the rest and again after it, so all of it is about one process. A process whose memory cannot
 // be read is unrelated, because no daemon of ours refuses that.
-func (l search) at(pids []int) []candidate {
+func (s search) at(pids []int) []candidate {
 	all := make([]candidate, len(pids))
 	var own, others []int // indices; the daemon's own processes are read first, so that no other can use up the time
 	for i, pid := range pids {
-		switch all[i].relation = l.quickCheck(pid); {
+		switch all[i].relation = s.quickCheck(pid); {
 		case all[i].relation != member:
-		case pid == l.daemon.Proc.PID || startedBy(pid, l.daemon):
+		case pid == s.daemon.Proc.PID || startedBy(pid, s.daemon):
 			own = append(own, i)
 		default:
 			others = append(others, i)
 		}
 	}
-	l.read(pids, own, all)
-	l.read(pids, others, all)
+	s.read(pids, own, all)
+	s.read(pids, others, all)
 	return all
 }
 
 // read finds the relations of the processes with these indices. A process that does not answer is unrelated.
-func (l search) read(pids, indices []int, all []candidate) {
+func (s search) read(pids, indices []int, all []candidate) {
 	if len(indices) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(time.Until(l.until), minLookTime))
+	ctx, cancel := context.WithTimeout(context.Background(), max(time.Until(s.until), minLookTime))
 	defer cancel()
 	named := make([]int, len(indices))
 	for k, i := range indices {
 		named[k] = pids[i]
 	}
-	half, stop := context.WithTimeout(ctx, time.Until(l.until)/2)
+	half, stop := context.WithTimeout(ctx, time.Until(s.until)/2)
 	defer stop()
 	var procs []site.Process
 	var asked []int
@@ -152,18 +152,18 @@ func (l search) read(pids, indices []int, all []candidate) {
 	}
 	environments := proc.Environments(ctx, procs, pipeVariable)
 	for k, runs := range proc.Ran(procs) {
-		all[asked[k]] = candidate{procs[k], l.relationOf(procs[k], environments[k], runs)}
+		all[asked[k]] = candidate{procs[k], s.relationOf(procs[k], environments[k], runs)}
 	}
 }
 
 // quickCheck checks the user and the name, which is cheap. A process that has changed its uid and not yet run its
 // program belongs to root, for example our own child between fork and exec.
-func (l search) quickCheck(pid int) relation {
+func (s search) quickCheck(pid int) relation {
 	var st unix.Stat_t
 	if unix.Stat("/proc/"+strconv.Itoa(pid), &st) != nil {
 		return gone
 	}
-	if st.Uid != l.uid && st.Uid != 0 {
+	if st.Uid != s.uid && st.Uid != 0 {
 		return unrelated
 	}
 	name, err := proc.Name(pid)
@@ -177,9 +177,9 @@ func (l search) quickCheck(pid int) relation {
 }
 
 // hasName reports whether a process lives and may be a member by its name and user.
-func (l search) hasName(pid int) bool {
+func (s search) hasName(pid int) bool {
 	status, err := proc.ReadStatus(pid)
-	return err == nil && status.Running() && l.quickCheck(pid) == member
+	return err == nil && status.Running() && s.quickCheck(pid) == member
 }
 
 // startedBy reports whether a process is the daemon's child or in its session, which no other process can join.
@@ -193,7 +193,7 @@ func startedBy(pid int, d lease.Daemon) bool {
 }
 
 // relationOf judges a process by its environment, and by whether it still ran after that was read.
-func (l search) relationOf(p site.Process, environment proc.Environment, runs bool) relation {
+func (s search) relationOf(p site.Process, environment proc.Environment, runs bool) relation {
 	switch err := environment.Err; {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
 		return unrelated
@@ -201,7 +201,7 @@ func (l search) relationOf(p site.Process, environment proc.Environment, runs bo
 		return gone
 	case environment.Empty:
 		return undecided
-	case environment.Values[pipeVariable] != l.daemon.PipeDir, !runBy(p.PID, l.uid):
+	case environment.Values[pipeVariable] != s.daemon.PipeDir, !runBy(p.PID, s.uid):
 		return unrelated
 	}
 	return member

@@ -78,27 +78,27 @@ func (c ControlProgram) begin(job lease.Job, d lease.Daemon, args []string) (*co
 }
 
 // watch waits for the end and leaves the process a zombie, so that its pid is not reused.
-func (e *controlRun) watch() {
-	defer close(e.ended)
+func (r *controlRun) watch() {
+	defer close(r.ended)
 	for {
-		if err := unix.Waitid(unix.P_PID, e.pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
+		if err := unix.Waitid(unix.P_PID, r.pid, nil, unix.WEXITED|unix.WNOWAIT, nil); !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}
 }
 
 // exchange writes the question and reads the output.
-func (e *controlRun) exchange(question string) (heard <-chan string) {
+func (r *controlRun) exchange(question string) (heard <-chan string) {
 	go func() {
 		if question != "" {
-			_, _ = io.WriteString(e.question, question)
+			_, _ = io.WriteString(r.question, question)
 		}
-		e.question.Close()
+		r.question.Close()
 	}()
 	all := make(chan string, 1)
 	go func() {
 		first := &bounded{}
-		_, _ = io.Copy(first, e.output)
+		_, _ = io.Copy(first, r.output)
 		all <- first.kept.String()
 	}()
 	return all
@@ -106,26 +106,26 @@ func (e *controlRun) exchange(question string) (heard <-chan string) {
 
 // wait waits for the end. If ctx ends first, it kills the program's whole session, because a site's script around the
 // program must not outlive it.
-func (e *controlRun) wait(ctx context.Context) (inTime bool) {
+func (r *controlRun) wait(ctx context.Context) (inTime bool) {
 	select {
-	case <-e.ended:
+	case <-r.ended:
 		return true
 	case <-ctx.Done():
 	}
-	_ = unix.Kill(-e.pid, unix.SIGKILL)
-	_ = unix.Kill(e.pid, unix.SIGKILL) // the program may have left the session, or not made it yet
+	_ = unix.Kill(-r.pid, unix.SIGKILL)
+	_ = unix.Kill(r.pid, unix.SIGKILL) // the program may have left the session, or not made it yet
 	select {
-	case <-e.ended:
+	case <-r.ended:
 	case <-time.After(killTimeout):
 	}
 	return false
 }
 
 // status returns an error that describes how the program ended.
-func (e *controlRun) status() error {
+func (r *controlRun) status() error {
 	var status unix.WaitStatus
-	if _, err := unix.Wait4(e.pid, &status, 0, nil); err != nil {
-		return fmt.Errorf("cannot wait for pid %d: %w", e.pid, err)
+	if _, err := unix.Wait4(r.pid, &status, 0, nil); err != nil {
+		return fmt.Errorf("cannot wait for pid %d: %w", r.pid, err)
 	}
 	switch {
 	case status.Signaled():
@@ -137,11 +137,11 @@ func (e *controlRun) status() error {
 }
 
 // close releases the program. A program that did not end in time is reaped if it has ended now.
-func (e *controlRun) close() {
-	for _, file := range []*os.File{e.report, e.question, e.output} {
+func (r *controlRun) close() {
+	for _, file := range []*os.File{r.report, r.question, r.output} {
 		file.Close()
 	}
-	_, _ = unix.Wait4(e.pid, nil, unix.WNOHANG, nil)
+	_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil)
 }
 
 // bounded keeps the first bytes of the output and drops the rest, because the output of the user's daemon may be

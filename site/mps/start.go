@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -96,8 +95,7 @@ func quoted(output string) string {
 
 // excerpt is the beginning of a daemon's output, quoted and printable.
 func excerpt(lines ...string) string {
-	output := strings.Join(lines, "\n")
-	return strconv.Quote(output[:min(len(output), maxExcerpt)])
+	return site.Quote(strings.Join(lines, "\n"), maxExcerpt)
 }
 
 // logTail is the last line of the daemon's log, for the error of a failed start. The folder is the user's, so the

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -205,11 +204,6 @@ func parseRows(table []string) ([]ClientRow, error) {
 
 // printable makes text from a user safe for a terminal, with a maximum length.
 func printable(text string, maxLength int) string {
-	runes := []rune(text)
-	for i, r := range runes {
-		if !unicode.IsPrint(r) {
-			runes[i] = '?'
-		}
-	}
+	runes := []rune(site.Printable(text))
 	return string(runes[:min(len(runes), maxLength)])
 }

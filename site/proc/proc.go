@@ -42,6 +42,17 @@ func Exists(pid int) bool {
 	return unix.Lstat("/proc/"+strconv.Itoa(pid), &st) == nil
 }
 
+// SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its
+// own, and a new thread takes that of the thread that created it.
+func SetNice(pid, nice int) {
+	threads, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	for _, thread := range threads {
+		if id, err := strconv.Atoi(thread.Name()); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, id, nice)
+		}
+	}
+}
+
 // Status is the part of /proc/PID/status that this project uses. Its readers never wait for the process.
 type Status struct {
 	State   byte // as in Stat
@@ -50,7 +61,7 @@ type Status struct {
 	UIDs    [4]uint32 // real, effective, saved, of the file system
 }
 
-// Running reports whether the process is no zombie.
+// Running reports whether the process is not a zombie.
 func (s Status) Running() bool { return !dead(s.State, s.Threads) }
 
 // Stopped reports whether the process is stopped, by a signal or a tracer.
@@ -59,7 +70,12 @@ func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
 // maxStatus is above the length of the file, which has some 60 lines.
 const maxStatus = 16 << 10
 
-// ReadStatus reads /proc/PID/status.
+// ReadStatus reads /proc/PID/status. These are the lines that it uses:
+//
+//	State:	S (sleeping)
+//	PPid:	4100
+//	Uid:	1000	1000	1000	1000
+//	Threads:	7
 func ReadStatus(pid int) (Status, error) {
 	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/status", maxStatus)
 	if err != nil {

@@ -77,19 +77,19 @@ func ReadStats(ctx context.Context, pids []int) []StatResult { return readStats(
 func readStats(ctx context.Context, pids []int, limit int) []StatResult {
 	found := make([]StatResult, len(pids))
 	var procs []Process
-	var of []int
+	var indexes []int
 	for i, pid := range pids {
 		if !Exists(pid) {
 			found[i].Err = fmt.Errorf("cannot read state of pid %d: %w", pid, fs.ErrNotExist)
 			continue
 		}
-		procs, of = append(procs, Process{PID: pid}), append(of, i)
+		procs, indexes = append(procs, Process{PID: pid}), append(indexes, i)
 	}
 	for k, a := range eachUpTo(ctx, states, limit, statTime, procs, statOf) {
 		if errors.Is(a.err, ErrLate) {
 			a.err = fmt.Errorf("cannot read state of pid %d: %w", procs[k].PID, ErrSilent)
 		}
-		found[of[k]] = StatResult{a.value, a.err}
+		found[indexes[k]] = StatResult{a.value, a.err}
 	}
 	return found
 }
@@ -163,7 +163,12 @@ func readFile(path string, limit int) ([]byte, error) {
 	}
 }
 
-// parseStat splits the line after the last ')', because the command's name before it may contain any character.
+// parseStat parses a line of /proc/PID/stat:
+//
+//	4242 (my (odd) name) S 4100 4242 4200 34816 4242 4194560 513 0 0 0 12 3 0 0 20 0 7 0 8675309 …
+//
+// It splits the line after the last ')', because the command's name before it may contain any character. The numbers of
+// the fields are those of proc(5): state 3, parent 4, session 6, flags 9, threads 20, start time 22.
 func parseStat(content []byte) (Stat, bool) {
 	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
 	if open < 0 || end < open {
@@ -174,13 +179,15 @@ func parseStat(content []byte) (Stat, bool) {
 	if err != nil || len(fields) < 20 {
 		return Stat{}, false
 	}
-	parent, err1 := strconv.Atoi(fields[1])
-	session, err2 := strconv.Atoi(fields[3])
-	threads, err3 := strconv.Atoi(fields[17])
-	start, err4 := strconv.ParseUint(fields[19], 10, 64)
-	flags, err5 := strconv.ParseUint(fields[6], 10, 64)
+	const first = 3 // the number of fields[0]
+	state := fields[0][0]
+	parent, err1 := strconv.Atoi(fields[4-first])
+	session, err2 := strconv.Atoi(fields[6-first])
+	flags, err3 := strconv.ParseUint(fields[9-first], 10, 64)
+	threads, err4 := strconv.Atoi(fields[20-first])
+	start, err5 := strconv.ParseUint(fields[22-first], 10, 64)
 	const exiting = 4 // PF_EXITING
-	stat := Stat{Process{pid, start}, fields[0][0], parent, session, threads, flags&exiting != 0}
+	stat := Stat{Process{pid, start}, state, parent, session, threads, flags&exiting != 0}
 	return stat, errors.Join(err1, err2, err3, err4, err5) == nil
 }
 
@@ -228,7 +235,7 @@ func pidsOf(procs []Process) []int {
 // a zombie. A user can bring the daemon into that state.
 func dead(state byte, threads int) bool { return (state == 'Z' || state == 'X') && threads <= 1 }
 
-// Running reports whether the process of a Stat is no zombie.
+// Running reports whether the process of a Stat is not a zombie.
 func (s Stat) Running() bool { return !dead(s.State, s.Threads) }
 
 // Current returns this process.

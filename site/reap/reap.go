@@ -75,10 +75,12 @@ func New(paths site.Paths, job uint32, gpus GPUs) (*Reaper, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, standing := policyfile.ReadConfig(paths)
+	_, status := policyfile.ReadConfig(paths)
 	r := &Reaper{Executor: dryRun{}, paths: paths, store: lease.OpenReadOnly(paths.Run(), boot), only: job, self: self, gpus: gpus}
-	if standing.Err != nil {
-		r.lines = append(r.lines, Result{Where: "site.hcl", Act: Leave, Why: fmt.Sprintf("it cannot be used: %v: %s", standing.Err, standing.Instead("the defaults hold")), Do: "mend it"})
+	if status.Err != nil {
+		r.lines = append(r.lines, Result{Where: "site.hcl"}.leave(
+			fmt.Sprintf("it cannot be used: %v: %s", status.Err, status.Instead("the defaults hold")),
+			"correct it: mpsctl doctor shows the line"))
 	}
 	return r, nil
 }
@@ -271,7 +273,8 @@ func (r *Reaper) withoutLease(line Result, void string, running steps.Steps) (Re
 	case refused && len(found) == 0 && r.only != job:
 		return Result{}, leftover{} // its user knows that the job has no MPS, and the job may run
 	case refused && (sign != "" || r.only != job):
-		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")), "when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
+		return line.leave(fmt.Sprintf("it was refused and may run, and there is %s", strings.Join(found, ", ")),
+			"when the job is gone: "+r.paths.ReapCommand(job)), leftover{}
 	case refused:
 		found = append(found, "a refusal")
 	case len(found) == 0:
@@ -316,14 +319,14 @@ func (r *Reaper) busy(job uint32, holder site.Process) Result {
 	return line.act(Keep, why)
 }
 
-func (l Result) act(act Action, why string) Result {
-	l.Act, l.Why = act, why
-	return l
+func (r Result) act(act Action, why string) Result {
+	r.Act, r.Why = act, why
+	return r
 }
 
-func (l Result) leave(why, do string) Result {
-	l.Act, l.Why, l.Do = Leave, why, do
-	return l
+func (r Result) leave(why, do string) Result {
+	r.Act, r.Why, r.Do = Leave, why, do
+	return r
 }
 
 func where(job uint32) string { return fmt.Sprintf("job %d", job) }
@@ -420,7 +423,8 @@ func (r *Reaper) lookAtClaims() {
 	}
 	for _, c := range claims {
 		if c.Err != nil && !errors.Is(c.Err, lease.ErrStaleBoot) {
-			r.lines = append(r.lines, Result{Where: string(c.UUID)}.leave("the claim on it cannot be read: "+site.OneLine(c.Err), "look at the file: it stays until a person moves it away"))
+			r.lines = append(r.lines, Result{Where: string(c.UUID)}.leave("the claim on it cannot be read: "+site.OneLine(c.Err),
+				"look at the file: it stays until a person moves it away"))
 		}
 	}
 }
@@ -429,7 +433,8 @@ func (r *Reaper) lookAtClaims() {
 func (r *Reaper) lookAtGPUs() {
 	devices, err := r.gpus.Devices()
 	if err != nil {
-		r.lines = append(r.lines, Result{Where: "GPUs"}.leave("they cannot be seen: "+site.OneLine(err), "see docs/operator.md: the driver, and nvml_library in site.hcl"))
+		r.lines = append(r.lines, Result{Where: "GPUs"}.leave("they cannot be seen: "+site.OneLine(err),
+			"see docs/operator.md: the driver, and nvml_library in site.hcl"))
 		return
 	}
 	leased := r.leased()

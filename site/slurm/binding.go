@@ -144,7 +144,7 @@ func maxPerGPU(way, list string, task taskIndex, gpus int) int {
 }
 
 // entries parses "1,0*2" as 1, 0, 0. Entries are numbers, decimal or with 0x, or masks, always hexadecimal. It
-// returns nil if the text is no such list.
+// returns nil if the text is not such a list.
 func entries(list string, masks bool) []uint64 {
 	var all []uint64
 	for entry := range strings.SplitSeq(list, ",") {
@@ -185,8 +185,8 @@ func sameEntry(list []uint64, masks bool, task taskIndex) (count int) {
 
 // maxSingle is for --gpu-bind=single:n. Slurm binds n tasks to each GPU, and begins again when every GPU has n. The
 // first GPU depends on the topology, so the result is that of the first GPU.
-func maxSingle(each string, tasks, gpus int) int {
-	n, err := strconv.Atoi(each)
+func maxSingle(count string, tasks, gpus int) int {
+	n, err := strconv.Atoi(count)
 	if err != nil || n < 1 || n > localMax || gpus < 1 || gpus > localMax {
 		return 0
 	}
@@ -194,8 +194,8 @@ func maxSingle(each string, tasks, gpus int) int {
 }
 
 // maxPerTask is for per_task. Each task has its own GPUs, and tasks for which none is left are bound to the first.
-func maxPerTask(each string, task taskIndex, gpus int) int {
-	n, err := strconv.Atoi(each)
+func maxPerTask(count string, task taskIndex, gpus int) int {
+	n, err := strconv.Atoi(count)
 	if err != nil || n < 1 || gpus < n {
 		return 0
 	}

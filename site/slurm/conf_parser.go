@@ -99,13 +99,13 @@ func confLines(r io.Reader, name string) ([]confLine, error) {
 		joined.Reset()
 		first = 0
 	}
-	for at := 1; scanner.Scan(); at++ {
+	for number := 1; scanner.Scan(); number++ {
 		if first == 0 {
-			first = at
+			first = number
 		}
 		text, more := stripContinuation(stripComment(scanner.Text()))
 		if strings.ContainsRune(text, 0) {
-			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is no text file", name, at)
+			return nil, fmt.Errorf("cannot read %s:%d: a NUL byte: this is not a text file", name, number)
 		}
 		joined.WriteString(text)
 		if joined.Len() > confLineMax {

@@ -92,8 +92,8 @@ type gresFile struct {
 // in whatever order the file has them (measured with slurmd -G, Slurm 22.05.8).
 func parseGres(lines []confLine, path, node string) (Gres, error) {
 	file := gresFile{node: node}
-	for _, at := range lines {
-		if err := file.add(at); err != nil {
+	for _, line := range lines {
+		if err := file.add(line); err != nil {
 			return Gres{}, err
 		}
 	}
@@ -108,49 +108,50 @@ func parseGres(lines []confLine, path, node string) (Gres, error) {
 }
 
 // add adds a line by its first name. With a line of another kind slurmd does not start.
-func (f *gresFile) add(at confLine) error {
-	all, err := pairs(at)
+func (f *gresFile) add(line confLine) error {
+	all, err := pairs(line)
 	if err != nil {
 		return err
 	}
 	switch strings.ToLower(all[0].name) {
 	case "autodetect":
-		return f.addDetect(at, all)
+		return f.addDetect(line, all)
 	case "name":
-		values, err := gresValues(at, all)
-		f.everywhere = append(f.everywhere, gresLine{at, values})
+		values, err := gresValues(line, all)
+		f.everywhere = append(f.everywhere, gresLine{line, values})
 		return err
 	case "nodename":
-		return f.addNode(at, all)
+		return f.addNode(line, all)
 	}
-	return fmt.Errorf("cannot read %s: a line begins with Name=, NodeName= or AutoDetect=, not with %s=", at, all[0].name)
+	return fmt.Errorf("cannot read %s: a line begins with Name=, NodeName= or AutoDetect=, not with %s=", line, all[0].name)
 }
 
-func (f *gresFile) addDetect(at confLine, all []pair) (err error) {
+func (f *gresFile) addDetect(line confLine, all []pair) (err error) {
 	if len(all) > 1 {
-		return fmt.Errorf("cannot read %s: AutoDetect= for all nodes must stand on a line of its own: put NodeName= before it, or %s= on the next line", at, all[1].name)
+		return fmt.Errorf("cannot read %s: AutoDetect= for all nodes must stand on a line of its own: put NodeName= "+
+			"before it, or %s= on the next line", line, all[1].name)
 	}
-	f.global, err = parseDetect(at, all[0].value) // the last counts, as in Slurm
+	f.global, err = parseDetect(line, all[0].value) // the last counts, as in Slurm
 	return err
 }
 
 // addNode checks the line, whichever node it names, as slurmd does. It keeps the line if it names this node.
-func (f *gresFile) addNode(at confLine, all []pair) error {
-	values, err := gresValues(at, all[1:])
+func (f *gresFile) addNode(line confLine, all []pair) error {
+	values, err := gresValues(line, all[1:])
 	if err != nil {
 		return err
 	}
 	ours, err := hasHost(all[0].value, f.node)
 	if err != nil {
-		return fmt.Errorf("cannot read %s: %w", at, err)
+		return fmt.Errorf("cannot read %s: %w", line, err)
 	}
 	if !ours {
 		return nil
 	}
-	if f.local, err = localDetect(at, values, f.local); err != nil {
+	if f.local, err = localDetect(line, values, f.local); err != nil {
 		return err
 	}
-	f.here = append(f.here, gresLine{at, values})
+	f.here = append(f.here, gresLine{line, values})
 	return nil
 }
 
@@ -160,19 +161,19 @@ func hasHost(list, node string) (bool, error) {
 	return slices.Contains(hosts, node), err
 }
 
-func gresValues(at confLine, all []pair) (map[string]string, error) {
+func gresValues(line confLine, all []pair) (map[string]string, error) {
 	values := map[string]string{}
 	for _, p := range all {
 		key := strings.ToLower(p.name)
 		if !slices.Contains(gresKeys, key) {
-			return nil, fmt.Errorf("cannot read %s: %s= is not a name of gres.conf: correct it, slurmd does not start with it", at, p.name)
+			return nil, fmt.Errorf("cannot read %s: %s= is not a name of gres.conf: correct it, slurmd does not start with it", line, p.name)
 		}
 		values[key] = p.value // the last counts, as in Slurm
 	}
 	return values, nil
 }
 
-func parseDetect(at confLine, value string) (Detect, error) {
+func parseDetect(line confLine, value string) (Detect, error) {
 	lower := strings.ToLower(value)
 	for _, d := range detects {
 		if strings.Contains(lower, string(d)) {
@@ -182,22 +183,22 @@ func parseDetect(at confLine, value string) (Detect, error) {
 	if lower == string(DetectOff) {
 		return DetectOff, nil
 	}
-	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", at, value)
+	return "", fmt.Errorf("cannot read %s: AutoDetect=%s is not known: nvml, nvidia or off", line, value)
 }
 
 // localDetect reads AutoDetect= of a line that begins with NodeName=. On a line that begins with Name= it has no
 // effect in Slurm.
-func localDetect(at confLine, values map[string]string, before Detect) (Detect, error) {
+func localDetect(line confLine, values map[string]string, before Detect) (Detect, error) {
 	value, ok := values["autodetect"]
 	if !ok {
 		return before, nil
 	}
-	detect, err := parseDetect(at, value)
+	detect, err := parseDetect(line, value)
 	if err != nil {
 		return "", err
 	}
 	if before != DetectUnset && detect != before {
-		return "", fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", at, detect, before)
+		return "", fmt.Errorf("cannot read %s: AutoDetect=%s, an earlier line for this node says %s: keep one", line, detect, before)
 	}
 	return detect, nil
 }

@@ -128,9 +128,11 @@ func TestReadGresRefuses(t *testing.T) {
 		{"Name=gpu File=/dev/nvidia[0-1] Count=3\n", at + "Count=3, but the files make 2: leave Count= out"},
 		{"Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1\n", at + "File= and MultipleFiles= on one line: keep one"},
 		{"Name=gpu File=/dev/nvidia0\nName=gpu File=/x/nvidia0\n", "cannot read /g:2: nvidia0 stands here and at /g:1: slurmd does not start with it"},
-		{"Name=gpu File=/dev/nvidia0\nName=gpu Count=1\n", "cannot read /g:2: of the node's GPU lines some have File= and some do not (/g:1): slurmd does not start with it"},
-		{"Name=gpu File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia1\n", "cannot read /g:2: of the node's GPU lines some have Type= and some do not (/g:1): slurmd does not start with it"},
-		{"a\x00b\n", at + "a NUL byte: this is no text file"},
+		{"Name=gpu File=/dev/nvidia0\nName=gpu Count=1\n", "cannot read /g:2: of the node's GPU lines some have File= and " +
+			"some do not (/g:1): slurmd does not start with it"},
+		{"Name=gpu File=/dev/nvidia0\nName=gpu Type=a File=/dev/nvidia1\n", "cannot read /g:2: of the node's GPU lines " +
+			"some have Type= and some do not (/g:1): slurmd does not start with it"},
+		{"a\x00b\n", at + "a NUL byte: this is not a text file"},
 		{"Include\t%n.conf\n", at + `include of "%n.conf" is not understood: write the path out`},
 		{"include /none\n", "cannot read /none: open /none: file does not exist"},
 		{"include /g\n", "cannot read /g: more than 16 files include one another"},
@@ -175,7 +177,8 @@ func TestReadNode(t *testing.T) {
 		{"by default", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1\n", []ConfiguredGres{{"", 2}}, nil},
 		{"a default overruled", "NodeName=DEFAULT Gres=gpu:2\nNodeName=n1 Gres=gpu:3\n", []ConfiguredGres{{"", 3}}, nil},
 		{"a later default", "NodeName=n1 CPUs=1\nNodeName=DEFAULT Gres=gpu:2\n", []ConfiguredGres{}, nil},
-		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []ConfiguredGres{{"", 1}}, nil},
+		{"among the rest", "SlurmctldHost=a(127.0.0.1)\nnot a pair\nNodeName=n2 Gres=gpu:9\nNodeName=n1 " +
+			"Gres=gpu:1\nPartitionName=main Nodes=ALL\n", []ConfiguredGres{{"", 1}}, nil},
 		{"included", "Include nodes.conf\n", []ConfiguredGres{{"", 7}}, nil},
 	}
 	for _, tt := range tests {
@@ -213,7 +216,8 @@ func TestReadNodeRefuses(t *testing.T) {
 }
 
 func FuzzReadGres(f *testing.F) {
-	for _, seed := range []string{"Name=gpu File=/dev/nvidia[0-3]\n", "NodeName=n[1-3] AutoDetect=nvml Name=gpu Type=\"a b\" \\\n File=/x/nvidia1 # c\n", "Include x\n", "AutoDetect=off\\", "Name=gpu MultipleFiles=a,b Count=9\n"} {
+	for _, seed := range []string{"Name=gpu File=/dev/nvidia[0-3]\n", "NodeName=n[1-3] AutoDetect=nvml Name=gpu " +
+		"Type=\"a b\" \\\n File=/x/nvidia1 # c\n", "Include x\n", "AutoDetect=off\\", "Name=gpu MultipleFiles=a,b Count=9\n"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

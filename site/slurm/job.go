@@ -5,7 +5,6 @@ package slurm
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -162,14 +161,8 @@ func readVariable(job *Job, env Env, v Variable, in Context) error {
 	return nil
 }
 
-// quote formats a value for an error. The result is short and has no bytes that would break a log line.
-func quote(value string) string {
-	const maxLength = 64
-	if len(value) > maxLength {
-		return strconv.Quote(value[:maxLength]) + "…"
-	}
-	return strconv.Quote(value)
-}
+// quote formats a value for an error.
+func quote(value string) string { return site.Quote(value, 64) }
 
 // number parses an id: only digits, from min to the highest number that Slurm does not reserve.
 func number(min uint64, field func(*Job) *uint32, what string) func(*Job, string) error {

@@ -44,7 +44,7 @@ func parseNamespace(r io.Reader, path, node string) (Namespace, error) {
 		}
 		key, value, ok := strings.Cut(strings.TrimLeft(line, " -"), ":")
 		if !ok || strings.ContainsAny(value, "{}&*|>") {
-			return found, fmt.Errorf("%s:%d: %s is no key with a plain value", path, number, quote(line))
+			return found, fmt.Errorf("%s:%d: %s is not a key with a plain value", path, number, quote(line))
 		}
 		values := plainValues(value)
 		switch {

@@ -27,9 +27,9 @@ func TestParseNamespace(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"defaults: {dirs: /tmp}\n":       `x:1: "defaults: {dirs: /tmp}" is no key with a plain value`,
-		"defaults:\n  dirs:\n  - /tmp\n": `x:3: "  - /tmp" is no key with a plain value`,
-		"defaults: &a\n":                 `x:1: "defaults: &a" is no key with a plain value`,
+		"defaults: {dirs: /tmp}\n":       `x:1: "defaults: {dirs: /tmp}" is not a key with a plain value`,
+		"defaults:\n  dirs:\n  - /tmp\n": `x:3: "  - /tmp" is not a key with a plain value`,
+		"defaults: &a\n":                 `x:1: "defaults: &a" is not a key with a plain value`,
 	} {
 		if _, err := parseNamespace(strings.NewReader(text), "x", "n1"); message(err) != want {
 			t.Errorf("%q: %v, want %s", text, err, want)

@@ -132,7 +132,8 @@ func (g Gres) order() (RefKind, error) {
 	case DetectNvidia:
 		return ByMinorOrder, nil
 	}
-	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
+	return "", fmt.Errorf("AutoDetect=%s in %s: which GPU a position means is not known: use nvml, nvidia or File= "+
+		"lines; or Flags=env_uuid, with Slurm 26.05 and later", g.Detect, g.Path)
 }
 
 func (g Gres) at(by RefKind, position int) (DeviceRef, error) {
@@ -147,14 +148,16 @@ func (g Gres) at(by RefKind, position int) (DeviceRef, error) {
 		return DeviceRef{}, fmt.Errorf("of the GPUs in %s none has a File= and a type that slurm.conf gives node %s: make Type= and Gres= agree", g.Path, g.Node)
 	}
 	if len(listed) == 0 {
-		return DeviceRef{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml", g.Path, g.Node)
+		return DeviceRef{}, fmt.Errorf("%s has neither File= of a GPU nor AutoDetect= for node %s: add Name=gpu "+
+			"File=/dev/nvidia[0-N] or AutoDetect=nvml", g.Path, g.Node)
 	}
 	if position < 0 || position >= len(listed) {
 		return DeviceRef{}, fmt.Errorf("position %d, but node %s has %d GPUs in %s", position, g.Node, len(listed), g.Path)
 	}
 	entry := listed[position]
 	if entry.Multiple {
-		return DeviceRef{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml", position, entry.From)
+		return DeviceRef{}, fmt.Errorf("position %d is MultipleFiles= (%s), a MIG instance, and CUDA_VISIBLE_DEVICES does "+
+			"not name it: use AutoDetect=nvml", position, entry.From)
 	}
 	return DeviceRef{By: ByMinor, N: entry.Minor}, nil
 }
@@ -214,7 +217,8 @@ func (g Gres) pick(ref DeviceRef, devices []site.Device) (site.Device, error) {
 		return one(whole, func(d site.Device) bool { return d.Minor == ref.N }, fmt.Sprintf("/dev/nvidia%d", ref.N))
 	}
 	if i := slices.IndexFunc(whole, func(d site.Device) bool { return d.MIGMode }); i >= 0 {
-		return site.Device{}, fmt.Errorf("place %d: with %s in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG", ref.N, whole[i].UUID)
+		return site.Device{}, fmt.Errorf("place %d: with %s in MIG mode Slurm's list counts its instances too: give MPS "+
+			"jobs a node without MIG", ref.N, whole[i].UUID)
 	}
 	ordered, err := g.ordered(ref.By, whole)
 	if err != nil {
@@ -258,10 +262,12 @@ func (g Gres) ordered(by RefKind, devices []site.Device) ([]site.Device, error) 
 		return sorted, nil // the lowest files have the first positions, so the count does not matter
 	}
 	if g.Configured == nil {
-		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and how many of the %d Slurm uses is in slurm.conf: let it be read", len(sorted))
+		return nil, fmt.Errorf("PCI order differs from minor order, and slurm.conf (not read) is needed to tell how many of the %d GPUs "+
+			"Slurm uses: set SLURM_CONF", len(sorted))
 	}
 	if g.count() < len(sorted) {
-		return nil, fmt.Errorf("the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses %d of %d: name them by File= lines with AutoDetect=off", g.count(), len(sorted))
+		return nil, fmt.Errorf("PCI order differs from minor order, and slurm.conf uses %d of %d GPUs: name them by File= lines with "+
+			"AutoDetect=off", g.count(), len(sorted))
 	}
 	return sorted, nil
 }
@@ -282,7 +288,8 @@ func (g Gres) checkKinds(devices []site.Device) error {
 // orderedFiles is for File= lines with AutoDetect=. The positions are certain if the lines are in the order into
 // which the detection sorts, by its key and by file. In addition, no GPU without a line may come between them.
 func (g Gres) orderedFiles(listed []GresEntry, sorted []site.Device) ([]site.Device, error) {
-	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
+	refuse := fmt.Errorf("%s mixes AutoDetect=%s with File= lines, and which GPU comes first is not certain: list all "+
+		"GPUs in the order of their PCI bus ids, or set AutoDetect=off", g.Path, g.Detect)
 	complete := g.Configured != nil && g.count() <= len(listed)
 	var places []site.Device
 	for _, d := range sorted {

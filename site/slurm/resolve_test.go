@@ -54,7 +54,8 @@ func TestResolve(t *testing.T) {
 		{"one type", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "-", Job{GPUs: []int{1}}, minors(1)},
 		{"slurm.conf agrees", "Name=gpu Type=a File=/dev/nvidia[0-3]\n", "gpu:A:4", Job{GPUs: []int{1}}, minors(1)},
 		{"slurm.conf drops a type", "Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "gpu:b:1", Job{GPUs: []int{0}}, minors(1)},
-		{"slurm.conf without types takes them away", "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b File=/dev/nvidia0\n", "gpu:2", Job{GPUs: []int{0, 1}}, minors(1, 0)},
+		{"slurm.conf without types takes them away", "Name=gpu Type=a File=/dev/nvidia1\nName=gpu Type=b " +
+			"File=/dev/nvidia0\n", "gpu:2", Job{GPUs: []int{0, 1}}, minors(1, 0)},
 		{"nvml", "AutoDetect=nvml\n", "-", Job{GPUs: []int{2, 0}}, []DeviceRef{{By: ByPCI, N: 2}, {By: ByPCI, N: 0}}},
 		{"nvidia", "AutoDetect=nvidia\n", "gpu:4", Job{GPUs: []int{3}}, []DeviceRef{{By: ByMinorOrder, N: 3}}},
 		{"MIG", "AutoDetect=nvml\n", "gpu:1g.10gb:7", Job{GPUs: []int{3, 4}, MIG: []site.UUID{migA, migB}, Visible: []string{migA, migB}}, []DeviceRef{{By: ByUUID, UUID: migA}, {By: ByUUID, UUID: migB}}},
@@ -80,16 +81,21 @@ func TestResolveRefuses(t *testing.T) {
 		job        Job
 		want       string
 	}{
-		{"", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
-		{"AutoDetect=off\nName=gpu Count=2\n", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
+		{"", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU nor AutoDetect= for node n1: add " +
+			"Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
+		{"AutoDetect=off\nName=gpu Count=2\n", "-", Job{GPUs: []int{0}}, pre + "/e/gres.conf has neither File= of a GPU " +
+			"nor AutoDetect= for node n1: add Name=gpu File=/dev/nvidia[0-N] or AutoDetect=nvml"},
 		{files4, "-", Job{GPUs: []int{4}}, pre + "position 4, but node n1 has 4 GPUs in /e/gres.conf"},
 		{files4, "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but node n1 has 2 GPUs in /e/gres.conf"},
-		{files4, "gpu:a:4", Job{GPUs: []int{0}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that slurm.conf gives node n1: make Type= and Gres= agree"},
+		{files4, "gpu:a:4", Job{GPUs: []int{0}}, pre + "of the GPUs in /e/gres.conf none has a File= and a type that " +
+			"slurm.conf gives node n1: make Type= and Gres= agree"},
 		{files4, "-", Job{GPUs: []int{1, 0, 1}}, pre + "SLURM_JOB_GPUS names position 1 twice"},
 		{"Name=gpu Type=a File=/dev/nvidia0\nName=gpu Type=b File=/dev/nvidia1\n", "-", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in gres.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
-		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in slurm.conf, and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
+		{"AutoDetect=nvml\n", "gpu:b:1,gpu:a:1", Job{GPUs: []int{1}}, pre + "node n1 has GPU types a and b in slurm.conf, " +
+			"and Slurm may name only a part of the job's GPUs: give MPS jobs a node with one type"},
 		{"AutoDetect=nvml\n", "gpu:2", Job{GPUs: []int{2}}, pre + "position 2, but slurm.conf gives node n1 2 GPUs"},
-		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later"},
+		{"AutoDetect=rsmi\n", "-", Job{GPUs: []int{0}}, pre + "AutoDetect=rsmi in /e/gres.conf: which GPU a position " +
+			"means is not known: use nvml, nvidia or File= lines; or Flags=env_uuid, with Slurm 26.05 and later"},
 		{"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1\n", "-", Job{GPUs: []int{0}}, pre + "position 0 is MultipleFiles= (/e/gres.conf:1), a MIG instance, and CUDA_VISIBLE_DEVICES does not name it: use AutoDetect=nvml"},
 		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, Visible: []string{migA, "1"}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,1", a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
 		{"AutoDetect=nvml\n", "-", Job{GPUs: []int{0, 1}, MIG: []site.UUID{migA}, UUIDs: []site.UUID{gpuA}, Visible: []string{migA, gpuA}}, pre + `CUDA_VISIBLE_DEVICES is "` + migA + `,` + gpuA[:23] + `"…, a mix of MIG instances and whole GPUs: give MPS jobs a node with one kind`},
@@ -195,9 +201,12 @@ func TestPickRefuses(t *testing.T) {
 		{"", DeviceRef{By: ByMinor, N: 5}, gpus(0), pre + "/dev/nvidia5 is in Slurm's list and not on the node"},
 		{"", DeviceRef{By: ByUUID, UUID: gpuA}, gpus(0), pre + gpuA + " is in Slurm's list and not on the node"},
 		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 2}, gpus(0, 1), pre + "place 2 of 2 GPUs"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list counts its instances too: give MPS jobs a node without MIG"},
-		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
-		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: the GPUs' order by PCI bus id is not that of their minors, and how many of the 2 Slurm uses is in slurm.conf: let it be read"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, inMIG, pre + "place 0: with GPU-1 in MIG mode Slurm's list " +
+			"counts its instances too: give MPS jobs a node without MIG"},
+		{"AutoDetect=nvml\nName=gpu Type=a\n", DeviceRef{By: ByPCI, N: 0}, mixed, pre + "place 0: GPUs NVIDIA H200 and " +
+			"NVIDIA L4 under one type with AutoDetect=nvml: name them by File= lines with AutoDetect=off"},
+		{"AutoDetect=nvml\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: PCI order differs from minor order, " +
+			"and slurm.conf (not read) is needed to tell how many of the 2 GPUs Slurm uses: set SLURM_CONF"},
 		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-1]\n", DeviceRef{By: ByPCI, N: 0}, gpus(1, 0), pre + "place 0: /e/gres.conf mixes AutoDetect=nvml with File= lines, and which GPU comes first is not certain: list all GPUs in the order of their PCI bus ids, or set AutoDetect=off"},
 		{"AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n", DeviceRef{By: ByPCI, N: 0}, gpus(0, 1), pre + "place 0: /e/gres.conf lists 4 GPUs by File= and 2 of them are on the node"},
 	}
@@ -208,7 +217,7 @@ func TestPickRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: the GPUs' order by PCI bus id is not that of their minors, and slurm.conf uses 1 of 2: name them by File= lines with AutoDetect=off" {
+	if _, err := MatchDevices(gresOf(t, "AutoDetect=nvml\n", "gpu:1"), []DeviceRef{{By: ByPCI}}, gpus(1, 0)); message(err) != pre+"place 0: PCI order differs from minor order, and slurm.conf uses 1 of 2 GPUs: name them by File= lines with AutoDetect=off" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -245,16 +245,17 @@ func byLauncher(task Task, env Env) (Task, bool, error) {
 		if !ok || l.Marker != "" && !marked {
 			continue
 		}
-		size, from, ok := launcherSize(env, l)
+		size, source, ok := launcherSize(env, l)
 		if !ok {
 			half = cmp.Or(half, l.Rank)
 			continue
 		}
-		found, err := parsePlace(task, l.Name, l.Rank, rank, from, size)
+		found, err := parsePlace(task, l.Name, l.Rank, rank, source, size)
 		return found, err == nil, err
 	}
 	if half != "" {
-		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
+		return Task{}, false, fmt.Errorf("%s is %s, but no variable has the number of ranks on this node: export "+
+			"LOCAL_RANK and LOCAL_WORLD_SIZE", half, quote(env[half]))
 	}
 	for _, l := range Launchers() {
 		if _, ok := env[l.World]; ok && !bySlurmsPlugin(env, l.World) {
@@ -294,7 +295,7 @@ func withoutPlace(l Launcher) error {
 }
 
 // launcherSize returns the size and its variable. Flux has none, but in a job of one node all ranks are on that node.
-func launcherSize(env Env, l Launcher) (size, from string, ok bool) {
+func launcherSize(env Env, l Launcher) (size, source string, ok bool) {
 	if l.Size != "" {
 		size, ok = env[l.Size]
 		return size, l.Size, ok

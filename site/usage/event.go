@@ -19,7 +19,7 @@ type Event struct {
 	// Ending and Unharmed are as in Client. They are known later than End.
 	Ending   Ending `json:"ending,omitempty"`
 	Unharmed int    `json:"unharmed,omitempty"`
-	NoClient bool   `json:"no_client,omitempty"` // the process was counted as a client of the job and is no client
+	NoClient bool   `json:"no_client,omitempty"` // the process was counted as a client of the job and is not a client
 
 	// Pauses and PausedMillis are as in Totals. An event with Pauses is about no client.
 	Pauses       int   `json:"pauses,omitempty"`

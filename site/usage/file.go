@@ -14,7 +14,7 @@ import (
 // Running is the name of a running job's report in the job's folder.
 const Running = "report.json"
 
-// ErrInvalid means that a file is no report that this program knows.
+// ErrInvalid means that a file is not a report that this program knows.
 var ErrInvalid = errors.New("not a report of this version")
 
 // Read reads a report that only root could write. The error wraps fs.ErrNotExist, fs.ErrPermission or ErrInvalid.

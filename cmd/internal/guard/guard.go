@@ -103,7 +103,7 @@ func Main(p cli.Process) int {
 
 // collectAt keeps the guard small, because it lives as long as its job: Go collects garbage when its heap, of about 1
 // MiB, has grown by this many percent. A limit of the memory is not used. Near it, Go collects all the time (measured:
-// 700 times a second, and a look of the guard then took 0.1 s).
+// 700 times a second, and a scan of the guard then took 0.1 s).
 const collectAt = 25
 
 func run(p cli.Process, paths site.Paths, job uint32) error {
@@ -115,12 +115,12 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	if err != nil {
 		return err
 	}
-	journal := lease.OpenReadOnly(paths.Run(), boot)
-	lock, err := lockFor(journal, job)
+	store := lease.OpenReadOnly(paths.Run(), boot)
+	lock, err := lockFor(store, job)
 	if err != nil {
 		return err
 	}
-	l, err := leaseFor(journal, lock, job)
+	l, err := leaseFor(store, lock, job)
 	if err != nil {
 		return errors.Join(err, lock.Release())
 	}
@@ -133,7 +133,7 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	defer closeLog()
 	lines := diode.NewWriter(out, maxLines, 0, nil)
 	defer closeLines(lines)
-	return guardJob(p, journal, lock, l, paths, logfile.Of(lines, "guard", job))
+	return guardJob(p, store, lock, l, paths, logfile.Of(lines, "guard", job))
 }
 
 const (
@@ -145,23 +145,17 @@ const (
 
 // closeLines waits until the last lines are written. It waits for linesWait at most, because the disk may not answer.
 func closeLines(lines diode.Writer) {
-	written := make(chan struct{})
-	go func() {
-		_ = lines.Close()
-		close(written)
-	}()
-	select {
-	case <-written:
-	case <-time.After(linesWait):
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), linesWait)
+	defer cancel()
+	_, _ = site.Within(ctx, func() (struct{}, error) { return struct{}{}, lines.Close() })
 }
 
 // leaseFor reads the lease of a job that needs a guard.
-func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
+func leaseFor(store *lease.Store, lock *lease.JobLock, job uint32) (lease.Lease, error) {
 	if !lock.Signed() { // no other process could find this guard
 		return lease.Lease{}, errors.New("cannot guard: its lock cannot be written: the file system of /run is full")
 	}
-	l, err := journal.Read(job)
+	l, err := store.Read(job)
 	switch {
 	case errors.Is(err, lease.ErrNotFound) || errors.Is(err, lease.ErrStaleBoot):
 		err = fmt.Errorf("cannot guard job %d: it has no lease on this node: its prolog makes one", job)
@@ -172,17 +166,17 @@ func leaseFor(journal *lease.Store, lock *lease.JobLock, job uint32) (lease.Leas
 }
 
 // lockFor takes the lock of the job's guard.
-func lockFor(journal *lease.Store, job uint32) (*lease.JobLock, error) {
+func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	return journal.LockGuard(ctx, job)
+	return store.LockGuard(ctx, job)
 }
 
 func guardJob(
-	p cli.Process, journal *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
+	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
 ) error {
 	job := l.Job.ID
-	r := record{store: journal, lease: l}
+	r := record{store: store, lease: l}
 	self, err := site.CurrentProcess()
 	if err != nil {
 		return err
@@ -191,23 +185,23 @@ func guardJob(
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		TakerPlace: func() (*lease.TakerPlace, error) {
-			return journal.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
+			return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
 		},
-		Promise: func(by time.Time) { _ = lock.Promise(by) }, // without it, mpsctl status marks this guard as stalled
+		Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
 		NameOf:  nameOf,
 		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
 		Save: func(s lease.GuardState) {
-			if err := journal.SaveGuard(job, s); err != nil {
+			if err := store.SaveGuard(job, s); err != nil {
 				log.Warn().Err(err).Send()
 			}
 		},
 		SaveRoom: func(r lease.Room) {
-			if err := journal.SaveRoom(job, r); err != nil {
+			if err := store.SaveRoom(job, r); err != nil {
 				log.Warn().Err(err).Send()
 			}
 		},
 	}
-	o.Usage, o.UsageArgs = beside("gpu-usage"), []string{"--root", paths.Root}
+	o.Usage, o.UsageArgs = site.ProgramPath("gpu-usage"), []string{"--root", paths.Root}
 	o.Recorder, o.RecorderArgs = o.Usage, []string{"--root", paths.Root, "--record", strconv.FormatUint(uint64(job), 10)}
 	for _, held := range l.Held {
 		o.Minors = append(o.Minors, held.Minor)
@@ -245,15 +239,6 @@ func nameOf(p site.Process) string {
 		return fmt.Sprintf("rank %d of step %s", rank, step)
 	}
 	return fmt.Sprintf("rank %d", rank)
-}
-
-// beside returns the path of another program in the folder of this program.
-func beside(program string) string {
-	self, err := os.Executable()
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(filepath.Dir(self), program)
 }
 
 // record reads the job's lease again when necessary.
@@ -320,17 +305,11 @@ func raiseFileLimit() {
 // raisePriority puts this process before the job's processes, which may use all cores. The guard must find a client
 // within some ten milliseconds.
 //
-// In Linux each thread has a priority, and a new thread takes the priority of the thread that created it. If the
-// kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
+// If the kernel groups processes by session (sched_autogroup), a priority counts among the threads of one session only. The
 // guard has its own session, so the priority of the session is raised, too.
 func raisePriority() {
 	_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0)
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, -20)
-		}
-	}
+	proc.SetNice(os.Getpid(), -20)
 }
 
 // leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these

@@ -30,11 +30,11 @@ func OpenCleanup(paths site.Paths) (*Cleanup, error) {
 }
 
 // Close closes the log.
-func (r *Cleanup) Close() { r.close() }
+func (c *Cleanup) Close() { c.close() }
 
 // Lock takes a job's lock. It waits for a prolog or an epilog of the job until the context ends.
-func (r *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err error) {
-	lock, err := r.n.store.Lock(ctx, job)
+func (c *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err error) {
+	lock, err := c.n.store.Lock(ctx, job)
 	if err != nil {
 		return nil, err
 	}
@@ -43,31 +43,34 @@ func (r *Cleanup) Lock(ctx context.Context, job uint32) (release func(), err err
 
 // Within runs a function for one job with the epilog's deadline. SIGTERM and SIGINT end the function's context
 // earlier. If the function hangs in the driver past the deadline, Within returns an error and does not wait longer.
-func (r *Cleanup) Within(run func(context.Context) error) error {
-	return within(r.n.config.EpilogDeadline, site.EpilogMargin, run)
+func (c *Cleanup) Within(run func(context.Context) error) error {
+	_, err := within(c.n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, run(ctx)
+	})
+	return err
 }
 
 // Undo undoes a lease as the epilog does. The caller holds the job's lock.
-func (r *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
-	c := r.n.closer()
-	c.Log = logfile.Of(r.n.out, "reap", l.Job.ID)
-	c.RerunCommand = func(job lease.Job) string { return r.n.paths.ReapCommand(job.ID) }
-	return c.Undo(ctx, l)
+func (c *Cleanup) Undo(ctx context.Context, l lease.Lease) error {
+	e := c.n.epilog()
+	e.Log = logfile.Of(c.n.out, "reap", l.Job.ID)
+	e.RerunCommand = func(job lease.Job) string { return c.n.paths.ReapCommand(job.ID) }
+	return e.Undo(ctx, l)
 }
 
 // Void ends the daemons of a job without a lease, and removes the job's files. The caller holds the job's lock.
-func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error {
-	log := logfile.Of(r.n.out, "reap", job)
+func (c *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDaemon) error {
+	log := logfile.Of(c.n.out, "reap", job)
 	for _, d := range daemons {
-		if err := r.n.control.Kill(ctx, d.Job, d.Daemon); err != nil {
+		if err := c.n.control.Kill(ctx, d.Job, d.Daemon); err != nil {
 			return err
 		}
 		log.Warn().Str("step", "daemon ended").Int("pid", d.Daemon.Proc.PID).Str("pipe_dir", d.Daemon.PipeDir).Msg("no lease named it")
 	}
-	if err := r.n.guards.End(ctx, job); err != nil {
+	if err := c.n.guards.End(ctx, job); err != nil {
 		return err
 	}
-	if err := r.n.store.PurgeStale(ctx, job); err != nil {
+	if err := c.n.store.PurgeStale(ctx, job); err != nil {
 		return err
 	}
 	log.Info().Msg("removed what was left of the job without a lease")
@@ -77,6 +80,6 @@ func (r *Cleanup) Void(ctx context.Context, job uint32, daemons []lease.OrphanDa
 // DriverReadOnly returns the driver of the node for a program that only reads. Each call ends within the epilog's
 // deadline.
 func DriverReadOnly(paths site.Paths) *Driver {
-	facts, _ := policyfile.ReadConfig(paths)
-	return &Driver{library: facts.NVMLLibrary, timeout: facts.EpilogDeadline / 2}
+	config, _ := policyfile.ReadConfig(paths)
+	return &Driver{library: config.NVMLLibrary, timeout: config.EpilogDeadline / 2}
 }

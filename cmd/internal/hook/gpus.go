@@ -23,9 +23,9 @@ type Driver struct {
 	err     error
 }
 
-func (l *Driver) open() (*gpu.NVML, error) {
-	l.once.Do(func() { l.nvml, l.err = gpu.OpenTimeout(l.library, l.timeout) })
-	return l.nvml, l.err
+func (d *Driver) open() (*gpu.NVML, error) {
+	d.once.Do(func() { d.nvml, d.err = gpu.OpenTimeout(d.library, d.timeout) })
+	return d.nvml, d.err
 }
 
 // opened opens the driver if it is not open yet, and calls it.
@@ -37,35 +37,35 @@ func opened[T any](l *Driver, call func(*gpu.NVML) (T, error)) (none T, err erro
 	return call(nvml)
 }
 
-func (l *Driver) Devices() ([]site.Device, error) { return opened(l, (*gpu.NVML).Devices) }
+func (d *Driver) Devices() ([]site.Device, error) { return opened(d, (*gpu.NVML).Devices) }
 
-func (l *Driver) ByMinor(minor int) (site.Device, error) {
-	return opened(l, func(n *gpu.NVML) (site.Device, error) { return n.ByMinor(minor) })
+func (d *Driver) ByMinor(minor int) (site.Device, error) {
+	return opened(d, func(n *gpu.NVML) (site.Device, error) { return n.ByMinor(minor) })
 }
 
-func (l *Driver) Find(uuid site.UUID) (site.Device, error) {
-	return opened(l, func(n *gpu.NVML) (site.Device, error) { return n.Find(uuid) })
+func (d *Driver) Find(uuid site.UUID) (site.Device, error) {
+	return opened(d, func(n *gpu.NVML) (site.Device, error) { return n.Find(uuid) })
 }
 
-func (l *Driver) Index(uuid site.UUID) (int, error) {
-	return opened(l, func(n *gpu.NVML) (int, error) { return n.Index(uuid) })
+func (d *Driver) Index(uuid site.UUID) (int, error) {
+	return opened(d, func(n *gpu.NVML) (int, error) { return n.Index(uuid) })
 }
 
-func (l *Driver) Capability(uuid site.UUID) (major, minor int, err error) {
-	nvml, err := l.open()
+func (d *Driver) Capability(uuid site.UUID) (major, minor int, err error) {
+	nvml, err := d.open()
 	if err != nil {
 		return 0, 0, err
 	}
 	return nvml.Capability(uuid)
 }
 
-func (l *Driver) Mode(uuid site.UUID) (site.Mode, error) {
-	return opened(l, func(n *gpu.NVML) (site.Mode, error) { return n.Mode(uuid) })
+func (d *Driver) Mode(uuid site.UUID) (site.Mode, error) {
+	return opened(d, func(n *gpu.NVML) (site.Mode, error) { return n.Mode(uuid) })
 }
 
-func (l *Driver) SetMode(uuid site.UUID, mode site.Mode) error {
-	_, err := opened(l, func(n *gpu.NVML) (struct{}, error) { return struct{}{}, n.SetMode(uuid, mode) })
+func (d *Driver) SetMode(uuid site.UUID, mode site.Mode) error {
+	_, err := opened(d, func(n *gpu.NVML) (struct{}, error) { return struct{}{}, n.SetMode(uuid, mode) })
 	return err
 }
 
-func (l *Driver) Driver() (string, error) { return opened(l, (*gpu.NVML).Driver) }
+func (d *Driver) Driver() (string, error) { return opened(d, (*gpu.NVML).Driver) }

@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"strconv"
 
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -39,21 +40,11 @@ func UserGroupNames(ctx context.Context, uid, gid uint32) ([]string, error) {
 // groupNames returns the names of groups. If a group has no name on the node, its number is returned. If a directory
 // service does not answer before the deadline, groupNames returns an error and does not wait longer.
 func groupNames(ctx context.Context, groups []uint32) ([]string, error) {
-	type answer struct {
-		names []string
-		err   error
+	names, err := site.Within(ctx, func() ([]string, error) { return nameAll(groups) })
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up names of %d groups: %w", len(groups), err)
 	}
-	answered := make(chan answer, 1)
-	go func() {
-		names, err := nameAll(groups)
-		answered <- answer{names, err}
-	}()
-	select {
-	case a := <-answered:
-		return a.names, a.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("cannot look up names of %d groups: %w", len(groups), ctx.Err())
-	}
+	return names, nil
 }
 
 func nameAll(groups []uint32) ([]string, error) {
@@ -66,7 +57,7 @@ func nameAll(groups []uint32) ([]string, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("cannot look up name of group %d: %w", id, err)
+			return nil, fmt.Errorf("group %d: %w", id, err)
 		}
 		names[i] = group.Name
 	}

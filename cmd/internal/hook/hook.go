@@ -30,45 +30,45 @@ import (
 
 // node is this node with the parts that a program needs for one job.
 type node struct {
-	paths    site.Paths
-	config   site.Config
-	standing policyfile.FileStatus // of the site's file
-	store    *lease.Store
-	gpus     *Driver
-	control  mps.ControlProgram
-	guards   guard.Control
-	out      io.Writer // where log writes
-	log      zerolog.Logger
+	paths   site.Paths
+	config  site.Config
+	status  policyfile.FileStatus // of the site's file
+	store   *lease.Store
+	gpus    *Driver
+	control mps.ControlProgram
+	guards  guard.Control
+	out     io.Writer // where log writes
+	log     zerolog.Logger
 }
 
 // open builds a node. The caller opens and closes the log. If the site's file cannot be used, open logs the reason,
 // and no job fails because of it.
 func open(paths site.Paths, out io.Writer, program string, job uint32) (node, error) {
 	log := logfile.Of(out, program, job)
-	facts, standing := policyfile.ReadConfig(paths)
-	if standing.Err != nil {
-		log.Error().Err(standing.Err).Msg("the site's file cannot be used: " + standing.Instead("the defaults hold"))
+	config, status := policyfile.ReadConfig(paths)
+	if status.Err != nil {
+		log.Error().Err(status.Err).Msg("the site's file cannot be used: " + status.Instead("the defaults hold"))
 	}
 	boot, err := site.BootID()
 	if err != nil {
 		return node{}, err
 	}
-	journal, err := lease.Open(paths.Run(), boot)
+	store, err := lease.Open(paths.Run(), boot)
 	if err != nil {
 		return node{}, err
 	}
 	// The timeout is half of a deadline. If NVML hangs, the other half is left for the work that does not need NVML.
-	gpus := &Driver{library: facts.NVMLLibrary, timeout: min(facts.PrologDeadline, facts.EpilogDeadline) / 2}
+	gpus := &Driver{library: config.NVMLLibrary, timeout: min(config.PrologDeadline, config.EpilogDeadline) / 2}
 	return node{
-		paths: paths, config: facts, standing: standing, store: journal, gpus: gpus,
-		control: mps.ControlProgram{Path: facts.Control, LibraryPath: facts.LibraryPath},
-		guards:  guard.Control{Path: beside("guard"), Root: paths.Root, Store: journal},
+		paths: paths, config: config, status: status, store: store, gpus: gpus,
+		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},
+		guards:  guard.Control{Path: site.ProgramPath("guard"), Root: paths.Root, Store: store},
 		out:     out, log: log,
 	}, nil
 }
 
-// closer returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
-func (n node) closer() epilog.Epilog {
+// epilog returns the epilog of this node. The prolog and mpsctl reap undo a lease with it, too.
+func (n node) epilog() epilog.Epilog {
 	return epilog.Epilog{
 		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Log: n.log, RerunCommand: n.again,
 		Logs: filepath.Join(filepath.Dir(n.paths.Log()), "jobs"), Reports: n.paths.Reports(), Lost: n.paths.LostReports(),
@@ -80,28 +80,11 @@ func (n node) groups() cgroup.Tree { return cgroup.Tree{Run: n.paths.Run()} }
 
 // again returns the command with which an admin runs the epilog of a job by hand.
 func (n node) again(job lease.Job) string {
-	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, beside("epilog"))
+	command := fmt.Sprintf("SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID=%d %s", job.ID, site.ProgramPath("epilog"))
 	if n.paths.Root != "" {
 		command += " --root " + n.paths.Root
 	}
 	return command
-}
-
-// libexec is the folder into which packages install the programs that slurmd runs.
-const libexec = "/usr/libexec/slurm-mps"
-
-// beside returns the path of another program of the package: in the folder of this program if it is there, or else in
-// libexec.
-func beside(program string) string {
-	self, err := os.Executable()
-	if err != nil {
-		return filepath.Join(libexec, program)
-	}
-	path := filepath.Join(filepath.Dir(self), program)
-	if _, err := os.Stat(path); err != nil {
-		return filepath.Join(libexec, program)
-	}
-	return path
 }
 
 // Gres reads the GRES of the job's node from gres.conf and slurm.conf.
@@ -163,17 +146,13 @@ func execute(p cli.Process, c *cobra.Command) int {
 // within runs a function with a deadline. SIGTERM and SIGINT end the function's context earlier. If the function
 // hangs in the driver past the deadline and a margin, within returns an error and does not wait longer. The lease is
 // not deleted, so the next epilog finds it.
-func within(deadline, margin time.Duration, run func(context.Context) error) error {
+func within[T any](deadline, margin time.Duration, run func(context.Context) (T, error)) (T, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(deadline + margin):
-		return fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
-	}
+	hangs := fmt.Errorf("cannot finish within %v: a call of the driver or the file system hangs", deadline+margin)
+	bound, cancel := context.WithTimeoutCause(context.Background(), deadline+margin, hangs)
+	defer cancel()
+	return site.Within(bound, func() (T, error) { return run(ctx) })
 }

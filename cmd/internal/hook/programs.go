@@ -3,6 +3,7 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,44 +63,36 @@ func openJob(paths site.Paths, out io.Writer, log zerolog.Logger, job slurm.Job)
 	if err != nil {
 		return prolog.Failed, err
 	}
-	if n.standing.Err == nil {
+	if n.status.Err == nil {
 		warn(log, policyfile.KeepConfig(paths), "the site's file is not kept for the day when it cannot be read")
 	}
-	opener := prolog.Prolog{
-		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.closer().Undo, Log: n.log, Clock: time.Now,
+	p := prolog.Prolog{
+		Store: n.store, Daemons: n.control, Guards: n.guards, Groups: n.groups(), GPUs: n.gpus, Slurm: n, Undo: n.epilog().Undo, Log: n.log, Clock: time.Now,
 		Control:    lease.Program{Path: n.config.Control, LibraryPath: n.config.LibraryPath},
 		GroupNames: groupNames, JobFiles: n.config.JobMappingDir,
 	}
-	outcome := make(chan prolog.Outcome, 1)
-	err = within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) error {
-		ended, err := opener.Open(ctx, job, rules)
-		outcome <- ended
-		return err
+	outcome, err := within(n.config.PrologDeadline, site.PrologMargin, func(ctx context.Context) (prolog.Outcome, error) {
+		return p.Open(ctx, job, rules)
 	})
-	select {
-	case ended := <-outcome:
-		if ended == prolog.Failed {
-			err = errors.Join(err, n.standing.Err)
-		}
-		return ended, err
-	default:
-		return prolog.Failed, err
+	if outcome = cmp.Or(outcome, prolog.Failed); outcome == prolog.Failed {
+		err = errors.Join(err, n.status.Err)
 	}
+	return outcome, err
 }
 
 // readPolicy reads the policy of the node, or the last policy that could be used. If there is neither, it returns the
 // trigger of the shipped policy and an error with the reason.
 func readPolicy(paths site.Paths, log zerolog.Logger) (policy.Policy, error) {
-	compiled, standing := policyfile.ReadPolicy(paths)
-	if standing.Err == nil {
+	compiled, status := policyfile.ReadPolicy(paths)
+	if status.Err == nil {
 		warn(log, policyfile.KeepPolicy(paths, compiled), "the policy is not kept for the day when it cannot be read")
 		return compiled.Policy(), nil
 	}
-	log.Error().Err(standing.Err).Msg("the policy cannot be used: " + standing.Instead("jobs that ask for MPS fail"))
+	log.Error().Err(status.Err).Msg("the policy cannot be used: " + status.Instead("jobs that ask for MPS fail"))
 	if compiled != nil {
 		return compiled.Policy(), nil
 	}
-	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", standing.Err)
+	return policy.Policy{Trigger: shippedTrigger()}, fmt.Errorf("cannot read policy: %w: no earlier one was kept: see mpsctl policy check", status.Err)
 }
 
 // shippedTrigger returns how jobs ask for MPS at a site whose own policy could never be read.
@@ -155,10 +148,12 @@ func closeJob(paths site.Paths, out io.Writer, log zerolog.Logger, job uint32) e
 	untouched := lease.HasNothingOf(paths.Run(), job)
 	n, err := open(paths, out, "epilog", job)
 	if err == nil {
-		err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) error { return n.closer().Close(ctx, job) })
+		_, err = within(n.config.EpilogDeadline, site.EpilogMargin, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, n.epilog().Close(ctx, job)
+		})
 	}
 	if err != nil && untouched && lease.HasNothingOf(paths.Run(), job) {
-		log.Warn().Err(err).Msg("nothing of the job is here: there is nothing to close")
+		log.Warn().Err(err).Msg("no records of this job: nothing to close")
 		return nil
 	}
 	return err

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -21,7 +20,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/guard"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // Usage is the program gpu-usage. It reports to a guard how much memory GPUs have left and how busy they are, because
@@ -49,8 +48,8 @@ func Usage(p cli.Process) int {
 const usageTimeout = 10 * time.Second
 
 func printUsage(p cli.Process, paths site.Paths, devices []string) error {
-	facts, _ := policyfile.ReadConfig(paths) // the same settings as the prolog's
-	driver, err := gpu.OpenTimeout(facts.NVMLLibrary, usageTimeout)
+	config, _ := policyfile.ReadConfig(paths) // the same settings as the prolog's
+	driver, err := gpu.OpenTimeout(config.NVMLLibrary, usageTimeout)
 	if err != nil {
 		return err
 	}
@@ -116,34 +115,34 @@ func forget(now time.Time) []guard.Sample {
 // recordUsage writes the report of a job until the guard ends.
 func recordUsage(paths site.Paths, job uint32) error {
 	beModest()
-	facts, _ := policyfile.ReadConfig(paths)
-	if facts.UsageInterval == 0 {
+	config, _ := policyfile.ReadConfig(paths)
+	if config.UsageInterval == 0 {
 		return nil
 	}
 	out, closeLog := logfile.Open(paths.Log())
 	defer closeLog()
 	log := logfile.Of(out, "gpu-usage", job)
-	err := recordJob(paths, facts, job, log)
+	err := recordJob(paths, config, job, log)
 	if err != nil {
 		log.Warn().Err(err).Msg("no report of this job is kept")
 	}
 	return err
 }
 
-func recordJob(paths site.Paths, facts site.Config, job uint32, log zerolog.Logger) error {
+func recordJob(paths site.Paths, config site.Config, job uint32, log zerolog.Logger) error {
 	boot, err := site.BootID()
 	if err != nil {
 		return err
 	}
 	store := lease.OpenReadOnly(paths.Run(), boot)
 	events := record.Events(os.Stdin)
-	there, withdrawn := record.Ticket(store.TicketPath(job))
+	published, withdrawn := record.WatchTicket(store.TicketPath(job))
 	// NVML is opened after the prolog, because the prolog must not wait for a driver that is busy with the recorder.
-	early, ok := record.Wait(events, there)
+	early, ok := record.Wait(events, published)
 	if !ok {
 		return nil
 	}
-	o := record.Options{Interval: facts.UsageInterval, Early: early, Log: log}
+	o := record.Options{Interval: config.UsageInterval, Early: early, Log: log}
 	if o.Lease, err = store.Read(job); err != nil {
 		return err
 	}
@@ -156,7 +155,7 @@ func recordJob(paths site.Paths, facts site.Config, job uint32, log zerolog.Logg
 	o.Read = func(pid int) inspect.Environment {
 		return inspect.EnvironmentsOf(context.Background(), []int{pid}, o.Lease.Job.UID)[pid]
 	}
-	if o.Samplers, err = samplers(facts, o.Ticket.Devices); err != nil {
+	if o.Samplers, err = samplers(config, o.Ticket.Devices); err != nil {
 		return err
 	}
 	record.New(o).Run(events, withdrawn)
@@ -168,8 +167,8 @@ func recordJob(paths site.Paths, facts site.Config, job uint32, log zerolog.Logg
 const recordTimeout = 2 * time.Second
 
 // samplers returns a sampler for each device. The sampler is nil if the device cannot be sampled.
-func samplers(facts site.Config, devices []lease.TicketDevice) ([]record.Sampler, error) {
-	driver, err := gpu.OpenTimeout(facts.NVMLLibrary, recordTimeout)
+func samplers(config site.Config, devices []lease.TicketDevice) ([]record.Sampler, error) {
+	driver, err := gpu.OpenTimeout(config.NVMLLibrary, recordTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -189,12 +188,7 @@ const modestNice = 10
 // beModest gives up what this process has from the guard: the priority, and the protection when memory runs out.
 func beModest() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, modestNice)
-		}
-	}
+	proc.SetNice(os.Getpid(), modestNice)
 }
 
 // usageOf returns the usage of one GPU. Known is false if the usage cannot be read. With MIG, the driver reports no

@@ -26,15 +26,15 @@ var plain = Screen{Columns: 80}
 
 // Screen returns the screen of this call. It has colours only on a terminal that supports them, and never if NO_COLOR
 // is set (no-color.org).
-func (c *Invocation) Screen() Screen {
-	s := terminal(c.Out)
-	s.colour = s.Terminal && c.Variable("NO_COLOR") == "" && c.Variable("TERM") != "dumb" && c.Variable("TERM") != ""
+func (call *Invocation) Screen() Screen {
+	s := terminal(call.Out)
+	s.colour = s.Terminal && call.Variable("NO_COLOR") == "" && call.Variable("TERM") != "dumb" && call.Variable("TERM") != ""
 	return s
 }
 
 // Variable returns a variable of the environment, "" if it is not set.
-func (c *Invocation) Variable(name string) string {
-	for _, entry := range c.Env {
+func (call *Invocation) Variable(name string) string {
+	for _, entry := range call.Env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
 			return value
 		}

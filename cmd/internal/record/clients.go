@@ -20,12 +20,12 @@ import (
 // client is a process of the job that is or was a client of MPS.
 type client struct {
 	usage.Event
-	own     inspect.Environment
-	program string
-	on      uint64      // bit n: the driver lists the client on the job's n-th GPU
-	peaks   map[int]int // MiB by GPU
-	faulted bool
-	stayed  bool // it still lived when the job ended
+	environment inspect.Environment
+	program     string
+	listed      uint64      // bit n: the driver lists the client on the job's n-th GPU
+	peaks       map[int]int // MiB by GPU
+	faulted     bool
+	stayed      bool // it still lived when the job ended
 }
 
 func (c *client) lives() bool { return c.End.IsZero() }
@@ -35,8 +35,8 @@ func (c *client) bad() bool { return !c.lives() && usage.BadEnd(c.Exit, c.Ending
 // gpus returns the GPUs of a client, as bits. If the driver has listed the client, the list counts, because cuInit
 // opens all GPUs that a client sees.
 func (c *client) gpus() uint64 {
-	if c.on != 0 {
-		return c.on
+	if c.listed != 0 {
+		return c.listed
 	}
 	return c.GPUs
 }
@@ -50,29 +50,29 @@ type clients struct {
 	read       func(pid int) inspect.Environment
 }
 
-func (all *clients) find(is func(*client) bool) *client {
-	at := slices.IndexFunc(all.all, is)
-	if at < 0 {
+func (cs *clients) find(matches func(*client) bool) *client {
+	i := slices.IndexFunc(cs.all, matches)
+	if i < 0 {
 		return nil
 	}
-	return all.all[at]
+	return cs.all[i]
 }
 
 // tell takes an event of the guard about a client.
-func (all *clients) tell(e usage.Event) {
-	c := all.find(func(c *client) bool { return c.Proc == e.Proc })
+func (cs *clients) tell(e usage.Event) {
+	c := cs.find(func(c *client) bool { return c.Proc == e.Proc })
 	switch {
 	case e.NoClient:
-		if c != nil || all.others[e.Proc] {
-			all.all = slices.DeleteFunc(all.all, func(other *client) bool { return other == c })
-			delete(all.others, e.Proc)
-			all.seen--
+		if c != nil || cs.others[e.Proc] {
+			cs.all = slices.DeleteFunc(cs.all, func(other *client) bool { return other == c })
+			delete(cs.others, e.Proc)
+			cs.seen--
 		}
 		return
 	case c == nil:
-		c = all.admit(e)
+		c = cs.admit(e)
 	}
-	all.peak = max(all.peak, all.living())
+	cs.peak = max(cs.peak, cs.living())
 	if c == nil {
 		return
 	}
@@ -84,48 +84,48 @@ func (all *clients) tell(e usage.Event) {
 	case c.stayed:
 		c.Ending = usage.AtEpilog
 	}
-	all.peak = max(all.peak, all.living())
+	cs.peak = max(cs.peak, cs.living())
 }
 
 // admit adds a client. If there is no room, the oldest client that has ended is removed. If all live, the new client
 // is only counted, once, and admit returns nil.
-func (all *clients) admit(e usage.Event) *client {
-	if !all.others[e.Proc] {
-		all.seen++
+func (cs *clients) admit(e usage.Event) *client {
+	if !cs.others[e.Proc] {
+		cs.seen++
 	}
-	if len(all.all) >= usage.MaxClients {
-		at := slices.IndexFunc(all.all, func(c *client) bool { return !c.lives() })
-		if at < 0 {
-			all.count(e)
+	if len(cs.all) >= usage.MaxClients {
+		i := slices.IndexFunc(cs.all, func(c *client) bool { return !c.lives() })
+		if i < 0 {
+			cs.count(e)
 			return nil
 		}
-		if all.all[at].bad() {
-			all.bad++
+		if cs.all[i].bad() {
+			cs.bad++
 		}
-		all.all = slices.Delete(all.all, at, at+1)
+		cs.all = slices.Delete(cs.all, i, i+1)
 	}
-	delete(all.others, e.Proc)
-	c := &client{Event: e, own: all.read(e.Proc.PID), program: inspect.Command(e.Proc.PID), peaks: map[int]int{}}
-	all.all = append(all.all, c)
+	delete(cs.others, e.Proc)
+	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: inspect.Command(e.Proc.PID), peaks: map[int]int{}}
+	cs.all = append(cs.all, c)
 	return c
 }
 
 // count keeps a client without room among the living until its end.
-func (all *clients) count(e usage.Event) {
+func (cs *clients) count(e usage.Event) {
 	if !e.End.IsZero() {
-		delete(all.others, e.Proc)
+		delete(cs.others, e.Proc)
 		return
 	}
-	if all.others == nil {
-		all.others = map[site.Process]bool{}
+	if cs.others == nil {
+		cs.others = map[site.Process]bool{}
 	}
-	all.others[e.Proc] = true
+	cs.others[e.Proc] = true
 }
 
 // badEnds counts the clients that ended badly.
-func (all *clients) badEnds() int {
-	n := all.bad
-	for _, c := range all.all {
+func (cs *clients) badEnds() int {
+	n := cs.bad
+	for _, c := range cs.all {
 		if c.bad() {
 			n++
 		}
@@ -133,9 +133,9 @@ func (all *clients) badEnds() int {
 	return n
 }
 
-func (all *clients) living() (n int) {
-	n = len(all.others)
-	for _, c := range all.all {
+func (cs *clients) living() (n int) {
+	n = len(cs.others)
+	for _, c := range cs.all {
 		if c.lives() {
 			n++
 		}
@@ -144,61 +144,61 @@ func (all *clients) living() (n int) {
 }
 
 // onGPU takes the driver's list of a GPU's clients, and returns how many of them still run.
-func (all *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
+func (cs *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
 	pids := slices.Collect(maps.Keys(memory))
 	for i, stat := range proc.ReadStats(context.Background(), pids) {
 		pid := pids[i]
-		c := all.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
+		c := cs.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
 		switch {
 		case errors.Is(stat.Err, proc.ErrSilent) && c != nil: // it is in the middle of an exec, and still there
 		case stat.Err != nil || !stat.Running():
 			continue // the guard holds the files of a dead client
 		case c == nil || c.Proc != stat.Process:
-			c = all.admit(usage.Event{Proc: stat.Process, Begin: now})
+			c = cs.admit(usage.Event{Proc: stat.Process, Begin: now})
 		}
 		living++
 		if c == nil {
 			continue
 		}
 		mib := memory[pid]
-		c.on |= 1 << gpu
+		c.listed |= 1 << gpu
 		c.peaks[gpu] = max(c.peaks[gpu], mib)
 	}
-	all.peak = max(all.peak, all.living())
+	cs.peak = max(cs.peak, cs.living())
 	return living
 }
 
 // endGone sets the end of clients that are gone, if the guard has not reported their end.
-func (all *clients) endGone(now time.Time) {
+func (cs *clients) endGone(now time.Time) {
 	var lived []site.Process
-	for _, c := range all.all {
+	for _, c := range cs.all {
 		if c.lives() {
 			lived = append(lived, c.Proc)
 		}
 	}
 	left := map[site.Process]bool{}
-	for _, p := range proc.Left(slices.AppendSeq(lived, maps.Keys(all.others))) {
+	for _, p := range proc.Left(slices.AppendSeq(lived, maps.Keys(cs.others))) {
 		left[p] = true
 	}
-	for _, c := range all.all {
+	for _, c := range cs.all {
 		if c.lives() && !left[c.Proc] {
 			c.End = now
 		}
 	}
-	maps.DeleteFunc(all.others, func(p site.Process, _ bool) bool { return !left[p] })
+	maps.DeleteFunc(cs.others, func(p site.Process, _ bool) bool { return !left[p] })
 }
 
 // stay marks the clients that live at the end of the job.
-func (all *clients) stay() {
-	for _, c := range all.all {
+func (cs *clients) stay() {
+	for _, c := range cs.all {
 		c.stayed = c.lives()
 	}
 }
 
 // fault marks the clients that lived on a GPU at a fatal error.
-func (all *clients) fault(gpus uint64, at time.Time) {
-	for _, c := range all.all {
-		if c.gpus()&gpus == 0 || c.Begin.After(at) || !c.lives() && c.End.Before(at) {
+func (cs *clients) fault(gpus uint64, when time.Time) {
+	for _, c := range cs.all {
+		if c.gpus()&gpus == 0 || c.Begin.After(when) || !c.lives() && c.End.Before(when) {
 			continue
 		}
 		if c.faulted = true; !c.lives() {
@@ -208,23 +208,23 @@ func (all *clients) fault(gpus uint64, at time.Time) {
 }
 
 // rows returns the clients in the form of a report: a row for each client and GPU, the latest usage.MaxClients of them.
-func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
+func (cs *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usage.Client {
 	rows := []usage.Client{}
-	for _, c := range all.all {
-		on := c.gpus()
+	for _, c := range cs.all {
+		bits := c.gpus()
 		switch {
-		case on == 0 && len(gpus) == 1:
-			on = 1
-		case on == 0:
+		case bits == 0 && len(gpus) == 1:
+			bits = 1
+		case bits == 0:
 			rows = append(rows, c.row(-1))
 		}
 		for n, gpu := range gpus {
-			if on&(1<<n) == 0 {
+			if bits&(1<<n) == 0 {
 				continue
 			}
 			row := c.row(n)
-			if c.own.Unknown == "" {
-				row.SMs, row.LimitMiB = shareOf(c.own, gpu.Device, ceiling), c.own.MemoryMiB(gpu.UUID)
+			if c.environment.Unknown == "" {
+				row.SMs, row.LimitMiB = shareOf(c.environment, gpu.Device, ceiling), c.environment.MemoryMiB(gpu.UUID)
 			}
 			rows = append(rows, row)
 		}
@@ -235,14 +235,14 @@ func (all *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []us
 // row returns a client's row for a GPU, without its limits.
 func (c *client) row(gpu int) usage.Client {
 	return usage.Client{
-		PID: c.Proc.PID, GPU: gpu, Rank: c.own.Rank, Step: c.own.Step, Program: c.program, PeakMiB: c.peaks[gpu],
+		PID: c.Proc.PID, GPU: gpu, Rank: c.environment.Rank, Step: c.environment.Step, Program: c.program, PeakMiB: c.peaks[gpu],
 		Begin: c.Begin, End: c.End, Exit: c.Exit, Ending: c.Ending, Unharmed: c.Unharmed, SMs: -1,
 	}
 }
 
 // shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.
-func shareOf(own inspect.Environment, gpu site.Device, ceiling policy.Percent) int {
-	if sms := own.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
+func shareOf(environment inspect.Environment, gpu site.Device, ceiling policy.Percent) int {
+	if sms := environment.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
 		return sms
 	}
 	return 0

@@ -84,11 +84,11 @@ func New(o Options) *Recorder {
 }
 
 // Events sends on the events of the guard, and closes the channel when there are no more.
-func Events(from io.Reader) <-chan usage.Event {
+func Events(source io.Reader) <-chan usage.Event {
 	events := make(chan usage.Event, 64)
 	go func() {
 		defer close(events)
-		lines := bufio.NewScanner(from)
+		lines := bufio.NewScanner(source)
 		for lines.Scan() {
 			var e usage.Event
 			if json.Unmarshal(lines.Bytes(), &e) == nil {
@@ -213,7 +213,7 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 	return gpus
 }
 
-// write puts the report into the job's folder. If the folder is gone, the job is closed, and this is no error.
+// write puts the report into the job's folder. If the folder is gone, the job is closed, and this is not an error.
 func (r *Recorder) write() {
 	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
 	r.report.ClientsSeen, r.report.ClientsPeak, r.report.BadEnds = r.clients.seen, r.clients.peak, r.clients.badEnds()
@@ -222,7 +222,7 @@ func (r *Recorder) write() {
 		r.report.EnergyJ += g.EnergyJ
 	}
 	for _, c := range r.clients.all {
-		r.report.Name = cmp.Or(r.report.Name, c.own.JobName)
+		r.report.Name = cmp.Or(r.report.Name, c.environment.JobName)
 	}
 	r.written = time.Now()
 	err := r.report.Write(r.Folder, usage.Running, r.Lease.Job.UID)

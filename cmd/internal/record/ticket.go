@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// missedTicket is the time between two looks at the folder if the kernel allows no watch.
+// missedTicket is the time between two checks of the folder if the kernel allows no watch.
 const missedTicket = time.Second
 
-// Ticket reports when a job's ticket comes and when it goes, by closing a channel each time. The prolog writes the
-// ticket last, and the epilog removes it first.
-func Ticket(path string) (there, gone <-chan struct{}) {
+// WatchTicket reports when a job's ticket is published and when it is withdrawn, by closing a channel each time. The
+// prolog writes the ticket last, and the epilog removes it first.
+func WatchTicket(path string) (published, withdrawn <-chan struct{}) {
 	came, went := make(chan struct{}), make(chan struct{})
 	changes := watch(filepath.Dir(path))
 	go func() {
@@ -29,7 +29,7 @@ func Ticket(path string) (there, gone <-chan struct{}) {
 }
 
 // Wait waits for a ticket. It returns the events that the guard sends until then. ok is false if the guard has ended.
-func Wait(events <-chan usage.Event, there <-chan struct{}) (early []usage.Event, ok bool) {
+func Wait(events <-chan usage.Event, published <-chan struct{}) (early []usage.Event, ok bool) {
 	for {
 		select {
 		case e, ok := <-events:
@@ -37,14 +37,14 @@ func Wait(events <-chan usage.Event, there <-chan struct{}) (early []usage.Event
 				return nil, false
 			}
 			early = append(early, e)
-		case <-there:
+		case <-published:
 			return early, true
 		}
 	}
 }
 
-func await(changes func(), is func() bool) {
-	for !is() {
+func await(changes func(), done func() bool) {
+	for !done() {
 		changes()
 	}
 }

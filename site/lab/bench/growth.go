@@ -19,15 +19,15 @@ import (
 
 // growth shows on simulated GPUs how our overhead grows with the ranks of a GPU and with the jobs that a node starts.
 type growth struct {
+	RankCounts []int `json:"rank_counts"`
 	// Together is the time of n ranks at once around a program that does nothing, from the first wrapper's start to
 	// the last one's end. The values are milliseconds, one for each round. The keys are "wrapper" and "execs", which
 	// only executes the program. The order is that of RankCounts.
-	RankCounts []int                  `json:"rank_counts"`
-	Together   map[string][][]float64 `json:"together_ms"`
+	Together map[string][][]float64 `json:"together_ms"`
+	Jobs     int                    `json:"jobs"`
+	GPUs     int                    `json:"gpus"`
 	// Starts is the number of jobs per second through slurmd, one value for each trial. The keys are "no hooks" and
 	// "ours". The jobs have one GPU and do nothing. The time is from sbatch to the end of the last epilog.
-	Jobs   int                  `json:"jobs"`
-	GPUs   int                  `json:"gpus"`
 	Starts map[string][]float64 `json:"jobs_per_second"`
 }
 

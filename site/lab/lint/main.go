@@ -62,7 +62,7 @@ func sources(top string) (files []string, err error) {
 
 // check returns what is wrong with the files, as lines "FILE:LINE: SENTENCE".
 func check(tree fs.FS, files []string) (wrong []string, err error) {
-	long := 0
+	long, names := 0, newNames()
 	for _, name := range files {
 		if !licensed(name) {
 			continue
@@ -82,7 +82,7 @@ func check(tree fs.FS, files []string) (wrong []string, err error) {
 		}
 		n, tooLong := lengths(name, content)
 		long += n
-		wrong = append(wrong, tooLong...)
+		wrong = append(append(wrong, tooLong...), names.check(name, content)...)
 	}
 	if long > allowed {
 		const sentence = "%d lines of Go are longer than %d columns, and %d may be: shorten those that you have added"

@@ -59,6 +59,47 @@ func TestLicense(t *testing.T) {
 	}
 }
 
+func TestNames(t *testing.T) {
+	const text = `package a
+
+type T struct {
+	// New is right. Of two fields, either name may come first.
+	New, Other int
+	// These are no name.
+	Third int
+	// Old is the name of yesterday.
+	Fourth int
+	// Gives returns something.
+	Fifth func() int
+}
+
+func (t T) one()     {}
+func (t *T) two()    {}
+func (_ T) three()   {}
+func (T) four()      {}
+func (s *T) five()   {}
+func (s *G[X]) six() {}
+func (g G[X]) seven() {}
+`
+	n := newNames()
+	want := []string{
+		"b/a.go:9: the comment of Fourth begins with the name Old",
+		"b/a.go:11: the comment of Fifth begins with the name Gives",
+		"b/a.go:18: the receiver of T is s, and t at b/a.go:14:7",
+		"b/a.go:20: the receiver of G is g, and s at b/a.go:19:7",
+	}
+	if found := n.check("b/a.go", []byte(text)); !slices.Equal(found, want) {
+		t.Errorf("found %q, want %q", found, want)
+	}
+	other := []byte("package a\n\nfunc (x T) eight() {}\n")
+	if found := n.check("c/a.go", other); len(found) > 0 {
+		t.Errorf("a type of another package: %q", found)
+	}
+	if found := n.check("b/b.go", other); len(found) != 1 {
+		t.Errorf("a second file of the package: %q", found)
+	}
+}
+
 func TestLengths(t *testing.T) {
 	text := "// SPDX-License-Identifier: Apache-2.0\n\n"
 	for _, width := range []int{columns, columns + 1, longest, longest + 1} {

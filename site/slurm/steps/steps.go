@@ -90,7 +90,7 @@ func (s Steps) socket(line string) {
 	for range 7 { // address, references, protocol, flags, type, state, inode
 		_, path, _ = strings.Cut(strings.TrimLeft(path, " "), " ")
 	}
-	if !strings.HasPrefix(path, "/") { // an abstract socket's name begins with @, and is no path
+	if !strings.HasPrefix(path, "/") { // an abstract socket's name begins with @, and is not a path
 		return
 	}
 	match := stepSocket.FindStringSubmatch(path)

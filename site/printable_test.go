@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package site
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestPrintable(t *testing.T) {
+	joined := errors.Join(errors.New("a\x1b[2J"), errors.New("b\u202ec\u0085é"))
+	if got, want := OneLine(joined), "a?[2J; b?c?é"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for text, want := range map[string]string{"": `""`, "abc\n": `"abc\n"`, "abcde": `"abcd"…`} {
+		if got := Quote(text, 4); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
