@@ -16,8 +16,9 @@ import (
 	"time"
 )
 
-// recorded is what a real server wrote during provoked faults, and the daemon's answers at the same time.
-const recorded = "../docs/measurements/3-h200/fault-window.txt"
+// recorded is what a real server wrote during provoked faults, and the daemon's answers at the same time. The trials
+// are those of docs/measurements/3-h200.
+const recorded = "testdata/fault-window.txt"
 
 var (
 	killedAt = regexp.MustCompile(`^kill -9 of the victim at (\d\d:\d\d:\d\d\.\d+)`)

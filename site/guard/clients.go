@@ -431,7 +431,7 @@ func (g *Guard) sharedFile(c *client, number int, k kind) (*file, *client) {
 
 // aboveControl moves a duplicate of a memory file above those of the client's control files. The kernel closes the
 // files of a killed process from the highest number down, and the memory files must be closed first (measured:
-// docs/decisions/022).
+// docs/decisions/023).
 func aboveControl(c *client, fd int) int {
 	lowest := 0
 	for _, f := range c.files {

@@ -6,9 +6,9 @@
 // A test with RELIABILITY=FILE in its environment adds a line to the file. The line has the test's name, the number
 // of tries, the number of failures, the seconds, and optionally a sentence. Tabs separate the fields.
 //
-// The files are in docs/measurements/reliability, one section for each file. Lines that begin with # are the title,
-// facts such as "GPUs: simulated", and notes about the run. Lines of one test add up, so a run may have several
-// parts. The test's own comment describes what the test checks.
+// The lines are in docs/measurements/reliability/runs.tsv. An empty line ends a section. Lines that begin with # are
+// the section's title, facts such as "GPUs: simulated", and notes about the run. Lines of one test add up, so a run
+// may have several parts. The test's own comment describes what the test checks.
 package main
 
 import (
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	raw      = "docs/measurements/reliability"
+	raw      = "docs/measurements/reliability/runs.tsv"
 	document = "docs/reliability.md"
-	runs     = raw + "/README.md"
+	runs     = "docs/measurements/reliability/README.md"
 )
 
 func main() {
@@ -117,10 +117,17 @@ func thousands(n int) string {
 
 const head = `# Reliability: the runs
 
-This page is made by ` + "`make reliability`" + ` from the .tsv files beside it, which the tests have written. [reliability.md](../../reliability.md) has the summary. What a test holds is its own comment in the source.
+This page is made by ` + "`make reliability`" + ` from runs.tsv beside it, whose lines the tests have written. [reliability.md](../../reliability.md) has the summary. What a test holds is its own comment in the source.
+
+## Raw data
+
+| files in [raw.tar.gz](raw.tar.gz) | what |
+|---|---|
+| ` + "`reliability/soak-*.txt`" + ` | each job of a soak is a line |
+| ` + "`reliability/fuzz.txt`" + ` | the last line of each fuzzer, in two runs |
 `
 
-// details returns a page with a section for each file.
+// details returns a page of all sections.
 func details(sections []section, comments map[string]string) string {
 	var text strings.Builder
 	text.WriteString(head)

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// section is one file of lines.
+// section is the lines of one run, or of several runs with one title.
 type section struct {
 	title string
 	facts map[string]string // by their names, as in factNames
@@ -23,8 +23,8 @@ type section struct {
 	rows  []row
 }
 
-// factNames are the names in the lines "# NAME: ..." of a file. Each file has GPUs ("simulated", or the model) and
-// on.
+// factNames are the names in the lines "# NAME: ..." of a section. Each section has GPUs ("simulated", or the model)
+// and on.
 var factNames = []string{"GPUs", "on", "data"}
 
 // row is the sum of all lines of one test.
@@ -35,21 +35,16 @@ type row struct {
 	remarks                []string
 }
 
-func readAll(dir string) ([]section, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "*.tsv"))
+func readAll(path string) ([]section, error) {
+	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cannot read what a test has written: %w", err)
 	}
-	slices.Sort(paths)
 	var all []section
-	for _, path := range paths {
-		content, err := os.ReadFile(path)
+	for text := range strings.SplitSeq(string(content), "\n\n") {
+		s, err := read(text)
 		if err != nil {
-			return nil, fmt.Errorf("cannot read what a test has written: %w", err)
-		}
-		s, err := read(string(content))
-		if err != nil {
-			return nil, fmt.Errorf("cannot read %s: %w", path, err)
+			return nil, fmt.Errorf("cannot read %s: section %d, %q: %w", path, len(all)+1, s.title, err)
 		}
 		all = append(all, s)
 	}

@@ -84,7 +84,7 @@ func (h *held) next() {
 // of any length does not kill them, and short kernels in any number do not.
 //
 // On the H200 a queue of PyTorch's matrix products killed the neighbours, in 1 of 1 trials by SIGTERM and 1 of 1 by
-// exit(0). A queue of this client's kernels killed none, in 4 of 4 (docs/measurements/12-h200/ends-3.csv,
+// exit(0). A queue of this client's kernels killed none, in 4 of 4 (docs/measurements/13-h200/ends.csv,
 // conformance.txt). The reason for the difference is not known. So the simulation kills the neighbours in both cases.
 func TestTerminateClientWithAQueue(t *testing.T) {
 	for _, c := range []struct {

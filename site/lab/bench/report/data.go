@@ -4,7 +4,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -93,25 +95,19 @@ func readData(measurements string) (d data, err error) {
 			d.take(line)
 		}
 	}
-	for _, path := range []string{"8-h200/tune.jsonl", "7-h200/tune.jsonl", "11-h200/tune.jsonl"} {
-		t, err := readTuning(filepath.Join(measurements, path))
-		if err != nil {
-			return d, err
-		}
-		d.tunes = append(d.tunes, t)
+	if d.tunes, err = readTunings(filepath.Join(measurements, "10-h200/tune.jsonl")); err != nil {
+		return d, err
 	}
-	for _, path := range []string{"8-h200/bench.json", "9-h200/bench.json", "10-h200/bench.json", "11-h200/bench.json"} {
-		h, err := readHooks(filepath.Join(measurements, path))
-		if err != nil {
-			return d, err
-		}
-		d.real = append(d.real, h)
+	if d.real, err = readHooks(filepath.Join(measurements, "10-h200/bench.jsonl")); err != nil {
+		return d, err
 	}
 	for path, into := range map[string]*hooks{"hooks-simulated.json": &d.simulated, "growth-simulated.json": &d.grown,
 		"wrapper-simulated.json": &d.wrapped} {
-		if *into, err = readHooks(filepath.Join(measurements, path)); err != nil {
+		runs, err := readHooks(filepath.Join(measurements, path))
+		if err != nil {
 			return d, err
 		}
+		*into = runs[0]
 	}
 	if d.turns, err = readTurns(measurements); err != nil {
 		return d, err
@@ -131,28 +127,43 @@ func readLines(path string) ([]record.Line, error) {
 	return lines, err
 }
 
-func readTuning(path string) (t tuning, err error) {
+// readTunings reads the results of mps-tune, one for each line that begins a machine.
+func readTunings(path string) (all []tuning, err error) {
 	lines, err := readLines(path)
 	for _, line := range lines {
 		if line.Machine != nil {
-			t.machine = *line.Machine
+			all = append(all, tuning{machine: *line.Machine})
 		}
-		if line.Tune != nil {
-			t.programs = append(t.programs, *line.Tune)
+		if line.Tune == nil {
+			continue
 		}
+		if len(all) == 0 {
+			return nil, fmt.Errorf("cannot read %s: it does not begin with a machine", path)
+		}
+		last := &all[len(all)-1]
+		last.programs = append(last.programs, *line.Tune)
 	}
-	return t, err
+	return all, err
 }
 
-func readHooks(path string) (h hooks, err error) {
-	content, err := os.ReadFile(path)
+// readHooks reads the results of make bench, one JSON value for each run. There is at least one.
+func readHooks(path string) (all []hooks, err error) {
+	file, err := os.Open(path)
 	if err != nil {
-		return h, err
+		return nil, err
 	}
-	if err := json.Unmarshal(content, &h); err != nil {
-		return h, fmt.Errorf("cannot read %s: %w", path, err)
+	defer file.Close()
+	for decoder := json.NewDecoder(file); ; {
+		var run hooks
+		err := decoder.Decode(&run)
+		if errors.Is(err, io.EOF) && len(all) > 0 {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read %s: %w", path, err)
+		}
+		all = append(all, run)
 	}
-	return h, nil
 }
 
 func (d *data) take(line record.Line) {

@@ -15,13 +15,13 @@ import (
 	"slices"
 )
 
-// endsOf is a way to end clients, and the files of measurements that have it.
+// endsOf is a way to end clients, and the runs that have it.
 type endsOf struct {
 	name, more, class string
 	method            string
-	files             []string
-	endings, harmful  int  // harmful: endings after which a neighbour died
-	single            bool // one client at a time, so that the endings are independent
+	runs              []string // by their names in the column "run" of ends.csv
+	endings, harmful  int      // harmful: endings after which a neighbour died
+	single            bool     // one client at a time, so that the endings are independent
 }
 
 func endings() []endsOf {
@@ -29,51 +29,51 @@ func endings() []endsOf {
 	second := []string{"13-h200/ends-5", "13-h200/ends-6"}
 	all := []string{"12-h200/ends-3", "13-h200/ends-5", "13-h200/ends-7"}
 	return []endsOf{
-		{name: "guard", more: "first, and last two forms", class: "blue", method: "guard", files: with},
-		{name: "guard, second form", more: "three waves of forty", class: "sky", method: "guard", files: second},
-		{name: "no guard, no wrapper", more: "bare MPS", class: "red", method: "bare", files: all, single: true},
-		{name: "before the guard", more: "a wrapper that drains", class: "orange", method: "old", files: all, single: true},
+		{name: "guard", more: "first, and last two forms", class: "blue", method: "guard", runs: with},
+		{name: "guard, second form", more: "three waves of forty", class: "sky", method: "guard", runs: second},
+		{name: "no guard, no wrapper", more: "bare MPS", class: "red", method: "bare", runs: all, single: true},
+		{name: "before the guard", more: "a wrapper that drains", class: "orange", method: "old", runs: all, single: true},
 	}
 }
 
 // readEnds counts the endings of each way, and the endings after which a neighbour died.
 func readEnds(measurements string) ([]endsOf, error) {
+	path := filepath.Join(measurements, "13-h200", "ends.csv")
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	rows, err := csv.NewReader(file).ReadAll()
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("cannot read %s: it is empty", path)
+	}
+	column := func(name string) int { return slices.Index(rows[0], name) }
+	run, method := column("run"), column("method")
+	before, alive := column("neighbours before"), column("neighbours alive 3 s later")
+	if min(run, method, before, alive) < 0 {
+		return nil, fmt.Errorf("cannot read %s: its first line lacks a column", path)
+	}
 	ways := endings()
 	for i := range ways {
-		for _, name := range ways[i].files {
-			if err := ways[i].count(filepath.Join(measurements, name+".csv")); err != nil {
-				return nil, err
+		for _, row := range rows[1:] {
+			if row[method] == ways[i].method && slices.Contains(ways[i].runs, row[run]) {
+				ways[i].add(row[alive] != row[before])
 			}
 		}
 	}
 	return ways, nil
 }
 
-func (e *endsOf) count(path string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
+// add counts an ending.
+func (e *endsOf) add(harmful bool) {
+	e.endings++
+	if harmful {
+		e.harmful++
 	}
-	defer file.Close()
-	rows, err := csv.NewReader(file).ReadAll()
-	if err != nil {
-		return fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	column := func(name string) int { return slices.Index(rows[0], name) }
-	method, before, alive := column("method"), column("neighbours before"), column("neighbours alive 3 s later")
-	if method < 0 || before < 0 || alive < 0 {
-		return fmt.Errorf("cannot read %s: its first line lacks a column", path)
-	}
-	for _, row := range rows[1:] {
-		if row[method] != e.method {
-			continue
-		}
-		e.endings++
-		if row[alive] != row[before] {
-			e.harmful++
-		}
-	}
-	return nil
 }
 
 // readTurns counts the endings that site/lab/room made on GPUs, in turns with the guard and on a plain daemon. It reads
@@ -114,10 +114,7 @@ func countTurns(path string, ways []endsOf) error {
 		if way < 0 || trial.Part != "endings" || trial.Ranks != "torch" || !trial.Valid {
 			continue
 		}
-		ways[way].endings++
-		if trial.Values.Alive < trial.Values.Of {
-			ways[way].harmful++
-		}
+		ways[way].add(trial.Values.Alive < trial.Values.Of)
 	}
 }
 

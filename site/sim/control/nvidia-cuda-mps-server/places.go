@@ -21,8 +21,8 @@ const (
 )
 
 // keep counts a dead client's context while any process holds its files, and for the time of cleaning. The context
-// takes a place. A client that finds no place gets error 2 (measured: docs/measurements/12-h200/ends-3.txt,
-// ends-4.txt).
+// takes a place. A client that finds no place gets error 2 (measured: docs/measurements/13-h200, ends-3
+// and ends-4).
 func (s *server) keep(pid int, g *gpu) {
 	for g.filesHeld(pid) || s.held(pid) || node.ByteLocked(s.control, int64(pid)) {
 		time.Sleep(heldCheck)

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestArchivesOfMeasurements checks that each archive of raw files has reproducible bytes, and that the table "Raw
+// data" of the README.md beside it describes each of its files and no other.
+func TestArchivesOfMeasurements(t *testing.T) {
+	archives, err := filepath.Glob("../../../docs/measurements/*/raw.tar.gz")
+	if err != nil || len(archives) < 5 {
+		t.Fatalf("archives %q, %v", archives, err)
+	}
+	for _, archive := range archives {
+		readme, err := os.ReadFile(filepath.Join(filepath.Dir(archive), "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		described := patterns(string(readme))
+		used := map[string]bool{}
+		for _, name := range members(t, archive) {
+			found := false
+			for _, pattern := range described {
+				if match, err := path.Match(pattern, name); err != nil {
+					t.Errorf("%s: %s: %v", archive, pattern, err)
+				} else if match {
+					found, used[pattern] = true, true
+				}
+			}
+			if !found {
+				t.Errorf("%s: the README.md beside it does not describe %s", archive, name)
+			}
+		}
+		for _, pattern := range described {
+			if !used[pattern] {
+				t.Errorf("%s: the README.md beside it describes %s, which is not in it", archive, pattern)
+			}
+		}
+	}
+}
+
+var rawFile = regexp.MustCompile("`([^`\n/]+/[^`\n/]+)`")
+
+// patterns returns the names of files in the table "Raw data". A name may have a *.
+func patterns(readme string) (all []string) {
+	_, section, _ := strings.Cut(readme, "\n## Raw data\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for line := range strings.Lines(section) {
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			for _, m := range rawFile.FindAllStringSubmatch(cells[1], -1) {
+				all = append(all, m[1])
+			}
+		}
+	}
+	return all
+}
+
+// members returns the files of an archive. An archive of site/lab/raw.sh is sorted, and has no times and no owners.
+func members(t *testing.T, archive string) (names []string) {
+	t.Helper()
+	file, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	unzipped, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatalf("%s: %v", archive, err)
+	}
+	if !unzipped.ModTime.IsZero() || unzipped.Name != "" {
+		t.Errorf("%s has the time or the name of its file in it: make it by site/lab/raw.sh", archive)
+	}
+	last := ""
+	for reader := tar.NewReader(unzipped); ; {
+		entry, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return names
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", archive, err)
+		}
+		if entry.ModTime.Unix() != 0 || entry.Uid != 0 || entry.Gid != 0 {
+			t.Errorf("%s: %s has a time or an owner: make the archive by site/lab/raw.sh", archive, entry.Name)
+		}
+		if entry.Typeflag == tar.TypeDir {
+			last = "" // the folders are in the order of the command
+			continue
+		}
+		if entry.Name <= last {
+			t.Errorf("%s: %s is not in order: make the archive by site/lab/raw.sh", archive, entry.Name)
+		}
+		last = entry.Name
+		names = append(names, entry.Name)
+	}
+}
