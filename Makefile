@@ -69,7 +69,7 @@ pictures: setup ## record docs/pictures on that Slurm, with chromium: 2 min
 # The soak runs last, because its jobs load all cores. A test that fails beside the others runs once more, alone
 # (docs/decisions/041-a-failed-test-runs-again-alone.md).
 TESTSUM := go tool -modfile=$(BENCH)/go.mod gotestsum --format=pkgname --rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test
-test: setup ## all tests
+test: setup ## all tests, up to 15 minutes on two cores
 	REQUIRE_LAB=1 $(TESTSUM) --packages=./... -- -parallel 4 -timeout 13m -skip '^TestSoak$$'
 	REQUIRE_LAB=1 go test -C $(BENCH) -timeout 5m ./...
 	SOAK_JOBS=30 SOAK_WIDE=2 REQUIRE_LAB=1 $(TESTSUM) --packages=./cmd -- -count=1 -timeout 10m -run '^TestSoak$$'
@@ -110,7 +110,7 @@ sweep: setup ## kill and refuse every effect of prolog and epilog
 	SWEEP=race REQUIRE_LAB=1 go test -timeout 10m -v ./cmd
 
 # Plants one fault at a time by an overlay of the build, and checks that the tests named for the fault fail. There are
-# 235 faults (docs/faults.md). MUTANTS names some of them.
+# 263 faults (docs/faults.md). MUTANTS names some of them.
 mutants: setup ## plant faults, and run the tests that must notice them
 	go run ./site/lab/mutants $(MUTANTS)
 

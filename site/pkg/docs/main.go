@@ -93,24 +93,26 @@ func readPackaged(list string) (packaged, error) {
 	return s, nil
 }
 
-var link = regexp.MustCompile(`\]\(([^)\s#]+)(#[^)\s]*)?\)`)
+// link matches a link of Markdown, and a picture of HTML: what comes before the file, the file, the anchor, and what
+// comes after.
+var link = regexp.MustCompile(`(\]\(|src(?:set)?=")([^)"\s#]+)(#[^)"\s]*)?([)"])`)
 
 // relink returns a document in which the relative links work in the package.
 func (s packaged) relink(source, text string) string {
 	return link.ReplaceAllStringFunc(text, func(found string) string {
 		m := link.FindStringSubmatch(found)
-		if strings.Contains(m[1], "://") {
+		if strings.Contains(m[2], "://") {
 			return found
 		}
-		file := filepath.Join(filepath.Dir(source), m[1])
+		file := filepath.Join(filepath.Dir(source), m[2])
 		place, held := s.places[file]
 		if !held {
-			return "](" + s.home + "/blob/main/" + file + m[2] + ")"
+			return m[1] + s.home + "/blob/main/" + file + m[3] + m[4]
 		}
 		relative, err := filepath.Rel(filepath.Dir(s.places[source]), place)
 		if err != nil {
 			panic(err) // both are absolute
 		}
-		return "](" + relative + m[2] + ")"
+		return m[1] + relative + m[3] + m[4]
 	})
 }

@@ -22,6 +22,8 @@ func TestRelink(t *testing.T) {
 	for text, want := range map[string]string{
 		"[u](docs/user.md#here), [h](#home)": "[u](user.md#here), [h](#home)",
 		"![a](docs/plots/a.svg)":             "![a](plots/a.svg)",
+		`<img src="docs/plots/a.svg">`:       `<img src="plots/a.svg">`,
+		`<source srcset="docs/pic.png">`:     `<source srcset="https://example.org/p/blob/main/docs/pic.png">`,
 		"[d](docs/decisions/)":               "[d](https://example.org/p/blob/main/docs/decisions)",
 		"[d](docs/development.md#x)":         "[d](https://example.org/p/blob/main/docs/development.md#x)",
 		"[s](https://slurm.schedmd.com)":     "[s](https://slurm.schedmd.com)",
@@ -73,7 +75,7 @@ func TestThePackagedDocuments(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range link.FindAllStringSubmatch(string(content), -1) {
-			if place := filepath.Join(filepath.Dir(s.places[source]), m[1]); !strings.Contains(m[1], "://") && !targets[place] {
+			if place := filepath.Join(filepath.Dir(s.places[source]), m[2]); !strings.Contains(m[2], "://") && !targets[place] {
 				t.Errorf("%s: the packages do not hold %s", s.places[source], place)
 			}
 		}

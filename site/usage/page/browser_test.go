@@ -4,6 +4,7 @@ package page
 
 import (
 	"fmt"
+	"html"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,12 +53,16 @@ func (b browser) open(t *testing.T, page string, width int, more ...string) (dom
 	return string(out), logged
 }
 
-// overflow is how many pixels a page is wider than its window. A script in a copy of the page measures it.
+// overflow is how many pixels a page is wider than its window. A script in a copy of the page measures it. The window
+// is a frame in another page, because chromium has no window below 500 pixels.
 func (b browser) overflow(t *testing.T, page string, width int) int {
 	t.Helper()
-	const script = `<script>{ const e = document.documentElement; e.dataset.wide = innerWidth + " " + (e.scrollWidth - e.clientWidth) }</script>`
+	const script = `<script>{ const e = document.documentElement
+parent.document.documentElement.dataset.wide = innerWidth + " " + (e.scrollWidth - e.clientWidth) }</script>`
 	policy := regexp.MustCompile(`<meta http-equiv="Content-Security-Policy"[^>]*>`)
-	dom, _ := b.open(t, strings.Replace(policy.ReplaceAllString(page, ""), "</body>", script+"</body>", 1), width)
+	inner := strings.Replace(policy.ReplaceAllString(page, ""), "</body>", script+"</body>", 1)
+	dom, _ := b.open(t, fmt.Sprintf(`<!doctype html><iframe style="width:%dpx;height:1000px;border:0" srcdoc="%s"></iframe>`,
+		width, html.EscapeString(inner)), 1500)
 	found := regexp.MustCompile(`data-wide="(\d+) (\d+)"`).FindStringSubmatch(dom)
 	if found == nil || found[1] != strconv.Itoa(width) {
 		t.Fatalf("the browser did not measure in %d pixels: %q", width, found)
