@@ -3,11 +3,15 @@
 package tune
 
 import (
+	"archive/tar"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -116,21 +120,17 @@ func TestNoFalseWinner(t *testing.T) {
 // measuredSpreads returns the spreads of the rates that mps-tune measured on H200s (docs/measurements): for each program
 // the standard deviation of the logarithm of a run's rate, by share, in the order of trial.
 func measuredSpreads(t *testing.T) (all [][]float64) {
-	files, err := filepath.Glob("../../../docs/measurements/*-h200/tune.jsonl")
+	archives, err := filepath.Glob("../../../docs/measurements/*-h200/raw.tar.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(content)) {
+	for _, archive := range archives {
+		for line := range strings.Lines(archived(t, archive, "tune.jsonl")) {
 			var measured struct {
 				Tune struct{ Report report }
 			}
 			if err := json.Unmarshal([]byte(line), &measured); err != nil {
-				t.Fatal(file, err)
+				t.Fatal(archive, err)
 			}
 			var spreads []float64
 			for _, w := range measured.Tune.Report.Rules {
@@ -144,6 +144,33 @@ func measuredSpreads(t *testing.T) (all [][]float64) {
 		}
 	}
 	return all
+}
+
+// archived returns the contents of all files of an archive that have a name, one after another.
+func archived(t *testing.T, archive, name string) string {
+	t.Helper()
+	file, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	plain, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(archive, err)
+	}
+	var all strings.Builder
+	for members := tar.NewReader(plain); ; {
+		switch member, err := members.Next(); {
+		case err == io.EOF:
+			return all.String()
+		case err != nil:
+			t.Fatal(archive, err)
+		case path.Base(member.Name) == name:
+			if _, err := io.Copy(&all, members); err != nil {
+				t.Fatal(archive, err)
+			}
+		}
+	}
 }
 
 // No share wins if the noise is as measured on H200s: of the default trial (five shares, five times), and of a trial of

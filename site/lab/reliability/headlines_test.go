@@ -48,9 +48,9 @@ func TestTheHeadlinesAreOneNumber(t *testing.T) {
 // headlines are made from the measurements, except for times that nothing measures again.
 func headlines(t *testing.T, module string) []headline {
 	t.Helper()
-	jobs, findings := sum(t, module, "03-soak.tsv")
-	ends, none := sum(t, module, "07-ends.tsv")
-	miscounted, harmed := sum(t, module, "08-ends-miscounted.tsv")
+	jobs, findings := sum(t, module, "Random jobs with random faults under a real Slurm")
+	ends, none := sum(t, module, "Ranks end in any way beside two neighbours, with the guard")
+	miscounted, harmed := sum(t, module, "Ends with a guard that counted too many clients (corrected)")
 	if none != "0" {
 		t.Fatalf("%s endings with the guard did harm", none)
 	}
@@ -108,19 +108,19 @@ func sorted(pages map[string]string) (names []string) {
 	return names
 }
 
-// sum returns how often something was tried and how often it failed, in one file of the measurements.
-func sum(t *testing.T, module, file string) (tried, failed string) {
+// sum returns how often something was tried and how often it failed, in the section of the measurements with a title.
+func sum(t *testing.T, module, title string) (tried, failed string) {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(module, raw, file))
+	sections, err := readAll(filepath.Join(module, raw))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := read(string(content))
-	if err != nil || len(s.rows) == 0 {
-		t.Fatalf("%s: %d rows, %v", file, len(s.rows), err)
+	i := slices.IndexFunc(sections, func(s section) bool { return s.title == title })
+	if i < 0 {
+		t.Fatalf("%s has no section %q", raw, title)
 	}
 	var all, wrong int
-	for _, r := range s.rows {
+	for _, r := range sections[i].rows {
 		all, wrong = all+r.tried, wrong+r.failed
 	}
 	return thousands(all), thousands(wrong)
