@@ -304,7 +304,7 @@ func TestAnEpilogBesideItsProlog(t *testing.T) {
 			}
 			p.must(0, p.job(7, "0"), "epilog")
 			p.clean()
-			if taken := strings.Contains(p.log(), "taking over"); taken != c.takes {
+			if taken := strings.Contains(p.log(), "killing the job's prolog"); taken != c.takes {
 				t.Errorf("the epilog took over: %v\n%s", taken, p.log())
 			}
 			<-ended

@@ -276,7 +276,7 @@ func TestEpilogsOfOneJobAtOnce(t *testing.T) {
 	wrapped.client(7, "spin", "-ms", "5", "-for", "100")
 	together(copies(4, func(int) { p.closes(job) })...)
 	p.clean()
-	if strings.Contains(p.log(), "taking over") {
+	if strings.Contains(p.log(), "killing the job's prolog") {
 		t.Errorf("an epilog was ended:\n%s", p.log())
 	}
 }

@@ -105,7 +105,7 @@ func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	result, err := c.Run(c.ctx, c.user, "srun", "--gres=gpu:1", filepath.Join(c.dir, "mpirun-wrap"), "true")
 	want := "cannot find ticket of job"
-	if err != nil || result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
 		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
 	}
 	result, err = c.Run(c.ctx, c.user, "srun", "--gres=gpu:1", "true")
@@ -115,12 +115,12 @@ func TestAJobWithoutMPSUnderSlurm(t *testing.T) {
 	c.quiet()
 }
 
-// If a user forgets the GPU, the wrapper prints the reason, and no node is drained.
+// If a user forgets the GPU, TaskProlog or the wrapper prints the reason, and no node is drained.
 func TestAMistakeOfTheUsersDrainsNothing(t *testing.T) {
 	c := newCluster(t, "", lab.Options{PrologFlags: "Alloc"})
 	result, err := c.Run(c.ctx, c.user, "srun", "--constraint=mps", filepath.Join(c.dir, "mpirun-wrap"), "true")
 	want := "has no GPU on node n1: submit it with --gres=gpu:N"
-	if err != nil || result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+	if err != nil || result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
 		t.Errorf("%+v, %v: want 125 and %q", result, err, want)
 	}
 	c.quiet()

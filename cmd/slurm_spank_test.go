@@ -167,7 +167,7 @@ func TestTheOptionMPS(t *testing.T) {
 	t.Run("more than the policy allows", func(t *testing.T) {
 		result := s.run("srun", "-Q", "--mps=keep_logs=always", "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true")
 		want := "cannot take keep_logs=always: this site's policy lets this job set share, scope alone"
-		if result.Exit != 125 || !strings.Contains(result.Stderr, want) {
+		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, want) {
 			t.Errorf("%+v: want 125 and %q", result, want)
 		}
 	})
@@ -228,7 +228,7 @@ func TestAMistakeInTheGrammarOfTheOption(t *testing.T) {
 			t.Fatalf("%q can be read", options)
 		}
 		result := s.run("srun", "-Q", "--mps="+options, "--gres=gpu:1", filepath.Join(s.dir, "mpirun-wrap"), "true")
-		if result.Exit != 125 || !strings.Contains(result.Stderr, err.Error()) {
+		if result.Exit != 125 || !strings.Contains(result.Stdout+result.Stderr, err.Error()) {
 			t.Errorf("--mps=%q: %+v: want 125 and %q", options, result, err)
 		}
 	}

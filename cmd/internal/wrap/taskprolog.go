@@ -47,6 +47,9 @@ func TaskProlog(p cli.Process) int {
 	return cli.ExitOK
 }
 
+// maxReason is how many bytes of a reason a task prolog prints. A longer reason is printed by mpirun-wrap, too, whole.
+const maxReason = 500
+
 // printReason prints why a task has no placement, once for the node, and not again if the batch script's task prolog has
 // printed it. It lets mpirun-wrap know that. Slurm drops no such line, also if the task ends at once (120 of 120 steps of
 // Slurm 22.05).
@@ -56,10 +59,11 @@ func printReason(p cli.Process, env slurm.Env, err error) {
 	if toldByBatch(env[toldVariable], env, reason) {
 		return
 	}
+	printed := site.OneLine(err)
 	if first {
-		fmt.Fprintf(p.Out, "print slurm-mps: %.500s\n", site.OneLine(err))
+		fmt.Fprintf(p.Out, "print slurm-mps: %.*s\n", maxReason, printed)
 	}
-	if first || isOfJob(err) {
+	if len(printed) <= maxReason && (first || isOfJob(err)) {
 		fmt.Fprintf(p.Out, "export %s=%s\n", toldVariable, hashOf(env, env["SLURM_STEP_ID"], reason))
 	}
 }

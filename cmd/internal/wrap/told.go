@@ -13,7 +13,6 @@ import (
 
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
-	"golang.org/x/sys/unix"
 )
 
 // toldVariable is how a task prolog tells mpirun-wrap which reason it has printed. The value is a hash of the reason and
@@ -53,14 +52,15 @@ func isOfJob(err error) bool {
 // optionError is an error in a variable, which all tasks of a step have.
 type optionError struct{ error }
 
-// isTerminal reports whether a person reads the stream now. The reason may have left the screen, so it is printed again.
+// isTerminal reports whether a person may read the stream now. The reason may have left the screen, so it is printed
+// again. Another character device, such as /dev/null, counts as a terminal.
 func isTerminal(out io.Writer) bool {
 	file, ok := out.(*os.File)
 	if !ok {
 		return false
 	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // without returns an environment without a variable.
