@@ -272,7 +272,7 @@ func (u *usages) pending(c *client, now time.Time) bool {
 func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 	u := &g.usage
 	if u.gauge == nil || u.of.Before(c.died) || now.Sub(u.of) > usageAge {
-		s.roomy = false
+		s.wasRoomy, s.roomy = s.roomy && g.wereRoomy(c, now), false
 		return
 	}
 	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !c.namespaced && !u.lists(c)
@@ -294,6 +294,23 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 		s.idle = s.idle && u.idle[i].last >= from
 	}
 	s.idle = s.idle && s.gpuKnown
+}
+
+// wereRoomy reports whether a dead client's GPUs had plenty of memory by the last answer, if it is not too old.
+func (g *Guard) wereRoomy(c *client, now time.Time) bool {
+	u := &g.usage
+	if u.gauge == nil || len(u.gpus) == 0 || now.Sub(u.of) > usageAge {
+		return false
+	}
+	for i, usage := range u.gpus {
+		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
+			continue
+		}
+		if roomy, _ := usage.judge(g.demandOf(1<<i, usage, now)); !roomy || !usage.Known {
+			return false
+		}
+	}
+	return true
 }
 
 // growing is the time after its start in which a client takes its memory, and the time after a client's end in which
