@@ -193,7 +193,7 @@ func TestHowLongFilesAreHeld(t *testing.T) {
 			s.holds(0, slack)
 			neighbour := s.neighbour()
 			s.holds(2, slack)
-			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib, "-end", c.end, "-after", "0.3")
+			victim := s.start("spin", "-ms", "0", "-for", "100", "-mib", c.mib, "-end", c.end, "-after", "1") // a busy guard sees it
 			s.holds(4, slack)
 			victim.ends()
 			died := time.Now()
