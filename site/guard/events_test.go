@@ -12,13 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Openings wake the guard once for a scan, however many there are, and again after the scan.
-func TestOpeningsWakeOnce(t *testing.T) {
+// newEvents opens events until the end of a test.
+func newEvents(t *testing.T) *events {
+	t.Helper()
 	e, err := openEvents()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.close()
+	t.Cleanup(e.close)
+	return e
+}
+
+// Openings wake the guard once for a scan, however many there are, and again after the scan.
+func TestOpeningsWakeOnce(t *testing.T) {
+	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
 	if err := e.watch(path, unix.IN_OPEN); err != nil {
 		t.Fatal(err)
@@ -53,11 +60,7 @@ func TestOpeningsWakeOnce(t *testing.T) {
 
 // A missing path to watch, or a kernel without inotify, does not end the guard.
 func TestWithoutAWatch(t *testing.T) {
-	e, err := openEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
+	e := newEvents(t)
 	if err := e.watch(filepath.Join(t.TempDir(), "none"), unix.IN_OPEN); err == nil || e.watches() {
 		t.Errorf("a missing file is watched: %v", err)
 	}
@@ -100,11 +103,7 @@ func TestTheRestAfterAScan(t *testing.T) {
 
 // A wait tells a daemon's line from an opening.
 func TestLinesAreTold(t *testing.T) {
-	e, err := openEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
+	e := newEvents(t)
 	path, logs := filepath.Join(devices(t), "nvidia-uvm"), t.TempDir()
 	err1 := e.watch(path, unix.IN_OPEN)
 	if err2 := e.watch(logs, unix.IN_MODIFY|unix.IN_CREATE|unix.IN_ONLYDIR); err1 != nil || err2 != nil {
@@ -150,11 +149,7 @@ func TestAScanEndsWhenAClientDies(t *testing.T) {
 
 // What a scan has taken of the events ends the next wait.
 func TestEventsDuringAScanAreNotLost(t *testing.T) {
-	e, err := openEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.close()
+	e := newEvents(t)
 	path := filepath.Join(devices(t), "nvidia-uvm")
 	if err := e.watch(path, unix.IN_OPEN); err != nil {
 		t.Fatal(err)

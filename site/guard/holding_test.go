@@ -89,7 +89,7 @@ func TestAClientOfTwoGPUs(t *testing.T) {
 		// The same answer, two ages after it: of a client that died later.
 		for age, want := range map[time.Duration]bool{usageAge: c.room, usageAge + 1: false} {
 			s, later := situation{roomy: true}, now.Add(age)
-			if g.addUsage(&client{died: later, gpus: 3}, &s, later); s.wasRoomy != want || s.roomy || s.gpuKnown {
+			if g.addUsage(&client{died: later, gpus: 3}, &s, later); s.roomBefore != want || s.roomy || s.gpuKnown {
 				t.Errorf("%s, before the death: %+v", c.name, s)
 			}
 		}

@@ -55,7 +55,7 @@ type situation struct {
 	noContext  bool          // the driver lists no context of it
 	tight      bool          // places or host memory are not plentiful, whatever the GPUs' memory is
 	roomy      bool          // at least half of the GPUs' places and memory is free, and the host has memory
-	wasRoomy   bool          // it was so by the last answer before the death, and there is no answer since
+	roomBefore bool          // it was so by the last answer before the death, and there is no answer since
 	short      bool          // a program may need the room that dead clients take
 	paused     bool          // a pause is not allowed, or one after hold has ended without an idle GPU
 }
@@ -70,7 +70,7 @@ func (s situation) releaseReason(hold time.Duration) string {
 		return workDone
 	case s.inOrder && s.noContext:
 		return noContext
-	case s.inOrder && !s.roomy && (s.tight || !s.pending || s.age >= knowBy && !s.wasRoomy):
+	case s.inOrder && !s.roomy && (s.tight || !s.pending || s.age >= knowBy && !s.roomBefore):
 		return endedWell
 	case !s.neighbours && !s.pending && (!s.gpuKnown || s.age >= hold):
 		return noNeighbour
@@ -171,6 +171,9 @@ func (g *Guard) places(c *client) int {
 // device takes none, because cuInit opens the GPUs 2 ms later (measured). Otherwise a user's process could shorten a
 // dead client's time by opening the memory device only.
 func (c *client) takesPlace() bool { return !c.inherits() && c.gpus != 0 }
+
+// mayUse reports whether a client may use one of some GPUs. A client with unknown GPUs may use any.
+func (c *client) mayUse(gpus uint64) bool { return c.gpus == 0 || c.gpus&gpus != 0 }
 
 // shareGPU reports whether two clients may use the same GPU. A client with unknown GPUs may use any.
 func shareGPU(a, b *client) bool { return a.gpus == 0 || b.gpus == 0 || a.gpus&b.gpus != 0 }

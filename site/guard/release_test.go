@@ -51,10 +51,10 @@ func TestReleaseReason(t *testing.T) {
 		{"in order, and the room is not known in time", beside(func(s *situation) { s.age, s.inOrder, s.roomy, s.pending = knowBy, true, false, true }), endedWell, false},
 
 		{"in order, and the room was there before, and is not known in time", beside(func(s *situation) {
-			s.age, s.inOrder, s.roomy, s.pending, s.wasRoomy = knowBy, true, false, true, true
+			s.age, s.inOrder, s.roomy, s.pending, s.roomBefore = knowBy, true, false, true, true
 		}), "", false},
 		{"in order, and the room was there before, and is never known", beside(func(s *situation) {
-			s.age, s.inOrder, s.roomy, s.wasRoomy = usageStart, true, false, true
+			s.age, s.inOrder, s.roomy, s.roomBefore = usageStart, true, false, true
 		}), endedWell, false},
 
 		{"in order, and the room is needed, and known soon", beside(func(s *situation) {

@@ -55,7 +55,7 @@ func (g *Guard) publishRoom(now time.Time) {
 	full := map[int]lease.FullGPU{}
 	add := func(c *client, until time.Time) {
 		for i, minor := range g.Minors {
-			if c.gpus != 0 && c.gpus&(1<<i) == 0 {
+			if !c.mayUse(1 << i) {
 				continue
 			}
 			gpu := full[minor]

@@ -271,13 +271,17 @@ func (u *usages) pending(c *client, now time.Time) bool {
 // addUsage adds the usage of a dead client's GPUs to a situation.
 func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 	u := &g.usage
-	if u.gauge == nil || u.of.Before(c.died) || now.Sub(u.of) > usageAge {
-		s.wasRoomy, s.roomy = s.roomy && g.wereRoomy(c, now), false
+	if u.gauge == nil || now.Sub(u.of) > usageAge {
+		s.roomy = false
+		return
+	}
+	if u.of.Before(c.died) {
+		s.roomBefore, s.roomy = s.roomy && g.wereRoomy(c, now), false
 		return
 	}
 	s.gpuKnown, s.idle, s.noContext = true, true, !c.lives && !c.namespaced && !u.lists(c)
 	for i, usage := range u.gpus {
-		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
+		if !c.mayUse(1 << i) {
 			continue
 		}
 		roomy, short := usage.judge(g.demandOf(1<<i, usage, now))
@@ -296,21 +300,17 @@ func (g *Guard) addUsage(c *client, s *situation, now time.Time) {
 	s.idle = s.idle && s.gpuKnown
 }
 
-// wereRoomy reports whether a dead client's GPUs had plenty of memory by the last answer, if it is not too old.
+// wereRoomy reports whether a dead client's GPUs had plenty of memory by the last answer.
 func (g *Guard) wereRoomy(c *client, now time.Time) bool {
-	u := &g.usage
-	if u.gauge == nil || len(u.gpus) == 0 || now.Sub(u.of) > usageAge {
-		return false
-	}
-	for i, usage := range u.gpus {
-		if c.gpus != 0 && c.gpus&(1<<i) == 0 {
+	for i, usage := range g.usage.gpus {
+		if !c.mayUse(1 << i) {
 			continue
 		}
 		if roomy, _ := usage.judge(g.demandOf(1<<i, usage, now)); !roomy || !usage.Known {
 			return false
 		}
 	}
-	return true
+	return len(g.usage.gpus) > 0
 }
 
 // growing is the time after its start in which a client takes its memory, and the time after a client's end in which
@@ -352,12 +352,11 @@ func (g *Guard) lately(gpu uint64, now time.Time) (clients int) {
 }
 
 func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
-	listed := func(c *client) bool { return c.gpus == 0 || c.gpus&gpu != 0 }
 	for _, mib := range usage.Clients {
 		d.largest = max(d.largest, mib)
 	}
 	for _, c := range g.living {
-		if c.inherits() || !listed(c) {
+		if c.inherits() || !c.mayUse(gpu) {
 			continue
 		}
 		d.living++
@@ -366,7 +365,7 @@ func (g *Guard) demandOf(gpu uint64, usage Usage, now time.Time) (d demand) {
 		}
 	}
 	for _, c := range g.dead {
-		if !listed(c) {
+		if !c.mayUse(gpu) {
 			continue
 		}
 		d.dead++
