@@ -199,7 +199,7 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 	}
 	ctx, stop := mpsctl.SignalContext()
 	defer stop()
-	samples, err := q.measure(ctx, newProgress(call.Err, isTerminal(call.Err, call.Variable("TERM")), q.question))
+	samples, err := q.measure(ctx, newProgress(call.Err, rewrites(call.Err, call.Variable("TERM")), q.question))
 	if err != nil {
 		return cli.RuntimeError{Err: err}
 	}

@@ -5,12 +5,11 @@ package tune
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // progress prints which run it is, and the time that is left. On a terminal it rewrites one line each second.
@@ -34,14 +33,9 @@ type progress struct {
 	stop  chan struct{}
 }
 
-// isTerminal reports whether a line can be rewritten on this stream.
-func isTerminal(out io.Writer, term string) bool {
-	file, ok := out.(*os.File)
-	if !ok || term == "" || term == "dumb" {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+// rewrites reports whether a line can be rewritten on this stream.
+func rewrites(out io.Writer, term string) bool {
+	return term != "" && term != "dumb" && site.IsTerminal(out)
 }
 
 // newProgress begins to print. The caller ends it.

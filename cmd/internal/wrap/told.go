@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -16,7 +14,7 @@ import (
 )
 
 // toldVariable is how a task prolog tells mpirun-wrap which reason it has printed. The value is a hash of the reason and
-// the step. mpirun-wrap does not print that reason again, and removes the variable. It is no option of a user.
+// the step. mpirun-wrap does not print that reason again, and removes the variable. It is not an option of a user.
 const toldVariable = "SLURM_MPS_TOLD"
 
 // reasonOf is the text of an error without the rank's number, so that all ranks that fail alike have the same one.
@@ -51,17 +49,6 @@ func isOfJob(err error) bool {
 
 // optionError is an error in a variable, which all tasks of a step have.
 type optionError struct{ error }
-
-// isTerminal reports whether a person may read the stream now. The reason may have left the screen, so it is printed
-// again. Another character device, such as /dev/null, counts as a terminal.
-func isTerminal(out io.Writer) bool {
-	file, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
 
 // without returns an environment without a variable.
 func without(env []string, name string) []string {

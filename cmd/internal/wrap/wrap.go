@@ -96,11 +96,13 @@ func Wrap(p cli.Process) int {
 	}
 	env := slurm.NewEnv(p.Env)
 	l, err := parse(p.Args, env)
-	if !isTerminal(p.Err) {
-		l.told = env[toldVariable]
+	if value, set := env[toldVariable]; set {
+		delete(env, toldVariable)
+		p.Env = without(p.Env, toldVariable)
+		if !site.IsTerminal(p.Err) { // on a terminal the reason may have left the screen
+			l.told = value
+		}
 	}
-	delete(env, toldVariable)
-	p.Env = without(p.Env, toldVariable)
 	switch {
 	case errors.Is(err, errHelp):
 		usage(p.Out)

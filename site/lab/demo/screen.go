@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // columns is the maximum width of the text. A longer line of a program is broken at blanks.
@@ -26,12 +26,7 @@ type screen struct {
 // newScreen returns a screen that prints titles in bold if out is a terminal that supports it.
 func newScreen(out *os.File, env func(string) string) screen {
 	term := env("TERM")
-	return screen{out, isTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
-}
-
-func isTerminal(file *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+	return screen{out, site.IsTerminal(out) && env("NO_COLOR") == "" && term != "dumb", term}
 }
 
 // title prints the title of an act.
