@@ -5,21 +5,16 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"math"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/lease"
-	"github.com/slurm-mps/slurm-mps/site/proc"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -35,7 +30,7 @@ func (r *Reader) readClients(ctx context.Context, n *Node) {
 				pids = append(pids, c.PID)
 			}
 		}
-		known := EnvironmentsOf(ctx, pids, j.UID)
+		known := clientenv.Read(ctx, pids, j.UID)
 		for k := range j.Devices {
 			clients := j.Devices[k].Clients
 			for at := range clients {
@@ -116,157 +111,11 @@ func on(beginning string, devices []site.UUID, uuid site.UUID) bool {
 	return devices[max(slices.IndexFunc(devices, fits), 0)] == uuid
 }
 
-// Environment is what a client's environment contains. Its user can write all of it.
-type Environment struct {
-	Rank    int            // in the whole step, -1 if it is none
-	Step    string         // of an srun, "batch" for the batch script, "" if it is not known
-	JobName string         // cut at 64 bytes, printable
-	Unknown string         // why nothing is known
-	percent policy.Percent // 0 for none
-	ignored string         // a percentage that CUDA ignores, as it was written
-	memory  map[string]int // MiB by UUID or ordinal
-	visible []string       // CUDA_VISIBLE_DEVICES
-}
-
-// These variables limit a process.
-const (
-	percentVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-	visibleVariable = "CUDA_VISIBLE_DEVICES"
-	nameVariable    = "SLURM_JOB_NAME" // limits nothing
-	memoryVariable  = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-)
-
-const maxJobName = 64
-
-// EnvironmentsOf reads the environments of processes that must belong to the job's user, because that user's daemon
-// reports the pids.
-func EnvironmentsOf(ctx context.Context, pids []int, uid uint32) map[int]Environment {
-	known := map[int]Environment{}
-	without := func(why string) Environment { return Environment{Rank: -1, Unknown: why} }
-	var own []int
-	for _, pid := range pids {
-		if _, twice := known[pid]; twice {
-			continue
-		}
-		known[pid] = without("the process has ended")
-		uids, err := proc.UIDs(pid)
-		switch {
-		case err != nil:
-		case uids[0] != uid:
-			known[pid] = without(fmt.Sprintf("it is no process of uid %d", uid))
-		default:
-			own = append(own, pid)
-		}
-	}
-	var procs []site.Process
-	for i, stat := range proc.ReadStats(ctx, own) {
-		if stat.Err == nil {
-			procs = append(procs, stat.Process)
-		} else if errors.Is(stat.Err, proc.ErrSilent) {
-			known[own[i]] = without(proc.ErrSilent.Error())
-		}
-	}
-	names := append(slurm.RankVariables(), percentVariable, visibleVariable, memoryVariable, nameVariable)
-	environments := proc.Environments(ctx, procs, names...)
-	for i, runs := range proc.Ran(procs) {
-		switch err := environments[i].Err; {
-		case errors.Is(err, fs.ErrPermission):
-			known[procs[i].PID] = without("not yours to read")
-		case errors.Is(err, proc.ErrLate), errors.Is(err, proc.ErrLong):
-			known[procs[i].PID] = without(err.Error())
-		case err == nil && runs:
-			known[procs[i].PID] = environmentIn(environments[i].Values)
-		}
-	}
-	return known
-}
-
-// environmentIn reads limits as CUDA does.
-func environmentIn(variables map[string]string) Environment {
-	var l Environment
-	l.Rank, l.Step = slurm.RankOf(variables)
-	l.JobName = printable(variables[nameVariable][:min(len(variables[nameVariable]), maxJobName)])
-	if text, set := variables[percentVariable]; set {
-		l.percent, l.ignored = parsePercent(text)
-	}
-	if list := variables[visibleVariable]; list != "" {
-		l.visible = strings.Split(list, ",")
-	}
-	l.memory = parseMemory(variables[memoryVariable], l.visible)
-	return l
-}
-
-// parsePercent reads a percentage. CUDA silently ignores anything else (measured: 0, 101, abc, -5 and an empty text
-// give the whole GPU).
-func parsePercent(text string) (value policy.Percent, ignored string) {
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(f > 0 && f <= 100) {
-		return 0, fmt.Sprintf("%.20q", text)
-	}
-	return max(policy.PercentFrom(f), 1), ""
-}
-
-// parseMemory reads "0=2G,GPU-…=512M". If a list names a device that the process cannot see, CUDA silently drops
-// every limit (measured). If the process's device list has no UUIDs, this cannot be known, and the limits count.
-func parseMemory(list string, visible []string) map[string]int {
-	found := map[string]int{}
-	for entry := range strings.SplitSeq(list, ",") {
-		device, size, ok := strings.Cut(entry, "=")
-		mib, valid := mebibytes(size)
-		if !ok || !valid {
-			continue
-		}
-		if !sees(visible, device) {
-			return nil
-		}
-		found[device] = mib
-	}
-	return found
-}
-
-func sees(visible []string, device string) bool {
-	if ordinal, err := strconv.Atoi(device); err == nil {
-		return len(visible) == 0 || ordinal >= 0 && ordinal < len(visible)
-	}
-	uuids := slices.ContainsFunc(visible, func(v string) bool { return site.UUID(v).Valid() })
-	return !uuids || slices.Contains(visible, device)
-}
-
-// mebibytes reads a size as CUDA writes it. A size below one MiB counts as one.
-func mebibytes(text string) (int, bool) {
-	digits := strings.TrimRight(text, "KMGTB")
-	n, err := strconv.ParseUint(digits, 10, 40)
-	if err != nil || n == 0 {
-		return 0, false
-	}
-	bytes := map[string]float64{"": 1, "B": 1, "K": 1 << 10, "KB": 1 << 10, "M": 1 << 20, "MB": 1 << 20, "G": 1 << 30, "GB": 1 << 30, "T": 1 << 40, "TB": 1 << 40}
-	unit, known := bytes[text[len(digits):]]
-	mib := math.Ceil(float64(n) * unit / (1 << 20))
-	return int(mib), known && mib < 1<<30
-}
-
-// of returns the limit on one device: by its UUID, or by its number among the devices that the process sees.
-func (l Environment) of(uuid site.UUID) (mib int, ok bool) {
-	if mib, ok = l.memory[string(uuid)]; ok {
-		return mib, true
-	}
-	if at := slices.Index(l.visible, string(uuid)); at >= 0 {
-		mib, ok = l.memory[strconv.Itoa(at)]
-		return mib, ok
-	}
-	for ordinal, mib := range l.memory {
-		if _, err := strconv.Atoi(ordinal); err == nil && !slices.ContainsFunc(l.visible, func(v string) bool { return site.UUID(v).Valid() }) {
-			return mib, true // it is not known which device the number means
-		}
-	}
-	return 0, false
-}
-
 // limit sets what a client may use of a device. Its own percentage can only lower its server's (measured).
-func (n *Node) limit(c *Client, j Job, uuid site.UUID, own Environment) {
-	c.Unknown, c.ignored, c.Percent = own.Unknown, own.ignored, own.percent
+func (n *Node) limit(c *Client, j Job, uuid site.UUID, own clientenv.Environment) {
+	c.Unknown, c.ignored, c.Percent = own.Unknown, own.Ignored, own.Percent
 	c.Rank, c.Step, c.UsedMiB = own.Rank, own.Step, n.gpu(uuid).used(c.PID)
-	if mib, ok := own.of(uuid); ok {
+	if mib, ok := own.MemoryMiB(uuid); ok {
 		c.MemoryMiB = &mib
 	}
 	g := n.gpu(uuid)
@@ -274,23 +123,6 @@ func (n *Node) limit(c *Client, j Job, uuid site.UUID, own Environment) {
 		return
 	}
 	c.SMs = own.SMs(policy.GPU{SMs: g.SMs, SMsPerTPC: max(g.tpc, 1)}, j.serverPercent(c.Server, uuid))
-}
-
-// SMs returns how many SMs of a GPU a client may use. ceiling is the percentage of its server, 0 for none.
-func (l Environment) SMs(part policy.GPU, ceiling policy.Percent) int {
-	sms := part.SMs
-	for _, p := range []policy.Percent{l.percent, ceiling} {
-		if p != 0 {
-			sms = min(sms, part.SMsAt(p))
-		}
-	}
-	return sms
-}
-
-// MemoryMiB is a client's limit on a device, 0 for none.
-func (l Environment) MemoryMiB(uuid site.UUID) int {
-	mib, _ := l.of(uuid)
-	return mib
 }
 
 // serverPercent returns the percentage of a client's server. The daemon prints one decimal. If that agrees with the

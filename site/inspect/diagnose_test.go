@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
 )
@@ -221,64 +221,6 @@ func TestBothLooksAgree(t *testing.T) {
 	}
 }
 
-// The environment of a client, as CUDA reads it.
-func TestParseLimits(t *testing.T) {
-	a, b := string(gpuA), string(gpuB)
-	for _, c := range []struct {
-		environment string // a variable a word
-		percent     policy.Percent
-		ignored     string
-		memory      map[site.UUID]int
-	}{
-		{"", 0, "", nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=33.333334", 33333334, "", nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=0", 0, `"0"`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=101", 0, `"101"`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=abc", 0, `"abc"`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=-5", 0, `"-5"`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=", 0, `""`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=NaN", 0, `"NaN"`, nil},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=\x1b[31m", 0, `"\x1b[31m"`, nil},
-		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + a + "=512M", 0, "", map[site.UUID]int{gpuA: 512}},
-		{"CUDA_VISIBLE_DEVICES=" + a + "," + b + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=2G", 0, "", map[site.UUID]int{gpuB: 2048}},
-		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + a + "=2G," + b + "=2G", 0, "", nil}, // one is not seen: all are dropped
-		{"CUDA_VISIBLE_DEVICES=" + a + " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=1=2G", 0, "", nil},
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G", 0, "", map[site.UUID]int{gpuA: 2048, gpuB: 2048}}, // which it means cannot be told
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=", 0, "", nil},
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=99999999999999999999G", 0, "", nil},
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1K", 0, "", map[site.UUID]int{gpuA: 1, gpuB: 1}},
-	} {
-		variables := map[string]string{}
-		for entry := range strings.FieldsSeq(c.environment) {
-			name, value, _ := strings.Cut(entry, "=")
-			variables[name] = value
-		}
-		l := environmentIn(variables)
-		if l.percent != c.percent || l.ignored != c.ignored {
-			t.Errorf("%q: percentage %v, ignored %s", c.environment, l.percent, l.ignored)
-		}
-		for _, uuid := range []site.UUID{gpuA, gpuB} {
-			mib, ok := l.of(uuid)
-			if want, has := c.memory[uuid]; mib != want || ok != has {
-				t.Errorf("%q: on %s %d MiB, %v, want %d, %v", c.environment, uuid, mib, ok, want, has)
-			}
-		}
-	}
-}
-
-// A daemon is its user's, and may name any pid: the environment of a process that is not the user's stays unread.
-func TestLimitsOfSomebodyElsesProcess(t *testing.T) {
-	own := uint32(os.Getuid())
-	if l := EnvironmentsOf(t.Context(), []int{os.Getpid()}, own)[os.Getpid()]; l.Unknown != "" {
-		t.Errorf("of this process: %s", l.Unknown)
-	}
-	for pid, want := range map[int]string{os.Getpid(): fmt.Sprintf("it is no process of uid %d", own+1), 1 << 30: "the process has ended"} {
-		if l := EnvironmentsOf(t.Context(), []int{pid}, own+1)[pid]; l.Unknown != want {
-			t.Errorf("of %d: %q, want %q", pid, l.Unknown, want)
-		}
-	}
-}
-
 // A percentage is what both the client and its server allow, in whole TPCs.
 func TestSMsOfAClient(t *testing.T) {
 	for _, c := range []struct {
@@ -293,7 +235,7 @@ func TestSMsOfAClient(t *testing.T) {
 		n := good()
 		n.Jobs[0].Ceiling, n.Jobs[0].Daemons[0].Servers[0].Percent = policy.PercentFrom(c.ceiling), c.server
 		client := Client{Server: 101}
-		n.limit(&client, n.Jobs[0], gpuA, Environment{percent: policy.PercentFrom(c.own)})
+		n.limit(&client, n.Jobs[0], gpuA, clientenv.Environment{Percent: policy.PercentFrom(c.own)})
 		if client.SMs != c.want {
 			t.Errorf("own %v %%, server %v %%: %d SMs, want %d", c.own, c.server, client.SMs, c.want)
 		}

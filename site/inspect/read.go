@@ -12,10 +12,10 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/mps"
@@ -266,7 +266,7 @@ func (r *Reader) takeGPUs(n *Node, seen []gpu.Status) {
 		g.Holder, g.Held = n.holder(g.UUID)
 		for _, p := range s.Processes {
 			if proc.Exists(p.PID) { // the driver may list a dead process while the guard holds its files
-				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: Command(p.PID), UsedMiB: p.MiB})
+				g.Processes = append(g.Processes, Process{PID: p.PID, Kind: n.kind(p, g), Name: clientenv.Command(p.PID), UsedMiB: p.MiB})
 			}
 		}
 		slices.SortFunc(g.Processes, func(a, b Process) int { return a.PID - b.PID })
@@ -360,21 +360,6 @@ func (r *Reader) ask(ctx context.Context, j *Job, d *Daemon) {
 	for _, s := range state.Servers {
 		d.Servers = append(d.Servers, Server{s.PID, s.Status, s.Percent, append([]string{}, s.Limits...)})
 	}
-}
-
-// Command returns the kernel's name for a process, printable; "" if there is none.
-func Command(pid int) string {
-	name, _ := proc.Name(pid)
-	return printable(name)
-}
-
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text)
 }
 
 func servingOf(err error) DaemonState {

@@ -16,9 +16,9 @@ import (
 	"github.com/slurm-mps/slurm-mps/cmd/internal/record"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
 	"github.com/slurm-mps/slurm-mps/site/guard"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
@@ -152,8 +152,8 @@ func recordJob(paths site.Paths, config site.Config, job uint32, log zerolog.Log
 	if o.Folder, err = site.OpenFolder(store.JobDir(job)); err != nil {
 		return err
 	}
-	o.Read = func(pid int) inspect.Environment {
-		return inspect.EnvironmentsOf(context.Background(), []int{pid}, o.Lease.Job.UID)[pid]
+	o.Read = func(pid int) clientenv.Environment {
+		return clientenv.Read(context.Background(), []int{pid}, o.Lease.Job.UID)[pid]
 	}
 	if o.Samplers, err = samplers(config, o.Ticket.Devices); err != nil {
 		return err

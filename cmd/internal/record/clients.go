@@ -11,7 +11,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -20,7 +20,7 @@ import (
 // client is a process of the job that is or was a client of MPS.
 type client struct {
 	usage.Event
-	environment inspect.Environment
+	environment clientenv.Environment
 	program     string
 	listed      uint64      // bit n: the driver lists the client on the job's n-th GPU
 	peaks       map[int]int // MiB by GPU
@@ -47,7 +47,7 @@ type clients struct {
 	others     map[site.Process]bool // living clients without room in all, which are only counted
 	seen, peak int
 	bad        int // bad ends of clients that are no longer in all
-	read       func(pid int) inspect.Environment
+	read       func(pid int) clientenv.Environment
 }
 
 func (cs *clients) find(matches func(*client) bool) *client {
@@ -105,7 +105,7 @@ func (cs *clients) admit(e usage.Event) *client {
 		cs.all = slices.Delete(cs.all, i, i+1)
 	}
 	delete(cs.others, e.Proc)
-	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: inspect.Command(e.Proc.PID), peaks: map[int]int{}}
+	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: clientenv.Command(e.Proc.PID), peaks: map[int]int{}}
 	cs.all = append(cs.all, c)
 	return c
 }
@@ -224,7 +224,8 @@ func (cs *clients) rows(gpus []lease.TicketDevice, ceiling policy.Percent) []usa
 			}
 			row := c.row(n)
 			if c.environment.Unknown == "" {
-				row.SMs, row.LimitMiB = shareOf(c.environment, gpu.Device, ceiling), c.environment.MemoryMiB(gpu.UUID)
+				row.SMs = shareOf(c.environment, gpu.Device, ceiling)
+				row.LimitMiB, _ = c.environment.MemoryMiB(gpu.UUID)
 			}
 			rows = append(rows, row)
 		}
@@ -241,7 +242,7 @@ func (c *client) row(gpu int) usage.Client {
 }
 
 // shareOf returns a client's share of a GPU in SMs. 0 is the whole GPU.
-func shareOf(environment inspect.Environment, gpu site.Device, ceiling policy.Percent) int {
+func shareOf(environment clientenv.Environment, gpu site.Device, ceiling policy.Percent) int {
 	if sms := environment.SMs(policy.GPU{SMs: gpu.SMs, SMsPerTPC: max(gpu.TPC, 1)}, ceiling); sms < gpu.SMs {
 		return sms
 	}

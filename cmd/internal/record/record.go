@@ -16,8 +16,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -34,7 +34,7 @@ type Options struct {
 	Folder   *os.File // the job's folder
 	Interval time.Duration
 	Samplers []Sampler // one for each device of the ticket, nil if the device cannot be sampled
-	Read     func(pid int) inspect.Environment
+	Read     func(pid int) clientenv.Environment
 	Early    []usage.Event // what the guard reported before the ticket was there
 	Log      zerolog.Logger
 }

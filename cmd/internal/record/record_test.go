@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/clientenv"
 	"github.com/slurm-mps/slurm-mps/site/gpu"
-	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-func nothing(int) inspect.Environment { return inspect.Environment{Rank: -1, Unknown: "a test"} }
+func nothing(int) clientenv.Environment { return clientenv.Environment{Rank: -1, Unknown: "a test"} }
 
 // If a job has many clients, the report keeps the latest clients and counts all.
 func TestClientsAreBounded(t *testing.T) {
@@ -45,7 +45,7 @@ func TestClientsAreBounded(t *testing.T) {
 // read.
 func TestClientsWithoutRoom(t *testing.T) {
 	read := 0
-	all := clients{read: func(pid int) inspect.Environment { read++; return nothing(pid) }}
+	all := clients{read: func(pid int) clientenv.Environment { read++; return nothing(pid) }}
 	const living = usage.MaxClients + 8
 	event := func(pid int) usage.Event {
 		return usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
