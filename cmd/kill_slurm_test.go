@@ -65,7 +65,7 @@ func TestAPrologKilledUnderSlurm(t *testing.T) {
 	where := c.cutter("prolog")
 	for _, text := range sample(t, []string{"/claims/", "compute_mode", "nvidia-cuda-mps-control -d", "start_server", "/tickets/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
-			c := &cluster{c.Cluster, t, c.ctx, c.user, c.dir, c.nodes}
+			c := c.again(t)
 			c.first().write(where, text)
 			id := c.batch("srun -n4 "+c.wrap("info"), "-n4", "--gres=gpu:2")
 			c.drained()
@@ -99,7 +99,7 @@ func TestAnEpilogKilledUnderSlurm(t *testing.T) {
 	where := c.cutter("epilog")
 	for _, text := range sample(t, []string{"/tickets/", "quit", "compute_mode", "/claims/", "/leases/"}, 2) {
 		t.Run(filepath.Base(text), func(t *testing.T) {
-			c := &cluster{c.Cluster, t, c.ctx, c.user, c.dir, c.nodes}
+			c := c.again(t)
 			c.first().write(where, text)
 			id := c.batch("srun -n4 "+c.wrap("info"), "-n4", "--gres=gpu:2")
 			c.drained()

@@ -82,15 +82,10 @@ func realTestNodeUnder(t *testing.T, policy string) testNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
-	p := testNode{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
+	p := installed(t, s, dir, m.gpus, time.Minute)
 	if m.facts != "" {
 		p.write(p.Paths().ConfigFile(), m.facts)
 	}
-	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", m.gpus))
-	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", m.gpus-1))
-	t.Cleanup(p.killLeft)
 	t.Cleanup(p.closeLeft)
 	return p
 }

@@ -102,17 +102,17 @@ func (v *jobRun) repair() {
 func (v *jobRun) leftOf() []string {
 	var found []string
 	for _, id := range v.ids {
-		found = append(found, v.testNode.stateOf(id)...)
-		found = append(found, v.testNode.processesOf(id)...)
+		found = append(found, v.soakNode.stateOf(id)...)
+		found = append(found, v.soakNode.processesOf(id)...)
 	}
-	return append(found, v.testNode.modesWithoutClaim(v.soakNode)...)
+	return append(found, v.soakNode.modesWithoutClaim()...)
 }
 
 // stateOf returns the files of a job in the state folder. Their name or content has the job's number.
-func (p testNode) stateOf(id int) []string {
+func (n *soakNode) stateOf(id int) []string {
 	var found []string
 	name := regexp.MustCompile(fmt.Sprintf(`(^|\D)%d(\D|$)`, id))
-	_ = filepath.WalkDir(p.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(n.testNode.Paths().Run(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return nil // the file is gone
 		}
@@ -132,13 +132,13 @@ func (p testNode) stateOf(id int) []string {
 }
 
 // processesOf returns the living processes of a job: its daemons, servers and ranks.
-func (p testNode) processesOf(id int) []string {
-	dir := filepath.Join(p.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
+func (n *soakNode) processesOf(id int) []string {
+	dir := filepath.Join(n.testNode.Paths().Run(), "jobs", strconv.Itoa(id)) + "/"
 	var found []string
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	for _, folder := range folders {
 		environment, _ := os.ReadFile(folder + "/environ")
-		if !bytes.Contains(environment, []byte("="+dir)) && !hasVariable(environment, fmt.Sprintf("SLURM_JOB_ID=%d", id), p) {
+		if !bytes.Contains(environment, []byte("="+dir)) && !hasVariable(environment, fmt.Sprintf("SLURM_JOB_ID=%d", id), n.testNode) {
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(folder))
@@ -158,13 +158,13 @@ func hasVariable(environment []byte, line string, p testNode) bool {
 
 // modesWithoutClaim are the GPUs without a claim that are not in their default mode. A wrong GPU is checked again,
 // because other jobs start and end at the same time.
-func (p testNode) modesWithoutClaim(n *soakNode) []string {
+func (n *soakNode) modesWithoutClaim() []string {
 	var found []string
 	for i := range gpusOfANode {
-		claim := filepath.Join(p.Paths().Run(), "claims", string(p.uuid(i)))
+		claim := filepath.Join(n.testNode.Paths().Run(), "claims", string(n.testNode.uuid(i)))
 		wrong := func() bool {
 			_, before := os.Lstat(claim)
-			mode, err := p.Sim.Node.GPU(i).Mode()
+			mode, err := n.testNode.Sim.Node.GPU(i).Mode()
 			_, after := os.Lstat(claim)
 			return err != nil || mode != 0 && before != nil && after != nil
 		}
@@ -173,7 +173,7 @@ func (p testNode) modesWithoutClaim(n *soakNode) []string {
 				found = append(found, fmt.Sprintf("GPU %d of %s has another mode and no claim", i, n.name))
 				break
 			}
-			site.Sleep(p.ctx, 5*time.Millisecond)
+			site.Sleep(n.ctx, 5*time.Millisecond)
 		}
 	}
 	return found

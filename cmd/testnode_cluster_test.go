@@ -75,6 +75,13 @@ func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	return c
 }
 
+// again is the same cluster for a subtest.
+func (c *cluster) again(t *testing.T) *cluster {
+	same := *c
+	same.t = t
+	return &same
+}
+
 // linkAll puts links to the files of a folder into another folder, and replaces the files there.
 func linkAll(from, to string) error {
 	files, err := os.ReadDir(from)

@@ -76,11 +76,16 @@ func testNodeIn(t *testing.T, dir, policy string, models ...node.Model) testNode
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	return installed(t, s, dir, len(models), 2*time.Minute)
+}
+
+// installed makes a node in dir ready for a test: with a time limit, and files of Slurm that name its GPUs.
+func installed(t *testing.T, s testnode.Node, dir string, gpus int, limit time.Duration) testNode {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	t.Cleanup(cancel)
 	p := testNode{s, t, ctx, filepath.Join(dir, "slurm", "slurm.conf")}
-	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", len(models)))
-	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", len(models)-1))
+	p.write(p.conf, fmt.Sprintf("NodeName=n1 Gres=gpu:%d\n", gpus))
+	p.write(p.gres(), fmt.Sprintf("Name=gpu File=/dev/nvidia[0-%d]\n", gpus-1))
 	t.Cleanup(p.killLeft)
 	return p
 }
