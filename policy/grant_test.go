@@ -4,25 +4,37 @@ package policy
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 )
 
-// A grant that is written and read again is the same in each of its fields.
+// A grant that is written and read again is the same in each of its fields, and each field is that of an attribute.
 func TestAGrantIsReadAsItWasWritten(t *testing.T) {
-	full := Grant{
-		Scope: ScopeGPU, Compute: ComputeUnchanged, Share: ShareNone, Overlap: 1.333333, Ceiling: 33.3, OnFailure: FailRunWithout,
-		DrainGrace: 1500 * time.Millisecond, Hold: MaxHold, Pause: MaxPause, KeepLogs: KeepOnFailure, Memory: MemoryRule{mib: 1536}, MemoryOverlap: 48,
-		Low: true, MaxClients: 1, Unplaced: UnplacedDeny,
-	}
-	for i, v := 0, reflect.ValueOf(full); i < v.NumField(); i++ {
-		if v.Field(i).IsZero() {
-			t.Errorf("the test has no value for %s", v.Type().Field(i).Name)
+	grants := []Grant{DefaultGrant(), {}}
+	set := map[string]bool{}
+	for _, a := range attributes {
+		for _, value := range someValues(a) {
+			g := DefaultGrant()
+			if err := a.Read(value, &g); err != nil {
+				t.Fatalf("%s=%s: %v", a.Name, value, err)
+			}
+			fields := reflect.ValueOf(g)
+			for i := range fields.NumField() {
+				if fields.Field(i).Interface() != reflect.ValueOf(DefaultGrant()).Field(i).Interface() {
+					set[fields.Type().Field(i).Name] = true
+				}
+			}
+			grants = append(grants, g)
 		}
 	}
-	for _, want := range []Grant{full, DefaultGrant(), widestGrant, {}} {
+	for i := range reflect.TypeFor[Grant]().NumField() {
+		if name := reflect.TypeFor[Grant]().Field(i).Name; !set[name] {
+			t.Errorf("no attribute sets %s", name)
+		}
+	}
+	for _, want := range grants {
 		content, err := json.Marshal(want)
 		if err != nil {
 			t.Fatal(err)
@@ -30,6 +42,52 @@ func TestAGrantIsReadAsItWasWritten(t *testing.T) {
 		var got Grant
 		if err := json.Unmarshal(content, &got); err != nil || got != want {
 			t.Errorf("%s: %v\n%+v\nwant\n%+v", content, err, got, want)
+		}
+	}
+}
+
+// someValues returns values of an attribute, from the narrowest to the widest if they have an order.
+func someValues(a Attribute) []string {
+	switch a.Kind {
+	case Word:
+		return a.Words
+	case Number:
+		return []string{fmt.Sprint(a.Lowest), "1.333333", fmt.Sprint(a.Highest)}
+	case Count:
+		return []string{fmt.Sprint(a.Lowest), fmt.Sprint(a.Highest)}
+	case Duration:
+		return []string{"0s", "1.5s", a.Longest.String()}
+	}
+	return map[string][]string{
+		"share":  {"even", "overlap:1.5", "overlap:48", "none"},
+		"memory": {"1536M", "1T", "none"},
+	}[a.Name]
+}
+
+// An option replaces a value by a narrower one, and never by a wider one. Each attribute with an order is tried.
+func TestOptionsNeverWiden(t *testing.T) {
+	for _, a := range attributes {
+		values := someValues(a)
+		if len(values) < 2 {
+			t.Errorf("no values for %s: add some", a.Name)
+		}
+		for i, given := range values {
+			for j, wanted := range values {
+				rule := DefaultGrant()
+				if err := a.Read(given, &rule); err != nil {
+					t.Fatal(err)
+				}
+				g := rule
+				err := a.narrow(wanted, rule, &g)
+				if wider := a.exceeds != nil && j > i; (err != nil) != wider {
+					t.Errorf("%s: the rule gives %s, and the option is %s: %v", a.Name, given, wanted, err)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"compute_mode", "share", "overlap", "ceiling", "memory", "priority", "max_clients", "hold", "keep_logs"} {
+		if a, ok := optionNamed(name); !ok || a.exceeds == nil {
+			t.Errorf("%s has no order", name)
 		}
 	}
 }

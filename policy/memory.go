@@ -44,6 +44,8 @@ var mibIn = map[byte]int64{'M': 1, 'G': 1 << 10, 'T': 1 << 20}
 // maxMemoryMiB is 1 PiB: more than any GPU has.
 const maxMemoryMiB = 1 << 30
 
+const wantMemory = "want none, even, or a size of whole MiB, like 8G or 16384M"
+
 // ParseMemory reads a rule: none, even, or a size like 8G, 1.5G or 16384M. 8GB and 8GiB are 8G. A size is what the
 // program can use. A number without a unit is refused, because Slurm, CUDA and users differ about its unit.
 func ParseMemory(s string) (MemoryRule, error) {
@@ -55,7 +57,7 @@ func ParseMemory(s string) (MemoryRule, error) {
 	}
 	mib, ok := size(s)
 	if !ok {
-		return MemoryRule{}, fmt.Errorf("cannot read memory %q: want none, even, or a size of whole MiB, like 8G or 16384M", s)
+		return MemoryRule{}, fmt.Errorf("cannot read memory %q: %s", s, wantMemory)
 	}
 	return MemoryRule{mib: mib}, nil
 }

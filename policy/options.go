@@ -11,29 +11,31 @@ import (
 )
 
 // Options are a user's settings for a job that asks for MPS. One grammar serves --mps=…, --comment=mps:… and
-// SPANK_MPS: name=value, separated by commas. The zero value sets nothing.
-type Options struct {
-	settings []Setting // in the order of the attributes, each name once
-}
+// SPANK_MPS: name=value, separated by commas, as in
+//
+//	share=even,scope=gpu,mem=8G
+//
+// Each name is there once, in the order of the attributes.
+type Options []Setting
 
 // optionNamed finds an attribute that users can set. "mem" is mpirun-wrap's name for the memory.
-func optionNamed(name string) (attribute, bool) {
+func optionNamed(name string) (Attribute, bool) {
 	if name == "mem" {
 		name = "memory"
 	}
-	i := slices.IndexFunc(attributes, func(a attribute) bool { return a.name == name && a.isOption() })
-	if i < 0 {
-		return attribute{}, false
+	for _, a := range attributes {
+		if a.Name == name && !a.SiteOnly {
+			return a, true
+		}
 	}
-	return attributes[i], true
+	return Attribute{}, false
 }
 
 // OptionNames returns the names of all options, which a rule's allow can list.
-func OptionNames() []string {
-	var names []string
+func OptionNames() (names []string) {
 	for _, a := range attributes {
-		if a.isOption() {
-			names = append(names, a.name)
+		if !a.SiteOnly {
+			names = append(names, a.Name)
 		}
 	}
 	return names
@@ -45,15 +47,15 @@ const maxOptions = 512
 // ParseOptions reads options. A user can write anything into the text; the error is one sentence that can be printed.
 func ParseOptions(text string) (Options, error) {
 	if len(text) > maxOptions {
-		return Options{}, fmt.Errorf("cannot read options %s: %d bytes, want at most %d", quote(text), len(text), maxOptions)
+		return nil, fmt.Errorf("cannot read options %s: %d bytes, want at most %d", quote(text), len(text), maxOptions)
 	}
 	if strings.Trim(text, " ") == "" {
-		return Options{}, nil
+		return nil, nil
 	}
 	given := map[string]string{}
 	for item := range strings.SplitSeq(text, ",") {
 		if err := readOption(strings.Trim(item, " "), given); err != nil {
-			return Options{}, fmt.Errorf("cannot read options %s: %w", quote(text), err)
+			return nil, fmt.Errorf("cannot read options %s: %w", quote(text), err)
 		}
 	}
 	return inOrder(given), nil
@@ -68,24 +70,22 @@ func readOption(item string, given map[string]string) error {
 	case !known:
 		return fmt.Errorf("there is no option %s: want %s", quote(name), strings.Join(OptionNames(), ", "))
 	case !assigned || value == "":
-		return fmt.Errorf("%s has no value: want %s=VALUE", row.name, row.name)
+		return fmt.Errorf("%s has no value: want %s=VALUE", row.Name, row.Name)
 	}
-	if _, twice := given[row.name]; twice {
-		return fmt.Errorf("%s is given twice", row.name)
+	if _, twice := given[row.Name]; twice {
+		return fmt.Errorf("%s is given twice", row.Name)
 	}
-	var scratch Grant
-	if err := row.narrow(value, widestGrant, &scratch); err != nil {
-		return fmt.Errorf("%s is %s: %w", row.name, quote(value), err)
+	if err := row.read(value, &Grant{}); err != nil {
+		return fmt.Errorf("%s is %s: %w", row.Name, quote(value), err)
 	}
-	given[row.name] = value
+	given[row.Name] = value
 	return nil
 }
 
-func inOrder(given map[string]string) Options {
-	var o Options
+func inOrder(given map[string]string) (o Options) {
 	for _, a := range attributes {
-		if value, ok := given[a.name]; ok {
-			o.settings = append(o.settings, Setting{a.name, value})
+		if value, ok := given[a.Name]; ok {
+			o = append(o, Setting{a.Name, value})
 		}
 	}
 	return o
@@ -94,22 +94,20 @@ func inOrder(given map[string]string) Options {
 // and joins the options of two texts.
 func (o Options) and(other Options) (Options, error) {
 	given := map[string]string{}
-	for _, s := range slices.Concat(o.settings, other.settings) {
+	for _, s := range slices.Concat(o, other) {
 		if value, twice := given[s.Name]; twice && value != s.Value {
-			return Options{}, fmt.Errorf("cannot read options: %s is %s in --mps and %s in the comment", s.Name, quote(value), quote(s.Value))
+			return nil, fmt.Errorf("cannot read options: %s is %s in --mps and %s in the comment",
+				s.Name, quote(value), quote(s.Value))
 		}
 		given[s.Name] = s.Value
 	}
 	return inOrder(given), nil
 }
 
-// Settings returns the options one by one.
-func (o Options) Settings() []Setting { return slices.Clone(o.settings) }
-
 // String returns the options as ParseOptions reads them.
 func (o Options) String() string {
-	items := make([]string, len(o.settings))
-	for i, s := range o.settings {
+	items := make([]string, len(o))
+	for i, s := range o {
 		items[i] = s.Name + "=" + s.Value
 	}
 	return strings.Join(items, ",")
@@ -119,7 +117,7 @@ func (o Options) String() string {
 // the rule gives. The error is a sentence for the job's ticket.
 func (o Options) Narrow(given Grant, allow []string) (Grant, error) {
 	g := given
-	for _, s := range o.settings {
+	for _, s := range o {
 		if !slices.Contains(allow, s.Name) {
 			return Grant{}, fmt.Errorf("cannot take %s=%s: this site's policy lets this job set %s", s.Name, s.Value, listOr(allow, "no option"))
 		}

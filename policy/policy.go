@@ -222,13 +222,13 @@ func (p Policy) OptionsOf(r Request) (Options, error) {
 	var err error
 	if r.HasOption {
 		if given, err = ParseOptions(r.Option); err != nil {
-			return Options{}, err
+			return nil, err
 		}
 	}
 	if p.Trigger != nil {
 		if text, ok := p.Trigger.commented(r); ok {
 			if commented, err = ParseOptions(text); err != nil {
-				return Options{}, err
+				return nil, err
 			}
 		}
 	}

@@ -71,8 +71,8 @@ func TestAShareIsTheSameInAllPlaces(t *testing.T) {
 				if got := smsOfRanks(t, ticket, n, func(int) mpirunwrap.Options { return variable }); !slices.Equal(got, want) {
 					t.Errorf("SLURM_MPS_SHARE=%s of %d ranks: %v, the plan has %v", share, n, got, want)
 				}
-				var grant policy.Grant
-				if grant.SetShare(share) != nil {
+				grant, err := policy.ReadGrant(map[string]string{"share": share})
+				if err != nil {
 					continue // the policy cannot name SMs
 				}
 				if got := smsOfRanks(t, ticketOfOneH200(grant.Share, grant.Overlap, ceiling), n, func(int) mpirunwrap.Options { return mpirunwrap.Options{} }); !slices.Equal(got, want) {

@@ -24,49 +24,47 @@ type attribute[T any] struct {
 	set  func(*T, cty.Value) (summary, detail string)
 }
 
-// grantAttributes is the table of the grant block.
-var grantAttributes = []attribute[policy.Grant]{
-	choice("scope", func(g *policy.Grant, v policy.Scope) { g.Scope = v }, policy.ScopeJob, policy.ScopeGPU),
-	choice("compute_mode", func(g *policy.Grant, v policy.ComputeModePolicy) { g.Compute = v }, policy.ComputeExclusive, policy.ComputeUnchanged),
-	{"share", cty.String, setShare},
-	within("overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.Overlap = f }),
-	within("ceiling", 1, 100, func(g *policy.Grant, f float64) { g.Ceiling = f }),
-	{"memory", cty.String, setMemory},
-	within("memory_overlap", 1, policy.Clients, func(g *policy.Grant, f float64) { g.MemoryOverlap = f }),
-	choice("priority", func(g *policy.Grant, v string) { g.Low = v == "low" }, "normal", "low"),
-	wholeWithin("max_clients", 1, policy.MaxClients, func(g *policy.Grant, n int) { g.MaxClients = n }),
-	durationAttribute("hold", 0, policy.MaxHold, func(g *policy.Grant, d time.Duration) { g.Hold = d }),
-	durationAttribute("pause", 0, policy.MaxPause, func(g *policy.Grant, d time.Duration) { g.Pause = d }),
-	choice("on_failure", func(g *policy.Grant, v policy.OnFailure) { g.OnFailure = v }, policy.FailDrain, policy.FailRunWithout),
-	durationAttribute("drain_grace", 0, policy.MaxDrainGrace, func(g *policy.Grant, d time.Duration) { g.DrainGrace = d }),
-	choice("keep_logs", func(g *policy.Grant, v policy.KeepLogs) { g.KeepLogs = v }, policy.KeepNever, policy.KeepOnFailure, policy.KeepAlways),
-	choice("unplaced", func(g *policy.Grant, v policy.Unplaced) { g.Unplaced = v }, policy.UnplacedShare, policy.UnplacedDeny),
+// grantAttributes is the grant block, made from the table of package policy.
+var grantAttributes = grantTable()
+
+func grantTable() (table []attribute[policy.Grant]) {
+	for _, a := range policy.Attributes() {
+		table = append(table, grantAttribute(a))
+	}
+	return table
 }
 
-func setShare(g *policy.Grant, v cty.Value) (summary, detail string) {
-	if err := g.SetShare(v.AsString()); err != nil {
-		word := v.AsString()
-		return fmt.Sprintf("Unknown value %q", word), "share: " + err.Error() + meant(word, []string{"none", "even"})
+// grantAttribute checks a value by its kind, so that a mistake can say which value is wrong and why.
+func grantAttribute(a policy.Attribute) attribute[policy.Grant] {
+	read := func(g *policy.Grant, text string) (summary, detail string) {
+		if err := a.Read(text, g); err != nil {
+			return fmt.Sprintf("Unknown value %q", text), a.Name + ": " + err.Error() + meant(text, []string{"none", "even"})
+		}
+		return "", ""
 	}
-	return "", ""
-}
-
-func setMemory(g *policy.Grant, v cty.Value) (summary, detail string) {
-	m, err := policy.ParseMemory(v.AsString())
-	if err != nil {
-		return "Unknown value", err.Error()
+	checked := func(g *policy.Grant, text string) { read(g, text) }
+	switch a.Kind {
+	case policy.Word:
+		return choice(a.Name, a.Words, checked)
+	case policy.Number:
+		return within(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, f float64) { checked(g, policy.PercentFrom(f).String()) })
+	case policy.Count:
+		return wholeWithin(a.Name, a.Lowest, a.Highest, func(g *policy.Grant, n int) { checked(g, strconv.Itoa(n)) })
+	case policy.Duration:
+		return durationAttribute(a.Name, 0, a.Longest, func(g *policy.Grant, d time.Duration) { checked(g, d.String()) })
 	}
-	g.Memory = m
-	return "", ""
+	return attribute[policy.Grant]{a.Name, cty.String, func(g *policy.Grant, v cty.Value) (summary, detail string) {
+		return read(g, v.AsString())
+	}}
 }
 
 // choice is an attribute whose value is one of some words.
-func choice[T any, W ~string](name string, set func(*T, W), words ...W) attribute[T] {
+func choice[T any](name string, words []string, set func(*T, string)) attribute[T] {
 	return attribute[T]{name, cty.String, func(into *T, v cty.Value) (summary, detail string) {
-		word := W(v.AsString())
+		word := v.AsString()
 		if !slices.Contains(words, word) {
-			detail = fmt.Sprintf("%s is %s", name, oneOf(words)) + meant(string(word), spelled(words))
-			return fmt.Sprintf("Unknown value %q", word), detail
+			list := `"` + strings.Join(words, `" or "`) + `"`
+			return fmt.Sprintf("Unknown value %q", word), name + " is " + list + meant(word, words)
 		}
 		set(into, word)
 		return "", ""
@@ -79,22 +77,6 @@ func meant(word string, words []string) string {
 		return fmt.Sprintf(". Did you mean %q?", like)
 	}
 	return ""
-}
-
-func spelled[W ~string](words []W) (all []string) {
-	for _, word := range words {
-		all = append(all, string(word))
-	}
-	return all
-}
-
-// oneOf is the words to choose from.
-func oneOf[W ~string](words []W) string {
-	quoted := make([]string, len(words))
-	for i, word := range words {
-		quoted[i] = strconv.Quote(string(word))
-	}
-	return strings.Join(quoted, " or ")
 }
 
 // durationAttribute is an attribute whose value is a duration.

@@ -77,7 +77,7 @@ func (l *Compiled) Explain(r policy.Request) Explanation {
 		return x
 	}
 	if options, err := l.policy.OptionsOf(r); err == nil {
-		x.Options = options.Settings()
+		x.Options = options
 	}
 	e := l.bind(r.Truncated()).(*evidence)
 	for i := range l.rules {

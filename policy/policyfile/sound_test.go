@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -151,28 +150,10 @@ func (a *author) list() string {
 
 func (a *author) policy() string {
 	attributes := ""
-	kinds := map[string]kind{
-		"overlap": number, "ceiling": number, "max_clients": number, "memory_overlap": number,
-		"share": text, "scope": text, "memory": text, "drain_grace": text, "priority": text,
-	}
-	for _, name := range sortedKeys(kinds) { // in a fixed order, so that a seed repeats a run
-		k := kinds[name]
-		if a.IntN(4) > 0 {
-			continue
+	for _, row := range policy.Attributes() {
+		if a.IntN(4) == 0 {
+			attributes += fmt.Sprintf("    %s = %s\n", row.Name, a.value(row))
 		}
-		value := a.of(k)
-		switch {
-		case name == "max_clients":
-			value = fmt.Sprintf("min(60, max(1, floor(%s)))", value)
-		case k == number && a.IntN(3) > 0:
-			value = fmt.Sprintf("min(%s, max(1, %s))", a.pick("48", "40 + 8", "3 * 16"), value)
-		case k == text:
-			words := map[string][]string{
-				"share": {"even", "none"}, "scope": {"job", "gpu"}, "memory": {"8G", "even"}, "drain_grace": {"1s", "10m"}, "priority": {"low", "normal"},
-			}[name]
-			value = fmt.Sprintf("%s ? %q : lower(%q)", a.of(truth), words[0], words[1])
-		}
-		attributes += fmt.Sprintf("    %s = %s\n", name, value)
 	}
 	return fmt.Sprintf(`version = 1
 trigger {
@@ -200,6 +181,30 @@ rule "all" {
   grant {}
 }
 `, a.of(truth), a.of(text), a.of(truth), attributes)
+}
+
+// value writes an expression for an attribute of a grant. Its value is possible, except for some numbers.
+func (a *author) value(row policy.Attribute) string {
+	switch row.Kind {
+	case policy.Count:
+		return fmt.Sprintf("min(%v, max(%v, floor(%s)))", row.Highest, row.Lowest, a.of(number))
+	case policy.Number:
+		if a.IntN(3) == 0 {
+			return a.of(number)
+		}
+		highest := a.pick("48", "40 + 8", "3 * 16")
+		return fmt.Sprintf("min(%s, max(%v, %s))", highest, row.Lowest, a.of(number))
+	}
+	words := row.Words
+	switch {
+	case row.Kind == policy.Duration:
+		words = []string{"1s", row.Longest.String()}
+	case row.Name == "share":
+		words = []string{"even", "none"}
+	case row.Name == "memory":
+		words = []string{"8G", "even"}
+	}
+	return fmt.Sprintf("%s ? %q : lower(%q)", a.of(truth), words[0], words[len(words)-1])
 }
 
 func (a *author) request() policy.Request {
@@ -298,14 +303,17 @@ func TestWhatLoadsNeverFails(t *testing.T) {
 	}
 }
 
-// holdsRange checks the ranges of a grant, which are written here a second time.
+// holdsRange checks that a grant has a value of the table for each attribute, and numbers in the ranges of MPS, which are
+// written here a second time.
 func holdsRange(t *testing.T, g policy.Grant, source string) {
 	t.Helper()
-	ok := slices.Contains([]policy.Scope{"job", "gpu"}, g.Scope) && slices.Contains([]policy.ComputeModePolicy{"exclusive_process", "unchanged"}, g.Compute) &&
-		slices.Contains([]policy.ShareMode{"even", "none"}, g.Share) && slices.Contains([]policy.OnFailure{"drain", "run_without"}, g.OnFailure) &&
-		slices.Contains([]policy.KeepLogs{"never", "on_failure", "always"}, g.KeepLogs) &&
-		g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 && g.MemoryOverlap <= 48 &&
-		g.MaxClients >= 1 && g.MaxClients <= 60 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
+	for _, setting := range g.Settings() {
+		if _, err := policy.ReadGrant(map[string]string{setting.Name: setting.Value}); err != nil {
+			t.Fatalf("out of range: %v in\n%s", err, source)
+		}
+	}
+	ok := g.Overlap >= 1 && g.Overlap <= 48 && g.Ceiling >= 1 && g.Ceiling <= 100 && g.MemoryOverlap >= 1 &&
+		g.MemoryOverlap <= 48 && g.MaxClients >= 1 && g.MaxClients <= 60 && g.DrainGrace >= 0 && g.DrainGrace <= 10*time.Minute
 	if !ok {
 		t.Fatalf("out of range: %+v in\n%s", g, source)
 	}

@@ -11,4 +11,4 @@ Error: Unknown option
    4:   allow = ["share", "on_failure"]
                 ^^^^^^^^^^^^^^^^^^^^^^^
 
-  a user can set scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs, not "on_failure"
+  a user can set OPTIONS, not "on_failure"

@@ -6,10 +6,10 @@ rule "r" {
   }
 }
 === wrong
-Error: Unknown value
+Error: Unknown value "8"
 
   on policy.hcl line 5, column 14, in rule "r":
    5:     memory = "8"
                    ^^^
 
-  cannot read memory "8": want none, even, or a size of whole MiB, like 8G or 16384M
+  memory: want none, even, or a size of whole MiB, like 8G or 16384M

@@ -12,4 +12,4 @@ Error: Unknown value "high"
    5:     priority = "high"
                      ^^^^^^
 
-  priority is "normal" or "low"
+  priority is "low" or "normal"

@@ -23,7 +23,7 @@ rule "r": granted share=overlap:1.5 ceiling=80 memory=8192M memory_overlap=2 max
 === job {"HasOption": true, "Option": "share=overlap:3"}
 rule "r": denied: cannot take share=overlap:3: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "share=none"}
-rule "r": denied: cannot take share=none: the rule gives shares, and an option can only narrow that
+rule "r": denied: cannot take share=none: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "share=50%"}
 rule "r": denied: cannot take share=50%: the rule gives overlap:2, and an option can only narrow that
 === job {"HasOption": true, "Option": "overlap=1"}
@@ -75,13 +75,13 @@ rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 
 === job {"HasOption": true, "Option": "share=even,share=even"}
 rule "r": denied: cannot read options "share=even,share=even": share is given twice
 === job {"HasOption": true, "Option": "nonsense"}
-rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
+rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want OPTIONS
 === job {"HasOption": true, "Option": "share"}
 rule "r": denied: cannot read options "share": share has no value: want share=VALUE
 === job {"HasOption": true, "Option": "="}
-rule "r": denied: cannot read options "=": there is no option "": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
+rule "r": denied: cannot read options "=": there is no option "": want OPTIONS
 === job {"HasOption": true, "Option": "on_failure=run_without"}
-rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
+rule "r": denied: cannot read options "on_failure=run_without": there is no option "on_failure": want OPTIONS
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "overlap=1"}
 rule "r": granted scope=gpu share=even ceiling=80 memory=8192M memory_overlap=2 max_clients=16 keep_logs=on_failure
 === job {"Comment": "mps:scope=gpu", "HasOption": true, "Option": "scope=gpu"}

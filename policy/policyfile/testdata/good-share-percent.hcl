@@ -54,7 +54,7 @@ rule "pairs": denied: cannot take share=40%: the rule gives 33.3%, and an option
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=even"}
 rule "pairs": granted share=even
 === job {"HasOption": true, "User": "bob", "GPUs": [0, 1], "Option": "share=none"}
-rule "pairs": denied: cannot take share=none: the rule gives shares, and an option can only narrow that
+rule "pairs": denied: cannot take share=none: the rule gives 33.3%, and an option can only narrow that
 === job {"HasOption": true, "User": "eve"}
 rule "twice": granted
 === job {"HasOption": true}

@@ -9,6 +9,6 @@ rule "r" {
 === job {"HasOption": true}
 rule "r": granted
 === job {"HasOption": true, "Option": "nonsense"}
-rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want scope, compute_mode, share, overlap, ceiling, memory, memory_overlap, priority, max_clients, hold, pause, drain_grace, keep_logs
+rule "r": denied: cannot read options "nonsense": there is no option "nonsense": want OPTIONS
 === job {"Comment": "mps"}
 not asked

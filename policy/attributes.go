@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Kind is how a policy writes the value of an attribute.
+type Kind int
+
+// A Number may have decimals, a Count has none. A Text is neither of these and has a form of its own.
+const (
+	Text Kind = iota
+	Word
+	Number
+	Count
+	Duration
+)
+
+// Attribute is a row of the table of a grant's attributes. The policy language, users' options, tickets and the checks of
+// the documents come from this table.
+type Attribute struct {
+	Name            string
+	Kind            Kind
+	Words           []string      // of a Word
+	Lowest, Highest float64       // of a Number or a Count
+	Longest         time.Duration // of a Duration
+	SiteOnly        bool          // users cannot set it
+
+	text    func(Grant) string // the value as a policy writes it
+	read    func(value string, g *Grant) error
+	exceeds func(g, given Grant) bool // nil: the values have no order
+}
+
+// attributes is the table, in the order of the documents. Share comes before overlap, because it can set an overlap
+// too. A user cannot set what a node does after a failure, because that drains nodes or hides a fault. A user who wants
+// no access for unplaced processes need not start any.
+var attributes = []Attribute{
+	choice("scope", func(g *Grant) *Scope { return &g.Scope }, ScopeJob, ScopeGPU), // both are equally safe for other jobs
+	ordered("compute_mode", func(g *Grant) *ComputeModePolicy { return &g.Compute }, ComputeExclusive, ComputeUnchanged),
+	{Name: "share", text: Grant.shareText, read: readShare, exceeds: shareExceeds},
+	overlap(),
+	number("ceiling", func(g *Grant) *float64 { return &g.Ceiling }, 100),
+	{Name: "memory", text: func(g Grant) string { return g.Memory.String() }, read: readMemory, exceeds: memoryExceeds},
+	number("memory_overlap", func(g *Grant) *float64 { return &g.MemoryOverlap }, maxOverlap),
+	priority(),
+	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, MaxClients),
+	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, MaxHold),
+	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, MaxPause),
+	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, FailDrain, FailRunWithout)),
+	duration("drain_grace", func(g *Grant) *time.Duration { return &g.DrainGrace }, MaxDrainGrace),
+	ordered("keep_logs", func(g *Grant) *KeepLogs { return &g.KeepLogs }, KeepNever, KeepOnFailure, KeepAlways),
+	siteOnly(choice("unplaced", func(g *Grant) *Unplaced { return &g.Unplaced }, UnplacedShare, UnplacedDeny)),
+}
+
+// Attributes returns the table.
+func Attributes() []Attribute { return slices.Clone(attributes) }
+
+// Read sets the attribute of g to a value as a policy writes it. The error says what is wanted instead.
+func (a Attribute) Read(value string, g *Grant) error { return a.read(value, g) }
+
+// narrow sets the attribute of g to a value. It refuses a value that exceeds the given grant.
+func (a Attribute) narrow(value string, given Grant, g *Grant) error {
+	if err := a.read(value, g); err != nil {
+		return err
+	}
+	if a.exceeds != nil && a.exceeds(*g, given) {
+		return fmt.Errorf("the rule gives %s, and an option can only narrow that", a.text(given))
+	}
+	return nil
+}
+
+func siteOnly(a Attribute) Attribute {
+	a.SiteOnly = true
+	return a
+}
+
+// choice is an attribute with one of some words that have no order.
+func choice[W ~string](name string, field func(*Grant) *W, words ...W) Attribute {
+	a := Attribute{Name: name, Kind: Word, text: func(g Grant) string { return string(*field(&g)) }}
+	for _, word := range words {
+		a.Words = append(a.Words, string(word))
+	}
+	a.read = func(value string, g *Grant) error {
+		if !slices.Contains(a.Words, value) {
+			return fmt.Errorf("want %s", strings.Join(a.Words, " or "))
+		}
+		*field(g) = W(value)
+		return nil
+	}
+	return a
+}
+
+// ordered is a choice whose words go from the narrowest to the widest.
+func ordered[W ~string](name string, field func(*Grant) *W, words ...W) Attribute {
+	a := choice(name, field, words...)
+	a.exceeds = func(g, given Grant) bool {
+		return slices.Index(words, *field(&g)) > slices.Index(words, *field(&given))
+	}
+	return a
+}
+
+// number is an attribute from 1 to the highest value, with at most six decimals.
+func number(name string, field func(*Grant) *float64, highest float64) Attribute {
+	return Attribute{
+		Name: name, Kind: Number, Lowest: 1, Highest: highest,
+		text: func(g Grant) string { return PercentFrom(*field(&g)).String() },
+		read: func(value string, g *Grant) error {
+			amount, err := millionths(value)
+			f := float64(amount) / one
+			if err != nil || f < 1 || f > highest {
+				return fmt.Errorf("want a number from 1 to %v", highest)
+			}
+			*field(g) = f
+			return nil
+		},
+		exceeds: above(field),
+	}
+}
+
+// count is an attribute whose value is a whole number from 1 to the highest.
+func count(name string, field func(*Grant) *int, highest int) Attribute {
+	return Attribute{
+		Name: name, Kind: Count, Lowest: 1, Highest: float64(highest),
+		text: func(g Grant) string { return strconv.Itoa(*field(&g)) },
+		read: func(value string, g *Grant) error {
+			n, err := strconv.ParseUint(value, 10, 16)
+			if err != nil || n < 1 || int(n) > highest {
+				return fmt.Errorf("want a whole number from 1 to %d", highest)
+			}
+			*field(g) = int(n)
+			return nil
+		},
+		exceeds: above(field),
+	}
+}
+
+// duration is an attribute whose value is a time from 0 to the longest.
+func duration(name string, field func(*Grant) *time.Duration, longest time.Duration) Attribute {
+	return Attribute{
+		Name: name, Kind: Duration, Longest: longest,
+		text: func(g Grant) string { return field(&g).String() },
+		read: func(value string, g *Grant) error {
+			d, err := time.ParseDuration(value)
+			if err != nil || d < 0 || d > longest {
+				return fmt.Errorf("want a time like 10s, up to %v", longest)
+			}
+			*field(g) = d
+			return nil
+		},
+		exceeds: above(field),
+	}
+}
+
+// above compares numbers.
+func above[T cmp.Ordered](field func(*Grant) *T) func(g, given Grant) bool {
+	return func(g, given Grant) bool { return *field(&g) > *field(&given) }
+}
+
+// overlap is a part of the text of share. It stays for older policies and tickets.
+func overlap() Attribute {
+	a := number("overlap", func(g *Grant) *float64 { return &g.Overlap }, maxOverlap)
+	a.exceeds = func(g, given Grant) bool { return given.Share != ShareNone && g.Overlap > given.Overlap }
+	return a
+}
+
+// priority is a word in a policy and a bool in a grant.
+func priority() Attribute {
+	words := []string{"low", "normal"}
+	return Attribute{
+		Name: "priority", Kind: Word, Words: words,
+		text: func(g Grant) string { return Priority(g.Low) },
+		read: func(value string, g *Grant) error {
+			if !slices.Contains(words, value) {
+				return errors.New("want low or normal")
+			}
+			g.Low = value == "low"
+			return nil
+		},
+		exceeds: func(g, given Grant) bool { return given.Low && !g.Low },
+	}
+}
+
+// Priority returns Grant.Low as a policy writes it.
+func Priority(low bool) string {
+	if low {
+		return "low"
+	}
+	return "normal"
+}
+
+// shareText is the whole rule in one word, so that a policy that contains the default is the default: "even" alone has
+// overlap 1.
+func (g Grant) shareText() string {
+	if g.Share == "" {
+		return ""
+	}
+	return g.Rule().String()
+}
+
+// readShare reads none, even, overlap:F and PCT%, with the meaning that they have for mpirun-wrap: even is overlap:1.
+func readShare(value string, g *Grant) error {
+	const want = "want none, even, overlap:F or PCT%"
+	rule, err := ParseShare(value)
+	if err != nil {
+		return errors.New(want)
+	}
+	switch rule.kind {
+	case shareNone:
+		g.Share = ShareNone
+	case sharePercent:
+		g.Share = ShareMode(rule.String())
+	case shareEven:
+		g.Share, g.Overlap = ShareEven, 1
+	case shareOverlap:
+		g.Share, g.Overlap = ShareEven, float64(rule.amount)/one
+	default:
+		return errors.New(want + "; one rank's own share is set by mpirun-wrap --share")
+	}
+	return nil
+}
+
+// shareExceeds orders shares from the widest to the narrowest: none, and then overlap by its factor or a percentage.
+// Which of these two is less depends on the number of ranks, so overlap may replace a percentage, but not the reverse.
+func shareExceeds(g, given Grant) bool {
+	rule, granted := g.Rule(), given.Rule()
+	switch {
+	case given.Share == ShareNone:
+		return false
+	case rule.kind == sharePercent:
+		return granted.kind != sharePercent || rule.amount > granted.amount
+	}
+	return g.Share == ShareNone || g.Overlap > given.Overlap
+}
+
+func readMemory(value string, g *Grant) error {
+	rule, err := ParseMemory(value)
+	if err != nil {
+		return errors.New(wantMemory)
+	}
+	g.Memory = rule
+	return nil
+}
+
+// memoryExceeds has no order between even and a size: which of them is less depends on the GPU and the number of
+// ranks.
+func memoryExceeds(g, given Grant) bool {
+	if g.Memory.None() {
+		return !given.Memory.None()
+	}
+	return given.Memory.mib > 0 && g.Memory.mib > given.Memory.mib
+}
+
+// Setting is an attribute of a grant, or a user's option, with its value as a policy writes it.
+type Setting struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Settings returns the grant's attributes in the order of the documents. The share contains the overlap.
+func (g Grant) Settings() (settings []Setting) {
+	for _, a := range attributes {
+		if a.Name != "overlap" {
+			settings = append(settings, Setting{a.Name, a.text(g)})
+		}
+	}
+	return settings
+}
+
+// MarshalJSON writes an object with the settings. Settings that equal those of the zero grant are left out.
+func (g Grant) MarshalJSON() ([]byte, error) {
+	texts := map[string]string{}
+	for _, a := range attributes {
+		if text := a.text(g); text != a.text(Grant{}) {
+			texts[a.Name] = text
+		}
+	}
+	return json.Marshal(texts)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (g *Grant) UnmarshalJSON(content []byte) error {
+	var texts map[string]string
+	err := json.Unmarshal(content, &texts)
+	if err == nil {
+		*g, err = ReadGrant(texts)
+	}
+	return err
+}
+
+// ReadGrant reads settings by their names. Each value must be one that a policy can give. A missing setting is that
+// of the zero grant. A name that this version does not know has no meaning.
+func ReadGrant(texts map[string]string) (Grant, error) {
+	var g Grant
+	for _, a := range attributes {
+		value, given := texts[a.Name]
+		if !given {
+			continue
+		}
+		if err := a.read(value, &g); err != nil {
+			return Grant{}, fmt.Errorf("cannot read grant: %s is %s: %w", a.Name, quote(value), err)
+		}
+	}
+	return g, nil
+}
