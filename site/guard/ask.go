@@ -41,14 +41,14 @@ const (
 type asker struct {
 	spare time.Duration    // what this round may still wait for slow answers
 	work  chan func() bool // to the goroutine that asks, nil for none; it ends after a question that returns false
-	nudge func()           // ends a wait of the guard; nil for none
+	nudge func()           // ends a wait of the guard
 
 	mutex    sync.Mutex
 	silent   map[int]bool // pids of questions that have not returned
 	returned atomic.Bool  // a question of a silent process has returned
 }
 
-func newAsker() *asker { return &asker{spare: roundTime, silent: map[int]bool{}} }
+func newAsker() *asker { return &asker{spare: roundTime, silent: map[int]bool{}, nudge: func() {}} }
 
 // begin begins a round of the guard.
 func (a *asker) begin() { a.spare = roundTime }
@@ -125,9 +125,6 @@ func (a *asker) close() {
 		close(a.work)
 		a.work = nil
 	}
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	a.nudge = nil
 }
 
 // charge subtracts the time of a slow answer from what the round may wait.
@@ -159,9 +156,7 @@ func (a *asker) end(q *question) (awaited bool) {
 	}
 	delete(a.silent, q.pid)
 	a.returned.Store(true)
-	if a.nudge != nil {
-		a.nudge()
-	}
+	a.nudge()
 	return false
 }
 

@@ -280,7 +280,7 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 		return nil, errNotOurs
 	}
 	if len(jobs) == 0 {
-		go g.checkJob(stat.Process)
+		g.checkJob(stat.Process)
 	}
 	now := time.Now()
 	return &client{

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,7 +16,8 @@ import (
 // events is the set of events that the guard waits for: openings that inotify reports, deaths of clients, and the order
 // to stop. It waits in epoll, so an idle guard uses no processor time.
 type events struct {
-	epoll, inotify, wake int
+	epoll, inotify, wake int        // descriptors
+	mutex                sync.Mutex // of wake, which other goroutines use
 	watched              map[string]bool
 	logs                 map[int32]bool // the watches of log folders
 	early                seen           // what anyDied has collected
@@ -156,13 +158,22 @@ func (e *events) stop() {
 	e.nudge()
 }
 
-// nudge ends a wait.
-func (e *events) nudge() { _, _ = unix.Write(e.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+// nudge ends a wait. After close it does nothing, because another file may have the number then.
+func (e *events) nudge() {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	if e.wake >= 0 {
+		_, _ = unix.Write(e.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+}
 
 func (e *events) close() {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
 	for _, fd := range []int{e.epoll, e.wake, e.inotify} {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}
 	}
+	e.wake = -1
 }

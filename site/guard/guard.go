@@ -21,6 +21,13 @@
 //
 // The guard sends no signal to a client and opens no path of a user. It trusts only the kernel's data: process ids,
 // start times, device numbers.
+//
+// # A guard without root
+//
+// A guard of the job's user can duplicate the files of the user's processes, if Yama's ptrace_scope is 0. Such a guard
+// sets Job, UID, Hold, Pause, Clients, Devices, Minors, Pipes, Logs, Daemons, Taker, Pauser and Log, NameOf if it
+// likes, and Gauge if it has a program for that. OfRoot is nil. Without the proc connector, which needs root,
+// it knows of fewer clients how they have ended before Linux 6.15.
 package guard
 
 import (
@@ -34,7 +41,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are the options of a guard.
+// Options are the options of a guard. Each command line begins with the path of its program.
 type Options struct {
 	Job     uint32
 	UID     uint32        // the job's user: MPS serves no other user
@@ -47,24 +54,34 @@ type Options struct {
 	Logs    []string      // the log folders of the job's daemons: a daemon writes a line when a client connects
 	// Daemons returns the job's control daemons that have started. Their children are servers, not clients.
 	Daemons func() []site.Process
-	Taker   []string // the command line of a process that calls Take(0)
-	// TakerPlace takes a place among the node's takers; nil for takers that are not counted.
-	TakerPlace func() (*lease.TakerPlace, error)
-	Pauser     []string // the command line of a process that calls Pause
-	// Usage is the path of the program gpu-usage, or "" to run without it. UsageArgs are its arguments.
-	Usage     string
-	UsageArgs []string
-	// Recorder is the path of the program that records what the job uses, or "" for none. RecorderArgs are its arguments.
-	Recorder     string
-	RecorderArgs []string
-	NameOf       func(site.Process) string // what a client is called, as in "rank 3"; it may take a second
-	// Promise is told before each wait by when the guard acts again; nil for no one.
-	Promise  func(time.Time)
-	Guards   func() int             // how many guards run on the node, about
-	Leased   func() bool            // whether the job's lease exists; a guard without a lease ends
-	Save     func(lease.GuardState) // called by another goroutine than Run's, after changes, once a second at most
-	SaveRoom func(lease.Room)       // called by another goroutine than Run's, after each change
-	Log      zerolog.Logger
+	Taker   []string                  // the command line of a process that calls Take(0)
+	Pauser  []string                  // the command line of a process that calls Pause with the time that follows it
+	Gauge   []string                  // the command line of gpu-usage; empty to run without it
+	NameOf  func(site.Process) string // what a client is called, as in "rank 3"; it may take a second; nil for nothing
+	Log     zerolog.Logger
+	*OfRoot // nil for a guard without root
+}
+
+// OfRoot are the options of a guard that runs as root and has a lease.
+type OfRoot struct {
+	// Raised says that this process has a high priority, and is not killed if the node is out of memory. A taker has
+	// neither, because it may hang for long.
+	Raised     bool
+	TakerPlace func() (*lease.TakerPlace, error) // takes a place among the node's takers; nil for takers that are not counted
+	Recorder   []string                          // the command line of the program that records what the job uses; empty for none
+	Promise    func(time.Time)                   // is told before each wait by when the guard acts again
+	Guards     func() int                        // how many guards run on the node, about
+	Leased     func() bool                       // whether the job's lease exists; a guard without a lease ends
+	Save       func(lease.GuardState)            // called by another goroutine than Run's, after changes, once a second at most
+	SaveRoom   func(lease.Room)                  // called by another goroutine than Run's, after each change
+}
+
+// withoutRoot are the options of root for a guard that has no lease and tells no one.
+func withoutRoot() *OfRoot {
+	return &OfRoot{
+		Promise: func(time.Time) {}, Guards: func() int { return 1 }, Leased: func() bool { return true },
+		Save: func(lease.GuardState) {}, SaveRoom: func(lease.Room) {},
+	}
 }
 
 const (
@@ -82,8 +99,6 @@ const (
 	// heldCheck is the time between two checks of the memory while a dead client's files are held.
 	heldCheck = 25 * time.Millisecond
 	saveEvery = time.Second
-	// saveWait limits the wait for the last save at the end.
-	saveWait = time.Second
 	// maxLines limits the log lines about single clients, because a user can start and end any number of clients.
 	maxLines = 200
 )
@@ -106,7 +121,6 @@ type Guard struct {
 	dead      []*client             // in the order of their deaths
 	ends      []end                 // of clients, lately
 	files     int                   // open duplicates
-	closed    chan closing          // from the goroutines that close files
 	closing   map[*client]time.Time // clients whose files are being closed, and when that was done
 	nextCheck time.Time             // of the memory, while a dead client's files are held
 	unleased  bool                  // the lease was gone at the last full scan
@@ -115,16 +129,10 @@ type Guard struct {
 	dismissed map[site.Process]bool // processes of the same user's other jobs
 	ofRoot    map[int]bool          // root's processes at the last scan
 
-	helpers
-	reporting
-}
+	names map[site.Process]string // of living clients and of dead ones with files
 
-// helpers are what goroutines find out for the guard, because it may take long.
-type helpers struct {
-	outside   chan lease.Outside // processes with a GPU that are not clients, with the cause
-	strangers chan site.Process  // processes of another job
-	named     chan named
-	names     map[site.Process]string // of living clients and of dead ones with files
+	results chan func(now time.Time) // from background
+	reporting
 }
 
 // reporting is what the guard tells others: the state on file, the job's own output and the log.
@@ -132,8 +140,7 @@ type reporting struct {
 	state    lease.GuardState
 	changed  bool // since the last save
 	lastSave time.Time
-	states   chan lease.GuardState // the latest state to be saved
-	saved    chan struct{}         // closed when the last state is saved
+	states   saver[lease.GuardState]
 	notices  chan notice
 	told     int             // notices
 	logged   map[string]bool // messages that are logged only once
@@ -142,6 +149,9 @@ type reporting struct {
 
 // New makes a guard. The guard receives events of the device files from now on.
 func New(o Options) (*Guard, error) {
+	if o.OfRoot == nil {
+		o.OfRoot = withoutRoot()
+	}
 	k, err := openKernel(o)
 	if err != nil {
 		return nil, err
@@ -153,16 +163,11 @@ func New(o Options) (*Guard, error) {
 	}
 	g := &Guard{
 		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
-		takers: takers{line: o.Taker, wait: takerWait, place: o.TakerPlace},
-		living: map[int]*client{}, closed: make(chan closing, maxFiles), closing: map[*client]time.Time{},
-		unguarded: map[int]bool{}, dismissed: map[site.Process]bool{},
-		helpers: helpers{
-			outside: make(chan lease.Outside, maxOutside), strangers: make(chan site.Process, maxOutside),
-			named: make(chan named, maxOutside), names: map[site.Process]string{},
-		},
+		takers: takersOf(o), living: map[int]*client{}, closing: map[*client]time.Time{},
+		unguarded: map[int]bool{}, dismissed: map[site.Process]bool{}, names: map[site.Process]string{},
+		results: make(chan func(time.Time), maxFiles),
 		reporting: reporting{
 			state: lease.GuardState{Released: map[string]int{}}, changed: true,
-			states: make(chan lease.GuardState, 1), saved: make(chan struct{}),
 			notices: make(chan notice, maxTold), logged: map[string]bool{},
 		},
 	}
@@ -191,19 +196,16 @@ func (g *Guard) Stop() { g.events.stop() }
 
 // Run guards until Stop is called or the lease is gone. It closes all files before it returns.
 func (g *Guard) Run() {
-	go g.saveAll()
+	g.states, g.rooms.saver = newSaver(g.Save), newSaver(g.SaveRoom)
 	go g.tellAll()
-	g.rooms.start(g.SaveRoom)
 	g.startRecorder()
 	_ = g.takers.start() // before the first client; a failure is retried with the first client
 	for stopped := false; !stopped; {
-		until := time.Now()
-		if next := g.wakeUp(until); next.After(until) {
-			until = next
+		until := g.wakeUp()
+		if now := time.Now(); until.Before(now) {
+			until = now
 		}
-		if g.Promise != nil {
-			g.Promise(until)
-		}
+		g.Promise(until)
 		seen := g.events.wait(until)
 		now := time.Now()
 		g.kernel.asks.begin()
@@ -215,9 +217,6 @@ func (g *Guard) Run() {
 			g.scan(now)
 		}
 		g.verifyClients(now)
-		g.noteOutside()
-		g.noteNames()
-		g.dismissStrangers()
 		needing := g.release(now)
 		g.pauseFor(needing, now)
 		g.publishRoom(now)
@@ -248,18 +247,12 @@ func (g *Guard) finish() {
 	g.endPause(time.Now(), false)
 	g.releaseAll()
 	g.recorder.close()
-	if g.usage.coming != nil {
-		g.usage.gauge = <-g.usage.coming
-	}
+	g.awaitResults(endWait, func() bool { return !g.usage.starting })
 	if g.usage.gauge != nil {
 		g.usage.gauge.stop()
 	}
 	g.save(time.Now(), true)
-	close(g.states)
-	select {
-	case <-g.saved:
-	case <-time.After(saveWait):
-	}
+	g.states.end()
 	close(g.notices)
 	g.rooms.end()
 	g.recorder.end()
@@ -269,19 +262,24 @@ func (g *Guard) finish() {
 }
 
 // wakeUp returns when the guard must act without an event.
-func (g *Guard) wakeUp(now time.Time) time.Time {
+func (g *Guard) wakeUp() time.Time {
 	next := g.scans.next
-	if len(g.dead)+len(g.closing) > 0 && g.nextCheck.Before(next) {
-		next = g.nextCheck
+	by := func(t time.Time) {
+		if t.Before(next) {
+			next = t
+		}
 	}
-	if stays := g.usage.lastUse.Add(usageStays + time.Millisecond); g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 && stays.Before(next) {
-		next = stays
+	if len(g.dead)+len(g.closing) > 0 {
+		by(g.nextCheck)
 	}
-	if verify := g.nextVerify(); !verify.IsZero() && verify.Before(next) {
-		next = verify
+	if g.usage.gauge != nil && len(g.living)+len(g.dead) == 0 {
+		by(g.usage.lastUse.Add(usageStays + time.Millisecond))
 	}
-	if save := g.lastSave.Add(saveEvery); g.changed && save.Before(next) {
-		next = save
+	if verify := g.nextVerify(); !verify.IsZero() {
+		by(verify)
+	}
+	if g.changed {
+		by(g.lastSave.Add(saveEvery))
 	}
 	return next
 }
@@ -322,30 +320,17 @@ func computed() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// save sends the state to saveAll, once a second at most except for the last state.
+// save saves the state, once a second at most except for the last state.
 func (g *Guard) save(now time.Time, last bool) {
 	if !g.changed || !last && now.Before(g.lastSave.Add(saveEvery)) {
 		return
 	}
 	g.state.Clients, g.state.Dead, g.state.Files = g.neighbours(), len(g.dead), g.files
-	select {
-	case <-g.states: // drop an older state that is not saved yet
-	default:
-	}
 	state := g.state
 	state.Released, state.Outside = maps.Clone(state.Released), slices.Clone(state.Outside)
 	state.Unguarded = slices.Clone(state.Unguarded)
-	g.states <- state
+	g.states.put(state)
 	g.changed, g.lastSave = false, now
-}
-
-// saveAll saves the states that save sends. Run does not wait for a disk, because it must hold a new client's files
-// within 30 ms.
-func (g *Guard) saveAll() {
-	for state := range g.states {
-		g.Save(state)
-	}
-	close(g.saved)
 }
 
 // logOnce logs a failure that may occur often.

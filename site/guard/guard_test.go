@@ -49,17 +49,18 @@ func newTestGuard(t *testing.T, hold time.Duration) *testGuard {
 	t.Helper()
 	r := &testGuard{t: t, folder: devices(t)}
 	g, err := New(Options{
-		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder, Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, SaveRoom: func(lease.Room) {},
-		Daemons: func() []site.Process { return nil }, Leased: func() bool { return true }, Guards: func() int { return 1 }, Log: zerolog.Nop(),
-		Save: func(s lease.GuardState) {
-			r.mutex.Lock()
-			defer r.mutex.Unlock()
-			s.Released = maps.Clone(s.Released)
-			r.last = s
-		},
+		Job: 7, UID: uint32(os.Geteuid()), Hold: hold, Pause: 5 * time.Second, Clients: 48, Devices: r.folder,
+		Minors: []int{0, 1}, Taker: takerLine, Pauser: pauserLine, Daemons: func() []site.Process { return nil }, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	g.Raised = true
+	g.Save = func(s lease.GuardState) {
+		r.mutex.Lock()
+		defer r.mutex.Unlock()
+		s.Released = maps.Clone(s.Released)
+		r.last = s
 	}
 	r.Guard = g
 	return r

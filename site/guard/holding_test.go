@@ -110,9 +110,9 @@ func TestAnAnswerThatIsAwaited(t *testing.T) {
 		{"no line since the death", usages{gauge: &gauge{}, of: died.Add(-1)}, 0, true},
 		{"a line since the death", usages{gauge: &gauge{}, of: died}, 0, false},
 		{"no line for long", usages{gauge: &gauge{}, of: died.Add(-1)}, usageStart, false},
-		{"gpu-usage starts", usages{coming: make(chan *gauge)}, 0, true},
-		{"gpu-usage does not start", usages{coming: make(chan *gauge)}, usageStart, false},
-		{"gpu-usage was started late", usages{coming: make(chan *gauge), started: died.Add(time.Second)}, usageStart, true},
+		{"gpu-usage starts", usages{starting: true}, 0, true},
+		{"gpu-usage does not start", usages{starting: true}, usageStart, false},
+		{"gpu-usage was started late", usages{starting: true, started: died.Add(time.Second)}, usageStart, true},
 	} {
 		if got := one.u.pending(c, died.Add(one.after)); got != one.want {
 			t.Errorf("%s: %v", one.name, got)
@@ -231,7 +231,7 @@ func TestTheRoomThatIsPublished(t *testing.T) {
 			g.closing[c.closing] = time.Time{}
 		}
 		if c.pending {
-			g.usage.coming = make(chan *gauge)
+			g.usage.starting = true
 		}
 		g.publishRoom(now)
 		if room := <-g.rooms.next; !slices.Equal(room.GPUs, c.want) {
@@ -260,11 +260,10 @@ func TestNoRankWaitsForClosedFiles(t *testing.T) {
 func TestRoomsOnASlowDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var saved []lease.Room
-		var r rooms
-		r.start(func(room lease.Room) {
+		r := rooms{saver: newSaver(func(room lease.Room) {
 			time.Sleep(100 * time.Millisecond)
 			saved = append(saved, room)
-		})
+		})}
 		full := func(minor int) lease.Room { return lease.Room{GPUs: []lease.FullGPU{{Minor: minor}}} }
 		began := time.Now()
 		for minor := range 4 {
@@ -290,9 +289,8 @@ func TestRoomsOnASlowDisk(t *testing.T) {
 // The end of a room's last save is awaited for saveWait.
 func TestRoomsOnADiskThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r rooms
 		answers := make(chan bool)
-		r.start(func(lease.Room) { <-answers })
+		r := rooms{saver: newSaver(func(lease.Room) { <-answers })}
 		r.publish(lease.Room{GPUs: []lease.FullGPU{{Minor: 1}}})
 		began := time.Now()
 		if r.end(); time.Since(began) != saveWait {
@@ -305,7 +303,7 @@ func TestRoomsOnADiskThatDoesNotAnswer(t *testing.T) {
 // The end waits for files that a driver does not close, but not for long.
 func TestFilesThatTheDriverDoesNotClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &Guard{files: 3, closed: make(chan closing), Options: Options{Log: zerolog.Nop()}}
+		g := &Guard{files: 3, results: make(chan func(time.Time)), Options: Options{Log: zerolog.Nop()}}
 		began := time.Now()
 		if g.releaseAll(); time.Since(began) != endWait {
 			t.Errorf("waited %v", time.Since(began))
@@ -509,13 +507,7 @@ func TestAProcessOutsideOfMPS(t *testing.T) {
 			continue
 		}
 		r.verifyOne(is, servers, now.Add(verifyAgain))
-		select {
-		case found := <-r.outside:
-			r.outside <- found
-		case <-time.After(soon):
-			t.Fatalf("%d pipes: not reported", c.pipes)
-		}
-		r.noteOutside()
+		r.awaitResults(soon, func() bool { return r.Guard.state.OutsideSeen > 0 })
 		state := r.Guard.state
 		if state.OutsideSeen != 1 || len(state.Outside) != 1 || state.Outside[0].Proc.PID != cmd.Process.Pid {
 			t.Errorf("%d pipes: %+v", c.pipes, state)
@@ -528,8 +520,7 @@ func TestTheListOfProcessesOutsideIsBounded(t *testing.T) {
 	r := newTestGuard(t, time.Minute)
 	r.still()
 	for range maxOutside + 5 {
-		r.outside <- lease.Outside{}
-		r.noteOutside()
+		r.noteOutside(lease.Outside{})
 	}
 	if r.Guard.state.OutsideSeen != maxOutside+5 || len(r.Guard.state.Outside) != maxOutside {
 		t.Errorf("%d seen, %d listed", r.Guard.state.OutsideSeen, len(r.Guard.state.Outside))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -337,45 +338,34 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 // run runs the process that pauses, until the pause ends.
 func (p *pause) run(line []string, limit time.Duration, nudge func()) {
 	defer nudge()
-	theirs, in, err := os.Pipe()
+	pauser, err := startProgram(append(slices.Clone(line), limit.String())...)
 	if err != nil {
 		p.answers <- err
 		return
 	}
-	defer in.Close()
-	answer, ask, err := os.Pipe()
-	if err != nil {
-		theirs.Close()
-		p.answers <- err
-		return
-	}
-	defer answer.Close()
-	process, err := launch(line[0], append(line[1:len(line):len(line)], limit.String()), theirs, ask)
-	if err != nil {
-		p.answers <- fmt.Errorf("cannot start %q: %w", line, err)
-		return
-	}
+	defer pauser.in.Close()
+	defer pauser.out.Close()
 	go func() {
 		<-p.end
-		_ = process.proc.Kill(unix.SIGKILL) // its end continues what it has stopped
+		_ = pauser.proc.Kill(unix.SIGKILL) // its end continues what it has stopped
 	}()
-	p.talk(in, answer, process.reaped, nudge)
-	<-process.reaped
+	p.talk(pauser, nudge)
+	<-pauser.reaped
 }
 
 // talk passes on each neighbour and waits for the answer, until the pause or the pausing process ends.
-func (p *pause) talk(in, answer *os.File, ended <-chan struct{}, nudge func()) {
-	answers := bufio.NewReader(answer)
+func (p *pause) talk(pauser *program, nudge func()) {
+	answers := bufio.NewReader(pauser.out)
 	for {
 		select {
 		case <-p.end:
 			return
-		case <-ended:
+		case <-pauser.reaped:
 			p.answers <- errors.New("the process that pauses them has ended")
 			return
 		case neighbour := <-p.add:
-			_, err := fmt.Fprintln(in, neighbour.PID, neighbour.Start, neighbour.uid)
-			_ = answer.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
+			_, err := fmt.Fprintln(pauser.in, neighbour.PID, neighbour.Start, neighbour.uid)
+			_ = pauser.out.SetReadDeadline(time.Now().Add(pauseAck + pauseSlack))
 			line, wrong := answers.ReadString('\n')
 			if err = errors.Join(err, wrong); err == nil && strings.TrimSpace(line) != pauseDone {
 				err = errors.New(strings.TrimSpace(line))

@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -246,17 +245,9 @@ func TestTheRecorderLearnsOfPauses(t *testing.T) {
 	now := time.Now()
 	g, _, _ := pausing(now)
 	g.state.Pauses, g.state.PausedMillis = 1, 300
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	events := os.NewFile(uintptr(ends[0]), "events")
-	defer events.Close()
-	g.recorder = &recorder{pipe: ends[1]}
+	g.recorder = &recorder{events: make(chan usage.Event, 1)}
 	g.endPause(now.Add(time.Second), true)
-	g.recorder.close()
-	var e usage.Event
-	if err := json.NewDecoder(events).Decode(&e); err != nil || e.Pauses != 2 || e.PausedMillis != 1300 {
-		t.Errorf("%+v, %v", e, err)
+	if e := <-g.recorder.events; e.Pauses != 2 || e.PausedMillis != 1300 {
+		t.Errorf("%+v", e)
 	}
 }

@@ -4,12 +4,9 @@ package guard
 
 import (
 	"encoding/json"
-	"errors"
-	"os"
-	"syscall"
+	"io"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -19,88 +16,59 @@ import (
 // withdraws the ticket.
 const recorderWait = 2 * time.Millisecond
 
+// maxEvents limits the events that wait for the recorder.
+const maxEvents = 1024
+
 // recorder is the process that records what the job uses. The guard sends it events of clients and never waits for
-// it. An event that does not fit into the pipe is lost.
+// it. An event that the recorder is too slow for is lost.
 type recorder struct {
-	pipe    int           // its stdin
-	started chan *started // one element: nil if the start has failed
+	events  chan usage.Event
+	started chan *program // one element: nil if the start has failed
 }
 
-// started is the process, until it is reaped.
-type started struct {
-	proc   site.Process
-	reaped chan struct{}
-}
-
-// startRecorder starts the recorder in a new session. On a busy node the start takes time, so another goroutine does
-// it.
+// startRecorder starts the recorder in another goroutine, because on a busy node the start takes time.
 func (g *Guard) startRecorder() {
-	if g.Recorder == "" {
+	if len(g.Recorder) == 0 {
 		return
 	}
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
-		g.logOnce("cannot record what the job uses", err)
-		return
-	}
-	_ = unix.SetNonblock(ends[1], true)
-	g.recorder = &recorder{ends[1], make(chan *started, 1)}
-	go func(r *recorder) {
-		process, err := launch(g.Recorder, g.RecorderArgs, os.NewFile(uintptr(ends[0]), "events"), nil)
-		if err != nil {
+	r := &recorder{make(chan usage.Event, maxEvents), make(chan *program, 1)}
+	g.recorder = r
+	go func() {
+		p, err := startProgram(g.Recorder...)
+		if r.started <- p; err != nil {
 			g.Log.Warn().Err(err).Msg("cannot record what the job uses")
+			return
 		}
-		r.started <- process
-	}(g.recorder)
+		r.send(p.in)
+	}()
 }
 
-// launch starts a program of root in a new session. It takes over the program's input and output; without an output, the
-// program writes to /dev/null.
-func launch(path string, argv []string, in, out *os.File) (*started, error) {
+// send writes the events to the recorder's stdin, each as a line of JSON, until there are no more.
+func (r *recorder) send(in io.WriteCloser) {
 	defer in.Close()
-	defer out.Close() // of nil, this only returns an error
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
+	lines := json.NewEncoder(in)
+	for e := range r.events {
+		if lines.Encode(e) != nil {
+			return // the recorder has ended
+		}
 	}
-	defer null.Close()
-	if out == nil {
-		out = null
-	}
-	process, err := os.StartProcess(path, append([]string{path}, argv...), &os.ProcAttr{
-		Dir: "/", Env: []string{}, Files: []*os.File{in, out, null}, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
-	if err != nil {
-		return nil, err
-	}
-	stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
-	s := &started{stat.Process, make(chan struct{})}
-	go func() {
-		_, _ = process.Wait()
-		close(s.reaped)
-	}()
-	return s, nil
 }
 
 // tell sends an event of a client to the recorder.
 func (r *recorder) tell(e usage.Event) {
-	if r == nil || r.pipe < 0 {
+	if r == nil {
 		return
 	}
-	line, err := json.Marshal(e)
-	if err != nil {
-		return
-	}
-	if _, err := unix.Write(r.pipe, append(line, '\n')); errors.Is(err, unix.EPIPE) {
-		r.close() // the recorder has ended
+	select {
+	case r.events <- e:
+	default:
 	}
 }
 
 // close tells the recorder that no more events come.
 func (r *recorder) close() {
-	if r != nil && r.pipe >= 0 {
-		unix.Close(r.pipe)
-		r.pipe = -1
+	if r != nil {
+		close(r.events)
 	}
 }
 
@@ -109,20 +77,20 @@ func (r *recorder) end() {
 	if r == nil {
 		return
 	}
-	var s *started
+	var p *program
 	select {
-	case s = <-r.started:
+	case p = <-r.started:
 	case <-time.After(recorderWait): // its start hangs; its stdin is at its end
 	}
-	if s == nil {
+	if p == nil {
 		return
 	}
 	for range 2 {
 		select {
-		case <-s.reaped:
+		case <-p.reaped:
 			return
 		case <-time.After(recorderWait):
-			_ = s.proc.Kill(unix.SIGKILL)
+			_ = p.proc.Kill(unix.SIGKILL)
 		}
 	}
 }

@@ -91,9 +91,7 @@ func (s situation) needsPause() bool {
 
 // release closes the dead clients' files that are due. It returns the clients for which the neighbours must be paused.
 func (g *Guard) release(now time.Time) (needing []*client) {
-	for len(g.closed) > 0 {
-		g.noteClosed(<-g.closed, now)
-	}
+	g.noteResults(now)
 	g.readUsage(now)
 	g.wantUsage(now)
 	g.noteFreed(now)
@@ -212,25 +210,15 @@ func (g *Guard) close(c *client) {
 	}
 	c.files = nil
 	g.closing[c] = time.Time{}
-	go func() {
+	g.background(func() func(time.Time) {
 		for _, fd := range slices.Concat(memory, control) {
 			_ = unix.Close(fd)
 		}
-		g.closed <- closing{c, len(memory) + len(control)}
-		g.events.nudge()
-	}()
-}
-
-// closing is a client whose files have been closed, and how many of them.
-type closing struct {
-	client *client
-	files  int
-}
-
-func (g *Guard) noteClosed(c closing, now time.Time) {
-	g.files -= c.files
-	g.closing[c.client] = now
-	g.changed = true
+		return func(now time.Time) {
+			g.files -= len(memory) + len(control)
+			g.closing[c], g.changed = now, true
+		}
+	})
 }
 
 // noteFreed forgets the clients whose memory is free. The driver may free it some time after the close.
@@ -266,14 +254,7 @@ func (g *Guard) releaseAll() {
 		unix.Close(c.pidfd)
 		g.close(c)
 	}
-	deadline := time.After(endWait)
-	for g.files > 0 {
-		select {
-		case c := <-g.closed:
-			g.noteClosed(c, time.Now())
-		case <-deadline:
-			g.Log.Warn().Int("files", g.files).Msg("the driver does not close all files")
-			return
-		}
+	if !g.awaitResults(endWait, func() bool { return g.files == 0 }) {
+		g.Log.Warn().Int("files", g.files).Msg("the driver does not close all files")
 	}
 }

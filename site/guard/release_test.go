@@ -194,17 +194,16 @@ func TestSharedFilesStay(t *testing.T) {
 	f := &file{fd: fd, kind: memoryFile, number: 5, users: 2}
 	r.files = 1
 	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
-	if closed := (<-r.closed).files; closed != 0 || f.users != 1 {
-		t.Errorf("%d closed, %d users", closed, f.users)
+	if (<-r.results)(time.Now()); r.files != 1 || f.users != 1 {
+		t.Errorf("%d files, %d users", r.files, f.users)
 	}
 	r.releaseClient(&client{files: []*file{f}}, noNeighbour)
-	if closed := (<-r.closed).files; closed != 1 {
-		t.Errorf("%d closed", closed)
+	if (<-r.results)(time.Now()); r.files != 0 {
+		t.Errorf("%d files", r.files)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Errorf("the file is still open: %v", err)
 	}
-	r.files = 0
 }
 
 // While the host's memory is short, the files of a client that may have work in flight are held, and its neighbours

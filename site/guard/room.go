@@ -11,42 +11,22 @@ import (
 
 // rooms publishes the room of the job's GPUs. Programs that start through slurm-mps wait until the GPU has room.
 type rooms struct {
-	last  lease.Room
-	next  chan lease.Room // the latest room that is not saved yet
-	saved chan struct{}   // closed when the last room is saved
-}
-
-func (r *rooms) start(save func(lease.Room)) {
-	r.next, r.saved = make(chan lease.Room, 1), make(chan struct{})
-	go func() { // Run waits for no disk
-		for room := range r.next {
-			save(room)
-		}
-		close(r.saved)
-	}()
+	saver[lease.Room]
+	last lease.Room
 }
 
 // publish saves a room if it differs from the last one.
 func (r *rooms) publish(room lease.Room) {
-	if slices.Equal(room.GPUs, r.last.GPUs) {
-		return
+	if !slices.Equal(room.GPUs, r.last.GPUs) {
+		r.last = room
+		r.put(room)
 	}
-	r.last = room
-	select {
-	case <-r.next: // drop an older room that is not saved yet
-	default:
-	}
-	r.next <- room
 }
 
 // end publishes that all GPUs have room, because the files are closed.
 func (r *rooms) end() {
 	r.publish(lease.Room{})
-	close(r.next)
-	select {
-	case <-r.saved:
-	case <-time.After(saveWait):
-	}
+	r.saver.end()
 }
 
 // publishRoom publishes the GPUs on which new clients must wait: a dead client's files are held and its room is

@@ -45,6 +45,7 @@ var (
 // its own.
 type takers struct {
 	line    []string      // the command line of a taker
+	raised  bool          // as in OfRoot
 	wait    time.Duration // how long an answer may take
 	spent   time.Duration // of that, in this round, on answers that did not come
 	place   func() (*lease.TakerPlace, error)
@@ -54,6 +55,10 @@ type takers struct {
 	stuck   atomic.Int32 // abandoned takers that have not ended
 	mutex   sync.Mutex
 	about   map[int]int // abandoned takers, by the pid of the process that they were asked about
+}
+
+func takersOf(o Options) takers {
+	return takers{line: o.Taker, raised: o.Raised, wait: takerWait, place: o.TakerPlace}
 }
 
 // taker is a process that runs Take.
@@ -133,6 +138,9 @@ func (t *takers) start() (err error) {
 	if t.current, err = startTaker(t.line, place); err != nil {
 		return fmt.Errorf("cannot start %q: %w", t.line, err)
 	}
+	if t.raised {
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", t.current.process.Pid), []byte("0"), 0)
+	}
 	return nil
 }
 
@@ -146,7 +154,9 @@ func (t *takers) abandon(pid int) {
 	t.current = nil
 	unix.Close(old.socket) // tells the taker to end
 	_ = old.process.Kill()
-	lower(old.process.Pid)
+	if t.raised {
+		lower(old.process.Pid)
+	}
 	if old.place != nil {
 		_ = old.place.Leave()
 	}
@@ -162,7 +172,7 @@ func lower(pid int) {
 	proc.SetNice(pid, 0)
 }
 
-// startTaker starts a taker. The kernel may end it if the node is out of memory, unlike the guard.
+// startTaker starts a taker.
 func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -181,7 +191,6 @@ func startTaker(line []string, place *lease.TakerPlace) (*taker, error) {
 		unix.Close(pair[0])
 		return nil, errors.Join(err, leave(place))
 	}
-	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", process.Pid), []byte("0"), 0)
 	if place != nil {
 		stat, _ := site.ReadStat(process.Pid) // the pid is not reused, because the child is not reaped
 		place.Started(stat.Process)

@@ -55,7 +55,7 @@ func takes(t *testing.T) (taken *takers, pidfd int, file *os.File) {
 	if pidfd, err = unix.PidfdOpen(os.Getpid(), 0); err != nil {
 		t.Fatal(err)
 	}
-	taken = &takers{line: takerLine, wait: soon}
+	taken = &takers{line: takerLine, raised: true, wait: soon}
 	t.Cleanup(func() { taken.abandon(0); unix.Close(pidfd) })
 	return taken, pidfd, file
 }

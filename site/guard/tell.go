@@ -80,7 +80,7 @@ func (g *Guard) endText(c *client, neighbours int) string {
 // tellAll writes notices, one after the other, until there are no more. A process that does not take its line within a
 // second is left.
 func (g *Guard) tellAll() {
-	t := takers{line: g.Taker, wait: takerWait, place: g.TakerPlace}
+	t := takersOf(g.Options)
 	for n := range g.notices {
 		if err := t.start(); err == nil {
 			_, _, _ = t.current.ask(n.pidfd, request{Number: 2, Text: n.text}, t.wait)
@@ -95,25 +95,14 @@ func (g *Guard) name(p site.Process) {
 	if g.NameOf == nil {
 		return
 	}
-	go func() {
-		if name := g.NameOf(p); name != "" {
-			g.named <- named{p, name}
+	g.background(func() func(time.Time) {
+		name := g.NameOf(p)
+		return func(time.Time) {
+			if name != "" && g.living[p.PID] != nil {
+				g.names[p] = name
+			}
 		}
-	}()
-}
-
-// named is a client with its name, as in "rank 3".
-type named struct {
-	proc site.Process
-	name string
-}
-
-func (g *Guard) noteNames() {
-	for len(g.named) > 0 {
-		if n := <-g.named; g.living[n.proc.PID] != nil {
-			g.names[n.proc] = n.name
-		}
-	}
+	})
 }
 
 // tell writes a line into a descriptor of another process, if it is a pipe, a socket or a terminal that takes the line

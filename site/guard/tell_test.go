@@ -97,7 +97,7 @@ func TestNoLine(t *testing.T) {
 
 func TestEndText(t *testing.T) {
 	p := site.Process{PID: 4711}
-	g := Guard{Options: Options{Minors: []int{2, 5}}, helpers: helpers{names: map[site.Process]string{}}}
+	g := Guard{Options: Options{Minors: []int{2, 5}}, names: map[site.Process]string{}}
 	for _, c := range []struct {
 		name       string
 		exit       exitStatus

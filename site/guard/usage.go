@@ -5,11 +5,9 @@ package guard
 import (
 	"bufio"
 	"encoding/json"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,41 +50,28 @@ const (
 
 // gauge is a running gpu-usage.
 type gauge struct {
-	proc  site.Process
-	ask   *os.File // its stdin; it ends when this is closed
-	lines chan []Usage
+	*program // it ends when its stdin is closed, as at the guard's end
+	lines    chan []Usage
 }
 
-// startGauge starts gpu-usage. It ends when its stdin is closed, as at the guard's end.
-func startGauge(path string, argv []string, nudge func()) (*gauge, error) {
-	in, ask, err := os.Pipe()
+// startGauge starts gpu-usage.
+func startGauge(line []string, nudge func()) (*gauge, error) {
+	p, err := startProgram(line...)
 	if err != nil {
 		return nil, err
 	}
-	answer, out, err := os.Pipe()
-	if err != nil {
-		in.Close()
-		ask.Close()
-		return nil, err
-	}
-	process, err := launch(path, argv, in, out)
-	if err != nil {
-		ask.Close()
-		answer.Close()
-		return nil, err
-	}
-	g := &gauge{process.proc, ask, make(chan []Usage, 4)}
-	go g.read(process, answer, nudge)
+	g := &gauge{p, make(chan []Usage, 4)}
+	go g.read(nudge)
 	return g, nil
 }
 
 // read sends on the output of gpu-usage until it has ended.
-func (g *gauge) read(process *started, answer *os.File, nudge func()) {
+func (g *gauge) read(nudge func()) {
 	defer nudge()
 	defer close(g.lines)
-	defer func() { <-process.reaped }()
-	defer answer.Close()
-	lines := bufio.NewScanner(answer)
+	defer func() { <-g.reaped }()
+	defer g.out.Close()
+	lines := bufio.NewScanner(g.out)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)
 	for lines.Scan() {
 		var usage []Usage
@@ -103,20 +88,20 @@ func (g *gauge) read(process *started, answer *os.File, nudge func()) {
 
 // stop ends gpu-usage. It ends when its stdin is closed; the signal is for the case that the driver blocks it.
 func (g *gauge) stop() {
-	g.ask.Close()
+	g.in.Close()
 	_ = g.proc.Kill(unix.SIGKILL)
 }
 
 // usages is the usage of the job's GPUs.
 type usages struct {
 	gauge    *gauge
-	coming   chan *gauge // the gauge that is being started, nil for none
-	started  time.Time   // when the last start began
-	failed   time.Time   // when gpu-usage last failed
-	lastUse  time.Time   // the last time with clients
-	asked    time.Time   // when the guard last asked
-	answered bool        // the last question has an answer
-	of       time.Time   // when the question of the last line was asked
+	starting bool
+	started  time.Time // when the last start began
+	failed   time.Time // when gpu-usage last failed
+	lastUse  time.Time // the last time with clients
+	asked    time.Time // when the guard last asked
+	answered bool      // the last question has an answer
+	of       time.Time // when the question of the last line was asked
 	gpus     []Usage
 	idle     []span   // for each GPU
 	busy     []uint64 // for each GPU, the last sample that was not 0, in microseconds since 1970
@@ -136,18 +121,9 @@ func (g *Guard) wantUsage(now time.Time) {
 		u.lastUse = now
 	}
 	switch {
-	case u.coming != nil:
-		g.takeGauge(now)
-	case u.gauge == nil && wanted && g.Usage != "" && now.Sub(u.failed) > rareScan:
-		u.coming, u.started = make(chan *gauge, 1), now
-		go func(coming chan<- *gauge) { // on a busy node the start takes time
-			started, err := startGauge(g.Usage, g.UsageArgs, g.events.nudge)
-			if err != nil {
-				g.Log.Warn().Err(err).Msg("cannot start gpu-usage: how much memory the GPUs have left is not known")
-			}
-			coming <- started
-			g.events.nudge()
-		}(u.coming)
+	case u.gauge == nil && !u.starting && wanted && len(g.Gauge) > 0 && now.Sub(u.failed) > rareScan:
+		u.starting, u.started = true, now
+		g.background(g.startGauge)
 	case u.gauge != nil && !wanted && now.Sub(u.lastUse) > usageStays:
 		u.gauge.stop()
 		u.gauge = nil
@@ -191,21 +167,21 @@ func (u *usages) ask(change, now time.Time, every time.Duration) {
 	case u.asked.After(change) && age < every:
 		return
 	}
-	if _, err := u.gauge.ask.Write([]byte{'\n'}); err == nil {
+	if _, err := u.gauge.in.Write([]byte{'\n'}); err == nil {
 		u.asked, u.answered = now, false
 	}
 }
 
-// takeGauge takes over a gpu-usage that has started, or notes that the start has failed.
-func (g *Guard) takeGauge(now time.Time) {
-	u := &g.usage
-	select {
-	case u.gauge = <-u.coming:
-		u.coming, u.asked, u.of = nil, time.Time{}, time.Time{}
-		if u.gauge == nil {
+// startGauge starts gpu-usage, which takes time on a busy node.
+func (g *Guard) startGauge() (note func(now time.Time)) {
+	started, err := startGauge(g.Gauge, g.events.nudge)
+	return func(now time.Time) {
+		u := &g.usage
+		u.gauge, u.starting, u.asked, u.of = started, false, time.Time{}, time.Time{}
+		if err != nil {
 			u.failed = now
+			g.Log.Warn().Err(err).Msg("cannot tell how much memory the GPUs have left")
 		}
-	default:
 	}
 }
 
@@ -217,7 +193,7 @@ func (g *Guard) readUsage(now time.Time) {
 		case line, ok := <-u.gauge.lines:
 			if !ok {
 				g.logOnce("gpu-usage has ended: how much memory the GPUs have left is not known", nil)
-				u.gauge.ask.Close()
+				u.gauge.in.Close()
 				u.gauge, u.failed = nil, now
 				return
 			}
@@ -265,7 +241,7 @@ func (u *usages) pending(c *client, now time.Time) bool {
 	if u.started.After(since) {
 		since = u.started
 	}
-	return (u.coming != nil || u.gauge != nil && u.of.Before(c.died)) && now.Sub(since) < usageStart
+	return (u.starting || u.gauge != nil && u.of.Before(c.died)) && now.Sub(since) < usageStart
 }
 
 // addUsage adds the usage of a dead client's GPUs to a situation.

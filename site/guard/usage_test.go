@@ -126,7 +126,7 @@ func TestWhenUsageIsAsked(t *testing.T) {
 	defer reads.Close()
 	defer writes.Close()
 	now := time.Now()
-	u := usages{gauge: &gauge{ask: writes}}
+	u := usages{gauge: &gauge{program: &program{in: writes}}}
 	death := now
 	for i, c := range []struct {
 		after  time.Duration

@@ -78,25 +78,21 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 		return
 	}
 	found := lease.Outside{Proc: c.proc, Since: c.opened}
-	go func() { // a process may delay the read of its memory
+	g.background(func() func(time.Time) {
 		found.Cause = g.causeOf(found.Proc)
-		g.outside <- found
-		g.events.nudge()
-	}()
+		return func(time.Time) { g.noteOutside(found) }
+	})
 }
 
-// noteOutside records the processes that were found outside of MPS.
-func (g *Guard) noteOutside() {
-	for len(g.outside) > 0 {
-		found := <-g.outside
-		g.often().Warn().Int("pid", found.Proc.PID).Str("cause", found.Cause).
-			Msg("a process of the job has a GPU open and is no client of its MPS daemon")
-		if len(g.state.Outside) < maxOutside {
-			g.state.Outside = append(g.state.Outside, found)
-		}
-		g.state.OutsideSeen++
-		g.changed = true
+// noteOutside records a process that was found outside of MPS.
+func (g *Guard) noteOutside(found lease.Outside) {
+	g.often().Warn().Int("pid", found.Proc.PID).Str("cause", found.Cause).
+		Msg("a process of the job has a GPU open and is not a client of its MPS daemon")
+	if len(g.state.Outside) < maxOutside {
+		g.state.Outside = append(g.state.Outside, found)
 	}
+	g.state.OutsideSeen++
+	g.changed = true
 }
 
 const (
@@ -108,22 +104,16 @@ const (
 // belongs to another job. The job's user may have another job on the node, and its clients open all GPUs while they
 // start.
 func (g *Guard) checkJob(p site.Process) {
-	environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // takes a second at most
-	job, set := environment.Values[jobVariable]
-	if set && job != strconv.FormatUint(uint64(g.Job), 10) && !slices.Contains(g.Pipes, environment.Values[pipeVariable]) {
-		g.strangers <- p
-		g.events.nudge()
-	}
-}
-
-// dismissStrangers dismisses processes that belong to another job.
-func (g *Guard) dismissStrangers() {
-	for len(g.strangers) > 0 {
-		stranger := <-g.strangers
-		if c := g.living[stranger.PID]; c != nil && c.proc == stranger {
-			g.dismiss(c)
+	g.background(func() func(time.Time) {
+		environment := proc.Variables(context.Background(), p, pipeVariable, jobVariable) // takes a second at most
+		job, set := environment.Values[jobVariable]
+		another := set && job != strconv.FormatUint(uint64(g.Job), 10) && !slices.Contains(g.Pipes, environment.Values[pipeVariable])
+		return func(time.Time) {
+			if c := g.living[p.PID]; another && c != nil && c.proc == p {
+				g.dismiss(c)
+			}
 		}
-	}
+	})
 }
 
 // causeOf returns the likely cause why a process did not find the daemon, and what to do. It uses the process's initial

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -184,28 +185,23 @@ func guardJob(
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
-		TakerPlace: func() (*lease.TakerPlace, error) {
-			return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
-		},
-		Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
-		NameOf:  nameOf,
-		Daemons: r.daemons, Leased: r.leased, Guards: r.guards, Log: log,
-		Save: func(s lease.GuardState) {
-			if err := store.SaveGuard(job, s); err != nil {
-				log.Warn().Err(err).Send()
-			}
-		},
-		SaveRoom: func(r lease.Room) {
-			if err := store.SaveRoom(job, r); err != nil {
-				log.Warn().Err(err).Send()
-			}
+		NameOf: nameOf, Daemons: r.daemons, Log: log,
+		Gauge: []string{site.ProgramPath("gpu-usage"), "--root", paths.Root},
+		OfRoot: &guard.OfRoot{
+			Raised: true,
+			TakerPlace: func() (*lease.TakerPlace, error) {
+				return store.TakerPlace(lease.Taker{Job: job, UID: l.Job.UID, Guard: self})
+			},
+			Promise: func(deadline time.Time) { _ = lock.Promise(deadline) }, // without it, mpsctl status marks this guard as stalled
+			Leased:  r.leased, Guards: r.guards,
+			Save:     func(s lease.GuardState) { logFailure(log, store.SaveGuard(job, s)) },
+			SaveRoom: func(r lease.Room) { logFailure(log, store.SaveRoom(job, r)) },
 		},
 	}
-	o.Usage, o.UsageArgs = site.ProgramPath("gpu-usage"), []string{"--root", paths.Root}
-	o.Recorder, o.RecorderArgs = o.Usage, []string{"--root", paths.Root, "--record", strconv.FormatUint(uint64(job), 10)}
+	o.Recorder = append(slices.Clone(o.Gauge), "--record", strconv.FormatUint(uint64(job), 10))
 	for _, held := range l.Held {
 		o.Minors = append(o.Minors, held.Minor)
-		o.UsageArgs = append(o.UsageArgs, "--gpu", string(held.UUID))
+		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
 	}
 	for _, d := range l.Daemons {
 		o.Pipes, o.Logs = append(o.Pipes, d.PipeDir), append(o.Logs, d.LogDir)
@@ -226,6 +222,12 @@ func guardJob(
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
+}
+
+func logFailure(log zerolog.Logger, err error) {
+	if err != nil {
+		log.Warn().Err(err).Send()
+	}
 }
 
 // nameOf returns what a client is called, from its environment: "rank 3", or "" without a launcher.
