@@ -59,7 +59,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 	line := fmt.Sprintf(`"pid":%d,`, pid)
 	logged := func() string {
 		for line := range strings.Lines(s.log()) {
-			if strings.Contains(line, "is no client of its MPS daemon") {
+			if strings.Contains(line, "is not a client of its MPS daemon") {
 				return line
 			}
 		}
@@ -92,7 +92,7 @@ func TestAProcessOutsideMPSIsNamed(t *testing.T) {
 		r.kill()
 	}
 	s.must(0, s.job, "epilog")
-	if log := s.log(); strings.Count(log, "is no client of its MPS daemon") != 1 || !strings.Contains(log, `"outside":1,`) {
+	if log := s.log(); strings.Count(log, "is not a client of its MPS daemon") != 1 || !strings.Contains(log, `"outside":1,`) {
 		t.Errorf("the log does not report exactly one outside process:\n%s", log)
 	}
 }
