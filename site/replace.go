@@ -54,7 +54,7 @@ func openFolder(above int, name, path string) (*os.File, error) {
 		dir.Close()
 		return nil, fmt.Errorf("cannot open %s: %w", path, err)
 	}
-	if why := writableByOthers(st); why != "" {
+	if why := writableByOthers(st, 0); why != "" {
 		dir.Close()
 		return nil, fmt.Errorf("cannot open %s: %w: %s", path, ErrNotRootOwned, why)
 	}

@@ -23,19 +23,23 @@ const maxOwned = 4 << 20
 
 // ReadRootOwned reads a whole regular file that is owned by root, writable only by root, and not a link. The error
 // wraps fs.ErrNotExist if there is no file, and ErrNotRootOwned if another user could have written the file.
-func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, false) }
+func ReadRootOwned(path string) ([]byte, error) { return readOwned(path, 0, false) }
+
+// ReadOwn is ReadRootOwned for a file of this process's own user. The error wraps ErrNotRootOwned if another user could
+// have written the file.
+func ReadOwn(path string) ([]byte, error) { return readOwned(path, uint32(os.Geteuid()), false) }
 
 // ReadRootOwnedInContainer is ReadRootOwned for a program that a user runs. In a user namespace without the node's
 // root, unmapped is the owner of root's files. So the file of another unmapped user is accepted there. Such a user
 // cannot write into root's folders, and the namespace's owner could mount any file.
 func ReadRootOwnedInContainer(path string) ([]byte, error) {
-	return readOwned(path, proc.InOwnNamespace("user"))
+	return readOwned(path, 0, proc.InOwnNamespace("user"))
 }
 
 // unmapped is the owner of the files of all users that a user namespace does not have (kernel.overflowuid).
 const unmapped = 65534
 
-func readOwned(path string, container bool) ([]byte, error) {
+func readOwned(path string, owner uint32, container bool) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("cannot read %s: %w: it is a symbolic link", path, ErrNotRootOwned)
@@ -51,7 +55,7 @@ func readOwned(path string, container bool) ([]byte, error) {
 	if container && st.Uid == unmapped {
 		st.Uid = 0
 	}
-	if why := notRootOwned(st); why != "" {
+	if why := notOwned(st, owner); why != "" {
 		return nil, fmt.Errorf("cannot read %s: %w: %s", path, ErrNotRootOwned, why)
 	}
 	content, err := ReadOpen(fd, maxOwned+1)
@@ -64,17 +68,17 @@ func readOwned(path string, container bool) ([]byte, error) {
 	return content, nil
 }
 
-func notRootOwned(st unix.Stat_t) string {
+func notOwned(st unix.Stat_t, owner uint32) string {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "it is not a regular file"
 	}
-	return writableByOthers(st)
+	return writableByOthers(st, owner)
 }
 
-// writableByOthers returns how a user other than root could change the file, or "".
-func writableByOthers(st unix.Stat_t) string {
+// writableByOthers returns how a user other than the owner could change the file, or "".
+func writableByOthers(st unix.Stat_t, owner uint32) string {
 	switch {
-	case st.Uid != 0:
+	case st.Uid != owner:
 		return fmt.Sprintf("its owner is uid %d", st.Uid)
 	case st.Mode&0o022 != 0:
 		return fmt.Sprintf("its mode %04o lets others write", st.Mode&0o7777)
@@ -124,7 +128,7 @@ func ListRootOwned(path string) ([]string, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("cannot list %s: %w", path, err)
 	}
-	if why := writableByOthers(st); why != "" {
+	if why := writableByOthers(st, 0); why != "" {
 		return nil, fmt.Errorf("cannot list %s: %w: %s", path, ErrNotRootOwned, why)
 	}
 	names, err := dir.Readdirnames(-1)

@@ -47,7 +47,7 @@ func TestList(t *testing.T) {
 // The Err of a claim is the reason why the claim cannot be read.
 func TestListOfClaimsThatNameNoJob(t *testing.T) {
 	j := newStore(t)
-	earlier := &Store{j.dir, "boot-0"}
+	earlier := &Store{dir: j.dir, boot: "boot-0"}
 	if err := earlier.Create(deadline(t, 5*time.Second), leaseOf(7, gpuA)); err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func (s *Store) SaveRoom(job uint32, r Room) error {
 // ReadRoom returns a job's room. Any user may call it.
 func (s *Store) ReadRoom(job uint32) (r Room, err error) {
 	path := s.roomPath(job)
-	content, err := site.ReadRootOwnedInContainer(path)
+	content, err := s.readForRanks(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil
 	}

@@ -19,8 +19,9 @@ import (
 
 // Store is the store of all leases of this node.
 type Store struct {
-	dir  string
-	boot string
+	dir     string
+	boot    string
+	private bool // a user's own, as mpirun-wrap --own makes it
 }
 
 // Open makes the store's folders below dir, owned by root. The boot is site.BootID's.
@@ -34,7 +35,7 @@ func Open(dir, boot string) (*Store, error) {
 			return nil, err
 		}
 	}
-	return &Store{dir, boot}, nil
+	return &Store{dir: dir, boot: boot}, nil
 }
 
 // ownDir makes sure that only root can write into path, whatever the umask was.
@@ -280,7 +281,7 @@ func (s *Store) WriteTicket(t Ticket) error {
 // ReadTicket returns the ticket of a job. Its errors are those of Read.
 func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 	path := s.TicketPath(job)
-	content, err := readOwnedBy(path, site.ReadRootOwnedInContainer)
+	content, err := readOwnedBy(path, s.readForRanks)
 	if err != nil {
 		return Ticket{}, err
 	}
@@ -301,7 +302,7 @@ func (s *Store) ReadTicket(job uint32) (Ticket, error) {
 }
 
 // OpenReadOnly returns a store for reading only. It makes no folders, because the wrapper does not run as root.
-func OpenReadOnly(dir, boot string) *Store { return &Store{dir, boot} }
+func OpenReadOnly(dir, boot string) *Store { return &Store{dir: dir, boot: boot} }
 
 // RemoveTicket removes a job's ticket.
 func (s *Store) RemoveTicket(job uint32) error {
