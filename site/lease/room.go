@@ -9,8 +9,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"time"
-
-	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Room is what the job's guard tells the job's programs before they start: the GPUs on which they must wait for room.
