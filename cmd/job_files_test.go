@@ -49,33 +49,3 @@ func TestJobFilesOfAJob(t *testing.T) {
 	files("")
 	p.quiet()
 }
-
-// With -w, mpsctl status and audit read what mpsctl on each node prints.
-func TestStatusOfNodesThatAnswer(t *testing.T) {
-	p := newTestNode(t, "", node.H200)
-	shell := filepath.Join(filepath.Dir(p.Root), "shell")
-	script := fmt.Sprintf("#!/bin/sh\n[ $1 = n1 ] || exit 255\nshift 2\nexec %s --root %s \"$@\"\n", filepath.Join(p.Bin, "mpsctl"), p.Root)
-	if err := node.WriteProgram(shell, []byte(script)); err != nil {
-		t.Fatal(err)
-	}
-	p.facts(fmt.Sprintf("remote_shell = %q", shell))
-	p.must(0, p.job(7, "0"), "prolog")
-	p.ranks(3, "spin", "-ms", "1", "-for", "600")
-	head := "node  jobs clients  findings\n"
-	if r := p.ctl("status", "-w", "n1"); r.Code != 0 || !strings.HasPrefix(r.Output, head+"n1       1       3  -\n") {
-		t.Errorf("code %d\n%s", r.Code, r.Output)
-	}
-	// An audit also finds daemons of other tests.
-	if r := p.ctl("audit", "-w", "n1"); !strings.HasPrefix(r.Output, head+"n1       1       3  ") {
-		t.Errorf("code %d\n%s", r.Code, r.Output)
-	}
-	if err := p.lease(7).Guard.Kill(9); err != nil {
-		t.Fatal(err)
-	}
-	r := p.ctl("status", "--nodes", "n1,n2")
-	if r.Code != 1 || !strings.HasPrefix(r.Output, head+"n1       1       3  guard-") || !strings.Contains(r.Output, "n2       -       -  no answer: exit status 255") {
-		t.Errorf("code %d\n%s", r.Code, r.Output)
-	}
-	p.must(0, p.job(7, "0"), "epilog")
-	p.clean()
-}

@@ -54,7 +54,7 @@ func (d diagnosis) faults() (n int) {
 	return n
 }
 
-// healthyNode is a node without faults. Its slurm.conf and gres.conf are those that mpsctl site show prints. A test
+// healthyNode is a node without faults. Its slurm.conf and gres.conf are those of site/etc. A test
 // then plants a fault.
 type healthyNode struct{ testNode }
 
@@ -72,12 +72,12 @@ func healthyNodeIn(p testNode) healthyNode {
 	for _, program := range []string{"prolog", "epilog", "task-prolog"} {
 		w.script(w.hook(program), fmt.Sprintf("exec %s --root %s\n", w.bin(program), w.Root))
 	}
-	conf := w.shows("slurm.conf")
+	conf := w.shipped("slurm.conf")
 	conf = strings.ReplaceAll(conf, "/usr/libexec/slurm-mps", filepath.Dir(w.hook("x")))
 	w.write(w.conf, strings.ReplaceAll(conf, "gpu:4", "gpu:2"))
-	w.write(w.gres(), strings.ReplaceAll(w.shows("gres.conf"), "[0-3]", "[0-1]"))
+	w.write(w.gres(), strings.ReplaceAll(w.shipped("gres.conf"), "[0-3]", "[0-1]"))
 	w.write(w.cgroup(), "ConstrainDevices=yes\n")
-	w.write(w.Paths().Policy(), w.shows("policy.hcl"))
+	w.write(w.Paths().Policy(), w.shipped("policy.hcl"))
 	w.write(w.plugstack(), "include "+filepath.Dir(w.conf)+"/plugstack.conf.d/*.conf\n")
 	w.change(os.MkdirAll(w.plugstack()+".d", 0o755))
 	w.plugin("22.05", "optional")
@@ -133,13 +133,11 @@ func (w healthyNode) change(err error) {
 	}
 }
 
-func (w healthyNode) shows(name string) string {
+func (w healthyNode) shipped(name string) string {
 	w.t.Helper()
-	result := w.ctl("site", "show", name)
-	if result.Code != 0 {
-		w.t.Fatalf("site show %s: %+v", name, result)
-	}
-	return result.Output
+	content, err := os.ReadFile(filepath.Join("../site/etc", name))
+	w.change(err)
+	return string(content)
 }
 
 // edit replaces a text in a file. The file must contain the text.
@@ -429,7 +427,7 @@ var planted = []faultPlanted{
 	{name: "a folder of scripts of another user", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chown(filepath.Dir(w.hook("x")), uid, gid)) }, where: "HOOKS", do: "chown root:root HOOKS", mends: true},
 
 	{name: "a policy with a mistake", kind: "policy", plant: func(w healthyNode) { w.edit(w.Paths().Policy(), "ceiling        = 100", "ceiling        = 0.5") }, where: "ROOT/etc/slurm-mps/policy.hcl:22", do: "mpsctl policy check --root ROOT"},
-	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -d -m 755 ROOT/etc/slurm-mps && mpsctl site show policy.hcl >", mends: true},
+	{name: "no policy", kind: "policy", plant: func(w healthyNode) { w.change(os.Remove(w.Paths().Policy())) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "install -D -m 644 /usr/share/slurm-mps/policy.hcl ROOT/etc/slurm-mps/policy.hcl"},
 	{name: "a policy of another user", kind: "policy", plant: func(w healthyNode) { w.change(os.Chown(w.Paths().Policy(), uid, gid)) }, where: "ROOT/etc/slurm-mps/policy.hcl", do: "chown root:root ROOT/etc/slurm-mps/policy.hcl", mends: true},
 	{name: "a folder of the policy for all to write", kind: "not-roots-own", plant: func(w healthyNode) { w.change(os.Chmod(filepath.Dir(w.Paths().Policy()), 0o777)) }, where: "ROOT/etc/slurm-mps", do: "chown root:root ROOT/etc/slurm-mps", mends: true},
 	{name: "a site file with a mistake", kind: "site-file", plant: func(w healthyNode) { w.write(w.Paths().ConfigFile(), "prolog_deadline = \"1 day\"\n") }, where: "ROOT/etc/slurm-mps/site.hcl:1", do: "correct the line", unseen: true},
@@ -481,7 +479,7 @@ var planted = []faultPlanted{
 	{name: "a node with two lines", kind: "node-line", plant: func(w healthyNode) { w.sets("NodeName=gpu01 Feature=mps") }, where: "CONF/slurm.conf", do: "correct that line"},
 	{name: "a node without GPUs", kind: "node-gres", plant: func(w healthyNode) { w.edit(w.conf, "Gres=gpu:2 ", "") }, where: "CONF/slurm.conf:15", do: "write Gres=gpu:2 on the line of node gpu01 in CONF/slurm.conf"},
 	{name: "a node without the feature", kind: "node-feature", plant: func(w healthyNode) { w.edit(w.conf, "Feature=mps", "Feature=h200,nomps") }, where: "CONF/slurm.conf:15", do: "write Feature=h200,nomps,mps on the line of node gpu01 in CONF/slurm.conf"},
-	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it: mpsctl site show gres.conf"},
+	{name: "no gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.change(os.Remove(w.gres())) }, where: "gres.conf", do: "write it, as in /usr/share/doc/slurm-mps/examples/gres.conf; or name it"},
 	{name: "an unknown word in gres.conf", kind: "gres-conf", plant: func(w healthyNode) { w.edit(w.gres(), "File=", "Files=/dev/x Fil=") }, where: "gres.conf", do: "correct that line"},
 	{name: "two types of GPUs", kind: "gpu-types", plant: func(w healthyNode) {
 		w.edit(w.conf, "Gres=gpu:2", "Gres=gpu:a:1,gpu:b:1")
@@ -664,40 +662,6 @@ func TestDoctorAsksTheEnvironment(t *testing.T) {
 	} {
 		if result := w.ctl(append([]string{"doctor"}, strings.Fields(args)...)...); result.Code != 2 || !strings.HasPrefix(result.Output, "mpsctl: "+want) {
 			t.Errorf("%s: %+v", args, result)
-		}
-	}
-}
-
-// mpsctl site show prints each file byte for byte as in the source, and site list names all files.
-func TestSiteShows(t *testing.T) {
-	w := newHealthyNode(t)
-	var listed struct {
-		Files []struct{ Name, Place, About string }
-	}
-	w.change(json.Unmarshal([]byte(w.ctl("site", "list", "--json").Output), &listed))
-	entries, err := os.ReadDir("../site/etc")
-	w.change(err)
-	var names []string
-	for _, f := range listed.Files {
-		names = append(names, f.Name)
-		content, err := os.ReadFile(filepath.Join("../site/etc", f.Name))
-		if err != nil || w.shows(f.Name) != string(content) || len(content) == 0 {
-			t.Errorf("%s is not as in the source: %v", f.Name, err)
-		}
-		var shown struct{ Name, Place, About, Content string }
-		w.change(json.Unmarshal([]byte(w.ctl("site", "show", "--json", f.Name).Output), &shown))
-		if shown.Content != string(content) || shown.Place != f.Place || !strings.Contains(w.ctl("site", "list").Output, f.Name+" ") {
-			t.Errorf("%s in JSON: %+v", f.Name, shown)
-		}
-	}
-	for _, entry := range entries {
-		if name := entry.Name(); filepath.Ext(name) != ".go" && !slices.Contains(names, name) {
-			t.Errorf("%s is not listed", name)
-		}
-	}
-	for _, args := range [][]string{{"site"}, {"site", "show"}, {"site", "show", "x"}, {"site", "show", "../etc/policy.hcl"}, {"site", "list", "x"}} {
-		if result := w.ctl(args...); result.Code != 2 || strings.Count(result.Output, "\n") != 1 {
-			t.Errorf("%q: %+v", args, result)
 		}
 	}
 }

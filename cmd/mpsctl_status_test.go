@@ -747,9 +747,9 @@ func TestMpsctlUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"bogus":           `cannot run "bogus": there is no such command: see mpsctl --help`,
 		"tune":            `cannot run "tune": there is no such command: see mpsctl --help`,
-		"status 7":        `cannot take "7": mpsctl status takes flags alone: see mpsctl status --help`,
+		"status 7":        `cannot take "7": mpsctl status takes only flags: see mpsctl status --help`,
 		"status --bogus":  "cannot read flags: unknown flag: --bogus: see mpsctl status --help",
-		"audit 7":         `cannot take "7": mpsctl audit takes flags alone: see mpsctl audit --help`,
+		"audit 7":         `cannot take "7": mpsctl audit takes only flags: see mpsctl audit --help`,
 		"audit --watch":   "cannot read flags: unknown flag: --watch: see mpsctl audit --help",
 		"completion tcsh": `cannot complete for ["tcsh"]: name one shell: bash, zsh or fish`,
 	} {

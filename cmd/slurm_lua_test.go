@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/lab"
 )
 
@@ -29,7 +28,7 @@ func newScripted(t *testing.T, plugin, script string) (*lab.Cluster, func(args .
 		t.Fatal(err)
 	}
 	dir := publicDir(t)
-	content, err := etc.Files.ReadFile(script)
+	content, err := os.ReadFile(filepath.Join("../site/etc", script))
 	folder := filepath.Join(dir, "lab", "etc")
 	if err := errors.Join(err, os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, script), content, 0o644)); err != nil {
 		t.Fatal(err)

@@ -59,7 +59,6 @@ type Config struct {
 	PrologDeadline time.Duration
 	EpilogDeadline time.Duration
 	JobMappingDir  string // folder of dcgm-exporter's job files; "" means that no files are written
-	RemoteShell    string // program and arguments that run a command on another node; the node's name follows them
 	// UsageInterval is the time between two samples of what a job uses of its GPUs. If it is 0, nothing is recorded.
 	UsageInterval time.Duration
 }
@@ -70,7 +69,6 @@ func DefaultConfig() Config {
 		Control:        "/usr/bin/nvidia-cuda-mps-control",
 		PrologDeadline: 60 * time.Second,
 		EpilogDeadline: 60 * time.Second,
-		RemoteShell:    "ssh -o BatchMode=yes",
 		UsageInterval:  10 * time.Second,
 	}
 }

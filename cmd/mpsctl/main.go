@@ -9,13 +9,14 @@ import (
 	"path/filepath"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/tune"
 )
 
 func main() {
 	if filepath.Base(os.Args[0]) == "mps-tune" {
-		os.Exit(mpsctl.RunAlone(cli.ThisProcess(), tune.Command))
+		os.Exit(command.Run(cli.ThisProcess(), tune.Command))
 	}
-	os.Exit(mpsctl.Run(cli.ThisProcess(), mpsctl.Commands()...))
+	os.Exit(command.Run(cli.ThisProcess(), mpsctl.Command))
 }

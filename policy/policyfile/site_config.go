@@ -4,7 +4,6 @@ package policyfile
 
 import (
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -18,7 +17,6 @@ var factAttributes = []attribute[site.Config]{
 	stringAttribute("gres_conf", absolute, func(f *site.Config, s string) { f.GresConf = s }),
 	durationAttribute("prolog_deadline", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.PrologDeadline = d }),
 	stringAttribute("hpc_job_mapping_dir", absolute, func(f *site.Config, s string) { f.JobMappingDir = filepath.Clean(s) }),
-	stringAttribute("remote_shell", command, func(f *site.Config, s string) { f.RemoteShell = s }),
 	durationOrZero("usage_interval", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.UsageInterval = d }),
 	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
 }
@@ -36,13 +34,6 @@ func ParseFacts(source []byte, name string, facts site.Config) (site.Config, err
 func absolute(path string) string {
 	if path == "" || path[0] != '/' {
 		return "is a path from /, not \"" + path + "\""
-	}
-	return ""
-}
-
-func command(line string) string {
-	if len(strings.Fields(line)) == 0 {
-		return "is a program with its arguments"
 	}
 	return ""
 }

@@ -138,7 +138,7 @@ func hooked(s *Slurm, name string) string {
 
 // installed returns the path of a program that Slurm does not name: beside this program, or as in docs/operator.md.
 func installed(beside, name string) string {
-	home := "/usr/libexec/slurm-mps"
+	home := libexec
 	if name == "mpirun-wrap" {
 		home = "/usr/bin"
 	}

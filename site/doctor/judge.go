@@ -233,8 +233,15 @@ func policyLoads(n Node) []Finding {
 }
 
 func factsLoad(n Node) []Finding {
-	return unreadable("site-file", n.Paths.ConfigFile(), "correct the line; site/etc/site.hcl is an example: mpsctl site show site.hcl", n.ConfigErr, "the defaults hold")
+	return unreadable("site-file", n.Paths.ConfigFile(), "correct the line; "+shipped+"site.hcl is an example", n.ConfigErr, "the defaults hold")
 }
+
+// These are the folders of the packages (site/pkg/nfpm.yaml).
+const (
+	libexec  = "/usr/libexec/slurm-mps/"            // programs for slurmd
+	shipped  = "/usr/share/slurm-mps/"              // policy.hcl and site.hcl as they were shipped
+	examples = "/usr/share/doc/slurm-mps/examples/" // lines for Slurm's files
+)
 
 // rooted is the flag that changes the root of the commands' files.
 func (n Node) rooted() string {
@@ -261,7 +268,7 @@ func unreadable(kind Kind, path, correct string, s policyfile.FileStatus, withou
 		f.Where, f.Do = fmt.Sprintf("%s:%d", c.File, c.Line), correct
 	case errors.Is(s.Err, fs.ErrNotExist):
 		name := filepath.Base(path)
-		what, f.Do = "it is not there", fmt.Sprintf("install -d -m 755 %s && mpsctl site show %s >%s && chmod 644 %s", filepath.Dir(path), name, path, path)
+		what, f.Do = "it is not there", fmt.Sprintf("install -D -m 644 %s %s", shipped+name, path)
 	case errors.Is(s.Err, site.ErrNotRootOwned):
 		f.Do = fmt.Sprintf("chown root:root %s && chmod 644 %s", path, path)
 	}

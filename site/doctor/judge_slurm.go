@@ -58,7 +58,7 @@ func home(n Node, program string) string {
 			return p.Path
 		}
 	}
-	return "/usr/libexec/slurm-mps/" + program
+	return libexec + program
 }
 
 // hooksOurs checks that Slurm starts our programs. Without TaskProlog= a rank needs mpirun-wrap, so that is a
@@ -270,7 +270,7 @@ func gresReads(n Node) []Finding {
 	}
 	do := "correct that line; slurmd -G prints what slurmd makes of it"
 	if errors.Is(n.Slurm.GresErr, fs.ErrNotExist) {
-		do = "write it: mpsctl site show gres.conf; or name it by gres_conf in " + n.Paths.ConfigFile()
+		do = "write it, as in " + examples + "gres.conf; or name it by gres_conf in " + n.Paths.ConfigFile()
 	}
 	return []Finding{fault("gres-conf", "gres.conf", do, "%v", n.Slurm.GresErr)}
 }

@@ -4,7 +4,9 @@ package doctor
 
 import (
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,6 +83,19 @@ func TestHasCapability(t *testing.T) {
 	} {
 		if got := hasCapability(status, 24); got != want {
 			t.Errorf("%q: %v", status, got)
+		}
+	}
+}
+
+// The packages install the files that repairs name.
+func TestRepairsNameInstalledFiles(t *testing.T) {
+	list, err := os.ReadFile("../pkg/nfpm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{libexec + "prolog", shipped + "policy.hcl", shipped + "site.hcl", examples + "gres.conf"} {
+		if !strings.Contains(string(list), ", dst: "+path+", ") {
+			t.Errorf("no package has %s", path)
 		}
 	}
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package etc is what a site installs, as files that a program carries along: the binary shows what it was built with.
+// Package etc has the files that a site installs. Programs carry the shipped policy.
 package etc
 
-import "embed"
+import _ "embed"
 
-// Files are the files of this folder.
+// Policy is the shipped policy.hcl.
 //
-//go:embed policy.hcl policy_test.hcl site.hcl slurm.conf gres.conf tmpfiles.conf logrotate.conf reap.service metrics.service metrics.timer grafana.json alerts.yml job_submit.lua cli_filter.lua
-var Files embed.FS
+//go:embed policy.hcl
+var Policy []byte

@@ -7,11 +7,11 @@ package mpsctl
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/spf13/cobra"
@@ -32,21 +32,17 @@ It exits with 0 if everything was seen and nothing was found, with 1 otherwise, 
 can see everything.`
 
 // auditCommand is mpsctl audit.
-func auditCommand(call *Invocation) *cobra.Command {
-	var nodes string
-	c := &cobra.Command{
+func auditCommand(call *command.Invocation) *cobra.Command {
+	return &cobra.Command{
 		Use: "audit", Short: "find what uses this node's GPUs past the policy", Long: auditHelp,
-		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'\n  mpsctl audit -w 'gpu[01-16]'",
-		DisableFlagsInUseLine: true, Args: NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("nodes") {
-				return askNodes(call, nodes, "audit")
-			}
+		Example:               "  mpsctl audit\n  mpsctl audit --json | jq -r '.findings[].kind'",
+		DisableFlagsInUseLine: true, Args: command.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
-			ctx, stop := SignalContext()
+			ctx, stop := command.SignalContext()
 			defer stop()
 			n, found := reader.Inspect(ctx, inspect.Violations)
 			if ctx.Err() != nil {
@@ -55,8 +51,6 @@ func auditCommand(call *Invocation) *cobra.Command {
 			return printAudit(call, newReport(n, found))
 		},
 	}
-	nodesFlag(c, &nodes)
-	return c
 }
 
 // auditReport is the result of an audit.
@@ -120,15 +114,9 @@ func unseen(n inspect.Node) []string {
 	return missed
 }
 
-func printAudit(call *Invocation, r auditReport) error {
-	var err error
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, r)
-	} else {
-		_, err = io.WriteString(call.Out, r.text(call.Screen()))
-	}
-	if err != nil {
-		return WriteError("audit", err)
+func printAudit(call *command.Invocation, r auditReport) error {
+	if err := call.Print("audit", r, r.text); err != nil {
+		return err
 	}
 	if len(r.Findings) > 0 || !r.Complete {
 		return cli.ErrFindings
@@ -137,7 +125,7 @@ func printAudit(call *Invocation, r auditReport) error {
 }
 
 // text is the report for people.
-func (r auditReport) text(screen Screen) string {
+func (r auditReport) text(screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"),
 		site.Count(r.Seen.GPUs, "GPU"), site.Count(r.Seen.Jobs, "job"), site.Count(r.Seen.Clients, "client"), site.Count(r.Seen.Processes, "compute process"))

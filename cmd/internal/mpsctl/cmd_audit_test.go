@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
@@ -51,7 +52,7 @@ func TestAuditGoldens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for ending, asJSON := range map[string]bool{".txt": false, ".json": true} {
 				var out bytes.Buffer
-				err := printAudit(&Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}, r)
+				err := printAudit(&command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}, r)
 				if want := name != "clean"; errors.Is(err, cli.ErrFindings) != want {
 					t.Errorf("%v, and found is %v", err, want)
 				}
@@ -89,7 +90,7 @@ func TestWhatIsMissed(t *testing.T) {
 // The JSON of an audit has exactly these fields.
 func TestAuditJSON(t *testing.T) {
 	var out bytes.Buffer
-	_ = printAudit(&Invocation{Process: cli.Process{Out: &out}, JSON: true}, newReport(looked(), planted))
+	_ = printAudit(&command.Invocation{Process: cli.Process{Out: &out}, JSON: true}, newReport(looked(), planted))
 	var got map[string]any
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
 		t.Fatal(err)

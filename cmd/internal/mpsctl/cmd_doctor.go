@@ -5,12 +5,12 @@ package mpsctl
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/doctor"
 	"github.com/spf13/cobra"
@@ -29,13 +29,13 @@ leave it at 0, so that Slurm's HealthCheckProgram can use it. With --strict they
 Only root can see everything.`
 
 // doctorCommand is mpsctl doctor.
-func doctorCommand(call *Invocation) *cobra.Command {
+func doctorCommand(call *command.Invocation) *cobra.Command {
 	var conf, name, slurmd string
 	var strict, verbose bool
 	c := &cobra.Command{
 		Use: "doctor", Short: "find what would make a job fail on this node", Long: doctorHelp,
 		Example:               "  mpsctl doctor\n  mpsctl doctor --slurm-conf /etc/slurm/slurm.conf --node gpu01\n  mpsctl doctor --json | jq -r '.findings[].fix'",
-		DisableFlagsInUseLine: true, Args: NoArgs,
+		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if conf != "" && !filepath.IsAbs(conf) {
 				return fmt.Errorf("cannot use --slurm-conf %q: give an absolute path", conf)
@@ -50,7 +50,7 @@ func doctorCommand(call *Invocation) *cobra.Command {
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
-			ctx, stop := SignalContext()
+			ctx, stop := command.SignalContext()
 			defer stop()
 			n := doctor.Gather(ctx, q)
 			if ctx.Err() != nil {
@@ -72,7 +72,7 @@ func doctorCommand(call *Invocation) *cobra.Command {
 }
 
 // doctorQuestion adds the defaults for flags that were not given.
-func doctorQuestion(call *Invocation, conf, name, slurmd string) (doctor.Question, error) {
+func doctorQuestion(call *command.Invocation, conf, name, slurmd string) (doctor.Question, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return doctor.Question{}, fmt.Errorf("cannot find own program: %w", err)
@@ -107,15 +107,9 @@ func findSlurmConf(named string) string {
 	return usual
 }
 
-func printDoctor(call *Invocation, r doctor.Report, strict bool) error {
-	var err error
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, r)
-	} else {
-		_, err = io.WriteString(call.Out, doctorText(r, call.Screen()))
-	}
-	if err != nil {
-		return WriteError("findings", err)
+func printDoctor(call *command.Invocation, r doctor.Report, strict bool) error {
+	if err := call.Print("findings", r, func(s command.Screen) string { return doctorText(r, s) }); err != nil {
+		return err
 	}
 	if r.Failed(strict) {
 		return cli.ErrFindings
@@ -124,7 +118,7 @@ func printDoctor(call *Invocation, r doctor.Report, strict bool) error {
 }
 
 // doctorText is the report for people: what was read on one line, then the findings.
-func doctorText(r doctor.Report, screen Screen) string {
+func doctorText(r doctor.Report, screen command.Screen) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s  %s: %s, %s, %s, %s\n", screen.Bold(r.Node), r.Time.Format("2006-01-02 15:04:05"), site.Count(r.Looked.Checks, "check"),
 		site.Count(r.Looked.Programs, "program"), orNo("slurm.conf", r.Looked.SlurmConf), orNo("driver", r.Looked.Driver), site.Count(r.Looked.GPUs, "GPU"))

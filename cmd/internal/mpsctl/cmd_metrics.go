@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/spf13/cobra"
@@ -44,18 +45,18 @@ It exits with 0 if it could print, with 1 if it could not, and with 2 for a wron
 const lookTime = 20 * time.Second
 
 // metricsCommand is mpsctl metrics.
-func metricsCommand(call *Invocation) *cobra.Command {
+func metricsCommand(call *command.Invocation) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "metrics", Short: "print this node's metrics for Prometheus", Long: metricsHelp,
 		Example:               "  mpsctl metrics\n  mpsctl metrics --out /var/lib/slurm-mps/metrics/slurm-mps.prom\n  systemctl enable --now slurm-mps-metrics.timer",
-		DisableFlagsInUseLine: true, Args: NoArgs,
+		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			reader, err := inspect.Open(call.Paths, true)
 			if err != nil {
 				return cli.RuntimeError{Err: err}
 			}
-			ctx, stop := SignalContext()
+			ctx, stop := command.SignalContext()
 			defer stop()
 			looking, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
@@ -80,7 +81,7 @@ func metricsCommand(call *Invocation) *cobra.Command {
 			} else {
 				_, err = io.WriteString(call.Out, text)
 			}
-			return WriteError("metrics", err)
+			return command.WriteError("metrics", err)
 		},
 	}
 	c.Flags().StringVar(&out, "out", "", "write them into this `FILE`, in a folder that belongs to root")

@@ -5,13 +5,12 @@ package mpsctl
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
-	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/tuned"
 	"github.com/spf13/cobra"
 )
@@ -33,13 +32,13 @@ Memory is what a program can use, without its context: none, even, or a size lik
 which, so the places of the bars are an example.`
 
 // planCommand is mpsctl plan. A question without an answer is a mistake in usage.
-func planCommand(call *Invocation) *cobra.Command {
+func planCommand(call *command.Invocation) *cobra.Command {
 	var q plan.Request
 	var picture string
 	c := &cobra.Command{
 		Use: "plan --gpu NAME --ranks N", Short: "print what each rank would get", Long: planHelp,
 		Example:               "  mpsctl plan --gpu H200 --gpus 2 --ranks 7 --share even --mem even",
-		DisableFlagsInUseLine: true, Args: NoArgs,
+		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			q, err := withTuned(q, tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME")), call.Paths.Tuned())
 			if err != nil {
@@ -47,18 +46,14 @@ func planCommand(call *Invocation) *cobra.Command {
 			}
 			answer, err := q.Answer()
 			if err != nil {
-				return SuggestShare(err, q.Share)
+				return command.SuggestShare(err, q.Share)
 			}
 			if picture != "" {
 				if err := savePicture(picture, answer); err != nil {
 					return cli.RuntimeError{Err: err}
 				}
 			}
-			if call.JSON {
-				return WriteError("plan", cli.WriteJSON(call.Out, answer))
-			}
-			_, err = io.WriteString(call.Out, planText(answer))
-			return WriteError("plan", err)
+			return call.Print("plan", answer, func(command.Screen) string { return planText(answer) })
 		},
 	}
 	flags := c.Flags()
@@ -73,16 +68,18 @@ func planCommand(call *Invocation) *cobra.Command {
 	flags.StringVar(&q.Ceiling, "ceiling", "100", "no rank exceeds `PCT` percent of a GPU")
 	flags.IntVar(&q.Clients, "clients", 0, "MPS serves `N` clients on a GPU (default 48; 60 from CUDA 13.1 on)")
 	flags.StringVar(&picture, "svg", "", "write a picture of the plan to `FILE` too")
+	command.CompleteValues(c, "gpu", modelNames()...)
+	command.CompleteValues(c, "share", "none", "even", "overlap:", "weight:")
+	command.CompleteValues(c, "mem", "none", "even")
 	return c
 }
 
-// SuggestShare adds to the error of a share the word that was probably meant.
-func SuggestShare(err error, share string) error {
-	like := site.Nearest(share, []string{"none", "even"})
-	if err == nil || like == "" || !strings.HasSuffix(err.Error(), " or Nsm") { // the share has none of the forms
-		return err
+// modelNames are the names of known GPUs, as one word each.
+func modelNames() (names []string) {
+	for _, m := range policy.Models() {
+		names = append(names, strings.ReplaceAll(m.Name, " ", "-"))
 	}
-	return fmt.Errorf("%w: did you mean %s?", err, like)
+	return names
 }
 
 // withTuned replaces the share tuned:NAME by the one that mpirun-wrap would find in these files.
@@ -102,5 +99,5 @@ func savePicture(path string, p plan.Plan) error {
 	if err := p.WriteSVG(&picture); err != nil {
 		return fmt.Errorf("cannot draw the plan: %w", err)
 	}
-	return writeFile(path, picture.Bytes())
+	return replaceFile(path, picture.Bytes())
 }

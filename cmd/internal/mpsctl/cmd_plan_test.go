@@ -14,15 +14,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 )
 
-func mpsctl(args ...string) (code int, out, complaint string) {
-	var o, e bytes.Buffer
-	code = Run(cli.Process{Args: args, Out: &o, Err: &e}, planCommand)
-	return code, o.String(), e.String()
-}
+func mpsctl(args ...string) (code int, out, complaint string) { return runRoot(planCommand, args...) }
 
 // The whole output of a plan is as in the golden files, as text and as JSON.
 func TestPlanGoldens(t *testing.T) {
@@ -79,7 +76,7 @@ func TestBadQuestions(t *testing.T) {
 		{"plann", `cannot run "plann": there is no such command: did you mean plan?`},
 		{"--frob", "cannot read flags: unknown flag: --frob: see mpsctl --help"},
 		{"plan", "cannot plan: no GPU is given: name one with --gpu, or give its multiprocessors with --sms"},
-		{"plan H200", `cannot take "H200": mpsctl plan takes flags alone: see mpsctl plan --help`},
+		{"plan H200", `cannot take "H200": mpsctl plan takes only flags: see mpsctl plan --help`},
 		{"plan --gpu", "cannot read flags: flag needs an argument: --gpu: see mpsctl plan --help"},
 		{"plan --gpu H300 --ranks 2", `cannot find GPU "H300": known are ` + models + "; for another GPU, give --sms N in place of --gpu"},
 		{"plan --gpu H200", "cannot plan for 0 ranks: give --ranks, the number of ranks on the node"},
@@ -128,7 +125,7 @@ func TestBadQuestions(t *testing.T) {
 func TestAPlanThatCannotBePrinted(t *testing.T) {
 	for _, more := range [][]string{nil, {"--json"}} {
 		var e bytes.Buffer
-		code := Run(cli.Process{Args: append([]string{"plan", "--gpu", "H200", "--ranks", "2"}, more...), Out: fullPlan{}, Err: &e}, planCommand)
+		code := command.Run(cli.Process{Args: append([]string{"plan", "--gpu", "H200", "--ranks", "2"}, more...), Out: fullPlan{}, Err: &e}, Command)
 		if want := "mpsctl: cannot print plan: no space left\n"; code != 1 || e.String() != want {
 			t.Errorf("code %d\ngot  %swant %s", code, e.String(), want)
 		}

@@ -6,9 +6,10 @@ package mpsctl
 
 import (
 	"errors"
-	"io"
+	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/spf13/cobra"
 )
@@ -16,11 +17,11 @@ import (
 const policyHelp = `policy works on the files that define who gets what: policy.hcl and policy.d/*.hcl beside it. See docs/policy.md.`
 
 // policyCommand is mpsctl policy.
-func policyCommand(call *Invocation) *cobra.Command {
+func policyCommand(call *command.Invocation) *cobra.Command {
 	c := &cobra.Command{
 		Use: "policy", Short: "check, apply, format, explain and test the policy", Long: policyHelp,
 		Example: "  mpsctl policy check\n  mpsctl policy explain --partition edu --gpus 2 --constraint mps",
-		Args:    NoArgs,
+		Args:    command.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(check(call), apply(call), format(call), explain(call), test(call))
@@ -28,7 +29,7 @@ func policyCommand(call *Invocation) *cobra.Command {
 }
 
 // load reads the node's own policy, or the given files and folders.
-func load(call *Invocation, paths []string) (*policyfile.Compiled, error) {
+func load(call *command.Invocation, paths []string) (*policyfile.Compiled, error) {
 	if len(paths) == 0 {
 		return policyfile.Load(call.Paths.Policy())
 	}
@@ -42,29 +43,18 @@ type wrong struct {
 }
 
 // refused prints the mistakes in a policy's text, and ends the command. Any other error is returned.
-func refused(call *Invocation, err error) error {
+func refused(call *command.Invocation, err error) error {
 	var bad *policyfile.Error
 	if !errors.As(err, &bad) {
 		return cli.RuntimeError{Err: err}
 	}
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, wrong{false, bad.Diagnostics()})
-	} else {
-		err = bad.Write(call.Out, call.Screen().Coloured())
+	text := func(s command.Screen) string {
+		var b strings.Builder
+		_ = bad.Write(&b, s.Colour) // a Builder takes everything
+		return b.String()
 	}
-	if err != nil {
-		return WriteError("policy", err)
+	if err := call.Print("policy", wrong{false, bad.Diagnostics()}, text); err != nil {
+		return err
 	}
 	return cli.ErrFindings
-}
-
-// policyWritten prints an answer as JSON or as text.
-func policyWritten(call *Invocation, answer any, text string) error {
-	var err error
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, answer)
-	} else {
-		_, err = io.WriteString(call.Out, text)
-	}
-	return WriteError("policy", err)
 }

@@ -7,11 +7,11 @@ package mpsctl
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 	"github.com/slurm-mps/slurm-mps/site/reap"
 	"github.com/spf13/cobra"
@@ -30,13 +30,13 @@ It exits with 0 if nothing is left to do, with 1 if something failed or you must
 Only root can run it.`
 
 // reapCommand is mpsctl reap.
-func reapCommand(call *Invocation) *cobra.Command {
+func reapCommand(call *command.Invocation) *cobra.Command {
 	var job uint32
 	var dry bool
 	c := &cobra.Command{
 		Use: "reap [--job ID] [--dry-run]", Short: "close what ended jobs have left", Long: reapHelp,
 		Example:               "  mpsctl reap --dry-run\n  mpsctl reap\n  mpsctl reap --job 4711",
-		DisableFlagsInUseLine: true, Args: NoArgs,
+		DisableFlagsInUseLine: true, Args: command.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("job") && job == 0 {
 				return errors.New("cannot reap job 0: give the number of a job: see mpsctl reap --help")
@@ -45,15 +45,16 @@ func reapCommand(call *Invocation) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&job, "job", 0, "reap only job `ID`, which you know is gone")
+	completeJobs(call, c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be done, and do nothing")
 	return c
 }
 
-func runReap(call *Invocation, job uint32, dry bool) error {
+func runReap(call *command.Invocation, job uint32, dry bool) error {
 	if os.Geteuid() != 0 {
 		return cli.RuntimeError{Err: errors.New("cannot reap: not root")}
 	}
-	ctx, stop := SignalContext()
+	ctx, stop := command.SignalContext()
 	defer stop()
 	r, err := reap.New(call.Paths, job, hook.DriverReadOnly(call.Paths))
 	if err != nil {
@@ -80,15 +81,9 @@ type reapReport struct {
 	Lines  []reap.Result `json:"lines"`
 }
 
-func printReap(call *Invocation, r reapReport) error {
-	var err error
-	if call.JSON {
-		err = cli.WriteJSON(call.Out, r)
-	} else {
-		_, err = io.WriteString(call.Out, r.text(call.Screen()))
-	}
-	if err != nil {
-		return WriteError("reaping", err)
+func printReap(call *command.Invocation, r reapReport) error {
+	if err := call.Print("reaping", r, r.text); err != nil {
+		return err
 	}
 	for _, line := range r.Lines {
 		if line.Failed != "" || line.Act == reap.Leave {
@@ -99,7 +94,7 @@ func printReap(call *Invocation, r reapReport) error {
 }
 
 // text is the report for people. The report of a dry run differs in its first line only.
-func (r reapReport) text(screen Screen) string {
+func (r reapReport) text(screen command.Screen) string {
 	var b strings.Builder
 	if r.DryRun {
 		b.WriteString("dry run: nothing is done\n")

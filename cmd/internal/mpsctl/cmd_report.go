@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -47,7 +47,7 @@ and no energy. A value that is not known is printed as -.
 It exits with 0 if it could print, with 1 if there is no report that it can read, and with 2 for a wrong argument.`
 
 // reportCommand is mpsctl report.
-func reportCommand(call *Invocation) *cobra.Command {
+func reportCommand(call *command.Invocation) *cobra.Command {
 	var html string
 	c := &cobra.Command{
 		Use: "report [JOB]", Short: "print what a job used of its GPUs", Long: reportHelp,
@@ -76,11 +76,8 @@ func reportCommand(call *Invocation) *cobra.Command {
 			if html != "" {
 				return writePage(html, r)
 			}
-			if call.JSON {
-				return WriteError("report", cli.WriteJSON(call.Out, judgedOf(r, time.Now())))
-			}
-			_, err = io.WriteString(call.Out, reportText(r, call.Screen(), time.Now()))
-			return WriteError("report", err)
+			now := time.Now()
+			return call.Print("report", judgedOf(r, now), func(s command.Screen) string { return reportText(r, s, now) })
 		},
 	}
 	c.Flags().StringVar(&html, "html", "", "write a page with a lane for each client into this `FILE`")
@@ -93,7 +90,7 @@ func writePage(path string, r usage.Report) error {
 	if err := page.Write(&html, r); err != nil {
 		return cli.RuntimeError{Err: fmt.Errorf("cannot draw report of job %d: %w", r.Job, err)}
 	}
-	if err := writeFile(path, html.Bytes()); err != nil {
+	if err := replaceFile(path, html.Bytes()); err != nil {
 		return cli.RuntimeError{Err: err}
 	}
 	return nil
@@ -177,7 +174,7 @@ func findReport(paths site.Paths, job uint32) (usage.Report, error) {
 }
 
 // reportText returns a report as text for people.
-func reportText(r usage.Report, screen Screen, now time.Time) string {
+func reportText(r usage.Report, screen command.Screen, now time.Time) string {
 	var b strings.Builder
 	ended, until := "runs", now
 	if !r.End.IsZero() {
@@ -221,7 +218,7 @@ func reportText(r usage.Report, screen Screen, now time.Time) string {
 }
 
 // figuresTable returns the means of each GPU.
-func figuresTable(r usage.Report, screen Screen) string {
+func figuresTable(r usage.Report, screen command.Screen) string {
 	const row = "%-4s  %9s  %7s  %5s  %14s  %8s"
 	names := []any{"GPU"}
 	for _, f := range usage.Percentages {
@@ -241,7 +238,7 @@ func figuresTable(r usage.Report, screen Screen) string {
 }
 
 // legend returns the meanings of the figures.
-func legend(screen Screen) string {
+func legend(screen command.Screen) string {
 	const column = 13
 	text := ""
 	for _, f := range append(slices.Clone(usage.Percentages), usage.MemoryUsed) {

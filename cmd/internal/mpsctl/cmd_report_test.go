@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -60,7 +61,7 @@ func TestReportGoldens(t *testing.T) {
 		running.GPUs[n].Samples[0].SMActive = usage.Unknown
 	}
 	for name, r := range map[string]usage.Report{"ended": reported(), "running": running} {
-		text := reportText(r, plain, running.Begin.Add(90*time.Second))
+		text := reportText(r, command.Screen{Columns: 80}, running.Begin.Add(90*time.Second))
 		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
 		fitsColumns(t, text)
 	}
@@ -69,7 +70,7 @@ func TestReportGoldens(t *testing.T) {
 		many.Clients = append(many.Clients, usage.Client{PID: n, Step: fmt.Sprint(100 + n), Exit: "signal 11",
 			End: many.Begin, Begin: many.Begin})
 	}
-	if text := reportText(many, plain, many.End); !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
+	if text := reportText(many, command.Screen{Columns: 80}, many.End); !strings.Contains(text, "\n20 incidents more: see --json.\n") ||
 		strings.Count(text, "SIGSEGV") != maxIncidents-1 {
 		t.Errorf("%s", text)
 	}
@@ -103,7 +104,7 @@ func TestListGoldens(t *testing.T) {
 	other.User, other.Job = "hpc2-long-name", 4294967294
 	for name, all := range map[string][]usage.Report{"list": {running, one}, "list-of-root": {running, other},
 		"list-of-none": nil} {
-		text := reportsText(all, plain)
+		text := reportsText(all, command.Screen{Columns: 80})
 		golden.Compare(t, filepath.Join("testdata", "report", name+".txt"), text)
 		fitsColumns(t, text)
 	}

@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
@@ -121,8 +122,8 @@ func TestStatusGoldens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for ending, asJSON := range map[string]bool{".txt": false, ".json": true} {
 				var out bytes.Buffer
-				call := &Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
-				if err := write(call, c.n, c.found, call.Screen()); err != nil {
+				call := &command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
+				if err := printStatus(call, c.n, c.found); err != nil {
 					t.Fatal(err)
 				}
 				golden.Compare(t, filepath.Join("testdata", "status", name+ending), out.String())
@@ -152,7 +153,7 @@ func TestStatusWidths(t *testing.T) {
 	n, found := ill()
 	row := regexp.MustCompile(`(?m)^( +[-\d].* SMs |GPU |MIG-).*$`)
 	for _, columns := range []int{60, 80, 200} {
-		rows := row.FindAllString(statusText(n, found, Screen{Columns: columns}), -1)
+		rows := row.FindAllString(statusText(n, found, command.Screen{Columns: columns}), -1)
 		if len(rows) < 10 {
 			t.Errorf("%d columns: %d rows", columns, len(rows))
 		}
@@ -168,8 +169,8 @@ func TestStatusWidths(t *testing.T) {
 // A coloured text without its colours is the plain text.
 func TestColourChangesNothingElse(t *testing.T) {
 	n, found := ill()
-	plain := statusText(n, found, Screen{Columns: 80})
-	coloured := statusText(n, found, Screen{Terminal: true, Columns: 80, colour: true})
+	plain := statusText(n, found, command.Screen{Columns: 80})
+	coloured := statusText(n, found, command.Screen{Terminal: true, Columns: 80, Colour: true})
 	if coloured == plain || regexp.MustCompile(`\x1b\[\d+m`).ReplaceAllString(coloured, "") != plain {
 		t.Errorf("coloured:\n%s", coloured)
 	}
@@ -188,7 +189,7 @@ func TestAge(t *testing.T) {
 // Screens of 60, 80 and 200 columns show every line whole, in the same order.
 func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
-		text := statusText(busy(), nil, Screen{Columns: columns})
+		text := statusText(busy(), nil, command.Screen{Columns: columns})
 		ranks := 0
 		for line := range strings.Lines(text) {
 			n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
@@ -205,42 +206,6 @@ func TestStatusOfNarrowAndWideScreens(t *testing.T) {
 		if ranks != 8 {
 			t.Errorf("%d columns: %d ranks", columns, ranks)
 		}
-	}
-}
-
-// A text that does not fit scrolls from its first line to its last line only.
-func TestScrolled(t *testing.T) {
-	for _, c := range []struct {
-		from  int
-		key   key
-		lines int
-		want  int
-	}{
-		{0, keyDown, 40, 1}, {0, keyUp, 40, 0}, {0, keyPageDown, 40, 8}, {30, keyPageDown, 40, 32}, {32, keyDown, 40, 32}, {9, keyPageUp, 40, 1},
-		{20, keyTop, 40, 0}, {20, 0, 40, 20}, {20, 0, 9, 0}, {20, keyDown, 12, 4},
-	} {
-		if got := scrolled(c.from, c.key, c.lines, 10); got != c.want {
-			t.Errorf("%+v: %d", c, got)
-		}
-	}
-}
-
-// The watch reads keys while it looks at the node, and q ends it.
-func TestWatchObeysKeys(t *testing.T) {
-	var out bytes.Buffer
-	call := &Invocation{Process: cli.Process{Out: &out}}
-	pressed := make(chan key)
-	ended := make(chan error, 1)
-	go func() { ended <- scroll(t.Context(), call, &looks{nodes: []inspect.Node{busy()}}, time.Hour, pressed) }()
-	pressed <- keyDown
-	pressed <- keyQuit
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("q does not end the watch")
 	}
 }
 
@@ -273,7 +238,7 @@ func TestVerdict(t *testing.T) {
 		"all is well": {idle(), nil, nil}, "a finding": {idle(), []inspect.Finding{{Kind: inspect.ModeDiffers}}, cli.ErrFindings},
 		"root is blind": {blind, nil, cli.ErrFindings}, "a user is blind": {user, nil, nil},
 	} {
-		call := &Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}
+		call := &command.Invocation{Process: cli.Process{Out: &bytes.Buffer{}}}
 		if err := once(t.Context(), call, &looks{nodes: []inspect.Node{c.n}, found: c.found}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
@@ -285,7 +250,7 @@ func TestWatchThroughAPipe(t *testing.T) {
 	for _, asJSON := range []bool{true, false} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var out bytes.Buffer
-		call := &Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
+		call := &command.Invocation{Process: cli.Process{Out: &out}, JSON: asJSON}
 		if err := repeat(ctx, call, &looks{nodes: []inspect.Node{idle(), idle()}, stop: cancel}, time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +279,7 @@ func (fullNode) Write([]byte) (int, error) { return 0, errors.New("no space left
 
 func TestAStatusThatCannotBePrinted(t *testing.T) {
 	for _, asJSON := range []bool{false, true} {
-		call := &Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
+		call := &command.Invocation{Process: cli.Process{Out: fullNode{}}, JSON: asJSON}
 		var failed cli.RuntimeError
 		for _, err := range []error{once(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}), repeat(t.Context(), call, &looks{nodes: []inspect.Node{idle()}}, time.Millisecond)} {
 			if !errors.As(err, &failed) || err.Error() != "cannot print status: no space left" {

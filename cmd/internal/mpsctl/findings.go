@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
 // printFindings prints findings for people: kind and place, then the fault, then the repair as a line that can be
 // pasted.
-func printFindings(found []inspect.Finding, what string, screen Screen) string {
+func printFindings(found []inspect.Finding, what string, screen command.Screen) string {
 	if len(found) == 0 {
 		return ""
 	}
@@ -46,7 +47,7 @@ func printFix(do string) string {
 }
 
 // printUnseen prints for people what could not be seen.
-func printUnseen(unseen []string, screen Screen) string {
+func printUnseen(unseen []string, screen command.Screen) string {
 	if len(unseen) == 0 {
 		return ""
 	}

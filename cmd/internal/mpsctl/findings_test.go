@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 )
 
@@ -14,10 +15,10 @@ func TestPrintFindings(t *testing.T) {
 	want := "\n1 finding\n! mode-differs  job 7, GPU 0 (GPU-1)\n" +
 		"    word word word word word word word word word word word word word word word\n    word word word word word\n" +
 		"    fix: nvidia-smi -i GPU-1 -c DEFAULT\n"
-	if got := printFindings(found, "finding", Screen{Columns: 80}); got != want {
+	if got := printFindings(found, "finding", command.Screen{Columns: 80}); got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	if got := printFindings(nil, "finding", Screen{Columns: 80}); got != "" {
+	if got := printFindings(nil, "finding", command.Screen{Columns: 80}); got != "" {
 		t.Errorf("of nothing: %q", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
 )
 
@@ -20,7 +21,7 @@ func planText(p plan.Plan) string {
 	fmt.Fprintf(&b, "%s\n\n", askedText(p.Asked))
 	b.WriteString("rank  GPU    SMs     percent     memory\n")
 	for _, r := range p.Ranks {
-		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r), Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells))
+		fmt.Fprintf(&b, "%4d %4d  %5d  %10s %10s  %s\n", r.Rank, r.GPU, r.SMs, percentText(r), memoryText(r), command.Bar(r.SMs, p.Asked.Model.GPU.SMs, barCells))
 	}
 	b.WriteByte('\n')
 	for gpu := range p.Asked.GPUs {

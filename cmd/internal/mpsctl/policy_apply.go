@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
@@ -25,7 +26,7 @@ mode of the file stays the same. apply installs policy_test.hcl too: mpsctl poli
 
 It exits with 0 if the policy has been applied, and with 1 if it was refused: then nothing has changed.`
 
-func apply(call *Invocation) *cobra.Command {
+func apply(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "apply FILE", Short: "check and test a policy, and put it into use", Long: applyHelp,
 		Example:               "  mpsctl policy apply new/policy.hcl",
@@ -52,7 +53,7 @@ type applied struct {
 	unknown string // why the changes are not known
 }
 
-func applyFile(call *Invocation, file string) error {
+func applyFile(call *command.Invocation, file string) error {
 	path := call.Paths.Policy()
 	compiled, err := policyfile.LoadWith(path, file)
 	if err != nil {
@@ -65,7 +66,10 @@ func applyFile(call *Invocation, file string) error {
 	}
 	a.Tests.add(compiled.Run(cases))
 	if a.Tests.Failed > 0 {
-		if err := policyWritten(call, a, a.Tests.String()+"Nothing has changed: "+path+" stays as it is.\n"); err != nil {
+		text := func(s command.Screen) string {
+			return a.Tests.text(s) + "Nothing has changed: " + path + " stays as it is.\n"
+		}
+		if err := call.Print("policy", a, text); err != nil {
 			return err
 		}
 		return cli.ErrFindings
@@ -89,7 +93,7 @@ func applyFile(call *Invocation, file string) error {
 		return cli.RuntimeError{Err: fmt.Errorf("the policy has been applied, and no copy of it is kept: %w", err)}
 	}
 	a.Applied = true
-	return policyWritten(call, a, a.text(call.Screen().Coloured()))
+	return call.Print("policy", a, a.text)
 }
 
 func besidePolicy(policy string) string {
@@ -146,7 +150,7 @@ func install(path string, content []byte) error {
 	return site.Replace(dir, filepath.Base(path), content, mode)
 }
 
-func (a applied) text(colour bool) string {
+func (a applied) text(screen command.Screen) string {
 	var b strings.Builder
 	for _, c := range a.Changes {
 		switch {
@@ -167,7 +171,7 @@ func (a applied) text(colour bool) string {
 	if n := len(a.Tests.Results); n > 0 {
 		fmt.Fprintf(&b, "%s passed\n", site.Count(n, "case"))
 	}
-	writeWarnings(&b, a.Warnings, colour)
+	writeWarnings(&b, a.Warnings, screen.Colour)
 	fmt.Fprintf(&b, "%s is the policy now: the next job has it\n", a.File)
 	return b.String()
 }

@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
@@ -25,7 +25,7 @@ It warns of rules that are never tried, and of comparisons that no job can meet.
 
 It exits with 0 if the policy can be used, and with 1 if it cannot.`
 
-func check(call *Invocation) *cobra.Command {
+func check(call *command.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use: "check [FILE|DIR]...", Short: "check whether a policy can be used", Long: checkHelp,
 		Example:               "  mpsctl policy check\n  mpsctl policy check policy.hcl policy.d/chem.hcl",
@@ -36,7 +36,7 @@ func check(call *Invocation) *cobra.Command {
 				return refused(call, err)
 			}
 			answer := checked{true, compiled.Files(), compiled.Rules(), compiled.Warnings()}
-			return policyWritten(call, answer, answer.text(call.Screen().Coloured()))
+			return call.Print("policy", answer, answer.text)
 		},
 	}
 }
@@ -50,7 +50,7 @@ type checked struct {
 	Warnings []policyfile.Diagnostic `json:"warnings,omitempty"`
 }
 
-func (c checked) text(colour bool) string {
+func (c checked) text(screen command.Screen) string {
 	var b strings.Builder
 	for i, rule := range c.Rules {
 		does := "grants"
@@ -59,7 +59,7 @@ func (c checked) text(colour bool) string {
 		}
 		fmt.Fprintf(&b, "%3d  %-24q %s  %s:%d\n", i+1, rule.Name, does, rule.File, rule.Line)
 	}
-	writeWarnings(&b, c.Warnings, colour)
+	writeWarnings(&b, c.Warnings, screen.Colour)
 	fmt.Fprintf(&b, "%s can be used: %s\n", strings.Join(c.Files, ", "), site.Count(len(c.Rules), "rule"))
 	return b.String()
 }
@@ -74,7 +74,7 @@ func writeWarnings(b *strings.Builder, warnings []policyfile.Diagnostic, colour 
 
 const formatHelp = `fmt prints a policy in HCL's own form. With - it reads standard input. Without an operand it is this node's policy.hcl.`
 
-func format(call *Invocation) *cobra.Command {
+func format(call *command.Invocation) *cobra.Command {
 	var write, compare bool
 	c := &cobra.Command{
 		Use: "fmt [--write|--check] [FILE]...", Short: "print a policy in HCL's own form", Long: formatHelp,
@@ -98,7 +98,7 @@ func format(call *Invocation) *cobra.Command {
 	return c
 }
 
-func formatAll(call *Invocation, paths []string, write, compare bool) error {
+func formatAll(call *command.Invocation, paths []string, write, compare bool) error {
 	differ := false
 	for _, path := range paths {
 		source, err := readFrom(path)
@@ -115,12 +115,12 @@ func formatAll(call *Invocation, paths []string, write, compare bool) error {
 		case compare && !same:
 			_, err = fmt.Fprintln(call.Out, path)
 		case write && !same:
-			err = replace(path, formatted)
+			err = replaceFile(path, formatted)
 		case !compare && !write:
 			_, err = call.Out.Write(formatted)
 		}
 		if err != nil {
-			return WriteError(path, err)
+			return command.WriteError(path, err)
 		}
 	}
 	if compare && differ {
@@ -144,25 +144,4 @@ func readFrom(path string) ([]byte, error) {
 	}
 	content, _, err := site.ReadAny(path)
 	return content, err
-}
-
-// replace writes a file whole and keeps its mode.
-func replace(path string, content []byte) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	err = errors.Join(err, file.Chmod(info.Mode().Perm()), file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(file.Name()))
-	}
-	return nil
 }

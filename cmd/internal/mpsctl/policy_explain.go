@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/policy/plan"
@@ -30,7 +31,7 @@ Flags describe the job. A value that is not given is empty, except for one GPU, 
 are looked up as for a job. With --job, explain takes a job that has MPS on this node now, as its prolog recorded it (only
 root can read that).`
 
-func explain(call *Invocation) *cobra.Command {
+func explain(call *command.Invocation) *cobra.Command {
 	var q query
 	c := &cobra.Command{
 		Use: "explain [flags]", Short: "print what a job would get, and why", Long: explainHelp,
@@ -40,7 +41,7 @@ func explain(call *Invocation) *cobra.Command {
 			if len(args) == 1 && c.Flags().Changed("mps") { // as in srun, its value never stands apart
 				return fmt.Errorf("cannot take %q: if it is the value of --mps, write --mps=%s", args[0], args[0])
 			}
-			return NoArgs(c, args)
+			return command.NoArgs(c, args)
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			q.given = c.Flags().Changed
@@ -77,6 +78,8 @@ func explain(call *Invocation) *cobra.Command {
 	flags.StringVar(&q.gpu, "gpu", "", "the `NAME` of the GPU's model, as for mpsctl plan")
 	flags.BoolVar(&q.mig, "mig", false, "the GPU is a MIG instance")
 	flags.IntVar(&q.ranks, "ranks", 0, "print the placement of `N` ranks on the node")
+	completeJobs(call, c)
+	command.CompleteValues(c, "gpu", modelNames()...)
 	return c
 }
 
@@ -101,7 +104,7 @@ type answer struct {
 	Assumed []string `json:"assumed,omitempty"`
 }
 
-func (q query) run(call *Invocation) error {
+func (q query) run(call *command.Invocation) error {
 	request, decided, err := q.ask(call)
 	if err != nil {
 		return err
@@ -125,11 +128,11 @@ func (q query) run(call *Invocation) error {
 	if err := q.place(&a, request.Driver); err != nil {
 		return err
 	}
-	return policyWritten(call, a, a.text(call.Screen()))
+	return call.Print("policy", a, a.text)
 }
 
 // ask returns the request: described by flags, or recorded in a job's lease.
-func (q query) ask(call *Invocation) (r policy.Request, decided string, err error) {
+func (q query) ask(call *command.Invocation) (r policy.Request, decided string, err error) {
 	if q.job != 0 {
 		return recorded(call.Paths, q.job)
 	}
@@ -247,7 +250,7 @@ func (q query) place(a *answer, driver string) error {
 	return nil
 }
 
-func (a answer) text(s Screen) string {
+func (a answer) text(s command.Screen) string {
 	var b strings.Builder
 	asks := s.Green("asks for MPS")
 	if !a.Asked {
@@ -270,7 +273,7 @@ func (a answer) text(s Screen) string {
 	return b.String()
 }
 
-func (a answer) rule(b *strings.Builder, s Screen, rule policyfile.RuleTrace) {
+func (a answer) rule(b *strings.Builder, s command.Screen, rule policyfile.RuleTrace) {
 	holds := s.Faint("is not for the job")
 	switch {
 	case rule.Holds:
@@ -287,7 +290,7 @@ func (a answer) rule(b *strings.Builder, s Screen, rule policyfile.RuleTrace) {
 	}
 }
 
-func (a answer) verdict(b *strings.Builder, s Screen) {
+func (a answer) verdict(b *strings.Builder, s command.Screen) {
 	if a.Decided != "" && a.Decided != a.Verdict.Rule {
 		fmt.Fprintf(b, "\n%s its prolog decided by rule %q: the policy has changed since.\n", s.Yellow("!"), a.Decided)
 	}
@@ -309,7 +312,7 @@ func (a answer) verdict(b *strings.Builder, s Screen) {
 }
 
 // granted prints the attributes of the grant: first those that the policy or the user sets, and then the defaults.
-func (a answer) granted(b *strings.Builder, s Screen) {
+func (a answer) granted(b *strings.Builder, s command.Screen) {
 	for _, defaults := range []bool{false, true} {
 		for _, attribute := range a.Grant {
 			if attribute.Default != defaults {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy/policyfile"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ policy_test.hcl.
 
 It exits with 0 if every case has the expected result, and with 1 if a case has another result.`
 
-func test(call *Invocation) *cobra.Command {
+func test(call *command.Invocation) *cobra.Command {
 	var paths []string
 	c := &cobra.Command{
 		Use: "test [--policy FILE|DIR] [FILE]...", Short: "run a policy's own tests", Long: testHelp,
@@ -38,7 +39,7 @@ func test(call *Invocation) *cobra.Command {
 	return c
 }
 
-func testAll(call *Invocation, files, paths []string) error {
+func testAll(call *command.Invocation, files, paths []string) error {
 	var all tested
 	for _, file := range files {
 		beside := paths
@@ -58,7 +59,7 @@ func testAll(call *Invocation, files, paths []string) error {
 		}
 		all.add(compiled.Run(cases))
 	}
-	if err := policyWritten(call, all, all.String()); err != nil {
+	if err := call.Print("policy", all, all.text); err != nil {
 		return err
 	}
 	if all.Failed > 0 {
@@ -82,7 +83,7 @@ func (t *tested) add(results []policyfile.Result) {
 	}
 }
 
-func (t tested) String() string {
+func (t tested) text(command.Screen) string {
 	var b strings.Builder
 	for _, r := range t.Results {
 		if r.Passed {

@@ -7,14 +7,13 @@ package mpsctl
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
@@ -37,18 +36,14 @@ type listed struct {
 	Mean usage.Sample `json:"mean"`
 }
 
-func printReports(call *Invocation) error {
+func printReports(call *command.Invocation) error {
 	found, now := readableReports(call.Paths), time.Now()
-	if call.JSON {
-		all := []listed{}
-		for _, r := range found {
-			all = append(all, listed{r.Job, r.Name, r.User, r.Partition, r.Begin, r.End, len(r.GPUs), r.GPUHours(now),
-				r.Totals, r.Mean()})
-		}
-		return WriteError("report", cli.WriteJSON(call.Out, all))
+	all := []listed{}
+	for _, r := range found {
+		all = append(all, listed{r.Job, r.Name, r.User, r.Partition, r.Begin, r.End, len(r.GPUs), r.GPUHours(now),
+			r.Totals, r.Mean()})
 	}
-	_, err := io.WriteString(call.Out, reportsText(found, call.Screen()))
-	return WriteError("report", err)
+	return call.Print("report", all, func(s command.Screen) string { return reportsText(found, s) })
 }
 
 // readableReports returns the reports that the caller may read: those of running jobs, and of the latest ended ones,
@@ -90,7 +85,7 @@ func latestFirst(folder string) (paths []string) {
 }
 
 // reportsText returns the list as text for people.
-func reportsText(all []usage.Report, screen Screen) string {
+func reportsText(all []usage.Report, screen command.Screen) string {
 	if len(all) == 0 {
 		return screen.Wrap("", "This node has no report that you may read. A job has one if it ran here with a client of MPS in the last 30 days.")
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
@@ -20,13 +21,13 @@ type view struct {
 	strings.Builder
 	inspect.Node
 	found  []inspect.Finding
-	screen Screen
+	screen command.Screen
 }
 
 func (p *view) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
 // statusText returns the state of a node as text for people.
-func statusText(n inspect.Node, found []inspect.Finding, screen Screen) string {
+func statusText(n inspect.Node, found []inspect.Finding, screen command.Screen) string {
 	p := &view{Node: n, found: found, screen: screen}
 	p.head()
 	for _, j := range n.Jobs {
@@ -273,7 +274,7 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 		(held.Use.UsedMiB+512)>>10))
 	line = title + strings.TrimSuffix(line[len(title):], "\n")
 	if cells := min(p.screen.Columns-len(line)-2, 30); cells >= 8 {
-		line += "  " + Bar(int(load+0.5), 100, cells)
+		line += "  " + command.Bar(int(load+0.5), 100, cells)
 	}
 	p.line("%s", line)
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,7 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
@@ -66,7 +65,7 @@ type request struct {
 }
 
 // Command is the program mps-tune.
-func Command(call *mpsctl.Invocation) *cobra.Command {
+func Command(call *command.Invocation) *cobra.Command {
 	var q request
 	var pattern, launcher string
 	var rules []string
@@ -121,6 +120,7 @@ func Command(call *mpsctl.Invocation) *cobra.Command {
 	flags.BoolVar(&q.save, "save", false,
 		"remember the shares that are proved to be faster, by the name of the program's file")
 	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
+	command.CompleteValues(c, "share", "none", "even", "overlap:", "weight:")
 	return c
 }
 
@@ -128,7 +128,7 @@ func readRules(texts []string) (rules []policy.ShareRule, err error) {
 	for _, text := range texts {
 		rule, err := policy.ParseShare(text)
 		if err != nil {
-			return nil, mpsctl.SuggestShare(err, text)
+			return nil, command.SuggestShare(err, text)
 		}
 		rules = append(rules, rule)
 	}
@@ -186,7 +186,7 @@ func (q request) check() error {
 }
 
 // answer measures and prints. It proves that it can save before the runs, because the runs take minutes.
-func (q request) answer(call *mpsctl.Invocation) (err error) {
+func (q request) answer(call *command.Invocation) (err error) {
 	ticket, err := q.prepare(call)
 	if err != nil {
 		return cli.RuntimeError{Err: err}
@@ -197,7 +197,7 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 			return cli.RuntimeError{Err: err}
 		}
 	}
-	ctx, stop := mpsctl.SignalContext()
+	ctx, stop := command.SignalContext()
 	defer stop()
 	samples, err := q.measure(ctx, newProgress(call.Err, rewrites(call.Err, call.Variable("TERM")), q.question))
 	if err != nil {
@@ -207,7 +207,7 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 	if q.save {
 		err = r.save(file, q.entries(r, q.name))
 	}
-	if printed := mpsctl.WriteError("table", r.write(call)); err == nil {
+	if printed := call.Print("table", r, r.text); err == nil {
 		err = printed
 	}
 	switch {
@@ -220,7 +220,7 @@ func (q request) answer(call *mpsctl.Invocation) (err error) {
 }
 
 // prepare adds to the question what the job has.
-func (q *request) prepare(call *mpsctl.Invocation) (lease.Ticket, error) {
+func (q *request) prepare(call *command.Invocation) (lease.Ticket, error) {
 	ticket, err := readTicket(call)
 	if err != nil {
 		return ticket, err
@@ -288,12 +288,4 @@ func (r *report) save(path string, entries []tuned.Entry) error {
 		r.Saved = append(r.Saved, e.String())
 	}
 	return nil
-}
-
-func (r report) write(call *mpsctl.Invocation) error {
-	if call.JSON {
-		return cli.WriteJSON(call.Out, r)
-	}
-	_, err := io.WriteString(call.Out, r.text(call.Screen()))
-	return err
 }

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -50,7 +50,7 @@ type row struct {
 }
 
 // readTicket reads the job's ticket. If there is no ticket, the error is the reason why nothing can be tuned.
-func readTicket(call *mpsctl.Invocation) (lease.Ticket, error) {
+func readTicket(call *command.Invocation) (lease.Ticket, error) {
 	job, err := strconv.ParseUint(call.Variable("SLURM_JOB_ID"), 10, 32)
 	if err != nil {
 		return lease.Ticket{}, errors.New("cannot tune outside a job: SLURM_JOB_ID is not set: call it in a batch script, or in the shell of salloc")
@@ -261,7 +261,7 @@ func (q question) entries(r report, name string) (all []tuned.Entry) {
 const barCells = 12
 
 // text returns the report as a table.
-func (r report) text(screen mpsctl.Screen) string {
+func (r report) text(screen command.Screen) string {
 	best := 0.0
 	for _, w := range r.Rules {
 		best = max(best, w.Median)
@@ -282,7 +282,7 @@ func (r report) text(screen mpsctl.Screen) string {
 		}
 		part := w.Median / best
 		fmt.Fprintf(&b, "%s %10.5g %10.5g %10.5g %3d %6.1f %%  %s\n", name, w.Median, w.Min, w.Max, len(w.Rates), 100*part,
-			mpsctl.Bar(int(part*1000), 1000, barCells))
+			command.Bar(int(part*1000), 1000, barCells))
 	}
 	fmt.Fprintf(&b, "\nIn %s; %s; n is the number of runs.\n", r.unit(), r.Sum)
 	if r.Use == "" {

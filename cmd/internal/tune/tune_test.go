@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/mpsctl"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -89,7 +89,7 @@ func TestChoose(t *testing.T) {
 			if entries := q.entries(r, "app"); (len(entries) == 1) != saves {
 				t.Errorf("%v is saved", entries)
 			}
-			text := r.text(mpsctl.Screen{Columns: 80})
+			text := r.text(command.Screen{Columns: 80})
 			if strings.Contains(text, "\nuse: srun -n4 mpirun-wrap ") != (c.use != "") || strings.Contains(text, "failed: exit status 3") != (c.rates[2] == nil) {
 				t.Errorf("the text of the report is\n%s", text)
 			}
@@ -119,7 +119,7 @@ func measured(t *testing.T) (question, []sample) {
 func TestTheReport(t *testing.T) {
 	q, samples := measured(t)
 	r := newReport(q, samples, h200(2))
-	golden.Compare(t, "testdata/report.txt", r.text(mpsctl.Screen{Columns: 80}))
+	golden.Compare(t, "testdata/report.txt", r.text(command.Screen{Columns: 80}))
 }
 
 // A share that is proved to be faster is saved, by the number of ranks on a GPU. A tie is not saved.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mpsctl
+package command
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ type Screen struct {
 	Terminal bool
 	Columns  int
 	Rows     int // 0 for a pipe, which has no last row
-	colour   bool
+	Colour   bool
 }
 
 // plain is the screen of a pipe: 80 columns, any number of rows, and no colour.
@@ -27,19 +27,9 @@ var plain = Screen{Columns: 80}
 // Screen returns the screen of this call. It has colours only on a terminal that supports them, and never if NO_COLOR
 // is set (no-color.org).
 func (call *Invocation) Screen() Screen {
-	s := terminal(call.Out)
-	s.colour = s.Terminal && call.Variable("NO_COLOR") == "" && call.Variable("TERM") != "dumb" && call.Variable("TERM") != ""
+	s, term := terminal(call.Out), call.Variable("TERM")
+	s.Colour = s.Terminal && call.Variable("NO_COLOR") == "" && term != "dumb" && term != ""
 	return s
-}
-
-// Variable returns a variable of the environment, "" if it is not set.
-func (call *Invocation) Variable(name string) string {
-	for _, entry := range call.Env {
-		if value, ok := strings.CutPrefix(entry, name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }
 
 func terminal(out io.Writer) Screen {
@@ -67,9 +57,6 @@ const (
 	faint  = "2"
 )
 
-// Coloured reports whether text for people has colours.
-func (s Screen) Coloured() bool { return s.colour }
-
 // Green, Yellow, Red, Bold and Faint return a text in a colour or a weight, if the screen has colours.
 func (s Screen) Green(text string) string  { return s.paint(green, text) }
 func (s Screen) Yellow(text string) string { return s.paint(yellow, text) }
@@ -78,21 +65,19 @@ func (s Screen) Bold(text string) string   { return s.paint(bold, text) }
 func (s Screen) Faint(text string) string  { return s.paint(faint, text) }
 
 func (s Screen) paint(colour, text string) string {
-	if !s.colour || text == "" {
+	if !s.Colour || text == "" {
 		return text
 	}
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// Redraw returns a text that replaces what a terminal shows, without a flicker. Each line is drawn over the old line,
-// and is cut at the margin. If the text does not fit, Redraw draws the lines that begin with number from. The last
-// row then has their numbers.
-func (s Screen) Redraw(text string, from int) string {
+// Redraw returns a text that replaces the one on a terminal, without a flicker. Each line is drawn over the old line,
+// and is cut at the margin. If the text does not fit, its last lines are left out.
+func (s Screen) Redraw(text string) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if page := s.Rows - 2; s.Rows > 1 && len(lines) > s.Rows-1 {
-		from = scrolled(from, 0, len(lines), s.Rows)
-		last := min(from+max(page, 1), len(lines))
-		lines = append(slices.Clone(lines[from:last]), s.Faint(fmt.Sprintf("lines %d to %d of %d: arrows or j k, space, q quits", from+1, last, len(lines))))
+	if shown := s.Rows - 2; shown > 0 && len(lines) > s.Rows-1 {
+		left := fmt.Sprintf("%d more lines: see mpsctl status without --watch", len(lines)-shown)
+		lines = append(slices.Clone(lines[:shown]), s.Faint(left))
 	}
 	const home, clearLine, clearBelow, cut, wrap = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?7l", "\x1b[?7h"
 	return cut + home + strings.Join(lines, clearLine+"\n") + clearLine + "\n" + clearBelow + wrap

@@ -20,14 +20,13 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
-	"github.com/slurm-mps/slurm-mps/site/etc"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 func siteFile(t *testing.T, name string) string {
 	t.Helper()
-	content, err := etc.Files.ReadFile(name)
+	content, err := os.ReadFile("../../../site/etc/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
