@@ -3,6 +3,8 @@
 package mps
 
 import (
+	"errors"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/cgroup"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"golang.org/x/sys/unix"
 )
@@ -53,5 +56,62 @@ func TestWhatAControlProgramHas(t *testing.T) {
 	said, err = grep.run(t.Context(), job, daemon, "", "-E", "^Sig(Blk|Ign)", "/proc/self/status")
 	if err != nil || said != none {
 		t.Errorf("%v: %q", err, said)
+	}
+}
+
+// A control program and all that it starts are in its control group from its first moment: the kernel makes the process
+// there. Where the kernel cannot do that, the process moves itself before it runs the program.
+//
+// Contract: D5
+func TestTheControlGroupOfAControlProgram(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	tree := cgroup.Tree{Run: t.TempDir()}
+	group, err := tree.Of(7, 0)
+	if err == nil {
+		err = tree.Make(group)
+	}
+	if errors.Is(err, cgroup.ErrNone) || group == "" {
+		t.Skipf("this machine has no control groups: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(group)
+	for _, way := range []struct {
+		name   string
+		folder uint64 // replaces the descriptor of the group's folder, if it is not 0
+	}{{"the kernel puts it there", 0}, {"it moves itself", 1 << 20}} {
+		output, theirs, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		im, err := newImage(lease.Job{UID: 65534, GID: 65534}, "/bin/cat", []string{"cat", "/proc/self/cgroup"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave, err := im.join(group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if way.folder != 0 {
+			im.clone.group = way.folder
+		}
+		pid, report, err := im.start([3]*os.File{theirs, theirs, theirs})
+		leave()
+		theirs.Close()
+		if err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		groups, _ := io.ReadAll(output)
+		if err := launched(report); err != nil || !strings.Contains(string(groups), filepath.Base(group)+"\n") {
+			t.Errorf("%s: it is in %q, and not in %s: %v", way.name, groups, group, err)
+		}
+		if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
+			t.Error(err)
+		}
+		output.Close()
+		report.Close()
 	}
 }
