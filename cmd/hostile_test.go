@@ -28,18 +28,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attacks of a hostile user against the shipped binaries. docs/security.md names every test of this file. A test
-// fails if its attack has succeeded. An attack has succeeded in each of these cases:
-//
-//   - Root touches anything outside of the job's folders.
-//   - Root ends a process that does not belong to the job.
-//   - Root waits or writes without end.
-//   - A GPU stays in a wrong state.
-//   - A node is drained because of a user.
-
-// other is a user who has nothing to do with the job. Tests that send signals to all processes of a user have their
-// own users, with numbers from stormy on.
-const other, stormy = 2002, 2110
+// other is a user who has nothing to do with the job.
+const other = 2002
 
 // hostile is the program of the attacks, testdata/hostile, built once.
 var hostile = sync.OnceValues(func() (string, error) {
@@ -58,6 +48,18 @@ var hostile = sync.OnceValues(func() (string, error) {
 	}
 	return path, nil
 })
+
+// Attacks of a hostile user against the shipped binaries. docs/security.md names every test of this file. A test
+// fails if its attack has succeeded. An attack has succeeded in each of these cases:
+//
+//   - Root touches anything outside of the job's folders.
+//   - Root ends a process that does not belong to the job.
+//   - Root waits or writes without end.
+//   - A GPU stays in a wrong state.
+//   - A node is drained because of a user.
+
+// stormy is the first of the users of tests that send signals to all processes of a user.
+const stormy = 2110
 
 // attack is a testNode with a folder of root that a hostile user must not reach.
 type attack struct {
