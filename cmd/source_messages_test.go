@@ -20,6 +20,9 @@ import (
 // message.
 var varies = regexp.MustCompile(`: | \(pid|/run\S+|GPU-\.\.\.|\.\.\.|\bn1\b|[0-9]+s?`)
 
+// joinedText is where a text goes on in the next line of the source.
+var joinedText = regexp.MustCompile(`"\s*\+\s*"`)
+
 // docs/troubleshooting.md quotes messages of mpirun-wrap as the programs print them.
 func TestTheMessagesAreThePrograms(t *testing.T) {
 	var source strings.Builder
@@ -34,7 +37,7 @@ func TestTheMessagesAreThePrograms(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !strings.HasSuffix(file, "_test.go") {
-				source.Write(content)
+				source.Write(joinedText.ReplaceAll(content, nil))
 			}
 		}
 	}
@@ -131,7 +134,7 @@ var printed = []struct{ words, source, code string }{
 	{"this job has no MPS: ", "../mpirun-wrap/placement.go", ""},
 	{"ranks share it, and at most 48 can", "../mpirun-wrap/placement.go", "ranks share it, and at most %d can"},
 	{"cannot agree on shares: rank 2 of this launch did not come", "../mpirun-wrap/exchange.go", "cannot agree on shares: rank %d of this launch did not come"},
-	{"in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46", "../cmd/internal/wrap/wrap.go", ""},
+	{"in EXCLUSIVE_PROCESS mode, so a program without MPS fails with CUDA error 46", "../mpirun-wrap/run.go", "fails with CUDA error 46: submit the job without"},
 	{"cannot take a slot: all 8 are taken", "../mpirun-wrap/slots.go", "cannot take a slot: all %d are taken"},
 	{"has not recovered from a fatal GPU error within", "../mpirun-wrap/ready.go", ""},
 	{"is less than a client can have: it gets", "../policy/share.go", ""},

@@ -63,6 +63,27 @@ func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 	return task.LocalSize > 1 && o.Slots == 0 && (o.Meet || programs > 1 || o.Own && o.Share.DependsOnOthers())
 }
 
+// Exchange gives a rank's information to the other ranks of its launch, and returns that of all ranks. The folder is the
+// user's own.
+type Exchange func(folder string, info RankInfo) ([]RankInfo, error)
+
+// exchangeTimeout is how long a rank waits for the other ranks of its launch. A launcher starts all ranks of a node
+// within a second, and a busy node may need longer.
+const exchangeTimeout = 15 * time.Second
+
+// exchanger returns the function by which this rank exchanges its information.
+func (r *Run) exchanger() (Exchange, error) {
+	launch, err := r.launchID()
+	if err != nil {
+		return nil, err
+	}
+	return func(folder string, info RankInfo) ([]RankInfo, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
+		defer cancel()
+		return ExchangeRankInfo(ctx, folder, launch, r.task.LocalSize, info)
+	}, nil
+}
+
 // ExchangeRankInfo writes this rank's information and returns that of all ranks of the launch, by rank. The folder is
 // the user's own. The error has the number of ranks that came before ctx ended.
 func ExchangeRankInfo(ctx context.Context, folder, launch string, size int, own RankInfo) ([]RankInfo, error) {

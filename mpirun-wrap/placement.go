@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mpirunwrap places one rank on the job's GPUs and runs its program there.
+// Package mpirunwrap places one rank on the job's GPUs and prepares the process that becomes its program. It has all
+// that mpirun-wrap and task-prolog do: read the rank's place, find its ticket, choose its GPU and share, wait for MPS,
+// and print messages. Their command lines are in cmd/internal/wrap.
 //
 // A rank runs under MPS on its own device with its own share, or it does not run and prints the reason. CUDA itself
 // would start without MPS and without a message if the daemon is not there (measured).
@@ -75,22 +77,6 @@ func FindTicket(store *lease.Store, task slurm.Task) (lease.Ticket, error) {
 			"in a container, mount %s; elsewhere, submit the job with --constraint=mps", task.JobIDs[0], folder, filepath.Dir(folder))
 	}
 	return lease.Ticket{}, fmt.Errorf("cannot find ticket of job %d on this node: the job did not ask for MPS: submit it with --constraint=mps, or run the program without mpirun-wrap", task.JobIDs[0])
-}
-
-// Rank is all input for the placement of a rank.
-type Rank struct {
-	Task    slurm.Task
-	Binding slurm.Binding
-	Host    HostInfo
-	Options Options
-	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
-	// ranks. It is nil if no rank can have its own rule.
-	Exchange func(folder string, own RankInfo) ([]RankInfo, error)
-	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
-	// it.
-	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
-	// tunedBy is the file with the tuned share.
-	tunedBy string
 }
 
 // Place places a rank. The ranks of one device share it by the ticket's rule, or by the user's. The ceiling limits

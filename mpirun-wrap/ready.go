@@ -16,7 +16,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
-	"golang.org/x/sys/unix"
 )
 
 // UnavailableError means that a placement cannot use MPS. Do is the advice for the user.
@@ -180,17 +179,3 @@ func WithoutMPS(env []string) []string {
 
 // WithoutGPU returns env without MPS's variables, and without a GPU.
 func WithoutGPU(env []string) []string { return withoutMPS(env, "") }
-
-// OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
-// the ranks' exchange folder; without one, rank 0 is the first.
-func OncePerNode(folder, launch, thing string, rank int) bool {
-	if folder == "" {
-		return rank == 0
-	}
-	fd, err := unix.Open(filepath.Join(folder, launch+"."+thing), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err == nil {
-		unix.Close(fd)
-		return true
-	}
-	return !errors.Is(err, unix.EEXIST) && rank == 0
-}

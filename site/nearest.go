@@ -21,6 +21,15 @@ func Nearest(name string, known []string) (like string) {
 	return like
 }
 
+// Suggest returns the advice for an unknown flag or variable: the known name that is like it, with a prefix such as "--",
+// or else the help of the program.
+func Suggest(prefix, name string, known []string, program string) string {
+	if like := Nearest(name, known); like != "" {
+		return "did you mean " + prefix + like + "?"
+	}
+	return "see " + program + " --help"
+}
+
 // distance returns how many letters must be inserted, deleted or replaced, or swapped with the next one, to make b from
 // a.
 func distance(a, b string) int {

@@ -82,7 +82,7 @@ func flagError(c *cobra.Command, err error) error {
 		var known []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
 		name := cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())
-		advice = cli.Suggest("--", name, known, c.CommandPath())
+		advice = site.Suggest("--", name, known, c.CommandPath())
 	}
 	return fmt.Errorf("cannot read flags: %w: %s", err, advice)
 }
@@ -100,7 +100,7 @@ func NoArgs(c *cobra.Command, args []string) error {
 	for _, below := range c.Commands() {
 		known = append(known, below.Name())
 	}
-	advice := cli.Suggest("", args[0], known, c.CommandPath())
+	advice := site.Suggest("", args[0], known, c.CommandPath())
 	return fmt.Errorf("cannot run %q: there is no such command: %s", args[0], advice)
 }
 

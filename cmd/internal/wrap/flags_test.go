@@ -12,7 +12,7 @@ import (
 )
 
 func TestFlags(t *testing.T) {
-	settings := slices.Concat(mpirunwrap.Settings(), own)
+	settings := slices.Concat(mpirunwrap.Settings(), ownFlags)
 	for _, c := range []struct {
 		args []string
 		want string // root, GPU, report, version, program
@@ -36,9 +36,9 @@ func TestFlags(t *testing.T) {
 		{[]string{"--signals=pass"}, "", "cannot read flags: unknown flag: --signals: see mpirun-wrap --help"},
 		{[]string{"--report=perhaps"}, "", `cannot read --report: it is "perhaps": want true or false`},
 	} {
-		var l line
-		err := l.parse(c.args, settings)
-		got := fmt.Sprintf("%q %q %v %v %q", l.paths.Root, l.options.GPU, l.options.Report, l.version, l.program)
+		var run mpirunwrap.Run
+		version, err := parseFlags(c.args, &run, settings)
+		got := fmt.Sprintf("%q %q %v %v %q", run.Paths.Root, run.Options.GPU, run.Options.Report, version, run.Program)
 		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || err.Error() != c.err) {
 			t.Errorf("%q: %s, %v; want %s, %s", c.args, got, err, c.want, c.err)
 		}

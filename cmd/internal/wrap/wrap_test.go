@@ -12,7 +12,6 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
-	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
 // If the ranks of a launch fail with the same error, one rank prints it. Each other error is printed too, and all
@@ -43,25 +42,6 @@ func TestOneRankPrintsTheError(t *testing.T) {
 	if printed[7].String() != "mpirun-wrap: cannot read flags: unknown flag: --shar: did you mean --share? (printed once for this node)\n" ||
 		strings.Count(got, login) != 1 || len(got) != len(login)+printed[7].Len()-1 {
 		t.Errorf("printed %s", got)
-	}
-}
-
-// A rank of prun in a batch script has no place of its own, so it is refused. A slot is a place.
-func TestARankWithoutAPlace(t *testing.T) {
-	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3"}
-	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE; " +
-		"or give --local-rank and --local-size"
-	if task, err := readTask(env, os.Getpid(), mpirunwrap.Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("%+v, %v", task, err)
-	}
-	for _, n := range []int{8, mpirunwrap.JobTasks} {
-		if task, err := readTask(env, os.Getpid(), mpirunwrap.Options{Slots: n}); err != nil || task.JobID != 7 {
-			t.Errorf("%d slots: %+v, %v", n, task, err)
-		}
-	}
-	env["SLURM_JOB_ID"] = "x"
-	if task, err := readTask(env, os.Getpid(), mpirunwrap.Options{Slots: 8}); err == nil {
-		t.Errorf("%+v", task)
 	}
 }
 
@@ -103,6 +83,20 @@ func TestHelp(t *testing.T) {
 		for _, s := range mpirunwrap.Settings() {
 			if name == "mpirun-wrap" && !strings.Contains(out.String(), "\n  --"+s.Flag+" ") {
 				t.Errorf("no --%s in\n%s", s.Flag, &out)
+			}
+		}
+	}
+}
+
+// A task prolog exits with 0 in any case, because Slurm fails the task for any other code.
+//
+// Contract: K7
+func TestATaskPrologNeverFails(t *testing.T) {
+	for _, args := range [][]string{{}, {"--root", t.TempDir()}, {"--nonsense"}, {"--root"}, {"--version"}} {
+		for _, env := range [][]string{{}, {"SLURM_JOB_ID=7", "SLURM_LOCALID=0", "SLURM_GTIDS=0", "SLURM_MPS=x"}, {"SLURM_JOB_ID=x"}} {
+			var out, failed bytes.Buffer
+			if code := TaskProlog(cli.Process{Args: args, Env: env, Out: &out, Err: &failed}); code != 0 || failed.Len() > 0 {
+				t.Errorf("%q, %q: code %d, stderr %q", args, env, code, &failed)
 			}
 		}
 	}

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
 	"strings"
 
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/site/slurm"
 )
 
@@ -39,16 +37,6 @@ func told(value string, env slurm.Env, reason string) bool {
 func toldByBatch(value string, env slurm.Env, reason string) bool {
 	return value == hashOf(env, "", reason) || value == hashOf(env, "-5", reason)
 }
-
-// isOfJob reports whether an error of one task is an error of all tasks of the job or step.
-func isOfJob(err error) bool {
-	var refused *mpirunwrap.RefusedError
-	var option optionError
-	return errors.As(err, &refused) || errors.As(err, &option) || errors.Is(err, errOff)
-}
-
-// optionError is an error in a variable, which all tasks of a step have.
-type optionError struct{ error }
 
 // without returns an environment without a variable.
 func without(env []string, name string) []string {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
 	"bytes"
@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
 )
 
 // A task prolog never fails a task. In a job that asks for MPS and has none, the first task of a node says why. In a
@@ -44,9 +42,10 @@ func TestATaskWithoutMPS(t *testing.T) {
 			"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 		}
 		var out, failed bytes.Buffer
-		code := TaskProlog(cli.Process{Args: []string{"--root", paths.Root}, Env: env, Out: &out, Err: &failed})
-		if code != cli.ExitOK || failed.Len() > 0 {
-			t.Errorf("%s: code %d, stderr %s", c.name, code, failed.String())
+		run := NewRun(os.Getpid(), env, &out, &failed)
+		run.Paths = paths
+		if run.PrintTask(); failed.Len() > 0 {
+			t.Errorf("%s: stderr %s", c.name, failed.String())
 		}
 		prints := strings.HasPrefix(out.String(), "print slurm-mps: cannot use MPS on GPU-3")
 		if prints != c.prints || !prints && out.Len() > 0 {

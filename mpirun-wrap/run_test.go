@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wrap
+package mpirunwrap
 
 import (
 	"bytes"
@@ -14,8 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
-	mpirunwrap "github.com/slurm-mps/slurm-mps/mpirun-wrap"
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
@@ -89,9 +87,11 @@ func TestATaskWaitsForRoom(t *testing.T) {
 				"SLURM_GTIDS=0,1", "SLURM_NODEID=0", fmt.Sprintf("SLURM_TASK_PID=%d", os.Getpid()),
 			}
 			began := time.Now()
-			code := TaskProlog(cli.Process{Args: []string{"--root", paths.Root}, Env: env, Out: &out})
-			if took := time.Since(began); code != cli.ExitOK || took < c.took || took > c.took+100*time.Millisecond {
-				t.Errorf("%s: code %d after %v", c.name, code, took)
+			run := NewRun(os.Getpid(), env, &out, nil)
+			run.Paths = paths
+			run.PrintTask()
+			if took := time.Since(began); took < c.took || took > c.took+100*time.Millisecond {
+				t.Errorf("%s: after %v", c.name, took)
 			}
 			const line = "print slurm-mps: waited 3s for ranks that ended and may have work on the GPU\n"
 			printed := out.String()
@@ -112,14 +112,12 @@ func TestRanksWaitForRoom(t *testing.T) {
 		began := time.Now()
 		for rank := range printed {
 			go func() {
-				h := announcer{
-					p: cli.Process{PID: os.Getpid(), Err: &printed[rank]}, env: slurm.Env{"SLURM_JOB_ID": "7"},
-					placement: mpirunwrap.Placement{
-						Task: slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, Ticket: ticket,
-						GPUShare: mpirunwrap.GPUShare{Device: ticket.Devices[0].Device},
-					},
-				}
-				if h.waitRoom(paths); time.Since(began) < 4*time.Second {
+				run := NewRun(os.Getpid(), []string{"SLURM_JOB_ID=7"}, nil, &printed[rank])
+				run.Paths, run.ticket = paths, ticket
+				run.task, run.taskRead = slurm.Task{LocalRank: rank, LocalSize: 8, Source: slurm.SourceStepd}, true
+				run.rank.Task = run.task
+				run.placement = Placement{Ticket: ticket, GPUShare: GPUShare{Device: ticket.Devices[0].Device}}
+				if run.waitRoom(run.messages().waits("room")); time.Since(began) < 4*time.Second {
 					t.Errorf("rank %d waited %v", rank, time.Since(began))
 				}
 			}()
@@ -135,4 +133,57 @@ func TestRanksWaitForRoom(t *testing.T) {
 			t.Errorf("%d ranks print that they wait", lines)
 		}
 	})
+}
+
+// A rank runs without MPS only if the policy allows it, and never on an exclusive GPU. One rank says so.
+//
+// Contract: K3
+func TestWhichRankRunsWithoutMPS(t *testing.T) {
+	off := &UnavailableError{UUID: "GPU-1", Cause: errors.New("its daemon is gone")}
+	for _, c := range []struct {
+		name               string
+		err                error
+		without, exclusive bool
+		runs               bool
+	}{
+		{"the policy does not allow it", off, false, false, false},
+		{"the policy allows it", off, true, false, true},
+		{"the GPU is exclusive", off, true, true, false},
+		{"for another reason", errors.New("no ticket"), true, false, false},
+	} {
+		var printed bytes.Buffer
+		run := NewRun(os.Getpid(), []string{"CUDA_MPS_PIPE_DIRECTORY=/x", "A=b"}, nil, &printed)
+		run.ticket = lease.Ticket{RunWithoutMPS: c.without, Exclusive: c.exclusive}
+		run.placement.Sees = []site.UUID{"GPU-1"}
+		environ, err := run.runUnavailable(c.err)
+		want := "[]"
+		if c.runs {
+			want = "[A=b CUDA_VISIBLE_DEVICES=GPU-1]"
+		}
+		if fmt.Sprint(environ) != want || c.runs != (err == nil) || !c.runs && !errors.Is(err, c.err) {
+			t.Errorf("%s: %s, %v", c.name, environ, err)
+		}
+		if says := strings.Contains(printed.String(), "running without MPS"); says != c.runs {
+			t.Errorf("%s: it prints %q", c.name, printed.String())
+		}
+	}
+}
+
+// A rank of prun in a batch script has no place of its own, so it is refused. A slot is a place.
+func TestARankWithoutAPlace(t *testing.T) {
+	env := slurm.Env{"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "PMIX_RANK": "3"}
+	const want = "give prun or prterun --personality ompi, or export LOCAL_RANK and LOCAL_WORLD_SIZE; " +
+		"or give --local-rank and --local-size"
+	if task, err := readTask(env, os.Getpid(), Options{}); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("%+v, %v", task, err)
+	}
+	for _, n := range []int{8, JobTasks} {
+		if task, err := readTask(env, os.Getpid(), Options{Slots: n}); err != nil || task.JobID != 7 {
+			t.Errorf("%d slots: %+v, %v", n, task, err)
+		}
+	}
+	env["SLURM_JOB_ID"] = "x"
+	if task, err := readTask(env, os.Getpid(), Options{Slots: 8}); err == nil {
+		t.Errorf("%+v", task)
+	}
 }

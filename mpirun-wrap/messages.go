@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"golang.org/x/sys/unix"
+)
+
+// messages prints for the user.
+type messages struct {
+	out    io.Writer
+	launch func() (string, error) // the launch's name
+	folder string                 // the exchange folder of the job's ranks, "" if there is none
+	rank   int                    // the rank's number on the node
+}
+
+func (r *Run) messages() messages {
+	return messages{r.Err, r.launchID, r.ticket.ExchangeDir, r.rank.Task.LocalRank}
+}
+
+// print prints a message in a line.
+func (m messages) print(message error) {
+	fmt.Fprintf(m.out, "mpirun-wrap: %s\n", site.OneLine(message))
+}
+
+// once prints the message about a thing, unless another rank of the launch on this node has printed one about it.
+func (m messages) once(thing string, message error) {
+	if m.first(thing) {
+		m.print(message)
+	}
+}
+
+func (m messages) first(thing string) bool {
+	launch, err := m.launch()
+	if err != nil {
+		return m.rank == 0
+	}
+	return OncePerNode(m.folder, launch, thing, m.rank)
+}
+
+// waits returns the function that prints once why the ranks wait.
+func (m messages) waits(thing string) func(why string) {
+	return func(why string) { m.once(thing, errors.New(why)) }
+}
+
+// remark prints that the ranks get another share than they asked for, that their memory may not be available, or that
+// a variable is misspelt. Ranks with the same options print each message once.
+func (m messages) remark(env slurm.Env, placement Placement, options Options) {
+	for _, name := range UnknownVariables(env) {
+		advice := site.Suggest("", name, Variables(), "mpirun-wrap")
+		m.once("variable "+name, fmt.Errorf("ignoring variable %s: no flag has it: %s", name, advice))
+	}
+	if placement.Remark != "" {
+		m.once("share "+options.Share.String(), errors.New(placement.Remark))
+	}
+	if placement.MemRemark != "" {
+		m.once("memory "+options.Memory.String(), errors.New(placement.MemRemark))
+	}
+}
+
+// warnOfNeighbour prints one sentence if several processes of the job run as "rank 0 of 1" on the same GPU.
+func (m messages) warnOfNeighbour(placement Placement) {
+	if placement.Task.LocalSize > 1 || placement.Task.Source == slurm.SourceSlot || m.folder == "" {
+		return
+	}
+	if found, err := HasNeighbour(placement); err == nil && found {
+		m.once("neighbour", errors.New("another process of this job runs on the same GPU, and each has the whole share: "+
+			"to divide it, give all of them --slots=N (or set SLURM_MPS_SLOTS=N)"))
+	}
+}
+
+// Complain prints why the rank cannot run. All ranks of its launch on this node with the same reason print it once.
+// Each rank with --local-rank prints it, because the program that started it may read each rank's output. No rank prints
+// what its task prolog has printed, except on a terminal, where the reason may have left the screen.
+func (r *Run) Complain(err error) {
+	r.readTask()
+	m, reason := r.messages(), reasonOf(err, r.task)
+	if told(r.told, r.Env, reason) && !site.IsTerminal(r.Err) {
+		return
+	}
+	launch, noLaunch := r.launchID()
+	if noLaunch != nil || r.Options.LocalSize > 0 || r.taskErr == nil && r.task.LocalSize == 1 {
+		m.print(err)
+		return
+	}
+	PrintOnce(strings.Join([]string{r.Env["SLURM_JOB_ID"], launch, reason}, " "), func() {
+		m.print(fmt.Errorf("%w (printed once for this node)", err))
+	})
+}
+
+// OncePerNode reports whether this rank is the first of its launch on this node to call it with thing. The folder is
+// the ranks' exchange folder; without one, rank 0 is the first.
+func OncePerNode(folder, launch, thing string, rank int) bool {
+	if folder == "" {
+		return rank == 0
+	}
+	fd, err := unix.Open(filepath.Join(folder, launch+"."+thing), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		unix.Close(fd)
+		return true
+	}
+	return !errors.Is(err, unix.EEXIST) && rank == 0
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+	"github.com/slurm-mps/slurm-mps/site/tuned"
+)
+
+// Rank is all input for the placement of a rank.
+type Rank struct {
+	Task    slurm.Task
+	Binding slurm.Binding
+	Host    HostInfo
+	Options Options
+	// Exchange gives this rank's information to the other ranks of the launch, and returns the information of all
+	// ranks. It is nil if no rank can have its own rule.
+	Exchange Exchange
+	// Tuned returns the share that mps-tune saved, and the file that has it. It is nil if the rank does not ask for
+	// it.
+	Tuned func(lease.Ticket, slurm.Task) (share policy.ShareRule, file string, err error)
+	// tunedBy is the file with the tuned share.
+	tunedBy string
+}
+
+// readRank reads the description of the rank from the environment and the machine.
+func (r *Run) readRank() (err error) {
+	r.rank = Rank{Options: r.Options, Host: r.host()}
+	if r.rank.Binding, err = slurm.ReadBinding(r.Env); err != nil {
+		return err
+	}
+	if r.Options.Slots == JobTasks {
+		if r.rank.Options.Slots, err = jobTasks(r.Env); err != nil {
+			return err
+		}
+	}
+	if r.readTask(); r.taskErr != nil {
+		return r.taskErr
+	}
+	r.rank.Task = r.task
+	return nil
+}
+
+// readShare finds out what the rank's share depends on besides its options: the other ranks of the launch, or a share
+// that mps-tune has saved.
+func (r *Run) readShare() (err error) {
+	if NeedsExchange(r.Env, r.task, r.Options) {
+		if r.rank.Exchange, err = r.exchanger(); err != nil {
+			return err
+		}
+	}
+	if r.Options.Tuned != "" {
+		r.rank.Tuned = r.tunedShare
+	}
+	return nil
+}
+
+func (r *Run) host() HostInfo {
+	host := HostInfo{NUMA: -1, CanOpen: func(minor int) bool {
+		return site.CanOpen(filepath.Join(r.Paths.Devices(), "nvidia"+strconv.Itoa(minor)))
+	}}
+	if r.Options.GPU == Nearest {
+		host.NUMA = site.CurrentNUMANode("/sys/devices/system/node")
+	}
+	return host
+}
+
+// jobTasks returns the number of slots if the user gives no number: the job's tasks on this node. It refuses 1,
+// because one slot would run the processes one after the other.
+func jobTasks(env slurm.Env) (int, error) {
+	n, err := slurm.TasksOnNode(env)
+	if err == nil && n == 1 {
+		err = errors.New("cannot count slots: the job or step has one task on this node")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: give the number: --slots=8", err)
+	}
+	return n, nil
+}
+
+// readTask reads the rank's place on its node, once.
+func (r *Run) readTask() {
+	if !r.taskRead {
+		r.task, r.taskErr = readTask(r.Env, r.PID, r.Options)
+		r.taskRead = true
+	}
+}
+
+func readTask(env slurm.Env, pid int, options Options) (slurm.Task, error) {
+	if options.LocalSize > 0 {
+		return slurm.ManualTask(env, options.LocalRank, options.LocalSize)
+	}
+	if first, _ := strconv.Atoi(env["SLURM_TASK_PID"]); first > 0 && first != pid {
+		inherited := proc.Variables(context.Background(), site.Process{PID: first}, slurm.LauncherVariables()...).Values
+		env = slurm.WithoutInheritedLauncher(env, inherited)
+	}
+	task, err := slurm.ReadTask(env, pid)
+	if err != nil && options.Slots != 0 { // the slot is the place
+		return slurm.ManualTask(env, 0, 1)
+	}
+	if err != nil {
+		return task, fmt.Errorf("%w; or give --local-rank and --local-size", err)
+	}
+	return task, nil
+}
+
+// launchID names the launch of the rank. All ranks of a launch on a node have the same parent, which has started them.
+// The name is found once.
+func (r *Run) launchID() (string, error) {
+	if r.launch != "" {
+		return r.launch, nil
+	}
+	self, err := proc.ReadStat(r.PID)
+	if err != nil {
+		return "", err
+	}
+	var parent proc.Stat // none if it is outside of this pid namespace
+	if self.Parent != 0 {
+		if parent, err = proc.ReadStat(self.Parent); err != nil {
+			return "", err
+		}
+	}
+	r.readTask()
+	r.launch = LaunchID(r.Env, r.task, parent.Process)
+	return r.launch, nil
+}
+
+// tunedShare finds the share that mps-tune saved for the program, or for the name that the user gave.
+func (r *Run) tunedShare(ticket lease.Ticket, task slurm.Task) (policy.ShareRule, string, error) {
+	name := r.Options.Tuned
+	if name == Program {
+		if len(r.Program) == 0 {
+			return policy.ShareRule{}, "", errors.New("cannot find a tuned share: no program is given: give it, or --share=tuned:NAME")
+		}
+		name = r.Program[0]
+	}
+	key := tuned.NewKey(name, task.LocalSize, len(ticket.Devices), ticket.Devices[0].Name)
+	return tuned.Find(tuned.UserFile(r.Env["XDG_CONFIG_HOME"], r.Env["HOME"]), r.Paths.Tuned(), key)
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// Run is one run of mpirun-wrap or of task-prolog: what the process was given, and what it has found out. Task, launch
+// and ticket are read once.
+type Run struct {
+	Paths   site.Paths
+	Options Options
+	Program []string // with its arguments; none if there is nothing to run
+	PID     int      // of the process that becomes the rank
+	Env     slurm.Env
+	Out     io.Writer
+	Err     io.Writer
+
+	environ   []string   // the environment of the program, without MPS's variables
+	told      string     // the value of toldVariable
+	task      slurm.Task // as read, also if the rank then takes a slot
+	taskErr   error
+	taskRead  bool
+	launch    string // "" until it is asked for
+	rank      Rank
+	ticket    lease.Ticket
+	placement Placement
+}
+
+// NewRun returns the run of a process with this environment, which has lines NAME=value.
+func NewRun(pid int, environ []string, out, errs io.Writer) *Run {
+	r := &Run{PID: pid, Env: slurm.NewEnv(environ), Out: out, Err: errs, environ: environ}
+	if value, set := r.Env[toldVariable]; set {
+		delete(r.Env, toldVariable)
+		r.told, r.environ = value, without(environ, toldVariable)
+	}
+	return r
+}
+
+// Prepare does all that a rank needs before its program runs, and returns the program's environment. If MPS is switched
+// off, the program runs without MPS. It also does so if the site lets the job run without MPS, and then one rank of the
+// node reports that. After a dry run the environment is nil.
+func (r *Run) Prepare() (environ []string, err error) {
+	if r.Options.Off && !r.Options.DryRun {
+		return r.switchedOff()
+	}
+	if err := r.readRank(); err != nil {
+		return nil, err
+	}
+	if err := r.readShare(); err != nil {
+		return nil, err
+	}
+	if err := r.place(); err != nil {
+		return r.runRefused(err)
+	}
+	if slurm.WithoutGPU(r.Env, r.task) {
+		return r.runWithoutGPU(), nil
+	}
+	m := r.messages()
+	m.remark(r.Env, r.placement, r.Options)
+	if r.Options.DryRun {
+		return nil, r.placement.Print(r.Out, r.Options.JSON)
+	}
+	if err := r.placement.WaitReady(context.Background(), r.placement.askServer, m.waits("waits")); err != nil {
+		return r.runUnavailable(err)
+	}
+	r.waitRoom(m.waits("room"))
+	m.warnOfNeighbour(r.placement)
+	if r.Options.Report {
+		err = r.placement.Report(r.Err, r.Options.JSON)
+	}
+	return r.placement.Environment(r.environ), err
+}
+
+// place finds the job's ticket, takes a slot if the rank wants one, and places the rank.
+func (r *Run) place() (err error) {
+	if r.ticket, err = r.findTicket(); err != nil {
+		return err
+	}
+	if r.rank.Options.Slots > 0 && r.ticket.RefusalReason == "" {
+		m := r.messages()
+		waits := func() {
+			m.once("slots", fmt.Errorf("waiting for a slot: all %d are taken (--slots-wait=0 does not wait)", r.rank.Options.Slots))
+		}
+		if r.rank, err = TakeSlot(context.Background(), r.ticket, r.rank, waits); err != nil {
+			return err
+		}
+	}
+	r.placement, err = Place(r.ticket, r.rank)
+	return err
+}
+
+func (r *Run) findTicket() (lease.Ticket, error) {
+	boot, err := site.BootID()
+	if err != nil {
+		return lease.Ticket{}, err
+	}
+	return FindTicket(lease.OpenReadOnly(r.Paths.Run(), boot), r.task)
+}
+
+// waitRoom waits while ranks that have ended take room on this rank's GPU. The guard limits the wait to the policy's
+// hold. It returns the time that it has waited.
+func (r *Run) waitRoom(waits func(why string)) time.Duration {
+	boot, err := site.BootID()
+	if err != nil {
+		return 0
+	}
+	store := lease.OpenReadOnly(r.Paths.Run(), boot)
+	read := func() (lease.Room, error) { return store.ReadRoom(r.ticket.Job.ID) }
+	return r.placement.WaitRoom(context.Background(), read, waits)
+}
+
+// errOff refuses SLURM_MPS=off for a job with GPUs that accept only MPS.
+var errOff = errors.New("SLURM_MPS=off: the GPUs of this job are in EXCLUSIVE_PROCESS mode, so a program without MPS " +
+	"fails with CUDA error 46: submit the job without --constraint=mps, or leave out SLURM_MPS=off")
+
+// switchedOff returns the environment of a program for which the user has switched MPS off.
+func (r *Run) switchedOff() ([]string, error) {
+	if r.readTask(); r.taskErr != nil {
+		return r.environ, nil
+	}
+	if ticket, err := r.findTicket(); err == nil && ticket.Exclusive {
+		return nil, errOff
+	}
+	return WithoutMPS(r.environ), nil
+}
+
+// runRefused decides about a rank that has no placement. It runs without MPS if the job has none and the site's policy
+// allows that.
+func (r *Run) runRefused(err error) ([]string, error) {
+	var refused *RefusedError
+	if !errors.As(err, &refused) || !refused.Without || r.Options.DryRun {
+		return nil, err
+	}
+	if r.task.LocalRank == 0 {
+		r.messages().print(fmt.Errorf("running without MPS, as this site's policy allows: %w", err))
+	}
+	return r.environ, nil
+}
+
+// runWithoutGPU returns the environment in a step without a GPU. CUDA shows the program no GPU, so it cannot run
+// outside of MPS.
+func (r *Run) runWithoutGPU() []string {
+	if r.Options.DryRun || r.Options.Report {
+		r.messages().print(errors.New("running without a GPU and MPS: this step has none (srun --gres=none)"))
+	}
+	if r.Options.DryRun {
+		return nil
+	}
+	return WithoutGPU(r.environ)
+}
+
+// runUnavailable decides about a rank that cannot use MPS. The rank runs without MPS if the site's policy allows that,
+// and if the mode of the GPU allows more than one process. Otherwise the result is an error.
+func (r *Run) runUnavailable(err error) ([]string, error) {
+	var off *UnavailableError
+	if !errors.As(err, &off) || !r.ticket.RunWithoutMPS {
+		return nil, err
+	}
+	if r.ticket.Exclusive {
+		return nil, fmt.Errorf("%w; the policy's run_without does not help: the GPU is in EXCLUSIVE_PROCESS mode, "+
+			"in which one process alone could use it", err)
+	}
+	r.messages().once("without", fmt.Errorf("running without MPS, as this site's policy allows: %s", off.Summary()))
+	return r.placement.Without(r.environ), nil
+}

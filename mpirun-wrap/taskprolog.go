@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mpirunwrap
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/slurm"
+)
+
+// PrintTask prints lines for Slurm with the placement of a task, or with the reason why a task of a job with MPS has
+// none. Ranks exchange nothing here, because the task prologs of a step may run at different times.
+func (r *Run) PrintTask() {
+	if err := r.printPlacement(); err != nil {
+		r.printReason(err)
+	}
+}
+
+// isFirst reports whether the task is the node's first, which alone prints lines for the user.
+func (r *Run) isFirst() bool { return r.Env["SLURM_LOCALID"] == "0" }
+
+// maxReason is how many bytes of a reason a task prolog prints. A longer reason is printed by mpirun-wrap, too, whole.
+const maxReason = 500
+
+// printReason prints why a task has no placement, once for the node, and not again if the batch script's task prolog has
+// printed it. It lets mpirun-wrap know that. Slurm drops no such line, also if the task ends at once (120 of 120 steps of
+// Slurm 22.05).
+func (r *Run) printReason(err error) {
+	id, _ := strconv.Atoi(r.Env["SLURM_LOCALID"])
+	reason := reasonOf(err, slurm.Task{LocalRank: id})
+	if toldByBatch(r.told, r.Env, reason) {
+		return
+	}
+	printed := site.OneLine(err)
+	if r.isFirst() {
+		fmt.Fprintf(r.Out, "print slurm-mps: %.*s\n", maxReason, printed)
+	}
+	if len(printed) <= maxReason && (r.isFirst() || isOfJob(err)) {
+		fmt.Fprintf(r.Out, "export %s=%s\n", toldVariable, hashOf(r.Env, r.Env["SLURM_STEP_ID"], reason))
+	}
+}
+
+// printPlacement prints the placement of a task. The error is the reason why a task of a job with MPS has none.
+func (r *Run) printPlacement() (err error) {
+	options, wrong := ReadOptions(r.Env)
+	if wrong == nil {
+		r.Options = options
+	}
+	r.Options.Slots = 0 // the lock of a slot would end with this process
+	if err := r.readRank(); err != nil {
+		return nil // mpirun-wrap prints it, if the job has MPS
+	}
+	r.ticket, err = r.findTicket()
+	switch {
+	case err != nil:
+		return nil // the job has no MPS
+	case wrong != nil:
+		return optionError{wrong}
+	case r.Options.Off && r.ticket.Exclusive:
+		return errOff
+	case r.Options.Off:
+		return nil
+	}
+	if slurm.WithoutGPU(r.Env, r.task) { // the batch script's variables are inherited
+		fmt.Fprintln(r.Out, "export CUDA_VISIBLE_DEVICES=\nunset CUDA_MPS_PIPE_DIRECTORY")
+		return nil
+	}
+	place := Place
+	if r.task.StepID == "" || slurm.IsLauncherStep(r.Env) { // a batch script, an interactive shell or a launcher's daemon
+		if r.ticket.RefusalReason == "" && r.ticket.Grant.Unplaced == policy.UnplacedDeny {
+			return nil
+		}
+		place = PlaceUnplaced
+	}
+	if r.placement, err = place(r.ticket, r.rank); err == nil {
+		err = r.placement.CheckDaemon()
+	}
+	if err != nil {
+		return err
+	}
+	if waited := r.waitRoom(nil); waited > time.Second && r.isFirst() {
+		fmt.Fprintf(r.Out, "print slurm-mps: waited %v for ranks that ended and may have work on the GPU\n", waited.Round(100*time.Millisecond))
+	}
+	_ = r.placement.Export(r.Out) // the task need not fail if Slurm does not read the lines
+	return nil
+}
+
+// optionError is an error in a variable, which all tasks of a step have.
+type optionError struct{ error }
+
+// isOfJob reports whether an error of one task is an error of all tasks of the job or step.
+func isOfJob(err error) bool {
+	var refused *RefusedError
+	var option optionError
+	return errors.As(err, &refused) || errors.As(err, &option) || errors.Is(err, errOff)
+}
