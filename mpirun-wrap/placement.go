@@ -154,11 +154,11 @@ func (r Rank) place(ticket lease.Ticket, at position) (Placement, error) {
 // checkMemory refuses a limit of memory for a rank that chooses among several GPUs. CUDA drops all limits in a child
 // that sees fewer GPUs than the limits name (measured), and the frameworks that need these choices start such
 // children.
-func (s Placement) checkMemory(choice Choice) error {
-	if choice != All && choice != Inherit || s.limits() == "" || len(s.Sees)+len(s.OtherGPUs) == 0 {
+func (p Placement) checkMemory(choice Choice) error {
+	if choice != All && choice != Inherit || p.limits() == "" || len(p.Sees)+len(p.OtherGPUs) == 0 {
 		return nil
 	}
-	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit in each child process that sees fewer: use --gpu=cyclic, or --mem=none", s.Task.LocalRank, choice)
+	return fmt.Errorf("cannot limit the memory of rank %d: with --gpu=%s it sees several GPUs, and CUDA drops the limit in each child process that sees fewer: use --gpu=cyclic, or --mem=none", p.Task.LocalRank, choice)
 }
 
 // daemonOf returns the daemon of all of a rank's devices, because a process can use only one (measured).
@@ -229,29 +229,29 @@ func (r Rank) beside(ticket lease.Ticket, at position, device int, infos []RankI
 }
 
 // parts returns the rank's parts of all of its GPUs.
-func (s Placement) parts() []GPUShare { return append([]GPUShare{s.GPUShare}, s.OtherGPUs...) }
+func (p Placement) parts() []GPUShare { return append([]GPUShare{p.GPUShare}, p.OtherGPUs...) }
 
 // Percent is the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, 0 for no cap. CUDA takes one value for all of a
 // process's GPUs, so it is the smallest.
-func (s Placement) Percent() (smallest policy.Percent) {
-	for _, part := range s.parts() {
-		if p := part.Share.Percent; p != 0 && (smallest == 0 || p < smallest) {
-			smallest = p
+func (p Placement) Percent() (smallest policy.Percent) {
+	for _, part := range p.parts() {
+		if percent := part.Share.Percent; percent != 0 && (smallest == 0 || percent < smallest) {
+			smallest = percent
 		}
 	}
 	return smallest
 }
 
 // visible is CUDA_VISIBLE_DEVICES.
-func (s Placement) visible() string {
+func (p Placement) visible() string {
 	var uuids []string
-	for _, uuid := range s.Sees {
+	for _, uuid := range p.Sees {
 		uuids = append(uuids, string(uuid))
 	}
 	if uuids != nil {
 		return strings.Join(uuids, ",")
 	}
-	for _, part := range s.parts() {
+	for _, part := range p.parts() {
 		uuids = append(uuids, string(part.Device.UUID))
 	}
 	return strings.Join(uuids, ",")
@@ -259,9 +259,9 @@ func (s Placement) visible() string {
 
 // limits is CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. It names only the rank's own devices, because a device that the rank
 // cannot see makes all limits void (measured).
-func (s Placement) limits() string {
+func (p Placement) limits() string {
 	var limits []string
-	for _, part := range s.parts() {
+	for _, part := range p.parts() {
 		if part.Memory.LimitMiB > 0 {
 			limits = append(limits, fmt.Sprintf("%s=%dM", part.Device.UUID, part.Memory.LimitMiB))
 		}
@@ -272,20 +272,20 @@ func (s Placement) limits() string {
 // Variables returns a placement's variables in order. An empty value means that the variable is unset, since a rank
 // may inherit the value of an unplaced process. CUDA_VISIBLE_DEVICES always contains UUIDs. The meaning of an index
 // depends on the daemon, and without the variable PyTorch counts devices that CUDA does not have (measured).
-func (s Placement) Variables() []Variable {
+func (p Placement) Variables() []Variable {
 	percentage, priority := "", ""
-	if p := s.Percent(); p != 0 {
-		percentage = p.String()
+	if percent := p.Percent(); percent != 0 {
+		percentage = percent.String()
 	}
-	if s.Ticket.Grant.Low {
+	if p.Ticket.Grant.Low {
 		priority = "1"
 	}
 	return []Variable{
-		{"CUDA_VISIBLE_DEVICES", s.visible()},
-		{"CUDA_MPS_PIPE_DIRECTORY", s.Daemon.PipeDir},
-		{"CUDA_MPS_LOG_DIRECTORY", s.Daemon.LogDir},
+		{"CUDA_VISIBLE_DEVICES", p.visible()},
+		{"CUDA_MPS_PIPE_DIRECTORY", p.Daemon.PipeDir},
+		{"CUDA_MPS_LOG_DIRECTORY", p.Daemon.LogDir},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage},
-		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", s.limits()},
+		{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", p.limits()},
 		{"CUDA_MPS_CLIENT_PRIORITY", priority},
 	}
 }
@@ -296,8 +296,8 @@ type Variable struct {
 }
 
 // Environment returns env with the placement's variables.
-func (s Placement) Environment(env []string) []string {
-	ours := s.Variables()
+func (p Placement) Environment(env []string) []string {
+	ours := p.Variables()
 	result := make([]string, 0, len(env)+len(ours))
 	for _, entry := range env {
 		if !names(entry, ours) {

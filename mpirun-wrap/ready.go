@@ -43,22 +43,22 @@ func (e *UnavailableError) Unwrap() error { return e.Cause }
 // CheckDaemon checks that the placement's daemon runs: its process by pid and start time, and its socket. It does not
 // ask the daemon, because a third of simultaneous questions of all ranks would fail (measured). The error is an
 // *UnavailableError.
-func (s Placement) CheckDaemon() error {
-	socket := filepath.Join(s.Daemon.PipeDir, "control")
-	if !s.Daemon.Proc.Running() {
+func (p Placement) CheckDaemon() error {
+	socket := filepath.Join(p.Daemon.PipeDir, "control")
+	if !p.Daemon.Proc.Running() {
 		if !proc.InOwnNamespace("pid") {
-			return s.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", s.Daemon.Proc)
+			return p.off("the job's epilog cleans up; submit the job again", "its control daemon (%s) is gone", p.Daemon.Proc)
 		}
-		if err := s.checkSocket(socket); err != nil {
+		if err := p.checkSocket(socket); err != nil {
 			return err
 		}
 	}
 	info, err := os.Lstat(socket)
 	if err != nil {
-		return s.off(mountAll, "%w", err)
+		return p.off(mountAll, "%w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return s.off("", "%s is not a socket", socket)
+		return p.off("", "%s is not a socket", socket)
 	}
 	return nil
 }
@@ -66,13 +66,13 @@ func (s Placement) CheckDaemon() error {
 // checkSocket checks the daemon for a rank in its own pid namespace, where the daemon has no pid. It is enough that a
 // process has the socket that the ticket names, because only root writes the ticket. A user who replaces the daemon
 // deceives only the own ranks.
-func (s Placement) checkSocket(socket string) error {
+func (p Placement) checkSocket(socket string) error {
 	bound, err := proc.Bound(socket)
 	if err == nil && !bound {
 		err = fmt.Errorf("no control daemon has the socket %s", socket)
 	}
 	if err != nil {
-		return s.off(mountAll, "%w", err)
+		return p.off(mountAll, "%w", err)
 	}
 	return nil
 }
@@ -81,8 +81,8 @@ func (s Placement) checkSocket(socket string) error {
 // its own.
 const mountAll = "submit the job again; a container must mount /run/slurm-mps with all file systems in it (rbind)"
 
-func (s Placement) off(do, format string, values ...any) error {
-	return &UnavailableError{s.Device.UUID, fmt.Errorf(format, values...), do}
+func (p Placement) off(do, format string, values ...any) error {
+	return &UnavailableError{p.Device.UUID, fmt.Errorf(format, values...), do}
 }
 
 // The time for which a rank waits for a server that recovers from a fatal error. A server recovers within 0.1 s of
@@ -100,26 +100,26 @@ type ServerStatus func(ctx context.Context, pid int) (state string, err error)
 // WaitReady checks that MPS accepts clients of a placement. After a fatal error, a server gives new clients error 807
 // until the last affected process has ended. WaitReady waits for that, and reports the wait by waits. It asks the
 // daemon only if the server's log contains such an error. The error is an *UnavailableError.
-func (s Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
-	if err := s.CheckDaemon(); err != nil {
+func (p Placement) WaitReady(ctx context.Context, ask ServerStatus, waits func(what string)) error {
+	if err := p.CheckDaemon(); err != nil {
 		return err
 	}
-	if readFault(logTail(s.Daemon.LogDir)).server == 0 {
+	if readFault(logTail(p.Daemon.LogDir)).server == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
-	return s.recovered(ctx, ask, waits)
+	return p.recovered(ctx, ask, waits)
 }
 
 // recovered waits until the server has recovered, or until ctx ends.
-func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
+func (p Placement) recovered(ctx context.Context, ask ServerStatus, waits func(what string)) error {
 	answered := false // so a last question that ctx cuts short hides no answer
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		if err := s.CheckDaemon(); err != nil {
+		if err := p.CheckDaemon(); err != nil {
 			return err
 		}
-		f := readFault(logTail(s.Daemon.LogDir))
+		f := readFault(logTail(p.Daemon.LogDir))
 		if f.server == 0 {
 			return nil
 		}
@@ -129,7 +129,7 @@ func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(w
 		}
 		answered = answered || err == nil
 		if waits != nil {
-			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, s.Device.UUID, f.living()))
+			waits(fmt.Sprintf("waiting up to %v for the MPS server of %s, which recovers from a fatal GPU error%s", recovery, p.Device.UUID, f.living()))
 			waits = nil
 		}
 		if site.Sleep(ctx, jittered(pause)) {
@@ -142,9 +142,9 @@ func (s Placement) recovered(ctx context.Context, ask ServerStatus, waits func(w
 			return nil // the log alone is no reason to refuse
 		}
 		if err != nil {
-			return s.off("submit the job again", "its server (pid %d) had a fatal GPU error, and for %v nothing could be learned of it: %w", f.server, recovery, err)
+			return p.off("submit the job again", "its server (pid %d) had a fatal GPU error, and for %v nothing could be learned of it: %w", f.server, recovery, err)
 		}
-		return s.off("end what is left of the ranks that it hit, or submit the job again", "its server (pid %d) has not recovered from a fatal GPU error within %v%s", f.server, recovery, f.living())
+		return p.off("end what is left of the ranks that it hit, or submit the job again", "its server (pid %d) has not recovered from a fatal GPU error within %v%s", f.server, recovery, f.living())
 	}
 }
 
@@ -162,8 +162,8 @@ func (f fault) living() string {
 func jittered(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
 // Without returns env without MPS's variables. The rank keeps its own GPUs.
-func (s Placement) Without(env []string) []string {
-	return withoutMPS(env, s.visible())
+func (p Placement) Without(env []string) []string {
+	return withoutMPS(env, p.visible())
 }
 
 // withoutMPS returns env without MPS's variables, and with these GPUs.

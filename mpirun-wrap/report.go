@@ -27,19 +27,19 @@ type row struct {
 }
 
 // Print writes the placement and its environment, as lines for a shell or as JSON.
-func (s Placement) Print(out io.Writer, asJSON bool) error {
+func (p Placement) Print(out io.Writer, asJSON bool) error {
 	if asJSON {
-		return s.printJSON(out)
+		return p.printJSON(out)
 	}
-	if err := s.Report(out, false); err != nil {
+	if err := p.Report(out, false); err != nil {
 		return err
 	}
-	return s.Export(out)
+	return p.Export(out)
 }
 
 // Export writes the placement's variables as lines for a TaskProlog or a shell.
-func (s Placement) Export(out io.Writer) error {
-	for _, v := range s.Variables() {
+func (p Placement) Export(out io.Writer) error {
+	for _, v := range p.Variables() {
 		line := "export " + v.Name + "=" + v.Value
 		if v.Value == "" {
 			line = "unset " + v.Name
@@ -52,16 +52,16 @@ func (s Placement) Export(out io.Writer) error {
 }
 
 // Report writes the placement in one line, and the reasons for it in a line each.
-func (s Placement) Report(out io.Writer, asJSON bool) error {
+func (p Placement) Report(out io.Writer, asJSON bool) error {
 	if asJSON {
-		return s.printJSON(out)
+		return p.printJSON(out)
 	}
 	var parts []string
-	for _, part := range s.parts() {
+	for _, part := range p.parts() {
 		parts = append(parts, part.String())
 	}
-	text := fmt.Sprintf("# rank %d of %d: %s\n", s.Task.LocalRank, s.Task.LocalSize, strings.Join(parts, "; "))
-	for _, reason := range s.Why {
+	text := fmt.Sprintf("# rank %d of %d: %s\n", p.Task.LocalRank, p.Task.LocalSize, strings.Join(parts, "; "))
+	for _, reason := range p.Why {
 		text += "#   " + reason + "\n"
 	}
 	if _, err := io.WriteString(out, text); err != nil {
@@ -74,22 +74,22 @@ func (s Placement) Report(out io.Writer, asJSON bool) error {
 const shortUUID = 12
 
 // String describes the part.
-func (p GPUShare) String() string {
+func (g GPUShare) String() string {
 	share, memory, ranks := "no cap", "", "ranks"
-	if p.Share.Percent != 0 {
-		share = fmt.Sprintf("%.1f %%", float64(p.Share.Percent)/float64(policy.PercentFrom(1)))
+	if g.Share.Percent != 0 {
+		share = fmt.Sprintf("%.1f %%", float64(g.Share.Percent)/float64(policy.PercentFrom(1)))
 	}
-	if p.Ceiling < policy.PercentFrom(100) {
-		share += ", ceiling " + p.Ceiling.String() + " %"
+	if g.Ceiling < policy.PercentFrom(100) {
+		share += ", ceiling " + g.Ceiling.String() + " %"
 	}
-	if p.Memory.LimitMiB > 0 {
-		memory = fmt.Sprintf(", %d MiB", p.Memory.UsableMiB)
+	if g.Memory.LimitMiB > 0 {
+		memory = fmt.Sprintf(", %d MiB", g.Memory.UsableMiB)
 	}
-	if p.RanksOnGPU == 1 {
+	if g.RanksOnGPU == 1 {
 		ranks = "rank"
 	}
-	uuid := string(p.Device.UUID)
-	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %d %s on it", p.GPU, uuid[:min(shortUUID, len(uuid))], p.Share.SMs, p.Device.SMs, share, memory, p.RanksOnGPU, ranks)
+	uuid := string(g.Device.UUID)
+	return fmt.Sprintf("GPU %d (%s), %d of %d SMs (%s)%s, %d %s on it", g.GPU, uuid[:min(shortUUID, len(uuid))], g.Share.SMs, g.Device.SMs, share, memory, g.RanksOnGPU, ranks)
 }
 
 // why returns the reasons for a placement.
@@ -154,20 +154,20 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 	return fmt.Sprintf("the rank's number: ranks go round the %d GPUs", len(bound))
 }
 
-func (s Placement) printJSON(out io.Writer) error {
+func (p Placement) printJSON(out io.Writer) error {
 	env := map[string]*string{}
-	for _, v := range s.Variables() {
+	for _, v := range p.Variables() {
 		env[v.Name] = nil
 		if v.Value != "" {
 			env[v.Name] = &v.Value
 		}
 	}
 	var memory *int
-	if s.Memory.LimitMiB > 0 {
-		memory = &s.Memory.UsableMiB
+	if p.Memory.LimitMiB > 0 {
+		memory = &p.Memory.UsableMiB
 	}
 	content, err := json.Marshal(row{
-		s.Task.LocalRank, s.GPU, s.Share.SMs, s.Percent(), memory, s.visible(), s.Daemon.PipeDir, env, s.Why,
+		p.Task.LocalRank, p.GPU, p.Share.SMs, p.Percent(), memory, p.visible(), p.Daemon.PipeDir, env, p.Why,
 	})
 	if err != nil {
 		return fmt.Errorf("cannot print placement: %w", err)

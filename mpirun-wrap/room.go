@@ -22,13 +22,13 @@ const (
 // places. The job's guard publishes that, and says until when. read returns what it has published. WaitRoom calls
 // waits once, after a second. It returns the time that it has waited: the policy's hold at most, also if clients die
 // again and again, or if the node's clock is set back. If the room is not known, it does not wait.
-func (s Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
+func (p Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error), waits func(what string)) time.Duration {
 	began := time.Now()
 	for {
 		room, err := read()
-		gpu, full := s.fullGPU(room)
+		gpu, full := p.fullGPU(room)
 		waited := time.Since(began)
-		left := s.Ticket.Grant.Hold - waited
+		left := p.Ticket.Grant.Hold - waited
 		if err != nil || !full || left <= 0 {
 			return waited
 		}
@@ -44,13 +44,13 @@ func (s Placement) WaitRoom(ctx context.Context, read func() (lease.Room, error)
 }
 
 // fullGPU returns one of the rank's GPUs on which it must wait.
-func (s Placement) fullGPU(room lease.Room) (lease.FullGPU, bool) {
+func (p Placement) fullGPU(room lease.Room) (lease.FullGPU, bool) {
 	for _, gpu := range room.GPUs {
 		if !time.Now().Before(gpu.Until) {
 			continue
 		}
-		for _, own := range append([]GPUShare{s.GPUShare}, s.OtherGPUs...) {
-			if own.Device.Minor == gpu.Minor {
+		for _, part := range p.parts() {
+			if part.Device.Minor == gpu.Minor {
 				return gpu, true
 			}
 		}
