@@ -72,6 +72,7 @@ func (s *shared) start(args ...string) *running {
 	return s.launch(append([]string{s.cudaClient()}, args...)...)
 }
 
+// launch starts a program that becomes a client, as start does.
 func (s *shared) launch(line ...string) *running {
 	s.t.Helper()
 	cmd := s.asUser(line...)

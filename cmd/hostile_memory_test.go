@@ -176,6 +176,7 @@ func (g memoryGroup) set(v1, v2, value string) {
 	}
 }
 
+// below makes a group below this one.
 func (g memoryGroup) below(name string) memoryGroup {
 	g.t.Helper()
 	g.path = filepath.Join(g.path, name)

@@ -96,6 +96,7 @@ type tally struct {
 	seen   map[string]int
 }
 
+// add notes an effect, and returns it as a point.
 func (l *tally) add(name string) point {
 	if l.seen == nil {
 		l.seen = map[string]int{}
@@ -106,7 +107,7 @@ func (l *tally) add(name string) point {
 }
 
 // killed runs a binary and kills it at a point. A run may take another way, for example ask a daemon twice, and end
-// without reaching the point. killed then tries again from the start.
+// without reaching the point. Then it starts again from the start.
 func (p testNode) killed(job testnode.Job, program string, at point, start func()) bool {
 	p.t.Helper()
 	for range 3 {

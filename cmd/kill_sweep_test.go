@@ -99,6 +99,7 @@ func sample[P any](t *testing.T, points []P, every int) []P {
 	return nth(points, min(every*thinner, max(len(points)/2, 1)))
 }
 
+// nth returns one of each so many points.
 func nth[P any](points []P, every int) []P {
 	var chosen []P
 	for i := every / 2; i < len(points); i += every {

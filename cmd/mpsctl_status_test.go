@@ -78,6 +78,7 @@ type seenClient struct {
 	Unknown   string   `json:"unknown"`
 }
 
+// finding is a finding of mpsctl audit.
 type finding struct {
 	Kind  string    `json:"kind"`
 	Job   uint32    `json:"job"`

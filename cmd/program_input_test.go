@@ -211,6 +211,7 @@ func TestTaskProlog(t *testing.T) {
 	}
 }
 
+// boot is the id of this boot of the machine.
 func boot(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(read(t, "/proc/sys/kernel/random/boot_id"))

@@ -47,6 +47,7 @@ func TestSoak(t *testing.T) {
 	s.report(time.Since(began))
 }
 
+// number reads a number from a variable of the environment.
 func number(t *testing.T, variable string, otherwise int) int {
 	t.Helper()
 	text := os.Getenv(variable)

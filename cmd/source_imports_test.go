@@ -11,6 +11,7 @@ import (
 	"testing"
 )
 
+// module is the prefix of the paths of this module.
 const module = "github.com/slurm-mps/slurm-mps/"
 
 // packages lists what each package may import. Other imports are not allowed, except those of the standard library that

@@ -36,6 +36,7 @@ type cluster struct {
 // GPUs of another.
 var gpusOfANode = []node.Model{node.H200, node.H200, node.H200, node.H200}
 
+// newCluster starts a real Slurm with test nodes under a policy. The test stops it.
 func newCluster(t *testing.T, policy string, o lab.Options) *cluster {
 	t.Helper()
 	t.Parallel()
@@ -159,10 +160,13 @@ func (c *cluster) wrap(args string) string {
 	return filepath.Join(c.dir, "mpirun-wrap") + " " + c.client() + " " + args
 }
 
+// first is the test node of the first node.
 func (c *cluster) first() testNode { return c.nodes[c.Nodes()[0]] }
 
+// client is the path of the CUDA client.
 func (c *cluster) client() string { return c.first().Sim.Program("cuda-client") }
 
+// log returns the logs of all test nodes.
 func (c *cluster) log() string {
 	var all strings.Builder
 	for name, s := range c.nodes {

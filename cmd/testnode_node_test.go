@@ -58,6 +58,8 @@ var built = sync.OnceValues(func() (string, error) {
 	return testnode.Build(shared)
 })
 
+// newTestNode returns a simulated node with these GPUs under a policy; "" is the default policy. The test runs beside
+// others.
 func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
 	t.Helper()
 	t.Parallel() // each test has its own node, and waits most of the time
@@ -65,6 +67,7 @@ func newTestNode(t *testing.T, policy string, models ...node.Model) testNode {
 	return testNodeIn(t, publicDir(t), policy, models...)
 }
 
+// testNodeIn is newTestNode in a folder, for a test that may run alone.
 func testNodeIn(t *testing.T, dir, policy string, models ...node.Model) testNode {
 	t.Helper()
 	needRoot(t)
@@ -108,6 +111,7 @@ func needRoot(t *testing.T) {
 // bytes.
 func publicDir(t *testing.T) string { return publicDirIn(t, "/tmp") }
 
+// publicDirIn is publicDir below another folder than /tmp.
 func publicDirIn(t *testing.T, parent string) string {
 	dir, err := os.MkdirTemp(parent, "mps")
 	if err != nil {
@@ -130,8 +134,10 @@ func unmount(dir string) {
 	}
 }
 
+// gres is the path of gres.conf.
 func (p testNode) gres() string { return filepath.Join(filepath.Dir(p.conf), "gres.conf") }
 
+// write writes a file, and makes its folder.
 func (p testNode) write(path, content string) {
 	p.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -150,6 +156,7 @@ func (p testNode) rewrite(path, content string) {
 	}
 }
 
+// read returns the content of a file.
 func read(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -182,6 +189,7 @@ func (p testNode) fail(function string, code, times int) {
 	}
 }
 
+// job is a job that asks for MPS on these GPUs, such as "0,1".
 func (p testNode) job(id uint32, gpus string) testnode.Job {
 	return testnode.Job{ID: id, UID: uid, GID: gid, GPUs: gpus, Features: "mps", Conf: p.conf}
 }
@@ -260,6 +268,7 @@ func (p testNode) cudaClient() string {
 	return filepath.Join(filepath.Dir(p.Bin), "sim", "bin", "cuda-client")
 }
 
+// lease reads the lease of a job.
 func (p testNode) lease(job uint32) lease.Lease {
 	p.t.Helper()
 	boot, err := site.BootID()
@@ -273,6 +282,7 @@ func (p testNode) lease(job uint32) lease.Lease {
 	return l
 }
 
+// ticket reads the ticket of a job.
 func (p testNode) ticket(job uint32) lease.Ticket {
 	p.t.Helper()
 	boot, err := site.BootID()
@@ -292,6 +302,7 @@ func (p testNode) serverLog(job uint32) string {
 	return string(content)
 }
 
+// uuid returns the UUID of a simulated GPU.
 func (p testNode) uuid(gpu int) site.UUID {
 	p.t.Helper()
 	uuid, err := p.Sim.Node.GPU(gpu).Text("uuid")
@@ -301,6 +312,7 @@ func (p testNode) uuid(gpu int) site.UUID {
 	return site.UUID(uuid)
 }
 
+// modes returns the compute modes of the simulated GPUs, a digit for each.
 func (p testNode) modes() string {
 	p.t.Helper()
 	gpus, err := p.Sim.Node.GPUs()
@@ -318,11 +330,13 @@ func (p testNode) modes() string {
 	return strings.Join(modes, "")
 }
 
+// log returns the log of the programs.
 func (p testNode) log() string {
 	content, _ := os.ReadFile(p.Paths().Log())
 	return string(content)
 }
 
+// left returns files, processes and modes that are left of any job.
 func (p testNode) left() []string {
 	p.t.Helper()
 	left, err := p.Left()
@@ -481,6 +495,7 @@ func (p testNode) again(t *testing.T) testNode {
 	return testNode{p.Node, t, ctx, p.conf}
 }
 
+// gone waits until a process has ended.
 func (p testNode) gone(proc site.Process) {
 	p.t.Helper()
 	for proc.Running() {
@@ -503,6 +518,7 @@ func (p testNode) killLeft() {
 	}
 }
 
+// until waits until a condition holds.
 func (p testNode) until(what string, done func() bool) {
 	p.t.Helper()
 	for !done() {
@@ -512,7 +528,7 @@ func (p testNode) until(what string, done func() bool) {
 	}
 }
 
-// without returns an environment without a variable. with returns an environment that has the variable once.
+// without returns an environment without a variable.
 func without(env []string, name string) []string {
 	var rest []string
 	for _, entry := range env {
@@ -523,6 +539,7 @@ func without(env []string, name string) []string {
 	return rest
 }
 
+// with returns an environment that has a variable once.
 func with(env []string, name, value string) []string {
 	return append(without(env, name), name+"="+value)
 }
