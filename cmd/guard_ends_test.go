@@ -314,7 +314,7 @@ func (s *shared) knows(seen int) {
 	s.t.Helper()
 	for began := time.Now(); ; {
 		state := s.state()
-		if state.Seen >= seen && state.Unheld == 0 {
+		if state.ClientsSeen >= seen && state.Unheld == 0 {
 			return
 		}
 		if time.Since(began) > 5*time.Second || !site.Sleep(s.ctx, 50*time.Millisecond) {

@@ -480,7 +480,7 @@ func TestAnIdleGuardCostsNothing(t *testing.T) {
 	}
 	t.Logf("%d wake-ups in %v, resident memory %.1f MiB", least, window, mib)
 	s.knows(48)
-	if state := s.state(); state.Peak != 48 || state.Clients != 48 {
+	if state := s.state(); state.ClientsPeak != 48 || state.Clients != 48 {
 		t.Errorf("%+v", state)
 	}
 }

@@ -34,8 +34,10 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.write(p.Paths().ConfigFile(), site)
 	type summary struct {
 		Step, User, Rule                     string
-		Job, Clients, Peak, Terminated, GPUs int
-		AtEpilog                             int `json:"clients_at_epilog"`
+		Job, Terminated, GPUs int
+		Clients               int `json:"clients_seen"`
+		Peak                  int `json:"clients_peak"`
+		AtEpilog              int `json:"clients_at_epilog"`
 		Seconds                              float64
 		Closed                               bool
 	}

@@ -403,7 +403,8 @@ func TestABadEndIsReportedAtOnce(t *testing.T) {
 	p.quiet()
 }
 
-// status, metrics, report and the summary have the same names and the same values for a job's numbers.
+// status, metrics, report and the summary have the same names and the same values for a job's numbers. One client runs
+// until the job's end, one ends in order, one fails and one is killed.
 //
 // Contract: U2
 func TestTheNumbersOfAJobAgree(t *testing.T) {
@@ -415,17 +416,22 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 	}
 	s := openShared(p)
 	neighbour := s.neighbour()
+	for _, ending := range []string{"exit:0", "exit:3"} {
+		s.start("spin", "-ms", "1", "-for", "100", "-end", ending, "-after", "0.2").ends()
+	}
 	// The victim's memory may be needed by a successor, so the guard pauses the neighbour.
 	s.start("spin", "-ms", "0", "-for", "100", "-mib", "80000", "-end", "signal:9", "-after", "0.3").ends()
-	paused := p.report(p.runningReport(), "bad end and pause", func(r usage.Report) bool {
-		return r.BadEnds == 1 && r.Pauses == 1 && len(r.GPUs[0].Samples) > 0
-	}).PausedMillis
+	held := func(c usage.Client) bool { return !c.End.IsZero() && c.Ending == "" }
+	counts := p.report(p.runningReport(), "bad ends and a pause", func(r usage.Report) bool {
+		return r.BadEnds == 2 && r.Pauses > 0 && len(r.GPUs[0].Samples) > 0 && !slices.ContainsFunc(r.Clients, held)
+	}).Counts
+	paused := float64(counts.PausedMillis) / 1000
 	if err := p.Sim.Node.GPU(0).Set("energy_mj", "12000000"); err != nil {
 		t.Fatal(err)
 	}
 	p.report(p.runningReport(), "energy", func(r usage.Report) bool { return r.EnergyJ == 7000 })
-	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 2, "clients_peak": 2,
-		"bad_ends": 1, "energy_j": 7000, "pauses": 1, "paused_ms": float64(paused)}
+	want := map[string]float64{"sm_active": 31, "sm_util": 96, "dram": 12.5, "clients_seen": 4, "clients_peak": 2,
+		"bad_ends": 2, "energy_j": 7000, "pauses": float64(counts.Pauses), "paused_ms": float64(counts.PausedMillis)}
 
 	object := func(text string) (all map[string]any) {
 		t.Helper()
@@ -454,9 +460,9 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 	agree("the mean in report", report["mean"].(map[string]any), percentages...)
 	metrics := p.ctl("metrics").Output
 	ofJob := `jobid="7",user="hpc1",partition="main"} `
-	for _, line := range []string{"job_clients_seen{" + ofJob + "2", "job_clients_peak{" + ofJob + "2",
-		"job_bad_ends{" + ofJob + "1", "job_energy_joules{" + ofJob + "7000",
-		"job_pauses{" + ofJob + "1", fmt.Sprintf("job_paused_seconds{%s%v", ofJob, float64(paused)/1000)} {
+	for _, line := range []string{"job_clients_seen{" + ofJob + "4", "job_clients_peak{" + ofJob + "2",
+		"job_bad_ends{" + ofJob + "2", "job_energy_joules{" + ofJob + "7000",
+		fmt.Sprintf("job_pauses{%s%d", ofJob, counts.Pauses), fmt.Sprintf("job_paused_seconds{%s%v", ofJob, paused)} {
 		if !strings.Contains(metrics, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("metrics: no %s in\n%s", line, metrics)
 		}
@@ -467,7 +473,7 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 			t.Errorf("metrics: %s is not %s in\n%s", name, ratio, metrics)
 		}
 	}
-	sentence := fmt.Sprintf("The guard paused the ranks 1 time, %.1f s in all.", float64(paused)/1000)
+	sentence := fmt.Sprintf("The guard paused the ranks %s, %.1f s in all.", site.Count(counts.Pauses, "time"), paused)
 	for _, command := range []string{"status", "report"} {
 		for _, user := range []uint32{0, uid} {
 			if out, _ := p.ctlAs(user, "7", command); !strings.Contains(out, sentence) {
@@ -483,12 +489,12 @@ func TestTheNumbersOfAJobAgree(t *testing.T) {
 	for line := range strings.Lines(p.log()) {
 		if strings.Contains(line, `"step":"summary"`) {
 			summary := object(line)
-			agree("summary", summary, append(percentages, "bad_ends", "energy_j", "pauses", "paused_ms")...)
+			agree("summary", summary, append(percentages, totals...)...)
 		}
 	}
 	after := p.ctl("metrics").Output
-	for _, line := range []string{"bad_ends_total 1", "energy_joules_total 7000", "pauses_total 1",
-		fmt.Sprintf("paused_seconds_total %v", float64(paused)/1000)} {
+	for _, line := range []string{"clients_total 4", "clients_at_epilog_total 0", "faults_total 0", "bad_ends_total 2", "energy_joules_total 7000",
+		fmt.Sprintf("pauses_total %d", counts.Pauses), fmt.Sprintf("paused_seconds_total %v", paused)} {
 		if !strings.Contains(after, "\nslurm_mps_"+line+"\n") {
 			t.Errorf("after the job: no %s in\n%s", line, after)
 		}

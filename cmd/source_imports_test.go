@@ -25,7 +25,7 @@ var packages = map[string][]string{
 	"site/cgroup":          {"site", "site/proc", "golang.org/x/sys/unix"},
 	"site/slurm":           {"site"},
 	"site/serverlog":       {"golang.org/x/sys/unix"},
-	"site/usage":           {"site", "golang.org/x/sys/unix"},
+	"site/usage":           {"site", "site/lease", "golang.org/x/sys/unix"},
 	"site/usage/page":      {"site", "site/usage"},
 	"site/lease":           {"policy", "site", "site/proc", "golang.org/x/sys/unix"},
 	"site/tuned":           {"policy", "site", "golang.org/x/sys/unix"},

@@ -14,10 +14,17 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
+// daemonEnd is the end of one daemon, or of all daemons of a lease together.
+type daemonEnd struct {
+	byItself   bool // the daemon was alive and ended when it was asked, and no client was terminated
+	clients    int  // those that ran when the epilog began
+	terminated int  // clients that the epilog ended by terminate_client
+}
+
 // endAll ends a lease's daemons and its guard. When no daemon has a client any more, nothing needs the guard, and it
 // may take a while to close the files of dead clients. So it then ends beside the daemons. If a daemon may have clients,
-// the guard ends after the daemons, and stays if one of them stays. byItself is that of endDaemons.
-func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byItself bool, daemons, guard error) {
+// the guard ends after the daemons, and stays if one of them stays.
+func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (end daemonEnd, daemons, guard error) {
 	drained, guardEnded := make(chan bool, len(l.Daemons)), make(chan error, 1)
 	go func() {
 		all := true
@@ -29,67 +36,72 @@ func (e Epilog) endAll(ctx context.Context, l lease.Lease, was lease.Phase) (byI
 		}
 		close(guardEnded)
 	}()
-	byItself, daemons = e.endDaemons(ctx, l, was, drained)
+	end, daemons = e.endDaemons(ctx, l, was, drained)
 	guard, ended := <-guardEnded
 	if !ended && daemons == nil {
 		guard = e.Guards.End(ctx, l.Job.ID)
 	}
-	return byItself, daemons, guard
+	return end, daemons, guard
 }
 
-// endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others. It
-// reports whether all of them were alive and ended when they were asked, without a terminated client. Each daemon sends
-// to drained whether it has no client any more.
-func (e Epilog) endDaemons(ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool) (byItself bool, failed error) {
-	type end struct {
-		byItself bool
-		err      error
+// endDaemons ends all of a lease's daemons side by side, so that a stuck daemon takes no time from the others.
+// Each daemon sends to drained whether it has no client any more.
+func (e Epilog) endDaemons(
+	ctx context.Context, l lease.Lease, was lease.Phase, drained chan<- bool,
+) (all daemonEnd, failed error) {
+	type result struct {
+		daemonEnd
+		err error
 	}
-	results := make(chan end, len(l.Daemons))
+	results := make(chan result, len(l.Daemons))
 	for _, d := range l.Daemons {
 		go func() {
-			byItself, err := e.endDaemon(ctx, l, was, d, drained)
-			results <- end{byItself, errors.Join(err, e.emptyGroup(ctx, d))}
+			end, err := e.endDaemon(ctx, l, was, d, drained)
+			results <- result{end, errors.Join(err, e.emptyGroup(ctx, d))}
 		}()
 	}
-	byItself = true
+	all.byItself = true
 	for range l.Daemons {
 		one := <-results
-		byItself, failed = byItself && one.byItself, errors.Join(failed, one.err)
+		all.byItself, failed = all.byItself && one.byItself, errors.Join(failed, one.err)
+		all.clients += one.clients
+		all.terminated += one.terminated
 	}
-	return byItself, failed
+	return all, failed
 }
 
 // endDaemon drains a daemon's clients, tells it to quit, and kills it if it stays. Only a failure of the last step is
 // returned; the others are logged. A daemon of a lease that never opened is not asked anything: no rank knows it, and
 // the lease may have failed because it does not answer.
-func (e Epilog) endDaemon(ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon, drained chan<- bool) (byItself bool, err error) {
+func (e Epilog) endDaemon(
+	ctx context.Context, l lease.Lease, was lease.Phase, d lease.Daemon, drained chan<- bool,
+) (end daemonEnd, err error) {
 	began := time.Now()
 	lived := d.Proc.Running()
 	if !lived { // never started, killed, or started by a prolog that died before it recorded the daemon
 		found, err := e.Daemons.Processes(l.Job, d)
 		if len(found) == 0 {
 			drained <- err == nil
-			return false, err
+			return end, err
 		}
 	}
 	log := e.Log.With().Str("pipe_dir", d.PipeDir).Logger()
 	if was == lease.Opening {
 		drained <- true
 	} else {
-		terminated, err := e.drainAndQuit(ctx, l, d, log, drained)
-		byItself = lived && terminated == 0 && err == nil
+		end, err = e.drainAndQuit(ctx, l, d, log, drained)
+		end.byItself = lived && end.terminated == 0 && err == nil
 		if err != nil {
 			log.Warn().Err(err).Msg("the daemon does not end by itself: ending it")
 		}
 	}
-	if !byItself {
+	if !end.byItself {
 		if err := e.end(ctx, l, d, log); err != nil {
-			return false, err
+			return end, err
 		}
 	}
 	log.Info().Str("step", "daemon ended").Dur("ms", time.Since(began)).Send()
-	return byItself, nil
+	return end, nil
 }
 
 // emptyGroup ends the processes in a daemon's control group. The job's user may have made the daemon start any
@@ -105,14 +117,16 @@ func (e Epilog) emptyGroup(ctx context.Context, d lease.Daemon) error {
 }
 
 // drainAndQuit tells a daemon to end its remaining clients, and then to quit.
-func (e Epilog) drainAndQuit(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool) (terminated int, err error) {
+func (e Epilog) drainAndQuit(
+	ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger, drained chan<- bool,
+) (end daemonEnd, err error) {
 	gentle, cancel := withReserve(ctx, endReserve)
 	defer cancel()
-	terminated, err = e.drain(gentle, l, d, log)
+	end, err = e.drain(gentle, l, d, log)
 	if drained <- err == nil; err == nil {
 		err = e.quit(gentle, l, d)
 	}
-	return terminated, err
+	return end, err
 }
 
 // end kills a daemon. Processes of the user that only look like a daemon are not a reason to drain a node.
@@ -142,40 +156,42 @@ func withReserve(ctx context.Context, d time.Duration) (context.Context, context
 
 // drain gives clients their grace and then terminates those that stay. It does not terminate a stopped client,
 // because that makes the daemon hang (measured), and a stopped client has no work in flight by then.
-func (e Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (terminated int, err error) {
-	clients, err := e.await(ctx, l, d, time.Duration(l.DrainGrace))
-	if err != nil || len(clients) == 0 {
-		return 0, err
+func (e Epilog) drain(ctx context.Context, l lease.Lease, d lease.Daemon, log zerolog.Logger) (end daemonEnd, err error) {
+	first, left, err := e.await(ctx, l, d, time.Duration(l.DrainGrace))
+	end.clients = first
+	if err != nil {
+		return end, err
 	}
-	for _, client := range clients {
+	for _, client := range left {
 		if stopped(client.PID) {
 			log.Warn().Int("client", client.PID).Msg("client is stopped: it ends with the server")
-			return terminated, fmt.Errorf("client %d is stopped", client.PID)
+			return end, fmt.Errorf("client %d is stopped", client.PID)
 		}
 		bound, cancel := context.WithTimeout(ctx, terminateTimeout)
 		err := e.Daemons.Terminate(bound, l.Job, d, client)
 		cancel()
 		if err != nil {
-			return terminated, err
+			return end, err
 		}
-		terminated++
+		end.terminated++
 		log.Warn().Int("client", client.PID).Msg("client terminated: it outlived the job")
 	}
-	return terminated, nil
+	return end, nil
 }
 
-// await polls until no client is left or the grace is over, and returns the clients that are left.
-func (e Epilog) await(ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration) ([]site.Client, error) {
+// await polls until no client is left or the grace is over. It returns the number of clients at first, and those that
+// are left.
+func (e Epilog) await(
+	ctx context.Context, l lease.Lease, d lease.Daemon, grace time.Duration,
+) (first int, left []site.Client, err error) {
 	bound, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	pause := 20 * time.Millisecond
 	for {
-		clients, err := e.Daemons.Clients(ctx, l.Job, d)
-		if err != nil || len(clients) == 0 {
-			return nil, err
-		}
-		if !site.Sleep(bound, pause) {
-			return clients, nil
+		left, err = e.Daemons.Clients(ctx, l.Job, d)
+		first = max(first, len(left))
+		if err != nil || len(left) == 0 || !site.Sleep(bound, pause) {
+			return first, left, err
 		}
 		pause = min(2*pause, 500*time.Millisecond)
 	}

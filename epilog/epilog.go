@@ -137,12 +137,9 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 	was := l.Phase
 	noted := e.Store.SetPhase(&l, lease.Closing) // for the next epilog if this one dies; a failure does not stop the undo
 	e.startNVML(l)
-	before := logSizes(l)
-	byItself, ended, guardEnded := e.endAll(ctx, l, was)
+	end, ended, guardEnded := e.endAll(ctx, l, was)
 	failed = errors.Join(failed, ended, guardEnded)
-	guard, err := e.Store.ReadGuard(l.Job.ID) // its last state, if it has ended
-	summary := summarise(l, before)
-	summary.guarded(guard, err)
+	guard := e.readGuard(l.Job.ID) // its last state, if it has ended
 	e.removeJobFiles(l)
 	var kept *keeping
 	if ended == nil {
@@ -150,7 +147,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 			kept = e.keepReport(l, guard)
 		}
 		failed = errors.Join(failed, e.restoreModes(l))
-		if wantsLogs(l, failed != nil || was != lease.Opened || !byItself) {
+		if wantsLogs(l, failed != nil || was != lease.Opened || !end.byItself) {
 			e.keepLogs(l)
 		}
 		if kept != nil {
@@ -162,7 +159,7 @@ func (e Epilog) undo(ctx context.Context, l lease.Lease, forget func(context.Con
 		failed = forget(ctx, l)
 	}
 	if was != lease.Opening { // no rank knew of it, so there is nothing to add up
-		e.logSummary(l, summary, e.wait(l, kept), failed == nil)
+		e.logSummary(l, end, guard, e.wait(l, kept), failed == nil)
 	}
 	if failed != nil {
 		return e.logRepair(errors.Join(failed, noted), l)

@@ -28,6 +28,7 @@ type node struct {
 	log      bytes.Buffer
 	pretend  bool           // SetMode gives no error and sets nothing
 	clients  []site.Client  // of each daemon
+	leave    bool           // the clients end after the first question
 	leftover []site.Process // processes of daemons that do not run any more
 	beside   string         // the event that the daemon waits for before it quits, "" for none
 }
@@ -136,6 +137,9 @@ func (n *node) logged(step string) map[string]any {
 type daemons struct{ n *node }
 
 func (d daemons) Clients(context.Context, lease.Job, lease.Daemon) ([]site.Client, error) {
+	if d.n.leave && d.n.has("ask for clients") {
+		return nil, nil
+	}
 	return d.n.clients, d.n.Event("ask for clients")
 }
 

@@ -35,7 +35,7 @@ type keeping struct {
 
 // keepReport reads the report that the recorder has left in the job's folder, finishes it, and keeps it. The recorder
 // has ended, because the guard ends it and has ended too.
-func (e Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
+func (e Epilog) keepReport(l lease.Lease, guard *lease.GuardState) *keeping {
 	k := &keeping{read: make(chan struct{}), kept: make(chan struct{})}
 	ended := time.Now()
 	go func() {
@@ -57,10 +57,12 @@ func (e Epilog) keepReport(l lease.Lease, guard lease.GuardState) *keeping {
 	return k
 }
 
-// finished completes the report of an ended job. A client without an end has outlived the job. The guard's own count
-// of its pauses is complete, also if the recorder has ended early.
-func finished(r usage.Report, guard lease.GuardState, now time.Time) usage.Report {
-	r.Pauses, r.PausedMillis = max(r.Pauses, guard.Pauses), max(r.PausedMillis, guard.PausedMillis)
+// finished completes the report of an ended job. A client without an end has outlived the job. The guard's counts are
+// complete, also if the recorder has ended early.
+func finished(r usage.Report, guard *lease.GuardState, now time.Time) usage.Report {
+	if guard != nil {
+		r.Counts = guard.Counts
+	}
 	if r.End.IsZero() {
 		r.End = now
 	}

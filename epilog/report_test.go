@@ -123,14 +123,15 @@ func needsRoot(t *testing.T) {
 	}
 }
 
-// A kept report has all pauses that the guard counted, even if the recorder missed some.
-func TestAKeptReportHasTheGuardsPauses(t *testing.T) {
-	r := usage.Report{Totals: usage.Totals{Pauses: 1, PausedMillis: 300}}
-	r = finished(r, lease.GuardState{Pauses: 2, PausedMillis: 1300}, time.Now())
-	if r.Pauses != 2 || r.PausedMillis != 1300 {
+// A kept report has the guard's counts, even if the recorder missed some.
+func TestAKeptReportHasTheGuardsCounts(t *testing.T) {
+	r := usage.Report{Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 4, Pauses: 1}}}
+	counts := lease.Counts{ClientsSeen: 5, ClientsPeak: 3, Pauses: 2, PausedMillis: 1300}
+	r = finished(r, &lease.GuardState{Counts: counts}, time.Now())
+	if r.Counts != counts {
 		t.Errorf("%+v", r.Totals)
 	}
-	if r = finished(r, lease.GuardState{}, time.Now()); r.Pauses != 2 || r.PausedMillis != 1300 {
+	if r = finished(r, nil, time.Now()); r.Counts != counts {
 		t.Errorf("without a state of the guard: %+v", r.Totals)
 	}
 }

@@ -27,7 +27,7 @@ type client struct {
 	files    []*file
 	gpus     uint64 // bit n: the client has the job's GPU n open; 0 if no GPU is known
 	others   bool   // the client has GPUs of another job open, which may be the same user's
-	seen     bool   // the client is counted in GuardState.Seen
+	seen     bool   // the client is counted in GuardState.ClientsSeen
 	opened   time.Time
 	died     time.Time
 	exit     exitStatus
@@ -168,8 +168,8 @@ func (g *Guard) take(pid int, opened opened) {
 	}
 	if !c.seen && !c.inherits() {
 		c.seen = true
-		g.state.Seen++
-		g.state.Peak = max(g.state.Peak, g.neighbours())
+		g.state.ClientsSeen++
+		g.state.ClientsPeak = max(g.state.ClientsPeak, g.neighbours())
 	}
 	g.tellLiving(c)
 }
@@ -194,12 +194,12 @@ func (g *Guard) dismiss(c *client) {
 func (g *Guard) forget(c *client) {
 	if c.seen {
 		c.seen = false
-		g.state.Seen--
+		g.state.ClientsSeen--
 		g.changed = true
 	}
 	if c.told {
 		c.told = false
-		g.recorder.tell(usage.Event{Proc: c.proc, NoClient: true})
+		g.record(usage.Event{Proc: c.proc, NoClient: true})
 	}
 }
 

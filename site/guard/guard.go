@@ -300,12 +300,12 @@ func (g *Guard) scan(began time.Time) {
 		g.kernel.findDevices()
 		g.watch()
 	}
-	before, known := computed(), g.state.Seen+g.files
+	before, known := computed(), g.state.ClientsSeen+g.files
 	g.find(full)
 	g.noteSilent()
 	g.exits.follow(g.living)
 	ended := time.Now()
-	if g.state.Seen+g.files != known {
+	if g.state.ClientsSeen+g.files != known {
 		g.scans.budget.found(ended)
 	}
 	g.scans.end(ended, computed()-before, g.events.watches())

@@ -185,7 +185,9 @@ func TestTheFilesOfAClientAreHeld(t *testing.T) {
 	r.becomes(3, soon)
 	c.kill()
 	r.becomes(0, soon)
-	r.reports("released", func(s lease.GuardState) bool { return s.Seen == 1 && s.Released[noNeighbour] == 1 && s.Clients == 0 })
+	r.reports("released", func(s lease.GuardState) bool {
+		return s.ClientsSeen == 1 && s.Released[noNeighbour] == 1 && s.Clients == 0
+	})
 }
 
 // The memory driver's device file appears with the node's first server, which then writes to its log. The server's
@@ -266,7 +268,7 @@ func TestFilesAreHeldBesideANeighbour(t *testing.T) {
 		r.release(died.Add(c.after))
 		r.becomes(c.files, soon)
 	}
-	if s := r.Guard.state; s.Released[holdOver] != 1 || s.Peak != 2 {
+	if s := r.Guard.state; s.Released[holdOver] != 1 || s.ClientsPeak != 2 {
 		t.Errorf("%+v", s)
 	}
 	neighbour.kill()
@@ -322,7 +324,7 @@ func TestAForkSharesItsParentsFiles(t *testing.T) {
 	r.runs()
 	parent := r.child("sleep 0.2; " + opens + "(exec 0</dev/null; exec sleep 60) & echo ready $!; read x; ")
 	r.becomes(3, soon)
-	r.reports("both are seen", func(s lease.GuardState) bool { return s.Clients == 1 && s.Seen == 1 && s.Files == 3 })
+	r.reports("both are seen", func(s lease.GuardState) bool { return s.Clients == 1 && s.ClientsSeen == 1 && s.Files == 3 })
 	parent.kill()
 	r.reports("the fork alone is no client", func(s lease.GuardState) bool { return s.Clients == 0 })
 	r.becomes(3, 0) // the fork has the files
@@ -380,8 +382,8 @@ func TestAForkThatIsFoundWithANewFile(t *testing.T) {
 		r.scanOne(pid)
 	}
 	r.scanOne(parent.Process.Pid)
-	if r.state.Seen != 1 || r.neighbours() != 1 || r.files != 3 {
-		t.Errorf("%d clients seen, %d neighbours with %d files", r.state.Seen, r.neighbours(), r.files)
+	if r.state.ClientsSeen != 1 || r.neighbours() != 1 || r.files != 3 {
+		t.Errorf("%d clients seen, %d neighbours with %d files", r.state.ClientsSeen, r.neighbours(), r.files)
 	}
 }
 
@@ -411,10 +413,10 @@ func TestAClientOfAnotherJobOfTheUser(t *testing.T) {
 	start("SLURM_JOB_ID=7 CUDA_MPS_PIPE_DIRECTORY=/other") // the daemon of /other may not exist
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/ours")
 	start("CUDA_MPS_PIPE_DIRECTORY=/other") // of a job that is not known
-	r.reports("clients of this job", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 })
+	r.reports("clients of this job", func(s lease.GuardState) bool { return s.Clients == 4 && s.ClientsSeen == 4 })
 	start("SLURM_JOB_ID=8 CUDA_MPS_PIPE_DIRECTORY=/other")
-	r.reports("the fifth comes", func(s lease.GuardState) bool { return s.Peak == 5 })
-	r.reports("and is not ours", func(s lease.GuardState) bool { return s.Clients == 4 && s.Seen == 4 && s.Files == 12 })
+	r.reports("the fifth comes", func(s lease.GuardState) bool { return s.ClientsPeak == 5 })
+	r.reports("and is not ours", func(s lease.GuardState) bool { return s.Clients == 4 && s.ClientsSeen == 4 && s.Files == 12 })
 }
 
 // scanOne scans one process, as a scan does.

@@ -330,7 +330,7 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	g.state.Pauses++
 	g.state.PausedMillis += took.Milliseconds()
 	g.changed = true
-	g.recorder.tell(usage.Event{Pauses: g.state.Pauses, PausedMillis: g.state.PausedMillis})
+	g.record(usage.Event{})
 	g.often().Info().Int("neighbours", len(p.asked)).Dur("paused_ms", took).Bool("idle", idle).
 		Msg("paused the neighbours of a dead client, so that its files could be closed")
 }

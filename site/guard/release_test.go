@@ -174,11 +174,11 @@ func TestADismissedProcessDoesNotCount(t *testing.T) {
 		seen bool
 		want int
 	}{{true, 1}, {false, 2}} {
-		r.state.Seen = 2
+		r.state.ClientsSeen = 2
 		other := &client{proc: site.Process{PID: 1 << 30, Start: 1}, pidfd: -1, others: true, seen: c.seen}
 		r.living[other.proc.PID] = other
-		if r.dismiss(other); r.state.Seen != c.want || len(r.living) > 0 {
-			t.Errorf("seen %v: %d seen, want %d", c.seen, r.state.Seen, c.want)
+		if r.dismiss(other); r.state.ClientsSeen != c.want || len(r.living) > 0 {
+			t.Errorf("seen %v: %d seen, want %d", c.seen, r.state.ClientsSeen, c.want)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +32,7 @@ type notice struct {
 
 // tellEnd tells the job that a client has ended badly, when it is known that its neighbours have outlived that.
 func (g *Guard) tellEnd(c *client, s situation, now time.Time) {
-	if c.announced || c.inOrder || !c.exit.known || !s.neighbours || now.Sub(c.died) < harmTime || !g.usage.workedAfter(c) {
+	if c.announced || c.inOrder || !c.exit.known || !s.neighbours || now.Sub(c.died) < usage.HarmTime || !g.usage.workedAfter(c) {
 		return
 	}
 	c.announced = true

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 // The job is told of an end once, if a client ended badly with work on the GPU and its neighbours have outlived that.
@@ -18,14 +19,14 @@ func TestWhichEndsAreTold(t *testing.T) {
 		after  time.Duration
 		want   int
 	}{
-		{"killed, with work", func(*Guard, *client, *situation) {}, harmTime, 1},
-		{"too early", func(*Guard, *client, *situation) {}, harmTime - 1, 0},
-		{"in order", func(_ *Guard, dead *client, _ *situation) { dead.inOrder = true }, harmTime, 0},
-		{"of unknown end", func(_ *Guard, dead *client, _ *situation) { dead.exit = exitStatus{} }, harmTime, 0},
-		{"without a neighbour", func(_ *Guard, _ *client, s *situation) { s.neighbours = false }, harmTime, 0},
-		{"without work", func(g *Guard, _ *client, _ *situation) { g.usage.busy[0] = 0 }, harmTime, 0},
-		{"the job was told often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold }, harmTime, 0},
-		{"the job was told less often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold - 1 }, harmTime, 1},
+		{"killed, with work", func(*Guard, *client, *situation) {}, usage.HarmTime, 1},
+		{"too early", func(*Guard, *client, *situation) {}, usage.HarmTime - 1, 0},
+		{"in order", func(_ *Guard, dead *client, _ *situation) { dead.inOrder = true }, usage.HarmTime, 0},
+		{"of unknown end", func(_ *Guard, dead *client, _ *situation) { dead.exit = exitStatus{} }, usage.HarmTime, 0},
+		{"without a neighbour", func(_ *Guard, _ *client, s *situation) { s.neighbours = false }, usage.HarmTime, 0},
+		{"without work", func(g *Guard, _ *client, _ *situation) { g.usage.busy[0] = 0 }, usage.HarmTime, 0},
+		{"the job was told often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold }, usage.HarmTime, 0},
+		{"the job was told less often", func(g *Guard, _ *client, _ *situation) { g.told = maxTold - 1 }, usage.HarmTime, 1},
 	} {
 		r := newTestGuard(t, time.Minute)
 		r.still()
@@ -85,9 +86,9 @@ func TestAProcessThatOnlyAsks(t *testing.T) {
 		r := newTestGuard(t, time.Minute)
 		r.still()
 		c := &client{proc: site.Process{PID: 1 << 30}, seen: true}
-		r.dead, r.Guard.state.Seen = []*client{c}, 2
-		if r.releaseClient(c, reason); r.Guard.state.Seen != want || len(r.dead) != 0 {
-			t.Errorf("%s: %d clients seen, want %d", reason, r.Guard.state.Seen, want)
+		r.dead, r.Guard.state.ClientsSeen = []*client{c}, 2
+		if r.releaseClient(c, reason); r.Guard.state.ClientsSeen != want || len(r.dead) != 0 {
+			t.Errorf("%s: %d clients seen, want %d", reason, r.Guard.state.ClientsSeen, want)
 		}
 	}
 }

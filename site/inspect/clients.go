@@ -56,6 +56,9 @@ func (n *Node) readUse(j *Job) {
 	if err != nil {
 		return
 	}
+	if j.Guard != nil && j.Guard.Boot != "" { // the guard's own counts, which the report has a moment later
+		report.Counts = j.Guard.Counts
+	}
 	j.Report, j.Totals = report, &report.Totals
 	for k := range j.Devices {
 		for _, g := range report.GPUs {

@@ -22,8 +22,6 @@ type GuardState struct {
 	Schema   int            `json:"schema"`
 	Boot     string         `json:"boot"`
 	Clients  int            `json:"clients"`                  // alive now
-	Peak     int            `json:"clients_peak"`             // maximum alive at the same time
-	Seen     int            `json:"clients_seen"`             // since the job began
 	Dead     int            `json:"clients_dead"`             // dead clients whose files are held now
 	Files    int            `json:"files"`                    // duplicates that are open
 	Released map[string]int `json:"released,omitempty"`       // dead clients, by the reason why their files were closed
@@ -32,13 +30,22 @@ type GuardState struct {
 	Unguarded []Unguarded `json:"not_guarded,omitempty"`
 	// Silent counts the processes of the job's user that are in the middle of an exec and do not answer the guard now.
 	Silent int `json:"processes_silent,omitempty"`
-	Pauses int `json:"pauses,omitempty"` // of neighbours, until the GPU was idle
-	// PausedMillis is the time of all pauses, in milliseconds.
-	PausedMillis int64 `json:"paused_ms,omitempty"`
+	Counts
 	// OutsideSeen counts the processes that had a GPU open and were not clients of MPS; Outside names the first of
 	// them.
 	OutsideSeen int       `json:"outside_seen,omitempty"`
 	Outside     []Outside `json:"outside,omitempty"`
+}
+
+// Counts are a guard's numbers of a job since the job began. The job's report, its summary in the log and its metrics
+// have the guard's own, so all of them agree.
+type Counts struct {
+	ClientsSeen int `json:"clients_seen"`
+	ClientsPeak int `json:"clients_peak"` // maximum alive at the same time
+	// Pauses counts how often the guard paused the neighbours of a dead client. PausedMillis is the time of all pauses,
+	// in milliseconds.
+	Pauses       int   `json:"pauses,omitempty"`
+	PausedMillis int64 `json:"paused_ms,omitempty"`
 }
 
 // NoNeighbour is a reason in GuardState.Released: the files were closed at once, because no other client of the GPU

@@ -73,15 +73,6 @@ func (l Line) At() time.Time {
 	return at
 }
 
-// Connected returns the process of a context that has connected. A process has several contexts. The text is "Client
-// {PID: 827, Context ID: 0} connected", and with drivers before 580 "Client {827, 0} connected".
-func (l Line) Connected() (pid int, ok bool) {
-	if !bytes.HasSuffix(l.Text, []byte(" connected")) {
-		return 0, false
-	}
-	return l.client()
-}
-
 // Failed returns the process that the server names for a fatal error. The text is "Client {PID: 906, Context: 1}
 // encountered a fatal GPU error." If a client is killed while a kernel runs, the server names a neighbour of this
 // client (measured on an H200).
@@ -117,6 +108,3 @@ func (l Line) Disconnected() (pid int, ok bool) {
 func (l Line) Fault() bool {
 	return bytes.Equal(l.Text, []byte("Server is handling a fatal GPU error."))
 }
-
-// Terminated reports whether terminate_client has ended a client.
-func (l Line) Terminated() bool { return bytes.Equal(l.Text, []byte("Client termination succeeded.")) }

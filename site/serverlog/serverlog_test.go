@@ -13,25 +13,24 @@ import (
 
 func TestParse(t *testing.T) {
 	type said struct {
-		connected, failed, disconnected int
-		fault, terminated               bool
+		failed, disconnected int
+		fault                bool
 	}
 	for text, want := range map[string]said{
-		"Client {PID: 906, Context ID: 0} connected":                   {connected: 906},
-		"Client {906, 0} connected":                                    {connected: 906},
+		"Client {PID: 906, Context ID: 0} connected":                   {},
+		"Client {906, 0} encountered a fatal GPU error.":               {failed: 906},
 		"Client {PID: 906, Context: 1} encountered a fatal GPU error.": {failed: 906},
 		"Server is handling a fatal GPU error.":                        {fault: true},
 		"Client process 957 disconnected":                              {disconnected: 957},
-		"Client termination succeeded.":                                {terminated: true},
+		"Client termination succeeded.":                                {},
 		"Client {x, 0} connected":                                      {},
 		"Client process x disconnected":                                {},
 	} {
 		l, ok := Parse([]byte("[2026-11-21 05:26:29.938 Server   829] " + text + "\n"))
 		var got said
-		got.connected, _ = l.Connected()
 		got.failed, _ = l.Failed()
 		got.disconnected, _ = l.Disconnected()
-		got.fault, got.terminated = l.Fault(), l.Terminated()
+		got.fault = l.Fault()
 		if !ok || got != want || l.Server != "829" {
 			t.Errorf("%s: %+v of %s, want %+v", text, got, l.Server, want)
 		}

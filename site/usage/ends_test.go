@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
 func after(minutes int) time.Time { return began.Add(time.Duration(minutes) * time.Minute) }
@@ -78,14 +80,14 @@ func TestVerdict(t *testing.T) {
 	for want, r := range map[string]Report{
 		"No client of MPS was seen.": {},
 		"All 2 clients ended in order, and 16 ranks a GPU would fit.": {
-			End: after(9), GPUs: []GPU{room}, Totals: Totals{ClientsSeen: 2}, Clients: []Client{well, well}},
+			End: after(9), GPUs: []GPU{room}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}}, Clients: []Client{well, well}},
 		"1 of 2 clients ended badly, and SM active was 70 % on average.": {
-			End: after(9), GPUs: []GPU{busy}, Totals: Totals{ClientsSeen: 2, BadEnds: 1}, Clients: []Client{well, bad}},
+			End: after(9), GPUs: []GPU{busy}, Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}, BadEnds: 1}, Clients: []Client{well, bad}},
 		"1 of 1 client ended badly, with 1 fatal GPU error.": {
-			End: after(9), Totals: Totals{ClientsSeen: 1, BadEnds: 1}, Clients: []Client{bad}, Faults: []Fault{{}}},
-		"No client has ended badly.":              {Totals: Totals{ClientsSeen: 1}, Clients: []Client{{}}},
-		"The client ended in order.":              {End: after(9), Totals: Totals{ClientsSeen: 1}, Clients: []Client{well}},
-		"No client is known to have ended badly.": {End: after(9), Totals: Totals{ClientsSeen: 2}, Clients: []Client{well}},
+			End: after(9), Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}, BadEnds: 1}, Clients: []Client{bad}, Faults: []Fault{{}}},
+		"No client has ended badly.":              {Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}}, Clients: []Client{{}}},
+		"The client ended in order.":              {End: after(9), Totals: Totals{Counts: lease.Counts{ClientsSeen: 1}}, Clients: []Client{well}},
+		"No client is known to have ended badly.": {End: after(9), Totals: Totals{Counts: lease.Counts{ClientsSeen: 2}}, Clients: []Client{well}},
 	} {
 		r.Begin = began
 		if got := r.Verdict(); got != want {

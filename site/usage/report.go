@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 )
 
 // Schema is the version of Report as JSON.
@@ -35,18 +36,12 @@ type Report struct {
 
 // Totals are the counts of a job. mpsctl status, report and metrics and the epilog's summary have them by these names.
 type Totals struct {
-	// ClientsSeen counts all clients. It is larger than len(Clients) if there were more than MaxClients.
-	ClientsSeen int `json:"clients_seen"`
-	// ClientsPeak is the maximum number of clients at the same time.
-	ClientsPeak int `json:"clients_peak"`
+	// Counts are the guard's. ClientsSeen is larger than len(Clients) if there were more than MaxClients.
+	lease.Counts
 	// BadEnds counts the clients that ended badly before the job's end, as BadEnd says.
 	BadEnds int `json:"bad_ends"`
 	// EnergyJ is the energy of the job's GPUs in joules, 0 if it is not known. MIG instances have no energy of their own.
 	EnergyJ int `json:"energy_j,omitempty"`
-	// Pauses counts how often the guard paused the neighbours of a dead client. PausedMillis is the time of all pauses,
-	// in milliseconds.
-	Pauses       int   `json:"pauses,omitempty"`
-	PausedMillis int64 `json:"paused_ms,omitempty"`
 }
 
 // PauseText returns a sentence about the pauses, or "" if there was none.

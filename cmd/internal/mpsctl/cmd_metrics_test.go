@@ -11,16 +11,17 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
 const log = `{"level":"info","program":"prolog","job":7,"step":"lease","ms":1}
-{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients":8,"peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"bad_ends":3,"energy_j":9000,"pauses":2,"paused_ms":1300,"closed":true}
-{"level":"info","program":"epilog","job":8,"step":"summary","clients":5,"clients_at_epilog":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
-{"level":"info","program":"epilog","job":8,"step":"summary","clients":2,"clients_at_epilog":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
-{"step":"summary","job":10,"clients":4,"clients_at_epilog":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
-{"step":"summary","job":10,"clients":0,"clients_at_epilog":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
-{"step":"summary","job":11,"clients":9,"closed":false}
+{"level":"info","program":"epilog","job":7,"step":"summary","user":"hpc1","clients_seen":8,"clients_peak":8,"clients_at_epilog":0,"terminated":1,"faults":0,"seconds":10.5,"bad_ends":3,"energy_j":9000,"pauses":2,"paused_ms":1300,"closed":true}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients_seen":5,"clients_at_epilog":5,"terminated":5,"faults":1,"seconds":2,"closed":false}
+{"level":"info","program":"epilog","job":8,"step":"summary","clients_seen":2,"clients_at_epilog":2,"terminated":2,"faults":1,"seconds":3,"closed":true}
+{"step":"summary","job":10,"clients_seen":4,"clients_at_epilog":4,"terminated":0,"faults":0,"seconds":1,"closed":false}
+{"step":"summary","job":10,"clients_seen":0,"clients_at_epilog":0,"terminated":0,"faults":0,"seconds":4,"closed":true}
+{"step":"summary","job":11,"clients_seen":9,"closed":false}
 {"level":"info","job":9,"msg":"\"step\":\"summary\""}
 {"step":"summary", torn
 `
@@ -49,8 +50,7 @@ func TestText(t *testing.T) {
 	said := func(n inspect.Node, found []inspect.Finding, reports []usage.Report, ended totals) string {
 		return metricsText(slices.Concat(nodeMetrics(n, found), useMetrics(reports), ended.families()))
 	}
-	r := usage.Report{Job: 7, Totals: usage.Totals{ClientsSeen: 9, ClientsPeak: 4, BadEnds: 3, EnergyJ: 5000, Pauses: 2,
-		PausedMillis: 1300}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
+	r := usage.Report{Job: 7, Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300}, BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
 		{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
 	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
 	for _, want := range []string{

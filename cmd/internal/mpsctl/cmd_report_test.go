@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/command"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -21,7 +22,7 @@ func reported() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4711, Node: "gpu01", Name: "relax", User: "hpc1", Partition: "gpu", Rule: "ensembles",
 		Share: "overlap:2", Begin: began, End: at(75),
-		Totals: usage.Totals{ClientsSeen: 9, ClientsPeak: 8, BadEnds: 5, EnergyJ: 2952000, Pauses: 2, PausedMillis: 1340},
+		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 8, Pauses: 2, PausedMillis: 1340}, BadEnds: 5, EnergyJ: 2952000},
 		Clients: []usage.Client{
 			{PID: 4301, Rank: 2, Step: "0", Program: "lmp", SMs: 66, Begin: at(1), End: at(31), Exit: "signal 9",
 				Ending: usage.InFlight, Unharmed: 3},

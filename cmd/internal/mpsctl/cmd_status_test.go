@@ -68,8 +68,8 @@ func busy() inspect.Node {
 			},
 			Daemons: []inspect.Daemon{{PID: 4242, Devices: []site.UUID{gpu0, gpu1}, PipeDir: "/run/slurm-mps/jobs/4711/0/pipe", State: inspect.Serves,
 				Ceiling: &ceiling, Servers: []inspect.Server{{PID: 4250, Status: "ACTIVE", Percent: 100, Limits: []string{"", ""}}}}},
-			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8, Pauses: 2,
-				PausedMillis: 1340}},
+			Guard: &inspect.Guard{PID: 4240, Running: true, GuardState: lease.GuardState{Clients: 8,
+				Counts: lease.Counts{Pauses: 2, PausedMillis: 1340}}},
 		}},
 		GPUs: []inspect.GPU{gpu(0, gpu0, 4301), gpu(1, gpu1, 4401)},
 	}

@@ -20,7 +20,7 @@ type totals struct {
 
 // jobFigures is what is added up.
 type jobFigures struct {
-	Clients    int     `json:"clients"`
+	Clients    int     `json:"clients_seen"`
 	Left       int     `json:"clients_at_epilog"`
 	Terminated int     `json:"terminated"`
 	Faults     int     `json:"faults"`
@@ -49,8 +49,8 @@ func addUp(log io.Reader) (t totals, err error) {
 	}
 }
 
-// add adds a job whose lease is closed. An earlier epilog of the job that failed may have removed the logs that it
-// counted, or it may have left them. So add takes the larger figures of both summaries.
+// add adds a job whose lease is closed. An earlier epilog of the job that failed may have ended the clients that it
+// counted. So add takes the larger figures of both summaries.
 func (t *totals) add(line []byte, unclosed map[uint32]jobFigures) {
 	var s struct {
 		Step   string `json:"step"`
@@ -96,7 +96,7 @@ func (t totals) families() []family {
 		counter("job_seconds_total", "Seconds that closed jobs had their leases.", t.Seconds),
 		counter("clients_total", "Clients that closed jobs had.", float64(t.Clients)),
 		counter("clients_at_epilog_total", "Clients that were still there when the epilog began.", float64(t.Left)),
-		counter("terminated_clients_total", "Clients that were ended by terminate_client.", float64(t.Terminated)),
+		counter("terminated_clients_total", "Clients that the epilog ended by terminate_client.", float64(t.Terminated)),
 		counter("faults_total", "Fatal GPU errors that servers of closed jobs handled.", float64(t.Faults)),
 		counter("bad_ends_total", "Clients that ended by a signal, with a status other than 0, or by a fatal GPU error.",
 			float64(t.BadEnds)),

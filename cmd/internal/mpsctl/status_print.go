@@ -88,7 +88,7 @@ func (p *view) job(j inspect.Job) {
 // pausesOf returns the pauses of a job's ranks. The guard's state is the latest, but only root can read it.
 func pausesOf(j inspect.Job) usage.Totals {
 	if j.Guard != nil {
-		return usage.Totals{Pauses: j.Guard.Pauses, PausedMillis: j.Guard.PausedMillis}
+		return usage.Totals{Counts: j.Guard.Counts}
 	}
 	return j.Report.Totals
 }

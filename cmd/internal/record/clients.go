@@ -3,8 +3,6 @@
 package record
 
 import (
-	"context"
-	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -41,13 +39,12 @@ func (c *client) gpus() uint64 {
 	return c.GPUs
 }
 
-// clients are the clients of a job. The latest usage.MaxClients of them are kept, and the living before the ended.
+// clients are the clients of a job that the guard has reported: the latest usage.MaxClients of them, and the living
+// before the ended.
 type clients struct {
-	all        []*client
-	others     map[site.Process]bool // living clients without room in all, which are only counted
-	seen, peak int
-	bad        int // bad ends of clients that are no longer in all
-	read       func(pid int) clientenv.Environment
+	all  []*client
+	bad  int // bad ends of clients that are no longer in all
+	read func(pid int) clientenv.Environment
 }
 
 func (cs *clients) find(matches func(*client) bool) *client {
@@ -61,18 +58,13 @@ func (cs *clients) find(matches func(*client) bool) *client {
 // tell takes an event of the guard about a client.
 func (cs *clients) tell(e usage.Event) {
 	c := cs.find(func(c *client) bool { return c.Proc == e.Proc })
-	switch {
-	case e.NoClient:
-		if c != nil || cs.others[e.Proc] {
-			cs.all = slices.DeleteFunc(cs.all, func(other *client) bool { return other == c })
-			delete(cs.others, e.Proc)
-			cs.seen--
-		}
+	if e.NoClient {
+		cs.all = slices.DeleteFunc(cs.all, func(other *client) bool { return other == c })
 		return
-	case c == nil:
+	}
+	if c == nil && e.Ending == "" { // the last event of a client that has made room for others is not a new client
 		c = cs.admit(e)
 	}
-	cs.peak = max(cs.peak, cs.living())
 	if c == nil {
 		return
 	}
@@ -84,19 +76,14 @@ func (cs *clients) tell(e usage.Event) {
 	case c.stayed:
 		c.Ending = usage.AtEpilog
 	}
-	cs.peak = max(cs.peak, cs.living())
 }
 
-// admit adds a client. If there is no room, the oldest client that has ended is removed. If all live, the new client
-// is only counted, once, and admit returns nil.
+// admit adds a client in place of the oldest client that has ended, if there is no other room. If all live, admit
+// returns nil: MPS serves fewer clients on the GPUs of a node.
 func (cs *clients) admit(e usage.Event) *client {
-	if !cs.others[e.Proc] {
-		cs.seen++
-	}
 	if len(cs.all) >= usage.MaxClients {
 		i := slices.IndexFunc(cs.all, func(c *client) bool { return !c.lives() })
 		if i < 0 {
-			cs.count(e)
 			return nil
 		}
 		if cs.all[i].bad() {
@@ -104,22 +91,9 @@ func (cs *clients) admit(e usage.Event) *client {
 		}
 		cs.all = slices.Delete(cs.all, i, i+1)
 	}
-	delete(cs.others, e.Proc)
 	c := &client{Event: e, environment: cs.read(e.Proc.PID), program: clientenv.Command(e.Proc.PID), peaks: map[int]int{}}
 	cs.all = append(cs.all, c)
 	return c
-}
-
-// count keeps a client without room among the living until its end.
-func (cs *clients) count(e usage.Event) {
-	if !e.End.IsZero() {
-		delete(cs.others, e.Proc)
-		return
-	}
-	if cs.others == nil {
-		cs.others = map[site.Process]bool{}
-	}
-	cs.others[e.Proc] = true
 }
 
 // badEnds counts the clients that ended badly.
@@ -134,7 +108,6 @@ func (cs *clients) badEnds() int {
 }
 
 func (cs *clients) living() (n int) {
-	n = len(cs.others)
 	for _, c := range cs.all {
 		if c.lives() {
 			n++
@@ -143,49 +116,35 @@ func (cs *clients) living() (n int) {
 	return n
 }
 
-// onGPU takes the driver's list of a GPU's clients, and returns how many of them still run.
-func (cs *clients) onGPU(gpu int, memory map[int]int, now time.Time) (living int) {
-	pids := slices.Collect(maps.Keys(memory))
-	for i, stat := range proc.ReadStats(context.Background(), pids) {
-		pid := pids[i]
-		c := cs.find(func(c *client) bool { return c.Proc.PID == pid && c.lives() })
-		switch {
-		case errors.Is(stat.Err, proc.ErrSilent) && c != nil: // it is in the middle of an exec, and still there
-		case stat.Err != nil || !stat.Running():
-			continue // the guard holds the files of a dead client
-		case c == nil || c.Proc != stat.Process:
-			c = cs.admit(usage.Event{Proc: stat.Process, Begin: now})
-		}
-		living++
-		if c == nil {
+// onGPU takes the driver's list of a GPU's clients, and returns how many clients of the job are on it. A dead client is
+// listed while the guard holds its files.
+func (cs *clients) onGPU(gpu int, memory map[int]int) (living int) {
+	for _, c := range cs.all {
+		mib, listed := memory[c.Proc.PID]
+		if !listed || !c.lives() {
 			continue
 		}
-		mib := memory[pid]
+		living++
 		c.listed |= 1 << gpu
 		c.peaks[gpu] = max(c.peaks[gpu], mib)
 	}
-	cs.peak = max(cs.peak, cs.living())
 	return living
 }
 
 // endGone sets the end of clients that are gone, if the guard has not reported their end.
 func (cs *clients) endGone(now time.Time) {
-	var lived []site.Process
+	lived := map[site.Process]*client{}
 	for _, c := range cs.all {
 		if c.lives() {
-			lived = append(lived, c.Proc)
+			lived[c.Proc] = c
 		}
 	}
-	left := map[site.Process]bool{}
-	for _, p := range proc.Left(slices.AppendSeq(lived, maps.Keys(cs.others))) {
-		left[p] = true
+	for _, p := range proc.Left(slices.Collect(maps.Keys(lived))) {
+		delete(lived, p)
 	}
-	for _, c := range cs.all {
-		if c.lives() && !left[c.Proc] {
-			c.End = now
-		}
+	for _, c := range lived {
+		c.End = now
 	}
-	maps.DeleteFunc(cs.others, func(p site.Process, _ bool) bool { return !left[p] })
 }
 
 // stay marks the clients that live at the end of the job.

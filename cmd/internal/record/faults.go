@@ -8,15 +8,11 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/serverlog"
+	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-const (
-	// maxLogPiece bounds what one sample reads of a log, because the job's user can fill the log.
-	maxLogPiece = 1 << 20
-	// blame is the longest time between the end of a client and a fault that this end caused. The measured times are
-	// 0.13 to 0.19 s (measured on an H200).
-	blame = 500 * time.Millisecond
-)
+// maxLogPiece bounds what one sample reads of a log, because the job's user can fill the log.
+const maxLogPiece = 1 << 20
 
 // log is the log of one daemon's servers. It knows how much of the log has been read.
 type log struct {
@@ -81,7 +77,7 @@ func (l *log) line(line []byte) (f fault, ok bool) {
 		return f, false
 	}
 	f = fault{at: said.At(), pid: l.failed}
-	if l.ended != 0 && f.at.Sub(l.endAt) < blame {
+	if l.ended != 0 && f.at.Sub(l.endAt) < usage.HarmTime {
 		f.pid = l.ended
 	}
 	l.failed = 0

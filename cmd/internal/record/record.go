@@ -136,13 +136,12 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 	}
 }
 
-// tell takes an event of the guard. A lost event about pauses does no harm, because the next one has the totals.
+// tell takes an event of the guard.
 func (r *Recorder) tell(e usage.Event) {
-	if e.Pauses > 0 {
-		r.report.Pauses, r.report.PausedMillis = e.Pauses, e.PausedMillis
-		return
+	r.report.Counts = e.Counts
+	if e.Proc.PID > 0 {
+		r.clients.tell(e)
 	}
-	r.clients.tell(e)
 }
 
 // end takes the last sample. A client that still lives has outlived the job.
@@ -168,7 +167,7 @@ func (r *Recorder) sample(now time.Time) {
 		g := &r.report.GPUs[n]
 		g.Source, g.EnergyJ = a.Source, max(g.EnergyJ, a.EnergyJ)
 		g.Add(r.report.Begin, usage.Sample{
-			At: now, SMUtil: a.SMUtil, SMActive: a.SMActive, DRAM: a.DRAM, UsedMiB: a.UsedMiB, Clients: r.clients.onGPU(n, a.Clients, now),
+			At: now, SMUtil: a.SMUtil, SMActive: a.SMActive, DRAM: a.DRAM, UsedMiB: a.UsedMiB, Clients: r.clients.onGPU(n, a.Clients),
 		})
 	}
 	r.readLogs()
@@ -216,7 +215,7 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 // write puts the report into the job's folder. If the folder is gone, the job is closed, and this is not an error.
 func (r *Recorder) write() {
 	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
-	r.report.ClientsSeen, r.report.ClientsPeak, r.report.BadEnds = r.clients.seen, r.clients.peak, r.clients.badEnds()
+	r.report.BadEnds = r.clients.badEnds()
 	r.report.EnergyJ = 0
 	for _, g := range r.report.GPUs {
 		r.report.EnergyJ += g.EnergyJ

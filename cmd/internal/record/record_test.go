@@ -21,59 +21,67 @@ import (
 
 func nothing(int) clientenv.Environment { return clientenv.Environment{Rank: -1, Unknown: "a test"} }
 
-// If a job has many clients, the report keeps the latest clients and counts all.
+// event is what the guard reports of a client that begins.
+func event(pid int) usage.Event {
+	return usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
+}
+
+// end is what the guard reports of a client that has ended, when its files are closed.
+func end(e usage.Event) usage.Event {
+	e.End, e.Ending = time.Now(), usage.Ended
+	return e
+}
+
+// If a job has many clients, the report keeps the latest clients. The last event of a client that it no longer has
+// changes nothing.
 func TestClientsAreBounded(t *testing.T) {
 	all := clients{read: nothing}
-	now := time.Now()
 	for pid := 1; pid <= 3*usage.MaxClients; pid++ {
-		e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: now}
-		all.tell(e)
-		e.End, e.Ending = now, usage.Ended
-		all.tell(e)
+		all.tell(event(pid))
+		all.tell(end(event(pid)))
 	}
+	all.tell(end(event(1)))
 	rows := all.rows([]lease.TicketDevice{{}}, 0)
-	if all.seen != 3*usage.MaxClients || all.peak != 1 || len(rows) != usage.MaxClients || rows[len(rows)-1].PID != 3*usage.MaxClients {
-		t.Errorf("%d seen, peak %d, %d rows", all.seen, all.peak, len(rows))
+	if len(rows) != usage.MaxClients || rows[len(rows)-1].PID != 3*usage.MaxClients {
+		t.Errorf("%d rows, the last of client %d", len(rows), rows[len(rows)-1].PID)
 	}
-	all.tell(usage.Event{Proc: site.Process{PID: 3 * usage.MaxClients, Start: 1}, NoClient: true})
-	if rows := all.rows([]lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 || all.seen != 3*usage.MaxClients-1 {
-		t.Errorf("a process that is no client is still in the report: %d rows", len(rows))
+	all.tell(usage.Event{Proc: event(3 * usage.MaxClients).Proc, NoClient: true})
+	if rows := all.rows([]lease.TicketDevice{{}}, 0); len(rows) != usage.MaxClients-1 {
+		t.Errorf("a process that is not a client is still in the report: %d rows", len(rows))
 	}
 }
 
-// Clients for which there is no room are counted once, however many events name them, and their environment is not
-// read.
+// If all clients of the report live, there is no room for another one, and its environment is not read. It gets the
+// room of the first that ends.
 func TestClientsWithoutRoom(t *testing.T) {
 	read := 0
 	all := clients{read: func(pid int) clientenv.Environment { read++; return nothing(pid) }}
-	const living = usage.MaxClients + 8
-	event := func(pid int) usage.Event {
-		return usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 1, Begin: time.Now()}
-	}
-	for pid := 1; pid <= living; pid++ {
+	const late = usage.MaxClients + 1
+	for pid := 1; pid <= late; pid++ {
 		all.tell(event(pid))
 	}
-	for range 10 {
-		for pid := usage.MaxClients + 1; pid <= living; pid++ {
-			all.tell(event(pid))
-		}
+	if all.living() != usage.MaxClients || read != usage.MaxClients {
+		t.Errorf("%d live, %d environments are read", all.living(), read)
 	}
-	if all.seen != living || all.peak != living || read != usage.MaxClients || len(all.all) != usage.MaxClients {
-		t.Errorf("%d clients live: %d seen, peak %d, %d environments read, %d kept", living, all.seen, all.peak, read, len(all.all))
+	all.tell(end(event(1)))
+	all.tell(event(late))
+	if all.living() != usage.MaxClients || all.find(func(c *client) bool { return c.Proc.PID == late }) == nil {
+		t.Errorf("a client does not take the room of one that has ended: %d live", all.living())
 	}
-	ended := event(living)
-	ended.End, ended.Ending = time.Now(), usage.Ended
-	all.tell(ended)
-	all.tell(usage.Event{Proc: event(living - 1).Proc, NoClient: true})
-	if all.seen != living-1 || all.living() != living-2 {
-		t.Errorf("one has ended and one is no client: %d seen, %d live", all.seen, all.living())
+}
+
+// The driver's list gives the memory of the clients that the guard has reported. It makes no client: on a shared GPU,
+// the driver lists those of other jobs, too.
+func TestClientsOnAGPU(t *testing.T) {
+	all := clients{read: nothing}
+	all.tell(event(7))
+	all.tell(event(8))
+	all.tell(end(event(8)))
+	if n := all.onGPU(2, map[int]int{7: 500, 8: 600, 9: 700}); n != 1 || len(all.all) != 2 {
+		t.Errorf("%d clients live on the GPU and %d are known, want 1 and 2", n, len(all.all))
 	}
-	first := event(1)
-	first.End, first.Ending = time.Now(), usage.Ended
-	all.tell(first)
-	all.tell(event(living - 2))
-	if all.seen != living-1 || all.living() != living-3 || all.find(func(c *client) bool { return c.Proc == event(living-2).Proc }) == nil {
-		t.Errorf("a client takes the room of one that has ended: %d seen, %d live", all.seen, all.living())
+	if c := all.all[0]; c.peaks[2] != 500 || c.gpus() != 1<<2 {
+		t.Errorf("%+v", c)
 	}
 }
 
@@ -125,7 +133,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now()}
+	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now(), Counts: lease.Counts{ClientsSeen: 1}}
 	r.sample(time.Now())
 	close(events)
 	r.Run(events, nil)
@@ -138,14 +146,16 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// An event about pauses has the totals, and is about no client.
-func TestPausesAreRecorded(t *testing.T) {
+// Each event has the guard's counts. An event without a process is about no client.
+func TestCountsAreTheGuards(t *testing.T) {
 	r := New(Options{Read: nothing, Interval: time.Second})
-	for n := range 3 {
-		r.tell(usage.Event{Pauses: n + 1, PausedMillis: int64(n+1) * 400})
-	}
-	if r.report.Pauses != 3 || r.report.PausedMillis != 1200 || r.clients.seen != 0 {
-		t.Errorf("%+v, %d clients", r.report.Totals, r.clients.seen)
+	counts := lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 800}
+	e := event(7)
+	e.Counts = lease.Counts{ClientsSeen: 9, ClientsPeak: 4}
+	r.tell(e)
+	r.tell(usage.Event{Counts: counts})
+	if r.report.Counts != counts || len(r.clients.all) != 1 {
+		t.Errorf("%+v, %d clients", r.report.Totals, len(r.clients.all))
 	}
 }
 
@@ -154,7 +164,8 @@ func TestBadEndsAreCounted(t *testing.T) {
 	all := clients{read: nothing}
 	now := time.Now()
 	end := func(pid int, exit string) {
-		e := usage.Event{Proc: site.Process{PID: pid, Start: 1}, GPUs: 3, Begin: now}
+		e := event(pid)
+		e.GPUs = 3
 		all.tell(e)
 		e.End, e.Exit = now, exit
 		all.tell(e)
@@ -173,7 +184,7 @@ func TestBadEndsAreCounted(t *testing.T) {
 	if n := all.badEnds(); n != 2 || len(all.all) != usage.MaxClients || all.find(func(c *client) bool { return c.bad() }) != nil {
 		t.Errorf("after %d other clients: %d bad ends, want 2", usage.MaxClients, n)
 	}
-	late := usage.Event{Proc: site.Process{PID: 1000, Start: 1}, GPUs: 1, Begin: now}
+	late := event(1000)
 	all.tell(late)
 	all.stay()
 	late.End, late.Exit = now, "signal 9"

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
@@ -55,7 +56,7 @@ func eightRanks() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4711, Node: "gpu01", User: "hpc1", Partition: "gpu", Account: "proteins", Rule: "ensembles",
 		Share: "even", Begin: minute(0), End: minute(72), Name: "relax",
-		Totals: usage.Totals{ClientsSeen: 8, ClientsPeak: 8, BadEnds: 1, EnergyJ: 2952000},
+		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 8, ClientsPeak: 8}, BadEnds: 1, EnergyJ: 2952000},
 		GPUs:   []usage.GPU{gpuOf(0, gpu0, 72), gpuOf(1, gpu1, 72)},
 	}
 	for i := range 8 {
@@ -75,7 +76,7 @@ func eightRanks() usage.Report {
 func unknownValues() usage.Report {
 	return usage.Report{
 		Schema: usage.Schema, Job: 4712, Node: "gpu01", User: "hpc1", Rule: "all", Begin: minute(0), End: minute(3),
-		Totals: usage.Totals{ClientsSeen: 4, ClientsPeak: 2},
+		Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 4, ClientsPeak: 2}},
 		GPUs: []usage.GPU{
 			{Index: 2, UUID: gpu0, Name: "NVIDIA A30", SMs: 56, MemoryMiB: 24576, Source: "process utilization", Samples: []usage.Sample{
 				{At: minute(1), SMUtil: 40, SMActive: -1, DRAM: -1, UsedMiB: 2000}, {At: minute(2), SMUtil: -1, SMActive: -1, DRAM: -1, UsedMiB: 0},
@@ -93,7 +94,7 @@ func unknownValues() usage.Report {
 func runningJob() usage.Report {
 	r := usage.Report{
 		Schema: usage.Schema, Job: 4713, Node: "gpu01", User: `<script>alert("user")</script>`, Rule: "all", Share: "overlap:2",
-		Begin: minute(0), Totals: usage.Totals{ClientsSeen: 900, ClientsPeak: 6}, GPUs: []usage.GPU{gpuOf(0, gpu0, 12)},
+		Begin: minute(0), Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 900, ClientsPeak: 6}}, GPUs: []usage.GPU{gpuOf(0, gpu0, 12)},
 		Faults: []usage.Fault{{At: minute(8), PID: 203}},
 	}
 	for i, ending := range []usage.Ending{"", usage.Ended, usage.InFlight, usage.Faulted, usage.AtEpilog} {
