@@ -33,13 +33,13 @@ func TestASummaryOfEachJob(t *testing.T) {
 	p.must(1, p.job(9, "0"), "prolog") // the prolog undoes this job, so it has no summary
 	p.write(p.Paths().ConfigFile(), site)
 	type summary struct {
-		Step, User, Rule                     string
+		Step, User, Rule      string
 		Job, Terminated, GPUs int
 		Clients               int `json:"clients_seen"`
 		Peak                  int `json:"clients_peak"`
 		AtEpilog              int `json:"clients_at_epilog"`
-		Seconds                              float64
-		Closed                               bool
+		Seconds               float64
+		Closed                bool
 	}
 	var all []summary
 	for line := range strings.Lines(p.log()) {
