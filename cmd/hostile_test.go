@@ -127,12 +127,12 @@ func (a attack) does(user uint32, line ...string) string {
 	return string(out)
 }
 
-// sh runs a shell script as the job's user. The job's folders are $PIPE, $LOG and $MEET. The folder of root is
+// sh runs a shell script as the job's user. The job's folders are $PIPE, $LOG and $EXCHANGE. The folder of root is
 // $SECRET.
 func (a attack) sh(f folders, script string) {
 	a.t.Helper()
 	cmd := a.as(uid, "/bin/sh", "-ec", script)
-	cmd.Env = append(cmd.Env, "PIPE="+f.pipe, "LOG="+f.log, "MEET="+f.meet, "SECRET="+a.secret)
+	cmd.Env = append(cmd.Env, "PIPE="+f.pipe, "LOG="+f.log, "EXCHANGE="+f.exchange, "SECRET="+a.secret)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		a.t.Fatalf("the attack itself fails: %v: %s", err, out)
 	}
@@ -166,7 +166,7 @@ func (a attack) named(name string) string {
 }
 
 // folders are the job's folders. They belong to its user.
-type folders struct{ pipe, log, meet string }
+type folders struct{ pipe, log, exchange string }
 
 func (a attack) opens(job testnode.Job) folders {
 	a.t.Helper()
@@ -265,29 +265,29 @@ func TestHostileFolders(t *testing.T) {
 		act  func(attack, folders)
 	}{
 		{"links to root's files", func(a attack, f folders) {
-			a.sh(f, `rm -f $LOG/* ; for f in $LOG/control.log $LOG/server.log $PIPE/x $MEET/step0.0.new $MEET/turn; do ln -s $SECRET/precious/file $f; done`)
+			a.sh(f, `rm -f $LOG/* ; for f in $LOG/control.log $LOG/server.log $PIPE/x $EXCHANGE/step0.0.new $EXCHANGE/turn; do ln -s $SECRET/precious/file $f; done`)
 		}},
 		{"links to root's folders", func(a attack, f folders) {
-			a.sh(f, `for d in $PIPE $LOG $MEET; do ln -s $SECRET $d/secret; ln -s / $d/root; ln -s ../../../.. $d/up; done`)
+			a.sh(f, `for d in $PIPE $LOG $EXCHANGE; do ln -s $SECRET $d/secret; ln -s / $d/root; ln -s ../../../.. $d/up; done`)
 		}},
 		{"links to nowhere and in a circle", func(a attack, f folders) {
-			a.sh(f, `for d in $PIPE $LOG $MEET; do ln -s nowhere $d/a; ln -s b $d/c; ln -s c $d/b; ln -s . $d/self; done`)
+			a.sh(f, `for d in $PIPE $LOG $EXCHANGE; do ln -s nowhere $d/a; ln -s b $d/c; ln -s c $d/b; ln -s . $d/self; done`)
 		}},
 		{"fifos and sockets where files are", func(a attack, f folders) {
-			a.sh(f, `rm -f $LOG/* $PIPE/*; mkfifo $LOG/control.log $LOG/server.log $PIPE/nvidia-cuda-mps-control.pid $PIPE/control_lock $MEET/terminate`)
+			a.sh(f, `rm -f $LOG/* $PIPE/*; mkfifo $LOG/control.log $LOG/server.log $PIPE/nvidia-cuda-mps-control.pid $PIPE/control_lock $EXCHANGE/terminate`)
 			a.goesOn(a.as(uid, a.program, "serve", f.log, "silent"))
 		}},
 		{"folders where files are", func(a attack, f folders) {
-			a.sh(f, `rm -f $LOG/* $PIPE/*; mkdir $LOG/control.log $LOG/server.log $PIPE/control $PIPE/nvidia-cuda-mps-control.pid; mkdir -m 0 $MEET/turn`)
+			a.sh(f, `rm -f $LOG/* $PIPE/*; mkdir $LOG/control.log $LOG/server.log $PIPE/control $PIPE/nvidia-cuda-mps-control.pid; mkdir -m 0 $EXCHANGE/turn`)
 		}},
 		{"names that are no names", func(a attack, f folders) {
-			a.sh(f, `for d in $PIPE $LOG $MEET; do cd $d; touch -- "$(printf 'a\nb\n{"level":"error"}')" -rf '...' "$(printf '\377\376')" "$(printf '\033[2J')" '*' "$(printf %0255d 7)"; mkdir -- -r; done`)
+			a.sh(f, `for d in $PIPE $LOG $EXCHANGE; do cd $d; touch -- "$(printf 'a\nb\n{"level":"error"}')" -rf '...' "$(printf '\377\376')" "$(printf '\033[2J')" '*' "$(printf %0255d 7)"; mkdir -- -r; done`)
 		}},
 		{"modes that keep others out", func(a attack, f folders) {
-			a.sh(f, `mkdir -m 0 $PIPE/none; mkdir -m 7777 $LOG/all; mkdir $LOG/all/x; touch $LOG/all/x/y; chmod 0 $LOG/all/x $MEET $LOG $PIPE`)
+			a.sh(f, `mkdir -m 0 $PIPE/none; mkdir -m 7777 $LOG/all; mkdir $LOG/all/x; touch $LOG/all/x/y; chmod 0 $LOG/all/x $EXCHANGE $LOG $PIPE`)
 		}},
 		{"a folder without a bottom", func(a attack, f folders) {
-			if out := a.does(uid, a.program, "deep", f.meet, "20000"); out != "" {
+			if out := a.does(uid, a.program, "deep", f.exchange, "20000"); out != "" {
 				a.t.Fatal(out)
 			}
 			a.withstands(a.job(7, "0"), "epilog", "prlimit", "--nofile=256:256")
@@ -299,15 +299,15 @@ func TestHostileFolders(t *testing.T) {
 		}},
 		{"processes that hold all of it", func(a attack, f folders) {
 			// The process also locks the files below the root that it may read.
-			holder := a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet, a.Root))
+			holder := a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.exchange, a.Root))
 			a.closes(a.job(7, "0"))
 			a.lives(holder.Process.Pid)
 		}},
 		{"a process that goes on making files", func(a attack, f folders) {
-			a.goesOn(a.as(uid, a.program, "refill", f.meet))
+			a.goesOn(a.as(uid, a.program, "refill", f.exchange))
 		}},
 		{"a process that swaps folders for links", func(a attack, f folders) {
-			a.goesOn(a.as(uid, a.program, "swap", f.meet, a.secret))
+			a.goesOn(a.as(uid, a.program, "swap", f.exchange, a.secret))
 			a.goesOn(a.as(uid, a.program, "swap", f.log, "/"))
 		}},
 		{"file systems of the user's own in it", func(a attack, f folders) {
@@ -315,7 +315,7 @@ func TestHostileFolders(t *testing.T) {
 				a.t.Skipf("no mounts for users here: %v: %s", err, out)
 			}
 			script := `mkdir $0/a $0/b; mount -t tmpfs x $0/a; mount --bind $1 $0/b; mount -t tmpfs y $2; echo ready; exec sleep 100`
-			a.goesOn(a.as(uid, "unshare", "-Urm", "/bin/sh", "-ec", script, f.meet, a.secret, f.log))
+			a.goesOn(a.as(uid, "unshare", "-Urm", "/bin/sh", "-ec", script, f.exchange, a.secret, f.log))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -339,11 +339,11 @@ func TestHostileFoldersOfANodeWithoutMounts(t *testing.T) {
 	if strings.Contains(read(t, "/proc/self/mountinfo"), a.Root) {
 		t.Fatal("the prolog has mounted a file system, so the test checks nothing")
 	}
-	if out := a.does(uid, a.program, "deep", f.meet, "600") + a.does(uid, a.program, "crowd", f.log, "500"); out != "" {
+	if out := a.does(uid, a.program, "deep", f.exchange, "600") + a.does(uid, a.program, "crowd", f.log, "500"); out != "" {
 		t.Fatal(out)
 	}
-	a.sh(f, `mkdir -m 0 $MEET/none; ln -s $SECRET $LOG/secret; ln -s $SECRET/precious $MEET/d/precious`)
-	a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.meet))
+	a.sh(f, `mkdir -m 0 $EXCHANGE/none; ln -s $SECRET $LOG/secret; ln -s $SECRET/precious $EXCHANGE/d/precious`)
+	a.goesOn(a.as(uid, a.program, "hold", f.pipe, f.log, f.exchange))
 	a.goesOn(a.as(uid, a.program, "swap", f.pipe, a.secret))
 	a.withstands(job, "epilog", append([]string{"prlimit", "--nofile=256:256"}, bound...)...)
 	a.clean()
@@ -388,7 +388,7 @@ func TestHostileHardLinks(t *testing.T) {
 func (a attack) needsBox(f folders) {
 	a.t.Helper()
 	var own, above unix.Stat_t
-	if err := unix.Stat(f.meet, &own); err != nil {
+	if err := unix.Stat(f.exchange, &own); err != nil {
 		a.t.Fatal(err)
 	}
 	if err := unix.Stat(a.Paths().Run(), &above); err != nil {
@@ -396,7 +396,7 @@ func (a attack) needsBox(f folders) {
 	}
 	if own.Dev != above.Dev {
 		var box unix.Statfs_t
-		if err := unix.Statfs(f.meet, &box); err != nil {
+		if err := unix.Statfs(f.exchange, &box); err != nil {
 			a.t.Fatal(err)
 		}
 		if wanted := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); box.Flags&wanted != wanted {
@@ -476,7 +476,7 @@ func TestHostileHandsOnRootsFiles(t *testing.T) {
 	ticket := map[uint32]string{uid: "tickets/7.json", other: "tickets/8.json"}
 	before := a.account(filepath.Join(a.Root, "etc")) + a.account(filepath.Join(a.Paths().Run(), "leases")) + a.account(filepath.Join(a.Paths().Run(), "tickets"))
 	for user, own := range folders {
-		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.meet)
+		out := a.does(user, a.program, "probe", a.Root, filepath.Join(a.Root, "dev"), own.pipe, own.log, own.exchange)
 		var want []string
 		for _, path := range []string{a.Paths().Policy(), a.Paths().ConfigFile(), filepath.Join(a.Paths().Run(), ticket[user])} {
 			want = append(want, "read "+path, "flock "+path) // root does not lock a file that a user may read
@@ -595,7 +595,7 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 	for _, name := range []string{"../../../../evil", "/tmp/evil", "a\nb", strings.Repeat("evil", 5000), "\xff"} {
 		var ranks []*exec.Cmd
 		for rank := range 2 {
-			cmd := a.as(uid, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "--meet", "true")
+			cmd := a.as(uid, filepath.Join(a.Bin, "mpirun-wrap"), "--root", a.Root, "--exchange", "true")
 			cmd.Env = append(cmd.Env, "SLURM_JOB_ID=7", "OMPI_COMM_WORLD_LOCAL_SIZE=2", fmt.Sprint("OMPI_COMM_WORLD_LOCAL_RANK=", rank), "OMPI_MCA_ess_base_jobid="+name)
 			cmd.Stderr = os.Stderr
 			if err := cmd.Start(); err != nil {
@@ -609,12 +609,12 @@ func TestHostileNamesOfALaunch(t *testing.T) {
 			}
 		}
 	}
-	words, err := filepath.Glob(filepath.Join(f.meet, "ompi*evil*"))
+	words, err := filepath.Glob(filepath.Join(f.exchange, "ompi*evil*"))
 	if err != nil || len(words) == 0 {
 		t.Errorf("the ranks exchanged no files with these names: %q, %v", words, err)
 	}
 	_ = filepath.WalkDir(filepath.Dir(a.Root), func(path string, _ fs.DirEntry, _ error) error {
-		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.meet+"/ompi") {
+		if strings.Contains(path, "evil") && !strings.HasPrefix(path, f.exchange+"/ompi") {
 			t.Errorf("a file at %s", path)
 		}
 		return nil
@@ -645,20 +645,20 @@ func TestHostileTrapsForAWrapperOfRoots(t *testing.T) {
 			t.Errorf("%q took %v", args, took)
 		}
 	}
-	a.sh(f, `for n in pmixx.0 pmixx.1; do ln -s $SECRET/precious/file $MEET/$n.new; ln -s $SECRET/precious/file $MEET/$n; done`)
-	a.sh(f, `for n in turn terminate pmixx.waits pmixx.without; do ln -s $SECRET/precious/file $MEET/$n; done`)
+	a.sh(f, `for n in pmixx.0 pmixx.1; do ln -s $SECRET/precious/file $EXCHANGE/$n.new; ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
+	a.sh(f, `for n in turn terminate pmixx.waits pmixx.without; do ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
 	ranks("true")
-	ranks("--meet", "true")
-	a.sh(f, `rm -rf $MEET/*; mkfifo $MEET/pmixx.0 $MEET/pmixx.0.new $MEET/pmixx.1 $MEET/turn; mkdir $MEET/pmixx.1.new`)
-	ranks("--meet", "true")
+	ranks("--exchange", "true")
+	a.sh(f, `rm -rf $EXCHANGE/*; mkfifo $EXCHANGE/pmixx.0 $EXCHANGE/pmixx.0.new $EXCHANGE/pmixx.1 $EXCHANGE/turn; mkdir $EXCHANGE/pmixx.1.new`)
+	ranks("--exchange", "true")
 	slots := []string{"--slots=2", "--slots-wait=0", "true"}
-	a.sh(f, `rm -rf $MEET/*; for n in slots slot.0 slot.1; do ln -s $SECRET/precious/file $MEET/$n; done`)
+	a.sh(f, `rm -rf $EXCHANGE/*; for n in slots slot.0 slot.1; do ln -s $SECRET/precious/file $EXCHANGE/$n; done`)
 	ranks(slots...)
-	a.sh(f, `rm -rf $MEET/*; ln -s $SECRET/precious/file $MEET/slot.0`)
+	a.sh(f, `rm -rf $EXCHANGE/*; ln -s $SECRET/precious/file $EXCHANGE/slot.0`)
 	ranks(slots...)
-	a.sh(f, `rm -rf $MEET/*; mkfifo $MEET/slots $MEET/slot.0 $MEET/slot.1`)
+	a.sh(f, `rm -rf $EXCHANGE/*; mkfifo $EXCHANGE/slots $EXCHANGE/slot.0 $EXCHANGE/slot.1`)
 	ranks(slots...)
-	a.sh(f, `rm -rf $MEET/*; touch $MEET/slots $MEET/slot.0; ln $MEET/slot.0 $MEET/slot.1`)
+	a.sh(f, `rm -rf $EXCHANGE/*; touch $EXCHANGE/slots $EXCHANGE/slot.0; ln $EXCHANGE/slot.0 $EXCHANGE/slot.1`)
 	ranks(slots...)
 	a.closes(job)
 }
@@ -1156,12 +1156,12 @@ func TestHostileExhaustion(t *testing.T) {
 			eight.UID, eight.GID = other, other
 			f := a.opens(seven)
 			a.needsBox(f)
-			for _, dir := range []string{f.pipe, f.log, f.meet} {
+			for _, dir := range []string{f.pipe, f.log, f.exchange} {
 				if out := a.does(uid, a.program, c.verb, dir, c.argument); out != "" {
 					t.Fatal(out)
 				}
 			}
-			if err := os.WriteFile(filepath.Join(f.meet, "one"), make([]byte, 1<<20), 0o600); err == nil {
+			if err := os.WriteFile(filepath.Join(f.exchange, "one"), make([]byte, 1<<20), 0o600); err == nil {
 				t.Error("the file system is not full, so the test checks nothing")
 			}
 			a.opens(eight)

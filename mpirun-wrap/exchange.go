@@ -60,7 +60,7 @@ func clean(name string) string {
 // other launchers the user does.
 func NeedsExchange(env slurm.Env, task slurm.Task, o Options) bool {
 	programs, _ := strconv.Atoi(env["OMPI_NUM_APP_CTX"])
-	return task.LocalSize > 1 && o.Slots == 0 && (o.Meet || programs > 1 || o.Own && o.Share.DependsOnOthers())
+	return task.LocalSize > 1 && o.Slots == 0 && (o.Exchange || programs > 1 || o.ShareFlag && o.Share.DependsOnOthers())
 }
 
 // Exchange gives a rank's information to the other ranks of its launch, and returns that of all ranks. The folder is the

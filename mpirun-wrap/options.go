@@ -20,9 +20,9 @@ type Options struct {
 	GPU       Choice
 	Share     policy.ShareRule   // zero: the ticket's
 	Tuned     string             // the share is the one that mps-tune saved: for the program of this name, or Program
-	Own       bool               // Share is this rank's flag, not a variable that all ranks have
-	OwnGPU    bool               // GPU is this rank's flag, not a variable
-	Meet      bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
+	ShareFlag bool               // Share is this rank's flag, not a variable that all ranks have
+	GPUFlag   bool               // GPU is this rank's flag, not a variable
+	Exchange  bool               // some ranks of the launch have their own flags, so all ranks exchange their shares
 	Memory    *policy.MemoryRule // nil: the ticket's
 	Low       *bool              // priority below the other ranks'; nil: the ticket's
 	LocalRank int                // given together with LocalSize; LocalSize 0 means not given
@@ -76,59 +76,29 @@ func (s Setting) Variable() string {
 }
 
 // Settings returns the table that ReadOptions follows.
-func Settings() []Setting {
-	return []Setting{
-		{"gpu", "CHOICE", "auto, block, cyclic, nearest, all or inherit", func(o *Options, v string) error {
-			choice := Choice(v)
-			switch choice {
-			case Auto, Block, Cyclic, Nearest, All, Inherit:
-				o.GPU = choice
-				return nil
-			}
-			return errors.New("want auto, block, cyclic, nearest, all or inherit")
-		}, []string{"auto", "block", "cyclic", "nearest", "all", "inherit"}},
-		{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", func(o *Options, v string) error {
-			return o.setShare(v)
-		}, []string{"none", "even", "overlap", "weight", "tuned"}},
-		{"meet", "", "ranks of the launch have a --share of their own: all of them agree on the shares first", func(o *Options, v string) error {
-			return parseBool(v, &o.Meet)
-		}, nil},
-		{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", func(o *Options, v string) error {
-			rule, err := policy.ParseMemory(v)
-			o.Memory = &rule
-			return err
-		}, []string{"none", "even"}},
-		{"priority", "PRIORITY", "normal or low", func(o *Options, v string) error {
-			return parseEither(v, "normal", "low", &o.Low)
-		}, []string{"normal", "low"}},
-		{"local-rank", "N", "the rank's place on its node, if the launcher does not set it", func(o *Options, v string) error {
-			return parsePositive(v, &o.LocalRank)
-		}, nil},
-		{"local-size", "N", "how many ranks the node has, with --local-rank", func(o *Options, v string) error {
-			return parsePositive(v, &o.LocalSize)
-		}, nil},
-		{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)", func(o *Options, v string) error {
-			return parseSlots(v, &o.Slots)
-		}, nil},
-		{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends", func(o *Options, v string) (err error) {
-			if o.SlotsWait, err = time.ParseDuration(v); err != nil || o.SlotsWait < 0 {
-				return errors.New("want a time like 30s or 10m, or 0")
-			}
-			return nil
-		}, nil},
-		{"report", "", "print this rank's GPU and share in a line on stderr", func(o *Options, v string) error {
-			return parseBool(v, &o.Report)
-		}, nil},
-		{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", func(o *Options, v string) error {
-			err := parseBool(v, &o.Verbose)
-			o.Report = o.Report || o.Verbose
-			return err
-		}, nil},
-		{"dry-run", "", "print this rank's GPU, share and environment and run nothing", func(o *Options, v string) error {
-			return parseBool(v, &o.DryRun)
-		}, nil},
-		{"json", "", "print both as JSON", func(o *Options, v string) error { return parseBool(v, &o.JSON) }, nil},
-	}
+func Settings() []Setting { return settings }
+
+var settings = []Setting{
+	{"gpu", "CHOICE", "auto, block, cyclic, nearest, all or inherit", (*Options).setGPU,
+		[]string{"auto", "block", "cyclic", "nearest", "all", "inherit"}},
+	{"share", "SHARE", "none, even, overlap:F, weight:W, PCT% or Nsm; tuned: what mps-tune --save found", (*Options).setShare,
+		[]string{"none", "even", "overlap", "weight", "tuned"}},
+	{"exchange", "", "ranks of the launch have a --share of their own: all of them agree on the shares first",
+		toggle(func(o *Options) *bool { return &o.Exchange }), nil},
+	{"mem", "MEM", "none, even or a size like 8G: device memory that the rank can have", (*Options).setMemory, []string{"none", "even"}},
+	{"priority", "PRIORITY", "normal or low", (*Options).setPriority, []string{"normal", "low"}},
+	{"local-rank", "N", "the rank's place on its node, if the launcher does not set it",
+		number(func(o *Options) *int { return &o.LocalRank }), nil},
+	{"local-size", "N", "how many ranks the node has, with --local-rank",
+		number(func(o *Options) *int { return &o.LocalSize }), nil},
+	{"slots", "", "take a free one of N slots, for processes without a launcher (--slots=N, or the job's tasks on the node)",
+		(*Options).setSlots, nil},
+	{"slots-wait", "TIME", "wait so long for a free slot, like 10m; 0: do not wait. Without it: until the job ends",
+		(*Options).setSlotsWait, nil},
+	{"report", "", "print this rank's GPU and share in a line on stderr", toggle(func(o *Options) *bool { return &o.Report }), nil},
+	{"verbose", "", "(or -v) --report, with the reasons: the rule, the ceiling, and why this GPU", (*Options).setVerbose, nil},
+	{"dry-run", "", "print this rank's GPU, share and environment and run nothing", toggle(func(o *Options) *bool { return &o.DryRun }), nil},
+	{"json", "", "print both as JSON", toggle(func(o *Options) *bool { return &o.JSON }), nil},
 }
 
 // UnknownVariables returns the names of the variables in env that look like an option's and are not.
@@ -185,7 +155,7 @@ func (o *Options) Set(flag, value string) error {
 		if err := s.set(o, value); err != nil {
 			return s.invalid("--"+flag, value, err)
 		}
-		o.Own, o.OwnGPU = o.Own || flag == "share", o.OwnGPU || flag == "gpu"
+		o.ShareFlag, o.GPUFlag = o.ShareFlag || flag == "share", o.GPUFlag || flag == "gpu"
 	}
 	return nil
 }
@@ -255,41 +225,79 @@ func (o *Options) setShare(value string) (err error) {
 	return err
 }
 
-// parseEither parses one of two values. The second is true.
-func parseEither(value, first, second string, into **bool) error {
-	if value != first && value != second {
-		return fmt.Errorf("want %s or %s", first, second)
-	}
-	is := value == second
-	*into = &is
-	return nil
-}
-
-func parsePositive(value string, into *int) error {
-	n, err := strconv.Atoi(value)
-	if err != nil || n < 0 || n > 1<<16 {
-		return fmt.Errorf("want a whole number")
-	}
-	*into = n
-	return nil
-}
-
-func parseSlots(value string, into *int) error {
-	if value == "true" {
-		*into = JobTasks
+func (o *Options) setGPU(value string) error {
+	switch o.GPU = Choice(value); o.GPU {
+	case Auto, Block, Cyclic, Nearest, All, Inherit:
 		return nil
 	}
-	return parsePositive(value, into)
+	return errors.New("want auto, block, cyclic, nearest, all or inherit")
 }
 
-func parseBool(value string, into *bool) error {
-	switch value {
-	case "true", "1", "yes":
-		*into = true
-	case "false", "0", "no", "":
-		*into = false
-	default:
-		return fmt.Errorf("want true or false")
+func (o *Options) setMemory(value string) error {
+	rule, err := policy.ParseMemory(value)
+	o.Memory = &rule
+	return err
+}
+
+func (o *Options) setPriority(value string) error {
+	low := value == "low"
+	if !low && value != "normal" {
+		return errors.New("want normal or low")
+	}
+	o.Low = &low
+	return nil
+}
+
+func (o *Options) setSlots(value string) (err error) {
+	if o.Slots = JobTasks; value != "true" {
+		o.Slots, err = parseNumber(value)
+	}
+	return err
+}
+
+func (o *Options) setSlotsWait(value string) (err error) {
+	if o.SlotsWait, err = time.ParseDuration(value); err != nil || o.SlotsWait < 0 {
+		return errors.New("want a time like 30s or 10m, or 0")
 	}
 	return nil
+}
+
+func (o *Options) setVerbose(value string) (err error) {
+	o.Verbose, err = parseBool(value)
+	o.Report = o.Report || o.Verbose
+	return err
+}
+
+// number sets a field to a whole number.
+func number(field func(*Options) *int) func(*Options, string) error {
+	return func(o *Options, value string) (err error) {
+		*field(o), err = parseNumber(value)
+		return err
+	}
+}
+
+func parseNumber(value string) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > 1<<16 {
+		return 0, errors.New("want a whole number")
+	}
+	return n, nil
+}
+
+// toggle sets a field to true or false.
+func toggle(field func(*Options) *bool) func(*Options, string) error {
+	return func(o *Options, value string) (err error) {
+		*field(o), err = parseBool(value)
+		return err
+	}
+}
+
+func parseBool(value string) (bool, error) {
+	switch value {
+	case "true", "1", "yes":
+		return true, nil
+	case "false", "0", "no", "":
+		return false, nil
+	}
+	return false, errors.New("want true or false")
 }

@@ -17,13 +17,13 @@ import (
 
 func TestAFlagCountsBeforeItsVariable(t *testing.T) {
 	o, err := ReadOptions(slurm.NewEnv([]string{"SLURM_MPS_SHARE=50%", "SLURM_MPS_GPU=block", "SLURM_MPS_DRY_RUN=1"}))
-	if err != nil || o.Share.String() != "50%" || o.GPU != Block || !o.DryRun || o.Own {
+	if err != nil || o.Share.String() != "50%" || o.GPU != Block || !o.DryRun || o.ShareFlag {
 		t.Fatalf("%+v, %v", o, err)
 	}
 	if err := errors.Join(o.Set("share", "even"), o.Set("gpu", "nearest"), o.Set("dry-run", "false")); err != nil {
 		t.Fatal(err)
 	}
-	if o.Share.String() != "even" || o.GPU != Nearest || o.DryRun || !o.Own {
+	if o.Share.String() != "even" || o.GPU != Nearest || o.DryRun || !o.ShareFlag {
 		t.Errorf("%+v", o)
 	}
 }
@@ -178,7 +178,7 @@ func TestARankThatDoesNotCome(t *testing.T) {
 	}
 }
 
-func TestTwoLaunchesDoNotMeet(t *testing.T) {
+func TestTwoLaunchesHaveTwoNames(t *testing.T) {
 	parent := site.Process{PID: 1, Start: 2}
 	names := map[string]bool{}
 	for _, name := range []string{

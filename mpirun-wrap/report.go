@@ -97,7 +97,7 @@ func (r Rank) why(ticket lease.Ticket, part GPUShare) []string {
 	granted, own := ticket.Grant.Rule(), r.rule(ticket)
 	share := "share " + own.String()
 	if r.Options.Share != (policy.ShareRule{}) {
-		share += " by " + given("share", r.Options.Own) + ", in place of " + granted.String()
+		share += " by " + given("share", r.Options.ShareFlag) + ", in place of " + granted.String()
 	}
 	if r.tunedBy != "" {
 		share += " (tuned: " + r.tunedBy + ")"
@@ -145,7 +145,7 @@ func (r Rank) whyGPU(devices []lease.TicketDevice) string {
 	case confined && alone:
 		return "Slurm: the rank can open no other"
 	case r.Options.GPU != "" && r.Options.GPU != Auto:
-		return fmt.Sprintf("%s: %s", given("gpu", r.Options.OwnGPU), r.Options.GPU)
+		return fmt.Sprintf("%s: %s", given("gpu", r.Options.GPUFlag), r.Options.GPU)
 	case len(bound) < len(devices) && alone:
 		return "Slurm: it is bound to the task"
 	case r.Binding.OneTask && r.Task.BySlurm():

@@ -36,12 +36,12 @@ func newJob(t *testing.T) (paths site.Paths, store *lease.Store, ticket lease.Ti
 	listener, err3 := net.Listen("unixpacket", filepath.Join(dir, "control"))
 	paths = site.Paths{Root: dir}
 	store, err4 := lease.Open(paths.Run(), boot)
-	if err := errors.Join(err1, err2, err3, err4, os.Mkdir(filepath.Join(dir, "meet"), 0o700)); err != nil {
+	if err := errors.Join(err1, err2, err3, err4, os.Mkdir(filepath.Join(dir, "exchange"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
 	ticket = lease.Ticket{
-		Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant(), ExchangeDir: filepath.Join(dir, "meet"),
+		Job: lease.Job{ID: 7}, Grant: policy.DefaultGrant(), ExchangeDir: filepath.Join(dir, "exchange"),
 		Daemons: []lease.Daemon{{PipeDir: dir, LogDir: dir, Proc: self}},
 		Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-3", Minor: 3, SMs: 132, TPC: 2}}},
 	}

@@ -46,7 +46,7 @@ func newMembers(t *testing.T, gpus int) *members {
 	must(t, err)
 	ticket := ticketOf(gpus, policy.ScopeJob, 1)
 	ticket.Daemons[0] = lease.Daemon{PipeDir: dir, LogDir: dir, Proc: self}
-	ticket.ExchangeDir = filepath.Join(dir, "meet")
+	ticket.ExchangeDir = filepath.Join(dir, "exchange")
 	must(t, os.Mkdir(ticket.ExchangeDir, 0o700))
 	must(t, os.Mkdir(filepath.Join(dir, "used"), 0o700))
 	store, err := lease.Open(site.Paths{Root: dir}.Run(), boot)

@@ -21,7 +21,7 @@ func (s *Store) DaemonDir(job uint32, n int) string {
 }
 
 // ExchangeDir is the folder through which the job's ranks exchange their shares.
-func (s *Store) ExchangeDir(job uint32) string { return filepath.Join(s.JobDir(job), "meet") }
+func (s *Store) ExchangeDir(job uint32) string { return filepath.Join(s.JobDir(job), "exchange") }
 
 // MakeDirs makes the daemons' pipe and log folders and the ranks' exchange folder. They have mode 0700 and belong to
 // the user. The folders above are root's, so the user cannot replace them. All of them are in a file system of the

@@ -18,7 +18,7 @@ func OpenPrivate(dir, boot string, job uint32) (*Store, error) {
 	s := &Store{dir: dir, boot: boot, private: true}
 	daemon := s.DaemonDir(job, 0)
 	var failed error
-	for _, folder := range []string{"tickets", filepath.Join("jobs", strconv.FormatUint(uint64(job), 10), "meet")} {
+	for _, folder := range []string{"tickets", filepath.Join("jobs", strconv.FormatUint(uint64(job), 10), "exchange")} {
 		failed = errors.Join(failed, os.MkdirAll(filepath.Join(dir, folder), 0o700))
 	}
 	failed = errors.Join(failed, os.MkdirAll(filepath.Join(daemon, "pipe"), 0o700), os.MkdirAll(filepath.Join(daemon, "log"), 0o700))

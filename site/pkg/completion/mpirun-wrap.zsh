@@ -4,7 +4,7 @@
 _arguments -S -A '-*' \
     '--gpu=[the GPU]:choice:(auto block cyclic nearest all inherit)' \
     '--share=[the share]:share:(none even overlap\: weight\: tuned)' \
-    '--meet[ranks of the launch have a --share of their own]' \
+    '--exchange[ranks of the launch have a --share of their own]' \
     '--mem=[device memory that the rank can have]:size:(none even)' \
     '--priority=[the priority]:priority:(normal low)' \
     '--local-rank=[place on the node]:number:' \
