@@ -38,6 +38,7 @@ var targets = []target{
 	{output: "lib/libcuda.so.1", build: cLibrary("cuda/cuda.c", "cuda/mps.c", "cuda/devices.c")},
 	{output: "bin/nvidia-cuda-mps-control", build: goProgram("./control/nvidia-cuda-mps-control")},
 	{output: "bin/nvidia-cuda-mps-server", build: goProgram("./control/nvidia-cuda-mps-server")},
+	{output: "bin/nvidia-smi", build: cProgram("nvml/nvidia-smi.c")},
 	{output: "bin/cuda-client", build: cProgram("cuda/client.c")},
 	{output: "bin/mpi-ranks", build: []string{"mpicc.openmpi", "-O2", "-Wall", "-Wextra", "cuda/mpi-ranks.c"}, needs: "mpicc.openmpi"},
 }

@@ -96,8 +96,8 @@ func Create(dir string, gpus []Model) (Node, error) {
 		makeFolder(filepath.Join(dir, "delay_ms"), 0o755),
 		makeFolder(filepath.Join(dir, "faults"), 0o755),
 		makeFolder(filepath.Join(dir, "dev"), 0o755),
-		writeText(dir, "dev/nvidiactl", ""),
-		writeText(dir, "dev/nvidia-uvm", ""),
+		makeDevice(dir, "dev/nvidiactl"),
+		makeDevice(dir, "dev/nvidia-uvm"),
 		makeLock(dir),
 		writeText(dir, "driver_version", driverVersion),
 	)
@@ -109,12 +109,15 @@ func Create(dir string, gpus []Model) (Node, error) {
 			return Node{}, fmt.Errorf("cannot create simulated GPU %d: %w", i, err)
 		}
 	}
+	if err := made.describe(len(gpus)); err != nil {
+		return Node{}, fmt.Errorf("cannot create simulated node %s: %w", dir, err)
+	}
 	return made, nil
 }
 
 func (g GPU) create(model Model) error {
 	err := errors.Join(
-		writeText(filepath.Dir(g.Dir), "dev/nvidia"+strconv.Itoa(g.Index), ""),
+		makeDevice(filepath.Dir(g.Dir), "dev/nvidia"+strconv.Itoa(g.Index)),
 		makeFolder(g.Dir, 0o755),
 		makeFolder(filepath.Join(g.Dir, "mig"), 0o755),
 		makeFolder(filepath.Join(g.Dir, "contexts"), 0o777),

@@ -151,7 +151,8 @@ func New(dir, built, policy string, models ...node.Model) (Node, error) {
 	}
 	facts := fmt.Sprintf("mps_control = %q\nnvml_library = %q\n", simulated.Program("nvidia-cuda-mps-control"), simulated.NVML())
 	s := Node{Root: filepath.Join(dir, "root"), Bin: filepath.Join(built, "bin"), Sim: &simulated}
-	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")))
+	return s, errors.Join(s.install(policy, facts), s.linkDevices(filepath.Join(simulated.Node.Dir, "dev")),
+		s.linkKernel(simulated.Node.Dir))
 }
 
 // Real makes a test node on a real node. The policy must not change compute modes, unless ALLOW_MODE_CHANGES=1 allows
@@ -183,6 +184,17 @@ func (s Node) linkDevices(from string) error {
 	for _, file := range files {
 		link := filepath.Join(folder, filepath.Base(file))
 		if err := os.Symlink(file, link); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("cannot make test node: %w", err)
+		}
+	}
+	return nil
+}
+
+// linkKernel links what the kernel shows of a simulated node below the root, where the programs look for it.
+func (s Node) linkKernel(simulated string) error {
+	for _, folder := range []string{"proc", "sys"} {
+		err := os.Symlink(filepath.Join(simulated, folder), filepath.Join(s.Root, folder))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("cannot make test node: %w", err)
 		}
 	}

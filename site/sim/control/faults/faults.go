@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/node"
@@ -44,6 +45,28 @@ func (k Knobs) Wait(knob string, otherwise time.Duration) time.Duration {
 		return otherwise
 	}
 	return time.Duration(ms) * time.Millisecond
+}
+
+// signals are those that a user or Slurm sends to a program to end it, by the names that knobs hold.
+var signals = map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "HUP": syscall.SIGHUP}
+
+// Signals returns the signals that a knob can name.
+func Signals() (all []os.Signal) {
+	for _, s := range signals {
+		all = append(all, s)
+	}
+	return all
+}
+
+// Names reports whether the knob's file names a signal, as in "TERM INT".
+func (k Knobs) Names(knob string, s os.Signal) bool {
+	text, _ := k.Text(knob)
+	for _, name := range strings.Fields(text) {
+		if signals[name] == s {
+			return true
+		}
+	}
+	return false
 }
 
 // HoldWhile waits until the knob is removed.

@@ -41,6 +41,7 @@ type daemon struct {
 
 	arrivals   chan arrival
 	gone       chan *server
+	asked      chan struct{} // by a signal, to quit
 	crowd      crowd
 	server     *server // the server that runs, or nil
 	pending    []arrival
@@ -64,7 +65,7 @@ func newDaemon(here node.Node, pipe string) *daemon {
 	return &daemon{
 		node: here, knobs: faults.Of(here), pipe: pipe, uid: os.Getuid(),
 		log:      record.Log{To: io.Discard, PID: os.Getpid()},
-		arrivals: make(chan arrival), gone: make(chan *server, 4),
+		arrivals: make(chan arrival), gone: make(chan *server, 4), asked: make(chan struct{}),
 		defaults: limitsOf(os.Getenv),
 	}
 }
@@ -163,6 +164,8 @@ func (d *daemon) next() {
 		d.welcome(a)
 	case s := <-d.gone:
 		d.forget(s)
+	case <-d.asked:
+		d.quit([]string{"-t", "0"}, arrival{})
 	case <-d.quitting.again():
 		d.tryQuit()
 	case <-again:

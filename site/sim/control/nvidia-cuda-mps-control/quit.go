@@ -98,5 +98,7 @@ func (d *daemon) leave() {
 	d.listener.Close()
 	d.tidy()
 	d.logf("Exit with status %d", d.status)
-	d.reply(d.quitting.asked.conn, nil, d.status)
+	if d.quitting.asked.text != "" { // not by a signal
+		d.reply(d.quitting.asked.conn, nil, d.status)
+	}
 }

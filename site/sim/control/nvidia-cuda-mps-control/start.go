@@ -212,7 +212,7 @@ func prepare(stdout, stderr io.Writer, logs string) (*daemon, *refusal) {
 	if code := d.findDevices(); code != 0 {
 		return nil, &refusal{code}
 	}
-	d.handleTerm()
+	d.handleSignals()
 	if d.knobs.On("silent_start") {
 		d.silent = true
 		return d, nil
@@ -239,15 +239,19 @@ func (d *daemon) lock() bool {
 	return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// handleTerm makes SIGTERM have no effect while the knob ignore_quit is set. Otherwise SIGTERM ends the daemon as
-// usual.
-func (d *daemon) handleTerm() {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGTERM)
+// handleSignals does what the knobs daemon_ignores and daemon_quits_on say about SIGTERM, SIGINT and SIGHUP. Without
+// them each of these signals ends the daemon. While the knob ignore_quit is set, SIGTERM has no effect.
+func (d *daemon) handleSignals() {
+	arrived := make(chan os.Signal, 1)
+	signal.Notify(arrived, faults.Signals()...)
 	go func() {
-		for range asked {
-			if !d.knobs.On("ignore_quit") {
-				os.Exit(128 + int(syscall.SIGTERM))
+		for s := range arrived {
+			switch {
+			case d.knobs.Names("daemon_ignores", s), s == syscall.SIGTERM && d.knobs.On("ignore_quit"):
+			case d.knobs.Names("daemon_quits_on", s):
+				d.asked <- struct{}{}
+			default:
+				os.Exit(128 + int(s.(syscall.Signal)))
 			}
 		}
 	}()

@@ -10,9 +10,11 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site/sim/control/faults"
@@ -52,6 +54,7 @@ func run() int {
 		return 1
 	}
 	defer s.dropContexts()
+	s.handleSignals()
 	if err := s.start(); err != nil {
 		log.Line("Server", "%v", err)
 		return 1
@@ -140,6 +143,20 @@ func (s *server) start() error {
 	s.log.Line("Server", "Server Priority set to %d", s.priority)
 	s.log.Line("Server", "Server has started")
 	return s.link.Send(mark + "ready")
+}
+
+// handleSignals makes SIGTERM, SIGINT and SIGHUP have no effect while the knob server_ignores names them. Otherwise
+// they end the server as SIGKILL does.
+func (s *server) handleSignals() {
+	arrived := make(chan os.Signal, 1)
+	signal.Notify(arrived, faults.Signals()...)
+	go func() {
+		for sent := range arrived {
+			if !s.knobs.Names("server_ignores", sent) {
+				os.Exit(128 + int(sent.(syscall.Signal)))
+			}
+		}
+	}()
 }
 
 // setLimits reads "limits 33.333334 0 0=4G,1=2G".

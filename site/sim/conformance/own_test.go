@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A user needs no root: his daemon in a folder that only he may search serves his own clients. A client of another user
+// gets no error there. It computes without MPS.
+func TestPrivateFolder(t *testing.T) {
+	needsRoot(t)
+	d := directories(t, under.uid)
+	if err := os.Chmod(d.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(d.dir, d.uid, d.uid); err != nil {
+		t.Fatal(err)
+	}
+	d.again()
+	server := d.server()
+	own := d.neighbour()
+	if other := read(t, d.clientOf(d.uid+1, nil, "info")); other.err != 0 {
+		t.Errorf("a client of another user: %+v", other)
+	}
+	clients := strings.Fields(d.ask(fmt.Sprintf("get_client_list %d", server)))
+	if len(clients) != 1 || !strings.HasPrefix(own.line(0), "pid="+clients[0]+" ") {
+		t.Errorf("clients %q, the user's own client is %q", clients, own.line(0))
+	}
+	own.survives("a client of another user")
+	if out := d.tell("quit", answerDeadline); out.code != 0 {
+		t.Errorf("quit: %+v", out)
+	}
+}
+
+// What a daemon and its server do with a signal that ends other programs. No recording has it, so knobs choose.
+func TestSignals(t *testing.T) {
+	onlySimulated(t, "it was not measured")
+	all := []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+	t.Run("each ends the daemon", func(t *testing.T) {
+		for _, s := range all {
+			d := start(t)
+			server, pid := d.server(), d.pid()
+			syscall.Kill(pid, s)
+			eventually(t, "daemon and server are gone", answerDeadline, func() bool { return !alive(pid) && !alive(server) })
+			if d.pid() != pid {
+				t.Errorf("%v: the daemon has removed its files", s)
+			}
+		}
+	})
+	t.Run("each ends the server", func(t *testing.T) {
+		for _, s := range all {
+			d := start(t)
+			server := d.server()
+			client := d.spin(nil, "-ms", "1", "-for", "15")
+			syscall.Kill(server, s)
+			client.fails(s.String(), 806)
+		}
+	})
+	t.Run("ignored", func(t *testing.T) {
+		fault(t, "daemon_ignores", "TERM INT HUP")
+		fault(t, "server_ignores", "TERM HUP INT\n")
+		d := start(t)
+		server := d.server()
+		client := d.neighbour()
+		for _, s := range all {
+			syscall.Kill(d.pid(), s)
+			syscall.Kill(server, s)
+		}
+		time.Sleep(faultDelay)
+		if got := d.servers(); len(got) != 1 || got[0] != server {
+			t.Errorf("servers %v, want %d", got, server)
+		}
+		client.survives("signals")
+	})
+	t.Run("quit", func(t *testing.T) {
+		fault(t, "daemon_quits_on", "TERM")
+		d := start(t)
+		server, pid := d.server(), d.pid()
+		client := d.spin(nil, "-ms", "1", "-for", "15")
+		syscall.Kill(pid, syscall.SIGTERM)
+		eventually(t, "daemon and server are gone", answerDeadline, func() bool { return !alive(pid) && !alive(server) })
+		client.fails("quit", 806)
+		if d.pid() != 0 {
+			t.Error("the pid file is left")
+		}
+	})
+}
