@@ -4,17 +4,21 @@ package site
 
 import "strings"
 
-// Nearest returns the known name that differs from name by at most two letters, where two swapped letters count as one.
-// It also returns a known name with which name begins, and "" if there is none.
+// Nearest returns the known name that differs from name by at most two letters and at most half of them, where two
+// swapped letters count as one. It also returns a known name with which name begins, or one that begins with name, and ""
+// if there is none.
 func Nearest(name string, known []string) (like string) {
 	const begins = 2
 	smallest := 3
 	for _, k := range known {
 		d := distance(name, k)
-		if len(k) > 1 && strings.HasPrefix(name, k) {
+		switch {
+		case len(k) > 1 && strings.HasPrefix(name, k), len(name) > 2 && strings.HasPrefix(k, name):
 			d = min(d, begins)
+		case 2*d > len(k):
+			continue
 		}
-		if d < min(smallest, len(k)) {
+		if d < smallest {
 			like, smallest = k, d
 		}
 	}

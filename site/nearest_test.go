@@ -9,7 +9,7 @@ func TestNearest(t *testing.T) {
 	for word, want := range map[string]string{
 		"wacth": "watch", "watchh": "watch", "wtach": "watch", "shares": "share", "shre": "share", "slot": "slots",
 		"slotswait": "slots-wait", "sharepercent": "share",
-		"gup": "gpu", "x": "", "": "", "completely": "", "watch": "watch",
+		"gup": "gpu", "low": "", "sl": "", "wat": "watch", "x": "", "": "", "completely": "", "watch": "watch",
 	} {
 		if got := Nearest(word, flags); got != want {
 			t.Errorf("%q is like %q, want %q", word, got, want)

@@ -173,16 +173,16 @@ type setting[T any] struct {
 }
 
 // settings checks the attributes of a block, in the order of the table.
-func settings[T any](j *typeChecker, table []attribute[T], body hcl.Body) []setting[T] {
+func settings[T any](c *typeChecker, table []attribute[T], body hcl.Body) []setting[T] {
 	content, diags := body.Content(schemaOf(table))
-	j.wrong = append(j.wrong, diags...)
+	c.wrong = append(c.wrong, diags...)
 	var all []setting[T]
 	for _, a := range table {
 		attr := content.Attributes[a.name]
-		if attr == nil || !j.typed(expression(attr), a.typ, a.name+" is") {
+		if attr == nil || !c.typed(expression(attr), a.typ, a.name+" is") {
 			continue
 		}
-		j.checkBranches(expression(attr), func(v cty.Value) (summary, detail string) {
+		c.checkBranches(expression(attr), func(v cty.Value) (summary, detail string) {
 			return a.set(new(T), v)
 		})
 		all = append(all, setting[T]{a, expression(attr)})
@@ -191,27 +191,27 @@ func settings[T any](j *typeChecker, table []attribute[T], body hcl.Body) []sett
 }
 
 // checkBranches checks the value of a constant expression, and each constant that ?: chooses from.
-func (j *typeChecker) checkBranches(e hclsyntax.Expression, check func(cty.Value) (summary, detail string)) {
+func (c *typeChecker) checkBranches(e hclsyntax.Expression, check func(cty.Value) (summary, detail string)) {
 	switch e := e.(type) {
 	case *hclsyntax.ParenthesesExpr:
-		j.checkBranches(e.Expression, check)
+		c.checkBranches(e.Expression, check)
 		return
 	case *hclsyntax.ConditionalExpr:
-		j.checkBranches(e.TrueResult, check)
-		j.checkBranches(e.FalseResult, check)
+		c.checkBranches(e.TrueResult, check)
+		c.checkBranches(e.FalseResult, check)
 		return
 	}
-	if v, ok := j.constant(e); ok {
+	if v, ok := c.constant(e); ok {
 		if summary, detail := check(v); summary != "" {
-			j.mistake(e.Range(), summary, "%s", detail)
+			c.mistake(e.Range(), summary, "%s", detail)
 		}
 	}
 }
 
 // constants sets the attributes of a block that may not depend on the job.
-func constants[T any](j *typeChecker, table []attribute[T], body hcl.Body, into *T) {
-	for _, s := range settings(j, table, body) {
-		if v, ok := j.mustBeConstant(s.expr, s.name); ok {
+func constants[T any](c *typeChecker, table []attribute[T], body hcl.Body, into *T) {
+	for _, s := range settings(c, table, body) {
+		if v, ok := c.mustBeConstant(s.expr, s.name); ok {
 			s.set(into, v)
 		}
 	}

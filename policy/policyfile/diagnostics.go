@@ -9,8 +9,10 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2"
+	"github.com/slurm-mps/slurm-mps/site"
 )
 
 // Error is all mistakes in the files of a policy. Its text is the first mistake in one line, for a log. Write prints
@@ -40,8 +42,8 @@ func (e *Error) Error() string { return e.diagnostics[0].String() }
 func (e *Error) Diagnostics() []Diagnostic { return slices.Clone(e.diagnostics) }
 
 // String returns file:line:column: summary: detail.
-func (c Diagnostic) String() string {
-	return fmt.Sprintf("%s:%d:%d: %s: %s", c.File, c.Line, c.Column, c.Summary, c.Detail)
+func (d Diagnostic) String() string {
+	return fmt.Sprintf("%s:%d:%d: %s: %s", d.File, d.Line, d.Column, d.Summary, d.Detail)
 }
 
 // Write prints every mistake with its source line, and marks the part of the line.
@@ -49,69 +51,59 @@ func (e *Error) Write(w io.Writer, colour bool) error { return WriteAll(w, e.dia
 
 // WriteAll writes diagnostics with their source lines.
 func WriteAll(w io.Writer, all []Diagnostic, colour bool) error {
-	for i, c := range all {
-		if i > 0 {
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
-		}
-		if _, err := io.WriteString(w, c.long(colour)); err != nil {
-			return err
-		}
+	texts := make([]string, len(all))
+	for i, d := range all {
+		texts[i] = d.long(colour)
 	}
-	return nil
+	_, err := io.WriteString(w, strings.Join(texts, "\n"))
+	return err
 }
 
-func (c Diagnostic) long(colour bool) string {
-	red, bold, plain, severity := "", "", "", "Error"
-	if c.Warning {
+// long writes a mistake with its line, and marks the part of the line:
+//
+//	Error: Out of range
+//
+//	  on policy.hcl line 5, column 15, in rule "r":
+//	   5:     overlap = 99
+//	                    ^^
+//
+//	  overlap is 1 to 48, not 99
+func (d Diagnostic) long(colour bool) string {
+	red, bold, plain, severity, in := "", "", "", "Error", ""
+	if d.Warning {
 		severity = "Warning"
 	}
 	if colour {
 		red, bold, plain = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 	}
-	in := ""
-	if c.In != "" {
-		in = ", in " + c.In
+	if d.In != "" {
+		in = ", in " + d.In
 	}
-	number := fmt.Sprintf("%4d: ", c.Line)
+	before, marked, after := d.parts()
+	number := fmt.Sprintf("%4d: ", d.Line)
+	indent := strings.Repeat(" ", len(number)+utf8.RuneCountInString(before))
+	carets := strings.Repeat("^", max(1, utf8.RuneCountInString(marked)))
 	return fmt.Sprintf("%s%s%s: %s%s%s\n\n  on %s line %d, column %d%s:\n%s%s\n%s%s%s%s\n\n  %s\n",
-		red, severity, plain, bold, c.Summary, plain, c.File, c.Line, c.Column, in,
-		number, printable(c.Source), strings.Repeat(" ", len(number)), red, c.carets(), plain, c.Detail)
+		red, severity, plain, bold, d.Summary, plain, d.File, d.Line, d.Column, in,
+		number, before+marked+after, indent, red, carets, plain, d.Detail)
 }
 
-// carets marks a part of a line, in the line below it.
-func (c Diagnostic) carets() string {
-	line := []rune(c.Source)
-	var out strings.Builder
-	for i := range min(c.Column-1, len(line)) {
-		if line[i] == '\t' {
-			out.WriteByte('\t') // as wide as it is above
-			continue
-		}
-		out.WriteByte(' ')
+// parts divides the line for a terminal: the part of the mistake, and the text before and behind it.
+func (d Diagnostic) parts() (before, marked, after string) {
+	line := []rune(d.Source)
+	start, end := min(d.Column-1, len(line)), min(d.EndColumn-1, len(line))
+	if d.EndLine > d.Line {
+		end = len(line)
 	}
-	end := c.EndColumn
-	if c.EndLine > c.Line {
-		end = len(line) + 1
-	}
-	out.WriteString(strings.Repeat("^", max(1, min(end, len(line)+1)-c.Column)))
-	return out.String()
-}
-
-// printable removes what would move a terminal's cursor.
-func printable(line string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\t' || r == 0x7f {
-			return '?'
-		}
-		return r
-	}, line)
+	end = max(start, end)
+	shown := func(part []rune) string { return site.Printable(strings.ReplaceAll(string(part), "\t", "    ")) }
+	return shown(line[:start]), shown(line[start:end]), shown(line[end:])
 }
 
 // mistake makes a diagnostic.
 func mistake(where hcl.Range, summary, format string, args ...any) *hcl.Diagnostic {
-	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: fmt.Sprintf(format, args...), Subject: &where}
+	detail := fmt.Sprintf(format, args...)
+	return &hcl.Diagnostic{Severity: hcl.DiagError, Summary: summary, Detail: detail, Subject: &where}
 }
 
 // maxDiagnostics is more than a person reads. hcl finds thousands in a file that is not HCL.
@@ -121,19 +113,19 @@ const maxDiagnostics = 100
 // their order.
 func complain(diags hcl.Diagnostics, files []file) error {
 	e := &Error{}
-	for _, d := range diags {
+	for _, found := range diags {
 		if len(e.diagnostics) == maxDiagnostics {
 			break
 		}
-		if c := diagnosticOf(d, files); d.Severity == hcl.DiagError && !slices.Contains(e.diagnostics, c) {
-			e.diagnostics = append(e.diagnostics, c)
+		if d := diagnosticOf(found, files); found.Severity == hcl.DiagError && !slices.Contains(e.diagnostics, d) {
+			e.diagnostics = append(e.diagnostics, d)
 		}
 	}
 	if len(e.diagnostics) == 0 {
 		return nil
 	}
-	place := func(c Diagnostic) int {
-		return slices.IndexFunc(files, func(f file) bool { return f.name == c.File })
+	place := func(d Diagnostic) int {
+		return slices.IndexFunc(files, func(f file) bool { return f.name == d.File })
 	}
 	slices.SortStableFunc(e.diagnostics, func(a, b Diagnostic) int {
 		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -141,42 +133,34 @@ func complain(diags hcl.Diagnostics, files []file) error {
 	return e
 }
 
-func diagnosticOf(d *hcl.Diagnostic, files []file) Diagnostic {
-	c := Diagnostic{Summary: oneLine(d.Summary), Detail: oneLine(d.Detail), Line: 1, Column: 1, EndLine: 1, EndColumn: 1}
-	if d.Subject == nil {
-		return c
+func diagnosticOf(found *hcl.Diagnostic, files []file) Diagnostic {
+	d := Diagnostic{Summary: oneLine(found.Summary), Detail: oneLine(found.Detail), Line: 1, Column: 1, EndLine: 1, EndColumn: 1}
+	if found.Subject == nil {
+		return d
 	}
-	where := *d.Subject
-	c.File, c.Line, c.Column, c.EndLine, c.EndColumn = where.Filename, where.Start.Line, where.Start.Column, where.End.Line, where.End.Column
-	for _, f := range files {
-		if f.name != where.Filename {
-			continue
-		}
-		c.Source = lineOf(f.source, where.Start.Line)
-		if f.hcl != nil && where.End.Byte > 0 {
-			c.In = contextOf(f.hcl, where.Start.Byte)
+	where := *found.Subject
+	d.File, d.Line, d.Column = where.Filename, where.Start.Line, where.Start.Column
+	d.EndLine, d.EndColumn = where.End.Line, where.End.Column
+	i := slices.IndexFunc(files, func(f file) bool { return f.name == where.Filename })
+	if i < 0 {
+		return d
+	}
+	d.Source = lineOf(files[i].source, where.Start.Line)
+	if f := files[i].hcl; f != nil && where.End.Byte > 0 {
+		if nav, ok := f.Nav.(interface{ ContextString(int) string }); ok {
+			d.In = nav.ContextString(where.Start.Byte)
 		}
 	}
-	return c
+	return d
 }
 
-// contextOf returns the block that contains a byte of a file.
-func contextOf(f *hcl.File, offset int) string {
-	if nav, ok := f.Nav.(interface{ ContextString(int) string }); ok {
-		return nav.ContextString(offset)
-	}
-	return ""
-}
-
+// lineOf returns a line of a file, "" if the file has fewer lines.
 func lineOf(source []byte, number int) string {
-	for range number - 1 {
-		_, rest, ok := bytes.Cut(source, []byte("\n"))
-		if !ok {
-			return ""
-		}
-		source = rest
+	lines := bytes.SplitN(source, []byte("\n"), number+1)
+	if len(lines) < number {
+		return ""
 	}
-	line, _, _ := bytes.Cut(source, []byte("\n"))
+	line := lines[number-1]
 	const limit = 500
 	return strings.TrimSuffix(string(line[:min(len(line), limit)]), "\r")
 }

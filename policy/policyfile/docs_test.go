@@ -34,7 +34,7 @@ func TestTheDocumentsParse(t *testing.T) {
 			found++
 			switch first, _, _ := strings.Cut(string(m[1]), "\n"); first {
 			case "# site":
-				_, err = ParseFacts(m[1], path, site.DefaultConfig())
+				_, err = ParseConfig(m[1], path, site.DefaultConfig())
 			case "# cases":
 				_, err = ParseCases(m[1], path)
 			default:

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -22,8 +23,8 @@ type evidence struct {
 
 // bind makes the variables of a request, once for all rules. A local that fails is left out. So only the rules that
 // name it fail, and try can catch the failure.
-func (l *Compiled) bind(r policy.Request) policy.Input {
-	locals := maps.Clone(l.fixed)
+func (c *Compiled) bind(r policy.Request) policy.Input {
+	locals := maps.Clone(c.fixed)
 	variables := map[string]cty.Value{}
 	for root, rows := range namespaces {
 		attributes := make(map[string]cty.Value, len(rows))
@@ -33,7 +34,7 @@ func (l *Compiled) bind(r policy.Request) policy.Input {
 		variables[root] = cty.ObjectVal(attributes)
 	}
 	e := &evidence{&hcl.EvalContext{Variables: variables, Functions: functions()}, map[string]error{}}
-	for _, local := range l.locals {
+	for _, local := range c.locals {
 		variables["local"] = cty.ObjectVal(locals)
 		v, err := e.value(local.expr, anyType)
 		if err != nil {
@@ -89,7 +90,7 @@ func evaluate(e hclsyntax.Expression, ctx *hcl.EvalContext) (v cty.Value, failed
 	case diags.HasErrors():
 		return v, diags[0]
 	case v.IsNull() || !v.IsWhollyKnown():
-		return v, mistake(e.Range(), "Cannot evaluate", "this comes to no value")
+		return v, mistake(e.Range(), "Cannot evaluate", "the expression has no value")
 	}
 	return v, nil
 }
@@ -125,12 +126,7 @@ func (r *rule) gives(given policy.Input) (policy.Grant, string, error) {
 // sentence makes a reason printable: a policy may put a user's text into it.
 func sentence(s string) string {
 	const limit = 400
-	clean := strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfffd || r == 0x2028 || r == 0x2029 {
-			return '?'
-		}
-		return r
-	}, s[:min(len(s), limit)])
+	clean := site.Printable(strings.ToValidUTF8(s[:min(len(s), limit)], "?"))
 	if clean == "" {
 		return "this site's policy denies it"
 	}

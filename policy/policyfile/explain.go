@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 )
 
@@ -70,20 +71,20 @@ func (p ConditionTrace) Leaves() []ConditionTrace {
 }
 
 // Explain answers a request and gives the reasons.
-func (l *Compiled) Explain(r policy.Request) Explanation {
-	how, asked := l.policy.Requested(r)
-	x := Explanation{Asked: asked, How: how, Verdict: l.Decide(r)}
+func (c *Compiled) Explain(r policy.Request) Explanation {
+	how, asked := c.policy.Requested(r)
+	x := Explanation{Asked: asked, How: how, Verdict: c.Decide(r)}
 	if !asked {
 		return x
 	}
-	if options, err := l.policy.OptionsOf(r); err == nil {
+	if options, err := c.policy.OptionsOf(r); err == nil {
 		x.Options = options
 	}
-	e := l.bind(r.Truncated()).(*evidence)
-	for i := range l.rules {
-		r := &l.rules[i]
+	e := c.bind(r.Truncated()).(*evidence)
+	for i := range c.rules {
+		r := &c.rules[i]
 		holds, _ := r.holds(e)
-		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, l.part(r.when, e)})
+		x.Rules = append(x.Rules, RuleTrace{r.name, r.where.Filename, r.where.Start.Line, holds, c.part(r.when, e)})
 		if r.name == x.Verdict.Rule { // it holds, or it fails and denies
 			if x.Verdict.Granted() {
 				x.Grant = r.attributes(x.Verdict.Grant, e)
@@ -110,11 +111,11 @@ func (r *rule) attributes(g policy.Grant, e *evidence) (all []AttributeTrace) {
 }
 
 // part traces a condition with its values. It splits the condition at &&, || and !.
-func (l *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
+func (c *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 	if parentheses, ok := expr.(*hclsyntax.ParenthesesExpr); ok {
-		return l.part(parentheses.Expression, e)
+		return c.part(parentheses.Expression, e)
 	}
-	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(l.sourceOf(expr), " "), Value: e.rendered(expr)}
+	p := ConditionTrace{Source: lineBreaks.ReplaceAllString(c.sourceOf(expr), " "), Value: e.rendered(expr)}
 	var operands []hclsyntax.Expression
 	switch expr := expr.(type) {
 	case *hclsyntax.UnaryOpExpr:
@@ -128,7 +129,7 @@ func (l *Compiled) part(expr hclsyntax.Expression, e *evidence) ConditionTrace {
 		p.With = variablesIn(expr, e.ctx)
 	}
 	for _, operand := range operands {
-		p.Parts = append(p.Parts, l.part(operand, e))
+		p.Parts = append(p.Parts, c.part(operand, e))
 	}
 	return p
 }
@@ -144,9 +145,9 @@ func chain(e hclsyntax.Expression, op *hclsyntax.Operation) []hclsyntax.Expressi
 }
 
 // sourceOf returns an expression as it was written.
-func (l *Compiled) sourceOf(e hclsyntax.Expression) string {
+func (c *Compiled) sourceOf(e hclsyntax.Expression) string {
 	where := e.Range()
-	for _, f := range l.files {
+	for _, f := range c.files {
 		if f.name == where.Filename && where.CanSliceBytes(f.source) {
 			return string(where.SliceBytes(f.source))
 		}
@@ -192,10 +193,7 @@ func spell(v cty.Value) string {
 	case v.IsNull() || !v.IsWhollyKnown():
 		return "nothing"
 	case t == cty.String:
-		if s := v.AsString(); len(s) > maxSpelled {
-			return strconv.Quote(s[:maxSpelled]) + "…"
-		}
-		return strconv.Quote(v.AsString())
+		return site.Quote(v.AsString(), maxSpelled)
 	case t == cty.Number:
 		return v.AsBigFloat().Text('g', 15)
 	case t == cty.Bool:

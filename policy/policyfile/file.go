@@ -103,25 +103,25 @@ func intact(parsed *hcl.File, diags hcl.Diagnostics) *hcl.File {
 
 // open parses a file and checks its version before everything else. So a newer file is refused for its version, and
 // not for a word that this program does not know. It returns false if the rest is not to be read.
-func (j *typeChecker) open(f *file) bool {
-	if j.wrong = append(j.wrong, parse(f)...); f.hcl == nil {
+func (c *typeChecker) open(f *file) bool {
+	if c.wrong = append(c.wrong, parse(f)...); f.hcl == nil {
 		return false
 	}
-	before := len(j.wrong)
+	before := len(c.wrong)
 	content, _, diags := f.hcl.Body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "version"}}})
-	if j.wrong = append(j.wrong, diags...); len(j.wrong) > before {
+	if c.wrong = append(c.wrong, diags...); len(c.wrong) > before {
 		return false
 	}
 	attr := content.Attributes["version"]
 	if attr == nil {
 		start := hcl.Range{Filename: f.name, Start: hcl.InitialPos, End: hcl.InitialPos}
-		j.mistake(start, "Missing version", "a file begins with version = %d, outside of every block", Version)
+		c.mistake(start, "Missing version", "a file begins with version = %d, outside of every block", Version)
 		return true
 	}
-	if v, ok := j.constantOf(attr, cty.Number); ok && float(v) != Version {
-		j.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
+	if v, ok := c.constantOf(attr, cty.Number); ok && float(v) != Version {
+		c.mistake(attr.Expr.Range(), "Unsupported version", "this program reads policies of version %d, not %s", Version, decimal(float(v)))
 	}
-	return len(j.wrong) == before
+	return len(c.wrong) == before
 }
 
 // CheckSyntax returns nil if a text is HCL, whatever it means, otherwise an *Error.
@@ -214,21 +214,12 @@ type Source struct {
 }
 
 // Sources returns the files that the policy was read from.
-func (l *Compiled) Sources() []Source {
-	sources := make([]Source, len(l.files))
-	for i, f := range l.files {
+func (c *Compiled) Sources() []Source {
+	sources := make([]Source, len(c.files))
+	for i, f := range c.files {
 		sources[i] = Source{f.name, string(f.source)}
 	}
 	return sources
-}
-
-// ParseAll reads a policy of several files.
-func ParseAll(sources []Source) (*Compiled, error) {
-	files := make([]file, len(sources))
-	for i, s := range sources {
-		files[i] = file{name: s.Name, source: []byte(s.Text)}
-	}
-	return compile(files)
 }
 
 func read(paths []string, one func(string) ([]byte, error)) (*Compiled, error) {

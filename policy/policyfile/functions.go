@@ -3,11 +3,13 @@
 package policyfile
 
 import (
+	"errors"
 	"fmt"
 	"math/big"
 	"regexp"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2/ext/tryfunc"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -23,28 +25,30 @@ type builtin struct {
 	gives cty.Type
 	run   function.Function
 	// check returns the result for arguments of the right types if gives cannot compute it. nil: gives can.
-	check func(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type
+	check func(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type
 }
 
 var builtins = map[string]builtin{
-	"contains":    {[]cty.Type{anyList, anyType}, false, cty.Bool, stdlib.ContainsFunc, checkContains},
-	"startswith":  {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.HasPrefix), nil},
-	"endswith":    {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.HasSuffix), nil},
-	"strcontains": {[]cty.Type{cty.String, cty.String}, false, cty.Bool, textTest(strings.Contains), nil},
-	"regex":       {[]cty.Type{cty.String, cty.String}, false, cty.String, regexFunction, checkRegex},
-	"lower":       {[]cty.Type{cty.String}, false, cty.String, stdlib.LowerFunc, nil},
-	"upper":       {[]cty.Type{cty.String}, false, cty.String, stdlib.UpperFunc, nil},
-	"join":        {[]cty.Type{cty.String, cty.List(cty.String)}, false, cty.String, stdlib.JoinFunc, nil},
-	"min":         {[]cty.Type{cty.Number}, true, cty.Number, stdlib.MinFunc, nil},
-	"max":         {[]cty.Type{cty.Number}, true, cty.Number, stdlib.MaxFunc, nil},
-	"floor":       {[]cty.Type{cty.Number}, false, cty.Number, rounded(-1), nil},
-	"ceil":        {[]cty.Type{cty.Number}, false, cty.Number, rounded(1), nil},
-	"length":      {[]cty.Type{anyType}, false, cty.Number, lengthFunction, checkLength},
-	"coalesce":    {[]cty.Type{cty.String}, true, cty.String, coalesceFunction, nil},
-	"lookup":      {[]cty.Type{anyObject, cty.String, anyType}, false, anyType, stdlib.LookupFunc, checkLookup},
-	"try":         {[]cty.Type{anyType}, true, anyType, tryfunc.TryFunc, checkTry},
-	"can":         {[]cty.Type{anyType}, false, cty.Bool, tryfunc.CanFunc, nil},
+	"contains":    {takes: types{anyList, anyType}, gives: cty.Bool, run: stdlib.ContainsFunc, check: checkContains},
+	"startswith":  textTest(strings.HasPrefix),
+	"endswith":    textTest(strings.HasSuffix),
+	"strcontains": textTest(strings.Contains),
+	"regex":       {takes: types{cty.String, cty.String}, gives: cty.String, run: regexFunction, check: checkRegex},
+	"lower":       {takes: types{cty.String}, gives: cty.String, run: stdlib.LowerFunc},
+	"upper":       {takes: types{cty.String}, gives: cty.String, run: stdlib.UpperFunc},
+	"join":        {takes: types{cty.String, cty.List(cty.String)}, gives: cty.String, run: stdlib.JoinFunc},
+	"min":         {takes: types{cty.Number}, more: true, gives: cty.Number, run: stdlib.MinFunc},
+	"max":         {takes: types{cty.Number}, more: true, gives: cty.Number, run: stdlib.MaxFunc},
+	"floor":       {takes: types{cty.Number}, gives: cty.Number, run: rounded(-1)},
+	"ceil":        {takes: types{cty.Number}, gives: cty.Number, run: rounded(1)},
+	"length":      {takes: types{anyType}, gives: cty.Number, run: lengthFunction, check: checkLength},
+	"coalesce":    {takes: types{cty.String}, more: true, gives: cty.String, run: coalesceFunction},
+	"lookup":      {takes: types{anyObject, cty.String, anyType}, gives: anyType, run: stdlib.LookupFunc, check: checkLookup},
+	"try":         {takes: types{anyType}, more: true, gives: anyType, run: tryfunc.TryFunc, check: checkTry},
+	"can":         {takes: types{anyType}, gives: cty.Bool, run: tryfunc.CanFunc},
 }
+
+type types []cty.Type
 
 // functions returns the builtins in hcl's form.
 var functions = sync.OnceValue(func() map[string]function.Function {
@@ -72,71 +76,62 @@ func (b builtin) wants() string {
 	return words
 }
 
-func parameters(types ...cty.Type) (all []function.Parameter) {
-	for i, t := range types {
-		all = append(all, function.Parameter{Name: fmt.Sprint("argument", i+1), Type: t})
+// newFunction makes a function with a fixed number of arguments.
+func newFunction(gives cty.Type, run func(args []cty.Value) (cty.Value, error), takes ...cty.Type) function.Function {
+	spec := &function.Spec{
+		Type: function.StaticReturnType(gives),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) { return run(args) },
 	}
-	return all
+	for i, t := range takes {
+		spec.Params = append(spec.Params, function.Parameter{Name: fmt.Sprint("argument", i+1), Type: t})
+	}
+	return function.New(spec)
 }
 
-func textTest(test func(s, part string) bool) function.Function {
-	return function.New(&function.Spec{
-		Params: parameters(cty.String, cty.String),
-		Type:   function.StaticReturnType(cty.Bool),
-		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-			return cty.BoolVal(test(args[0].AsString(), args[1].AsString())), nil
-		},
-	})
+func textTest(test func(s, part string) bool) builtin {
+	run := func(args []cty.Value) (cty.Value, error) {
+		return cty.BoolVal(test(args[0].AsString(), args[1].AsString())), nil
+	}
+	takes := types{cty.String, cty.String}
+	return builtin{takes: takes, gives: cty.Bool, run: newFunction(cty.Bool, run, takes...)}
 }
 
 // regexFunction returns the part of the text that matches. hcl's own function returns a list if the pattern has
 // groups.
-var regexFunction = function.New(&function.Spec{
-	Params: parameters(cty.String, cty.String),
-	Type:   function.StaticReturnType(cty.String),
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		pattern, err := regexp.Compile(args[0].AsString())
-		if err != nil {
-			return cty.NilVal, err
-		}
-		found := pattern.FindStringIndex(args[1].AsString())
-		if found == nil {
-			return cty.NilVal, fmt.Errorf("no part of the string matches: ask can(regex(…)), or write try(regex(…), \"\")")
-		}
-		return cty.StringVal(args[1].AsString()[found[0]:found[1]]), nil
-	},
-})
+var regexFunction = newFunction(cty.String, func(args []cty.Value) (cty.Value, error) {
+	pattern, err := regexp.Compile(args[0].AsString())
+	if err != nil {
+		return cty.NilVal, err
+	}
+	match := pattern.FindStringIndex(args[1].AsString())
+	if match == nil {
+		return cty.NilVal, errors.New(`no part of the string matches: ask can(regex(…)), or write try(regex(…), "")`)
+	}
+	return cty.StringVal(args[1].AsString()[match[0]:match[1]]), nil
+}, cty.String, cty.String)
 
 // rounded rounds to a whole number, down for -1 and up for 1. hcl's own floor shares memory with its argument.
 func rounded(direction int64) function.Function {
-	return function.New(&function.Spec{
-		Params: parameters(cty.Number),
-		Type:   function.StaticReturnType(cty.Number),
-		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-			f := args[0].AsBigFloat()
-			if f.IsInf() {
-				return cty.NilVal, fmt.Errorf("the number is too large")
-			}
-			whole, _ := f.Int(nil) // towards zero
-			if !f.IsInt() && int64(f.Sign()) == direction {
-				whole.Add(whole, big.NewInt(direction))
-			}
-			return cty.NumberVal(new(big.Float).SetInt(whole)), nil
-		},
-	})
+	return newFunction(cty.Number, func(args []cty.Value) (cty.Value, error) {
+		f := args[0].AsBigFloat()
+		if f.IsInf() {
+			return cty.NilVal, errors.New("the number is too large")
+		}
+		whole, _ := f.Int(nil) // towards zero
+		if !f.IsInt() && int64(f.Sign()) == direction {
+			whole.Add(whole, big.NewInt(direction))
+		}
+		return cty.NumberVal(new(big.Float).SetInt(whole)), nil
+	}, cty.Number)
 }
 
 // lengthFunction counts the elements of a list or the characters of a string.
-var lengthFunction = function.New(&function.Spec{
-	Params: parameters(cty.DynamicPseudoType),
-	Type:   function.StaticReturnType(cty.Number),
-	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-		if args[0].Type() == cty.String {
-			return cty.NumberIntVal(int64(len([]rune(args[0].AsString())))), nil
-		}
-		return cty.NumberIntVal(int64(args[0].LengthInt())), nil
-	},
-})
+var lengthFunction = newFunction(cty.Number, func(args []cty.Value) (cty.Value, error) {
+	if args[0].Type() == cty.String {
+		return cty.NumberIntVal(int64(utf8.RuneCountInString(args[0].AsString()))), nil
+	}
+	return cty.NumberIntVal(int64(args[0].LengthInt())), nil
+}, cty.DynamicPseudoType)
 
 // coalesceFunction returns the first string that is not empty, or "".
 var coalesceFunction = function.New(&function.Spec{
@@ -152,56 +147,73 @@ var coalesceFunction = function.New(&function.Spec{
 	},
 })
 
-func checkContains(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
-	if args[0] != anyType && !fits(args[0].ElementType(), args[1]) {
-		j.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", plural(args[0].ElementType()), aType(args[1]))
-	} else if !single(args[1]) {
-		j.mistake(call.Args[1].Range(), "Wrong type", "contains looks for one number, string or truth, not for %s", aType(args[1]))
+// quotient and remainder fail if the divisor is 0. hcl's own functions return an infinity and the dividend.
+var (
+	quotient  = dividing(stdlib.Divide)
+	remainder = dividing(stdlib.Modulo)
+)
+
+func dividing(divide func(a, b cty.Value) (cty.Value, error)) *hclsyntax.Operation {
+	return &hclsyntax.Operation{Type: cty.Number, Impl: newFunction(cty.Number, func(args []cty.Value) (cty.Value, error) {
+		if args[1].AsBigFloat().Sign() == 0 {
+			return cty.NilVal, errors.New("the divisor is 0: write max(1, …)")
+		}
+		return divide(args[0], args[1])
+	}, cty.Number, cty.Number)}
+}
+
+func checkContains(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	if list, value := args[0], args[1]; list != anyType && !fits(list.ElementType(), value) {
+		c.mistake(call.Args[1].Range(), "Never true", "the list is of %s, and this is %s", plural(list.ElementType()), aType(value))
+	} else if !single(value) {
+		c.mistake(call.Args[1].Range(), "Wrong type", "contains looks for one number, string or bool, not for %s", aType(value))
 	}
 	return cty.Bool
 }
 
 // checkRegex compiles the pattern. It refuses a group, because the result would be a list.
-func checkRegex(j *typeChecker, call *hclsyntax.FunctionCallExpr, _ []cty.Type) cty.Type {
-	source, before := call.Args[0], len(j.wrong)
-	v, ok := j.constant(source)
+func checkRegex(c *typeChecker, call *hclsyntax.FunctionCallExpr, _ []cty.Type) cty.Type {
+	source, before := call.Args[0], len(c.wrong)
+	v, ok := c.constant(source)
 	if !ok {
-		if len(j.wrong) == before {
-			j.mistake(source.Range(), "Variables not allowed", "the pattern of regex is constant, so that it is known to be one")
+		if len(c.wrong) == before {
+			c.mistake(source.Range(), "Variables not allowed", "the pattern of regex is constant, so that it is known to be one")
 		}
 		return cty.String
 	}
 	if pattern, err := regexp.Compile(v.AsString()); err != nil {
-		j.mistake(source.Range(), "Not a pattern", "%v", err)
+		c.mistake(source.Range(), "Not a pattern", "%v", err)
 	} else if pattern.NumSubexp() > 0 {
-		j.mistake(source.Range(), "Group in a pattern", "regex is the part that matches as a whole: write (?:…) for a group")
+		c.mistake(source.Range(), "Group in a pattern", "regex is the part that matches as a whole: write (?:…) for a group")
 	}
 	return cty.String
 }
 
-func checkLength(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+func checkLength(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
 	if t := args[0]; t != anyType && t != cty.String && !t.IsListType() {
-		j.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", aType(t))
+		c.mistake(call.Args[0].Range(), "Wrong type", "length counts a list or a string, not %s", aType(t))
 	}
 	return cty.Number
 }
 
-func checkLookup(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
-	var types []cty.Type
+func checkLookup(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+	joined, usual, ok := anyType, args[2], true
 	if args[0].IsObjectType() {
-		_, types = attributesOf(args[0])
+		_, attributes := attributesOf(args[0])
+		joined, _, ok = oneType(attributes)
 	}
-	joined, _, ok := oneType(types)
-	if !ok || !fits(joined, args[2]) {
-		return j.mistake(call.Args[2].Range(), "Wrong type", "lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(args[2]))
+	if !ok || !fits(joined, usual) {
+		return c.mistake(call.Args[2].Range(), "Wrong type",
+			"lookup takes attributes and a default of one kind: the object has %s, and this is %s", plural(joined), aType(usual))
 	}
-	return join(joined, args[2])
+	return join(joined, usual)
 }
 
-func checkTry(j *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
+func checkTry(c *typeChecker, call *hclsyntax.FunctionCallExpr, args []cty.Type) cty.Type {
 	joined, odd, ok := oneType(args)
 	if !ok {
-		return j.mistake(call.Args[odd].Range(), "Wrong type", "try takes arguments of one kind: this is %s, and before it stands %s", aType(args[odd]), aType(joined))
+		return c.mistake(call.Args[odd].Range(), "Wrong type", "try takes arguments of one kind: this is %s, and before it stands %s",
+			aType(args[odd]), aType(joined))
 	}
 	return joined
 }

@@ -40,7 +40,9 @@ const (
 	keptConfig = "site.hcl"
 )
 
-// copies is the form in which a policy is kept.
+// copies is the form in which a policy is kept:
+//
+//	{"files": [{"name": "/etc/slurm-mps/policy.hcl", "text": "version = 1\n…"}]}
 type copies struct {
 	Files []Source `json:"files"`
 }
@@ -48,21 +50,17 @@ type copies struct {
 // ReadPolicy reads the node's policy, or the last one that could be used. It is nil if there is neither.
 func ReadPolicy(paths site.Paths) (*Compiled, FileStatus) {
 	compiled, err := Load(paths.Policy())
-	if err == nil {
-		return compiled, FileStatus{}
-	}
-	var kept copies
-	content, at, keptErr := readKept(paths, keptPolicy)
-	if keptErr == nil {
-		keptErr = json.Unmarshal(content, &kept)
-	}
-	if keptErr == nil {
-		compiled, keptErr = ParseAll(kept.Files)
-	}
-	if keptErr != nil {
-		return nil, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
-	}
-	return compiled, FileStatus{Err: err, Kept: at}
+	return orKept(compiled, err, paths, keptPolicy, func(content []byte) (*Compiled, error) {
+		var kept copies
+		if err := json.Unmarshal(content, &kept); err != nil {
+			return nil, err
+		}
+		files := make([]file, len(kept.Files))
+		for i, f := range kept.Files {
+			files[i] = file{name: f.Name, source: []byte(f.Text)}
+		}
+		return compile(files)
+	})
 }
 
 // KeepPolicy keeps a policy that can be used. It writes only if the policy has changed.
@@ -77,24 +75,38 @@ func KeepPolicy(paths site.Paths, compiled *Compiled) error {
 // ReadConfig reads the site's file, or the last copy of it that could be used. Settings in neither have their
 // defaults.
 func ReadConfig(paths site.Paths) (site.Config, FileStatus) {
+	parse := func(content []byte) (*site.Config, error) {
+		config, err := ParseConfig(content, paths.ConfigFile(), site.DefaultConfig())
+		return &config, err
+	}
 	content, err := site.ReadRootOwned(paths.ConfigFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return site.DefaultConfig(), FileStatus{}
 	}
+	var config *site.Config
 	if err == nil {
-		var facts site.Config
-		if facts, err = ParseFacts(content, paths.ConfigFile(), site.DefaultConfig()); err == nil {
-			return facts, FileStatus{}
-		}
+		config, err = parse(content)
 	}
-	content, at, keptErr := readKept(paths, keptConfig)
+	config, status := orKept(config, err, paths, keptConfig, parse)
+	if config == nil {
+		return site.DefaultConfig(), status
+	}
+	return *config, status
+}
+
+// orKept returns a value that was read, or if err is set, the copy that was kept. It is nil if there is none.
+func orKept[T any](value *T, err error, paths site.Paths, name string, parse func([]byte) (*T, error)) (*T, FileStatus) {
+	if err == nil {
+		return value, FileStatus{}
+	}
+	content, modified, keptErr := readKept(paths, name)
 	if keptErr == nil {
-		var facts site.Config
-		if facts, keptErr = ParseFacts(content, paths.ConfigFile(), site.DefaultConfig()); keptErr == nil {
-			return facts, FileStatus{Err: err, Kept: at}
-		}
+		value, keptErr = parse(content)
 	}
-	return site.DefaultConfig(), FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
+	if keptErr != nil {
+		return nil, FileStatus{Err: err, Hidden: errors.Is(keptErr, fs.ErrPermission)}
+	}
+	return value, FileStatus{Err: err, Kept: modified}
 }
 
 // KeepConfig keeps a copy of the site's file, which can be used. If the file does not exist, the copy is removed.
@@ -112,15 +124,14 @@ func KeepConfig(paths site.Paths) error {
 	return keep(paths, keptConfig, content)
 }
 
-func readKept(paths site.Paths, name string) (content []byte, at time.Time, err error) {
+func readKept(paths site.Paths, name string) (content []byte, modified time.Time, err error) {
 	path := filepath.Join(paths.Kept(), name)
-	content, err = site.ReadRootOwned(path)
-	if err != nil {
-		return nil, at, err
+	if content, err = site.ReadRootOwned(path); err != nil {
+		return nil, modified, err
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return nil, at, err
+		return nil, modified, err
 	}
 	return content, info.ModTime(), nil
 }

@@ -4,7 +4,6 @@ package policyfile
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -28,29 +27,23 @@ const (
 
 // Changes returns the differences between the policy and a later one: first blocks that were added or removed, then
 // attributes.
-func (l *Compiled) Changes(later *Compiled) []Change {
-	was, is := l.outline(), later.outline()
+func (c *Compiled) Changes(later *Compiled) []Change {
+	was, is := c.outline(), later.outline()
 	var changes []Change
-	for _, block := range was.blocks {
-		if !slices.Contains(is.blocks, block) {
-			changes = append(changes, Change{How: Removed, What: block})
+	for _, e := range was.entries {
+		if e.name == "" && !is.has(e.block) {
+			changes = append(changes, Change{How: Removed, What: e.block})
 		}
 	}
-	for _, block := range is.blocks {
-		if slices.Contains(was.blocks, block) {
-			continue
-		}
-		changes = append(changes, Change{How: Added, What: block})
-		for _, e := range is.entries {
-			if e.block == block {
-				changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
-			}
+	for _, e := range is.entries {
+		if !was.has(e.block) {
+			changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
 		}
 	}
 	for _, e := range was.entries {
 		text, has := is.text[e.path()]
 		switch {
-		case !slices.Contains(is.blocks, e.block):
+		case !is.has(e.block):
 		case !has:
 			changes = append(changes, Change{How: Removed, What: e.path(), Was: e.text})
 		case text != e.text:
@@ -58,59 +51,77 @@ func (l *Compiled) Changes(later *Compiled) []Change {
 		}
 	}
 	for _, e := range is.entries {
-		if _, had := was.text[e.path()]; slices.Contains(was.blocks, e.block) && !had {
+		if was.has(e.block) && !was.has(e.path()) {
 			changes = append(changes, Change{How: Added, What: e.path(), Is: e.text})
 		}
 	}
-	if before, after := order(was.rules, is.rules), order(is.rules, was.rules); !slices.Equal(before, after) {
-		changes = append(changes, Change{Changed, "order of the rules", strings.Join(before, ", "), strings.Join(after, ", ")})
+	if before, after := was.rulesIn(is), is.rulesIn(was); before != after {
+		changes = append(changes, Change{Changed, "order of the rules", before, after})
 	}
 	return changes
 }
 
-// order returns the rules that the other policy has too, in this policy's order.
-func order(some, others []string) []string {
-	return slices.DeleteFunc(slices.Clone(some), func(rule string) bool { return !slices.Contains(others, rule) })
-}
-
-// outline is a policy as a list of blocks and of attributes, in the words of its files.
+// outline is a policy as a list of blocks, each before its attributes, in the words of its files.
 type outline struct {
-	blocks  []string
-	rules   []string
 	entries []entry
 	text    map[string]string // by path
 }
 
+// entry is an attribute, or a block if it has no name.
 type entry struct{ block, name, text string }
 
-func (e entry) path() string { return e.block + ": " + e.name }
+func (e entry) path() string {
+	if e.name == "" {
+		return e.block
+	}
+	return e.block + ": " + e.name
+}
 
-func (l *Compiled) outline() outline {
-	o := outline{text: map[string]string{}}
-	for _, f := range l.files {
+func (o *outline) has(path string) bool {
+	_, has := o.text[path]
+	return has
+}
+
+// rulesIn lists the rules that the other policy has too, in this policy's order.
+func (o *outline) rulesIn(other *outline) string {
+	var rules []string
+	for _, e := range o.entries {
+		if e.name == "" && strings.HasPrefix(e.block, "rule ") && other.has(e.block) {
+			rules = append(rules, e.block)
+		}
+	}
+	return strings.Join(rules, ", ")
+}
+
+func (c *Compiled) outline() *outline {
+	o := &outline{text: map[string]string{}}
+	for _, f := range c.files {
 		body := f.hcl.Body.(*hclsyntax.Body) // compile has read it
 		for _, block := range body.Blocks {
 			name := block.Type
 			if len(block.Labels) > 0 {
 				name = fmt.Sprintf("%s %q", block.Type, block.Labels[0])
-				o.rules = append(o.rules, name)
 			}
-			if !slices.Contains(o.blocks, name) { // a policy may have many locals blocks
-				o.blocks = append(o.blocks, name)
+			if !o.has(name) { // a policy may have many locals blocks
+				o.add(entry{block: name})
 			}
-			o.add(name, f.source, block.Body)
+			o.addAttributes(name, f.source, block.Body)
 			for _, inner := range block.Body.Blocks { // grant
-				o.add(name, f.source, inner.Body)
+				o.addAttributes(name, f.source, inner.Body)
 			}
 		}
 	}
 	return o
 }
 
-func (o *outline) add(block string, source []byte, body *hclsyntax.Body) {
+func (o *outline) add(e entry) {
+	o.entries = append(o.entries, e)
+	o.text[e.path()] = e.text
+}
+
+func (o *outline) addAttributes(block string, source []byte, body *hclsyntax.Body) {
 	for _, name := range sortedKeys(body.Attributes) {
-		e := entry{block, name, strings.Join(strings.Fields(string(body.Attributes[name].Expr.Range().SliceBytes(source))), " ")}
-		o.entries = append(o.entries, e)
-		o.text[e.path()] = e.text
+		text := body.Attributes[name].Expr.Range().SliceBytes(source)
+		o.add(entry{block, name, oneLine(string(text))})
 	}
 }

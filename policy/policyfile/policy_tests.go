@@ -12,7 +12,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Case is a test of a policy: a request and the expected verdict.
+// Case is a test of a policy: a request and the expected decision.
 type Case struct {
 	Name    string
 	File    string
@@ -21,13 +21,31 @@ type Case struct {
 	expect  expectation
 }
 
-// expectation is what a case's expect block names. The rest of the verdict is not compared, except a denial.
+// expectation is what a case's expect block names. The rest of the decision is not compared, except a denial.
 type expectation struct {
 	rule   *string
 	asked  *bool
 	denied *bool            // whatever the reason is
 	reason *string          // a part of the reason
 	grant  []policy.Setting // as Grant.Settings writes them
+}
+
+var expectAttributes = []attribute[expectation]{
+	stringAttribute("rule", anything, func(e *expectation, s string) { e.rule = &s }),
+	switched("asked", func(e *expectation, on bool) { e.asked = &on }),
+	{"denied", anyType, func(e *expectation, v cty.Value) (summary, detail string) {
+		switch v.Type() {
+		case cty.Bool:
+			denied := v.True()
+			e.denied = &denied
+		case cty.String:
+			reason := v.AsString()
+			e.reason = &reason
+		default:
+			return "Wrong type", "denied is true, false or a part of the reason"
+		}
+		return "", ""
+	}},
 }
 
 // Result is the outcome of a case.
@@ -52,58 +70,59 @@ func LoadCases(path string) ([]Case, error) {
 // ParseCases reads cases. Mistakes are reported under this file name.
 func ParseCases(source []byte, name string) ([]Case, error) {
 	f := file{name: name, source: source}
-	j := newTypeChecker()
-	cases := readCases(j, &f)
-	if err := complain(j.wrong, []file{f}); err != nil {
+	t := newTypeChecker()
+	cases := readCases(t, &f)
+	if err := complain(t.wrong, []file{f}); err != nil {
 		return nil, err
 	}
 	return cases, nil
 }
 
-func readCases(j *typeChecker, f *file) []Case {
-	if !j.open(f) {
+func readCases(t *typeChecker, f *file) []Case {
+	if !t.open(f) {
 		return nil
 	}
 	content, diags := f.hcl.Body.Content(&hcl.BodySchema{
 		Attributes: []hcl.AttributeSchema{{Name: "version"}},
 		Blocks:     []hcl.BlockHeaderSchema{{Type: "case", LabelNames: []string{"name"}}},
 	})
-	j.wrong = append(j.wrong, diags...)
+	t.wrong = append(t.wrong, diags...)
 	var cases []Case
 	seen := map[string]hcl.Range{}
 	for _, block := range content.Blocks {
 		c := Case{Name: block.Labels[0], File: f.name, Line: block.DefRange.Start.Line}
 		if first, twice := seen[c.Name]; twice {
-			j.mistake(block.LabelRanges[0], "Duplicate case", "a case named %q stands at line %d already", c.Name, first.Start.Line)
+			t.mistake(block.LabelRanges[0], "Duplicate case", "a case named %q stands at line %d already", c.Name, first.Start.Line)
 		}
 		seen[c.Name] = block.LabelRanges[0]
-		c.read(j, block)
+		c.read(t, block)
 		cases = append(cases, c)
 	}
-	if len(content.Blocks) == 0 && len(j.wrong) == 0 {
-		j.mistake(f.hcl.Body.MissingItemRange(), "No case", "a file of tests has case blocks")
+	if len(content.Blocks) == 0 && len(t.wrong) == 0 {
+		t.mistake(f.hcl.Body.MissingItemRange(), "No case", "a file of tests has case blocks")
 	}
 	return cases
 }
 
-func (c *Case) read(j *typeChecker, block *hcl.Block) {
-	content, diags := block.Body.Content(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "job"}, {Type: "node"}, {Type: "gpu"}, {Type: "expect"}}})
-	j.wrong = append(j.wrong, diags...)
+func (c *Case) read(t *typeChecker, block *hcl.Block) {
+	content, diags := block.Body.Content(&hcl.BodySchema{
+		Blocks: []hcl.BlockHeaderSchema{{Type: "job"}, {Type: "node"}, {Type: "gpu"}, {Type: "expect"}},
+	})
+	t.wrong = append(t.wrong, diags...)
 	seen := map[string]bool{}
 	for _, part := range content.Blocks {
-		if seen[part.Type] {
-			j.mistake(part.DefRange, "Duplicate "+part.Type, "case %q has a %s block already", c.Name, part.Type)
-			continue
+		switch {
+		case seen[part.Type]:
+			t.mistake(part.DefRange, "Duplicate "+part.Type, "case %q has a %s block already", c.Name, part.Type)
+		case part.Type == "expect":
+			c.expect.read(t, part)
+		default:
+			constants(t, requestAttributes(part.Type), part.Body, &c.Request)
 		}
 		seen[part.Type] = true
-		if part.Type == "expect" {
-			c.readExpect(j, part)
-			continue
-		}
-		constants(j, requestAttributes(part.Type), part.Body, &c.Request)
 	}
 	if !seen["expect"] {
-		j.mistake(block.DefRange, "Nothing expected", "case %q has no expect block", c.Name)
+		t.mistake(block.DefRange, "Nothing expected", "case %q has no expect block", c.Name)
 	}
 }
 
@@ -115,57 +134,23 @@ func requestAttributes(root string) (table []attribute[policy.Request]) {
 	return table
 }
 
-func (c *Case) readExpect(j *typeChecker, block *hcl.Block) {
-	content, diags := block.Body.Content(&hcl.BodySchema{
-		Attributes: []hcl.AttributeSchema{{Name: "rule"}, {Name: "asked"}, {Name: "denied"}},
-		Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
-	})
-	if j.wrong = append(j.wrong, diags...); diags.HasErrors() {
-		return
-	}
-	e := &c.expect
-	if attr := content.Attributes["rule"]; attr != nil {
-		if v, ok := j.constantOf(attr, cty.String); ok {
-			rule := v.AsString()
-			e.rule = &rule
-		}
-	}
-	if attr := content.Attributes["asked"]; attr != nil {
-		if v, ok := j.constantOf(attr, cty.Bool); ok {
-			asked := v.True()
-			e.asked = &asked
-		}
-	}
-	if attr := content.Attributes["denied"]; attr != nil {
-		e.readDenied(j, attr)
-	}
+func (e *expectation) read(t *typeChecker, block *hcl.Block) {
+	content, rest, diags := block.Body.PartialContent(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: "grant"}}})
+	before := len(t.wrong)
+	t.wrong = append(t.wrong, diags...)
+	constants(t, expectAttributes, rest, e)
 	for _, grant := range content.Blocks {
-		e.readGrant(j, grant)
+		e.readGrant(t, grant)
 	}
-	if len(content.Attributes) == 0 && len(content.Blocks) == 0 {
-		j.mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
-	}
-}
-
-// readDenied takes true, false, or a part of the reason.
-func (e *expectation) readDenied(j *typeChecker, attr *hcl.Attribute) {
-	v, _ := j.constantOf(attr, anyType)
-	switch {
-	case v == cty.NilVal:
-	case v.Type() == cty.Bool:
-		denied := v.True()
-		e.denied = &denied
-	case v.Type() == cty.String:
-		reason := v.AsString()
-		e.reason = &reason
-	default:
-		j.mistake(attr.Expr.Range(), "Wrong type", "denied is true, false or a part of the reason")
+	nothing := e.rule == nil && e.asked == nil && e.denied == nil && e.reason == nil && len(content.Blocks) == 0
+	if nothing && len(t.wrong) == before {
+		t.mistake(block.DefRange, "Nothing expected", "expect names rule, asked, denied or a grant")
 	}
 }
 
-func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
+func (e *expectation) readGrant(t *typeChecker, block *hcl.Block) {
 	var grant policy.Grant
-	constants(j, grantAttributes, block.Body, &grant)
+	constants(t, grantAttributes, block.Body, &grant)
 	content, _ := block.Body.Content(schemaOf(grantAttributes))
 	if content.Attributes["overlap"] != nil && content.Attributes["share"] == nil {
 		grant.Share = policy.ShareEven // overlap = F alone expects overlap:F
@@ -178,43 +163,43 @@ func (e *expectation) readGrant(j *typeChecker, block *hcl.Block) {
 }
 
 // Run runs cases against the policy.
-func (l *Compiled) Run(cases []Case) []Result {
+func (c *Compiled) Run(cases []Case) []Result {
 	results := make([]Result, len(cases))
-	for i, c := range cases {
-		verdict := l.Decide(c.Request)
-		wrong := c.expect.differences(verdict)
-		if how, asks := l.policy.Requested(c.Request); !asks && len(wrong) > 0 && c.expect.asked == nil {
+	for i, test := range cases {
+		decision := c.Decide(test.Request)
+		wrong := test.expect.differences(decision)
+		if how, asks := c.policy.Requested(test.Request); !asks && len(wrong) > 0 && test.expect.asked == nil {
 			wrong = append(wrong, "the job does not ask for MPS: "+how)
 		}
-		results[i] = Result{c.Name, c.File, c.Line, len(wrong) == 0, verdict.Rule, wrong}
+		results[i] = Result{test.Name, test.File, test.Line, len(wrong) == 0, decision.Rule, wrong}
 	}
 	return results
 }
 
-// differences returns how a verdict differs from the expected one, a sentence for each difference.
-func (e expectation) differences(v policy.Decision) []string {
+// differences returns how a decision differs from the expected one, a sentence for each difference.
+func (e expectation) differences(d policy.Decision) []string {
 	var wrong []string
 	add := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	if e.asked != nil && *e.asked != v.Requested {
-		add("asked is %v, expected %v", v.Requested, *e.asked)
+	if e.asked != nil && *e.asked != d.Requested {
+		add("asked is %v, expected %v", d.Requested, *e.asked)
 	}
-	if e.rule != nil && *e.rule != v.Rule {
-		add("the rule that decides is %s, expected %q", orNone(v.Rule), *e.rule)
+	if e.rule != nil && *e.rule != d.Rule {
+		add("the rule that decides is %s, expected %q", orNone(d.Rule), *e.rule)
 	}
-	denied := v.Denied != ""
+	denied := d.Denied != ""
 	switch {
-	case e.reason != nil && !strings.Contains(v.Denied, *e.reason):
-		add("denied is %s, expected %q", orNone(v.Denied), *e.reason)
+	case e.reason != nil && !strings.Contains(d.Denied, *e.reason):
+		add("denied is %s, expected %q", orNone(d.Denied), *e.reason)
 	case e.denied != nil && *e.denied != denied:
-		add("denied is %s, expected %v", orNone(v.Denied), *e.denied)
+		add("denied is %s, expected %v", orNone(d.Denied), *e.denied)
 	case denied && e.reason == nil && e.denied == nil:
-		add("denied is %q, and the case expects no denial", v.Denied)
+		add("denied is %q, and the case expects no denial", d.Denied)
 	}
-	if len(e.grant) > 0 && !v.Granted() {
+	if len(e.grant) > 0 && !d.Granted() {
 		add("nothing is granted")
 		return wrong
 	}
-	got := v.Grant.Settings()
+	got := d.Grant.Settings()
 	for _, want := range e.grant {
 		i := slices.IndexFunc(got, func(s policy.Setting) bool { return s.Name == want.Name })
 		if got[i].Value != want.Value {

@@ -36,24 +36,24 @@ type RuleInfo struct {
 }
 
 // Policy returns the policy in the form that the prolog uses.
-func (l *Compiled) Policy() policy.Policy { return l.policy }
+func (c *Compiled) Policy() policy.Policy { return c.policy }
 
 // Decide answers a request.
-func (l *Compiled) Decide(r policy.Request) policy.Decision { return l.policy.Decide(r) }
+func (c *Compiled) Decide(r policy.Request) policy.Decision { return c.policy.Decide(r) }
 
 // Files returns the names of the files that the policy was read from.
-func (l *Compiled) Files() []string {
-	names := make([]string, len(l.files))
-	for i, f := range l.files {
+func (c *Compiled) Files() []string {
+	names := make([]string, len(c.files))
+	for i, f := range c.files {
 		names[i] = f.name
 	}
 	return names
 }
 
 // Rules returns the policy's rules in their order.
-func (l *Compiled) Rules() []RuleInfo {
-	infos := make([]RuleInfo, len(l.rules))
-	for i, r := range l.rules {
+func (c *Compiled) Rules() []RuleInfo {
+	infos := make([]RuleInfo, len(c.rules))
+	for i, r := range c.rules {
 		infos[i] = RuleInfo{r.name, r.where.Filename, r.where.Start.Line, r.deny != nil}
 	}
 	return infos
@@ -66,19 +66,19 @@ func Parse(source []byte, name string) (*Compiled, error) {
 
 // compile makes a policy from files. All mistakes in them are one error.
 func compile(files []file) (*Compiled, error) {
-	d := builder{check: newTypeChecker()}
+	b := builder{typeChecker: newTypeChecker()}
 	for i := range files {
-		d.read(&files[i])
+		b.read(&files[i])
 	}
-	d.finish()
-	if err := complain(d.check.wrong, files); err != nil {
+	b.finish()
+	if err := complain(b.wrong, files); err != nil {
 		return nil, err
 	}
-	compiled := &Compiled{files: files, rules: d.rules, fixed: d.check.fixed, locals: d.check.order}
-	compiled.policy = policy.Policy{Trigger: d.trigger, Lookups: d.check.needs, Bind: compiled.bind}
-	for i := range compiled.rules {
-		r := &compiled.rules[i]
-		compiled.policy.Rules = append(compiled.policy.Rules, policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives})
+	compiled := &Compiled{files: files, rules: b.rules, fixed: b.fixed, locals: b.order}
+	compiled.policy = policy.Policy{Trigger: b.trigger, Lookups: b.needs, Bind: compiled.bind}
+	for _, r := range b.rules {
+		pure := policy.Rule{Name: r.name, Allow: r.allow, When: r.holds, Result: r.gives}
+		compiled.policy.Rules = append(compiled.policy.Rules, pure)
 	}
 	return compiled, nil
 }
@@ -86,7 +86,7 @@ func compile(files []file) (*Compiled, error) {
 // builder is a policy while its files are read. Rules are checked after all files are read, because a local may be in
 // any file.
 type builder struct {
-	check    *typeChecker
+	*typeChecker
 	trigger  *policy.Trigger
 	triggers []hcl.Range
 	defaults *hcl.Block
@@ -101,8 +101,8 @@ var topLevel = &hcl.BodySchema{
 	},
 }
 
-func (d *builder) read(f *file) {
-	if !d.check.open(f) {
+func (b *builder) read(f *file) {
+	if !b.open(f) {
 		return
 	}
 	content, diags := f.hcl.Body.Content(topLevel)
@@ -111,18 +111,18 @@ func (d *builder) read(f *file) {
 			diag.Detail += " Write locals { NAME = VALUE } and local.NAME."
 		}
 	}
-	d.check.wrong = append(d.check.wrong, diags...)
+	b.wrong = append(b.wrong, diags...)
 	for _, block := range content.Blocks {
 		switch block.Type {
 		case "trigger":
-			d.triggers = append(d.triggers, block.DefRange)
-			d.readTrigger(block)
+			b.triggers = append(b.triggers, block.DefRange)
+			b.readTrigger(block)
 		case "locals":
-			d.readLocals(block)
+			b.readLocals(block)
 		case "defaults":
-			d.readDefaults(block)
+			b.readDefaults(block)
 		case "rule":
-			d.blocks = append(d.blocks, block)
+			b.blocks = append(b.blocks, block)
 		}
 	}
 }
@@ -134,77 +134,79 @@ var triggerAttributes = []attribute[policy.Trigger]{
 	switched("option", func(t *policy.Trigger, on bool) { t.Option = on }),
 }
 
-func (d *builder) readTrigger(block *hcl.Block) {
-	if len(d.triggers) > 1 {
-		d.twice(block, "trigger", d.triggers[0])
+func (b *builder) readTrigger(block *hcl.Block) {
+	if len(b.triggers) > 1 {
+		b.twice(block, "trigger", b.triggers[0])
 		return
 	}
-	d.trigger = &policy.Trigger{}
-	wrong := len(d.check.wrong)
-	constants(d.check, triggerAttributes, block.Body, d.trigger)
-	if *d.trigger == (policy.Trigger{}) && len(d.check.wrong) == wrong {
-		d.check.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
+	b.trigger = &policy.Trigger{}
+	wrong := len(b.wrong)
+	constants(b.typeChecker, triggerAttributes, block.Body, b.trigger)
+	if *b.trigger == (policy.Trigger{}) && len(b.wrong) == wrong {
+		b.mistake(block.DefRange, "Nothing triggers", "no job could ask for MPS: name a constraint, a comment or option = true")
 	}
 }
 
-func (d *builder) twice(block *hcl.Block, what string, first hcl.Range) {
-	d.check.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
+func (b *builder) twice(block *hcl.Block, what string, first hcl.Range) {
+	b.mistake(block.DefRange, "Duplicate "+what, "a policy has one %s block, in whichever file: it stands at %s:%d already", what, first.Filename, first.Start.Line)
 }
 
-func (d *builder) readDefaults(block *hcl.Block) {
-	if d.defaults != nil {
-		d.twice(block, "defaults", d.defaults.DefRange)
+func (b *builder) readDefaults(block *hcl.Block) {
+	if b.defaults != nil {
+		b.twice(block, "defaults", b.defaults.DefRange)
 		return
 	}
-	d.defaults = block
+	b.defaults = block
 }
 
-func (d *builder) readLocals(block *hcl.Block) {
+func (b *builder) readLocals(block *hcl.Block) {
 	attributes, diags := block.Body.JustAttributes()
-	d.check.wrong = append(d.check.wrong, diags...)
+	b.wrong = append(b.wrong, diags...)
 	for _, name := range sortedKeys(attributes) {
 		attr := attributes[name]
-		if first := d.check.locals[name]; first != nil {
-			d.check.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
+		if first := b.locals[name]; first != nil {
+			b.mistake(attr.NameRange, "Duplicate local", "local.%s stands at %s:%d already", name, first.where.Filename, first.where.Start.Line)
 			continue
 		}
-		d.check.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
+		b.locals[name] = &local{name: name, expr: expression(attr), where: attr.NameRange}
 	}
 }
 
 // finish checks the rules, and then the locals that no rule names. The look-ups and values of those locals are not
 // needed.
-func (d *builder) finish() {
+func (b *builder) finish() {
 	var defaults []setting[policy.Grant]
-	if d.defaults != nil {
-		defaults = settings(d.check, grantAttributes, d.defaults.Body)
+	if b.defaults != nil {
+		defaults = settings(b.typeChecker, grantAttributes, b.defaults.Body)
 	}
 	seen := map[string]hcl.Range{}
-	for _, block := range d.blocks {
+	for _, block := range b.blocks {
 		name, where := block.Labels[0], block.LabelRanges[0]
 		if first, twice := seen[name]; twice {
-			d.check.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
+			b.mistake(where, "Duplicate rule", "a rule named %q stands at %s:%d already; give this one another name", name, first.Filename, first.Start.Line)
 			continue
 		}
 		seen[name] = where
-		if r, ok := readRule(d.check, block, defaults); ok {
-			d.rules = append(d.rules, r)
+		if r, ok := readRule(b.typeChecker, block, defaults); ok {
+			b.rules = append(b.rules, r)
 		}
 	}
-	d.checkNeeds()
-	needs, order := d.check.needs, d.check.order
-	for _, name := range sortedKeys(d.check.locals) {
-		d.check.checkLocal(d.check.locals[name])
+	b.checkNeeds()
+	needs, order := b.needs, b.order
+	for _, name := range sortedKeys(b.locals) {
+		b.checkLocal(b.locals[name])
 	}
-	d.check.needs, d.check.order = needs, order
+	b.needs, b.order = needs, order
 }
 
 // checkNeeds refuses look-ups that every job of the node would pay for, with time and with possible failures.
-func (d *builder) checkNeeds() {
-	if d.check.needs == (policy.Lookups{}) || len(d.triggers) > 0 || len(d.blocks) == 0 {
+func (b *builder) checkNeeds() {
+	if b.needs == (policy.Lookups{}) || len(b.triggers) > 0 || len(b.blocks) == 0 {
 		return
 	}
-	d.check.mistake(d.blocks[0].DefRange, "Missing trigger", "the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: write a trigger block, so that only jobs that ask for MPS pay for that")
+	b.mistake(b.blocks[0].DefRange, "Missing trigger",
+		"the rules name job.groups, node.features, node.gpus, node.driver or gpu, which must be looked up: "+
+			"write a trigger block, so that only jobs that ask for MPS pay for that")
 }
 
 // rule is a rule block.
@@ -222,49 +224,51 @@ var ruleSchema = &hcl.BodySchema{
 	Blocks:     []hcl.BlockHeaderSchema{{Type: "grant"}},
 }
 
-func readRule(j *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
+func readRule(c *typeChecker, block *hcl.Block, defaults []setting[policy.Grant]) (rule, bool) {
 	r := rule{name: block.Labels[0], where: block.LabelRanges[0]}
 	if why := word(r.name); why != "" {
-		j.mistake(r.where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
+		c.mistake(r.where, "Unusable name", "the name of a rule %s: it goes into tickets and logs", why)
 	}
 	content, diags := block.Body.Content(ruleSchema)
-	if j.wrong = append(j.wrong, diags...); diags.HasErrors() {
+	if c.wrong = append(c.wrong, diags...); diags.HasErrors() {
 		return r, false
 	}
-	r.readWhen(j, content.Attributes["when"])
+	r.readWhen(c, content.Attributes["when"])
 	deny := content.Attributes["deny"]
 	switch grants := len(content.Blocks); {
 	case grants > 1:
-		j.mistake(content.Blocks[1].DefRange, "Duplicate grant", "rule %q has a grant already", r.name)
+		c.mistake(content.Blocks[1].DefRange, "Duplicate grant", "rule %q has a grant already", r.name)
 	case deny != nil && grants > 0:
-		j.mistake(deny.NameRange, "Grant and deny", "rule %q grants and denies: do one of them", r.name)
+		c.mistake(deny.NameRange, "Grant and deny", "rule %q grants and denies: do one of them", r.name)
 	case deny != nil:
-		r.readDeny(j, deny)
+		r.readDeny(c, deny)
 		if allow := content.Attributes["allow"]; allow != nil {
-			j.mistake(allow.NameRange, "Nothing to allow", "rule %q grants nothing that a user's options could narrow", r.name)
+			c.mistake(allow.NameRange, "Nothing to allow",
+				"rule %q grants nothing that a user's options could narrow", r.name)
 		}
 	case grants == 1:
-		r.grant = slices.Concat(defaults, settings(j, grantAttributes, content.Blocks[0].Body))
-		r.readAllow(j, content.Attributes["allow"])
+		r.grant = slices.Concat(defaults, settings(c, grantAttributes, content.Blocks[0].Body))
+		r.readAllow(c, content.Attributes["allow"])
 	default:
-		j.mistake(block.DefRange, "Neither grant nor deny", "rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.name)
+		c.mistake(block.DefRange, "Neither grant nor deny",
+			"rule %q decides nothing: write a grant block, or deny = \"the reason\"", r.name)
 	}
 	return r, true
 }
 
-func (r *rule) readWhen(j *typeChecker, attr *hcl.Attribute) {
+func (r *rule) readWhen(c *typeChecker, attr *hcl.Attribute) {
 	r.when = expression(attr)
-	if j.typed(r.when, cty.Bool, "when is") {
-		j.constant(r.when) // a condition that always fails is refused now
+	if c.typed(r.when, cty.Bool, "when is") {
+		c.constant(r.when) // a condition that always fails is refused now
 	}
 }
 
-func (r *rule) readDeny(j *typeChecker, attr *hcl.Attribute) {
+func (r *rule) readDeny(c *typeChecker, attr *hcl.Attribute) {
 	r.deny = expression(attr)
-	if !j.typed(r.deny, cty.String, "deny is the reason,") {
+	if !c.typed(r.deny, cty.String, "deny is the reason,") {
 		return
 	}
-	j.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
+	c.checkBranches(r.deny, func(v cty.Value) (summary, detail string) {
 		if v.AsString() == "" {
 			return "No reason", "deny is the reason, which the job is told"
 		}
@@ -272,18 +276,19 @@ func (r *rule) readDeny(j *typeChecker, attr *hcl.Attribute) {
 	})
 }
 
-func (r *rule) readAllow(j *typeChecker, attr *hcl.Attribute) {
+func (r *rule) readAllow(c *typeChecker, attr *hcl.Attribute) {
 	if attr == nil {
 		return
 	}
-	names, _ := j.constantOf(attr, cty.List(cty.String))
+	names, _ := c.constantOf(attr, cty.List(cty.String))
 	if names == cty.NilVal {
 		return
 	}
 	for _, item := range names.AsValueSlice() {
 		name := item.AsString()
 		if !slices.Contains(policy.OptionNames(), name) {
-			j.mistake(attr.Expr.Range(), "Unknown option", "a user can set %s, not %q", strings.Join(policy.OptionNames(), ", "), name)
+			known := strings.Join(policy.OptionNames(), ", ")
+			c.mistake(attr.Expr.Range(), "Unknown option", "a user can set %s, not %q", known, name)
 			continue
 		}
 		r.allow = append(r.allow, name)

@@ -202,13 +202,13 @@ func TestTheShippedFactsAreTheDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	facts, err := ParseFacts(source, "site.hcl", site.DefaultConfig())
+	facts, err := ParseConfig(source, "site.hcl", site.DefaultConfig())
 	if err != nil || facts != site.DefaultConfig() {
 		t.Fatalf("%+v, %v", facts, err)
 	}
 	active := strings.ReplaceAll(string(source), "\n# ", "\n")
 	active = active[strings.Index(active, "mps_control "):]
-	if facts, err := ParseFacts([]byte(active), "site.hcl", site.DefaultConfig()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
+	if facts, err := ParseConfig([]byte(active), "site.hcl", site.DefaultConfig()); err != nil || facts.GresConf != "/etc/slurm/gres.conf" {
 		t.Errorf("a line of the shipped file has no effect when it is uncommented: %+v, %v", facts, err)
 	}
 }
@@ -223,7 +223,7 @@ func TestBadFacts(t *testing.T) {
 		{`usage_interval = "10ms"`, `site.hcl:1:18: Out of range: usage_interval is 1s to 1h0m0s, not 10ms, or 0s for never`},
 		{`epilog_deadline = "soon"`, `site.hcl:1:19: Not a duration: epilog_deadline is written like "10s" or "1m30s", not "soon"`},
 	} {
-		_, err := ParseFacts([]byte(c.source), "site.hcl", site.DefaultConfig())
+		_, err := ParseConfig([]byte(c.source), "site.hcl", site.DefaultConfig())
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got  %v\n want %s", c.source, err, c.want)
 		}

@@ -9,26 +9,26 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 )
 
-// factAttributes is the table of the site file.
-var factAttributes = []attribute[site.Config]{
-	stringAttribute("nvml_library", absolute, func(f *site.Config, s string) { f.NVMLLibrary = s }),
-	stringAttribute("mps_control", absolute, func(f *site.Config, s string) { f.Control = s }),
-	stringAttribute("library_path", anything, func(f *site.Config, s string) { f.LibraryPath = s }),
-	stringAttribute("gres_conf", absolute, func(f *site.Config, s string) { f.GresConf = s }),
-	durationAttribute("prolog_deadline", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.PrologDeadline = d }),
-	stringAttribute("hpc_job_mapping_dir", absolute, func(f *site.Config, s string) { f.JobMappingDir = filepath.Clean(s) }),
-	durationOrZero("usage_interval", time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.UsageInterval = d }),
-	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(f *site.Config, d time.Duration) { f.EpilogDeadline = d }),
+// configAttributes is the table of site.hcl.
+var configAttributes = []attribute[site.Config]{
+	stringAttribute("nvml_library", absolute, func(c *site.Config, s string) { c.NVMLLibrary = s }),
+	stringAttribute("mps_control", absolute, func(c *site.Config, s string) { c.Control = s }),
+	stringAttribute("library_path", anything, func(c *site.Config, s string) { c.LibraryPath = s }),
+	stringAttribute("gres_conf", absolute, func(c *site.Config, s string) { c.GresConf = s }),
+	durationAttribute("prolog_deadline", time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.PrologDeadline = d }),
+	stringAttribute("hpc_job_mapping_dir", absolute, func(c *site.Config, s string) { c.JobMappingDir = filepath.Clean(s) }),
+	durationOrZero("usage_interval", time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.UsageInterval = d }),
+	durationAttribute("epilog_deadline", 5*time.Second, time.Hour, func(c *site.Config, d time.Duration) { c.EpilogDeadline = d }),
 }
 
-// ParseFacts reads the site's file. Settings that it does not have keep the given defaults.
-func ParseFacts(source []byte, name string, facts site.Config) (site.Config, error) {
+// ParseConfig reads site.hcl. Settings that it does not have keep the given defaults.
+func ParseConfig(source []byte, name string, config site.Config) (site.Config, error) {
 	f := file{name: name, source: source}
-	j := newTypeChecker()
-	if j.wrong = parse(&f); !j.wrong.HasErrors() {
-		constants(j, factAttributes, f.hcl.Body, &facts)
+	c := newTypeChecker()
+	if c.wrong = parse(&f); !c.wrong.HasErrors() {
+		constants(c, configAttributes, f.hcl.Body, &config)
 	}
-	return facts, complain(j.wrong, []file{f})
+	return config, complain(c.wrong, []file{f})
 }
 
 func absolute(path string) string {

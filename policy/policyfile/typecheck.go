@@ -5,6 +5,7 @@ package policyfile
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -12,9 +13,9 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/slurm-mps/slurm-mps/policy"
+	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/function"
-	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
 // typeChecker checks the expressions of a policy when the policy is read. It refuses unknown names, wrong types and
@@ -45,28 +46,28 @@ type local struct {
 }
 
 // mistake adds a diagnostic. It returns the type for a wrong expression.
-func (j *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) cty.Type {
-	j.wrong = append(j.wrong, mistake(where, summary, format, args...))
+func (c *typeChecker) mistake(where hcl.Range, summary, format string, args ...any) cty.Type {
+	c.wrong = append(c.wrong, mistake(where, summary, format, args...))
 	return anyType
 }
 
 // typed returns false if an expression is wrong or has another type. what begins the sentence of the mistake.
-func (j *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) bool {
-	before := len(j.wrong)
-	if got := j.typeOf(e); !fits(want, got) {
-		j.mistake(e.Range(), "Wrong type", "%s %s", what, instead(want, got, ", not "))
+func (c *typeChecker) typed(e hclsyntax.Expression, want cty.Type, what string) bool {
+	before := len(c.wrong)
+	if got := c.typeOf(e); !fits(want, got) {
+		c.mistake(e.Range(), "Wrong type", "%s %s", what, instead(want, got, ", not "))
 	}
-	return len(j.wrong) == before
+	return len(c.wrong) == before
 }
 
 // constant returns the value of a checked expression that does not depend on the job. A failure is a mistake.
-func (j *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
-	if !namesOnly(e, j.fixed) {
+func (c *typeChecker) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
+	if !namesOnly(e, c.fixed) {
 		return v, false
 	}
-	v, failed := evaluate(e, constantContext(j.fixed, j.functions))
+	v, failed := evaluate(e, constantContext(c.fixed, c.functions))
 	if failed != nil {
-		j.wrong = append(j.wrong, failed)
+		c.wrong = append(c.wrong, failed)
 	}
 	return v, failed == nil
 }
@@ -91,55 +92,55 @@ func constantContext(locals map[string]cty.Value, called map[string]function.Fun
 }
 
 // constantOf returns the value of an attribute that may not depend on the job.
-func (j *typeChecker) constantOf(attr *hcl.Attribute, want cty.Type) (v cty.Value, ok bool) {
-	if e := expression(attr); j.typed(e, want, attr.Name+" is") {
-		return j.mustBeConstant(e, attr.Name)
+func (c *typeChecker) constantOf(attr *hcl.Attribute, want cty.Type) (v cty.Value, ok bool) {
+	if e := expression(attr); c.typed(e, want, attr.Name+" is") {
+		return c.mustBeConstant(e, attr.Name)
 	}
 	return v, false
 }
 
-func (j *typeChecker) mustBeConstant(e hclsyntax.Expression, name string) (cty.Value, bool) {
-	before := len(j.wrong)
-	v, ok := j.constant(e)
-	if !ok && len(j.wrong) == before {
-		j.mistake(e.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", name)
+func (c *typeChecker) mustBeConstant(e hclsyntax.Expression, name string) (cty.Value, bool) {
+	before := len(c.wrong)
+	v, ok := c.constant(e)
+	if !ok && len(c.wrong) == before {
+		c.mistake(e.Range(), "Variables not allowed", "%s is constant: it cannot depend on a job", name)
 	}
 	return v, ok
 }
 
 // typeOf returns the type of an expression. Kinds of nodes that are not here are not part of the language.
-func (j *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
+func (c *typeChecker) typeOf(e hclsyntax.Expression) cty.Type {
 	switch e := e.(type) {
 	case *hclsyntax.ParenthesesExpr:
-		return j.typeOf(e.Expression)
+		return c.typeOf(e.Expression)
 	case *hclsyntax.TemplateWrapExpr:
-		return j.typeOf(e.Wrapped)
+		return c.typeOf(e.Wrapped)
 	case *hclsyntax.LiteralValueExpr:
-		return j.literal(e)
+		return c.literal(e)
 	case *hclsyntax.TemplateExpr:
-		return j.template(e)
+		return c.template(e)
 	case *hclsyntax.ScopeTraversalExpr:
-		return j.variable(e)
+		return c.variable(e)
 	case *hclsyntax.RelativeTraversalExpr:
-		return j.steps(j.typeOf(e.Source), e.Traversal)
+		return c.steps(c.typeOf(e.Source), e.Traversal)
 	case *hclsyntax.IndexExpr:
-		return j.index(e)
+		return c.index(e)
 	case *hclsyntax.FunctionCallExpr:
-		return j.call(e)
+		return c.call(e)
 	case *hclsyntax.ConditionalExpr:
-		return j.conditional(e)
+		return c.conditional(e)
 	case *hclsyntax.BinaryOpExpr:
-		return j.binary(e)
+		return c.binary(e)
 	case *hclsyntax.UnaryOpExpr:
-		return j.unary(e)
+		return c.unary(e)
 	case *hclsyntax.TupleConsExpr:
-		return j.list(e)
+		return c.list(e)
 	case *hclsyntax.ObjectConsExpr:
-		return j.object(e)
+		return c.object(e)
 	case *hclsyntax.ForExpr:
-		return j.forEach(e)
+		return c.forEach(e)
 	}
-	return j.mistake(e.Range(), "Not in this language", "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
+	return c.mistake(e.Range(), "Not in this language", "a policy has operators, function calls, \"${…}\", lists, objects, for and ?: alone")
 }
 
 // The bounds of a number in a policy. A prolog would take minutes to write the digits of 1e1000000.
@@ -148,65 +149,66 @@ const (
 	minNumber = 1e-9
 )
 
-func (j *typeChecker) literal(e *hclsyntax.LiteralValueExpr) cty.Type {
+func (c *typeChecker) literal(e *hclsyntax.LiteralValueExpr) cty.Type {
 	if e.Val.IsNull() {
-		return j.mistake(e.Range(), "No null", "nothing is null here: what Slurm does not say is \"\", 0 or []")
+		return c.mistake(e.Range(), "No null", "null is not supported: unset values are \"\", 0 or []")
 	}
 	if e.Val.Type() == cty.Number {
 		size := math.Abs(float(e.Val))
 		if size > maxNumber || size < minNumber && e.Val.AsBigFloat().Sign() != 0 {
-			return j.mistake(e.Range(), "Out of range", "a number is 0, or from %g to %g", minNumber, maxNumber)
+			return c.mistake(e.Range(), "Out of range", "a number is 0, or from %g to %g", minNumber, maxNumber)
 		}
 	}
 	return e.Val.Type()
 }
 
 // operand checks an operand or an argument. A wrong type becomes anyType, so that one mistake is reported once.
-func (j *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) cty.Type {
-	got := j.typeOf(e)
+func (c *typeChecker) operand(e hclsyntax.Expression, want cty.Type, of string) cty.Type {
+	got := c.typeOf(e)
 	if !fits(want, got) {
-		return j.mistake(e.Range(), "Wrong type", "%s takes %s", of, instead(want, got, ", and this is "))
+		return c.mistake(e.Range(), "Wrong type", "%s takes %s", of, instead(want, got, ", and this is "))
 	}
 	return got
 }
 
-func (j *typeChecker) template(e *hclsyntax.TemplateExpr) cty.Type {
+func (c *typeChecker) template(e *hclsyntax.TemplateExpr) cty.Type {
 	for _, part := range e.Parts {
-		if t := j.typeOf(part); !single(t) {
-			j.mistake(part.Range(), "Wrong type", "${…} takes a string, a number or a truth, and this is %s: join(\", \", …) makes a string of a list", aType(t))
+		if t := c.typeOf(part); !single(t) {
+			c.mistake(part.Range(), "Wrong type",
+				"${…} takes a string, number or bool, and this is %s: join(\", \", …) makes a string of a list", aType(t))
 		}
 	}
 	return cty.String
 }
 
 // variable returns the type of a variable, or of an attribute of it.
-func (j *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
+func (c *typeChecker) variable(e *hclsyntax.ScopeTraversalExpr) cty.Type {
 	root := e.Traversal.RootName()
-	if t, ok := j.loop[root]; ok {
-		return j.steps(t, e.Traversal[1:])
+	if t, ok := c.loop[root]; ok {
+		return c.steps(t, e.Traversal[1:])
 	}
 	if namespaces[root] == nil && root != "local" {
-		return j.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root, len(e.Traversal) == 1))
+		return c.mistake(e.Traversal[0].SourceRange(), "Unknown variable", "There is no variable named %q.%s", root, suggestRoot(root, len(e.Traversal) == 1))
 	}
 	if len(e.Traversal) == 1 {
-		return j.mistake(e.Range(), "Incomplete name", "%s has attributes: write %s.NAME", root, root)
+		return c.mistake(e.Range(), "Incomplete name", "%s has attributes: write %s.NAME", root, root)
 	}
 	name, ok := attributeOf(e.Traversal[1])
 	where := e.Traversal[1].SourceRange()
 	switch {
 	case !ok:
-		return j.mistake(where, "Incomplete name", "%s has attributes: write %s.NAME", root, root)
+		return c.mistake(where, "Incomplete name", "%s has attributes: write %s.NAME", root, root)
 	case root == "local":
-		return j.steps(j.local(name, where), e.Traversal[2:])
+		return c.steps(c.local(name, where), e.Traversal[2:])
 	}
 	v, ok := variableNamed(root, name)
 	if !ok {
-		return j.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, cmp.Or(suggest(name, variableNames(root)), " It has "+strings.Join(variableNames(root), ", ")+"."))
+		return c.mistake(where, "Unsupported attribute", "%s has no attribute named %q.%s", root, name, cmp.Or(suggest(name, variableNames(root)), " It has "+strings.Join(variableNames(root), ", ")+"."))
 	}
 	if v.needs != nil {
-		*v.needs(&j.needs) = true
+		*v.needs(&c.needs) = true
 	}
-	return j.steps(v.typ, e.Traversal[2:])
+	return c.steps(v.typ, e.Traversal[2:])
 }
 
 // attributeOf returns the name of a step: .name or ["name"].
@@ -222,47 +224,47 @@ func attributeOf(step hcl.Traverser) (string, bool) {
 	return "", false
 }
 
-func (j *typeChecker) local(name string, where hcl.Range) cty.Type {
-	l := j.locals[name]
+func (c *typeChecker) local(name string, where hcl.Range) cty.Type {
+	l := c.locals[name]
 	switch {
 	case l == nil:
-		return j.mistake(where, "Unsupported attribute", "there is no local named %q.%s", name, suggest(name, sortedKeys(j.locals)))
+		return c.mistake(where, "Unsupported attribute", "there is no local named %q.%s", name, suggest(name, sortedKeys(c.locals)))
 	case l.open:
-		return j.mistake(where, "Cycle", "local.%s is made of itself", name)
+		return c.mistake(where, "Cycle", "local.%s is made of itself", name)
 	}
-	j.checkLocal(l)
+	c.checkLocal(l)
 	return l.typ
 }
 
 // checkLocal checks a local at its first use.
-func (j *typeChecker) checkLocal(l *local) {
+func (c *typeChecker) checkLocal(l *local) {
 	if l.typ != cty.NilType {
 		return
 	}
-	loop, before := j.loop, len(j.wrong)
-	l.open, j.loop = true, nil
-	l.typ = j.typeOf(l.expr)
-	l.open, j.loop = false, loop
-	if len(j.wrong) > before {
+	loop, before := c.loop, len(c.wrong)
+	l.open, c.loop = true, nil
+	l.typ = c.typeOf(l.expr)
+	l.open, c.loop = false, loop
+	if len(c.wrong) > before {
 		l.typ = anyType
 		return
 	}
-	if v, ok := j.constant(l.expr); ok {
-		j.fixed[l.name] = v
+	if v, ok := c.constant(l.expr); ok {
+		c.fixed[l.name] = v
 		return
 	}
-	j.order = append(j.order, l)
+	c.order = append(c.order, l)
 }
 
 // steps follows attributes and elements of a value.
-func (j *typeChecker) steps(t cty.Type, steps hcl.Traversal) cty.Type {
+func (c *typeChecker) steps(t cty.Type, steps hcl.Traversal) cty.Type {
 	for _, step := range steps {
-		t = j.step(t, step)
+		t = c.step(t, step)
 	}
 	return t
 }
 
-func (j *typeChecker) step(t cty.Type, step hcl.Traverser) cty.Type {
+func (c *typeChecker) step(t cty.Type, step hcl.Traverser) cty.Type {
 	name, named := attributeOf(step)
 	switch {
 	case t == anyType:
@@ -270,15 +272,15 @@ func (j *typeChecker) step(t cty.Type, step hcl.Traverser) cty.Type {
 	case t.IsListType() && !named:
 		return t.ElementType()
 	case !t.IsObjectType() || !named:
-		return j.mistake(step.SourceRange(), "Unsupported attribute", "this is %s and has none", aType(t))
+		return c.mistake(step.SourceRange(), "Unsupported attribute", "this is %s and has none", aType(t))
 	case !t.HasAttribute(name):
-		return j.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, suggest(name, sortedKeys(t.AttributeTypes())))
+		return c.mistake(step.SourceRange(), "Unsupported attribute", "the object has no attribute named %q.%s", name, suggest(name, sortedKeys(t.AttributeTypes())))
 	}
 	return t.AttributeType(name)
 }
 
-func (j *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
-	collection, key := j.typeOf(e.Collection), j.typeOf(e.Key)
+func (c *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
+	collection, key := c.typeOf(e.Collection), c.typeOf(e.Key)
 	switch {
 	case collection == anyType || key == anyType:
 		return anyType
@@ -288,11 +290,11 @@ func (j *typeChecker) index(e *hclsyntax.IndexExpr) cty.Type {
 		names, types := attributesOf(collection)
 		joined, odd, ok := oneType(types)
 		if !ok {
-			return j.mistake(e.Collection.Range(), "Wrong type", "to be chosen from by name, its attributes must be of one kind: %q is %s", names[odd], aType(types[odd]))
+			return c.mistake(e.Collection.Range(), "Wrong type", "to be chosen from by name, its attributes must be of one kind: %q is %s", names[odd], aType(types[odd]))
 		}
 		return joined
 	}
-	return j.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", aType(collection), aType(key))
+	return c.mistake(e.Key.Range(), "Wrong type", "an element of a list is found by a number and an attribute of an object by a string: this looks into %s by %s", aType(collection), aType(key))
 }
 
 // attributesOf returns the attributes of an object in the order of their names.
@@ -304,53 +306,35 @@ func attributesOf(object cty.Type) (names []string, types []cty.Type) {
 	return names, types
 }
 
-func (j *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
+func (c *typeChecker) call(e *hclsyntax.FunctionCallExpr) cty.Type {
 	f, ok := builtins[e.Name]
 	switch {
 	case !ok:
-		return j.mistake(e.NameRange, "Call to unknown function", "There is no function named %q.%s", e.Name, suggest(e.Name, sortedKeys(builtins)))
+		return c.mistake(e.NameRange, "Call to unknown function", "There is no function named %q.%s", e.Name, suggest(e.Name, sortedKeys(builtins)))
 	case e.ExpandFinal:
-		return j.mistake(e.Range(), "Not in this language", "the arguments of a function are written out, not expanded by ...")
+		return c.mistake(e.Range(), "Not in this language", "the arguments of a function are written out, not expanded by ...")
 	case !f.fits(len(e.Args)):
-		return j.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, f.wants(), len(e.Args))
+		return c.mistake(e.Range(), "Wrong number of arguments", "%s takes %s, not %d", e.Name, f.wants(), len(e.Args))
 	}
-	before := len(j.wrong)
+	before := len(c.wrong)
 	args := make([]cty.Type, len(e.Args))
 	for i, arg := range e.Args {
-		args[i] = j.operand(arg, f.taken(i), e.Name)
+		args[i] = c.operand(arg, f.taken(i), e.Name)
 	}
-	if f.check == nil || len(j.wrong) > before {
+	if f.check == nil || len(c.wrong) > before {
 		return f.gives
 	}
-	return f.check(j, e, args)
+	return f.check(c, e, args)
 }
 
-func (j *typeChecker) conditional(e *hclsyntax.ConditionalExpr) cty.Type {
-	j.operand(e.Condition, cty.Bool, "?:")
-	yes, no := j.typeOf(e.TrueResult), j.typeOf(e.FalseResult)
+func (c *typeChecker) conditional(e *hclsyntax.ConditionalExpr) cty.Type {
+	c.operand(e.Condition, cty.Bool, "?:")
+	yes, no := c.typeOf(e.TrueResult), c.typeOf(e.FalseResult)
 	if !single(yes) || !single(no) || !fits(yes, no) {
-		return j.mistake(e.Range(), "Wrong type", "?: chooses between two strings, numbers or truths, and these are %s and %s", aType(yes), aType(no))
+		return c.mistake(e.Range(), "Wrong type",
+			"?: chooses between two strings, numbers or bools, and these are %s and %s", aType(yes), aType(no))
 	}
 	return join(yes, no)
-}
-
-// quotient and remainder fail if the divisor is 0. hcl's own functions return an infinity and the dividend.
-var (
-	quotient  = dividing(stdlib.Divide)
-	remainder = dividing(stdlib.Modulo)
-)
-
-func dividing(divide func(a, b cty.Value) (cty.Value, error)) *hclsyntax.Operation {
-	return &hclsyntax.Operation{Type: cty.Number, Impl: function.New(&function.Spec{
-		Params: []function.Parameter{{Name: "dividend", Type: cty.Number}, {Name: "divisor", Type: cty.Number}},
-		Type:   function.StaticReturnType(cty.Number),
-		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-			if args[1].AsBigFloat().Sign() == 0 {
-				return cty.NilVal, fmt.Errorf("the divisor is 0: write max(1, …)")
-			}
-			return divide(args[0], args[1])
-		},
-	})}
 }
 
 // operators are the operators with two operands of one type.
@@ -373,7 +357,7 @@ var operators = map[*hclsyntax.Operation]struct {
 	remainder:                      {"%", cty.Number, cty.Number},
 }
 
-func (j *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
+func (c *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
 	switch e.Op {
 	case hclsyntax.OpDivide:
 		e.Op = quotient
@@ -382,86 +366,86 @@ func (j *typeChecker) binary(e *hclsyntax.BinaryOpExpr) cty.Type {
 	}
 	operator, ok := operators[e.Op]
 	if !ok {
-		return j.mistake(e.Range(), "Not in this language", "there is no such operator")
+		return c.mistake(e.Range(), "Not in this language", "there is no such operator")
 	}
-	a, b := j.operand(e.LHS, operator.takes, operator.sign), j.operand(e.RHS, operator.takes, operator.sign)
+	a, b := c.operand(e.LHS, operator.takes, operator.sign), c.operand(e.RHS, operator.takes, operator.sign)
 	if operator.takes == anyType {
-		j.compared(e, a, b)
+		c.compared(e, a, b)
 	}
 	return operator.gives
 }
 
 // compared refuses a comparison that is never true.
-func (j *typeChecker) compared(e *hclsyntax.BinaryOpExpr, a, b cty.Type) {
+func (c *typeChecker) compared(e *hclsyntax.BinaryOpExpr, a, b cty.Type) {
 	switch {
 	case aType(a) != aType(b) && a != anyType && b != anyType:
-		j.mistake(e.Range(), "Never equal", "this compares %s with %s", aType(a), aType(b))
+		c.mistake(e.Range(), "Never equal", "this compares %s with %s", aType(a), aType(b))
 	case !single(a) || !single(b):
-		j.mistake(e.Range(), "Wrong type", "== and != compare numbers, strings and truths: see contains and length for lists")
+		c.mistake(e.Range(), "Wrong type", "== and != compare numbers, strings and bools: see contains and length for lists")
 	}
 }
 
-func (j *typeChecker) unary(e *hclsyntax.UnaryOpExpr) cty.Type {
+func (c *typeChecker) unary(e *hclsyntax.UnaryOpExpr) cty.Type {
 	if e.Op == hclsyntax.OpLogicalNot {
-		j.operand(e.Val, cty.Bool, "!")
+		c.operand(e.Val, cty.Bool, "!")
 		return cty.Bool
 	}
-	j.operand(e.Val, cty.Number, "-")
+	c.operand(e.Val, cty.Number, "-")
 	return cty.Number
 }
 
-func (j *typeChecker) list(e *hclsyntax.TupleConsExpr) cty.Type {
+func (c *typeChecker) list(e *hclsyntax.TupleConsExpr) cty.Type {
 	elem := anyType
 	for _, item := range e.Exprs {
-		t := j.typeOf(item)
+		t := c.typeOf(item)
 		if !single(t) || !fits(elem, t) {
-			t = j.mistake(item.Range(), "Wrong type", "a list has numbers, strings or truths of one kind: this is %s", aType(t))
+			t = c.mistake(item.Range(), "Wrong type", "a list has numbers, strings or bools of one kind: this is %s", aType(t))
 		}
 		elem = join(elem, t)
 	}
 	return cty.List(elem)
 }
 
-func (j *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
+func (c *typeChecker) object(e *hclsyntax.ObjectConsExpr) cty.Type {
 	attributes := map[string]cty.Type{}
 	for _, item := range e.Items {
 		key, diags := item.KeyExpr.Value(nil)
 		if diags.HasErrors() || key.IsNull() || key.Type() != cty.String {
-			return j.mistake(item.KeyExpr.Range(), "Variables not allowed", "an attribute of an object has a constant name")
+			return c.mistake(item.KeyExpr.Range(), "Variables not allowed", "an attribute of an object has a constant name")
 		}
 		name := key.AsString()
 		if _, twice := attributes[name]; twice {
-			return j.mistake(item.KeyExpr.Range(), "Set twice", "the object has an attribute %q already", name)
+			return c.mistake(item.KeyExpr.Range(), "Set twice", "the object has an attribute %q already", name)
 		}
-		attributes[name] = j.typeOf(item.ValueExpr)
+		attributes[name] = c.typeOf(item.ValueExpr)
 	}
 	return cty.Object(attributes)
 }
 
 // forEach makes a list from a list. It refuses one for inside another, because a user decides how long a job's lists
 // are.
-func (j *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
+func (c *typeChecker) forEach(e *hclsyntax.ForExpr) cty.Type {
 	switch {
 	case e.KeyExpr != nil:
-		return j.mistake(e.Range(), "Not in this language", "for makes lists: [for x in LIST : VALUE if CONDITION]")
-	case j.loop != nil:
-		return j.mistake(e.Range(), "Not in this language", "a for stands in no other")
+		return c.mistake(e.Range(), "Not in this language", "for makes lists: [for x in LIST : VALUE if CONDITION]")
+	case c.loop != nil:
+		return c.mistake(e.Range(), "Not in this language", "nested for expressions are not supported")
 	}
-	from := j.operand(e.CollExpr, anyList, "for")
+	from := c.operand(e.CollExpr, anyList, "for")
 	if from == anyType {
 		return anyList
 	}
-	j.loop = map[string]cty.Type{e.ValVar: from.ElementType()}
+	c.loop = map[string]cty.Type{e.ValVar: from.ElementType()}
 	if e.KeyVar != "" {
-		j.loop[e.KeyVar] = cty.Number
+		c.loop[e.KeyVar] = cty.Number
 	}
-	defer func() { j.loop = nil }()
+	defer func() { c.loop = nil }()
 	if e.CondExpr != nil {
-		j.operand(e.CondExpr, cty.Bool, "if")
+		c.operand(e.CondExpr, cty.Bool, "if")
 	}
-	value := j.typeOf(e.ValExpr)
+	value := c.typeOf(e.ValExpr)
 	if !single(value) {
-		value = j.mistake(e.ValExpr.Range(), "Wrong type", "a list has numbers, strings or truths: this is %s", aType(value))
+		value = c.mistake(e.ValExpr.Range(), "Wrong type", "a list has numbers, strings or bools: this is %s", aType(value))
 	}
 	return cty.List(value)
 }
@@ -484,40 +468,12 @@ func suggestRoot(root string, alone bool) string {
 	return ""
 }
 
-// suggest returns the name that differs from a word by one slip.
+// suggest returns the name that was probably meant, as a sentence behind another.
 func suggest(word string, names []string) string {
-	for _, name := range names {
-		if almostSame(word, name) {
-			return fmt.Sprintf(" Did you mean %q?", name)
-		}
+	if like := site.Nearest(word, names); like != "" {
+		return fmt.Sprintf(" Did you mean %q?", like)
 	}
 	return ""
 }
 
-// almostSame reports whether two words differ by one changed, missing or additional letter, or by two swapped
-// letters, or whether one begins with the other.
-func almostSame(a, b string) bool {
-	if len(a) > len(b) {
-		a, b = b, a
-	}
-	if len(a) >= 3 && strings.HasPrefix(b, a) {
-		return true
-	}
-	i := 0
-	for i < len(a) && a[i] == b[i] {
-		i++
-	}
-	if len(a) == len(b) {
-		return len(a) > 2 && i < len(a) && (a[i+1:] == b[i+1:] || i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:])
-	}
-	return len(b) == len(a)+1 && len(b) > 2 && a[i:] == b[i+1:]
-}
-
-func sortedKeys[T any](m map[string]T) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func sortedKeys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

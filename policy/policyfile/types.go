@@ -52,7 +52,7 @@ func wording(t cty.Type) (one, many string) {
 	case t == cty.String:
 		return "a string", "strings"
 	case t == cty.Bool:
-		return "true or false", "truths"
+		return "true or false", "bools"
 	case t.IsListType() || t.IsTupleType():
 		return "a list", "lists"
 	case t.IsObjectType():

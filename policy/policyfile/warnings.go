@@ -15,17 +15,17 @@ import (
 
 // Warnings returns the parts of the policy that have no effect: rules that are never tried, and comparisons that no
 // job can meet. It also returns each overlap, because share has it.
-func (l *Compiled) Warnings() []Diagnostic {
-	found := l.neverTried()
-	for _, f := range l.files {
+func (c *Compiled) Warnings() []Diagnostic {
+	found := c.neverTried()
+	for _, f := range c.files {
 		_ = hclsyntax.VisitAll(f.hcl.Body.(*hclsyntax.Body), func(n hclsyntax.Node) hcl.Diagnostics {
-			found = append(found, l.neverEqual(n)...)
-			found = append(found, l.olderWord(n)...)
+			found = append(found, c.neverEqual(n)...)
+			found = append(found, c.olderWord(n)...)
 			return nil
 		})
 	}
 	var all *Error
-	if !errors.As(complain(found, l.files), &all) {
+	if !errors.As(complain(found, c.files), &all) {
 		return nil
 	}
 	for i := range all.diagnostics {
@@ -35,15 +35,15 @@ func (l *Compiled) Warnings() []Diagnostic {
 }
 
 // neverTried returns the rules after a rule that matches every job.
-func (l *Compiled) neverTried() (found hcl.Diagnostics) {
+func (c *Compiled) neverTried() (found hcl.Diagnostics) {
 	var last *rule
-	for i := range l.rules {
-		r := &l.rules[i]
+	for i := range c.rules {
+		r := &c.rules[i]
 		if last != nil {
 			found = append(found, mistake(r.where, "Never tried", "rule %q at %s:%d is for every job, and the first rule that holds decides: move this one before it", last.name, last.where.Filename, last.where.Start.Line))
 			continue
 		}
-		if always, ok := l.constant(r.when); ok && always.True() {
+		if always, ok := c.constant(r.when); ok && always.True() {
 			last = r
 		}
 	}
@@ -51,29 +51,29 @@ func (l *Compiled) neverTried() (found hcl.Diagnostics) {
 }
 
 // olderWord returns a grant's attribute overlap.
-func (l *Compiled) olderWord(n hclsyntax.Node) hcl.Diagnostics {
+func (c *Compiled) olderWord(n hclsyntax.Node) hcl.Diagnostics {
 	a, ok := n.(*hclsyntax.Attribute)
 	if !ok || a.Name != "overlap" {
 		return nil
 	}
-	factor := "${" + lineBreaks.ReplaceAllString(l.sourceOf(a.Expr), " ") + "}"
-	if v, ok := l.constant(a.Expr); ok {
+	factor := "${" + lineBreaks.ReplaceAllString(c.sourceOf(a.Expr), " ") + "}"
+	if v, ok := c.constant(a.Expr); ok {
 		factor = decimal(float(v))
 	}
 	return hcl.Diagnostics{mistake(a.NameRange, "Older word", `write share = "overlap:%s"`, factor)}
 }
 
 // constant returns the value of an expression that names no variable of a job.
-func (l *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
-	if !namesOnly(e, l.fixed) {
+func (c *Compiled) constant(e hclsyntax.Expression) (v cty.Value, ok bool) {
+	if !namesOnly(e, c.fixed) {
 		return v, false
 	}
-	v, failed := evaluate(e, constantContext(l.fixed, functions()))
+	v, failed := evaluate(e, constantContext(c.fixed, functions()))
 	return v, failed == nil
 }
 
 // neverEqual returns the texts that a variable can never equal, in a comparison by ==, != or contains.
-func (l *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
+func (c *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
 	sides := [][2]hclsyntax.Expression{} // a variable, and what it is compared with
 	switch e := n.(type) {
 	case *hclsyntax.BinaryOpExpr:
@@ -86,9 +86,9 @@ func (l *Compiled) neverEqual(n hclsyntax.Node) (found hcl.Diagnostics) {
 		}
 	}
 	for _, side := range sides {
-		variable := strings.TrimSpace(l.sourceOf(side[0]))
+		variable := strings.TrimSpace(c.sourceOf(side[0]))
 		root, name, _ := strings.Cut(variable, ".")
-		value, ok := l.constant(side[1])
+		value, ok := c.constant(side[1])
 		if _, known := variableNamed(root, name); !known || !ok {
 			continue
 		}

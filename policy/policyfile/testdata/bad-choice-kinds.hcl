@@ -10,4 +10,4 @@ Error: Wrong type
    3:   when = (job.uid > 5 ? "a" : 1) == 1
                 ^^^^^^^^^^^^^^^^^^^^^
 
-  ?: chooses between two strings, numbers or truths, and these are a string and a number
+  ?: chooses between two strings, numbers or bools, and these are a string and a number

@@ -10,4 +10,4 @@ Error: Wrong type
    3:   when = contains(job.uid > 5 ? ["a"] : ["b", "c"], job.user)
                         ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
-  ?: chooses between two strings, numbers or truths, and these are a list and a list
+  ?: chooses between two strings, numbers or bools, and these are a list and a list

@@ -10,4 +10,4 @@ Error: Wrong type
    3:   when = job.gpus == [0, 1]
                ^^^^^^^^^^^^^^^^^^
 
-  == and != compare numbers, strings and truths: see contains and length for lists
+  == and != compare numbers, strings and bools: see contains and length for lists

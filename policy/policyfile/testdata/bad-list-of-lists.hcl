@@ -10,4 +10,4 @@ Error: Wrong type
    3:   when = contains([["a"]], job.user)
                          ^^^^^
 
-  a list has numbers, strings or truths of one kind: this is a list
+  a list has numbers, strings or bools of one kind: this is a list

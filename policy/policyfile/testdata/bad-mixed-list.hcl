@@ -10,4 +10,4 @@ Error: Wrong type
    3:   when = contains(["a", 1], job.user)
                               ^
 
-  a list has numbers, strings or truths of one kind: this is a number
+  a list has numbers, strings or bools of one kind: this is a number

@@ -10,4 +10,4 @@ Error: Not in this language
    3:   when = length([for g in job.gpus : [for h in job.gpus : h]]) == 1
                                            ^^^^^^^^^^^^^^^^^^^^^^^
 
-  a for stands in no other
+  nested for expressions are not supported

@@ -10,4 +10,4 @@ Error: No null
    3:   when = job.reservation == null
                                   ^^^^
 
-  nothing is null here: what Slurm does not say is "", 0 or []
+  null is not supported: unset values are "", 0 or []

@@ -7,7 +7,7 @@ rule "r" {
 Error: Unknown variable
 
   on policy.hcl line 3, column 9, in rule "r":
-   3: 	when = user
-      	       ^^^^
+   3:     when = user
+                 ^^^^
 
   There is no variable named "user". Did you mean job.user?
