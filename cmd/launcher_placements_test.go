@@ -199,7 +199,7 @@ func placementsOf(output string) map[int][]placement {
 // hold compares a launch's placements with its plan, rank by rank. It checks that no SM of a GPU is given twice.
 func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement) {
 	layout := make([]int, len(s.Nodes()))
-	dealt := map[string]int{}
+	assigned := map[string]int{}
 	for _, x := range placements {
 		// A cluster's only node may have a name that differs from its host's name.
 		i := max(0, slices.Index(s.Nodes(), x.node))
@@ -209,10 +209,10 @@ func (s *launchCluster) hold(t *testing.T, l launchCase, placements []placement)
 			t.Errorf("rank %d (local rank %d of %d on %s) has %s, want %s", x.world, x.local, x.size, x.node, at, want)
 		}
 		if at != "no placement" {
-			dealt[x.node+" "+x.gpu] += smsAt(x.percent)
+			assigned[x.node+" "+x.gpu] += smsAt(x.percent)
 		}
 	}
-	for gpu, sms := range dealt {
+	for gpu, sms := range assigned {
 		if sms > h200.SMs {
 			t.Errorf("%d SMs of %s are given, but it has fewer", sms, gpu)
 		}

@@ -253,7 +253,7 @@ func (g GPU) fixed(r ShareRule) int {
 	return int(r.amount) - int(r.amount)%g.SMsPerTPC
 }
 
-// rankPart is the part of a rank while TPCs are dealt.
+// rankPart is the part of a rank while TPCs are assigned.
 type rankPart struct {
 	rank   int
 	weight int64 // in millionths
@@ -283,11 +283,11 @@ func apportion(parts []rankPart, free, least int) {
 	free = raiseToMinimum(parts, free, least)
 	weights := sumWeights(parts)
 	var remainders []*rankPart
-	var pulls, dealt int64
+	var entitled, given int64
 	for i := range parts {
 		if h := &parts[i]; !h.raised {
 			h.units = int(int64(free) * h.entitlement() / weights)
-			pulls, dealt = pulls+h.entitlement(), dealt+int64(h.units)
+			entitled, given = entitled+h.entitlement(), given+int64(h.units)
 			remainders = append(remainders, h)
 		}
 	}
@@ -297,7 +297,7 @@ func apportion(parts []rankPart, free, least int) {
 	slices.SortStableFunc(remainders, func(a, b *rankPart) int {
 		return cmp.Compare(int64(free)*b.entitlement()%weights, int64(free)*a.entitlement()%weights)
 	})
-	for _, h := range remainders[:int64(free)*pulls/weights-dealt] {
+	for _, h := range remainders[:int64(free)*entitled/weights-given] {
 		h.units++
 	}
 }

@@ -224,9 +224,9 @@ func TestSplitOfOneRule(t *testing.T) {
 	}
 }
 
-// dealtEvenly calculates even shares with an overlap a second time, independently of the code. It divides the TPCs by
+// assignedEvenly calculates even shares with an overlap a second time, independently of the code. It divides the TPCs by
 // the ranks, and gives the remainder to the first ranks.
-func dealtEvenly(g GPU, ranks int, overlap float64, ceiling Percent) []Share {
+func assignedEvenly(g GPU, ranks int, overlap float64, ceiling Percent) []Share {
 	units := int(math.Floor(float64(g.SMs/g.SMsPerTPC) * overlap))
 	shares := make([]Share, ranks)
 	for i := range shares {
@@ -246,7 +246,7 @@ func TestEqualRulesAreDealtEvenly(t *testing.T) {
 				for ranks := 1; ranks <= 64; ranks++ {
 					rules := slices.Repeat(mustRules(t, rule), ranks)
 					got, err := SplitSMs(g, rules, ceiling)
-					if want := dealtEvenly(g, ranks, overlap, ceiling); err != nil || !slices.Equal(got, want) {
+					if want := assignedEvenly(g, ranks, overlap, ceiling); err != nil || !slices.Equal(got, want) {
 						t.Fatalf("%v, %d ranks of %s, ceiling %s: %v\ngot  %v\nwant %v", g, ranks, rule, ceiling, err, got, want)
 					}
 				}
@@ -294,7 +294,7 @@ func TestSplitOfMixedRules(t *testing.T) {
 // given, by weight.
 func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 	t.Helper()
-	free, dealt, divide := g.SMs/g.SMsPerTPC, 0, 0
+	free, given, divide := g.SMs/g.SMsPerTPC, 0, 0
 	weights, rest := 0.0, 0
 	for i, r := range rules {
 		units := shares[i].SMs / g.SMsPerTPC
@@ -303,7 +303,7 @@ func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 			free -= units
 		case shareEven, shareWeight:
 			divide++
-			dealt += units
+			given += units
 			if shares[i].SMs > g.minShare() {
 				weights, rest = weights+weightOf(r), rest+units
 			}
@@ -314,8 +314,8 @@ func checkDealt(t *testing.T, g GPU, rules []ShareRule, shares []Share) bool {
 	if divide == 0 || free < divide*(g.minShare()/g.SMsPerTPC) {
 		return false
 	}
-	if dealt != free {
-		t.Errorf("%v, %v: %d TPCs given, %d are free: %v", g, rules, dealt, free, shares)
+	if given != free {
+		t.Errorf("%v, %v: %d TPCs given, %d are free: %v", g, rules, given, free, shares)
 	}
 	for i, r := range rules {
 		if units := float64(shares[i].SMs / g.SMsPerTPC); (r.kind == shareEven || r.kind == shareWeight) && shares[i].SMs > g.minShare() {

@@ -227,7 +227,7 @@ func (p Plan) Total(gpu int) string {
 		return fmt.Sprintf("GPU %d: no rank", gpu)
 	}
 	all := p.Asked.Model.GPU.SMs
-	return fmt.Sprintf("GPU %d: %d %s, %d of %d SMs dealt (%.2f ×)", gpu, ranks, noun(ranks, "rank"), sms, all, float64(sms)/float64(all))
+	return fmt.Sprintf("GPU %d: %d %s, %d of %d SMs assigned (%.2f ×)", gpu, ranks, noun(ranks, "rank"), sms, all, float64(sms)/float64(all))
 }
 
 func known() string {

@@ -242,8 +242,8 @@ func (p *view) device(j inspect.Job, held inspect.Held) {
 	if g.Mode != "" {
 		line += ", " + string(g.Mode)
 	}
-	if dealt := dealt(held.Clients); dealt > 0 {
-		line += fmt.Sprintf(", %d SMs dealt", dealt)
+	if sms := assigned(held.Clients); sms > 0 {
+		line += fmt.Sprintf(", %d SMs assigned", sms)
 	}
 	p.line("%s%s", line, p.marks(func(f inspect.Finding) bool { return f.Job == j.ID && f.GPU == held.UUID }))
 	p.use(held, g)
@@ -279,8 +279,8 @@ func (p *view) use(held inspect.Held, g inspect.GPU) {
 	p.line("%s", line)
 }
 
-// dealt returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
-func dealt(clients []inspect.Client) (sms int) {
+// assigned returns the sum of the SMs that the clients may use. If shares overlap, it is more than the GPU has.
+func assigned(clients []inspect.Client) (sms int) {
 	for _, c := range clients {
 		sms += c.SMs
 	}
