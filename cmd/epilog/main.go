@@ -9,12 +9,13 @@ import (
 	"path/filepath"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
+	"github.com/slurm-mps/slurm-mps/cmd/internal/gpuusage"
 	"github.com/slurm-mps/slurm-mps/cmd/internal/hook"
 )
 
 func main() {
 	if filepath.Base(os.Args[0]) == "gpu-usage" {
-		os.Exit(hook.Usage(cli.ThisProcess()))
+		os.Exit(gpuusage.Main(cli.ThisProcess()))
 	}
 	os.Exit(hook.Epilog(cli.ThisProcess()))
 }

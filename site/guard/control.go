@@ -24,6 +24,10 @@ type Control struct {
 	Path  string // path of the guard's program
 	Root  string // --root
 	Store *lease.Store
+	// NVML and Interval are for gpu-usage: the path of NVML's library, "" if the loader finds it, and the time between two
+	// samples for the job's report, 0 for no report.
+	NVML     string
+	Interval time.Duration
 }
 
 // Ready is the line that a guard prints when it watches the device files.
@@ -87,7 +91,7 @@ func (c Control) start(ctx context.Context, job uint32) (site.Process, error) {
 		return site.Process{}, err
 	}
 	defer answer.Close()
-	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10)}
+	argv := []string{c.Path, "--job", strconv.FormatUint(uint64(job), 10), "--nvml", c.NVML, "--interval", c.Interval.String()}
 	if c.Root != "" {
 		argv = append(argv, "--root", c.Root)
 	}

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,6 +36,9 @@ const usage = `guard holds the driver files of a job's dead clients, so that the
 other clients live. The prolog starts it, and the epilog ends it.
 
   --job ID            the job, which has a lease on this node
+  --nvml FILE         gpu-usage loads NVML from FILE
+  --interval DURATION gpu-usage takes a sample for the job's report so often,
+                      with 0s never; 10s without this flag
   --root DIR          move /run/slurm-mps and /var/log/slurm-mps below DIR
   --take              duplicate files for the guard that started this process
   --pause DURATION    pause processes for the guard that started this process
@@ -50,6 +52,8 @@ it cannot guard.
 type line struct {
 	paths         site.Paths
 	job           uint
+	nvml          string
+	interval      time.Duration
 	take          bool
 	pause         time.Duration
 	version, help bool
@@ -60,6 +64,8 @@ func parse(args []string) (l line, err error) {
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&l.paths.Root, "root", "", "")
 	flags.UintVar(&l.job, "job", 0, "")
+	flags.StringVar(&l.nvml, "nvml", "", "")
+	flags.DurationVar(&l.interval, "interval", site.DefaultConfig().UsageInterval, "")
 	flags.BoolVar(&l.take, "take", false, "")
 	flags.DurationVar(&l.pause, "pause", 0, "")
 	flags.BoolVar(&l.version, "version", false, "")
@@ -92,7 +98,7 @@ func Main(p cli.Process) int {
 	case l.pause > 0:
 		err = guard.Pause(l.pause)
 	default:
-		err = run(p, l.paths, uint32(l.job))
+		err = run(p, l)
 	}
 	if err != nil {
 		p.PrintError("guard", err)
@@ -107,7 +113,8 @@ func Main(p cli.Process) int {
 // 700 times a second, and a scan of the guard then took 0.1 s).
 const collectAt = 25
 
-func run(p cli.Process, paths site.Paths, job uint32) error {
+func run(p cli.Process, line line) error {
+	job, paths := uint32(line.job), line.paths
 	debug.SetGCPercent(collectAt)
 	if os.Geteuid() != 0 {
 		return errors.New("cannot guard: not root: the prolog runs this program")
@@ -134,7 +141,7 @@ func run(p cli.Process, paths site.Paths, job uint32) error {
 	defer closeLog()
 	lines := diode.NewWriter(out, maxLines, 0, nil)
 	defer closeLines(lines)
-	return guardJob(p, store, lock, l, paths, logfile.Of(lines, "guard", job))
+	return guardJob(p, store, lock, l, line, logfile.Of(lines, "guard", job))
 }
 
 const (
@@ -174,7 +181,7 @@ func lockFor(store *lease.Store, job uint32) (*lease.JobLock, error) {
 }
 
 func guardJob(
-	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, paths site.Paths, log zerolog.Logger,
+	p cli.Process, store *lease.Store, lock *lease.JobLock, l lease.Lease, line line, log zerolog.Logger,
 ) error {
 	job := l.Job.ID
 	r := record{store: store, lease: l}
@@ -183,10 +190,10 @@ func guardJob(
 		return err
 	}
 	o := guard.Options{
-		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: paths.Devices(),
+		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
 		NameOf: nameOf, Daemons: r.daemons, Log: log,
-		Gauge: []string{site.ProgramPath("gpu-usage"), "--root", paths.Root},
+		Gauge: line.gpuUsage(),
 		OfRoot: &guard.OfRoot{
 			Raised: true,
 			TakerPlace: func() (*lease.TakerPlace, error) {
@@ -198,7 +205,9 @@ func guardJob(
 			SaveRoom: func(r lease.Room) { logFailure(log, store.SaveRoom(job, r)) },
 		},
 	}
-	o.Recorder = append(slices.Clone(o.Gauge), "--record", strconv.FormatUint(uint64(job), 10))
+	if line.interval > 0 {
+		o.Recorder = line.gpuUsage("--record", strconv.FormatUint(uint64(job), 10), "--interval", line.interval.String())
+	}
 	for _, held := range l.Held {
 		o.Minors = append(o.Minors, held.Minor)
 		o.Gauge = append(o.Gauge, "--gpu", string(held.UUID))
@@ -228,6 +237,11 @@ func logFailure(log zerolog.Logger, err error) {
 	if err != nil {
 		log.Warn().Err(err).Send()
 	}
+}
+
+// gpuUsage returns the command line of gpu-usage with some flags.
+func (l line) gpuUsage(flags ...string) []string {
+	return append([]string{site.ProgramPath("gpu-usage"), "--root", l.paths.Root, "--nvml", l.nvml}, flags...)
 }
 
 // nameOf returns what a client is called, from its environment: "rank 3", or "" without a launcher.

@@ -62,7 +62,9 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 	return node{
 		paths: paths, config: config, status: status, store: store, gpus: gpus,
 		control: mps.ControlProgram{Path: config.Control, LibraryPath: config.LibraryPath},
-		guards:  guard.Control{Path: site.ProgramPath("guard"), Root: paths.Root, Store: store},
+		guards: guard.Control{
+			Path: site.ProgramPath("guard"), Root: paths.Root, Store: store, NVML: config.NVMLLibrary, Interval: config.UsageInterval,
+		},
 		out:     out, log: log,
 	}, nil
 }

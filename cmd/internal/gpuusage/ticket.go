@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package record
+package gpuusage
 
 import (
 	"os"
@@ -14,9 +14,9 @@ import (
 // missedTicket is the time between two checks of the folder if the kernel allows no watch.
 const missedTicket = time.Second
 
-// WatchTicket reports when a job's ticket is published and when it is withdrawn, by closing a channel each time. The
+// watchTicket reports when a job's ticket is published and when it is withdrawn, by closing a channel each time. The
 // prolog writes the ticket last, and the epilog removes it first.
-func WatchTicket(path string) (published, withdrawn <-chan struct{}) {
+func watchTicket(path string) (published, withdrawn <-chan struct{}) {
 	came, went := make(chan struct{}), make(chan struct{})
 	changes := watch(filepath.Dir(path))
 	go func() {
@@ -28,8 +28,8 @@ func WatchTicket(path string) (published, withdrawn <-chan struct{}) {
 	return came, went
 }
 
-// Wait waits for a ticket. It returns the events that the guard sends until then. ok is false if the guard has ended.
-func Wait(events <-chan usage.Event, published <-chan struct{}) (early []usage.Event, ok bool) {
+// waitForTicket waits for a ticket. It returns the events that the guard sends until then. ok is false if the guard has ended.
+func waitForTicket(events <-chan usage.Event, published <-chan struct{}) (early []usage.Event, ok bool) {
 	for {
 		select {
 		case e, ok := <-events:

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record records what a job uses of its GPUs while the job runs (docs/decisions/034).
-//
-// The recorder changes nothing but its report. No program waits for the recorder, and the job does not depend on it.
-package record
+package gpuusage
 
 import (
 	"bufio"
@@ -22,21 +19,21 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
-// Sampler reads the use of a GPU since the last call.
-type Sampler interface {
+// sampler reads the use of a GPU since the last call.
+type sampler interface {
 	Read() (gpu.Activity, error)
 }
 
-// Options are what a recorder needs.
-type Options struct {
-	Lease    lease.Lease
-	Ticket   lease.Ticket
-	Folder   *os.File // the job's folder
-	Interval time.Duration
-	Samplers []Sampler // one for each device of the ticket, nil if the device cannot be sampled
-	Read     func(pid int) clientenv.Environment
-	Early    []usage.Event // what the guard reported before the ticket was there
-	Log      zerolog.Logger
+// options are what a recorder needs.
+type options struct {
+	lease    lease.Lease
+	ticket   lease.Ticket
+	folder   *os.File // the job's folder
+	interval time.Duration
+	samplers []sampler // one for each device of the ticket, nil if the device cannot be sampled
+	read     func(pid int) clientenv.Environment
+	early    []usage.Event // what the guard reported before the ticket was there
+	log      zerolog.Logger
 }
 
 const (
@@ -51,40 +48,40 @@ const (
 	restSamples = 5
 )
 
-// Recorder keeps the report of one job.
-type Recorder struct {
-	Options
+// recorder keeps the report of one job. It changes nothing but the report. No program waits for it, and the job does not
+// depend on it.
+type recorder struct {
+	options
 	report  usage.Report
 	clients clients
 	logs    []*log
 	last    time.Time // of the last sample
 	written time.Time
-	logged  bool
+	warned  bool
 }
 
-// New makes a recorder.
-func New(o Options) *Recorder {
-	r := &Recorder{Options: o, clients: clients{read: o.Read}}
+func newRecorder(o options) *recorder {
+	r := &recorder{options: o, clients: clients{read: o.read}}
 	var request policy.Request
-	_ = json.Unmarshal(o.Lease.Request, &request) // a missing field is empty
+	_ = json.Unmarshal(o.lease.Request, &request) // a missing field is empty
 	r.report = usage.Report{
-		Schema: usage.Schema, Job: o.Lease.Job.ID, Node: request.Node, User: o.Lease.Job.User, Partition: request.Partition,
-		Account: request.Account, Rule: o.Lease.Rule, Share: o.Ticket.Grant.Rule().String(), Begin: o.Lease.CreatedAt,
+		Schema: usage.Schema, Job: o.lease.Job.ID, Node: request.Node, User: o.lease.Job.User, Partition: request.Partition,
+		Account: request.Account, Rule: o.lease.Rule, Share: o.ticket.Grant.Rule().String(), Begin: o.lease.CreatedAt,
 	}
-	for _, d := range o.Ticket.Devices {
+	for _, d := range o.ticket.Devices {
 		r.report.GPUs = append(r.report.GPUs, usage.GPU{
 			Index: d.Minor, UUID: d.UUID, Name: d.Name, SMs: d.SMs, MemoryMiB: d.MemoryMiB,
-			Resolution: max(int(o.Interval/time.Second), 1), Samples: []usage.Sample{},
+			Resolution: max(int(o.interval/time.Second), 1), Samples: []usage.Sample{},
 		})
 	}
-	for _, d := range o.Lease.Daemons {
-		r.logs = append(r.logs, &log{dir: d.LogDir, uid: o.Lease.Job.UID})
+	for _, d := range o.lease.Daemons {
+		r.logs = append(r.logs, &log{dir: d.LogDir, uid: o.lease.Job.UID})
 	}
 	return r
 }
 
-// Events sends on the events of the guard, and closes the channel when there are no more.
-func Events(source io.Reader) <-chan usage.Event {
+// readEvents sends on the events of the guard, and closes the channel when there are no more.
+func readEvents(source io.Reader) <-chan usage.Event {
 	events := make(chan usage.Event, 64)
 	go func() {
 		defer close(events)
@@ -99,13 +96,13 @@ func Events(source io.Reader) <-chan usage.Event {
 	return events
 }
 
-// Run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
-func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
-	for _, e := range r.Early {
+// run records until there are no more events of the guard. The job ends when its ticket is withdrawn.
+func (r *recorder) run(events <-chan usage.Event, withdrawn <-chan struct{}) {
+	for _, e := range r.early {
 		r.tell(e)
 	}
 	r.last = time.Now()
-	timer, changed := time.NewTimer(min(firstSample, r.Interval)), (<-chan time.Time)(nil)
+	timer, changed := time.NewTimer(min(firstSample, r.interval)), (<-chan time.Time)(nil)
 	for {
 		select {
 		case e, ok := <-events:
@@ -119,7 +116,7 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 				changed = time.After(max(writeSoon, time.Until(r.written.Add(writeEvery))))
 			}
 			if before > 0 && r.clients.living() == 0 && r.report.End.IsZero() {
-				timer.Reset(max(time.Until(r.last.Add(r.Interval/restSamples)), 0))
+				timer.Reset(max(time.Until(r.last.Add(r.interval/restSamples)), 0))
 			}
 		case <-changed:
 			changed = nil
@@ -127,7 +124,7 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 			r.write()
 		case <-timer.C:
 			r.sample(time.Now())
-			timer.Reset(r.Interval)
+			timer.Reset(r.interval)
 		case <-withdrawn:
 			withdrawn = nil
 			timer.Stop()
@@ -137,7 +134,7 @@ func (r *Recorder) Run(events <-chan usage.Event, withdrawn <-chan struct{}) {
 }
 
 // tell takes an event of the guard.
-func (r *Recorder) tell(e usage.Event) {
+func (r *recorder) tell(e usage.Event) {
 	r.report.Counts = e.Counts
 	if e.Proc.PID > 0 {
 		r.clients.tell(e)
@@ -145,7 +142,7 @@ func (r *Recorder) tell(e usage.Event) {
 }
 
 // end takes the last sample. A client that still lives has outlived the job.
-func (r *Recorder) end(now time.Time) {
+func (r *recorder) end(now time.Time) {
 	r.report.End = now
 	r.clients.endGone(now)
 	r.clients.stay()
@@ -153,9 +150,9 @@ func (r *Recorder) end(now time.Time) {
 }
 
 // sample takes one sample of everything, and writes the report.
-func (r *Recorder) sample(now time.Time) {
+func (r *recorder) sample(now time.Time) {
 	r.clients.endGone(now)
-	for n, sampler := range r.Samplers {
+	for n, sampler := range r.samplers {
 		if sampler == nil {
 			continue
 		}
@@ -175,14 +172,14 @@ func (r *Recorder) sample(now time.Time) {
 	r.write()
 }
 
-func (r *Recorder) readLogs() {
+func (r *recorder) readLogs() {
 	for n, l := range r.logs {
 		r.readLog(n, l)
 	}
 }
 
 // readLog reads the fatal errors of the n-th daemon and marks the clients that they concern.
-func (r *Recorder) readLog(n int, l *log) {
+func (r *recorder) readLog(n int, l *log) {
 	for _, f := range l.read() {
 		gpus := r.gpusOf(n)
 		first := -1
@@ -203,8 +200,8 @@ func (r *Recorder) readLog(n int, l *log) {
 }
 
 // gpusOf returns the GPUs of the n-th daemon, as bits.
-func (r *Recorder) gpusOf(n int) (gpus uint64) {
-	for i, d := range r.Ticket.Devices {
+func (r *recorder) gpusOf(n int) (gpus uint64) {
+	for i, d := range r.ticket.Devices {
 		if d.Daemon == n {
 			gpus |= 1 << i
 		}
@@ -213,8 +210,8 @@ func (r *Recorder) gpusOf(n int) (gpus uint64) {
 }
 
 // write puts the report into the job's folder. If the folder is gone, the job is closed, and this is not an error.
-func (r *Recorder) write() {
-	r.report.Clients = r.clients.rows(r.Ticket.Devices, policy.PercentFrom(r.Ticket.Grant.Ceiling))
+func (r *recorder) write() {
+	r.report.Clients = r.clients.rows(r.ticket.Devices, policy.PercentFrom(r.ticket.Grant.Ceiling))
 	r.report.BadEnds = r.clients.badEnds()
 	r.report.EnergyJ = 0
 	for _, g := range r.report.GPUs {
@@ -224,16 +221,16 @@ func (r *Recorder) write() {
 		r.report.Name = cmp.Or(r.report.Name, c.environment.JobName)
 	}
 	r.written = time.Now()
-	err := r.report.Write(r.Folder, usage.Running, r.Lease.Job.UID)
+	err := r.report.Write(r.folder, usage.Running, r.lease.Job.UID)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.warn(err, "cannot write the job's report")
 	}
 }
 
 // warn logs the first failure only, because the next failures are the same at every interval.
-func (r *Recorder) warn(err error, what string) {
-	if !r.logged {
-		r.logged = true
-		r.Log.Warn().Err(err).Msg(what)
+func (r *recorder) warn(err error, what string) {
+	if !r.warned {
+		r.warned = true
+		r.log.Warn().Err(err).Msg(what)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package record
+package gpuusage
 
 import (
 	"errors"
@@ -124,9 +124,9 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer folder.Close()
-	r := New(Options{
-		Lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now()},
-		Ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, Folder: folder, Interval: time.Second, Samplers: []Sampler{broken{}}, Read: nothing,
+	r := newRecorder(options{
+		lease:  lease.Lease{Job: lease.Job{ID: 7, GID: uint32(os.Getgid())}, CreatedAt: time.Now()},
+		ticket: lease.Ticket{Devices: []lease.TicketDevice{{}}}, folder: folder, interval: time.Second, samplers: []sampler{broken{}}, read: nothing,
 	})
 	events := make(chan usage.Event, 1)
 	self, err := site.CurrentProcess()
@@ -136,7 +136,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	events <- usage.Event{Proc: self, GPUs: 1, Begin: time.Now(), Counts: lease.Counts{ClientsSeen: 1}}
 	r.sample(time.Now())
 	close(events)
-	r.Run(events, nil)
+	r.run(events, nil)
 	if os.Getuid() != 0 {
 		t.Skip("reports must be owned by root: run as root")
 	}
@@ -148,7 +148,7 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 
 // Each event has the guard's counts. An event without a process is about no client.
 func TestCountsAreTheGuards(t *testing.T) {
-	r := New(Options{Read: nothing, Interval: time.Second})
+	r := newRecorder(options{read: nothing, interval: time.Second})
 	counts := lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 800}
 	e := event(7)
 	e.Counts = lease.Counts{ClientsSeen: 9, ClientsPeak: 4}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package record
+package gpuusage
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func serverLog(t *testing.T, content []byte) *log {
 func TestFaultsAreBounded(t *testing.T) {
 	const line = "[2026-11-21 05:26:29.822 Server   829] Server is handling a fatal GPU error.\n"
 	ticket := lease.Ticket{Devices: []lease.TicketDevice{{Device: site.Device{UUID: "GPU-1"}}}}
-	r := New(Options{Ticket: ticket, Read: nothing, Interval: time.Second})
+	r := newRecorder(options{ticket: ticket, read: nothing, interval: time.Second})
 	r.readLog(0, serverLog(t, bytes.Repeat([]byte(line), 3*usage.MaxFaults)))
 	if len(r.report.Faults) != usage.MaxFaults || usage.MaxFaults != 64 {
 		t.Errorf("%d faults, want %d", len(r.report.Faults), usage.MaxFaults)
