@@ -65,7 +65,7 @@ func open(paths site.Paths, out io.Writer, program string, job uint32) (node, er
 		guards: guard.Control{
 			Path: site.ProgramPath("guard"), Root: paths.Root, Store: store, NVML: config.NVMLLibrary, Interval: config.UsageInterval,
 		},
-		out:     out, log: log,
+		out: out, log: log,
 	}, nil
 }
 
