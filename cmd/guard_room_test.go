@@ -20,10 +20,6 @@ import (
 	"github.com/slurm-mps/slurm-mps/site/sim/testnode"
 )
 
-// The tests of this file fill a GPU or a host: its memory, its places for clients, or the memory of a control group.
-// What the guard holds there costs no neighbour its life, and no other program its start. ROOM_ROUNDS is how often a
-// test of one end repeats it, and ROOM_KILLS how many members the kernel kills.
-
 const (
 	// soon is the time in which a GPU or a control group has room again after a death, and new clients work.
 	soon = 10 * time.Second
@@ -123,6 +119,10 @@ func (s *shared) closings() string {
 	}
 	return fmt.Sprintf("files closed: %v, after %v ms or more\n%s\n%s", count, shortest, &guard, s.serverLog(7))
 }
+
+// The tests of this file fill a GPU or a host: its memory, its places for clients, or the memory of a control group.
+// What the guard holds there costs no neighbour its life, and no other program its start. ROOM_ROUNDS is how often a
+// test of one end repeats it, and ROOM_KILLS how many members the kernel kills.
 
 // Row: seven PyTorch ranks start together, six hold 15 GiB and compute. The seventh queues 0.9 s of kernels, allocates
 // until CUDA is out of memory, and ends with exit 1. On an H200 its six neighbours died in 3 of 5 trials.
