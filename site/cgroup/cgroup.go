@@ -73,15 +73,15 @@ func here() (mount string, self proc.ControlGroup, err error) {
 	if mount, err = Mount(); err != nil {
 		return "", self, err
 	}
-	content, err := os.ReadFile("/proc/self/cgroup")
+	groups, err := proc.GroupsOf(os.Getpid())
 	if err != nil {
-		return "", self, fmt.Errorf("cannot see own control group: %w", err)
+		return "", self, err
 	}
 	wanted := ""
 	if strings.HasSuffix(mount, "/freezer") {
 		wanted = "freezer"
 	}
-	for _, group := range proc.ControlGroups(string(content)) {
+	for _, group := range groups {
 		if group.Controllers == wanted {
 			return mount, group, nil
 		}
@@ -119,7 +119,7 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 		return 0, nil
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		pids, err := members(dir)
+		pids, err := Members(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return ended, nil
@@ -142,13 +142,9 @@ func (Tree) Empty(ctx context.Context, dir string) (ended int, err error) {
 // processes have ended.
 const maxMembers = 64 << 10
 
-func members(dir string) (pids []int, err error) {
-	fd, err := unix.Open(filepath.Join(dir, procs), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	content, err := site.ReadOpen(fd, maxMembers)
+// Members returns the pids of a group, or the first of them.
+func Members(dir string) (pids []int, err error) {
+	content, err := proc.ReadFile(filepath.Join(dir, procs), maxMembers)
 	if errors.Is(err, unix.ENODEV) { // removed after it was opened
 		return nil, fs.ErrNotExist
 	}
@@ -187,7 +183,7 @@ const maxOpen = 32
 
 // signalAll sends SIGKILL to the processes of a group.
 func signalAll(dir string) error {
-	pids, err := members(dir)
+	pids, err := Members(dir)
 	for some := range slices.Chunk(pids, maxOpen) {
 		err = errors.Join(err, signalSome(dir, some))
 	}
@@ -210,7 +206,7 @@ func signalSome(dir string, pids []int) (failed error) {
 		defer unix.Close(fd)
 		opened[pid] = fd
 	}
-	second, err := members(dir)
+	second, err := Members(dir)
 	for pid, fd := range opened {
 		if !slices.Contains(second, pid) {
 			continue

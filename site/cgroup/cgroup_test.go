@@ -72,9 +72,9 @@ func TestAGroupIsEmptied(t *testing.T) {
 			}
 			begin(t, dir, "trap '' TERM INT HUP; echo in; while :; do setsid sleep 60 & sleep 0.02; done")
 			t.Cleanup(func() { _, _ = (Tree{}).Empty(context.Background(), dir) })
-			before, err := members(dir)
+			before, err := Members(dir)
 			for err == nil && len(before) < 5 && site.Sleep(ctx, 10*time.Millisecond) {
-				before, err = members(dir)
+				before, err = Members(dir)
 			}
 			if err != nil || len(before) < 5 {
 				t.Fatalf("the group has the processes %v: %v", before, err)

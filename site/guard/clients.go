@@ -3,17 +3,18 @@
 package guard
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -105,8 +106,8 @@ func (g *Guard) find(full bool) {
 // candidates returns the processes that may be clients. It begins with those that the previous scan did not reach.
 func (g *Guard) candidates(full bool) (pids []int, err error) {
 	ofRoot := map[int]bool{}
-	err = g.kernel.processes(func(pid int) bool {
-		uid, ok := g.kernel.owner(pid)
+	err = proc.EachPID(func(pid int) bool {
+		uid, ok := proc.Owner(pid)
 		switch {
 		case !ok || pid == g.kernel.self:
 			return true
@@ -117,7 +118,7 @@ func (g *Guard) candidates(full bool) (pids []int, err error) {
 			if known := g.ofRoot[pid]; known && !full {
 				return true
 			}
-			if effective, ok := g.kernel.effective(pid); !ok || effective != g.UID {
+			if status, err := proc.ReadStatus(pid); err != nil || status.UIDs[1] != g.UID {
 				return true
 			}
 			delete(ofRoot, pid)
@@ -150,7 +151,7 @@ func (g *Guard) take(pid int, opened opened) {
 		g.dismiss(c)
 		return
 	}
-	c.resident = g.kernel.resident(pid)
+	c.resident = proc.Resident(pid)
 	for _, number := range opened.control {
 		g.takeFile(c, number, controlFile)
 	}
@@ -263,15 +264,15 @@ func (g *Guard) noteUnguarded(pid int, err error) {
 
 // newClient checks a process of the job's user, and returns it as a client without files.
 func (g *Guard) newClient(pid, pidfd int) (*client, error) {
-	stat, err := g.kernel.stat(pid)
-	uid, ok := g.kernel.effective(pid)
-	groups, _ := g.kernel.read(pid, "cgroup")
+	stat, err1 := g.kernel.stat(pid)
+	status, err2 := proc.ReadStatus(pid)
+	groups, _ := proc.GroupsOf(pid)
 	jobs := jobsOf(groups)
-	another := func(job uint32) bool { return job != g.Job }
+	err := errors.Join(err1, err2)
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return nil, fmt.Errorf("cannot read its state: %w", unix.EMFILE)
 	}
-	if err != nil || !ok || uid != g.UID || g.dismissed[stat.Process] || slices.ContainsFunc(jobs, another) {
+	if err != nil || g.dismissed[stat.Process] || !g.ours(status, jobs) {
 		return nil, errNotOurs
 	}
 	isDaemon, _ := g.isDaemon(stat.Parent) // isServer asks again for a parent that does not answer
@@ -285,8 +286,14 @@ func (g *Guard) newClient(pid, pidfd int) (*client, error) {
 	now := time.Now()
 	return &client{
 		proc: stat.Process, forkOf: stat.Parent, parent: stat.Parent, pidfd: pidfd, opened: now, group: g.kernel.memoryGroup(groups), verify: now.Add(verifyAfter),
-		namespaced: g.kernel.namespaced(pid),
+		namespaced: status.Nested,
 	}, nil
+}
+
+// ours reports whether a process runs as the job's user and is in no other job's control group.
+func (g *Guard) ours(status proc.Status, jobs []uint32) bool {
+	another := func(job uint32) bool { return job != g.Job }
+	return status.UIDs[1] == g.UID && !slices.ContainsFunc(jobs, another)
 }
 
 // isDaemon reports whether a process is a control daemon of any job. Its children are servers, not clients. The error
@@ -322,18 +329,16 @@ func (g *Guard) isServer(c *client) bool {
 }
 
 // jobsOf returns the jobs in whose control groups Slurm has put a process: ".../job_7/step_0/...".
-func jobsOf(groups []byte) (jobs []uint32) {
-	for rest := groups; ; {
-		_, after, found := bytes.Cut(rest, []byte("/job_"))
-		if !found {
-			return jobs
+func jobsOf(groups []proc.ControlGroup) (jobs []uint32) {
+	for _, group := range groups {
+		for element := range strings.SplitSeq(group.Path, "/") {
+			digits, found := strings.CutPrefix(element, "job_")
+			if number, err := strconv.ParseUint(digits, 10, 32); found && err == nil {
+				jobs = append(jobs, uint32(number))
+			}
 		}
-		digits := after[:len(after)-len(bytes.TrimLeft(after, "0123456789"))]
-		if number, err := strconv.ParseUint(string(digits), 10, 32); err == nil {
-			jobs = append(jobs, uint32(number))
-		}
-		rest = after
 	}
+	return jobs
 }
 
 // pollable reports whether a pidfd's process has ended.
@@ -539,7 +544,7 @@ func (k *kernel) sameProgram(a, b int) (bool, error) {
 func (k *kernel) program(pid int) (identity, error) {
 	return ask(k.asks, pid, func(func()) (identity, error) {
 		var st unix.Statx_t
-		err := statx(k.proc, strconv.Itoa(pid)+"/exe", 0, &st)
+		err := statx(unix.AT_FDCWD, fmt.Sprintf("/proc/%d/exe", pid), 0, &st)
 		return identityOf(&st), err
 	})
 }

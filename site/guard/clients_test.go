@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,7 @@ func TestJobsOf(t *testing.T) {
 		{"0::/job_99999999999999999999/x\n", nil},
 		{"0::/my/job_8", []uint32{8}},
 	} {
-		if got := jobsOf([]byte(c.groups)); !slices.Equal(got, c.want) {
+		if got := jobsOf(proc.ParseGroups(c.groups)); !slices.Equal(got, c.want) {
 			t.Errorf("%q: %v", c.groups, got)
 		}
 	}
@@ -106,7 +107,7 @@ func TestMemoryGroup(t *testing.T) {
 		{"4:memory\n", ""},
 		{"0::/../../etc\n", "/etc"}, // outside of the mount: hostShort reads no such folder
 	} {
-		if got := k.memoryGroup([]byte(c.groups)); got != c.want {
+		if got := k.memoryGroup(proc.ParseGroups(c.groups)); got != c.want {
 			t.Errorf("%q: %q, want %q", c.groups, got, c.want)
 		}
 	}
@@ -140,37 +141,9 @@ func group(t *testing.T, folder string, files map[string]string) {
 	}
 }
 
-func TestGroupMemory(t *testing.T) {
-	for _, c := range []struct {
-		name        string
-		files       map[string]string
-		limit, used uint64
-		ok          bool
-	}{
-		{"version 2", map[string]string{"memory.max": "1000\n", "memory.current": "900\n", "memory.stat": "anon 600\nfile 300\nshmem 100\n"}, 1000, 700, true},
-		{"version 2 without a limit", map[string]string{"memory.max": "max\n", "memory.current": "900\n"}, 0, 0, false},
-		{"version 1", map[string]string{"memory.limit_in_bytes": "1000\n", "memory.usage_in_bytes": "900\n", "memory.stat": "cache 1\ntotal_cache 300\ntotal_shmem 300\n"}, 1000, 900, true},
-		{"version 1 without a limit", map[string]string{"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "900\n"}, 0, 0, false},
-		{"without statistics", map[string]string{"memory.max": "1000", "memory.current": "900"}, 1000, 900, true},
-		{"more cache than used", map[string]string{"memory.max": "1000", "memory.current": "10", "memory.stat": "file 300\n"}, 1000, 0, true},
-		{"empty", nil, 0, 0, false},
-		{"no numbers", map[string]string{"memory.max": "x", "memory.current": "-1"}, 0, 0, false},
-	} {
-		folder := t.TempDir()
-		group(t, folder, c.files)
-		if limit, used, ok := groupMemory(folder); limit != c.limit || used != c.used || ok != c.ok {
-			t.Errorf("%s: %d, %d, %v", c.name, limit, used, ok)
-		}
-	}
-}
-
 // A group is short of memory if the group, or a group above it, has little memory left.
 func TestHostShort(t *testing.T) {
-	k, err := openKernel(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.close()
+	k := newKernel(Options{})
 	k.groups = t.TempDir()
 	g := &Guard{Options: Options{UID: uint32(os.Geteuid())}, kernel: k}
 	self := strconv.Itoa(os.Getpid())
@@ -197,8 +170,5 @@ func TestHostShort(t *testing.T) {
 		if got := g.hostShort(&client{group: c.group, resident: c.resident}); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
-	}
-	if total, used, ok := nodeMemory(); !ok || total < 1<<27 || used >= total {
-		t.Errorf("the node's memory: %d, %d, %v", total, used, ok)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -118,12 +119,12 @@ func keepFiles() {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
-	entries, _ := os.ReadDir("/proc/self/fd") // a kernel before 5.11
-	for _, entry := range entries {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+	_ = proc.EachDescriptor(os.Getpid(), func(_, fd int) bool { // a kernel before 5.11
+		if fd > 2 {
 			unix.CloseOnExec(fd)
 		}
-	}
+		return true
+	})
 }
 
 // heard waits until the guard prints that it is ready.

@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -84,18 +83,8 @@ func (e *exits) of(k *kernel, pidfd, pid int) exitStatus {
 
 // zombieStatus reads the status of a process that has ended and is not reaped. No other process can have its pid.
 func zombieStatus(k *kernel, pid int) exitStatus {
-	const state, exitCode = 0, 49 // behind the name, from 0
-	// The pid may be another process's by now, which does not answer.
-	content, err := ask(k.asks, pid, func(func()) ([]byte, error) { return k.read(pid, "stat") })
-	if err != nil {
-		return exitStatus{}
-	}
-	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
-	if len(fields) <= exitCode || string(fields[state]) != "Z" {
-		return exitStatus{}
-	}
-	raw, err := strconv.ParseUint(string(fields[exitCode]), 10, 32)
-	return exitStatus{uint32(raw), err == nil}
+	stat, err := k.stat(pid) // the pid may be another process's by now, which does not answer
+	return exitStatus{stat.Exit, err == nil && stat.State == 'Z'}
 }
 
 // pidfdInfo is the kernel's struct pidfd_info of Linux 6.15.

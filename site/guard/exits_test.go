@@ -55,11 +55,9 @@ func (s exitStatus) check(t *testing.T, source, want string, order bool) {
 
 // Each source knows how a process has ended.
 func TestHowAProcessEnded(t *testing.T) {
-	k, err := openKernel(Options{Devices: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.close()
+	k := newKernel(Options{Devices: t.TempDir()})
+	defer k.asks.close()
+	var err error
 	e := exits{seen: map[int]uint32{}}
 	if e.connector, err = openConnector(); err != nil {
 		t.Logf("the proc connector is not tested: %v", err)

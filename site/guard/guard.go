@@ -38,6 +38,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,15 +153,11 @@ func New(o Options) (*Guard, error) {
 	if o.OfRoot == nil {
 		o.OfRoot = withoutRoot()
 	}
-	k, err := openKernel(o)
-	if err != nil {
-		return nil, err
-	}
 	e, err := openEvents()
 	if err != nil {
-		k.close()
 		return nil, err
 	}
+	k := newKernel(o)
 	g := &Guard{
 		Options: o, kernel: k, events: e, exits: openExits(), pauses: pauses{never: o.Pause == 0},
 		takers: takersOf(o), living: map[int]*client{}, closing: map[*client]time.Time{},
@@ -258,7 +255,7 @@ func (g *Guard) finish() {
 	g.recorder.end()
 	g.exits.close()
 	g.events.close()
-	g.kernel.close()
+	g.kernel.asks.close()
 }
 
 // wakeUp returns when the guard must act without an event.
@@ -291,7 +288,7 @@ func (g *Guard) scan(began time.Time) {
 	full := !began.Before(g.scans.nextFull)
 	if full {
 		maps.DeleteFunc(g.dismissed, func(p site.Process, _ bool) bool { return g.kernel.ended(p) })
-		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { _, exists := g.kernel.owner(pid); return !exists })
+		maps.DeleteFunc(g.unguarded, func(pid int, _ bool) bool { return !proc.Exists(pid) })
 		g.unleased, g.scans.ofNode = !g.Leased(), g.Guards()
 		g.findClosed(began)
 		g.scans.nextFull = began.Add(rareScan)

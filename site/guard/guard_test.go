@@ -85,7 +85,7 @@ func (r *testGuard) still() {
 	r.t.Cleanup(func() {
 		r.releaseAll()
 		r.events.close()
-		r.kernel.close()
+		r.kernel.asks.close()
 	})
 }
 

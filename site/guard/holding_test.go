@@ -5,10 +5,8 @@ package guard
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -365,19 +364,6 @@ func TestAScanThatTakesLong(t *testing.T) {
 	}
 }
 
-// procOf makes the guard read a process's files below /proc from a folder.
-func (r *testGuard) procOf(pid int, files map[string]string) {
-	r.t.Helper()
-	folder := r.t.TempDir()
-	group(r.t, filepath.Join(folder, strconv.Itoa(pid)), files)
-	fd, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	unix.Close(r.kernel.proc)
-	r.kernel.proc = fd
-}
-
 // A process in the control group of another job, or of another user, is no client of this job.
 //
 // Contract: G2, G3
@@ -393,17 +379,10 @@ func TestWhoIsAdmitted(t *testing.T) {
 		{"in the groups of both jobs", "1:freezer:/slurm/job_7/step_0\n4:memory:/slurm/job_8/step_0\n", 0, false},
 		{"of another user", "0::/slurm/job_7/step_0\n", 1, false},
 	} {
-		r := newTestGuard(t, time.Minute)
-		r.still()
-		child := r.child(waits)
-		status := "Name:\tsh\nUid:" + strings.Repeat("\t"+strconv.Itoa(os.Geteuid()+c.uid), 4) + "\n"
-		r.procOf(child.Process.Pid, map[string]string{"cgroup": c.groups, "status": status})
-		admitted, err := r.admit(child.Process.Pid)
-		if (err == nil) != c.want {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if admitted != nil {
-			unix.Close(admitted.pidfd)
+		g := Guard{Options: Options{Job: 7, UID: 2001}}
+		status := proc.Status{UIDs: [4]uint32{0, uint32(2001 + c.uid), 0, 0}}
+		if ours := g.ours(status, jobsOf(proc.ParseGroups(c.groups))); ours != c.want {
+			t.Errorf("%s: %v", c.name, ours)
 		}
 	}
 }

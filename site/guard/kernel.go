@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"unsafe"
 
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -46,7 +45,6 @@ func identityOf(st *unix.Statx_t) identity {
 type kernel struct {
 	folder string // the folder of the device files
 	minors []int
-	proc   int    // /proc
 	groups string // the mount point of the control groups
 	self   int    // own pid
 	ids    map[identity]device
@@ -61,22 +59,13 @@ type device struct {
 	gpu  int // for gpuFile: an index into Options.Minors
 }
 
-func openKernel(o Options) (*kernel, error) {
-	proc, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open /proc: %w", err)
-	}
+func newKernel(o Options) *kernel {
 	k := &kernel{
-		folder: o.Devices, minors: o.Minors, proc: proc, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
+		folder: o.Devices, minors: o.Minors, groups: "/sys/fs/cgroup", self: unix.Getpid(), asks: newAsker(),
 		memories: map[string]memory{},
 	}
 	k.findDevices()
-	return k, nil
-}
-
-func (k *kernel) close() {
-	k.asks.close()
-	unix.Close(k.proc)
+	return k
 }
 
 func (k *kernel) path(of kind) string {
@@ -123,61 +112,6 @@ func (k *kernel) identity(wanted kind) identity {
 	return identity{}
 }
 
-// owner returns the owner of a process's folder in /proc: the effective uid, or root if the process is not dumpable.
-func (k *kernel) owner(pid int) (uid uint32, ok bool) {
-	var st unix.Stat_t
-	err := unix.Fstatat(k.proc, strconv.Itoa(pid), &st, unix.AT_SYMLINK_NOFOLLOW)
-	return st.Uid, err == nil
-}
-
-// effective returns the effective uid from a process's status file. It is right even if the process is not dumpable.
-func (k *kernel) effective(pid int) (uid uint32, ok bool) {
-	content, err := k.read(pid, "status")
-	if err != nil {
-		return 0, false
-	}
-	return effectiveIn(content)
-}
-
-// effectiveIn returns the effective uid from the content of a status file.
-func effectiveIn(status []byte) (uid uint32, ok bool) {
-	_, rest, found := bytes.Cut(status, []byte("\nUid:"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	fields := bytes.Fields(line) // real, effective, saved, of the file system
-	if !found || len(fields) < 2 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(string(fields[1]), 10, 32)
-	return uint32(n), err == nil
-}
-
-// namespaced reports whether a process has a pid of its own namespace, as in a container. The driver may know it by
-// that pid.
-func (k *kernel) namespaced(pid int) bool {
-	content, _ := k.read(pid, "status")
-	_, rest, _ := bytes.Cut(content, []byte("\nNSpid:"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	return len(bytes.Fields(line)) > 1
-}
-
-// maxText limits the read of one of the kernel's text files about a process.
-const maxText = 8 << 10
-
-// read reads a file of /proc/PID that the kernel writes. It is for files whose readers wait for no process: status,
-// statm, cgroup. Others are read within ask.
-func (k *kernel) read(pid int, name string) ([]byte, error) {
-	fd, err := unix.Openat(k.proc, strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	content, err := site.ReadOpen(fd, maxText)
-	if err != nil {
-		return nil, err
-	}
-	return content, nil
-}
-
 // opened are a process's descriptors of the driver's files.
 type opened struct {
 	control, memory []int
@@ -189,19 +123,14 @@ type opened struct {
 // openedBy reads the first descriptors of a process, up to max. It uses statx, so no user's file system is asked.
 func (k *kernel) openedBy(pid, max int) (opened, error) {
 	ids := k.ids
-	return ask(k.asks, pid, func(step func()) (opened, error) { return openedBy(k.proc, ids, pid, max, step) })
+	return ask(k.asks, pid, func(step func()) (opened, error) { return openedBy(ids, pid, max, step) })
 }
 
-func openedBy(proc int, ids map[identity]device, pid, max int, step func()) (o opened, err error) {
-	dir, err := unix.Openat(proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return o, fmt.Errorf("cannot list its open files: %w", err)
-	}
-	defer unix.Close(dir)
-	err = eachNumber(dir, func(number int) bool {
+func openedBy(ids map[identity]device, pid, max int, step func()) (o opened, err error) {
+	err = proc.EachDescriptor(pid, func(folder, number int) bool {
 		step()
 		o.scanned++
-		d, ok := deviceAt(ids, dir, strconv.Itoa(number))
+		d, ok := deviceAt(ids, folder, strconv.Itoa(number))
 		switch {
 		case !ok:
 		case d.kind == controlFile:
@@ -215,6 +144,9 @@ func openedBy(proc int, ids map[identity]device, pid, max int, step func()) (o o
 		}
 		return o.scanned < max
 	})
+	if err != nil {
+		err = fmt.Errorf("cannot list its open files: %w", err)
+	}
 	return o, err
 }
 
@@ -235,73 +167,20 @@ func statx(dir int, name string, flags int, st *unix.Statx_t) error {
 
 // pipesOf returns the inodes of a process's pipes, from up to max descriptors.
 func (k *kernel) pipesOf(pid, max int) (map[string]bool, error) {
-	return ask(k.asks, pid, func(step func()) (map[string]bool, error) { return pipesOf(k.proc, pid, max, step) })
-}
-
-func pipesOf(proc, pid, max int, step func()) (map[string]bool, error) {
-	dir, err := unix.Openat(proc, strconv.Itoa(pid)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(dir)
-	pipes, scanned := map[string]bool{}, 0
-	err = eachNumber(dir, func(number int) bool {
-		step()
-		var target [64]byte
-		n, err := unix.Readlinkat(dir, strconv.Itoa(number), target[:])
-		if err == nil && bytes.HasPrefix(target[:n], []byte("pipe:[")) {
-			pipes[string(target[:n])] = true
-		}
-		scanned++
-		return scanned < max
-	})
-	return pipes, err
-}
-
-// processes calls each with every pid.
-func (k *kernel) processes(each func(pid int) bool) error {
-	if _, err := unix.Seek(k.proc, 0, unix.SEEK_SET); err != nil {
-		return fmt.Errorf("cannot list processes: %w", err)
-	}
-	if err := eachNumber(k.proc, each); err != nil {
-		return fmt.Errorf("cannot list processes: %w", err)
-	}
-	return nil
-}
-
-// eachNumber calls each for the entries of an open folder whose name is a number, until the call returns false. It
-// allocates nothing, because a node has thousands of processes.
-func eachNumber(dir int, each func(int) bool) error {
-	var buffer [16 << 10]byte
-	for {
-		n, err := unix.Getdents(dir, buffer[:])
-		if err != nil || n <= 0 {
-			return err
-		}
-		for rest := buffer[:n]; len(rest) > 0; {
-			entry := (*unix.Dirent)(unsafe.Pointer(&rest[0]))
-			name := rest[unsafe.Offsetof(entry.Name):entry.Reclen]
-			if number, ok := parseNumber(name); ok && !each(number) {
-				return nil
+	return ask(k.asks, pid, func(step func()) (map[string]bool, error) {
+		pipes, scanned := map[string]bool{}, 0
+		err := proc.EachDescriptor(pid, func(folder, number int) bool {
+			step()
+			var target [64]byte
+			n, err := unix.Readlinkat(folder, strconv.Itoa(number), target[:])
+			if err == nil && bytes.HasPrefix(target[:n], []byte("pipe:[")) {
+				pipes[string(target[:n])] = true
 			}
-			rest = rest[entry.Reclen:]
-		}
-	}
-}
-
-// parseNumber parses a name that ends with a zero byte.
-func parseNumber(name []byte) (int, bool) {
-	number := 0
-	for i, c := range name {
-		if c == 0 {
-			return number, i > 0
-		}
-		if c < '0' || c > '9' || number > 1<<30 {
-			return 0, false
-		}
-		number = 10*number + int(c-'0')
-	}
-	return 0, false
+			scanned++
+			return scanned < max
+		})
+		return pipes, err
+	})
 }
 
 // compare reports whether a descriptor of this process and a descriptor of another process are the same open file.

@@ -7,68 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
-
-func TestParseNumber(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		want int
-		ok   bool
-	}{
-		{"0\x00", 0, true}, {"7\x00", 7, true}, {"4194304\x00garbage", 4194304, true}, {"007\x00", 7, true},
-		{"", 0, false}, {"\x00", 0, false}, {"7", 0, false}, {"7a\x00", 0, false}, {"-7\x00", 0, false}, {" 7\x00", 0, false},
-		{".\x00", 0, false}, {"..\x00", 0, false}, {"self\x00", 0, false}, {"99999999999999999999\x00", 0, false},
-	} {
-		if got, ok := parseNumber([]byte(c.name)); ok != c.ok || ok && got != c.want {
-			t.Errorf("%q: %d, %v", c.name, got, ok)
-		}
-	}
-}
-
-// A folder with more entries than one read returns yields every number once, and stops when the callback returns false.
-func TestEachNumber(t *testing.T) {
-	folder, want := t.TempDir(), map[int]bool{}
-	for i := range 2000 {
-		name := strconv.Itoa(i)
-		if i%4 == 0 {
-			name += ".json"
-		} else {
-			want[i] = true
-		}
-		if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(dir)
-	got := map[int]bool{}
-	if err := eachNumber(dir, func(n int) bool {
-		if got[n] {
-			t.Errorf("%d comes twice", n)
-		}
-		got[n] = true
-		return true
-	}); err != nil || len(got) != len(want) {
-		t.Errorf("%d numbers, want %d, %v", len(got), len(want), err)
-	}
-	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
-		t.Fatal(err)
-	}
-	count := 0
-	if err := eachNumber(dir, func(int) bool { count++; return count < 5 }); err != nil || count != 5 {
-		t.Errorf("%d calls, %v", count, err)
-	}
-	if err := eachNumber(-1, func(int) bool { return true }); err == nil {
-		t.Error("a descriptor that is no folder gives no error")
-	}
-}
 
 // openedBy finds the driver's files by their identity, not by their paths or numbers.
 func TestOpenedBy(t *testing.T) {
@@ -159,22 +101,6 @@ func TestFilesThatDoNotClose(t *testing.T) {
 	}
 }
 
-// effective returns the effective uid, even if the owner of the /proc folder does not show it.
-func TestEffective(t *testing.T) {
-	r := newTestGuard(t, 0)
-	r.still()
-	c := r.child(waits)
-	owner, ok1 := r.kernel.owner(c.Process.Pid)
-	effective, ok2 := r.kernel.effective(c.Process.Pid)
-	if !ok1 || !ok2 || owner != uint32(os.Geteuid()) || effective != owner {
-		t.Errorf("owner %d %v, effective %d %v", owner, ok1, effective, ok2)
-	}
-	c.kill()
-	if _, ok := r.kernel.effective(c.Process.Pid); ok {
-		t.Error("a process that is gone has a uid")
-	}
-}
-
 // The same open files compare as the same, other files as different, and closed files as EBADF.
 func TestCompare(t *testing.T) {
 	r := newTestGuard(t, 0)
@@ -193,7 +119,7 @@ func TestCompare(t *testing.T) {
 	for _, c := range []struct {
 		number int
 		want   string
-	}{{dup, "true <nil>"}, {r.kernel.proc, "false <nil>"}, {100_000, fmt.Sprint(false, " ", unix.EBADF)}} {
+	}{{dup, "true <nil>"}, {r.events.epoll, "false <nil>"}, {100_000, fmt.Sprint(false, " ", unix.EBADF)}} {
 		same, err := r.kernel.compare(fd, self, c.number)
 		if got := fmt.Sprint(same, " ", err); got != c.want {
 			t.Errorf("%d: %s, want %s", c.number, got, c.want)

@@ -9,12 +9,12 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
 )
@@ -120,9 +120,8 @@ type paused struct {
 // foreign reports whether the pid is another process's by now, or the process runs as another user.
 func (p paused) foreign() bool {
 	stat, err1 := site.ReadStat(p.PID)
-	status, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
-	uid, ok := effectiveIn(status)
-	return err1 == nil && err2 == nil && ok && (stat.Process != p.Process || uid != p.uid)
+	status, err2 := proc.ReadStatus(p.PID)
+	return err1 == nil && err2 == nil && (stat.Process != p.Process || status.UIDs[1] != p.uid)
 }
 
 // pause stops all threads of a process, and returns when they have stopped.
@@ -157,32 +156,44 @@ func (t *tracer) seizeAll(pid int) error {
 }
 
 func (t *tracer) seizeNew(pid int) (found bool, err error) {
-	folder, err := os.Open("/proc/" + strconv.Itoa(pid) + "/task")
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil // it has ended
+	threads := 0
+	listed := proc.EachThread(pid, func(thread int) bool {
+		threads++
+		if _, known := t.stopped[thread]; known {
+			return threads < maxThreads
+		}
+		var new bool
+		new, err = t.seizeOne(pid, thread)
+		found = found || new
+		return err == nil && threads < maxThreads
+	})
+	if !errors.Is(listed, os.ErrNotExist) { // or else it has ended
+		err = errors.Join(err, listed)
 	}
 	if err != nil {
-		return false, fmt.Errorf("cannot pause process %d: %w", pid, err)
-	}
-	defer folder.Close()
-	names, _ := folder.Readdirnames(maxThreads)
-	for _, name := range names {
-		thread, err := strconv.Atoi(name)
-		if _, known := t.stopped[thread]; known || err != nil {
-			continue
-		}
-		switch err := t.seize(thread); {
-		case err == nil:
-			found = true
-		case errors.Is(err, unix.ESRCH):
-		case zombieThread(pid, thread): // the first thread of a process may have ended before the others
-		case tracedHere(pid, thread): // a traced thread has just started it
-			t.stopped[thread], found = false, true
-		default:
-			return found, fmt.Errorf("cannot pause process %d: %w (a debugger may trace it)", pid, err)
-		}
+		return found, fmt.Errorf("cannot pause process %d: %w", pid, err)
 	}
 	return found, nil
+}
+
+// seizeOne seizes a thread. It reports whether the thread is new and traced.
+func (t *tracer) seizeOne(pid, thread int) (found bool, err error) {
+	err = t.seize(thread)
+	if err == nil {
+		return true, nil
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return false, nil
+	}
+	status, err2 := proc.ReadThread(pid, thread)
+	switch {
+	case err2 != nil, status.State == 'Z', status.State == 'X': // the first thread may have ended before the others
+		return false, nil
+	case status.Tracer == unix.Gettid(): // a traced thread has just started it
+		t.stopped[thread] = false
+		return true, nil
+	}
+	return false, fmt.Errorf("%w (a debugger may trace it)", err)
 }
 
 func (t *tracer) seize(thread int) error {
@@ -196,18 +207,6 @@ func (t *tracer) seize(thread int) error {
 		return err
 	}
 	return nil
-}
-
-func zombieThread(pid, thread int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, thread))
-	_, rest, found := strings.Cut(string(stat), ") ")
-	return err != nil || found && (rest[0] == 'Z' || rest[0] == 'X')
-}
-
-// tracedHere reports whether the calling thread traces a thread.
-func tracedHere(pid, thread int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/status", pid, thread))
-	return err == nil && strings.Contains(string(status), fmt.Sprintf("\nTracerPid:\t%d\n", unix.Gettid()))
 }
 
 // wait notes one thread that has stopped or ended.

@@ -137,8 +137,8 @@ func (g *Guard) causeOf(p site.Process) string {
 func (g *Guard) serverPipes() (all map[string]bool, err error) {
 	daemons := g.Daemons()
 	all = map[string]bool{}
-	_ = g.kernel.processes(func(pid int) bool {
-		if uid, ok := g.kernel.owner(pid); !ok || uid != g.UID && uid != 0 {
+	_ = proc.EachPID(func(pid int) bool {
+		if uid, ok := proc.Owner(pid); !ok || uid != g.UID && uid != 0 {
 			return true
 		}
 		status, failed := proc.ReadStatus(pid)

@@ -3,45 +3,42 @@
 package proc
 
 import (
-	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
 
+// maxList limits the read of one list of children.
+const maxList = 1 << 20
+
 // Children returns the pids of a process's children. Each of the process's threads has its own list of children.
 func Children(pid int) []int {
-	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
-	if len(lists) == 0 {
-		return childrenBySearch(pid)
-	}
 	var pids []int
-	for _, list := range lists {
-		content, err := os.ReadFile(list)
+	lists := 0
+	_ = EachThread(pid, func(thread int) bool {
+		content, err := ReadFile(folder(pid)+"/task/"+strconv.Itoa(thread)+"/children", maxList)
 		if err != nil {
-			continue // that thread has ended
+			return true // that thread has ended, or the kernel has no such file
 		}
+		lists++
 		for field := range strings.FieldsSeq(string(content)) {
 			if child, err := strconv.Atoi(field); err == nil {
 				pids = append(pids, child)
 			}
 		}
+		return true
+	})
+	if lists == 0 {
+		return childrenBySearch(pid)
 	}
 	return pids
 }
 
 // childrenBySearch returns the children on a kernel without CONFIG_PROC_CHILDREN.
 func childrenBySearch(pid int) []int {
-	var pids []int
-	entries, _ := os.ReadDir("/proc")
-	for _, entry := range entries {
-		candidate, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		if status, err := ReadStatus(candidate); err == nil && status.Parent == pid {
-			pids = append(pids, candidate)
-		}
-	}
-	return pids
+	all, _ := PIDs()
+	return slices.DeleteFunc(all, func(candidate int) bool {
+		status, err := ReadStatus(candidate)
+		return err != nil || status.Parent != pid
+	})
 }

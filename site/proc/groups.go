@@ -2,7 +2,10 @@
 
 package proc
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // ControlGroup is a line of /proc/PID/cgroup: the group of a process in one hierarchy.
 type ControlGroup struct {
@@ -10,8 +13,20 @@ type ControlGroup struct {
 	Path        string // below the hierarchy's mount, "/system.slice/slurmd.service"
 }
 
-// ControlGroups parses the text of /proc/PID/cgroup. It skips lines of another form.
-func ControlGroups(text string) (groups []ControlGroup) {
+// GroupsOf returns the control groups of a process, from /proc/PID/cgroup.
+func GroupsOf(pid int) ([]ControlGroup, error) {
+	content, err := ReadFile(folder(pid)+"/cgroup", 16<<10)
+	if err != nil {
+		return nil, fmt.Errorf("cannot see control group of pid %d: %w", pid, err)
+	}
+	return ParseGroups(string(content)), nil
+}
+
+// ParseGroups parses the text of /proc/PID/cgroup, and skips lines of another form:
+//
+//	4:memory:/slurm/uid_1000/job_7/step_0
+//	0::/system.slice/slurmd.service
+func ParseGroups(text string) (groups []ControlGroup) {
 	for line := range strings.Lines(text) {
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy, controllers, path
 		if len(fields) == 3 && strings.HasPrefix(fields[2], "/") {

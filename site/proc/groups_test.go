@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-func TestControlGroups(t *testing.T) {
-	got := ControlGroups("4:memory:/slurm/uid_1/job_7/step_0\n2:cpu,cpuacct:/\n1:name=systemd:/a:b " +
+func TestParseGroups(t *testing.T) {
+	got := ParseGroups("4:memory:/slurm/uid_1/job_7/step_0\n2:cpu,cpuacct:/\n1:name=systemd:/a:b " +
 		"c\n0::/system.slice/slurmstepd.scope\nbroken\n3:pids\n5:x:relative\n")
 	want := []ControlGroup{{"memory", "/slurm/uid_1/job_7/step_0"}, {"cpu,cpuacct", "/"}, {"name=systemd", "/a:b c"}, {"", "/system.slice/slurmstepd.scope"}}
 	if !slices.Equal(got, want) {

@@ -7,6 +7,7 @@ package proc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -15,50 +16,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PIDs returns the pids of all processes.
-func PIDs() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("cannot list processes: %w", err)
-	}
-	var all []int
-	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil {
-			all = append(all, pid)
-		}
-	}
-	return all, nil
-}
-
 // Name returns the kernel's name for a process, cut at 15 bytes. The process can change it.
 func Name(pid int) (string, error) {
-	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	name, err := ReadFile(folder(pid)+"/comm", 64)
 	return strings.TrimSuffix(string(name), "\n"), err
 }
 
 // Exists reports whether there is a process with this pid, or a thread with this number.
 func Exists(pid int) bool {
 	var st unix.Stat_t
-	return unix.Lstat("/proc/"+strconv.Itoa(pid), &st) == nil
+	return unix.Lstat(folder(pid), &st) == nil
 }
 
 // SetNice sets the nice value of all threads of a process, as far as this process may. In Linux each thread has its
 // own, and a new thread takes that of the thread that created it.
 func SetNice(pid, nice int) {
-	threads, _ := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
-	for _, thread := range threads {
-		if id, err := strconv.Atoi(thread.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, nice)
-		}
+	_ = EachThread(pid, func(thread int) bool {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, thread, nice)
+		return true
+	})
+}
+
+// Owner returns the owner of a process's folder: its effective uid, or root's if the process is not dumpable.
+func Owner(pid int) (uid uint32, ok bool) {
+	var st unix.Stat_t
+	err := unix.Lstat(folder(pid), &st)
+	return st.Uid, err == nil
+}
+
+// Resident returns the host memory of a process in bytes, or 0 if it is unknown. The first numbers of /proc/PID/statm
+// are its size and what is resident, in pages:
+//
+//	2104 1340 1210 211 0 410 0
+func Resident(pid int) uint64 {
+	content, err := ReadFile(folder(pid)+"/statm", 256)
+	fields := strings.Fields(string(content))
+	if err != nil || len(fields) < 2 {
+		return 0
 	}
+	pages, _ := strconv.ParseUint(fields[1], 10, 64)
+	return pages * uint64(os.Getpagesize())
 }
 
 // Status is the part of /proc/PID/status that this project uses. Its readers never wait for the process.
 type Status struct {
 	State   byte // as in Stat
 	Parent  int
+	Tracer  int // the thread that traces it, 0 for none
 	Threads int
 	UIDs    [4]uint32 // real, effective, saved, of the file system
+	Nested  bool      // it has a pid in a pid namespace of its own, as in a container
 }
 
 // Running reports whether the process is not a zombie.
@@ -70,37 +77,64 @@ func (s Status) Stopped() bool { return s.State == 'T' || s.State == 't' }
 // maxStatus is above the length of the file, which has some 60 lines.
 const maxStatus = 16 << 10
 
-// ReadStatus reads /proc/PID/status. These are the lines that it uses:
+// ReadStatus reads /proc/PID/status.
+func ReadStatus(pid int) (Status, error) { return readStatus(folder(pid)) }
+
+// ReadThread reads /proc/PID/task/THREAD/status.
+func ReadThread(pid, thread int) (Status, error) {
+	return readStatus(folder(pid) + "/task/" + strconv.Itoa(thread))
+}
+
+func readStatus(folder string) (Status, error) {
+	content, err := ReadFile(folder+"/status", maxStatus)
+	if err != nil {
+		return Status{}, fmt.Errorf("cannot read status: %w", err)
+	}
+	s, err := parseStatus(string(content))
+	if err != nil {
+		return Status{}, fmt.Errorf("cannot read %s/status: %w", folder, err)
+	}
+	return s, nil
+}
+
+// parseStatus parses /proc/PID/status. These are the lines that it uses:
 //
 //	State:	S (sleeping)
 //	PPid:	4100
+//	TracerPid:	0
 //	Uid:	1000	1000	1000	1000
+//	NSpid:	4242	7
 //	Threads:	7
-func ReadStatus(pid int) (Status, error) {
-	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/status", maxStatus)
-	if err != nil {
-		return Status{}, fmt.Errorf("cannot read status of pid %d: %w", pid, err)
-	}
-	var s Status
-	fields := map[string][]any{
-		"State": {&s.State}, "PPid": {&s.Parent}, "Threads": {&s.Threads},
-		"Uid": {&s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3]},
-	}
-	for line := range strings.Lines(string(content)) {
+func parseStatus(content string) (s Status, err error) {
+	missing := 6
+	for line := range strings.Lines(content) {
 		name, value, _ := strings.Cut(line, ":") // a process's own name is escaped, so it makes no line
-		into := fields[name]
-		if into == nil {
+		fields := strings.Fields(value)
+		if len(fields) == 0 {
 			continue
 		}
-		if value = strings.TrimSpace(value); name == "State" && value != "" {
-			s.State = value[0]
-		} else if _, err := fmt.Sscan(value, into...); err != nil {
-			return Status{}, fmt.Errorf("cannot read status of pid %d: unexpected line %q", pid, line)
+		switch name {
+		case "State":
+			s.State = fields[0][0]
+		case "PPid":
+			s.Parent, err = strconv.Atoi(fields[0])
+		case "TracerPid":
+			s.Tracer, err = strconv.Atoi(fields[0])
+		case "Uid":
+			_, err = fmt.Sscan(value, &s.UIDs[0], &s.UIDs[1], &s.UIDs[2], &s.UIDs[3])
+		case "NSpid":
+			s.Nested = len(fields) > 1
+		case "Threads":
+			s.Threads, err = strconv.Atoi(fields[0])
+		default:
+			continue
 		}
-		delete(fields, name)
+		if missing--; err != nil {
+			return Status{}, fmt.Errorf("unexpected line %q", line)
+		}
 	}
-	if len(fields) > 0 {
-		return Status{}, fmt.Errorf("cannot read status of pid %d: it lacks a line", pid)
+	if missing != 0 {
+		return Status{}, errors.New("it lacks a line")
 	}
 	return s, nil
 }
@@ -127,7 +161,7 @@ func Programs(ctx context.Context, procs []Process) []Program {
 }
 
 func programOf(_ context.Context, p Process) (Program, error) {
-	link := "/proc/" + strconv.Itoa(p.PID) + "/exe"
+	link := folder(p.PID) + "/exe"
 	path, err := os.Readlink(link)
 	if err != nil {
 		return Program{}, err

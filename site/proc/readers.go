@@ -4,7 +4,6 @@ package proc
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -144,7 +143,7 @@ func (r *readers) leave(one *reader) {
 // file returns a function that reads a file of /proc/PID.
 func file[T any](r *readers, name string, take func(io.Reader) (T, error)) taker[T] {
 	return func(ctx context.Context, p Process) (T, error) {
-		opened, err := r.open(fmt.Sprintf("/proc/%d/%s", p.PID, name))
+		opened, err := r.open(folder(p.PID) + "/" + name)
 		if err != nil {
 			var none T
 			return none, err

@@ -34,6 +34,8 @@ type Stat struct {
 	Session int
 	Threads int
 	Exiting bool // the kernel is ending its first thread
+	// Exit is the exit status of a zombie, as in wait(2). It is 0 if this process may not trace the other one.
+	Exit uint32
 }
 
 // ErrSilent means that the kernel's account of a process did not come in time, or that too many others are awaited.
@@ -128,7 +130,7 @@ func Silence() string {
 
 // readStat waits as long as the process is in an exec.
 func readStat(pid int) (Stat, error) {
-	content, err := readFile("/proc/"+strconv.Itoa(pid)+"/stat", 4096)
+	content, err := ReadFile(folder(pid)+"/stat", 4096)
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist
 	}
@@ -142,33 +144,13 @@ func readStat(pid int) (Stat, error) {
 	return stat, nil
 }
 
-// readFile reads a file up to limit bytes. It does not use os.File, whose poller costs six system calls at the start
-// of every rank.
-func readFile(path string, limit int) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	content := make([]byte, limit)
-	for {
-		n, err := unix.Read(fd, content) // the kernel gives all of a short file at once
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-		}
-		return content[:n], nil
-	}
-}
-
 // parseStat parses a line of /proc/PID/stat:
 //
-//	4242 (my (odd) name) S 4100 4242 4200 34816 4242 4194560 513 0 0 0 12 3 0 0 20 0 7 0 8675309 …
+//	4242 (my (odd) name) S 4100 4242 4200 34816 4242 4194560 513 0 0 0 12 3 0 0 20 0 7 0 8675309 … 0
 //
 // It splits the line after the last ')', because the command's name before it may contain any character. The numbers of
-// the fields are those of proc(5): state 3, parent 4, session 6, flags 9, threads 20, start time 22.
+// the fields are those of proc(5): field 3: state, 4: parent, 6: session, 9: flags, 20: threads, 22: start time, 52: exit
+// code.
 func parseStat(content []byte) (Stat, bool) {
 	open, end := bytes.IndexByte(content, '('), bytes.LastIndexByte(content, ')')
 	if open < 0 || end < open {
@@ -176,19 +158,20 @@ func parseStat(content []byte) (Stat, bool) {
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(content[:open])))
 	fields := strings.Fields(string(content[end+1:]))
-	if err != nil || len(fields) < 20 {
+	const first, last = 3, 52 // the numbers of fields[0] and of the last field
+	if err != nil || len(fields) <= last-first {
 		return Stat{}, false
 	}
-	const first = 3 // the number of fields[0]
 	state := fields[0][0]
 	parent, err1 := strconv.Atoi(fields[4-first])
 	session, err2 := strconv.Atoi(fields[6-first])
 	flags, err3 := strconv.ParseUint(fields[9-first], 10, 64)
 	threads, err4 := strconv.Atoi(fields[20-first])
 	start, err5 := strconv.ParseUint(fields[22-first], 10, 64)
+	exit, err6 := strconv.ParseUint(fields[52-first], 10, 32)
 	const exiting = 4 // PF_EXITING
-	stat := Stat{Process{pid, start}, state, parent, session, threads, flags&exiting != 0}
-	return stat, errors.Join(err1, err2, err3, err4, err5) == nil
+	stat := Stat{Process{pid, start}, state, parent, session, threads, flags&exiting != 0, uint32(exit)}
+	return stat, errors.Join(err1, err2, err3, err4, err5, err6) == nil
 }
 
 // Running reports whether p exists and is not a zombie. It compares the start time, because pids are used again. A

@@ -19,6 +19,7 @@ import (
 
 	"github.com/slurm-mps/slurm-mps/policy"
 	"github.com/slurm-mps/slurm-mps/site"
+	"github.com/slurm-mps/slurm-mps/site/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,7 +153,7 @@ func readOwn(path string) ([]byte, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, fmt.Errorf("cannot read %s: it is not a regular file", path)
 	}
-	content, err := site.ReadOpen(fd, maxBytes+1)
+	content, err := proc.ReadOpen(fd, maxBytes+1)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", path, err)
 	}

@@ -331,11 +331,8 @@ func raisePriority() {
 // leaveJob moves this process out of the job's control groups. With PrologFlags=RunInJob, a prolog runs in these
 // groups, and Slurm ends their processes with the job.
 func leaveJob() {
-	groups, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return
-	}
-	for _, group := range proc.ControlGroups(string(groups)) {
+	groups, _ := proc.GroupsOf(os.Getpid())
+	for _, group := range groups {
 		if !group.OfAJob() {
 			continue
 		}

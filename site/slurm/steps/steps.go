@@ -112,11 +112,11 @@ func (s Steps) note(number, sign string) {
 
 // group reads the control group of a process, of version 1 or 2.
 func (s Steps) group(pid int) {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	groups, err := proc.GroupsOf(pid)
 	if err != nil {
 		return
 	}
-	number, sluid := groupOf(string(content))
+	number, sluid := groupOf(groups)
 	if number == "" && sluid == "" {
 		return
 	}
@@ -136,8 +136,8 @@ var sluidName = regexp.MustCompile(`^s[0-9A-HJKMNP-TV-Z]{13}$`)
 // are …/slurm/uid_U/job_N/…, …/slurmstepd.scope/job_N/… and …/slurmstepd.scope/sXXXXXXXXXXXXX/…. They have a node's
 // name in them if a machine runs several slurmd. A group below /user.slice does not count, because users make such
 // groups themselves.
-func groupOf(content string) (number, sluid string) {
-	for _, group := range proc.ControlGroups(content) {
+func groupOf(groups []proc.ControlGroup) (number, sluid string) {
+	for _, group := range groups {
 		if strings.HasPrefix(group.Path, "/user.slice/") {
 			continue
 		}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/slurm-mps/slurm-mps/site/proc"
 )
 
 // A socket of root's at the path of a step daemon is a sign. An abstract socket is not, because every user can give it
@@ -47,7 +49,7 @@ func TestGroupOf(t *testing.T) {
 		"0::/job_42/slurm\n": "",
 		"":                   "",
 	} {
-		if number, sluid := groupOf(content); number+sluid != want {
+		if number, sluid := groupOf(proc.ParseGroups(content)); number+sluid != want {
 			t.Errorf("%q: job %q, SLUID %q, want %q", content, number, sluid, want)
 		}
 	}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"fmt"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// EachPID calls each with every pid, until a call returns false.
+func EachPID(each func(pid int) bool) error {
+	err := eachNumber("/proc", func(_, pid int) bool { return each(pid) })
+	if err != nil {
+		return fmt.Errorf("cannot list processes: %w", err)
+	}
+	return nil
+}
+
+// PIDs returns the pids of all processes.
+func PIDs() (all []int, err error) {
+	err = EachPID(func(pid int) bool {
+		all = append(all, pid)
+		return true
+	})
+	return all, err
+}
+
+// EachThread calls each with the numbers of a process's threads, until a call returns false.
+func EachThread(pid int, each func(thread int) bool) error {
+	return eachNumber(folder(pid)+"/task", func(_, thread int) bool { return each(thread) })
+}
+
+// EachDescriptor calls each with the descriptors of a process, until a call returns false. The folder is open and has
+// their links by number. The call waits while the process is in an exec (see ErrSilent).
+func EachDescriptor(pid int, each func(folder, number int) bool) error {
+	return eachNumber(folder(pid)+"/fd", each)
+}
+
+func folder(pid int) string { return "/proc/" + strconv.Itoa(pid) }
+
+// eachNumber calls each for the entries of a folder whose name is a number, until a call returns false. It allocates
+// nothing for an entry, because a node has thousands of processes.
+func eachNumber(path string, each func(folder, number int) bool) error {
+	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	var buffer [16 << 10]byte
+	for {
+		n, err := unix.Getdents(dir, buffer[:])
+		if err != nil || n <= 0 {
+			return err
+		}
+		for rest := buffer[:n]; len(rest) > 0; {
+			entry := (*unix.Dirent)(unsafe.Pointer(&rest[0]))
+			name := rest[unsafe.Offsetof(entry.Name):entry.Reclen]
+			if number, ok := parseNumber(name); ok && !each(dir, number) {
+				return nil
+			}
+			rest = rest[entry.Reclen:]
+		}
+	}
+}
+
+// parseNumber parses a name that ends with a zero byte.
+func parseNumber(name []byte) (int, bool) {
+	number := 0
+	for i, c := range name {
+		if c == 0 {
+			return number, i > 0
+		}
+		if c < '0' || c > '9' || number > 1<<30 {
+			return 0, false
+		}
+		number = 10*number + int(c-'0')
+	}
+	return 0, false
+}
