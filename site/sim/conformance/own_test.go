@@ -5,6 +5,7 @@ package conformance
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,6 +25,9 @@ func TestPrivateFolder(t *testing.T) {
 	}
 	d.again()
 	server := d.server()
+	if under.node != nil {
+		withoutMPS(t)
+	}
 	own := d.neighbour()
 	if other := read(t, d.clientOf(d.uid+1, nil, "info")); other.err != 0 {
 		t.Errorf("a client of another user: %+v", other)
@@ -36,6 +40,27 @@ func TestPrivateFolder(t *testing.T) {
 	if out := d.tell("quit", answerDeadline); out.code != 0 {
 		t.Errorf("quit: %+v", out)
 	}
+	if under.node == nil {
+		return
+	}
+	if list := withoutMPS(t); len(list) != 1 || list[0] == clients[0] {
+		t.Errorf("contexts without MPS: %q, want that of the other user alone", list)
+	}
+}
+
+// withoutMPS returns the pids of the processes that have computed without MPS since the last call. On a real machine
+// no one knows them.
+func withoutMPS(t *testing.T) []string {
+	t.Helper()
+	path := filepath.Join(under.node.Dir, "without_mps")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(text))
 }
 
 // What a daemon and its server do with a signal that ends other programs. No recording has it, so knobs choose.

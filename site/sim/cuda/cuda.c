@@ -306,6 +306,18 @@ static struct work *new_work(int *file)
 	return page == MAP_FAILED ? NULL : page;
 }
 
+/* Notes a context without MPS in the node's list, because the process itself gets no message. */
+static void note_without_mps(void)
+{
+	char path[PATH_MAX], line[32];
+	int file = node_join(path, process.node, "without_mps") ? -1 : open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+	if (file < 0)
+		return;
+	if (write(file, line, (size_t)snprintf(line, sizeof line, "%d\n", getpid())) < 0)
+		perror(path);
+	close(file);
+}
+
 /* Makes a context. The caller has the mutex. */
 static int make_context(struct CUctx_st **made, struct device *d)
 {
@@ -337,6 +349,8 @@ static int make_context(struct CUctx_st **made, struct device *d)
 		free(context);
 		return error;
 	}
+	if (!process.mps)
+		note_without_mps();
 	*made = context;
 	return success;
 }

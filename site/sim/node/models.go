@@ -100,6 +100,8 @@ func Create(dir string, gpus []Model) (Node, error) {
 		makeDevice(dir, "dev/nvidia-uvm"),
 		makeLock(dir),
 		writeText(dir, "driver_version", driverVersion),
+		os.WriteFile(filepath.Join(dir, "without_mps"), nil, 0o666),
+		os.Chmod(filepath.Join(dir, "without_mps"), 0o666),
 	)
 	if err != nil {
 		return Node{}, fmt.Errorf("cannot create simulated node %s: %w", dir, err)
