@@ -35,7 +35,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -59,8 +58,8 @@ type Options struct {
 	Pauser  []string                  // the command line of a process that calls Pause with the time that follows it
 	Gauge   []string                  // the command line of gpu-usage; empty to run without it
 	NameOf  func(site.Process) string // what a client is called, as in "rank 3"; it may take a second; nil for nothing
-	Log     zerolog.Logger
-	*OfRoot // nil for a guard without root
+	Log     func(Line)                // nil for nothing
+	*OfRoot                           // nil for a guard without root
 }
 
 // OfRoot are the options of a guard that runs as root and has a lease.
@@ -334,17 +333,31 @@ func (g *Guard) save(now time.Time, last bool) {
 func (g *Guard) logOnce(message string, err error) {
 	if !g.logged[message] {
 		g.logged[message] = true
-		g.Log.Warn().Err(err).Msg(message)
+		g.warn(message, err)
 	}
 }
 
-// silent discards log lines.
-var silent = zerolog.Nop()
+// Line is a line of the guard's log. Fields are names and values in turns.
+type Line struct {
+	Warning bool
+	Message string
+	Err     error // nil for none
+	Fields  []any
+}
 
-// often returns the log for lines about single clients. After maxLines, clients are only counted in the state.
-func (g *Guard) often() *zerolog.Logger {
-	if g.lines++; g.lines > maxLines {
-		return &silent
+func (g *Guard) log(l Line) {
+	if g.Log != nil {
+		g.Log(l)
 	}
-	return &g.Log
+}
+
+func (g *Guard) warn(message string, err error, fields ...any) {
+	g.log(Line{Warning: true, Message: message, Err: err, Fields: fields})
+}
+
+// logClient logs a line about a single client. After maxLines, clients are only counted in the state.
+func (g *Guard) logClient(l Line) {
+	if g.lines++; g.lines <= maxLines {
+		g.log(l)
+	}
 }

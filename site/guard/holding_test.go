@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/lease"
 	"github.com/slurm-mps/slurm-mps/site/proc"
@@ -302,7 +301,7 @@ func TestRoomsOnADiskThatDoesNotAnswer(t *testing.T) {
 // The end waits for files that a driver does not close, but not for long.
 func TestFilesThatTheDriverDoesNotClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &Guard{files: 3, results: make(chan func(time.Time)), Options: Options{Log: zerolog.Nop()}}
+		g := &Guard{files: 3, results: make(chan func(time.Time))}
 		began := time.Now()
 		if g.releaseAll(); time.Since(began) != endWait {
 			t.Errorf("waited %v", time.Since(began))

@@ -330,8 +330,10 @@ func (g *Guard) endPause(now time.Time, idle bool) {
 	g.state.PausedMillis += took.Milliseconds()
 	g.changed = true
 	g.record(usage.Event{})
-	g.often().Info().Int("neighbours", len(p.asked)).Dur("paused_ms", took).Bool("idle", idle).
-		Msg("paused the neighbours of a dead client, so that its files could be closed")
+	g.logClient(Line{
+		Message: "paused the neighbours of a dead client, so that its files could be closed",
+		Fields:  []any{"neighbours", len(p.asked), "paused_ms", took, "idle", idle},
+	})
 }
 
 // run runs the process that pauses, until the pause ends.

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 	"golang.org/x/sys/unix"
@@ -20,7 +19,7 @@ import (
 // and 4 is a fork of neighbour 1.
 func pausing(began time.Time) (*Guard, *pause, *client) {
 	g := &Guard{
-		Options: Options{Pause: 6 * time.Second, Log: zerolog.Nop()},
+		Options: Options{Pause: 6 * time.Second},
 		living:  map[int]*client{}, closing: map[*client]time.Time{}, reporting: reporting{logged: map[string]bool{}},
 	}
 	for pid, gpus := range map[int]uint64{1: 1, 2: 1, 3: 2} {

@@ -36,7 +36,7 @@ func (g *Guard) startRecorder() {
 	go func() {
 		p, err := startProgram(g.Recorder...)
 		if r.started <- p; err != nil {
-			g.Log.Warn().Err(err).Msg("cannot record what the job uses")
+			g.warn("cannot record what the job uses", err)
 			return
 		}
 		r.send(p.in)

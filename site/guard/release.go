@@ -190,8 +190,10 @@ func (g *Guard) releaseClient(c *client, reason string) {
 	g.state.Released[reason]++
 	g.changed = true
 	if reason != atEnd {
-		g.often().Info().Int("pid", c.proc.PID).Str("end", c.exit.String()).Str("reason", reason).
-			Dur("held_ms", time.Since(c.died)).Msg("let go of a dead client's files")
+		g.logClient(Line{
+			Message: "let go of a dead client's files",
+			Fields:  []any{"pid", c.proc.PID, "end", c.exit.String(), "reason", reason, "held_ms", time.Since(c.died)},
+		})
 	}
 }
 
@@ -255,6 +257,6 @@ func (g *Guard) releaseAll() {
 		g.close(c)
 	}
 	if !g.awaitResults(endWait, func() bool { return g.files == 0 }) {
-		g.Log.Warn().Int("files", g.files).Msg("the driver does not close all files")
+		g.warn("the driver does not close all files", nil, "files", g.files)
 	}
 }

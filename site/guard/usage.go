@@ -180,7 +180,7 @@ func (g *Guard) startGauge() (note func(now time.Time)) {
 		u.gauge, u.starting, u.asked, u.of = started, false, time.Time{}, time.Time{}
 		if err != nil {
 			u.failed = now
-			g.Log.Warn().Err(err).Msg("cannot tell how much memory the GPUs have left")
+			g.warn("cannot tell how much memory the GPUs have left", err)
 		}
 	}
 }
@@ -375,7 +375,7 @@ func (g *Guard) logBusy(c *client, now time.Time) {
 	g.logged[message] = true
 	since := func(micros uint64) float64 { return time.UnixMicro(int64(micros)).Sub(c.died).Seconds() }
 	for i, idle := range g.usage.idle {
-		g.Log.Warn().Int("pid", c.proc.PID).Float64("line_s", now.Sub(g.usage.of).Seconds()).Float64("idle_from_s", since(idle.first)).
-			Float64("idle_to_s", since(idle.last)).Float64("busy_s", since(g.usage.busy[i])).Int("percent", g.usage.percent[i]).Msg(message)
+		g.warn(message, nil, "pid", c.proc.PID, "line_s", now.Sub(g.usage.of).Seconds(), "idle_from_s", since(idle.first),
+			"idle_to_s", since(idle.last), "busy_s", since(g.usage.busy[i]), "percent", g.usage.percent[i])
 	}
 }

@@ -86,8 +86,10 @@ func (g *Guard) verifyOne(c *client, servers map[string]bool, now time.Time) {
 
 // noteOutside records a process that was found outside of MPS.
 func (g *Guard) noteOutside(found lease.Outside) {
-	g.often().Warn().Int("pid", found.Proc.PID).Str("cause", found.Cause).
-		Msg("a process of the job has a GPU open and is not a client of its MPS daemon")
+	g.logClient(Line{
+		Warning: true, Message: "a process of the job has a GPU open and is not a client of its MPS daemon",
+		Fields: []any{"pid", found.Proc.PID, "cause", found.Cause},
+	})
 	if len(g.state.Outside) < maxOutside {
 		g.state.Outside = append(g.state.Outside, found)
 	}

@@ -192,7 +192,7 @@ func guardJob(
 	o := guard.Options{
 		Job: job, UID: l.Job.UID, Hold: time.Duration(l.Hold), Pause: time.Duration(l.Pause), Clients: l.ServedClients(), Devices: line.paths.Devices(),
 		Taker: []string{"/proc/self/exe", "--take"}, Pauser: []string{"/proc/self/exe", "--pause"},
-		NameOf: nameOf, Daemons: r.daemons, Log: log,
+		NameOf: nameOf, Daemons: r.daemons, Log: func(l guard.Line) { writeLine(log, l) },
 		Gauge: line.gpuUsage(),
 		OfRoot: &guard.OfRoot{
 			Raised: true,
@@ -231,6 +231,14 @@ func guardJob(
 	g.Run()
 	log.Info().Str("step", "guard ended").Send()
 	return nil
+}
+
+func writeLine(log zerolog.Logger, l guard.Line) {
+	event := log.Info()
+	if l.Warning {
+		event = log.Warn()
+	}
+	event.Err(l.Err).Fields(l.Fields).Msg(l.Message)
 }
 
 func logFailure(log zerolog.Logger, err error) {
