@@ -40,15 +40,11 @@ func ReadBinding(env Env) (Binding, error) {
 }
 
 func readBinding(env Env) (binding Binding, err error) {
-	var job Job
-	if value := env["SLURM_STEP_GPUS"]; value != "" {
-		if err := positions(&job, value); err != nil {
-			return binding, fmt.Errorf("SLURM_STEP_GPUS %w", err)
-		}
-		binding.GPUs = job.GPUs
+	if err := positions(&binding.GPUs)(env["SLURM_STEP_GPUS"]); err != nil {
+		return binding, fmt.Errorf("SLURM_STEP_GPUS %w", err)
 	}
 	if value := env["SLURM_NTASKS_PER_GPU"]; value != "" {
-		if err := count(func(*Job) *int { return &binding.TasksPerGPU })(&job, value); err != nil {
+		if err := count(&binding.TasksPerGPU)(value); err != nil {
 			return binding, fmt.Errorf("SLURM_NTASKS_PER_GPU %w", err)
 		}
 	}
@@ -81,7 +77,7 @@ func perTask(env Env) (sum int, err error) {
 	if value := env["SLURM_GPUS_PER_TASK"]; value != "" {
 		for typed := range strings.SplitSeq(value, ",") {
 			var n int
-			if err := count(func(*Job) *int { return &n })(nil, typed[strings.LastIndex(typed, ":")+1:]); err != nil {
+			if err := count(&n)(typed[strings.LastIndex(typed, ":")+1:]); err != nil {
 				return 0, fmt.Errorf("SLURM_GPUS_PER_TASK %w", err)
 			}
 			sum += n
@@ -204,17 +200,4 @@ func maxPerTask(count string, task taskIndex, gpus int) int {
 		return 1
 	}
 	return 1 + max(0, task.tasks-served)
-}
-
-// SourceManual is the Source of a task whose rank and size a person gave.
-const SourceManual = "by hand"
-
-// ManualTask is a task whose rank and size on its node a person gives. Its job and step are Slurm's.
-func ManualTask(env Env, localRank, localSize int) (Task, error) {
-	task, err := taskJob(env)
-	if err != nil {
-		return Task{}, fmt.Errorf("cannot read task: %w", err)
-	}
-	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, SourceManual
-	return task, nil
 }

@@ -5,6 +5,7 @@ package slurm
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/slurm-mps/slurm-mps/site"
@@ -50,64 +51,54 @@ type Job struct {
 	HasOption bool   // whether the option was given
 }
 
-// Controller is who decides a variable's value: Slurm or the user.
-type Controller string
+// need is what happens if a variable of a prolog's job is missing or malformed.
+type need int
 
-// A well-formed value of Slurm's is trusted. A user's value may be hostile: it is passed on, but never trusted.
+// A well-formed value of Slurm's is trusted. A user's value may be hostile: it is optional, passed on, and never
+// trusted. An epilog follows the prolog's record and needs only the job's ID. Other variables are optional there, because
+// an epilog that fails drains the node.
 const (
-	BySlurm Controller = "slurm"
-	ByUser  Controller = "user"
+	optional need = iota // missing or malformed: zero value
+	checked              // missing: zero value; malformed: refused
+	required             // missing or malformed: refused
 )
 
-// Need is what happens if a job's variable is missing or malformed.
-type Need string
-
-// An epilog follows the prolog's record and needs only the job's ID. Other variables are optional there, because an
-// epilog that fails drains the node.
-const (
-	Required   Need = "required" // missing or malformed: refused
-	Validated  Need = "checked"  // missing: zero value; malformed: refused
-	BestEffort Need = "offered"  // missing or malformed: zero value
-)
-
-// Variable is a row of the table of variables.
-type Variable struct {
-	Name   string // in the environment
-	Field  string // of Job
-	Prolog Need
-	Epilog Need
-	By     Controller
-	parse  func(*Job, string) error
+// variable is a row of the table of variables. parse writes the value into the job, if it is well-formed.
+type variable struct {
+	name  string
+	need  need
+	parse func(value string) error
 }
 
-// Variables returns the table that ReadJob follows, in its order.
-func Variables() []Variable {
-	return []Variable{
-		{"SLURM_JOB_ID", "ID", Required, Required, BySlurm, number(1, func(j *Job) *uint32 { return &j.ID }, "a job's number")},
-		{"SLURM_JOB_UID", "UID", Required, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.UID }, "a user's number")},
-		{"SLURM_JOB_GID", "GID", Required, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.GID }, "a group's number")},
-		{"SLURM_JOB_USER", "User", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.User })},
-		{"SLURMD_NODENAME", "Node", Required, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Node })},
-		{"SLURM_CLUSTER_NAME", "Cluster", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Cluster })},
-		{"SLURM_JOB_SLUID", "SLUID", BestEffort, BestEffort, BySlurm, name(func(j *Job) *string { return &j.SLUID })},
-		{"SLURM_CONF", "Conf", Validated, BestEffort, BySlurm, path(func(j *Job) *string { return &j.Conf })},
-		{"SLURM_JOB_PARTITION", "Partition", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Partition })},
-		{"SLURM_JOB_ACCOUNT", "Account", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Account })},
-		{"SLURM_JOB_QOS", "QOS", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.QOS })},
-		{"SLURM_JOB_RESERVATION", "Reservation", Validated, BestEffort, BySlurm, name(func(j *Job) *string { return &j.Reservation })},
-		{"SLURM_JOB_COMMENT", "Comment", BestEffort, BestEffort, ByUser, text(func(j *Job) *string { return &j.Comment })},
-		{"SLURM_JOB_EXTRA", "Extra", BestEffort, BestEffort, ByUser, text(func(j *Job) *string { return &j.Extra })},
-		{"SLURM_JOB_CONSTRAINTS", "Constraints", BestEffort, BestEffort, ByUser, constraints},
-		{"SLURM_JOB_RESTART_COUNT", "RestartCount", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.RestartCount })},
-		{"SLURM_JOB_NTASKS", "NTasks", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.NTasks })},
-		{"SLURM_JOB_NUM_NODES", "NumNodes", Validated, BestEffort, BySlurm, count(func(j *Job) *int { return &j.NumNodes })},
-		{"SLURM_HET_JOB_ID", "HetJobID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.HetJobID }, "a job's number")},
-		{"SLURM_ARRAY_JOB_ID", "ArrayJobID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayJobID }, "a job's number")},
-		{"SLURM_ARRAY_TASK_ID", "ArrayTaskID", Validated, BestEffort, BySlurm, number(0, func(j *Job) *uint32 { return &j.ArrayTaskID }, "an array task's number")},
-		{"SLURM_JOB_GPUS", "GPUs", Validated, BestEffort, BySlurm, positions},
-		{"CUDA_VISIBLE_DEVICES", "Visible", Validated, BestEffort, BySlurm, visible},
-		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "GresMPS", BestEffort, BestEffort, BySlurm, gresMPS},
-		{"SPANK_MPS", "Option", BestEffort, BestEffort, ByUser, option},
+// variables returns the table that ReadJob follows, in its order.
+func (j *Job) variables() []variable {
+	return []variable{
+		{"SLURM_JOB_ID", required, number(&j.ID, 1, "a job's number")},
+		{"SLURM_JOB_UID", required, number(&j.UID, 0, "a user's number")},
+		{"SLURM_JOB_GID", required, number(&j.GID, 0, "a group's number")},
+		{"SLURM_JOB_USER", checked, text(&j.User, maxName)},
+		{"SLURMD_NODENAME", required, text(&j.Node, maxName)},
+		{"SLURM_CLUSTER_NAME", checked, text(&j.Cluster, maxName)},
+		{"SLURM_JOB_SLUID", optional, text(&j.SLUID, maxName)},
+		{"SLURM_CONF", checked, text(&j.Conf, maxPath)},
+		{"SLURM_JOB_PARTITION", checked, text(&j.Partition, maxName)},
+		{"SLURM_JOB_ACCOUNT", checked, text(&j.Account, maxName)},
+		{"SLURM_JOB_QOS", checked, text(&j.QOS, maxName)},
+		{"SLURM_JOB_RESERVATION", checked, text(&j.Reservation, maxName)},
+		{"SLURM_JOB_COMMENT", optional, usersText(&j.Comment)},
+		{"SLURM_JOB_EXTRA", optional, usersText(&j.Extra)},
+		{"SLURM_JOB_CONSTRAINTS", optional, func(value string) error { j.Constraints = Features(value); return nil }},
+		{"SLURM_JOB_RESTART_COUNT", checked, count(&j.RestartCount)},
+		{"SLURM_JOB_NTASKS", checked, count(&j.NTasks)},
+		{"SLURM_JOB_NUM_NODES", checked, count(&j.NumNodes)},
+		{"SLURM_HET_JOB_ID", checked, number(&j.HetJobID, 0, "a job's number")},
+		{"SLURM_ARRAY_JOB_ID", checked, number(&j.ArrayJobID, 0, "a job's number")},
+		{"SLURM_ARRAY_TASK_ID", checked, number(&j.ArrayTaskID, 0, "an array task's number")},
+		{"SLURM_JOB_GPUS", checked, positions(&j.GPUs)},
+		{"CUDA_VISIBLE_DEVICES", checked, j.setVisible},
+		// slurmd sets this only for the prolog of a job with gres/mps (recorded on 24.11).
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", optional, func(string) error { j.GresMPS = true; return nil }},
+		{"SPANK_MPS", optional, func(value string) error { j.Option, j.HasOption = value, true; return nil }},
 	}
 }
 
@@ -118,9 +109,19 @@ func ReadJob(env Env, want Context) (Job, error) {
 		return Job{}, err
 	}
 	var job Job
-	for _, v := range Variables() {
-		if err := readVariable(&job, env, v, want); err != nil {
-			return Job{}, fmt.Errorf("cannot read job: %w", err)
+	for _, v := range job.variables() {
+		if want == Epilog && v.name != "SLURM_JOB_ID" {
+			v.need = optional
+		}
+		value, ok := env[v.name]
+		if !ok && v.need == required {
+			return Job{}, fmt.Errorf("cannot read job: %s is not set: slurmd sets it, so run this as slurmd's script and not by hand", v.name)
+		}
+		if !ok {
+			continue
+		}
+		if err := v.parse(value); err != nil && v.need != optional {
+			return Job{}, fmt.Errorf("cannot read job: %s %w", v.name, err)
 		}
 	}
 	return job, nil
@@ -142,66 +143,44 @@ func checkContext(env Env, want Context) error {
 	return nil
 }
 
-func readVariable(job *Job, env Env, v Variable, in Context) error {
-	need := v.Prolog
-	if in == Epilog {
-		need = v.Epilog
-	}
-	value, ok := env[v.Name]
-	if !ok {
-		if need == Required {
-			return fmt.Errorf("%s is not set: slurmd sets it, so run this as slurmd's script and not by hand", v.Name)
-		}
-		return nil
-	}
-	// A parser that fails does not change the job.
-	if err := v.parse(job, value); err != nil && need != BestEffort {
-		return fmt.Errorf("%s %w", v.Name, err)
-	}
-	return nil
-}
-
 // quote formats a value for an error.
 func quote(value string) string { return site.Quote(value, 64) }
 
 // number parses an id: only digits, from min to the highest number that Slurm does not reserve.
-func number(min uint64, field func(*Job) *uint32, what string) func(*Job, string) error {
-	return func(j *Job, value string) error {
+func number(into *uint32, min uint64, noun string) func(string) error {
+	return func(value string) error {
 		n, err := parseDigits(value)
 		if err != nil || n < min || n >= noVal {
-			return fmt.Errorf("is %s, want %s from %d to %d", quote(value), what, min, uint32(noVal-1))
+			return fmt.Errorf("is %s, want %s from %d to %d", quote(value), noun, min, uint32(noVal-1))
 		}
-		*field(j) = uint32(n)
+		*into = uint32(n)
 		return nil
 	}
 }
 
 // count parses a number of things. Slurm's reserved value for an unset number gives 0.
-func count(field func(*Job) *int) func(*Job, string) error {
-	return func(j *Job, value string) error {
+func count(into *int) func(string) error {
+	return func(value string) error {
 		n, err := parseDigits(value)
 		if err != nil || n > noVal+1 {
 			return fmt.Errorf("is %s, want a number from 0 to %d", quote(value), uint32(noVal-1))
 		}
 		if n < noVal {
-			*field(j) = int(n)
+			*into = int(n)
 		}
 		return nil
 	}
 }
 
-// name parses a name of Slurm's, such as a node, a user or a partition. Names are used in paths and logs.
-func name(field func(*Job) *string) func(*Job, string) error {
-	return bounded(field, 255)
-}
+// Bytes in a name of Slurm's, such as a node, a user or a partition, and in a path. Names are used in paths and logs.
+const (
+	maxName = 255
+	maxPath = 4095
+)
 
-// path parses a path of Slurm's.
-func path(field func(*Job) *string) func(*Job, string) error {
-	return bounded(field, 4095)
-}
-
-func bounded(field func(*Job) *string, maxLength int) func(*Job, string) error {
-	return func(j *Job, value string) error {
+// text parses a text of Slurm's.
+func text(into *string, maxLength int) func(string) error {
+	return func(value string) error {
 		if value == "(null)" {
 			return nil
 		}
@@ -211,35 +190,19 @@ func bounded(field func(*Job) *string, maxLength int) func(*Job, string) error {
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return fmt.Errorf("is %s, want a value without control characters", quote(value))
 		}
-		*field(j) = value
+		*into = value
 		return nil
 	}
 }
 
-// text copies a text of the user's.
-func text(field func(*Job) *string) func(*Job, string) error {
-	return func(j *Job, value string) error {
+// usersText copies a text that the user has written.
+func usersText(into *string) func(string) error {
+	return func(value string) error {
 		if value != "(null)" {
-			*field(j) = value
+			*into = value
 		}
 		return nil
 	}
-}
-
-// gresMPS is for a variable that slurmd sets only for the prolog of a job with gres/mps (recorded on 24.11).
-func gresMPS(j *Job, _ string) error {
-	j.GresMPS = true
-	return nil
-}
-
-func option(j *Job, value string) error {
-	j.Option, j.HasOption = value, true
-	return nil
-}
-
-func constraints(j *Job, value string) error {
-	j.Constraints = Features(value)
-	return nil
 }
 
 // Features returns the feature names in a constraint expression such as "a100&[rack1*2|rack2]", in their order, each
@@ -273,36 +236,32 @@ func Features(expression string) []string {
 const positionsMax = 1024
 
 // positions parses SLURM_JOB_GPUS: "0,2", or a range such as "0-3" or "[0-3]", in case a release prints one.
-func positions(j *Job, value string) error {
-	if value == "" {
+func positions(into *[]int) func(string) error {
+	return func(value string) error {
+		if value == "" {
+			return nil
+		}
+		list := value
+		if inner, ok := strings.CutPrefix(value, "["); ok && strings.HasSuffix(value, "]") {
+			list = inner[:len(inner)-1]
+		}
+		words, err := expandRanges(list, positionsMax)
+		gpus := make([]int, 0, len(words))
+		for _, word := range words {
+			n, _ := strconv.Atoi(word)
+			gpus = append(gpus, n)
+		}
+		if err != nil || slices.Max(gpus) >= positionsMax {
+			return fmt.Errorf("is %s, want positions such as \"0,2\" or \"0-3\", each below %d", quote(value), positionsMax)
+		}
+		*into = gpus
 		return nil
 	}
-	refuse := fmt.Errorf("is %s, want positions such as \"0,2\" or \"0-3\", each below %d", quote(value), positionsMax)
-	list := value
-	if inner, ok := strings.CutPrefix(list, "["); ok {
-		if list, ok = strings.CutSuffix(inner, "]"); !ok {
-			return refuse
-		}
-	}
-	words, err := expandRanges(list, positionsMax)
-	if err != nil {
-		return refuse
-	}
-	gpus := make([]int, 0, len(words))
-	for _, word := range words {
-		n, err := parseDigits(word)
-		if err != nil || n >= positionsMax {
-			return refuse
-		}
-		gpus = append(gpus, int(n))
-	}
-	j.GPUs = gpus
-	return nil
 }
 
-// visible parses slurmd's CUDA_VISIBLE_DEVICES: indices, or UUIDs of MIG instances, or UUIDs of GPUs with
+// setVisible parses slurmd's CUDA_VISIBLE_DEVICES: indices, or UUIDs of MIG instances, or UUIDs of GPUs with
 // Flags=env_uuid. A job without a GPU has "NoDevFiles".
-func visible(j *Job, value string) error {
+func (j *Job) setVisible(value string) error {
 	if value == "" || value == "NoDevFiles" {
 		return nil
 	}

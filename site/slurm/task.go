@@ -35,6 +35,7 @@ const (
 	SourceInherited = "slurm, by a shell" // Slurm's variables are inherited from a shell or another program
 	SourceSingle    = "alone"             // no launcher started this process
 	SourceSlot      = "slot"              // this process took one of the job's slots
+	SourceManual    = "by hand"           // a person gave rank and size
 )
 
 // Launcher is a row of the table of launchers.
@@ -92,6 +93,16 @@ func ReadTask(env Env, pid int) (Task, error) {
 	return task, nil
 }
 
+// ManualTask is a task whose rank and size on its node a person gives. Its job and step are Slurm's.
+func ManualTask(env Env, localRank, localSize int) (Task, error) {
+	task, err := taskJob(env)
+	if err != nil {
+		return Task{}, fmt.Errorf("cannot read task: %w", err)
+	}
+	task.LocalRank, task.LocalSize, task.Source = localRank, localSize, SourceManual
+	return task, nil
+}
+
 // WithoutInheritedLauncher returns env without launcher variables from outside of the step of this process. An srun
 // inside of an mpirun does not remove mpirun's variables. If a shell runs between srun and the rank, SLURM_TASK_PID
 // proves nothing. The process SLURM_TASK_PID is the step's task, and task is its environment.
@@ -139,7 +150,7 @@ func taskJob(env Env) (Task, error) {
 	var task Task
 	for _, name := range jobVariables(env) {
 		var id uint32
-		if err := number(1, func(*Job) *uint32 { return &id }, "a job's number")(nil, env[name]); err != nil {
+		if err := number(&id, 1, "a job's number")(env[name]); err != nil {
 			return Task{}, fmt.Errorf("%s %w", name, err)
 		}
 		if name == "SLURM_JOB_ID" {
