@@ -156,16 +156,15 @@ func readSlurm(q Question, facts site.Config) (*Slurm, error) {
 		return nil, err
 	}
 	s := &Slurm{ConfFile: settings, Hooks: []Hook{readHook("Prolog", "prolog", settings), readHook("Epilog", "epilog", settings), readHook("TaskProlog", "task-prolog", settings)}}
-	gpus, others, err := slurm.ReadNode(q.Conf, q.Node)
-	s.NodeErr = err
-	s.Features, s.FeaturesErr = slurm.ReadFeatures(q.Conf, q.Node)
+	line, err := slurm.ReadNode(q.Conf, q.Node)
+	s.Features, s.NodeErr = line.Features, err
 	path := facts.GresConf
 	if path == "" {
 		path = filepath.Join(filepath.Dir(q.Conf), "gres.conf")
 	}
 	gres, err := slurm.ReadGres(path, q.Node)
 	if s.GresErr = err; err == nil {
-		gres.Add(gpus, others)
+		gres.Add(line)
 		s.Gres = &gres
 	}
 	s.Container = s.beside("job_container.conf", q.Node)

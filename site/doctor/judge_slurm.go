@@ -253,7 +253,7 @@ func (s Slurm) count() (all int) {
 }
 
 func nodeFeature(n Node) []Finding {
-	if n.Slurm == nil || n.Policy.Trigger == nil || n.Policy.Trigger.Constraint == "" || n.Slurm.FeaturesErr != nil {
+	if n.Slurm == nil || n.Policy.Trigger == nil || n.Policy.Trigger.Constraint == "" || n.Slurm.NodeErr != nil {
 		return nil
 	}
 	name := n.Policy.Trigger.Constraint

@@ -82,21 +82,20 @@ type Hook struct {
 // Slurm is what Slurm's files contain about this node.
 type Slurm struct {
 	slurm.ConfFile
-	Hooks       []Hook
-	NodeErr     error // why no line of slurm.conf describes the node
-	Features    []string
-	FeaturesErr error
-	Gres        *slurm.Gres
-	GresErr     error
-	SlurmdGPUs  []int            // the minors that slurmd lists, by position; nil if it was not run or not understood
-	ListErr     error            // why it does not list them
-	Container   *slurm.ConfFile  // job_container.conf
-	Namespace   *slurm.Namespace // namespace.yaml, which namespace/linux reads instead
-	Cgroup      *slurm.ConfFile
-	Plugstack   string       // path of plugstack.conf
-	Plugin      *SpankPlugin // ours; nil if plugstack.conf does not name it
-	Release     string       // slurmd's, "22.05"; "" if it was not asked or not understood
-	Unread      []string     // why a file beside slurm.conf could not be read
+	Hooks      []Hook
+	NodeErr    error // why no line of slurm.conf describes the node
+	Features   []string
+	Gres       *slurm.Gres
+	GresErr    error
+	SlurmdGPUs []int            // the minors that slurmd lists, by position; nil if it was not run or not understood
+	ListErr    error            // why it does not list them
+	Container  *slurm.ConfFile  // job_container.conf
+	Namespace  *slurm.Namespace // namespace.yaml, which namespace/linux reads instead
+	Cgroup     *slurm.ConfFile
+	Plugstack  string       // path of plugstack.conf
+	Plugin     *SpankPlugin // ours; nil if plugstack.conf does not name it
+	Release    string       // slurmd's, "22.05"; "" if it was not asked or not understood
+	Unread     []string     // why a file beside slurm.conf could not be read
 }
 
 // Driver is what NVML reports.

@@ -227,11 +227,11 @@ func (g *Gres) fill(lines []gresLine) error {
 	return twice(g.Entries)
 }
 
-// Add adds the node's GPUs and other GRES from slurm.conf, which ReadNode returns. A shard needs no line in
-// gres.conf, because Slurm assigns as many as slurm.conf counts.
-func (g *Gres) Add(gpus []ConfiguredGres, others []string) {
-	g.Configured = gpus
-	g.share(others)
+// Add adds the node's GPUs and other GRES from slurm.conf. A shard needs no line in gres.conf, because Slurm assigns as
+// many as slurm.conf counts.
+func (g *Gres) Add(node Node) {
+	g.Configured = node.GPUs
+	g.share(node.Others)
 }
 
 func (g *Gres) share(more []string) {
@@ -305,12 +305,25 @@ func (l gresLine) entries() ([]GresEntry, error) {
 	entries := make([]GresEntry, 0, len(paths))
 	for _, path := range paths {
 		entry := empty
-		if entry.Minor, err = DeviceMinor(path); err != nil {
+		if entry.Minor, err = deviceMinor(path); err != nil {
 			return nil, fmt.Errorf("cannot read %s: %w", l.at, err)
 		}
 		entries = append(entries, entry)
 	}
 	return entries, l.counts(len(entries))
+}
+
+// deviceMinors returns the numbers of a list of devices, "/dev/nvidia[0-1]".
+func deviceMinors(list string) (minors []int, err error) {
+	paths, err := ExpandHostlist(list)
+	for _, path := range paths {
+		minor, err := deviceMinor(path)
+		if err != nil {
+			return nil, err
+		}
+		minors = append(minors, minor)
+	}
+	return minors, err
 }
 
 // countOrOne returns Count= of a line without files. Only the existence of such a line matters.
@@ -333,8 +346,8 @@ func (l gresLine) counts(places int) error {
 // minorMax is the last minor number of a GPU with major number 195. 254 and 255 are nvidia-modeset and nvidiactl.
 const minorMax = 253
 
-// DeviceMinor returns N of a path that ends in nvidiaN. It ignores the folder, so that a lab's nodes work, too.
-func DeviceMinor(path string) (int, error) {
+// deviceMinor returns N of a path that ends in nvidiaN. It ignores the folder, so that a lab's nodes work, too.
+func deviceMinor(path string) (int, error) {
 	digits, is := strings.CutPrefix(filepath.Base(path), "nvidia")
 	n, err := strconv.ParseUint(digits, 10, 16)
 	if !is || err != nil || n > 999 || strconv.FormatUint(n, 10) != digits {

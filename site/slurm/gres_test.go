@@ -183,9 +183,9 @@ func TestReadNode(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, others, err := readNode(files{"/e/s": tt.text, "/e/nodes.conf": "NodeName=n1 Gres=gpu:7"}.open, "/e/s", "n1")
-			if err != nil || !reflect.DeepEqual(got, tt.want) || !slices.Equal(others, tt.others) {
-				t.Errorf("got %v, %q, %v, want %v, %q", got, others, err, tt.want, tt.others)
+			got, err := readNode(files{"/e/s": tt.text, "/e/nodes.conf": "NodeName=n1 Gres=gpu:7"}.open, "/e/s", "n1")
+			if err != nil || !reflect.DeepEqual(got.GPUs, tt.want) || !slices.Equal(got.Others, tt.others) {
+				t.Errorf("got %+v, %v, want %v, %q", got, err, tt.want, tt.others)
 			}
 		})
 	}
@@ -193,7 +193,7 @@ func TestReadNode(t *testing.T) {
 
 func TestReadNodeRefuses(t *testing.T) {
 	tests := []struct{ text, want string }{
-		{"NodeName=n2 Gres=gpu:4\n", "cannot read GPUs of node n1 in /s: no NodeName= line names it"},
+		{"NodeName=n2 Gres=gpu:4\n", "cannot read node n1 in /s: no NodeName= line names it"},
 		{"NodeName=n1\nNodeName=n[1-2]\n", "cannot read /s:2: an earlier line names node n1 too: keep one"},
 		{"NodeName=n1 Gres=gpu:a:b:1\n", "cannot read /s:1: Gres=gpu:a:b:1: gpu:a:b:1: want gpu[:type][:count]"},
 		{"NodeName=n1 Gres=gpu:5000\n", "cannot read /s:1: Gres=gpu:5000: gpu:5000: more than 1024 GPUs"},
@@ -202,15 +202,15 @@ func TestReadNodeRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.want, func(t *testing.T) {
-			if _, _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); message(err) != tt.want {
+			if _, err := readNode(files{"/s": tt.text}.open, "/s", "n1"); message(err) != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
 	}
-	if _, _, err := readNode(files{"/s": ""}.open, "/s", "n1"); !errors.Is(err, ErrNoNode) {
+	if _, err := readNode(files{"/s": ""}.open, "/s", "n1"); !errors.Is(err, ErrNoNode) {
 		t.Errorf("got %v", err)
 	}
-	if _, _, err := ReadNode(filepath.Join(t.TempDir(), "none"), "n1"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := ReadNode(filepath.Join(t.TempDir(), "none"), "n1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -222,7 +222,7 @@ func FuzzReadGres(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		all := files{"/g": text, "/x": "Name=mps Count=1"}
-		if want, _, err := readNode(all.open, "/g", "n1"); err == nil && want == nil {
+		if node, err := readNode(all.open, "/g", "n1"); err == nil && node.GPUs == nil {
 			t.Error("no error and no answer")
 		}
 		gres, err := readGres(all.open, "/g", "n1")

@@ -20,9 +20,11 @@ func gresOf(t *testing.T, text, inSlurmConf string) Gres {
 		t.Fatal(err)
 	}
 	if inSlurmConf != "-" {
-		if gres.Configured, _, err = readNode(all.open, "/e/slurm.conf", "n1"); err != nil {
+		node, err := readNode(all.open, "/e/slurm.conf", "n1")
+		if err != nil {
 			t.Fatal(err)
 		}
+		gres.Configured = node.GPUs
 	}
 	return gres
 }

@@ -201,9 +201,11 @@ func ourList(dir string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if gres.Configured, _, err = ReadNode(filepath.Join(dir, "slurm.conf"), "n1"); err != nil {
+	node, err := ReadNode(filepath.Join(dir, "slurm.conf"), "n1")
+	if err != nil {
 		return nil, err
 	}
+	gres.Add(node)
 	var list []int
 	for {
 		refs, err := ResolvePositions(gres, Job{ID: 1, GPUs: []int{len(list)}})

@@ -21,11 +21,11 @@ func (n node) Features(job slurm.Job) ([]string, error) {
 	if job.Conf == "" {
 		return nil, errors.New("cannot read features of the node: SLURM_CONF is not set")
 	}
-	features, err := slurm.ReadFeatures(job.Conf, job.Node)
+	line, err := slurm.ReadNode(job.Conf, job.Node)
 	if errors.Is(err, slurm.ErrNoNode) {
 		return nil, nil
 	}
-	return features, err
+	return line.Features, err
 }
 
 // UserGroupNames returns the names of all groups of a user, as the policy gets them for a job.

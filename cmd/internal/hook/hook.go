@@ -99,11 +99,11 @@ func (n node) Gres(job slurm.Job) (slurm.Gres, error) {
 	if err != nil || job.Conf == "" {
 		return gres, err
 	}
-	gpus, others, err := slurm.ReadNode(job.Conf, job.Node)
+	line, err := slurm.ReadNode(job.Conf, job.Node)
 	if errors.Is(err, slurm.ErrNoNode) {
 		return gres, nil
 	}
-	gres.Add(gpus, others)
+	gres.Add(line)
 	return gres, err
 }
 

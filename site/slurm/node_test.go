@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestReadFeatures(t *testing.T) {
+func TestFeaturesOfANode(t *testing.T) {
 	dir := t.TempDir()
 	more := filepath.Join(dir, "nodes.conf")
 	for name, content := range map[string]string{
@@ -35,17 +35,17 @@ NodeName=n7 Features="x,y"
 	for node, want := range map[string][]string{
 		"n1": {"slow"}, "n2": {"slow"}, "n3": {"mps", "fast"}, "n4": {"a", "b"}, "n5": {"late"}, "n7": {"x", "y"},
 	} {
-		if got, err := ReadFeatures(path, node); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %q, %v, want %q", node, got, err, want)
+		if got, err := ReadNode(path, node); err != nil || !slices.Equal(got.Features, want) {
+			t.Errorf("%s: %q, %v, want %q", node, got.Features, err, want)
 		}
 	}
-	if _, err := ReadFeatures(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(message(err), "cannot read features of node n9 in "+path) {
+	if _, err := ReadNode(path, "n9"); !errors.Is(err, ErrNoNode) || !strings.HasPrefix(message(err), "cannot read node n9 in "+path) {
 		t.Errorf("a node that is not there: %v", err)
 	}
 	if err := os.WriteFile(more, []byte("NodeName=n[5 Features=x\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadFeatures(path, "n7"); err == nil || !strings.Contains(err.Error(), more+":1") {
+	if _, err := ReadNode(path, "n7"); err == nil || !strings.Contains(err.Error(), more+":1") {
 		t.Errorf("a line that cannot be read: %v", err)
 	}
 }
