@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/slurm-mps/slurm-mps/cmd/internal/cli"
@@ -57,24 +56,17 @@ GPU and the GPU's model. If nothing is proved, nothing is stored: leave out --sh
 The exit code is 0 if mps-tune finds a best share. It is 1 if no share could be run or something failed, and 2 if the
 command line has a mistake. --json prints JSON in place of text; text has no colour on a pipe or if NO_COLOR is set.`
 
-// request is the command line.
-type request struct {
-	question
-	save bool
-	name string // the shares are saved under this name
-}
-
 // Command is the program mps-tune.
 func Command(call *command.Invocation) *cobra.Command {
-	var q request
+	var q question
 	var pattern, launcher string
 	var rules []string
 	c := &cobra.Command{
-		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program", Long: help,
+		Use: "mps-tune [flags] -- PROGRAM [ARG...]", Short: "find the number of ranks and the share that are best for a program",
+		Long: help, DisableFlagsInUseLine: true,
 		Example: "  mps-tune --rate 'speed: ([0-9.]+)' -- ./app\n" +
 			"  mps-tune --ranks 4,8,16 --save -- ./app input.dat\n" +
 			"  mps-tune --launcher 'srun -n {ranks}' --rate gromacs -- gmx_mpi mdrun -nsteps 20000",
-		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("cannot tune: no program is given: mps-tune -- PROGRAM")
@@ -92,23 +84,26 @@ func Command(call *command.Invocation) *cobra.Command {
 			if q.rate, err = readRate(pattern); err != nil {
 				return err
 			}
-			if q.rate != nil && q.rate.atEnd && c.Flags().Changed("seconds") {
-				return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: "+
-					"leave out --seconds, and give a short input", pattern, q.lasts)
+			if c.Flags().Changed("seconds") && !q.ends() {
+				return q.cannotEnd()
 			}
 			q.save = q.save || q.name != ""
 			q.name = cmp.Or(q.name, args[0])
 			if err := q.check(); err != nil {
 				return err
 			}
-			return q.answer(call)
+			if err = q.answer(call); err != nil && !errors.Is(err, cli.ErrFindings) {
+				return cli.RuntimeError{Err: err}
+			}
+			return err
 		},
 	}
 	flags := c.Flags()
 	flags.SortFlags = false
 	flags.IntSliceVar(&q.counts, "ranks", nil, "try these `NUMBERS` of ranks on this node, with commas")
 	flags.StringVar(&launcher, "launcher", "", "start the ranks by this `COMMAND`, with {ranks} for their number")
-	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"}, "try these `SHARES`, with commas")
+	flags.StringSliceVar(&rules, "share", []string{"none", "even", "overlap:1.5", "overlap:2", "overlap:3"},
+		"try these `SHARES`, with commas")
 	flags.StringVar(&pattern, "rate", "",
 		"gromacs, lammps, namd, amber, tqdm, lightning, or a `PATTERN` with one group: the rate")
 	flags.BoolVar(&q.oneRate, "one-rate", false, "the ranks of a launch print the same rate: do not add them up")
@@ -120,8 +115,17 @@ func Command(call *command.Invocation) *cobra.Command {
 	flags.BoolVar(&q.save, "save", false,
 		"remember the shares that are proved to be faster, by the name of the program's file")
 	flags.StringVar(&q.name, "save-as", "", "remember them by this `NAME`, for mpirun-wrap --share=tuned:NAME")
-	command.CompleteValues(c, "share", "none", "even", "overlap:", "weight:")
 	return c
+}
+
+// cannotEnd is the error of --seconds if a run lasts until the program ends.
+func (q question) cannotEnd() error {
+	if q.rate == nil {
+		return fmt.Errorf("cannot end runs after %v: without --rate, a run lasts until the program ends: "+
+			"give --rate, or leave out --seconds", q.lasts)
+	}
+	return fmt.Errorf("cannot end %s after %v: it prints its rate at its end only: "+
+		"leave out --seconds, and give a short input", q.rate.text, q.lasts)
 }
 
 func readRules(texts []string) (rules []policy.ShareRule, err error) {
@@ -154,19 +158,19 @@ func (s seconds) Set(text string) error {
 const maxRuns = 1000
 
 // check refuses a request that cannot be run, or that would run for days.
-func (q request) check() error {
-	own := len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark)
+func (q question) check() error {
+	fixed := q.fixed()
 	for _, ranks := range q.counts {
 		if ranks < 1 || ranks > 1024 {
 			return fmt.Errorf("cannot tune %d ranks: give --ranks 1 to 1024", ranks)
 		}
 	}
 	switch {
-	case own && len(q.counts) > 0:
+	case fixed && len(q.counts) > 0:
 		return errors.New("cannot tune: --launcher has a number of ranks of its own: write {ranks} in its place, or leave out --ranks")
 	case q.oneRate && (q.rate == nil || len(q.launcher) == 0):
 		return errors.New("cannot tune with --one-rate: it needs --rate and --launcher")
-	case own && q.save:
+	case fixed && q.save:
 		return errors.New("cannot save: --launcher has a number of ranks of its own: write {ranks} in its place, and give --ranks")
 	case len(q.rules) == 0 || len(q.rules)*max(len(q.counts), 1) < 2:
 		return errors.New("cannot tune: there is nothing to compare: give two shares or more with --share, or two numbers with --ranks")
@@ -186,41 +190,43 @@ func (q request) check() error {
 }
 
 // answer measures and prints. It proves that it can save before the runs, because the runs take minutes.
-func (q request) answer(call *command.Invocation) (err error) {
+func (q question) answer(call *command.Invocation) error {
 	ticket, err := q.prepare(call)
 	if err != nil {
-		return cli.RuntimeError{Err: err}
+		return err
 	}
 	file := tuned.UserFile(call.Variable("XDG_CONFIG_HOME"), call.Variable("HOME"))
 	if q.save {
 		if err := tuned.Save(file, nil); err != nil {
-			return cli.RuntimeError{Err: err}
+			return err
 		}
 	}
 	ctx, stop := command.SignalContext()
 	defer stop()
-	samples, err := q.measure(ctx, newProgress(call.Err, rewrites(call.Err, call.Variable("TERM")), q.question))
+	samples, err := q.measure(ctx, call.Err)
 	if err != nil {
-		return cli.RuntimeError{Err: err}
+		return err
 	}
-	r := newReport(q.question, samples, ticket)
+	r := newReport(q, samples, ticket)
 	if q.save {
-		err = r.save(file, q.entries(r, q.name))
+		entries := q.entries(r)
+		if err = tuned.Save(file, entries); err == nil {
+			for _, e := range entries {
+				r.Saved = append(r.Saved, e.String())
+			}
+		}
 	}
 	if printed := call.Print("table", r, r.text); err == nil {
 		err = printed
 	}
-	switch {
-	case err != nil:
-		return cli.RuntimeError{Err: err}
-	case r.Use == "":
+	if err == nil && r.Use == "" {
 		return cli.ErrFindings
 	}
-	return nil
+	return err
 }
 
 // prepare adds to the question what the job has.
-func (q *request) prepare(call *command.Invocation) (lease.Ticket, error) {
+func (q *question) prepare(call *command.Invocation) (lease.Ticket, error) {
 	ticket, err := readTicket(call)
 	if err != nil {
 		return ticket, err
@@ -258,11 +264,11 @@ func untilJobEnds(within time.Duration, end string, now time.Time) (time.Duratio
 }
 
 // numbers returns the numbers of ranks to try: each once, ascending, and none that the GPUs cannot have.
-func (q request) numbers(env slurm.Env, limit int) ([]int, error) {
+func (q question) numbers(env slurm.Env, limit int) ([]int, error) {
 	counts := slices.Compact(slices.Sorted(slices.Values(q.counts)))
 	switch {
 	case len(counts) > 0:
-	case len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark):
+	case q.fixed():
 		return []int{unknown}, nil
 	default:
 		tasks, err := slurm.TasksOnNode(env)
@@ -277,15 +283,4 @@ func (q request) numbers(env slurm.Env, limit int) ([]int, error) {
 		return nil, fmt.Errorf("cannot tune %d ranks: the GPUs of this job take %d: give --ranks %d or less, or submit with more GPUs", largest, limit, limit)
 	}
 	return counts, nil
-}
-
-// save writes the best shares to a file and notes them in the report.
-func (r *report) save(path string, entries []tuned.Entry) error {
-	if err := tuned.Save(path, entries); err != nil {
-		return err
-	}
-	for _, e := range entries {
-		r.Saved = append(r.Saved, e.String())
-	}
-	return nil
 }

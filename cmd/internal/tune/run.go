@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -35,6 +36,8 @@ type question struct {
 	within   time.Duration // of all runs
 	nodes    int           // of the job
 	program  []string
+	save     bool
+	name     string   // the shares are saved under this name
 	wrapper  []string // the command line of mpirun-wrap
 	env      []string
 }
@@ -47,6 +50,11 @@ const unknown = 0
 
 // ends reports whether a run is ended after its time.
 func (q question) ends() bool { return q.rate != nil && !q.rate.atEnd }
+
+// fixed reports whether the launcher has a number of ranks of its own.
+func (q question) fixed() bool {
+	return len(q.launcher) > 0 && !strings.Contains(strings.Join(q.launcher, " "), ranksMark)
+}
 
 // onNodes returns how many nodes the ranks of a run use.
 func (q question) onNodes() int {
@@ -62,11 +70,13 @@ type cell struct {
 	rule  policy.ShareRule
 }
 
-func (c cell) String() string {
-	if c.ranks == unknown {
-		return c.rule.String()
+func (c cell) String() string { return name(c.ranks, c.rule.String()) }
+
+func name(ranks int, rule string) string {
+	if ranks == unknown {
+		return rule
 	}
-	return site.Count(c.ranks, "rank") + ", " + c.rule.String()
+	return site.Count(ranks, "rank") + ", " + rule
 }
 
 // cells returns all that is tried. The smallest number of ranks comes first, because it fails for the fewest reasons.
@@ -107,62 +117,58 @@ type sample struct {
 // measure runs each cell once in each round. Each round has an order of its own, by chance, so that a drift of the
 // machine favours no cell. The first run of all warms the machine up and does not count. If it fails, measure stops,
 // because all runs would fail. A cell that has failed is not run again. When the time is over, the samples that exist
-// count.
-func (q question) measure(ctx context.Context, p *progress) (samples []sample, err error) {
-	p.line(q.plan())
-	defer p.end()
+// count. It prints the plan and each run.
+func (q question) measure(ctx context.Context, out io.Writer) (samples []sample, err error) {
+	fmt.Fprintln(out, q.plan())
+	p := newProgress(out, q)
 	timed, cancel := context.WithTimeout(ctx, q.within)
 	defer cancel()
 	cells, failed := q.cells(), map[cell]bool{}
-	first, err := q.warmUp(ctx, timed, cells[0], p)
-	if err != nil {
+	if err := q.warmUp(ctx, timed, cells[0], p); err != nil {
 		return nil, err
 	}
-	printed := map[int]int{first.ranks: first.printed} // ranks that print, by the ranks of a run
 	for range q.repeats {
 		for _, i := range rand.Perm(len(cells)) {
 			c := cells[i]
 			if failed[c] {
-				p.skip()
+				p.runs--
 				continue
 			}
-			p.begin(c)
+			began := time.Now()
 			s := q.run(timed, c)
 			switch {
 			case ctx.Err() != nil:
-				return nil, errors.New("cannot tune: interrupted")
+				return nil, errInterrupted
 			case timed.Err() != nil:
-				p.line(fmt.Sprintf("the %v of --within are over: what has been measured counts", q.within))
+				fmt.Fprintf(out, "the %v of --within are over: what has been measured counts\n", q.within)
 				return samples, nil
-			case s.err == nil && s.printed < printed[c.ranks]:
-				s.err = fmt.Errorf("only %s printed a rate, and %d did in an earlier run: give a longer --seconds",
-					site.Count(s.printed, "rank"), printed[c.ranks])
 			}
-			printed[c.ranks] = max(printed[c.ranks], s.printed)
+			s = p.did(s, time.Since(began))
 			samples = append(samples, s)
 			failed[c] = s.err != nil
-			p.did(s)
 		}
 	}
 	return samples, nil
 }
 
 // warmUp is the first run, which does not count.
-func (q question) warmUp(ctx, timed context.Context, c cell, p *progress) (sample, error) {
-	p.begin(c)
+func (q question) warmUp(ctx, timed context.Context, c cell, p *progress) error {
+	began := time.Now()
 	s := q.run(timed, c)
 	switch {
 	case ctx.Err() != nil:
-		return s, errors.New("cannot tune: interrupted")
+		return errInterrupted
 	case timed.Err() != nil:
-		return s, fmt.Errorf("cannot tune: the first run did not end within %v: "+
+		return fmt.Errorf("cannot tune: the first run did not end within %v: "+
 			"give a shorter input, a --rate, or a longer --within", q.within)
 	case s.err != nil:
-		return s, fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
+		return fmt.Errorf("cannot tune: the first run failed (%s): %w", c, s.err)
 	}
-	p.did(s)
-	return s, nil
+	p.did(s, time.Since(began))
+	return nil
 }
+
+var errInterrupted = errors.New("cannot tune: interrupted")
 
 // run runs the program once.
 func (q question) run(ctx context.Context, c cell) sample {
@@ -246,30 +252,33 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 		}
 	}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	out, in, err := pipes()
-	if err != nil {
-		return nil, err
+	r.cmd.WaitDelay = time.Second // a descendant of the program may keep the pipes open
+	var heard sync.WaitGroup
+	stream := func(stderr bool) *io.PipeWriter {
+		out, in := io.Pipe()
+		heard.Go(func() { r.heard.listen(out, stderr) })
+		return in
 	}
-	r.cmd.Stdout, r.cmd.Stderr = in[0], in[1]
-	err = r.cmd.Start()
-	closeAll(in)
-	if err != nil {
-		closeAll(out)
+	stdout, stderr := stream(false), stream(true)
+	r.cmd.Stdout, r.cmd.Stderr = stdout, stderr
+	finish := func() {
+		stdout.Close()
+		stderr.Close()
+		heard.Wait()
+	}
+	if err := r.cmd.Start(); err != nil {
+		finish()
 		return nil, fmt.Errorf("cannot run %s: %w", line[0], err)
 	}
-	var heard sync.WaitGroup
-	heard.Go(func() { r.heard.listen(out[0], false) })
-	heard.Go(func() { r.heard.listen(out[1], true) })
 	go func() {
 		r.awaitEnd()
-		for _, pipe := range out { // a descendant of the program may keep the pipes open
-			_ = pipe.SetReadDeadline(time.Now().Add(time.Second))
-		}
-		heard.Wait()
-		closeAll(out)
+		_ = syscall.Kill(-r.cmd.Process.Pid, syscall.SIGTERM) // what it has left in its group
 		r.reap.Lock()
 		defer r.reap.Unlock()
-		r.err = r.cmd.Wait()
+		if r.err = r.cmd.Wait(); errors.Is(r.err, exec.ErrWaitDelay) {
+			r.err = nil
+		}
+		finish()
 		close(r.ended)
 	}()
 	return r, nil
@@ -278,24 +287,6 @@ func (q question) begin(line []string, rule policy.ShareRule) (*ranks, error) {
 // awaitEnd waits for the end of the first process and leaves its number in use, so that no other group can get it.
 func (r *ranks) awaitEnd() {
 	for unix.Waitid(unix.P_PID, r.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
-}
-
-// pipes makes the pipes of stdout and stderr.
-func pipes() (out, in [2]*os.File, err error) {
-	for i := range out {
-		if out[i], in[i], err = os.Pipe(); err != nil {
-			closeAll(out)
-			closeAll(in)
-			return out, in, err
-		}
-	}
-	return out, in, nil
-}
-
-func closeAll(files [2]*os.File) {
-	for _, file := range files {
-		file.Close() // a nil file returns an error, which does no harm
 	}
 }
 

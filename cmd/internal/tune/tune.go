@@ -35,6 +35,7 @@ type report struct {
 	Why     string   `json:"why"`
 	Command string   `json:"command"`         // runs the program with Ranks and Use
 	Saved   []string `json:"saved,omitempty"` // the lines that were saved
+	chosen  []choice // the row to use for each number of ranks
 }
 
 // row is the result of the runs of one cell.
@@ -86,7 +87,11 @@ func newReport(q question, samples []sample, ticket lease.Ticket) report {
 	for _, c := range q.cells() {
 		r.Rules = append(r.Rules, newRow(c, samples))
 	}
-	best := q.choose(r)
+	test := q.proof(r)
+	for _, ranks := range q.counts {
+		r.chosen = append(r.chosen, r.choose(ranks, test))
+	}
+	best := r.best(test)
 	r.Ranks, r.Use, r.Proved, r.Why = best.Ranks, best.Rule, best.proved, best.why
 	if r.Use != "" {
 		r.Command = q.command(best.row, r.Site)
@@ -135,9 +140,6 @@ func newRow(c cell, samples []sample) row {
 	return w
 }
 
-// name returns the number of ranks and the rule, for a sentence.
-func (w row) name() string { return cell{w.Ranks, w.rule}.String() }
-
 func median(rates []float64) float64 {
 	if len(rates) == 0 {
 		return 0
@@ -154,23 +156,17 @@ type choice struct {
 	why    string
 }
 
-// choose returns the row to use. If no row has a rate, choose returns a zero row.
-func (q question) choose(r report) choice {
-	test := q.proof(r)
-	var best choice
-	var chosen []choice
-	for _, ranks := range q.counts {
-		c := q.chooseShare(r, ranks)
+// best returns the choice with the highest rate, and tells which numbers of ranks are proved to be slower. It is zero if
+// no row has a rate.
+func (r report) best(test proof) choice {
+	best := choice{why: "no share could be run: the reasons are above"}
+	for _, c := range r.chosen {
 		if c.Median > best.Median {
 			best = c
 		}
-		chosen = append(chosen, c)
-	}
-	if best.Median == 0 {
-		return choice{why: "no share could be run: the reasons are above"}
 	}
 	var slower, alike []string
-	for _, c := range chosen {
+	for _, c := range r.chosen {
 		switch {
 		case c.Ranks == best.Ranks || c.Median == 0:
 		case test.faster(best.row, c.row):
@@ -188,39 +184,38 @@ func (q question) choose(r report) choice {
 	return best
 }
 
-// chooseShare returns the row to use for a number of ranks: the fastest of those that are proved to be faster than
-// the site's share, or else the row of the site's share.
-func (q question) chooseShare(r report, ranks int) choice {
-	test := q.proof(r)
-	var own, best, fastest row
+// choose returns the row to use for a number of ranks: the fastest of those that are proved to be faster than the
+// site's share, or else the row of the site's share.
+func (r report) choose(ranks int, test proof) choice {
+	var site, best, fastest row
 	for _, w := range r.Rules {
 		if w.Ranks == ranks && w.Rule == r.Site {
-			own = w
+			site = w
 		}
 	}
 	for _, w := range r.Rules {
-		if w.Ranks != ranks || w.Median == 0 {
+		if w.Ranks != ranks {
 			continue
 		}
 		if w.Median > fastest.Median {
 			fastest = w
 		}
-		if w.Rule != r.Site && w.Median > best.Median && test.faster(w, own) {
+		if w.Rule != r.Site && w.Median > best.Median && test.faster(w, site) {
 			best = w
 		}
 	}
 	switch {
 	case best.Median > 0:
 		why := "it is proved to be faster than the site's own share, %s, by %.0f %%"
-		return choice{best, true, true, fmt.Sprintf(why, r.Site, 100*(best.Median/own.Median-1))}
-	case own.Failed != "" && fastest.Median > 0:
+		return choice{best, true, true, fmt.Sprintf(why, r.Site, 100*(best.Median/site.Median-1))}
+	case site.Failed != "" && fastest.Median > 0:
 		return choice{fastest, false, true, "the site's own share failed, and this one was the fastest of the others"}
-	case own.Median == 0:
+	case site.Median == 0:
 		return choice{row: fastest, why: "the site's own share was not run: give a longer --within"}
-	case len(own.Rates) == 1:
-		return choice{row: own, why: "the site's own share, because one run of each proves nothing: --repeats 5 measures again"}
+	case len(site.Rates) == 1:
+		return choice{row: site, why: "the site's own share, because one run of each proves nothing: --repeats 5 measures again"}
 	}
-	return choice{row: own, why: "the site's own share, because no other is proved to be faster"}
+	return choice{row: site, why: "the site's own share, because no other is proved to be faster"}
 }
 
 // command returns the command line that runs the program as in a row. The site's own share needs no flag.
@@ -249,10 +244,10 @@ func quoted(words []string) string {
 }
 
 // entries returns the lines to save: for each number of ranks, the share that is proved to be faster than the site's.
-func (q question) entries(r report, name string) (all []tuned.Entry) {
-	for _, ranks := range q.counts {
-		if best := q.chooseShare(r, ranks); best.saves {
-			all = append(all, tuned.Entry{Key: tuned.NewKey(name, ranks, r.GPUs*q.onNodes(), r.GPU), Rule: best.rule})
+func (q question) entries(r report) (all []tuned.Entry) {
+	for _, c := range r.chosen {
+		if c.saves {
+			all = append(all, tuned.Entry{Key: tuned.NewKey(q.name, c.Ranks, r.GPUs*q.onNodes(), r.GPU), Rule: c.rule})
 		}
 	}
 	return all
@@ -289,21 +284,11 @@ func (r report) text(screen command.Screen) string {
 		b.WriteString(r.Why + "\n")
 		return b.String()
 	}
-	fmt.Fprintf(&b, "%s %s: %s\nuse: %s\n", screen.Green("best:"), r.best().name(), r.Why, r.Command)
+	fmt.Fprintf(&b, "%s %s: %s\nuse: %s\n", screen.Green("best:"), name(r.Ranks, r.Use), r.Why, r.Command)
 	for _, line := range r.Saved {
 		fmt.Fprintf(&b, "saved: %s\n", line)
 	}
 	return b.String()
-}
-
-// best returns the row to use.
-func (r report) best() (best row) {
-	for _, w := range r.Rules {
-		if w.Rule == r.Use && w.Ranks == r.Ranks {
-			best = w
-		}
-	}
-	return best
 }
 
 // ranks returns the number of ranks of a row, for a table.

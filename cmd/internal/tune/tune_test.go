@@ -80,13 +80,13 @@ func TestChoose(t *testing.T) {
 					samples = append(samples, sample{cell: cell{rule: rules[i]}, err: errors.New("exit status 3")})
 				}
 			}
-			q := question{counts: []int{unknown}, rules: rules, launcher: []string{"srun", "-n4"}, program: []string{"./app"}, nodes: 1}
+			q := question{counts: []int{unknown}, rules: rules, launcher: []string{"srun", "-n4"}, program: []string{"./app"}, name: "app", nodes: 1}
 			r := newReport(q, samples, h200(1))
 			if r.Use != c.use || r.Proved != c.proved || r.Why != c.why {
 				t.Errorf("use %q, proved %v: %s; want %q: %s", r.Use, r.Proved, r.Why, c.use, c.why)
 			}
 			saves := c.proved || c.rates[2] == nil && c.use != ""
-			if entries := q.entries(r, "app"); (len(entries) == 1) != saves {
+			if entries := q.entries(r); (len(entries) == 1) != saves {
 				t.Errorf("%v is saved", entries)
 			}
 			text := r.text(command.Screen{Columns: 80})
@@ -102,7 +102,7 @@ func measured(t *testing.T) (question, []sample) {
 	t.Helper()
 	rules := mustRules(t, "even", "overlap:2", "none")
 	q := question{
-		counts: []int{4, 8}, rules: rules, repeats: 3, rate: mustRate(t, `<b>([0-9]+)`), nodes: 1,
+		counts: []int{4, 8}, rules: rules, repeats: 3, rate: mustRate(t, `<b>([0-9]+)`), nodes: 1, name: "./app",
 		program: []string{"./app", "<script>alert(1)</script>", "it's"},
 	}
 	var samples []sample
@@ -126,15 +126,15 @@ func TestTheReport(t *testing.T) {
 func TestEntries(t *testing.T) {
 	q, samples := measured(t)
 	var lines []string
-	for _, e := range q.entries(newReport(q, samples, h200(2)), "./app") {
+	for _, e := range q.entries(newReport(q, samples, h200(2))) {
 		lines = append(lines, e.String())
 	}
 	if want := []string{"app 2 H200 even"}; !slices.Equal(lines, want) {
 		t.Errorf("%q, want %q", lines, want)
 	}
-	q.launcher, q.nodes = []string{"srun", "-n" + ranksMark}, 2
+	q.launcher, q.nodes, q.name = []string{"srun", "-n" + ranksMark}, 2, "x"
 	r := newReport(q, samples, h200(1))
-	if e := q.entries(r, "x"); len(e) != 1 || e[0].String() != "x 2 H200 even" {
+	if e := q.entries(r); len(e) != 1 || e[0].String() != "x 2 H200 even" {
 		t.Errorf("%v", e)
 	}
 	if want := `srun -n8 mpirun-wrap ./app '<script>alert(1)</script>' 'it'\''s'`; r.Command != want {
@@ -161,7 +161,7 @@ func TestNumbers(t *testing.T) {
 		{nil, "", "", nil, "give --ranks, like --ranks=2,4,8"},
 		{[]int{4, 97}, "", "", nil, "cannot tune 97 ranks: the GPUs of this job take 96: give --ranks 96 or less"},
 	} {
-		q := request{question: question{counts: c.asked, launcher: strings.Fields(c.launcher), nodes: 1}}
+		q := question{counts: c.asked, launcher: strings.Fields(c.launcher), nodes: 1}
 		if strings.Contains(c.tasks, "x") && c.launcher != "" {
 			q.nodes = 2
 		}
@@ -255,7 +255,7 @@ func TestMeasureStopsAtTheFirstFailure(t *testing.T) {
 			wrapper: []string{"sh", "-c", c.script},
 		}
 		var out bytes.Buffer
-		_, err := q.measure(t.Context(), newProgress(&out, false, q))
+		_, err := q.measure(t.Context(), &out)
 		told := strings.Count(out.String(), "\n")
 		if want := "cannot tune: the first run failed (2 ranks, none): " + c.want; err == nil || took.ReplaceAllString(err.Error(), "after TIME") != want || told != 1 {
 			t.Errorf("%v, told %d lines, want %s", err, told, want)
@@ -271,7 +271,7 @@ func TestMeasureGoesOn(t *testing.T) {
 		wrapper: []string{"sh", "-c", `[ "$4" = 2 ] && [ $SLURM_MPS_SHARE = even ] && exit 3; sleep 0.2`, "sh"},
 	}
 	var out bytes.Buffer
-	samples, err := q.measure(t.Context(), newProgress(&out, false, q))
+	samples, err := q.measure(t.Context(), &out)
 	told := strings.Split(out.String(), "\n")
 	if err != nil || len(samples) != 7 || told[0] != "9 runs: 1, 2 ranks × 2 shares × 2 times and one to warm up, each until the program ends: at most 1m0s (--within)" {
 		t.Fatalf("%d samples, %q, %v", len(samples), told, err)
@@ -291,46 +291,32 @@ func TestMeasureEndsInTime(t *testing.T) {
 		wrapper: []string{"sh", "-c", "[ $SLURM_MPS_SHARE = none ] || exec sleep 60"},
 	}
 	began := time.Now()
-	samples, err := q.measure(t.Context(), newProgress(io.Discard, false, q))
+	samples, err := q.measure(t.Context(), io.Discard)
 	if err != nil || len(samples) > 1 || time.Since(began) > 20*time.Second {
 		t.Errorf("%v, %v, %v", samples, err, time.Since(began))
 	}
 	q.wrapper = []string{"sh", "-c", "exec sleep 60"}
-	if _, err := q.measure(t.Context(), newProgress(io.Discard, false, q)); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 1s: ") {
+	if _, err := q.measure(t.Context(), io.Discard); err == nil || !strings.HasPrefix(err.Error(), "cannot tune: the first run did not end within 1s: ") {
 		t.Error(err)
 	}
 }
 
-// Each line has the time that is left, which is an estimate after the first run. On a terminal, the line is rewritten.
+// Each line has the time that is left, which is not more than --within.
 func TestProgress(t *testing.T) {
 	q := question{counts: []int{4}, rules: mustRules(t, "none", "even"), repeats: 2, within: time.Hour}
-	now := time.Unix(1000, 0)
-	for _, c := range []struct {
-		rate     *rate
-		terminal bool
-		want     string
-	}{
-		{nil, false, "plan\nrun 1 of 5, 4 ranks, none: 7.5 runs/h (to warm up: it does not count); about 2m0s left\nrun 2 of 4, 4 ranks, none: failed; about 1m0s left\n"},
-		{mustRate(t, "tqdm"), true, clear + "plan\n" + clear + "run 1 of 5, 4 ranks, none; about 50s left" + clear + "run 2 of 4, 4 ranks, none; about 1m30s left" + clear},
-		{mustRate(t, "namd"), true, clear + "plan\n" + clear + "run 1 of 5, 4 ranks, none; at most 60 min left" + clear + "run 2 of 4, 4 ranks, none; about 1m30s left" + clear},
-	} {
+	first := q.cells()[0]
+	for within, want := range map[time.Duration]string{time.Hour: "2m0s", time.Minute: "1m0s", 0: "0s"} {
 		var out bytes.Buffer
-		q.rate, q.lasts = c.rate, 10*time.Second
-		p := newProgress(&out, false, q)
-		p.terminal, p.now, p.began = c.terminal, func() time.Time { return now }, now
-		p.line("plan")
-		p.begin(q.cells()[0])
-		now = now.Add(30 * time.Second)
-		p.did(sample{rate: 7.5})
-		p.skip()
-		p.begin(q.cells()[0])
-		if !c.terminal {
-			now = now.Add(30 * time.Second)
-			p.did(sample{err: errors.New("no")})
+		q.within = within
+		p := newProgress(&out, q)
+		p.did(sample{cell: first, rate: 7.5}, 30*time.Second)
+		line := "run 1 of 5, 4 ranks, none: 7.5 runs/h (to warm up: it does not count); about " + want + " left\n"
+		if out.String() != line {
+			t.Errorf("%q, want %q", out.String(), line)
 		}
-		p.end()
-		if out.String() != c.want {
-			t.Errorf("%q, want %q", out.String(), c.want)
+		p.did(sample{cell: first, err: errors.New("no")}, 30*time.Second)
+		if !strings.Contains(out.String(), "\nrun 2 of 5, 4 ranks, none: failed; about ") {
+			t.Errorf("%q", out.String())
 		}
 	}
 }
@@ -342,13 +328,13 @@ func TestMeasureWaitsForTheEnd(t *testing.T) {
 		rate: mustRate(t, "gromacs"), lasts: 100 * time.Millisecond,
 		wrapper: []string{"sh", "-c", "sleep 0.5; echo 'Performance:      446.590        0.054' >&2"},
 	}
-	samples, err := q.measure(t.Context(), newProgress(io.Discard, false, q))
+	samples, err := q.measure(t.Context(), io.Discard)
 	if err != nil || len(samples) != 2 || samples[0].err != nil || samples[0].rate != 2*446.59 {
 		t.Errorf("%+v, %v", samples, err)
 	}
 	q.limit, q.wrapper = time.Second, []string{"sh", "-c", "exec sleep 60"}
 	want := "cannot tune: the first run failed (2 ranks, none): it did not end within 1s: give a shorter input"
-	if _, err := q.measure(t.Context(), newProgress(io.Discard, false, q)); !strings.HasPrefix(fmt.Sprint(err), want) {
+	if _, err := q.measure(t.Context(), io.Discard); !strings.HasPrefix(fmt.Sprint(err), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
@@ -367,7 +353,7 @@ func TestOpenMPILabels(t *testing.T) {
 	}
 	for _, one := range []bool{false, true} {
 		q.oneRate = one
-		samples, err := q.measure(t.Context(), newProgress(io.Discard, false, q))
+		samples, err := q.measure(t.Context(), io.Discard)
 		if err != nil || len(samples) != 2 {
 			t.Fatalf("%+v, %v", samples, err)
 		}
