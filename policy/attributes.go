@@ -52,7 +52,7 @@ var attributes = []Attribute{
 	{Name: "memory", text: func(g Grant) string { return g.Memory.String() }, read: readMemory, exceeds: memoryExceeds},
 	number("memory_overlap", func(g *Grant) *float64 { return &g.MemoryOverlap }, maxOverlap),
 	priority(),
-	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, MaxClients),
+	count("max_clients", func(g *Grant) *int { return &g.MaxClients }, 1, MaxClients),
 	duration("hold", func(g *Grant) *time.Duration { return &g.Hold }, MaxHold),
 	duration("pause", func(g *Grant) *time.Duration { return &g.Pause }, MaxPause),
 	siteOnly(choice("on_failure", func(g *Grant) *OnFailure { return &g.OnFailure }, FailDrain, FailRunWithout)),
@@ -126,15 +126,15 @@ func number(name string, field func(*Grant) *float64, highest float64) Attribute
 	}
 }
 
-// count is an attribute whose value is a whole number from 1 to the highest.
-func count(name string, field func(*Grant) *int, highest int) Attribute {
+// count is an attribute whose value is a whole number.
+func count(name string, field func(*Grant) *int, lowest, highest int) Attribute {
 	return Attribute{
-		Name: name, Kind: Count, Lowest: 1, Highest: float64(highest),
+		Name: name, Kind: Count, Lowest: float64(lowest), Highest: float64(highest),
 		text: func(g Grant) string { return strconv.Itoa(*field(&g)) },
 		read: func(value string, g *Grant) error {
 			n, err := strconv.ParseUint(value, 10, 16)
-			if err != nil || n < 1 || int(n) > highest {
-				return fmt.Errorf("want a whole number from 1 to %d", highest)
+			if err != nil || int(n) < lowest || int(n) > highest {
+				return fmt.Errorf("want a whole number from %d to %d", lowest, highest)
 			}
 			*field(g) = int(n)
 			return nil

@@ -161,7 +161,7 @@ func isWider(g, given Grant) bool {
 			return true
 		case a.Kind == Word && a.exceeds != nil && slices.Index(a.Words, is) > slices.Index(a.Words, was):
 			return true
-		case (a.Kind == Number || a.Kind == Count) && (size64(is) > size64(was) || size64(is) < 1):
+		case (a.Kind == Number || a.Kind == Count) && (size64(is) > size64(was) || size64(is) < a.Lowest):
 			return true
 		}
 	}

@@ -132,26 +132,6 @@ func TestThePolicyDocumentSaysNoMore(t *testing.T) {
 	}
 }
 
-// docs/reference.md has each attribute of a grant with its default, and no other.
-func TestTheReferenceHasEachAttribute(t *testing.T) {
-	content, err := os.ReadFile("../../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(content), "\n## Policy attributes\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	var got, want []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| `([^`]+)` \\|").FindAllStringSubmatch(section, -1) {
-		got = append(got, m[1]+" "+strings.Trim(m[2], `"`))
-	}
-	for _, setting := range policy.DefaultGrant().Settings() {
-		want = append(want, setting.Name+" "+setting.Value)
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("docs/reference.md has %q, want %q", got, want)
-	}
-}
-
 // The table of shares in docs/policy.md shows what four ranks on an H200 get.
 func TestTheSharesOfTheDocument(t *testing.T) {
 	content, err := os.ReadFile("../../docs/policy.md")
