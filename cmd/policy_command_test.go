@@ -246,7 +246,7 @@ func withoutAttributes(t *testing.T, text string) string {
 // explain prints these texts for six jobs with the shipped policy.
 func TestExplainOnTheShippedPolicy(t *testing.T) {
 	p := newTestNode(t, "", node.H200)
-	p.write(p.Paths().Policy(), p.ctl("site", "show", "policy.hcl").Output)
+	p.write(p.Paths().Policy(), read(t, "../site/etc/policy.hcl"))
 	for name, args := range map[string][]string{
 		"eight-ranks-on-two-gpus": {"--constraint", "mps", "--gpus", "2", "--gpu", "H200", "--ranks", "8"},
 		"does-not-ask":            {"--gpus", "1"},
