@@ -12,6 +12,7 @@ import (
 	"github.com/slurm-mps/slurm-mps/site"
 	"github.com/slurm-mps/slurm-mps/site/inspect"
 	"github.com/slurm-mps/slurm-mps/site/lease"
+	"github.com/slurm-mps/slurm-mps/site/sim/golden"
 	"github.com/slurm-mps/slurm-mps/site/usage"
 )
 
@@ -34,10 +35,7 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// form matches the text format of Prometheus, as far as it is used here:
-// https://prometheus.io/docs/instrumenting/exposition_formats/
-var form = regexp.MustCompile(`^(# (HELP|TYPE) slurm_mps_[a-z_]+ .+|slurm_mps_[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)+\})? [0-9.e+]+)$`)
-
+// The metrics are in Prometheus' text form. The module site/lab/bench lints this golden with Prometheus' own linter.
 func TestText(t *testing.T) {
 	n := inspect.Node{
 		Jobs: []inspect.Job{{ID: 7, Phase: inspect.Opened, Daemons: []inspect.Daemon{{State: inspect.Serves}, {State: inspect.NoAnswer}}}},
@@ -53,29 +51,7 @@ func TestText(t *testing.T) {
 	r := usage.Report{Job: 7, Totals: usage.Totals{Counts: lease.Counts{ClientsSeen: 9, ClientsPeak: 4, Pauses: 2, PausedMillis: 1300}, BadEnds: 3, EnergyJ: 5000}, User: `a"b`, Partition: "gpu", GPUs: []usage.GPU{{UUID: "GPU-a", Samples: []usage.Sample{
 		{SMUtil: 1}, {SMUtil: 96, SMActive: 31, DRAM: usage.Unknown, UsedMiB: 2}}}, {UUID: "GPU-c"}}}
 	got := said(n, []inspect.Finding{{Kind: "server-fault"}}, []usage.Report{r}, totals{jobs: 3, jobFigures: jobFigures{Seconds: 1.5}})
-	for _, want := range []string{
-		`slurm_mps_jobs{phase="open"} 1`, `slurm_mps_daemons{state="serving"} 1`, `slurm_mps_daemons{state="wedged"} 1`,
-		`slurm_mps_gpu_clients{gpu="0",uuid="GPU-a"} 2`, `slurm_mps_gpu_clients{gpu="1",uuid="GPU-\"b"} 0`,
-		`slurm_mps_gpu_allocated{gpu="0",uuid="GPU-a"} 1`, `slurm_mps_findings{kind="server-fault"} 1`, `slurm_mps_inspection_errors 1`,
-		`slurm_mps_gpu_sm_util_ratio{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 0.96`,
-		`slurm_mps_gpu_memory_used_bytes{gpu="0",uuid="GPU-a",jobid="7",user="a\"b",partition="gpu"} 2.097152e+06`,
-		`slurm_mps_job_clients_seen{jobid="7",user="a\"b",partition="gpu"} 9`,
-		`slurm_mps_job_clients_peak{jobid="7",user="a\"b",partition="gpu"} 4`,
-		`slurm_mps_job_bad_ends{jobid="7",user="a\"b",partition="gpu"} 3`,
-		`slurm_mps_job_energy_joules{jobid="7",user="a\"b",partition="gpu"} 5000`,
-		`slurm_mps_job_pauses{jobid="7",user="a\"b",partition="gpu"} 2`,
-		`slurm_mps_job_paused_seconds{jobid="7",user="a\"b",partition="gpu"} 1.3`,
-		`slurm_mps_closed_jobs_total 3`, `slurm_mps_job_seconds_total 1.5`, `# TYPE slurm_mps_faults_total counter`,
-	} {
-		if !strings.Contains(got, "\n"+want+"\n") {
-			t.Errorf("no line %s in\n%s", want, got)
-		}
-	}
-	for line := range strings.Lines(got) {
-		if !form.MatchString(strings.TrimSuffix(line, "\n")) {
-			t.Errorf("not in Prometheus' form: %s", line)
-		}
-	}
+	golden.Compare(t, "testdata/metrics.prom", got)
 	if strings.Contains(got, "slurm_mps_gpu_dram_ratio{") || strings.Contains(got, "GPU-c") {
 		t.Errorf("a value that is not known has a series:\n%s", got)
 	}
